@@ -1,9 +1,9 @@
-"""Steps of training and inference with tensors in pages of 2 MiB beside pages of 4 KiB, in turn.
+"""Training and inference steps with tensors in 2 MiB pages compared with 4 KiB pages, in alternating rounds.
 
     python benchmarks/huge_pages.py --out benchmarks/results/DATE-huge-pages-HARDWARE.md
 
-Each contender is a process of its own; that with small pages has `VITREOUS_HUGE_PAGES=0`. Where the system does not
-give huge pages on request, both are the same, and the page says so.
+Each contender is a separate process; the one with small pages has `VITREOUS_HUGE_PAGES=0`. If the system does not give
+huge pages on request, both are the same, and the page reports it.
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ WORKLOADS = (
 
 
 def build_step(work: Workload, huge: bool) -> BenchmarkStep:
-    """A turn of a process that has not asked for large tensors yet."""
+    """A turn in a process that has not allocated large tensors yet."""
     os.environ["VITREOUS_HUGE_PAGES"] = str(int(huge))
     return (ours.build_train_step if work.task == "train" else ours.build_inference_step)(work)
 
 
 def list_contenders() -> list[Contender]:
-    """Who takes part: both are this project."""
+    """The contenders, both vitreous."""
     return [
         Contender("vitreous", "2 MiB", partial(build_step, huge=True), is_ours=True),
         Contender("vitreous", "4 KiB", partial(build_step, huge=False), is_ours=True),
     ]
 
 
-def build_page(results: dict[Workload, list[ContenderResult]], wanted: bool) -> str:
-    """The table."""
-    lines = [f"# Pages of memory, {time.strftime('%Y-%m-%d')}", "", f"{describe_hardware()}.", ""]
-    lines += [] if wanted else ["This system does not give huge pages on request: both columns are the same.", ""]
+def build_page(results: dict[Workload, list[ContenderResult]], is_supported: bool) -> str:
+    """Build the table."""
+    lines = [f"# Huge memory pages, {time.strftime('%Y-%m-%d')}", "", f"{describe_hardware()}.", ""]
+    lines += [] if is_supported else ["This system does not give huge pages on request: both columns are the same.", ""]
     lines += [
         "`python benchmarks/huge_pages.py`",
         "",
-        "Medians of rounds in turn, and all rounds; memory is the peak of the process.",
+        "Medians of alternating rounds, and all rounds; memory is the peak of the process.",
         "",
     ]
     lines += ["| work | images/s, 2 MiB | images/s, 4 KiB | ratio | MiB | MiB |", "|---|---|---|---|---|---|"]
@@ -64,17 +64,17 @@ def build_page(results: dict[Workload, list[ContenderResult]], wanted: bool) -> 
 
 
 def main() -> None:
-    """Race at every work, and print the page."""
+    """Race at every workload, and print the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=2.0, help="of a round")
+    parser.add_argument("--seconds", type=float, default=2.0, help="seconds per round")
     parser.add_argument("--out", type=Path)
-    given = parser.parse_args()
-    results = {work: run_race(work, list_contenders(), Timing(given.rounds, given.seconds)) for work in WORKLOADS}
+    args = parser.parse_args()
+    results = {work: run_race(work, list_contenders(), Timing(args.rounds, args.seconds)) for work in WORKLOADS}
     text = build_page(results, can_request_huge_pages())
     print(text)
-    if given.out:
-        given.out.write_text(text)
+    if args.out:
+        args.out.write_text(text)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
-"""Attention distance and rollout of one image beside eager attention with every map kept: seconds, and peak memory
-beyond the model.
+"""Attention distance and rollout of one image, compared with eager attention that stores every map: seconds, and peak
+memory beyond the model.
 
     python benchmarks/inspection.py --out benchmarks/results/DATE-inspection-HARDWARE.md
 
-Each row is a process of its own: it loads the model (random weights), computes once on a small image, sets the mark of
-its peak memory back, and then takes the time of one look at a noise image. Eager is timm's model with fused attention
-switched off and a hook on every attention's dropout that keeps its probabilities, as vit-explain has it; then the same
-distance, or the same rollout (mean over the heads, half the identity, nothing discarded) by whole matrices. Where the
-kept maps would not fit into three quarters of the free memory, their size is told instead.
+Each row is a separate process: it loads the model (random weights), computes once on a small image, resets its peak
+memory, and then measures one call on a noise image. Eager is timm's model with fused attention disabled and a hook on
+every attention dropout that stores its probabilities, as in vit-explain, followed by the same distance, or the same
+rollout (mean over the heads, half the identity, no discarding) with full matrices. If the maps do not fit into three
+quarters of the free memory, only their size is reported.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ PATCH, HEADS, DEPTH, MIB, GIB = 16, 12, 12, 2**20, 2**30
 AttentionCall = Callable[[Tensor], Tensor]
 
 
-def read_status_bytes(word: str) -> int:
+def read_status_bytes(field: str) -> int:
     """A line of /proc/self/status, in bytes."""
     lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(word))
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
 
 
 def build_vitreous_call(task: str, image_size: int) -> AttentionCall:
@@ -53,33 +53,33 @@ def build_vitreous_call(task: str, image_size: int) -> AttentionCall:
 
 
 def build_eager_call(task: str, image_size: int) -> AttentionCall:
-    """Hooks that keep (B, h, T, T) of every block."""
+    """Hooks that store (B, h, T, T) of every block."""
     import timm
 
     model = timm.create_model(TIMM_NAME, img_size=image_size, dynamic_img_size=True).eval()
-    kept: list[Tensor] = []
+    maps: list[Tensor] = []
     for block in model.blocks:
         block.attn.fused_attn = False
-        block.attn.attn_drop.register_forward_hook(lambda module, given, out: kept.append(out))
+        block.attn.attn_drop.register_forward_hook(lambda module, inputs, out: maps.append(out))
 
     @torch.no_grad()
     def look(images: Tensor) -> Tensor:
-        kept.clear()
+        maps.clear()
         model(images)
-        return compute_mean_distances(kept, images.shape[-1] // PATCH) if task == "distance" else multiply_rollout(kept)
+        return compute_mean_distances(maps, images.shape[-1] // PATCH) if task == "distance" else multiply_rollout(maps)
 
     return look
 
 
 def compute_mean_distances(maps: list[Tensor], side: int) -> Tensor:
-    """Mean distances in pixels, (L, h), by the whole matrix of distances."""
-    places = torch.cartesian_prod(torch.arange(side), torch.arange(side)).float() * PATCH
-    apart = torch.cdist(places, places)
+    """Mean distances in pixels, (L, h), with the full matrix of distances."""
+    positions = torch.cartesian_prod(torch.arange(side), torch.arange(side)).float() * PATCH
+    apart = torch.cdist(positions, positions)
     return torch.stack([(a[0, :, 1:, 1:] * apart).sum(-1).mean(-1) for a in maps])
 
 
 def multiply_rollout(maps: list[Tensor]) -> Tensor:
-    """The class token's row of the rollout, by products of whole matrices."""
+    """The class token's row of the rollout, by products of full matrices."""
     identity = result = torch.eye(maps[0].shape[-1])
     for a in maps:
         mixed = (a.mean(1) + identity) / 2
@@ -88,15 +88,15 @@ def multiply_rollout(maps: list[Tensor]) -> Tensor:
 
 
 def measure_row(who: str, task: str, image_size: int) -> dict:
-    """One row, in this process."""
+    """Measure one row in this process."""
     look = {"vitreous": build_vitreous_call, "eager": build_eager_call}[who](task, image_size)
     look(torch.randn(1, 3, 32, 32))
     images = torch.randn(1, 3, image_size, image_size)
-    ctypes.CDLL(None).malloc_trim(0)  # what loading has left behind would be taken again, and not be seen
+    ctypes.CDLL(None).malloc_trim(0)  # memory freed after loading would be reused, and not be counted
     Path("/proc/self/clear_refs").write_text("5")
-    before, began = read_status_bytes("VmRSS"), time.perf_counter()
+    memory_before, began = read_status_bytes("VmRSS"), time.perf_counter()
     look(images)
-    return {"seconds": time.perf_counter() - began, "beyond": read_status_bytes("VmHWM") - before}
+    return {"seconds": time.perf_counter() - began, "beyond": read_status_bytes("VmHWM") - memory_before}
 
 
 def count_map_bytes(image_size: int) -> int:
@@ -105,13 +105,13 @@ def count_map_bytes(image_size: int) -> int:
 
 
 def get_available_memory() -> int:
-    """Bytes of memory that a process could still have."""
+    """Bytes of available memory."""
     lines = Path("/proc/meminfo").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
 
 
 def build_page(rows: list[dict]) -> list[str]:
-    """The page, line by line."""
+    """The lines of the page."""
     import timm
 
     lines = [
@@ -122,20 +122,20 @@ def build_page(rows: list[dict]) -> list[str]:
             "float32."
         ),
         (
-            "`python benchmarks/inspection.py`; each row is a process of its own. Memory is the peak beyond the loaded "
+            "`python benchmarks/inspection.py`; each row is a separate process. Memory is the peak beyond the loaded "
             "model; eager is timm"
         ),
-        "without fused attention, every map kept, as vit-explain has it.",
+        "without fused attention, storing every map, as in vit-explain.",
         "",
-        "| what | image | | seconds | memory beyond the model |",
+        "| method | image size | | seconds | memory beyond the model |",
         "|---|---|---|---|---|",
     ]
     for row in rows:
         if "seconds" in row:
-            told = f"{row['seconds']:.1f} | {row['beyond'] / MIB:,.0f} MiB"
+            cells = f"{row['seconds']:.1f} | {row['beyond'] / MIB:,.0f} MiB"
         else:
-            told = f"not run | the maps alone take {count_map_bytes(row['image']) / GIB:.1f} GiB"
-        lines.append(f"| {row['task']} | {row['image']} | {row['who']} | {told} |")
+            cells = f"not run | the maps alone take {count_map_bytes(row['image']) / GIB:.1f} GiB"
+        lines.append(f"| {row['task']} | {row['image']} | {row['who']} | {cells} |")
     return [*lines, ""]
 
 

@@ -1,10 +1,10 @@
-"""Work left out, and what it costs: accuracy against time on CIFAR-10 or any other folder of small pictures.
+"""Reduced computation: accuracy against time on CIFAR-10 or another folder of small images.
 
     python benchmarks/lighter.py FOLDER --epochs 1 2 4 --out benchmarks/results/DATE-lighter-HARDWARE.md
 
-Each run is `vitreous train FOLDER --model ViT-96x4/4` with the options in its row, whole and of its own, on one thread;
-time is the processor time of its training, so that it does not matter what else the machine does. Then the longest run
-with everything kept is judged with 0, 2, 4, ... tokens merged in each block (ToMe).
+Each run is `vitreous train FOLDER --model ViT-96x4/4` with the options of its row, in a separate process on one thread;
+time is its processor time, so that other load does not matter. The longest run without reductions is then evaluated
+with 0, 2, 4, ... tokens merged in each block (ToMe).
 """
 
 from __future__ import annotations
@@ -34,13 +34,15 @@ MERGED_TOKENS = (0, 1, 2, 4, 6, 8)
 
 
 def run_vitreous(*words: str) -> tuple[dict, float]:
-    """The document of a command and the processor seconds it took."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    """The document of a command, and its processor seconds."""
+    usage_before = resource.getrusage(resource.RUSAGE_CHILDREN)
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "vitreous", *words, "--json"]
     done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return json.loads(done.stdout), after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    usage_after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return json.loads(
+        done.stdout
+    ), usage_after.ru_utime + usage_after.ru_stime - usage_before.ru_utime - usage_before.ru_stime
 
 
 def main() -> None:
@@ -83,16 +85,16 @@ def main() -> None:
 
 
 def build_page(trained: list, merged: list) -> list[str]:
-    """The page, line by line."""
+    """The lines of the page."""
     lines = [
-        f"# Work left out: accuracy against time, CIFAR-10 (JPEG copy), {time.strftime('%Y-%m-%d')}",
+        f"# Reduced computation: accuracy against time, CIFAR-10 (JPEG copy), {time.strftime('%Y-%m-%d')}",
         "",
         (
             f"{get_processor_name()}, one thread, torch {torch.__version__}. `python benchmarks/lighter.py FOLDER`; {MODEL_NAME}, one "
             "run each, seed 0."
         ),
         "",
-        "Training: processor minutes of the whole command, reading the pictures and the final judging included.",
+        "Training: processor minutes of the complete command, including reading the images and the final evaluation.",
         "",
         "| | epochs | minutes | test top-1 |",
         "|---|---|---|---|",
@@ -102,10 +104,10 @@ def build_page(trained: list, merged: list) -> list[str]:
     lines += [
         "",
         (
-            "Inference: tokens merged in each block of the longest run with everything kept (64 tokens, 4 blocks), "
+            "Inference: tokens merged in each block of the longest run without reductions (64 tokens, 4 blocks), "
             "`evaluate --merge-tokens`;"
         ),
-        "the rate is that of the whole command, pictures decoded by the same thread.",
+        "the rate is that of the complete command, with images decoded by the same thread.",
         "",
         "| merged in each block | images/s | ratio | test top-1 |",
         "|---|---|---|---|",

@@ -1,11 +1,11 @@
-"""Photographs at their own aspect ratio, packed into rows, beside the same photographs squashed to squares.
+"""Photographs at their native aspect ratio, packed, compared with the same photographs squashed to squares.
 
     python benchmarks/native.py FOLDER --out benchmarks/results/DATE-native-HARDWARE.md
 
-All photographs under FOLDER are decoded once, and scaled to at most --tokens patches at their own aspect, or to a square
-of as many. A ViT of random weights, frozen as for `predict`, answers them on --threads threads: squares in batches,
-packed rows with attention image after image or under a mask, and images at their own aspect each alone. The ways take
-turns in one process; the table has medians of --rounds, and answers per second of as many images.
+All photographs under FOLDER are decoded once and scaled to at most --tokens patches at their native aspect ratio, or to
+a square of as many patches. A ViT with random weights, frozen as for `predict`, processes them on --threads threads:
+squares in batches, packed images with attention per image or with a mask, and single images at their native aspect
+ratio. The ways alternate in one process; the table has medians of --rounds, and images/s relative to squares.
 """
 
 from __future__ import annotations
@@ -36,43 +36,43 @@ from vitreous.system.machine import (
 )
 
 
-def resize_to_tensor(picture: Image.Image, size: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """A picture at (height, width) -> (3, height, width), about -1 to 1."""
-    pixels = torch.frombuffer(bytearray(picture.resize(size[::-1]).tobytes()), dtype=torch.uint8)
+def resize_to_tensor(image: Image.Image, size: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """An image at (height, width) -> (3, height, width), about -1 to 1."""
+    pixels = torch.frombuffer(bytearray(image.resize(size[::-1]).tobytes()), dtype=torch.uint8)
     return (pixels.view(*size, 3).movedim(-1, 0) / 127.5 - 1).to(dtype)
 
 
-def build_contenders(given: argparse.Namespace) -> tuple[dict[str, Callable[[], object]], str]:
-    """The ways by name, each of which answers all photographs once, and a line on what they are given."""
-    side = round(math.sqrt(given.tokens))
-    config = config_from_name(given.model, side * 16)
+def build_contenders(args: argparse.Namespace) -> tuple[dict[str, Callable[[], object]], str]:
+    """The functions that process all photographs once, by name, and a description of their inputs."""
+    side = round(math.sqrt(args.tokens))
+    config = config_from_name(args.model, side * 16)
     torch.manual_seed(0)
     precision = pick_precision("auto", "cpu")
     dtype = DTYPES[precision]
     model = freeze_for_inference(build_model(config).eval(), dtype, has_fast_packed_matmul("cpu"))
     model.any_size = True
-    paths = sorted(path for path in given.folder.rglob("*") if is_image_file(path))
-    pictures = [decode_to_pillow(path, 3) for path in paths]
+    paths = sorted(path for path in args.folder.rglob("*") if is_image_file(path))
+    images = [decode_to_pillow(path, 3) for path in paths]
     native = [
-        resize_to_tensor(one, fit_size_to_tokens(one.size[::-1], config.patch, side**2), dtype) for one in pictures
+        resize_to_tensor(photo, fit_size_to_tokens(photo.size[::-1], config.patch, side**2), dtype) for photo in images
     ]
-    squares = torch.stack([resize_to_tensor(one, config.image, dtype) for one in pictures])
+    squares = torch.stack([resize_to_tensor(photo, config.image, dtype) for photo in images])
     counts = [math.prod(image.shape[1:]) // math.prod(config.patch) for image in native]
     batch = max(1, round(1600 / side**2))
     about = (
-        f"{len(pictures)} photographs of {len({image.shape for image in native})} sizes, {given.model} in {precision}; "
+        f"{len(images)} photographs of {len({image.shape for image in native})} sizes, {args.model} in {precision}; "
     )
-    about += f"squares of {side**2} patches, own aspects of {min(counts)} to {max(counts)}, {statistics.mean(counts):.0f} on average"
+    about += f"squares of {side**2} patches, native aspect ratios with {min(counts)} to {max(counts)}, {statistics.mean(counts):.0f} on average"
     return {
-        "squashed, in batches": lambda: [model(part) for part in squares.split(batch)],
-        "own aspect, packed": lambda: PackedViT(model, masked=False)(native),
-        "own aspect, packed, by a mask": lambda: PackedViT(model, masked=True)(native),
-        "own aspect, each alone": lambda: [model(image[None]) for image in native],
+        "squashed, batched": lambda: [model(batch_images) for batch_images in squares.split(batch)],
+        "native aspect, packed": lambda: PackedViT(model, masked=False)(native),
+        "native aspect, packed with a mask": lambda: PackedViT(model, masked=True)(native),
+        "native aspect, one by one": lambda: [model(image[None]) for image in native],
     }, about
 
 
 def main() -> None:
-    """Let the ways take turns, and print the page."""
+    """Alternate the ways, and print the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--model", default="ViT-S/16")
@@ -80,35 +80,35 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--out", type=Path)
-    given = parser.parse_args()
+    args = parser.parse_args()
     configure_process()
-    torch.set_num_threads(given.threads)
-    ways, about = build_contenders(given)
+    torch.set_num_threads(args.threads)
+    ways, about = build_contenders(args)
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     with torch.inference_mode():
-        for _ in range(given.rounds + 1):
-            for name, answer in ways.items():
-                began = time.process_time() if given.threads == 1 else time.perf_counter()
-                answer()
-                seconds[name].append((time.process_time() if given.threads == 1 else time.perf_counter()) - began)
-    medians = {name: statistics.median(times[1:]) for name, times in seconds.items()}  # the first is not counted
-    first = next(iter(medians.values()))
+        for _ in range(args.rounds + 1):
+            for name, process in ways.items():
+                began = time.process_time() if args.threads == 1 else time.perf_counter()
+                process()
+                seconds[name].append((time.process_time() if args.threads == 1 else time.perf_counter()) - began)
+    medians = {name: statistics.median(times[1:]) for name, times in seconds.items()}  # the first round is not counted
+    squashed_seconds = next(iter(medians.values()))
     lines = [
-        f"# Images at their own aspect, {time.strftime('%Y-%m-%d')}",
+        f"# Images at their native aspect ratio, {time.strftime('%Y-%m-%d')}",
         "",
-        f"{get_processor_name()}, {given.threads} thread(s), torch {torch.__version__}.",
+        f"{get_processor_name()}, {args.threads} thread(s), torch {torch.__version__}.",
     ]
-    lines += [f"{about}. Processor time of one thread, or seconds of several; medians of {given.rounds} turns.", ""]
+    lines += [f"{about}. Processor time of one thread, or wall time of several; medians of {args.rounds} rounds.", ""]
     lines += [
         "    python benchmarks/native.py FOLDER",
         "",
-        "| way | s for all | images/s to squashed |",
+        "| way | s for all | images/s relative to squashed |",
         "|---|---|---|",
     ]
-    lines += [f"| {name} | {value:.2f} | {first / value:.2f} |" for name, value in medians.items()]
+    lines += [f"| {name} | {value:.2f} | {squashed_seconds / value:.2f} |" for name, value in medians.items()]
     print("\n".join(lines))
-    if given.out:
-        given.out.write_text("\n".join(lines) + "\n")
+    if args.out:
+        args.out.write_text("\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""Does rollout point at what matters? Accuracy of a run with a quarter of the patches masked: by rollout, at random, at
-the centre.
+"""Does rollout highlight relevant patches? Accuracy of a run with a quarter of the patches masked by rollout, at
+random, or at the centre.
 
     python benchmarks/pointing.py RUN --out benchmarks/results/DATE-pointing-HARDWARE.md
 
-A masked patch gets the mean pixel of the training images. The patches masked are those with the highest rollout, those
-nearest to the centre (a Gaussian's order; ties by row and column), or drawn for each image, with five seeds. All images
-of the run's test split.
+A masked patch gets the mean pixel of the training images. Masked are the patches with the highest rollout, those
+nearest to the centre (ordered by a Gaussian; ties by row and column), or random ones per image, with five seeds. All
+images of the run's test split are used.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MASKED_SHARE, NUM_SEEDS = 0.25, 5
 
 
 def score_by_centre(grid: tuple[int, ...], images: int) -> Tensor:
-    """(images, N): the higher, the nearer to the centre."""
+    """(images, N): higher values are nearer to the centre."""
     rows, columns = (torch.arange(length) - (length - 1) / 2 for length in grid)
     return -(rows[:, None] ** 2 + columns[None] ** 2).flatten().expand(images, -1)
 
@@ -44,14 +44,16 @@ def main() -> None:
     arguments = parser.parse_args()
     bundle = open_bundle(arguments.run)
     source, opened = open_run_data(arguments.run, None, "test")
-    split, own = align_labels(opened.split("test"), opened, bundle.classes), bundle.preprocess
-    pixels = torch.stack([own.to_tensor(decode_sample(split, sample, own.channels)) for sample in range(len(split))])
-    images, labels = own.normalise(pixels), torch.from_numpy(split.labels)
+    split, preprocess = align_labels(opened.split("test"), opened, bundle.classes), bundle.preprocess
+    pixels = torch.stack(
+        [preprocess.to_tensor(decode_sample(split, sample, preprocess.channels)) for sample in range(len(split))]
+    )
+    images, labels = preprocess.normalise(pixels), torch.from_numpy(split.labels)
     train = opened.split("train")
     mean = np.mean(
-        [np.asarray(decode_sample(train, sample, own.channels)).mean((0, 1)) for sample in range(len(train))], 0
+        [np.asarray(decode_sample(train, sample, preprocess.channels)).mean((0, 1)) for sample in range(len(train))], 0
     )
-    filled = own.normalise(torch.as_tensor(mean, dtype=torch.float32).view(1, -1, 1, 1)).flatten(1)
+    filled = preprocess.normalise(torch.as_tensor(mean, dtype=torch.float32).view(1, -1, 1, 1)).flatten(1)
     patch, model = bundle.model.config.patch, bundle.model
     patches = patchify(images, patch).flatten(1, -2)  # (n, N, C * pixels)
     grid = tuple(i // p for i, p in zip(images.shape[2:], patch, strict=True))
@@ -60,33 +62,33 @@ def main() -> None:
     def accuracy(order: Tensor | None) -> float:
         shown = patches.clone()
         if order is not None:
-            rows = order.argsort(dim=1, descending=True, stable=True)[:, :count]
-            shown.scatter_(1, rows[..., None].expand(-1, -1, shown.shape[-1]), blank.expand(len(shown), count, -1))
+            results = order.argsort(dim=1, descending=True, stable=True)[:, :count]
+            shown.scatter_(1, results[..., None].expand(-1, -1, shown.shape[-1]), blank.expand(len(shown), count, -1))
         with torch.no_grad():
             return float((model(unpatchify(shown.unflatten(1, grid), patch)).argmax(1) == labels).float().mean())
 
     def maps(mixing: RolloutOptions) -> Tensor:
-        found = compute_rollout(model, images, mixing)
-        return found.joint[:, -1, found.prefix :]
+        rollout = compute_rollout(model, images, mixing)
+        return rollout.joint[:, -1, rollout.prefix :]
 
-    rows = [("nothing", accuracy(None))]
-    rows += [
+    results = [("none", accuracy(None))]
+    results += [
         ("highest rollout", accuracy(maps(RolloutOptions()))),
         ("highest rollout, maximum over heads", accuracy(maps(RolloutOptions(fusion="max")))),
     ]
-    rows.append(("highest gradient-weighted rollout", accuracy(compute_relevance(model, images).maps.flatten(1))))
-    rows += [("the centre", accuracy(score_by_centre(grid, len(images))))]
+    results.append(("highest gradient-weighted rollout", accuracy(compute_relevance(model, images).maps.flatten(1))))
+    results += [("the centre", accuracy(score_by_centre(grid, len(images))))]
     for seed in range(NUM_SEEDS):
         draw = torch.rand(len(images), math.prod(grid), generator=torch.Generator().manual_seed(seed))
-        rows.append((f"at random, seed {seed}", accuracy(draw)))
+        results.append((f"at random, seed {seed}", accuracy(draw)))
     page = [
-        f"# What masking costs, {time.strftime('%Y-%m-%d')}",
+        f"# Accuracy with masked patches, {time.strftime('%Y-%m-%d')}",
         "",
         f"{get_processor_name()}, torch {torch.__version__}.",
     ]
     page += [f"`python benchmarks/pointing.py RUN` on the run of `vitreous train {source}`: {len(images)} test images,"]
     page += [f"{count} of {math.prod(grid)} patches masked.", ""]
-    page += ["| masked | test top-1 |", "|---|---|", *(f"| {name} | {share:.1%} |" for name, share in rows), ""]
+    page += ["| masked | test top-1 |", "|---|---|", *(f"| {name} | {share:.1%} |" for name, share in results), ""]
     print("\n".join(page))
     if arguments.out:
         arguments.out.write_text("\n".join(page), encoding="utf-8")

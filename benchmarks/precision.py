@@ -1,10 +1,11 @@
-"""What eight bits cost: answers of every engine and precision beside the model's own in float32, on real photographs.
+"""Accuracy of int8: predictions of every engine and precision compared with the model's in float32, on real
+photographs.
 
     python benchmarks/precision.py RUN FOLDER --out benchmarks/results/DATE-precision-HARDWARE.md
 
-RUN is a trained run whose data are at hand: int8 is calibrated on its training images. FOLDER has the photographs, in
-folders of classes where accuracy is to be told. The measure is the model as PyTorch computes it in float32, image by
-image the same pixels. bfloat16 is tried where the processor has it. Start-up of int8 is timed with nothing kept and a
+RUN is a trained run whose dataset is available, because int8 is calibrated on its training images. FOLDER has the
+photographs, in class folders if accuracy is to be reported. The reference is the model in PyTorch in float32, with the
+same pixels. bfloat16 is measured if the processor supports it. Start-up of int8 is timed with an empty cache and a
 second time.
 """
 
@@ -42,31 +43,30 @@ LogitsFunction = Callable[[np.ndarray], np.ndarray]
 
 @dataclass(frozen=True)
 class AgreementMetrics:
-    """Beside the exact logits: length of the difference to length, shares of equal and, where there are labels, of
-    right first classes."""
+    """Compared with the exact logits: relative error, share of equal top-1 classes and, with labels, top-1 accuracy."""
 
     error: float
     agreement: float
     right: float | None
 
 
-def compute_metrics(found: np.ndarray, exact: np.ndarray, labels: np.ndarray | None) -> AgreementMetrics:
-    """Of (n, K) logits."""
-    first = found.argmax(1)
-    error = np.linalg.norm(found.astype(np.float64) - exact) / np.linalg.norm(exact.astype(np.float64))
+def compute_metrics(logits: np.ndarray, exact: np.ndarray, labels: np.ndarray | None) -> AgreementMetrics:
+    """The metrics of (n, K) logits."""
+    predicted = logits.argmax(1)
+    error = np.linalg.norm(logits.astype(np.float64) - exact) / np.linalg.norm(exact.astype(np.float64))
     return AgreementMetrics(
         float(error),
-        float((first == exact.argmax(1)).mean()),
-        None if labels is None else float((first == labels).mean()),
+        float((predicted == exact.argmax(1)).mean()),
+        None if labels is None else float((predicted == labels).mean()),
     )
 
 
 def open_images(run: str, folder: str, most: int) -> tuple[Split, np.ndarray | None]:
-    """At most so many of the folder, always the same choice, and their labels in the model's order where it has
+    """At most `most` images of the folder, always the same ones, and their labels in the model's order if there are
     classes."""
     bundle = open_bundle(run)
     if isinstance(bundle.task, Classification) and bundle.task.multilabel:
-        raise SystemExit("agreement of first classes is for models that name one class an image")
+        raise SystemExit("top-1 agreement is for single-label models")
     try:
         data = open_run_data(run, folder, "test")[1]
         split: Split = align_labels(data.split("test"), data, bundle.classes)
@@ -79,13 +79,13 @@ def open_images(run: str, folder: str, most: int) -> tuple[Split, np.ndarray | N
 
 
 def load_pixels(run: str, split: Split) -> np.ndarray:
-    """(n, C, *image) as the model takes them."""
+    """The model's input pixels (n, C, *image)."""
     reader = EvalLoader(split, open_bundle(run).preprocess)
     return np.stack([reader.load_sample(sample).numpy() for sample in range(len(split))])
 
 
 def compute_exact_logits(run: str, pixels: np.ndarray) -> np.ndarray:
-    """(n, K) of the model itself."""
+    """The model's logits (n, K)."""
     bundle = open_bundle(run)
     model = bundle.model.eval()
     with torch.inference_mode():
@@ -95,7 +95,7 @@ def compute_exact_logits(run: str, pixels: np.ndarray) -> np.ndarray:
 
 
 def list_engines(run: str, scratch: str) -> Iterator[tuple[str, Callable[[], LogitsFunction]]]:
-    """What can be asked on this machine: what a user types, and what makes ready what it stands for."""
+    """Engines available on this machine: the command-line options, and a function that loads the engine."""
     half = has_bf16("cpu")
 
     def by(engine: str, precision: str) -> Callable[[], LogitsFunction]:
@@ -120,48 +120,48 @@ def list_engines(run: str, scratch: str) -> Iterator[tuple[str, Callable[[], Log
 
 
 def measure_time(make: Callable[[], LogitsFunction]) -> tuple[LogitsFunction, str]:
-    """What was made, and the seconds it took, of the clock and of processors."""
+    """The result of a function, and its wall time and processor time in seconds."""
     clock, cores = time.perf_counter(), time.process_time()
-    made = make()
-    return made, f"{time.perf_counter() - clock:.1f} ({time.process_time() - cores:.1f})"
+    result = make()
+    return result, f"{time.perf_counter() - clock:.1f} ({time.process_time() - cores:.1f})"
 
 
 def build_table(run: str, pixels: np.ndarray, labels: np.ndarray | None) -> list[str]:
-    """The table."""
+    """Build the table."""
     exact = compute_exact_logits(run, pixels)
-    own = compute_metrics(exact, exact, labels)
-    found = [("PyTorch, float32", own, "", "")]
+    exact_metrics = compute_metrics(exact, exact, labels)
+    results = [("PyTorch, float32", exact_metrics, "", "")]
     with tempfile.TemporaryDirectory() as scratch, set_environment_variable("XDG_CACHE_HOME", scratch):
         for name, make in list_engines(run, scratch):
-            logits, first = measure_time(make)
+            logits, first_start = measure_time(make)
             again = measure_time(make)[1] if "int8" in name and "export" not in name else ""
-            found.append((name, compute_metrics(logits(pixels), exact, labels), first, again))
-            print(found[-1], flush=True)
-    right = [""] * len(found) if labels is None else [f"{figure.right:.2%}" for _, figure, _, _ in found]
+            results.append((name, compute_metrics(logits(pixels), exact, labels), first_start, again))
+            print(results[-1], flush=True)
+    top1_cells = [""] * len(results) if labels is None else [f"{metrics.right:.2%}" for _, metrics, _, _ in results]
     return [
-        "| | logit error | top-1 equal | top-1 right | ready after, s (of processors) | again, s |",
+        "| | logit error | top-1 agreement | top-1 accuracy | start-up, s (processor time) | second start-up, s |",
         "|---|---|---|---|---|---|",
         *(
-            f"| {name} | {figure.error:.1e} | {figure.agreement:.2%} | {top1} | {first} | {again} |"
-            for (name, figure, first, again), top1 in zip(found, right, strict=True)
+            f"| {name} | {metrics.error:.1e} | {metrics.agreement:.2%} | {top1} | {first_start} | {again} |"
+            for (name, metrics, first_start, again), top1 in zip(results, top1_cells, strict=True)
         ),
     ]
 
 
 def build_page(run: str, folder: str, most: int) -> list[str]:
-    """The page, line by line."""
+    """The lines of the page."""
     split, labels = open_images(run, folder, most)
     pixels, bundle = load_pixels(run, split), open_bundle(run)
     return [
-        f"# What eight bits cost, {time.strftime('%Y-%m-%d')}",
+        f"# Accuracy of int8, {time.strftime('%Y-%m-%d')}",
         "",
         f"{describe_hardware()}; {describe_packages()}. `python benchmarks/precision.py RUN FOLDER --most {most}`.",
         (
             f"{bundle.model.config.name()} at {bundle.preprocess.image[0]} x {bundle.preprocess.image[1]}, "
             f"{len(bundle.classes)} classes,"
         ),
-        f"{len(split):,} pictures.",
-        "Logit error: length of the difference to length, over all logits. Equal: to PyTorch in float32.",
+        f"{len(split):,} images.",
+        "Logit error: norm of the difference relative to the norm of all logits. Agreement: with PyTorch in float32.",
         "",
         *build_table(run, pixels, labels),
     ]
@@ -172,7 +172,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run")
     parser.add_argument("folder")
-    parser.add_argument("--most", type=int, default=2000, help="pictures")
+    parser.add_argument("--most", type=int, default=2000, help="maximum number of images")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     lines = build_page(options.run, options.folder, options.most)

@@ -1,13 +1,14 @@
-"""Pre-training by lightly-train, for benchmarks/pretraining.py; runs in an environment that has lightly-train and
+"""Pre-training with lightly-train, called by benchmarks/pretraining.py in an environment with lightly-train and
 vitreous (`pip install lightly-train -e .`).
 
     python benchmarks/pretraining_lightly.py IMAGES OUT --method dino --model Conv+ViT-128x4/8 --minutes 30
 
-The backbone is ours of that name at 32 pixels, with the mean of its tokens, given to the library as a model of the
-user's own; the options are the library's but for the views: 32 pixels, and four local ones of 16, with its crops and
-colours. The epochs are those of the minutes at the rate of a short run, to be measured alone on the machine: --measure
-measures and stops, OUT/rate.json keeps it. OUT/encoder is the backbone as a bundle, OUT/told.json the images a second,
-epochs and images.
+The backbone is our model at 32 pixels with mean pooling, passed to the library as a custom model. Options are the
+library's defaults except the views: 32 pixels, and four local views of 16, with its default crops and colours.
+
+The epochs follow from --minutes and the rate of a short run, which should run alone on the machine: --measure only
+measures it; OUT/rate.json stores it. OUT/encoder is the backbone as a bundle; OUT/metadata.json has the images/s, epochs
+and images.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ NORMALISATION = [0.5, 0.5, 0.5]
 
 
 class VitreousBackbone(nn.Module):
-    """Our encoder with the methods that lightly-train asks of a model."""
+    """Our encoder with the methods that lightly-train requires."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
@@ -54,16 +55,16 @@ class VitreousBackbone(nn.Module):
         return {"pooled_features": x["features"].mean((-2, -1), keepdim=True)}
 
     def get_model(self) -> nn.Module:
-        """What lightly-train saves."""
+        """The module that lightly-train saves."""
         return self.model
 
 
 def train_lightly(images: Path, out: Path, method: str, model: nn.Module, batch: int, **length: Any) -> float:
-    """Train as the library chooses; the seconds that it took, without those before the first step."""
+    """Train with the library's defaults; returns the seconds."""
     views: dict[str, Any] = {"image_size": (32, 32), "normalize": {"mean": NORMALISATION, "std": NORMALISATION}}
     if method == "dino":
         views["local_view"] = {"view_size": (16, 16), "num_views": 4}
-    given = {} if method == "default" else {"method": method}
+    method_option = {} if method == "default" else {"method": method}
     started = time.perf_counter()
     lightly_train.pretrain(
         out=out,
@@ -73,54 +74,53 @@ def train_lightly(images: Path, out: Path, method: str, model: nn.Module, batch:
         transform_args=views,
         accelerator="cpu",
         overwrite=True,
-        **given,
+        **method_option,
         **length,
     )
     return time.perf_counter() - started
 
 
 def main() -> None:
-    """Measure, train, and save what vitreous reads."""
+    """Measure the rate, train, and save the encoder and its metadata."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("images", type=Path)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--method", default="dino", help="of lightly-train, or `default`")
+    parser.add_argument("--method", default="dino", help="method of lightly-train, or `default`")
     parser.add_argument("--model", default="Conv+ViT-128x4/8")
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--batch", type=int, default=128)
-    parser.add_argument("--measured", type=int, default=30, help="steps of the short run")
-    parser.add_argument("--measure", action="store_true", help="measure the images a second alone")
-    given = parser.parse_args()
-    count, kept = sum(path.is_file() for path in given.images.rglob("*")), given.out / "rate.json"
-    if not kept.is_file():
-        given.out.mkdir(parents=True, exist_ok=True)
-        kept.write_text(json.dumps({"images_per_second": measure_rate(given, count)}))
-    if given.measure:
+    parser.add_argument("--measured", type=int, default=30, help="steps of the run that measures images/s")
+    parser.add_argument("--measure", action="store_true", help="only measure images/s")
+    args = parser.parse_args()
+    count, rate_file = sum(path.is_file() for path in args.images.rglob("*")), args.out / "rate.json"
+    if not rate_file.is_file():
+        args.out.mkdir(parents=True, exist_ok=True)
+        rate_file.write_text(json.dumps({"images_per_second": measure_rate(args, count)}))
+    if args.measure:
         return
-    rate = json.loads(kept.read_text())["images_per_second"]
-    epochs = max(1, round(rate * 60 * given.minutes / count))
-    backbone = VitreousBackbone(given.model)
-    train_lightly(given.images, given.out / "lightly", given.method, backbone, given.batch, epochs=epochs)
-    trained = given.out / "lightly" / "exported_models" / "exported_last.pt"
+    rate = json.loads(rate_file.read_text())["images_per_second"]
+    epochs = max(1, round(rate * 60 * args.minutes / count))
+    backbone = VitreousBackbone(args.model)
+    train_lightly(args.images, args.out / "lightly", args.method, backbone, args.batch, epochs=epochs)
+    trained = args.out / "lightly" / "exported_models" / "exported_last.pt"
     backbone.model.load_state_dict(torch.load(trained, weights_only=True))
-    save(backbone.model, given.out / "encoder")
-    told = {"images_per_second": rate, "epochs": epochs, "images": epochs * count}
-    (given.out / "told.json").write_text(json.dumps(told))
+    save(backbone.model, args.out / "encoder")
+    metadata = {"images_per_second": rate, "epochs": epochs, "images": epochs * count}
+    (args.out / "metadata.json").write_text(json.dumps(metadata))
 
 
-def measure_rate(given: argparse.Namespace, count: int) -> float:
-    """Images a second of the library's training steps: of a short run less a shorter one, which leaves the start
-    out."""
+def measure_rate(args: argparse.Namespace, count: int) -> float:
+    """Images/s of the library's training steps: the difference of two short runs, which excludes start-up."""
     seconds = []
-    for steps in (given.measured // 3, given.measured):
+    for steps in (args.measured // 3, args.measured):
         length = {"epochs": 1, "trainer_args": {"limit_train_batches": steps}}
-        backbone = VitreousBackbone(given.model)
-        seconds.append(
-            train_lightly(given.images, given.out / "measured", given.method, backbone, given.batch, **length)
+        backbone = VitreousBackbone(args.model)
+        seconds.append(train_lightly(args.images, args.out / "measured", args.method, backbone, args.batch, **length))
+    if count < args.measured * args.batch or seconds[1] <= seconds[0]:
+        raise SystemExit(
+            f"{args.measured} steps of {args.batch} images are not enough to measure the rate with {count} images"
         )
-    if count < given.measured * given.batch or seconds[1] <= seconds[0]:
-        raise SystemExit(f"{given.measured} steps of {given.batch} images measure nothing of {count} images")
-    return (given.measured - given.measured // 3) * given.batch / (seconds[1] - seconds[0])
+    return (args.measured - args.measured // 3) * args.batch / (seconds[1] - seconds[0])
 
 
 if __name__ == "__main__":

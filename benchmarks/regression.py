@@ -1,11 +1,11 @@
-"""Values of images from scratch in equal time: `vitreous train` compared with timm's ViT and scikit-learn.
+"""Image regression from scratch in equal time: `vitreous train` compared with timm's ViT and scikit-learn.
 
     python benchmarks/regression.py TABLE.csv --work DIR --rows ROWS.jsonl --out benchmarks/results/DATE-regression-HARDWARE.md
 
 TABLE.csv has `path`, one column of values, and `split` with train, val and test. Each method trains on `train` with
 each seed and is evaluated once on `test`. The splits are the same for all methods and seeds.
 
-| method | what it is |
+| method | description |
 |---|---|
 | vitreous | `vitreous train TABLE.csv --init none`: ViT-Ti/16 at the size of the images, at most 224 pixels |
 | vitreous, learning rate chosen | the same with `--lr`: of three learning rates the best of seed 0 on `val` |
@@ -52,7 +52,7 @@ NUM_TREES = 500
 
 @dataclass(frozen=True)
 class RegressionPlan(EqualTime):
-    """The same for a table of values."""
+    """Settings for a table of values."""
 
     minutes: float = 2.0
     cores: int = 1
@@ -98,10 +98,10 @@ def train_vitreous(
     folder = plan.run_folder(f"{method} {seed}")
     plan.train(plan.folder, folder, plan.run_folder("vitreous"), seed, init="none", lr=learning_rate)
     model = vitreous.load(folder)
-    found = {split: model.predict(splits[split].paths) for split in ("val", "test")}
+    predictions_by_split = {split: model.predict(splits[split].paths) for split in ("val", "test")}
     return {
-        split: np.array([one.values[0] for one in predictions if isinstance(one, ValuePrediction)])
-        for split, predictions in found.items()
+        split: np.array([prediction.values[0] for prediction in predictions if isinstance(prediction, ValuePrediction)])
+        for split, predictions in predictions_by_split.items()
     }
 
 
@@ -115,7 +115,7 @@ def choose_learning_rate(
         if chosen.is_file():
             return train(plan, splits, seed, json.loads(chosen.read_text("utf-8")))
         runs = {rate: train(plan, splits, 0, rate) for rate in LEARNING_RATES}
-        best = max(runs, key=lambda rate: r2(splits["val"].values, runs[rate]["val"]))
+        best = max(runs, key=lambda rate: compute_r2(splits["val"].values, runs[rate]["val"]))
         chosen.parent.mkdir(parents=True, exist_ok=True)
         chosen.write_text(json.dumps(best), "utf-8")
         return runs[best] if seed == 0 else train(plan, splits, seed, best)
@@ -164,7 +164,7 @@ def to_tensor(images: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(images).permute(0, 3, 1, 2).float().div_(127.5).sub_(1)
 
 
-def scaled_pixels(images: np.ndarray) -> np.ndarray:
+def scale_pixels(images: np.ndarray) -> np.ndarray:
     """(N, H, W, 3) uint8 -> (N, 3 * PIXELS ** 2) in [0, 1]."""
     small = [
         np.asarray(Image.fromarray(image).resize((SKLEARN_IMAGE_SIZE, SKLEARN_IMAGE_SIZE), Image.Resampling.BOX))
@@ -197,9 +197,9 @@ def fit_forest(plan: RegressionPlan, splits: dict[str, Samples], seed: int) -> d
 
 def select_best_sklearn(splits: dict[str, Samples], models: list[Any]) -> dict[str, np.ndarray]:
     """Predictions for val and test of the model with the best R2 on val."""
-    pixels = {name: scaled_pixels(samples.images) for name, samples in splits.items()}
+    pixels = {name: scale_pixels(samples.images) for name, samples in splits.items()}
     fitted = [model.fit(pixels["train"], splits["train"].values) for model in models]
-    best = max(fitted, key=lambda model: r2(splits["val"].values, model.predict(pixels["val"])))
+    best = max(fitted, key=lambda model: compute_r2(splits["val"].values, model.predict(pixels["val"])))
     return {name: best.predict(pixels[name]) for name in ("val", "test")}
 
 
@@ -219,12 +219,12 @@ METHODS: dict[str, tuple[Callable[[RegressionPlan, dict[str, Samples], int], dic
 }
 
 
-def r2(values: np.ndarray, predictions: np.ndarray) -> float:
+def compute_r2(values: np.ndarray, predictions: np.ndarray) -> float:
     """The coefficient of determination."""
     return 1 - float(((values - predictions) ** 2).sum() / ((values - values.mean()) ** 2).sum())
 
 
-def r2_interval(values: np.ndarray, predictions: np.ndarray) -> list[float]:
+def compute_r2_interval(values: np.ndarray, predictions: np.ndarray) -> list[float]:
     """The 95 % interval of R2, by a bootstrap over images."""
 
     def draw_r2(counts: np.ndarray) -> dict[str, np.ndarray]:
@@ -244,8 +244,8 @@ def measure_row(plan: RegressionPlan, method: str, seed: int) -> dict[str, Any]:
     for name, predicted in predictions.items():
         values = splits[name].values
         row[name] = {
-            "r2": r2(values, predicted),
-            "interval": r2_interval(values, predicted),
+            "r2": compute_r2(values, predicted),
+            "interval": compute_r2_interval(values, predicted),
             "mae": float(np.abs(values - predicted).mean()),
             "images": len(values),
         }
@@ -268,12 +268,13 @@ def format_page(plan: RegressionPlan) -> str:
     ]
     rows = plan.finished_rows()
     for table in dict.fromkeys(row["table"] for row in plan.stored()):
-        first = next(row for row in plan.stored() if row["table"] == table)
-        lines += ["", f"## {table}: {first['train_images']} training images, {first['test']['images']} test images", ""]
+        first_row = next(row for row in plan.stored() if row["table"] == table)
         lines += [
-            "| method | val R2 | test R2 | test MAE | test R2 of each seed (95 % interval) |",
-            "|---|---|---|---|---|",
+            "",
+            f"## {table}: {first_row['train_images']} training images, {first_row['test']['images']} test images",
+            "",
         ]
+        lines += ["| method | val R2 | test R2 | test MAE | test R2 by seed (95 % interval) |", "|---|---|---|---|---|"]
         for method in METHODS:
             seeds = [row for (stored, name, _), row in sorted(rows.items()) if (stored, name) == (table, method)]
             if seeds:
@@ -281,11 +282,11 @@ def format_page(plan: RegressionPlan) -> str:
                     statistics.mean(row[split][metric] for row in seeds)
                     for split, metric in (("val", "r2"), ("test", "r2"), ("test", "mae"))
                 )
-                each = ", ".join(
+                seed_cells = ", ".join(
                     f"{row['test']['r2']:.2f} ({row['test']['interval'][0]:.2f} to {row['test']['interval'][1]:.2f})"
                     for row in seeds
                 )
-                lines.append(f"| {method} | {val:.2f} | **{test:.2f}** | {error:.1f} | {each} |")
+                lines.append(f"| {method} | {val:.2f} | **{test:.2f}** | {error:.1f} | {seed_cells} |")
     return "\n".join(lines) + "\n"
 
 

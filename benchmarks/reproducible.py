@@ -1,8 +1,9 @@
-"""What `--reproducible` costs: the same training run with and without it, as one process and as two.
+"""Cost of `--reproducible`: the same training run with and without it, as one process and as two.
 
-    python benchmarks/reproducible.py [DATA] [--model MODEL] [--rounds 3] --out benchmarks/results/DATE-reproducible-HARDWARE.md
+    python benchmarks/reproducible.py [DATA] [--model MODEL] [--rounds 3] --out
+    benchmarks/results/DATE-reproducible-HARDWARE.md
 
-Runs alternate, each a process of its own (two under torchrun, with one thread each); the rate is the median of the
+Runs alternate, each in a separate process (two under torchrun, with one thread each); the rate is the median of the
 run's log lines.
 """
 
@@ -30,7 +31,7 @@ RUN_OPTIONS = {
 
 
 def measure_throughput(processes: int, words: list[str], out: Path) -> tuple[float, int]:
-    """Images a second and peak memory in bytes of one run; of the leading process, where there are two."""
+    """Images/s and peak memory in bytes of a run; of rank 0, if there are two processes."""
     start = (
         [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(processes)]
         if processes > 1
@@ -50,14 +51,16 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     common = [arguments.data, "--epochs", arguments.epochs, *(["--model", arguments.model] if arguments.model else [])]
-    found: dict[str, list[tuple[float, int]]] = {name: [] for name in RUN_OPTIONS}
+    results: dict[str, list[tuple[float, int]]] = {name: [] for name in RUN_OPTIONS}
     with tempfile.TemporaryDirectory() as scratch:
         for turn in range(arguments.rounds):
-            for number, (name, (processes, words)) in enumerate(RUN_OPTIONS.items()):
-                found[name].append(measure_throughput(processes, [*common, *words], Path(scratch) / f"{turn}-{number}"))
-    base = statistics.median(images for images, _ in found["one process"])
+            for option_index, (name, (processes, words)) in enumerate(RUN_OPTIONS.items()):
+                results[name].append(
+                    measure_throughput(processes, [*common, *words], Path(scratch) / f"{turn}-{option_index}")
+                )
+    base = statistics.median(images for images, _ in results["one process"])
     rows = [
-        f"# What `--reproducible` costs, {time.strftime('%Y-%m-%d')}",
+        f"# Cost of `--reproducible`, {time.strftime('%Y-%m-%d')}",
         "",
         f"{get_processor_name()}, {torch.get_num_threads()} threads, torch {torch.__version__}.",
         (
@@ -65,10 +68,10 @@ def main() -> None:
             "runs."
         ),
         "",
-        "| | images/s | ratio | lowest, highest | peak memory of a process |",
+        "| | images/s | ratio | minimum, maximum | peak memory per process |",
         "|---|---|---|---|---|",
     ]
-    for name, runs in found.items():
+    for name, runs in results.items():
         rates = sorted(images for images, _ in runs)
         middle = statistics.median(rates)
         memory = max(held for _, held in runs) / 2**20

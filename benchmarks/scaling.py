@@ -1,11 +1,11 @@
-"""What a run holds and sends, by the plan of `train --dry-run --world` and as it was counted, for 1, 2 and 4 processes.
+"""Memory and network traffic of a run: planned by `train --dry-run --world` and measured, for 1, 2 and 4 processes.
 
     python benchmarks/scaling.py --out benchmarks/results/DATE-scaling-HARDWARE.md
 
-Each process trains three steps of `digits` in float32 on a processor, by gloo. Memory: the most bytes that PyTorch had
-given out at a time, by its own profiler, which sees every tensor from the first on. Network: what the loopback device
-sent while the third step ran, so nothing else may use it; gloo's reduce-scatter is an all-reduce, twice the bytes of a
-ring, and is planned as such here.
+Each process trains three steps of `digits` in float32 on a CPU, with gloo. Memory is the maximum allocated by PyTorch
+at a time, from its profiler, which records every tensor from the start. Traffic is measured on the loopback device
+during the third step, so no other program may use it. gloo's reduce-scatter is an all-reduce, twice the bytes of a
+ring, and is planned as such.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from vitreous.training.ranks import SINGLE_PROCESS, process_group
 from vitreous.training.scale import count_memory, count_traffic, measure_sizes
 from vitreous.training.session import Session
 
-#: model, side of the image, images of a batch
+#: model, image size, batch size
 SCALING_CASES = {
     "wide": ("ViT-384x4/4", 32, 32),
     "deep": ("ViT-128x16/4", 32, 32),
@@ -45,13 +45,13 @@ NUM_STEPS = 3
 
 
 def read_sent_bytes() -> int:
-    """Bytes that the loopback device has sent."""
+    """Bytes sent by the loopback device."""
     line = next(line for line in Path("/proc/net/dev").read_text().splitlines() if line.strip().startswith("lo:"))
     return int(line.split(":")[1].split()[8])
 
 
 def compute_peak_bytes(trace: Path) -> int:
-    """The most bytes that were given out at a time, of a profile's own list of what was given and taken back."""
+    """The maximum allocated bytes, from a profile's list of allocations."""
     events = json.loads(trace.read_text())["traceEvents"]
     held = most = 0
     for event in sorted((e for e in events if e.get("name") == "[memory]"), key=lambda e: e["ts"]):
@@ -61,7 +61,7 @@ def compute_peak_bytes(trace: Path) -> int:
 
 
 def run_worker(case: str, parallel: str, out: Path) -> None:
-    """One process: train, and write down what was planned and what was counted."""
+    """One process: train, and write the planned and measured values."""
     model, side, batch = SCALING_CASES[case]
     options = TrainOptions(data="digits", out=str(out), model=model, image_size=side, batch_size=batch, precision="fp32", optimizer="adamw", ema=0.99, workers=0, shards=1, device="cpu", accumulate=1, parallel=parallel, settings={"objective.progressive": ["1.0"], "objective.patch_dropout": ["0.0"]})  # fmt: skip
     _, run, inputs, _ = plan_run(options, NullListener())
@@ -86,7 +86,7 @@ def run_worker(case: str, parallel: str, out: Path) -> None:
     world = ranks.world
     planned = count_memory(run, sizes, world, "cpu")
     if parallel == "fsdp":
-        planned["peak_bytes"] += 4 * sizes.trainable  # the copy that is judged, which lies on the processor
+        planned["peak_bytes"] += 4 * sizes.trainable  # the evaluated copy, which is on the CPU
     traffic = count_traffic(run, sizes, world)
     if parallel == "fsdp":
         traffic += round(4 * sizes.trainable * (world - 1) / world)
@@ -96,12 +96,12 @@ def run_worker(case: str, parallel: str, out: Path) -> None:
     out.with_suffix(".row").write_text(json.dumps(row))
 
 
-def measure_case(case: str, parallel: str, world: int, home: Path) -> dict[str, Any]:
-    """Start the processes of a case, and read what the first wrote."""
+def measure_case(case: str, parallel: str, world: int, folder: Path) -> dict[str, Any]:
+    """Start the processes of a case, and read the row of the first one."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    out = home / f"{case}-{parallel}-{world}"
+    out = folder / f"{case}-{parallel}-{world}"
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(world), "OMP_NUM_THREADS": "1"}
     words = [sys.executable, __file__, "--worker", case, parallel, str(out)]
     several = world > 1 or parallel == "fsdp"
@@ -115,16 +115,16 @@ def measure_case(case: str, parallel: str, world: int, home: Path) -> dict[str, 
 
 
 def build_page(rows: list[dict[str, Any]]) -> str:
-    """The table."""
+    """Build the table."""
     lines = [
-        f"# What a run holds and sends: planned and counted, {time.strftime('%Y-%m-%d')}",
+        f"# Memory and traffic of a run: planned and measured, {time.strftime('%Y-%m-%d')}",
         "",
-        f"{get_processor_name()}, torch {torch.__version__}, gloo. Three steps of digits, float32, AdamW, an average; the most that a process holds, and what it",
-        "sends in a step.",
+        f"{get_processor_name()}, torch {torch.__version__}, gloo. Three steps of digits, float32, AdamW, an average; maximum memory of a process, and bytes",
+        "sent per step.",
         "",
         "    python benchmarks/scaling.py",
         "",
-        "| model | | processes | memory planned, MiB | counted | off | sent in a step planned, MiB | counted | off |",
+        "| model | | processes | memory planned, MiB | measured | difference | sent per step planned, MiB | measured | difference |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
@@ -145,21 +145,21 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--rows", type=Path)
     parser.add_argument("--worker", nargs=3, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.worker:
-        return run_worker(given.worker[0], given.worker[1], Path(given.worker[2]))
-    with tempfile.TemporaryDirectory() as home:
+    args = parser.parse_args()
+    if args.worker:
+        return run_worker(args.worker[0], args.worker[1], Path(args.worker[2]))
+    with tempfile.TemporaryDirectory() as folder:
         rows = [
-            measure_case(case, parallel, world, Path(home))
-            for case in given.cases
+            measure_case(case, parallel, world, Path(folder))
+            for case in args.cases
             for parallel in ("ddp", "fsdp")
-            for world in given.worlds
+            for world in args.worlds
         ]
-    if given.rows:
-        given.rows.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    if args.rows:
+        args.rows.write_text("".join(json.dumps(row) + "\n" for row in rows))
     print(build_page(rows))
-    if given.out:
-        given.out.write_text(build_page(rows))
+    if args.out:
+        args.out.write_text(build_page(rows))
 
 
 if __name__ == "__main__":

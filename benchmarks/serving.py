@@ -1,15 +1,15 @@
-"""`vitreous serve` under load and abuse, the server on one core, everything that asks on another.
+"""`vitreous serve` under load and abuse, with the server on one core and all clients on another.
 
     python benchmarks/serving.py --scratch DIR --out benchmarks/results/DATE-serving-HARDWARE.md
     python benchmarks/serving.py --scratch DIR --parts load loris fuzz drain crash reload cancel soak
 
-The model is a ViT-S/16 with random weights that it makes in DIR, or --run; the pictures are those of --images, or
-drawn. Requests are sent at Poisson times whatever the server does, and latency counts from the time at which each was
-due (`serving_client.py`). Every answer is compared with what the same picture got alone, every digit of it, and with
-the id of its request.
+The model is a ViT-S/16 with random weights, created in DIR, or --run; the images are those of --images, or synthetic.
+Requests are sent at Poisson times independent of the server, and latency counts from the scheduled time
+(`serving_client.py`). Every response must equal the prediction for the same image alone, exactly, and have the ID of
+its request.
 
-Capacity T* is the most right answers a second that any phase at up to 1.5 x the closed loop brought: 16 clients that
-ask again as soon as they are answered. L1 is the median latency of one client alone.
+Capacity T* is the maximum rate of correct responses in any phase up to 1.5 x the closed loop: 16 clients that send the
+next request after each response. L1 is the median latency of a single client.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from serving_client import (
     open_loop,
     send_periodically,
 )
-from serving_server import SERVE_PROGRAM, Server, load_photographs, make_run, two_cores
+from serving_server import SERVE_PROGRAM, Server, bind_cores, load_photographs, make_run
 
 from vitreous.apps.bench.report import describe_hardware
 
 TABLE_HEAD = (
     "x T*",
     "offered/s",
-    "right answers/s",
+    "correct responses/s",
     "of T*",
     "accepted p50, p99 ms",
     "refused p99 ms",
@@ -58,7 +58,7 @@ MIB = 2**20
 
 @dataclass
 class BenchmarkContext:
-    """What every part needs: run, pictures, cores, how long a phase is, and what has been found so far."""
+    """Settings and results shared by all parts: run, images, cores, duration of a phase, and measurements so far."""
 
     run: Path
     pictures: list[tuple[str, bytes]]
@@ -72,17 +72,16 @@ class BenchmarkContext:
     words: tuple[str, ...] = ()
 
     def serve(self, run: Path | None = None, program: tuple[str, ...] = SERVE_PROGRAM) -> Server:
-        """A server on its core."""
+        """Start a server on its core."""
         return Server(run or self.run, self.scratch, self.core, self.words, program)
 
     def questions(self, port: int) -> list[ClientRequest]:
-        """An upload a picture, with the answer that it must get."""
+        """One upload per image, with its expected predictions."""
         return make_upload_requests(port, self.pictures, self.answers)
 
 
 async def collect_reference_predictions(rig: BenchmarkContext, server: Server) -> None:
-    """Ask for every picture alone, twice: the answers that all others are compared with, and the latency without
-    company."""
+    """Request every image alone, twice: the reference predictions, and the latency without load."""
     client = Client(server.port)
     asked = make_upload_requests(server.port, rig.pictures)
     first = [await client.ask(question) for question in asked]
@@ -91,30 +90,30 @@ async def collect_reference_predictions(rig: BenchmarkContext, server: Server) -
     rig.answers = [json.loads(reply.body)["predictions"] for reply in first]
     again = [await client.ask(question) for question in rig.questions(server.port)]
     if not all(reply.right for reply in again):
-        raise RuntimeError("the same picture, alone, got another answer the second time")
+        raise RuntimeError("the predictions for a single image differ between two requests")
     if len({json.dumps([p["classes"] for p in answer]) for answer in rig.answers}) < len(rig.answers):
-        raise RuntimeError("two pictures have the same answer: a mix-up would not be seen")
+        raise RuntimeError("two images have the same predictions: mixed-up responses would not be detected")
     rig.alone = compute_quantile([reply.seconds for reply in again], 0.5)
     client.close()
 
 
 async def measure_capacity(rig: BenchmarkContext, server: Server, seconds: float) -> list[tuple[str, LoadPhase]]:
-    """T*, by a closed loop and a sweep of rates around what it brought."""
+    """Measure T* with a closed loop and a sweep of rates around its throughput."""
     client, asked = Client(server.port), rig.questions(server.port)
-    found = [("closed loop, 16 clients", await closed_loop(client, asked, 16, seconds))]
-    rate = found[0][1].goodput
+    phases = [("closed loop, 16 clients", await closed_loop(client, asked, 16, seconds))]
+    rate = phases[0][1].goodput
     for share in SWEEP_FACTORS:
         phase = await open_loop(client, asked, share * rate, seconds, rig.seed + int(100 * share))
-        found.append((f"open loop at {share:g} of it", phase))
-        print_phase(found[-1][0], phase)
-    rig.capacity = max(phase.goodput for _, phase in found)
+        phases.append((f"open loop at {share:g} of the closed loop", phase))
+        print_phase(phases[-1][0], phase)
+    rig.capacity = max(phase.goodput for _, phase in phases)
     client.close()
-    return found
+    return phases
 
 
 @dataclass
 class MemoryMonitor:
-    """Memory of the server twice a second, from a thread, while something else happens."""
+    """Records the server's memory twice per second in a thread."""
 
     server: Server
     seen: list[int] = field(default_factory=list)
@@ -126,7 +125,7 @@ class MemoryMonitor:
         return self
 
     def look(self) -> None:
-        """Until it is over."""
+        """Record memory until the end."""
         self.seen.append(self.server.memory())
         while not self.over.wait(0.5):
             self.seen.append(self.server.memory())
@@ -137,8 +136,7 @@ class MemoryMonitor:
 
 
 async def measure_recovery(client: Client, asked: list[ClientRequest], normal: float) -> float:
-    """Seconds until one request, asked again and again, is answered right within the normal latency; 30 where it never
-    is."""
+    """Seconds until a request, repeated continuously, gets a correct response within the normal latency; at most 30."""
     clock = asyncio.get_running_loop().time
     begun, number = clock(), 0
     while clock() - begun < 30:
@@ -151,7 +149,7 @@ async def measure_recovery(client: Client, asked: list[ClientRequest], normal: f
 
 
 async def measure_load(rig: BenchmarkContext, arguments: argparse.Namespace) -> list[str]:
-    """Every multiple of T*, one after the other, on one server."""
+    """All multiples of T*, one after the other, on one server."""
     lines = ["## Load", ""]
     with rig.serve() as server:
         await collect_reference_predictions(rig, server)
@@ -176,12 +174,12 @@ async def measure_load(rig: BenchmarkContext, arguments: argparse.Namespace) -> 
         startup, metrics = server.startup, server.metrics()
     lines += [
         (
-            f"L1 {rig.alone * 1000:.1f} ms, T* {rig.capacity:.1f} answers/s, {len(rig.pictures)} pictures, {rig.seconds:g} "
-            "s a phase."
+            f"L1 {rig.alone * 1000:.1f} ms, T* {rig.capacity:.1f} responses/s, {len(rig.pictures)} images, {rig.seconds:g} "
+            "s per phase."
         ),
-        f"Ready {startup:.1f} s after its start.",
+        f"Start-up: {startup:.1f} s.",
         "",
-        "| | offered/s | right answers/s | p50, p99 ms |",
+        "| | offered/s | correct responses/s | p50, p99 ms |",
         "|---|---|---|---|",
         *(
             f"| {name} | {p.offered:.1f} | {p.goodput:.1f} | {format_milliseconds(p.latency(0.5))}, {format_milliseconds(p.latency(0.99))} |"
@@ -208,11 +206,8 @@ async def measure_load(rig: BenchmarkContext, arguments: argparse.Namespace) -> 
     checked = sum(r.status == 200 for _, p, *_ in [*sweep, *rows] for r in p.replies)
     lines += [
         "",
-        (
-            "Answers that were not, to the last digit, what the picture gets alone, or under another request's id: "
-            f"{wrong} of {checked:,}."
-        ),
-        f"Refusals without Retry-After: {unnamed}.",
+        (f"Responses that differ from those of the image alone, or have another request's ID: {wrong} of {checked:,}."),
+        f"Rejections without Retry-After: {unnamed}.",
         (
             f"Memory of the server and its children: {before / MIB:.0f} MiB before, {peak / MIB:.0f} at the peak, "
             f"{after / MIB:.0f} after."
@@ -227,7 +222,7 @@ async def measure_load(rig: BenchmarkContext, arguments: argparse.Namespace) -> 
 
 
 def print_phase(name: str, phase: LoadPhase) -> None:
-    """A phase in a line, for whoever waits."""
+    """Print the results of a phase in a line."""
     print(
         f"{name}: offered {phase.offered:.1f}/s, right {phase.goodput:.1f}/s, p99 {format_milliseconds(phase.latency(0.99))} ms, "
         f"refused p99 {format_milliseconds(phase.latency(0.99, True))} ms, {format_statuses(phase.statuses())}, client {phase.own:.0%}",
@@ -237,7 +232,7 @@ def print_phase(name: str, phase: LoadPhase) -> None:
 
 
 def format_milliseconds(seconds: float) -> str:
-    """Milliseconds for a table."""
+    """Format a duration in milliseconds for a table."""
     return "–" if seconds != seconds else f"{1000 * seconds:.1f}" if seconds < 0.1 else f"{1000 * seconds:.0f}"
 
 
@@ -246,8 +241,8 @@ def format_statuses(statuses: dict[str, int]) -> str:
     return ", ".join(f"{name} {count}" for name, count in sorted(statuses.items()))
 
 
-async def need_capacity(rig: BenchmarkContext) -> None:
-    """Where the part `load` has not run: the answers, and T* from a short look."""
+async def ensure_capacity(rig: BenchmarkContext) -> None:
+    """If the part `load` has not run, measure the reference predictions and a rough T*."""
     if rig.capacity:
         return
     with rig.serve() as server:
@@ -276,32 +271,30 @@ def main() -> None:
     parser.add_argument("--run", type=Path)
     parser.add_argument("--model", default="ViT-S/16")
     parser.add_argument("--images", type=Path)
-    parser.add_argument("--count", type=int, default=100, help="pictures")
+    parser.add_argument("--count", type=int, default=100, help="number of images")
     parser.add_argument("--seconds", type=float, default=30)
-    parser.add_argument("--requests", type=int, default=10_000, help="of the part fuzz")
-    parser.add_argument("--attackers", type=int, default=1000, help="of the parts loris and cancel")
+    parser.add_argument("--requests", type=int, default=10_000, help="number of requests of the part fuzz")
+    parser.add_argument("--attackers", type=int, default=1000, help="number of clients of the parts loris and cancel")
     parser.add_argument("--drains", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=["load"])
     parser.add_argument(
-        "--serve", nargs="+", default=[], help="further words for vitreous serve, without their dashes: queue=64"
+        "--serve", nargs="+", default=[], help="additional options of vitreous serve without dashes: queue=64"
     )
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
-    server_core, client_core = two_cores()
+    server_core, client_core = bind_cores()
     torch.set_num_threads(1)
     run = arguments.run or make_run(arguments.scratch, arguments.model, arguments.seed)
-    pictures = load_photographs(arguments.images, arguments.count, arguments.seed)
-    words = tuple(word for given in arguments.serve for word in ("--" + given).split("=", 1))
-    rig = BenchmarkContext(
-        run, pictures, arguments.scratch, server_core, arguments.seconds, arguments.seed, words=words
-    )
-    mean = sum(len(raw) for _, raw in pictures) / len(pictures) / 1024
+    images = load_photographs(arguments.images, arguments.count, arguments.seed)
+    words = tuple(word for option in arguments.serve for word in ("--" + option).split("=", 1))
+    rig = BenchmarkContext(run, images, arguments.scratch, server_core, arguments.seconds, arguments.seed, words=words)
+    mean = sum(len(raw) for _, raw in images) / len(images) / 1024
     lines = [
         f"# Serving {arguments.run.name if arguments.run else arguments.model}, {time.strftime('%Y-%m-%d')}",
         "",
         f"{describe_hardware()}, torch {torch.__version__}; the server on core {server_core}, the client on core {client_core}.",
-        f"{len(pictures)} pictures of {mean:.0f} KiB in the mean.",
+        f"{len(images)} images of {mean:.0f} KiB on average.",
         "",
         (
             f"`python benchmarks/serving.py --scratch DIR --parts {' '.join(arguments.parts)} --seconds "
@@ -311,7 +304,7 @@ def main() -> None:
     ]
     for part in arguments.parts:
         if part != "load":
-            asyncio.run(need_capacity(rig))
+            asyncio.run(ensure_capacity(rig))
         lines += asyncio.run(PARTS[part](rig, arguments))
         print(f"{part} done", file=sys.stderr, flush=True)
     text = "\n".join(lines)

@@ -1,4 +1,4 @@
-"""Slow, malformed and faithless clients; parts of `serving.py`."""
+"""Slow, malformed and disconnecting clients; parts of `serving.py`."""
 
 from __future__ import annotations
 
@@ -19,22 +19,21 @@ MIB = 2**20
 SMALL_MODEL = "ViT-64x2/32"
 ATTACKS = ("header", "body", "idle", "reader")
 ATTACK_DESCRIPTIONS = {
-    "header": "a byte of a header every 5 s",
-    "body": "a byte of a body every second",
-    "idle": "nothing at all",
-    "reader": "never read the answers to 30 requests",
+    "header": "one byte of a header every 5 s",
+    "body": "one byte of a body per second",
+    "idle": "sends nothing",
+    "reader": "does not read the responses to 30 requests",
 }
 
 
-def more_files() -> None:
-    """As many descriptors as the system lets us have."""
+def raise_file_limit() -> None:
+    """Raise the limit of open descriptors to the maximum."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 async def hold_connection(port: int, way: str, until: float) -> tuple[str, float]:
-    """One connection that holds on as long as it can. Returns how long that was; infinite where it outlived the
-    time."""
+    """Hold one connection as long as possible. Returns the duration; infinite if it was still open at the end."""
     clock = asyncio.get_running_loop().time
     try:
         reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
@@ -52,7 +51,7 @@ async def hold_connection(port: int, way: str, until: float) -> tuple[str, float
         assert isinstance(writer.transport, asyncio.Transport)
         writer.transport.pause_reading()
     try:
-        if way == "reader":  # a close cannot be seen without reading: send now and then, until that breaks
+        if way == "reader":  # a close cannot be detected without reading: send occasionally until that fails
             while clock() < until:
                 await asyncio.sleep(1)
                 writer.write(b"G")
@@ -74,8 +73,8 @@ async def hold_connection(port: int, way: str, until: float) -> tuple[str, float
         writer.transport.abort()
 
 
-async def good_clients(port: int, asked: list[ClientRequest], rig, seconds: float) -> list[LoadPhase]:
-    """0.7 T*, half of it on connections that are kept."""
+async def run_normal_clients(port: int, asked: list[ClientRequest], rig, seconds: float) -> list[LoadPhase]:
+    """Requests at 0.7 T*, half of them on persistent connections."""
     kept, fresh = Client(port), Client(port, fresh=True)
     rate = 0.35 * rig.capacity
     phases = await asyncio.gather(
@@ -86,12 +85,12 @@ async def good_clients(port: int, asked: list[ClientRequest], rig, seconds: floa
 
 
 async def measure_slow_clients(rig, arguments) -> list[str]:
-    """Attackers hold connections while good clients, half of them on new connections, ask at 0.7 T*."""
-    more_files()
+    """Attackers hold connections while normal clients, half of them on new connections, send requests at 0.7 T*."""
+    raise_file_limit()
     seconds = max(rig.seconds, 45.0)
     with rig.serve() as server:
         asked = rig.questions(server.port)
-        calm = await good_clients(server.port, asked, rig, seconds / 3)
+        calm = await run_normal_clients(server.port, asked, rig, seconds / 3)
         before, files = server.memory(), server.files()
         clock = asyncio.get_running_loop().time
         until = clock() + seconds + 2
@@ -101,7 +100,7 @@ async def measure_slow_clients(rig, arguments) -> list[str]:
         ]
         await asyncio.sleep(2)
         held = server.files() - files
-        attacked = await good_clients(server.port, asked, rig, seconds)
+        attacked = await run_normal_clients(server.port, asked, rig, seconds)
         peak = server.memory()
         ended = await asyncio.gather(*attackers)
         await asyncio.sleep(1)
@@ -109,25 +108,25 @@ async def measure_slow_clients(rig, arguments) -> list[str]:
     lines = [
         "## Slow clients",
         "",
-        f"{arguments.attackers} connections, {held} of them held 2 s after; good clients at 0.7 T* for {seconds:g} s.",
+        f"{arguments.attackers} connections, {held} of them still open after 2 s; normal clients at 0.7 T* for {seconds:g} s.",
         "",
     ]
     names = [
         f"{how}, {when}"
-        for when in ("before the attack", "under it")
-        for how in ("kept connections", "a new connection each")
+        for when in ("before the attack", "during the attack")
+        for how in ("persistent connections", "new connections")
     ]
     for name, phase in zip(names, [*calm, *attacked], strict=True):
         share, statuses = len(phase.good) / len(phase.replies), phase.statuses()
         lines.append(
-            f"- {name}: {share:.1%} of {len(phase.replies)} answered right, {statuses}, p99 {phase.latency(0.99):.2f} s"
+            f"- {name}: {share:.1%} of {len(phase.replies)} correct, {statuses}, p99 {phase.latency(0.99):.2f} s"
         )
     times = defaultdict(list)
     for way, span in ended:
         times[way].append(span)
     lines += [
         "",
-        "| attack | connections | median s until closed | longest | still open at the end |",
+        "| attack | connections | median s until closed | longest | open at the end |",
         "|---|---|---|---|---|",
     ]
     for way in ATTACKS:
@@ -136,7 +135,7 @@ async def measure_slow_clients(rig, arguments) -> list[str]:
         lines.append(f"| {ATTACK_DESCRIPTIONS[way]} | {len(times[way])} | {longest} | {len(times[way]) - len(spans)} |")
     lines += [
         "",
-        f"Memory {before / MIB:.0f} MiB before, {peak / MIB:.0f} under attack, {after / MIB:.0f} after.",
+        f"Memory {before / MIB:.0f} MiB before, {peak / MIB:.0f} during the attack, {after / MIB:.0f} after.",
         f"Descriptors {files} before, {left} after.",
         "",
     ]
@@ -144,15 +143,15 @@ async def measure_slow_clients(rig, arguments) -> list[str]:
 
 
 async def send_malformed_requests(rig, arguments) -> list[str]:
-    """Known tricks, then drawn requests, then the same questions as at the start; to a small model, so that few are
-    refused."""
+    """Known cases, then random requests, then the initial requests again; with a small model, so that few requests are
+    rejected for load."""
     with rig.serve(make_run(rig.scratch, SMALL_MODEL, rig.seed)) as server:
         client = Client(server.port)
-        answers = [
+        expected = [
             json.loads((await client.ask(question)).body)["predictions"]
             for question in make_upload_requests(server.port, rig.pictures)
         ]
-        before, raws = server.memory(), [raw for _, raw in rig.pictures[:20]]
+        memory_before, raws = server.memory(), [raw for _, raw in rig.pictures[:20]]
         cases = list_known_cases(server.port, raws[0])
         known = len(cases)
         cases += generate_random_cases(server.port, max(0, arguments.requests - known), rig.seed, raws)
@@ -162,14 +161,14 @@ async def send_malformed_requests(rig, arguments) -> list[str]:
         right = sum(
             [
                 (await client.ask(question)).right
-                for question in make_upload_requests(server.port, rig.pictures, answers)
+                for question in make_upload_requests(server.port, rig.pictures, expected)
             ]
         )
         client.close()
-        after, metrics, alive = server.memory(), server.metrics(), server.process.poll() is None
-    kinds = defaultdict(list)
+        memory_after, metrics, alive = server.memory(), server.metrics(), server.process.poll() is None
+    outcomes_by_fault = defaultdict(list)
     for outcome in tally.wrong:
-        kinds[outcome.wrong].append(outcome)
+        outcomes_by_fault[outcome.wrong].append(outcome)
         print(
             f"WRONG {outcome.case.name}: {outcome.wrong}; {outcome.statuses}, closed {outcome.closed}", file=sys.stderr
         )
@@ -178,33 +177,35 @@ async def send_malformed_requests(rig, arguments) -> list[str]:
         "## Malformed requests",
         "",
         (
-            f"{len(cases):,} requests in {seconds:.0f} s: {known} known tricks, bodies up to {MAX_OFFERED_BYTES // MIB} MiB; others of "
+            f"{len(cases):,} requests in {seconds:.0f} s: {known} known cases, bodies up to {MAX_OFFERED_BYTES // MIB} MiB; the others from "
             f"seed {rig.seed}."
         ),
         "",
         f"- first statuses: {counted}",
         (
-            f"- 500: {tally.statuses[500]}; neither answered nor hung up: "
+            f"- 500: {tally.statuses[500]}; neither responded nor closed: "
             f"{sum(o.wrong.startswith('neither') for o in tally.wrong)}"
         ),
-        f"- otherwise not as it must be: {sum(map(len, kinds.values()))}"
-        + "".join(f"; {why}: {', '.join(o.case.name for o in found[:6])}" for why, found in kinds.items()),
+        f"- other violations: {sum(map(len, outcomes_by_fault.values()))}"
+        + "".join(
+            f"; {why}: {', '.join(o.case.name for o in outcomes[:6])}" for why, outcomes in outcomes_by_fault.items()
+        ),
         f"- slowest: {tally.slowest.case.name}, {tally.slowest.seconds:.1f} s",
-        f"- server alive: {alive}; the {len(rig.pictures)} pictures afterwards: {right} right",
-        f"- decoders started again {metrics.get('vitreous_decoder_restarts_total', 0):.0f}",
-        f"- memory {before / MIB:.0f} MiB before, {after / MIB:.0f} after",
+        f"- server alive: {alive}; {right} of {len(rig.pictures)} images correct afterwards",
+        f"- restarted decoders: {metrics.get('vitreous_decoder_restarts_total', 0):.0f}",
+        f"- memory {memory_before / MIB:.0f} MiB before, {memory_after / MIB:.0f} after",
         "",
     ]
     return lines
 
 
 def count_computed_images(server: Server) -> float:
-    """Images that went through the model so far."""
+    """Images processed by the model so far."""
     return server.metrics().get("vitreous_batch_images_sum", 0.0)
 
 
 async def measure_cancellation(rig, arguments) -> list[str]:
-    """Clients that leave: during the upload, while they wait, at any time up to a second after; ten at a time."""
+    """Clients that disconnect during the upload, while they wait, or within a second; eight at a time."""
     draw = random.Random(rig.seed)
     with rig.serve() as server:
         before, files, first = server.memory(), server.files(), count_computed_images(server)
@@ -236,16 +237,16 @@ async def measure_cancellation(rig, arguments) -> list[str]:
         after, left, metrics = server.memory(), server.files(), server.metrics()
     waiting = sum(number % 3 != 0 for number in range(arguments.attackers))
     return [
-        "## Clients that leave",
+        "## Clients that disconnect",
         "",
         (
-            f"{arguments.attackers} clients, 8 at a time: a third during the upload, a third within 20 ms of it, a third "
+            f"{arguments.attackers} clients, 8 at a time: a third during the upload, a third within 20 ms after it, a third "
             "within 1 s."
         ),
         "",
-        f"- {waiting} had sent everything; {seen['200']} were answered and {seen['429']} refused before they left",
+        f"- {waiting} had sent the complete request; {seen['200']} received a response and {seen['429']} a rejection before they disconnected",
         f"- images computed: {spent:.0f}; counted as cancelled: {metrics.get('vitreous_cancelled_total', 0):.0f}",
-        f"- afterwards {right} of {len(asked)} pictures right",
+        f"- afterwards {right} of {len(asked)} images correct",
         f"- memory {before / MIB:.0f} MiB before, {after / MIB:.0f} after; descriptors {files} before, {left} after",
         "",
     ]

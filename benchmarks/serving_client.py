@@ -1,8 +1,8 @@
-"""An HTTP/1.1 client on asyncio's sockets that sends at times set beforehand, whatever the server does; `serving.py`
-uses it.
+"""An HTTP/1.1 client on asyncio's sockets that sends at scheduled times, independent of the server; used by
+`serving.py`.
 
-Latency counts from the time at which a request was due, not from when there was a connection to send it on: a server
-that stalls is charged for everybody who had to wait.
+Latency counts from the scheduled time of a request, not from the time at which a connection was available: a stall of
+the server counts for all waiting requests.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 REQUEST_TIMEOUT = 60.0  # seconds after which a request counts as hung
-STATUS_BROKEN, STATUS_HUNG = 0, -1  # statuses of what got no answer
+STATUS_BROKEN, STATUS_HUNG = 0, -1  # statuses of requests without a response
 
 
 @dataclass(frozen=True, slots=True)
 class ClientRequest:
-    """A request without its id: what stands before the id, what follows it, and the predictions that it must get."""
+    """A request without its ID: the bytes before and after the ID, and the expected predictions."""
 
     before: bytes
     after: bytes
@@ -31,8 +31,7 @@ class ClientRequest:
 
 @dataclass(frozen=True, slots=True)
 class ClientResponse:
-    """What came back: status, seconds since it was due and since it was sent, when, and whether it was the right
-    answer."""
+    """A response: status, seconds since the scheduled time and since sending, its time, and whether it is correct."""
 
     status: int
     seconds: float
@@ -44,7 +43,7 @@ class ClientResponse:
 
 
 class ClientConnection(asyncio.Protocol):
-    """One connection, one request at a time."""
+    """A connection with one request at a time."""
 
     def __init__(self) -> None:
         self.buffer, self.waiter, self.open = bytearray(), None, False
@@ -61,12 +60,12 @@ class ClientConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self.buffer += data
-        while self.waiter and not self.waiter.done() and (found := parse_response(self.buffer)):
-            if found[0] != 100:
-                self.waiter.set_result(found)
+        while self.waiter and not self.waiter.done() and (response := parse_response(self.buffer)):
+            if response[0] != 100:
+                self.waiter.set_result(response)
 
     def ask(self, raw: bytes) -> asyncio.Future:
-        """Send; the future holds (status, headers, body)."""
+        """Send a request; the future holds (status, headers, body)."""
         self.buffer.clear()
         self.waiter = asyncio.get_running_loop().create_future()
         self.transport.write(raw)
@@ -74,22 +73,22 @@ class ClientConnection(asyncio.Protocol):
 
 
 def parse_response(buffer: bytearray) -> tuple[int, dict[bytes, bytes], bytes] | None:
-    """Take one whole response with a Content-Length off the buffer; None where there is none yet."""
+    """Remove a complete response with a Content-Length from the buffer and return it, or None."""
     end = buffer.find(b"\r\n\r\n")
     if end < 0:
         return None
-    first, *lines = bytes(buffer[:end]).split(b"\r\n")
+    status_line, *lines = bytes(buffer[:end]).split(b"\r\n")
     headers = {name.strip().lower(): value.strip() for name, _, value in (line.partition(b":") for line in lines)}
     size = end + 4 + int(headers.get(b"content-length", 0))
     if len(buffer) < size:
         return None
     body = bytes(buffer[end + 4 : size])
     del buffer[:size]
-    return int(first.split()[1]), headers, body
+    return int(status_line.split()[1]), headers, body
 
 
 class Client:
-    """A pool of connections to one server."""
+    """A pool of connections to a server."""
 
     def __init__(self, port: int, most: int = 2000, fresh: bool = False) -> None:
         self.port, self.fresh, self.idle, self.room = port, fresh, [], asyncio.Semaphore(most)
@@ -105,7 +104,7 @@ class Client:
         return (await asyncio.get_running_loop().create_connection(ClientConnection, "127.0.0.1", self.port))[1]
 
     async def ask(self, question: ClientRequest, due: float | None = None) -> ClientResponse:
-        """One request, whole; a broken connection or a hung request is a reply too."""
+        """Send one request and wait for its response; a broken connection or a hung request is a response too."""
         clock = asyncio.get_running_loop().time
         due, name = clock() if due is None else due, f"{self.mark}-{next(self.numbers)}".encode()
         async with self.room:
@@ -133,7 +132,7 @@ class Client:
         return ClientResponse(status, finished - due, finished, sent, right, headers, body)
 
     def close(self) -> None:
-        """Let all idle connections go."""
+        """Close all idle connections."""
         for line in self.idle:
             if line.open:
                 line.transport.close()
@@ -141,36 +140,36 @@ class Client:
 
 
 def matches_expected(expected: list | None, body: bytes) -> bool:
-    """Whether the predictions are the expected ones, to the last digit; anything fits where none are."""
+    """Whether the predictions equal the expected ones exactly; always true without expected predictions."""
     return expected is None or json.loads(body)["predictions"] == expected
 
 
 def make_request(
-    port: int, path: str, body: bytes = b"", kind: str = "", expected: list | None = None, more: str = ""
+    port: int, path: str, body: bytes = b"", content_type: str = "", expected: list | None = None, more: str = ""
 ) -> ClientRequest:
     """A well-formed request: POST with a body, GET without."""
     head = f"{'POST' if body else 'GET'} {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n{more}"
-    head += f"Content-Type: {kind}\r\nContent-Length: {len(body)}\r\n" if body else ""
+    head += f"Content-Type: {content_type}\r\nContent-Length: {len(body)}\r\n" if body else ""
     return ClientRequest(head.encode() + b"X-Request-Id: ", b"\r\n\r\n" + body, expected)
 
 
 def make_upload_requests(
-    port: int, pictures: Sequence[tuple[str, bytes]], expected: Sequence[list] | None = None
+    port: int, images: Sequence[tuple[str, bytes]], expected: Sequence[list] | None = None
 ) -> list[ClientRequest]:
-    """One prediction a picture: the even ones as a form with a file name, the odd ones as the body itself."""
-    found = []
-    for number, (name, raw) in enumerate(pictures):
-        answer = expected[number] if expected else None
-        if number % 2:
-            found.append(make_request(port, "/v1/predict?top=5", raw, "image/jpeg", answer))
+    """One request per image: even ones as a form with a file name, odd ones as the body."""
+    requests = []
+    for index, (name, raw) in enumerate(images):
+        predictions = expected[index] if expected else None
+        if index % 2:
+            requests.append(make_request(port, "/v1/predict?top=5", raw, "image/jpeg", predictions))
         else:
-            body, kind = encode_multipart([(name, raw)])
-            found.append(make_request(port, "/v1/predict?top=5", body, kind, answer))
-    return found
+            body, content_type = encode_multipart([(name, raw)])
+            requests.append(make_request(port, "/v1/predict?top=5", body, content_type, predictions))
+    return requests
 
 
 def encode_multipart(files: Sequence[tuple[str, bytes]], boundary: str = "frontier7f3a") -> tuple[bytes, str]:
-    """A multipart body with these files, and its Content-Type."""
+    """Encode a multipart body with these files; returns it and its Content-Type."""
     parts = []
     for name, raw in files:
         parts.append(
@@ -183,32 +182,32 @@ def encode_multipart(files: Sequence[tuple[str, bytes]], boundary: str = "fronti
 
 @dataclass
 class LoadPhase:
-    """What a time of load brought. Rates are per second; `skip` seconds at its start are left out of the goodput."""
+    """The results of a phase of load. Rates are per second; the first `skip` seconds do not count for the goodput."""
 
     start: float
     seconds: float
     skip: float
     replies: list[ClientResponse]
-    own: float  # processor seconds of the client for each second
+    own: float  # processor seconds of the client per second
 
     @property
     def offered(self) -> float:
-        """Requests a second that were sent."""
+        """Requests sent per second."""
         return len(self.replies) / self.seconds
 
     @property
     def good(self) -> list[ClientResponse]:
-        """Those answered, and answered right."""
+        """The correct responses."""
         return [reply for reply in self.replies if reply.right]
 
     @property
     def goodput(self) -> float:
-        """Right answers a second between the skipped start and the end of sending."""
+        """Correct responses per second between the skipped start and the end of sending."""
         low, high = self.start + self.skip, self.start + self.seconds
         return sum(low <= reply.finished < high for reply in self.good) / (self.seconds - self.skip)
 
     def statuses(self) -> dict[str, int]:
-        """How many of each status; a 200 with somebody else's answer is `wrong`."""
+        """The number of responses by status; a 200 with incorrect predictions counts as `wrong`."""
         names = {STATUS_BROKEN: "broken", STATUS_HUNG: "hung"}
         return dict(
             Counter(
@@ -217,13 +216,13 @@ class LoadPhase:
         )
 
     def latency(self, share: float, refused: bool = False) -> float:
-        """A quantile of the seconds of right answers, or of refusals (429 and 503); NaN without any."""
+        """A quantile of the latency of correct responses, or of rejections (429 and 503); NaN if there are none."""
         chosen = [r for r in self.replies if r.status in (429, 503)] if refused else self.good
         return compute_quantile([reply.seconds for reply in chosen], share)
 
 
 def compute_quantile(values: Sequence[float], share: float) -> float:
-    """The smallest value that at least this share of them does not exceed; NaN of none."""
+    """The smallest value that at least this share of the values does not exceed; NaN if there are none."""
     ordered = sorted(values)
     return ordered[max(0, -(-int(share * 1000) * len(ordered) // 1000) - 1)] if ordered else float("nan")
 
@@ -231,7 +230,7 @@ def compute_quantile(values: Sequence[float], share: float) -> float:
 async def open_loop(
     client: Client, questions: Sequence[ClientRequest], rate: float, seconds: float, seed: int = 0
 ) -> LoadPhase:
-    """Requests at Poisson times of this rate, the questions in a drawn order; returns when all have ended."""
+    """Send requests at Poisson times of this rate, in random order; returns when all have ended."""
     draw, clock, tasks = random.Random(seed), asyncio.get_running_loop().time, []
     begun, start = time.process_time(), clock()
     due = start + draw.expovariate(rate)
@@ -245,7 +244,7 @@ async def open_loop(
 
 
 async def closed_loop(client: Client, questions: Sequence[ClientRequest], clients: int, seconds: float) -> LoadPhase:
-    """So many clients, each of which asks again as soon as it has its answer; one refused waits 20 ms."""
+    """A number of clients that each send the next request after a response; a rejected one waits 20 ms."""
     clock, replies = asyncio.get_running_loop().time, []
     begun, start = time.process_time(), clock()
     order = itertools.cycle(questions)
@@ -261,7 +260,7 @@ async def closed_loop(client: Client, questions: Sequence[ClientRequest], client
 
 
 async def send_periodically(client: Client, path: str, every: float, over: asyncio.Event) -> list[ClientResponse]:
-    """Ask for one path at a fixed beat until it is over."""
+    """Request a path periodically until the event `over`."""
     clock, tasks, asked = asyncio.get_running_loop().time, [], make_request(client.port, path)
     due = clock()
     while not over.is_set():

@@ -1,5 +1,4 @@
-"""A server that is told to end, to load another model, whose decoders fall over, and that runs for long; parts of
-`serving.py`."""
+"""Shutdown, reload, decoder crashes and long operation of a server; parts of `serving.py`."""
 
 from __future__ import annotations
 
@@ -31,7 +30,7 @@ TRAP_SCRIPT = Path(__file__).parent / "serving_trap.py"
 
 
 def is_port_closed(port: int) -> bool:
-    """Whether nobody takes connections at a port any more."""
+    """Whether a port no longer accepts connections."""
     try:
         socket.create_connection(("127.0.0.1", port), 1).close()
     except OSError:
@@ -39,12 +38,12 @@ def is_port_closed(port: int) -> bool:
     return False
 
 
-async def drain_server(rig, number: int) -> dict:
-    """One server under load, a SIGTERM at a drawn moment, and what became of every request."""
-    draw = random.Random(rig.seed + number)
+async def drain_server(rig, server_index: int) -> dict:
+    """One server under load, a SIGTERM at a random time, and the outcome of every request."""
+    draw = random.Random(rig.seed + server_index)
     with rig.serve() as server:
         client, asked, clock = Client(server.port), rig.questions(server.port), asyncio.get_running_loop().time
-        load = asyncio.create_task(open_loop(client, asked, 1.5 * rig.capacity, 4.0, number))
+        load = asyncio.create_task(open_loop(client, asked, 1.5 * rig.capacity, 4.0, server_index))
         await asyncio.sleep(draw.uniform(1.0, 2.0))
         told = clock()
         server.process.send_signal(signal.SIGTERM)
@@ -75,10 +74,10 @@ async def drain_server(rig, number: int) -> dict:
 
 
 async def measure_drains(rig, arguments) -> list[str]:
-    """As many servers as `--drains`, each told to end under load at 1.5 T*."""
+    """Shut down `--drains` servers under load at 1.5 T*."""
     rows = []
-    for number in range(arguments.drains):
-        rows.append(await drain_server(rig, number))
+    for server_index in range(arguments.drains):
+        rows.append(await drain_server(rig, server_index))
         print(rows[-1], flush=True)
 
     def total(key: str) -> int:
@@ -89,16 +88,16 @@ async def measure_drains(rig, arguments) -> list[str]:
         "## SIGTERM under load",
         "",
         (
-            f"{len(rows)} servers at 1.5 T*, each told to end after 1 to 2 s: {clean} of {len(rows)} exited with 0 and "
-            "lost nothing."
+            f"{len(rows)} servers at 1.5 T*, each with a SIGTERM after 1 to 2 s: {clean} of {len(rows)} exited with 0 and "
+            "lost no request."
         ),
         "",
-        f"- sent before the signal: {total('before')}, of which {total('waiting')} were not answered yet",
+        f"- sent before the signal: {total('before')}, of which {total('waiting')} were waiting for a response",
         f"- of these lost: {total('lost')}, wrong: {total('wrong')}",
-        f"- sent after it, while the listener was open: {total('late')}, without an answer: {total('torn')}",
+        f"- sent after the signal, while the listener was open: {total('late')}, without a response: {total('torn')}",
         f"- listener closed within {max(row['closed'] for row in rows) * 1000:.0f} ms",
         (
-            f"- ended within {max(row['ended'] for row in rows):.2f} s, median "
+            f"- exited within {max(row['ended'] for row in rows):.2f} s, median "
             f"{compute_quantile([row['ended'] for row in rows], 0.5):.2f}"
         ),
         "",
@@ -106,11 +105,11 @@ async def measure_drains(rig, arguments) -> list[str]:
 
 
 async def measure_decoder_crashes(rig, arguments) -> list[str]:
-    """Pictures that crash, spin or eat memory, and a decoder killed from outside, while others ask at 0.5 T*."""
+    """Images that crash, spin or exhaust memory, and a decoder killed from outside, during load at 0.5 T*."""
     lines = [
-        "## Decoders that fall over",
+        "## Decoder failures",
         "",
-        "| what | status | s until answered | others answered right | same process |",
+        "| failure | status | s until response | other requests correct | same process |",
         "|---|---|---|---|---|",
     ]
     with rig.serve(program=(str(TRAP_SCRIPT), "serve")) as server:
@@ -129,10 +128,10 @@ async def measure_decoder_crashes(rig, arguments) -> list[str]:
                     make_request(server.port, "/v1/predict", rig.pictures[0][1] + trick, "image/jpeg")
                 )
             phase = await load
-            told = f"{victim.status} | {victim.seconds:.2f}" if victim else "– | –"
+            response = f"{victim.status} | {victim.seconds:.2f}" if victim else "– | –"
             alive = server.process.poll() is None and server.process.pid == first
             lines.append(
-                f"| {trick.decode()} | {told} | {len(phase.good)} of {len(phase.replies)} {phase.statuses()} | {alive} |"
+                f"| {trick.decode()} | {response} | {len(phase.good)} of {len(phase.replies)} {phase.statuses()} | {alive} |"
             )
             client.close()
             side.close()
@@ -140,7 +139,7 @@ async def measure_decoder_crashes(rig, arguments) -> list[str]:
         lines += [
             "",
             (
-                f"Decoders started again: {restarts:.0f}. Memory {memory / MIB:.0f} MiB before, "
+                f"Restarted decoders: {restarts:.0f}. Memory {memory / MIB:.0f} MiB before, "
                 f"{server.memory() / MIB:.0f} after."
             ),
             "",
@@ -148,61 +147,63 @@ async def measure_decoder_crashes(rig, arguments) -> list[str]:
     return lines
 
 
-def replace_bundle(run: Path, other: Path) -> None:
-    """Put another bundle in the place of one, file by file as a copy does."""
-    for path in other.iterdir():
+def replace_bundle(run: Path, replacement: Path) -> None:
+    """Replace a bundle by another, file by file as a copy does."""
+    for path in replacement.iterdir():
         if path.is_file():
             shutil.copy(path, run / f".{path.name}")
             os.replace(run / f".{path.name}", run / path.name)
 
 
 async def measure_reloads(rig, arguments) -> list[str]:
-    """SIGHUP at 0.7 T*: another model, then a damaged one, then the first again."""
-    home = rig.scratch / "reloaded"
-    shutil.rmtree(home, ignore_errors=True)
+    """SIGHUP during load at 0.7 T*: another model, then a damaged one, then the first again."""
+    reloaded = rig.scratch / "reloaded"
+    shutil.rmtree(reloaded, ignore_errors=True)
     first = make_run(rig.scratch, arguments.model, 0)
     second = make_run(rig.scratch, arguments.model, 1)
-    shutil.copytree(first, home)
+    shutil.copytree(first, reloaded)
     lines = [
-        "## Another model at SIGHUP",
+        "## Reload by SIGHUP",
         "",
-        "| put there | versions before, after | requests, statuses | p99 s | taken over after s |",
+        "| new bundle | versions before, after | requests, statuses | p99 s | s until used |",
         "|---|---|---|---|---|",
     ]
-    with rig.serve(run=home) as server:
+    with rig.serve(run=reloaded) as server:
         asked = [make_request(server.port, "/v1/predict", raw, "image/jpeg") for _, raw in rig.pictures]
-        kept = server.memory()
-        for what in ("another", "a damaged one", "the first"):
+        memory_before = server.memory()
+        for new_bundle in ("another", "a damaged one", "the first"):
             client, side = Client(server.port), Client(server.port)
-            before = read_model_version(await side.ask(asked[0]))
+            version_before = read_model_version(await side.ask(asked[0]))
             load = asyncio.create_task(open_loop(client, asked, 0.7 * rig.capacity, 15.0))
             await asyncio.sleep(2)
-            replace_bundle(home, {"another": second, "the first": first}.get(what, second))
-            if what == "a damaged one":
-                with open(home / "weights.safetensors", "r+b") as file:
+            replace_bundle(reloaded, {"another": second, "the first": first}.get(new_bundle, second))
+            if new_bundle == "a damaged one":
+                with open(reloaded / "weights.safetensors", "r+b") as file:
                     file.seek(-1000, 2)
                     file.write(b"\xff" * 100)
             begun = time.perf_counter()
             server.process.send_signal(signal.SIGHUP)
-            taken = float("nan")
+            seconds_until_used = float("nan")
             while time.perf_counter() - begun < 12:
-                if read_model_version(await side.ask(asked[0])) != before:
-                    taken = time.perf_counter() - begun
+                if read_model_version(await side.ask(asked[0])) != version_before:
+                    seconds_until_used = time.perf_counter() - begun
                     break
                 await asyncio.sleep(0.1)
             phase = await load
-            after = read_model_version(await side.ask(asked[0]))
+            version_after = read_model_version(await side.ask(asked[0]))
             versions = sorted({read_model_version(reply) for reply in phase.replies if reply.status == 200})
-            told = f"{len(phase.replies)}, {phase.statuses()}, {len(versions)} versions"
-            lines.append(f"| {what} | {before}, {after} | {told} | {phase.latency(0.99):.2f} | {taken:.1f} |")
+            requests = f"{len(phase.replies)}, {phase.statuses()}, {len(versions)} versions"
+            lines.append(
+                f"| {new_bundle} | {version_before}, {version_after} | {requests} | {phase.latency(0.99):.2f} | {seconds_until_used:.1f} |"
+            )
             client.close()
             side.close()
-        lines += ["", f"Memory {kept / MIB:.0f} MiB before, {server.memory() / MIB:.0f} after three.", ""]
+        lines += ["", f"Memory {memory_before / MIB:.0f} MiB before, {server.memory() / MIB:.0f} after three.", ""]
     return lines
 
 
 def read_model_version(reply: ClientResponse) -> str:
-    """The model's version in an answer."""
+    """The model's version in a response."""
     try:
         return json.loads(reply.body)["model"]["version"]
     except (ValueError, KeyError):
@@ -210,7 +211,7 @@ def read_model_version(reply: ClientResponse) -> str:
 
 
 async def measure_soak(rig, arguments) -> list[str]:
-    """Long at 0.7 T*, one picture in ten damaged."""
+    """Long operation at 0.7 T*, with one image in ten damaged."""
     minutes = max(rig.seconds * 10, 60) / 60
     with rig.serve() as server:
         asked = rig.questions(server.port)
@@ -226,8 +227,8 @@ async def measure_soak(rig, arguments) -> list[str]:
             rows.append((phase.latency(0.5), phase.latency(0.99), server.memory(), server.files(), phase.statuses()))
             print(rows[-1], flush=True)
         client.close()
-    lines = ["## A long time", "", f"{minutes:.0f} minutes at 0.7 T*, one picture in ten cut in half.", ""]
+    lines = ["## Long operation", "", f"{minutes:.0f} minutes at 0.7 T*, one image in ten truncated.", ""]
     lines += ["| sixth | p50 ms | p99 ms | memory MiB | descriptors | statuses |", "|---|---|---|---|---|---|"]
-    for number, (p50, p99, memory, files, statuses) in enumerate(rows, 1):
-        lines.append(f"| {number} | {1000 * p50:.0f} | {1000 * p99:.0f} | {memory / MIB:.0f} | {files} | {statuses} |")
+    for sixth, (p50, p99, memory, files, statuses) in enumerate(rows, 1):
+        lines.append(f"| {sixth} | {1000 * p50:.0f} | {1000 * p99:.0f} | {memory / MIB:.0f} | {files} | {statuses} |")
     return [*lines, ""]

@@ -1,8 +1,7 @@
-"""Requests that no client should send, each with what may come back; `serving.py` sends thousands, the tests a few
-hundred.
+"""Malformed requests with their allowed responses; `serving.py` sends thousands, the tests a few hundred.
 
-Lists of known tricks (sizes, framing, content types, forms, paths, hosts, parameters), then drawn ones: requests put
-together from wrong pieces, forms and pictures with bytes changed. All from one seed.
+There are lists of known cases (sizes, framing, content types, forms, paths, hosts, parameters), then random ones:
+combinations of wrong parts, and forms and images with changed bytes. All depend on one seed.
 """
 
 from __future__ import annotations
@@ -15,16 +14,16 @@ from dataclasses import dataclass
 
 from serving_client import encode_multipart
 
-MAX_OFFERED_BYTES = 24 * 2**20  # bytes that are offered to a server whose limit is 20 MiB
+MAX_OFFERED_BYTES = 24 * 2**20  # maximum bytes sent to a server whose limit is 20 MiB
 
 
 @dataclass(frozen=True)
 class MalformedRequest:
-    """Bytes to send, in pieces. `strict`: it must be refused, and nothing after it on the connection be taken for a
-    request.
+    """Bytes to send, in pieces. `strict`: the request must be rejected, and no later bytes of the connection may be
+    parsed as a request.
 
-    `finish`: the sending side is closed where nothing came soon, so that a request that lacks its end does not wait for
-    it. `allowed`: the statuses that may come; any but a fault of the server's where it is empty.
+    `finish`: close the sending side if there is no response soon, so that an incomplete request does not wait for its
+    end. `allowed`: the allowed statuses; if it is empty, any but a server error.
     """
 
     name: str
@@ -54,8 +53,8 @@ def make_post(
 
 
 def iterate_size_cases(port: int) -> Iterator[MalformedRequest]:
-    """S2: bodies that are too long, or will be once they are unpacked."""
-    picture, chunked = "Content-Type: image/jpeg", "Transfer-Encoding: chunked"
+    """S2: bodies that are too long, before or after decompression."""
+    image_type, chunked = "Content-Type: image/jpeg", "Transfer-Encoding: chunked"
     for name, length in (
         ("99 GB", str(99 * 10**9)),
         ("2**63", str(2**63)),
@@ -64,19 +63,19 @@ def iterate_size_cases(port: int) -> Iterator[MalformedRequest]:
     ):
         yield MalformedRequest(
             f"content-length {name}",
-            (make_post(port, b"abc", picture, length=length),),
+            (make_post(port, b"abc", image_type, length=length),),
             strict=True,
             allowed=(400, 413),
         )
     piece = b"10000\r\n" + bytes(65536) + b"\r\n"
     yield MalformedRequest(
         "endless chunks",
-        (make_post(port, b"", picture, chunked, length=""), *[piece] * (MAX_OFFERED_BYTES // 65536)),
+        (make_post(port, b"", image_type, chunked, length=""), *[piece] * (MAX_OFFERED_BYTES // 65536)),
         allowed=(413,),
         strict=True,
     )
     small = b"1\r\na\r\n" * 10_000
-    ones = (make_post(port, b"", picture, chunked, length=""), *[small] * 10, b"0\r\n\r\n")
+    ones = (make_post(port, b"", image_type, chunked, length=""), *[small] * 10, b"0\r\n\r\n")
     yield MalformedRequest("100,000 chunks of one byte", ones, allowed=(400, 413, 422))
     for coding, squeezed in (
         ("gzip", gzip.compress(bytes(2**24))),
@@ -85,26 +84,28 @@ def iterate_size_cases(port: int) -> Iterator[MalformedRequest]:
     ):
         yield MalformedRequest(
             f"content-encoding {coding}",
-            (make_post(port, squeezed, picture, f"Content-Encoding: {coding}"),),
+            (make_post(port, squeezed, image_type, f"Content-Encoding: {coding}"),),
             allowed=(415,),
         )
-    yield MalformedRequest("expect 100", (make_post(port, b"abc", picture, "Expect: 100-continue"),), allowed=(422,))
+    yield MalformedRequest("expect 100", (make_post(port, b"abc", image_type, "Expect: 100-continue"),), allowed=(422,))
     yield MalformedRequest(
         "expect 100, 99 GB",
-        (make_post(port, b"", picture, "Expect: 100-continue", length="99000000000"),),
+        (make_post(port, b"", image_type, "Expect: 100-continue", length="99000000000"),),
         allowed=(413, 417),
     )
     yield MalformedRequest(
-        "expect nonsense", (make_post(port, b"abc", picture, "Expect: the-unexpected"),), allowed=(417, 422)
+        "expect nonsense", (make_post(port, b"abc", image_type, "Expect: the-unexpected"),), allowed=(417, 422)
     )
-    yield MalformedRequest("body shorter than told", (make_post(port, b"abc", picture, length="50"),), finish=True)
-    yield MalformedRequest("empty body", (make_post(port, b"", picture),), allowed=(400, 415, 422))
+    yield MalformedRequest(
+        "body shorter than declared", (make_post(port, b"abc", image_type, length="50"),), finish=True
+    )
+    yield MalformedRequest("empty body", (make_post(port, b"", image_type),), allowed=(400, 415, 422))
 
 
 def iterate_framing_cases(port: int) -> Iterator[MalformedRequest]:
-    """S3: requests whose end two readers would not agree on, or that are not HTTP."""
+    """S3: requests with ambiguous ends, or that are not HTTP."""
     next_one = f"GET /smuggled HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n\r\n".encode()
-    picture, host = "Content-Type: image/jpeg", f"Host: 127.0.0.1:{port}"
+    image_type, host = "Content-Type: image/jpeg", f"Host: 127.0.0.1:{port}"
 
     def raw(name: str, text: str | bytes, **more) -> MalformedRequest:
         return MalformedRequest(
@@ -113,11 +114,13 @@ def iterate_framing_cases(port: int) -> Iterator[MalformedRequest]:
 
     chunked = b"0\r\n\r\n" + next_one
     yield MalformedRequest(
-        "length and chunks", (make_post(port, chunked, picture, "Transfer-Encoding: chunked", length="5"),), strict=True
+        "length and chunks",
+        (make_post(port, chunked, image_type, "Transfer-Encoding: chunked", length="5"),),
+        strict=True,
     )
     yield MalformedRequest(
         "chunks and length",
-        (make_post(port, chunked, picture, "Content-Length: 5", "Transfer-Encoding: chunked", length=""),),
+        (make_post(port, chunked, image_type, "Content-Length: 5", "Transfer-Encoding: chunked", length=""),),
         strict=True,
     )
     for lengths in (
@@ -135,7 +138,9 @@ def iterate_framing_cases(port: int) -> Iterator[MalformedRequest]:
     ):
         named = [f"Content-Length: {length}" for length in lengths]
         yield MalformedRequest(
-            f"content-length {lengths}", (make_post(port, b"abc" + next_one, picture, *named, length=""),), strict=True
+            f"content-length {lengths}",
+            (make_post(port, b"abc" + next_one, image_type, *named, length=""),),
+            strict=True,
         )
     for coding in (
         "xchunked",
@@ -147,26 +152,26 @@ def iterate_framing_cases(port: int) -> Iterator[MalformedRequest]:
         "chunk",
         "chunked;q=1",
     ):
-        text = make_post(port, chunked, picture, f"Transfer-Encoding: {coding}", length="")
+        text = make_post(port, chunked, image_type, f"Transfer-Encoding: {coding}", length="")
         yield MalformedRequest(
             f"transfer-encoding {coding!r}", (text,), strict=coding != "identity, chunked", finish=True
         )
-    twice = make_post(port, chunked, picture, "Transfer-Encoding: chunked", "Transfer-Encoding: identity", length="")
+    twice = make_post(port, chunked, image_type, "Transfer-Encoding: chunked", "Transfer-Encoding: identity", length="")
     yield MalformedRequest("two transfer-encodings", (twice,), strict=True)
     for chunk in ("-1", "zz", "0x3", "3 ", "+3", "fffffffffffffffff", "", "3;" + "a" * 70_000, "\x003", "3\n"):
         body = chunk.encode("latin-1") + b"\r\nabc\r\n0\r\n\r\n"
         loose = chunk in ("3 ",) or chunk.startswith("3;")
-        text = make_post(port, body, picture, "Transfer-Encoding: chunked", length="")
+        text = make_post(port, body, image_type, "Transfer-Encoding: chunked", length="")
         yield MalformedRequest(f"chunk size {chunk[:20]!r}", (text,), strict=not loose, finish=True)
     yield MalformedRequest(
-        "chunk longer than told",
-        (make_post(port, b"3\r\nabcdef\r\n0\r\n\r\n", picture, "Transfer-Encoding: chunked", length=""),),
+        "chunk longer than declared",
+        (make_post(port, b"3\r\nabcdef\r\n0\r\n\r\n", image_type, "Transfer-Encoding: chunked", length=""),),
         strict=True,
     )
     trailer = make_post(
         port,
         b"3\r\nabc\r\n0\r\nContent-Length: 9\r\nHost: evil\r\n\r\n",
-        picture,
+        image_type,
         "Transfer-Encoding: chunked",
         length="",
     )
@@ -236,10 +241,10 @@ def iterate_framing_cases(port: int) -> Iterator[MalformedRequest]:
     yield raw("bytes", bytes(range(256)) * 8, finish=True)
 
 
-def iterate_content_cases(port: int, picture: bytes) -> Iterator[MalformedRequest]:
-    """S4 and S16: bodies that are not what they are called, and forms that no browser sends."""
-    good = picture
-    for kind in (
+def iterate_content_cases(port: int, image: bytes) -> Iterator[MalformedRequest]:
+    """S4 and S16: bodies that do not match their content type, and unusual forms."""
+    good = image
+    for media_type in (
         "",
         "text/html",
         "application/json",
@@ -250,8 +255,8 @@ def iterate_content_cases(port: int, picture: bytes) -> Iterator[MalformedReques
         "/",
         "\xff",
     ):
-        headers = [f"Content-Type: {kind}"] if kind else []
-        yield MalformedRequest(f"a picture as {kind or 'nothing'!r}", (make_post(port, good, *headers),))
+        headers = [f"Content-Type: {media_type}"] if media_type else []
+        yield MalformedRequest(f"a picture as {media_type or 'nothing'!r}", (make_post(port, good, *headers),))
     yield MalformedRequest(
         "JSON", (make_post(port, b'{"image": "%%%"}', "Content-Type: application/json"),), allowed=(415,)
     )
@@ -264,18 +269,18 @@ def iterate_content_cases(port: int, picture: bytes) -> Iterator[MalformedReques
         "PNG header alone", (make_post(port, b"\x89PNG\r\n\x1a\n", "Content-Type: image/png"),), allowed=(422,)
     )
     mixed = "multipart/form-data"
-    body, kind = encode_multipart([("a.jpg", good)])
-    edge = kind.rpartition("=")[2].encode()
-    for name, told in (
+    body, media_type = encode_multipart([("a.jpg", good)])
+    edge = media_type.rpartition("=")[2].encode()
+    for name, content_type in (
         ("no boundary", mixed),
         ("empty boundary", f"{mixed}; boundary="),
         ("boundary of 1,000", f"{mixed}; boundary={'b' * 1000}"),
         ("another boundary", f"{mixed}; boundary=other"),
         ("boundary with CR", f'{mixed}; boundary="a b\tc"'),
-        ("two boundaries", f"{kind}; boundary=other"),
-        ("multipart/mixed", kind.replace("form-data", "mixed")),
+        ("two boundaries", f"{media_type}; boundary=other"),
+        ("multipart/mixed", media_type.replace("form-data", "mixed")),
     ):
-        yield MalformedRequest(f"form: {name}", (make_post(port, body, f"Content-Type: {told}"),))
+        yield MalformedRequest(f"form: {name}", (make_post(port, body, f"Content-Type: {content_type}"),))
     head = b"--" + edge + b'\r\nContent-Disposition: form-data; name="image"; filename="a.jpg"\r\n'
     tail = b"\r\n--" + edge + b"--\r\n"
     forms = {
@@ -303,7 +308,7 @@ def iterate_content_cases(port: int, picture: bytes) -> Iterator[MalformedReques
         "a good and a bad": encode_multipart([("a.jpg", good), ("b.jpg", b"bad")])[0],
     }
     for name, text in forms.items():
-        yield MalformedRequest(f"form: {name}", (make_post(port, text, f"Content-Type: {kind}"),))
+        yield MalformedRequest(f"form: {name}", (make_post(port, text, f"Content-Type: {media_type}"),))
     for name in (
         "../../x",
         "/etc/passwd",
@@ -317,18 +322,19 @@ def iterate_content_cases(port: int, picture: bytes) -> Iterator[MalformedReques
         "a%0d%0aX: y",
     ):
         text = head.replace(b"a.jpg", name.encode("latin-1")) + b"\r\n" + good + tail
-        yield MalformedRequest(f"form: file name {name[:20]!r}", (make_post(port, text, f"Content-Type: {kind}"),))
+        yield MalformedRequest(
+            f"form: file name {name[:20]!r}", (make_post(port, text, f"Content-Type: {media_type}"),)
+        )
     star = head.replace(b'filename="a.jpg"', b"filename*=utf-8''%ff%fe%00") + b"\r\n" + good + tail
-    yield MalformedRequest("form: filename* that is no UTF-8", (make_post(port, star, f"Content-Type: {kind}"),))
+    yield MalformedRequest("form: filename* that is no UTF-8", (make_post(port, star, f"Content-Type: {media_type}"),))
     yield MalformedRequest(
         "form: file name not UTF-8",
-        (make_post(port, head.replace(b"a.jpg", b"\xff\xfe") + b"\r\n" + good + tail, f"Content-Type: {kind}"),),
+        (make_post(port, head.replace(b"a.jpg", b"\xff\xfe") + b"\r\n" + good + tail, f"Content-Type: {media_type}"),),
     )
 
 
-def iterate_path_cases(port: int, picture: bytes) -> Iterator[MalformedRequest]:
-    """S15, S17, S18: paths that climb, hosts and origins of others, addresses to fetch; and parameters that cannot
-    be."""
+def iterate_path_cases(port: int, image: bytes) -> Iterator[MalformedRequest]:
+    """S15, S17, S18: path traversal, foreign hosts and origins, URLs to fetch, and invalid parameters."""
     host = f"Host: 127.0.0.1:{port}"
     climbing = (
         "/../",
@@ -377,7 +383,7 @@ def iterate_path_cases(port: int, picture: bytes) -> Iterator[MalformedRequest]:
     ):
         yield MalformedRequest(
             f"origin {name!r}",
-            (make_post(port, picture, "Content-Type: image/jpeg", f"Origin: {name}"),),
+            (make_post(port, image, "Content-Type: image/jpeg", f"Origin: {name}"),),
             allowed=(400, 403),
         )
     hosts = ("url=http://169.254.169.254/", "url=file:///etc/passwd")
@@ -396,7 +402,7 @@ def iterate_path_cases(port: int, picture: bytes) -> Iterator[MalformedRequest]:
     )
     for query in (*wrong, *hosts, "%ff=%fe", "unknown=1", "top[]=1", "&&&&", "a" * 8000, "top=%00", "top=٣"):
         text = make_post(
-            port, picture, "Content-Type: image/jpeg", path=f"/v1/predict?{query}".encode().decode("latin-1")
+            port, image, "Content-Type: image/jpeg", path=f"/v1/predict?{query}".encode().decode("latin-1")
         )
         yield MalformedRequest(f"query {query[:30]}", (text,))
     looks = (
@@ -414,26 +420,24 @@ def iterate_path_cases(port: int, picture: bytes) -> Iterator[MalformedRequest]:
     )
     for query in (*looks, "layer=all&head=all&format=png", "query=1,1,1", "layer=1e3"):
         yield MalformedRequest(
-            f"attention {query}", (make_post(port, picture, "Content-Type: image/jpeg", path=f"/v1/attention?{query}"),)
+            f"attention {query}", (make_post(port, image, "Content-Type: image/jpeg", path=f"/v1/attention?{query}"),)
         )
     for query in ("count=0", "count=-1", "count=x", "count=99999999"):
         yield MalformedRequest(
-            f"neighbours {query}",
-            (make_post(port, picture, "Content-Type: image/jpeg", path=f"/v1/neighbours?{query}"),),
+            f"neighbours {query}", (make_post(port, image, "Content-Type: image/jpeg", path=f"/v1/neighbours?{query}"),)
         )
     for told in ("0", "-5", "abc", "1e99", "9" * 1000, "", "nan", "\xff"):
         yield MalformedRequest(
-            f"deadline {told[:10]!r}", (make_post(port, picture, "Content-Type: image/jpeg", f"X-Deadline-Ms: {told}"),)
+            f"deadline {told[:10]!r}", (make_post(port, image, "Content-Type: image/jpeg", f"X-Deadline-Ms: {told}"),)
         )
     for told in ("a" * 65, "a b", "\x1b[2J", "<script>", '"}\\n{"', ""):
         yield MalformedRequest(
-            f"request id {told[:10]!r}",
-            (make_post(port, picture, "Content-Type: image/jpeg", f"X-Request-Id: {told}"),),
+            f"request id {told[:10]!r}", (make_post(port, image, "Content-Type: image/jpeg", f"X-Request-Id: {told}"),)
         )
     for told in ("Bearer", "Bearer \xff", "Basic YTpi", "Bearer " + "a" * 5000):
         yield MalformedRequest(
             f"authorization {told[:10]!r}",
-            (make_post(port, picture, "Content-Type: image/jpeg", f"Authorization: {told}"),),
+            (make_post(port, image, "Content-Type: image/jpeg", f"Authorization: {told}"),),
         )
 
 
@@ -499,11 +503,11 @@ BODIES = (
 LINE_ENDS = ("\r\n", "\r\n", "\r\n", "\r\n", "\r\n", "\n", "\r", "\r\n ", "")
 
 
-def generate_random_cases(port: int, count: int, seed: int, pictures: Sequence[bytes]) -> Iterator[MalformedRequest]:
-    """So many drawn ones: a third put together, a third forms and a third pictures with bytes changed."""
+def generate_random_cases(port: int, count: int, seed: int, images: Sequence[bytes]) -> Iterator[MalformedRequest]:
+    """Random cases: a third combined, a third forms and a third images with changed bytes."""
     draw = random.Random(seed)
-    for number in range(count):
-        if number % 3 == 0:
+    for index in range(count):
+        if index % 3 == 0:
             lines = [
                 " ".join(
                     (
@@ -518,53 +522,52 @@ def generate_random_cases(port: int, count: int, seed: int, pictures: Sequence[b
                 "".join(line + (draw.choice(LINE_ENDS) if draw.random() < 0.2 else "\r\n") for line in lines) + "\r\n"
             )
             yield MalformedRequest(
-                f"grammar {number}", (text.encode("latin-1", "replace"), draw.choice(BODIES)), finish=True
+                f"grammar {index}", (text.encode("latin-1", "replace"), draw.choice(BODIES)), finish=True
             )
             continue
-        picture = draw.choice(pictures)
-        if number % 3 == 1:
-            body, kind = encode_multipart([(f"{n}.jpg", picture) for n in range(draw.randrange(1, 3))])
+        image = draw.choice(images)
+        if index % 3 == 1:
+            body, content_type = encode_multipart([(f"{n}.jpg", image) for n in range(draw.randrange(1, 3))])
             body = mutate_bytes(draw, body, 400) if draw.random() < 0.7 else mutate_bytes(draw, body)
             length = draw.choice((None, None, None, str(len(body) + draw.randrange(-3, 50))))
             yield MalformedRequest(
-                f"form {number}", (make_post(port, body, f"Content-Type: {kind}", length=length),), finish=True
+                f"form {index}", (make_post(port, body, f"Content-Type: {content_type}", length=length),), finish=True
             )
         else:
             yield MalformedRequest(
-                f"picture {number}", (make_post(port, mutate_bytes(draw, picture), "Content-Type: image/jpeg"),)
+                f"picture {index}", (make_post(port, mutate_bytes(draw, image), "Content-Type: image/jpeg"),)
             )
 
 
 def mutate_bytes(draw: random.Random, raw: bytes, near: int | None = None) -> bytes:
-    """One to eight changes of bytes: flipped, cut out, doubled, put in, cut off; within the first `near` where that is
-    said."""
-    found = bytearray(raw)
+    """Change one to eight bytes: flip, remove, duplicate, insert or truncate; within the first `near` bytes if set."""
+    mutated = bytearray(raw)
     for _ in range(draw.randrange(1, 9)):
-        if not found:
+        if not mutated:
             break
-        place = draw.randrange(min(len(found), near or len(found)))
+        position = draw.randrange(min(len(mutated), near or len(mutated)))
         span = draw.randrange(1, 40)
-        what = draw.randrange(5 if near is None else 4)
-        if what == 0:
-            found[place] ^= 1 << draw.randrange(8)
-        elif what == 1:
-            del found[place : place + span]
-        elif what == 2:
-            found[place:place] = found[place : place + span]
-        elif what == 3:
-            found[place:place] = draw.choice(
+        operation = draw.randrange(5 if near is None else 4)
+        if operation == 0:
+            mutated[position] ^= 1 << draw.randrange(8)
+        elif operation == 1:
+            del mutated[position : position + span]
+        elif operation == 2:
+            mutated[position:position] = mutated[position : position + span]
+        elif operation == 3:
+            mutated[position:position] = draw.choice(
                 (b"\r\n", b"\x00", b"\xff\xd8", b"--", b'"', b":", b"\xff" * 8, b"\r\n\r\n", draw.randbytes(span))
             )
         elif draw.random() < 0.3:
-            del found[place:]
-    return bytes(found)
+            del mutated[position:]
+    return bytes(mutated)
 
 
-def list_known_cases(port: int, picture: bytes) -> list[MalformedRequest]:
-    """Every known trick."""
+def list_known_cases(port: int, image: bytes) -> list[MalformedRequest]:
+    """All known cases."""
     return [
         *iterate_size_cases(port),
         *iterate_framing_cases(port),
-        *iterate_content_cases(port, picture),
-        *iterate_path_cases(port, picture),
+        *iterate_content_cases(port, image),
+        *iterate_path_cases(port, image),
     ]

@@ -1,4 +1,4 @@
-"""Sends the requests of `serving_malformed.py`, each on a connection of its own, and judges what comes back."""
+"""Send the requests of `serving_malformed.py` on separate connections, and check the responses."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from dataclasses import dataclass, field
 from serving_client import parse_response
 from serving_malformed import MalformedRequest
 
-RESPONSE_TIMEOUT = 20.0  # seconds within which the server has to have answered or hung up
-MAX_RETRIES = 100  # times that what was refused for want of room is sent again
-CLOSE_TIMEOUT = 2.0  # seconds that it may take to hang up after it has refused
+RESPONSE_TIMEOUT = 20.0  # seconds until the server must respond or close the connection
+MAX_RETRIES = 100  # maximum retries of requests rejected for load
+CLOSE_TIMEOUT = 2.0  # maximum seconds until the server closes the connection after a rejection
 FAULT_STATUSES = {
     500,
     502,
     503,
-}  # what a client must not be able to bring about; 503 because nothing here drains or starts
+}  # statuses that a client must not be able to cause; 503 because the server neither drains nor starts here
 
 
 @dataclass(frozen=True)
 class CaseOutcome:
-    """The statuses that came, whether the server hung up, seconds, and what is wrong with it ("" for nothing)."""
+    """The received statuses, whether the server closed the connection, seconds, and the violation ("": none)."""
 
     case: MalformedRequest
     statuses: tuple[int, ...]
@@ -33,7 +33,7 @@ class CaseOutcome:
 
 
 async def send_case(port: int, case: MalformedRequest) -> CaseOutcome:
-    """Send one on a connection of its own and see what comes."""
+    """Send one request on a new connection and read the response."""
     clock = asyncio.get_running_loop().time
     begun, found, closed = clock(), bytearray(), False
     replies: list[tuple[int, dict[bytes, bytes], bytes]] = []
@@ -81,28 +81,28 @@ async def send_case(port: int, case: MalformedRequest) -> CaseOutcome:
 
 
 def evaluate_outcome(case: MalformedRequest, replies: list, closed: bool, seconds: float) -> CaseOutcome:
-    """What came back beside what may."""
+    """Compare the responses with the allowed ones."""
     statuses = tuple(status for status, _, _ in replies)
     wrong = ""
     if not replies and not closed:
-        wrong = "neither answered nor hung up"
+        wrong = "neither responded nor closed"
     elif FAULT_STATUSES & set(statuses):
-        wrong = "a fault of the server's"
+        wrong = "a server error"
     elif case.strict and any(status < 400 for status in statuses):
         wrong = "not refused"
     elif case.strict and (len(statuses) > 1 or not closed):
-        wrong = "read on after a request that has no sure end"
+        wrong = "continued to read after a request with an ambiguous end"
     elif case.allowed and statuses and statuses[0] not in case.allowed:
         wrong = f"status not among {case.allowed}"
     elif not case.pieces[0].startswith(b"HEAD") and (
-        told := [r[0] for r in replies if r[0] >= 400 and not is_error_document(*r[1:])]
+        undocumented := [r[0] for r in replies if r[0] >= 400 and not is_error_document(*r[1:])]
     ):
-        wrong = f"{told[0]} without its JSON error"
+        wrong = f"{undocumented[0]} without its JSON error"
     return CaseOutcome(case, statuses, closed, seconds, wrong)
 
 
 def is_error_document(headers: dict[bytes, bytes], body: bytes) -> bool:
-    """Whether an error says its code, its message and its request, on one line of JSON."""
+    """Whether an error response has its code, message and request ID on one line of JSON."""
     try:
         error = json.loads(body)["error"]
     except (ValueError, KeyError, TypeError):
@@ -114,7 +114,7 @@ def is_error_document(headers: dict[bytes, bytes], body: bytes) -> bool:
 
 @dataclass
 class OutcomeTally:
-    """Outcomes of many: by status, what was wrong, and the longest."""
+    """Many outcomes: counts by status, the violations, and the slowest."""
 
     statuses: Counter = field(default_factory=Counter)
     wrong: list[CaseOutcome] = field(default_factory=list)
@@ -122,7 +122,7 @@ class OutcomeTally:
 
 
 async def send_all(port: int, cases: Sequence[MalformedRequest], together: int = 8) -> OutcomeTally:
-    """Send them, a few at a time."""
+    """Send the requests, a few at a time."""
     tally, waiting = OutcomeTally(), iter(cases)
 
     async def one() -> None:

@@ -1,5 +1,4 @@
-"""A server of this package as a process bound to one core, and what can be seen of it from outside; `serving.py` uses
-it."""
+"""A server of this package as a process bound to one core, observed from outside; used by `serving.py`."""
 
 from __future__ import annotations
 
@@ -15,13 +14,14 @@ from pathlib import Path
 
 import numpy as np
 
-START_TIMEOUT = 120  # seconds for a server to be ready
+START_TIMEOUT = 120  # maximum seconds until a server is ready
 SERVE_PROGRAM = ("-m", "vitreous", "serve")
-PHOTO_SIZE = (500, 375)  # of a made-up photograph, width and height
+PHOTO_SIZE = (500, 375)  # size of a synthetic photograph, width and height
 
 
-def make_run(home: Path, name: str, seed: int = 0, classes: int = 1000) -> Path:
-    """A bundle of random weights, its head too, so that no two pictures have one answer; kept where it is there."""
+def make_run(folder: Path, name: str, seed: int = 0, classes: int = 1000) -> Path:
+    """Create a bundle with random weights, including the head, so that predictions differ between images; an existing
+    one is kept."""
     import torch
 
     from vitreous.data.modalities.images import ImagePreprocess
@@ -29,7 +29,7 @@ def make_run(home: Path, name: str, seed: int = 0, classes: int = 1000) -> Path:
     from vitreous.tasks.classification import Classification
     from vitreous.weights.bundle import Bundle
 
-    out = home / f"{name.replace('/', '-')}-{seed}"
+    out = folder / f"{name.replace('/', '-')}-{seed}"
     if (out / "model.json").exists():
         return out
     torch.manual_seed(seed)
@@ -37,43 +37,45 @@ def make_run(home: Path, name: str, seed: int = 0, classes: int = 1000) -> Path:
     with torch.no_grad():
         model.head.weight.normal_(0, 1.0)
     Bundle(
-        model, Classification(tuple(f"class {number}" for number in range(classes))), ImagePreprocess((224, 224))
+        model,
+        Classification(tuple(f"class {class_index}" for class_index in range(classes))),
+        ImagePreprocess((224, 224)),
     ).save(out)
     return out
 
 
 def load_photographs(folder: Path | None, count: int, seed: int = 0) -> list[tuple[str, bytes]]:
-    """Names and bytes of JPEGs: those of a folder, or clouds of colour with some noise, drawn."""
+    """Names and bytes of JPEGs: those of a folder, or synthetic noisy clouds of colour."""
     if folder:
-        found = sorted(path for path in folder.rglob("*") if path.suffix.lower() in (".jpg", ".jpeg"))[:count]
-        return [(f"{number}.jpg", path.read_bytes()) for number, path in enumerate(found)]
+        files = sorted(path for path in folder.rglob("*") if path.suffix.lower() in (".jpg", ".jpeg"))[:count]
+        return [(f"{index}.jpg", path.read_bytes()) for index, path in enumerate(files)]
     from PIL import Image
 
-    draw, made = np.random.default_rng(seed), []
-    for number in range(count):
+    draw, photographs = np.random.default_rng(seed), []
+    for index in range(count):
         coarse = Image.fromarray(draw.integers(0, 256, (12, 16, 3), dtype=np.uint8)).resize(
             PHOTO_SIZE, Image.Resampling.BICUBIC
         )
         noisy = np.asarray(coarse, np.int16) + draw.integers(-12, 13, (PHOTO_SIZE[1], PHOTO_SIZE[0], 3), dtype=np.int16)
         Image.fromarray(noisy.clip(0, 255).astype(np.uint8)).save(file := io.BytesIO(), "JPEG", quality=85)
-        made.append((f"{number}.jpg", file.getvalue()))
-    return made
+        photographs.append((f"{index}.jpg", file.getvalue()))
+    return photographs
 
 
 def list_process_tree(root: int) -> list[int]:
-    """A process and all below it."""
-    found = [root]
-    for process in found:
+    """The process IDs of a process and all its descendants."""
+    pids = [root]
+    for process in pids:
         try:
             for task in os.listdir(f"/proc/{process}/task"):
-                found += map(int, Path(f"/proc/{process}/task/{task}/children").read_text().split())
+                pids += map(int, Path(f"/proc/{process}/task/{task}/children").read_text().split())
         except OSError:
             continue
-    return found
+    return pids
 
 
 def read_command(process: int) -> bytes:
-    """The words that a process was started with."""
+    """The command line of a process."""
     try:
         return Path(f"/proc/{process}/cmdline").read_bytes()
     except OSError:
@@ -81,7 +83,7 @@ def read_command(process: int) -> bytes:
 
 
 def measure_resident_bytes(processes: list[int]) -> int:
-    """Bytes that processes hold; what they share is counted once, in proportion."""
+    """Bytes of processes; shared pages count proportionally."""
     total = 0
     for process in processes:
         try:
@@ -93,7 +95,7 @@ def measure_resident_bytes(processes: list[int]) -> int:
 
 
 class Server:
-    """`vitreous serve` on a port of its own, with its log in a file. Use as a context manager."""
+    """`vitreous serve` on a free port, with its log in a file. Use as a context manager."""
 
     def __init__(
         self,
@@ -116,11 +118,11 @@ class Server:
                 preexec_fn=None if core is None else (lambda: os.sched_setaffinity(0, {core})),
             )
         line = self.process.stdout.readline().decode()
-        found = re.search(r"http://127\.0\.0\.1:(\d+)", line)
-        if not found:
+        match = re.search(r"http://127\.0\.0\.1:(\d+)", line)
+        if not match:
             self.process.kill()
             raise RuntimeError(f"the server said {line!r}\n{self.log.read_text()[-2000:]}")
-        self.port = int(found[1])
+        self.port = int(match[1])
         while not self.ready():
             if self.process.poll() is not None or time.perf_counter() - begun > START_TIMEOUT:
                 raise RuntimeError(f"the server is not ready\n{self.log.read_text()[-2000:]}")
@@ -142,33 +144,33 @@ class Server:
         self.process.stdout.close()
 
     def ready(self) -> bool:
-        """Whether it says so."""
+        """Whether the server reports that it is ready."""
         try:
             return self.get("/readyz").startswith(b"HTTP/1.1 200")
         except OSError:
             return False
 
     def get(self, path: str) -> bytes:
-        """One response, head and body, on a connection of its own."""
+        """One response, head and body, on a new connection."""
         with socket.create_connection(("127.0.0.1", self.port), 10) as line:
             line.sendall(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n".encode())
-            found = bytearray()
+            received = bytearray()
             while piece := line.recv(65536):
-                found += piece
-        return bytes(found)
+                received += piece
+        return bytes(received)
 
     def metrics(self) -> dict[str, float]:
-        """Every sample of /metrics by its name with labels."""
+        """Every sample of /metrics, keyed by its name with labels."""
         lines = self.get("/metrics").partition(b"\r\n\r\n")[2].decode().splitlines()
         pairs = (line.rpartition(" ") for line in lines if line and not line.startswith("#"))
         return {name: float(value) for name, _, value in pairs}
 
     def memory(self) -> int:
-        """Bytes of it and its children."""
+        """Bytes of the server and its children."""
         return measure_resident_bytes(list_process_tree(self.process.pid))
 
     def spent(self) -> float:
-        """Processor seconds of it and its children so far."""
+        """Processor seconds of the server and its children so far."""
         ticks = 0
         for process in list_process_tree(self.process.pid):
             try:
@@ -178,21 +180,21 @@ class Server:
         return ticks / os.sysconf("SC_CLK_TCK")
 
     def decoders(self) -> list[int]:
-        """Its children that decode."""
+        """The process IDs of its decoders."""
         return [
             child
             for child in list_process_tree(self.process.pid)[1:]
-            if b".child" in (found := read_command(child)) or b"_trap.py" in found
+            if b".child" in (command := read_command(child)) or b"_trap.py" in command
         ]
 
     def files(self) -> int:
-        """Descriptors that it has open."""
+        """The number of its open descriptors."""
         return len(os.listdir(f"/proc/{self.process.pid}/fd"))
 
 
-def two_cores() -> tuple[int, int]:
-    """One core for the server and one for the client, which binds this process to it. They are one where there is no
-    other."""
+def bind_cores() -> tuple[int, int]:
+    """One core for the server and one for the client, to which this process is bound; both are the same if there is
+    only one."""
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[-1]})
     return cores[0], cores[-1]

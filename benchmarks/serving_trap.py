@@ -1,7 +1,7 @@
-"""`vitreous serve` whose decoding falls over on demand: pictures that end in CRASH, SPIN or EAT make the child do so.
-For `serving.py`.
+"""`vitreous serve` with decoders that fail on demand: images that end in CRASH, SPIN or EAT trigger it. For
+`serving.py`.
 
-python benchmarks/serving_trap.py serve RUN …
+    python benchmarks/serving_trap.py serve RUN …
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any
 TRICKS = (b"CRASH", b"SPIN", b"EAT")
 
 
-def decode_with_trap(content: bytes, *rest: Any) -> Any:
-    """What the child does with a picture."""
+def decode_with_trap(content: bytes, *arguments: Any) -> Any:
+    """Decode an image in the child, or fail."""
     from vitreous.apps.server.child import decode_request_image
 
     if content.endswith(b"CRASH"):
@@ -25,7 +25,7 @@ def decode_with_trap(content: bytes, *rest: Any) -> Any:
         held = []
         while True:
             held.append(bytearray(b"x") * 2**26)
-    return decode_request_image(content, *rest)
+    return decode_request_image(content, *arguments)
 
 
 def main() -> None:
@@ -37,9 +37,9 @@ def main() -> None:
     from vitreous.apps.server import decoders
     from vitreous.cli.main import main as vitreous
 
-    given = decoders.DecoderPool.__init__.__defaults__ or ()
+    defaults = decoders.DecoderPool.__init__.__defaults__ or ()
     decoders.DecoderPool.__init__.__defaults__ = tuple(
-        (sys.executable, __file__) if d is decoders.DECODER_COMMAND else d for d in given
+        (sys.executable, __file__) if d is decoders.DECODER_COMMAND else d for d in defaults
     )
     vitreous(sys.argv[1:])
 

@@ -1,10 +1,10 @@
 """Two programs on one machine: each alone, then both at the same time, in alternating rounds.
 
-python benchmarks/sharing.py --out benchmarks/results/DATE-sharing-HARDWARE.md
+    python benchmarks/sharing.py --out benchmarks/results/DATE-sharing-HARDWARE.md
 
-`train`: ten epochs of digits, beside themselves. `predict`: pictures answered by a ViT-S/16, beside a `vitreous serve`
-of the same model that is asked without pause. Each is measured with threads as this package bounds them, and with the
-300,000 turns that GNU's OpenMP spins by itself.
+`train`: ten epochs of digits, two runs at a time. `predict`: predictions of a ViT-S/16 while a `vitreous serve` of the
+same model receives continuous requests. Each is measured with this package's limit on thread spinning, and with the
+default of GNU OpenMP, 300,000 spins.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ PORT, NUM_IMAGES = 8765, 200
 
 
 def start_command(words: list[str], spins: str) -> subprocess.Popen[bytes]:
-    """A command of this package."""
+    """Start a command of this package."""
     environment = os.environ | {"GOMP_SPINCOUNT": spins}
     return subprocess.Popen([sys.executable, "-m", "vitreous", *words], env=environment, stdout=-3, stderr=-3)
 
 
 def measure_seconds(commands: list[list[str]], spins: str) -> float:
-    """The mean time of commands that run at the same time, as whole processes."""
+    """The mean wall time of concurrent commands, as complete processes."""
     started, times = time.perf_counter(), []
     processes = [start_command(words, spins) for words in commands]
     threads = [
@@ -61,7 +61,7 @@ def measure_seconds(commands: list[list[str]], spins: str) -> float:
 
 
 def make_train_commands(scratch: Path, round_: int, count: int) -> list[list[str]]:
-    """Runs of ten epochs of digits."""
+    """Commands that train ten epochs of digits."""
     return [
         ["train", "digits", "--epochs", "10", "--out", str(scratch / f"{round_}-{count}-{i}-{time.time_ns()}")]
         for i in range(count)
@@ -69,7 +69,7 @@ def make_train_commands(scratch: Path, round_: int, count: int) -> list[list[str
 
 
 def prepare_data(scratch: Path) -> bytes:
-    """A bundle of random weights and a folder of pictures; one of them as it is uploaded."""
+    """Write a bundle with random weights and a folder of images; returns one image as an uploaded file."""
     random, folder = np.random.default_rng(0), scratch / "pictures"
     folder.mkdir()
     names = tuple(f"class {i}" for i in range(10))
@@ -82,14 +82,14 @@ def prepare_data(scratch: Path) -> bytes:
 
 
 @contextmanager
-def run_busy_server(scratch: Path, picture: bytes, spins: str) -> Iterator[None]:
-    """A server that is asked about one picture after the other."""
+def run_busy_server(scratch: Path, image: bytes, spins: str) -> Iterator[None]:
+    """Run a server that receives one request after the other."""
     server, asking = start_command(["serve", str(scratch / "bundle"), "--port", str(PORT)], spins), True
     body = BytesIO()
     body.write(
         b'--x\r\nContent-Disposition: form-data; name="image"; filename="a.jpg"\r\nContent-Type: image/jpeg\r\n\r\n'
     )
-    body.write(picture + b"\r\n--x--\r\n")
+    body.write(image + b"\r\n--x--\r\n")
     request = urllib.request.Request(
         f"http://127.0.0.1:{PORT}/v1/predict", body.getvalue(), {"Content-Type": "multipart/form-data; boundary=x"}
     )
@@ -119,23 +119,23 @@ def run_busy_server(scratch: Path, picture: bytes, spins: str) -> Iterator[None]
 
 
 def measure_rows(scratch: Path, rounds: int) -> list[tuple[str, str, float, float]]:
-    """Task, spinning, seconds alone, and beside another: medians over rounds."""
-    picture = prepare_data(scratch)
-    answers = [["predict", str(scratch / "bundle"), str(scratch / "pictures"), "--json"]]
-    figures: dict[tuple[str, str], list[tuple[float, float]]] = {}
+    """Task, spinning, seconds alone, and seconds with another program: medians over rounds."""
+    image = prepare_data(scratch)
+    predict_commands = [["predict", str(scratch / "bundle"), str(scratch / "pictures"), "--json"]]
+    durations: dict[tuple[str, str], list[tuple[float, float]]] = {}
     for round_ in range(rounds):
         for name, spins in SPIN_COUNTS.items():
             alone, beside = (measure_seconds(make_train_commands(scratch, round_, count), spins) for count in (1, 2))
-            figures.setdefault(("train digits, 10 epochs, beside another", name), []).append((alone, beside))
-            alone = measure_seconds(answers, spins)
-            with run_busy_server(scratch, picture, spins):
-                beside = measure_seconds(answers, spins)
-            figures.setdefault((f"predict {NUM_IMAGES} pictures, ViT-S/16, beside serve", name), []).append(
+            durations.setdefault(("train digits, 10 epochs, with another run", name), []).append((alone, beside))
+            alone = measure_seconds(predict_commands, spins)
+            with run_busy_server(scratch, image, spins):
+                beside = measure_seconds(predict_commands, spins)
+            durations.setdefault((f"predict {NUM_IMAGES} images, ViT-S/16, with serve", name), []).append(
                 (alone, beside)
             )
-            print(figures, flush=True)
+            print(durations, flush=True)
     return [
-        (*key, *(statistics.median(column) for column in zip(*pairs, strict=True))) for key, pairs in figures.items()
+        (*key, *(statistics.median(column) for column in zip(*pairs, strict=True))) for key, pairs in durations.items()
     ]
 
 
@@ -151,7 +151,7 @@ def main() -> None:
         f"{get_processor_name()}, {torch.get_num_threads()} threads, torch {torch.__version__}; whole processes, medians of"
     ]
     lines += [f"{arguments.rounds} alternating rounds. `python benchmarks/sharing.py`", ""]
-    lines += ["| | how long threads spin | seconds alone | beside, each | ratio |", "|---|---|---|---|---|"]
+    lines += ["| | thread spinning | seconds alone | seconds each, concurrent | ratio |", "|---|---|---|---|---|"]
     lines += [
         f"| {task} | {name} | {alone:.1f} | {beside:.1f} | {beside / alone:.2f} |" for task, name, alone, beside in rows
     ]

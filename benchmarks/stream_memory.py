@@ -1,12 +1,14 @@
-"""Memory of an epoch over a million samples in WebDataset archives: it must not grow with the samples that were read.
+"""Memory of an epoch over a million samples in WebDataset archives must not grow with the number of samples read.
 
     python benchmarks/stream_memory.py --scratch DIR --out benchmarks/results/DATE-stream-HARDWARE.md
 
-Writes archives of small pictures (2.5 KB a sample in the archive) into DIR once; BMPs, the quickest to decode, so that
-the epoch does not take longer than it must. Each row is a process of its own that opens them, the first with an empty
-cache, and reads an epoch in its shuffled order through the gates and decoding. Memory is the proportional share (PSS)
-of the process and its workers, from /proc/PID/smaps_rollup, at 10, 50 and 100 % of the epoch: pages that processes
-share are counted once. The index, which grows with the samples by design, is told beside it.
+Writes archives of small images (2.5 KB per sample) into DIR once, as BMPs, which are the fastest to decode. Each row is
+a separate process that opens them, the first with an empty cache, and reads an epoch in shuffled order, with validation
+and decoding.
+
+Memory is the proportional set size (PSS) of the process and its workers, from /proc/PID/smaps_rollup, at 10, 50 and 100
+% of the epoch: shared pages count once. The size of the index, which grows with the number of samples by design, is
+reported separately.
 """
 
 from __future__ import annotations
@@ -24,30 +26,30 @@ from pathlib import Path
 import numpy as np
 
 EPOCH_SHARES = (0.1, 0.5, 1.0)
-IMAGE_SIZE, NUM_CLASSES, SHARD_SIZE = 16, 100, 10_000  # pixels of a picture, classes, samples of an archive
+IMAGE_SIZE, NUM_CLASSES, SHARD_SIZE = 16, 100, 10_000  # image size in pixels, classes, samples per archive
 BATCH_SIZE = 256
 
 
-def write_archives(home: Path, samples: int) -> None:
-    """Archives of `samples` BMPs; those that are there are kept."""
+def write_archives(folder: Path, samples: int) -> None:
+    """Write archives of `samples` BMPs; existing ones are kept."""
     from PIL import Image
 
-    home.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     draw = np.random.default_rng(0)
-    pictures = []
+    images = []
     for _ in range(100):
         buffer = io.BytesIO()
         Image.fromarray(draw.integers(0, 256, (IMAGE_SIZE, IMAGE_SIZE, 3), dtype=np.uint8)).save(buffer, "BMP")
-        pictures.append(buffer.getvalue())
+        images.append(buffer.getvalue())
     for low in range(0, samples, SHARD_SIZE):
-        path = home / f"train-{low // SHARD_SIZE:06d}.tar"
+        path = folder / f"train-{low // SHARD_SIZE:06d}.tar"
         if path.exists():
             continue
         temporary = path.with_suffix(".part")
         with open(temporary, "wb") as file:
             for sample in range(low, min(low + SHARD_SIZE, samples)):
-                for kind, content in (("bmp", pictures[sample % 100]), ("cls", b"%d" % (sample % NUM_CLASSES))):
-                    info = tarfile.TarInfo(f"{sample:09d}.{kind}")
+                for suffix, content in (("bmp", images[sample % 100]), ("cls", b"%d" % (sample % NUM_CLASSES))):
+                    info = tarfile.TarInfo(f"{sample:09d}.{suffix}")
                     info.size = len(content)
                     file.write(info.tobuf(tarfile.USTAR_FORMAT) + content + bytes(-len(content) % 512))
             file.write(bytes(1024))
@@ -55,19 +57,19 @@ def write_archives(home: Path, samples: int) -> None:
 
 
 def read_pss(process: int) -> int:
-    """Bytes of a process, those that it shares with others in proportion."""
+    """Bytes of a process; shared pages count proportionally."""
     text = Path(f"/proc/{process}/smaps_rollup").read_text()
     return next(int(line.split()[1]) * 1024 for line in text.splitlines() if line.startswith("Pss:"))
 
 
 def measure_memory() -> int:
     """Bytes of this process and its children."""
-    own = os.getpid()
-    children = Path(f"/proc/{own}/task/{own}/children").read_text().split()
-    return read_pss(own) + sum(read_pss(int(child)) for child in children)
+    pid = os.getpid()
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return read_pss(pid) + sum(read_pss(int(child)) for child in children)
 
 
-def measure_epoch(home: Path, workers: int) -> dict:
+def measure_epoch(folder: Path, workers: int) -> dict:
     """One epoch in this process: seconds to open, and memory before it and at each share of it."""
     from vitreous.data.augmentation.augment import Augment
     from vitreous.data.loader import TrainLoader
@@ -75,7 +77,7 @@ def measure_epoch(home: Path, workers: int) -> dict:
     from vitreous.data.sources import open_data
 
     began = time.perf_counter()
-    data = open_data(home)
+    data = open_data(folder)
     opened = time.perf_counter() - began
     split = data.with_holdout(0, 0).split("train")
     index = split.index  # type: ignore[attr-defined]
@@ -85,46 +87,46 @@ def measure_epoch(home: Path, workers: int) -> dict:
         + 8 * len(split)
     )
     feed = TrainLoader(split, ImagePreprocess((IMAGE_SIZE, IMAGE_SIZE)), Augment(), 0, workers=workers)
-    before, found = measure_memory(), []
+    memory_before, measurements = measure_memory(), []
     began = time.perf_counter()
     marks = [int(share * len(split)) for share in EPOCH_SHARES]
-    for number, _ in enumerate(feed.iterate_batches(0, len(split), BATCH_SIZE), 1):
-        if min(number * BATCH_SIZE, len(split)) >= marks[len(found)]:
-            found.append(measure_memory())
+    for batch_index, _ in enumerate(feed.iterate_batches(0, len(split), BATCH_SIZE), 1):
+        if min(batch_index * BATCH_SIZE, len(split)) >= marks[len(measurements)]:
+            measurements.append(measure_memory())
     rate = len(split) / (time.perf_counter() - began)
     return {
         "workers": workers,
         "samples": len(split),
         "open": opened,
         "index": size,
-        "before": before,
-        "at": found,
+        "before": memory_before,
+        "at": measurements,
         "rate": rate,
     }
 
 
 def build_page(rows: list[dict]) -> list[str]:
-    """The page, line by line."""
+    """The lines of the page."""
     import torch
 
     from vitreous.system.machine import get_processor_name
 
-    mib, first = 2**20, rows[0]
+    mib, first_row = 2**20, rows[0]
     lines = [
-        f"# Memory of an epoch over {first['samples']:,} samples in archives, {time.strftime('%Y-%m-%d')}",
+        f"# Memory of an epoch over {first_row['samples']:,} samples in archives, {time.strftime('%Y-%m-%d')}",
         "",
         (
             f"{get_processor_name()}, torch {torch.__version__}. `python benchmarks/stream_memory.py`; BMPs of {IMAGE_SIZE} x {IMAGE_SIZE}, "
-            f"{SHARD_SIZE:,} an archive."
+            f"{SHARD_SIZE:,} per archive."
         ),
         "",
         (
-            f"Opening: {first['open']:.1f} s the first time, {rows[-1]['open']:.1f} s from what that kept. The index and "
+            f"Opening: {first_row['open']:.1f} s the first time, {rows[-1]['open']:.1f} s from the cache. The index and "
             "the labels take"
         ),
-        f"{first['index'] / mib:.0f} MiB, {first['index'] / first['samples']:.0f} bytes a sample.",
+        f"{first_row['index'] / mib:.0f} MiB, {first_row['index'] / first_row['samples']:.0f} bytes per sample.",
         "",
-        "| workers | before | 10 % | 50 % | 100 % of the epoch | from 10 % on | images/s |",
+        "| workers | before | 10 % | 50 % | 100 % of the epoch | growth from 10 % | images/s |",
         "|---|---|---|---|---|---|---|",
     ]
     for row in rows:
@@ -142,11 +144,11 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    home = arguments.scratch / f"bmp-{arguments.samples}"
+    folder = arguments.scratch / f"bmp-{arguments.samples}"
     if arguments.one is not None:
-        print(json.dumps(measure_epoch(home, arguments.one)))
+        print(json.dumps(measure_epoch(folder, arguments.one)))
         return
-    write_archives(home, arguments.samples)
+    write_archives(folder, arguments.samples)
     cache = arguments.scratch / f"cache-{os.getpid()}"
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": str(cache.absolute())}
     base = [sys.executable, __file__, "--scratch", str(arguments.scratch), "--samples", str(arguments.samples), "--one"]

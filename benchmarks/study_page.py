@@ -1,10 +1,10 @@
-"""The page of a study as a page of this folder: without the links to its runs, with the machine and what it shows.
+"""Convert the report of a study to a page of this folder: without links to its runs, with the machine and a conclusion.
 
     vitreous study positions --data FOLDER --out runs/studies
     python benchmarks/study_page.py runs/studies/positions --note "What it shows, and what not." \\
         --out benchmarks/results/DATE-study-positions-HARDWARE.md
 
-The figure goes to docs/figures. FOLDER stands in the page for the folder of the data.
+The figure is written to docs/figures. The page replaces the path of the data by FOLDER.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from vitreous.system.machine import get_processor_name
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def public_page(home: Path, figure: str, threads: int, note: str) -> str:
-    """The Markdown of the study in `home` for the repository, with its figure at the address `figure`."""
-    settings = json.loads((home / "study.json").read_text("utf-8"))["settings"]
-    text = (home / "report.md").read_text("utf-8").replace("](figure.svg)", f"]({figure})")
-    text = text.replace(settings["data"], "FOLDER").replace(f" --out {home.parent}", "")
+def build_public_page(study_folder: Path, figure_url: str, threads: int, note: str) -> str:
+    """The Markdown of the study in `study_folder` for the repository, with its figure at the URL `figure_url`."""
+    settings = json.loads((study_folder / "study.json").read_text("utf-8"))["settings"]
+    text = (study_folder / "report.md").read_text("utf-8").replace("](figure.svg)", f"]({figure_url})")
+    text = text.replace(settings["data"], "FOLDER").replace(f" --out {study_folder.parent}", "")
     table, *conclusion = text.split("\n## ", 1)
-    table = re.sub(r"(?m)^(\|.*\|)[^|]*\|$", r"\1", table)  # its last column links to runs, which stay where they are
+    table = re.sub(r"(?m)^(\|.*\|)[^|]*\|$", r"\1", table)  # its last column links to runs, which are not copied
     title, _, table = table.partition("\n")
     machine = f"{get_processor_name()}, {threads} thread{'s' * (threads > 1)}, torch {torch.__version__}."
     head = f"{title}, {time.strftime('%Y-%m-%d')}\n\n{note}\n\n{machine}\n{table}"
@@ -39,15 +39,15 @@ def public_page(home: Path, figure: str, threads: int, note: str) -> str:
 def main() -> None:
     """Write the page and its figure."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("home", type=Path, help="the folder of the study, in the --out of `vitreous study`")
-    parser.add_argument("--note", required=True, help="what the study shows, and what it does not")
-    parser.add_argument("--threads", type=int, default=1, help="that the runs had")
+    parser.add_argument("home", type=Path, help="folder of the study, in the --out of `vitreous study`")
+    parser.add_argument("--note", required=True, help="conclusion of the study, and its limits")
+    parser.add_argument("--threads", type=int, default=1, help="number of threads of the runs")
     parser.add_argument("--out", type=Path, required=True)
-    given = parser.parse_args()
-    figure = ROOT / "docs" / "figures" / f"study-{given.home.name}.svg"
-    shutil.copyfile(given.home / "figure.svg", figure)
-    given.out.write_text(
-        public_page(given.home, f"../../docs/figures/{figure.name}", given.threads, given.note), "utf-8"
+    args = parser.parse_args()
+    figure_file = ROOT / "docs" / "figures" / f"study-{args.home.name}.svg"
+    shutil.copyfile(args.home / "figure.svg", figure_file)
+    args.out.write_text(
+        build_public_page(args.home, f"../../docs/figures/{figure_file.name}", args.threads, args.note), "utf-8"
     )
 
 

@@ -1,10 +1,10 @@
-"""What frames cost: ViViT's arrangements beside transformers' VideoMAE on the same clips, from 8 to 32 frames.
+"""Cost of frames: ViViT's arrangements compared with transformers' VideoMAE on the same clips, from 8 to 32 frames.
 
     python benchmarks/video.py --out benchmarks/results/DATE-video-HARDWARE.md
 
-Inference of one clip at a time, ViT-S blocks on patches of 2 x 16 x 16, random weights, the contenders in turn within a
-length, each in a process of its own, as `vitreous bench` has them. Time is that of a clip; memory is the highest
-resident set of the process, its imports included.
+Inference of single clips, ViT-S blocks on patches of 2 x 16 x 16, random weights. Contenders alternate within a length,
+each in a separate process, as in `vitreous bench`. Time is per clip; memory is the peak resident set of the process,
+including imports.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from windows import engine_turn
+from windows import build_engine_turn
 
 from vitreous.apps.bench.race import ContenderResult, run_race
 from vitreous.apps.bench.work import BenchmarkStep, Contender, Timing, Workload
@@ -28,15 +28,15 @@ VIVIT_VARIANTS = ("joint", "factorised-encoder", "factorised-attention", "factor
 
 
 def build_vitreous_step(work: Workload, arrangement: str, precision: Literal["auto", "fp32"] = "auto") -> BenchmarkStep:
-    """A model of ours by the engine that `predict` takes; `image_size` is the number of frames."""
+    """One of our models with the engine of `predict`; `image_size` is the number of frames."""
     clip = (work.image_size, IMAGE_SIZE, IMAGE_SIZE)
-    return engine_turn(
+    return build_engine_turn(
         "ViViT-S/16x2", clip, NUM_CLASSES, InferenceOptions(precision=precision), arrangement=arrangement
     )
 
 
 def build_videomae_step(work: Workload, bf16: bool = False) -> BenchmarkStep:
-    """transformers' VideoMAE of the same width and depth, which is joint."""
+    """transformers' VideoMAE of the same width and depth, with joint attention."""
     from transformers import VideoMAEConfig, VideoMAEForVideoClassification
 
     torch.manual_seed(0)
@@ -61,7 +61,7 @@ def build_videomae_step(work: Workload, bf16: bool = False) -> BenchmarkStep:
 
 
 def list_contenders() -> list[Contender]:
-    """Who takes part."""
+    """All contenders."""
     table = [
         Contender("vitreous", name, partial(build_vitreous_step, arrangement=name), is_ours=True)
         for name in VIVIT_VARIANTS
@@ -77,23 +77,23 @@ def list_contenders() -> list[Contender]:
 
 
 def build_page(lanes: dict[int, list[ContenderResult]]) -> str:
-    """The table: milliseconds and MiB for each length."""
+    """Build the table: milliseconds and MiB for each length."""
     lengths = list(lanes)
     lines = [
-        f"# Frames of clips, {time.strftime('%Y-%m-%d')}",
+        f"# Clips of 8 to 32 frames, {time.strftime('%Y-%m-%d')}",
         "",
         f"{get_processor_name()}, {torch.get_num_threads()} threads, torch {torch.__version__}. ViT-S, patches of 2 x 16 x 16, clips of",
-        f"{IMAGE_SIZE} x {IMAGE_SIZE} pixels, one at a time: milliseconds a clip, and the memory of the process in MiB.",
+        f"{IMAGE_SIZE} x {IMAGE_SIZE} pixels, one at a time: milliseconds per clip, and the memory of the process in MiB.",
         "",
         "    python benchmarks/video.py",
         "",
         "| contender | " + " | ".join(f"{frames} frames, ms | MiB" for frames in lengths) + " |",
         "|---" * (1 + 2 * len(lengths)) + "|",
     ]
-    for number, first in enumerate(lanes[lengths[0]]):
-        cells = [first.contender.label]
+    for lane_index, shortest in enumerate(lanes[lengths[0]]):
+        cells = [shortest.contender.label]
         for frames in lengths:
-            lane = lanes[frames][number]
+            lane = lanes[frames][lane_index]
             if lane.failure or not lane.throughputs:
                 cells += [lane.failure or "nothing", ""]
             else:
@@ -107,20 +107,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--frames", type=int, nargs="+", default=[8, 16, 32])
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=1.0, help="of a round, and at least one clip")
+    parser.add_argument("--seconds", type=float, default=1.0, help="minimum seconds per round (at least one clip)")
     parser.add_argument("--out", type=Path)
-    given = parser.parse_args()
+    args = parser.parse_args()
     lanes = {}
-    for frames in given.frames:
+    for frames in args.frames:
         lanes[frames] = run_race(
-            Workload("inference", "", frames, 1), list_contenders(), Timing(given.rounds, given.seconds)
+            Workload("inference", "", frames, 1), list_contenders(), Timing(args.rounds, args.seconds)
         )
         times = [(lane.contender.label, lane.failure or f"{1000 / lane.median:.0f} ms") for lane in lanes[frames]]
         print(frames, times, flush=True)
     text = build_page(lanes)
     print(text)
-    if given.out:
-        given.out.write_text(text)
+    if args.out:
+        args.out.write_text(text)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,14 @@
-"""ViTDet's backbone beside the same model of plain PyTorch modules: seconds and peak memory of an image.
+"""ViTDet's backbone compared with the same model in plain PyTorch modules: seconds and peak memory per image.
 
     python benchmarks/vitdet.py --out benchmarks/results/DATE-vitdet-HARDWARE.md
 
-The plain model is written here as detectron2 has it: linear layers, windows cut by reshaping, decomposed relative
-positions added to explicit logits, softmax, a product. Both get the same random weights, and their maps are compared
-first. The whole backbone, a block with windows and a block that sees the whole grid are measured apart, forwards alone
-and with a backward pass, one image at a time, the contenders in turn and each in a process of its own, whose highest
-resident set is the memory, its imports included.
+The plain model is implemented here as in detectron2: linear layers, windows by reshaping, decomposed relative positions
+added to explicit logits, softmax, matrix product. Both models have the same random weights, and their maps are compared
+first.
+
+The complete backbone, a windowed block and a global block are measured separately, with and without a backward pass,
+one image at a time. Contenders alternate, each in a separate process. Memory is the peak resident set of the process,
+including imports.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ PASSES = ("forward", "forward and backward")
 
 
 class PlainAttention(nn.Module):
-    """Attention over (B, h, w, D) with decomposed relative positions, every step by itself."""
+    """Attention over (B, h, w, D) with decomposed relative positions, without fused operations."""
 
     def __init__(self, width: int, heads: int, side: int) -> None:
         super().__init__()
@@ -50,18 +52,18 @@ class PlainAttention(nn.Module):
         q, k, v = qkv.flatten(1, 2)  # (B h, N, d) each
         logits = (q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1)
         grid = q.view(-1, height, width, q.shape[-1])
-        rows = torch.einsum("bhwc,hkc->bhwk", grid, gather_relative_positions(self.rel_pos_h, height))
+        row_bias = torch.einsum("bhwc,hkc->bhwk", grid, gather_relative_positions(self.rel_pos_h, height))
         columns = torch.einsum("bhwc,wkc->bhwk", grid, gather_relative_positions(self.rel_pos_w, width))
         shape = (len(q), height, width, height, width)
-        logits = (logits.view(shape) + rows[..., None] + columns[..., None, :]).flatten(3).flatten(1, 2)
+        logits = (logits.view(shape) + row_bias[..., None] + columns[..., None, :]).flatten(3).flatten(1, 2)
         y = (logits.softmax(-1) @ v).view(batch, self.heads, height, width, -1)
         return self.proj(y.permute(0, 2, 3, 1, 4).reshape(batch, height, width, channels))
 
 
 def gather_relative_positions(table: Tensor, length: int) -> Tensor:
-    """(2 L - 1, d) -> (L, L, d): row q, column k has the vector of q - k."""
-    places = torch.arange(length)
-    return table[places[:, None] - places + length - 1]
+    """(2 L - 1, d) -> (L, L, d): entry (q, k) has the vector of offset q - k."""
+    positions = torch.arange(length)
+    return table[positions[:, None] - positions + length - 1]
 
 
 class PlainMlp(nn.Module):
@@ -77,7 +79,7 @@ class PlainMlp(nn.Module):
 
 
 class PlainBlock(nn.Module):
-    """Pre-norm block; with a `window` the grid is filled up with zeros and cut."""
+    """Pre-norm block; with a `window` the grid is padded with zeros and split into windows."""
 
     def __init__(self, width: int, heads: int, hidden: int, window: int, side: int) -> None:
         super().__init__()
@@ -127,7 +129,7 @@ class PlainViTDet(nn.Module):
 
 
 def build_random_backbone(config: SAMConfig) -> nn.Module:
-    """Our backbone with random weights, those of relative positions included."""
+    """Our backbone with random weights, including relative positions."""
     torch.manual_seed(0)
     model = build_model(config)
     for name, parameter in model.named_parameters():
@@ -144,7 +146,7 @@ def build_pair(config: SAMConfig) -> tuple[nn.Module, PlainViTDet]:
 
 
 def compute_difference(config: SAMConfig) -> float:
-    """Of their maps, for one for the largest value of a map."""
+    """The maximum difference of their maps, relative to the maximum of a map."""
     ours, plain = build_pair(config)
     images = torch.randn(1, config.channels, *config.image)
     with torch.inference_mode():
@@ -153,7 +155,7 @@ def compute_difference(config: SAMConfig) -> float:
 
 
 def build_task_module(work: Workload, is_ours: bool) -> tuple[Callable[[Tensor], Tensor], tuple[int, ...], nn.Module]:
-    """What is to be computed for a task, the shape of its input, and the module with its parameters; nothing else is
+    """The function to be timed for a task, the shape of its input, and the module with its parameters; nothing else is
     built."""
     config: Any = config_from_name(work.model, work.image_size)
     task = work.task.partition(", ")[0]
@@ -186,7 +188,7 @@ def build_step(work: Workload, is_ours: bool, bf16: bool = False) -> BenchmarkSt
 
 
 def list_contenders() -> list[Contender]:
-    """Who takes part."""
+    """All contenders."""
     return [
         Contender(
             name, kind, partial(build_step, is_ours=name == "vitreous", bf16=kind == "bf16"), is_ours=name == "vitreous"
@@ -197,12 +199,12 @@ def list_contenders() -> list[Contender]:
 
 
 def build_page(model: str, size: int, apart: float, results: dict[str, list[ContenderResult]]) -> str:
-    """The table."""
+    """Build the table."""
     lines = [
         f"# {model} at {size} pixels, {time.strftime('%Y-%m-%d')}",
         "",
         f"{get_processor_name()}, {torch.get_num_threads()} threads, torch {torch.__version__}. One image at a time.",
-        f"Maps of the two differ by {apart:.1e} of the largest value.",
+        f"The maps differ by {apart:.1e}, relative to the maximum.",
         "",
         "    python benchmarks/vitdet.py",
         "",
@@ -226,21 +228,21 @@ def main() -> None:
     parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=TASKS)
     parser.add_argument("--passes", nargs="+", default=list(PASSES), choices=PASSES)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=1.0, help="of a round, and at least one image")
+    parser.add_argument("--seconds", type=float, default=1.0, help="minimum seconds per round (at least one image)")
     parser.add_argument("--out", type=Path)
-    given = parser.parse_args()
-    apart = compute_difference(config_from_name(given.model, given.size))
+    args = parser.parse_args()
+    apart = compute_difference(config_from_name(args.model, args.size))
     results = {}
-    for task in given.tasks:
-        for passes in given.passes:
+    for task in args.tasks:
+        for passes in args.passes:
             name = f"{task}, {passes}"
-            work = Workload(name, given.model, given.size, 1)
-            results[name] = run_race(work, list_contenders(), Timing(given.rounds, given.seconds))
+            work = Workload(name, args.model, args.size, 1)
+            results[name] = run_race(work, list_contenders(), Timing(args.rounds, args.seconds))
             print(name, [(lane.contender.label, lane.failure or f"{1 / lane.median:.3f} s") for lane in results[name]])
-    text = build_page(given.model, given.size, apart, results)
+    text = build_page(args.model, args.size, apart, results)
     print(text)
-    if given.out:
-        given.out.write_text(text)
+    if args.out:
+        args.out.write_text(text)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""Large images: Swin and a ViT with windows beside the plain ViT and timm's Swin, from 224 to 1536 pixels.
+"""Large images: Swin and a windowed ViT compared with the plain ViT and timm's Swin, from 224 to 1536 pixels.
 
     python benchmarks/windows.py --out benchmarks/results/DATE-windows-HARDWARE.md
 
-Inference of one image at a time, random weights, the contenders in turn within a size, each in a process of its own, as
-`vitreous bench` has them. Time is that of an image; memory is the highest resident set of the process, its imports
-included. The last columns say by which power of the number of pixels both grow between two sizes, 1 being linear; what a
-process takes at the smallest size is not counted as growth of memory.
+Inference of single images with random weights. Contenders alternate within a size, each in a separate process, as in
+`vitreous bench`. Time is per image; memory is the peak resident set of the process, including imports. The last columns
+have the exponent by which both grow with the number of pixels between two sizes (1: linear); memory at the smallest
+size does not count as growth.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from vitreous.models.zoo import create_untrained_model
 from vitreous.system.machine import get_processor_name, has_bf16
 
 NUM_CLASSES = 1000
-WINDOW_OPTIONS: dict[str, Any] = {"attention": {"window": 14, "global_blocks": (2, 5, 8, 11)}}  # ViTDet's
+WINDOW_OPTIONS: dict[str, Any] = {"attention": {"window": 14, "global_blocks": (2, 5, 8, 11)}}  # as in ViTDet
 
 
 def build_vitreous_step(work: Workload, model: str, **settings: Any) -> BenchmarkStep:
-    """A model of ours by the engine that `predict` takes."""
-    return engine_turn(model, (work.image_size,) * 2, NUM_CLASSES, **settings)
+    """One of our models with the engine of `predict`."""
+    return build_engine_turn(model, (work.image_size,) * 2, NUM_CLASSES, **settings)
 
 
-def engine_turn(
+def build_engine_turn(
     model: str, size: tuple[int, ...], classes: int, options: InferenceOptions | None = None, **settings: Any
 ) -> BenchmarkStep:
-    """One image or clip of a size by the engine that `predict` takes."""
+    """Return a turn that runs one image or clip of a size with the engine of `predict`."""
     torch.manual_seed(0)
     engine = make_engine(
         create_untrained_model(model, size, classes, **settings), ImagePreprocess(size), options or InferenceOptions()
@@ -52,8 +52,8 @@ def engine_turn(
     return turn
 
 
-def timm_swin(work: Workload, bf16: bool = False) -> BenchmarkStep:
-    """timm's Swin-T made for the size."""
+def build_timm_swin_step(work: Workload, bf16: bool = False) -> BenchmarkStep:
+    """timm's Swin-T created for the size."""
     from timm.models.swin_transformer import SwinTransformer
 
     torch.manual_seed(0)
@@ -71,7 +71,7 @@ def timm_swin(work: Workload, bf16: bool = False) -> BenchmarkStep:
 
 
 def list_contenders() -> list[Contender]:
-    """Who takes part."""
+    """All contenders."""
     table = [
         Contender("vitreous", "Swin-T", partial(build_vitreous_step, model="Swin-T/4"), is_ours=True),
         Contender(
@@ -81,18 +81,20 @@ def list_contenders() -> list[Contender]:
             is_ours=True,
         ),
         Contender("vitreous", "ViT-B/16", partial(build_vitreous_step, model="ViT-B/16"), is_ours=True),
-        Contender("timm", "Swin-T, default (fp32)", timm_swin, "timm"),
+        Contender("timm", "Swin-T, default (fp32)", build_timm_swin_step, "timm"),
     ]
-    return table + [Contender("timm", "Swin-T, bf16", partial(timm_swin, bf16=True), "timm")] * has_bf16("cpu")
+    return table + [Contender("timm", "Swin-T, bf16", partial(build_timm_swin_step, bf16=True), "timm")] * has_bf16(
+        "cpu"
+    )
 
 
 def compute_growth_exponent(small: float, large: float, sizes: tuple[int, int]) -> str:
-    """By which power of the pixels a figure grows."""
+    """The exponent by which a metric grows with the number of pixels."""
     return f"{math.log(large / small) / (2 * math.log(sizes[1] / sizes[0])):.2f}" if min(small, large) > 0 else ""
 
 
-def build_page(found: dict[int, list[ContenderResult]]) -> str:
-    """The tables."""
+def build_page(results: dict[int, list[ContenderResult]]) -> str:
+    """Build the table."""
     lines = [
         f"# Large images, {time.strftime('%Y-%m-%d')}",
         "",
@@ -100,22 +102,27 @@ def build_page(found: dict[int, list[ContenderResult]]) -> str:
         "",
         "    python benchmarks/windows.py",
         "",
-        "| contender | pixels | ms an image | MiB | time grows by | memory grows by |",
+        "| contender | pixels | ms per image | MiB | exponent of time | exponent of memory |",
         "|---|---|---|---|---|---|",
     ]
-    sizes = list(found)
-    for number, first in enumerate(found[sizes[0]]):
-        for place, size in enumerate(sizes):
-            lane, before = found[size][number], found[sizes[place - 1]][number] if place else None
+    sizes = list(results)
+    for lane_index, smallest in enumerate(results[sizes[0]]):
+        for size_index, size in enumerate(sizes):
+            lane, smaller = (
+                results[size][lane_index],
+                results[sizes[size_index - 1]][lane_index] if size_index else None,
+            )
             if lane.failure or not lane.throughputs:
                 lines.append(f"| {lane.contender.label} | {size} | {lane.failure} | | | |")
                 continue
             grown = ["", ""]
-            if before is not None and before.throughputs:
-                sides = (sizes[place - 1], size)
-                grown[0] = compute_growth_exponent(1 / before.median, 1 / lane.median, sides)
-                if place > 1:
-                    grown[1] = compute_growth_exponent(before.memory - first.memory, lane.memory - first.memory, sides)
+            if smaller is not None and smaller.throughputs:
+                sides = (sizes[size_index - 1], size)
+                grown[0] = compute_growth_exponent(1 / smaller.median, 1 / lane.median, sides)
+                if size_index > 1:
+                    grown[1] = compute_growth_exponent(
+                        smaller.memory - smallest.memory, lane.memory - smallest.memory, sides
+                    )
             cells = [lane.contender.label, size, f"{1000 / lane.median:.0f}", f"{lane.memory / 2**20:.0f}", *grown]
             lines.append("| " + " | ".join(map(str, cells)) + " |")
     return "\n".join(lines) + "\n"
@@ -126,19 +133,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", type=int, nargs="+", default=[224, 512, 1024, 1536])
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=1.0, help="of a round, and at least one image")
+    parser.add_argument("--seconds", type=float, default=1.0, help="minimum seconds per round (at least one image)")
     parser.add_argument("--out", type=Path)
-    given = parser.parse_args()
-    found = {}
-    for size in given.sizes:
-        found[size] = run_race(
-            Workload("inference", "", size, 1), list_contenders(), Timing(given.rounds, given.seconds)
+    args = parser.parse_args()
+    results = {}
+    for size in args.sizes:
+        results[size] = run_race(
+            Workload("inference", "", size, 1), list_contenders(), Timing(args.rounds, args.seconds)
         )
-        print(size, [(lane.contender.label, lane.failure or f"{1000 / lane.median:.0f} ms") for lane in found[size]])
-    text = build_page(found)
+        print(size, [(lane.contender.label, lane.failure or f"{1000 / lane.median:.0f} ms") for lane in results[size]])
+    text = build_page(results)
     print(text)
-    if given.out:
-        given.out.write_text(text)
+    if args.out:
+        args.out.write_text(text)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What many tests need: small image folders, a tiny run, and a command line in a fresh process."""
+"""Shared fixtures and helpers: small image folders, a tiny run, and the command line in this or a new process."""
 
 from __future__ import annotations
 
@@ -27,11 +27,12 @@ from vitreous.reports.pages import report
 from vitreous.system.cores import ContentionMonitor
 from vitreous.weights import pickled
 
-os.environ["VITREOUS_ENGINE_CHOICE"] = "0"  # by PyTorch, whatever is installed and however busy the machine is
-settings.register_profile("steady", deadline=None, derandomize=True)  # the same examples everywhere, however slow
+os.environ["VITREOUS_ENGINE_CHOICE"] = "0"  # PyTorch, regardless of installed engines and the load of the machine
+# the same examples everywhere, without a time limit
+settings.register_profile("steady", deadline=None, derandomize=True)
 settings.load_profile("steady")
 
-#: a run of seconds: a small ViT, every kind of randomness, more than two epochs, a short last step
+#: a run of seconds: a small ViT, all sources of randomness, more than two epochs, a short last step
 TINY_RUN = {
     "model": "ViT-32x2/8",
     "epochs": 2.5,
@@ -48,51 +49,51 @@ TINY_RUN = {
 }
 
 
-#: the only reasons for which a test may be skipped, as regular expressions, and why each is allowed; any other skip fails
+#: the only allowed reasons for skipping a test, as regular expressions, with explanations; other skips fail
 ALLOWED_SKIPS = {
-    "no GPU on this machine": "the base case is one processor",
-    "is not on the machine with a GPU": "a library that the machine with a GPU may lack",
+    "no GPU on this machine": "most machines have only a CPU",
+    "is not on the machine with a GPU": "an optional library on that machine",
     "no Chromium on this machine": "a browser is not a Python package; `.ci/run` installs it",
     "not a checkout": "an archive of the sources has no .ci",
-    "read from /proc": "Linux alone has it",
-    "other systems do not hold a process to its limit": "a property of Linux",
+    "read from /proc": "Linux only",
+    "other systems do not hold a process to its limit": "Linux only",
     "could not import 'fcntl'": "a system without fork",
     "root writes anywhere": "permissions do not hold for root",
     "only root can become another user": "the other half of the tests of permissions",
-    "a library of the page on interoperability": "the extra `test` brings those that are small",
-    "pyright is not installed": "the extra `dev` brings it",
-    "the extra `docs` is not installed": "it builds the site and does nothing else",
-    "the extra `geotiff` is not installed": "codecs of 26 MB, without which files are refused with its name",
-    "SCIPY_ARRAY_API is not set": "one check of scikit-learn's, of arrays that are not numpy's",
+    "a library of the page on interoperability": "the extra `test` contains only the small libraries",
+    "pyright is not installed": "part of the extra `dev`",
+    "the extra `docs` is not installed": "only needed to build the site",
+    "the extra `geotiff` is not installed": "26 MB of codecs; without them an error names the extra",
+    "SCIPY_ARRAY_API is not set": "one scikit-learn check, for arrays other than numpy's",
     "a file system that takes these names for one": "a property of the file system",
-    "(tensorboard|wandb|mlflow|flask) is not installed": "an extra for a program that shows runs",
+    "(tensorboard|wandb|mlflow|flask) is not installed": "an extra for an experiment tracker",
 }
 
 
-#: files of few tests that take longest: begun first, so that no worker is left alone with one at the end
+#: slow files with few tests: started first, so that no worker is left with one of them at the end
 SLOWEST_FILES = ("reliability/test_reliability.py", "training/test_ranks.py", "test_readme.py")
 
 
 def pytest_configure(config):
-    """xdist would begin with the files of most tests."""
+    """By default xdist would start with the files that have the most tests."""
     config.option.loadscopereorder = False
 
 
 def pytest_itemcollected(item):
-    """What makes choices as on each kind of processor belongs to the tests that another kind runs too."""
+    """Mark tests that use the fixture `processor`, so that they can be run as another processor."""
     if "processor" in getattr(item, "fixturenames", ()):
         item.add_marker("processor")
 
 
 def pytest_runtest_setup(item):
-    """Tests marked `gpu` run where there is a GPU, or on the CPU with VITREOUS_GPU_TESTS=cpu."""
+    """Run tests marked `gpu` only if there is a GPU, or on the CPU with VITREOUS_GPU_TESTS=cpu."""
     on_cpu = os.environ.get("VITREOUS_GPU_TESTS") == "cpu"
     if item.get_closest_marker("gpu") and not (on_cpu or torch.cuda.is_available()):
         pytest.skip("no GPU on this machine")
 
 
 def fail_unexpected_skip(report):
-    """Make a failure of a skip, of a test or of a whole file, for a reason that is not in `ALLOWED_SKIPS`."""
+    """Turn a skip of a test or file into a failure if its reason is not in `ALLOWED_SKIPS`."""
     if report.skipped and not hasattr(report, "wasxfail"):
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
         if not any(re.search(allowed, reason) for allowed in ALLOWED_SKIPS):
@@ -112,38 +113,36 @@ def pytest_make_collect_report():
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items):
-    """The files of `FIRST` first, everything else in its order."""
+    """Move the files of `SLOWEST_FILES` to the front and keep the order of the others."""
     items.sort(key=lambda item: not item.path.as_posix().endswith(SLOWEST_FILES))
 
 
-#: the two kinds of processor between which choices differ, as VITREOUS_CPU_ISA names them: the precision is fp32 or
-#: bf16 by default
+#: processor levels with different defaults, as values of VITREOUS_CPU_ISA, and their default precision
 PRECISION_BY_ISA = {"AVX2": "fp32", "AVX512_CORE_BF16": "bf16"}
 
 
 @pytest.fixture(params=PRECISION_BY_ISA)
 def processor(request, monkeypatch) -> str:
-    """Choices as on a processor of each kind in turn, wherever the test runs; returns the precision that is then the
-    default."""
+    """Run a test with the defaults of each processor level, on any machine; returns the default precision."""
     monkeypatch.setenv("VITREOUS_CPU_ISA", request.param)
     return PRECISION_BY_ISA[request.param]
 
 
 @pytest.fixture(autouse=True, scope="session")
 def one_thread():
-    """Small tensors on two cores are slower than on one, and the number of threads changes the last bits."""
+    """Small tensors are slower on two cores than on one, and the number of threads changes rounding."""
     torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True, scope="session")
-def without_neighbours():
-    """Tests run side by side: no output may depend on whether another one was felt."""
+def without_contention_checks():
+    """Tests run in parallel: no output may depend on detected contention."""
     ContentionMonitor.SECONDS = math.inf
 
 
 @pytest.fixture(autouse=True, scope="session")
 def without_sync():
-    """No machine loses power here: nothing waits for the disk but the processes of tests/reliability."""
+    """Skip fsync to save time; only the processes of tests/reliability need it."""
     sync, os.fsync = os.fsync, lambda descriptor: None
     yield
     os.fsync = sync
@@ -151,7 +150,7 @@ def without_sync():
 
 @pytest.fixture(autouse=True, scope="session")
 def without_default_weights():
-    """No run starts from weights that this machine happens to have, or asks a server for them."""
+    """No run starts from weights cached on this machine, or requests them from a server."""
     find, default_weights.find_available_weights = default_weights.find_available_weights, lambda rows, probe: None
     yield
     default_weights.find_available_weights = find
@@ -159,7 +158,7 @@ def without_default_weights():
 
 @pytest.fixture(autouse=True, scope="session")
 def forked_readers():
-    """A pickled file is read by a forked child (`tests/forked.py`); tests/weights/test_pickled.py has the real one."""
+    """Read pickled files in a forked child (`tests/forked.py`); tests/weights/test_pickled.py tests the real one."""
     if hasattr(os, "fork"):
         pickled.run_unpickle_child, run_child = ForkingReader(), pickled.run_unpickle_child
         yield
@@ -171,7 +170,7 @@ def forked_readers():
 
 @pytest.fixture(autouse=True, scope="module")
 def without_drawings(request):
-    """Pages are without curves and diagrams, which take longer to draw than a tiny run to train, but in modules marked
+    """Pages have no curves and diagrams, which take longer to draw than a tiny run trains, except in modules marked
     `drawn`."""
     with pytest.MonkeyPatch.context() as patch:
         if not request.node.get_closest_marker("drawn"):
@@ -195,26 +194,26 @@ def without_pages():
 
 
 def make_image(seed: int, size: tuple[int, int] = (16, 16), tint: int = 0) -> Image.Image:
-    """A noisy picture (width, height) with a tint that a model can learn."""
+    """A noisy image (width, height) with a tint that a model can learn."""
     pixels = np.random.default_rng(seed).integers(0, 128, (size[1], size[0], 3), dtype=np.uint8)
     pixels[..., tint % 3] += 100
     return Image.fromarray(pixels)
 
 
 def make_folder(root: Path, counts: dict[str, int], classes=("ant", "bee", "cat"), size=(16, 16)) -> Path:
-    """Images as root/SPLIT/CLASS/*.png, or root/CLASS/*.png where the split is called ''."""
-    for number, (split, count) in enumerate(counts.items()):
+    """Write images as root/SPLIT/CLASS/*.png, or root/CLASS/*.png if the split is called ''."""
+    for split_index, (split, count) in enumerate(counts.items()):
         for label, name in enumerate(classes):
-            home = root / split / name
-            home.mkdir(parents=True)
+            folder = root / split / name
+            folder.mkdir(parents=True)
             for index in range(count):
-                make_image(1000 * number + 100 * label + index, size, label).save(home / f"{index}.png")
+                make_image(1000 * split_index + 100 * label + index, size, label).save(folder / f"{index}.png")
     return root
 
 
 @pytest.fixture(scope="session")
 def published_weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder for VITREOUS_MIRROR with a small random ViT of 224 pixels and 5 classes as `vit-s16-augreg`."""
+    """A folder for VITREOUS_MIRROR with a small random ViT for 224 pixels and 5 classes as `vit-s16-augreg`."""
     from vitreous.data.modalities.images import ImagePreprocess
     from vitreous.models.config import ViTConfig
     from vitreous.models.vit import ViT
@@ -237,14 +236,14 @@ def published_weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def photo_folder(tmp_path: Path) -> Path:
-    """Three classes, 12 training, 4 validation and 4 test images each."""
+    """Three classes with 12 training, 4 validation and 4 test images each."""
     return make_folder(tmp_path / "photos", {"train": 12, "val": 4, "test": 4})
 
 
 def run_cli(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """`vitreous WORDS` in this process, which has imported everything."""
-    out, err, before, home = io.StringIO(), io.StringIO(), signal.getsignal(signal.SIGTERM), Path.cwd()
-    os.chdir(cwd or home)
+    """Run `vitreous WORDS` in this process, without the time for imports."""
+    out, err, handler, working_directory = io.StringIO(), io.StringIO(), signal.getsignal(signal.SIGTERM), Path.cwd()
+    os.chdir(cwd or working_directory)
     try:
         with (
             pytest.MonkeyPatch.context() as patch,
@@ -255,15 +254,15 @@ def run_cli(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess
             patch.setattr(sys, "argv", ["vitreous", *words])
             main(words)
     finally:
-        os.chdir(home)
-        signal.signal(signal.SIGTERM, before)
+        os.chdir(working_directory)
+        signal.signal(signal.SIGTERM, handler)
     return subprocess.CompletedProcess(words, int(end.value.code or 0), out.getvalue(), err.getvalue())  # type: ignore[arg-type]
 
 
 def run_command(
     *words: str, timeout: float = 120, cwd: Path | None = None, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """`vitreous WORDS` in a process of its own, which imports for 3 s: for what a process of its own is needed for."""
+    """Run `vitreous WORDS` in a new process, which takes 3 s to import: only for tests that need one."""
     env = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
     return subprocess.run(
         [sys.executable, "-m", "vitreous", *words], capture_output=True, text=True, timeout=timeout, cwd=cwd, env=env
@@ -271,6 +270,6 @@ def run_command(
 
 
 def parse_json_output(result: subprocess.CompletedProcess[str]) -> dict:
-    """The one JSON document that `--json` promises on stdout."""
+    """Parse the one JSON document that `--json` prints on stdout."""
     assert result.returncode == 0, result.stderr
     return json.loads(result.stdout)

@@ -1,4 +1,4 @@
-"""Promises that every model keeps; a new model is added to `test_contracts.py` and has to keep them too."""
+"""The contract of all models; add new models to `test_contracts.py`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from vitreous.config import from_builtins, to_builtins
 
 
 def randomise(model: nn.Module) -> nn.Module:
-    """Give every parameter a value that matters: zero-initialised heads and tokens hide mistakes."""
+    """Randomise every parameter: zero-initialised heads and tokens hide mistakes."""
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.2) if parameter.ndim > 1 else nn.init.uniform_(parameter, 0.5, 1.0)
     return model
@@ -34,7 +34,7 @@ def check_all_gradients(model, images):
 
 
 def check_unused_parameters_are_frozen(model, images):
-    """Every parameter that can move gets a gradient from the maps, or from something that moves in the first step."""
+    """Every trainable parameter gets a gradient from the maps, or from a parameter that changes in the first step."""
     model.train()
     maps = model.features_at(images, model.config.strides)
     sum((x * torch.linspace(-1, 1, x.numel()).view_as(x).sin()).sum() for x in maps).backward()
@@ -44,15 +44,15 @@ def check_unused_parameters_are_frozen(model, images):
     model.eval()
 
 
-def check_unused_tokens_do_not_matter(model, images):
-    """`forward` leaves it out of the last block, `features` does not: answers and gradients are the same."""
+def check_skipping_unused_tokens_is_exact(model, images):
+    """`forward` skips unused tokens in the last block, `features` does not: outputs and gradients are equal."""
     model.eval()
-    short, whole = model(images), model.classify(model.pool(model.features(images)))
-    assert torch.allclose(short, whole, atol=1e-5 * whole.abs().max().item())
-    weights = torch.linspace(-1, 1, short.numel()).view_as(short)
-    gradients = [torch.autograd.grad((logits * weights).sum(), [*model.parameters()]) for logits in (short, whole)]
-    for one, other in zip(*gradients, strict=True):
-        assert torch.allclose(one, other, atol=1e-4 * other.abs().max().item() + 1e-6)
+    skipped, full = model(images), model.classify(model.pool(model.features(images)))
+    assert torch.allclose(skipped, full, atol=1e-5 * full.abs().max().item())
+    weights = torch.linspace(-1, 1, skipped.numel()).view_as(skipped)
+    gradients = [torch.autograd.grad((logits * weights).sum(), [*model.parameters()]) for logits in (skipped, full)]
+    for gradient, expected in zip(*gradients, strict=True):
+        assert torch.allclose(gradient, expected, atol=1e-4 * expected.abs().max().item() + 1e-6)
 
 
 def check_state_and_config_round_trip(model, images):
@@ -73,7 +73,7 @@ def check_other_image_sizes(model, larger, oblong):
 
 
 def check_feature_maps_match_config(model, images):
-    """`features_at` gives every map that the config has, in any order, each image's its own; others are refused."""
+    """`features_at` returns every map of the config, in any order, per image; other strides are rejected."""
     model.eval()
     config, size = model.config, images.shape[2:]
     maps = model.features_at(images, config.strides)
@@ -88,7 +88,7 @@ def check_feature_maps_match_config(model, images):
             model.features_at(images, strides)
 
 
-def export_agrees(model, images):
+def check_export_matches(model, images):
     model.eval()
     exported = torch.export.export(model, (images,)).module()
     assert torch.allclose(exported(images), model(images), atol=1e-5)
@@ -97,8 +97,8 @@ def export_agrees(model, images):
 ALL_CONTRACTS = [
     check_batch_independence,
     check_all_gradients,
-    check_unused_tokens_do_not_matter,
+    check_skipping_unused_tokens_is_exact,
     check_state_and_config_round_trip,
     check_feature_maps_match_config,
-    export_agrees,
+    check_export_matches,
 ]

@@ -1,7 +1,8 @@
-"""Children that read pickled weights, forked from one process that has imported torch once: what
-`vitreous.weights.pickled.run_unpickle_child` starts, in milliseconds instead of seconds.
+"""Children that read pickled weights, forked from a process that has imported torch.
 
-python -P tests/forked.py: reads orders, a line each, and answers each with a line of JSON: exit code, stdout.
+They replace those of `vitreous.weights.pickled.run_unpickle_child` and start in milliseconds instead of seconds.
+
+python -P tests/forked.py reads one order per line; for each it prints a line of JSON: exit code, stdout.
 """
 
 from __future__ import annotations
@@ -19,16 +20,16 @@ from types import ModuleType
 
 WEIGHTS_FOLDER = (
     Path(__file__).parents[1] / "vitreous" / "weights"
-)  # where `unpickle` lies, which imports nothing of ours
+)  # the folder of `unpickle`, which imports no module of the package
 
 
 class ForkingReader:
-    """Takes the place of `run_child`. The process starts with the first order, and again after one that timed out."""
+    """Replaces `run_unpickle_child`. The process starts with the first order, and again after a timeout."""
 
     process: subprocess.Popen[str] | None = None
 
     def __call__(self, order: str, seconds: float) -> subprocess.CompletedProcess[str]:
-        """A child's end. Raises subprocess.TimeoutExpired."""
+        """Run a child and return its result. Raises subprocess.TimeoutExpired."""
         if self.process is None:
             command, environment = [sys.executable, "-P", __file__], {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
             self.process = subprocess.Popen(command, stdin=-1, stdout=-1, text=True, env=environment)
@@ -49,7 +50,7 @@ class ForkingReader:
 
 
 def run_order(unpickle: ModuleType, order: str) -> None:
-    """In a child: follow an order, and write how it ended."""
+    """In a child: execute an order and print the result."""
     text = io.StringIO()
     sys.stdin = io.StringIO(order)
     with redirect_stdout(text):
@@ -59,7 +60,7 @@ def run_order(unpickle: ModuleType, order: str) -> None:
 
 def main() -> None:
     """Fork a child for each line."""
-    import safetensors.torch  # noqa: F401  once, for all children
+    import safetensors.torch  # noqa: F401  imported once for all children
     import torch  # noqa: F401
 
     sys.path.append(os.fspath(WEIGHTS_FOLDER))

@@ -1,8 +1,8 @@
-"""Write the generated part of `vitreous/keywords.py`, the types of the public functions' keywords and of the models'
-names: `python -m tests.keywords`.
+"""Write the generated part of `vitreous/keywords.py`: `python -m tests.keywords`.
 
-Type checkers cannot derive a `TypedDict` from a dataclass, so this module does, from the dataclasses whose fields are
-the options. `tests/test_typing.py` fails where the file is not what this module writes.
+The file has the types of the public functions' keywords and the names of models. Type checkers cannot derive a
+`TypedDict` from a dataclass, so this module does, from the option dataclasses. `tests/test_typing.py` fails if the file
+differs from the output of this module.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ EVALUATE_PARAMETERS = ("split", "batch_size", "workers", "bad_images", "protocol
 
 
 class KeywordClass(NamedTuple):
-    """A class of keywords: its name, base and docstring, and the dataclasses whose fields it has but for some."""
+    """A class of keywords: its name, base and docstring, and the dataclasses of its fields, minus excluded fields."""
 
     name: str
     base: str
@@ -88,34 +88,34 @@ KEYWORD_CLASSES = (
 
 
 def render_type(hint: Any, path: bool = False) -> str:
-    """A type as source text, with what a Python caller may give besides: any path for text marked `FilePath`, a
-    sequence or one value for a tuple of any length."""
+    """Render a type as source text, with additional types accepted from Python: any path for text marked `FilePath`, a
+    sequence or a single value for a tuple of any length."""
     if hint == PositionResize:
         return "PositionResize"
     arguments = get_args(hint)
     if get_origin(hint) is Annotated:
         return render_type(arguments[0], FilePath in hint.__metadata__)
     if get_origin(hint) in (Union, UnionType):
-        ordered = sorted(arguments, key=lambda one: one is NoneType)
-        return " | ".join(render_type(one, path) for one in ordered)
+        ordered = sorted(arguments, key=lambda argument: argument is NoneType)
+        return " | ".join(render_type(argument, path) for argument in ordered)
     if get_origin(hint) is Literal:
         return f"Literal[{', '.join(map(repr, arguments))}]"
     if get_origin(hint) is tuple and arguments[-1] is Ellipsis:
-        one = render_type(arguments[0], path)
-        return f"{one} | Sequence[{one}]"
+        argument = render_type(arguments[0], path)
+        return f"{argument} | Sequence[{argument}]"
     if get_origin(hint) is not None:
         return f"{get_origin(hint).__name__}[{', '.join(map(render_type, arguments))}]"
     return "PathLike" if path and hint is str else "None" if hint is NoneType else hint.__name__
 
 
 def render_keywords(keywords: KeywordClass) -> Iterator[str]:
-    """The lines of a class of keywords."""
+    """Render a class of keywords as lines."""
     yield f"class {keywords.name}({keywords.base}, total=False):"
     yield f'    """{keywords.text}"""\n'
     names: dict[str, str] = {}
-    for kind in keywords.kinds:
-        hints = get_type_hints(kind, include_extras=True)
-        for field in dataclasses.fields(kind):
+    for options_class in keywords.kinds:
+        hints = get_type_hints(options_class, include_extras=True)
+        for field in dataclasses.fields(options_class):
             if field.name not in keywords.without:
                 names.setdefault(field.name, render_type(hints[field.name]))
     yield from (f"    {name}: {text}" for name, text in names.items())
@@ -123,18 +123,18 @@ def render_keywords(keywords: KeywordClass) -> Iterator[str]:
 
 
 def render_names() -> Iterator[str]:
-    """The names that `vitreous models` lists as literal types, by the class of their models."""
+    """Render the names that `vitreous models` lists as literal types, by model class."""
     yield "#: names that `vitreous models` lists, by the class of their models, also in lower case"
-    for name, kind in NAME_TYPES.items():
-        own = [text for text in MODEL_NAMES if isinstance(config_from_name(text), kind)]
-        both = dict.fromkeys(word for text in own for word in (text, text.lower()))
-        words = ", ".join(f'"{word}"' for word in both)
-        lines = textwrap.wrap(words, 116, break_on_hyphens=False)
+    for name, config_class in NAME_TYPES.items():
+        class_names = [text for text in MODEL_NAMES if isinstance(config_from_name(text), config_class)]
+        both = dict.fromkeys(word for text in class_names for word in (text, text.lower()))
+        literals = ", ".join(f'"{word}"' for word in both)
+        lines = textwrap.wrap(literals, 116, break_on_hyphens=False)
         yield f"{name}: TypeAlias = Literal[\n{textwrap.indent(chr(10).join(lines), '    ')}\n]\n"
 
 
 def render_file() -> str:
-    """The file as it should be, before formatting: what stands above the mark, and what is generated."""
+    """Render the file before formatting: the handwritten part above the marker, and the generated part."""
     written, mark, _ = KEYWORDS_FILE.read_text("utf-8").partition(GENERATED_MARKER)
     lines = [
         "# fmt: off",

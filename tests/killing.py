@@ -1,4 +1,4 @@
-"""Kill a child process at any point at which files change."""
+"""Kill a child process at any file change."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ WRITE_FLAGS = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 CHANGE_EVENTS = {"os.mkdir", "open", "os.rename", "os.remove", "os.rmdir"}
 
 
-def run_and_kill(home: Path, work: Callable[[], object], kill_at: int = 0) -> int:
-    """Do `work` in a forked child that is killed at its `kill_at`-th change below `home` (0: not at all).
+def run_and_kill(folder: Path, work: Callable[[], object], kill_at: int = 0) -> int:
+    """Run `work` in a forked child that is killed at its `kill_at`-th change below `folder` (0: not at all).
 
-    Changes are openings, renames, removals, syncs, and writes, which are cut off at half. Returns how many the child
-    made; -1 where it was killed. Raises AssertionError where it failed otherwise.
+    Changes are opens, renames, removals, syncs, and writes, which are cut off at half. Returns the number of changes,
+    or -1 if the child was killed. Raises AssertionError if it failed otherwise.
     """
     reader, writer = os.pipe()
     child = os.fork()
@@ -35,7 +35,7 @@ def run_and_kill(home: Path, work: Callable[[], object], kill_at: int = 0) -> in
             if event not in CHANGE_EVENTS or (event == "open" and not (arguments[2] or 0) & WRITE_FLAGS):
                 return
             relative = event in ("os.remove", "os.rmdir") and arguments[1] not in (-1, None)  # shutil.rmtree's
-            if relative or str(home) in str(arguments[0]):
+            if relative or str(folder) in str(arguments[0]):
                 tick()
 
         class Torn:
@@ -70,9 +70,9 @@ def run_and_kill(home: Path, work: Callable[[], object], kill_at: int = 0) -> in
         os._exit(0)
     os.close(writer)
     with os.fdopen(reader) as pipe:
-        answer = pipe.read()
+        output = pipe.read()
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     if kill_at and code == -signal.SIGKILL:
         return -1
-    assert code == 0, answer
-    return int(answer)
+    assert code == 0, output
+    return int(output)

@@ -1,5 +1,5 @@
-"""Huge pages: the heap asks for them where the system gives them on request, takes no memory for it, and can be told not
-to."""
+"""Huge pages: the heap requests them where the system provides them on request; this reserves no memory and can be
+disabled."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import pytest
 
 from vitreous.system import allocator
 
-#: prints what was reserved, MiB of memory that this took, and MiB of huge pages of the heap after a tensor of 64 MiB
+#: prints the reserved address space, the memory used by the reservation in MiB, and MiB of huge pages of the heap after
+#: a tensor of 64 MiB is allocated
 PROBE_SCRIPT = """
 import json, re, sys
 import torch
@@ -36,7 +37,7 @@ print(json.dumps([can_request_huge_pages(), reserve_huge_pages(), taken / 1024, 
 
 
 def run_probe_script(monkeypatch, switch: str | None = None, limit: str = "") -> list:
-    """What PROBE prints in a process of its own."""
+    """The values printed by `PROBE_SCRIPT` in a new process."""
     if switch is None:
         monkeypatch.delenv("VITREOUS_HUGE_PAGES", raising=False)
     else:
@@ -48,11 +49,11 @@ def run_probe_script(monkeypatch, switch: str | None = None, limit: str = "") ->
 
 @pytest.mark.skipif(sys.platform != "linux", reason="read from /proc")
 def test_large_tensors_use_huge_pages_on_request(monkeypatch):
-    wanted, reserved, taken, huge, sound = run_probe_script(monkeypatch)
-    assert sound and taken < 4  # MiB: address space alone
-    if wanted and allocator.load_glibc() is not None:
+    is_requested, reserved, used_memory, huge, sound = run_probe_script(monkeypatch)
+    assert sound and used_memory < 4  # MiB: only address space is reserved
+    if is_requested and allocator.load_glibc() is not None:
         assert reserved >= allocator.HEAP_CHUNK_BYTES
-        assert huge > 32  # of 64 MiB; the system may be short of some
+        assert huge > 32  # of 64 MiB; the system may have fewer
     else:
         assert reserved == 0
 
@@ -67,9 +68,9 @@ def test_nothing_is_reserved_if_disabled_or_limited(switch, limit, monkeypatch):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="read from /proc")
-def test_systems_with_strict_overcommit_are_left_alone(monkeypatch, tmp_path):
+def test_nothing_is_reserved_under_strict_overcommit(monkeypatch, tmp_path):
     monkeypatch.setattr(allocator, "OVERCOMMIT_FILE", str(tmp_path / "overcommit"))
-    assert allocator.is_address_space_limited()  # nothing is known
+    assert allocator.is_address_space_limited()  # the overcommit mode cannot be read
     for mode, limited in (("0", False), ("1", False), ("2", True)):
         (tmp_path / "overcommit").write_text(f"{mode}\n")
         assert allocator.is_address_space_limited() is limited
@@ -79,13 +80,13 @@ def test_huge_pages_are_requested_only_in_madvise_mode(monkeypatch, tmp_path):
     monkeypatch.delenv("VITREOUS_HUGE_PAGES", raising=False)
     monkeypatch.setattr(allocator, "HUGE_PAGES_FILE", str(tmp_path / "enabled"))
     assert not allocator.can_request_huge_pages()
-    for text, wanted in (
+    for text, expected in (
         ("always [madvise] never", True),
         ("[always] madvise never", False),
         ("always madvise [never]", False),
     ):
         (tmp_path / "enabled").write_text(text)
-        assert allocator.can_request_huge_pages() is wanted
+        assert allocator.can_request_huge_pages() is expected
     monkeypatch.setattr(allocator.sys, "platform", "darwin")
     allocator.load_glibc.cache_clear()
     try:

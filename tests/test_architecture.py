@@ -1,4 +1,4 @@
-"""The structure: which room may import which, and budgets that may only fall."""
+"""The structure of the package: allowed imports between rooms, and size limits."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_PARAMETERS = (
     450,
     75,
     10,
-)  # a file of 400 lines and a function of 60 are the guides
+)  # the guides are 400 lines per file and 60 per function
 MAX_LOOP_LINES = 60
-MAX_POSITIONAL_PARAMETERS = 4  # parameters of a constructor that may be given without their names
+MAX_POSITIONAL_PARAMETERS = 4  # maximum positional parameters of a constructor
 
-#: each row may import from itself and from the rows above it
+#: each room may import from its layer's own rooms and from the layers above
 LAYERS = [
     {"errors", "version"},
     {"system"},
@@ -48,7 +48,7 @@ LAYERS = [
         "apps.server",
         "apps.studies",
         "sklearn",
-    },  # none imports another
+    },  # these rooms do not import each other
     {"cli"},
 ]
 
@@ -67,22 +67,22 @@ def get_layer(name: str) -> int:
 
 @cache
 def parse_file(path: Path) -> tuple[ast.Module, list[ast.AST]]:
-    """A file's tree, and every node of it."""
+    """A file's syntax tree and all its nodes."""
     tree = ast.parse(path.read_text())
     return tree, list(ast.walk(tree))
 
 
 def list_imports(path: Path) -> set[str]:
-    """Every module of this package that a file imports, wherever in the file."""
-    found = set()
+    """All modules of the package that a file imports, anywhere in the file."""
+    modules = set()
     for node in parse_file(path)[1]:
         if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "vitreous":
-            found |= {
+            modules |= {
                 f"{node.module}.{alias.name}" if node.module == "vitreous.nn" else node.module for alias in node.names
             }
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names if alias.name.split(".")[0] == "vitreous"}
-    return found
+            modules |= {alias.name for alias in node.names if alias.name.split(".")[0] == "vitreous"}
+    return modules
 
 
 def list_libraries(path: Path) -> set[str]:
@@ -101,7 +101,7 @@ FILES_BY_ROOM = {
     name: [path for path in PACKAGE_FILES if get_room(get_module_name(path)) == name]
     for name in sorted({*map(get_room, map(get_module_name, PACKAGE_FILES))})
 }
-#: a test for each room rather than for each file: thousands of tests would take longer to report than to run
+#: one test per room instead of per file: reporting thousands of tests would take longer than running them
 in_each_room = pytest.mark.parametrize(
     "files", FILES_BY_ROOM.values(), ids=[name or "package" for name in FILES_BY_ROOM]
 )
@@ -112,12 +112,12 @@ def test_imports_follow_the_layers(files):
     for path in files:
         if path.parent == PACKAGE and path.stem.startswith("__"):
             continue
-        own = get_room(get_module_name(path))
+        room = get_room(get_module_name(path))
         for module in list_imports(path):
-            other = get_room(module)
-            assert module != "vitreous", f"{path} imports the package itself, which imports every room"
-            assert other == own or get_layer(other) < get_layer(own), (
-                f"{get_module_name(path)} ({own}) imports {module} ({other})"
+            imported_room = get_room(module)
+            assert module != "vitreous", f"{path} imports the package module, which imports every room"
+            assert imported_room == room or get_layer(imported_room) < get_layer(room), (
+                f"{get_module_name(path)} ({room}) imports {module} ({imported_room})"
             )
 
 
@@ -126,30 +126,30 @@ def find_import_cycles(graph: dict[str, set[str]]) -> list[set[str]]:
     order: dict[str, int] = {}
     low: dict[str, int] = {}
     stack: list[str] = []
-    found: list[set[str]] = []
+    components: list[set[str]] = []
 
     def visit(node: str) -> None:
         order[node] = low[node] = len(order)
         stack.append(node)
-        for other in graph[node]:
-            if other not in order:
-                visit(other)
-            if other in stack:
-                low[node] = min(low[node], low[other])
+        for neighbour in graph[node]:
+            if neighbour not in order:
+                visit(neighbour)
+            if neighbour in stack:
+                low[node] = min(low[node], low[neighbour])
         if low[node] == order[node]:
             component = set(stack[stack.index(node) :])
             del stack[stack.index(node) :]
-            found.extend([component] if len(component) > 1 else [])
+            components.extend([component] if len(component) > 1 else [])
 
     for node in graph:
         if node not in order:
             visit(node)
-    return found
+    return components
 
 
 def import_graph() -> dict[str, set[str]]:
-    """{module: modules it imports}, lazy and typing-only imports included; `from package import module` is of the
-    module."""
+    """{module: modules it imports}, including lazy and typing-only imports; `from package import module` counts as an
+    import of the module."""
     modules = {get_module_name(path): path for path in PACKAGE_FILES}
     graph: dict[str, set[str]] = {}
     for name, path in modules.items():
@@ -161,7 +161,7 @@ def import_graph() -> dict[str, set[str]]:
     return graph
 
 
-def test_tarjan_finds_a_circle_and_no_more():
+def test_tarjan_finds_only_cycles():
     graph = {"a": {"b"}, "b": {"c"}, "c": {"a", "d"}, "d": {"e"}, "e": set()}
     assert find_import_cycles(graph) == [{"a", "b", "c"}]
 
@@ -171,16 +171,16 @@ def test_there_are_no_import_cycles():
 
 
 def test_layers_list_every_room():
-    there = {get_room(get_module_name(path)) for path in PACKAGE_FILES} - {"", "__main__", "apps"}
-    assert sorted(name for rooms in LAYERS for name in rooms) == sorted(there)
+    actual_rooms = {get_room(get_module_name(path)) for path in PACKAGE_FILES} - {"", "__main__", "apps"}
+    assert sorted(name for rooms in LAYERS for name in rooms) == sorted(actual_rooms)
 
 
-def test_data_knows_no_model_and_nn_no_library_but_torch():
+def test_data_imports_no_model_and_nn_only_torch():
     for path in PACKAGE_FILES:
-        home = path.relative_to(PACKAGE).parts[0]
-        if home == "data":
+        room = path.relative_to(PACKAGE).parts[0]
+        if room == "data":
             assert not any(get_room(m) in ("models", "nn") for m in list_imports(path)), path
-        if home == "nn":
+        if room == "nn":
             assert list_libraries(path) <= {"torch", "vitreous", *sys.stdlib_module_names}, path
 
 
@@ -192,7 +192,7 @@ def test_peer_libraries_are_imported_only_where_allowed():
 
 
 @in_each_room
-def test_budgets(files):
+def test_files_and_functions_are_within_size_limits(files):
     for path in files:
         assert len(path.read_text().splitlines()) <= MAX_FILE_LINES, path
         for node in parse_file(path)[1]:
@@ -201,7 +201,7 @@ def test_budgets(files):
 
 
 def check_budget(node: ast.FunctionDef | ast.AsyncFunctionDef, name: str) -> None:
-    """Check the lines and parameters of a function."""
+    """Check the number of lines and parameters of a function."""
     assert node.end_lineno - node.lineno + 1 <= MAX_FUNCTION_LINES, f"{name} is too long"
     arguments = [
         a.arg
@@ -210,20 +210,21 @@ def check_budget(node: ast.FunctionDef | ast.AsyncFunctionDef, name: str) -> Non
     ]
     assert len(arguments) <= MAX_PARAMETERS, f"{name} takes {len(arguments)} parameters"
     fields = ("with_options", "transformer_config")  # of a config, as in `dataclasses.replace`
-    foreign = ("create_untrained_model", "__call__", "from_pretrained", *fields)  # the keywords are of another library
+    # the keywords are those of another library
+    foreign = ("create_untrained_model", "__call__", "from_pretrained", *fields)
     if name.startswith(("vitreous.nn.", "vitreous.models.")) and node.name not in foreign:
         assert node.args.kwarg is None, f"{name} takes **{node.args.kwarg and node.args.kwarg.arg}"
 
 
 def is_keyword_only(node: ast.AnnAssign) -> bool:
-    """Whether a field of a dataclass is no positional parameter: keyword-only, not initialised, or of the class."""
+    """Whether a dataclass field is not a positional parameter: keyword-only, not initialised, or a class variable."""
     call = node.value if isinstance(node.value, ast.Call) else None
     options = {k.arg: getattr(k.value, "value", None) for k in call.keywords} if call else {}
     return options.get("kw_only") is True or options.get("init") is False or "ClassVar" in ast.unparse(node.annotation)
 
 
-def positional_parameters(node: ast.ClassDef) -> tuple[int, bool]:
-    """How many positional parameters a class's own constructor has, 0 for an inherited one, and whether it is a frozen
+def count_positional_parameters(node: ast.ClassDef) -> tuple[int, bool]:
+    """The number of positional parameters of a class's constructor, 0 if inherited, and whether the class is a frozen
     dataclass."""
     for member in node.body:
         if isinstance(member, ast.FunctionDef) and member.name == "__init__":
@@ -241,21 +242,22 @@ def positional_parameters(node: ast.ClassDef) -> tuple[int, bool]:
 
 
 @cache
-def names_called_with_more() -> frozenset[str]:
-    """What the package calls with more positional arguments than `POSITIONAL`, by the last part of its name."""
+def list_names_with_many_arguments() -> frozenset[str]:
+    """Names that the package calls with more than `MAX_POSITIONAL_PARAMETERS` positional arguments, by the last part of
+    the name."""
     calls = (node for path in PACKAGE_FILES for node in parse_file(path)[1] if isinstance(node, ast.Call))
     long = [call.func for call in calls if len(call.args) > MAX_POSITIONAL_PARAMETERS]
     return frozenset(func.attr if isinstance(func, ast.Attribute) else getattr(func, "id", "") for func in long)
 
 
 def list_long_constructors(path: Path) -> list[str]:
-    """Classes of a file whose constructor takes more than `POSITIONAL` positional parameters. A frozen dataclass may,
-    as configs do, if the package never gives it so many."""
+    """Classes of a file whose constructor has more than `MAX_POSITIONAL_PARAMETERS` positional parameters. A frozen
+    dataclass, such as a config, may have more if the package never passes that many."""
     names = []
     for node in parse_file(path)[1]:
         if isinstance(node, ast.ClassDef):
-            count, frozen = positional_parameters(node)
-            if count > MAX_POSITIONAL_PARAMETERS and not (frozen and node.name not in names_called_with_more()):
+            count, frozen = count_positional_parameters(node)
+            if count > MAX_POSITIONAL_PARAMETERS and not (frozen and node.name not in list_names_with_many_arguments()):
                 names.append(node.name)
     return names
 
@@ -270,7 +272,7 @@ def test_positional_parameters_of_a_constructor_are_counted():
     code += "@dataclass(frozen=True)\nclass B:\n    a: int\n    x: ClassVar[int] = 1\n    _: KW_ONLY\n    b: int\n"
     code += "@dataclass\nclass C:\n    a: int\n    b: int = field(kw_only=True)\n    c: int = field(init=False)\n"
     code += "@dataclass(kw_only=True)\nclass D:\n    a: int\n"
-    counted = [positional_parameters(node) for node in ast.parse(code).body]
+    counted = [count_positional_parameters(node) for node in ast.parse(code).body]
     assert counted == [(2, False), (1, True), (1, False), (0, False)]
 
 
@@ -281,7 +283,7 @@ def test_the_training_loop_is_short():
 
 
 @in_each_room
-def test_everything_public_has_a_docstring(files):
+def test_public_objects_have_docstrings(files):
     for path in files:
         check_docstrings(*parse_file(path), get_module_name(path))
 
@@ -298,7 +300,7 @@ def check_docstrings(tree: ast.Module, nodes: list[ast.AST], name: str) -> None:
                 if protocol
                 else [m for m in node.body if isinstance(m, ast.FunctionDef) and not m.name.startswith("_")]
             )
-            known = (
+            inherited = (
                 "forward",
                 "backward",
                 "picture",
@@ -310,7 +312,7 @@ def check_docstrings(tree: ast.Module, nodes: list[ast.AST], name: str) -> None:
                 "summary",
                 "bundle",
             )
-            missing = [m.name for m in members if not ast.get_docstring(m) and m.name not in known]
+            missing = [m.name for m in members if not ast.get_docstring(m) and m.name not in inherited]
             assert not missing, f"{name}: {node.name} has methods without docstrings"
     for node in tree.body:
         if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
@@ -318,9 +320,10 @@ def check_docstrings(tree: ast.Module, nodes: list[ast.AST], name: str) -> None:
 
 
 def test_only_models_check_model_classes():
-    """Other rooms ask a config, a model or its family's row, so that a new family is one row and not a search."""
+    """Other rooms use a method or attribute of the config, model or family entry, so that a new family needs one
+    entry."""
     families = {"ViT", "BiT", "Swin", "ViTAdapter", "Segmenter", "Detector", "DiT", "ForeignModel"}
-    families |= {row.rpartition(":")[2] for row in FAMILIES.values()}
+    families |= {entry.rpartition(":")[2] for entry in FAMILIES.values()}
     for path in PACKAGE_FILES:
         if path.relative_to(PACKAGE).parts[0] == "models" or path.relative_to(PACKAGE).parts[:2] == (
             "weights",
@@ -335,24 +338,26 @@ def test_only_models_check_model_classes():
             ):
                 names = {n.id for argument in node.args for n in ast.walk(argument) if isinstance(n, ast.Name)}
                 names |= {n.attr for argument in node.args for n in ast.walk(argument) if isinstance(n, ast.Attribute)}
-                assert not names & families, f"{get_module_name(path)}, line {node.lineno}: ask the model instead"
+                assert not names & families, (
+                    f"{get_module_name(path)}, line {node.lineno}: use a method of the model instead"
+                )
 
 
 @pytest.mark.parametrize(
     "app", sorted(path.name for path in (PACKAGE / "apps").iterdir() if (path / "__init__.py").exists())
 )
 def test_every_app_has_a_short_readme(app):
-    """It names the command and the tests, and only files that exist."""
-    home = PACKAGE / "apps" / app
-    text = (home / "README.md").read_text("utf-8")
+    """The README has the command and the tests, and all files in it exist."""
+    app_folder = PACKAGE / "apps" / app
+    text = (app_folder / "README.md").read_text("utf-8")
     assert len(text.splitlines()) <= 45 and "`vitreous " in text and f"`tests/apps/{app}`" in text
     assert (PACKAGE.parent / "tests" / "apps" / app).is_dir()
     names = set(re.findall(r"`([\w/]+\.py)`", text))
-    assert names and all((home / name).is_file() or (PACKAGE.parent / name).is_file() for name in names)
-    assert all((home / link).exists() for link in re.findall(r"\]\(([^)]+)\)", text))
+    assert names and all((app_folder / name).is_file() or (PACKAGE.parent / name).is_file() for name in names)
+    assert all((app_folder / link).exists() for link in re.findall(r"\]\(([^)]+)\)", text))
 
 
-def defined_in(path: Path) -> set[str]:
+def list_defined_names(path: Path) -> set[str]:
     """Every name that a module defines or imports."""
     names = set()
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
@@ -370,13 +375,15 @@ SCRIPTS = sorted(path for folder in ("benchmarks", "docs") for path in (PACKAGE.
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.relative_to(PACKAGE.parent).as_posix())
 def test_scripts_import_names_that_exist(path):
-    """Scripts run rarely: what moved in the package would be missed only then."""
+    """Scripts run rarely, so moved names would otherwise be missed until then."""
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("vitreous."):
-            place = PACKAGE.parent / node.module.replace(".", "/")
-            module = place.with_suffix(".py") if place.with_suffix(".py").is_file() else place / "__init__.py"
-            submodules = {file.stem for file in place.glob("*.py")} | {
-                file.parent.name for file in place.glob("*/*.py")
+            path_stem = PACKAGE.parent / node.module.replace(".", "/")
+            module = (
+                path_stem.with_suffix(".py") if path_stem.with_suffix(".py").is_file() else path_stem / "__init__.py"
+            )
+            submodules = {file.stem for file in path_stem.glob("*.py")} | {
+                file.parent.name for file in path_stem.glob("*/*.py")
             }
-            missing = {alias.name for alias in node.names} - defined_in(module) - submodules
+            missing = {alias.name for alias in node.names} - list_defined_names(module) - submodules
             assert not missing, f"line {node.lineno}: {node.module} has no {', '.join(sorted(missing))}"

@@ -1,4 +1,4 @@
-"""The benchmark scripts still fit the library: they are imported and their contenders take a step."""
+"""The benchmark scripts match the library: they are imported, and their contenders take a step."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from PIL import ImageOps
 from tests.apps.curation.test_copies import draw_photo
 from tests.conftest import make_folder
 from tests.data.annotations.scenery import write_objects
-from tests.inference.made import make_photo, make_tiny_bundle
+from tests.inference.small_models import make_photo, make_tiny_bundle
 from vitreous.data.annotations.target import Target
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.data.sources import open_data
@@ -41,11 +41,11 @@ def load_script(name: str):
 def test_every_section_of_the_gpu_script_runs_on_a_cpu(tmp_path):
     command = [sys.executable, str(BENCHMARKS / "gpu.py"), str(tmp_path), "--device", "cpu", "--tiny"]
     subprocess.run(command, check=True, timeout=880, capture_output=True)
-    rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
-    assert not [row for row in rows if "failure" in row]
-    sections = {row["section"] for row in rows if "section" in row and "took" not in row}
+    records = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    assert not [record for record in records if "failure" in record]
+    sections = {record["section"] for record in records if "section" in record and "took" not in record}
     assert sections == set(load_script("gpu").SECTION_SECONDS)
-    assert next(row for row in rows if row.get("section") == "tests")["failures"] == 0
+    assert next(record for record in records if record.get("section") == "tests")["failures"] == 0
     assert (tmp_path / "gpu.md").read_text().count("\n## ") == len(sections)
 
 
@@ -56,14 +56,14 @@ def test_knn_uses_the_same_split():
 
 
 def test_loader_benchmark_measures_every_stage(tmp_path):
-    for number in range(3):
-        make_photo(60, 48, number).save(tmp_path / f"{number}.jpg")
+    for index in range(3):
+        make_photo(60, 48, index).save(tmp_path / f"{index}.jpg")
     make_photo(60, 48).convert("L").save(tmp_path / "grey.jpg")
     loader_parts = load_script("loader_parts")
     rows = loader_parts.measure_parts(tmp_path, 1)
     assert len(rows) == 10 and all(value >= 0 for value in rows.values())
     text = loader_parts.build_page(dict.fromkeys(rows, 1.0), "COMMAND")
-    assert "| resizing | 1.000 |" in text and "| the parts added up | 8.000 |" in text
+    assert "| resizing | 1.000 |" in text and "| sum of the steps | 8.000 |" in text
     assert "decode in 33% of the time" in text and "it would be 50%" in text
 
 
@@ -72,14 +72,14 @@ def test_cifar_peers_use_the_augmentation_of_their_recipes(monkeypatch):
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     cifar = load_script("cifar")
     images, labels = torch.randint(0, 256, (12, 3, 32, 32), dtype=torch.uint8), torch.arange(12) % 3
-    given = (images, labels, 0, 3, ImagePreprocess((32, 32)))
+    arguments = (images, labels, 0, 3, ImagePreprocess((32, 32)))
     samples, epochs = np.arange(8), np.zeros(8, np.int64)
-    pictures, targets = cifar.make_plain_views(*given)(samples, epochs, 0.0)
-    assert pictures.shape == (8, 3, 32, 32) and targets.tolist() == [0, 1, 2, 0, 1, 2, 0, 1]
-    views = cifar.make_cct_views(*given)
-    pictures, mixed = views(samples, epochs, 0.5)
+    augmented, targets = cifar.make_plain_views(*arguments)(samples, epochs, 0.0)
+    assert augmented.shape == (8, 3, 32, 32) and targets.tolist() == [0, 1, 2, 0, 1, 2, 0, 1]
+    views = cifar.make_cct_views(*arguments)
+    augmented, mixed = views(samples, epochs, 0.5)
     alone = views(samples, epochs, 0.6)[1]
-    assert pictures.shape == (8, 3, 32, 32) and mixed.shape == alone.shape == (8, 3)
+    assert augmented.shape == (8, 3, 32, 32) and mixed.shape == alone.shape == (8, 3)
     assert torch.allclose(mixed.sum(1), torch.ones(8)) and torch.allclose(alone.sum(1), torch.ones(8))
     assert alone.argmax(1).tolist() == targets.tolist() and alone.max() == pytest.approx(0.9 + 0.1 / 3)
 
@@ -100,11 +100,11 @@ def test_transfer_resumes_and_reads_test_images_once(tmp_path, monkeypatch):
     assert not any("test" in split for split in splits.values())
     readings = [(out / "evaluations.jsonl").read_text().splitlines() for name, out in runs.items() if "seed-0" in name]
     assert [len(lines) for lines in readings] == [1] * 4
-    # not the head of other classes that are as many
+    # the head of other classes is removed, even if their number is equal
     assert load_bundle(transfer.save_headless_model(plan)).model.config.classes == 0
-    read = {place: place.stat().st_mtime_ns for out in runs.values() for place in out.rglob("*.json*")}
+    read = {path: path.stat().st_mtime_ns for out in runs.values() for path in out.rglob("*.json*")}
     transfer.finetune(plan)
-    assert {place: place.stat().st_mtime_ns for place in read} == read
+    assert {path: path.stat().st_mtime_ns for path in read} == read
     assert (
         "| 10% | 4 | 1 | fine-tuned: " in (text := transfer.build_page(plan))
         and "| 50% | 20 | 2 | from scratch: c | **" in text
@@ -117,26 +117,26 @@ def test_transfer_draws_are_seeded_and_class_balanced(tmp_path):
         make_folder(tmp_path / "photos", {"train": 20}, ("ant", "bee", "cat", "dog")), tmp_path / "scratch"
     )
 
-    def files(seed, split="train", judged=False):
-        root = transfer.link_label_share(plan, 0.2, seed, judged)
+    def files(seed, split="train", selection=False):
+        root = transfer.link_label_share(plan, 0.2, seed, selection)
         return {path.resolve() for path in (root / split).rglob("*.png")}
 
-    judging = files(transfer.SELECTION_SEED, "val", judged=True)
+    selection_images = files(transfer.SELECTION_SEED, "val", selection=True)
     draws = [files(seed) for seed in range(8)]
     assert files(3) == draws[3] != draws[4]
     assert all(sorted(path.parent.name for path in draw) == ["cat"] * 4 + ["dog"] * 4 for draw in draws)
-    assert len(judging) == 8 and not any(draw & judging for draw in draws)
+    assert len(selection_images) == 8 and not any(draw & selection_images for draw in draws)
 
 
 def test_precision_measures_errors_agreement_and_accuracy(tmp_path):
-    """Of logits that are known, and of a way that answers wrongly by as much as is known, with classes and without."""
+    """For synthetic logits, and for outputs with a known error, with classes and without."""
     precision = load_script("precision")
     exact = np.array([[3.0, 4.0], [0.0, 12.0], [2.0, 1.0]])
-    found = np.array([[4.0, 3.0], [0.0, 12.0], [2.0, 1.0]], np.float32)
-    figures = precision.compute_metrics(found, exact, np.array([0, 0, 0]))
-    assert figures.error == pytest.approx(2**0.5 / np.linalg.norm(exact))
-    assert figures.agreement == pytest.approx(2 / 3) and figures.right == pytest.approx(2 / 3)
-    assert precision.compute_metrics(found, exact, None).right is None
+    logits = np.array([[4.0, 3.0], [0.0, 12.0], [2.0, 1.0]], np.float32)
+    metrics = precision.compute_metrics(logits, exact, np.array([0, 0, 0]))
+    assert metrics.error == pytest.approx(2**0.5 / np.linalg.norm(exact))
+    assert metrics.agreement == pytest.approx(2 / 3) and metrics.right == pytest.approx(2 / 3)
+    assert precision.compute_metrics(logits, exact, None).right is None
 
     make_tiny_bundle(classes=("cat", "ant", "bee")).save(tmp_path / "model")
     folder = make_folder(tmp_path / "photos", {"": 4})
@@ -151,45 +151,45 @@ def test_precision_compares_engines_and_keeps_the_cache(tmp_path, monkeypatch):
     precision = load_script("precision")
     make_tiny_bundle(classes=("ant", "bee", "cat")).save(tmp_path / "model")
     folder, run = make_folder(tmp_path / "photos", {"": 4}), str(tmp_path / "model")
-    seen = []
+    caches = []
 
-    def ways(run, scratch):
+    def list_engines(run, scratch):
         original = precision.load(run, InferenceOptions("cpu", "fp32")).engine.logits
         yield "same", lambda: original
-        yield "int8", lambda: seen.append(os.environ["XDG_CACHE_HOME"]) or (lambda pixels: -original(pixels))
+        yield "int8", lambda: caches.append(os.environ["XDG_CACHE_HOME"]) or (lambda pixels: -original(pixels))
 
-    monkeypatch.setattr(precision, "list_engines", ways)
+    monkeypatch.setattr(precision, "list_engines", list_engines)
     monkeypatch.setenv("XDG_CACHE_HOME", "mine")
     lines = precision.build_page(run, str(folder), 12)
     same, negative = lines[-2:]
     assert same.startswith("| same |") and "| 100.00% |" in same
     assert negative.startswith("| int8 | 2.0e+00 | 0.00% |") and not negative.endswith("|  |")
-    assert len(seen) == 2 and seen[0] == seen[1] != "mine" and os.environ["XDG_CACHE_HOME"] == "mine"
+    assert len(caches) == 2 and caches[0] == caches[1] != "mine" and os.environ["XDG_CACHE_HOME"] == "mine"
 
 
 def test_dedup_counts_labelled_pairs_and_creates_harder_copies(tmp_path):
     dedup = load_script("dedup")
     for folder, seeds in (("train", (0, 1, 2, 3)), ("test", (0, 1, 12, 13))):
         (tmp_path / folder / "ant").mkdir(parents=True)
-        for number, seed in enumerate(seeds):
+        for index, seed in enumerate(seeds):
             image = draw_photo(seed) if folder == "train" else ImageOps.mirror(draw_photo(seed))
-            image.save(tmp_path / folder / "ant" / f"{number}.jpg", quality=90)
-    rows = [
+            image.save(tmp_path / folder / "ant" / f"{index}.jpg", quality=90)
+    pairs = [
         "ant/0,ant/0,same,tuned",
         "ant/2,ant/2,other,tuned",
         "ant/1,ant/1,same,held-out",
         "ant/3,ant/3,same,held-out",
     ]
-    (tmp_path / "pairs.csv").write_text("\n".join(["train,test,verdict,part", *rows, "ant/3,ant/2,unsure,held-out"]))
+    (tmp_path / "pairs.csv").write_text("\n".join(["train,test,verdict,part", *pairs, "ant/3,ant/2,unsure,held-out"]))
     tuned, held_out = dedup.evaluate_labelled_pairs(tmp_path, tmp_path / "pairs.csv", 0)[2:]
     assert tuned == "| tuned | 1 | 1 | 100.0% | 1 | 0 | 100.0% |"
     assert held_out == "| held-out | 2 | 1 | 50.0% | 0 | 0 | 100.0% |"
     for change in dedup.HARDER_COPY_KINDS.values():
-        made = [change(draw_photo(5), random.Random(seed)) for seed in (1, 1, 2)]
+        copies = [change(draw_photo(5), random.Random(seed)) for seed in (1, 1, 2)]
         assert (
-            made[0].mode == "RGB"
-            and made[0].tobytes() == made[1].tobytes()
-            and made[0].tobytes() != draw_photo(5).tobytes()
+            copies[0].mode == "RGB"
+            and copies[0].tobytes() == copies[1].tobytes()
+            and copies[0].tobytes() != draw_photo(5).tobytes()
         )
 
 
@@ -205,14 +205,14 @@ def test_dense_peers_augment_boxes_and_maps_with_the_pixels(monkeypatch):
         left, top, right, bottom = boxes[0].int().tolist()
         assert labels.tolist() == [3] and image[0, top:bottom, left:right].min() == 1
         assert image[0].sum() == 80 * 80
-        part, numbers = dense.crop_augmented(pixels, classes, np.random.default_rng(seed))
-        assert part.shape[1:] == numbers.shape == (dense.CROP_SIZE, dense.CROP_SIZE)
-        assert ((part[0] > 127) == (numbers == 1)).mean() > 0.99
+        crop, crop_classes = dense.crop_augmented(pixels, classes, np.random.default_rng(seed))
+        assert crop.shape[1:] == crop_classes.shape == (dense.CROP_SIZE, dense.CROP_SIZE)
+        assert ((crop[0] > 127) == (crop_classes == 1)).mean() > 0.99
 
 
 def test_processor_rate_excludes_startup_and_evaluation(tmp_path, monkeypatch):
     pretraining = load_script("pretraining")
-    # 20 s more of the first run, for what a process does once; 10 s more for three quarters of 40 steps
+    # the first run takes 20 s longer, for one-time work; 10 s more for three quarters of 40 steps
     clock, lengths = iter([0.0, 50.0, 50.0, 80.0, 80.0, 120.0]), []
 
     def train(data, **options):
@@ -258,7 +258,7 @@ def test_huge_page_contenders_differ_only_in_huge_pages(monkeypatch):
         pages.ours, "build_train_step", lambda work: switches.append(pages.os.environ["VITREOUS_HUGE_PAGES"])
     )
     monkeypatch.setattr(pages.ours, "build_inference_step", lambda work: switches.append("inference"))
-    monkeypatch.setenv("VITREOUS_HUGE_PAGES", "")  # put back afterwards
+    monkeypatch.setenv("VITREOUS_HUGE_PAGES", "")  # restored afterwards
     work = Workload("train", "ViT-S/16", 224, 16)
     for contender in pages.list_contenders():
         contender.build(work)
@@ -290,26 +290,26 @@ def test_race_scripts_use_the_given_rounds_and_seconds(name, monkeypatch, capsys
 
 
 def test_dense_peers_train_on_the_same_class_maps(tmp_path, monkeypatch):
-    """Nuclei are painted on a background before anybody learns from them."""
+    """Nuclei are painted on a background before training."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     dense = load_script("dense")
-    seen: list[np.ndarray] = []
+    class_maps: list[np.ndarray] = []
 
-    def peer(data):
-        def judge():
+    def build_peer(data):
+        def evaluate():
             maps = [target.class_map() for _, target in load_script("dense_peers").read_samples(data.splits["test"])]
-            seen.extend(maps)
+            class_maps.extend(maps)
             return {"miou": 1.0}, [{"class": name, "f1": 0.5} for name in data.classes]
 
         model = torch.nn.Conv2d(3, 2, 1)
-        return model, lambda images, maps: torch.nn.functional.cross_entropy(model(images), maps), judge
+        return model, lambda images, maps: torch.nn.functional.cross_entropy(model(images), maps), evaluate
 
-    monkeypatch.setattr(dense, "build_unet", peer)
+    monkeypatch.setattr(dense, "build_unet", build_peer)
     root = write_objects(tmp_path / "nuclei", 40)
     plan = dense.DensePlan(root, tmp_path / "work", tmp_path / "rows.jsonl", kind="nuclei", minutes=0.001)
-    facts = dense.run_peer(plan, 0)
-    assert facts["dice_nuclei"] == 0.5 and facts["images"] >= 8
-    assert seen and all(set(np.unique(one)) == {0, 1} for one in seen)
+    result = dense.run_peer(plan, 0)
+    assert result["dice_nuclei"] == 0.5 and result["images"] >= 8
+    assert class_maps and all(set(np.unique(class_map)) == {0, 1} for class_map in class_maps)
 
 
 def test_equal_time_runs_get_the_epochs_of_their_time(tmp_path, monkeypatch):
@@ -320,7 +320,7 @@ def test_equal_time_runs_get_the_epochs_of_their_time(tmp_path, monkeypatch):
         runs.append(options)
         return {"epochs": options["epochs"]}
 
-    monkeypatch.setattr(pretraining, "measure_processor_rate", lambda home, steps, data, **options: 0.5)
+    monkeypatch.setattr(pretraining, "measure_processor_rate", lambda folder, steps, data, **options: 0.5)
     monkeypatch.setattr(pretraining, "train_or_load", trained)
     root = write_objects(tmp_path / "nuclei", 40)
     plan = pretraining.EqualTime(root, tmp_path, tmp_path / "rows.jsonl", minutes=4.0, cores=2)
@@ -337,7 +337,7 @@ def test_moving_digits_have_the_drawn_speeds_and_positions(monkeypatch):
     rng, room = np.random.default_rng(0), moving.FRAME_SIZE - moving.DIGIT_SIZE
     paths = np.stack([moving.draw_path(rng, 16) for _ in range(200)])
     assert paths.min() >= 0 and paths.max() <= room
-    speeds = np.median(np.hypot(*np.moveaxis(np.diff(paths, axis=1), -1, 0)), axis=1)  # bounces are few
+    speeds = np.median(np.hypot(*np.moveaxis(np.diff(paths, axis=1), -1, 0)), axis=1)  # bounces are rare
     assert speeds.min() > 0.45 and speeds.max() < 2.55 and abs(speeds.mean() - 1.5) < 0.15
     dot = np.zeros((1, 3, moving.FRAME_SIZE, moving.FRAME_SIZE), np.uint8)
     dot[0, range(3), (2, 5, 8), (2, 6, 10)] = 255
@@ -345,15 +345,23 @@ def test_moving_digits_have_the_drawn_speeds_and_positions(monkeypatch):
     stamps = np.zeros((3, moving.DIGIT_SIZE, moving.DIGIT_SIZE), np.uint8)
     stamps[0, 4:8], stamps[1, :, 4:8], stamps[2, ::11], stamps[2, :, ::11] = 255, 255, 255, 255  # two bars, and a frame
     labels = np.arange(24) % 3
-    clips = np.stack([moving.moving_digits(rng, stamps[[label, label]]) for label in labels])
+    clips = np.stack([moving.draw_moving_digits(rng, stamps[[label, label]]) for label in labels])
     reader = moving.FrameClassifier(clips[:16], labels[:16])
-    judged = moving.compute_clip_metrics(clips[16:], labels[16:], reader, moving.compute_motion(clips[16:]))
-    assert judged["recognised"] > 0.8 and judged["distance"] == 0 and judged["low"] <= judged["median"]
+    metrics = moving.compute_clip_metrics(clips[16:], labels[16:], reader, moving.compute_motion(clips[16:]))
+    assert metrics["recognised"] > 0.8 and metrics["distance"] == 0 and metrics["low"] <= metrics["median"]
     assert reader.read(clips[16:]).shape == (8, 16)
-    real = [{"clips": "test clips", "number": 8} | judged]
-    own = {"clips": "M", "number": 8, "guidance": 2.0, "minutes": 1, "epochs": 3.0, "recipe": "sit", "seconds": 4.0}
-    assert "| M | 3.0 | 2 | " in moving.build_page(real, [own | judged]) and "| 0.50 |" in moving.build_page(
-        real, [own | judged]
+    real = [{"clips": "test clips", "number": 8} | metrics]
+    run_record = {
+        "clips": "M",
+        "number": 8,
+        "guidance": 2.0,
+        "minutes": 1,
+        "epochs": 3.0,
+        "recipe": "sit",
+        "seconds": 4.0,
+    }
+    assert "| M | 3.0 | 2 | " in moving.build_page(real, [run_record | metrics]) and "| 0.50 |" in moving.build_page(
+        real, [run_record | metrics]
     )
 
 
@@ -366,20 +374,26 @@ def test_native_training_images_keep_the_digit_undistorted(tmp_path):
         assert 1 / 4.2 < width / height < 4.2 and abs(height * width / native.CANVAS_AREA - 1) < 0.03
         assert shape.any(0).sum() >= native.DIGIT_SIZE - 1 and shape.any(1).sum() >= native.DIGIT_SIZE - 1
     data = native.write_data(tmp_path / "pictures", {"train": 1, "test": 1})
-    given = argparse.Namespace(tokens=16, model="ViT-32x2/8", batch=4, folder=data, rounds=1, epochs=1)
+    arguments = argparse.Namespace(tokens=16, model="ViT-32x2/8", batch=4, folder=data, rounds=1, epochs=1)
     opened = open_data(str(data))
-    ways, about = native.step_ways(given, opened.split("train"), opened.classes)
+    ways, about = native.build_steps(arguments, opened.split("train"), opened.classes)
     medians = native.measure_medians(ways, 1)
     assert len(medians) == 4 and "squares of 16 patches" in about
-    page = native.build_page(given, about, medians, [("squashed", 0.5, 0.25)])
-    assert "| own aspect, packed | " in page and "| squashed | 50.0 % | 25.0 % |" in page
+    page = native.build_page(arguments, about, medians, [("squashed", 0.5, 0.25)])
+    assert "| native aspect, packed | " in page and "| squashed | 50.0 % | 25.0 % |" in page
 
 
 def test_study_pages_omit_runs_and_data_paths(tmp_path):
-    home = tmp_path / "out" / "toy"
-    home.mkdir(parents=True)
-    (home / "study.json").write_text(json.dumps({"settings": {"data": "/where/it/lay"}}))
-    lines = ["# Toy", "", f"vitreous study toy --data /where/it/lay --out {home.parent}", "", "| a | mean | runs |"]
+    study_folder = tmp_path / "out" / "toy"
+    study_folder.mkdir(parents=True)
+    (study_folder / "study.json").write_text(json.dumps({"settings": {"data": "/where/it/lay"}}))
+    lines = [
+        "# Toy",
+        "",
+        f"vitreous study toy --data /where/it/lay --out {study_folder.parent}",
+        "",
+        "| a | mean | runs |",
+    ]
     lines += [
         "| --- | --- | --- |",
         "| x | 1 | [0](../runs/x/report.html) |",
@@ -389,8 +403,8 @@ def test_study_pages_omit_runs_and_data_paths(tmp_path):
         "## Fit",
         "",
     ]
-    (home / "report.md").write_text("\n".join([*lines, "| b | c |", "| --- | --- |", "| y | 2 |", ""]))
-    page = load_script("study_page").public_page(home, "figures/toy.svg", 1, "Nothing can be told.")
+    (study_folder / "report.md").write_text("\n".join([*lines, "| b | c |", "| --- | --- |", "| y | 2 |", ""]))
+    page = load_script("study_page").build_public_page(study_folder, "figures/toy.svg", 1, "Nothing can be told.")
     assert page.startswith("# Toy, 20") and "\n\nNothing can be told.\n\n" in page
     assert "vitreous study toy --data FOLDER\n" in page and str(tmp_path) not in page
     assert "| a | mean |\n| --- | --- |\n| x | 1 |\n" in page and "](figures/toy.svg)" in page

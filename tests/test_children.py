@@ -13,12 +13,15 @@ import pytest
 
 from vitreous.system.children import block_stop_signals, ignore_group_signals, run_shielded_process
 
-pytest.importorskip("fcntl")  # a system that can fork
+pytest.importorskip("fcntl")  # the tests need fork
 
 
 def fork_child(sleep: float = 30.0) -> int:
-    """A forked child that obeys its parent alone. It stays inside the context, as a child of `multiprocessing` does: a
-    signal may arrive before it has taken its own measures."""
+    """Fork a child that reacts only to its parent.
+
+    The child stays inside the context, as a child of `multiprocessing` does: a signal may arrive before it has set its
+    signal handlers.
+    """
     with block_stop_signals():
         pid = os.fork()
         if pid == 0:
@@ -46,14 +49,14 @@ def test_children_ignore_group_signals_and_obey_their_parent():
 
 def test_signals_during_child_start_are_delivered_afterwards():
     received = []
-    before = signal.signal(signal.SIGTERM, lambda number, frame: received.append(number))
+    handler = signal.signal(signal.SIGTERM, lambda number, frame: received.append(number))
     try:
         with block_stop_signals():
-            signal.pthread_kill(threading.get_ident(), signal.SIGTERM)  # other libraries' threads do not block it
+            signal.pthread_kill(threading.get_ident(), signal.SIGTERM)  # threads of other libraries do not block it
             assert received == []
         assert received == [signal.SIGTERM]
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, handler)
 
 
 def test_shielded_processes_survive_signals_and_time_out():

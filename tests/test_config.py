@@ -110,7 +110,7 @@ def test_unknown_settings_are_reported_with_their_path():
 def test_the_family_selects_the_config_class():
     swin = from_builtins(ModelConfig, {"family": "swin", "width": 48})
     assert type(swin) is SwinConfig and swin.width == 48 and from_builtins(ModelConfig, to_builtins(swin)) == swin
-    assert type(from_builtins(ModelConfig, {"width": 48, "heads": 4})) is ViTConfig  # the default
+    assert type(from_builtins(ModelConfig, {"width": 48, "heads": 4})) is ViTConfig  # the default family
     with pytest.raises(UsageError, match="unknown family 'swim'\n  did you mean swin"):
         from_builtins(ModelConfig, {"family": "swim"})
     for family in (["swin"], 3):
@@ -133,7 +133,9 @@ def test_setting_groups_are_set_field_by_field():
     config = set_dotted_paths(ViTConfig(), words, "model.")
     changes = {"depth": 6, "attention": {"window": 7, "global_blocks": (2, 5)}, "norm": {"eps": 1e-5}}
     assert config == ViTConfig().with_options(**changes) == change_fields(ViTConfig(), changes)
-    assert (config.attention.qkv_bias, config.norm.final) == (True, "tokens"), "the other fields of a group stay"
+    assert (config.attention.qkv_bias, config.norm.final) == (True, "tokens"), (
+        "the other fields of a group must not change"
+    )
     assert from_builtins(ModelConfig, to_builtins(config)) == config
     assert list_differences(ViTConfig(depth=6), config)[0] == "attention.window: 0 -> 7"
 
@@ -156,11 +158,11 @@ def test_unknown_settings_of_a_group_are_rejected(path, message):
 def test_fields_without_their_group_are_unknown():
     with pytest.raises(UsageError, match=r"unknown setting window\n  perhaps you meant attention\.window"):
         from_builtins(ModelConfig, {"window": 7})
-    for kind in (ViTConfig, SwinConfig):
+    for config_class in (ViTConfig, SwinConfig):
         with pytest.raises(
             UsageError, match="attention is a dict, but the constructor of a config requires a config object"
         ):
-            kind(attention={"window": 7})  # type: ignore[arg-type]
+            config_class(attention={"window": 7})  # type: ignore[arg-type]
     with pytest.raises(UsageError, match=r"unknown setting mlp\.size\n  use one of hidden, kind, gelu"):
         ViTConfig().with_options(mlp={"size": 7})
 

@@ -1,4 +1,4 @@
-"""Thread pools and neighbours: what a process sets before PyTorch is loaded, and what it notices of other work."""
+"""Thread pools and contention: settings made before PyTorch is imported, and detection of other load."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ LINUX_ONLY = pytest.mark.skipif(sys.platform != "linux", reason="read from /proc
 
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch):
-    """None of the variables are set, and what a test sets is forgotten."""
+    """Unset all variables; changes by a test are reverted."""
     for name in THREAD_VARIABLES:
-        monkeypatch.setenv(name, "")  # so that it is put back
+        monkeypatch.setenv(name, "")  # registers the variable for restoring
         monkeypatch.delenv(name)
 
 
 @pytest.fixture
 def two_core_quota(monkeypatch, tmp_path):
-    """A container that may use two of eight cores."""
+    """A container limited to two of eight cores."""
     monkeypatch.setattr(cores, "CGROUP_CPU_FILE", str(tmp_path / "cpu.max"))
     (tmp_path / "cpu.max").write_text("200000 100000\n")
     monkeypatch.setattr(cores, "count_affinity_cores", lambda: 8)
@@ -53,7 +53,9 @@ def test_every_command_limits_thread_spinning(capsys):
 def test_user_wait_variables_are_not_overridden(name, value, monkeypatch):
     monkeypatch.setenv(name, value)
     limit_thread_pools()
-    assert {other: os.environ[other] for other in USER_WAIT_VARIABLES if other in os.environ} == {name: value}
+    assert {variable: os.environ[variable] for variable in USER_WAIT_VARIABLES if variable in os.environ} == {
+        name: value
+    }
 
 
 def test_thread_count_follows_the_container_quota(two_core_quota, monkeypatch):
@@ -62,13 +64,13 @@ def test_thread_count_follows_the_container_quota(two_core_quota, monkeypatch):
     assert choose_shard_count("cpu", 128) == 2
     limit_thread_pools()
     assert os.environ["OMP_NUM_THREADS"] == "2"
-    asked = []
-    monkeypatch.setattr(torch, "set_num_threads", asked.append)
+    calls = []
+    monkeypatch.setattr(torch, "set_num_threads", calls.append)
     machine.configure_process()
-    assert asked == []  # it is settled by the environment already
+    assert calls == []  # the environment already limits the threads
     monkeypatch.delenv("OMP_NUM_THREADS")
-    machine.configure_process()  # PyTorch was imported before this package had a say
-    assert asked == [2]
+    machine.configure_process()  # PyTorch was imported before this package
+    assert calls == [2]
 
 
 def test_thread_count_is_unset_without_a_container(monkeypatch, tmp_path):
@@ -84,17 +86,16 @@ def test_other_libraries_are_measured_with_default_spinning(monkeypatch):
     assert os.environ["GOMP_SPINCOUNT"] == SPIN_VARIABLES["GOMP_SPINCOUNT"]
     monkeypatch.setenv("GOMP_SPINCOUNT", "7")
     with restore_default_spinning():
-        assert os.environ["GOMP_SPINCOUNT"] == "7"  # chosen by the user, for everybody
+        assert os.environ["GOMP_SPINCOUNT"] == "7"  # set by the user, for all processes
 
 
-def fake_cpu_readings(monkeypatch, *, others: float, own: float, steps: int = 6) -> None:
-    """Let every reading be 4 seconds after the last one, with shares of two cores used by other work and by this
-    process."""
+def fake_cpu_usage(monkeypatch, *, other_share: float, own_share: float, steps: int = 6) -> None:
+    """Simulate measurements 4 seconds apart, with shares of two cores used by other processes and by this one."""
     per, clock = 800, iter(range(1, steps + 2))
 
     def usage(root: int) -> tuple[float, int, int, int]:
         n = next(clock)
-        return 4.0 * n, per * n, round(per * (1 - others - own)) * n, round(per * own) * n
+        return 4.0 * n, per * n, round(per * (1 - other_share - own_share)) * n, round(per * own_share) * n
 
     monkeypatch.setattr(cores, "read_cpu_ticks", usage)
     monkeypatch.setattr(ContentionMonitor, "SECONDS", 3.0)
@@ -102,20 +103,20 @@ def fake_cpu_readings(monkeypatch, *, others: float, own: float, steps: int = 6)
 
 
 @pytest.mark.parametrize(
-    "others, own, crowded",
+    "other_share, own_share, crowded",
     [(0.5, 0.5, True), (0.25, 0.7, True), (0.0, 1.0, False), (0.15, 0.85, False), (0.4, 0.4, False)],
 )
-def test_cpu_contention_is_reported_once(others, own, crowded, monkeypatch):
-    fake_cpu_readings(monkeypatch, others=others, own=own)
+def test_cpu_contention_is_reported_once(other_share, own_share, crowded, monkeypatch):
+    fake_cpu_usage(monkeypatch, other_share=other_share, own_share=own_share)
     notes: list[str] = []
     neighbours = ContentionMonitor(notes.append)
     neighbours.poll()
-    assert notes == []  # one figure may be chance
+    assert notes == []  # a single measurement may be chance
     for _ in range(4):
         neighbours.poll()
     assert len(notes) == crowded
-    assert not crowded or f"{others:.0%}" in notes[0]
-    assert neighbours.measure() == pytest.approx(others)
+    assert not crowded or f"{other_share:.0%}" in notes[0]
+    assert neighbours.measure() == pytest.approx(other_share)
 
 
 def test_unreadable_cpu_usage_is_not_reported(monkeypatch):
@@ -127,7 +128,7 @@ def test_unreadable_cpu_usage_is_not_reported(monkeypatch):
 
 @LINUX_ONLY
 def test_child_processes_do_not_count_as_contention():
-    before = cores.read_cpu_ticks(os.getpid())
+    start = cores.read_cpu_ticks(os.getpid())
     burn = "import time\nwhile time.process_time() < 0.3: pass"
     with subprocess.Popen(
         [sys.executable, "-c", burn + "\nprint('done', flush=True)\ninput()"], stdin=-1, stdout=-1
@@ -137,14 +138,14 @@ def test_child_processes_do_not_count_as_contention():
         assert child.pid in cores.list_descendants(os.getpid())
         child.communicate(b"\n")
     ended = cores.read_cpu_ticks(os.getpid())
-    assert before and alive and ended
-    # ticks of 10 ms: counted while it lives, and when it has ended
-    assert alive[3] - before[3] >= 28 and ended[3] >= alive[3]
-    assert alive[1] >= before[1] and alive[2] >= before[2]
+    assert start and alive and ended
+    # ticks of 10 ms are counted while the child is alive, and after it has ended
+    assert alive[3] - start[3] >= 28 and ended[3] >= alive[3]
+    assert alive[1] >= start[1] and alive[2] >= start[2]
 
 
 def test_command_progress_reports_contention(monkeypatch, capsys):
-    fake_cpu_readings(monkeypatch, others=0.5, own=0.5)
+    fake_cpu_usage(monkeypatch, other_share=0.5, own_share=0.5)
     console = Console(False)
     for done in range(4):
         console.progress("train", done, 10)

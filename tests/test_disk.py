@@ -1,4 +1,4 @@
-"""Files and folders that appear whole or not at all, killed at every point of the writing."""
+"""Files and folders are written completely or not at all, also if the writer is killed at any point."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ def test_killed_writers_leave_the_old_or_the_new_file(tmp_path):
     path = tmp_path / "file"
     points = run_and_kill(tmp_path, lambda: write_file(path))
     assert points >= 6 and path.read_text() == NEW_TEXT
-    left = []
+    leftovers = []
     for at in range(1, points + 1):
         path.write_text(OLD_TEXT)
         assert run_and_kill(tmp_path, lambda: write_file(path), at) == -1
-        left.append(path.read_text())
+        leftovers.append(path.read_text())
         write_file(path)
-        assert [entry.name for entry in tmp_path.iterdir()] == ["file"], "the next writer takes the leftover away"
+        assert [entry.name for entry in tmp_path.iterdir()] == ["file"], "the next writer must remove leftover files"
     assert (
-        left == [OLD_TEXT] * (points - 2) + [NEW_TEXT] * 2
-    )  # after the rename: the folder's sync, and the cleaning up
+        leftovers == [OLD_TEXT] * (points - 2) + [NEW_TEXT] * 2
+    )  # after the rename: the folder's sync, and the cleanup
 
 
 def test_killed_writers_leave_a_complete_folder_or_none(tmp_path):
@@ -56,13 +56,13 @@ def test_killed_writers_leave_a_complete_folder_or_none(tmp_path):
     points = run_and_kill(tmp_path, lambda: write_folder(path))
     assert points >= 9
     for at in range(1, points + 1):
-        home = tmp_path / str(at)
-        home.mkdir()
-        assert run_and_kill(home, lambda home=home: write_folder(home / "folder"), at) == -1
-        if not (home / "folder").exists():
-            write_folder(home / "folder")
-        assert {file.name for file in (home / "folder").rglob("*")} == {"a", "b", "c"}
-        assert [entry.name for entry in home.iterdir()] == ["folder"]
+        folder = tmp_path / str(at)
+        folder.mkdir()
+        assert run_and_kill(folder, lambda folder=folder: write_folder(folder / "folder"), at) == -1
+        if not (folder / "folder").exists():
+            write_folder(folder / "folder")
+        assert {file.name for file in (folder / "folder").rglob("*")} == {"a", "b", "c"}
+        assert [entry.name for entry in folder.iterdir()] == ["folder"]
 
 
 @pytest.mark.parametrize("shared", [False, True])
@@ -97,11 +97,11 @@ def test_concurrent_writers_use_separate_files_and_remove_stale_ones(tmp_path):
     old.touch(), young.touch()
     os.utime(old, (1, 1))
     with (
-        open_atomic(tmp_path / "file", "w", shared=True) as first,
-        open_atomic(tmp_path / "file", "w", shared=True) as second,
+        open_atomic(tmp_path / "file", "w", shared=True) as first_file,
+        open_atomic(tmp_path / "file", "w", shared=True) as second_file,
     ):
-        first.write("first")
-        second.write("second")
+        first_file.write("first")
+        second_file.write("second")
     assert (tmp_path / "file").read_text() == "first" and young.exists() and not old.exists()
 
 

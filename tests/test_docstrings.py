@@ -1,4 +1,4 @@
-"""A public function says which of our errors it raises, and the shape of every array that it takes or returns."""
+"""Public functions document the package's errors that they raise, and the shapes of arrays that they take or return."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ ERROR_NAMES = frozenset(
     ("VitreousError", "UsageError", "DataError", "WeightsError", "NonFiniteError", "ResourceError", "Refusal")
 )
 ARRAY_TYPE = re.compile(r"\b(Tensor|ndarray|NDArray)\b")
-#: `(n, K)`, `(n,)`, `(..., D)`: short elements with commas between them; or the words
+#: `(n, K)`, `(n,)`, `(..., D)`: short comma-separated elements; or words such as shape
 SHAPE_PATTERN = re.compile(r"\((?:[^(),]{1,16},\s?)+[^(),]{0,16}\)|\bscalars?\b|\b[Ss]hapes?\b")
 
 
-def public_functions(body: list[ast.stmt], outer: str = "") -> Iterator[tuple[FunctionNode, str]]:
+def iterate_public_functions(body: list[ast.stmt], outer: str = "") -> Iterator[tuple[FunctionNode, str]]:
     """Functions and methods without an underscore, each with its docstring and that of its class."""
     for node in body:
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-            yield from public_functions(node.body, ast.get_docstring(node) or "")
+            yield from iterate_public_functions(node.body, ast.get_docstring(node) or "")
         elif isinstance(node, FunctionNode) and (not node.name.startswith("_") or node.name == "__init__"):
             yield node, f"{ast.get_docstring(node) or ''} {outer}"
 
 
-def raised_errors(function: FunctionNode) -> set[str]:
-    """Our errors that the function itself raises, functions within it left out."""
+def list_raised_errors(function: FunctionNode) -> set[str]:
+    """The package's errors that the function raises, nested functions excluded."""
     errors, nodes = set(), list(function.body)
     while nodes:
         node = nodes.pop()
@@ -49,10 +49,10 @@ def has_array(function: FunctionNode) -> bool:
 
 
 def list_gaps(text: str) -> list[str]:
-    """What the docstrings of a file leave out."""
+    """Errors and shapes missing in the docstrings of a file."""
     missing = []
-    for function, docstring in public_functions(ast.parse(text).body):
-        missing += [f"{function.name}: raises {e}" for e in sorted(raised_errors(function)) if e not in docstring]
+    for function, docstring in iterate_public_functions(ast.parse(text).body):
+        missing += [f"{function.name}: raises {e}" for e in sorted(list_raised_errors(function)) if e not in docstring]
         if has_array(function) and not SHAPE_PATTERN.search(docstring):
             missing.append(f"{function.name}: shapes")
     return missing
@@ -64,7 +64,7 @@ def test_docstrings_give_shapes_and_errors(files: list[Path]):
         assert not list_gaps(path.read_text()), path
 
 
-def test_gaps_are_seen():
+def test_gaps_are_found():
     text = 'class A:\n    """A (n, K) table."""\n    def f(self, x: Tensor) -> None:\n        """F."""\n'
     assert list_gaps(text) == []
     assert list_gaps(text.replace("(n, K)", "(wide or not)")) == ["f: shapes"]

@@ -1,4 +1,4 @@
-"""The page of JSON documents compared with the documents."""
+"""The page of JSON documents matches the documents."""
 
 import ast
 import inspect
@@ -19,7 +19,7 @@ JSON_TYPES = {"str": "string", "int": "integer", "float": "number", "bool": "boo
 
 
 def read_section(title: str) -> dict[str, list[str]]:
-    """Read the table of a section: the other cells of a row by each of its keys."""
+    """Read the table of a section: the other cells of a row, keyed by each of its keys."""
     (section,) = re.findall(rf"^### {re.escape(title)}\n(.*?)(?=^#)", PAGE, re.MULTILINE | re.DOTALL)
     rows = [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("| ")]
     return {key: cells for key_cell, *cells in rows[1:] for key in re.findall(r"`([^`]+)`", key_cell)}
@@ -34,10 +34,10 @@ def to_json_type(node: ast.expr) -> str:
     if isinstance(node, ast.Constant):
         return "null"
     assert isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name)
-    parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+    elements = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
     if node.value.id == "Literal":
-        return " or ".join(f"`{ast.literal_eval(part)}`" for part in parts)
-    names = [to_json_type(part) for part in parts]
+        return " or ".join(f"`{ast.literal_eval(element)}`" for element in elements)
+    names = [to_json_type(element) for element in elements]
     if node.value.id in ("dict", "Mapping"):
         return "object" if names[1] == "any" else f"object of {names[1]}"
     return names[0] if node.value.id == "NotRequired" else f"array of {' and '.join(names)}"
@@ -75,14 +75,14 @@ def test_the_page_explains_each_metric():
 def test_the_page_has_the_documents_of_the_http_api():
     rows = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", PAGE.partition("## HTTP API")[2], re.MULTILINE))
     assert rows == {
-        name: ", ".join(f"`{key}` ({to_schema_text(one)})" for key, one in fields.items())
+        name: ", ".join(f"`{key}` ({to_schema_text(schema)})" for key, schema in fields.items())
         for name, fields in DOCUMENT_SCHEMAS.items()
     }
 
 
-def check_keys(title: str, found: dict[str, Any], optional: frozenset[str] = frozenset()) -> None:
-    """Check that a document has the keys of the page."""
-    assert found.keys() - optional == read_section(title).keys() - optional, title
+def check_keys(title: str, document: dict[str, Any], optional: frozenset[str] = frozenset()) -> None:
+    """Check that a document has the keys on the page."""
+    assert document.keys() - optional == read_section(title).keys() - optional, title
 
 
 def test_documents_of_a_dataset(tmp_path):
@@ -93,10 +93,10 @@ def test_documents_of_a_dataset(tmp_path):
     from vitreous.cli.console import Console
     from vitreous.cli.data_dedup import Options, run
 
-    for number in range(8):
-        path = tmp_path / "photos" / "train" / "ab"[number % 2] / f"{number}.png"
+    for index in range(8):
+        path = tmp_path / "photos" / "train" / "ab"[index % 2] / f"{index}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
-        Image.effect_noise((24, 24), 20 + 20 * number).save(path)
+        Image.effect_noise((24, 24), 20 + 20 * index).save(path)
     photos = str(tmp_path / "photos")
     document, _ = check_dataset(photos, workers=0, image_size=16)
     check_keys("data check", document)
@@ -129,9 +129,9 @@ def test_files_of_a_run(tmp_path):
     check_keys("selection", dict(summary["selection"]))
     check_keys("data.json", json.loads((tmp_path / "run" / "data.json").read_text()))
     check_keys("model.json", json.loads((tmp_path / "run" / "model" / "model.json").read_text()))
-    known = {key for key in read_section("metrics.jsonl") if "/" not in key}
+    documented = {key for key in read_section("metrics.jsonl") if "/" not in key}
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert {key for line in lines for key in line if not key.startswith(("train/", "val/"))} == known
+    assert {key for line in lines for key in line if not key.startswith(("train/", "val/"))} == documented
     document = vitreous.evaluate(tmp_path / "run", "digits", workers=0)
     unset = {"steps", "epochs", "seed", "exaflops", "flops_utilisation", "peak_memory_bytes"}
     assert document.keys() - unset == read_section("EvaluationDocument").keys() - {"clip_views", "protocol", "results"}
@@ -139,7 +139,7 @@ def test_files_of_a_run(tmp_path):
     assert document["most_confused"] is None or document["most_confused"].keys() == read_section("most_confused").keys()
 
 
-#: keys that name nothing, or have a term of the field; pages may have them for their templates
+#: keys without meaning, or with a better term; templates of pages may use them
 VAGUE_KEYS = frozenset(
     [
         "answer",

@@ -1,4 +1,4 @@
-"""Messages name options as keywords in Python, and as options on the command line."""
+"""Messages use keywords in Python, and options on the command line."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from tests.test_architecture import PACKAGE, PACKAGE_FILES, parse_file
 from vitreous.errors import FOREIGN_OPTIONS, OPTION_VALUES, UsageError, options_to_keywords
 
-#: words that follow an option in a sentence
+#: words that follow an option in prose
 SENTENCE_WORDS = """
 above adds and applies are at belong beside cannot changes chooses compares copies costs counts decodes does each exclude
 frames goes has hides images is it keeps makes must name names nearer need needs of on or out outside places plans reads
@@ -47,8 +47,8 @@ def test_options_become_keywords(text, expected):
 
 
 def test_option_values_are_distinguished_from_prose():
-    """Every word after an option in the package is one of the values or one of the words of sentences."""
-    known = {*OPTION_VALUES.split(), *SENTENCE_WORDS.split()}
+    """Every word after an option in the package is an option value or a word of prose."""
+    known_words = {*OPTION_VALUES.split(), *SENTENCE_WORDS.split()}
     unknown = set()
     for path in PACKAGE_FILES:
         if path.is_relative_to(PACKAGE / "cli") or path.is_relative_to(PACKAGE / "apps" / "bench"):
@@ -58,7 +58,7 @@ def test_option_values_are_distinguished_from_prose():
         for node in nodes:
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in outside:
                 for option, word in re.findall(r"--([a-z][a-z0-9.-]*) ([a-z][a-z-]*+)(?![\w:/.]*[\w/])", node.value):
-                    if word not in known and option not in FOREIGN_OPTIONS:
+                    if word not in known_words and option not in FOREIGN_OPTIONS:
                         unknown.add((path.name, option, word))
     assert not unknown
 

@@ -1,5 +1,7 @@
-"""The figures of README.md and docs/: every file that a page shows is there, within its size, and animated if it is to be;
-`docs/figures/build.py` refuses names that it does not know."""
+"""Figures of README.md and docs/: each file exists, has at most its maximum size, and is animated if required.
+
+Also: `docs/figures/build.py` rejects unknown names.
+"""
 
 from __future__ import annotations
 
@@ -15,37 +17,37 @@ from PIL import Image
 ROOT = Path(__file__).parent.parent
 FIGURES = ROOT / "docs" / "figures"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-BUILT_PREFIXES = ("hero", "page", "terminal", "start", "task-")  # how the names of the files begin that build.py makes
+BUILT_PREFIXES = ("hero", "page", "terminal", "start", "task-")  # prefixes of the files that build.py generates
 ANIMATED_FIGURES = ("page", "terminal")
 LARGEST_ANIMATION = 1_500_000  # bytes
-LARGEST_TOTAL = 2_000_000  # bytes, of all figures that build.py makes, but vector drawings that do not move
+LARGEST_TOTAL = 2_000_000  # bytes of all figures that build.py generates, except static vector drawings
 FIGURE_MODULES = [name for name in ("hero", "page", "terminal", "start") if (FIGURES / f"{name}.py").exists()]
 
 
 def read_outputs(name: str) -> tuple[str, ...]:
-    """`OUTPUTS` of a module of docs/figures, which is not imported: it may need more than the tests have."""
+    """`OUTPUTS` of a module of docs/figures, read without importing it, because the tests may lack its dependencies."""
     for node in ast.parse((FIGURES / f"{name}.py").read_text()).body:
         targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-        if any(isinstance(one, ast.Name) and one.id == "OUTPUTS" for one in targets):
+        if any(isinstance(target, ast.Name) and target.id == "OUTPUTS" for target in targets):
             return tuple(ast.literal_eval(node.value))  # type: ignore[attr-defined]
     raise AssertionError(f"{name}.py has no OUTPUTS")
 
 
 def count_frames(file: Path) -> int:
-    """The frames of an animation; of an SVG, the sets of key frames of its style sheet."""
+    """The number of frames of an animation; for an SVG, the key frame sets of its style sheet."""
     if file.suffix == ".svg":
         return file.read_text().count("@keyframes")
     with Image.open(file) as image:
         return getattr(image, "n_frames", 1)
 
 
-def built_files() -> list[Path]:
-    """The files of docs/figures that build.py makes."""
+def list_built_files() -> list[Path]:
+    """The files of docs/figures that build.py generates."""
     return [file for file in sorted(FIGURES.iterdir()) if file.name.startswith(BUILT_PREFIXES) and file.suffix != ".py"]
 
 
 def run_build(*words: str) -> subprocess.CompletedProcess[str]:
-    """Run build.py, without an import of the package."""
+    """Run build.py without importing the package."""
     return subprocess.run(
         [sys.executable, "-S", str(FIGURES / "build.py"), *words], capture_output=True, text=True, timeout=60
     )
@@ -71,7 +73,7 @@ def test_outputs_are_files_and_animations_have_frames_and_a_limit(name):
 
 def test_built_figures_fit_the_total_size():
     sizes = {
-        file.name: file.stat().st_size for file in built_files() if file.suffix != ".svg" or count_frames(file) > 1
+        file.name: file.stat().st_size for file in list_built_files() if file.suffix != ".svg" or count_frames(file) > 1
     }
     assert sizes and sum(sizes.values()) <= LARGEST_TOTAL, sizes
 

@@ -1,4 +1,4 @@
-"""`torch.hub.load` of a checkout: models by name, published weights, and whatever `vitreous.load` opens."""
+"""`torch.hub.load` of a checkout: models by name, published weights, and everything that `vitreous.load` opens."""
 
 import runpy
 from pathlib import Path
@@ -15,8 +15,8 @@ ROOT = str(Path(__file__).parents[1])
 def test_models_are_created_by_name():
     model = torch.hub.load(ROOT, "create", "ViT-32x2/8", source="local", image_size=32, num_classes=3)
     assert model(torch.zeros(1, 3, 32, 32)).shape == (1, 3)
-    fresh = torch.hub.load(ROOT, "deit_ti16", source="local", pretrained=False)
-    assert fresh.config == vitreous.create("ViT-Ti/16", image_size=224).config
+    untrained = torch.hub.load(ROOT, "deit_ti16", source="local", pretrained=False)
+    assert untrained.config == vitreous.create("ViT-Ti/16", image_size=224).config
 
 
 def test_weights_are_loaded_by_name(tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""What installs the package and runs it elsewhere: wheel and sdist, container, CI, completion, and what is missing."""
+"""Installation: wheel and sdist, container, CI, shell completion, and missing requirements."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_doctor_lists_every_extra():
 
 
 def list_completions(script: str, *words: str) -> list[str]:
-    """What bash would offer for the last word."""
+    """Bash's completions for the last word."""
     listed = " ".join(map(shlex.quote, words))
     code = f"{script}\nCOMP_WORDS=({listed}); COMP_CWORD={len(words) - 1}; COMP_LINE={shlex.quote(' '.join(words))}\n"
     code += "COMP_POINT=${#COMP_LINE}; _tyro_vitreous; printf '%s\\n' \"${COMPREPLY[@]}\""
@@ -81,12 +81,12 @@ def test_completion_prints_only_the_script_without_torch():
 
 
 @CHECKOUT_ONLY
-def test_the_container_runs_without_root_and_is_watched():
+def test_the_container_runs_without_root_and_has_a_health_check():
     text = (ROOT / "Containerfile").read_text()
     stages = {
-        found[2]: body
+        stage[2]: body
         for body in re.split(r"(?=^FROM )", text, flags=re.MULTILINE)
-        if (found := re.match(r"FROM (\S+) AS (\w+)", body))
+        if (stage := re.match(r"FROM (\S+) AS (\w+)", body))
     }
     assert set(stages) == {"wheel", "base", "cuda", "cpu"}
     for name in ("cuda", "cpu"):
@@ -116,19 +116,19 @@ def test_ci_runs_on_every_supported_python():
     assert {shlex.split(line)[3] for line in shown} <= set(VERBS)
 
 
-def build_packages(place: Path, python: Path) -> dict[str, bytes]:
-    """Wheel and sdist of a copy of the checkout, name -> content, with the clock of the sources."""
+def build_packages(folder: Path, python: Path) -> dict[str, bytes]:
+    """Wheel and sdist of a copy of the checkout, name -> content, with the file times of the sources."""
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split(
         "\n"
     )
     for name in filter(None, listed):
         if not name.startswith(("benchmarks/", "docs/figures/")) and (ROOT / name).is_file():
-            (place / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / name, place / name)
-    words = [python, "-m", "hatchling", "build", "-t", "sdist", "-t", "wheel", "-d", place / "dist"]
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, folder / name)
+    words = [python, "-m", "hatchling", "build", "-t", "sdist", "-t", "wheel", "-d", folder / "dist"]
     environment = os.environ | {"SOURCE_DATE_EPOCH": "1700000000"}
-    subprocess.run(words, cwd=place, check=True, capture_output=True, env=environment)
-    return {path.name: path.read_bytes() for path in sorted((place / "dist").iterdir())}
+    subprocess.run(words, cwd=folder, check=True, capture_output=True, env=environment)
+    return {path.name: path.read_bytes() for path in sorted((folder / "dist").iterdir())}
 
 
 @pytest.mark.slow
@@ -138,8 +138,8 @@ def test_builds_are_reproducible_and_the_wheel_works(tmp_path):
     subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
     python = tmp_path / "venv" / "bin" / "python"
     subprocess.run([python, "-m", "pip", "install", "-q", "hatchling"], check=True)
-    first, second = build_packages(tmp_path / "one", python), build_packages(tmp_path / "two", python)
-    assert first == second and len(first) == 2
+    first_build, second_build = build_packages(tmp_path / "one", python), build_packages(tmp_path / "two", python)
+    assert first_build == second_build and len(first_build) == 2
     (wheel,) = (tmp_path / "one" / "dist").glob("*.whl")
     packed = {name for name in zipfile.ZipFile(wheel).namelist() if not name.startswith("vitreous-")}
     assert packed == {
@@ -149,8 +149,8 @@ def test_builds_are_reproducible_and_the_wheel_works(tmp_path):
     }
     subprocess.run([python, "-m", "pip", "install", "-q", "--no-deps", wheel], check=True)
     libraries = next(path for path in sys.path if (Path(path) / "torch").is_dir())
-    (own,) = (tmp_path / "venv" / "lib").glob("python*/site-packages")
-    (own / "libraries.pth").write_text(libraries + "\n")  # behind what is installed here
+    (site_packages,) = (tmp_path / "venv" / "lib").glob("python*/site-packages")
+    (site_packages / "libraries.pth").write_text(libraries + "\n")  # after the packages installed here
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     for words in (["train", "digits", "--steps", "2", "--out", "run"], ["models", "dinov2-s14", "--weights"]):
         done = subprocess.run(
@@ -161,9 +161,9 @@ def test_builds_are_reproducible_and_the_wheel_works(tmp_path):
             text=True,
         )
         assert done.returncode == 0, done.stderr
-    place = "import vitreous; print(vitreous.__file__)"
+    print_path = "import vitreous; print(vitreous.__file__)"
     imported_from = subprocess.run(
-        [python, "-c", place], cwd=tmp_path, env=environment, capture_output=True, text=True
+        [python, "-c", print_path], cwd=tmp_path, env=environment, capture_output=True, text=True
     ).stdout
     assert imported_from.startswith(str(tmp_path / "venv"))
 
@@ -173,9 +173,9 @@ def test_builds_are_reproducible_and_the_wheel_works(tmp_path):
 @pytest.mark.timeout(3 * 3600)
 def test_every_verb_runs_from_the_wheel():
     tried = list(try_wheel())
-    assert tried and {one.python: one.wrong for one in tried} == {one.python: {} for one in tried}
+    assert tried and {result.python: result.wrong for result in tried} == {result.python: {} for result in tried}
     untried = set(VERBS) - {" ".join(words[:2]) for words in STEPS.values()} - {words[0] for words in STEPS.values()}
-    assert untried <= {"serve", "watch"} and all({"serve", "watch"} <= set(one.seconds) for one in tried)
+    assert untried <= {"serve", "watch"} and all({"serve", "watch"} <= set(result.seconds) for result in tried)
 
 
 def test_an_install_hint_names_the_extras():
@@ -185,7 +185,7 @@ def test_an_install_hint_names_the_extras():
 
 
 def test_install_hints_use_one_command():
-    """Modules call `install_hint`: only its docstring spells the command."""
+    """Modules call `install_hint`; only its docstring contains the command."""
     spelled = {
         path.relative_to(ROOT).as_posix()
         for path in (ROOT / "vitreous").rglob("*.py")
@@ -198,11 +198,11 @@ def test_install_hints_use_one_command():
     "page", ["README.md", *(path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "docs").rglob("*.[mi][dp]*")))]
 )
 def test_pages_install_from_a_checkout(page):
-    """`pip install .` and `pip install '.[serve]'` with extras that exist; error hints are shown as printed."""
+    """`pip install .` and `pip install '.[serve]'` use existing extras; error hints are quoted as printed."""
     text = re.sub(r"error: .*\n +pip install .*", "", (ROOT / page).read_text("utf-8"))
     assert not re.findall(r"pip install ['\"]?vitreous|vitreous\[[a-z]", text)
     named = re.findall(r"pip install (?:-e )?('?\.\S*?)(?=[`\s]|$)", text)
     for target in named:
-        found = re.fullmatch(r"\.|'\.\[([a-z]+(?:,[a-z]+)*)\]'", target)
-        assert found, target
-        assert set((found[1] or "test").split(",")) <= {*EXTRA_PURPOSES, "test", "dev", "docs", "lint"}, target
+        match = re.fullmatch(r"\.|'\.\[([a-z]+(?:,[a-z]+)*)\]'", target)
+        assert match, target
+        assert set((match[1] or "test").split(",")) <= {*EXTRA_PURPOSES, "test", "dev", "docs", "lint"}, target

@@ -36,7 +36,7 @@ from vitreous.training import throughput as peak
 
 pytestmark = pytest.mark.processor
 
-#: level, and what is chosen there: the default precision, packed products, products of eight bits added up in 32
+#: level and its defaults: precision, packed products, products of 8-bit numbers summed in 32 bits
 CHOICES_BY_LEVEL = [
     ("SSE41", "fp32", False, False),
     ("AVX2", "fp32", False, False),
@@ -50,7 +50,7 @@ CHOICES_BY_LEVEL = [
 
 @pytest.fixture
 def full_processor(monkeypatch):
-    """A processor that has everything, and nothing said about it."""
+    """A processor with all instruction sets, and no variables set."""
     for name in ("VITREOUS_CPU_ISA", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(
@@ -83,7 +83,7 @@ def test_the_limit_of_pytorch_is_respected(kernels, best, full_processor, monkey
 
 
 def test_a_lower_level_never_has_more(full_processor, monkeypatch):
-    """And what PyTorch does not tell is not there, but for a level that is assumed."""
+    """A feature that PyTorch does not report is absent, unless its level is assumed."""
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx2": True, "avx512_f": False})
     for level in (*ONEDNN_ISA_LEVELS, "ALL", "DEFAULT"):
         monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", level)
@@ -99,27 +99,27 @@ def test_unknown_levels_are_rejected(monkeypatch):
 
 
 def test_a_lowered_capability_is_detected():
-    """Asked of a process of its own: PyTorch reads its variable once."""
+    """Checked in a new process, because PyTorch reads its variable once."""
     script = "from vitreous.system.machine import *; print(pick_precision('auto', 'cpu'), has_fast_packed_matmul('cpu'), has_bf16('cpu'))"
     lowered = {**os.environ, "ATEN_CPU_CAPABILITY": "avx2", "VITREOUS_CPU_ISA": ""}
-    found = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True, env=lowered
     ).stdout
-    assert found.split() == ["fp32", "False", "False"]
+    assert result.split() == ["fp32", "False", "False"]
 
 
 def test_doctor_reports_the_precision(processor, monkeypatch):
     monkeypatch.setattr(doctor, "BENCHMARK_SECONDS", 0.0)
     monkeypatch.setattr(doctor, "vit_config_from_name", lambda name: vit_config_from_name("ViT-32x1/8", 224))
-    found = parse_json_output(run_cli("doctor", "--json"))
-    assert found["huge_pages"] == ("on request" if reserve_huge_pages() else "system default")
-    assert found["precision"] == processor and found["bf16"] == (processor == "bf16")
-    assert found["instruction_set"].startswith("avx512_bf16" if processor == "bf16" else "avx2")
+    document = parse_json_output(run_cli("doctor", "--json"))
+    assert document["huge_pages"] == ("on request" if reserve_huge_pages() else "system default")
+    assert document["precision"] == processor and document["bf16"] == (processor == "bf16")
+    assert document["instruction_set"].startswith("avx512_bf16" if processor == "bf16" else "avx2")
 
 
 def test_runs_train_in_the_default_precision_of_the_processor(processor, photo_folder, tmp_path, monkeypatch):
-    """By default, and what it trained in is written down; its loss falls either way."""
-    # half a minute where bfloat16 is emulated
+    """The default precision is stored in the run; the loss falls in either precision."""
+    # measuring takes half a minute where bfloat16 is emulated
     monkeypatch.setattr(throughput, "measure_peak_flops", lambda device, precision: 1e12)
     options = {name: value for name, value in TINY_RUN.items() if name not in ("precision", "mixup", "drop_path")}
     train(photo_folder, out=tmp_path / "run", **options)
@@ -165,9 +165,9 @@ def test_peak_memory_excludes_the_parent_process():
     held = torch.ones(150 * 2**20, dtype=torch.uint8)
     script = "from vitreous.system.cores import get_peak_memory; print(get_peak_memory('cpu'))"
     child = int(subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout)
-    before = get_peak_memory("cpu")
+    own_peak = get_peak_memory("cpu")
     more = torch.ones(150 * 2**20, dtype=torch.uint8)
-    assert get_peak_memory("cpu") >= before and get_peak_memory("cpu") > held.numel() + more.numel()
+    assert get_peak_memory("cpu") >= own_peak and get_peak_memory("cpu") > held.numel() + more.numel()
     assert 2 * 2**20 < child < held.numel()
 
 
@@ -180,10 +180,10 @@ def test_device_tables_are_built_once_and_support_training():
 
     cpu = torch.device("cpu")
     with torch.inference_mode():
-        first = get_device_table(count_up, cpu, 4)
+        table = get_device_table(count_up, cpu, 4)
     with torch.device("meta"):
         again = get_device_table(count_up, cpu, 4)
-    assert again is first and calls == [4] and first.tolist() == [0, 1, 2, 3]
+    assert again is table and calls == [4] and table.tolist() == [0, 1, 2, 3]
     weight = torch.ones(4, requires_grad=True)
-    (weight * first).sum().backward()
-    assert weight.grad is not None and torch.equal(weight.grad, first)
+    (weight * table).sum().backward()
+    assert weight.grad is not None and torch.equal(weight.grad, table)

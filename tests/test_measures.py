@@ -1,4 +1,4 @@
-"""The measures of the structure only improve: a value above the committed one fails."""
+"""The structure measures only improve: a value above the committed one fails."""
 
 import ast
 import json

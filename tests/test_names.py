@@ -1,4 +1,4 @@
-"""No identifier is a word that names nothing: what somebody searches for has to say what it is."""
+"""Identifiers are searchable: none is one of the vague words below."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests.test_architecture import PACKAGE_FILES, in_each_room, parse_file
 
-#: words that name nothing; `several` is multilabel, and a hint is no `way`
+#: vague words; `several` should be multilabel, and a `way` a hint
 FORBIDDEN_WORDS = frozenset(
     [
         "found",
@@ -42,12 +42,12 @@ FORBIDDEN_WORDS = frozenset(
         "how",
     ]
 )
-#: words that stay in a file, for the reason given: they are keywords of the public API
+#: allowed words, with the reason: they are keywords of the public API
 PUBLIC_WORDS = {"how": "load(how=), soup(how=): InferenceOptions, documented"}
 
 
 def iterate_identifiers(tree: ast.AST) -> Iterator[str]:
-    """Names that a file gives: of functions, classes, parameters, attributes and local variables."""
+    """Names that a file defines: functions, classes, parameters, attributes and local variables."""
     for node in ast.walk(tree):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             yield node.name
@@ -90,9 +90,9 @@ def test_every_kind_of_identifier_is_found():
 
 def test_different_functions_have_different_names():
     """`run` is the entry point of each verb's module, `main` that of a process, and `create` has overloads."""
-    places = collections.defaultdict(set)
+    files_by_name = collections.defaultdict(set)
     for path in PACKAGE_FILES:
         for node in parse_file(path)[1]:
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.col_offset == 0:
-                places[node.name].add(path)
-    assert {name for name, paths in places.items() if len(paths) > 1} == {"main", "run"}
+                files_by_name[node.name].add(path)
+    assert {name for name, paths in files_by_name.items() if len(paths) > 1} == {"main", "run"}

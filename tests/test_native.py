@@ -1,4 +1,4 @@
-"""Kernels of our own: compiled once, stored, and left out where anything is missing."""
+"""Native kernels: compiled once, cached, and disabled if a requirement is missing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(not IS_SUPPORTED, reason="they are for x86-64 on
 
 
 def can_compile() -> bool:
-    """Whether this machine has a C compiler that knows the instructions."""
+    """Whether this machine has a C compiler that supports the instructions."""
     probe = [*find_compiler(), *COMPILER_FLAGS, "-x", "c", "-c", "-", "-o", "/dev/null"]
     return bool(find_compiler()) and not subprocess.run(probe, input=b"int x;", capture_output=True).returncode
 
@@ -31,8 +31,7 @@ needs_compiler = pytest.mark.skipif(
 
 @pytest.fixture
 def library_loader(monkeypatch, tmp_path):
-    """A processor with AVX512-BF16 alone, as far as the choice goes: what is compiled is not called. The cache is
-    empty."""
+    """An empty cache on a simulated AVX512-BF16 processor; compiled code is not called."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("VITREOUS_NATIVE", raising=False)
     monkeypatch.delenv("CC", raising=False)
@@ -42,17 +41,17 @@ def library_loader(monkeypatch, tmp_path):
 
 @needs_compiler
 def test_the_library_is_compiled_once_and_reused(library_loader, tmp_path, monkeypatch):
-    first = library_loader()
-    assert isinstance(first.library, ctypes.CDLL) and not first.tiles and first.note.startswith("compiled by ")
-    assert all(hasattr(first.library, name) for name in ("layer_norm", "add", "gelu", "attend", "request_tiles"))
-    (stored,) = (tmp_path / "vitreous" / "native").iterdir()  # and nothing else is left there
+    library = library_loader()
+    assert isinstance(library.library, ctypes.CDLL) and not library.tiles and library.note.startswith("compiled by ")
+    assert all(hasattr(library.library, name) for name in ("layer_norm", "add", "gelu", "attend", "request_tiles"))
+    (stored,) = (tmp_path / "vitreous" / "native").iterdir()  # the cache has no other file
     monkeypatch.setattr(module.subprocess, "run", lambda *arguments, **options: pytest.fail("compiled again"))
     assert library_loader().library is not None
     assert stored.suffix == ".so"
 
 
 @needs_compiler
-def test_another_source_is_another_library(library_loader, tmp_path, monkeypatch):
+def test_a_changed_source_is_compiled_to_another_library(library_loader, tmp_path, monkeypatch):
     library_loader()
     changed = tmp_path / "native.c"
     changed.write_text(C_SOURCE.read_text() + "\nlong added(void) { return 7; }\n")
@@ -79,7 +78,7 @@ def test_the_source_has_no_warning(tmp_path):
 
 @needs_compiler
 def test_the_library_shares_the_threads_of_pytorch(library_loader, tmp_path):
-    """It loads no OpenMP runtime of its own: asked of a process with nothing else in it."""
+    """The library does not load a second OpenMP runtime; checked in a new process."""
     library_loader()
     (stored,) = (tmp_path / "vitreous" / "native").iterdir()
     script = f"import ctypes, torch; ctypes.CDLL({str(stored)!r}); print(*open('/proc/self/maps'))"
@@ -130,7 +129,7 @@ def test_a_library_of_another_user_is_not_loaded(library_loader, monkeypatch):
     library_loader()
     owner = module.os.getuid()
     monkeypatch.setattr(module.os, "getuid", lambda: owner + 1)
-    if owner != 0:  # what the system's administrator has stored may be loaded
+    if owner != 0:  # libraries of the system administrator are trusted
         assert library_loader().library is None and "belongs to another user" in library_loader().note
     else:
         assert library_loader().library is not None
@@ -156,7 +155,7 @@ def test_unsupported_machines_have_no_library(library_loader, monkeypatch, missi
 
 
 def test_assumed_features_do_not_enable_kernels(monkeypatch):
-    """VITREOUS_CPU_ISA says more than the processor has; its kernels would stop the process."""
+    """VITREOUS_CPU_ISA may exceed the processor's features, whose kernels would crash the process."""
     monkeypatch.setenv("VITREOUS_CPU_ISA", "AVX512_CORE_AMX")
     monkeypatch.setattr(module.torch.cpu, "get_capabilities", lambda: {"avx2": True})
     assert not module.has_cpu_feature("amx_bf16") and module.has_cpu_feature("avx2")

@@ -1,4 +1,4 @@
-"""What a notebook shows of predictions, models and runs, and how it shows progress."""
+"""Notebook output of predictions, models and runs, and progress in notebooks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from tests.inference.made import make_tiny_bundle, write_images
+from tests.inference.small_models import make_tiny_bundle, write_images
 from vitreous import progress
 from vitreous.config import to_builtins
 from vitreous.inference.predict import load
@@ -24,7 +24,7 @@ HOSTILE_NAME = '<script>alert("x")</script>&'
 
 
 class TagParser(HTMLParser):
-    """Tags that a page opens, all of which it closes, and its text."""
+    """Parses a page: its tags, which must all be closed, and its text."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -52,19 +52,19 @@ def test_a_table_escapes_all_but_markup():
 
 @pytest.fixture(scope="module")
 def predictor(tmp_path_factory):
-    home = tmp_path_factory.mktemp("run")
-    make_tiny_bundle(classes=("ant", HOSTILE_NAME, "cat")).save(home / "model")
-    (home / "summary.json").write_text('{"val": {"top1": 0.875, "images": 16}, "test": null}')
-    return load(home, device="cpu", precision="fp32")
+    run_folder = tmp_path_factory.mktemp("run")
+    make_tiny_bundle(classes=("ant", HOSTILE_NAME, "cat")).save(run_folder / "model")
+    (run_folder / "summary.json").write_text('{"val": {"top1": 0.875, "images": 16}, "test": null}')
+    return load(run_folder, device="cpu", precision="fp32")
 
 
 def test_predictions_render_as_a_table_with_images(predictor, tmp_path):
-    answers = predictor.predict([*write_images(tmp_path, 2), np.zeros((9, 9, 3), np.uint8)], top=2)
-    assert isinstance(answers, list) and answers == list(answers)
-    page = TagParser(answers._repr_html_())
+    predictions = predictor.predict([*write_images(tmp_path, 2), np.zeros((9, 9, 3), np.uint8)], top=2)
+    assert isinstance(predictions, list) and predictions == list(predictions)
+    page = TagParser(predictions._repr_html_())
     assert page.seen.count("img") == 2 and page.seen.count("meter") == 6 and "script" not in page.seen
-    assert f"{answers[0].probabilities[0]:.1%}" in page.text and answers[2].path in page.text
-    assert TagParser(answers[0]._repr_html_()).seen.count("img") == 1
+    assert f"{predictions[0].probabilities[0]:.1%}" in page.text and predictions[2].path in page.text
+    assert TagParser(predictions[0]._repr_html_()).seen.count("img") == 1
     (tmp_path / "torn.png").write_bytes(b"no picture")
     torn = predictor.predict([tmp_path / "torn.png"], bad_images="skip")
     assert "error: " in TagParser(torn._repr_html_()).text
@@ -79,7 +79,7 @@ def test_predictors_render_their_model_card(predictor, tmp_path):
     assert "script" not in page.seen and "ViT-24x2/4" in page.text and predictor.card.version in page.text
     assert "val top1" in page.text and "0.875" in page.text and "16 pixels" in page.text
     bundle = load(Path(predictor.origin) / "model")
-    assert "top1" not in TagParser(bundle._repr_html_()).text  # a bundle alone has no figures
+    assert "top1" not in TagParser(bundle._repr_html_()).text  # a bundle has no metrics
 
 
 def test_runs_render_every_setting():
@@ -91,7 +91,7 @@ def test_runs_render_every_setting():
 
 @pytest.fixture
 def notebook_kernel(monkeypatch):
-    """A stand-in of IPython in a notebook's kernel; the HTML that its cell was filled with."""
+    """A fake of IPython in a notebook's kernel; returns the HTML updates of its cell."""
     shown = []
     shell = type("ZMQInteractiveShell", (), {})()
     handle = SimpleNamespace(update=shown.append)

@@ -1,4 +1,4 @@
-"""README.md: its commands and its Python run, its numbers stand on the linked pages, and CI runs its test command."""
+"""README.md: its commands and Python code run, its numbers are on the linked pages, and CI runs its test command."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SETUP_COMMANDS = [
         "--dist loadfile"
     ),
 ]
-#: what each training run of the quickstarts is given besides, by its data; as printed, they take minutes
+#: additional options of each training run of the quickstarts, by dataset; unchanged, they take minutes
 QUICK_OPTIONS = {"steps": 2, "batch_size": 4}
 QUICK_OPTIONS_BY_DATA = {"cells/": {"image_size": 64, "model": "ViT-32x2/16"}}
 
@@ -34,19 +34,19 @@ QUICK_OPTIONS_BY_DATA = {"cells/": {"image_size": 64, "model": "ViT-32x2/16"}}
 INSTALL_BLOCKS = 2  # `sh` blocks before those of the quickstarts
 
 
-def code_blocks(language: str) -> list[str]:
+def list_code_blocks(language: str) -> list[str]:
     """The contents of README's fenced blocks of a language."""
     return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
 
 
 def make_boxes(root: Path, count: int) -> None:
-    """A dataset in COCO format: `count` images of 64 x 64 pixels with a box of one of two classes each."""
+    """Write a COCO dataset: `count` images of 64 x 64 pixels, each with one box of one of two classes."""
     for split in ("train", "val"):
-        home = root / split
-        home.mkdir(parents=True)
+        folder = root / split
+        folder.mkdir(parents=True)
         entries, boxes = [], []
         for index in range(count):
-            make_image(index, (64, 64), index % 2).save(home / f"{index}.png")
+            make_image(index, (64, 64), index % 2).save(folder / f"{index}.png")
             entries.append({"id": index, "file_name": f"{index}.png", "width": 64, "height": 64})
             box = [8 + index, 8, 32, 24]
             boxes.append(
@@ -59,7 +59,7 @@ def make_boxes(root: Path, count: int) -> None:
 
 @pytest.fixture
 def quickstart_folder(tmp_path, monkeypatch, published_weights):
-    """A working directory with the images that the quickstarts name; published weights are a small random ViT."""
+    """A working directory with the images used by the quickstarts; published weights are a small random ViT."""
     make_folder(tmp_path / "photos", {"train": 8, "val": 4, "test": 4}, classes=("cat", "dog"), size=(80, 72))
     make_folder(tmp_path / "unlabelled", {"": 40}, classes=("",), size=(32, 32))
     make_folder(tmp_path / "new", {"": 3}, classes=("",), size=(80, 72))
@@ -73,7 +73,7 @@ def quickstart_folder(tmp_path, monkeypatch, published_weights):
 
 
 def serve_once(words: list[str]) -> None:
-    """Run `vitreous serve` on a free port until it prints its address, then end it as a container would."""
+    """Run `vitreous serve` on a free port until it prints its address, then stop it as a container would."""
     command = [sys.executable, "-m", "vitreous", *words, "--port", "0", "--decoders", "1"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
@@ -88,7 +88,7 @@ def serve_once(words: list[str]) -> None:
 def test_command_line_quickstarts(quickstart_folder):
     commands = [
         shlex.split(line)
-        for block in code_blocks("sh")[INSTALL_BLOCKS:]
+        for block in list_code_blocks("sh")[INSTALL_BLOCKS:]
         for line in block.replace("\\\n", " ").splitlines()
     ]
     assert {words[1] for words in commands} == {"data", "train", "evaluate", "predict", "embed", "export", "serve"}
@@ -115,7 +115,7 @@ def test_python_quickstarts(quickstart_folder, monkeypatch, capsys):
 
     monkeypatch.setattr(vitreous, "train", train_shortly)
     names: dict[str, object] = {}
-    for block in code_blocks("python"):
+    for block in list_code_blocks("python"):
         exec(block, names)
     names_line, shape_line, *_ = capsys.readouterr().out.splitlines()
     assert set(re.findall(r"\w+", names_line)) == {"cat", "dog"} and re.fullmatch(r"\(\d+,\)", shape_line)
@@ -128,7 +128,7 @@ def test_quickstarts_are_short_and_side_by_side():
         command_line, python = re.findall(r"```(?:sh|python)\n(.*?)```", table, re.DOTALL)
         for block in (command_line, python):
             assert len(block.splitlines()) <= 6
-            assert max(map(len, block.splitlines())) <= 48  # both columns fit into the page of a repository
+            assert max(map(len, block.splitlines())) <= 48  # both columns fit the width of a repository page
 
 
 def test_prose_is_at_most_900_words():
@@ -137,7 +137,7 @@ def test_prose_is_at_most_900_words():
 
 
 def test_the_setup_commands():
-    assert [block.strip() for block in code_blocks("bash")] == SETUP_COMMANDS
+    assert [block.strip() for block in list_code_blocks("bash")] == SETUP_COMMANDS
 
 
 @pytest.mark.skipif(not (ROOT / ".ci" / "run").exists(), reason="not a checkout")
@@ -151,7 +151,7 @@ def test_ci_runs_the_test_command_of_the_readme():
 
 
 def read_result_rows() -> list[list[str]]:
-    """The cells of the table of results, without its two head lines."""
+    """The cells of the results table, without its two header lines."""
     section = README.partition("## Results")[2].partition("\n## ")[0]
     lines = [line for line in section.splitlines() if line.startswith("|")]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
@@ -167,8 +167,8 @@ def test_every_number_of_the_results_is_on_the_linked_page():
         for cell in (ours, peer):
             value = re.match(r"\*{0,2}([\d.,]+)( %)?", cell)
             assert value, cell
-            number = value[1].replace(",", "")
-            pattern = rf"(?<![\d.]){re.escape(number)}" + (r"(?:\.0+)?%" if value[2] else r"(?:\.\d+)?(?![\d.])")
+            digits = value[1].replace(",", "")
+            pattern = rf"(?<![\d.]){re.escape(digits)}" + (r"(?:\.0+)?%" if value[2] else r"(?:\.\d+)?(?![\d.])")
             assert re.search(pattern, text.replace(",", "")), f"{cell} is not on {page[1]}"
 
 
@@ -198,15 +198,15 @@ def test_links_and_figures_exist():
     assert images and all(re.search(r'alt="[^"]{20,}"', image) for image in images)
 
 
-def test_every_figure_of_the_docs_has_its_command_above():
+def test_every_figure_of_the_docs_is_preceded_by_its_command():
     from vitreous.reports.inspect import FIGURES
 
-    page, made = (ROOT / "docs" / "guides" / "inspection.md").read_text("utf-8"), set()
-    for part in re.split(r"(?=!\[)", page):
-        shown = re.match(r"!\[[^]]+\]\(figures/(([a-z]+)[a-z-]*)\.png\)", part)
+    page, commands_figures = (ROOT / "docs" / "guides" / "inspection.md").read_text("utf-8"), set()
+    for section in re.split(r"(?=!\[)", page):
+        shown = re.match(r"!\[[^]]+\]\(figures/(([a-z]+)[a-z-]*)\.png\)", section)
         if shown:
-            figure = (ROOT / "docs" / "figures" / f"{shown[1]}.png").read_bytes()
-            assert shown[2] in made and figure.startswith(b"\x89PNG")
-        for words in re.findall(r"^vitreous inspect .*--figures ([a-z ]+)", part, re.MULTILINE):
-            made |= set(words.split())
-    assert made >= set(FIGURES)
+            content = (ROOT / "docs" / "figures" / f"{shown[1]}.png").read_bytes()
+            assert shown[2] in commands_figures and content.startswith(b"\x89PNG")
+        for words in re.findall(r"^vitreous inspect .*--figures ([a-z ]+)", section, re.MULTILINE):
+            commands_figures |= set(words.split())
+    assert commands_figures >= set(FIGURES)

@@ -1,4 +1,5 @@
-"""The documentation site: every page is reachable, every name on the page of equations exists, and the build is strict."""
+"""The documentation site: all pages are reachable, all names on the equations page exist, and the strict build
+succeeds."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ pytestmark = pytest.mark.skipif(not (ROOT / ".ci" / "run").exists(), reason="not
 
 
 def load_script(name: str):
-    """A script of docs/site as a module."""
+    """Load a script of docs/site as a module."""
     spec = importlib.util.spec_from_file_location(name, DOCS / "site" / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
@@ -42,7 +43,7 @@ def load_script(name: str):
 
 @pytest.fixture(scope="module")
 def site_builder():
-    """The script that builds the site, which imports those beside it."""
+    """The script that builds the site and imports the scripts in its folder."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(DOCS / "site"))
         yield load_script("build")
@@ -50,7 +51,7 @@ def site_builder():
 
 @pytest.fixture(scope="module")
 def cli_reference(site_builder):
-    """The script that writes the reference of the command line."""
+    """The script that writes the command-line reference."""
     return load_script("command_line")
 
 
@@ -74,23 +75,23 @@ def test_names_on_the_equations_page_exist():
     assert len(NAME_LINKS) > 100 and EQUATIONS_PAGE.count("[`vitreous.") == len(NAME_LINKS)
     for name, file in NAME_LINKS:
         module = file.removesuffix(".py").replace("/", ".")
-        thing = importlib.import_module(module)
+        value = importlib.import_module(module)
         assert name == module or name.startswith(module + "."), name
-        for part in name[len(module) + 1 :].split(".") if name != module else ():
-            thing = getattr(thing, part)  # AttributeError tells the name
-        assert name == module or getattr(thing, "__module__", module) == module, f"{name} is from {thing.__module__}"
+        for attribute in name[len(module) + 1 :].split(".") if name != module else ():
+            value = getattr(value, attribute)  # an AttributeError shows the missing name
+        assert name == module or getattr(value, "__module__", module) == module, f"{name} is from {value.__module__}"
 
 
 def test_the_equations_page_covers_the_paper():
     assert re.findall(r"^### Eq\. (\d): ", EQUATIONS_PAGE, re.MULTILINE) == list("12345678")
     for title, last in (("Tables", 9), ("Figures", 14)):
         rows = EQUATIONS_PAGE.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
-        numbers = {
-            int(number)
+        equations = {
+            int(equation)
             for row in re.findall(r"^\| (\d[^|]*) \|", rows, re.MULTILINE)
-            for number in re.findall(r"\d+", row)
+            for equation in re.findall(r"\d+", row)
         }
-        assert numbers == set(range(1, last + 1))
+        assert equations == set(range(1, last + 1))
     assert all(
         f"({section}" in EQUATIONS_PAGE for section in ("section 3.1)", "section 4.6, B.1.2)", "D.3)", "D.6)", "D.8)")
     )
@@ -135,7 +136,7 @@ def test_the_reference_has_every_option_of_a_verb(cli_reference, verb):
 
 
 def test_options_with_aliases_and_choices_become_sections(cli_reference):
-    (entry,) = [one for one in list_options(TrainOptions) if one.name == "lr"]
+    (entry,) = [option for option in list_options(TrainOptions) if option.name == "lr"]
     assert cli_reference.entry_lines(entry)[0] == "### `--lr, --learning-rate FLOAT` { #lr }"
     page = cli_reference.verb_page("data check", "")
     assert "### `DATA` { #data }" in page and "### `--split {train,val,test}` { #split }" in page

@@ -1,4 +1,4 @@
-"""Estimators: scikit-learn's own checks, pipelines, grids, pickles, and every kind of X."""
+"""Estimators: scikit-learn's checks, pipelines, grid searches, pickles, and all types of X."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_feature_rows_become_tokens():
     )
 
 
-#: the checks of scikit-learn that are run always; the others, more fits of the same kind, are slow
+#: the scikit-learn checks that always run; the others, more fits of the same kind, are slow
 FAST_CHECKS = frozenset(
     [
         "data_not_an_array",
@@ -78,24 +78,24 @@ FAST_CHECKS = frozenset(
 )
 
 
-def scikit_learn_checks():
+def iterate_scikit_learn_checks():
     """Every check of every estimator."""
     for estimator, check in parametrize_with_checks([CLASSIFIER, REGRESSOR, EMBEDDER]).args[1]:
-        name, kind = getattr(check, "func", check).__name__, type(estimator).__name__
+        name, estimator_class = getattr(check, "func", check).__name__, type(estimator).__name__
         marks = [] if name.endswith(tuple(FAST_CHECKS)) else [pytest.mark.slow]
-        yield pytest.param(estimator, check, marks=marks, id=f"{kind}-{name}")
+        yield pytest.param(estimator, check, marks=marks, id=f"{estimator_class}-{name}")
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("estimator, check", list(scikit_learn_checks()))
+@pytest.mark.parametrize("estimator, check", list(iterate_scikit_learn_checks()))
 def test_scikit_learn_checks(estimator, check):
-    """No failure is expected."""
+    """No check is expected to fail."""
     check(estimator)
 
 
 @pytest.fixture(scope="module")
 def two_digits():
-    """Two digits, that are easily told apart: (n, 64) floats from 0 to 16, and y of texts."""
+    """Two easily separable digits: (n, 64) floats from 0 to 16, and y as strings."""
     X, y = load_digits(return_X_y=True)
     few = y < 2
     return X[few][:120], np.array(["zero", "one"])[y[few][:120]]
@@ -112,9 +112,11 @@ def fitted_classifier(two_digits):
 def test_flat_rows_and_images_give_the_same_model(fitted_classifier, two_digits):
     X, y = two_digits
     assert fitted_classifier.score(X, y) > 0.9 and list(fitted_classifier.classes_) == ["one", "zero"]
-    pictures = clone(fitted_classifier).set_params(image_shape=None).fit(X.reshape(-1, 8, 8), y)
-    assert np.array_equal(pictures.predict_proba(X.reshape(-1, 8, 8)), fitted_classifier.predict_proba(X))
-    assert pictures.bundle_.model.config.image == (8, 8) and fitted_classifier.bundle_.preprocess.numbers == "float32"
+    image_model = clone(fitted_classifier).set_params(image_shape=None).fit(X.reshape(-1, 8, 8), y)
+    assert np.array_equal(image_model.predict_proba(X.reshape(-1, 8, 8)), fitted_classifier.predict_proba(X))
+    assert (
+        image_model.bundle_.model.config.image == (8, 8) and fitted_classifier.bundle_.preprocess.numbers == "float32"
+    )
     assert (
         fitted_classifier.summary_["model"] == "ViT-16x1/4"
         and fitted_classifier.history_[-1]["train/loss"] == fitted_classifier.summary_["train"]["loss"]
@@ -124,9 +126,12 @@ def test_flat_rows_and_images_give_the_same_model(fitted_classifier, two_digits)
 def test_random_state_makes_fits_reproducible(fitted_classifier, two_digits):
     X, y = two_digits
     state = torch.get_rng_state()
-    again, other = clone(fitted_classifier).fit(X, y), clone(fitted_classifier).set_params(random_state=4).fit(X, y)
+    again, other_seed = (
+        clone(fitted_classifier).fit(X, y),
+        clone(fitted_classifier).set_params(random_state=4).fit(X, y),
+    )
     assert np.array_equal(again.predict_proba(X), fitted_classifier.predict_proba(X))
-    assert not np.array_equal(other.predict_proba(X), fitted_classifier.predict_proba(X))
+    assert not np.array_equal(other_seed.predict_proba(X), fitted_classifier.predict_proba(X))
     assert (torch.get_rng_state() == state).all()
 
 
@@ -141,9 +146,9 @@ def test_pickled_estimators_predict_the_same_in_a_new_process(fitted_classifier,
 
 def test_saved_estimators_are_bundles(fitted_classifier, two_digits, tmp_path):
     folder = fitted_classifier.save(tmp_path / "model")
-    picture = two_digits[0][0].reshape(8, 8).astype(np.float32)
-    answer = vitreous.load(folder, device="cpu", precision="fp32").predict(picture)
-    assert answer.names[0] == fitted_classifier.predict(two_digits[0][:1])[0]
+    image = two_digits[0][0].reshape(8, 8).astype(np.float32)
+    prediction = vitreous.load(folder, device="cpu", precision="fp32").predict(image)
+    assert prediction.names[0] == fitted_classifier.predict(two_digits[0][:1])[0]
     with pytest.raises(UsageError, match="already exists and is not overwritten"):
         fitted_classifier.save(folder)
     with pytest.raises(NotFittedError):
@@ -161,7 +166,7 @@ def test_grid_search_over_a_pipeline():
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory):
-    """Paths of 24 pictures of three classes, and their classes."""
+    """Paths of 24 images of three classes, and their classes."""
     root = make_folder(tmp_path_factory.mktemp("photos"), {"": 8}, size=(20, 16))
     paths = sorted(root.glob("*/*.png"))
     return paths, [path.parent.name for path in paths]
@@ -171,15 +176,15 @@ def test_paths_images_and_arrays_give_the_same_predictions(photos):
     paths, y = photos
     tiny = VitreousClassifier("ViT-16x1/8", epochs=2, random_state=0, train_options=QUICK_OPTIONS | {"image_size": 16})
     images = [Image.open(path) for path in paths]
-    kinds = [
+    input_types = [
         paths,
         np.array([str(path) for path in paths]),
         pd.DataFrame({"path": [str(path) for path in paths]}),
         images,
         np.stack([np.asarray(image) for image in images]),
     ]
-    answers = [clone(tiny).fit(X, y).predict_proba(X) for X in kinds]
-    assert all(np.allclose(answer, answers[0], atol=1e-6) for answer in answers)
+    probabilities = [clone(tiny).fit(X, y).predict_proba(X) for X in input_types]
+    assert all(np.allclose(values, probabilities[0], atol=1e-6) for values in probabilities)
     mixed = [np.asarray(image.resize((16 + n % 3, 16))) for n, image in enumerate(images)]
     assert clone(tiny).fit(mixed, y).predict(mixed).shape == (24,)
 
@@ -212,9 +217,9 @@ def test_invalid_parameters_are_rejected(fitted_classifier, two_digits, photos, 
         clone(fitted_classifier).fit(X, y[:-1])
     with pytest.raises(ValueError, match="X has 10 features, but"):
         fitted_classifier.predict(X[:, :10])
-    for one in (photos[0][0], str(photos[0][0]), Image.open(photos[0][0])):
+    for single_image in (photos[0][0], str(photos[0][0]), Image.open(photos[0][0])):
         with pytest.raises(ValueError, match="X is a single image"):
-            fitted_classifier.predict(one)
+            fitted_classifier.predict(single_image)
     with pytest.raises(ValueError, match=r"pass X\[None\]"):
         fitted_classifier.predict(np.asarray(Image.open(photos[0][0])))
     with pytest.raises(ValueError, match="X mixes PngImageFile and str"):
@@ -230,7 +235,7 @@ def test_invalid_parameters_are_rejected(fitted_classifier, two_digits, photos, 
 
 @pytest.mark.parametrize("number, error", [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)])
 def test_a_signal_stops_a_grid_search(number, error, monkeypatch):
-    """A grid goes on after errors: a signal has to be none."""
+    """Grid searches continue after errors, so a signal must not be raised as one."""
     monkeypatch.setattr(Session, "log", lambda session, state: os.kill(os.getpid(), number))
     X, y = load_iris(return_X_y=True)
     estimator = clone(CLASSIFIER).set_params(train_options=QUICK_OPTIONS | {"log_every": 1})
@@ -242,17 +247,18 @@ def test_a_signal_stops_a_grid_search(number, error, monkeypatch):
 def test_channels_first_images_are_accepted():
     images = np.random.default_rng(0).integers(0, 256, (5, 16, 24, 3), dtype=np.uint8)
     estimator = VitreousClassifier()
-    for wanted in (images, images.astype(np.float32), images[..., :1]):
-        read = estimator.read_images(np.moveaxis(wanted, -1, 1), reset=True)
-        assert np.array_equal(read, estimator.read_images(wanted, reset=True))
+    for expected in (images, images.astype(np.float32), images[..., :1]):
+        read = estimator.read_images(np.moveaxis(expected, -1, 1), reset=True)
+        assert np.array_equal(read, estimator.read_images(expected, reset=True))
     pair = [images[0], images[1][:8]]
-    read = estimator.read_images([np.moveaxis(row, -1, 0) for row in pair], reset=True)
-    assert all(np.array_equal(row, wanted) for row, wanted in zip(read, pair, strict=True))
-    assert np.array_equal(estimator.read_images(images[:, :, :3, :3], reset=True), images[:, :, :3, :3])  # either way
+    read = estimator.read_images([np.moveaxis(image, -1, 0) for image in pair], reset=True)
+    assert all(np.array_equal(image, expected) for image, expected in zip(read, pair, strict=True))
+    # ambiguous shapes are read as given
+    assert np.array_equal(estimator.read_images(images[:, :, :3, :3], reset=True), images[:, :, :3, :3])
 
 
 def test_multi_target_regression_with_missing_values():
-    """Of a data frame, whose columns name them: in their units, with a score, kept in a pickle."""
+    """For a data frame, whose columns name the targets: predictions in their units, a score, and pickling."""
     X, _ = load_digits(return_X_y=True)
     X = X[:120]
     y = pd.DataFrame({"ink": X.sum(1) * 10, "top": X[:, :32].sum(1) - X[:, 32:].sum(1)})
@@ -265,8 +271,12 @@ def test_multi_target_regression_with_missing_values():
     assert model.targets_ == ["ink", "top"] and values.shape == (120, 2) and values.dtype == np.float64
     assert np.corrcoef(values[:, 0], y["ink"])[0, 1] > 0.9 and model.bundle_.task.targets == ("ink", "top")
     assert np.array_equal(pickle.loads(pickle.dumps(model)).predict(X), values)
-    one = clone(model).fit(X, y["ink"])
-    assert one.predict(X).shape == (120,) and one.targets_ == ["ink"] and one.score(X, y["ink"]) > 0.8
+    single_target = clone(model).fit(X, y["ink"])
+    assert (
+        single_target.predict(X).shape == (120,)
+        and single_target.targets_ == ["ink"]
+        and single_target.score(X, y["ink"]) > 0.8
+    )
     assert clone(model).set_params(epochs=1).fit(X, y[["ink"]].to_numpy()).predict(X).shape == (120, 1)
     with pytest.raises(ValueError, match="NaN"):
         model.fit(X, y["top"])

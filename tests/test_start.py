@@ -1,4 +1,4 @@
-"""docs/tutorials/first-model.md and docs/index.md: the commands run as printed, and what the pages show exists."""
+"""docs/tutorials/first-model.md and docs/index.md: the commands run as printed, and files shown on the pages exist."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ DOCS = Path(__file__).parent.parent / "docs"
 START_PAGE = "".join((DOCS / "tutorials" / name).read_text("utf-8") for name in ("first-model.md", "own-photos.md"))
 INDEX_PAGE = (DOCS / "index.md").read_text("utf-8")
 CLASSES = ("cardboard", "glass", "metal", "paper", "plastic", "trash")
-#: additional options by the dataset of `train`, and the least test top-1 of `train digits`
+#: additional options by dataset of `train`, and the minimum test top-1 of `train digits`
 SETTINGS = {
     "short": ({"digits": ["--epochs", "6"], "photos/": ["--steps", "1", "--batch-size", "4", "--workers", "0"]}, 0.4),
     "as printed": ({"photos/": ["--steps", "2", "--batch-size", "8", "--workers", "0"]}, 0.975),
 }
 
 
-def console_steps(page: str) -> list[tuple[str, list[str]]]:
-    """Commands of the console blocks of a page, each with the lines that are printed below it."""
+def list_console_steps(page: str) -> list[tuple[str, list[str]]]:
+    """Commands of the console blocks of a page, each with the output lines printed below it."""
     steps: list[tuple[str, list[str]]] = []
     for block in re.findall(r"```console\n(.*?)```", page, re.DOTALL):
         for line in block.splitlines():
@@ -51,17 +51,17 @@ def list_images(page: str) -> list[tuple[str, str]]:
 @pytest.fixture(scope="module", params=["short", pytest.param("as printed", marks=pytest.mark.slow)])
 def command_results(request, tmp_path_factory):
     """Run every console command of docs/tutorials/first-model.md in order, on synthetic photos: (setting, folder, outputs)."""
-    home = tmp_path_factory.mktemp("start")
-    make_folder(home / "photos", {"train": 6, "val": 2, "test": 2}, CLASSES, size=(213, 160))
-    (home / "new").mkdir()
+    folder = tmp_path_factory.mktemp("start")
+    make_folder(folder / "photos", {"train": 6, "val": 2, "test": 2}, CLASSES, size=(213, 160))
+    (folder / "new").mkdir()
     for number, name in enumerate(("glass12", "metal114", "paper129")):
-        shutil.copy(home / "photos" / "test" / CLASSES[number] / "0.png", home / "new" / f"{name}.jpg")
+        shutil.copy(folder / "photos" / "test" / CLASSES[number] / "0.png", folder / "new" / f"{name}.jpg")
     extra, outputs = SETTINGS[request.param][0], []
-    for line, printed in console_steps(START_PAGE):
+    for line, printed in list_console_steps(START_PAGE):
         verb, *words = shlex.split(line)
         with pytest.MonkeyPatch.context() as patch:
             if verb == "python":
-                patch.chdir(home)
+                patch.chdir(folder)
                 exec(words[1], {"__name__": "__main__"})
                 continue
             assert verb == "vitreous", line
@@ -69,19 +69,19 @@ def command_results(request, tmp_path_factory):
                 patch.setattr(doctor, "BENCHMARK_BATCH_SIZE", 2)
                 patch.setattr(doctor, "BENCHMARK_SECONDS", 0.0)
             more = extra.get(words[1], []) if words[0] == "train" else []
-            outputs.append((line, printed, run_cli(*words, *more, cwd=home)))
-    return request.param, home, outputs
+            outputs.append((line, printed, run_cli(*words, *more, cwd=folder)))
+    return request.param, folder, outputs
 
 
 def test_the_start_page_covers_the_main_verbs():
-    verbs = [line.split()[1] for line, _ in console_steps(START_PAGE) if line.startswith("vitreous")]
+    verbs = [line.split()[1] for line, _ in list_console_steps(START_PAGE) if line.startswith("vitreous")]
     assert list(dict.fromkeys(verbs)) == ["doctor", "train", "evaluate", "inspect", "predict", "data"]
     assert START_PAGE.count("`vitreous serve runs/") == 2
 
 
 @pytest.mark.timeout(3600)
 def test_every_command_exits_as_shown(command_results):
-    """Commands below which an error is printed fail with this message; all others succeed."""
+    """Commands followed by an error on the page fail with that message; all others succeed."""
     for line, printed, result in command_results[2]:
         errors = [text for text in printed if text.startswith("error: ")]
         assert bool(result.returncode) == bool(errors), f"{line}\n{result.stderr}"
@@ -90,7 +90,7 @@ def test_every_command_exits_as_shown(command_results):
 
 @pytest.mark.timeout(3600)
 def test_notes_headings_and_last_lines_are_those_printed(command_results):
-    """What does not depend on the photos: notes, table headings, written files and the next step."""
+    """Lines that do not depend on the photos: notes, table headings, written files and the next step."""
     fixed = re.compile(
         r"(?:note|page|next|page with all figures|doctor|split |class +images|figure +file|image +classes|passed)"
     )
@@ -103,14 +103,14 @@ def test_notes_headings_and_last_lines_are_those_printed(command_results):
 
 @pytest.mark.timeout(3600)
 def test_the_digits_are_learned(command_results):
-    setting, home, _ = command_results
-    summary = json.loads((home / "runs" / "digits" / "summary.json").read_text())
+    setting, folder, _ = command_results
+    summary = json.loads((folder / "runs" / "digits" / "summary.json").read_text())
     assert summary["test"]["top1"] >= SETTINGS[setting][1]
-    assert (home / "runs" / "digits" / "inspect" / "index.html").is_file() and (home / "predictions.csv").is_file()
+    assert (folder / "runs" / "digits" / "inspect" / "index.html").is_file() and (folder / "predictions.csv").is_file()
 
 
 def test_photos_start_from_published_weights_without_a_download(published_weights, tmp_path, monkeypatch):
-    """The default that the page describes, with a small model in the place of the published one."""
+    """The default that the page describes, with a small model in place of the published one."""
     monkeypatch.setenv("VITREOUS_MIRROR", str(published_weights))
     monkeypatch.setattr(default_weights, "find_available_weights", find_available_weights)
     make_folder(tmp_path / "photos", {"train": 4, "val": 2, "test": 2}, CLASSES[:2], size=(80, 72))

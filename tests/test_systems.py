@@ -1,4 +1,5 @@
-"""On a system without fork, file locks, resource limits and most signals, everything imports, trains, resumes and answers."""
+"""Without fork, file locks, resource limits and most signals, all modules import, and a run trains, resumes and
+predicts."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-#: what Windows has not, taken away before anything is imported
+#: removes functions that Windows lacks before anything is imported
 REMOVAL_SCRIPT = """
 import os, signal, sys
 for name in ("fcntl", "resource", "pwd", "grp", "termios", "pty"):
@@ -59,12 +60,12 @@ print(json.dumps([first["steps"], len(answer.names), same, judged["val"]["images
 """
 
 
-def run_without_unix_features(code: str, place: Path) -> list:
-    """What a program prints, as JSON, in a process of its own on such a system."""
+def run_without_unix_features(code: str, folder: Path) -> list:
+    """Run a program in a new process on such a system; returns its parsed JSON output."""
     root = os.fspath(Path(__file__).parents[1])
     done = subprocess.run(
         [sys.executable, "-c", REMOVAL_SCRIPT + code],
-        cwd=place,
+        cwd=folder,
         capture_output=True,
         text=True,
         timeout=280,

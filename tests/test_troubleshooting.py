@@ -20,7 +20,7 @@ HTTP_CODE = re.compile(r"[a-z]+(?:_[a-z]+)*")
 
 
 def quoted_messages() -> list[str]:
-    """The messages in the first column of the tables, and those that begin a paragraph in bold."""
+    """The messages in the first column of the tables, and the bold messages at the start of paragraphs."""
     cells = re.findall(r"^\| (.*?) \|", PAGE.partition("\n## Installation\n")[2], re.MULTILINE)
     bold = re.findall(r"^\*\*(`[^`]+`)", PAGE, re.MULTILINE)
     texts = [text for cell in [*cells, *bold] for text in re.findall(r"`([^`]+)`", cell)]

@@ -1,4 +1,4 @@
-"""The public functions as type checkers see them: classes by name, keywords, and what is refused."""
+"""The public functions as seen by type checkers: classes by name, keywords, and rejected uses."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from vitreous.tasks.metrics import METRICS
 from vitreous.weights.create import TIMM_OPTION_NAMES
 
 ROOT = Path(__file__).parents[1]
-#: right and wrong uses: `# Type` is what the expression of the line has, `# error` a line that is refused
+#: correct and incorrect uses: `# Type` is the type of the line's expression, `# error` marks a rejected line
 TYPED_USES = """\
 from typing import reveal_type
 import numpy as np
@@ -111,11 +111,11 @@ def test_types_of_the_public_functions(tmp_path):
     command = [sys.executable, "-m", "pyright", "--pythonpath", sys.executable, "--outputjson", "uses.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     findings = json.loads(done.stdout)["generalDiagnostics"]
-    by_line = {row["range"]["start"]["line"]: row for row in findings}
+    by_line = {finding["range"]["start"]["line"]: finding for finding in findings}
     lines = TYPED_USES.splitlines()
-    refused = {number for number, row in by_line.items() if row["severity"] == "error"}
-    assert refused == {number for number, line in enumerate(lines) if line.endswith("# error")}
-    revealed = {number: line.rpartition("# ")[2] for number, line in enumerate(lines) if line.startswith("reveal_type")}
+    refused = {index for index, finding in by_line.items() if finding["severity"] == "error"}
+    assert refused == {index for index, line in enumerate(lines) if line.endswith("# error")}
+    revealed = {index: line.rpartition("# ")[2] for index, line in enumerate(lines) if line.startswith("reveal_type")}
     assert {n: by_line[n]["message"].rpartition(" is ")[2].strip('"') for n in revealed} == revealed
 
 
@@ -124,13 +124,13 @@ MODEL_CONFIGS += (AdapterConfig, SegmenterConfig, DetectorConfig)
 
 
 def test_generated_keywords_are_up_to_date():
-    """Compared as syntax trees: the file is formatted, by a tool that these tests do without."""
-    found, wanted = (ast.dump(ast.parse(text)) for text in (KEYWORDS_FILE.read_text("utf-8"), render_file()))
-    assert found == wanted, "run `python -m tests.keywords`"
+    """Compared as syntax trees, because the file is formatted by a tool that these tests do not require."""
+    stored, generated = (ast.dump(ast.parse(text)) for text in (KEYWORDS_FILE.read_text("utf-8"), render_file()))
+    assert stored == generated, "run `python -m tests.keywords`"
 
 
 def test_keywords_of_models_are_the_fields_of_their_configs():
-    fields = {field.name for kind in MODEL_CONFIGS for field in dataclasses.fields(kind)}
+    fields = {field.name for config_class in MODEL_CONFIGS for field in dataclasses.fields(config_class)}
     fields -= {"family", "image", "classes", "channels", "backbone"}
     fields |= set(TIMM_OPTION_NAMES) - {"patch"} | {"axial", "first_norm", "global_pool", "pretrained"}
     assert set(ModelKeywords.__annotations__) == fields
@@ -148,17 +148,19 @@ KEYWORD_GROUPS = {
 
 @pytest.mark.parametrize("group", KEYWORD_GROUPS)
 def test_keywords_of_groups_are_the_fields_of_the_groups(group):
-    kind, configs = KEYWORD_GROUPS[group]
-    assert set(kind.__annotations__) == {field.name for config in configs for field in dataclasses.fields(config)}
+    keywords_class, configs = KEYWORD_GROUPS[group]
+    assert set(keywords_class.__annotations__) == {
+        field.name for config in configs for field in dataclasses.fields(config)
+    }
 
 
 def test_the_wheel_is_marked_as_typed():
     assert (ROOT / "vitreous" / "py.typed").is_file()
 
 
-#: rooms whose every function is typed, as pyright's strict rules have it
+#: rooms in which every function must be typed, as in pyright's strict mode
 STRICT_ROOMS = {"vitreous/nn", "vitreous/models", "vitreous/objectives", "vitreous/inference", "vitreous/tasks"}
-#: public classes that no name of `vitreous` is of, by the module that they are in
+#: public classes that are not attributes of `vitreous`, by module
 PUBLIC_CLASSES = {
     "vitreous.inference.predict": ("Predictor",),
     "vitreous.jobs.loader": ("BatchLoader",),
@@ -177,14 +179,19 @@ def test_rooms_are_checked_strictly():
 
 
 def iterate_signatures(module: str, name: str) -> Iterator[tuple[str, ast.FunctionDef]]:
-    """The public functions or methods of this name in a module, overloads too, and those of base classes in it."""
+    """The public functions or methods of this name in a module, including overloads and methods of its base classes
+    there."""
     body = ast.parse((ROOT / f"{module.replace('.', '/')}.py").read_text("utf-8")).body
     for node in body:
         if isinstance(node, ast.FunctionDef) and node.name == name:
             yield name, node
         elif isinstance(node, ast.ClassDef) and node.name == name:
             methods = [method for method in node.body if isinstance(method, ast.FunctionDef)]
-            yield from ((f"{name}.{one.name}", one) for one in methods if one.name == "__init__" or one.name[0] != "_")
+            yield from (
+                (f"{name}.{member.name}", member)
+                for member in methods
+                if member.name == "__init__" or member.name[0] != "_"
+            )
             for base in node.bases:
                 yield from iterate_signatures(module, ast.unparse(base).partition("[")[0])
 
@@ -195,20 +202,29 @@ PUBLIC_NAMES += [(home, name) for home, names in PUBLIC_CLASSES.items() for name
 
 @pytest.mark.parametrize(("module", "name"), PUBLIC_NAMES)
 def test_public_signatures_are_typed_without_any(module, name):
-    found = list(iterate_signatures(module, name))
-    assert found or name == "ViTConfig"
-    for label, function in found:
+    signatures = list(iterate_signatures(module, name))
+    assert signatures or name == "ViTConfig"
+    for label, function in signatures:
         arguments = function.args
-        taken = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg]
+        parameters = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg]
         untyped = [
-            one.arg for one in taken if one is not None and one.annotation is None and one.arg not in ("self", "cls")
+            parameter.arg
+            for parameter in parameters
+            if parameter is not None and parameter.annotation is None and parameter.arg not in ("self", "cls")
         ]
         assert not untyped and function.returns is not None, label
-        annotations = [one.annotation for one in taken if one is not None and one.annotation is not None]
-        words = {
-            node.id for one in (*annotations, function.returns) for node in ast.walk(one) if isinstance(node, ast.Name)
+        annotations = [
+            parameter.annotation
+            for parameter in parameters
+            if parameter is not None and parameter.annotation is not None
+        ]
+        type_names = {
+            node.id
+            for parameter in (*annotations, function.returns)
+            for node in ast.walk(parameter)
+            if isinstance(node, ast.Name)
         }
-        assert "Any" not in words, label
+        assert "Any" not in type_names, label
 
 
 def test_metric_documents_have_every_metric():

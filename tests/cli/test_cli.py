@@ -1,4 +1,4 @@
-"""The command line as a user meets it."""
+"""The command line from a user's point of view."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ HEAVY_MODULES = {"torch", "torchvision", "sklearn", "matplotlib", "torchmetrics"
 @pytest.fixture(scope="module")
 def trained_run_and_photos(tmp_path_factory):
     """A folder of photographs and a run trained on it."""
-    home = tmp_path_factory.mktemp("trained")
-    photos = make_folder(home / "photos", {"train": 12, "val": 4, "test": 6}, size=(24, 16))
+    folder = tmp_path_factory.mktemp("trained")
+    photos = make_folder(folder / "photos", {"train": 12, "val": 4, "test": 6}, size=(24, 16))
     train(
         str(photos),
-        out=str(home / "run"),
+        out=str(folder / "run"),
         workers=0,
         **{**TINY_RUN, "epochs": 20, "mixup": 0.0, "lr": 2e-3, "save_every": 20},
     )
-    return photos, home / "run"
+    return photos, folder / "run"
 
 
 TIMED_HELP_SCRIPT = """
@@ -56,21 +56,21 @@ for words in {lines}:
 
 
 def test_help_is_quick_and_imports_nothing_heavy():
-    """In one process: what a verb would import is missing in those before it."""
+    """All commands in one process: modules imported by one command are visible in the next."""
     lines = [[], *[[verb] for verb in VERBS]]
     code = TIMED_HELP_SCRIPT.format(lines=lines, heavy=HEAVY_MODULES)
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    found = re.findall(r"(.*?)^CODE (\d+) (\[[^]]*\]) (\S+)$", printed, re.DOTALL | re.MULTILINE)
-    for words, (text, code, heavy, seconds) in zip(lines, found, strict=True):
+    outputs = re.findall(r"(.*?)^CODE (\d+) (\[[^]]*\]) (\S+)$", printed, re.DOTALL | re.MULTILINE)
+    for words, (text, code, heavy, seconds) in zip(lines, outputs, strict=True):
         assert (code, heavy) == ("0", "[]"), words
-        # of the processor's time, a bound against disasters; the figure is measured in benchmarks/
+        # processor time; a generous bound, since benchmarks/ measures the time
         assert float(seconds) < 3, words
         assert not words or (f"usage: vitreous {words[0]} " in text and "Example: vitreous" in text), words
         assert "{None}" not in text and "default: None" not in text and "default: False" not in text, words
 
 
 def test_train_help_documents_every_default():
-    """Each option without a value of its own is a flag, is off, or says where its value is from."""
+    """Each option without a default is a flag, is off, or documents the source of its value."""
     off = {"out", "config", "steps", "group_by", "exclude", "lr_grid", "ray"}
     for name, field in TrainOptions.__dataclass_fields__.items():
         if field.default is None and name not in off:
@@ -116,7 +116,7 @@ def test_usage_errors_exit_2_with_a_fix(words, expected, tmp_path):
     assert result.returncode == 2, result.stderr
     assert expected in result.stderr + result.stdout
     assert "Traceback" not in result.stderr
-    assert not list(tmp_path.iterdir()), "nothing is left behind"
+    assert not list(tmp_path.iterdir()), "a rejected command must write no files"
 
 
 def test_underscores_and_dotted_settings():
@@ -137,7 +137,7 @@ def test_bad_data_exit_3(words, tmp_path):
     assert time.process_time() - started < 30
 
 
-def test_a_plan_writes_nothing(trained_run_and_photos, tmp_path):
+def test_a_dry_run_writes_nothing(trained_run_and_photos, tmp_path):
     plan = parse_json_output(
         run_cli(
             "train",
@@ -180,29 +180,29 @@ def test_train_prints_only_the_json_document_on_stdout(trained_run_and_photos, t
 def test_evaluate_reproduces_the_run_metrics_and_records_them(trained_run_and_photos):
     photos, out = trained_run_and_photos
     summary = json.loads((out / "summary.json").read_text())
-    before = len((out / "evaluations.jsonl").read_text().splitlines())
-    found = parse_json_output(run_cli("evaluate", str(out), "--json"))
-    assert found["test"] == summary["test"]
+    num_evaluations = len((out / "evaluations.jsonl").read_text().splitlines())
+    evaluation = parse_json_output(run_cli("evaluate", str(out), "--json"))
+    assert evaluation["test"] == summary["test"]
     for words in (["--batch-size", "5"], ["--workers", "2"], [str(photos)], [str(photos / "test")]):
         assert parse_json_output(run_cli("evaluate", str(out), *words, "--json"))["test"] == summary["test"], words
-    assert len((out / "evaluations.jsonl").read_text().splitlines()) == before + 5
+    assert len((out / "evaluations.jsonl").read_text().splitlines()) == num_evaluations + 5
     assert parse_json_output(run_cli("evaluate", str(out), "--split", "val", "--json"))["val"] == summary["val"]
-    assert sum(map(sum, found["confusion"])) == 18
+    assert sum(map(sum, evaluation["confusion"])) == 18
     table = run_cli("evaluate", str(out)).stdout
     assert "test: top-1" in table and "most confused with" in table
 
 
 def test_evaluate_matches_classes_by_name(trained_run_and_photos, tmp_path):
     photos, out = trained_run_and_photos
-    part = tmp_path / "part"
-    part.mkdir()
+    subset = tmp_path / "part"
+    subset.mkdir()
     for name in ("cat", "bee"):
-        (part / name).symlink_to(photos / "test" / name)
-    found = parse_json_output(run_cli("evaluate", str(out), str(part), "--json"))["per_class"]
-    whole = parse_json_output(run_cli("evaluate", str(out), "--json"))["per_class"]
-    assert [row["recall"] for row in found] == [None, whole[1]["recall"], whole[2]["recall"]]
-    (part / "dog").symlink_to(photos / "test" / "ant")
-    result = run_cli("evaluate", str(out), str(part))
+        (subset / name).symlink_to(photos / "test" / name)
+    per_class = parse_json_output(run_cli("evaluate", str(out), str(subset), "--json"))["per_class"]
+    expected = parse_json_output(run_cli("evaluate", str(out), "--json"))["per_class"]
+    assert [row["recall"] for row in per_class] == [None, expected[1]["recall"], expected[2]["recall"]]
+    (subset / "dog").symlink_to(photos / "test" / "ant")
+    result = run_cli("evaluate", str(out), str(subset))
     assert result.returncode == 3 and "has no classes named dog" in result.stderr
 
 
@@ -214,10 +214,10 @@ def test_an_unreadable_image_stops_or_counts_as_wrong(trained_run_and_photos, tm
     assert (
         result.returncode == 3 and "ant/0.png: not an image" in result.stderr and "--bad-images skip" in result.stderr
     )
-    found = parse_json_output(
+    evaluation = parse_json_output(
         run_cli("evaluate", str(out), str(tmp_path / "photos"), "--bad-images", "skip", "--json")
     )["test"]
-    assert found["images"] == 18 and found["unreadable"] == 1 and found["top1"] <= 17 / 18
+    assert evaluation["images"] == 18 and evaluation["unreadable"] == 1 and evaluation["top1"] <= 17 / 18
     (tmp_path / "photos" / "train" / "bee" / "1.png").write_bytes(b"")
     result = run_cli("train", str(tmp_path / "photos"), "--out", str(tmp_path / "run"))
     assert (
@@ -232,7 +232,7 @@ def test_an_unreadable_image_stops_or_counts_as_wrong(trained_run_and_photos, tm
 
 
 def test_predict_matches_evaluate_on_every_file_format(trained_run_and_photos, tmp_path):
-    """The same picture, as every kind of file, gets the probabilities that evaluation computes for it."""
+    """The same image in every file format gets the probabilities that evaluation computes."""
     from vitreous.data.loader import EvalLoader
     from vitreous.data.sources import open_data
     from vitreous.inference.engine import InferenceOptions, compute_split_logits
@@ -244,7 +244,7 @@ def test_predict_matches_evaluate_on_every_file_format(trained_run_and_photos, t
     )
     exif = Image.Exif()
     exif[0x0112] = 6
-    kinds = {
+    encoders = {
         "rgb.png": (image, {}), "rgb.jpg": (image, {}), "rgb.bmp": (image, {}), "rgb.webp": (image, {}), "rgb.tif": (image, {}),
         "grey.png": (image.convert("L"), {}), "grey.jpg": (image.convert("L"), {}), "one.png": (image.convert("1"), {}),
         "palette.png": (image.quantize(64), {}), "animation.gif": (image, {"save_all": True, "append_images": [make_image(9, (24, 16))]}),
@@ -254,7 +254,7 @@ def test_predict_matches_evaluate_on_every_file_format(trained_run_and_photos, t
     }  # fmt: skip
     for label in ("ant", "bee", "cat"):
         (tmp_path / "all" / label).mkdir(parents=True)
-    for name, (content, options) in kinds.items():
+    for name, (content, options) in encoders.items():
         content.save(tmp_path / "all" / "bee" / name, **options)
     for label in ("ant", "cat"):
         make_image(1, (24, 16)).save(tmp_path / "all" / label / "x.png")
@@ -265,27 +265,27 @@ def test_predict_matches_evaluate_on_every_file_format(trained_run_and_photos, t
         assert not bad
         p = np.exp(logits - logits.max(1, keepdims=True))
         p /= p.sum(1, keepdims=True)
-        for one, path in zip(p, split.paths, strict=True):
-            answer = predictor.predict([path], top=3)[0]
-            expected = dict(zip(predictor.card.classes, one, strict=True))
-            for name, value in zip(answer.names, answer.probabilities, strict=True):
+        for probabilities, path in zip(p, split.paths, strict=True):
+            prediction = predictor.predict([path], top=3)[0]
+            expected = dict(zip(predictor.card.classes, probabilities, strict=True))
+            for name, value in zip(prediction.names, prediction.probabilities, strict=True):
                 assert value == pytest.approx(expected[name], abs=1e-6), path
     upright = predictor.predict(
         [tmp_path / "all" / "bee" / name for name in ("rgb.png", "rgb.bmp", "alpha.png", "named.jpg", "rgb.tif")]
     )
-    assert len({answer.probabilities for answer in upright}) == 1
+    assert len({prediction.probabilities for prediction in upright}) == 1
 
 
 def test_predict_prints_a_table_a_document_and_a_csv(trained_run_and_photos, tmp_path):
     photos, out = trained_run_and_photos
     files = sorted((photos / "test").rglob("*.png"))
-    found = parse_json_output(
+    document = parse_json_output(
         run_cli("predict", str(out), *map(str, files), "--top", "2", "--csv", str(tmp_path / "x.csv"), "--json")
     )
-    assert [row["path"] for row in found["predictions"]] == list(map(str, files))
-    assert all(len(row["classes"]) == 2 and row["error"] is None for row in found["predictions"])
+    assert [row["path"] for row in document["predictions"]] == list(map(str, files))
+    assert all(len(row["classes"]) == 2 and row["error"] is None for row in document["predictions"])
     right = sum(
-        row["classes"][0]["class"] == path.parent.name for row, path in zip(found["predictions"], files, strict=True)
+        row["classes"][0]["class"] == path.parent.name for row, path in zip(document["predictions"], files, strict=True)
     )
     assert right / len(files) == json.loads((out / "summary.json").read_text())["test"]["top1"]
     rows = list(csv.DictReader((tmp_path / "x.csv").read_text().splitlines()))
@@ -305,7 +305,7 @@ def test_predict_stops_at_or_skips_bad_files(trained_run_and_photos, tmp_path):
         and not result.stdout
     )
     result = run_cli(*words, "--json")
-    found = json.loads(result.stdout)["predictions"]
+    predictions = json.loads(result.stdout)["predictions"]
     assert result.returncode == 3 and "1 of 2 images could not be read" in result.stderr
     printed = run_cli(*words)
     assert (
@@ -314,7 +314,7 @@ def test_predict_stops_at_or_skips_bad_files(trained_run_and_photos, tmp_path):
     assert (printed.stdout + printed.stderr).count("bad.jpg") == 1 and "note: 1 of 2 images could not be read\n" in (
         printed.stderr
     )
-    assert "not an image" in found[0]["error"] and found[1]["classes"]
+    assert "not an image" in predictions[0]["error"] and predictions[1]["classes"]
     assert run_cli("predict", str(trained_run_and_photos[1]), str(tmp_path / "none.jpg")).returncode == 3
     assert run_cli("predict", str(trained_run_and_photos[1])).returncode == 2
 
@@ -346,34 +346,34 @@ def test_finetuning_at_a_higher_resolution_resizes_positions(trained_run_and_pho
     assert "started from" in result.stderr and "positions resized 2x3 -> 4" in result.stderr
 
 
-def test_models_and_doctor(monkeypatch):
-    rows = {row["name"]: row for row in parse_json_output(run_cli("models", "--json"))["models"]}
-    assert {"R50+ViT-B/16", "BiT-R152x4", "Axial-ViT-B/16", "DINOv2-g/14-registers", "SAM-H/16"} <= set(rows)
-    assert rows["ViT-B/16"] == {
+def test_models_and_doctor_print_documents(monkeypatch):
+    models = {entry["name"]: entry for entry in parse_json_output(run_cli("models", "--json"))["models"]}
+    assert {"R50+ViT-B/16", "BiT-R152x4", "Axial-ViT-B/16", "DINOv2-g/14-registers", "SAM-H/16"} <= set(models)
+    assert models["ViT-B/16"] == {
         "name": "ViT-B/16",
         "image_size": "224",
         "parameters": 86_567_656,
         "tokens": 197,
         "gflops": 35.128,
-        "activation_bytes_bf16": 2 * 197 * (11 * (9 * 768 + 2 * 3072) + 2 * 768),  # of the last block its input alone
+        "activation_bytes_bf16": 2 * 197 * (11 * (9 * 768 + 2 * 3072) + 2 * 768),  # only the input of the last block
     }
     assert "ViT-L/16" in run_cli("models", "vit-l*", "--image-size", "384").stdout
     custom = parse_json_output(run_cli("models", "ViT-128x6/4", "--image-size", "32", "--json"))["models"]
-    assert [row["name"] for row in custom] == ["ViT-128x6/4"] and custom[0]["tokens"] == 65
+    assert [entry["name"] for entry in custom] == ["ViT-128x6/4"] and custom[0]["tokens"] == 65
     monkeypatch.setattr(doctor, "BENCHMARK_SECONDS", 0.0)
     monkeypatch.setattr(doctor, "BENCHMARK_BATCH_SIZE", 2)
-    found = parse_json_output(run_cli("doctor", "--json"))
-    assert found["ok"] and found["train_images_per_second"] > 0 and "cpu" in found["devices"]
+    document = parse_json_output(run_cli("doctor", "--json"))
+    assert document["ok"] and document["train_images_per_second"] > 0 and "cpu" in document["devices"]
 
 
 @pytest.mark.parametrize("words,unbuffered", [("--version", ""), ("--version", "1"), ("completion bash", "")])
 def test_a_closed_stdout_pipe_is_not_an_error(words, unbuffered):
     reading, writing = os.pipe()
     os.close(reading)
-    with os.fdopen(writing, "w") as gone:
+    with os.fdopen(writing, "w") as pipe:
         environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
         command = [sys.executable, "-m", "vitreous", *words.split()]
-        result = subprocess.run(command, stdout=gone, stderr=subprocess.PIPE, text=True, env=environment)
+        result = subprocess.run(command, stdout=pipe, stderr=subprocess.PIPE, text=True, env=environment)
     assert (result.returncode, result.stderr) == (0, "")
 
 
@@ -381,10 +381,10 @@ def test_a_closed_stdout_pipe_is_not_an_error(words, unbuffered):
     "error", [MemoryError(), RuntimeError("CUDA out of memory"), RuntimeError("… can't allocate memory: you tried")]
 )
 def test_out_of_memory_is_reported_with_a_fix(monkeypatch, error):
-    def give_out(words):
+    def exhaust_memory(words):
         raise error
 
-    monkeypatch.setattr("vitreous.cli.main.run_command", give_out)
+    monkeypatch.setattr("vitreous.cli.main.run_command", exhaust_memory)
     result = run_cli("models")
     assert result.returncode == 6 and result.stderr.startswith("error: out of memory\n  use ")
 

@@ -1,4 +1,4 @@
-"""Commands that lack a model, a run or labels: the message has the command that was meant."""
+"""Commands without a model, run or labels: the error message suggests the intended command."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ NO_RUN_HINT = "there is no run in this folder; train one with vitreous train DAT
 
 @pytest.fixture(scope="module")
 def two_runs(tmp_path_factory):
-    """A folder with data, a new image, and two runs, of which `runs/b` is the newer."""
+    """A folder with data, a new image, and two runs; `runs/b` is the newer one."""
     two_runs = tmp_path_factory.mktemp("home")
     make_folder(two_runs / "photos", {"train": 4, "val": 2, "test": 2})
     (two_runs / "new").mkdir()
     make_image(0).save(two_runs / "new" / "cat.png")
     for name in ("a", "b"):
-        place = two_runs / "runs" / name
-        (place / "model").mkdir(parents=True)
+        run = two_runs / "runs" / name
+        (run / "model").mkdir(parents=True)
         for file in ("config.yaml", "command.txt"):
-            (place / file).write_text("")
-        os.utime(place / "model", (1000 + (name == "b"), 1000 + (name == "b")))
+            (run / file).write_text("")
+        os.utime(run / "model", (1000 + (name == "b"), 1000 + (name == "b")))
     return two_runs
 
 
@@ -70,7 +70,7 @@ def test_images_given_as_the_model_suggest_the_newest_run(two_runs, words, messa
 
 
 def test_a_dataset_folder_with_a_config_file_is_data(two_runs, tmp_path):
-    """YOLO's layout has a config.yaml too."""
+    """YOLO datasets have a config.yaml too."""
     make_folder(tmp_path / "data", {"train": 1})
     (tmp_path / "data" / "config.yaml").write_text("names: {0: ant}")
     assert is_image_source(str(tmp_path / "data"))
@@ -112,7 +112,7 @@ def test_the_newest_run_is_found_and_weights_are_not_images(two_runs, tmp_path, 
 
 @pytest.fixture(scope="module")
 def complete_run(two_runs):
-    """A real run in `runs/real`, which is complete."""
+    """A complete trained run in `runs/real`."""
     train(str(two_runs / "photos"), out=str(two_runs / "runs" / "real"), workers=0, **{**TINY_RUN, "epochs": 1})
     return two_runs / "runs" / "real"
 
@@ -147,9 +147,9 @@ def test_a_run_prints_no_formats_and_no_missing_split(two_runs, complete_run):
     assert "validation:" not in printed and "test:" not in printed
 
 
-def test_a_flat_folder_is_offered_the_objectives_without_labels(tmp_path):
-    for number in range(4):
-        make_image(number).save(tmp_path / f"{number}.png")
+def test_a_flat_folder_error_suggests_self_supervised_recipes(tmp_path):
+    for index in range(4):
+        make_image(index).save(tmp_path / f"{index}.png")
     result = run_cli("train", str(tmp_path))
     assert result.returncode == 3
     assert result.stderr.startswith(f"error: {tmp_path} is a flat folder: 4 images and no class folders")
@@ -158,14 +158,14 @@ def test_a_flat_folder_is_offered_the_objectives_without_labels(tmp_path):
     assert commands == [f"vitreous train {tmp_path} --recipe {name}" for name in ("mae", "dino", "dinov2", "dit")]
 
 
-def test_being_stopped_is_no_error(capsys):
+def test_an_interruption_is_not_printed_as_an_error(capsys):
     Console().error(Interrupted("stopped at step 3 of 9, saved", "continue with --resume --out run"))
     assert capsys.readouterr().err == "stopped at step 3 of 9, saved\n  continue with --resume --out run\n"
 
 
 @pytest.mark.slow
 def test_watch_waits_for_a_run_and_ends_without_an_error(two_runs, complete_run):
-    """From before the run is there to Ctrl-C."""
+    """From before the run exists until Ctrl-C."""
     words = [sys.executable, "-m", "vitreous", "watch", "runs/later", "--port", "0"]
     process = subprocess.Popen(words, cwd=two_runs, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:

@@ -1,4 +1,4 @@
-"""Closed streams, poor encodings, variables of a launcher that is not there, and no shared memory."""
+"""Closed streams, limited encodings, launcher variables without a launcher, and missing shared memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ QUICK_OPTIONS = {"model": "ViT-32x2/8", "epochs": 1, "batch_size": 8, "device": 
 
 
 def run_shell(line: str, **environment: str) -> subprocess.CompletedProcess[bytes]:
-    """A shell line in which `vitreous` is this package."""
+    """Run a shell line in which `vitreous` is this package."""
     line = line.replace("vitreous", f"{sys.executable} -m vitreous", 1)
     environment = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
     return subprocess.run(["sh", "-c", line], capture_output=True, env=environment, timeout=120)
@@ -29,12 +29,12 @@ def run_shell(line: str, **environment: str) -> subprocess.CompletedProcess[byte
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
 def test_commands_work_with_closed_streams(closed):
-    result = run_shell(f"vitreous completion bash {closed}")  # without PyTorch: quick
+    result = run_shell(f"vitreous completion bash {closed}")  # imports no PyTorch, so it is quick
     assert (result.returncode, result.stderr) == (0, b"")
     assert (result.stdout == b"") == (">&-" in closed.split())
 
 
-def test_an_encoding_without_our_characters_gets_replacements(monkeypatch):
+def test_characters_outside_the_encoding_are_replaced(monkeypatch):
     for encoding in ("ascii", "latin-1"):
         stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
         monkeypatch.setattr(sys, "stdout", stream)
@@ -66,7 +66,7 @@ def test_a_rank_without_a_launcher_is_ignored(monkeypatch, photo_folder, tmp_pat
 
 @pytest.fixture
 def fresh_probe():
-    """The probe and its notes are made anew, before and after."""
+    """Reset the cached probe and its notes before and after the test."""
     for function in (shared_memory.can_share_locks, shared_memory.print_note_once):
         function.cache_clear()
     yield

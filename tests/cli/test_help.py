@@ -1,4 +1,4 @@
-"""`--help` lists the common options of a verb, `--help-all` all of them by section."""
+"""`--help` lists the common options of a command, `--help-all` lists all of them by section."""
 
 from __future__ import annotations
 
@@ -93,18 +93,20 @@ def test_help_lines_fit_the_terminal_width(monkeypatch, columns, width):
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_option_has_a_description_and_a_section(verb):
-    kind = VERB_OPTIONS[verb]
-    entries = {entry.name: entry for entry in list_options(kind)}
+    options_class = VERB_OPTIONS[verb]
+    entries = {entry.name: entry for entry in list_options(options_class)}
     assert all(entry.description for entry in entries.values())
-    named = {field.name for field in fields(kind)}
-    assert set(getattr(kind, "COMMON", ())) <= set(entries) and set(read_sections(kind)) <= named
+    named = {field.name for field in fields(options_class)}
+    assert set(getattr(options_class, "COMMON", ())) <= set(entries) and set(read_sections(options_class)) <= named
     if len(entries) > 25:
-        assert len(getattr(kind, "COMMON", ())) == 10 and len({entry.section for entry in entries.values()}) > 4
+        assert (
+            len(getattr(options_class, "COMMON", ())) == 10 and len({entry.section for entry in entries.values()}) > 4
+        )
 
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_documented_option_is_parsed(verb, capsys):
-    """The names are those that the parser knows: an unknown one would end with 2 and its name."""
+    """The parser accepts every documented name; an unknown option would exit with 2 and name it."""
     from vitreous.cli.main import parse_options
 
     for entry in list_options(VERB_OPTIONS[verb]):

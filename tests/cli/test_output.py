@@ -1,5 +1,4 @@
-"""Where a command writes: one document on stdout with --json, whatever libraries print, and files before anything
-else."""
+"""With --json a command writes only one document to stdout, and files are written before anything is printed."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ from tests.conftest import TINY_RUN, make_folder, run_cli
 from vitreous.cli.main import VERBS, main
 from vitreous.jobs.train import train
 
-#: what each verb must be given; a new verb needs a row
+#: required arguments of each command; a new command needs an entry
 REQUIRED_ARGUMENTS = {
     "train": ["digits"],
     "evaluate": ["run"],
@@ -42,7 +41,7 @@ REQUIRED_ARGUMENTS = {
     "doctor": [],
 }
 
-#: every verb carried out by a function that prints in all the ways that libraries do
+#: runs every command with a function that prints in all the ways that libraries do
 NOISY_SCRIPT = """
 import os, subprocess, sys
 from importlib import import_module
@@ -104,33 +103,33 @@ def test_invalid_options_print_a_json_error():
 
 @pytest.fixture(scope="module")
 def trained_run_and_photos(tmp_path_factory):
-    home = tmp_path_factory.mktemp("trained")
-    photos = make_folder(home / "photos", {"train": 8, "val": 2})
-    train(str(photos), out=str(home / "run"), workers=0, **{**TINY_RUN, "epochs": 1})
-    return photos, home / "run"
+    folder = tmp_path_factory.mktemp("trained")
+    photos = make_folder(folder / "photos", {"train": 8, "val": 2})
+    train(str(photos), out=str(folder / "run"), workers=0, **{**TINY_RUN, "epochs": 1})
+    return photos, folder / "run"
 
 
-def without_a_reader(name: str, *words: str) -> int:
-    """The exit code of a command one of whose streams, stdout or stderr, nobody reads."""
+def run_with_closed_pipe(name: str, *words: str) -> int:
+    """The exit code of a command whose stdout or stderr is a pipe without a reader."""
     reading, writing = os.pipe()
     os.close(reading)
-    before = signal.getsignal(signal.SIGTERM)
-    with os.fdopen(writing, "w") as gone, pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as end:
-        patch.setattr(sys, name, gone)
+    handler = signal.getsignal(signal.SIGTERM)
+    with os.fdopen(writing, "w") as pipe, pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as end:
+        patch.setattr(sys, name, pipe)
         patch.setattr(sys, "argv", ["vitreous", *words])
         main(words)
-    signal.signal(signal.SIGTERM, before)
+    signal.signal(signal.SIGTERM, handler)
     return int(end.value.code or 0)
 
 
 def test_predict_writes_its_csv_before_it_prints(trained_run_and_photos, tmp_path):
-    """As in `vitreous predict RUN DIR --csv a.csv | head -3`, and the exit code is that of the command."""
+    """As in `vitreous predict RUN DIR --csv a.csv | head -3`; the exit code is the command's."""
     photos, out = trained_run_and_photos
     (tmp_path / "bad.jpg").write_bytes(b"junk")
     files = [str(path) for path in sorted((photos / "val").rglob("*.png"))]
     for bad, code in ([], 0), ([str(tmp_path / "bad.jpg")], 3):
         table = tmp_path / f"{code}.csv"
-        assert without_a_reader("stdout", "predict", str(out), *files, *bad, "--csv", str(table)) == code
+        assert run_with_closed_pipe("stdout", "predict", str(out), *files, *bad, "--csv", str(table)) == code
         rows = list(csv.DictReader(table.read_text().splitlines()))
         assert {row["path"] for row in rows} == {*files, *bad}
 
@@ -139,7 +138,7 @@ def test_training_continues_when_stderr_is_closed(trained_run_and_photos, tmp_pa
     """As in `vitreous train DATA 2>&1 | head -3`."""
     words = [w for k, v in {**TINY_RUN, "epochs": 1}.items() for w in (f"--{k}", str(v))]
     assert (
-        without_a_reader(
+        run_with_closed_pipe(
             "stderr", "train", str(trained_run_and_photos[0]), "--out", str(tmp_path / "run"), "--workers", "0", *words
         )
         == 0
@@ -150,10 +149,10 @@ def test_training_continues_when_stderr_is_closed(trained_run_and_photos, tmp_pa
 def test_data_check_writes_its_page_before_it_prints(trained_run_and_photos, tmp_path, monkeypatch):
     from vitreous.cli import data_check
 
-    def gone(document, console):
+    def raise_broken_pipe(document, console):
         raise BrokenPipeError
 
-    monkeypatch.setattr(data_check, "print_findings", gone)
+    monkeypatch.setattr(data_check, "print_findings", raise_broken_pipe)
     run_cli("data", "check", str(trained_run_and_photos[0]), "--image-size", "16", "--out", str(tmp_path / "page.html"))
     assert "<html" in (tmp_path / "page.html").read_text()
 
@@ -166,9 +165,9 @@ def test_bench_writes_its_page_before_it_prints(tmp_path, monkeypatch):
     monkeypatch.setattr(report, "make_report_name", lambda races: "page.md")
     monkeypatch.setattr(report, "render_race_markdown", lambda *words: "text")
 
-    def gone(peak):
+    def raise_broken_pipe(peak):
         raise BrokenPipeError
 
-    monkeypatch.setattr(report, "format_peaks", gone)
+    monkeypatch.setattr(report, "format_peaks", raise_broken_pipe)
     run_cli("bench", "--out", str(tmp_path))
     assert (tmp_path / "page.md").read_text() == "text"

@@ -1,4 +1,4 @@
-"""What `vitreous train` says before it trains, what it plans, and what it needs to be told."""
+"""The header and notes of `vitreous train`, its dry run, and its required arguments."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def test_training_begins_with_a_header(photo_folder, tmp_path):
     )
     assert parse_json_output(result)["steps"] == 2
     lines = result.stderr.splitlines()
-    rows = dict(line.split(maxsplit=1) for line in lines[:7])
-    assert rows["data"] == f"{photo_folder}: 24 train, 6 val, 6 test images"
-    assert rows["classes"] == "3 (ant, bee, cat)"
-    assert rows["model"].startswith("ViT-32x2/8 at 16x24 pixels, ") and rows["model"].endswith("from scratch")
-    assert rows["recipe"].startswith("small, muon with learning rate 0.002")
-    assert (rows["device"], rows["precision"]) == ("cpu", "fp32")
-    assert rows["steps"] == "2 of 8 x 2 images, 1 epochs"
+    header = dict(line.split(maxsplit=1) for line in lines[:7])
+    assert header["data"] == f"{photo_folder}: 24 train, 6 val, 6 test images"
+    assert header["classes"] == "3 (ant, bee, cat)"
+    assert header["model"].startswith("ViT-32x2/8 at 16x24 pixels, ") and header["model"].endswith("from scratch")
+    assert header["recipe"].startswith("small, muon with learning rate 0.002")
+    assert (header["device"], header["precision"]) == ("cpu", "fp32")
+    assert header["steps"] == "2 of 8 x 2 images, 1 epochs"
     assert not any(line.startswith("train ") for line in lines[:7])
 
 
@@ -75,7 +75,7 @@ def test_bytes_are_readable(count, text):
 
 
 def test_a_run_resumes_without_a_data_argument(photo_folder, tmp_path, monkeypatch):
-    """By `--resume --out RUN`, by `--resume` alone, which takes runs/latest, and from Python."""
+    """With `--resume --out RUN`, with `--resume` alone, which uses runs/latest, and from Python."""
     monkeypatch.chdir(tmp_path)
     out = tmp_path / "runs" / "one"
     train(str(photo_folder), out=str(out), workers=0, **TINY_RUN)
@@ -83,17 +83,21 @@ def test_a_run_resumes_without_a_data_argument(photo_folder, tmp_path, monkeypat
         (out / "model" / "weights.safetensors").read_bytes(),
         json.loads((out / "summary.json").read_text()),
     )
-    ways = (
+    calls = (
         lambda: parse_json_output(run_cli("train", "--resume", "--out", str(out), "--workers", "0", "--json")),
         lambda: parse_json_output(run_cli("train", "--resume", "--json")),
         lambda: train(out=str(out), resume=True),
     )
-    for way in ways:
+    for resume in calls:
         (out / "summary.json").unlink()
         shutil.rmtree(out / "model")
         shutil.rmtree(max((out / "checkpoints").glob("step-*")))
-        found = way()
-        assert (found["data"], found["steps"], found["val"]) == (str(photo_folder), summary["steps"], summary["val"])
+        resumed = resume()
+        assert (resumed["data"], resumed["steps"], resumed["val"]) == (
+            str(photo_folder),
+            summary["steps"],
+            summary["val"],
+        )
         assert (out / "model" / "weights.safetensors").read_bytes() == weights
 
 
@@ -108,15 +112,15 @@ def test_train_without_a_run_requires_data(tmp_path):
 def test_training_few_photos_from_scratch_suggests_pretrained_weights(photo_folder, tmp_path):
     advice = "are few for training a Vision Transformer from scratch"
     large = ["--model", "ViT-32x1/16", "--image-size", "96", "--dry-run", "--device", "cpu", "--workers", "0"]
-    told = run_cli("train", str(photo_folder), *large).stderr
-    assert f"24 photographs {advice}" in told and "--init vit-s16-augreg" in told
+    stderr = run_cli("train", str(photo_folder), *large).stderr
+    assert f"24 photographs {advice}" in stderr and "--init vit-s16-augreg" in stderr
     assert advice not in run_cli("train", "digits", *large[:2], "--image-size", "32", *large[4:]).stderr
     train(str(photo_folder), out=str(tmp_path / "run"), workers=0, **{**TINY_RUN, "epochs": 0.5, "image_size": 96})
     assert advice not in run_cli("train", str(photo_folder), "--init", str(tmp_path / "run"), *large[4:]).stderr
 
 
 @pytest.mark.parametrize("name", ["ViT-B/16", "vit_base_patch16_224", "B/16"])
-def test_a_model_s_name_is_no_weights(photo_folder, name):
+def test_a_model_name_is_rejected_as_weights(photo_folder, name):
     result = run_cli("train", str(photo_folder), "--init", name)
     assert (
         result.returncode == 4 and f"no weights at {name}: it is the name of a model, not of weights" in result.stderr
@@ -132,17 +136,18 @@ def test_a_missing_weights_path_lists_the_supported_sources(photo_folder):
 
 
 def test_metrics_of_every_evaluator_are_printed():
-    """The primary metric of a summary comes first, with its interval, whether it is known here or not."""
+    """The primary metric of a summary is printed first, with its interval, even if it is unknown to the package."""
     knn = {"knn_top1": 0.75, "images": 8, "interval": {"knn_top1": [0.4, 0.95]}, "primary": "knn_top1"}
     assert (
         format_split_metrics("validation", knn)
         == "validation: k-NN top-1 75.00% (95 % interval 40.0% to 95.0%), 8 images"
     )
-    other = {"error": 12.3456, "images": 3, "interval": {}, "primary": "error", "better": "lower"}
-    assert format_split_metrics("test", other) == "test: error 12.35, 3 images"
-    several = {"map": 0.5, "macro_f1": 0.25, "micro_f1": 0.5, "nll": 0.7, "top1": None, "images": 4, "interval": {}}
+    unknown_metric = {"error": 12.3456, "images": 3, "interval": {}, "primary": "error", "better": "lower"}
+    assert format_split_metrics("test", unknown_metric) == "test: error 12.35, 3 images"
+    multilabel = {"map": 0.5, "macro_f1": 0.25, "micro_f1": 0.5, "nll": 0.7, "top1": None, "images": 4, "interval": {}}
     assert (
-        format_split_metrics("val", several) == "val: mAP 50.00%, macro F1 25.00%, micro F1 50.00%, NLL 0.700, 4 images"
+        format_split_metrics("val", multilabel)
+        == "val: mAP 50.00%, macro F1 25.00%, micro F1 50.00%, NLL 0.700, 4 images"
     )
     assert format_split_metrics(
         "test", {"knn_top1": None, "images": 0, "interval": {}, "primary": "knn_top1"}
@@ -160,8 +165,8 @@ def test_a_headless_run_prints_its_metrics_and_suggests_embed(tmp_path, monkeypa
     monkeypatch.setattr("vitreous.jobs.train.launch_training", launch)
     monkeypatch.setattr(verb, "print_header", lambda *given: None)
     verb.run(verb.Options(data="digits"), Console())
-    first, *rest = capsys.readouterr().out.splitlines()
-    assert first == "validation: k-NN top-1 50.00% (95 % interval 20.0% to 80.0%), 4 images"
-    assert not any(line.startswith("test") for line in rest) and rest[-1].startswith(
+    first_line, *other_lines = capsys.readouterr().out.splitlines()
+    assert first_line == "validation: k-NN top-1 50.00% (95 % interval 20.0% to 80.0%), 4 images"
+    assert not any(line.startswith("test") for line in other_lines) and other_lines[-1].startswith(
         f"next: vitreous embed {tmp_path} "
     )

@@ -20,7 +20,7 @@ from tests.conftest import TINY_RUN, make_folder, run_cli
 from tests.data.crafted import encode_image, with_scans, with_segment
 from tests.data.hostile import BLOCK_PIXELS, NOISE_PIXELS, HostileFile, build_corpus
 from tests.data.mutate import run_mutants
-from tests.inference.made import read_predictor_input
+from tests.inference.small_models import read_predictor_input
 from vitreous.data.augmentation.augment import Augment
 from vitreous.data.decoding import decode as decoding
 from vitreous.data.decoding.decode import decode_to_pillow

@@ -38,19 +38,19 @@ def test_metrics_match_scikit_learn(logits_and_labels):
     assert low < report.metrics["balanced_accuracy"] < high
     assert report.metrics["nll"] == pytest.approx(metrics.log_loss(labels, p))
     assert np.array_equal(report.confusion, metrics.confusion_matrix(labels, predicted))
-    for row, (precision, recall) in enumerate(
+    for class_index, (precision, recall) in enumerate(
         zip(
             metrics.precision_score(labels, predicted, average=None),
             metrics.recall_score(labels, predicted, average=None),
             strict=True,
         )
     ):
-        assert (report.per_class[row]["precision"], report.per_class[row]["recall"]) == pytest.approx(
+        assert (report.per_class[class_index]["precision"], report.per_class[class_index]["recall"]) == pytest.approx(
             (precision, recall)
         )
 
 
-def test_calibration_error_is_the_loop_over_bins(logits_and_labels):
+def test_calibration_error_matches_a_loop_over_bins(logits_and_labels):
     logits, labels = logits_and_labels
     p = np.exp(logits.astype(float)) / np.exp(logits.astype(float)).sum(1, keepdims=True)
     confidence, right, error = p.max(1), p.argmax(1) == labels, 0.0
@@ -62,13 +62,13 @@ def test_calibration_error_is_the_loop_over_bins(logits_and_labels):
 
 
 def test_intervals_contain_the_metric_and_are_deterministic(logits_and_labels):
-    first, second = (
+    report, repeated = (
         evaluate_classification(*logits_and_labels, CLASS_NAMES),
         evaluate_classification(*logits_and_labels, CLASS_NAMES),
     )
-    assert first.intervals == second.intervals
-    for name, (low, high) in first.intervals.items():
-        assert low <= first.metrics[name] <= high, name
+    assert report.intervals == repeated.intervals
+    for name, (low, high) in report.intervals.items():
+        assert low <= report.metrics[name] <= high, name
         assert high - low < 0.2
     assert wilson_interval(8, 10) == pytest.approx((0.4902, 0.9433), abs=1e-4)
     assert wilson_interval(0, 0) == (0.0, 1.0)
@@ -89,14 +89,14 @@ def test_unreadable_images_count_as_wrong(logits_and_labels):
     logits, labels = logits_and_labels
     readable = np.ones(400, bool)
     readable[:40] = False
-    report, whole = (
+    report, all_readable = (
         evaluate_classification(logits, labels, CLASS_NAMES, readable),
         evaluate_classification(logits[40:], labels[40:], CLASS_NAMES),
     )
     assert report.images == 400 and report.unreadable == 40
-    assert report.metrics["top1"] == pytest.approx(whole.metrics["top1"] * 360 / 400)
-    assert report.metrics["nll"] == whole.metrics["nll"]
-    assert sum(row["images"] for row in report.per_class) == 400
+    assert report.metrics["top1"] == pytest.approx(all_readable.metrics["top1"] * 360 / 400)
+    assert report.metrics["nll"] == all_readable.metrics["nll"]
+    assert sum(class_metrics["images"] for class_metrics in report.per_class) == 400
 
 
 def test_top5_needs_ten_classes_and_recall_needs_images():
@@ -113,18 +113,18 @@ def test_logits_are_bit_identical_for_any_batch_size_and_workers(tmp_path):
     torch.manual_seed(0)
     model = create_untrained_model("ViT-mu/8", 16, 3).eval()
     torch.nn.init.normal_(model.head.weight)
-    found = []
+    all_logits = []
     engine = TorchEngine(model, ImagePreprocess((16, 16)))
     for batch_size, workers in ((64, 0), (7, 0), (150, 2), (1, 1)):
         logits, bad = compute_split_logits(
             engine, EvalLoader(data.splits["val"], engine.preprocess, workers), batch_size
         )
         assert logits.shape == (150, 3) and not bad
-        found.append(logits)
-    assert all(np.array_equal(found[0], other) for other in found[1:])
+        all_logits.append(logits)
+    assert all(np.array_equal(all_logits[0], other_logits) for other_logits in all_logits[1:])
 
 
-def test_outputs_without_probabilities_are_refused(logits_and_labels):
+def test_outputs_without_probabilities_are_rejected(logits_and_labels):
     logits, labels = logits_and_labels
     with pytest.raises(NonFiniteError, match="not finite"):
         evaluate_classification(np.where(np.arange(400)[:, None] == 7, np.nan, logits), labels, CLASS_NAMES)

@@ -1,4 +1,4 @@
-"""Several views of each clip: which they are, that their logits are averaged, and that one view is today's answer."""
+"""Several views per clip: their positions, averaged logits, and one view as the default."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ CPU_OPTIONS = {"device": "cpu", "precision": "fp32"}
 
 
 def make_index_clip(count: int, height: int, width: int) -> ArrayClip:
-    """A clip whose pixels say where they are: (frame, row, column) in red, green and blue."""
-    places = np.meshgrid(*map(np.arange, (count, height, width)), indexing="ij")
-    return ArrayClip(np.stack(places, -1).astype(np.uint8), "numbered")
+    """A clip whose pixels contain their position: (frame, row, column) in red, green and blue."""
+    positions = np.meshgrid(*map(np.arange, (count, height, width)), indexing="ij")
+    return ArrayClip(np.stack(positions, -1).astype(np.uint8), "numbered")
 
 
 @pytest.mark.parametrize(("stride", "times", "frames"), [
@@ -44,19 +44,21 @@ def test_crops_follow_the_longer_side_and_include_the_default(size, axis):
     views = ClipViews(1, 3).read_views(clip, preprocess)
     starts = views[:, axis, 0, 0, 0].tolist()
     assert starts == [0, (max(size) - 8) // 2, max(size) - 8]
-    usual = preprocess.to_tensor(preprocess.decode(clip)).numpy()
-    assert np.array_equal(views[1], usual) and np.array_equal(ClipViews(1, 1).read_views(clip, preprocess)[0], usual)
+    default_crop = preprocess.to_tensor(preprocess.decode(clip)).numpy()
+    assert np.array_equal(views[1], default_crop) and np.array_equal(
+        ClipViews(1, 1).read_views(clip, preprocess)[0], default_crop
+    )
     square = ClipViews(1, 3).read_views(make_index_clip(6, 12, 12), preprocess)
-    assert np.array_equal(square[0], square[2])  # nothing is left over
+    assert np.array_equal(square[0], square[2])  # no pixels are left over
 
 
 @pytest.fixture(scope="module")
 def clip_run(tmp_path_factory):
     """A run of wide clips, one step long, and its data."""
-    home = write_moves(tmp_path_factory.mktemp("clips"), 8, (".gif", ""))
+    folder = write_moves(tmp_path_factory.mktemp("clips"), 8, (".gif", ""))
     wide = np.random.default_rng(0).integers(0, 255, (9, 16, 40, 3)).astype(np.uint8)
-    write_clip(home / "left" / "wide.gif", wide)
-    out = home.parent / "run"
+    write_clip(folder / "left" / "wide.gif", wide)
+    out = folder.parent / "run"
     options = {
         "steps": 4,
         "frames": 4,
@@ -66,8 +68,8 @@ def clip_run(tmp_path_factory):
         "model": "ViViT-32x2/8x2",
         **CPU_OPTIONS,
     }
-    vitreous.train(str(home), out=str(out), image_size=16, **options)
-    return out, home
+    vitreous.train(str(folder), out=str(out), image_size=16, **options)
+    return out, folder
 
 
 def test_view_logits_are_averaged_and_one_view_is_the_default(clip_run):
@@ -75,18 +77,18 @@ def test_view_logits_are_averaged_and_one_view_is_the_default(clip_run):
     engine, views = make_engine(bundle.model, bundle.preprocess, InferenceOptions(**CPU_OPTIONS)), ClipViews(3, 3)
     logits, bad = compute_split_logits(engine, EvalLoader(split, bundle.preprocess, views=views), batch_size=10)
     assert not bad
-    for row in (0, len(split) - 1):
-        alone = engine(torch.from_numpy(views.read_views(split.open_clip(row), bundle.preprocess)))  # type: ignore[attr-defined]
-        assert np.allclose(alone.mean(0).numpy(), logits[row], atol=1e-5) and alone.std() > 1e-4
+    for sample in (0, len(split) - 1):
+        alone = engine(torch.from_numpy(views.read_views(split.open_clip(sample), bundle.preprocess)))  # type: ignore[attr-defined]
+        assert np.allclose(alone.mean(0).numpy(), logits[sample], atol=1e-5) and alone.std() > 1e-4
     plain = vitreous.evaluate(str(clip_run[0]), split="train", workers=0, clip_views="1x1", **CPU_OPTIONS)
     assert plain["clip_views"] == "1x1"
-    several = vitreous.evaluate(str(clip_run[0]), split="train", workers=0, clip_views="3x3", **CPU_OPTIONS)
+    nine_views = vitreous.evaluate(str(clip_run[0]), split="train", workers=0, clip_views="3x3", **CPU_OPTIONS)
     labels = torch.from_numpy(split.labels)
     nll = torch.nn.functional.cross_entropy(
         torch.from_numpy(logits).double() / bundle.classification.temperature, labels
     ).item()
-    assert several["train"]["nll"] == pytest.approx(nll, abs=1e-4) and several["train"] != plain["train"]
-    assert several["clip_views"] == "3x3"
+    assert nine_views["train"]["nll"] == pytest.approx(nll, abs=1e-4) and nine_views["train"] != plain["train"]
+    assert nine_views["clip_views"] == "3x3"
     lines = (clip_run[0] / "evaluations.jsonl").read_text().splitlines()
     assert [json.loads(line)["clip_views"] for line in lines] == ["1x1", "3x3"]
     page = next(path for path in clip_run[0].glob("report-train.html")).read_text()
@@ -94,17 +96,17 @@ def test_view_logits_are_averaged_and_one_view_is_the_default(clip_run):
 
 
 def test_predict_and_embed_average_over_views(clip_run):
-    plain, again, several = (vitreous.load(clip_run[0], **CPU_OPTIONS, **more)
+    plain, again, six_views = (vitreous.load(clip_run[0], **CPU_OPTIONS, **more)
                              for more in ({}, {"clip_views": "1x1"}, {"clip_views": "2x3"}))  # fmt: skip
     clips = [str(clip_run[1] / "left" / name) for name in ("wide.gif", "clip0.gif", "clip1")]
-    assert plain.predict(clips) == again.predict(clips) != several.predict(clips)
+    assert plain.predict(clips) == again.predict(clips) != six_views.predict(clips)
     bundle = load_bundle(clip_run[0] / "model")
-    rows = ClipViews(2, 3).read_views(open_clip(clips[0]), bundle.preprocess)
-    logits = several.engine.logits(rows).mean(0).astype(np.float64) / bundle.classification.temperature
-    answer = several.predict(clips[0], top=2)
-    wanted = np.exp(logits - logits.max()) / np.exp(logits - logits.max()).sum()
-    assert answer.probabilities == pytest.approx(sorted(wanted, reverse=True), abs=1e-6)
-    assert np.allclose(several.embed(clips)[0], several.engine.features(rows).mean(0), atol=1e-6)
+    view_pixels = ClipViews(2, 3).read_views(open_clip(clips[0]), bundle.preprocess)
+    logits = six_views.engine.logits(view_pixels).mean(0).astype(np.float64) / bundle.classification.temperature
+    prediction = six_views.predict(clips[0], top=2)
+    expected = np.exp(logits - logits.max()) / np.exp(logits - logits.max()).sum()
+    assert prediction.probabilities == pytest.approx(sorted(expected, reverse=True), abs=1e-6)
+    assert np.allclose(six_views.embed(clips)[0], six_views.engine.features(view_pixels).mean(0), atol=1e-6)
 
 
 @pytest.mark.parametrize(("words", "problem"), [

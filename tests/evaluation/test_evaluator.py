@@ -1,4 +1,4 @@
-"""Evaluators: figures from a model's outputs, whole or in shares, and which of two reports is the better one."""
+"""Evaluators: metrics from all outputs of a model or from shards, and comparison of two reports."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PREPROCESS = ImagePreprocess((16, 16), 1, (0.5,), (0.5,))
 
 
 def make_split(count, seed):
-    """Pictures whose brightness is their class, with noise, so that some are taken for another class."""
+    """Images whose brightness depends on their class, with noise, so that some are misclassified."""
     generator = np.random.default_rng(seed)
     labels = generator.integers(0, 3, count)
     pixels = generator.normal(60 + 60 * labels[:, None, None], 40, (count, 16, 16)).clip(0, 255)
@@ -40,7 +40,7 @@ def make_engine(classes):
 
 
 def make_clustered_outputs(split, seed=3):
-    """Outputs (n, 2) near their class's centre; the second image is not readable."""
+    """Outputs (n, 2) near the centre of their class; the second image is unreadable."""
     angles = split.labels * 2 + np.random.default_rng(seed).normal(0, 0.6, len(split))
     readable = np.ones(len(split), dtype=bool)
     readable[1] = False
@@ -75,12 +75,12 @@ def test_knn_evaluation_matches_scikit_learn():
     train, val = make_split(60, 1), make_split(40, 2)
     evaluator = KNNEvaluator(CLASSES, train, k=5)
     assert evaluator.required_splits(val) == (val, train)
-    memory, judged = make_clustered_outputs(train), make_clustered_outputs(val, 4)
-    report = evaluator.report(judged, memory)
+    memory, evaluated = make_clustered_outputs(train), make_clustered_outputs(val, 4)
+    report = evaluator.report(evaluated, memory)
     votes = KNeighborsClassifier(
         5, metric="cosine", weights=lambda distance: np.exp((1 - distance) / 0.07), algorithm="brute"
     ).fit(memory.outputs[memory.readable], train.labels[memory.readable])
-    right = (votes.predict(judged.outputs) == val.labels) & judged.readable
+    right = (votes.predict(evaluated.outputs) == val.labels) & evaluated.readable
     assert 0.5 < right.mean() < 1
     assert report.metrics == {"knn_top1": right.mean()} and report.images == 40 and report.unreadable == 1
     assert report.headline == ("k-NN top-1", right.mean()) and evaluator.name == report.primary
@@ -89,13 +89,13 @@ def test_knn_evaluation_matches_scikit_learn():
 
 def test_knn_without_a_memory_split_is_leave_one_out():
     val = make_split(40, 2)
-    judged = make_clustered_outputs(val)
-    report = KNNEvaluator(CLASSES, k=3).report(judged)
+    evaluated = make_clustered_outputs(val)
+    report = KNNEvaluator(CLASSES, k=3).report(evaluated)
     votes = KNeighborsClassifier(
         3, metric="cosine", weights=lambda distance: np.exp((1 - distance) / 0.07), algorithm="brute"
     )
-    rows = judged.readable
-    right = cross_val_score(votes, judged.outputs[rows], val.labels[rows], cv=LeaveOneOut()).sum()
+    is_readable = evaluated.readable
+    right = cross_val_score(votes, evaluated.outputs[is_readable], val.labels[is_readable], cv=LeaveOneOut()).sum()
     assert report.metrics["knn_top1"] == pytest.approx(right / 40)
 
 
@@ -113,15 +113,15 @@ def test_neighbours_need_a_readable_image():
 
 
 def test_better_reports_have_larger_scores():
-    def report(value, nll, figure="top1", better="higher"):
-        return Report(10, 0, {figure: value, "nll": nll}, {}, [], None, figure, better)
+    def report(value, nll, primary="top1", better="higher"):
+        return Report(10, 0, {primary: value, "nll": nll}, {}, [], None, primary, better)
 
     ascending = [report(None, 0.1), report(0.4, None), report(0.4, float("nan")), report(0.4, 0.9), report(0.4, 0.5)]
     ascending.append(report(0.5, 2.0))
-    scores = [one.score for one in ascending]
+    scores = [report_item.score for report_item in ascending]
     assert scores == sorted(scores) and scores[3] < scores[4] < scores[5] and scores[1] == scores[2]
     distances = [report(value, None, "fid", "lower").score for value in (None, 30.0, 12.0)]
     assert distances[0] < distances[1] < distances[2]
     assert get_report_score(report(0.4, 0.5).summary()) == report(0.4, 0.5).score
-    # summaries of earlier versions do not name their primary metric
+    # summaries of earlier versions do not contain the name of the primary metric
     assert get_primary_key({"top1": 0.5, "nll": 1.0}) == "top1" and get_primary_key({"top1": None, "map": 0.2}) == "map"

@@ -1,4 +1,4 @@
-"""Figures of images with several labels: scikit-learn's, cases by hand, images that cannot be read, intervals."""
+"""Multi-label metrics: scikit-learn's, hand-computed examples, unreadable images, and intervals."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CLASS_NAMES = tuple("abcdef")
 
 
 def draw_logits_and_labels(images=300, ties=False, seed=0):
-    """(n, K) logits that know something, and (n, K) labels: rare and common classes."""
+    """(n, K) informative logits and (n, K) labels of rare and common classes."""
     generator = np.random.default_rng(seed)
     labels = (generator.random((images, 6)) < [0.02, 0.1, 0.2, 0.3, 0.5, 0.9]).astype(np.float32)
     logits = (generator.normal(size=labels.shape) + 2 * labels - 1).astype(np.float32)
@@ -29,7 +29,7 @@ def test_metrics_match_scikit_learn(ties):
     report = evaluate_classification(logits, labels, CLASS_NAMES)
     p = 1 / (1 + np.exp(-logits.astype(np.float64)))
     assert report.metrics["map"] == pytest.approx(metrics.average_precision_score(labels, logits, average="macro"))
-    assert [row["ap"] for row in report.per_class] == pytest.approx(
+    assert [class_metrics["ap"] for class_metrics in report.per_class] == pytest.approx(
         list(metrics.average_precision_score(labels, logits, average=None))
     )
     for name in ("macro", "micro"):
@@ -41,34 +41,38 @@ def test_metrics_match_scikit_learn(ties):
         ("recall", metrics.recall_score),
         ("f1", metrics.f1_score),
     ):
-        assert [row[name] for row in report.per_class] == pytest.approx(list(score(labels, p > 0.5, average=None)))
+        assert [class_metrics[name] for class_metrics in report.per_class] == pytest.approx(
+            list(score(labels, p > 0.5, average=None))
+        )
     losses = [metrics.log_loss(labels[:, c], p[:, c], labels=[0, 1]) for c in range(6)]
     assert report.metrics["nll"] == pytest.approx(sum(losses))
     assert report.headline == ("mAP", report.metrics["map"])
     assert report.confusion is None and report.metrics["top1"] is None
 
 
-def average_precision(scores, positive, counts=None):
-    """The average precision of one class."""
+def compute_class_average_precision(scores, positive, counts=None):
     scores, positive = np.array(scores, float), np.array(positive, bool)
     drawn = np.ones((len(scores), 1), np.float32) if counts is None else np.array(counts, np.float32)[:, None]
     return float(compute_class_ap(rank_images(scores, positive), drawn)[0])
 
 
 def test_average_precision_matches_hand_computed_examples():
-    assert average_precision([4, 3, 2, 1], [1, 0, 1, 0]) == pytest.approx((1 + 2 / 3) / 2)
-    assert average_precision([1, 1, 1, 1], [1, 0, 0, 0]) == pytest.approx(1 / 4)  # one threshold for all
-    assert average_precision([2, 2, 1, 1], [1, 0, 1, 0]) == pytest.approx((1 / 2 + 2 / 4) / 2)
-    assert average_precision([1, 2, 3], [0, 0, 0]) == 0.0
-    assert average_precision([3, 2, -math.inf], [1, 0, 1]) == pytest.approx(1 / 2)  # what has no score is never found
+    assert compute_class_average_precision([4, 3, 2, 1], [1, 0, 1, 0]) == pytest.approx((1 + 2 / 3) / 2)
+    assert compute_class_average_precision([1, 1, 1, 1], [1, 0, 0, 0]) == pytest.approx(
+        1 / 4
+    )  # equal scores share one threshold
+    assert compute_class_average_precision([2, 2, 1, 1], [1, 0, 1, 0]) == pytest.approx((1 / 2 + 2 / 4) / 2)
+    assert compute_class_average_precision([1, 2, 3], [0, 0, 0]) == 0.0
+    # a sample with score -inf is never found
+    assert compute_class_average_precision([3, 2, -math.inf], [1, 0, 1]) == pytest.approx(1 / 2)
 
 
 def test_bootstrap_counts_equal_repeated_images():
     generator = np.random.default_rng(3)
     scores, positive = generator.integers(0, 9, 40).astype(float), generator.random(40) < 0.3
     counts = generator.integers(0, 4, 40)
-    assert average_precision(scores, positive, counts) == pytest.approx(
-        average_precision(np.repeat(scores, counts), np.repeat(positive, counts))
+    assert compute_class_average_precision(scores, positive, counts) == pytest.approx(
+        compute_class_average_precision(np.repeat(scores, counts), np.repeat(positive, counts))
     )
 
 
@@ -76,18 +80,20 @@ def test_unreadable_images_count_as_missed_and_have_no_loss():
     logits, labels = draw_logits_and_labels()
     readable = np.ones(300, bool)
     readable[:60] = False
-    logits[:60] = 100.0  # what stands in their rows does not matter
-    report, whole = (
+    logits[:60] = 100.0  # logits of unreadable images are ignored
+    report, all_readable = (
         evaluate_classification(logits, labels, CLASS_NAMES, readable),
         evaluate_classification(logits[60:], labels[60:], CLASS_NAMES),
     )
     assert (report.images, report.unreadable) == (300, 60)
-    assert report.metrics["nll"] == pytest.approx(whole.metrics["nll"])
-    for row, other, there in zip(report.per_class, whole.per_class, labels.sum(0), strict=True):
-        assert row["images"] == there
-        assert row["ap"] == pytest.approx(other["ap"] * other["images"] / there)
-        assert row["recall"] == pytest.approx(other["recall"] * other["images"] / there)
-        assert row["precision"] == other["precision"]
+    assert report.metrics["nll"] == pytest.approx(all_readable.metrics["nll"])
+    for class_metrics, expected, num_positives in zip(
+        report.per_class, all_readable.per_class, labels.sum(0), strict=True
+    ):
+        assert class_metrics["images"] == num_positives
+        assert class_metrics["ap"] == pytest.approx(expected["ap"] * expected["images"] / num_positives)
+        assert class_metrics["recall"] == pytest.approx(expected["recall"] * expected["images"] / num_positives)
+        assert class_metrics["precision"] == expected["precision"]
 
 
 def test_classes_without_images_are_excluded_from_means():
@@ -95,19 +101,21 @@ def test_classes_without_images_are_excluded_from_means():
     labels[:, 2] = 0
     report = evaluate_classification(logits, labels, CLASS_NAMES)
     assert report.per_class[2]["ap"] is None and report.per_class[2]["recall"] is None
-    others = [row for row in report.per_class if row["images"]]
-    assert report.metrics["map"] == pytest.approx(np.mean([row["ap"] for row in others]))
-    assert report.metrics["macro_f1"] == pytest.approx(np.mean([row["f1"] for row in others]))
+    nonempty = [class_metrics for class_metrics in report.per_class if class_metrics["images"]]
+    assert report.metrics["map"] == pytest.approx(np.mean([class_metrics["ap"] for class_metrics in nonempty]))
+    assert report.metrics["macro_f1"] == pytest.approx(np.mean([class_metrics["f1"] for class_metrics in nonempty]))
 
 
 def test_degenerate_predictions_give_serialisable_reports():
-    """Logits of zero are no class; nothing readable, one image and no positives are no fault either."""
+    """Zero logits predict no class; no readable images, one image and no positives are accepted."""
     _, labels = draw_logits_and_labels(20)
     for images, readable in ((20, True), (1, True), (20, False)):
         report = evaluate_classification(
             np.zeros((images, 6), np.float32), labels[:images], CLASS_NAMES, np.full(images, readable)
         )
-        assert report.metrics["micro_f1"] == 0 and all(row["precision"] is None for row in report.per_class)
+        assert report.metrics["micro_f1"] == 0 and all(
+            class_metrics["precision"] is None for class_metrics in report.per_class
+        )
         assert json.loads(json.dumps(report.summary(), allow_nan=False)) == report.summary()
     report = evaluate_classification(np.zeros((5, 6), np.float32), np.zeros((5, 6), np.float32), CLASS_NAMES)
     assert report.headline == ("mAP", 0.0)
@@ -115,15 +123,15 @@ def test_degenerate_predictions_give_serialisable_reports():
 
 def test_intervals_contain_the_metrics_and_are_deterministic():
     logits, labels = draw_logits_and_labels(600)
-    first, second = (
+    report, repeated = (
         evaluate_classification(logits, labels, CLASS_NAMES),
         evaluate_classification(logits, labels, CLASS_NAMES),
     )
-    assert first.intervals == second.intervals
+    assert report.intervals == repeated.intervals
     for name in ("map", "macro_f1", "micro_f1", "nll"):
-        low, high = first.intervals[name]
-        assert low < first.metrics[name] < high and high - low < 0.5, name
-    assert first.intervals["top1"] is None
+        low, high = report.intervals[name]
+        assert low < report.metrics[name] < high and high - low < 0.5, name
+    assert report.intervals["top1"] is None
 
 
 def test_the_map_interval_has_its_nominal_coverage():
@@ -131,18 +139,20 @@ def test_the_map_interval_has_its_nominal_coverage():
     truth = metrics.average_precision_score(labels[:, 1:], logits[:, 1:])
     covered = 0
     for start in range(0, 6000, 200):
-        rows = slice(start, start + 200)
-        low, high = evaluate_classification(logits[rows, 1:], labels[rows, 1:], CLASS_NAMES[1:]).intervals["map"]
+        sample_slice = slice(start, start + 200)
+        low, high = evaluate_classification(
+            logits[sample_slice, 1:], labels[sample_slice, 1:], CLASS_NAMES[1:]
+        ).intervals["map"]
         covered += low <= truth <= high
-    assert covered >= 25  # of 30; 28 or 29 expected
+    assert covered >= 25  # of 30; 28 or 29 are expected
 
 
 def test_the_chunked_bootstrap_matches_the_full_bootstrap(monkeypatch):
-    whole = evaluate_classification(*draw_logits_and_labels(100), CLASS_NAMES).intervals
+    full = evaluate_classification(*draw_logits_and_labels(100), CLASS_NAMES).intervals
     monkeypatch.setattr("vitreous.tasks.intervals.BOOTSTRAP_CHUNK", 700)
-    parts = evaluate_classification(*draw_logits_and_labels(100), CLASS_NAMES).intervals
+    chunked = evaluate_classification(*draw_logits_and_labels(100), CLASS_NAMES).intervals
     for name in ("map", "macro_f1", "micro_f1", "nll"):
-        assert parts[name] == pytest.approx(whole[name])
+        assert chunked[name] == pytest.approx(full[name])
 
 
 def test_single_label_reports_lead_with_top1():

@@ -1,4 +1,4 @@
-"""Panoptic quality of segments, and F of boundaries."""
+"""Panoptic quality of segments, and the F score of boundaries."""
 
 import math
 
@@ -29,9 +29,9 @@ def draw_panoptic_map(draw):
 
 
 def make_segments(classes, instances):
-    numbers, places = np.unique(classes * 100 + instances, return_inverse=True)
+    segment_ids, segment_indices = np.unique(classes * 100 + instances, return_inverse=True)
     return PanopticSegments(
-        places.reshape(classes.shape).astype(np.int32), numbers // 100, np.zeros(len(numbers), bool)
+        segment_indices.reshape(classes.shape).astype(np.int32), segment_ids // 100, np.zeros(len(segment_ids), bool)
     )
 
 
@@ -40,25 +40,25 @@ def test_panoptic_quality_matches_torchmetrics():
 
     draw, counts, pairs = np.random.default_rng(0), np.zeros((5, 4)), []
     for _ in range(15):
-        truth, other = draw_panoptic_map(draw), draw_panoptic_map(draw)
+        truth, noise_map = draw_panoptic_map(draw), draw_panoptic_map(draw)
         noise = draw.random((30, 40)) < 0.15
-        answer = [np.where(noise, b, a) for a, b in zip(truth, other, strict=True)]
-        counts += count_panoptic_matches(make_segments(*truth), make_segments(*answer), 5)
-        pairs.append([np.stack(part, -1) for part in (answer, truth)])
-    tensors = [torch.from_numpy(np.stack(part)) for part in zip(*pairs, strict=True)]
-    wanted = panoptic_quality(*tensors, {0, 1, 2}, {3, 4}, return_sq_and_rq=True).tolist()
-    figures = compute_panoptic_quality(counts, IS_THING)
-    assert [figures[name] for name in ("pq", "sq", "rq")] == pytest.approx(
-        wanted, abs=1e-7
-    )  # theirs are rounded to float32
-    each = panoptic_quality(*tensors, {0, 1, 2}, {3, 4}, return_per_class=True).numpy().ravel()
-    assert figures["pq_things"] == pytest.approx(each[:3].mean(), abs=1e-7)
-    assert figures["pq_stuff"] == pytest.approx(each[3:].mean(), abs=1e-7)
+        prediction = [np.where(noise, b, a) for a, b in zip(truth, noise_map, strict=True)]
+        counts += count_panoptic_matches(make_segments(*truth), make_segments(*prediction), 5)
+        pairs.append([np.stack(pair_item, -1) for pair_item in (prediction, truth)])
+    tensors = [torch.from_numpy(np.stack(pair_item)) for pair_item in zip(*pairs, strict=True)]
+    expected = panoptic_quality(*tensors, {0, 1, 2}, {3, 4}, return_sq_and_rq=True).tolist()
+    metrics = compute_panoptic_quality(counts, IS_THING)
+    assert [metrics[name] for name in ("pq", "sq", "rq")] == pytest.approx(
+        expected, abs=1e-7
+    )  # torchmetrics rounds to float32
+    per_class = panoptic_quality(*tensors, {0, 1, 2}, {3, 4}, return_per_class=True).numpy().ravel()
+    assert metrics["pq_things"] == pytest.approx(per_class[:3].mean(), abs=1e-7)
+    assert metrics["pq_stuff"] == pytest.approx(per_class[3:].mean(), abs=1e-7)
     assert set(compute_panoptic_quality(np.zeros((5, 4)), IS_THING).values()) == {None}
 
 
 def make_road_scene():
-    """Sky (class 0) over a road (1) with two cars (2) and a crowd of them; a corner that nobody knows."""
+    """Sky (class 0) over a road (1) with two cars (2) and a crowd of cars; one corner is unlabelled."""
     classes = np.zeros((20, 30), np.int32)
     classes[10:] = 1
     masks = [np.zeros((20, 30), bool) for _ in range(3)]
@@ -78,34 +78,38 @@ def make_road_scene():
 
 
 def test_crowds_and_ignored_pixels_are_not_counted_as_errors():
-    target, things = make_road_scene(), np.array([False, False, True])
-    answer = np.where(target.classes == IGNORE_INDEX, 1, target.classes)  # a piece of road where nobody knows
-    counts = count_panoptic_matches(segments_from_target(target), segments_from_class_map(answer, things), 3)
+    target, is_thing = make_road_scene(), np.array([False, False, True])
+    prediction = np.where(
+        target.classes == IGNORE_INDEX, 1, target.classes
+    )  # road is predicted at the unlabelled pixels
+    counts = count_panoptic_matches(segments_from_target(target), segments_from_class_map(prediction, is_thing), 3)
     assert counts.tolist() == [
         [1, 1, 0, 0],
         [1, 1, 0, 0],
         [2, 2, 0, 0],
-    ]  # cars in the crowd are neither right nor wrong
-    joined = answer.copy()
-    joined[12:16, 8:10] = 2  # the two cars become one part, with an IoU of 24 / 56 with each
-    counts = count_panoptic_matches(segments_from_target(target), segments_from_class_map(joined, things), 3)
+    ]  # cars in the crowd are neither correct nor wrong
+    joined = prediction.copy()
+    joined[12:16, 8:10] = 2  # the two cars become one segment, with an IoU of 24 / 56 with each
+    counts = count_panoptic_matches(segments_from_target(target), segments_from_class_map(joined, is_thing), 3)
     assert counts[2].tolist() == [0, 0, 1, 2] and counts[1, 1] == 1
     with pytest.raises(ValueError, match="class map"):
         segments_from_target(Target((1, 1), np.zeros(0, int), np.zeros((0, 4)), np.zeros(0, bool)))
 
 
-def count_boundary_by_loops(classes, answer, label, reach):
+def count_boundary_by_loops(classes, prediction, label, reach):
     """Boundary pixels of a class, and those near one of the other map, pixel by pixel."""
     height, width = classes.shape
     beside = ((0, 1), (1, 0), (0, -1), (-1, 0))
-    known = {(y, x) for y in range(height) for x in range(width) if classes[y, x] != IGNORE_INDEX}
+    labelled = {(y, x) for y in range(height) for x in range(width) if classes[y, x] != IGNORE_INDEX}
     sides = []
-    for part in (answer, classes):
-        own = {place for place in known if part[place] == label}
-        sides.append([(y, x) for y, x in own if any((y + a, x + b) in known - own for a, b in beside)])
+    for class_map in (prediction, classes):
+        class_pixels = {pixel for pixel in labelled if class_map[pixel] == label}
+        sides.append(
+            [(y, x) for y, x in class_pixels if any((y + a, x + b) in labelled - class_pixels for a, b in beside)]
+        )
     near = [
-        sum(any(math.hypot(y - v, x - u) <= reach for v, u in other) for y, x in side)
-        for side, other in (sides, sides[::-1])
+        sum(any(math.hypot(y - v, x - u) <= reach for v, u in reference_side) for y, x in side)
+        for side, reference_side in (sides, sides[::-1])
     ]
     return [near[0], len(sides[0]), near[1], len(sides[1])]
 
@@ -113,17 +117,18 @@ def count_boundary_by_loops(classes, answer, label, reach):
 def test_boundary_counts_match_a_loop_over_pixels():
     draw = np.random.default_rng(3)
     for _ in range(4):
-        classes, answer = (np.repeat(np.repeat(draw.integers(0, 3, (3, 4)), 5, 0), 4, 1) for _ in range(2))
+        classes, prediction = (np.repeat(np.repeat(draw.integers(0, 3, (3, 4)), 5, 0), 4, 1) for _ in range(2))
         classes = np.where(draw.random(classes.shape) < 0.03, IGNORE_INDEX, classes)
-        counts = count_boundary_pixels(classes, answer, 4, 0.06)
+        counts = count_boundary_pixels(classes, prediction, 4, 0.06)
         for label in range(4):
             assert counts[label].tolist() == count_boundary_by_loops(
-                classes, answer, label, math.ceil(0.06 * math.hypot(15, 16))
+                classes, prediction, label, math.ceil(0.06 * math.hypot(15, 16))
             )
     square = np.zeros((40, 40), np.int32)
     square[10:30, 10:30] = 1
     assert compute_boundary_f(count_boundary_pixels(square, square, 2)) == 1
-    assert compute_boundary_f(count_boundary_pixels(square, np.roll(square, 1, 0), 2)) == 1  # one pixel is near
+    # boundary pixels are one pixel apart
+    assert compute_boundary_f(count_boundary_pixels(square, np.roll(square, 1, 0), 2)) == 1
     assert 0.3 < compute_boundary_f(count_boundary_pixels(square, np.roll(square, 4, 0), 2)) < 0.9
     assert compute_boundary_f(count_boundary_pixels(square, np.zeros_like(square), 2)) == 0
     assert compute_boundary_f(np.zeros((2, 4))) is None
@@ -136,16 +141,17 @@ def test_boundary_counts_match_a_loop_over_pixels():
 
 
 def test_the_evaluator_counts_confusion_panoptic_and_boundaries():
-    target, things = make_road_scene(), np.array([False, False, True])
-    answers = [np.where(target.classes == IGNORE_INDEX, 0, target.classes), np.ones((20, 30), np.int32)]
-    evaluator = SegmentationEvaluator(("sky", "road", "car"), True, things)
-    rows = np.stack([evaluator.count_image(target, answer) for answer in answers])
-    report = evaluator.report(SplitOutputs(None, rows, np.ones(2, bool)))
-    alone = SegmentationEvaluator(("sky", "road", "car")).report(SplitOutputs(None, rows[:, :9], np.ones(2, bool)))
+    target, is_thing = make_road_scene(), np.array([False, False, True])
+    predictions = [np.where(target.classes == IGNORE_INDEX, 0, target.classes), np.ones((20, 30), np.int32)]
+    evaluator = SegmentationEvaluator(("sky", "road", "car"), True, is_thing)
+    counts = np.stack([evaluator.count_image(target, prediction) for prediction in predictions])
+    report = evaluator.report(SplitOutputs(None, counts, np.ones(2, bool)))
+    alone = SegmentationEvaluator(("sky", "road", "car")).report(SplitOutputs(None, counts[:, :9], np.ones(2, bool)))
     assert next(iter(report.metrics)) == "miou" and alone.metrics.items() <= report.metrics.items()
     assert alone.intervals.items() <= report.intervals.items() and alone.per_class == report.per_class
-    assert report.metrics["miou"] == compute_segmentation_metrics(extract_confusion_matrices(rows, 3).sum(0))["miou"]
-    # sky: a pair and one lost; road: a pair, an answer of IoU below 0.5 and one lost; cars: two pairs and two lost
+    assert report.metrics["miou"] == compute_segmentation_metrics(extract_confusion_matrices(counts, 3).sum(0))["miou"]
+    # sky: one match and one missed; road: one match, one prediction with IoU below 0.5 and one missed; cars: two
+    # matches and two missed
     assert report.metrics["pq"] == pytest.approx((1 / 1.5 + 1 / 2 + 2 / 3) / 3)
     assert report.metrics["pq_things"] == pytest.approx(2 / 3) and 0 < report.metrics["boundary_f"] < 1
     low, high = report.intervals["boundary_f"]
@@ -157,14 +163,16 @@ def test_pixel_metrics_match_torchmetrics_and_scikit_learn():
     from torchmetrics.functional.classification import multiclass_confusion_matrix
 
     draw = np.random.default_rng(4)
-    true, answer = draw.integers(0, 5, (6, 31, 17)), draw.integers(0, 5, (6, 31, 17))
+    true, prediction = draw.integers(0, 5, (6, 31, 17)), draw.integers(0, 5, (6, 31, 17))
     evaluator = SegmentationEvaluator(tuple("abcde"))
-    counts = sum(evaluator.count_image(make_target(a), b) for a, b in zip(true, answer, strict=True)).reshape(5, 5)
-    assert counts.tolist() == multiclass_confusion_matrix(torch.from_numpy(answer), torch.from_numpy(true), 5).tolist()
-    figures, flat = compute_segmentation_metrics(counts), (true.ravel(), answer.ravel())
-    assert figures["miou"] == pytest.approx(jaccard_score(*flat, average="macro"), abs=1e-9)
-    assert figures["dice"] == pytest.approx(f1_score(*flat, average="macro"), abs=1e-9)
-    assert figures["pixel_accuracy"] == pytest.approx(accuracy_score(*flat), abs=1e-9)
+    counts = sum(evaluator.count_image(make_target(a), b) for a, b in zip(true, prediction, strict=True)).reshape(5, 5)
+    assert (
+        counts.tolist() == multiclass_confusion_matrix(torch.from_numpy(prediction), torch.from_numpy(true), 5).tolist()
+    )
+    metrics, flat = compute_segmentation_metrics(counts), (true.ravel(), prediction.ravel())
+    assert metrics["miou"] == pytest.approx(jaccard_score(*flat, average="macro"), abs=1e-9)
+    assert metrics["dice"] == pytest.approx(f1_score(*flat, average="macro"), abs=1e-9)
+    assert metrics["pixel_accuracy"] == pytest.approx(accuracy_score(*flat), abs=1e-9)
 
 
 def make_target(classes):

@@ -1,4 +1,4 @@
-"""Judging class maps: confusion, figures, and large images by tiles."""
+"""Evaluation of class maps: confusion, metrics, and large images split into tiles."""
 
 import itertools
 
@@ -22,7 +22,7 @@ CLASSES = ("ground", "square", "disc")
 
 
 class PixelEngine:
-    """Answers each pixel by its own value alone: logit k of value v is -(v - k)^2."""
+    """Predicts each pixel from its value alone: logit k of value v is -(v - k)^2."""
 
     preprocess, precision = ImagePreprocess((16, 24), 1, (0.5,), (0.5,)), "fp32"
 
@@ -41,14 +41,14 @@ def test_tiled_segmentation_matches_the_whole_image(size):
 
 
 def test_overlapping_tile_logits_are_averaged_with_weights():
-    def number_of_tile(tiles):
+    def output_tile_number(tiles):
         nonlocal count
         count += 1
         return np.full((len(tiles), 1, 4, 4), count, np.float32)
 
     count, pixels = 0, np.zeros((1, 8, 4), np.float32)
-    column = segment_by_tiles(number_of_tile, pixels, (4, 4))[0, :, 0]
-    share = np.array([0.25, 0.75])  # weights along a side are 1/4, 3/4, 3/4, 1/4
+    column = segment_by_tiles(output_tile_number, pixels, (4, 4))[0, :, 0]
+    share = np.array([0.25, 0.75])  # weights along an axis are 1/4, 3/4, 3/4, 1/4
     blend = [(1 * b + 2 * a) / (a + b) for a, b in zip(share, share[::-1], strict=True)]
     further = [(2 * b + 3 * a) / (a + b) for a, b in zip(share, share[::-1], strict=True)]
     assert column == pytest.approx([1, 1, *blend, *further, 3, 3])
@@ -56,20 +56,20 @@ def test_overlapping_tile_logits_are_averaged_with_weights():
 
 def test_tiles_cover_all_and_overlap():
     for length in range(16, 90):
-        places = list_tile_starts(length, 16)
-        assert places[0] == 0 and places[-1] == length - 16
-        assert all(0 < b - a <= 8 for a, b in itertools.pairwise(places))
+        starts = list_tile_starts(length, 16)
+        assert starts[0] == 0 and starts[-1] == length - 16
+        assert all(0 < b - a <= 8 for a, b in itertools.pairwise(starts))
     assert mirror_pad(np.arange(3).reshape(1, 1, 3), (1, 8)).tolist() == [[[0, 1, 2, 2, 1, 0, 0, 1]]]
 
 
 def test_pixel_confusion_matches_a_loop():
     draw = np.random.default_rng(0)
-    true, answer = draw.integers(-1, 3, (9, 7)), draw.integers(0, 3, (9, 7))
-    wanted = np.zeros((3, 3), int)
-    for one, other in zip(true.ravel(), answer.ravel(), strict=True):
-        if one != IGNORE_INDEX:
-            wanted[one, other] += 1
-    assert np.array_equal(compute_pixel_confusion(true, answer, 3), wanted)
+    true, prediction = draw.integers(-1, 3, (9, 7)), draw.integers(0, 3, (9, 7))
+    expected = np.zeros((3, 3), int)
+    for label, predicted in zip(true.ravel(), prediction.ravel(), strict=True):
+        if label != IGNORE_INDEX:
+            expected[label, predicted] += 1
+    assert np.array_equal(compute_pixel_confusion(true, prediction, 3), expected)
 
 
 def test_metrics_match_torchmetrics():
@@ -77,20 +77,20 @@ def test_metrics_match_torchmetrics():
     from torchmetrics.functional.segmentation import dice_score
 
     draw = np.random.default_rng(1)
-    true, answer = draw.integers(0, 3, (4, 9, 7)), draw.integers(0, 3, (4, 9, 7))
-    figures = compute_segmentation_metrics(compute_pixel_confusion(true, answer, 3).astype(float))
-    tensors = torch.from_numpy(answer), torch.from_numpy(true)
-    assert figures["miou"] == pytest.approx(multiclass_jaccard_index(*tensors, 3).item(), abs=1e-6)
-    whole = dice_score(*(t.view(1, -1) for t in tensors), 3, average="macro", input_format="index")
-    assert figures["dice"] == pytest.approx(whole.item(), abs=1e-6)
-    assert figures["pixel_accuracy"] == (true == answer).mean()
+    true, prediction = draw.integers(0, 3, (4, 9, 7)), draw.integers(0, 3, (4, 9, 7))
+    metrics = compute_segmentation_metrics(compute_pixel_confusion(true, prediction, 3).astype(float))
+    tensors = torch.from_numpy(prediction), torch.from_numpy(true)
+    assert metrics["miou"] == pytest.approx(multiclass_jaccard_index(*tensors, 3).item(), abs=1e-6)
+    pooled_dice = dice_score(*(t.view(1, -1) for t in tensors), 3, average="macro", input_format="index")
+    assert metrics["dice"] == pytest.approx(pooled_dice.item(), abs=1e-6)
+    assert metrics["pixel_accuracy"] == (true == prediction).mean()
 
 
 def test_absent_classes_are_excluded_from_the_report():
-    rows = np.zeros((2, 9), np.float32)
-    rows[0, [0, 1, 4]] = 6, 2, 2  # six and two of ground, two of them taken for squares, two squares
+    counts = np.zeros((2, 9), np.float32)
+    counts[0, [0, 1, 4]] = 6, 2, 2  # 6 and 2 pixels of ground, 2 pixels of ground predicted as squares, 2 of squares
     report = SegmentationEvaluator(CLASSES).report(
-        SplitOutputs(ArraySplit(np.zeros((2, 1, 1)), np.zeros((2, 3))), rows, np.array([True, False]))
+        SplitOutputs(ArraySplit(np.zeros((2, 1, 1)), np.zeros((2, 3))), counts, np.array([True, False]))
     )
     assert report.metrics["miou"] == pytest.approx((6 / 8 + 2 / 4) / 2)
     assert report.metrics["dice"] == pytest.approx((12 / 14 + 4 / 6) / 2)

@@ -1,4 +1,4 @@
-"""RankMe against its closed forms, and what is measured of features with and without labels."""
+"""RankMe matches its closed forms; metrics of features with and without labels."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from vitreous.evaluation.rankme import MAX_RANKME_FEATURES, FeatureEvaluator, co
 
 def test_collapsed_features_have_rank_one():
     draw = np.random.default_rng(0)
-    rows = draw.normal(size=(60, 1)) @ draw.normal(size=(1, 24))
-    assert compute_rankme(rows.astype(np.float32)) == pytest.approx(1, abs=1e-4)
+    features = draw.normal(size=(60, 1)) @ draw.normal(size=(1, 24))
+    assert compute_rankme(features.astype(np.float32)) == pytest.approx(1, abs=1e-4)
     assert compute_rankme(np.zeros((4, 3), np.float32)) == 1
 
 
 @pytest.mark.parametrize(("images", "width"), [(32, 8), (8, 32), (16, 16)])
 def test_orthonormal_features_have_full_rank(images, width):
     q, _ = np.linalg.qr(np.random.default_rng(1).normal(size=(max(images, width),) * 2))
-    rows = q[:images, :width] if images >= width else q[:images]
-    assert compute_rankme(3 * rows) == pytest.approx(min(images, width), rel=1e-6)
+    features = q[:images, :width] if images >= width else q[:images]
+    assert compute_rankme(3 * features) == pytest.approx(min(images, width), rel=1e-6)
 
 
 def test_rankme_is_the_exponential_of_the_spectral_entropy():
@@ -35,10 +35,10 @@ def test_rankme_is_the_exponential_of_the_spectral_entropy():
 
 
 def test_rankme_subsamples_and_is_nan_for_nonfinite_features():
-    rows = np.random.default_rng(2).normal(size=(2 * MAX_RANKME_FEATURES + 2, 4)).astype(np.float32)
-    rows[1] = np.nan  # is left out, as every third is taken
-    assert 3.99 < compute_rankme(rows) <= 4
-    assert math.isnan(compute_rankme(rows[:3]))
+    features = np.random.default_rng(2).normal(size=(2 * MAX_RANKME_FEATURES + 2, 4)).astype(np.float32)
+    features[1] = np.nan  # not sampled, because only every third is used
+    assert 3.99 < compute_rankme(features) <= 4
+    assert math.isnan(compute_rankme(features[:3]))
 
 
 def test_the_feature_std_depends_only_on_directions():
@@ -54,16 +54,16 @@ def test_features_are_evaluated_with_and_without_labels():
     assert list(report.metrics) == ["knn_top1", "rankme", "feature_std"] and report.primary == "knn_top1"
     alone = both.without_labels()
     assert alone.required_splits(split) == (split,)
-    bare = split.take(np.arange(24), create_empty_labels(24))
-    other = alone(make_engine(0), bare, workers=0)
-    assert other.primary == "rankme" and other.headline == ("RankMe", report.metrics["rankme"])
-    assert other.summary()["primary"] == "rankme" and 1 < report.metrics["rankme"] <= 24
+    unlabelled_split = split.take(np.arange(24), create_empty_labels(24))
+    unlabelled = alone(make_engine(0), unlabelled_split, workers=0)
+    assert unlabelled.primary == "rankme" and unlabelled.headline == ("RankMe", report.metrics["rankme"])
+    assert unlabelled.summary()["primary"] == "rankme" and 1 < report.metrics["rankme"] <= 24
 
 
 def test_unreadable_images_are_ignored():
-    rows = np.eye(6, dtype=np.float32)
-    outputs = SplitOutputs(make_split(6, 0), rows, np.array([True, True, False, True, False, False]))
+    features = np.eye(6, dtype=np.float32)
+    outputs = SplitOutputs(make_split(6, 0), features, np.array([True, True, False, True, False, False]))
     report = FeatureEvaluator().report(outputs)
     assert report.metrics["rankme"] == pytest.approx(3) and (report.images, report.unreadable) == (6, 3)
-    none = FeatureEvaluator().report(SplitOutputs(make_split(6, 0), rows, np.zeros(6, dtype=bool)))
+    none = FeatureEvaluator().report(SplitOutputs(make_split(6, 0), features, np.zeros(6, dtype=bool)))
     assert none.metrics == {"rankme": None}

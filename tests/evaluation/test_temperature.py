@@ -1,4 +1,4 @@
-"""Temperatures that are known, found again; calibration errors against torchmetrics and a plain loop."""
+"""Known temperatures are recovered; calibration errors match torchmetrics and an explicit loop."""
 
 from __future__ import annotations
 
@@ -16,41 +16,46 @@ from vitreous.tasks.calibration import (
 )
 
 
-def draw_scaled_logits(temperature: float, images: int = 20_000, classes: int = 6, several: bool = False):
-    """Logits that are `temperature` times those that the labels were drawn by."""
+def draw_scaled_logits(temperature: float, images: int = 20_000, classes: int = 6, is_multilabel: bool = False):
+    """Logits of the distribution of the labels, multiplied by `temperature`."""
     generator = np.random.default_rng(1)
     logits = generator.normal(size=(images, classes)) * 2
-    if several:
+    if is_multilabel:
         return logits * temperature, (generator.random(logits.shape) < 1 / (1 + np.exp(-logits))).astype(np.float32)
     drawn = (logits + generator.gumbel(size=logits.shape)).argmax(1)
     return logits * temperature, drawn
 
 
-@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize("is_multilabel", [False, True])
 @pytest.mark.parametrize("temperature", [0.4, 1.0, 2.5])
-def test_the_true_temperature_is_recovered(temperature, several):
-    assert fit_temperature(*draw_scaled_logits(temperature, several=several)) == pytest.approx(temperature, rel=0.03)
+def test_the_true_temperature_is_recovered(temperature, is_multilabel):
+    assert fit_temperature(*draw_scaled_logits(temperature, is_multilabel=is_multilabel)) == pytest.approx(
+        temperature, rel=0.03
+    )
 
 
-@pytest.mark.parametrize("several", [False, True])
-def test_the_fitted_temperature_minimises_the_loss(several):
-    logits, labels = draw_scaled_logits(1.7, 300, several=several)
-    found = fit_temperature(logits, labels)
-    grid = found * np.linspace(0.5, 2, 3001)
+@pytest.mark.parametrize("is_multilabel", [False, True])
+def test_the_fitted_temperature_minimises_the_loss(is_multilabel):
+    logits, labels = draw_scaled_logits(1.7, 300, is_multilabel=is_multilabel)
+    temperature = fit_temperature(logits, labels)
+    grid = temperature * np.linspace(0.5, 2, 3001)
     values = np.array([compute_image_nll(logits / t, labels).mean() for t in grid])
-    assert grid[values.argmin()] == pytest.approx(found, rel=1e-3)
-    assert compute_image_nll(logits / found, labels).mean() <= values.min() + 1e-12
+    assert grid[values.argmin()] == pytest.approx(temperature, rel=1e-3)
+    assert compute_image_nll(logits / temperature, labels).mean() <= values.min() + 1e-12
 
 
 def test_temperature_calibrates_and_keeps_predictions():
     logits, labels = draw_scaled_logits(3.0)
-    found = fit_temperature(logits, labels)
-    before, after = compute_probabilities(logits), compute_probabilities(logits / found)
+    temperature = fit_temperature(logits, labels)
+    uncalibrated, calibrated = compute_probabilities(logits), compute_probabilities(logits / temperature)
     right = logits.argmax(1) == labels
     assert (
-        expected_calibration_error(after.max(1), right) < 0.02 < 0.1 < expected_calibration_error(before.max(1), right)
+        expected_calibration_error(calibrated.max(1), right)
+        < 0.02
+        < 0.1
+        < expected_calibration_error(uncalibrated.max(1), right)
     )
-    assert (before.argmax(1) == after.argmax(1)).all()
+    assert (uncalibrated.argmax(1) == calibrated.argmax(1)).all()
 
 
 def test_labels_without_an_optimal_temperature_are_rejected():
@@ -69,30 +74,30 @@ def test_losses_and_probabilities_match_torch():
     assert compute_image_nll(logits, labels) == pytest.approx(
         torch.nn.functional.cross_entropy(tensor, torch.from_numpy(labels), reduction="none").numpy()
     )
-    several = draw_scaled_logits(1.0, 200, several=True)[1]
+    multilabel = draw_scaled_logits(1.0, 200, is_multilabel=True)[1]
     loss = torch.nn.functional.binary_cross_entropy_with_logits(
-        tensor, torch.from_numpy(several).double(), reduction="none"
+        tensor, torch.from_numpy(multilabel).double(), reduction="none"
     )
-    assert compute_image_nll(logits, several) == pytest.approx(loss.sum(1).numpy())
+    assert compute_image_nll(logits, multilabel) == pytest.approx(loss.sum(1).numpy())
     assert compute_probabilities(logits) == pytest.approx(tensor.softmax(1).numpy())
     assert compute_probabilities(logits, "binary") == pytest.approx(tensor.sigmoid().numpy())
 
 
 def test_the_calibration_error_matches_torchmetrics_and_a_loop():
-    # seconds, wherever tests are collected
+    # the import takes seconds
     from torchmetrics.functional.classification import multiclass_calibration_error
 
     logits, labels = draw_scaled_logits(2.0, 1500)
     p = compute_probabilities(logits)
-    found = expected_calibration_error(p.max(1), p.argmax(1) == labels)
+    error = expected_calibration_error(p.max(1), p.argmax(1) == labels)
     theirs = multiclass_calibration_error(
         torch.from_numpy(p), torch.from_numpy(labels), p.shape[1], n_bins=CALIBRATION_BINS, norm="l1"
     )
-    assert found == pytest.approx(float(theirs), abs=1e-6)
+    assert error == pytest.approx(float(theirs), abs=1e-6)
     total = 0.0
     for low in range(CALIBRATION_BINS):
         inside = [i for i in range(len(p)) if low / CALIBRATION_BINS <= p[i].max() < (low + 1) / CALIBRATION_BINS]
         if inside:
             accuracy = np.mean([p[i].argmax() == labels[i] for i in inside])
             total += len(inside) / len(p) * abs(accuracy - np.mean([p[i].max() for i in inside]))
-    assert found == pytest.approx(total)
+    assert error == pytest.approx(total)

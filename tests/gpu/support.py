@@ -1,6 +1,6 @@
-"""The device that the tests of this folder use, comparisons with full messages, and training sessions on that device.
+"""The device of the GPU tests, comparisons with detailed messages, and training sessions on that device.
 
-`VITREOUS_GPU_TESTS=cpu` runs the same tests on a CPU, in place of a GPU, to find faults in the tests themselves.
+With `VITREOUS_GPU_TESTS=cpu` the tests run on a CPU, to find faults in the tests themselves.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ DEVICE = "cpu" if os.environ.get("VITREOUS_GPU_TESTS") == "cpu" else "cuda:0"
 ON_GPU = DEVICE.startswith("cuda")
 OBJECTIVE_NAMES = ("supervised", *sessions.OBJECTIVE_CONFIGS)
 
-#: largest relative error of a loss and of a gradient, compared with a CPU in float32
+#: maximum relative error of a loss and a gradient, compared with a CPU in float32
 LOSS_LIMIT = {"fp32": 1e-4, "bf16": 3e-2}
 GRADIENT_LIMIT = {"fp32": 1e-3, "bf16": 0.1}
 
 
 def compute_relative_error(actual: Any, expected: Any) -> float:
-    """|actual - expected| / |expected| in float64, of tensors of any device, arrays or numbers."""
+    """|actual - expected| / |expected| in float64, for tensors on any device, arrays or numbers."""
     a, b = (torch.as_tensor(value).detach().cpu().double() for value in (actual, expected))
     assert a.shape == b.shape, f"shapes differ: {tuple(a.shape)} and {tuple(b.shape)}"
     if not a.numel():
@@ -48,7 +48,7 @@ def compute_relative_error(actual: Any, expected: Any) -> float:
 
 
 def check_close(name: str, actual: Any, expected: Any, limit: float) -> None:
-    """Fail if `actual` differs from `expected` by more than `limit`, a relative error; the message has all numbers."""
+    """Fail if the relative error exceeds `limit`; the message has all numbers."""
     error = compute_relative_error(actual, expected)
     if error <= limit:
         return
@@ -63,12 +63,12 @@ def check_close(name: str, actual: Any, expected: Any, limit: float) -> None:
 
 
 def check_tensors_close(name: str, actual: Mapping[str, Tensor], expected: Mapping[str, Tensor], limit: float) -> None:
-    """Fail if the tensors of a mapping, taken as one vector, differ by more than `limit`; the message lists the five
-    tensors that differ most."""
+    """Fail if the tensors of a mapping, as one vector, differ by more than `limit`; the message lists the five most
+    different tensors."""
     assert actual.keys() == expected.keys(), f"{name}: names differ: {sorted(actual.keys() ^ expected.keys())}"
     names = sorted(expected)
-    whole, reference = (torch.cat([t[n].detach().cpu().double().flatten() for n in names]) for t in (actual, expected))
-    error = compute_relative_error(whole, reference)
+    joined, reference = (torch.cat([t[n].detach().cpu().double().flatten() for n in names]) for t in (actual, expected))
+    error = compute_relative_error(joined, reference)
     if error <= limit:
         return
     errors = {n: compute_relative_error(actual[n], expected[n]) for n in names}
@@ -79,7 +79,7 @@ def check_tensors_close(name: str, actual: Mapping[str, Tensor], expected: Mappi
 
 
 def check_bit_identical(name: str, actual: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
-    """Fail if any tensor differs by a bit; the message lists how many elements differ, and by how much."""
+    """Fail unless all tensors are bit-identical; the message lists how many elements differ, and by how much."""
     assert actual.keys() == expected.keys(), f"{name}: names differ: {sorted(actual.keys() ^ expected.keys())}"
     different = []
     for key in expected:
@@ -90,7 +90,7 @@ def check_bit_identical(name: str, actual: Mapping[str, Tensor], expected: Mappi
 
 
 def move_to(value: Any, device: str, dtype: torch.dtype | None = None) -> Any:
-    """Move tensors in lists and dicts to a device; floating ones to `dtype`, if it is given."""
+    """Move tensors in lists and dicts to a device; floating-point tensors to `dtype`, if set."""
     if isinstance(value, Tensor):
         return value.to(device, dtype if dtype and value.is_floating_point() else value.dtype)
     if isinstance(value, list | tuple):
@@ -98,10 +98,13 @@ def move_to(value: Any, device: str, dtype: torch.dtype | None = None) -> Any:
     return {key: move_to(entry, device, dtype) for key, entry in value.items()} if isinstance(value, dict) else value
 
 
-def supervised_session(home: Path, images: Tensor | None = None, **changes: Any) -> tuple[Session, Any]:
-    """A session of learning from labels on patterned images in memory, and its state: 20 steps of 8 images, without
-    random numbers in the forward pass. `images`: (n, H, W, 3) uint8 in place of those images. `changes` are fields of
-    the run; `labels` (n,) or (n, K) replaces the labels."""
+def create_supervised_session(folder: Path, images: Tensor | None = None, **changes: Any) -> tuple[Session, Any]:
+    """A supervised session on patterned images in memory, and its state: 20 steps of 8 images, deterministic forward
+    pass.
+
+    `images`: (n, H, W, 3) uint8 replaces the images; `labels` (n,) or (n, K) replaces the labels. Other `changes` are
+    fields of the run.
+    """
     split = sessions.make_image_split()
     pixels = split.pixels if images is None else images.numpy()
     labels = changes.pop("labels", None)
@@ -121,14 +124,14 @@ def supervised_session(home: Path, images: Tensor | None = None, **changes: Any)
     )
     run = replace(run, **{name: c(getattr(run, name)) if callable(c) else c for name, c in changes.items()})
     cached = torch.from_numpy(pixels.transpose(0, 3, 1, 2).copy())
-    session = Session(run, RunInputs(split, None, cached), RunFolder(home))
+    session = Session(run, RunInputs(split, None, cached), RunFolder(folder))
     state = session.build()
     fill_zero_parameters(state.flat)
     return session, state
 
 
 def fill_zero_parameters(flat: FlatParameters) -> None:
-    """Draw parameters that start at zero, as heads do: behind a head of zeros no encoder has a gradient."""
+    """Randomise parameters that start at zero, such as heads: an encoder has no gradient behind a zero head."""
     generator = torch.Generator().manual_seed(3)
     for _, view in sorted(flat.views(flat.master).items()):
         drawn = torch.randn(view.shape, generator=generator)
@@ -138,14 +141,14 @@ def fill_zero_parameters(flat: FlatParameters) -> None:
     flat.average.copy_(flat.master)
 
 
-def objective_session(name: str, home: Path, **changes: Any) -> tuple[Session, Any]:
-    """A session of `supervised`, or of an objective of `tests.objectives.sessions`, trained by SGD: its steps, unlike
-    those of AdamW, do not depend on the sign of gradients near 0."""
+def create_objective_session(name: str, folder: Path, **changes: Any) -> tuple[Session, Any]:
+    """A session of `supervised` or of an objective of `tests.objectives.sessions`, trained with SGD: unlike AdamW's,
+    its steps do not depend on the sign of gradients near 0."""
     if name == "supervised":
-        return supervised_session(home, **changes)
+        return create_supervised_session(folder, **changes)
     clip_by = "tensor" if name == "dino" else "part" if name.startswith("dinov2") else "all"
     sgd = OptimizerConfig(name="sgd", lr=0.05, clip=3.0, clip_by=clip_by)
-    session, state = sessions.create_session(name, home, **{"optimizer": sgd, **changes})
+    session, state = sessions.create_session(name, folder, **{"optimizer": sgd, **changes})
     fill_zero_parameters(state.flat)
     return session, state
 
@@ -167,7 +170,7 @@ def record_steps(session: Session, state: Any, steps: int | None = None) -> tupl
 
     handle = state.objective.register_forward_hook(record_loss)
     state.optimizers.step = record_gradient
-    with mock.patch.dict(os.environ, {"VITREOUS_CUDA_GRAPHS": "0"}):  # a graph calls no hooks
+    with mock.patch.dict(os.environ, {"VITREOUS_CUDA_GRAPHS": "0"}):  # a CUDA graph calls no hooks
         run_training_loop(state, session.batches(state), stop_after(steps))
     state.optimizers.step = step_optimizers
     handle.remove()
@@ -175,12 +178,12 @@ def record_steps(session: Session, state: Any, steps: int | None = None) -> tupl
 
 
 def stop_after(steps: int | None) -> list[tuple[int, Callable[[Any], None]]]:
-    """Hooks of `run_training_loop` that end it after the step with this number."""
+    """Hooks of `run_training_loop` that end it after this step."""
     return [] if steps is None else [(1, lambda state: setattr(state, "should_stop", state.step >= steps))]
 
 
 def copy_state(state: Any) -> dict[str, Tensor]:
-    """All that a checkpoint has: master weights, average, optimiser state and the objective's tensors, on the CPU."""
+    """The content of a checkpoint on the CPU: master weights, average, optimiser state and the objective's tensors."""
     tensors = {f"master/{name}": view for name, view in state.flat.views(state.flat.master).items()}
     tensors |= {f"average/{name}": view for name, view in state.flat.views(state.flat.average).items()}
     tensors |= {f"optimizer/{name}": view for name, view in state.optimizers.get_state().items()}

@@ -1,4 +1,4 @@
-"""Attention by each of PyTorch's kernels, and packed rows of images, match float64 on the CPU."""
+"""Attention by each of PyTorch's kernels, and packed images, match float64 on the CPU."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from vitreous.nn.attention import (
 from vitreous.nn.position import TokenPositions
 from vitreous.nn.relative import GridAttention, RelativeAttention, RotaryAttention
 
-pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]  # PyTorch tells why it leaves out a kernel
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]  # PyTorch warns why a kernel is not used
 BACKENDS = {
     "flash": SDPBackend.FLASH_ATTENTION,
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
@@ -33,7 +33,7 @@ BACKENDS = {
     "math": SDPBackend.MATH,
 }
 DTYPE_TOLERANCES = {torch.float32: 3e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}
-#: errors of a kernel that PyTorch does not offer for these inputs
+#: errors of a kernel that PyTorch does not support for these inputs
 NO_KERNEL = ("No available kernel", "No viable backend", "not supported", "no backend", "cuDNN", "execution plan")
 
 #: (batch, heads, queries, keys, channels of a head)
@@ -59,7 +59,7 @@ def draw_inputs(shape: tuple[int, ...], mask: str, contiguous: bool) -> tuple[li
 
     if contiguous:
         q, k, v = draw(batch, heads, queries, channels), *(draw(batch, heads, keys, channels) for _ in range(2))
-    else:  # as `split_heads` gives them
+    else:  # the memory layout of `split_heads`
         length = max(queries, keys)
         q, k, v = (x.transpose(1, 2) for x in draw(batch, length, 3, heads, channels).unbind(2))
         q, k, v = q[:, :, :queries], k[:, :, :keys], v[:, :, :keys]
@@ -79,16 +79,19 @@ def compute_attention(inputs: list[torch.Tensor], bias: Any, device: str, dtype:
         bias = bias.to(device) if bias.dtype == torch.bool else bias.to(dtype).to(device).requires_grad_()
     y = dot_product_attention(*leaves, bias)
     weights = torch.linspace(-1, 1, y.numel(), dtype=torch.float64).sin().view(y.shape).to(dtype).to(device)
-    wanted = leaves + ([bias] if bias is not None and bias.requires_grad else [])
-    return [tensor.detach().cpu().double() for tensor in (y, *torch.autograd.grad((y * weights).sum(), wanted))]
+    inputs_with_gradient = leaves + ([bias] if bias is not None and bias.requires_grad else [])
+    return [
+        tensor.detach().cpu().double()
+        for tensor in (y, *torch.autograd.grad((y * weights).sum(), inputs_with_gradient))
+    ]
 
 
 @pytest.mark.parametrize("contiguous", [True, False], ids=["contiguous", "strided"])
 @pytest.mark.parametrize("mask", MASK_KINDS)
 @pytest.mark.parametrize("backend", [*BACKENDS, "default"])
 def test_attention_matches_float64(backend, mask, contiguous):
-    """Outputs and gradients for every shape and precision; a kernel that PyTorch does not offer for inputs is left out,
-    but the default has to take all of them."""
+    """Outputs and gradients for every shape and precision; kernels unsupported for an input are skipped, but the
+    default must support all inputs."""
     failures, computed = [], 0
     for name, shape in ATTENTION_SHAPES.items():
         inputs, bias = draw_inputs(shape, mask, contiguous)
@@ -100,16 +103,18 @@ def test_attention_matches_float64(backend, mask, contiguous):
             chosen = BACKENDS.get(backend)
             try:
                 with sdpa_kernel(chosen) if chosen is not None and ON_GPU else contextlib.nullcontext():
-                    found = compute_attention(inputs, bias, DEVICE, dtype)
+                    results = compute_attention(inputs, bias, DEVICE, dtype)
             except RuntimeError as error:
                 if backend in ("default", "math") or not any(text in str(error) for text in NO_KERNEL):
                     failures.append(f"{name}, {dtype}: {type(error).__name__}: {str(error)[:300]}")
                 continue
             computed += 1
-            for part, ours, theirs in zip(("output", "dq", "dk", "dv", "dbias"), found, expected, strict=False):
+            for tensor_name, ours, theirs in zip(
+                ("output", "dq", "dk", "dv", "dbias"), results, expected, strict=False
+            ):
                 try:
                     # the gradient of a bias is a sum over the batch in float32
-                    check_close(part, ours, theirs, DTYPE_TOLERANCES[dtype])
+                    check_close(tensor_name, ours, theirs, DTYPE_TOLERANCES[dtype])
                 except AssertionError as error:
                     if theirs.norm() > 1e-9:
                         failures.append(f"{name}, {dtype}, {error}")
@@ -119,7 +124,7 @@ def test_attention_matches_float64(backend, mask, contiguous):
 
 
 def test_attention_without_gradients_matches_float64():
-    """Inference mode, five axes, and keys of more channels than values."""
+    """Inference mode, five axes, and keys with more channels than values."""
     for dtype, limit in DTYPE_TOLERANCES.items():
         inputs, _ = draw_inputs((2, 3, 65, 65, 32), "none", True)
         expected = dot_product_attention(*(x.to(dtype).double() for x in inputs))
@@ -145,28 +150,28 @@ ATTENTION_MODULES: dict[str, Any] = {
 
 @pytest.mark.parametrize("name", ATTENTION_MODULES)
 def test_attention_module_matches_cpu(name):
-    """Outputs, gradients, and the outputs of few queries, in float32 and bfloat16."""
+    """Outputs, gradients, and outputs of few queries, in float32 and bfloat16."""
     make, context = ATTENTION_MODULES[name]
     torch.manual_seed(0)
     module = randomise(make())
     x = torch.randn(2, 25, 48, generator=torch.Generator().manual_seed(1))
     results = {}
     for device, dtype in (("cpu", torch.float64), (DEVICE, torch.float32), (DEVICE, torch.bfloat16)):
-        own = make().to(device, dtype)
-        own.load_state_dict(module.state_dict())
+        attention = make().to(device, dtype)
+        attention.load_state_dict(module.state_dict())
         leaf = x.to(device, dtype, copy=True).requires_grad_()
-        y = own(leaf, *context)
+        y = attention(leaf, *context)
         weights = torch.linspace(-1, 1, y.numel(), dtype=torch.float64).sin().view(y.shape).to(device, dtype)
         (y * weights).sum().backward()
-        results[dtype] = {"output": y, "dx": leaf.grad, **{n: p.grad for n, p in own.named_parameters()}}
+        results[dtype] = {"output": y, "dx": leaf.grad, **{n: p.grad for n, p in attention.named_parameters()}}
         if "segments" not in name:
             with torch.no_grad():
-                few = own(leaf, *context, queries=slice(0, 1))
+                few = attention(leaf, *context, queries=slice(0, 1))
             check_close(f"one query, {name}, {dtype}", few, y[..., :1, :], {torch.bfloat16: 3e-2}.get(dtype, 1e-4))
     expected = {key: value.detach().cpu() for key, value in results[torch.float64].items()}
     for dtype, limit in ((torch.float32, 3e-5), (torch.bfloat16, 5e-2)):
-        found = {key: value.detach().cpu() for key, value in results[dtype].items()}
-        check_tensors_close(f"{name}, {dtype}", found, expected, limit)
+        tensors = {key: value.detach().cpu() for key, value in results[dtype].items()}
+        check_tensors_close(f"{name}, {dtype}", tensors, expected, limit)
 
 
 def test_grid_attention_matches_cpu():
@@ -176,21 +181,21 @@ def test_grid_attention_matches_cpu():
     x = torch.randn(2, 4, 6, 48, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     expected = module(x)
     for dtype, limit in ((torch.float32, 3e-5), (torch.bfloat16, 5e-2)):
-        own = GridAttention(48, 4, (4, 6)).to(DEVICE, dtype)
-        own.load_state_dict(module.state_dict())
+        attention = GridAttention(48, 4, (4, 6)).to(DEVICE, dtype)
+        attention.load_state_dict(module.state_dict())
         leaf = x.to(DEVICE, dtype, copy=True).requires_grad_()
-        y = own(leaf)
+        y = attention(leaf)
         y.square().sum().backward()
         check_close(f"grid attention, {dtype}", y, expected, limit)
         assert leaf.grad is not None and leaf.grad.isfinite().all()
 
 
 def test_attend_segments_matches_single_sequences():
-    """A row of sequences, masked or one after the other, is attended as each sequence alone."""
+    """Attention over packed sequences, masked or consecutive, equals attention over each sequence."""
     inputs, _ = draw_inputs((1, 3, 40, 40, 32), "none", True)
     lengths = (9, 9, 14, 8)
     alone = torch.cat(
-        [dot_product_attention(*part) for part in zip(*(x.split(lengths, -2) for x in inputs), strict=True)], -2
+        [dot_product_attention(*sequence) for sequence in zip(*(x.split(lengths, -2) for x in inputs), strict=True)], -2
     )
     for dtype, limit in DTYPE_TOLERANCES.items():
         for masked in (False, True):
@@ -208,7 +213,7 @@ IMAGE_SIZES = ((32, 32), (16, 64), (40, 8), (8, 8), (24, 56), (32, 32))
 
 @pytest.mark.parametrize("name", PACKED_MODEL_OPTIONS)
 def test_packed_images_match_single_images(name):
-    """Rows of images of several sizes: outputs and gradients are those of the images one by one, masked or not."""
+    """Packed images of several sizes: outputs and gradients equal those of single images, with and without a mask."""
     torch.manual_seed(0)
     config = ViTConfig(image=(32, 32), patch=(8, 8), width=32, depth=2, heads=4, classes=5, mlp=MlpConfig(hidden=64))
     model = randomise(build_model(config.with_options(**PACKED_MODEL_OPTIONS[name]))).eval()
@@ -224,8 +229,8 @@ def test_packed_images_match_single_images(name):
         logits = PackedViT(model, row=60, masked=masked)([image.to(DEVICE) for image in images])
         check_close(f"logits of {name}, masked={masked}", logits, expected, 1e-5)
         logits.square().sum().backward()
-        found = {key: p.grad.clone() for key, p in model.named_parameters()}
-        check_tensors_close(f"gradient of {name}, masked={masked}", found, gradients, 1e-4)
+        packed_gradients = {key: p.grad.clone() for key, p in model.named_parameters()}
+        check_tensors_close(f"gradient of {name}, masked={masked}", packed_gradients, gradients, 1e-4)
         model.zero_grad(set_to_none=True)
         with torch.inference_mode(), torch.autocast(DEVICE.split(":")[0], torch.bfloat16):
             rounded = PackedViT(model, row=60, masked=masked)([image.to(DEVICE) for image in images])
@@ -268,7 +273,7 @@ MODEL_CONFIGS: dict[str, Any] = {
 
 @pytest.mark.parametrize("name", MODEL_CONFIGS)
 def test_models_match_cpu_for_all_sizes_and_memory_layouts(name):
-    """Oblong, larger and single images, contiguous, channels last and strided, give the logits of the CPU."""
+    """Oblong, larger and single images, in contiguous, channels-last and strided layout, match the CPU."""
     torch.manual_seed(0)
     model = randomise(build_model(MODEL_CONFIGS[name])).eval()
     model.any_size = True
@@ -284,5 +289,5 @@ def test_models_match_cpu_for_all_sizes_and_memory_layouts(name):
                 "channels last": pixels.contiguous(memory_format=torch.channels_last),
                 "strided": torch.stack([pixels, -pixels], -1)[..., 0],
             }
-            for layout, own in layouts.items():
-                check_close(f"{name}, {key}, {layout}", model(own), expected[key], 2e-5)
+            for layout, batch in layouts.items():
+                check_close(f"{name}, {key}, {layout}", model(batch), expected[key], 2e-5)

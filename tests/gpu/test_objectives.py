@@ -22,11 +22,11 @@ from tests.gpu.support import (
     check_tensors_close,
     compute_relative_error,
     copy_state,
+    create_objective_session,
+    create_supervised_session,
     fill_zero_parameters,
     move_to,
-    objective_session,
     record_steps,
-    supervised_session,
 )
 from tests.objectives import sessions
 from vitreous.data.augmentation.augment import Augment
@@ -46,7 +46,7 @@ from vitreous.training.run import FineTuneConfig, OptimizerConfig, RampConfig
 pytestmark = pytest.mark.gpu
 MULTI_HOT = (np.arange(32)[:, None] >> np.arange(3) & 1).astype(np.float32)
 
-#: options of learning from labels that change what a step computes
+#: supervised options that change the computation of a step
 SUPERVISED_VARIANTS: dict[str, dict[str, Any]] = {
     "sigmoid, several labels": {"labels": MULTI_HOT, "objective": SupervisedConfig(loss="sigmoid", smoothing=0.1)},
     "binary, class weights": {"objective": SupervisedConfig(loss="binary", class_weights=(0.5, 1.0, 1.5))},
@@ -67,18 +67,18 @@ SUPERVISED_VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-def allow_rounding(precision: str, limit: float, rounded: Any, exact: Any) -> float:
+def compute_error_limit(precision: str, limit: float, rounded: Any, exact: Any) -> float:
     """The limit of a relative error: in bfloat16 at least three times the error of bfloat16 on the CPU."""
     return limit if precision == "fp32" else max(limit, 3 * compute_relative_error(rounded, exact))
 
 
 def join_tensors(tensors: dict[str, torch.Tensor]) -> torch.Tensor:
-    """All tensors as one vector, in the order of their names."""
+    """All tensors as one vector, ordered by name."""
     return torch.cat([tensors[name].flatten() for name in sorted(tensors)])
 
 
 def compare_steps(make_session: Any, precision: str, tmp_path: Any, **changes: Any) -> None:
-    """Two training steps on the device, compared with two on the CPU in float32."""
+    """Compare two training steps on the device with two on the CPU in float32."""
     expected_losses, expected = record_steps(*make_session(tmp_path / "cpu", epochs=0.5, **changes))
     rounded_losses, rounded = expected_losses, expected
     if precision != "fp32":
@@ -88,46 +88,46 @@ def compare_steps(make_session: Any, precision: str, tmp_path: Any, **changes: A
     session, state = make_session(tmp_path / "device", epochs=0.5, device=DEVICE, precision=precision, **changes)
     losses, gradients = record_steps(session, state)
     assert len(losses) == len(expected_losses) and len(gradients) == len(expected) > 0
-    # the second step starts from weights that differ in their last bits
-    for number, (ours, theirs, near) in enumerate(zip(gradients, expected, rounded, strict=True), 1):
-        limit = allow_rounding(precision, GRADIENT_LIMIT[precision], join_tensors(near), join_tensors(theirs))
-        check_tensors_close(f"gradient of step {number}, {precision}", ours, theirs, limit)
-    limit = allow_rounding(precision, LOSS_LIMIT[precision], rounded_losses, expected_losses)
+    # the second step starts from weights that differ by rounding
+    for step, (ours, theirs, near) in enumerate(zip(gradients, expected, rounded, strict=True), 1):
+        limit = compute_error_limit(precision, GRADIENT_LIMIT[precision], join_tensors(near), join_tensors(theirs))
+        check_tensors_close(f"gradient of step {step}, {precision}", ours, theirs, limit)
+    limit = compute_error_limit(precision, LOSS_LIMIT[precision], rounded_losses, expected_losses)
     check_close(f"losses, {precision}", losses, expected_losses, limit)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("name", OBJECTIVE_NAMES)
 def test_two_steps_match_cpu(name, precision, tmp_path):
-    compare_steps(lambda home, **changes: objective_session(name, home, **changes), precision, tmp_path)
+    compare_steps(lambda folder, **changes: create_objective_session(name, folder, **changes), precision, tmp_path)
 
 
 @pytest.mark.parametrize("name", SUPERVISED_VARIANTS)
 def test_two_steps_with_options_match_cpu(name, tmp_path):
-    compare_steps(supervised_session, "fp32", tmp_path, **SUPERVISED_VARIANTS[name])
+    compare_steps(create_supervised_session, "fp32", tmp_path, **SUPERVISED_VARIANTS[name])
 
 
 @pytest.mark.parametrize("name", ["adamw", "sgd", "lamb", "lars", "muon"])
 def test_optimizer_steps_match_cpu(name, tmp_path):
-    """Two steps from the same gradients, with weight decay, layer decay, clipping by tensor and an average."""
+    """Two steps from the same gradients, with weight decay, layer decay, clipping per tensor and an average."""
     optimizer = OptimizerConfig(name=name, lr=0.01, weight_decay=0.1, layer_decay=0.8, clip=0.5, clip_by="tensor")
     states = []
     for device in ("cpu", DEVICE):
-        _, state = supervised_session(tmp_path / device, optimizer=optimizer, ema=0.9, device=device)
+        _, state = create_supervised_session(tmp_path / device, optimizer=optimizer, ema=0.9, device=device)
         generator = torch.Generator().manual_seed(0)
-        for number in (1, 2):
+        for step in (1, 2):
             gradient = torch.randn(state.flat.length, generator=generator)
             state.flat.zero_grad()
             state.flat.master_grad.copy_(gradient)
             state.flat.clip(optimizer.clip, optimizer.clip_by)
             state.optimizers.step(0.5)
-            state.flat.sync(number)
+            state.flat.sync(step)
         states.append(copy_state(state))
     check_tensors_close(f"state after two steps of {name}", states[1], states[0], 1e-4 if name == "muon" else 1e-5)
 
 
 def make_detection() -> tuple[Any, dict[str, Any]]:
-    """An objective of boxes and masks, and a prepared batch."""
+    """A detection objective with boxes and masks, and a prepared batch."""
     from tests.objectives.test_detection import objective_and_batch
 
     objective, batch = objective_and_batch(masks=True)
@@ -135,7 +135,7 @@ def make_detection() -> tuple[Any, dict[str, Any]]:
 
 
 def make_segmentation(adapter: str = "none", head: str = "unet") -> tuple[Any, dict[str, Any]]:
-    """An objective of class maps, and a batch whose last image has unlabelled pixels."""
+    """A segmentation objective, and a batch whose last image has unlabelled pixels."""
     torch.manual_seed(0)
     config = SegmentationConfig(head=head, head_width=8 if head == "unet" else 1, adapter=adapter)
     objective = config.build(
@@ -148,7 +148,7 @@ def make_segmentation(adapter: str = "none", head: str = "unet") -> tuple[Any, d
 
 
 def make_supervised(config: Any, images: Any) -> tuple[Any, dict[str, Any]]:
-    """An objective of labels for a model, and a batch of these images."""
+    """A supervised objective for a model, and a batch of these images."""
     torch.manual_seed(0)
     objective = SupervisedConfig().build(build_model(config), ObjectiveSetting(classes=("a", "b", "c")))
     return objective, {"images": images, "labels": torch.arange(len(images)) % 3}
@@ -165,7 +165,7 @@ def make_video_mae() -> tuple[Any, dict[str, Any]]:
 
 
 def draw_normal(*shape: int) -> torch.Tensor:
-    """Normal numbers of a shape, the same each time."""
+    """Deterministic normal random numbers of a shape."""
     return torch.randn(*shape, generator=torch.Generator().manual_seed(2))
 
 
@@ -184,7 +184,7 @@ SWIN_CONFIG = SwinConfig(
     attention=SwinAttentionConfig(window=4),
 )
 
-#: objectives that need other inputs than square images of one size in memory
+#: objectives whose inputs are not square in-memory images of one size
 BATCH_FACTORIES: dict[str, Any] = {
     "detection": make_detection,
     "segmentation": make_segmentation,
@@ -203,7 +203,7 @@ BATCH_FACTORIES: dict[str, Any] = {
 
 
 def compute_batch(objective: Any, batch: dict[str, Any], device: str, precision: str) -> tuple[Any, dict[str, Any]]:
-    """Scalars and gradients of one forward and backward pass of a copy of an objective on a device."""
+    """Scalars and gradients of a forward and backward pass of an objective's copy on a device."""
     dtype = DTYPES[precision]
     objective = copy.deepcopy(objective).train()
     flat = FlatParameters(objective, dtype, torch.device(device))
@@ -223,16 +223,16 @@ def test_one_batch_matches_cpu(name, precision):
     objective, batch = BATCH_FACTORIES[name]()
     expected_scalars, expected = compute_batch(objective, batch, "cpu", "fp32")
     scalars, gradients = compute_batch(objective, batch, DEVICE, precision)
-    if name == "detection" and precision == "bf16":  # rounding changes which proposals are kept
+    if name == "detection" and precision == "bf16":  # rounding changes which proposals are selected
         assert torch.isfinite(scalars["loss"]) and all(g.isfinite().all() for g in gradients.values())
         return
     rounded_scalars, rounded = (expected_scalars, expected)
     if precision != "fp32":
         rounded_scalars, rounded = compute_batch(objective, batch, "cpu", precision)
     for key, value in expected_scalars.items():
-        limit = allow_rounding(precision, LOSS_LIMIT[precision], rounded_scalars[key], value)
+        limit = compute_error_limit(precision, LOSS_LIMIT[precision], rounded_scalars[key], value)
         check_close(f"{key} of {name}, {precision}", scalars[key], value, limit)
-    limit = allow_rounding(precision, GRADIENT_LIMIT[precision], join_tensors(rounded), join_tensors(expected))
+    limit = compute_error_limit(precision, GRADIENT_LIMIT[precision], join_tensors(rounded), join_tensors(expected))
     check_tensors_close(f"gradient of {name}, {precision}", gradients, expected, limit)
 
 
@@ -255,17 +255,17 @@ def test_memory_layout_does_not_change_loss_or_gradients(layout):
 
 @pytest.mark.parametrize("name", ["supervised", "dino", "diffusion"])
 def test_prepared_batches_match_cpu(name, tmp_path):
-    """All 20 batches of a run arrive intact while the device is busy: pinned, copied without waiting, normalised and
+    """All 20 batches of a run arrive intact while the device is busy: pinned, copied asynchronously, normalised and
     augmented."""
     changes = {"views": Augment(flip=0.5, mixup=0.8, cutmix=1.0)} if name == "supervised" else {}
-    session, state = objective_session(name, tmp_path / "device", device=DEVICE, **changes)
+    session, state = create_objective_session(name, tmp_path / "device", device=DEVICE, **changes)
     load = torch.randn(1024 if ON_GPU else 16, 1024 if ON_GPU else 16, device=DEVICE)
     batches = []
     for _, batch in session.batches(state):
         for _ in range(20):
             load = load @ load * 1e-3
         batches.append(batch)
-    reference_session, reference = objective_session(name, tmp_path / "cpu", **changes)
+    reference_session, reference = create_objective_session(name, tmp_path / "cpu", **changes)
     count = 0
     for batch, (_, theirs) in zip(batches, reference_session.batches(reference), strict=True):
         count += 1
@@ -281,23 +281,24 @@ def test_prepared_batches_match_cpu(name, tmp_path):
 
 
 def test_uint8_batches_arrive_intact(tmp_path):
-    """Pinned uint8 batches, copied without waiting, are those of the loader, whatever the host writes afterwards."""
+    """Pinned uint8 batches, copied asynchronously, equal those of the loader, even if the host overwrites its buffers
+    afterwards."""
     images = torch.randint(0, 256, (64, 32, 32, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    session, _ = supervised_session(tmp_path, images, device=DEVICE, views=Augment(flip=0.0))
-    spans = [(8 * number, 8 * number + 8) for number in range(40)]
+    session, _ = create_supervised_session(tmp_path, images, device=DEVICE, views=Augment(flip=0.0))
+    spans = [(8 * index, 8 * index + 8) for index in range(40)]
     arrived = [
         (batch["images"].to(DEVICE, non_blocking=True), batch["samples"])
         for batch in session.loader.iterate_spans(iter(spans))
     ]
-    for number, (pixels, samples) in enumerate(arrived):
+    for index, (pixels, samples) in enumerate(arrived):
         expected = images[samples].permute(0, 3, 1, 2)
         different = int((pixels.cpu().float() != expected.float()).sum())
-        assert not different, f"batch {number}: {different} of {expected.numel()} values differ ({pixels.dtype})"
+        assert not different, f"batch {index}: {different} of {expected.numel()} values differ ({pixels.dtype})"
 
 
 def test_float32_matmul_precision_is_unchanged(tmp_path):
-    """Neither a session nor an engine lets float32 matrix products round to TF32."""
-    session, state = supervised_session(tmp_path, device=DEVICE, epochs=0.5)
+    """Sessions and engines do not enable TF32 for float32 matrix products."""
+    session, state = create_supervised_session(tmp_path, device=DEVICE, epochs=0.5)
     run_training_loop(state, session.batches(state))
     assert torch.get_float32_matmul_precision() == "highest"
     assert not torch.backends.cuda.matmul.allow_tf32
@@ -305,17 +306,19 @@ def test_float32_matmul_precision_is_unchanged(tmp_path):
 
 @pytest.mark.parametrize("name", OBJECTIVE_NAMES)
 def test_steady_steps_do_not_wait_for_the_device(name, tmp_path):
-    """From the third step on, neither preparing a batch nor a step has the host wait for the device. The message lists
-    the lines of vitreous that do."""
-    session, state = objective_session(name, tmp_path, device=DEVICE, precision="bf16")
-    found: dict[str, int] = {}
+    """From the third step on, neither batch preparation nor a step synchronises with the device. The message lists the
+    lines of vitreous that do."""
+    session, state = create_objective_session(name, tmp_path, device=DEVICE, precision="bf16")
+    waits: dict[str, int] = {}
 
     def note_wait(message, category, filename, lineno, file=None, line=None) -> None:
         if "called a synchronizing" in str(message):
-            own = [f for f in traceback.extract_stack() if "/vitreous/" in f.filename and "/tests/" not in f.filename]
-            place = " < ".join(f"{f.filename.rpartition('/vitreous/')[2]}:{f.lineno}" for f in reversed(own[-3:]))
-            place += f" ({own[-1].line})" if own else f"{filename}:{lineno}"
-            found[place] = found.get(place, 0) + 1
+            frames = [
+                f for f in traceback.extract_stack() if "/vitreous/" in f.filename and "/tests/" not in f.filename
+            ]
+            location = " < ".join(f"{f.filename.rpartition('/vitreous/')[2]}:{f.lineno}" for f in reversed(frames[-3:]))
+            location += f" ({frames[-1].line})" if frames else f"{filename}:{lineno}"
+            waits[location] = waits.get(location, 0) + 1
 
     def watch_step(state: Any) -> None:
         if ON_GPU:
@@ -331,8 +334,8 @@ def test_steady_steps_do_not_wait_for_the_device(name, tmp_path):
         finally:
             if ON_GPU:
                 torch.cuda.set_sync_debug_mode("default")
-    lines = [f"{count} x {place}" for place, count in sorted(found.items(), key=lambda pair: -pair[1])]
-    assert not found, f"{name}: 4 steps wait {sum(found.values())} times:\n" + "\n".join(lines)
+    lines = [f"{count} x {location}" for location, count in sorted(waits.items(), key=lambda pair: -pair[1])]
+    assert not waits, f"{name}: 4 steps wait {sum(waits.values())} times:\n" + "\n".join(lines)
 
 
 def test_schedules_and_teachers_match_cpu_after_a_run(tmp_path):
@@ -340,7 +343,7 @@ def test_schedules_and_teachers_match_cpu_after_a_run(tmp_path):
     states = []
     for device in ("cpu", DEVICE):
         schedules = {**sessions.TEACHER_SCHEDULES, "ema": RampConfig(0.5, 0.9)}
-        session, state = objective_session(
+        session, state = create_objective_session(
             "dino", tmp_path / device, device=device, epochs=1.5, ema=0.9, schedules=schedules
         )
         run_training_loop(state, session.batches(state))
@@ -349,7 +352,7 @@ def test_schedules_and_teachers_match_cpu_after_a_run(tmp_path):
 
 
 def test_detection_targets_match_cpu():
-    """The federated loss draws classes by seed and position, on any device."""
+    """The federated loss samples classes by seed and position, equally on all devices."""
     from tests.objectives.test_detection import objective_and_batch
 
     objective, batch = objective_and_batch(scores="sigmoid", federated=1, frequencies=(3, 1))

@@ -1,4 +1,5 @@
-"""Whole training runs on a GPU: resuming, precision, compilation, memory, metrics, export, and one process of several."""
+"""Training runs on a GPU: resuming, precision, compilation, memory, metrics, export, and a process group of one
+process."""
 
 from __future__ import annotations
 
@@ -28,10 +29,10 @@ from tests.gpu.support import (
     check_close,
     check_tensors_close,
     copy_state,
-    objective_session,
+    create_objective_session,
+    create_supervised_session,
     record_steps,
     stop_after,
-    supervised_session,
 )
 from vitreous.apps.export.export import export
 from vitreous.data.augmentation.augment import Augment
@@ -51,7 +52,7 @@ from vitreous.training.session import Session
 from vitreous.training.shards import Shards
 
 pytestmark = pytest.mark.gpu
-#: a run without random numbers in the forward pass: dropout draws other numbers on a GPU
+#: a run with a deterministic forward pass: dropout draws different numbers on a GPU
 STEP_OPTIONS = {
     **TINY_RUN,
     "epochs": None,
@@ -73,7 +74,7 @@ def photos(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def trained_run(photos):
-    """Train two steps on a device, once per precision; returns the run folder."""
+    """A function that trains two steps on a device, once per precision, and returns the run folder."""
 
     @cache
     def train_on(device: str, precision: str) -> Path:
@@ -85,13 +86,13 @@ def trained_run(photos):
 
 
 def read_losses(run: Path) -> dict[int, float]:
-    """The loss of each step that metrics.jsonl has a line of training for."""
+    """The loss of each step that metrics.jsonl contains."""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return {line["step"]: line["train/loss"] for line in lines if "train/loss" in line}
 
 
 def save_now(session: Session, state: Any) -> None:
-    """Write a checkpoint of a session that `train` has not begun."""
+    """Write a checkpoint of a session before training."""
     session.folder.path.mkdir(parents=True, exist_ok=True)
     session.save(state)
     session.checkpointer.publish_pending(True)
@@ -104,22 +105,22 @@ def test_trained_run_matches_cpu(trained_run, precision):
     losses, expected = read_losses(on_device), read_losses(on_cpu)
     assert list(losses) == list(expected) == [2]
     check_close("mean loss", list(losses.values()), list(expected.values()), LOSS_LIMIT[precision])
-    ours, theirs = (load_file(home / "model" / "weights.safetensors") for home in (on_device, on_cpu))
+    ours, theirs = (load_file(run / "model" / "weights.safetensors") for run in (on_device, on_cpu))
     check_tensors_close("weights of the bundle", ours, theirs, {"fp32": 1e-5, "bf16": 1e-2}[precision])
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_evaluation_of_a_run_matches_cpu(trained_run, photos, precision):
-    """Logits on the test split, by `evaluate` with the batch sizes that it has."""
+    """Logits on the test split by `evaluate`, with its batch sizes."""
     run = trained_run("cpu", "fp32")
     expected = evaluate(run, photos, device="cpu", precision="fp32")["test"]
-    found = evaluate(run, photos, device=DEVICE, precision=precision)["test"]
-    assert found["images"] == expected["images"] == 12
-    assert found["nll"] == pytest.approx(expected["nll"], rel={"fp32": 1e-5, "bf16": 1e-2}[precision])
+    metrics = evaluate(run, photos, device=DEVICE, precision=precision)["test"]
+    assert metrics["images"] == expected["images"] == 12
+    assert metrics["nll"] == pytest.approx(expected["nll"], rel={"fp32": 1e-5, "bf16": 1e-2}[precision])
 
 
 def test_export_of_a_gpu_run_matches_the_model(trained_run, photos, tmp_path):
-    """The ONNX file of a model that was trained on a GPU answers as the model; `export` verifies it."""
+    """The ONNX file of a GPU-trained model matches the model; `export` verifies it."""
     for library in ("onnx", "onnxscript", "onnxruntime"):
         if find_spec(library) is None:
             pytest.skip(f"{library} is not on the machine with a GPU")
@@ -132,27 +133,33 @@ def test_export_of_a_gpu_run_matches_the_model(trained_run, photos, tmp_path):
         assert all(abs(p - reference[n]) < 1e-4 for n, p in zip(ours.names, ours.probabilities, strict=True))
 
 
-@pytest.mark.parametrize(("first", "second"), [(DEVICE, "cpu"), ("cpu", DEVICE)], ids=["to cpu", "to device"])
+@pytest.mark.parametrize(
+    ("first_device", "second_device"), [(DEVICE, "cpu"), ("cpu", DEVICE)], ids=["to cpu", "to device"]
+)
 @pytest.mark.parametrize("name", ["supervised", "dino"])
-def test_resume_cross_devices(name, first, second, tmp_path):
+def test_resume_cross_devices(name, first_device, second_device, tmp_path):
     """Three steps on one device and three on another match six on the CPU, in weights, moments and teacher."""
     options = {"epochs": 1.5, "ema": 0.9, "optimizer": OptimizerConfig(lr=1e-3, eps=1e-3)}
-    session, whole = objective_session(name, tmp_path / "whole", **options)
-    run_training_loop(whole, session.batches(whole))
-    session, state = objective_session(name, tmp_path / "run", device=first, **options)
+    session, uninterrupted = create_objective_session(name, tmp_path / "whole", **options)
+    run_training_loop(uninterrupted, session.batches(uninterrupted))
+    session, state = create_objective_session(name, tmp_path / "run", device=first_device, **options)
     run_training_loop(state, session.batches(state), stop_after(3))
     save_now(session, state)
     saved = copy_state(state)
-    session, state = objective_session(name, tmp_path / "run", device=second, **options)
+    session, state = create_objective_session(name, tmp_path / "run", device=second_device, **options)
     session.restore(state)
     assert state.step == 3
-    check_bit_identical(f"{name}: a state that was moved from {first} to {second}", copy_state(state), saved)
+    check_bit_identical(
+        f"{name}: a state that was moved from {first_device} to {second_device}", copy_state(state), saved
+    )
     run_training_loop(state, session.batches(state))
     assert state.step == 6
-    check_tensors_close(f"{name} from {first} to {second}", copy_state(state), copy_state(whole), 1e-3)
+    check_tensors_close(
+        f"{name} from {first_device} to {second_device}", copy_state(state), copy_state(uninterrupted), 1e-3
+    )
 
 
-#: runs whose bits are promised to be those of an uninterrupted run: with --reproducible, and on a CPU without
+#: runs that must be bit-identical to an uninterrupted run: with --reproducible, and on a CPU also without
 BIT_IDENTICAL_RUNS: dict[str, dict[str, Any]] = {
     "reproducible": {"reproducible": True, "shards": 2},
     "reproducible, micro-batches": {"reproducible": True, "shards": 2, "micro_batch": 3, "accumulate": 2},
@@ -166,14 +173,14 @@ BIT_IDENTICAL_RUNS: dict[str, dict[str, Any]] = {
 
 
 def replace_model(model: Any, **changes: Any) -> Any:
-    """A changed model config."""
+    """Return a model config with changed fields."""
 
     return model.with_options(**changes)
 
 
 @pytest.mark.parametrize("name", BIT_IDENTICAL_RUNS)
 def test_resumed_run_is_bit_identical(name, tmp_path):
-    """Stopped after three of six steps, saved and resumed by another session."""
+    """Stopped after three of six steps, saved, and resumed by another session."""
     options = {
         "epochs": 1.5,
         "device": DEVICE,
@@ -181,51 +188,50 @@ def test_resumed_run_is_bit_identical(name, tmp_path):
         "images": draw_images(),
         **BIT_IDENTICAL_RUNS[name],
     }
-    session, whole = supervised_session(tmp_path / "whole", **options)
-    run_training_loop(whole, session.batches(whole))
-    session, state = supervised_session(tmp_path / "run", **options)
-    run_training_loop(state, session.batches(state), stop_after(whole.step // 2))
+    session, uninterrupted = create_supervised_session(tmp_path / "whole", **options)
+    run_training_loop(uninterrupted, session.batches(uninterrupted))
+    session, state = create_supervised_session(tmp_path / "run", **options)
+    run_training_loop(state, session.batches(state), stop_after(uninterrupted.step // 2))
     save_now(session, state)
-    session, state = supervised_session(tmp_path / "run", **options)
+    session, state = create_supervised_session(tmp_path / "run", **options)
     session.restore(state)
-    assert 0 < state.step < whole.step
+    assert 0 < state.step < uninterrupted.step
     run_training_loop(state, session.batches(state))
-    check_bit_identical(f"resumed run, {name}", copy_state(state), copy_state(whole))
+    check_bit_identical(f"resumed run, {name}", copy_state(state), copy_state(uninterrupted))
 
 
 def draw_images(count: int = 32, size: int = 64) -> torch.Tensor:
-    """(count, size, size, 3) uint8 noise: 256 tokens of an image, so that kernels add up in several blocks."""
+    """(count, size, size, 3) uint8 noise: 256 tokens per image, so that kernels sum over several blocks."""
     return torch.randint(0, 256, (count, size, size, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(5))
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("name", ["supervised", "patch dropout", "rotary", "mae", "mean-colour", "diffusion"])
 def test_reproducible_runs_are_bit_identical(name, precision, tmp_path):
-    """Two runs with --reproducible end in the same bits."""
     states = []
-    for number in (1, 2):
+    for run_index in (1, 2):
         options: dict[str, Any] = {"reproducible": True, "shards": 2, "precision": precision, "epochs": 1.0}
         options |= {"device": DEVICE, "optimizer": OptimizerConfig()}
-        home = tmp_path / str(number)
+        folder = tmp_path / str(run_index)
         if name in ("supervised", "patch dropout", "rotary"):
             options["images"] = draw_images()
             if name == "patch dropout":
                 options["objective"] = SupervisedConfig(patch_dropout=0.25)
             if name == "rotary":
                 options["model"] = lambda model: replace_model(model, attention={"kind": "rotary"})
-            session, state = supervised_session(home, **options)
+            session, state = create_supervised_session(folder, **options)
         else:
-            session, state = objective_session(name, home, **options)
+            session, state = create_objective_session(name, folder, **options)
         run_training_loop(state, session.batches(state))
         states.append(copy_state(state))
     check_bit_identical(f"two reproducible runs of {name}, {precision}", states[1], states[0])
 
 
 def test_fp16_overflow_halves_the_scale_and_training_continues(tmp_path):
-    """Gradients overflow at a scale of 2^40: those steps change nothing, later ones train."""
-    session, state = supervised_session(tmp_path, device=DEVICE, precision="fp16", epochs=10.0)
+    """Gradients overflow at a scale of 2^40: these steps are skipped, later ones train."""
+    session, state = create_supervised_session(tmp_path, device=DEVICE, precision="fp16", epochs=10.0)
     state.scale = 2.0**40
-    before, history = copy_state(state), []
+    initial, history = copy_state(state), []
 
     def note_step(state: Any) -> None:
         history.append((state.updates, state.scale))
@@ -233,7 +239,7 @@ def test_fp16_overflow_halves_the_scale_and_training_continues(tmp_path):
             check_bit_identical(
                 f"weights after skipped step {state.step}",
                 select_master_weights(copy_state(state)),
-                select_master_weights(before),
+                select_master_weights(initial),
             )
 
     run_training_loop(state, session.batches(state), [(1, note_step)])
@@ -242,37 +248,36 @@ def test_fp16_overflow_halves_the_scale_and_training_continues(tmp_path):
     skipped = len(history) - state.updates
     assert scales[-1] == 40 - skipped and 0 < state.updates < len(history) == 40, f"log2 of the scales: {scales}"
     assert math.isfinite(state.losses) and state.counted == state.updates
-    after = select_master_weights(copy_state(state))
-    assert all(tensor.isfinite().all() for tensor in after.values())
-    assert any(not torch.equal(after[name], tensor) for name, tensor in select_master_weights(before).items())
+    trained = select_master_weights(copy_state(state))
+    assert all(tensor.isfinite().all() for tensor in trained.values())
+    assert any(not torch.equal(trained[name], tensor) for name, tensor in select_master_weights(initial).items())
 
 
 def select_master_weights(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The master weights of a copied state."""
     return {name: tensor for name, tensor in state.items() if name.startswith("master/")}
 
 
 def test_fp16_losses_match_cpu(tmp_path):
-    expected, _ = record_steps(*supervised_session(tmp_path / "cpu", epochs=1.0))
-    session, state = supervised_session(tmp_path / "fp16", epochs=1.0, precision="fp16", device=DEVICE)
-    state.scale = 2.0**8  # at the usual one the first step may overflow, and leave the weights as they are
+    expected, _ = record_steps(*create_supervised_session(tmp_path / "cpu", epochs=1.0))
+    session, state = create_supervised_session(tmp_path / "fp16", epochs=1.0, precision="fp16", device=DEVICE)
+    state.scale = 2.0**8  # at the default scale the first step may overflow and leave the weights unchanged
     losses, _ = record_steps(session, state)
-    assert state.updates == 4, f"{state.updates} of 4 steps moved the weights; scale {state.scale}"
+    assert state.updates == 4, f"{state.updates} of 4 steps changed the weights; scale {state.scale}"
     check_close("losses in float16", losses, expected, 1e-2)
 
 
 @pytest.fixture
 def quick_compiler(monkeypatch):
-    """On a CPU the compiler only traces: generating code takes a minute there."""
+    """On a CPU the compiler only traces, because code generation would take a minute."""
     torch._dynamo.reset()
     if not ON_GPU:
-        load_native_library()  # Python 3.12's platform.machine() cannot be traced the first time that it is called
+        load_native_library()  # Python 3.12's platform.machine() cannot be traced on its first call
         monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
     yield
     torch._dynamo.reset()
 
 
-#: options of a compiled run, and whether its losses have to be those of the eager one
+#: options of a compiled run, and whether its losses must equal the eager ones
 COMPILED_RUNS: dict[str, tuple[str, dict[str, Any], bool]] = {
     "short last batch": ("supervised", {"epochs": 0.85}, True),
     "bf16, dropout": (
@@ -294,19 +299,19 @@ def test_compile_matches_eager(name, tmp_path, quick_compiler):
     options = {"epochs": 1.0, "device": DEVICE, **options}
     if objective == "supervised":
         options["views"] = Augment(flip=0.5)
-    session, state = objective_session(objective, tmp_path / "compiled", compile=True, **options)
-    found = collect_step_losses(session, state)
-    session, state = objective_session(objective, tmp_path / "eager", **options)
+    session, state = create_objective_session(objective, tmp_path / "compiled", compile=True, **options)
+    losses = collect_step_losses(session, state)
+    session, state = create_objective_session(objective, tmp_path / "eager", **options)
     expected = collect_step_losses(session, state)
-    assert len(found) == len(expected) > 1 and all(map(math.isfinite, found)), f"{found}, eager {expected}"
+    assert len(losses) == len(expected) > 1 and all(map(math.isfinite, losses)), f"{losses}, eager {expected}"
     if same:
-        check_close(f"losses of {name}, compiled {found}, eager {expected}", found, expected, 1e-3)
+        check_close(f"losses of {name}, compiled {losses}, eager {expected}", losses, expected, 1e-3)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("name", [*OBJECTIVE_NAMES, "dropout"])
 def test_cuda_graphs_match_launched_kernels(name, precision, tmp_path, monkeypatch):
-    """The losses of ten steps, the last seven repeated from a graph; dropout draws the same numbers in both."""
+    """The losses of ten steps match, the last seven replayed from a graph; dropout draws the same numbers in both."""
     recorded: list[bool] = []
     capture = CudaGraphRunner.capture
 
@@ -321,7 +326,9 @@ def test_cuda_graphs_match_launched_kernels(name, precision, tmp_path, monkeypat
     losses = {}
     for graphs in ("0", "1"):
         monkeypatch.setenv("VITREOUS_CUDA_GRAPHS", graphs)
-        session, state = objective_session("supervised" if name == "dropout" else name, tmp_path / graphs, **options)
+        session, state = create_objective_session(
+            "supervised" if name == "dropout" else name, tmp_path / graphs, **options
+        )
         losses[graphs] = collect_step_losses(session, state)
         if graphs == "0":
             assert not recorded
@@ -332,25 +339,26 @@ def test_cuda_graphs_match_launched_kernels(name, precision, tmp_path, monkeypat
 
 
 def collect_step_losses(session: Session, state: Any) -> list[float]:
-    """The loss of each step, read after it: a compiled forward pass calls no hooks."""
-    found: list[float] = []
+    """The loss of each step, read after the step: a compiled forward pass calls no hooks."""
+    losses: list[float] = []
 
     def note_loss(state: Any) -> None:
         state.read_metrics()
-        found.append(state.losses)
+        losses.append(state.losses)
         state.losses = 0.0
 
     run_training_loop(state, session.batches(state), [(1, note_loss)])
-    return found
+    return losses
 
 
 def test_auto_micro_batch_recovers_from_memory_errors(tmp_path, monkeypatch):
-    """`--micro-batch auto` halves the batch until it fits into limited memory; the run then trains within it."""
+    """`--micro-batch auto` halves the batch until it fits into the memory limit; the run then trains within the
+    limit."""
     images = draw_images(32, 96 if ON_GPU else 16)
     depth, width = (4, 128) if ON_GPU else (2, 32)
     options = {"images": images, "batch_size": 32, "epochs": 2.0, "device": DEVICE}
     options["model"] = lambda model: replace_model(model, depth=depth, width=width, mlp={"hidden": 4 * width})
-    session, state = supervised_session(tmp_path / "first", **options)
+    session, state = create_supervised_session(tmp_path / "first", **options)
     run, inputs, notes = session.run, session.inputs, []
     del state
     if ON_GPU:
@@ -371,7 +379,7 @@ def test_auto_micro_batch_recovers_from_memory_errors(tmp_path, monkeypatch):
         size = fitted.micro_batch
         assert size is not None and 1 <= size <= 16, f"micro-batch {size}; notes: {notes}"
         assert notes and str(size) in notes[0], notes
-        session, state = supervised_session(tmp_path / "second", **{**options, "micro_batch": size})
+        session, state = create_supervised_session(tmp_path / "second", **{**options, "micro_batch": size})
         run_training_loop(state, session.batches(state))
         assert state.step == 2 and math.isfinite(state.losses)
     finally:
@@ -382,13 +390,13 @@ def test_auto_micro_batch_recovers_from_memory_errors(tmp_path, monkeypatch):
 
 @pytest.fixture(params=[False, True], ids=["as the device reads", "read late"])
 def deferred_metrics(request, monkeypatch):
-    """The loop as on this device, and with the losses of a step read one step later, as on a GPU."""
+    """The loop with this device's default, and with losses read one step later, as on a GPU."""
     if request.param:
         monkeypatch.setattr(loop, "defers_metrics", lambda run, device: True)
 
 
 def test_metrics_have_the_loss_of_every_step(photos, tmp_path, deferred_metrics):
-    """With --log-every 1 metrics.jsonl has one finite loss for each step, that of the CPU."""
+    """With --log-every 1, metrics.jsonl has a finite loss for each step that equals the CPU's."""
     options = {**STEP_OPTIONS, "steps": 5, "save_every": 2, "accumulate": 1, "log_every": 1}
     train(str(photos), out=str(tmp_path / "device"), progress=False, **options)
     train(str(photos), out=str(tmp_path / "cpu"), progress=False, **{**options, "device": "cpu"})
@@ -401,12 +409,13 @@ def test_metrics_have_the_loss_of_every_step(photos, tmp_path, deferred_metrics)
 
 @pytest.mark.parametrize("save_every", [1, 2])
 def test_nan_loss_stops_the_run_and_saves_nothing_after_it(photos, tmp_path, monkeypatch, deferred_metrics, save_every):
-    """The third of six steps has a NaN: the run raises NonFiniteError, and checkpoints are whole and from before it."""
+    """The third of six steps has a NaN: the run raises NonFiniteError, and only complete checkpoints of earlier steps
+    exist."""
     batches = Session.batches
 
     def poison_third(self, state):
-        for number, (step_slice, batch) in enumerate(batches(self, state), 1):
-            if number == 3:
+        for step, (step_slice, batch) in enumerate(batches(self, state), 1):
+            if step == 3:
                 batch["images"][0] = math.nan
             yield step_slice, batch
 
@@ -427,12 +436,12 @@ def test_nan_loss_stops_the_run_and_saves_nothing_after_it(photos, tmp_path, mon
 
 
 def test_skipped_steps_leave_weights_and_count(tmp_path):
-    """`skip_steps` leaves out a step with a NaN on the device."""
-    session, state = supervised_session(tmp_path, device=DEVICE, skip_steps=1, epochs=1.0, precision="bf16")
+    """`skip_steps` skips a step with a NaN on the device."""
+    session, state = create_supervised_session(tmp_path, device=DEVICE, skip_steps=1, epochs=1.0, precision="bf16")
 
     def poison_second():
-        for number, (step_slice, batch) in enumerate(session.batches(state), 1):
-            if number == 2:
+        for step, (step_slice, batch) in enumerate(session.batches(state), 1):
+            if step == 2:
                 batch["images"][0] = math.nan
             yield step_slice, batch
 
@@ -441,7 +450,7 @@ def test_skipped_steps_leave_weights_and_count(tmp_path):
     assert all(tensor.isfinite().all() for tensor in copy_state(state).values())
 
 
-#: trains runs one after the other, each in a group of one process; prints why each failed, or None
+#: trains consecutive runs, each in a group of one process; prints a traceback or None for each
 TRAIN_SCRIPT = """
 import json, os, sys, traceback
 from vitreous.jobs.train import train
@@ -462,18 +471,16 @@ print(json.dumps(results))
 
 
 def find_free_port() -> int:
-    """A free port."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
 
 
 def test_ddp_and_fsdp_with_one_process_match_a_plain_run(photos, trained_run, tmp_path):
-    """DDP and FSDP2 with one process over NCCL give the losses of a run without torch.distributed; FSDP2 in
-    bfloat16."""
-    kinds = [("ddp", "fp32"), ("fsdp", "bf16")]
+    """DDP and FSDP2 (in bfloat16) with one process over NCCL give the losses of a run without torch.distributed."""
+    settings = [("ddp", "fp32"), ("fsdp", "bf16")]
     jobs = []
-    for parallel, precision in kinds:
+    for parallel, precision in settings:
         options = {
             **STEP_OPTIONS,
             "data": str(photos),
@@ -481,7 +488,7 @@ def test_ddp_and_fsdp_with_one_process_match_a_plain_run(photos, trained_run, tm
             "progress": False,
         }
         options |= {"parallel": parallel, "precision": precision, "timeout": 60.0}
-        if parallel == "ddp":  # overlaps with the backward pass where a step is one pass
+        if parallel == "ddp":  # DDP overlaps communication with the backward pass if a step has one micro-batch
             options |= {"accumulate": 1, "batch_size": 16}
         jobs.append((find_free_port(), options))
     launched = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
@@ -493,13 +500,13 @@ def test_ddp_and_fsdp_with_one_process_match_a_plain_run(photos, trained_run, tm
     )  # fmt: skip
     assert result.returncode == 0, result.stderr[-3000:]
     outcomes = json.loads(result.stdout.splitlines()[-1])
-    problems = [f"{kind}: {outcome}" for kind, outcome in zip(kinds, outcomes, strict=True) if outcome]
-    for (parallel, precision), outcome in zip(kinds, outcomes, strict=True):
+    problems = [f"{setting}: {outcome}" for setting, outcome in zip(settings, outcomes, strict=True) if outcome]
+    for (parallel, precision), outcome in zip(settings, outcomes, strict=True):
         if outcome:
             continue
         run, alone = tmp_path / f"{parallel}-{precision}", trained_run(DEVICE, "fp32")
         losses, expected = read_losses(run), read_losses(alone)
-        ours, theirs = (load_file(home / "model" / "weights.safetensors") for home in (run, alone))
+        ours, theirs = (load_file(run_folder / "model" / "weights.safetensors") for run_folder in (run, alone))
         try:
             assert list(losses) == list(expected) == [2], (losses, expected)
             check_close(f"loss of {parallel}, {precision}", losses[2], expected[2], LOSS_LIMIT[precision])

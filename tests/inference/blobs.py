@@ -1,4 +1,4 @@
-"""A detector whose answers are known: it finds the largest red and the largest green rectangle on dark pictures."""
+"""A detector with predictable outputs: it detects the largest red and the largest green rectangle on dark images."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ IMAGE_SIZE, MAX_DETECTIONS, MASK_SIZE = 64, 5, 8
 
 
 class BlobEngine:
-    """An engine for images of SIZE pixels: an object for each colour that occurs, the rest padding."""
+    """An engine for images of SIZE pixels: one object for each colour that occurs, then padding."""
 
     name, precision = "blobs", "fp32"
 
@@ -32,9 +32,9 @@ class BlobEngine:
             np.zeros((len(pixels), MAX_DETECTIONS), np.float32),
         )
         labels = np.zeros((len(pixels), MAX_DETECTIONS), np.int64)
-        for image, picture in enumerate(pixels):
+        for image, image_pixels in enumerate(pixels):
             for label in range(2):
-                inside = (picture[label] > 180) & (picture[1 - label] < 90)
+                inside = (image_pixels[label] > 180) & (image_pixels[1 - label] < 90)
                 if inside.any():
                     rows, columns = np.flatnonzero(inside.any(1)), np.flatnonzero(inside.any(0))
                     boxes[image, label] = columns[0], rows[0], columns[-1] + 1, rows[-1] + 1
@@ -56,7 +56,7 @@ def make_blob_predictor(masks: bool = True) -> Predictor:
 def make_scene(
     size: tuple[int, int] = (IMAGE_SIZE, IMAGE_SIZE), red=(8, 8, 24, 32), green=(40, 20, 56, 44)
 ) -> Image.Image:
-    """A dark picture of a size (W, H) with a red and a green rectangle: left, top, right, bottom."""
+    """A dark image of a size (W, H) with a red and a green rectangle, each given as left, top, right, bottom."""
     pixels = np.full((*size[::-1], 3), 30, np.uint8)
     for channel, box in enumerate((red, green)):
         if box is not None:
@@ -66,13 +66,13 @@ def make_scene(
     return Image.fromarray(pixels)
 
 
-def write_scenes(home: Path, count: int = 3) -> Path:
-    """A folder of so many pictures; on the last one there is nothing."""
-    home.mkdir(parents=True, exist_ok=True)
-    for number in range(count):
-        last = number == count - 1
-        picture = make_scene(
-            (IMAGE_SIZE, IMAGE_SIZE), None if last else (8 + number, 8, 24, 32), None if last else (40, 20, 56, 44)
+def write_scenes(folder: Path, count: int = 3) -> Path:
+    """Write a folder of `count` images; the last one has no objects."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for index in range(count):
+        last = index == count - 1
+        image = make_scene(
+            (IMAGE_SIZE, IMAGE_SIZE), None if last else (8 + index, 8, 24, 32), None if last else (40, 20, 56, 44)
         )
-        picture.save(home / f"{number}.png")
-    return home
+        image.save(folder / f"{index}.png")
+    return folder

@@ -1,4 +1,4 @@
-"""Small detectors with weights drawn at random, as bundles, and pictures that they find objects on."""
+"""Small detectors with random weights, as bundles, and images with detections."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from PIL import Image
 
-from tests.inference.made import make_photo
+from tests.inference.small_models import make_photo
 from tests.models.test_detector import BACKBONES, build_detector, make_detector_config
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.models.config import DetectorConfig
@@ -19,7 +19,7 @@ __all__ = ["BACKBONES", "CLASSES", "build_detector_bundle", "write_photos", "sav
 
 
 def build_detector_bundle(name: str = "vit", masks: bool = True, **changes: object) -> Bundle:
-    """A detector of 48 x 64 pixels; random scores are above 0.05 for most rows."""
+    """A detector for 48 x 64 pixels; most random scores are above 0.05."""
     config = make_detector_config(name, masks=masks, **{"threshold": 0.05, **changes})
     assert isinstance(config, DetectorConfig)
     model = build_detector(config).eval()
@@ -29,17 +29,17 @@ def build_detector_bundle(name: str = "vit", masks: bool = True, **changes: obje
     return Bundle(model, Detection(CLASSES, masks), ImagePreprocess((48, 64)))
 
 
-def save_detector(home: Path, name: str = "vit", masks: bool = True, **changes: object) -> Path:
-    """The same as a folder."""
-    build_detector_bundle(name, masks, **changes).save(home)
-    return home
+def save_detector(folder: Path, name: str = "vit", masks: bool = True, **changes: object) -> Path:
+    """Save such a detector as a bundle folder."""
+    build_detector_bundle(name, masks, **changes).save(folder)
+    return folder
 
 
-def write_photos(home: Path, count: int = 8) -> list[Path]:
-    """So many pictures of sizes that differ."""
-    home.mkdir(parents=True, exist_ok=True)
-    places = [home / f"{number}.png" for number in range(count)]
-    for number, place in enumerate(places):
-        picture: Image.Image = make_photo(90 - 7 * number, 40 + 9 * number, number)
-        picture.save(place)
-    return places
+def write_photos(folder: Path, count: int = 8) -> list[Path]:
+    """Write `count` images of different sizes; returns their paths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = [folder / f"{index}.png" for index in range(count)]
+    for index, path in enumerate(paths):
+        image: Image.Image = make_photo(90 - 7 * index, 40 + 9 * index, index)
+        image.save(path)
+    return paths

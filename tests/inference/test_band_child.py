@@ -1,4 +1,4 @@
-"""The process that decodes for the server reads every compression of bands, though it may open no file."""
+"""The server's decoding process reads multi-band TIFF files of every compression without opening a file."""
 
 import pickle
 import subprocess
@@ -23,11 +23,11 @@ for content in contents:
 
 @needs_imagecodecs
 def test_every_tiff_compression_is_decoded_in_the_sandbox(tmp_path):
-    kinds = [("lzw", 3), ("zstd", False), ("packbits", False), ("lzma", False), ("zlib", 3)]
-    places = [
+    compressions = [("lzw", 3), ("zstd", False), ("packbits", False), ("lzma", False), ("zlib", 3)]
+    paths = [
         write_tiff(tmp_path / f"{codec}.tif", make_bands(5, "float32"), compression=codec, predictor=predictor)
-        for codec, predictor in kinds
+        for codec, predictor in compressions
     ]
-    contents = pickle.dumps([place.read_bytes() for place in places])
+    contents = pickle.dumps([path.read_bytes() for path in paths])
     done = subprocess.run([sys.executable, "-c", DECODE_SCRIPT], input=contents, capture_output=True)
-    assert done.stdout.decode().splitlines() == ["(5, 32, 32)"] * len(kinds), done.stderr.decode()
+    assert done.stdout.decode().splitlines() == ["(5, 32, 32)"] * len(compressions), done.stderr.decode()

@@ -1,4 +1,4 @@
-"""`predict` of models that give a class to every pixel: class maps and their files."""
+"""`predict` of semantic segmentation models: class maps and their files."""
 
 import json
 
@@ -18,7 +18,7 @@ from vitreous.inference.class_maps import OutputFileNames, find_common_root
 
 
 def run_predict(*words):
-    """The document and the exit code of `vitreous predict`."""
+    """Run `vitreous predict`; returns the exit code."""
     from vitreous.cli.main import main
 
     with pytest.raises(SystemExit) as stop:
@@ -29,18 +29,18 @@ def run_predict(*words):
 def test_class_map_matches_the_model_on_one_tile(scenes_run, tmp_path):  # noqa: F811
     pixels = np.random.default_rng(0).integers(0, 255, (32, 32, 3)).astype(np.uint8)
     predictor = vitreous.load(scenes_run, precision="fp32")
-    answer = predictor.segment(pixels)
+    prediction = predictor.segment(pixels)
     with torch.inference_mode():
         images = predictor.card.preprocess.normalise(torch.from_numpy(pixels).movedim(-1, 0)[None])
         logits = predictor.model(images)[0]
-    assert answer.names == tuple(CLASSES) and answer.classes.shape == (32, 32)
-    assert np.mean(answer.classes == logits.argmax(0).numpy()) > 0.999
-    shares = list(answer.class_shares.values())
+    assert prediction.names == tuple(CLASSES) and prediction.classes.shape == (32, 32)
+    assert np.mean(prediction.classes == logits.argmax(0).numpy()) > 0.999
+    shares = list(prediction.class_shares.values())
     assert sum(shares) == pytest.approx(1) and shares == sorted(shares, reverse=True)
     with pytest.raises(UsageError, match="keep_images=True"):
-        answer.draw_overlay()
+        prediction.draw_overlay()
     assert predictor.segment(pixels, keep_images=True).draw_overlay().size == (32, 32)
-    assert np.array_equal(predictor.predict(pixels).classes, answer.classes)
+    assert np.array_equal(predictor.predict(pixels).classes, prediction.classes)
     assert len(predictor.predict([pixels, pixels])) == 2
     with pytest.raises(UsageError, match=r"predict\(threshold=…\) is for image classifiers"):
         predictor.predict(pixels, threshold=0.5)
@@ -49,9 +49,9 @@ def test_class_map_matches_the_model_on_one_tile(scenes_run, tmp_path):  # noqa:
 def test_class_maps_keep_image_size_and_order(scenes_run, tmp_path):  # noqa: F811
     images = [np.full((h, w, 3), 90, np.uint8) for h, w in ((24, 32), (7, 90), (50, 33))]
     predictor = vitreous.load(scenes_run, precision="fp32")
-    assert [answer.classes.shape for answer in predictor.segment(images)] == [(24, 32), (7, 90), (50, 33)]
+    assert [prediction.classes.shape for prediction in predictor.segment(images)] == [(24, 32), (7, 90), (50, 33)]
     assert predictor.embed(images).shape == (3, 32)
-    assert [answer.classes.shape for answer in predictor.predict(images)] == [(24, 32), (7, 90), (50, 33)]
+    assert [prediction.classes.shape for prediction in predictor.predict(images)] == [(24, 32), (7, 90), (50, 33)]
     (tmp_path / "a.png").write_bytes(b"none")
     with pytest.raises(DataError, match=r"a\.png"):
         predictor.segment(tmp_path / "a.png")
@@ -67,16 +67,16 @@ def test_image_classifier_has_no_class_maps(tmp_path):
 
 
 def test_written_class_maps_are_readable_as_a_dataset(scenes_run, tmp_path, capsys):  # noqa: F811
-    home = write_maps(tmp_path / "data", 3)
-    images = home / "images"
+    folder = write_maps(tmp_path / "data", 3)
+    images = folder / "images"
     assert run_predict(scenes_run, images, "--out", tmp_path / "out" / "masks", "--overlay", tmp_path / "over") == 0
     (tmp_path / "out" / "images").symlink_to(images)
     (tmp_path / "out" / "classes.txt").write_text("\n".join(CLASSES))
     split = open_data(str(tmp_path / "out")).split("train")
     predictor = vitreous.load(scenes_run)
     for sample in range(len(split)):
-        answer = predictor.segment(split.path(sample))
-        assert np.array_equal(split.target(sample).class_map(), answer.classes)
+        prediction = predictor.segment(split.path(sample))
+        assert np.array_equal(split.target(sample).class_map(), prediction.classes)
     rows = [json.loads(line) for line in (tmp_path / "out" / "masks" / "maps.jsonl").open()]
     assert [row["path"] for row in rows] == [str(images / f"{n}.png") for n in range(3)]
     assert rows[0]["class_shares"] == predictor.segment(images / "0.png").class_shares
@@ -86,7 +86,7 @@ def test_written_class_maps_are_readable_as_a_dataset(scenes_run, tmp_path, caps
 def test_output_folder_is_resumed_and_never_overwritten(scenes_run, tmp_path, capsys):  # noqa: F811
     images, out = write_maps(tmp_path / "data", 3) / "images", tmp_path / "masks"
     assert run_predict(scenes_run, images, "--out", out) == 0
-    before = (out / "1.png").read_bytes()
+    content = (out / "1.png").read_bytes()
     assert run_predict(scenes_run, images, "--out", out) == 2 and "which are not overwritten" in capsys.readouterr().err
     lines = (out / "maps.jsonl").read_text().splitlines()
     (out / "maps.jsonl").write_text(f"{lines[0]}\n{lines[1][:20]}")
@@ -94,7 +94,7 @@ def test_output_folder_is_resumed_and_never_overwritten(scenes_run, tmp_path, ca
     (out / "maps.jsonl.job.json").write_text(json.dumps(described | {"finished": False, "rows": 0}))
     (out / "1.png").unlink()
     assert run_predict(scenes_run, images, "--out", out, "--resume") == 0
-    assert (out / "maps.jsonl").read_text().splitlines() == lines and (out / "1.png").read_bytes() == before
+    assert (out / "maps.jsonl").read_text().splitlines() == lines and (out / "1.png").read_bytes() == content
     assert len(list(out.glob("*.png"))) == 3
 
 
@@ -127,10 +127,8 @@ def test_output_names_are_relative_to_the_common_folder(tmp_path):
     assert find_common_root([str(tmp_path / "a" / "x.jpg"), str(tmp_path / "b" / "*.jpg")]) == str(tmp_path)
     assert find_common_root([str(tmp_path / "a"), "@list.txt"]) == "" == find_common_root([])
     files = OutputFileNames(str(tmp_path))
-    places = [
-        str(files.get_output_path(str(tmp_path / name))) for name in ("a/x.jpg", "a/x.png", "b/x.jpg", "../y.jpg")
-    ]
-    assert places == ["a/x.png", "a/x.png.png", "b/x.png", "y.png"]
+    paths = [str(files.get_output_path(str(tmp_path / name))) for name in ("a/x.jpg", "a/x.png", "b/x.jpg", "../y.jpg")]
+    assert paths == ["a/x.png", "a/x.png.png", "b/x.png", "y.png"]
     assert str(OutputFileNames("").get_output_path("/etc/x.tar:3.jpg")).startswith("etc/")
 
 
@@ -142,9 +140,9 @@ def test_class_maps_are_rendered_as_images(tmp_path):
         and len({tuple(row) for row in create_class_colours(tuple("abcdefghijkl"))}) == 12
     )
     classes = np.array([[0, 1], [2, IGNORE_INDEX]])
-    picture = class_map_to_image(classes, colours)
-    assert np.asarray(picture).tolist() == [[0, 1], [2, 255]]
-    assert np.asarray(picture.convert("RGB"))[1, 0].tolist() == colours[2].tolist()
+    image = class_map_to_image(classes, colours)
+    assert np.asarray(image).tolist() == [[0, 1], [2, 255]]
+    assert np.asarray(image.convert("RGB"))[1, 0].tolist() == colours[2].tolist()
     many = class_map_to_image(np.array([[0, 299], [7, IGNORE_INDEX]]), np.zeros((300, 3), np.uint8))
     many.save(tmp_path / "many.png")
     assert np.asarray(Image.open(tmp_path / "many.png")).tolist() == [[0, 299], [7, 65535]]

@@ -1,4 +1,4 @@
-"""Clips that are generated: from training to GIF and mp4, of other lengths, resumed, judged, and mistakes."""
+"""Generated clips: training, GIF and MP4 files, other lengths, resumed jobs, evaluation and errors."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ SAMPLING_OPTIONS = {"progress": False, "steps": 2, "device": "cpu", "precision":
 
 @pytest.fixture(scope="module")
 def moving_squares(tmp_path_factory):
-    """GIFs of squares that move left or right, in three splits."""
+    """GIF files of squares that move left or right, in three splits."""
     moving_squares = tmp_path_factory.mktemp("clips")
-    for place, (name, count) in enumerate((("train", 6), ("val", 2), ("test", 6))):
-        write_moves(moving_squares / name, count, (".gif",), first=100 * place)
+    for split_index, (name, count) in enumerate((("train", 6), ("val", 2), ("test", 6))):
+        write_moves(moving_squares / name, count, (".gif",), first=100 * split_index)
     return moving_squares
 
 
 @pytest.fixture(scope="module")
 def clip_generator_run(moving_squares, tmp_path_factory):
-    """A run of three steps, and what it noted."""
+    """A run of three steps, and its notes."""
     out, notes = tmp_path_factory.mktemp("runs") / "run", StoppingListener()
     vitreous.train(moving_squares, out=out, recipe="sit", steps=3, listener=notes, **RUN_OPTIONS)
     return out, notes.notes
@@ -53,24 +53,24 @@ def test_generator_recipe_trains_on_clips_without_flips(clip_generator_run):
     assert bundle.model.config.name() == MODEL_NAME and bundle.model.config.image == (4, 16, 16)
     assert bundle.task.classes == ("left", "right")
     assert json.loads((out / "summary.json").read_text())["val"]["denoising_error"] > 0
-    # four clips of each class, the four frames of each in a row
+    # four clips per class, one row of four frames each
     assert Image.open(out / "samples.png").size == (4 * 130 - 2, 8 * 130 - 2)
     page = (out / "report.html").read_text()
     assert "Generated clips" in page and "One clip per row, 4 frames each, " in page
 
 
 def test_resumed_clip_generator_run_is_bit_identical(moving_squares, tmp_path):
-    ways = {**RUN_OPTIONS, "recipe": "dit", "steps": 4, "save_every": 2, "log_every": 1}
-    vitreous.train(moving_squares, out=tmp_path / "whole", progress=False, **ways)
+    options = {**RUN_OPTIONS, "recipe": "dit", "steps": 4, "save_every": 2, "log_every": 1}
+    vitreous.train(moving_squares, out=tmp_path / "whole", progress=False, **options)
     with pytest.raises(KeyError):
-        vitreous.train(moving_squares, out=tmp_path / "stopped", listener=StoppingListener(12), **ways)
+        vitreous.train(moving_squares, out=tmp_path / "stopped", listener=StoppingListener(12), **options)
     vitreous.train(out=tmp_path / "stopped", resume=True, progress=False)
-    first, second = (load_bundle(tmp_path / name / "model").model.state_dict() for name in ("whole", "stopped"))
-    assert all(torch.equal(first[name], second[name]) for name in first)
+    expected, resumed = (load_bundle(tmp_path / name / "model").model.state_dict() for name in ("whole", "stopped"))
+    assert all(torch.equal(expected[name], resumed[name]) for name in expected)
 
 
 def test_clip_generator_starts_from_clip_weights_only(moving_squares, clip_generator_run, tmp_path):
-    notes, ways = (
+    notes, options = (
         StoppingListener(),
         {name: value for name, value in RUN_OPTIONS.items() if name not in ("model", "frames")},
     )
@@ -81,7 +81,7 @@ def test_clip_generator_starts_from_clip_weights_only(moving_squares, clip_gener
         init=str(clip_generator_run[0]),
         steps=1,
         listener=notes,
-        **ways,
+        **options,
     )
     assert open_generator(tmp_path / "more").model.config == open_generator(clip_generator_run[0]).model.config
     assert any("new 0, unused 0" in note for note in notes.notes)
@@ -93,28 +93,28 @@ def test_generated_clip_is_independent_of_batch_and_moves(clip_generator_run):
     generator = Generator(open_generator(clip_generator_run[0]), "cpu", "fp32")
     options = SampleOptions(steps=2, seed=5, guidance=2.0)
     together = list(generator.generate([(0, 0), (1, 0), (1, 1), (0, 3)], options))
-    assert [one.image.shape for one in together] == [(4, 16, 16, 3)] * 4 and len(together[0].to_pil_frames) == 4
-    for one, pair in zip(together, ((0, 0), (1, 0), (1, 1), (0, 3)), strict=True):
+    assert [clip.image.shape for clip in together] == [(4, 16, 16, 3)] * 4 and len(together[0].to_pil_frames) == 4
+    for clip, pair in zip(together, ((0, 0), (1, 0), (1, 1), (0, 3)), strict=True):
         (alone,) = generator.generate([pair], options)
-        assert np.abs(alone.image.astype(int) - one.image).max() <= 1
+        assert np.abs(alone.image.astype(int) - clip.image).max() <= 1
     assert not np.array_equal(together[1].image, together[2].image)
     assert not np.array_equal(together[0].image[0], together[0].image[1])
 
 
 def test_gif_folder_is_resumed(clip_generator_run, tmp_path):
-    place = tmp_path / "many"
-    document = vitreous.sample(clip_generator_run[0], place, count=4, **SAMPLING_OPTIONS)
+    folder = tmp_path / "many"
+    document = vitreous.sample(clip_generator_run[0], folder, count=4, **SAMPLING_OPTIONS)
     assert document["frames"] == 4 and len(document["files"]) == 4
-    names = [f"{name}-0000{number}.gif" for name in ("left", "right") for number in range(2)]
-    assert sorted(path.name for path in place.glob("*.gif")) == names
-    clip = open_clip(place / "right-00001.gif")
+    names = [f"{name}-0000{index}.gif" for name in ("left", "right") for index in range(2)]
+    assert sorted(path.name for path in folder.glob("*.gif")) == names
+    clip = open_clip(folder / "right-00001.gif")
     assert (len(clip), clip.size) == (4, (16, 16)) and clip.times == pytest.approx([0, 0.1, 0.2, 0.3])
-    stamp = (place / names[0]).stat().st_mtime_ns
-    (place / names[1]).unlink()
-    vitreous.sample(clip_generator_run[0], place, count=6, frames=4, **SAMPLING_OPTIONS)
-    assert (place / names[0]).stat().st_mtime_ns == stamp and len(list(place.glob("*.gif"))) == 6
+    stamp = (folder / names[0]).stat().st_mtime_ns
+    (folder / names[1]).unlink()
+    vitreous.sample(clip_generator_run[0], folder, count=6, frames=4, **SAMPLING_OPTIONS)
+    assert (folder / names[0]).stat().st_mtime_ns == stamp and len(list(folder.glob("*.gif"))) == 6
     with pytest.raises(UsageError, match="has images with other settings"):
-        vitreous.sample(clip_generator_run[0], place, frames=6, **SAMPLING_OPTIONS)
+        vitreous.sample(clip_generator_run[0], folder, frames=6, **SAMPLING_OPTIONS)
 
 
 def test_clip_grids_are_written_as_gif_mp4_and_png(clip_generator_run, tmp_path):
@@ -125,8 +125,11 @@ def test_clip_grids_are_written_as_gif_mp4_and_png(clip_generator_run, tmp_path)
     clips = (open_clip(tmp_path / f"grid.{suffix}").read_frames(np.arange(4)) for suffix in ("gif", "mp4"))
     gif, mp4 = (
         clip @ np.array([0.299, 0.587, 0.114]) for clip in clips
-    )  # yuv420p keeps brightness alone at each place
-    assert all(np.corrcoef(one.ravel(), other.ravel())[0, 1] > 0.9 for one, other in zip(gif, mp4, strict=True))
+    )  # yuv420p stores only brightness at full resolution
+    assert all(
+        np.corrcoef(gif_frame.ravel(), mp4_frame.ravel())[0, 1] > 0.9
+        for gif_frame, mp4_frame in zip(gif, mp4, strict=True)
+    )
     vitreous.sample(clip_generator_run[0], tmp_path / "grid.png", count=6, **SAMPLING_OPTIONS)
     assert Image.open(tmp_path / "grid.png").size == (4 * 130 - 2, 6 * 144 - 2)
 
@@ -163,16 +166,22 @@ def test_mp4_without_pyav_names_the_package_to_install(clip_generator_run, tmp_p
 
 
 def test_generated_clips_are_evaluated_on_pixels_and_features(moving_squares, clip_generator_run, tmp_path):
-    made: dict[str, Any] = {"samples": 10, "steps": 2}
-    judged = vitreous.evaluate(clip_generator_run[0], device="cpu", **made)["test"]
-    assert judged["dimensions"] == 4 * 16 * 16 * 3 and judged["frechet_distance"] > judged["frechet_distance_of_train"]
-    ways = {name: value for name, value in RUN_OPTIONS.items() if name != "model"}
-    vitreous.train(moving_squares, out=tmp_path / "reader", model="ViViT-32x1/8x2", steps=2, progress=False, **ways)
-    judged = vitreous.evaluate(clip_generator_run[0], device="cpu", features=str(tmp_path / "reader"), **made)["test"]
-    assert judged["dimensions"] == 32 and 0 <= judged["classifier_accuracy"] <= 1
+    options: dict[str, Any] = {"samples": 10, "steps": 2}
+    metrics = vitreous.evaluate(clip_generator_run[0], device="cpu", **options)["test"]
+    assert (
+        metrics["dimensions"] == 4 * 16 * 16 * 3 and metrics["frechet_distance"] > metrics["frechet_distance_of_train"]
+    )
+    run_options = {name: value for name, value in RUN_OPTIONS.items() if name != "model"}
+    vitreous.train(
+        moving_squares, out=tmp_path / "reader", model="ViViT-32x1/8x2", steps=2, progress=False, **run_options
+    )
+    metrics = vitreous.evaluate(clip_generator_run[0], device="cpu", features=str(tmp_path / "reader"), **options)[
+        "test"
+    ]
+    assert metrics["dimensions"] == 32 and 0 <= metrics["classifier_accuracy"] <= 1
     vitreous.save(vitreous.create("ViT-32x1/8", 16, 2), tmp_path / "flat")
     with pytest.raises(UsageError, match="flat needs images, not clips"):
-        vitreous.evaluate(clip_generator_run[0], device="cpu", features=str(tmp_path / "flat"), **made)
+        vitreous.evaluate(clip_generator_run[0], device="cpu", features=str(tmp_path / "flat"), **options)
 
 
 @pytest.mark.parametrize(

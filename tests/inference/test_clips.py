@@ -1,4 +1,4 @@
-"""Clips that a model of clips is asked about: files, folders and arrays, over HTTP, and on the page."""
+"""Predictions for clips: files, folders and arrays, over HTTP and on the page."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import vitreous
 from tests.apps.server.test_page import PageVisit, browser, expect  # noqa: F401
 from tests.browser import needs_chromium
 from tests.data.films import make_moving_square, write_moves
-from tests.inference.asking import ServerClient, encode_multipart
+from tests.inference.server_client import ServerClient, encode_multipart
 from vitreous.apps.server.attention import AttentionRequest, attention_to_json
 from vitreous.apps.server.server import serve_in_thread
 from vitreous.apps.server.settings import ServerLimits, ServerSettings
@@ -33,21 +33,21 @@ from vitreous.weights.bundle import Bundle
 QUIET_SETTINGS = replace(ServerSettings(), port=0, quiet=True, decoders=1)
 
 
-def save_video_model(place: Path, name: str) -> Path:
-    """A bundle of a video model that tells clips of four frames apart."""
+def save_video_model(folder: Path, name: str) -> Path:
+    """Save a bundle of a video model whose predictions differ between clips of four frames."""
     torch.manual_seed(0)
     config = replace(config_from_name(name), image=(4, 16, 16), classes=2)
     model = build_model(config).eval()
     torch.nn.init.normal_(model.head.weight)
     for key, parameter in model.named_parameters():
         parameter.data *= 2 if "qkv.weight" in key else 1
-    Bundle(model, Classification(("left", "right")), ClipPreprocess((4, 16, 16))).save(place)
-    return place
+    Bundle(model, Classification(("left", "right")), ClipPreprocess((4, 16, 16))).save(folder)
+    return folder
 
 
 @pytest.fixture(scope="module")
 def video_models(tmp_path_factory):
-    """Two bundles, and clips of three kinds below `clips`."""
+    """Two bundles, and clips of three formats below `clips`."""
     root = tmp_path_factory.mktemp("asked")
     save_video_model(root / "joint", "ViViT-32x2/4x2")
     save_video_model(root / "factorised", "ViViT-32x2/4x2-factorised-attention")
@@ -71,19 +71,21 @@ def test_folder_of_clips_predicts_each_clip_as_its_frames(video_models, clip_pre
     assert [Path(item.name).relative_to(video_models / "clips").as_posix() for item in items] == [
         f"{side}/{name}" for side in ("left", "right") for name in ("clip0.mp4", "clip1.gif", "clip2")
     ]
-    answers = clip_predictor.predict([item.name for item in items])
-    frames = make_moving_square(2, False)  # what clip1.gif and clip2 were written from is known
+    predictions = clip_predictor.predict([item.name for item in items])
+    frames = make_moving_square(2, False)  # clip1.gif and clip2 were written from these frames
     folder = make_moving_square(4, False)
-    assert answers[2] == replace(clip_predictor.predict(folder), path=answers[2].path)
+    assert predictions[2] == replace(clip_predictor.predict(folder), path=predictions[2].path)
     as_tensor = torch.from_numpy(folder).permute(3, 0, 1, 2)
-    assert clip_predictor.predict(as_tensor).probabilities == answers[2].probabilities
-    assert clip_predictor.predict(folder.astype(np.float32) / 255).probabilities == answers[2].probabilities
+    assert clip_predictor.predict(as_tensor).probabilities == predictions[2].probabilities
+    assert clip_predictor.predict(folder.astype(np.float32) / 255).probabilities == predictions[2].probabilities
     content = (video_models / "clips/left/clip1.gif").read_bytes()
-    assert clip_predictor.predict(content).probabilities == answers[1].probabilities
-    assert clip_predictor.predict(frames).probabilities == pytest.approx(answers[1].probabilities, abs=0.1)  # a palette
+    assert clip_predictor.predict(content).probabilities == predictions[1].probabilities
+    assert clip_predictor.predict(frames).probabilities == pytest.approx(
+        predictions[1].probabilities, abs=0.1
+    )  # a palette
     grey = clip_predictor.predict(folder[..., 0])
     assert grey.probabilities == clip_predictor.predict(np.repeat(folder[..., :1], 3, 3)).probabilities
-    assert len({answer.probabilities for answer in answers}) == len(answers)
+    assert len({prediction.probabilities for prediction in predictions}) == len(predictions)
 
 
 def test_invalid_clips_are_rejected_with_a_message(video_models, clip_predictor, tmp_path):
@@ -117,9 +119,11 @@ def test_http_predictions_of_clips_match_python(video_models, clip_predictor, cl
     for path in sorted((video_models / "clips/left").glob("*.*")):
         body, headers = encode_multipart((path.name, path.read_bytes()))
         status, document, _ = client.ask("POST", "/v1/predict", body, headers)
-        answer = clip_predictor.predict(path)
-        own = {row["class"]: row["probability"] for row in document["predictions"][0]["classes"]}
-        assert status == 200 and own == pytest.approx(dict(zip(answer.names, answer.probabilities, strict=True)))
+        prediction = clip_predictor.predict(path)
+        probabilities = {row["class"]: row["probability"] for row in document["predictions"][0]["classes"]}
+        assert status == 200 and probabilities == pytest.approx(
+            dict(zip(prediction.names, prediction.probabilities, strict=True))
+        )
         pixels = clip_predictor.card.preprocess.to_array(clip_predictor.card.preprocess.decode(path))
         for query in ("prediction", "1,2,3"):
             status, document, _ = client.ask("POST", f"/v1/attention?layer=1&query={query}", body, headers)
@@ -159,10 +163,10 @@ def test_clip_pixel_limit_is_per_frame(video_models):
     settings = replace(QUIET_SETTINGS, limits=ServerLimits(pixels=255))
     body, headers = encode_multipart(("clip", (video_models / "clips/left/clip1.gif").read_bytes()))
     with serve_in_thread(predictor, settings, video_models / "factorised") as server:
-        other = ServerClient(server.address)
-        can = other.ask("GET", "/v1/model")[1]["capabilities"]
+        limited_client = ServerClient(server.address)
+        can = limited_client.ask("GET", "/v1/model")[1]["capabilities"]
         assert can["frames"] and can["predict"] and not can["attention"]
-        status, document, _ = other.ask("POST", "/v1/predict", body, headers)
+        status, document, _ = limited_client.ask("POST", "/v1/predict", body, headers)
         assert status == 422 and "frames of 16 x 16 pixels" in document["error"]["message"]
 
 
@@ -170,9 +174,9 @@ def test_image_server_rejects_clips(video_models, tmp_path):
     vitreous.save(vitreous.create("ViT-32x1/8", 16, 2), tmp_path / "flat")
     body, headers = encode_multipart(("clip", (video_models / "clips/left/clip0.mp4").read_bytes()))
     with serve_in_thread(load(tmp_path / "flat", headless=True), QUIET_SETTINGS, tmp_path / "flat") as server:
-        other = ServerClient(server.address)
-        assert other.ask("POST", "/v1/frames", body, headers)[0] == 404
-        assert other.ask("POST", "/v1/embed", body, headers)[0] == 422
+        image_client = ServerClient(server.address)
+        assert image_client.ask("POST", "/v1/frames", body, headers)[0] == 404
+        assert image_client.ask("POST", "/v1/embed", body, headers)[0] == 422
 
 
 @needs_chromium
@@ -182,10 +186,10 @@ def test_page_plays_the_frames_with_attention(browser, video_models, clip_predic
     visit = PageVisit(browser, client.address, size)
     expect(visit.find("label[for=file].button")).to_have_text("Choose a clip")
     visit.page.set_input_files("#file", path)
-    visit.see("#frame-text", "1 of 4")  # the page is asked for less motion: nothing plays by itself
+    visit.see("#frame-text", "1 of 4")  # reduced motion is set: nothing plays automatically
     expect(visit.find("#play")).to_have_text("Play")
-    answer = clip_predictor.predict(path)
-    visit.see("#answers", answer.names[0])
+    prediction = clip_predictor.predict(path)
+    visit.see("#answers", prediction.names[0])
     pixels = clip_predictor.card.preprocess.to_array(clip_predictor.card.preprocess.decode(path))
     shown = attention_to_json(clip_predictor.bundle, pixels, AttentionRequest.parse({}, clip_predictor.bundle.model))[
         "weights"

@@ -24,7 +24,7 @@ PREPROCESS = ImagePreprocess((16, 16))
 
 
 def may_overflow() -> bool:
-    """Whether VNNI is only assumed here."""
+    """Whether the processor lacks VNNI, so that int8 sums may overflow."""
     assumed = has_vnni()
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("VITREOUS_CPU_ISA", raising=False)
@@ -47,39 +47,40 @@ def test_batch_chunks_are_even_and_keep_threads_busy(images, most, threads):
 @pytest.mark.processor
 @pytest.mark.parametrize("count", [1, 2, 3, 16, 41])
 def test_engine_matches_the_model_for_any_batch_size(count, monkeypatch):
-    """However the batch is cut: all threads together, or each on parts of its own."""
+    """With all threads on one chunk, and with one chunk per thread."""
     monkeypatch.setattr(engines, "CHUNK_TOKENS", 17 * 4)
     monkeypatch.setattr(engines, "AMX_CHUNK_TOKENS", 17 * 4)
     model = build_random_vit({}).eval()
     with torch.inference_mode():
-        wanted = model(PREPROCESS.normalise(make_pixels(count)))
-    found = TorchEngine(model, PREPROCESS, precision="fp32")(make_pixels(count))
-    assert found.dtype == torch.float32
-    assert torch.allclose(found, wanted, rtol=1e-5, atol=1e-5 * wanted.abs().max().item())
+        expected = model(PREPROCESS.normalise(make_pixels(count)))
+    logits = TorchEngine(model, PREPROCESS, precision="fp32")(make_pixels(count))
+    assert logits.dtype == torch.float32
+    assert torch.allclose(logits, expected, rtol=1e-5, atol=1e-5 * expected.abs().max().item())
     half = TorchEngine(model, PREPROCESS, precision="bf16")(make_pixels(count))
-    assert (half - wanted).norm() / wanted.norm() < 1e-2
+    assert (half - expected).norm() / expected.norm() < 1e-2
 
 
 def test_engine_threads_do_not_change_other_thread_counts():
-    before = torch.get_num_threads()
-    alone = [max(1, before // 2)] * 8
+    num_threads = torch.get_num_threads()
+    alone = [max(1, num_threads // 2)] * 8
     assert list(get_thread_pool(2).map(lambda _: torch.get_num_threads(), range(8))) == alone
-    assert torch.get_num_threads() == before
+    assert torch.get_num_threads() == num_threads
     with ThreadPoolExecutor(1) as later:
-        assert later.submit(torch.get_num_threads).result() == before
+        assert later.submit(torch.get_num_threads).result() == num_threads
     assert list(get_thread_pool(2).map(lambda _: torch.get_num_threads(), range(8))) == alone
 
 
 def test_auto_precision_follows_the_processor(processor):
-    """Precision and packed products; either way the answer is the model's, within that precision's tolerance."""
+    """The processor decides precision and packed products; outputs stay within the tolerance of that precision."""
     model = build_random_vit({}).eval()
-    made = make_engine(model, PREPROCESS, InferenceOptions("cpu"))
-    assert isinstance(made, TorchEngine) and made.precision == processor
-    packed = any(isinstance(part, PackedLinear) for part in made.model.modules())
+    engine = make_engine(model, PREPROCESS, InferenceOptions("cpu"))
+    assert isinstance(engine, TorchEngine) and engine.precision == processor
+    packed = any(isinstance(module, PackedLinear) for module in engine.model.modules())
     assert packed == (processor == "bf16" and can_pack(torch.bfloat16))
     with torch.inference_mode():
         assert (
-            relative_error(made(make_pixels(5)), model(PREPROCESS.normalise(make_pixels(5)))) < ERROR_LIMITS[processor]
+            relative_error(engine(make_pixels(5)), model(PREPROCESS.normalise(make_pixels(5))))
+            < ERROR_LIMITS[processor]
         )
 
 
@@ -88,26 +89,26 @@ def test_int8_overflow_fix_is_enabled_without_vnni(processor, anywhere, monkeypa
     nncf = pytest.importorskip("nncf")
     from vitreous.inference import openvino
 
-    asked = []
+    calls = []
     monkeypatch.setattr(openvino, "find_float_operations", lambda graph: [])
     monkeypatch.setattr(
-        nncf, "quantize", lambda graph, data, **options: asked.append(options["advanced_parameters"].overflow_fix)
+        nncf, "quantize", lambda graph, data, **options: calls.append(options["advanced_parameters"].overflow_fix)
     )
     openvino.quantize_graph(None, [], anywhere)
-    assert asked == [nncf.OverflowFix.DISABLE if processor == "bf16" and not anywhere else nncf.OverflowFix.ENABLE]
+    assert calls == [nncf.OverflowFix.DISABLE if processor == "bf16" and not anywhere else nncf.OverflowFix.ENABLE]
 
 
 def test_precision_unsupported_by_openvino_is_rejected(monkeypatch):
-    """OpenVINO limited to AVX2 on a processor with more has no bfloat16 softmax, for one."""
+    """For example, OpenVINO has no bfloat16 softmax if limited to AVX2 on a newer processor."""
     ov = pytest.importorskip("openvino")
     from vitreous.inference import openvino
 
-    def compile_model(*given):
+    def compile_model(*arguments):
         raise RuntimeError(
             "Exception from core.cpp\nSupported primitive descriptors list is empty for node: Softmax\n\n"
         )
 
-    monkeypatch.setattr(openvino, "load_or_build_graph", lambda *given: None)
+    monkeypatch.setattr(openvino, "load_or_build_graph", lambda *arguments: None)
     monkeypatch.setattr(ov.Core, "compile_model", compile_model)
     with pytest.raises(UsageError, match="bf16 here: Supported primitive") as caught:
         make_engine(build_random_vit({}).eval(), PREPROCESS, InferenceOptions(engine="openvino", precision="bf16"))
@@ -126,45 +127,45 @@ def test_incompatible_inference_options_are_rejected(words):
 @pytest.mark.processor
 def test_token_merging_changes_outputs_slightly():
     model = build_random_vit({}).eval()
-    whole, fewer = (
+    all_tokens, fewer = (
         make_engine(model, PREPROCESS, InferenceOptions(precision="fp32", merge_tokens=n))(make_pixels(8))
         for n in (0, 1)
     )
-    assert 0 < (fewer - whole).norm() / whole.norm() < 0.5
+    assert 0 < (fewer - all_tokens).norm() / all_tokens.norm() < 0.5
     with pytest.raises(UsageError, match="attention pooling"):
         make_engine(build_random_vit({"pool": "attention"}), PREPROCESS, InferenceOptions(merge_tokens=1))
 
 
-def test_openvino_sends_nothing_home(monkeypatch, tmp_path):
+def test_openvino_sends_no_telemetry(monkeypatch, tmp_path):
     sender = pytest.importorskip("openvino_telemetry.utils.sender").TelemetrySender
     from vitreous.inference import openvino
 
     monkeypatch.delenv("CI", raising=False)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))  # without graphs, so that they are converted
-    monkeypatch.setenv("HOME", str(tmp_path))  # where nobody has said anything about it
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))  # an empty cache, so the graphs are converted
+    monkeypatch.setenv("HOME", str(tmp_path))  # a home folder without OpenVINO's consent file
     sent = []
     monkeypatch.setattr(sender, "send", lambda self, backend, message: sent.append(message))
-    once = "_SingletonMetaClass__single_instance"  # it makes up its mind but once a process
+    once = "_SingletonMetaClass__single_instance"  # the telemetry consent is read once per process
     telemetry = pytest.importorskip("openvino_telemetry.main").Telemetry
     monkeypatch.setattr(telemetry, once, None)
     make_engine(build_random_vit({}).eval(), PREPROCESS, InferenceOptions(engine="openvino"))
     assert not sent and "CI" not in os.environ
     monkeypatch.setattr(telemetry, once, None)
     monkeypatch.setattr(openvino, "disable_telemetry", nullcontext)
-    monkeypatch.setattr(openvino, "load_or_build_graph", lambda ov, facts, build: build())
+    monkeypatch.setattr(openvino, "load_or_build_graph", lambda ov, fields, build: build())
     make_engine(build_random_vit({}).eval(), PREPROCESS, InferenceOptions(engine="openvino"))
-    assert sent  # what would have been
+    assert sent  # the events that telemetry would have sent
 
 
 def test_openvino_matches_the_model():
     pytest.importorskip("openvino")
     model = build_random_vit({}).eval()
     with torch.inference_mode():
-        wanted = model(PREPROCESS.normalise(make_pixels(5)))
-    made = make_engine(model, PREPROCESS, InferenceOptions(engine="openvino", precision="fp32"))
+        expected = model(PREPROCESS.normalise(make_pixels(5)))
+    engine = make_engine(model, PREPROCESS, InferenceOptions(engine="openvino", precision="fp32"))
     for count in (1, 5):
         assert torch.allclose(
-            made(make_pixels(5)[:count]), wanted[:count], rtol=1e-5, atol=1e-5 * wanted.abs().max().item()
+            engine(make_pixels(5)[:count]), expected[:count], rtol=1e-5, atol=1e-5 * expected.abs().max().item()
         )
 
 
@@ -180,16 +181,16 @@ def test_openvino_int8_requires_calibration_images(monkeypatch, tmp_path):
             InferenceOptions(engine="openvino", precision="int8"),
             calibration_images=lambda: make_pixels(3),
         )
-    made = make_engine(
+    engine = make_engine(
         model,
         PREPROCESS,
         InferenceOptions(engine="openvino", precision="int8"),
         calibration_images=lambda: make_pixels(32),
     )
     with torch.inference_mode():
-        wanted = model(PREPROCESS.normalise(make_pixels(32)))
-    error = (made(make_pixels(32)) - wanted).norm() / wanted.norm()
-    # eight bits: near, and not the same; 0.16 to 0.18 where sums overflow
+        expected = model(PREPROCESS.normalise(make_pixels(32)))
+    error = (engine(make_pixels(32)) - expected).norm() / expected.norm()
+    # int8 outputs are close but not equal; the error is 0.16-0.18 where sums overflow
     assert 1e-6 < error < (0.25 if may_overflow() else 0.06)
 
 
@@ -199,22 +200,22 @@ def test_openvino_int8_requires_calibration_images(monkeypatch, tmp_path):
         ("class", 1, 1),
         ("hybrid", 0, 1),
         *(
-            pytest.param(*one, marks=pytest.mark.slow)
-            for one in (("pre-training head", 1, 1), ("distilled", 1, 2), ("convolutions", 0, 1))
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (("pre-training head", 1, 1), ("distilled", 1, 2), ("convolutions", 0, 1))
         ),
     ],
 )
 def test_openvino_int8_keeps_first_and_last_layers_in_float(name, first, last):
-    """They are little work and most of the error: 0.26 for a trained model with a convolutional stem, 0.018 without
-    them."""
+    """These layers have little compute and most of the error: with them in int8, a trained model with a convolutional
+    stem has an error of 0.26 instead of 0.018."""
     ov = pytest.importorskip("openvino")
     from vitreous.inference.openvino import convert_to_openvino, find_float_operations
 
     model = build_random_vit(MODEL_OPTIONS[name]).eval()
     graph = convert_to_openvino(ov, model, ImagePreprocess(model.config.image))
     placed = [(op.get_type_name(), op.get_friendly_name()) for op in graph.get_ordered_ops()]
-    products = [place for kind, place in placed if kind == "MatMul"]
-    convolutions = [place for kind, place in placed if kind == "Convolution"]
+    products = [layer_name for layer_type, layer_name in placed if layer_type == "MatMul"]
+    convolutions = [layer_name for layer_type, layer_name in placed if layer_type == "Convolution"]
     assert bool(convolutions) == (not first)
     assert set(find_float_operations(graph)) == {*products[:first], *products[-last:], *convolutions}
 

@@ -1,4 +1,5 @@
-"""--engine auto: the measured, agreeing engine is used, the measurement is stored, and short jobs are not measured."""
+"""--engine auto: the fastest engine with matching outputs is used, its measurement is cached, and short jobs are not
+measured."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 from tests.conftest import parse_json_output, run_cli
-from tests.inference.made import make_tiny_bundle, write_images
+from tests.inference.small_models import make_tiny_bundle, write_images
 from tests.precision import ERROR_LIMITS, relative_error
 from vitreous.apps.server.start import load_served_predictor
 from vitreous.errors import UsageError
@@ -47,12 +48,12 @@ def bundle_folder(bundle, tmp_path):
 
 
 class FakeOpenVinoEngine(TorchEngine):
-    """Stands for OpenVINO without the seconds of conversion."""
+    """Replaces OpenVINO without the seconds of conversion."""
 
     built = 0
     wrong: float | None = None  # a constant output instead of the logits
 
-    def __init__(self, model, preprocess, options, pictures=None):
+    def __init__(self, model, preprocess, options, images=None):
         type(self).built += 1
         super().__init__(model, preprocess, "cpu", options.precision)
         self.options = options
@@ -67,7 +68,7 @@ class FakeOpenVinoEngine(TorchEngine):
 
 @pytest.fixture(autouse=True)
 def cache_folder(tmp_path, monkeypatch):
-    """An empty cache; every job is long enough to be measured."""
+    """An empty cache; every job counts as long enough to be measured."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("VITREOUS_ENGINE_CHOICE")
     monkeypatch.setattr(engine_choice, "MIN_PASS_SECONDS", 0.0)
@@ -84,7 +85,7 @@ def other_engine(monkeypatch):
 
 
 def set_race(monkeypatch, **seconds: float) -> list[int]:
-    """Replace the race by its result; the list grows with every race. Turns are called once."""
+    """Replace the race by fixed durations; the returned list grows with every race. Each engine is called once."""
     races = []
 
     def race(turns):
@@ -109,7 +110,7 @@ def choose_bundle_engine(bundle, options=DEFAULT_OPTIONS, low_latency=False, ima
 
 @pytest.mark.parametrize("first", ["torch", "compiled"])
 def test_compiled_engine_is_chosen_on_gpu_if_faster(bundle, first, monkeypatch):
-    """A CPU stands for the GPU; the compiler only traces."""
+    """A CPU replaces the GPU; the compiler only traces."""
     monkeypatch.setattr(engine_choice, "pick_device", lambda name: "cuda:0")
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda name: "made-up GPU")
     compile_ = torch.compile
@@ -244,7 +245,7 @@ def test_openvino_agrees_and_reuses_its_cached_graph(bundle, monkeypatch, cache_
 
 @pytest.mark.parametrize("wrong", [1.0, math.nan])
 def test_an_engine_whose_outputs_differ_is_not_used(bundle, wrong, other_engine, monkeypatch):
-    """Agreement depends on the weights: it is checked where the race is not repeated, too."""
+    """Agreement depends on the weights, so it is checked also where a cached measurement is reused."""
     races = set_race(monkeypatch, torch=0.5, openvino=0.25)
     choose_bundle_engine(bundle)
     monkeypatch.setattr(FakeOpenVinoEngine, "wrong", wrong)
@@ -266,9 +267,9 @@ def test_broken_openvino_installation_is_reported(bundle, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("error", "says"), [(NotImplementedError("far\nno such operator"), "no such operator"), (KeyError(), "KeyError")]
+    ("error", "reason"), [(NotImplementedError("far\nno such operator"), "no such operator"), (KeyError(), "KeyError")]
 )
-def test_failed_openvino_conversion_is_tried_once(bundle, error, says, monkeypatch):
+def test_failed_openvino_conversion_is_tried_once(bundle, error, reason, monkeypatch):
     pytest.importorskip("openvino")
     tries = []
 
@@ -279,9 +280,9 @@ def test_failed_openvino_conversion_is_tried_once(bundle, error, says, monkeypat
     monkeypatch.setattr(torch.export, "export", fail)
     for _ in range(2):
         engine = choose_bundle_engine(bundle)
-        assert engine.options.engine == "torch" and f"cannot convert this model: {says}" in engine.note
+        assert engine.options.engine == "torch" and f"cannot convert this model: {reason}" in engine.note
     assert tries == [1]
-    with pytest.raises(UsageError, match=says) as refused:
+    with pytest.raises(UsageError, match=reason) as refused:
         build_engine(bundle, InferenceOptions("cpu", "fp32", "openvino"))
     assert "--engine torch" in refused.value.hint
 
@@ -309,14 +310,14 @@ def test_engine_race_alternates_within_its_time_limit(seconds, rounds, monkeypat
     clock, calls = [0.0], []
     monkeypatch.setattr(engine_choice.time, "perf_counter", lambda: clock[0])
 
-    def turn(name, duration):
+    def make_pass(name, duration):
         def run():
             calls.append(name)
             clock[0] += duration
 
         return run
 
-    result = benchmark_engines({"a": turn("a", seconds[0]), "b": turn("b", seconds[1])})
+    result = benchmark_engines({"a": make_pass("a", seconds[0]), "b": make_pass("b", seconds[1])})
     assert calls == ["a", "b"] * rounds and (rounds == 1 or clock[0] <= MAX_BENCHMARK_SECONDS)
     assert result == pytest.approx({"a": seconds[0], "b": seconds[1]})
 

@@ -1,5 +1,5 @@
-"""Features: what the head reads, computed once, kept whole or not at all, and found again by everything they depend
-on."""
+"""Cached features: the head's input, computed once, keyed by everything that they depend on, and stored completely or
+not at all."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MODEL_OPTIONS = {
 
 
 def build_small_model(name="class token"):
-    """A small model whose head is not zero."""
+    """A small model with a nonzero head."""
     torch.manual_seed(0)
     title, fields = MODEL_OPTIONS[name]
     model = create_untrained_model(title, **{"image_size": 16, "num_classes": 3, **fields}).eval()
@@ -44,14 +44,13 @@ def build_small_model(name="class token"):
 
 @pytest.fixture(autouse=True)
 def feature_cache(tmp_path, monkeypatch):
-    """A cache of the test's own."""
+    """An empty cache for one test."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path / "cache" / "vitreous" / "features"
 
 
 @pytest.fixture
 def image_files(tmp_path):
-    """Seven images as files."""
     paths = [tmp_path / f"{index}.png" for index in range(7)]
     for index, path in enumerate(paths):
         make_image(index, tint=index).save(path)
@@ -73,9 +72,9 @@ def test_features_are_the_input_of_the_head(name):
     model.head.register_forward_pre_hook(lambda head, inputs: read.append(inputs[0].detach()))
     with torch.inference_mode():
         model(images)
-    found = load_or_compute_features(model, preprocess, split, FP32_OPTIONS)
-    assert found.features.dtype == np.float32 and not found.read_errors
-    np.testing.assert_allclose(found.features, read[0].numpy(), rtol=1e-4, atol=1e-5)
+    cached = load_or_compute_features(model, preprocess, split, FP32_OPTIONS)
+    assert cached.features.dtype == np.float32 and not cached.read_errors
+    np.testing.assert_allclose(cached.features, read[0].numpy(), rtol=1e-4, atol=1e-5)
 
 
 def fail_if_called(*_, **__):
@@ -83,30 +82,30 @@ def fail_if_called(*_, **__):
 
 
 def test_features_are_computed_once_for_any_labels_and_head(image_files, feature_cache, monkeypatch):
-    first = load_or_compute_features(
+    computed = load_or_compute_features(
         build_small_model(), PREPROCESS, image_files, FP32_OPTIONS, batch_size=2, workers=0
     )
-    assert not first.reused and first.file is not None and first.file.parent == feature_cache
+    assert not computed.reused and computed.file is not None and computed.file.parent == feature_cache
     monkeypatch.setattr(module, "make_engine", fail_if_called)
-    other = build_small_model()
-    other.head, other.config = torch.nn.Linear(32, 5), replace(other.config, classes=5)
+    other_model = build_small_model()
+    other_model.head, other_model.config = torch.nn.Linear(32, 5), replace(other_model.config, classes=5)
     again = load_or_compute_features(
-        other, PREPROCESS, image_files.take(np.arange(7), np.zeros(7, np.int64)), FP32_OPTIONS
+        other_model, PREPROCESS, image_files.take(np.arange(7), np.zeros(7, np.int64)), FP32_OPTIONS
     )
-    assert again.reused and again.file == first.file and np.array_equal(first.features, again.features)
+    assert again.reused and again.file == computed.file and np.array_equal(computed.features, again.features)
 
 
 def test_feature_cache_key_covers_all_inputs(image_files, feature_cache):
     load_or_compute_features(build_small_model(), PREPROCESS, image_files, FP32_OPTIONS, workers=0)
 
-    def kept_now():
+    def list_entries():
         return {path.name for path in feature_cache.glob("*.npy")}
 
-    other = build_small_model()
+    other_model = build_small_model()
     with torch.no_grad():
-        other.encoder.blocks[0].attention.part.out.weight[0, 0] += 1e-3
+        other_model.encoder.blocks[0].attention.part.out.weight[0, 0] += 1e-3
     cases = [
-        (other, PREPROCESS, image_files, FP32_OPTIONS),
+        (other_model, PREPROCESS, image_files, FP32_OPTIONS),
         (build_small_model("mean"), PREPROCESS, image_files, FP32_OPTIONS),
         (build_small_model(), replace(PREPROCESS, share=0.9), image_files, FP32_OPTIONS),
         (build_small_model(), PREPROCESS, image_files.take(np.arange(6)), FP32_OPTIONS),
@@ -115,13 +114,13 @@ def test_feature_cache_key_covers_all_inputs(image_files, feature_cache):
         (build_small_model(), PREPROCESS, image_files, replace(FP32_OPTIONS, merge_tokens=1)),
     ]
     for case in cases:
-        before = kept_now()
+        entries = list_entries()
         assert not load_or_compute_features(*case, workers=0).reused
-        assert len(kept_now() - before) == 1
+        assert len(list_entries() - entries) == 1
     make_image(99).save(image_files.paths[3])
     assert not load_or_compute_features(
         build_small_model(), PREPROCESS, image_files, FP32_OPTIONS, workers=0
-    ).reused  # the file is another one now
+    ).reused  # the file has changed
     assert load_or_compute_features(build_small_model(), PREPROCESS, image_files, FP32_OPTIONS, workers=0).reused
 
 
@@ -132,22 +131,26 @@ def test_interrupted_or_damaged_features_are_not_used(image_files, feature_cache
     with pytest.raises(KeyboardInterrupt):
         load_or_compute_features(build_small_model(), PREPROCESS, image_files, FP32_OPTIONS, workers=0, on_images=stop)
     assert not list(feature_cache.iterdir())
-    whole = load_or_compute_features(build_small_model(), PREPROCESS, image_files, FP32_OPTIONS, workers=0)
-    assert whole.file is not None
-    told, rows, content = whole.file.with_suffix(".json"), np.array(whole.features), whole.file.read_bytes()
+    cached = load_or_compute_features(build_small_model(), PREPROCESS, image_files, FP32_OPTIONS, workers=0)
+    assert cached.file is not None
+    metadata_file, expected, content = (
+        cached.file.with_suffix(".json"),
+        np.array(cached.features),
+        cached.file.read_bytes(),
+    )
 
-    def again():
-        found = load_or_compute_features(build_small_model(), PREPROCESS, image_files, FP32_OPTIONS, workers=0)
-        assert not found.reused and np.array_equal(found.features, rows)
+    def assert_computed_again():
+        features = load_or_compute_features(build_small_model(), PREPROCESS, image_files, FP32_OPTIONS, workers=0)
+        assert not features.reused and np.array_equal(features.features, expected)
 
-    whole.file.write_bytes(content[:-40])
-    again()
-    told.unlink()
-    again()
-    told.write_text(told.read_text()[:30])
-    again()
-    told.write_text(json.dumps({**json.loads(told.read_text()), "shape": [7, 31]}))
-    again()
+    cached.file.write_bytes(content[:-40])
+    assert_computed_again()
+    metadata_file.unlink()
+    assert_computed_again()
+    metadata_file.write_text(metadata_file.read_text()[:30])
+    assert_computed_again()
+    metadata_file.write_text(json.dumps({**json.loads(metadata_file.read_text()), "shape": [7, 31]}))
+    assert_computed_again()
     assert load_or_compute_features(build_small_model(), PREPROCESS, image_files, FP32_OPTIONS).reused
 
 
@@ -161,10 +164,12 @@ def test_old_temporary_files_are_removed(image_files, feature_cache):
 
 
 def test_features_are_not_cached_with_keep_false(image_files, feature_cache):
-    found = load_or_compute_features(build_small_model(), PREPROCESS, image_files, FP32_OPTIONS, workers=0, keep=False)
-    assert found.file is None and not feature_cache.exists()
+    features = load_or_compute_features(
+        build_small_model(), PREPROCESS, image_files, FP32_OPTIONS, workers=0, keep=False
+    )
+    assert features.file is None and not feature_cache.exists()
     assert np.array_equal(
-        found.features,
+        features.features,
         load_or_compute_features(build_small_model(), PREPROCESS, image_files, FP32_OPTIONS, workers=0).features,
     )
 
@@ -172,13 +177,13 @@ def test_features_are_not_cached_with_keep_false(image_files, feature_cache):
 def test_unreadable_images_are_reported_on_every_load(image_files):
     image_files.paths[2].write_bytes(b"no picture")
     for _ in range(2):
-        found = load_or_compute_features(build_small_model(), PREPROCESS, image_files, FP32_OPTIONS, workers=0)
-        assert list(found.read_errors) == [2] and "2.png" in found.read_errors[2]
-        assert found.is_readable.tolist() == [True, True, False, True, True, True, True]
-    assert found.reused
+        features = load_or_compute_features(build_small_model(), PREPROCESS, image_files, FP32_OPTIONS, workers=0)
+        assert list(features.read_errors) == [2] and "2.png" in features.read_errors[2]
+        assert features.is_readable.tolist() == [True, True, False, True, True, True, True]
+    assert features.reused
 
 
-def test_refusals(image_files, feature_cache, tmp_path, monkeypatch):
+def test_non_finite_features_and_missing_memory_are_rejected(image_files, feature_cache, tmp_path, monkeypatch):
     model = build_small_model()
     with torch.no_grad():
         model.projection.weight[0, 0] = torch.nan

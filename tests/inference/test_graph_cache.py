@@ -1,4 +1,5 @@
-"""Cached OpenVINO graphs: keyed by everything that decides them, rebuilt if damaged, optional if nothing can be stored."""
+"""Cached OpenVINO graphs: keyed by all their inputs, rebuilt if damaged, and optional where the cache cannot be
+written."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ CACHE_FIELDS = {"format": 1, "sample_images": ["a", "b"]}
 
 @pytest.fixture(autouse=True)
 def graph_cache(tmp_path, monkeypatch):
-    """A cache of the test's own."""
+    """An empty cache for one test."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path / "cache" / "vitreous" / "graphs"
 
@@ -32,15 +33,15 @@ def make_noise_batch(count=8, seed=0):
 
 
 class GraphFactory:
-    """Makes graphs that multiply by a number, and counts them."""
+    """Builds graphs that multiply by a factor, and counts the builds."""
 
     def __init__(self, factor=3.0):
         self.times, self.factor = 0, factor
 
     def __call__(self):
         self.times += 1
-        given = ov.opset13.parameter([-1, 4], ov.Type.f32)
-        return ov.Model([ov.opset13.multiply(given, np.full((1, 4), self.factor, np.float32))], [given])
+        parameter = ov.opset13.parameter([-1, 4], ov.Type.f32)
+        return ov.Model([ov.opset13.multiply(parameter, np.full((1, 4), self.factor, np.float32))], [parameter])
 
 
 def run_graph(graph):
@@ -51,11 +52,11 @@ def test_second_start_reuses_the_graph_with_bit_identical_outputs(graph_cache, m
     nncf = pytest.importorskip("nncf")
     times, original = [], nncf.quantize
 
-    def counted(*given, **named):
+    def count_call(*arguments, **named):
         times.append(1)
-        return original(*given, **named)
+        return original(*arguments, **named)
 
-    monkeypatch.setattr(nncf, "quantize", counted)
+    monkeypatch.setattr(nncf, "quantize", count_call)
     model = build_random_vit({}).eval()
 
     def started():
@@ -63,45 +64,45 @@ def test_second_start_reuses_the_graph_with_bit_identical_outputs(graph_cache, m
             model, PREPROCESS, InferenceOptions("cpu", "int8", "openvino"), lambda: make_noise_batch(seed=1)
         )(make_noise_batch())
 
-    first = started()
+    expected = started()
     assert len(times) == 1 and len(list(graph_cache.iterdir())) == 1
-    assert torch.equal(started(), first) and len(times) == 1
+    assert torch.equal(started(), expected) and len(times) == 1
 
 
 def test_graph_cache_key_covers_all_inputs(monkeypatch):
     monkeypatch.setenv("VITREOUS_CPU_ISA", "AVX512_CORE_BF16")
-    model, pictures = build_random_vit({}), [one[None].numpy() for one in make_noise_batch()]
-    keys = {hash_cache_fields(graph_cache_fields(model, PREPROCESS, pictures))}
+    model, images = build_random_vit({}), [sample[None].numpy() for sample in make_noise_batch()]
+    keys = {hash_cache_fields(graph_cache_fields(model, PREPROCESS, images))}
     assert (
-        hash_cache_fields(
-            graph_cache_fields(build_random_vit({}), PREPROCESS, [picture.copy() for picture in pictures])
-        )
+        hash_cache_fields(graph_cache_fields(build_random_vit({}), PREPROCESS, [image.copy() for image in images]))
         in keys
     )
     with torch.no_grad():
         model.head.bias[0] += 1
-    keys.add(hash_cache_fields(graph_cache_fields(model, PREPROCESS, pictures)))
-    keys.add(hash_cache_fields(graph_cache_fields(model, replace(PREPROCESS, std=(0.4, 0.5, 0.5)), pictures)))
-    keys.add(hash_cache_fields(graph_cache_fields(model, PREPROCESS, pictures[1:])))
-    keys.add(hash_cache_fields(graph_cache_fields(model, PREPROCESS, [pictures[0] ^ 1, *pictures[1:]])))
+    keys.add(hash_cache_fields(graph_cache_fields(model, PREPROCESS, images)))
+    keys.add(hash_cache_fields(graph_cache_fields(model, replace(PREPROCESS, std=(0.4, 0.5, 0.5)), images)))
+    keys.add(hash_cache_fields(graph_cache_fields(model, PREPROCESS, images[1:])))
+    keys.add(hash_cache_fields(graph_cache_fields(model, PREPROCESS, [images[0] ^ 1, *images[1:]])))
     for name in ("openvino", "nncf", "torch"):
         with monkeypatch.context() as patch:
-            patch.setattr(module, "version", lambda asked, name=name: "0.0" if asked == name else "1.0")
-            keys.add(hash_cache_fields(graph_cache_fields(model, PREPROCESS, pictures)))
+            patch.setattr(module, "version", lambda package, name=name: "0.0" if package == name else "1.0")
+            keys.add(hash_cache_fields(graph_cache_fields(model, PREPROCESS, images)))
     for level in ("AVX2", "AVX512_CORE_VNNI"):
         monkeypatch.setenv("VITREOUS_CPU_ISA", level)
-        keys.add(hash_cache_fields(graph_cache_fields(model, PREPROCESS, pictures)))
+        keys.add(hash_cache_fields(graph_cache_fields(model, PREPROCESS, images)))
     assert len(keys) == 10
 
 
 def test_cached_graph_is_found_by_its_fields(graph_cache):
-    make, other = GraphFactory(), GraphFactory(5.0)
+    make, other_factory = GraphFactory(), GraphFactory(5.0)
     assert (
         (run_graph(load_or_build_graph(ov, CACHE_FIELDS, make)) == 3).all()
         and (run_graph(load_or_build_graph(ov, CACHE_FIELDS, make)) == 3).all()
         and make.times == 1
     )
-    assert (run_graph(load_or_build_graph(ov, CACHE_FIELDS | {"format": 2}, other)) == 5).all() and other.times == 1
+    assert (
+        run_graph(load_or_build_graph(ov, CACHE_FIELDS | {"format": 2}, other_factory)) == 5
+    ).all() and other_factory.times == 1
     assert len(list(graph_cache.iterdir())) == 2
 
 
@@ -122,14 +123,14 @@ def test_cached_graph_is_found_by_its_fields(graph_cache):
 )
 def test_damaged_graph_file_is_rebuilt(graph_cache, harm):
     load_or_build_graph(ov, CACHE_FIELDS, GraphFactory())
-    (place,) = graph_cache.iterdir()
-    whole = place.read_bytes()
-    place.write_bytes(harm(whole))
+    (path,) = graph_cache.iterdir()
+    content_before = path.read_bytes()
+    path.write_bytes(harm(content_before))
     make = GraphFactory()
-    assert load_graph(place, CACHE_FIELDS) is None
+    assert load_graph(path, CACHE_FIELDS) is None
     assert (run_graph(load_or_build_graph(ov, CACHE_FIELDS, make)) == 3).all() and make.times == 1
     assert (
-        load_graph(place, CACHE_FIELDS) is not None
+        load_graph(path, CACHE_FIELDS) is not None
         and (run_graph(load_or_build_graph(ov, CACHE_FIELDS, make)) == 3).all()
         and make.times == 1
     )
@@ -138,18 +139,18 @@ def test_damaged_graph_file_is_rebuilt(graph_cache, harm):
 def test_graph_file_of_another_key_is_not_used(graph_cache):
     load_or_build_graph(ov, CACHE_FIELDS, GraphFactory())
     load_or_build_graph(ov, CACHE_FIELDS | {"format": 2}, GraphFactory(5.0))
-    own, other = (
+    path, other_path = (
         graph_cache / f"{hash_cache_fields(CACHE_FIELDS)}.graph",
         graph_cache / f"{hash_cache_fields(CACHE_FIELDS | {'format': 2})}.graph",
     )
-    other.replace(own)
+    other_path.replace(path)
     assert (run_graph(load_or_build_graph(ov, CACHE_FIELDS, GraphFactory())) == 3).all()
 
 
 def test_graph_that_openvino_fails_to_read_is_rebuilt(graph_cache):
     load_or_build_graph(ov, CACHE_FIELDS, GraphFactory())
-    (place,) = graph_cache.iterdir()
-    module.write_graph(place, CACHE_FIELDS, b"<net>", b"whole, and no graph")
+    (path,) = graph_cache.iterdir()
+    module.write_graph(path, CACHE_FIELDS, b"<net>", b"whole, and no graph")
     make = GraphFactory()
     assert (run_graph(load_or_build_graph(ov, CACHE_FIELDS, make)) == 3).all() and make.times == 1
 
@@ -173,11 +174,12 @@ def test_unwritable_cache_does_not_prevent_inference(graph_cache, obstacle, monk
 
 
 def test_the_least_recently_used_graphs_are_removed(graph_cache, monkeypatch):
-    places = [graph_cache / f"{hash_cache_fields(CACHE_FIELDS | {'format': number})}.graph" for number in range(4)]
-    for number in range(3):
-        load_or_build_graph(ov, CACHE_FIELDS | {"format": number}, GraphFactory())
-        os.utime(places[number], (number, number))
-    monkeypatch.setattr(module, "MAX_GRAPH_BYTES", int(3.5 * places[0].stat().st_size))
-    load_or_build_graph(ov, CACHE_FIELDS | {"format": 0}, GraphFactory())  # used again, so number 1 is the oldest now
+    paths = [graph_cache / f"{hash_cache_fields(CACHE_FIELDS | {'format': index})}.graph" for index in range(4)]
+    for index in range(3):
+        load_or_build_graph(ov, CACHE_FIELDS | {"format": index}, GraphFactory())
+        os.utime(paths[index], (index, index))
+    monkeypatch.setattr(module, "MAX_GRAPH_BYTES", int(3.5 * paths[0].stat().st_size))
+    # used again, so graph 1 is the least recently used
+    load_or_build_graph(ov, CACHE_FIELDS | {"format": 0}, GraphFactory())
     load_or_build_graph(ov, CACHE_FIELDS | {"format": 3}, GraphFactory())
-    assert [place.is_file() for place in places] == [True, False, True, True]
+    assert [path.is_file() for path in paths] == [True, False, True, True]

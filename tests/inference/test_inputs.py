@@ -1,4 +1,4 @@
-"""What Python may give in the place of files, and say as plain keywords."""
+"""Inputs that Python accepts in place of files, and options as plain keywords."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 from tests.conftest import make_folder
-from tests.inference.made import make_photo, make_tiny_bundle, write_images
+from tests.inference.small_models import make_photo, make_tiny_bundle, write_images
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.errors import DataError, UsageError
 from vitreous.inference.inputs import to_pixel_array
@@ -24,9 +24,9 @@ from vitreous.tasks.classification import Prediction
 
 @pytest.fixture(scope="module")
 def bundle_folder(tmp_path_factory):
-    place = tmp_path_factory.mktemp("model") / "bundle"
-    make_tiny_bundle().save(place)
-    return place
+    folder = tmp_path_factory.mktemp("model") / "bundle"
+    make_tiny_bundle().save(folder)
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def image_file(tmp_path):
 
 
 def make_equivalent_inputs(image_file: str) -> dict[str, object]:
-    """One picture in every way that it can be given."""
+    """One image as every accepted type."""
     with Image.open(image_file) as image:
         pixels = np.asarray(image.convert("RGB"))
     floats = pixels.astype(np.float32) / 255
@@ -67,19 +67,19 @@ def test_text_mode_files_are_rejected(predictor):
 
 
 def test_all_input_types_give_the_same_prediction(predictor, image_file):
-    whole, features = predictor.predict(str(image_file)), predictor.embed(str(image_file))
-    assert isinstance(whole, Prediction) and features.shape == (24,)
-    given = make_equivalent_inputs(image_file)
-    for name, image in given.items():
-        answer = predictor.predict(image)
-        assert isinstance(answer, Prediction), name
-        assert (answer.names, answer.probabilities) == (whole.names, whole.probabilities), name
+    expected, features = predictor.predict(str(image_file)), predictor.embed(str(image_file))
+    assert isinstance(expected, Prediction) and features.shape == (24,)
+    inputs = make_equivalent_inputs(image_file)
+    for name, image in inputs.items():
+        prediction = predictor.predict(image)
+        assert isinstance(prediction, Prediction), name
+        assert (prediction.names, prediction.probabilities) == (expected.names, expected.probabilities), name
         assert np.array_equal(predictor.embed(image), features), name
-    mixed = predictor.predict(list(given.values()), top=1)
-    assert [answer.names for answer in mixed] == [whole.names[:1]] * len(given)
-    assert [answer.path for answer in mixed][:3] == [str(image_file), str(image_file), "image 2"]
-    assert predictor.predict(given["PIL"]).path == "image"
-    assert predictor.embed(tuple(given.values())).shape == (len(given), 24)
+    mixed = predictor.predict(list(inputs.values()), top=1)
+    assert [prediction.names for prediction in mixed] == [expected.names[:1]] * len(inputs)
+    assert [prediction.path for prediction in mixed][:3] == [str(image_file), str(image_file), "image 2"]
+    assert predictor.predict(inputs["PIL"]).path == "image"
+    assert predictor.embed(tuple(inputs.values())).shape == (len(inputs), 24)
     assert predictor.predict([]) == []
     assert isinstance(predictor.predict([image_file]), list) and len(predictor.predict(iter([image_file]))) == 1
 
@@ -117,8 +117,8 @@ def test_greyscale_arrays_are_accepted():
 def test_invalid_pixel_arrays_are_rejected(predictor, image, message):
     with pytest.raises(DataError, match=message):
         predictor.predict(image)
-    answers = predictor.predict([image, np.zeros((8, 8, 3), np.uint8)], bad_images="skip")
-    assert answers[0].error is not None and answers[1].error is None
+    predictions = predictor.predict([image, np.zeros((8, 8, 3), np.uint8)], bad_images="skip")
+    assert predictions[0].error is not None and predictions[1].error is None
 
 
 @pytest.mark.parametrize("image", [7, None, [7], [[b"x"]]])
@@ -135,19 +135,19 @@ def test_batched_arrays_are_rejected_with_a_hint(predictor):
 
 
 def test_training_the_module_does_not_change_predictions(predictor, image_file):
-    module, before = predictor.model, predictor.predict(image_file)
+    module, expected = predictor.model, predictor.predict(image_file)
     assert isinstance(module, torch.nn.Module) and predictor.model is module and not module.training
     assert all(p.requires_grad and p.dtype == torch.float32 for p in module.parameters())
     images = torch.stack([predictor.transform(Image.open(image_file)), predictor.transform(str(image_file))])
     assert images.dtype == torch.float32 and torch.equal(images[0], images[1])
     with torch.no_grad():
         best = module(images).softmax(1)[0].sort(descending=True)
-    np.testing.assert_allclose(best.values[:3], before.probabilities[:3], atol=1e-5)
+    np.testing.assert_allclose(best.values[:3], expected.probabilities[:3], atol=1e-5)
     module(images).sum().backward()
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.add_(1.0)
-    assert predictor.predict(image_file) == before
+    assert predictor.predict(image_file) == expected
 
 
 def test_transform_can_be_pickled(predictor, image_file):
@@ -172,8 +172,8 @@ def test_unknown_keywords_are_rejected_with_a_suggestion(bundle_folder):
 
 
 def test_inspect_accepts_one_image_and_keywords(bundle_folder, image_file, tmp_path):
-    found = inspect(bundle_folder, image_file, tmp_path / "out", figures=["filters"], device="cpu", precision="fp32")
-    assert [one["name"] for one in found["figures"]] == ["filters"] and found["images"] == [image_file]
+    result = inspect(bundle_folder, image_file, tmp_path / "out", figures=["filters"], device="cpu", precision="fp32")
+    assert [figure["name"] for figure in result["figures"]] == ["filters"] and result["images"] == [image_file]
     again = inspect(bundle_folder, [image_file], tmp_path / "again", figures="filters", device="cpu")
     assert len(again["figures"]) == 1
 

@@ -1,4 +1,4 @@
-"""`predict` of detectors: objects on images and their files."""
+"""`predict` of detectors: detected objects and their files."""
 
 import csv
 import json
@@ -22,14 +22,14 @@ RED_BOX, GREEN_BOX = (8, 8, 24, 32), (40, 20, 56, 44)
 
 @pytest.fixture
 def blob_predictor(monkeypatch):
-    """The detector that `vitreous predict` opens, whatever it is told to."""
-    made = make_blob_predictor()
-    monkeypatch.setattr("vitreous.inference.predict.load", lambda *words, **options: made)
-    return made
+    """Make `vitreous predict` load this detector, regardless of its arguments."""
+    predictor = make_blob_predictor()
+    monkeypatch.setattr("vitreous.inference.predict.load", lambda *words, **options: predictor)
+    return predictor
 
 
 def run_predict(*words):
-    """The exit code of `vitreous predict run ...`."""
+    """Run `vitreous predict run ...`; returns the exit code."""
     from vitreous.cli.main import main
 
     with pytest.raises(SystemExit) as stop:
@@ -38,16 +38,20 @@ def run_predict(*words):
 
 
 def test_detections_have_boxes_names_scores_and_masks(tmp_path):
-    answer = make_blob_predictor().detect(make_scene())
-    assert answer.names == CLASSES and answer.boxes.tolist() == [list(RED_BOX), list(GREEN_BOX)] and len(answer) == 2
-    assert answer.scores.tolist() == pytest.approx([0.9, 0.6]) and answer.masks.shape == (2, 64, 64)
+    detections = make_blob_predictor().detect(make_scene())
+    assert (
+        detections.names == CLASSES
+        and detections.boxes.tolist() == [list(RED_BOX), list(GREEN_BOX)]
+        and len(detections) == 2
+    )
+    assert detections.scores.tolist() == pytest.approx([0.9, 0.6]) and detections.masks.shape == (2, 64, 64)
     expected = np.zeros((64, 64), bool)
     expected[8:32, 8:24] = True
-    assert np.array_equal(answer.masks[0], expected)
+    assert np.array_equal(detections.masks[0], expected)
     assert make_blob_predictor().detect(make_scene(), threshold=0.7).names == CLASSES[:1]
     assert make_blob_predictor(masks=False).detect(make_scene()).masks is None
     with pytest.raises(UsageError, match="keep_images=True"):
-        answer.draw_overlay()
+        detections.draw_overlay()
     assert make_blob_predictor().detect(make_scene((90, 70)), keep_images=True).draw_overlay().size == (90, 70)
     assert make_blob_predictor().predict(make_scene()).boxes.tolist() == [list(RED_BOX), list(GREEN_BOX)]
     assert make_blob_predictor().predict([make_scene()], threshold=0.7)[0].names == CLASSES[:1]
@@ -58,29 +62,34 @@ def test_detections_have_boxes_names_scores_and_masks(tmp_path):
     (tmp_path / "a.png").write_bytes(b"none")
     with pytest.raises(DataError, match=r"a\.png"):
         make_blob_predictor().detect(tmp_path / "a.png")
-    answers = make_blob_predictor().detect([tmp_path / "a.png", make_scene()], bad_images="skip")
-    assert "a.png" in answers[0].error and len(answers[0]) == 0 and answers[0].masks is None and len(answers[1]) == 2
+    results = make_blob_predictor().detect([tmp_path / "a.png", make_scene()], bad_images="skip")
+    assert "a.png" in results[0].error and len(results[0]) == 0 and results[0].masks is None and len(results[1]) == 2
 
 
 def test_detection_at_native_size_and_by_tiles():
     large = make_scene((256, 128), (32, 32, 96, 96), None)
     assert make_blob_predictor().detect(large).boxes[0] == pytest.approx([32, 32, 96, 96], abs=4)
     small = make_scene((256, 128), (100, 40, 112, 52), None)
-    assert len(make_blob_predictor().detect(small)) == 1  # of three pixels in each direction there, of twelve here
+    assert len(make_blob_predictor().detect(small)) == 1  # 3 pixels in each direction at model size, 12 at native size
     exact = make_blob_predictor().detect(small, tiles=True)
     assert exact.boxes.tolist() == [[100, 40, 112, 52]] and exact.names == CLASSES[:1]
     assert exact.masks[0].sum() == 144
 
 
-def test_json_and_csv_have_a_row_for_each_object(blob_predictor, tmp_path, capsys):
+def test_json_and_csv_list_every_object(blob_predictor, tmp_path, capsys):
     images = write_scenes(tmp_path / "in")
     assert run_predict(images, "--csv", tmp_path / "rows.csv") == 0
     document = json.loads(capsys.readouterr().out)
-    rows = document["predictions"]
-    assert [len(row["objects"]) for row in rows] == [2, 2, 0] and rows[2]["error"] is None
-    first = rows[0]["objects"][0]
-    assert (first["label"], first["score"], first["left"], first["bottom"]) == (CLASSES[0], 0.9, 8.0, 32.0)
-    mask = rle_to_mask(first["segmentation"]["counts"], tuple(first["segmentation"]["size"]))
+    records = document["predictions"]
+    assert [len(row["objects"]) for row in records] == [2, 2, 0] and records[2]["error"] is None
+    first_object = records[0]["objects"][0]
+    assert (first_object["label"], first_object["score"], first_object["left"], first_object["bottom"]) == (
+        CLASSES[0],
+        0.9,
+        8.0,
+        32.0,
+    )
+    mask = rle_to_mask(first_object["segmentation"]["counts"], tuple(first_object["segmentation"]["size"]))
     assert mask.sum() == 16 * 24
     table = list(csv.DictReader((tmp_path / "rows.csv").open()))
     assert [(row["number"], row["label"], row["left"]) for row in table[:2]] == [
@@ -98,25 +107,25 @@ def test_output_file_is_resumed(blob_predictor, tmp_path, monkeypatch, name):
     assert run_predict(images, "--out", tmp_path / ("whole" + name)) == 0
     monkeypatch.setattr("vitreous.inference.object_files.ObjectRows.rows_per_chunk", 2)
     monkeypatch.setattr("vitreous.inference.object_files.CocoResults.rows_per_chunk", 2)
-    answers, before = objects.iterate_image_objects, blob_predictor.engine.asked
+    iterate_objects, num_calls = objects.iterate_image_objects, blob_predictor.engine.asked
 
     def stopping(card, runtime, items, *rest, **more):
-        for number, answer in enumerate(answers(card, runtime, items, *rest, **more)):
-            if number == 3:
+        for index, result in enumerate(iterate_objects(card, runtime, items, *rest, **more)):
+            if index == 3:
                 raise DataError("stopped")
-            yield answer
+            yield result
 
     monkeypatch.setattr(objects, "iterate_image_objects", stopping)
     assert run_predict(images, "--out", tmp_path / name) == 3
-    monkeypatch.setattr(objects, "iterate_image_objects", answers)
-    before = blob_predictor.engine.asked
+    monkeypatch.setattr(objects, "iterate_image_objects", iterate_objects)
+    num_calls = blob_predictor.engine.asked
     assert run_predict(images, "--out", tmp_path / name) == 2
     assert run_predict(images, "--out", tmp_path / name, "--resume") == 0
-    assert blob_predictor.engine.asked - before <= 4
+    assert blob_predictor.engine.asked - num_calls <= 4
     if name.endswith("parquet"):
         parquet = pytest.importorskip("pyarrow.parquet")
-        ours, whole = (parquet.read_table(tmp_path / (prefix + name)).to_pylist() for prefix in ("", "whole"))
-        assert ours == whole and ours[0]["objects"][0]["segmentation"]["size"] == [64, 64]
+        ours, uninterrupted = (parquet.read_table(tmp_path / (prefix + name)).to_pylist() for prefix in ("", "whole"))
+        assert ours == uninterrupted and ours[0]["objects"][0]["segmentation"]["size"] == [64, 64]
     else:
         assert (tmp_path / name).read_bytes() == (tmp_path / ("whole" + name)).read_bytes()
     assert run_predict(images, "--out", tmp_path / name, "--threshold", 0.7, "--resume") == 2
@@ -179,8 +188,8 @@ def test_yolo_files_are_readable_as_labels(blob_predictor, tmp_path):
 def test_instance_maps_contain_object_numbers(blob_predictor, tmp_path):
     images = write_scenes(tmp_path / "in")
     assert run_predict(images, "--out", tmp_path / "out", "--overlay", tmp_path / "over") == 0
-    numbers = np.asarray(Image.open(tmp_path / "out" / "0.png"))
-    assert (numbers == 1).sum() == 16 * 24 and numbers[21, 41] == 2 and numbers[0, 0] == 0
+    instance_map = np.asarray(Image.open(tmp_path / "out" / "0.png"))
+    assert (instance_map == 1).sum() == 16 * 24 and instance_map[21, 41] == 2 and instance_map[0, 0] == 0
     assert sorted(path.name for path in (tmp_path / "over").iterdir()) == ["0.png", "1.png", "2.png"]
     expected = make_blob_predictor().detect(images / "0.png", keep_images=True).draw_overlay()
     assert np.array_equal(np.asarray(Image.open(tmp_path / "over" / "0.png")), np.asarray(expected))
@@ -240,14 +249,14 @@ def test_unreadable_images_are_reported_and_skipped(blob_predictor, tmp_path):
 
 
 def test_drawing_shows_boxes_labels_and_masks():
-    grey = Image.new("RGB", (200, 160), (120, 120, 120))  # large enough for words
+    grey = Image.new("RGB", (200, 160), (120, 120, 120))  # large enough for the labels
     mask = np.zeros((160, 200), bool)
     mask[60:100, 60:140] = True
     boxes = np.array([[50, 50, 150, 110], [0, 0, 200, 160]], np.float32)
     drawn = draw_objects(grey, boxes, [(250, 220, 60), (20, 20, 160)], ["cat 90%", "dog 50%"], [mask_to_rle(mask)] * 2)
     pixels = np.asarray(drawn)
-    first = 120 * 0.55 + np.array([20, 20, 160]) * 0.45
-    both = np.rint(np.rint(first) * 0.55 + np.array([250, 220, 60]) * 0.45)
+    expected = 120 * 0.55 + np.array([20, 20, 160]) * 0.45
+    both = np.rint(np.rint(expected) * 0.55 + np.array([250, 220, 60]) * 0.45)
     assert pixels[80, 100].tolist() == both.tolist() and pixels[130, 100].tolist() == [120, 120, 120]
     assert pixels[109, 100].tolist() == [250, 220, 60]
     assert is_light((250, 220, 60)) and not is_light((20, 20, 160))
@@ -257,7 +266,7 @@ def test_drawing_shows_boxes_labels_and_masks():
     assert np.asarray(many).max() == 1 and many.mode.startswith("I;16")
 
 
-def test_results_contain_all_objects_and_overlays_only_likely_ones(blob_predictor, tmp_path, monkeypatch):
+def test_results_contain_all_objects_and_overlays_only_those_above_the_threshold(blob_predictor, tmp_path, monkeypatch):
     monkeypatch.setattr("vitreous.inference.objects.DEFAULT_THRESHOLD", 0.7)
     images = write_scenes(tmp_path / "in")
     assert run_predict(images, "--out", tmp_path / "r.json", "--overlay", tmp_path / "over") == 0

@@ -1,4 +1,4 @@
-"""The outputs of a detector as one array."""
+"""The outputs of a detector packed into one array."""
 
 import numpy as np
 import pytest
@@ -14,8 +14,8 @@ def test_packed_outputs_round_trip(masks):
     outputs = (boxes, scores, rng.integers(0, 1203, (2, 5)), *([rng.random((2, 5, 28, 28), np.float32)] * masks))
     again = unpack_outputs(pack_outputs(tuple(map(torch.from_numpy, outputs))).numpy())
     assert len(again) == len(outputs) and again[2].dtype == np.int64
-    for one, other in zip(outputs, again, strict=True):
-        assert np.array_equal(one, other)
+    for output, unpacked in zip(outputs, again, strict=True):
+        assert np.array_equal(output, unpacked)
     assert len(unpack_outputs(pack_outputs(tuple(torch.from_numpy(x[:, :0]) for x in outputs)).numpy())[1][0]) == 0
     with pytest.raises(ValueError, match="8 columns are not box, score, label and a square mask"):
         unpack_outputs(np.zeros((1, 1, 8), np.float32))

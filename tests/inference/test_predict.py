@@ -1,5 +1,5 @@
-"""Answers for files: the same bits whatever is beside an image, in order, with reading and computing at the same
-time."""
+"""Predictions for files: bit-identical regardless of batch composition, in order, with reading and computing in
+parallel."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from PIL import Image
 
 from tests import contracts
 from tests.conftest import parse_json_output, run_cli
-from tests.inference.made import CLASSES, make_tiny_bundle, write_images
+from tests.inference.small_models import CLASSES, make_tiny_bundle, write_images
 from tests.precision import ERROR_LIMITS, are_predictions_close, parse_predictions, relative_error
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.errors import DataError, UsageError
@@ -34,9 +34,9 @@ def bundle():
 
 @pytest.fixture(scope="module")
 def bundle_folder(bundle, tmp_path_factory):
-    place = tmp_path_factory.mktemp("model") / "bundle"
-    bundle.save(place)
-    return place
+    folder = tmp_path_factory.mktemp("model") / "bundle"
+    bundle.save(folder)
+    return folder
 
 
 def build_engine(bundle, options, low_latency):
@@ -46,7 +46,7 @@ def build_engine(bundle, options, low_latency):
 
 
 def compute_reference_outputs(bundle, pixels):
-    """(n, C, *image) pixels -> logits (n, K) and what the head reads (n, D), by the model itself in float32."""
+    """(n, C, *image) pixels -> logits (n, K) and the head's input features (n, D), computed by the model in float32."""
     read = []
     handle = bundle.model.head.register_forward_pre_hook(lambda module, inputs: read.append(inputs[0]))
     try:
@@ -61,37 +61,37 @@ def compute_reference_outputs(bundle, pixels):
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("quick", [False, True])
 def test_predictions_are_bit_identical_regardless_of_batch(bundle, threads, quick, precision):
-    """In every precision; and within that precision's tolerance it is the model's own answer."""
+    """In every precision; outputs are also within that precision's tolerance of the model's."""
     rng = np.random.default_rng(0)
     pixels = rng.integers(0, 256, (150, 3, 16, 16), dtype=np.uint8)
 
     def body():
         torch.set_num_threads(threads)
         engine = build_engine(bundle, InferenceOptions(precision=precision), quick)
-        alone = np.concatenate([engine.logits(one[None]) for one in pixels[:20]])
-        features = np.concatenate([engine.features(one[None]) for one in pixels[:5]])
+        alone = np.concatenate([engine.logits(image[None]) for image in pixels[:20]])
+        features = np.concatenate([engine.features(image[None]) for image in pixels[:5]])
         for _ in range(12):
             beside = pixels[rng.permutation(150)[: rng.integers(1, 150)]]
-            which = rng.integers(0, 20)
+            selected = rng.integers(0, 20)
             at = rng.integers(0, len(beside) + 1)
-            mixed = np.insert(beside, at, pixels[which], axis=0)
-            assert np.array_equal(engine.logits(mixed)[at], alone[which])
+            mixed = np.insert(beside, at, pixels[selected], axis=0)
+            assert np.array_equal(engine.logits(mixed)[at], alone[selected])
         assert np.array_equal(engine.features(pixels[4::-1]), features[::-1])
         return alone, features
 
-    before = torch.get_num_threads()
+    num_threads = torch.get_num_threads()
     try:
-        with ThreadPoolExecutor(1) as apart:  # the number of threads is each thread's own
+        with ThreadPoolExecutor(1) as apart:  # PyTorch's thread count is per thread
             alone, features = apart.submit(body).result()
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(num_threads)
     logits, read = compute_reference_outputs(bundle, pixels[:20])
     assert relative_error(alone, logits) < ERROR_LIMITS[precision]
     assert relative_error(features, read[:5]) < ERROR_LIMITS[precision]
 
 
 def record_thread_names(engine, images, monkeypatch) -> list[str]:
-    """The names of the threads that computed the parts of so many images, in a process of two threads."""
+    """Names of the threads that computed the chunks of `images` images, in a process of two threads."""
     names, forward_chunk = [], TorchEngine.forward_chunk
 
     def watched(self, pixels):
@@ -104,12 +104,12 @@ def record_thread_names(engine, images, monkeypatch) -> list[str]:
         torch.set_num_threads(2)
         return engine.logits(np.zeros((images, 3, 16, 16), np.uint8))
 
-    before = torch.get_num_threads()
+    num_threads = torch.get_num_threads()
     try:
         with ThreadPoolExecutor(1, "caller") as apart:
             apart.submit(body).result()
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(num_threads)
     return [name.split("_")[0] for name in names]
 
 
@@ -131,16 +131,16 @@ def test_threads_share_chunks_for_low_latency(bundle, quick, parts, keeps, expec
 
 @pytest.mark.parametrize("differs", [False, True])
 def test_thread_invariance_is_measured_once_on_noise(bundle, differs, monkeypatch):
-    made, calls = TorchEngine(bundle.model, bundle.preprocess, precision="fp32"), []
+    engine, calls = TorchEngine(bundle.model, bundle.preprocess, precision="fp32"), []
 
     def forward_chunk(pixels):
         calls.append((threading.current_thread().name.startswith("team"), pixels.float().std().item()))
         return torch.tensor([1.0 + 1e-6 * (differs and calls[-1][0])])
 
-    monkeypatch.setattr(made, "forward_chunk", forward_chunk)
-    assert [made.has_thread_invariant_outputs(1, 2) for _ in range(3)] == [not differs] * 3
-    assert [team for team, _ in calls] == [True, False]
-    assert min(deviation for _, deviation in calls) > 50  # noise, of 0 to 255
+    monkeypatch.setattr(engine, "forward_chunk", forward_chunk)
+    assert [engine.has_thread_invariant_outputs(1, 2) for _ in range(3)] == [not differs] * 3
+    assert [is_shared for is_shared, _ in calls] == [True, False]
+    assert min(deviation for _, deviation in calls) > 50  # noise from 0 to 255
 
 
 @pytest.mark.processor
@@ -149,9 +149,9 @@ def test_thread_invariance_is_measured_once_on_noise(bundle, differs, monkeypatc
 @pytest.mark.parametrize(
     "width, heads, image, patch", [(24, 2, 16, 4), (64, 4, 16, 2), (48, 3, 48, 16), (96, 3, 32, 8), (40, 1, 24, 8)]
 )
-def test_outputs_do_not_depend_on_the_position_in_a_chunk(precision, packed, width, heads, image, patch, monkeypatch):
-    """Kernels compute the last rows of a product, and rows of an odd number, in blocks of their own: an answer must not
-    tell."""
+def test_outputs_are_independent_of_the_position_in_a_chunk(precision, packed, width, heads, image, patch, monkeypatch):
+    """Kernels compute the last rows of a product, and odd numbers of rows, in separate blocks: outputs must not
+    change."""
     monkeypatch.setattr(engine, "has_fast_packed_matmul", lambda device: packed)
     torch.manual_seed(0)
     config = ViTConfig(
@@ -164,21 +164,24 @@ def test_outputs_do_not_depend_on_the_position_in_a_chunk(precision, packed, wid
         mlp=MlpConfig(hidden=2 * width + 8),
     )
     model = contracts.randomise(build_model(config).eval())
-    made = TorchEngine(model, ImagePreprocess((image, image)), precision=precision)
-    size = made.chunk_size
+    torch_engine = TorchEngine(model, ImagePreprocess((image, image)), precision=precision)
+    size = torch_engine.chunk_size
     pixels = torch.randint(0, 256, (size, 3, image, image), dtype=torch.uint8).numpy()
-    alone = made.logits(pixels[:1])[0]
-    for place in range(size) if size < 9 else (1, 2, size // 2, size - 2, size - 1):
-        assert np.array_equal(made.logits(np.roll(pixels, place, 0))[place], alone), place
+    alone = torch_engine.logits(pixels[:1])[0]
+    for position in range(size) if size < 9 else (1, 2, size // 2, size - 2, size - 1):
+        assert np.array_equal(torch_engine.logits(np.roll(pixels, position, 0))[position], alone), position
 
 
 def test_default_precision_is_stored_and_required_to_resume(bundle_folder, tmp_path, processor, monkeypatch):
     files = write_images(tmp_path, 3)
-    ask = ["predict", str(bundle_folder), *files, "--top", "4", "--json"]
-    by_default, exactly = parse_json_output(run_cli(*ask)), parse_json_output(run_cli(*ask, "--precision", "fp32"))
+    command = ["predict", str(bundle_folder), *files, "--top", "4", "--json"]
+    by_default, exactly = (
+        parse_json_output(run_cli(*command)),
+        parse_json_output(run_cli(*command, "--precision", "fp32")),
+    )
     assert (by_default["precision"], exactly["precision"]) == (processor, "fp32")
     assert are_predictions_close(
-        *(parse_predictions(found["predictions"]) for found in (by_default, exactly)), processor
+        *(parse_predictions(document["predictions"]) for document in (by_default, exactly)), processor
     )
     words = ["predict", str(bundle_folder), *files[:2], "--out", str(tmp_path / "a.jsonl"), "--resume", "--json"]
     assert parse_json_output(run_cli(*words))["precision"] == processor
@@ -192,12 +195,15 @@ def test_embeddings_are_the_input_of_the_head(bundle, bundle_folder, tmp_path):
     files = write_images(tmp_path, 7)
     pixels = np.stack([bundle.preprocess.to_array(Image.open(file).convert("RGB")) for file in files])
     for precision, limit in ERROR_LIMITS.items():
-        found = load(bundle_folder, InferenceOptions(precision=precision)).embed(files)
-        assert found.dtype == np.float32 and relative_error(found, compute_reference_outputs(bundle, pixels)[1]) < limit
-    found = load(bundle_folder).embed(files)
+        embeddings = load(bundle_folder, InferenceOptions(precision=precision)).embed(files)
+        assert (
+            embeddings.dtype == np.float32
+            and relative_error(embeddings, compute_reference_outputs(bundle, pixels)[1]) < limit
+        )
+    embeddings = load(bundle_folder).embed(files)
     (tmp_path / "bad.png").write_bytes(b"junk")
     mixed = load(bundle_folder).embed([files[0], tmp_path / "bad.png", files[1]], bad_images="skip")
-    assert np.array_equal(mixed[[0, 2]], found[:2]) and np.isnan(mixed[1]).all()
+    assert np.array_equal(mixed[[0, 2]], embeddings[:2]) and np.isnan(mixed[1]).all()
     with pytest.raises(DataError, match=r"bad\.png"):
         load(bundle_folder).embed([tmp_path / "bad.png"])
     assert load(bundle_folder).embed([]).shape == (0, 0)
@@ -216,34 +222,34 @@ def test_a_model_without_a_head_embeds_and_does_not_predict(tmp_path):
 
 def test_predictions_are_in_order_across_chunks(bundle, bundle_folder, tmp_path, monkeypatch):
     files, predictor = write_images(tmp_path, 11), load(bundle_folder)
-    whole = predictor.predict(files, top=2)
+    predictions = predictor.predict(files, top=2)
     monkeypatch.setattr(pipeline, "PIPELINE_CHUNK", 2)
-    told = []
-    assert predictor.predict(files, top=2, on_images=told.append) == whole
-    assert told == [2, 4, 6, 8, 10, 11] and [answer.path for answer in whole] == files
-    assert all(set(answer.names) < set(CLASSES) for answer in whole)
+    progress = []
+    assert predictor.predict(files, top=2, on_images=progress.append) == predictions
+    assert progress == [2, 4, 6, 8, 10, 11] and [prediction.path for prediction in predictions] == files
+    assert all(set(prediction.names) < set(CLASSES) for prediction in predictions)
     assert isinstance(predictor, Predictor) and predictor.bundle is not None
 
 
 def test_pipeline_read_ahead_is_limited():
-    read, rows = [], 0
+    read, num_results = [], 0
 
     def items():
-        for number in range(1000):
-            read.append(number)
-            yield Item(str(number), b"")
+        for index in range(1000):
+            read.append(index)
+            yield Item(str(index), b"")
 
     def decode(item: Item) -> np.ndarray | DataError:
-        number = int(item.name)
-        return DataError(f"no {number}") if number % 7 == 3 else np.full((1, 2, 2), number)
+        index = int(item.name)
+        return DataError(f"no {index}") if index % 7 == 3 else np.full((1, 2, 2), index)
 
-    for chunk in run_pipeline(items(), decode, lambda given: given.reshape(len(given), -1)[:, :1] * 2, 5):
-        for item, row in chunk:
-            assert item.name == str(rows)
-            assert row.message == f"no {rows}" if rows % 7 == 3 else row == 2 * rows
-            rows += 1
-        assert len(read) - rows <= 4 * 5
-    assert rows == 1000
+    for chunk in run_pipeline(items(), decode, lambda inputs: inputs.reshape(len(inputs), -1)[:, :1] * 2, 5):
+        for item, result in chunk:
+            assert item.name == str(num_results)
+            assert result.message == f"no {num_results}" if num_results % 7 == 3 else result == 2 * num_results
+            num_results += 1
+        assert len(read) - num_results <= 4 * 5
+    assert num_results == 1000
 
 
 def test_pipeline_yields_all_results_before_a_failure():
@@ -252,17 +258,17 @@ def test_pipeline_yields_all_results_before_a_failure():
         raise DataError("the archive ends here")
 
     def start():
-        return run_pipeline(items(), lambda item: np.zeros((1, 2, 2)), lambda given: given, 3)
+        return run_pipeline(items(), lambda item: np.zeros((1, 2, 2)), lambda inputs: inputs, 3)
 
-    before, seen = threading.active_count(), []
+    num_threads, results = threading.active_count(), []
     with pytest.raises(DataError, match="ends here"):
         for chunk in start():
-            seen += chunk
-    assert len(seen) == 7
+            results += chunk
+    assert len(results) == 7
     stopped = start()
     next(stopped)
     stopped.close()
-    assert threading.active_count() == before
+    assert threading.active_count() == num_threads
 
 
 def test_chunks_of_large_images_are_smaller():

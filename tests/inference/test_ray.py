@@ -1,5 +1,5 @@
-"""Predictions on a Ray cluster: the same file, to the byte, as one process writes, also when a worker is killed on the
-way."""
+"""Predictions on a Ray cluster: the output file is byte-identical to that of one process, also if a worker is
+killed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ NUM_FILES, NUM_FOLDERS = 50_000, 10
 
 @pytest.fixture(scope="module")
 def model_folder(tmp_path_factory) -> Path:
-    """A model of 8 x 8 pixels and five classes, its head drawn too."""
+    """A bundle of a model for 8 x 8 pixels and five classes with a random head."""
     torch.manual_seed(0)
     model = create_untrained_model("ViT-16x1/4", 8, num_classes=5)
     torch.nn.init.normal_(model.head.weight)
@@ -44,16 +44,16 @@ def model_folder(tmp_path_factory) -> Path:
 
 
 def list_process_tree(root: int) -> list[int]:
-    """A process and all below it."""
-    found = [root]
-    for process in found:
+    """The process IDs of a process and all its descendants."""
+    pids = [root]
+    for process in pids:
         for task in Path(f"/proc/{process}/task").glob("*/children"):
-            found += map(int, task.read_text().split())
-    return found
+            pids += map(int, task.read_text().split())
+    return pids
 
 
 def list_ray_workers(root: int) -> list[int]:
-    """The processes below it in which Ray computes."""
+    """The IDs of Ray's worker processes below a process."""
     return [
         process
         for process in list_process_tree(root)[1:]
@@ -95,7 +95,7 @@ def test_missing_ray_error_contains_the_install_command(model_folder, tmp_path, 
     assert result.returncode == 2 and "pip install 'vitreous[ray]'" in result.stderr
 
 
-def test_int8_is_not_for_a_cluster(model_folder):
+def test_int8_is_rejected_on_a_cluster(model_folder):
     options = Options(run=str(model_folder), images=("a.png",), ray="local", precision="int8")
     with pytest.raises(UsageError, match="int8"):
         choose_backend(options, load(model_folder))
@@ -103,7 +103,7 @@ def test_int8_is_not_for_a_cluster(model_folder):
 
 @pytest.fixture
 def shared_ray_cluster(monkeypatch):
-    """Every verb connects to the cluster that the first one has started, which ends with the test."""
+    """Connect every command to the cluster that the first one starts; shut it down after the test."""
     import ray
 
     end = ray.shutdown
@@ -114,12 +114,12 @@ def shared_ray_cluster(monkeypatch):
 
 @pytest.mark.slow
 def test_ray_output_is_bit_identical_including_unreadable_images(model_folder, tmp_path, shared_ray_cluster):
-    for number in range(3):
-        Image.effect_noise((8, 8), 50 + number).convert("RGB").save(tmp_path / f"{number}.png")
+    for index in range(3):
+        Image.effect_noise((8, 8), 50 + index).convert("RGB").save(tmp_path / f"{index}.png")
     (tmp_path / "1.png").write_bytes(b"no picture")
-    words = [str(tmp_path / f"{number}.png") for number in range(3)]
-    for verb, kind in (("predict", "jsonl"), ("embed", "parquet")):
-        plain, on_ray = tmp_path / f"plain.{kind}", tmp_path / f"ray.{kind}"
+    words = [str(tmp_path / f"{index}.png") for index in range(3)]
+    for verb, suffix in (("predict", "jsonl"), ("embed", "parquet")):
+        plain, on_ray = tmp_path / f"plain.{suffix}", tmp_path / f"ray.{suffix}"
         assert run_cli(verb, str(model_folder), *words, "--out", str(plain)).returncode == 3
         assert run_cli(verb, str(model_folder), *words, "--out", str(on_ray), "--ray", "local").returncode == 3
         assert on_ray.read_bytes() == plain.read_bytes()
@@ -131,11 +131,11 @@ def test_ray_output_is_bit_identical_including_unreadable_images(model_folder, t
 @pytest.mark.timeout(900)
 def test_ray_output_is_complete_after_a_worker_is_killed(model_folder, tmp_path):
     draw = np.random.default_rng(0)
-    for number in range(NUM_FILES):
-        home = tmp_path / "photos" / str(number % NUM_FOLDERS)
-        if number < NUM_FOLDERS:
-            home.mkdir(parents=True)
-        Image.fromarray(draw.integers(0, 256, (8, 8, 3), dtype=np.uint8)).save(home / f"{number}.bmp")
+    for index in range(NUM_FILES):
+        folder = tmp_path / "photos" / str(index % NUM_FOLDERS)
+        if index < NUM_FOLDERS:
+            folder.mkdir(parents=True)
+        Image.fromarray(draw.integers(0, 256, (8, 8, 3), dtype=np.uint8)).save(folder / f"{index}.bmp")
     out, plain = tmp_path / "ray.jsonl", tmp_path / "plain.jsonl"
     command = [
         sys.executable,
@@ -162,10 +162,10 @@ def test_ray_output_is_complete_after_a_worker_is_killed(model_folder, tmp_path)
         time.sleep(0.1)
     killed = list_ray_workers(process.pid)[0]
     os.kill(killed, signal.SIGKILL)
-    told, errors = process.communicate(timeout=600)
+    output, errors = process.communicate(timeout=600)
     assert process.returncode == 0, errors
-    assert json.loads(told)["images"] == NUM_FILES
-    rows = [json.loads(line) for line in out.read_text().splitlines()]
-    assert len(rows) == len({row["path"] for row in rows}) == NUM_FILES
+    assert json.loads(output)["images"] == NUM_FILES
+    records = [json.loads(line) for line in out.read_text().splitlines()]
+    assert len(records) == len({row["path"] for row in records}) == NUM_FILES
     parse_json_output(run_cli("predict", str(model_folder), str(tmp_path / "photos"), "--out", str(plain), "--json"))
     assert out.read_bytes() == plain.read_bytes()

@@ -1,4 +1,4 @@
-"""Images are a function of the seed, of their class and of their number; masks and shares of guidance."""
+"""Samples depend only on the seed, class and image index; inpainting masks and guidance scales."""
 
 from __future__ import annotations
 
@@ -47,10 +47,11 @@ def test_samples_are_independent_of_batch_composition(process, name, precision):
     together = ours.sample(LABELS, SAMPLE_NUMBERS, options)
     assert together.shape == (5, 3, 8, 8) and together.dtype == torch.uint8 and together.float().std() > 1
     apart = torch.cat([ours.sample(LABELS[i : i + 1], SAMPLE_NUMBERS[i : i + 1], options) for i in range(5)])
-    most = {"fp32": 1, "bf16": 24}[precision]  # of 255: bits of bfloat16 differ with the height of a product
+    # of 255: in bfloat16 the result of a product depends slightly on its number of rows
+    most = {"fp32": 1, "bf16": 24}[precision]
     assert (together.int() - apart.int()).abs().max() <= most
-    other = ours.sample(LABELS, SAMPLE_NUMBERS, replace(options, seed=4))
-    assert (together.int() - other.int()).abs().float().mean() > 1
+    other_seed = ours.sample(LABELS, SAMPLE_NUMBERS, replace(options, seed=4))
+    assert (together.int() - other_seed.int()).abs().float().mean() > 1
     assert not torch.equal(together[1], together[2])
 
 
@@ -62,15 +63,15 @@ def test_progress_counts_every_image():
     assert count[0] == pytest.approx(5)
 
 
-def test_inpainting_keeps_the_given_pixels():
+def test_inpainting_keeps_the_masked_pixels():
     image = torch.linspace(-1, 1, 3 * 64).view(1, 3, 8, 8).expand(5, -1, -1, -1)
-    given = torch.zeros(5, 1, 8, 8, dtype=torch.bool)
-    given[..., :4] = True
+    mask = torch.zeros(5, 1, 8, 8, dtype=torch.bool)
+    mask[..., :4] = True
     for process in (Diffusion(), Flow()):
         ours = build_sampler(process)
-        made = ours.sample(LABELS, SAMPLE_NUMBERS, SamplingOptions(steps=10), canvas=InpaintingCanvas(image, given))
-        want = ours.to_uint8_pixels(image)
-        assert torch.equal(made[..., :4], want[..., :4]) and not torch.equal(made[..., 4:], want[..., 4:])
+        images = ours.sample(LABELS, SAMPLE_NUMBERS, SamplingOptions(steps=10), canvas=InpaintingCanvas(image, mask))
+        expected = ours.to_uint8_pixels(image)
+        assert torch.equal(images[..., :4], expected[..., :4]) and not torch.equal(images[..., 4:], expected[..., 4:])
 
 
 def test_sampling_with_learned_variance_and_without_classes():
@@ -91,7 +92,7 @@ def test_samplers_of_other_processes_are_rejected():
 
 @pytest.mark.parametrize("process", [Diffusion(betas="cosine"), Flow()])
 def test_denoising_error_matches_the_loop(process):
-    """A fresh model answers 0: its error is the square of what it is asked for."""
+    """A new model predicts 0, so its error is the mean square of the target."""
     rng = np.random.default_rng(0)
     split = ArraySplit(rng.integers(0, 256, (6, 8, 8, 3), dtype=np.uint8), np.arange(6) % 4)
     engine = TorchEngine(DiT(DIT_CONFIG).eval(), ImagePreprocess((8, 8)), "cpu", "fp32")
@@ -110,11 +111,14 @@ def test_denoising_error_of_many_images_uses_a_subset_of_times(monkeypatch):
     split = ArraySplit(rng.integers(0, 256, (32, 8, 8, 3), dtype=np.uint8), np.arange(32) % 4)
     engine = TorchEngine(DiT(DIT_CONFIG).eval(), ImagePreprocess((8, 8)), "cpu", "fp32")
     evaluator = DenoisingEvaluator(Flow(), labelled=True)
-    whole = evaluator(engine, split, workers=0).metrics
-    for answers, period in ((128, 2), (90, 3), (8, 8)):
-        monkeypatch.setattr("vitreous.evaluation.denoising.MAX_MODEL_INPUTS", answers)
-        judged = assign_times(np.arange(32), 32)
-        assert judged.any(0).all() and judged.any(1).all() and judged.sum() <= -(-32 * NUM_TIMES // period) + NUM_TIMES
-        some = evaluator(engine, split, workers=0).metrics
-        assert some.keys() == whole.keys() and some["denoising_error"] != whole["denoising_error"]
-        assert some["denoising_error"] == pytest.approx(whole["denoising_error"], rel=0.1)
+    all_metrics = evaluator(engine, split, workers=0).metrics
+    for max_inputs, period in ((128, 2), (90, 3), (8, 8)):
+        monkeypatch.setattr("vitreous.evaluation.denoising.MAX_MODEL_INPUTS", max_inputs)
+        times = assign_times(np.arange(32), 32)
+        assert times.any(0).all() and times.any(1).all() and times.sum() <= -(-32 * NUM_TIMES // period) + NUM_TIMES
+        subset_metrics = evaluator(engine, split, workers=0).metrics
+        assert (
+            subset_metrics.keys() == all_metrics.keys()
+            and subset_metrics["denoising_error"] != all_metrics["denoising_error"]
+        )
+        assert subset_metrics["denoising_error"] == pytest.approx(all_metrics["denoising_error"], rel=0.1)

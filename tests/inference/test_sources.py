@@ -1,4 +1,4 @@
-"""Where images come from: every kind of source, odd names, and what is refused."""
+"""Image sources: every kind of source, odd file names, and rejected sources."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.inference.made import write_images
+from tests.inference.small_models import write_images
 from vitreous.errors import DataError, UsageError
 from vitreous.inference.sources import resolve_image_source
 
@@ -43,12 +43,12 @@ def odd_files(image_files):
 
 
 def list_image_names(*words: str, **options) -> list[str]:
-    """What the images are called, each of which can be read."""
-    found = list(resolve_image_source(words, **options))
-    for item in found:
+    """The names of the images of a source; each image is checked to be readable."""
+    items = list(resolve_image_source(words, **options))
+    for item in items:
         content = item.content()
         assert (Path(content).read_bytes() if isinstance(content, str) else content).startswith(b"\x89PNG"), item.name
-    return [item.name for item in found]
+    return [item.name for item in items]
 
 
 def test_files_folders_and_patterns(image_files):
@@ -64,7 +64,7 @@ def test_files_folders_and_patterns(image_files):
 
 def test_odd_names_are_kept_by_every_source(odd_files, tmp_path):
     assert sorted(list_image_names("odd")) == sorted(odd_files)
-    assert list_image_names("odd/[a]*.png") == ["odd/[a]*.png"]  # what is there is no pattern
+    assert list_image_names("odd/[a]*.png") == ["odd/[a]*.png"]  # an existing file is not a pattern
     Path("list").write_bytes(b"\0".join(map(os.fsencode, odd_files)) + b"\0")
     assert list_image_names("@list") == odd_files == list_image_names(lists=["list"])
     plain = [name for name in odd_files if "\n" not in name]
@@ -104,13 +104,13 @@ def test_table_paths_are_relative_to_the_table(image_files, tmp_path, monkeypatc
 
 
 def test_archives_are_read_without_extraction(image_files):
-    for number in range(2):
-        with tarfile.open(f"s-{number}.tar", "w") as archive:
+    for index in range(2):
+        with tarfile.open(f"s-{index}.tar", "w") as archive:
             archive.add("p/0.png", "dog/7.png")
             archive.add("p/1.png", "dog/.hidden.png")
             archive.addfile(tarfile.TarInfo("dog/7.cls"), io.BytesIO(b""))
             archive.add("p/2.png", "8.PNG")
-    both = [f"s-{number}.tar/{name}" for number in range(2) for name in ("dog/7.png", "8.PNG")]
+    both = [f"s-{index}.tar/{name}" for index in range(2) for name in ("dog/7.png", "8.PNG")]
     assert list_image_names("s-{0..1}.tar") == list_image_names("s-*.tar") == both
     os.mkdir("shards")
     os.rename("s-0.tar", "shards/s.tar")

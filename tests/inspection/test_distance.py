@@ -1,4 +1,4 @@
-"""Mean attention distance against loops, on attention made by hand and on that of models."""
+"""Mean attention distance matches loops, for synthetic attention and for models."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 
-from tests.inspection.made import (
+from tests.inspection.small_models import (
     MODEL_KINDS,
     SmallChunkAttentionCall,
     draw_probabilities,
@@ -28,14 +28,14 @@ from vitreous.models.config import MlpConfig, ViTConfig
 from vitreous.models.zoo import build_model, create_untrained_model
 
 
-def attention_distance_by_loop(weights, places, prefix, patch):
-    """One head's (T, T) weights, and where each patch lies, None for one that is not there."""
+def compute_attention_distance_by_loop(weights, positions, prefix, patch):
+    """The distance of one head's (T, T) weights; a patch without a position (padding) is None."""
     total, queries = 0.0, 0
-    for q, one in enumerate(places):
-        queries += one is not None
-        for k, other in enumerate(places):
-            if one is not None and other is not None:
-                apart = [(a - b) * p for a, b, p in zip(one[-2:], other[-2:], patch[-2:], strict=True)]
+    for q, query in enumerate(positions):
+        queries += query is not None
+        for k, key in enumerate(positions):
+            if query is not None and key is not None:
+                apart = [(a - b) * p for a, b, p in zip(query[-2:], key[-2:], patch[-2:], strict=True)]
                 total += weights[prefix + q, prefix + k].item() * math.hypot(*apart)
     return total / queries
 
@@ -56,10 +56,10 @@ def test_uniform_attention_distance_matches_the_specification(side, patch, pixel
         [pixels] * 2, rel=1e-5
     )
     prefixed = torch.full((1, side**2 + 1, side**2 + 1), 1 / (side**2 + 1))
-    nowhere = side**2 / (side**2 + 1)  # the class token's share is not given to the patches
+    patch_share = side**2 / (side**2 + 1)  # the class token's share is not redistributed to the patches
     assert mean_attention_distance(
         make_attention_call(prefixed, grid, 1), (patch, patch), grid
-    ).item() == pytest.approx(pixels * nowhere, rel=1e-5)
+    ).item() == pytest.approx(pixels * patch_share, rel=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -69,28 +69,28 @@ def test_uniform_attention_distance_matches_the_specification(side, patch, pixel
 def test_distances_on_any_grid_match_the_loop(grid, patch, prefix):
     tokens = prefix + math.prod(grid)
     maps = draw_probabilities(2, 3, tokens, tokens)
-    found = mean_attention_distance(make_attention_call(maps, grid, prefix), patch, grid)
-    wanted = [
-        [attention_distance_by_loop(head, list_grid_coordinates(grid), prefix, patch) for head in heads]
+    distances = mean_attention_distance(make_attention_call(maps, grid, prefix), patch, grid)
+    expected = [
+        [compute_attention_distance_by_loop(head, list_grid_coordinates(grid), prefix, patch) for head in heads]
         for heads in maps
     ]
-    assert found.tolist() == [pytest.approx(row, rel=1e-5) for row in wanted]
+    assert distances.tolist() == [pytest.approx(head_distances, rel=1e-5) for head_distances in expected]
     few = SmallChunkAttentionCall(**vars(make_attention_call(maps, grid, prefix)))
     assert len(list(few.iterate_chunks())) > 1
-    assert torch.allclose(mean_attention_distance(few, patch, grid), found, rtol=1e-6)
+    assert torch.allclose(mean_attention_distance(few, patch, grid), distances, rtol=1e-6)
 
 
 @pytest.mark.parametrize("kind", ["plain", "registers", "axial", "windows"])
 def test_model_attention_distances_match_the_loop(kind):
     model, x, grid = make_model(kind), make_images(), (4, 5)
-    found = compute_attention_distances(model, [x])
-    looks = []
-    visit_attention_calls(model, x, looks.append)
-    for row, one in enumerate(looks):
-        weights = one.compute_weights()
+    distances = compute_attention_distances(model, [x])
+    calls = []
+    visit_attention_calls(model, x, calls.append)
+    for block_index, call in enumerate(calls):
+        weights = call.compute_weights()
         weights = weights.reshape(2, -1, *weights.shape[-3:])  # (B, S, h, T, T)
-        sequences = [list_grid_coordinates(one.grid)] * weights.shape[1]
-        if one.span == "window":  # 3 x 3 windows of a 4 x 5 grid: what lies beyond it is not there
+        sequences = [list_grid_coordinates(call.grid)] * weights.shape[1]
+        if call.span == "window":  # 3 x 3 windows of a 4 x 5 grid: positions beyond the grid are padding
             sequences = [
                 [
                     (top + i, left + j) if top + i < 4 and left + j < 5 else None
@@ -99,55 +99,57 @@ def test_model_attention_distances_match_the_loop(kind):
                 for top in (0, 3)
                 for left in (0, 3)
             ]
-        shares = torch.tensor([sum(place is not None for place in places) for places in sequences]).double()
+        shares = torch.tensor([sum(position is not None for position in positions) for positions in sequences]).double()
         for image, head in itertools.product(range(2), range(2)):
-            each = [
-                attention_distance_by_loop(w[head], places, one.prefix, (4, 4))
-                for w, places in zip(weights[image], sequences, strict=True)
+            window_distances = [
+                compute_attention_distance_by_loop(w[head], positions, call.prefix, (4, 4))
+                for w, positions in zip(weights[image], sequences, strict=True)
             ]
-            wanted = (torch.tensor(each).double() * shares / shares.sum()).sum().item()
-            assert found.per_image[image, row, head].item() == pytest.approx(wanted, rel=1e-5)
+            expected_distance = (torch.tensor(window_distances).double() * shares / shares.sum()).sum().item()
+            assert distances.per_image[image, block_index, head].item() == pytest.approx(expected_distance, rel=1e-5)
     expected = {"axial": ["row", "column"] * 2, "windows": ["window", "all"]}.get(kind, ["all"] * 2)
-    assert list(found.spans) == expected and found.layers == ((0, 0, 1, 1) if kind == "axial" else (0, 1))
-    assert set(found.uniform) == {
+    assert list(distances.spans) == expected and distances.layers == ((0, 0, 1, 1) if kind == "axial" else (0, 1))
+    assert set(distances.uniform) == {
         "axial": {uniform_attention_distance((1, 5), (4, 4)), uniform_attention_distance((4, 1), (4, 4))},
         "windows": {uniform_attention_distance(grid, (4, 4)), uniform_attention_distance(grid, (4, 4), (3, 3))},
     }.get(kind, {uniform_attention_distance(grid, (4, 4))})
 
 
 def test_uniform_attention_in_windows_is_the_mean_over_all_queries():
-    far = {sides: uniform_attention_distance(sides, (4, 4)) for sides in ((3, 3), (3, 2), (1, 3), (1, 2))}
+    distance_by_size = {sides: uniform_attention_distance(sides, (4, 4)) for sides in ((3, 3), (3, 2), (1, 3), (1, 2))}
     assert uniform_attention_distance((4, 5), (4, 4), (3, 3)) == pytest.approx(
-        sum(math.prod(sides) * pixels for sides, pixels in far.items()) / 20
+        sum(math.prod(sides) * pixels for sides, pixels in distance_by_size.items()) / 20
     )
 
 
 def test_distances_are_batch_independent_and_one_image_has_zero_std(monkeypatch):
     model, x = make_model("registers"), make_images(5)
-    whole = compute_attention_distances(model, [x])
-    parts = compute_attention_distances(model, x.split(2))
-    assert whole.per_image.shape == (5, 2, 2)
-    assert torch.allclose(whole.per_image, parts.per_image, rtol=1e-5)
-    assert torch.allclose(whole.mean, whole.per_image.mean(0)) and torch.allclose(
-        whole.std, (whole.per_image - whole.mean).square().mean(0).sqrt()
+    distances = compute_attention_distances(model, [x])
+    batched_distances = compute_attention_distances(model, x.split(2))
+    assert distances.per_image.shape == (5, 2, 2)
+    assert torch.allclose(distances.per_image, batched_distances.per_image, rtol=1e-5)
+    assert torch.allclose(distances.mean, distances.per_image.mean(0)) and torch.allclose(
+        distances.std, (distances.per_image - distances.mean).square().mean(0).sqrt()
     )
     assert compute_attention_distances(model, [x[:1]]).std.tolist() == [[0, 0]] * 2
     monkeypatch.setattr(
         room,
         "visit_attention_calls",
-        lambda model, x, each: visit_attention_calls(model, x, lambda one: each(SmallChunkAttentionCall(**vars(one)))),
+        lambda model, x, each: visit_attention_calls(
+            model, x, lambda call: each(SmallChunkAttentionCall(**vars(call)))
+        ),
     )
     for kind in (*MODEL_KINDS, "axial", "windows"):
         monkeypatch.undo()
-        wanted = compute_attention_distances(make_model(kind), [x]).per_image
+        expected = compute_attention_distances(make_model(kind), [x]).per_image
         monkeypatch.setattr(
             room,
             "visit_attention_calls",
             lambda model, x, each: visit_attention_calls(
-                model, x, lambda one: each(SmallChunkAttentionCall(**vars(one)))
+                model, x, lambda call: each(SmallChunkAttentionCall(**vars(call)))
             ),
         )
-        assert torch.allclose(compute_attention_distances(make_model(kind), [x]).per_image, wanted, rtol=1e-5), kind
+        assert torch.allclose(compute_attention_distances(make_model(kind), [x]).per_image, expected, rtol=1e-5), kind
 
 
 def test_distances_of_hybrids_and_video_models_are_in_frame_pixels():

@@ -14,29 +14,29 @@ from vitreous.nn.resnet import standardize_weight
 
 @pytest.mark.parametrize("shape", [(40, 12), (12, 40), (6, 3)])
 def test_pca_matches_scikit_learn(shape):
-    rows = torch.randn(shape, generator=torch.Generator().manual_seed(0)) * torch.linspace(3, 1, shape[1]) + 5
-    found, wanted = fit_pca(rows, 5), PCA(min(5, *shape)).fit(rows.numpy())
-    assert np.allclose(found.share, wanted.explained_variance_ratio_[: len(found.share)], atol=1e-5)
-    signs = np.sign((found.directions.numpy() * wanted.components_).sum(1, keepdims=True))
-    assert np.allclose(found.directions, signs * wanted.components_, atol=1e-3)
-    assert np.allclose(found.project(rows), wanted.transform(rows.numpy()) * signs.T, atol=1e-3)
-    assert (found.directions.gather(1, found.directions.abs().argmax(1, keepdim=True)) > 0).all()
+    samples = torch.randn(shape, generator=torch.Generator().manual_seed(0)) * torch.linspace(3, 1, shape[1]) + 5
+    pca, reference = fit_pca(samples, 5), PCA(min(5, *shape)).fit(samples.numpy())
+    assert np.allclose(pca.share, reference.explained_variance_ratio_[: len(pca.share)], atol=1e-5)
+    signs = np.sign((pca.directions.numpy() * reference.components_).sum(1, keepdims=True))
+    assert np.allclose(pca.directions, signs * reference.components_, atol=1e-3)
+    assert np.allclose(pca.project(samples), reference.transform(samples.numpy()) * signs.T, atol=1e-3)
+    assert (pca.directions.gather(1, pca.directions.abs().argmax(1, keepdim=True)) > 0).all()
 
 
 def test_constant_samples_have_no_components():
-    found = fit_pca(torch.full((5, 4), 2.0), 3)
-    assert not found.directions.any() and not found.share.any()
+    pca = fit_pca(torch.full((5, 4), 2.0), 3)
+    assert not pca.directions.any() and not pca.share.any()
 
 
 @pytest.mark.parametrize("channels", [1, 3, 4])
-def test_filters_lie_as_the_image_does(channels):
-    """A filter as it is given here answers to the patch that looks like it as the model's own product does."""
+def test_filters_have_the_orientation_of_images(channels):
+    """The product of a filter and a patch equals the model's output."""
     model = create_untrained_model("ViT-24x1/4", image_size=8, channels=channels)
     name, kernels = get_first_layer_filters(model)
     image = torch.randn(1, channels, 8, 8, generator=torch.Generator().manual_seed(1))
-    wanted = (image[0, :, 4:8, :4] * kernels).sum((1, 2, 3))
+    expected = (image[0, :, 4:8, :4] * kernels).sum((1, 2, 3))
     assert name == "patch embedding"
-    assert torch.allclose(patchify(image, (4, 4))[0, 1, 0] @ model.projection.weight.T, wanted, atol=1e-5)
+    assert torch.allclose(patchify(image, (4, 4))[0, 1, 0] @ model.projection.weight.T, expected, atol=1e-5)
 
 
 def test_first_layer_filters_of_each_model_kind():
@@ -52,16 +52,16 @@ def test_first_layer_filters_of_each_model_kind():
     for model in (hybrid, small):
         name, kernels = get_first_layer_filters(model)
         assert kernels.shape == shapes[name]
-    found = compute_filter_components(small)
-    assert found.components.shape == (27, 3, 3, 3) and found.count == 32
-    assert found.share.sum().item() == pytest.approx(1, abs=1e-5)
-    assert compute_filter_components(bit).components.shape == (15, 3, 7, 7)  # sixteen filters about their mean
+    components = compute_filter_components(small)
+    assert components.components.shape == (27, 3, 3, 3) and components.count == 32
+    assert components.share.sum().item() == pytest.approx(1, abs=1e-5)
+    assert compute_filter_components(bit).components.shape == (15, 3, 7, 7)  # sixteen filters minus their mean
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_frozen_model_has_the_same_filters(dtype):
     model = create_untrained_model("ViT-24x1/4", image_size=8).eval()
-    wanted = get_first_layer_filters(model)[1]
+    expected = get_first_layer_filters(model)[1]
     for packed in {False, can_pack(dtype)}:
-        found = get_first_layer_filters(freeze_for_inference(model, dtype, packed))[1]
-        assert torch.allclose(found, wanted.to(dtype).float())
+        filters = get_first_layer_filters(freeze_for_inference(model, dtype, packed))[1]
+        assert torch.allclose(filters, expected.to(dtype).float())

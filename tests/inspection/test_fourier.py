@@ -12,8 +12,8 @@ from vitreous.inspection.fourier import FourierSpectra, compute_log_amplitudes, 
 from vitreous.models.zoo import create_untrained_model
 
 
-def log_amplitudes_by_loop(maps: np.ndarray) -> np.ndarray:
-    """(B, n, n, D): the specification, step by step: transform, logarithm, roll, mean, diagonal from the middle."""
+def compute_log_amplitudes_by_loop(maps: np.ndarray) -> np.ndarray:
+    """(B, n, n, D): the specification step by step: transform, logarithm, roll, mean, diagonal from the centre."""
     batch, side, _, width = maps.shape
     logs = np.zeros((side, side))
     for b in range(batch):
@@ -27,10 +27,10 @@ def log_amplitudes_by_loop(maps: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("side", [4, 7, 14])
 def test_log_amplitudes_match_the_specification(side):
     maps = np.random.default_rng(side).normal(size=(3, side, side, 5))
-    found = compute_log_amplitudes(torch.from_numpy(maps)).mean(0).numpy()
-    wanted = log_amplitudes_by_loop(maps)
-    assert found.shape == wanted.shape == (math.ceil(side / 2),) == get_diagonal_frequencies((side, side)).shape
-    assert np.allclose(found, wanted, atol=1e-5)
+    amplitudes = compute_log_amplitudes(torch.from_numpy(maps)).mean(0).numpy()
+    expected = compute_log_amplitudes_by_loop(maps)
+    assert amplitudes.shape == expected.shape == (math.ceil(side / 2),) == get_diagonal_frequencies((side, side)).shape
+    assert np.allclose(amplitudes, expected, atol=1e-5)
 
 
 def test_diagonal_frequencies():
@@ -45,22 +45,22 @@ def test_diagonal_frequencies():
 def test_diagonal_wave_appears_only_at_its_frequency(grid, rows, columns):
     i, j = np.mgrid[: grid[0], : grid[1]]
     wave = 3 * np.cos(2 * np.pi * (rows * i / grid[0] + columns * j / grid[1])) + 1
-    found = compute_log_amplitudes(torch.from_numpy(wave)[None, ..., None])[0].exp()
+    amplitudes = compute_log_amplitudes(torch.from_numpy(wave)[None, ..., None])[0].exp()
     at = get_diagonal_frequencies(grid).tolist().index(pytest.approx(2 * rows / grid[0]))
-    wanted = np.zeros(len(found))
-    wanted[0], wanted[at] = math.prod(grid), 1.5 * math.prod(grid)
-    assert np.allclose(found, wanted, atol=1e-3)
+    expected = np.zeros(len(amplitudes))
+    expected[0], expected[at] = math.prod(grid), 1.5 * math.prod(grid)
+    assert np.allclose(amplitudes, expected, atol=1e-3)
 
 
 @pytest.mark.parametrize("image", [(16, 16), (12, 20)])
 def test_spectra_by_depth_match_blocks_run_one_by_one(image):
-    """The sum after each part, caught here by running the blocks one by one; batches make no difference."""
+    """The residual stream after each sublayer, computed block by block; batching makes no difference."""
     torch.manual_seed(0)
     model = randomise(create_untrained_model("ViT-16x2/4", image_size=image, num_classes=2, registers=1)).eval()
     images = torch.randn(5, 3, *image)
     spectra = FourierSpectra(model)
-    for part in images.split(2):
-        spectra.add(part)
+    for chunk in images.split(2):
+        spectra.add(chunk)
     with torch.no_grad():
         x = torch.cat(
             [
@@ -73,15 +73,15 @@ def test_spectra_by_depth_match_blocks_run_one_by_one(image):
         for block in model.encoder.blocks:
             sums.append(block.attention(sums[-1]))
             sums.append(block.mlp(sums[-1]))
-    wanted = np.stack(
+    expected = np.stack(
         [compute_log_amplitudes(x[:, 2:].unflatten(1, (image[0] // 4, image[1] // 4))).mean(0) for x in sums]
     )
     assert spectra.images == 5
-    assert [tuple(place) for place in spectra.locations] == [
+    assert [tuple(location) for location in spectra.locations] == [
         (-1, "embedding"), (0, "attention"), (0, "mlp"), (1, "attention"), (1, "mlp")
     ]  # fmt: skip
-    assert np.allclose(spectra.log_amplitude, wanted, atol=1e-4)
-    assert np.allclose(spectra.relative, wanted - wanted[:, :1], atol=1e-4)
+    assert np.allclose(spectra.log_amplitude, expected, atol=1e-4)
+    assert np.allclose(spectra.relative, expected - expected[:, :1], atol=1e-4)
 
 
 def test_smoothing_lowers_the_line():

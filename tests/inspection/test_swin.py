@@ -1,4 +1,4 @@
-"""Looking inside a Swin: windows that shift, stages of different grids and heads, and what cannot be drawn."""
+"""Inspection of Swin: shifted windows, stages of different grids and heads, and unsupported methods."""
 
 import pytest
 import torch
@@ -45,19 +45,23 @@ def images():
 
 
 def test_attention_weights_match_the_forward_pass(swin_model, images):
-    """On grids that windows do not divide, shifted and not: probabilities times values are what the block adds."""
-    looks, answers = [], []
-    parts = [block.attention.part.part for block in swin_model.blocks()]
-    hooks = [part.out.register_forward_pre_hook(lambda module, given: answers.append(given[0])) for part in parts]
-    visit_attention_calls(swin_model, images, looks.append)
+    """On grids that are not multiples of the window, shifted and not: probabilities times values equal the block's
+    attention output."""
+    calls, outputs = [], []
+    attentions = [block.attention.part.part for block in swin_model.blocks()]
+    hooks = [
+        attention.out.register_forward_pre_hook(lambda module, inputs: outputs.append(inputs[0]))
+        for attention in attentions
+    ]
+    visit_attention_calls(swin_model, images, calls.append)
     for hook in hooks:
         hook.remove()
-    assert [look.layer for look in looks] == [0, 1, 2, 3]
-    assert [look.full_grid for look in looks] == [(10, 14)] * 2 + [(5, 7)] * 2
-    assert [look.patch for look in looks] == [(2, 2)] * 2 + [(4, 4)] * 2
-    for look, answer in zip(looks, answers, strict=True):
-        seen = look.compute_weights() @ look.module.split(look.x)[2]
-        assert torch.allclose(seen.transpose(-3, -2).flatten(-2), answer, atol=1e-5)
+    assert [call.layer for call in calls] == [0, 1, 2, 3]
+    assert [call.full_grid for call in calls] == [(10, 14)] * 2 + [(5, 7)] * 2
+    assert [call.patch for call in calls] == [(2, 2)] * 2 + [(4, 4)] * 2
+    for call, output in zip(calls, outputs, strict=True):
+        expected = call.compute_weights() @ call.module.split(call.x)[2]
+        assert torch.allclose(expected.transpose(-3, -2).flatten(-2), output, atol=1e-5)
 
 
 def test_uniform_heads_have_the_uniform_attention_distance(images):
@@ -80,7 +84,7 @@ def test_uniform_heads_have_the_uniform_attention_distance(images):
     assert measured.mean[:2, 1].isnan().all() and not measured.mean[:, 0].isnan().any()
     assert measured.mean[:, 0].tolist() == pytest.approx(measured.uniform, rel=1e-5)
     assert measured.mean[2:, 1].tolist() == pytest.approx(measured.uniform[2:], rel=1e-5)
-    assert len(set(measured.uniform)) == 3  # 10 x 14 in windows of 4, shifted by 2 or not, has the same lengths
+    assert len(set(measured.uniform)) == 3  # 10 x 14 in windows of 4 has the same window lengths, shifted by 2 or not
 
 
 def test_position_biases_are_indexed_by_key_query_offset(swin_model):
@@ -101,12 +105,12 @@ def test_swin_features_filters_and_layers(swin_model, images):
 
 
 def test_methods_that_require_all_tokens_reject_swin(swin_model, images):
-    for look in (
+    for inspect_model in (
         lambda: compute_rollout(swin_model, images),
         lambda: compute_relevance(swin_model, images),
         lambda: compute_attention_maps(swin_model, images, [3]),
     ):
         with pytest.raises(UsageError, match="attends only to its window, not to all tokens"):
-            look()
+            inspect_model()
     with pytest.raises(UsageError, match="grids of different sizes"):
         FourierSpectra(swin_model).add(images)

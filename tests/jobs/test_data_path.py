@@ -1,4 +1,4 @@
-"""Where a run's data are is stored so that every folder can find them, and a run says so where they are gone."""
+"""The data path of a run is stored as absolute, and a missing path is reported."""
 
 from __future__ import annotations
 
@@ -26,29 +26,29 @@ TINY_OPTIONS = {
 
 @pytest.fixture(scope="module")
 def trained_home(tmp_path_factory):
-    """A folder with photos/ and a run on them, which was trained in there with a relative path."""
-    trained_copy = tmp_path_factory.mktemp("home")
-    make_folder(trained_copy / "photos", {"train": 4, "test": 2}, classes=("ant", "bee"))
+    """A folder with photos/ and a run that was trained there with a relative path."""
+    folder = tmp_path_factory.mktemp("home")
+    make_folder(folder / "photos", {"train": 4, "test": 2}, classes=("ant", "bee"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(trained_copy)
+        patch.chdir(folder)
         summary = train("photos", out="run", **TINY_OPTIONS)
-    assert summary["data"] == str(trained_copy / "photos")
-    return trained_copy
+    assert summary["data"] == str(folder / "photos")
+    return folder
 
 
 @pytest.fixture
 def trained_copy(trained_home, tmp_path):
-    """A copy of it, whose run names the copied photos."""
-    place = shutil.copytree(trained_home, tmp_path / "home")
-    name_data(place / "run", trained_home / "photos", place / "photos")
-    return place
+    """A copy of the folder whose run refers to the copied photos."""
+    folder = shutil.copytree(trained_home, tmp_path / "home")
+    replace_data_path(folder / "run", trained_home / "photos", folder / "photos")
+    return folder
 
 
-def name_data(run: Path, before: Path | str, after: Path | str) -> None:
-    """Replace the path of the data in a run's config."""
+def replace_data_path(run: Path, old: Path | str, new: Path | str) -> None:
+    """Replace the data path in a run's config."""
     text = (run / "config.yaml").read_text()
-    assert text.count(f"source: {before}\n") == 1
-    (run / "config.yaml").write_text(text.replace(f"source: {before}\n", f"source: {after}\n"))
+    assert text.count(f"source: {old}\n") == 1
+    (run / "config.yaml").write_text(text.replace(f"source: {old}\n", f"source: {new}\n"))
 
 
 def run_evaluate(run: Path | str, cwd: Path, *words: str):
@@ -67,20 +67,20 @@ def test_bundle_does_not_contain_the_absolute_data_path(trained_home):
 
 def test_dataset_names_are_not_resolved_as_paths(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    kept = ["digits", "hf:org/name", "torchvision:CIFAR10"]
-    assert [resolve_source(name) for name in kept] == kept
+    names = ["digits", "hf:org/name", "torchvision:CIFAR10"]
+    assert [resolve_source(name) for name in names] == names
     assert resolve_source("x-{000..127}.tar") == f"{tmp_path}/x-{{000..127}}.tar"
 
 
 def test_config_with_a_relative_path_is_rerun_with_an_absolute_path(trained_copy, monkeypatch):
-    name_data(trained_copy / "run", trained_copy / "photos", "photos")
+    replace_data_path(trained_copy / "run", trained_copy / "photos", "photos")
     monkeypatch.chdir(trained_copy)
     train("photos", config="run/config.yaml", out="again")
     assert RunFolder(trained_copy / "again").run().data.source == str(trained_copy / "photos")
 
 
 def test_stored_relative_path_works_only_from_its_folder(trained_copy, tmp_path):
-    name_data(trained_copy / "run", trained_copy / "photos", "photos")
+    replace_data_path(trained_copy / "run", trained_copy / "photos", "photos")
     assert run_evaluate("run", trained_copy).returncode == 0
     result = run_evaluate(trained_copy / "run", tmp_path)
     assert result.returncode == 3 and result.stderr.startswith("error: ")

@@ -1,4 +1,5 @@
-"""Few photographs start from published weights that are at hand, and from scratch where none are or `--init none`."""
+"""Small photo datasets start from available published weights, or from scratch if there are none or with `--init
+none`."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ import pytest
 
 import vitreous
 from tests.conftest import make_folder
+from tests.listeners import NoteListener
 from vitreous.jobs import default_weights
 from vitreous.jobs.data import prepare_data
 from vitreous.jobs.default_weights import FEW_PHOTOGRAPHS, find_available_weights, is_reachable, list_candidate_weights
@@ -18,19 +20,6 @@ from vitreous.recipes.options import TrainOptions
 from vitreous.weights.published import PUBLISHED_BY_NAME
 
 DEFAULT_WEIGHTS_NAME = "vit-s16-augreg"
-
-
-class NoteListener:
-    """A listener that keeps what it is told."""
-
-    def __init__(self):
-        self.notes = []
-
-    def note(self, text):
-        self.notes.append(text)
-
-    def progress(self, *parts):
-        pass
 
 
 @pytest.fixture(scope="module")
@@ -45,9 +34,9 @@ def cached_weights(published_weights, monkeypatch):
 
 
 def prepare_run(data, **options):
-    heard = NoteListener()
-    run = prepare_data(str(data), None, TrainOptions(str(data), workers=0, **options), heard)[1]
-    return run, [note for note in heard.notes if "photographs are a small dataset" in note]
+    listener = NoteListener()
+    run = prepare_data(str(data), None, TrainOptions(str(data), workers=0, **options), listener)[1]
+    return run, [note for note in listener.notes if "photographs are a small dataset" in note]
 
 
 def test_few_photographs_start_from_cached_weights_with_one_note(photos, cached_weights):
@@ -95,14 +84,14 @@ def test_note_suggests_weights_when_none_are_cached(photos, tmp_path, monkeypatc
     monkeypatch.setattr(default_weights, "find_available_weights", find_available_weights)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("VITREOUS_OFFLINE", "1")
-    heard = NoteListener()
-    run = prepare_data(str(photos), None, TrainOptions(str(photos), workers=0), heard)[1]
-    assert run.init is None and any("for example --init" in note for note in heard.notes)
+    listener = NoteListener()
+    run = prepare_data(str(photos), None, TrainOptions(str(photos), workers=0), listener)[1]
+    assert run.init is None and any("for example --init" in note for note in listener.notes)
 
 
 def test_unresponsive_weight_server_times_out_quickly(monkeypatch):
     monkeypatch.setattr(default_weights, "PROBE_TIMEOUT", 0.3)
-    with socket.create_server(("127.0.0.1", 0)) as listening:  # accepts, and never answers
+    with socket.create_server(("127.0.0.1", 0)) as listening:  # accepts connections and never responds
         monkeypatch.setenv("VITREOUS_MIRROR", f"http://127.0.0.1:{listening.getsockname()[1]}")
         began = time.monotonic()
         assert not is_reachable(PUBLISHED_BY_NAME[DEFAULT_WEIGHTS_NAME])

@@ -1,4 +1,4 @@
-"""Training images that a list leaves out, at the start, after resuming, and with figures that were not trained on."""
+"""Training images excluded by a list: at the start, after resuming, and in the metrics."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_listed_images_are_excluded_and_the_list_is_stored(image_folder, tmp_pat
         data["train_images"] == 13 and data["splits"] == {"train": 13, "val": 4} and data["excluded_by"] == str(copies)
     )
     assert json.loads((out / "excluded.json").read_text()) == names
-    copies.unlink()  # the run has its own
+    copies.unlink()  # the run has a copy of the list
     (out / "summary.json").unlink()
     train(str(image_folder), resume=True, out=str(out))
     assert json.loads((out / "data.json").read_text()) == data and (out / "summary.json").exists()

@@ -1,4 +1,4 @@
-"""Names of run folders, and COCO files that lack a list."""
+"""Names of run folders, and COCO files with a missing list."""
 
 from __future__ import annotations
 

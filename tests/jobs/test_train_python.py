@@ -1,4 +1,4 @@
-"""`vitreous.train` from Python: progress that can be silenced, keywords that are checked, modules that are refused."""
+"""`vitreous.train` from Python: silenced progress, checked keywords, and rejected modules."""
 
 from __future__ import annotations
 
@@ -10,22 +10,13 @@ import torch
 
 import vitreous
 from tests.conftest import make_folder
+from tests.jobs.test_data_path import TINY_OPTIONS
 from vitreous.config import OptionAliases, get_field_markers
 from vitreous.errors import UsageError
 from vitreous.progress import ProgressDisplay
 from vitreous.recipes.options import TrainOptions
 
 pytestmark = pytest.mark.drawn
-
-TINY_OPTIONS = {
-    "model": "ViT-16x1/8",
-    "image_size": 16,
-    "epochs": 1,
-    "device": "cpu",
-    "precision": "fp32",
-    "batch_size": 8,
-    "workers": 0,
-}
 
 
 @pytest.fixture
@@ -34,7 +25,7 @@ def photos(tmp_path):
 
 
 def test_progress_is_shown_and_can_be_silenced(photos, tmp_path, capsys):
-    vitreous.train(photos, out=tmp_path / "shown", **TINY_OPTIONS)  # paths are paths, too
+    vitreous.train(photos, out=tmp_path / "shown", **TINY_OPTIONS)  # path objects are accepted too
     shown = capsys.readouterr()
     assert re.search(r"^train 100%", shown.err, re.MULTILINE) and "note: " in shown.err and not shown.out
     vitreous.train(str(photos), out=str(tmp_path / "silent"), progress=False, **TINY_OPTIONS)
@@ -44,7 +35,7 @@ def test_progress_is_shown_and_can_be_silenced(photos, tmp_path, capsys):
         assert "<svg" in (tmp_path / out / "report.html").read_text()
 
 
-def test_a_terminal_has_a_bar(monkeypatch, capsys):
+def test_a_terminal_shows_a_progress_bar(monkeypatch, capsys):
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     monkeypatch.setenv("TERM", "xterm")
     display = ProgressDisplay()
@@ -57,7 +48,7 @@ def test_a_terminal_has_a_bar(monkeypatch, capsys):
 
 @pytest.mark.parametrize("columns", [60, 80, 120])
 def test_progress_bar_fits_common_terminal_widths(columns, monkeypatch, capsys):
-    """In 80 columns the text of a training run left no room for the bar and the time left."""
+    """With 80 columns, the text leaves room for the bar and the remaining time."""
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     for name, value in {"TERM": "xterm", "COLUMNS": str(columns), "NO_COLOR": "1"}.items():
         monkeypatch.setenv(name, value)
@@ -72,7 +63,7 @@ def test_progress_bar_fits_common_terminal_widths(columns, monkeypatch, capsys):
 
 
 def test_remaining_time_is_estimated_from_observed_progress(monkeypatch, capsys):
-    """A run that begins at 600 of 1,000, resumed, and does 100 in 50 s has 300 more to do in 150 s."""
+    """A resumed run that starts at 600 of 1,000 and does 100 in 50 s has 300 left, which take 150 s."""
     now = 100.0
     monkeypatch.setattr("vitreous.progress.time.monotonic", lambda: now)
     display = ProgressDisplay()

@@ -1,5 +1,4 @@
-"""The learning-rate grid chooses what an exhaustive search chooses, never looks at test images, and survives
-anything."""
+"""The learning-rate grid matches an exhaustive search, reads no test images, and resumes after any interruption."""
 
 from __future__ import annotations
 
@@ -19,6 +18,7 @@ import pytest
 from PIL import Image
 
 from tests.conftest import TINY_RUN, make_folder, run_cli
+from tests.listeners import NoteListener
 from vitreous.data.holdout import draw_stratified_splits
 from vitreous.data.layouts.named import open_digits
 from vitreous.data.sources import open_data
@@ -52,41 +52,28 @@ DIGITS_OPTIONS = {
 TIMING_KEYS = {"seconds", "images_per_second", "data_wait", "flops_utilisation"}
 
 
-class NoteListener:
-    """A listener that remembers what it was told."""
-
-    def __init__(self):
-        self.notes = []
-
-    def note(self, text):
-        self.notes.append(text)
-
-    def progress(self, label, done, total, text=""):
-        pass
-
-
-def digits_folder(root: Path, counts: dict[str, int]) -> Path:
+def write_digits_folder(root: Path, counts: dict[str, int]) -> Path:
     """Some of scikit-learn's digits as root/SPLIT/CLASS/*.png, the same number of each class."""
     for name, count in counts.items():
         split = open_digits().splits[name]
         for label in range(10):
-            home = root / name / str(label)
-            home.mkdir(parents=True)
-            for number, row in enumerate(np.flatnonzero(split.labels == label)[:count]):
-                Image.fromarray(split.pixels[row]).save(home / f"{number}.png")
+            folder = root / name / str(label)
+            folder.mkdir(parents=True)
+            for index, sample in enumerate(np.flatnonzero(split.labels == label)[:count]):
+                Image.fromarray(split.pixels[sample]).save(folder / f"{index}.png")
     return root
 
 
 def copy_with_holdout(root: Path, to: Path, share: float) -> Path:
-    """A copy of a folder whose `val` is a share of each class of `train`: what the protocol does, by hand."""
+    """A copy of a folder with a `val` split of a share of each class of `train`, as the protocol draws it."""
     data = open_data(root)
-    parts = draw_stratified_splits(data.splits["train"].labels, 0, {"val": share})
-    for name, rows in parts.items():
-        for row in rows:
-            path = data.splits["train"].paths[row]
-            home = to / name / path.parent.name
-            home.mkdir(parents=True, exist_ok=True)
-            shutil.copy(path, home / path.name)
+    splits = draw_stratified_splits(data.splits["train"].labels, 0, {"val": share})
+    for name, samples in splits.items():
+        for sample in samples:
+            path = data.splits["train"].paths[sample]
+            folder = to / name / path.parent.name
+            folder.mkdir(parents=True, exist_ok=True)
+            shutil.copy(path, folder / path.name)
     return to
 
 
@@ -99,22 +86,22 @@ def read_trials(out: Path) -> dict:
 
 
 def test_lr_grid_matches_an_exhaustive_search(tmp_path):
-    root = digits_folder(tmp_path / "digits", {"train": 20, "val": 5, "test": 5})
+    root = write_digits_folder(tmp_path / "digits", {"train": 20, "val": 5, "test": 5})
     rates = (0.0003, 0.01, 0.1)
     summary = train(str(root), out=str(tmp_path / "grid"), lr_grid=rates, **DIGITS_OPTIONS)
 
     apart = copy_with_holdout(root, tmp_path / "apart", 0.1)
-    found = {rate: train(str(apart), out=str(tmp_path / str(rate)), lr=rate, **DIGITS_OPTIONS)["val"] for rate in rates}
-    best = max(rates, key=lambda rate: (found[rate]["top1"], -found[rate]["nll"]))
+    metrics = {
+        rate: train(str(apart), out=str(tmp_path / str(rate)), lr=rate, **DIGITS_OPTIONS)["val"] for rate in rates
+    }
+    best = max(rates, key=lambda rate: (metrics[rate]["top1"], -metrics[rate]["nll"]))
     train(str(root), out=str(tmp_path / "last"), lr=best, **DIGITS_OPTIONS)
 
     table = read_trials(tmp_path / "grid")
-    assert [(row["lr"], row["score"], row["nll"]) for row in table["trials"]] == [
-        (r, found[r]["top1"], found[r]["nll"]) for r in rates
+    assert [(trial["lr"], trial["score"], trial["nll"]) for trial in table["trials"]] == [
+        (r, metrics[r]["top1"], metrics[r]["nll"]) for r in rates
     ]
-    assert len({row["score"] for row in table["trials"]}) == 3, (
-        "the rates have to differ for a choice between them to mean something"
-    )
+    assert len({trial["score"] for trial in table["trials"]}) == 3, "the trials must have different scores"
     assert table["choice"]["lr"] == best == RunFolder(tmp_path / "grid").run().optimizer.lr
     assert read_weights(tmp_path / "grid") == read_weights(tmp_path / "last")
     for rate in rates:
@@ -124,21 +111,21 @@ def test_lr_grid_matches_an_exhaustive_search(tmp_path):
 
 
 def test_lr_grid_opens_no_test_images(photo_folder, tmp_path):
-    """Not by the worker either, which is forked and heard too."""
+    """Nor does the forked worker, whose file accesses are recorded too."""
     words = [w for k, v in {**QUICK_OPTIONS, "workers": 1}.items() for w in (f"--{k.replace('_', '-')}", str(v))]
     log = [os.open(tmp_path / "opened", os.O_WRONLY | os.O_APPEND | os.O_CREAT)]
 
-    def hear(event, arguments):
+    def record_opened(event, arguments):
         if event == "open" and log and isinstance(arguments[0], (str, bytes)):
             os.write(log[0], os.fsencode(arguments[0]) + b"\n")
 
-    sys.addaudithook(hear)
+    sys.addaudithook(record_opened)
     try:
         result = run_cli(
             "train", str(photo_folder), *words, "--lr-grid", "0.001", "0.01", "--out", str(tmp_path / "run"), "--json"
         )
     finally:
-        os.close(log.pop())  # a hook stays: this one hears nothing from now on
+        os.close(log.pop())  # an audit hook cannot be removed: this one records nothing from now on
     assert result.returncode == 0, result.stderr
     opened = (tmp_path / "opened").read_text().splitlines()
     for split, expected in (("train", 36), ("val", 12), ("test", 0)):
@@ -149,59 +136,59 @@ def test_lr_grid_opens_no_test_images(photo_folder, tmp_path):
 def read_outcome(out: Path) -> dict:
     """Everything of a protocol that must not depend on interruptions."""
     table = read_trials(out)
-    rows = [{k: v for k, v in row.items() if k != "seconds"} for row in table["trials"]]
-    found: dict = {"rows": rows, "choice": table["choice"], "protocol": table["protocol"]}
-    for home in [out, *sorted((out / "trials").iterdir())]:
-        lines = [json.loads(line) for line in (home / "metrics.jsonl").open()]
+    trials = [{k: v for k, v in trial.items() if k != "seconds"} for trial in table["trials"]]
+    outcome: dict = {"rows": trials, "choice": table["choice"], "protocol": table["protocol"]}
+    for run in [out, *sorted((out / "trials").iterdir())]:
+        lines = [json.loads(line) for line in (run / "metrics.jsonl").open()]
         metrics = [{k: v for k, v in line.items() if k not in TIMING_KEYS} for line in lines]
-        found[home.name if home != out else "run"] = (read_weights(home), (home / "config.yaml").read_text(), metrics)
-        assert (home / "checkpoints").exists() == (home == out)
-    return found
+        outcome[run.name if run != out else "run"] = (read_weights(run), (run / "config.yaml").read_text(), metrics)
+        assert (run / "checkpoints").exists() == (run == out)
+    return outcome
 
 
 class ProcessKilled(Exception):
-    """Stands for the end of the process."""
+    """Replaces the end of the process."""
 
 
 def interrupt_at(step):
-    """Have the session of the second one to get there hear a signal at a step."""
+    """Send a signal at a step of the second trial's session."""
 
     def arm(monkeypatch, runs=[]):  # noqa: B006
         runs.clear()
         log = Session.log
 
-        def heard(self, state):
+        def watch(self, state):
             log(self, state)
             if state.step == step:
                 runs.append(self)
                 if len(runs) == 2:
                     self.signals.received = signal.SIGTERM
 
-        monkeypatch.setattr(Session, "log", heard)
+        monkeypatch.setattr(Session, "log", watch)
 
     return arm
 
 
 def signal_after_first_trial(monkeypatch):
-    """A signal after the last step of the first trial, too late for the session to stop."""
+    """Send a signal after the last step of the first trial, too late for the session to stop."""
     finish = Session.finish
 
-    def heard(self, state):
+    def watch(self, state):
         summary = finish(self, state)
         self.signals.received = signal.SIGTERM
         return summary
 
-    monkeypatch.setattr(Session, "finish", heard)
+    monkeypatch.setattr(Session, "finish", watch)
 
 
 def kill_at_call(name):
-    """The process ends where a function of the protocol would be called."""
+    """End the process before a function of the protocol is called."""
 
     def arm(monkeypatch):
-        def die(*_, **__):
+        def kill_process(*_, **__):
             raise ProcessKilled
 
-        monkeypatch.setattr(f"vitreous.jobs.{name}", die)
+        monkeypatch.setattr(f"vitreous.jobs.{name}", kill_process)
 
     return arm
 
@@ -209,12 +196,12 @@ def kill_at_call(name):
 def signal_in_last_run(monkeypatch):
     log = Session.log
 
-    def heard(self, state):
+    def watch(self, state):
         log(self, state)
         if state.step == 3 and self.run.data.hold_out == 0:
             self.signals.received = signal.SIGTERM
 
-    monkeypatch.setattr(Session, "log", heard)
+    monkeypatch.setattr(Session, "log", watch)
 
 
 @pytest.fixture(scope="module")
@@ -258,7 +245,7 @@ def test_resumed_lr_grid_is_bit_identical(uninterrupted_run, tmp_path, monkeypat
     complete = {p: p.read_bytes() for p in out.glob("trials/*/summary.json")}
     train(str(root), out=str(out), resume=True)
     assert read_outcome(out) == expected
-    assert all(path.read_bytes() == content for path, content in complete.items()), "a complete trial was made again"
+    assert all(path.read_bytes() == content for path, content in complete.items()), "a complete trial was repeated"
 
 
 def test_sigterm_saves_and_prints_the_resume_command(uninterrupted_run, tmp_path):
@@ -299,32 +286,32 @@ def make_protocol(*grid: float) -> TransferProtocol:
 
 def test_ties_are_broken_by_nll_then_smaller_learning_rate():
     grid = make_protocol(0.1, 0.2, 0.3, 0.4)
-    rows = [
+    trials = [
         TrialResult(0.1, "", 0.8, 0.1),
         TrialResult(0.2, "", 0.9, 0.5),
         TrialResult(0.3, "", 0.9, 0.4),
         TrialResult(0.4, "", 0.9, None),
     ]
     assert (
-        choose_learning_rate(rows, grid).lr == 0.3
-        and "lower NLL" in choose_learning_rate(rows, grid).reason
-        and "lr 0.2" in choose_learning_rate(rows, grid).reason
+        choose_learning_rate(trials, grid).lr == 0.3
+        and "lower NLL" in choose_learning_rate(trials, grid).reason
+        and "lr 0.2" in choose_learning_rate(trials, grid).reason
     )
-    rows[1] = replace(rows[1], nll=0.4)
-    assert choose_learning_rate(rows, grid).lr == 0.2 and "smaller" in choose_learning_rate(rows, grid).reason
-    assert choose_learning_rate(rows[::-1], grid).lr == 0.2
+    trials[1] = replace(trials[1], nll=0.4)
+    assert choose_learning_rate(trials, grid).lr == 0.2 and "smaller" in choose_learning_rate(trials, grid).reason
+    assert choose_learning_rate(trials[::-1], grid).lr == 0.2
 
 
 def test_choice_at_the_edge_of_the_grid_is_reported():
     grid = make_protocol(0.1, 0.2, 0.3)
 
-    def best(number):
+    def find_best(index):
         return choose_learning_rate(
-            [TrialResult(rate, "", float(i == number), 1.0) for i, rate in enumerate(grid.grid)], grid
+            [TrialResult(rate, "", float(i == index), 1.0) for i, rate in enumerate(grid.grid)], grid
         )
 
-    assert "smallest of the grid" in best(0).warning and "largest of the grid" in best(2).warning
-    assert best(1).warning is None
+    assert "smallest of the grid" in find_best(0).warning and "largest of the grid" in find_best(2).warning
+    assert find_best(1).warning is None
     assert (
         choose_learning_rate([], make_protocol(0.1)).lr == 0.1
         and choose_learning_rate([], make_protocol(0.1)).warning is None
@@ -337,19 +324,19 @@ def test_muon_matrix_lr_scales_with_lr(photo_folder, tmp_path):
     assert run.optimizer.lr == 0.004 and grid.lr != 0.004
     assert run.optimizer.matrix_lr / run.optimizer.lr == pytest.approx(grid.matrix_lr / grid.lr)
     assert set_learning_rate(run, grid, grid.lr).optimizer.matrix_lr == grid.matrix_lr
-    assert not (tmp_path / "run" / "trials").exists(), "one rate needs no trial"
+    assert not (tmp_path / "run" / "trials").exists(), "a single learning rate needs no trial"
 
 
 def test_diverged_trial_ranks_last(photo_folder, tmp_path):
-    heard = NoteListener()
+    listener = NoteListener()
     settings = {**QUICK_OPTIONS, "optimizer": "adamw"}
-    summary = train(str(photo_folder), heard, out=str(tmp_path / "run"), lr_grid=(0.001, 0.002, 1e30), **settings)
-    rows = summary["lr_grid"]["trials"]
-    assert rows[2]["score"] is None and "step" in rows[2]["failure"]
+    summary = train(str(photo_folder), listener, out=str(tmp_path / "run"), lr_grid=(0.001, 0.002, 1e30), **settings)
+    trials = summary["lr_grid"]["trials"]
+    assert trials[2]["score"] is None and "step" in trials[2]["failure"]
     assert summary["lr_grid"]["choice"]["lr"] in (0.001, 0.002)
-    assert any("lr 1e+30 (3 of 3)" in note for note in heard.notes)
+    assert any("lr 1e+30 (3 of 3)" in note for note in listener.notes)
     write_report(tmp_path / "run" / "report.html", RunFolder(tmp_path / "run"))
-    assert rows[2]["failure"].split(";")[0] in (tmp_path / "run" / "report.html").read_text()
+    assert trials[2]["failure"].split(";")[0] in (tmp_path / "run" / "report.html").read_text()
 
 
 def test_lr_grid_fails_when_every_trial_diverges(photo_folder, tmp_path):
@@ -371,7 +358,7 @@ def test_final_run_trains_on_held_out_images(tmp_path):
     assert evaluate(tmp_path / "run" / "trials" / "lr-0.01", split="val")["val"]["images"] == 6
 
 
-def test_the_data_are_parted_without_loss_or_overlap(tmp_path):
+def test_the_data_are_split_without_loss_or_overlap(tmp_path):
     for data in (open_digits(), open_data(make_folder(tmp_path / "photos", {"train": 20, "test": 5}))):
         held, back = data.with_holdout(0.2, 0), data.with_holdout(0.0, 0)
         total = len(data.splits["train"]) + len(data.splits["val"])
@@ -379,12 +366,12 @@ def test_the_data_are_parted_without_loss_or_overlap(tmp_path):
         assert len(held.splits["train"]) + len(held.splits["val"]) == total
         assert back.splits["test"] is data.splits["test"] is held.splits["test"]
         assert len({data.fingerprint(), held.fingerprint(), back.fingerprint()}) == 3
-    names = {name: {split.name(row) for row in range(len(split))} for name, split in held.splits.items()}
-    assert names["train"] | names["val"] == {back.splits["train"].name(row) for row in range(total)}
+    names = {name: {split.name(sample) for sample in range(len(split))} for name, split in held.splits.items()}
+    assert names["train"] | names["val"] == {back.splits["train"].name(sample) for sample in range(total)}
     assert not names["train"] & names["val"]
-    own = open_data(make_folder(tmp_path / "own", {"train": 20, "val": 5}))
-    assert own.with_holdout(0.0, 0).splits["val"] is own.splits["val"]
-    assert len(own.with_holdout(0.1, 0).splits["val"]) == 6
+    with_val = open_data(make_folder(tmp_path / "own", {"train": 20, "val": 5}))
+    assert with_val.with_holdout(0.0, 0).splits["val"] is with_val.splits["val"]
+    assert len(with_val.with_holdout(0.1, 0).splits["val"]) == 6
 
 
 @pytest.mark.parametrize("size", [(16, 16), (80, 80)], ids=["in memory", "from files"])
@@ -395,34 +382,34 @@ def test_trial_repeated_from_its_config_is_identical(tmp_path, size):
         Path(held.splits[split].paths[1]).write_bytes(b"not an image")
     settings = {**QUICK_OPTIONS, "bad_images": "skip", "image_size": 16, "epochs": 1}
     train(str(root), out=str(tmp_path / "run"), lr_grid=(0.001, 0.01), **settings)
-    place = tmp_path / "run" / "trials" / "lr-0.01"
-    trial = RunFolder(place).run()
+    trial_folder = tmp_path / "run" / "trials" / "lr-0.01"
+    trial = RunFolder(trial_folder).run()
     assert RunFolder(tmp_path / "run").run().data.images == 34
     assert trial.data.images == 32 and trial.data.cache == (size == (16, 16))
-    again = train(str(root), out=str(tmp_path / "again"), config=str(place / "config.yaml"), bad_images="skip")
-    assert read_weights(tmp_path / "again") == read_weights(place)
-    kept = json.loads((place / "summary.json").read_text())["val"]
-    assert again["val"] == kept and kept["images"] == 3 and kept["unreadable"] == 1
+    again = train(str(root), out=str(tmp_path / "again"), config=str(trial_folder / "config.yaml"), bad_images="skip")
+    assert read_weights(tmp_path / "again") == read_weights(trial_folder)
+    metrics = json.loads((trial_folder / "summary.json").read_text())["val"]
+    assert again["val"] == metrics and metrics["images"] == 3 and metrics["unreadable"] == 1
 
 
 def test_options_that_conflict_with_lr_grid_are_rejected(photo_folder, tmp_path):
-    def refusal(**options):
+    def get_error_message(**options):
         with pytest.raises(UsageError) as caught:
             train(str(photo_folder), **options)
         return str(caught.value)
 
-    assert "lr_grid" in refusal(lr_grid=(0.1,), lr=0.1)
-    assert "above 0" in refusal(lr_grid=(0.1, -1.0))
-    assert "add lr_grid" in refusal(ray="auto")
-    assert "leave these settings out" in refusal(lr_grid=(), settings={"data.hold-out": ["0.5"]})
+    assert "lr_grid" in get_error_message(lr_grid=(0.1,), lr=0.1)
+    assert "above 0" in get_error_message(lr_grid=(0.1, -1.0))
+    assert "add lr_grid" in get_error_message(ray="auto")
+    assert "leave these settings out" in get_error_message(lr_grid=(), settings={"data.hold-out": ["0.5"]})
     out = str(tmp_path / "run")
     train(str(photo_folder), out=out, lr_grid=(0.01,), **QUICK_OPTIONS)
     (tmp_path / "run" / "summary.json").unlink()
-    assert "uses the grid 0.01" in refusal(out=out, resume=True, lr_grid=(0.02,))
-    assert "trials differ only in learning rate" in refusal(out=out, resume=True, override=True)
+    assert "uses the grid 0.01" in get_error_message(out=out, resume=True, lr_grid=(0.02,))
+    assert "trials differ only in learning rate" in get_error_message(out=out, resume=True, override=True)
     plain = str(tmp_path / "plain")
     train(str(photo_folder), out=plain, **QUICK_OPTIONS)
-    assert "was started without lr_grid" in refusal(out=plain, resume=True, lr_grid=())
+    assert "was started without lr_grid" in get_error_message(out=plain, resume=True, lr_grid=())
 
 
 def test_classes_too_small_to_split_are_rejected(tmp_path):
@@ -447,11 +434,11 @@ def test_the_report_has_the_grid(uninterrupted_run, tmp_path):
     shutil.copytree(root.parent / "whole", out)
     write_report(out / "report.html", RunFolder(out))
     page = (out / "report.html").read_text()
-    for row in read_trials(out)["trials"]:
+    for trial in read_trials(out)["trials"]:
         assert (
-            f"{row['lr']:g}" in page
-            and f"{100 * row['score']:.2f} %" in page
-            and f"{row['folder']}/config.yaml" in page
+            f"{trial['lr']:g}" in page
+            and f"{100 * trial['score']:.2f} %" in page
+            and f"{trial['folder']}/config.yaml" in page
         )
     assert "all images" in page and "vitreous evaluate" in page
 
@@ -464,9 +451,9 @@ def test_multilabel_trials_are_scored_by_map(tmp_path):
     ]
     (tmp_path / "table.csv").write_text("\n".join(["path,label", *rows]) + "\n")
     summary = train(str(tmp_path / "table.csv"), out=str(tmp_path / "run"), lr_grid=(0.001, 0.01), **QUICK_OPTIONS)
-    for row in summary["lr_grid"]["trials"]:
-        val = json.loads((tmp_path / "run" / row["folder"] / "summary.json").read_text())["val"]
-        assert row["score"] == val["map"] and val["top1"] is None and val["images"] == 4
+    for trial in summary["lr_grid"]["trials"]:
+        val = json.loads((tmp_path / "run" / trial["folder"] / "summary.json").read_text())["val"]
+        assert trial["score"] == val["map"] and val["top1"] is None and val["images"] == 4
     write_report(tmp_path / "run" / "report.html", RunFolder(tmp_path / "run"))
     page = (tmp_path / "run" / "report.html").read_text()
     assert re.search(r"<th><span class=\"term\"><button [^>]*>mAP</button>[^\n]*</span></span> \(held out\)</th>", page)
@@ -480,9 +467,9 @@ def test_missing_ray_error_contains_the_install_command(photo_folder, tmp_path, 
 
 @pytest.mark.slow
 def test_ray_trials_are_bit_identical(uninterrupted_run, tmp_path):
-    root, whole = uninterrupted_run
+    root, expected_run = uninterrupted_run
     train(str(root), out=str(tmp_path / "run"), lr_grid=(0.001, 0.01), ray="local", **QUICK_OPTIONS)
-    assert read_outcome(tmp_path / "run") == whole
+    assert read_outcome(tmp_path / "run") == expected_run
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""ViT-Adapter: published sizes, a ViT that stays what it is, maps of four strides."""
+"""ViT-Adapter: published sizes, an unchanged ViT, and feature maps of four strides."""
 
 from dataclasses import replace
 
@@ -24,7 +24,7 @@ BACKBONES = {
     "tokens in front": transformer_config(
         **SMALL_VIT_OPTIONS, image=(64, 96), patch=(8, 8), registers=2, norm={"layer_scale": 1.0}
     ),
-    "windows beside tokens": transformer_config(
+    "windows and tokens": transformer_config(
         **SMALL_VIT_OPTIONS, image=(64, 96), patch=(8, 8), attention={"window": 3, "global_blocks": (4,)}
     ),
     "patches of 14": transformer_config(image=(56, 84), patch=(14, 14), **SMALL_VIT_OPTIONS),
@@ -65,10 +65,10 @@ def test_parameter_counts_match_the_published_ones(size):
     plain = {"classes": 0, "class_token": False, "pool": "mean", "norm": {"final": "none", "layer_scale": 1.0}}
     config = add_adapter(config_from_name(f"ViT-{size}/16").with_options(**plain))
     model = build_without_init(config)
-    whole, prior, interactions = (
-        sum(p.numel() for p in part.parameters()) for part in (model, model.prior, model.interactions)
+    total, prior, interactions = (
+        sum(p.numel() for p in module.parameters()) for module in (model, model.prior, model.interactions)
     )
-    assert (whole + config.backbone.width, prior, interactions) == PUBLISHED_PARAMETERS[size]
+    assert (total + config.backbone.width, prior, interactions) == PUBLISHED_PARAMETERS[size]
     assert config.name() == f"ViT-{size}/16 with an adapter"
     assert config.groups == (3, 3, 3, 3) and config.strides == (4, 8, 16, 32)
 
@@ -88,7 +88,7 @@ def test_zero_gates_leave_the_vit_unchanged(name):
 
 @pytest.mark.parametrize("name", BACKBONES)
 def test_adapter_maps_fulfil_the_model_contract(name):
-    model = build_adapter(name).double()  # random offsets make much of a rounding
+    model = build_adapter(name).double()  # float64, because random offsets amplify rounding errors
     images = torch.randn(2, 3, *BACKBONES[name].image, dtype=torch.float64)
     contracts.check_feature_maps_match_config(model, images)
     contracts.check_batch_independence(model, images)
@@ -101,25 +101,28 @@ def test_adapter_maps_fulfil_the_model_contract(name):
 
 
 def add_tokens_as_authors(model, images, per_interaction):
-    """The authors' last lines (czczup/ViT-Adapter, vit_adapter.py, `forward`), from our prior and interactions.
+    """Add the tokens to our prior and interactions as the authors do (czczup/ViT-Adapter, vit_adapter.py, end of
+    `forward`).
 
-    Their segmentation backbone enlarges or shrinks the tokens after interaction i for map i, their detection backbone
-    the last tokens for every map; both by a factor, not to a size.
+    Their segmentation backbone resizes the tokens after interaction i for map i, their detection backbone the last
+    tokens for every map; both resize by a factor, not to a size.
     """
     vit, blocks = model.backbone, list(model.backbone.encoder.blocks)
     c1, *levels = model.prior(images)
     c = torch.cat([(x.flatten(2).mT + e) for x, e in zip(levels, model.level, strict=True)], 1)
-    places, outs = ReferencePoints(tuple(images.shape[2:]), model.config.backbone.patch, images.device), []
+    reference_points, outs = ReferencePoints(tuple(images.shape[2:]), model.config.backbone.patch, images.device), []
     x = vit.add_positions(vit.project(images))
     for interaction in model.interactions:
-        x = interaction.inject(x, c, places)
+        x = interaction.inject(x, c, reference_points)
         for _ in range(len(model.backbone.encoder.blocks) // 4):
             x = blocks.pop(0)(x)
-        c = interaction.extract_features(c, x, places)
-        outs.append(x.mT.unflatten(2, places.grid))
+        c = interaction.extract_features(c, x, reference_points)
+        outs.append(x.mT.unflatten(2, reference_points.grid))
     c2, c3, c4 = (
-        part.mT.unflatten(2, grid)
-        for part, grid in zip(c.split([h * w for h, w in places.grids], 1), places.grids, strict=True)
+        level.mT.unflatten(2, grid)
+        for level, grid in zip(
+            c.split([h * w for h, w in reference_points.grids], 1), reference_points.grids, strict=True
+        )
     )
     c1 = model.up(c2) + c1
     x1, x2, x3, x4 = outs if per_interaction else outs[-1:] * 4
@@ -131,8 +134,8 @@ def add_tokens_as_authors(model, images, per_interaction):
     return [norm(y) for norm, y in zip(model.norms, sums, strict=True)]
 
 
-def relative_difference(x, reference):
-    """The relative difference of two tensors, by their Euclidean norms."""
+def compute_relative_difference(x, reference):
+    """The relative difference of two tensors in Euclidean norm."""
     return ((x - reference).norm() / reference.norm()).item()
 
 
@@ -145,9 +148,9 @@ def test_tokens_are_added_as_in_the_authors_detection_and_segmentation_backbones
     model, images = contracts.randomise(build_model(config)).eval(), torch.randn(2, 3, 64, 96)
     maps = [x.movedim(-1, 1) for x in model.features_at(images, config.strides)]
     expected = add_tokens_as_authors(model, images, token_source == "interaction")
-    assert max(map(relative_difference, maps, expected)) <= 1e-5
-    other = add_tokens_as_authors(model, images, token_source == "last")
-    differences = [relative_difference(x, y) for x, y in zip(maps, other, strict=True)]
+    assert max(map(compute_relative_difference, maps, expected)) <= 1e-5
+    reference = add_tokens_as_authors(model, images, token_source == "last")
+    differences = [compute_relative_difference(x, y) for x, y in zip(maps, reference, strict=True)]
     assert min(differences[:3]) > 0.1 and differences[3] < 1e-5  # the coarsest map gets the last tokens in both
     contracts.check_feature_maps_match_config(model, images)
     contracts.check_unused_parameters_are_frozen(model, images)
@@ -167,16 +170,16 @@ def test_interactions_are_spread_over_the_maps(interactions, expected):
 def test_an_adapter_is_exported():
     backbone = transformer_config(image=(32, 32), patch=(16, 16), **SMALL_VIT_OPTIONS | {"depth": 1})
     model = contracts.randomise(build_model(AdapterConfig(backbone=backbone, interactions=1, **ADAPTER_OPTIONS)))
-    contracts.export_agrees(model, torch.randn(2, 3, 32, 32))
+    contracts.check_export_matches(model, torch.randn(2, 3, 32, 32))
 
 
 def test_reference_points_cover_all_levels():
-    places = ReferencePoints((64, 96), (16, 16), torch.device("cpu"))
-    assert len(places.level_points) == 21 * 2 * 3 and len(places.token_points) == 4 * 6
+    reference_points = ReferencePoints((64, 96), (16, 16), torch.device("cpu"))
+    assert len(reference_points.level_points) == 21 * 2 * 3 and len(reference_points.token_points) == 4 * 6
     model = build_adapter("plain")
     levels = model.prior(torch.randn(1, 3, 64, 96))[1:]
     assert model.run_interactions(torch.randn(1, 3, 64, 96), levels)[1].shape == (1, 21 * 2 * 3, 16)
-    # the same point of an image lies at the same place, whatever the patch and the filling up
+    # a point of an image has the same coordinates for any patch size and padding
     ragged = ReferencePoints((56, 84), (14, 14), torch.device("cpu"))
     assert torch.allclose(ragged.token_points[0, 0], torch.tensor([7 / 96, 7 / 64]))
     assert torch.allclose(ragged.level_points[0, 0], torch.tensor([4 / 84, 4 / 56]))
@@ -189,18 +192,18 @@ def test_the_prior_learns_while_gates_are_zero():
     sum((x * w).sum() for x, w in zip(maps, weights, strict=True)).backward()
     silent = {name for name, p in model.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0}
     assert not [name for name in silent if not name.startswith("interactions.")]
-    # behind a gate of zeros, or before layers of zeros by which fresh queries choose where to look
+    # gates are zero, and so are the layers from which new queries compute their sampling offsets
     assert all((".injector." in name and ".gate" not in name) or ".norm_levels." in name for name in silent)
 
 
 def test_batch_norm_statistics_are_stored_in_the_state():
     model, images = build_adapter("plain", norm="batch", gates=False), torch.randn(4, 3, 64, 96)
-    before = {name: x.clone() for name, x in model.state_dict().items() if "running" in name}
-    assert len(before) == 2 * (6 + 4)
+    statistics = {name: x.clone() for name, x in model.state_dict().items() if "running" in name}
+    assert len(statistics) == 2 * (6 + 4)
     model.eval()(images)
-    assert all(torch.equal(model.state_dict()[name], x) for name, x in before.items())
+    assert all(torch.equal(model.state_dict()[name], x) for name, x in statistics.items())
     model.train()(images)
-    assert not any(torch.equal(model.state_dict()[name], x) for name, x in before.items())
+    assert not any(torch.equal(model.state_dict()[name], x) for name, x in statistics.items())
     half = build_model(model.config).to(torch.bfloat16).eval()
     assert half.features_at(images.to(torch.bfloat16), [32])[0].dtype == torch.bfloat16
     group = build_model(replace(model.config, norm="group"))
@@ -218,8 +221,8 @@ def test_layer_decay_applies_only_to_the_vit():
 
 def test_cost_grows_with_the_image_and_counts_the_vit():
     config = AdapterConfig(backbone=BACKBONES["plain"], **ADAPTER_OPTIONS)
-    first = 9 * 3 * 8 * 32 * 48  # of the first convolution
-    assert config.macs() - config.backbone.macs() > first
+    first_macs = 9 * 3 * 8 * 32 * 48  # of the first convolution
+    assert config.macs() - config.backbone.macs() > first_macs
     assert config.macs((128, 192)) > 3.5 * config.macs()
 
 

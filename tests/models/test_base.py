@@ -1,4 +1,4 @@
-"""What models of all families share: checks of images, the repr, and methods of timm and DINOv2."""
+"""Features shared by models of all families: image checks, the repr, and methods of timm and DINOv2."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_mixin_from_pretrained_is_not_overridden():
 
 @pytest.fixture(scope="module")
 def timm_pair(tmp_path_factory):
-    """A ViT of timm whose weights are not as they are drawn, and ours with its weights."""
+    """A timm ViT with perturbed weights, and our model with the same weights."""
     import timm
     from safetensors.torch import save_file
 
@@ -113,7 +113,8 @@ def test_features_match_timm(timm_pair):
     images = torch.randn(2, 3, IMAGE_SIZE, IMAGE_SIZE)
     tokens = ours.forward_features(images)
     torch.testing.assert_close(tokens, theirs.forward_features(images), atol=1e-5, rtol=1e-4)
-    torch.testing.assert_close(ours.forward_head(tokens), ours(images))  # which computes less of the last block
+    # the forward pass computes less of the last block
+    torch.testing.assert_close(ours.forward_head(tokens), ours(images))
     torch.testing.assert_close(ours.forward_head(tokens, pre_logits=True), theirs.forward_head(tokens, pre_logits=True))
     assert (ours.num_features, ours.num_classes) == (theirs.num_features, theirs.num_classes) == (64, 5)
 
@@ -126,11 +127,11 @@ def test_intermediates_match_timm(timm_pair, indices, options):
     if not options.get("intermediates_only"):
         torch.testing.assert_close(result[0], expected[0], atol=1e-5, rtol=1e-4)
         expected, result = expected[1], result[1]
-    if indices == [2, 0]:  # timm gives them in the order of the blocks, here they are in that of the indices
+    if indices == [2, 0]:  # timm returns the order of the blocks, vitreous that of the indices
         expected = expected[::-1]
     assert [x.shape for x in result] == [x.shape for x in expected]
-    for one, other in zip(result, expected, strict=True):
-        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
+    for features, expected_features in zip(result, expected, strict=True):
+        torch.testing.assert_close(features, expected_features, atol=1e-5, rtol=1e-4)
 
 
 def test_intermediate_layers_match_the_dinov2_api(timm_pair):
@@ -190,6 +191,6 @@ def test_gradient_checkpointing_does_not_change_gradients():
     assert all(map(torch.equal, *gradients))
 
 
-def test_patch_size_is_understood_beside_image_size():
+def test_patch_size_can_be_combined_with_image_size():
     config = vitreous.create("ViT-32x2/8", image_size=30, patch_size=6).config
     assert (config.image, config.patch, config.grid) == ((30, 30), (6, 6), (5, 5))

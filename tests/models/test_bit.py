@@ -13,7 +13,7 @@ from vitreous.nn.resnet import NUMERICS, AxialAttention, ResNetStem, Standardize
 
 BLOCKS_BY_DEPTH = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3), 200: (3, 24, 36, 3)}
 
-#: depth, factor: parameters without a head; arXiv:1912.11370 and its code
+#: depth, factor: parameters without a head, from arXiv:1912.11370 and its code
 PARAMETER_COUNTS = {
     (50, 1): 23_500_352,
     (50, 2): 93_891_712,
@@ -25,7 +25,7 @@ PARAMETER_COUNTS = {
     (152, 4): 928_340_224,
     (200, 3): 562_488_000,
 }
-#: depth, factor, classes: with a head
+#: depth, factor, classes: parameters with a head
 PARAMETER_COUNTS_WITH_HEAD = {
     (50, 1, 1000): 25_549_352,
     (50, 1, 21843): 68_256_659,
@@ -33,7 +33,7 @@ PARAMETER_COUNTS_WITH_HEAD = {
     (152, 4, 1000): 936_533_224,
     (152, 4, 21843): 1_107_299_923,
 }
-#: depth, factor: without a head at 224 px, as printed
+#: depth, factor: GMACs without a head at 224 px, as published
 PUBLISHED_GMACS = {
     (50, 1): "4.087",
     (50, 2): "16.11",
@@ -57,7 +57,7 @@ def build_random_bit(changes):
     return contracts.randomise(BiT(BiTConfig(**{**SMALL_OPTIONS, **changes})))
 
 
-def images_for(model, scale=(1, 1)):
+def draw_images(model, scale=(1, 1)):
     return torch.randn(3, model.config.channels, *(i * s for i, s in zip(model.config.image, scale, strict=True)))
 
 
@@ -90,24 +90,24 @@ def test_macs_match_the_published_values(depth, factor):
 
 
 def count_macs(model, images):
-    """Multiply-adds of what a forward pass of one image does, counted where it does it."""
+    """Multiply-adds of a forward pass of one image, counted by hooks."""
     total = 0
 
-    def convolution(part, _, output):
+    def convolution(module, _, output):
         nonlocal total
-        total += output[0].numel() * part.weight[0].numel()
+        total += output[0].numel() * module.weight[0].numel()
 
-    def attention(part, inputs, _):
+    def attention(module, inputs, _):
         nonlocal total
         _, width, *size = inputs[0].shape
         for length, lines in (size, size[::-1]):
             head, pairs = width // 8, lines * 8 * length**2
             total += lines * length * width * 2 * width + pairs * (3 * head // 2 + 2 * head)
 
-    for part in model.modules():
-        hook = {StandardizedConv: convolution, AxialAttention: attention}.get(type(part))
+    for module in model.modules():
+        hook = {StandardizedConv: convolution, AxialAttention: attention}.get(type(module))
         if hook:
-            part.register_forward_hook(hook)
+            module.register_forward_hook(hook)
     with torch.inference_mode():
         model(images)
     return total
@@ -129,25 +129,25 @@ def test_axial_resnet50_replaces_every_3x3_convolution():
     config = BiTConfig(axial=True)
     with torch.device("meta"):
         model = BiT(config)
-    kernels = [part.kernel for part in model.modules() if isinstance(part, StandardizedConv)]
+    kernels = [module.kernel for module in model.modules() if isinstance(module, StandardizedConv)]
     assert sorted(set(kernels)) == [1, 7] and kernels.count(7) == 1
-    axial = [part for part in model.modules() if isinstance(part, AxialAttention)]
-    lengths = {tuple(len(line.relative) // 2 + 1 for line in (part.row, part.column)) for part in axial}
+    axial = [module for module in model.modules() if isinstance(module, AxialAttention)]
+    lengths = {tuple(len(line.relative) // 2 + 1 for line in (module.row, module.column)) for module in axial}
     assert len(axial) == 16 and lengths == {(56, 56), (28, 28), (14, 14), (7, 7)}
     assert count_parameters(config) < count_parameters(BiTConfig())
 
 
 @pytest.mark.parametrize("name", MODEL_OPTIONS)
 @pytest.mark.parametrize("promise", contracts.ALL_CONTRACTS)
-def test_promise(name, promise):
+def test_model_contract(name, promise):
     model = build_random_bit(MODEL_OPTIONS[name])
-    promise(model, images_for(model))
+    promise(model, draw_images(model))
 
 
 @pytest.mark.parametrize("name", MODEL_OPTIONS)
 def test_model_accepts_other_image_sizes(name):
     model = build_random_bit(MODEL_OPTIONS[name])
-    contracts.check_other_image_sizes(model, images_for(model, (2, 2)), images_for(model, (1, 3)))
+    contracts.check_other_image_sizes(model, draw_images(model, (2, 2)), draw_images(model, (1, 3)))
 
 
 @pytest.mark.parametrize("image", [(224, 224), (225, 193), (32, 97), (7, 1)])
@@ -237,5 +237,5 @@ def test_parity_with_timm(size):
         )
     ours.load_state_dict(state)
     images = torch.randn(2, 3, *size)
-    for answer, reference in ((ours.body(images), theirs.forward_features(images)), (ours(images), theirs(images))):
-        assert ((answer - reference).abs().max() / reference.abs().max()).item() <= 1e-5
+    for output, reference in ((ours.body(images), theirs.forward_features(images)), (ours(images), theirs(images))):
+        assert ((output - reference).abs().max() / reference.abs().max()).item() <= 1e-5

@@ -1,4 +1,4 @@
-"""What every model config has, whether a field, a constant or a property: type checkers do not compare these."""
+"""Attributes that every model config has, as a field, constant or property; type checkers do not compare these."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ REQUIRED = {"family": str, "image": tuple, "patch": tuple, "channels": int, "cla
 LENGTHS = ("image", "patch", "position_grid", "global_blocks")
 
 
-def declared_types(kind: type) -> dict[str, type]:
+def get_declared_types(base_class: type) -> dict[str, type]:
     """The types of the defaults of a base class."""
-    values = {name: value for name, value in vars(kind).items() if not name.startswith("__")}
-    kinds = (bool, int, float, str, tuple, ConfigGroup)
-    return {name: type(value) for name, value in values.items() if isinstance(value, kinds)}
+    values = {name: value for name, value in vars(base_class).items() if not name.startswith("__")}
+    value_types = (bool, int, float, str, tuple, ConfigGroup)
+    return {name: type(value) for name, value in values.items() if isinstance(value, value_types)}
 
 
 def check_values(owner: object, types: dict[str, type]) -> None:
-    """Check that the attributes have these types; True is no integer here."""
+    """Check the types of attributes; a bool is not accepted as an integer."""
     for name, declared in types.items():
         value = getattr(owner, name)
         assert isinstance(value, declared) and isinstance(value, bool) == (declared is bool), name
         assert name not in LENGTHS or all(type(length) is int for length in value), name
 
 
-def test_every_family_is_looked_at():
+def test_every_family_is_covered():
     assert {config.family for config in CONFIGS} == set(FAMILIES)
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.name())
 def test_values_have_the_types_of_the_defaults(config):
-    types = declared_types(ModelConfig)
+    types = get_declared_types(ModelConfig)
     assert {"prefix", "front", "positions", "has_attention", "can_be_stored"} <= types.keys()
     check_values(config, REQUIRED | types)
-    check_values(config.positions, declared_types(PositionGroup))
-    check_values(config.attention, declared_types(AttentionGroup))
+    check_values(config.positions, get_declared_types(PositionGroup))
+    check_values(config.attention, get_declared_types(AttentionGroup))
     assert config.backbone is None or isinstance(config.backbone, ModelConfig)

@@ -55,7 +55,7 @@ MODEL_OPTIONS = {
         "norm": {"final": "none"},
         "position_grid": (3, 5),
     },
-    "windows beside prefix tokens": {"attention": {"window": 3, "global_blocks": (1,)}, "registers": 2},
+    "windows with prefix tokens": {"attention": {"window": 3, "global_blocks": (1,)}, "registers": 2},
     "gated": {"mlp": {"kind": "swiglu"}},
     "CLIP": {
         "first_norm": True,
@@ -67,7 +67,7 @@ MODEL_OPTIONS = {
     "hybrid": {"image": (32, 32), "patch": (16, 16), "stem": StemConfig((1, 1, 1), 8)},
     "hybrid, root alone": {"image": (32, 32), "patch": (16, 16), "stem": StemConfig((), 8)},
     "convolutions": {"stem": ConvStemConfig(widths=(4, 6), blocks=(1, 0)), "class_token": False, "pool": "mean"},
-    "convolutions, a token a place": {"stem": ConvStemConfig(widths=(4, 6, 8), blocks=(0, 1, 1)), "channels": 1},
+    "convolutions, one token per position": {"stem": ConvStemConfig(widths=(4, 6, 8), blocks=(0, 1, 1)), "channels": 1},
     "folded class position": {"positions": {"slots": 0}},
 }
 
@@ -77,22 +77,22 @@ def build_random_vit(changes):
     return contracts.randomise(build_model(transformer_config(**SMALL_OPTIONS).with_options(**changes)))
 
 
-def images_for(model, scale=(1, 1)):
+def draw_images(model, scale=(1, 1)):
     size = [i * s for i, s in zip(model.config.image, scale, strict=True)]
     return torch.randn(3, model.config.channels, *size)
 
 
 @pytest.mark.parametrize("name", MODEL_OPTIONS)
 @pytest.mark.parametrize("promise", contracts.ALL_CONTRACTS)
-def test_promise(name, promise):
+def test_model_contract(name, promise):
     model = build_random_vit(MODEL_OPTIONS[name])
-    promise(model, images_for(model))
+    promise(model, draw_images(model))
 
 
 @pytest.mark.parametrize("name", MODEL_OPTIONS)
 def test_model_accepts_other_image_sizes(name):
     model = build_random_vit(MODEL_OPTIONS[name])
-    contracts.check_other_image_sizes(model, images_for(model, (2, 2)), images_for(model, (1, 3)))
+    contracts.check_other_image_sizes(model, draw_images(model, (2, 2)), draw_images(model, (1, 3)))
 
 
 def test_three_axes():

@@ -61,22 +61,22 @@ def build_detector(config: DetectorConfig):
         (model.regions.box.predictor.cls_score, 2.0),
         (model.regions.box.predictor.bbox_pred, 0.5),
     ):
-        torch.nn.init.normal_(layer.weight, std=deviation)  # answers that differ from each other
+        torch.nn.init.normal_(layer.weight, std=deviation)  # so that detections differ from each other
     return model
 
 
 def make_targets(size: tuple[int, int] = (48, 64)) -> dict:
-    """Two images: one with an object of each of two classes and a crowd, one with nothing."""
+    """Two images: one with an object of each of two classes and a crowd, one without objects."""
     boxes = torch.tensor([[4.0, 4, 24, 28], [30, 10, 60, 40], [0, 30, 30, 48]])
-    row = torch.zeros(3, *size, dtype=torch.bool)
-    for mask, (left, top, right, bottom) in zip(row, boxes.int().tolist(), strict=True):
+    masks = torch.zeros(3, *size, dtype=torch.bool)
+    for mask, (left, top, right, bottom) in zip(masks, boxes.int().tolist(), strict=True):
         mask[top:bottom, left:right] = True
     return {
         "boxes": [boxes, boxes[:0]],
         "labels": [torch.tensor([0, 2, 1]), torch.zeros(0, dtype=torch.int64)],
         "crowd": [torch.tensor([False, False, True]), torch.zeros(0, dtype=torch.bool)],
         "keys": torch.tensor([1, 2]),
-        "masks": [row, row[:0]],
+        "masks": [masks, masks[:0]],
     }
 
 
@@ -89,7 +89,7 @@ def test_detections_have_fixed_shapes_and_are_batch_independent(name, heads):
         boxes, scores, labels, masks = model(images)
         alone = model(images[1:2])
     assert boxes.shape == (3, 12, 4) and scores.shape == labels.shape == (3, 12) and masks.shape == (3, 12, 28, 28)
-    assert all(torch.allclose(one[0].float(), many[1].float(), atol=1e-4) for one, many in zip(
+    assert all(torch.allclose(single[0].float(), many[1].float(), atol=1e-4) for single, many in zip(
         alone, (boxes, scores, labels, masks), strict=True))  # fmt: skip
     assert (scores.diff(dim=1) <= 0).all() and labels.dtype == torch.int64 and labels.min() >= 0 and labels.max() < 3
     there_is = scores > 0
@@ -108,7 +108,7 @@ def test_every_trainable_parameter_gets_a_gradient(name, change):
     )
     assert all(loss.dtype == torch.float32 and loss.isfinite() and loss > 0 for loss in losses.values())
     sum(losses.values()).backward()
-    lacking = [part for part, p in model.named_parameters() if p.requires_grad and p.grad is None]
+    lacking = [parameter_name for parameter_name, p in model.named_parameters() if p.requires_grad and p.grad is None]
     assert not lacking
 
 
@@ -124,10 +124,10 @@ def test_bundle_round_trip_preserves_outputs(name, masks, tmp_path):
     assert again.task == task and again.task.classes == ("a", "b", "c") and not again.classes
     images = torch.randn(1, 3, 48, 64)
     with torch.inference_mode():
-        answers = model(images)
-        assert all(torch.equal(one, other) for one, other in zip(again.model(images), answers, strict=True))
+        outputs = model(images)
+        assert all(torch.equal(output, expected) for output, expected in zip(again.model(images), outputs, strict=True))
         packed = freeze_for_inference(model, packed=True)(images)
-    assert torch.allclose(packed[1], answers[1], atol=1e-4)
+    assert torch.allclose(packed[1], outputs[1], atol=1e-4)
     assert model.config.macs() > model.config.backbone.macs()
 
 

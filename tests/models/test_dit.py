@@ -1,4 +1,4 @@
-"""DiT: counts and costs of the paper, adaLN-Zero, and diffusers' model on copied weights."""
+"""DiT: parameter counts and costs of the paper, adaLN-Zero, and the model of diffusers with the same weights."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from vitreous.nn.condition import AdaLNBlock, timestep_embedding
 from vitreous.nn.frozen import freeze_for_inference
 from vitreous.nn.grid import patchify, unpatchify
 
-#: parameters that move, and 10^9 multiply-adds of latents of 32 x 32 (the paper's "Gflops" are these)
+#: trainable parameters, and 10^9 multiply-adds for latents of 32 x 32 (the paper's "Gflops")
 PUBLISHED_SIZES = {
     "XL/2": (674_834_720, 118.62),
     "XL/4": (675_000_704, 29.04),
@@ -88,27 +88,28 @@ def test_block_matches_the_formula():
     x, c = torch.randn(2, 16, 32), torch.randn(2, 32)
     m = block.modulation(c)[:, None].chunk(6, -1)
     norm = lambda y: torch.nn.functional.layer_norm(y, (32,), eps=1e-6)  # noqa: E731
-    want = x + m[2] * block.attention(norm(x) * (1 + m[1]) + m[0])
-    want = want + m[5] * block.mlp(norm(want) * (1 + m[4]) + m[3])
-    assert torch.allclose(block(x, c), want, atol=1e-5)
+    expected = x + m[2] * block.attention(norm(x) * (1 + m[1]) + m[0])
+    expected = expected + m[5] * block.mlp(norm(expected) * (1 + m[4]) + m[3])
+    assert torch.allclose(block(x, c), expected, atol=1e-5)
 
 
-def test_waves_are_cosines_and_then_sines():
+def test_time_embeddings_are_cosines_and_then_sines():
     table = timestep_embedding(torch.tensor([0.0, 3.0]), 8)
     assert table[0].tolist() == [1.0] * 4 + [0.0] * 4
-    want = [math.cos(3 * 10000 ** (-i / 4)) for i in range(4)] + [math.sin(3 * 10000 ** (-i / 4)) for i in range(4)]
-    assert table[1].tolist() == pytest.approx(want, abs=1e-6)
+    expected = [math.cos(3 * 10000 ** (-i / 4)) for i in range(4)] + [math.sin(3 * 10000 ** (-i / 4)) for i in range(4)]
+    assert table[1].tolist() == pytest.approx(expected, abs=1e-6)
 
 
 def test_output_is_batch_independent_and_conditioned_on_time_and_class():
     model = build_tiny_dit()
     images, time, labels = make_batch()
     together = model(images, time, labels)
-    alone = torch.cat([model(*(part[i : i + 1] for part in (images, time, labels))) for i in range(3)])
+    alone = torch.cat([model(*(tensor[i : i + 1] for tensor in (images, time, labels))) for i in range(3)])
     assert torch.allclose(together, alone, atol=1e-4 * together.abs().max().item())
     assert (model(images, time + 1, labels) - together).abs().max() > 1e-3
     assert (model(images, time, (labels + 1) % 6) - together).abs().max() > 1e-3
-    assert torch.equal(model(images, time), model(images, time, torch.full((3,), 5)))  # the last row is no class
+    # the last embedding is the "no class" embedding
+    assert torch.equal(model(images, time), model(images, time, torch.full((3,), 5)))
 
 
 def test_every_parameter_gets_a_gradient():
@@ -118,7 +119,7 @@ def test_every_parameter_gets_a_gradient():
     assert not [name for name, p in model.named_parameters() if not p.grad.abs().sum() > 0]
 
 
-def test_patches_with_their_positions_are_in_no_order():
+def test_outputs_are_equivariant_to_the_order_of_patches():
     model = build_tiny_dit()
     images, time, labels = make_batch()
     tokens, order = model.add_positions(model.project(images)), torch.randperm(16)
@@ -149,27 +150,27 @@ def test_clip_blocks_alternate_between_space_and_time():
     assert model(clips, time, labels).shape == clips.shape
     condition = model.condition(time, labels)
     x = model.add_positions(model.project(clips)).unflatten(1, (4, 6))
-    for number, block in enumerate(model.blocks()):
-        if number % 2:
-            loop = torch.stack([AdaLNBlock.forward(block, x[:, :, place], condition) for place in range(6)], 2)
+    for index, block in enumerate(model.blocks()):
+        if index % 2:
+            loop = torch.stack([AdaLNBlock.forward(block, x[:, :, position], condition) for position in range(6)], 2)
         else:
             loop = torch.stack([block(x[:, slot], condition) for slot in range(4)], 1)
         x = block(x, condition)
         assert torch.allclose(x, loop, atol=1e-5)
-    want = model.last(x.flatten(1, 2), condition)
-    assert torch.allclose(model.encode(model.add_positions(model.project(clips)), condition), want, atol=1e-5)
+    expected = model.last(x.flatten(1, 2), condition)
+    assert torch.allclose(model.encode(model.add_positions(model.project(clips)), condition), expected, atol=1e-5)
     longer = torch.randn(3, 3, 7, 4, 8)
     assert model(longer, time, labels).shape == longer.shape
-    assert [one.shape for one in model.features_after(clips, [0, 3], time, labels)] == [(3, 24, 36)] * 2
+    assert [features.shape for features in model.features_after(clips, [0, 3], time, labels)] == [(3, 24, 36)] * 2
     with torch.inference_mode():
         assert torch.allclose(freeze_for_inference(model)(clips, time, labels), model(clips, time, labels), atol=1e-4)
 
 
-def test_alternating_blocks_have_names_costs_and_mistakes():
+def test_alternating_blocks_names_costs_and_errors():
     config = config_from_name("DiT-96x4/2x4x4-alternating", (8, 16, 16))
     assert config.name() == "DiT-96x4/2x4x4-alternating" and config.grid == (4, 4, 4)
     joint = replace(config, arrangement="joint")
-    less = 2 * (64 * 2 * (64 - 16) * 96) + 2 * (64 * 2 * (64 - 4) * 96)  # keys that a query does not see
+    less = 2 * (64 * 2 * (64 - 16) * 96) + 2 * (64 * 2 * (64 - 4) * 96)  # keys outside a query's row or column
     assert joint.macs() - config.macs() == less
     for changes in ({"image": (8, 8), "patch": (2, 2)}, {**CLIP_OPTIONS, "depth": 1}):
         with pytest.raises(UsageError, match="alternating blocks require a depth of at least 2 and images with 3 axes"):
@@ -182,16 +183,16 @@ def test_layer_indices_for_layer_decay():
 
 
 @pytest.mark.parametrize("qk_norm", [False, True])
-def test_a_frozen_copy_agrees(qk_norm):
+def test_a_frozen_copy_has_the_same_outputs(qk_norm):
     model = build_tiny_dit(qk_norm=qk_norm)
     images, time, labels = make_batch()
-    want = model(images, time, labels)
+    expected = model(images, time, labels)
     with torch.inference_mode():
         assert torch.allclose(
-            freeze_for_inference(model, packed=True)(images, time, labels), want, atol=2e-5 * want.abs().max()
+            freeze_for_inference(model, packed=True)(images, time, labels), expected, atol=2e-5 * expected.abs().max()
         )
         half = freeze_for_inference(model, torch.bfloat16)(images.bfloat16(), time, labels).float()
-    assert (half - want).norm() / want.norm() < 2e-2
+    assert (half - expected).norm() / expected.norm() < 2e-2
 
 
 def build_diffusers_dit(config):
@@ -208,43 +209,43 @@ def build_diffusers_dit(config):
         norm_eps=1e-6,
     )
     randomise(theirs)
-    first = theirs.transformer_blocks[0].norm1.emb.state_dict()
-    for block in theirs.transformer_blocks:  # a converted DiT has the same in all
-        block.norm1.emb.load_state_dict(first)
+    first_norm = theirs.transformer_blocks[0].norm1.emb.state_dict()
+    for block in theirs.transformer_blocks:  # a converted DiT has the same in all blocks
+        block.norm1.emb.load_state_dict(first_norm)
     return theirs.eval()
 
 
 @pytest.mark.parametrize("side", [8, 12])
 def test_outputs_match_diffusers(side, tmp_path):
-    """Random weights written by diffusers and read here, for two sizes. (At another size than a model's own diffusers
-    stretches positions, which its authors' code does not.)"""
+    """Random weights written by diffusers and read here, at two sizes. At other sizes than the model's, diffusers
+    resizes positions; the authors' code does not."""
     config = replace(TINY_CONFIG, hidden=128, image=(side, side))
     theirs = build_diffusers_dit(config)
     theirs.save_pretrained(tmp_path / "theirs")
-    ours = vitreous_bundle(tmp_path / "theirs")
+    ours = load_dit_bundle(tmp_path / "theirs")
     assert ours.model.config == replace(config, time_shift=1)
     images, time, labels = make_batch(side=side)
     with torch.no_grad():
-        want = theirs(images, timestep=time.long(), class_labels=labels).sample
-        got = ours.model(images, time, labels)
-    assert (got - want).abs().max() <= 1e-5 * want.abs().max()
+        expected = theirs(images, timestep=time.long(), class_labels=labels).sample
+        outputs = ours.model(images, time, labels)
+    assert (outputs - expected).abs().max() <= 1e-5 * expected.abs().max()
 
 
-def vitreous_bundle(place):
+def load_dit_bundle(folder):
     from vitreous.weights.adopt import open_weights
 
-    return open_weights(place).build_bundle()
+    return open_weights(folder).build_bundle()
 
 
 def test_patch_pixel_order_is_converted_from_the_authors_layout():
-    """(h, w, p, q, c) there, (h, w, c, p, q) here: what is read back makes the same image."""
+    """The layout is (h, w, p, q, c) there and (h, w, c, p, q) here; the loaded weights generate the same image."""
     from vitreous.weights.formats.dit import CHANNELS_LAST
 
     config = replace(TINY_CONFIG, learned_variance=False)
-    rows = torch.randn(12, 7)
-    (ours,) = CHANNELS_LAST.into([rows], config)
+    weights = torch.randn(12, 7)
+    (ours,) = CHANNELS_LAST.into([weights], config)
     x = torch.randn(1, 4, 4, 7)
-    theirs = (x @ rows.T).unflatten(-1, (2, 2, 3)).permute(0, 5, 1, 3, 2, 4).reshape(1, 3, 8, 8)
+    theirs = (x @ weights.T).unflatten(-1, (2, 2, 3)).permute(0, 5, 1, 3, 2, 4).reshape(1, 3, 8, 8)
     assert torch.allclose(unpatchify(x @ ours.T, (2, 2)), theirs, atol=1e-5)
-    assert torch.equal(CHANNELS_LAST.to_foreign([ours], config)[0], rows)
+    assert torch.equal(CHANNELS_LAST.to_foreign([ours], config)[0], weights)
     assert patchify(theirs, (2, 2)).shape == (1, 4, 4, 12)

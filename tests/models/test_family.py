@@ -1,4 +1,4 @@
-"""The paper's other models and the ViT's kin: sizes to the unit, names, cost."""
+"""The paper's other models and ViT variants: exact parameter counts, names and costs."""
 
 import subprocess
 import sys
@@ -23,8 +23,8 @@ from vitreous.models.names import MODEL_NAMES, config_from_name, vit_config_from
 from vitreous.models.vit import ViT
 from vitreous.models.zoo import build_model, build_without_init, create_untrained_model
 
-#: parameters as published (official modules, or the formula of each paper's code); with 1000 classes but where the name
-#: has none
+#: published parameter counts (official modules, or the formula of each paper's code), with 1000 classes unless the name
+#: implies none
 PARAMETER_COUNTS = {
     "R+ViT-Ti/16": 6_337_704,
     "R26+ViT-S/32": 36_431_912,
@@ -41,7 +41,7 @@ PARAMETER_COUNTS = {
     "DeiT-III-B/16": 86_585_320,
     "DeiT-III-L/16": 304_374_760,
     "DeiT-III-H/14": 632_126_440,
-    # the official files have one vector more, the mask token
+    # the official files contain one more vector, the mask token
     "DINOv2-S/14": 22_056_576 - 384,
     "DINOv2-S/14-registers": 22_058_112 - 384,
     "DINOv2-B/14": 86_580_480 - 768,
@@ -204,7 +204,7 @@ def test_invalid_convolutional_stages_are_rejected(widths, blocks):
 
 
 def count_macs_by_hooks(config):
-    """Multiply-adds counted from the shapes that pass through: linear layers, convolutions, attention products."""
+    """Multiply-adds counted by hooks from tensor shapes: linear layers, convolutions, attention products."""
     model, total = build_without_init(config), 0
 
     def linear(module, inputs, output):
@@ -260,7 +260,7 @@ def test_macs_match_hook_counts(name):
     "name", ["ViT-S/16", "DeiT-Ti/16-distilled", "DINOv2-g/14", "ViT-Ti/16-rotary", "ViT-Ti/16-relative"]
 )
 def test_computed_macs_exclude_unread_tokens(name):
-    """By PyTorch's own count of operations, two to a multiply-add."""
+    """Compared with PyTorch's operation count, two operations per multiply-add."""
     base, _, attention = name.rpartition("-")
     config = (
         vit_config_from_name(base).with_options(attention={"kind": attention})
@@ -295,7 +295,7 @@ def test_conv_stem_macs_match_hook_counts():
 
 
 def test_window_macs_include_padding_and_position_tables():
-    """Not what longer queries, keys and values add, which is how a block finds the sums: ones, and zeros."""
+    """Constant columns that a block appends to queries, keys and values to compute sums are not counted."""
     config = vit_config_from_name("SAM-B/16")
     tables = longer = 0
     for index in range(12):
@@ -309,28 +309,28 @@ def test_window_macs_include_padding_and_position_tables():
     "changes", [{}, {"pool": "mean"}, {"mlp": {"hidden": 96}}, {"mlp": {"kind": "swiglu"}}, {"registers": 3}]
 )
 def test_activation_count_matches_tensors_saved_by_autograd(changes):
-    """Counted by what is saved for the backward pass, each storage once, weights left out: within a tenth."""
+    """Compared with tensors saved for the backward pass, each storage once, without weights: within 10 %."""
     config = transformer_config(
         **{"image": (64, 64), "patch": (4, 4), "width": 64, "depth": 3, "heads": 4, "mlp": {"hidden": 256}, **changes}
     )
     model = build_model(config)
-    own = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    parameter_pointers = {p.untyped_storage().data_ptr() for p in model.parameters()}
     tokens = model.add_positions(model.project(torch.randn(2, 3, 64, 64)))
-    kept: dict[int, int] = {}
+    saved_bytes: dict[int, int] = {}
 
     def pack(tensor):
         storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
-            kept[storage.data_ptr()] = storage.nbytes() // 4
+        if storage.data_ptr() not in parameter_pointers:
+            saved_bytes[storage.data_ptr()] = storage.nbytes() // 4
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        answer = model.encode(tokens, all_tokens=False)
-    assert sum(kept.values()) / 2 == pytest.approx(config.count_activations(device="cpu"), rel=0.1)
-    assert answer.requires_grad
+        output = model.encode(tokens, all_tokens=False)
+    assert sum(saved_bytes.values()) / 2 == pytest.approx(config.count_activations(device="cpu"), rel=0.1)
+    assert output.requires_grad
 
 
-def test_the_list_covers_the_paper():
+def test_the_model_list_covers_the_paper():
     named = {"ViT-L/16", "ViT-H/14", "R50+ViT-L/32", "BiT-R152x4", "Axial-ViT-B/16", "AxialResNet-50"}
     assert named <= set(MODEL_NAMES)
     assert all(
@@ -339,6 +339,6 @@ def test_the_list_covers_the_paper():
 
 
 def test_classes_option_suggests_num_classes():
-    with pytest.raises(UsageError, match="a ViT has no option classes") as told:
+    with pytest.raises(UsageError, match="a ViT has no option classes") as caught:
         create_untrained_model("ViT-32x2/8", 32, classes=3)
-    assert "num_classes" in told.value.hint
+    assert "num_classes" in caught.value.hint

@@ -1,4 +1,4 @@
-"""Encoders of timm and transformers under objectives, heads and engines."""
+"""Encoders of timm and transformers with our objectives, heads and engines."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def create_transformers_vit(headed=True):
 
 
 class PatchEncoder(nn.Module):
-    """The plainest encoder that there is: (B, 3, H, W) -> (B, N, 32)."""
+    """A minimal encoder: (B, 3, H, W) -> (B, N, 32)."""
 
     def __init__(self):
         super().__init__()
@@ -105,9 +105,11 @@ def test_wrapped_encoder_learns_from_labels(name, tmp_path):
     optimizer, losses = torch.optim.AdamW(model.parameters(), 3e-3), []
     for epoch in range(12):
         for batch in loader:
-            places = torch.arange(24) + 24 * epoch
+            sample_indices = torch.arange(24) + 24 * epoch
             with torch.no_grad():
-                ready = objective.prepare({**batch, "positions": places}, TrainingProgress(epoch, 24 * epoch, 24 * 12))
+                ready = objective.prepare(
+                    {**batch, "positions": sample_indices}, TrainingProgress(epoch, 24 * epoch, 24 * 12)
+                )
             loss = objective(ready)["loss"]
             optimizer.zero_grad()
             loss.backward()
@@ -126,17 +128,17 @@ def test_our_engine_embeds_and_predicts(name, precision):
     model, _ = wrap_encoder(name, 3)
     nn.init.normal_(model.head.weight)
     read = ImagePreprocess((16, 16))
-    pictures = [np.random.default_rng(n).integers(0, 256, (20, 16, 3), np.uint8) for n in range(3)]
-    images = torch.stack([read.transform(one) for one in pictures])
+    arrays = [np.random.default_rng(n).integers(0, 256, (20, 16, 3), np.uint8) for n in range(3)]
+    images = torch.stack([read.transform(image) for image in arrays])
     how = InferenceOptions(device="cpu", precision=precision)
     predictor = build_predictor("", Bundle(model.eval(), Classification(CLASSES), read), how)
     with torch.no_grad():
         features = model.pool(model.features(images))
-        assert np.allclose(predictor.embed(pictures), features, atol=1e-4)
-        best = [CLASSES[place] for place in model(images).argmax(1)]
-    assert [answer.names[0] for answer in predictor.predict(pictures)] == best
+        assert np.allclose(predictor.embed(arrays), features, atol=1e-4)
+        best = [CLASSES[class_index] for class_index in model(images).argmax(1)]
+    assert [prediction.names[0] for prediction in predictor.predict(arrays)] == best
     alone = build_predictor("", Bundle(wrap_encoder(name, 0)[0].eval(), FeatureExtraction(), read), how)
-    assert np.allclose(alone.embed(pictures), features, atol=1e-4)
+    assert np.allclose(alone.embed(arrays), features, atol=1e-4)
 
 
 def test_unsupported_encoders_are_rejected(tmp_path):
@@ -162,7 +164,7 @@ def test_unsupported_encoders_are_rejected(tmp_path):
 
 
 TIMM_VIT_NAME = "timm:vit_tiny_patch16_224,patch_size=8,embed_dim=32,depth=2,num_heads=2"
-#: name -> pixels: tokens, maps with batch norm, maps with layers between the last map and the head
+#: name -> image size: a model with tokens, maps with batch norm, maps with layers between the last map and the head
 FOREIGN_MODEL_SIZES = {
     TIMM_VIT_NAME: 16,
     "timm:test_resnet": 64,
@@ -209,7 +211,7 @@ def test_model_by_name_matches_timm_logits(name):
 
 @pytest.mark.parametrize("promise", contracts.ALL_CONTRACTS)
 @pytest.mark.parametrize("name", [TIMM_VIT_NAME, "timm:test_resnet"])
-def test_promise(name, promise):
+def test_model_contract(name, promise):
     model, images = create_named_model(name)
     promise(contracts.randomise(model), images)
 
@@ -222,9 +224,9 @@ def test_bfloat16_weights_use_float32_norms(name):
     half.load_state_dict(model.state_dict())
     for parameter in half.parameters():
         parameter.data = parameter.data.bfloat16()
-    answer, tokens = half(images), half.features(images)
-    assert tokens.dtype == half.pool(tokens).dtype == torch.bfloat16  # what the heads of objectives are given
-    assert answer.dtype == torch.bfloat16 and (answer - expected).norm() < 0.05 * expected.norm()
+    logits, tokens = half(images), half.features(images)
+    assert tokens.dtype == half.pool(tokens).dtype == torch.bfloat16  # the inputs of objectives' heads
+    assert logits.dtype == torch.bfloat16 and (logits - expected).norm() < 0.05 * expected.norm()
     half.train()(images).sum().backward()
     assert all(parameter.grad is not None for parameter in half.parameters())
     assert all(buffer.dtype != torch.bfloat16 for buffer in half.buffers())
@@ -244,9 +246,9 @@ def test_other_image_sizes_and_frozen_submodules():
 
 @pytest.fixture(scope="module")
 def trained_summary(tmp_path_factory):
-    """A ResNet of timm, trained on patterned pictures; its summary."""
-    home = tmp_path_factory.mktemp("foreign")
-    root = make_folder(home / "photos", {"train": 12, "val": 4})
+    """The summary of a timm ResNet trained on patterned images."""
+    folder = tmp_path_factory.mktemp("foreign")
+    root = make_folder(folder / "photos", {"train": 12, "val": 4})
     options = TRAIN_OPTIONS | {
         "model": "timm:test_resnet",
         "epochs": 14.0,
@@ -255,7 +257,7 @@ def trained_summary(tmp_path_factory):
         "ema": 0.5,
         "seed": 0,
     }
-    return vitreous.train(root, out=home / "run", **options)
+    return vitreous.train(root, out=folder / "run", **options)
 
 
 def test_foreign_run_learns_and_works_with_every_verb(trained_summary, tmp_path):
@@ -265,11 +267,11 @@ def test_foreign_run_learns_and_works_with_every_verb(trained_summary, tmp_path)
         and trained_summary["train"]["loss"] < 0.8
     )
     run = Path(trained_summary["run"])
-    picture = next((run.parent / "photos" / "val").rglob("*.png"))
+    image = next((run.parent / "photos" / "val").rglob("*.png"))
     model = load(run, device="cpu", precision="fp32")
-    answer = model.predict([picture])[0]
-    assert set(answer.names) <= set(CLASSES) and model.embed([picture]).shape == (1, 96)
-    for words in (("evaluate", run), ("predict", run, picture), ("embed", run, picture, "--out", tmp_path / "e.npz")):
+    prediction = model.predict([image])[0]
+    assert set(prediction.names) <= set(CLASSES) and model.embed([image]).shape == (1, 96)
+    for words in (("evaluate", run), ("predict", run, image), ("embed", run, image, "--out", tmp_path / "e.npz")):
         assert run_cli(*map(str, words)).returncode == 0
     assert run_cli("inspect", str(run), "--figures", "rollout").returncode == 2  # a ResNet has no attention
     again = load_bundle(run / "model")
@@ -282,20 +284,20 @@ def test_foreign_run_learns_and_works_with_every_verb(trained_summary, tmp_path)
 
 @pytest.mark.slow
 def test_onnx_export_matches_the_run(trained_summary, tmp_path):
-    (one,) = vitreous.export(trained_summary["run"], to="onnx", out=tmp_path / "model.onnx")["exports"]
-    assert one["top1_agreement"] == 1 and one["max_abs_logit_difference"] < 1e-3
+    (exported,) = vitreous.export(trained_summary["run"], to="onnx", out=tmp_path / "model.onnx")["exports"]
+    assert exported["top1_agreement"] == 1 and exported["max_abs_logit_difference"] < 1e-3
 
 
 def test_resumed_run_is_bit_identical_including_batch_norm_statistics(trained_summary, tmp_path):
     run, copy = Path(trained_summary["run"]), tmp_path / "run"
     shutil.copytree(run, copy)
     newest = sorted((copy / "checkpoints").glob("step-*"))[-1]
-    for place in (newest, copy / "model"):
-        shutil.rmtree(place)
+    for model_folder in (newest, copy / "model"):
+        shutil.rmtree(model_folder)
     (copy / "summary.json").unlink()
     vitreous.train(out=copy, resume=True, progress=False)
-    first, second = (load_file(home / "model" / "weights.safetensors") for home in (run, copy))
-    assert first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+    expected, resumed = (load_file(run_folder / "model" / "weights.safetensors") for run_folder in (run, copy))
+    assert expected.keys() == resumed.keys() and all(torch.equal(expected[name], resumed[name]) for name in expected)
 
 
 def test_teacher_copies_batch_norm_statistics_of_the_student():
@@ -303,11 +305,13 @@ def test_teacher_copies_batch_norm_statistics_of_the_student():
     objective = DINOConfig(prototypes=8, head_width=8, bottleneck=4).build(model, ObjectiveSetting()).train()
     batch = {"images": torch.randn(2, 2, 3, 32, 32), "local": torch.randn(2, 2, 3, 32, 32)}
     objective(objective.prepare(batch, TrainingProgress()))["loss"].backward()
-    own, taught = model.encoder.module.bn1, objective.teacher.encoder.module.bn1
-    assert not torch.equal(own.running_mean, taught.running_mean)
+    student_norm, teacher_norm = model.encoder.module.bn1, objective.teacher.encoder.module.bn1
+    assert not torch.equal(student_norm.running_mean, teacher_norm.running_mean)
     with torch.no_grad():
         objective.after_step(TrainingProgress())
-    assert torch.equal(own.running_mean, taught.running_mean) and own.running_mean.abs().max() > 0
+    assert (
+        torch.equal(student_norm.running_mean, teacher_norm.running_mean) and student_norm.running_mean.abs().max() > 0
+    )
 
 
 @pytest.mark.parametrize(
@@ -372,7 +376,7 @@ def test_transformers_config_folder_is_a_model_name(kind, tmp_path):
     output = theirs.eval()(images)
     expected = output.last_hidden_state[:, 0] if kind == "vit" else output.pooler_output.flatten(1)
     assert torch.allclose(model(images), expected, atol=1e-5) and config.name() == "hf:small"
-    shutil.rmtree(tmp_path / "small")  # the config is in the model's own
+    shutil.rmtree(tmp_path / "small")  # the config is stored in the bundle
     Bundle(model, FeatureExtraction(), ImagePreprocess(config.image)).save(tmp_path / "model")
     assert torch.equal(load_bundle(tmp_path / "model").model(images), model(images))
     if kind == "vit":

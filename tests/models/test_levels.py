@@ -1,4 +1,4 @@
-"""The maps of features that backbones give, by stride."""
+"""Feature maps of backbones, by stride."""
 
 import math
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Images of many sizes in one row: each is answered as alone, whatever is beside it."""
+"""Packed images of many sizes: outputs match those of single images, regardless of the pack's other images."""
 
 from __future__ import annotations
 
@@ -80,11 +80,11 @@ def test_packed_gradients_match_single_images():
         model.zero_grad()
         logits.square().mean().backward()
         gradients.append([parameter.grad.clone() for parameter in model.parameters()])
-    for one, other in zip(*gradients, strict=True):
-        assert torch.allclose(one, other, atol=1e-5)
+    for packed, single in zip(*gradients, strict=True):
+        assert torch.allclose(packed, single, atol=1e-5)
 
 
-def test_frozen_models_pack_too():
+def test_frozen_models_support_packing():
     model = build_random_vit()
     images = make_images(model)
     fast = freeze_for_inference(model, torch.float32, False)

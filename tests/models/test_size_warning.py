@@ -1,4 +1,4 @@
-"""A model says when it is given images of another size than it was created for."""
+"""A model warns about images of another size than it was created for."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def collect_warnings(call) -> list[str]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         call()
-    return [str(one.message) for one in caught]
+    return [str(warning.message) for warning in caught]
 
 
 @pytest.mark.parametrize("verb", ["__call__", "features"])

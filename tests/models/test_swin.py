@@ -1,4 +1,4 @@
-"""Swin Transformers: sizes to the unit, names, promises of every model, and images of any size."""
+"""Swin Transformers: exact parameter counts, names, the model contract, and images of any size."""
 
 import math
 
@@ -13,7 +13,7 @@ from vitreous.models.names import config_from_name
 from vitreous.models.zoo import build_model, build_without_init, create_untrained_model
 from vitreous.nn.frozen import freeze_for_inference
 
-#: parameters of Microsoft's code with 1000 classes, and its own count of multiply-adds in billions (arXiv:2103.14030)
+#: parameters of Microsoft's code with 1000 classes, and its count of multiply-adds in billions (arXiv:2103.14030)
 PUBLISHED_SIZES = {
     "Swin-T/4": (28_288_354, 4.494),
     "Swin-S/4": (49_606_258, 8.747),
@@ -22,7 +22,7 @@ PUBLISHED_SIZES = {
     "Swin-B/4-window12": (87_903_584, 47.1),
     "Swin-L/4-window12": (196_735_516, 104.0),
 }
-#: parameters of timm's and, but for the biases of keys that it does not use, torchvision's Swin V2
+#: parameters of timm's Swin V2; torchvision's lacks the unused key biases
 SWIN_V2_PARAMETERS = {
     "SwinV2-T/4": 28_347_154,
     "SwinV2-T/4-window16": 28_347_154,
@@ -45,7 +45,7 @@ MODEL_OPTIONS = {
     "windows that divide the grid": {},
     "windows that do not": {"attention": {"window": 3}},
     "padding is attended to": {"attention": {"window": 3, "pad": "zeros"}},
-    "an image that patches do not divide": {"image": (15, 19)},
+    "an image size that is not a multiple of the patch size": {"image": (15, 19)},
     "three stages, no bias, one channel": {
         "blocks": (1, 2, 1),
         "heads": (1, 2, 2),
@@ -70,7 +70,7 @@ def build_random_swin(name):
 
 
 def with_norms(config):
-    """Multiply-adds as Microsoft's `flops` counts them: a multiplication for each number that is normalised too."""
+    """Multiply-adds as Microsoft's `flops` counts them, with one multiplication per normalised value."""
     grids, total = config.grids(config.image), config.macs()
     total += math.prod(grids[0]) * config.width
     for stage, (grid, width) in enumerate(zip(grids, config.widths, strict=True)):
@@ -80,7 +80,7 @@ def with_norms(config):
 
 
 @pytest.mark.parametrize("name", PUBLISHED_SIZES)
-def test_parameters_and_cost_are_the_published(name):
+def test_parameters_and_costs_match_the_published_ones(name):
     config, (parameters, gmacs) = config_from_name(name), PUBLISHED_SIZES[name]
     assert sum(p.numel() for p in build_without_init(config).parameters()) == parameters
     assert with_norms(config) / 1e9 == pytest.approx(gmacs, abs=0.0006 if gmacs < 40 else 0.05)
@@ -138,9 +138,9 @@ def test_names(spelling):
 def test_names_contain_image_size_and_window():
     assert config_from_name("Swin-B/4-window12").image == (384, 384)
     assert config_from_name("Swin-T/4", 384).attention.window == 7
-    second = config_from_name("SwinV2-L/4-window12to16")
-    assert second.image == (256, 256) and second.attention.pretrained_window == (12, 12, 12, 6)
-    assert second.windows == ((16, 16),) * 3 + ((8, 8),)
+    larger_window = config_from_name("SwinV2-L/4-window12to16")
+    assert larger_window.image == (256, 256) and larger_window.attention.pretrained_window == (12, 12, 12, 6)
+    assert larger_window.windows == ((16, 16),) * 3 + ((8, 8),)
     small = config_from_name("Swin-64x2-4-2/2-window4", 32)
     assert (small.widths, small.blocks, small.heads) == ((64, 128, 256), (2, 4, 2), (2, 4, 8))
     assert (small.patch_size, small.patch, small.grid, small.windows) == ((2, 2), (8, 8), (4, 4), ((4, 4),) * 3)
@@ -177,7 +177,7 @@ def test_invalid_configs_are_rejected(changes, message):
         create_untrained_model("Swin-T/4", depths=(2, 2))
 
 
-#: whose graphs put together what those of the others have: exported in slow tests
+#: exported only in slow tests, because their graphs combine features of the other models
 SLOW_EXPORT_MODELS = (
     "three stages, no bias, one channel",
     "windows that do not",
@@ -192,14 +192,14 @@ SLOW_EXPORT_MODELS = (
         pytest.param(
             promise,
             name,
-            marks=[pytest.mark.slow] * (promise is contracts.export_agrees and name in SLOW_EXPORT_MODELS),
+            marks=[pytest.mark.slow] * (promise is contracts.check_export_matches and name in SLOW_EXPORT_MODELS),
             id=f"{promise.__name__}-{name}",
         )
         for promise in contracts.ALL_CONTRACTS
         for name in MODEL_OPTIONS
     ],
 )
-def test_promise(name, promise):
+def test_model_contract(name, promise):
     model = build_random_swin(name)
     promise(model, torch.randn(3, model.config.channels, *model.config.image))
 
@@ -213,15 +213,15 @@ def test_model_accepts_other_image_sizes(name):
 
 @torch.inference_mode()
 def test_masked_padding_does_not_change_the_output():
-    """A grid of 7 x 5 gives in windows of 4 what it gives alone, whatever lies where it is filled up."""
+    """A 7 x 5 grid padded for windows of 4 gives the same output for any padding values."""
     model = build_random_swin("windows that divide the grid").eval()
     windows = model.stages[0].blocks[1].attention.part
     x = torch.randn(2, 7, 5, 8)
-    answer, cut = windows(x), windows.partition_windows
+    output, cut = windows(x), windows.partition_windows
     windows.partition_windows = lambda x: (
         cut(x) + 9.0 * (cut(torch.ones_like(x)) == 0) if x.is_floating_point() else cut(x)
     )
-    assert torch.equal(windows(x), answer)
+    assert torch.equal(windows(x), output)
 
 
 @torch.inference_mode()
@@ -259,7 +259,7 @@ def test_recomputation_changes_no_gradient():
         for stage in model.stages:
             stage.recompute = again
         gradients.append(torch.autograd.grad(model(images).square().sum(), [*model.parameters()]))
-    assert all(torch.equal(one, other) for one, other in zip(*gradients, strict=True))
+    assert all(torch.equal(gradient, expected) for gradient, expected in zip(*gradients, strict=True))
 
 
 def test_initialisation_matches_the_microsoft_code():
@@ -272,7 +272,7 @@ def test_initialisation_matches_the_microsoft_code():
 
 
 def test_initial_swin_v2_block_is_the_identity():
-    """The norms that its branches end in start at 0 (arXiv:2111.09883, appendix)."""
+    """The norms at the end of its branches start at 0 (arXiv:2111.09883, appendix)."""
     model = build_model(SwinConfig().with_options(**SMALL_OPTIONS).with_options(version=2)).eval()
     x = torch.randn(2, 8, 8, 8)
     assert torch.equal(model.blocks()[0](x), x)
@@ -290,8 +290,8 @@ def test_frozen_models_match(version, packed):
         if name.startswith("head") or name.endswith("norm.weight"):
             torch.nn.init.normal_(parameter)
     images = torch.randn(2, 3, 18, 14)
-    answer = model(images)
-    assert torch.allclose(freeze_for_inference(model, packed=packed)(images), answer, atol=1e-4)
+    output = model(images)
+    assert torch.allclose(freeze_for_inference(model, packed=packed)(images), output, atol=1e-4)
     rough = freeze_for_inference(model, torch.bfloat16, packed)(images)
     assert rough.dtype == torch.float32
-    assert (rough - answer).abs().max() < 0.1 * answer.abs().max()
+    assert (rough - output).abs().max() < 0.1 * output.abs().max()

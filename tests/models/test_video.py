@@ -1,4 +1,4 @@
-"""Video models: every arrangement keeps the models' promises, and a clip of one time slot is a picture."""
+"""Video models: every arrangement fulfils the model contract, and a clip of one time slot equals an image."""
 
 import math
 from dataclasses import replace
@@ -56,7 +56,7 @@ def make_clips(model, count=2, scale=(1, 1, 1)):
 
 
 @pytest.mark.parametrize("name", MODEL_OPTIONS)
-def test_promises(name):
+def test_model_contract(name):
     for promise in contracts.ALL_CONTRACTS:
         model = build_random_video_model(MODEL_OPTIONS[name])
         promise(model, make_clips(model))
@@ -79,11 +79,11 @@ def image_model(changes):
 
 
 def build_video_from_image_model(image, arrangement, frames, **changes):
-    """The video model that has the weights of a picture's, and fresh ones for time; patches of one frame."""
-    own = {name: getattr(image.config, name) for name in ("class_token", "pool", "norm", "registers")}
+    """The video model with the weights of an image model, and new weights for time; patches span one frame."""
+    options = {name: getattr(image.config, name) for name in ("class_token", "pool", "norm", "registers")}
     model = build_model(
         VideoConfig().with_options(
-            **SMALL_OPTIONS, image=(frames, 8, 12), patch=(1, 4, 4), arrangement=arrangement, **own, **changes
+            **SMALL_OPTIONS, image=(frames, 8, 12), patch=(1, 4, 4), arrangement=arrangement, **options, **changes
         )
     )
     state = model.state_dict()
@@ -119,7 +119,7 @@ def test_single_frame_clip_matches_the_image_model(arrangement, pool):
 @pytest.mark.parametrize("arrangement", ["factorised-encoder", "factorised-attention"])
 @pytest.mark.parametrize("pool", ["class", "registers", "mean"])
 def test_initial_temporal_layers_average_frame_logits(arrangement, pool):
-    """As long as nothing is learned of time, logits are the mean of those that the picture's model has for frames."""
+    """Before training, logits are the mean of the image model's logits of the frames."""
     image = image_model(POOLING_OPTIONS[pool])
     model, x = (
         build_video_from_image_model(image, arrangement, 3, positions={"kind": "space-time"}),
@@ -133,7 +133,7 @@ def test_initial_temporal_layers_average_frame_logits(arrangement, pool):
 
 @pytest.mark.parametrize("name", MODEL_OPTIONS)
 def test_without_positions_frame_order_is_irrelevant(name):
-    """A clip played backwards, slot by slot, has the same answer."""
+    """A clip with reversed time slots gives the same output."""
     model = build_random_video_model(
         MODEL_OPTIONS[name] | {"positions": {"kind": "none"}, "attention": {"kind": "plain"}}
     )
@@ -142,7 +142,7 @@ def test_without_positions_frame_order_is_irrelevant(name):
 
 
 def count_macs_by_operations(config, work):
-    """Multiply-adds of a pass of a model of this config, by PyTorch's own count of operations."""
+    """Multiply-adds of a pass of a model of this config, by PyTorch's operation count."""
     with torch.device("meta"):
         model, x = build_model(config), torch.empty(1, 3, *config.image)
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH), torch.no_grad():
@@ -154,14 +154,14 @@ def count_macs_by_operations(config, work):
 @pytest.mark.parametrize("frames", [2, 6])
 def test_macs_match_the_operation_count(name, frames):
     config = VideoConfig().with_options(**(CLIP_OPTIONS | {"image": (frames, 8, 12)} | MODEL_OPTIONS[name]))
-    whole = count_macs_by_operations(config, lambda model, x: model.classify(model.pool(model.features(x))))
-    assert whole == config.macs()
+    counted = count_macs_by_operations(config, lambda model, x: model.classify(model.pool(model.features(x))))
+    assert counted == config.macs()
     assert count_macs_by_operations(config, lambda model, x: model(x)) == config.computed_macs()
 
 
 def test_parameter_counts_match_the_papers():
-    """VideoMAE's, fine-tuned and pre-trained (arXiv:2203.12602), to the unit, and ViViT-B's four models, as rounded in
-    Table 2 of arXiv:2103.15691."""
+    """VideoMAE, fine-tuned and pre-trained (arXiv:2203.12602), exactly; ViViT-B's four models as rounded in Table 2 of
+    arXiv:2103.15691."""
     counts = {"S": 22_033_936, "B": 86_534_800, "L": 304_270_736}
     for size, count in counts.items():
         config = replace(config_from_name(f"VideoMAE-{size}/16x2"), classes=400)

@@ -51,9 +51,9 @@ def count_parameters(*arguments, **changes):
 
 @pytest.mark.parametrize("name", PARAMETER_COUNTS)
 def test_parameter_counts_are_exact(name):
-    bare, headed, pretraining = PARAMETER_COUNTS[name]
+    headless, headed, pretraining = PARAMETER_COUNTS[name]
     width = config_from_name(name).width
-    assert count_parameters(name, num_classes=0) == bare
+    assert count_parameters(name, num_classes=0) == headless
     assert count_parameters(name) == headed
     if pretraining:
         assert count_parameters(name, head={"representation": width}) == pretraining
@@ -80,14 +80,14 @@ def test_parameter_counts_at_other_sizes_and_poolings():
 
 
 @pytest.mark.parametrize("name,size", PUBLISHED_GMACS)
-def test_cost_is_the_published_formula(name, size):
+def test_cost_matches_the_published_formula(name, size):
     assert config_from_name(name, size).macs() / 1e9 == pytest.approx(PUBLISHED_GMACS[name, size], abs=6e-4)
 
 
 @pytest.mark.parametrize(
     "spelling", ["ViT-B/16", "b/16", "vit_base_patch16_224", "vit_b_16", "google/vit-base-patch16-224", "VIT-B/16"]
 )
-def test_spellings(spelling):
+def test_model_name_spellings_are_recognised(spelling):
     config = config_from_name(spelling)
     assert config.name() == "ViT-B/16"
     assert config.image == (224, 224)
@@ -98,8 +98,9 @@ def test_custom_model_names_are_parsed():
     assert (config.width, config.depth, config.heads, config.grid) == (96, 3, 3, (8, 8))
     assert config.name() == "ViT-96x3/4"
     same = {name: config_from_name(name).name() for name in MODEL_NAMES}
-    alike = {name for name in MODEL_NAMES if name.startswith(("DINO-", "MAE-"))}  # plain ViTs, trained otherwise
-    assert {name for name, found in same.items() if found != name} == alike
+    # plain ViTs with other training methods
+    plain_vits = {name for name in MODEL_NAMES if name.startswith(("DINO-", "MAE-"))}
+    assert {name for name, parsed in same.items() if parsed != name} == plain_vits
 
 
 @pytest.mark.parametrize(
@@ -178,9 +179,8 @@ def test_mimetic_attention_products_are_near_the_identity():
     assert torch.isfinite(model(torch.randn(1, 3, 16, 16))).all()
 
 
-def test_hollow_models_have_shapes_and_load_no_compiler():
-    """In a process of its own: a command that only reads a bundle must not wait two seconds for imports it has no use
-    for."""
+def test_meta_models_have_shapes_and_import_no_compiler():
+    """In a separate process: a command that only reads a bundle must not spend two seconds on unnecessary imports."""
     import subprocess
     import sys
 

@@ -1,4 +1,5 @@
-"""ViTDet's backbone: windows with unmasked padding, two ways across them, and what plain weights become in it."""
+"""ViTDet's backbone: windows with unmasked padding, two kinds of propagation across them, and loading of plain ViT
+weights."""
 
 from dataclasses import replace
 
@@ -51,7 +52,7 @@ PLAIN_CONFIG = ViTConfig(
 
 @pytest.mark.parametrize(("name", "published"), [("B/16", 85_889_024), ("L/16", 303_432_704), ("H/16", 631_116_800)])
 def test_parameter_counts_match_the_published_ones(name, published):
-    """detectron2's files carry a row of positions for the class token of pre-training, which nothing reads."""
+    """detectron2's files contain a position embedding of the pre-training class token, which is unused."""
     config = config_from_name(f"ViTDet-{name}")
     assert (config.image, config.grid, config.table_grid) == ((1024, 1024), (64, 64), (14, 14))
     assert sum(p.numel() for p in build_without_init(config).parameters()) + config.width == published
@@ -68,16 +69,16 @@ def test_initial_conv_propagation_is_the_identity():
     torch.manual_seed(0)
     x = torch.randn(2, 5, 7, 16)
     assert torch.equal(ConvPropagation(16)(x), x)
-    part = contracts.randomise(ConvPropagation(16))
-    assert not torch.allclose(part(x), x, atol=0.1)
+    propagation = contracts.randomise(ConvPropagation(16))
+    assert not torch.allclose(propagation(x), x, atol=0.1)
     alone = torch.zeros(1, 9, 9, 16)
     alone[0, 4, 4] = 1
-    reached = (part(alone) - part(torch.zeros_like(alone))).detach().abs().amax(-1)[0]
+    reached = (propagation(alone) - propagation(torch.zeros_like(alone))).detach().abs().amax(-1)[0]
     assert reached[3:6, 3:6].min() > 0 and reached.sum().item() == pytest.approx(reached[3:6, 3:6].sum().item())
 
 
 def test_vitdet_without_windows_matches_a_plain_vit():
-    """A window of the whole grid, tables of zeros: the stream of tokens is that of the same ViT without a class token."""
+    """With one window over the whole grid and zero tables, tokens equal those of the ViT without a class token."""
     torch.manual_seed(0)
     plain = contracts.randomise(
         build_model(PLAIN_CONFIG.with_options(class_token=False, pool="mean", norm={"final": "none"}))
@@ -90,7 +91,7 @@ def test_vitdet_without_windows_matches_a_plain_vit():
 
 
 def make_pretrained_weights(model):
-    """A model as weights that `load_pretrained_weights` takes."""
+    """A model as weights for `load_pretrained_weights`."""
     from vitreous.data.modalities.images import ImagePreprocess
     from vitreous.weights.adopt import PretrainedWeights
 
@@ -127,7 +128,7 @@ def test_sam_weights_load_without_the_neck():
     assert [len(table) for table in tables] == [15, 9]
 
 
-def test_fixed_positions_become_a_table():
+def test_fixed_positions_are_loaded_into_a_table():
     plain = build_model(PLAIN_CONFIG.with_options(positions={"kind": "sincos"}))
     model = build_model(SMALL_CONFIG)
     load_pretrained_weights(model, make_pretrained_weights(plain))
@@ -147,7 +148,7 @@ def test_resampled_patch_projection_preserves_tokens():
 
 
 def test_layer_decay_matches_the_paper():
-    """arXiv:2203.16527, appendix A: 0.7 to the power of how far a layer is from the head; detectron2 leaves out
+    """arXiv:2203.16527, appendix A: 0.7 to the power of a layer's distance from the head; detectron2 excludes
     convolutional propagation."""
     config = config_from_name("ViTDet-B/16").with_options(conv_blocks=(2,))
     layers = {name: config.parameter_layer(name) for name, _ in build_without_init(config).named_parameters()}

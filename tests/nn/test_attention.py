@@ -31,13 +31,15 @@ def test_fused_attention_is_weights_times_values_over_any_batch_axes(shape):
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("shape", [(7, 12), (2, 3, 7, 12)])
 def test_query_subset_matches_full_attention(shape, bias):
-    part, x = Attention(12, 3, bias).double(), torch.randn(shape, dtype=torch.float64)
+    attention, x = Attention(12, 3, bias).double(), torch.randn(shape, dtype=torch.float64)
     if bias:
-        torch.nn.init.normal_(part.qkv.bias)
-    few = part(x, queries=slice(2))
-    assert few.shape == (*shape[:-2], 2, 12) and torch.allclose(few, part(x)[..., :2, :])
-    part.qkv = torch.nn.Sequential(part.qkv)  # a layer whose weight is nobody's business: keys are made
-    assert torch.allclose(part(x, queries=slice(2)), few)
+        torch.nn.init.normal_(attention.qkv.bias)
+    few = attention(x, queries=slice(2))
+    assert few.shape == (*shape[:-2], 2, 12) and torch.allclose(few, attention(x)[..., :2, :])
+    attention.qkv = torch.nn.Sequential(
+        attention.qkv
+    )  # a layer whose weight is not accessible: keys are computed as usual
+    assert torch.allclose(attention(x, queries=slice(2)), few)
 
 
 def test_materialized_attention_passes_gradcheck():
@@ -65,41 +67,41 @@ def test_bfloat16_training_on_cpu_matches_the_fused_kernel(biased, monkeypatch):
     else:
         bias = None
     fused = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=bias)
-    kept = dot_product_attention(q, k, v, bias)
-    assert kept.grad_fn is not None and "MaterializedAttention" in type(kept.grad_fn).__name__
-    assert torch.allclose(kept, fused, atol=3e-2)
-    gradient = torch.randn_like(kept)
-    ours, theirs = (torch.autograd.grad(y, (q, k, v), gradient) for y in (kept, fused))
+    output = dot_product_attention(q, k, v, bias)
+    assert output.grad_fn is not None and "MaterializedAttention" in type(output.grad_fn).__name__
+    assert torch.allclose(output, fused, atol=3e-2)
+    gradient = torch.randn_like(output)
+    ours, theirs = (torch.autograd.grad(y, (q, k, v), gradient) for y in (output, fused))
     for a, b in zip(ours, theirs, strict=True):
         assert torch.allclose(a, b, atol=5e-2)
 
 
 @pytest.mark.processor
-@pytest.mark.parametrize("asked", [1, 17])
+@pytest.mark.parametrize("num_queries", [1, 17])
 @pytest.mark.parametrize("logits", [1, 1800, 1 << 20])
-def test_chunked_attention_is_independent_of_batch_composition(logits, asked, monkeypatch):
-    """Parts of one image, of two with one left over (3 heads x 17 x 17 logits each), and of all five."""
+def test_chunked_attention_is_independent_of_batch_composition(logits, num_queries, monkeypatch):
+    """Chunks of one image, of two with one left over (3 heads x 17 x 17 logits each), and of all five."""
     monkeypatch.setattr(attention_module, "CHUNK_LOGITS", logits)
     torch.manual_seed(0)
     q, k, v = (2 * torch.randn(5, 17, 3, 3, 8).bfloat16()).permute(2, 0, 3, 1, 4)
-    y = attend_in_chunks(q[..., :asked, :], k, v)
-    exact = torch.nn.functional.scaled_dot_product_attention(*(x.double() for x in (q[..., :asked, :], k, v)))
+    y = attend_in_chunks(q[..., :num_queries, :], k, v)
+    exact = torch.nn.functional.scaled_dot_product_attention(*(x.double() for x in (q[..., :num_queries, :], k, v)))
     assert y.dtype == q.dtype and y.shape == exact.shape and torch.allclose(y.double(), exact, atol=0.05)
     assert (y.double() - exact).norm() < 0.01 * exact.norm()
-    alone = torch.cat([attend_in_chunks(*(x[i : i + 1] for x in (q[..., :asked, :], k, v))) for i in range(5)])
+    alone = torch.cat([attend_in_chunks(*(x[i : i + 1] for x in (q[..., :num_queries, :], k, v))) for i in range(5)])
     assert torch.allclose(alone, y, atol=0.02)
 
 
 @pytest.mark.parametrize(
-    "best, wanted", [("avx2", False), ("avx512_f", False), ("avx512_bf16", True), ("amx_bf16", False)]
+    "best, expected", [("avx2", False), ("avx512_f", False), ("avx512_bf16", True), ("amx_bf16", False)]
 )
-def test_chunked_attention_is_used_only_on_cpus_with_fast_bf16_matmul(best, wanted, monkeypatch):
+def test_chunked_attention_is_used_only_on_cpus_with_fast_bf16_matmul(best, expected, monkeypatch):
     features = CPU_FEATURES[: CPU_FEATURES.index(best) + 1]
     monkeypatch.setattr(attention_module, "get_cpu_features", lambda: dict.fromkeys(features, True))
     has_fast_bf16_matmul.cache_clear()
     q = torch.zeros(2, 3, 17, 8, dtype=torch.bfloat16)
     try:
-        assert prefers_chunked_attention(q, q) == wanted
+        assert prefers_chunked_attention(q, q) == expected
         assert not any(
             prefers_chunked_attention(x, x) for x in (q.float(), q[0], q.clone().requires_grad_(), q.to("meta"))
         )
@@ -112,8 +114,8 @@ def test_chunked_attention_is_used_only_on_cpus_with_fast_bf16_matmul(best, want
 def test_query_key_and_value_weights_have_xavier_limits():
     weight = Attention(64, heads=4).qkv.weight
     limit = (3 / 64) ** 0.5
-    for part in weight.chunk(3):
-        assert 0.97 * limit < part.abs().max() <= limit
+    for chunk in weight.chunk(3):
+        assert 0.97 * limit < chunk.abs().max() <= limit
 
 
 def test_heads_must_divide_the_width():

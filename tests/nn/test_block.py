@@ -16,14 +16,14 @@ def test_layer_scale_of_zero_is_the_identity():
     assert torch.equal(block(x), x)
 
 
-def test_stochastic_depth_drops_whole_samples_and_preserves_the_mean():
+def test_stochastic_depth_drops_samples_and_preserves_the_mean():
     branch = ResidualBranch(nn.Identity(), 4, drop_path=0.25)
     nn.init.zeros_(branch.norm.weight)
     nn.init.ones_(branch.norm.bias)  # the branch adds exactly one
     torch.manual_seed(0)
     added = branch(torch.zeros(4000, 3, 4))
     values = added.flatten(1)
-    assert torch.equal(values.min(1).values, values.max(1).values)  # a sample is kept or skipped as a whole
+    assert torch.equal(values.min(1).values, values.max(1).values)  # each sample is kept or skipped entirely
     assert set(values[:, 0].unique().tolist()) <= {0.0, 1 / 0.75, torch.tensor(1 / 0.75).item()}
     assert abs(values[:, 0].mean() - 1) < 0.05
     assert torch.equal(branch.eval()(torch.zeros(2, 3, 4)), torch.ones(2, 3, 4))
@@ -32,18 +32,18 @@ def test_stochastic_depth_drops_whole_samples_and_preserves_the_mean():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("gelu", ["none", "tanh"])
 def test_recomputed_gelu_is_bit_identical(dtype, gelu, monkeypatch):
-    """With less kept: neither GELU's values nor a copy of them."""
+    """Neither GELU's values nor a copy of them are saved."""
     monkeypatch.setattr(kernels, "load_native_library", lambda: NativeLibrary(None, False, "left out"))
     torch.manual_seed(0)
     mlp, x = Mlp(24, 96, gelu=gelu).to(dtype), torch.randn(3, 5, 24).to(dtype).requires_grad_()
-    kept: list[torch.Tensor] = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+    saved: list[torch.Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
         y = mlp(x)
-    assert sum(tensor.numel() == 3 * 5 * 96 for tensor in kept) == 1
-    whole = mlp.fc2(mlp.forward_before_output(x))
-    assert torch.equal(y, whole)
+    assert sum(tensor.numel() == 3 * 5 * 96 for tensor in saved) == 1
+    expected = mlp.fc2(mlp.forward_before_output(x))
+    assert torch.equal(y, expected)
     upstream, tensors = torch.randn_like(y), [x, *mlp.parameters()]
-    for ours, theirs in zip(*(torch.autograd.grad(z, tensors, upstream) for z in (y, whole)), strict=True):
+    for ours, theirs in zip(*(torch.autograd.grad(z, tensors, upstream) for z in (y, expected)), strict=True):
         assert torch.equal(ours, theirs)
     mlp.fc2.requires_grad_(False)
     x.grad = None
@@ -53,30 +53,29 @@ def test_recomputed_gelu_is_bit_identical(dtype, gelu, monkeypatch):
 
 @pytest.mark.skipif(not load_native_library().tiles, reason=f"tiles (AMX): {load_native_library().note}")
 @pytest.mark.parametrize("gelu", ["none", "tanh"])
-@pytest.mark.parametrize("tokens", [5, 6])  # rows of an odd and of an even number
+@pytest.mark.parametrize("tokens", [5, 6])  # an odd and an even number of rows
 def test_native_gelu_gradients_match_pytorch(gelu, tokens, monkeypatch):
-    """And keeps as little."""
+    """The native kernel saves as few tensors."""
     torch.manual_seed(0)
     mlp, x = Mlp(24, 96, gelu=gelu).bfloat16(), torch.randn(3, tokens, 24).bfloat16().requires_grad_()
-    kept: list[torch.Tensor] = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+    saved: list[torch.Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
         y = mlp(x)
-    assert sum(tensor.numel() == 3 * tokens * 96 for tensor in kept) == 1
+    assert sum(tensor.numel() == 3 * tokens * 96 for tensor in saved) == 1
     upstream, tensors = torch.randn_like(y), [x, *mlp.parameters()]
     gradients = torch.autograd.grad(y, tensors, upstream)
     exact = Mlp(24, 96, gelu=gelu).double()
     exact.load_state_dict(mlp.state_dict())
     wide = x.detach().double().requires_grad_()
-    wanted = torch.autograd.grad(exact(wide), [wide, *exact.parameters()], upstream.double())
-    assert [relative_error(a, b) < 1e-2 for a, b in zip(gradients, wanted, strict=True)] == [True] * len(tensors)
+    expected = torch.autograd.grad(exact(wide), [wide, *exact.parameters()], upstream.double())
+    assert [relative_error(a, b) < 1e-2 for a, b in zip(gradients, expected, strict=True)] == [True] * len(tensors)
     mlp.fc2.requires_grad_(False)
     mlp(x).backward(upstream)
-    assert mlp.fc2.weight.grad is None and relative_error(x.grad, wanted[0]) < 1e-2
+    assert mlp.fc2.weight.grad is None and relative_error(x.grad, expected[0]) < 1e-2
 
 
 def test_dropout_positions_match_the_paper():
-    """After the attention output, after the GELU and after the second layer of the MLP (appendix B.1); never on q, k,
-    v."""
+    """After the attention output, the GELU and the second layer of the MLP (appendix B.1); never on q, k, v."""
     torch.manual_seed(0)
     mlp = Mlp(4, 64, dropout=0.5)
     nn.init.ones_(mlp.fc1.bias)
@@ -88,7 +87,7 @@ def test_dropout_positions_match_the_paper():
     assert zeros == 0  # the residual itself is never dropped
 
 
-def test_rates_rise_linearly_over_the_stack():
+def test_drop_rates_rise_linearly_over_the_blocks():
     blocks = build_blocks(5, lambda index, rate: Block(8, Attention(8, 2), Mlp(8, 16), drop_path=rate), drop_path=0.2)
     assert [block.mlp.drop_path for block in blocks] == pytest.approx([0, 0.05, 0.1, 0.15, 0.2])
     same = build_blocks(

@@ -7,7 +7,7 @@ from vitreous.nn.convstem import ConvStem
 
 
 def compute_reference_stem(stem, images):
-    """The same by unfolded pictures and sums, in the usual layout: conv, units, pooling, norm, ReLU."""
+    """The same computed with unfolded images and sums, in channels-first layout: conv, units, pooling, norm, ReLU."""
 
     def conv(x, weight):
         columns = F.unfold(x, 3, padding=1)  # (B, 9 I, h w)
@@ -19,17 +19,17 @@ def compute_reference_stem(stem, images):
         return ((x - mean) / (variance + 1e-6).sqrt() * scale + shift).clamp(min=0)
 
     x = images
-    for number, stage in enumerate(stem.stages):
+    for stage_index, stage in enumerate(stem.stages):
         x = conv(x, stage.conv.weight)
         for unit in stage.units:
             x = x + conv(norm(x, unit.norm), unit.conv.weight)
-        if number + 1 < len(stem.stages):
+        if stage_index + 1 < len(stem.stages):
             height, width = (-(-side // 2) for side in x.shape[2:])
-            rows = [
+            pooled_rows = [
                 [x[:, :, 2 * i : 2 * i + 2, 2 * j : 2 * j + 2].amax((2, 3)) for j in range(width)]
                 for i in range(height)
             ]
-            x = torch.stack([torch.stack(row, -1) for row in rows], -2)
+            x = torch.stack([torch.stack(pooled_row, -1) for pooled_row in pooled_rows], -2)
         x = norm(x, stage.norm)
     return x.movedim(1, -1)
 
@@ -49,7 +49,7 @@ def test_stem_fulfils_the_model_contract():
     images = torch.randn(3, 2, 16, 24)
     contracts.check_batch_independence(stem, images)
     contracts.check_all_gradients(stem, images)
-    contracts.export_agrees(stem, images)
+    contracts.check_export_matches(stem, images)
 
 
 @pytest.mark.parametrize("widths", [(8,), (8, 16), (4, 8, 16, 16)])
@@ -59,7 +59,7 @@ def test_the_grid_is_the_image_over_the_reduction(widths):
     assert stem(torch.randn(1, 3, 33, 50)).shape == (1, -(-33 // stem.reduction), -(-50 // stem.reduction), widths[-1])
 
 
-def test_activations_keep_their_size_through_a_fresh_stem():
+def test_an_initial_stem_keeps_the_scale_of_activations():
     torch.manual_seed(0)
     tokens = ConvStem((32, 64, 128, 128), (1, 1, 1, 1))(torch.randn(4, 3, 32, 32))
     assert 0.3 < tokens.pow(2).mean().sqrt() < 1.5

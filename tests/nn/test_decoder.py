@@ -1,4 +1,4 @@
-"""Dense heads, for pictures and volumes."""
+"""Dense heads for images and volumes."""
 
 import pytest
 import torch
@@ -16,9 +16,9 @@ def test_unet_decoder_outputs_logits_for_every_pixel(image, patch):
     decoder = UNETDecoder(3, widths, patches, 5, width=4)
     grid = [-(-side // p) for side, p in zip(image, patch, strict=True)]
     maps = [torch.randn(2, *grid, 12, requires_grad=True) for _ in widths]
-    answer = decoder(torch.randn(2, 3, *image), maps)
-    assert answer.shape == (2, 5, *image)
-    answer.square().mean().backward()
+    logits = decoder(torch.randn(2, 3, *image), maps)
+    assert logits.shape == (2, 5, *image)
+    logits.square().mean().backward()
     assert all(parameter.grad is not None and parameter.grad.abs().sum() > 0 for parameter in decoder.parameters())
     assert all(x.grad.abs().sum() > 0 for x in maps)
 
@@ -32,9 +32,9 @@ def test_unet_decoder_accepts_stage_maps_of_several_strides():
 
 def test_linear_decoder_classifies_tokens_and_upsamples_logits():
     decoder, tokens = LinearDecoder([6, 6], 3), [torch.randn(2, 4, 5, 6) for _ in range(2)]
-    answer = decoder(torch.zeros(2, 3, 4, 5), tokens)
-    wanted = torch.cat(tokens, -1) @ decoder.head.weight.T + decoder.head.bias
-    assert torch.allclose(answer, wanted.movedim(-1, 1), atol=1e-6)
+    logits = decoder(torch.zeros(2, 3, 4, 5), tokens)
+    expected = torch.cat(tokens, -1) @ decoder.head.weight.T + decoder.head.bias
+    assert torch.allclose(logits, expected.movedim(-1, 1), atol=1e-6)
     assert decoder(torch.zeros(2, 3, 32, 40), tokens).shape == (2, 3, 32, 40)
 
 
@@ -47,9 +47,9 @@ def test_upernet_outputs_logits_for_every_pixel(image, patches):
     decoder = UPerNetDecoder(widths, patches, 5, width=16)
     grids = [[side // p for side, p in zip(image, patch, strict=True)] for patch in patches]
     maps = [torch.randn(2, *grid, width, requires_grad=True) for grid, width in zip(grids, widths, strict=True)]
-    answer = decoder(torch.randn(2, 3, *image), maps)
-    assert answer.shape == (2, 5, *image)
-    answer.square().mean().backward()
+    logits = decoder(torch.randn(2, 3, *image), maps)
+    assert logits.shape == (2, 5, *image)
+    logits.square().mean().backward()
     assert all(parameter.grad is not None and parameter.grad.abs().sum() > 0 for parameter in decoder.parameters())
     assert all(x.grad.abs().sum() > 0 for x in maps)
 
@@ -76,14 +76,14 @@ def test_upernet_drops_channels_before_its_head_only_in_training():
     torch.manual_seed(0)
     patches, images = [(32, 32), (16, 16), (8, 8), (4, 4)], torch.randn(2, 3, 64, 64)
     maps = [torch.randn(2, 64 // p, 64 // p, 8) for p, _ in patches]
-    seen = []
+    head_inputs = []
     decoder = UPerNetDecoder([8] * 4, patches, 5, width=64, dropout=0.25)
-    decoder.head.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].detach()))
+    decoder.head.register_forward_pre_hook(lambda _, inputs: head_inputs.append(inputs[0].detach()))
     decoder.train()(images, maps)
     decoder.eval()(images, maps)
-    dropped = (seen[0] == 0).all((2, 3)) & (seen[1] != 0).any((2, 3))
+    dropped = (head_inputs[0] == 0).all((2, 3)) & (head_inputs[1] != 0).any((2, 3))
     assert 0.1 < dropped.float().mean() < 0.4
-    assert torch.allclose(seen[0][~dropped], seen[1][~dropped] / 0.75)
+    assert torch.allclose(head_inputs[0][~dropped], head_inputs[1][~dropped] / 0.75)
 
 
 def test_upernet_parameter_count_matches_the_formula():
@@ -91,5 +91,5 @@ def test_upernet_parameter_count_matches_the_formula():
     decoder = UPerNetDecoder(widths, [(32, 32), (16, 16), (8, 8), (4, 4)], k, c)
     norms = 2 * c * (len(POOLING_BINS) + 1 + 3 + 3 + 1)
     pools, top = len(POOLING_BINS) * widths[0] * c, 9 * (widths[0] + len(POOLING_BINS) * c) * c
-    rest = sum(widths[1:]) * c + 3 * 9 * c * c + 9 * 4 * c * c + c * k + k
-    assert sum(p.numel() for p in decoder.parameters()) == norms + pools + top + rest
+    other_parameters = sum(widths[1:]) * c + 3 * 9 * c * c + 9 * 4 * c * c + c * k + k
+    assert sum(p.numel() for p in decoder.parameters()) == norms + pools + top + other_parameters

@@ -1,4 +1,4 @@
-"""Taps at chosen depths, against hooks."""
+"""Intermediate features match forward hooks."""
 
 import pytest
 import torch
@@ -17,12 +17,12 @@ MODEL_OPTIONS = {
 
 
 def collect_block_outputs(model, images):
-    """The input of the encoder's first block, and the output of every block."""
+    """The input of the encoder's first block and the outputs of all blocks."""
     outputs = []
-    first = model.encoder.blocks[0].register_forward_pre_hook(lambda module, given: outputs.append(given[0]))
+    first_handle = model.encoder.blocks[0].register_forward_pre_hook(lambda module, inputs: outputs.append(inputs[0]))
     handles = [
-        first,
-        *(b.register_forward_hook(lambda module, given, out: outputs.append(out)) for b in model.encoder.blocks),
+        first_handle,
+        *(b.register_forward_hook(lambda module, inputs, out: outputs.append(out)) for b in model.encoder.blocks),
     ]
     last = model.features(images)
     for handle in handles:
@@ -53,14 +53,14 @@ def test_blocks_after_the_last_requested_depth_are_skipped():
 
     encoder = Encoder(4, [torch.nn.Identity(), torch.nn.Linear(4, 4), Stop()])
     x = torch.randn(1, 3, 4)
-    one, two = encoder.features(x, (1, 2))
-    assert one is x and torch.equal(two, encoder.blocks[1](x))
+    first, second = encoder.features(x, (1, 2))
+    assert first is x and torch.equal(second, encoder.blocks[1](x))
     for taps in ((), (-1,), (4,)):
         with pytest.raises(ValueError, match="taps must be one or more depths from 0 to 3, got "):
             encoder.features(x, taps)
 
 
-def test_taps_have_gradients_with_recomputation_too():
+def test_intermediate_features_have_gradients_with_recomputation():
     model = create_untrained_model("ViT-32x4/8", image_size=16, num_classes=3)
     images = torch.randn(2, 3, 16, 16)
     gradients = []
@@ -74,8 +74,9 @@ def test_taps_have_gradients_with_recomputation_too():
         torch.testing.assert_close(plain, again)
 
 
-def test_compiled_blocks_share_graphs_whatever_their_stochastic_depth(monkeypatch):
-    """Three graphs: the first block (depth rate 0), those between, and the last, of which one token is read."""
+def test_compiled_blocks_share_graphs_for_all_drop_rates(monkeypatch):
+    """Three graphs: the first block (drop rate 0), the blocks in between, and the last block, which computes only one
+    token."""
     graphs = []
 
     def count_graphs(graph, inputs):

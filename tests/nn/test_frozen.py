@@ -1,4 +1,4 @@
-"""Every fast path gives the slow path's answer: float32 to 1e-5, bfloat16 to 1e-2, relative."""
+"""Every fast path matches the reference path: relative error 1e-5 in float32, 1e-2 in bfloat16."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests import contracts
-from tests.models.test_contracts import MODEL_OPTIONS, build_random_vit, images_for
+from tests.models.test_contracts import MODEL_OPTIONS, build_random_vit, draw_images
 from tests.precision import ERROR_LIMITS, relative_error
 from vitreous.config import to_builtins
 from vitreous.inference.engine import choose_input_dtype
@@ -28,8 +28,8 @@ NO_NATIVE_LIBRARY = NativeLibrary(None, False, "left out")
 
 
 def list_fast_paths():
-    """The fast paths that this machine and this PyTorch have; of packed products in bfloat16 with kernels of our own, where
-    there are some, and without."""
+    """The fast paths supported by this machine and PyTorch; packed bfloat16 products with native kernels, if there are
+    any, and without."""
     for dtype, packed in FAST_PATHS:
         if not packed or can_pack(dtype):
             yield dtype, packed, NO_NATIVE_LIBRARY
@@ -39,27 +39,26 @@ def list_fast_paths():
 
 @torch.inference_mode()
 def assert_fast_paths_match(model, *batches):
-    wanted = [model.eval()(images) for images in batches]
-    for dtype, packed, own in list_fast_paths():
+    expected_outputs = [model.eval()(images) for images in batches]
+    for dtype, packed, library in list_fast_paths():
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(kernels, "load_native_library", lambda own=own: own)
+            patch.setattr(kernels, "load_native_library", lambda library=library: library)
             fast = freeze_for_inference(model, dtype, packed)
-            for images, expected in zip(batches, wanted, strict=True):
-                answers = fast(images.to(choose_input_dtype(model.config, dtype)))
-                assert answers.dtype == torch.float32
+            for images, expected in zip(batches, expected_outputs, strict=True):
+                outputs = fast(images.to(choose_input_dtype(model.config, dtype)))
+                assert outputs.dtype == torch.float32
                 limit = ERROR_LIMITS["fp32" if dtype == torch.float32 else "bf16"]
-                assert relative_error(answers, expected) < limit, (dtype, packed, own.note)
+                assert relative_error(outputs, expected) < limit, (dtype, packed, library.note)
 
 
 @pytest.mark.parametrize("name", MODEL_OPTIONS)
 def test_fast_paths_match_for_every_model_option(name):
     model = build_random_vit(MODEL_OPTIONS[name])
-    assert_fast_paths_match(model, images_for(model), images_for(model, (1, 3)))
+    assert_fast_paths_match(model, draw_images(model), draw_images(model, (1, 3)))
 
 
 def shrink_config(name):
-    """A model of the zoo with its own width, heads and patch, a block or two deep, a unit to a stage, of 2 x 2
-    patches."""
+    """A zoo model with its width, heads and patch, but one or two blocks, one unit per stage, and 2 x 2 patches."""
     config = config_from_name(name)
     image = (2 * config.patch[0], 2 * config.patch[1])
     if isinstance(config, BiTConfig):
@@ -77,31 +76,31 @@ def shrink_config(name):
 
 
 def list_distinct_models():
-    """A name of each model that is left then; those that differ in nothing but their patches are one, and each patch is
-    there.
+    """Names of the zoo models that remain distinct after shrinking; models that differ only in the patch count once,
+    and every patch size is included.
 
-    Quick are those with a size, a patch or a make that none before them has; the others put together what those have.
+    Models with a new size, patch or type are quick; the others combine features of these.
     """
-    seen, found = set(), []
-    # those of latents and of clips are in tests/models, test_dit.py and test_video.py
+    features, names = set(), []
+    # latent and clip models are in tests/models: test_dit.py and test_video.py
     for name in (name for name in MODEL_NAMES if config_from_name(name).family not in ("dit", "video")):
         config = shrink_config(name)
         plain = {**to_builtins(config), "patch": None, "image": None}
         size = str([plain.get(key) for key in SIZE_FIELDS])
         make = str({key: value for key, value in plain.items() if key not in SIZE_FIELDS})
-        if not {str(plain), config.patch} <= seen:
+        if not {str(plain), config.patch} <= features:
             large = name.startswith(
                 ("Swin-L", "Swin-B", "SwinV2-B", "SwinV2-L")
-            )  # as the smaller ones, in wider stages
-            quick = {size, config.patch, make} - seen and not large
-            found.append(pytest.param(name, marks=() if quick else pytest.mark.slow))
-        seen |= {str(plain), config.patch, size, make}
-    return found
+            )  # as the smaller models, with wider stages
+            quick = {size, config.patch, make} - features and not large
+            names.append(pytest.param(name, marks=() if quick else pytest.mark.slow))
+        features |= {str(plain), config.patch, size, make}
+    return names
 
 
 @pytest.mark.parametrize("name", list_distinct_models())
 def test_fast_paths_match_for_every_zoo_model(name):
-    """On a square image and on one that is not."""
+    """On a square and on a non-square image."""
     torch.manual_seed(0)
     model = zoo.build_model(shrink_config(name))
     for parameter in model.head.parameters():
@@ -112,26 +111,28 @@ def test_fast_paths_match_for_every_zoo_model(name):
 
 def test_linear_layers_are_packed_where_supported():
     model = build_random_vit({"pool": "attention"})
-    count = sum(isinstance(part, PackedLinear) for part in freeze_for_inference(model, torch.float32, True).modules())
-    linears = sum(isinstance(part, torch.nn.Linear) for part in model.modules())
+    count = sum(
+        isinstance(module, PackedLinear) for module in freeze_for_inference(model, torch.float32, True).modules()
+    )
+    linears = sum(isinstance(module, torch.nn.Linear) for module in model.modules())
     assert count == (linears if can_pack(torch.float32) else 0)
 
 
-@pytest.mark.parametrize("gone", ["_reorder_linear_weight", "_linear_pointwise"])
-def test_missing_packed_operators_fall_back_to_plain_linear(gone, monkeypatch):
-    """The packed operators are not public: a release may drop, rename or change them."""
-    names = [name for name in ("_reorder_linear_weight", "_linear_pointwise") if name != gone]
-    kept = type(
+@pytest.mark.parametrize("removed", ["_reorder_linear_weight", "_linear_pointwise"])
+def test_missing_packed_operators_fall_back_to_plain_linear(removed, monkeypatch):
+    """The packed operators are private: a release may remove, rename or change them."""
+    names = [name for name in ("_reorder_linear_weight", "_linear_pointwise") if name != removed]
+    operators = type(
         "mkldnn", (), {name: getattr(torch.ops.mkldnn, name) for name in names if hasattr(torch.ops.mkldnn, name)}
     )
-    monkeypatch.setattr(torch.ops, "mkldnn", kept)
+    monkeypatch.setattr(torch.ops, "mkldnn", operators)
     can_pack.cache_clear()
     try:
         assert not can_pack(torch.float32)
-        assert_fast_paths_match(build_random_vit({}), images_for(build_random_vit({})))
+        assert_fast_paths_match(build_random_vit({}), draw_images(build_random_vit({})))
         assert not any(
-            isinstance(part, PackedLinear)
-            for part in freeze_for_inference(build_random_vit({}), torch.float32, True).modules()
+            isinstance(module, PackedLinear)
+            for module in freeze_for_inference(build_random_vit({}), torch.float32, True).modules()
         )
     finally:
         can_pack.cache_clear()
@@ -151,10 +152,10 @@ def test_incompatible_packed_operators_fall_back_to_plain_linear(monkeypatch):
 
 def test_freezing_leaves_the_original_model_unchanged():
     model = contracts.randomise(build_random_vit({"norm": {"layer_scale": 0.5}})).train()
-    before = {name: value.clone() for name, value in model.state_dict().items()}
+    state = {name: value.clone() for name, value in model.state_dict().items()}
     freeze_for_inference(model, torch.bfloat16)
     assert model.training and all(p.requires_grad and p.dtype == torch.float32 for p in model.parameters())
-    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert all(torch.equal(state[name], value) for name, value in model.state_dict().items())
 
 
 def test_unchanged_weights_share_memory_with_the_original():
@@ -164,9 +165,9 @@ def test_unchanged_weights_share_memory_with_the_original():
 
 
 def test_filters_are_standardised_once(monkeypatch):
-    """Also of a copy of a copy, which would else divide by their deviation again."""
+    """Also for a copy of a copy, whose filters must not be standardised twice."""
     model = zoo.create_untrained_model("BiT-R50x1", image_size=32, blocks=(1, 1), num_classes=3).eval()
     images = torch.rand(2, 3, 32, 32)
-    wanted, twice = model(images), freeze_for_inference(freeze_for_inference(model))
+    expected, twice = model(images), freeze_for_inference(freeze_for_inference(model))
     monkeypatch.setattr(resnet, "standardize_weight", None)
-    assert torch.allclose(twice(images), wanted, atol=1e-6)
+    assert torch.allclose(twice(images), expected, atol=1e-6)

@@ -73,12 +73,12 @@ def test_resize_keeps_equal_grids_and_constant_tables():
         assert torch.allclose(axis_resize_matrix(5, 9, how).sum(1), torch.ones(9, dtype=torch.float64))
 
 
-def restated_dino(positions, height, width, patch):
+def resize_positions_as_dino(positions, height, width, patch):
     """`interpolate_pos_encoding` of dino/vision_transformer.py and dinov2/models/vision_transformer.py, (N, D) -> (h *
     w, D).
 
-    The stored positions are returned only if the image has as many patches as they are and is a square; else the scale
-    of both axes, (patches + 0.1) / stored, is given to the interpolation, which takes it as it is.
+    Stored positions are returned unchanged only if the image is square and has as many patches; otherwise both axes are
+    interpolated with scale (patches + 0.1) / stored.
     """
     side = round(len(positions) ** 0.5)
     rows, columns = height // patch, width // patch
@@ -86,12 +86,12 @@ def restated_dino(positions, height, width, patch):
         return positions
     source = positions.reshape(1, side, side, -1).permute(0, 3, 1, 2)
     scale = ((rows + 0.1) / side, (columns + 0.1) / side)
-    found = torch.nn.functional.interpolate(source, scale_factor=scale, mode="bicubic")
-    assert found.shape[2:] == (rows, columns)
-    return found.permute(0, 2, 3, 1).reshape(rows * columns, -1)
+    resized = torch.nn.functional.interpolate(source, scale_factor=scale, mode="bicubic")
+    assert resized.shape[2:] == (rows, columns)
+    return resized.permute(0, 2, 3, 1).reshape(rows * columns, -1)
 
 
-#: native side, then height and width, pixels; patches of 14
+#: native size, then image height and width, in pixels; patches of 14
 DINO_SIZES = [
     (98, 98, 98),
     (98, 98, 70),
@@ -108,7 +108,9 @@ DINO_SIZES = [
 def test_bicubic_offset_matches_dino_when_an_axis_keeps_its_length(native, height, width):
     side = native // 14
     source = torch.randn(side, side, 6, generator=torch.Generator().manual_seed(0))
-    expected = restated_dino(source.flatten(0, 1), height, width, 14).unflatten(0, (height // 14, width // 14))
+    expected = resize_positions_as_dino(source.flatten(0, 1), height, width, 14).unflatten(
+        0, (height // 14, width // 14)
+    )
     assert (resize_position_table(source, (height // 14, width // 14), "bicubic-offset") - expected).abs().max() <= 1e-5
 
 
@@ -116,11 +118,11 @@ def test_bicubic_offset_matches_dino_when_an_axis_keeps_its_length(native, heigh
 def test_other_resize_modes_keep_an_axis_of_equal_length(how):
     source = torch.randn(5, 7, 3, generator=torch.Generator().manual_seed(0))
     expected = torch.stack([resize_position_table(source[:, column], (9,), how) for column in range(7)], 1)
-    # products of other shapes may round otherwise in the last bit
+    # products of other shapes may round differently
     assert torch.allclose(resize_position_table(source, (9, 7), how), expected, rtol=0, atol=1e-6)
 
 
 def test_take_selects_tokens():
     tokens = torch.randn(2, 5, 3)
-    places = torch.tensor([[4, 0], [1, 1]])
-    assert torch.equal(gather_tokens(tokens, places), torch.stack([tokens[0, [4, 0]], tokens[1, [1, 1]]]))
+    indices = torch.tensor([[4, 0], [1, 1]])
+    assert torch.equal(gather_tokens(tokens, indices), torch.stack([tokens[0, [4, 0]], tokens[1, [1, 1]]]))

@@ -1,4 +1,4 @@
-"""Windows against the loops that they replace, on grids of any number of axes."""
+"""Windows match explicit loops on grids with any number of axes."""
 
 import itertools
 
@@ -16,10 +16,10 @@ EMBED_DIM = 16
 
 def build_block(attention=None):
     torch.manual_seed(1)
-    part = Block(EMBED_DIM, attention or Attention(EMBED_DIM, 2), Mlp(EMBED_DIM, 32)).double().eval()
-    for parameter in part.parameters():
+    block = Block(EMBED_DIM, attention or Attention(EMBED_DIM, 2), Mlp(EMBED_DIM, 32)).double().eval()
+    for parameter in block.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
-    return part
+    return block
 
 
 def make_tokens(*grid):
@@ -29,21 +29,24 @@ def make_tokens(*grid):
 @pytest.mark.parametrize("grid", [(6,), (4, 6), (2, 3, 4)])
 @pytest.mark.parametrize("pad", ["mask", "zeros"])
 def test_whole_grid_window_matches_the_plain_block(grid, pad):
-    x, part = make_tokens(*grid), build_block()
-    torch.testing.assert_close(WindowedAttention(part, grid, pad=pad)(x).flatten(1, -2), part(x.flatten(1, -2)))
-    shifted = WindowedAttention(part, grid, tuple(g - 1 for g in grid), pad)  # one window covers every axis: no shift
-    torch.testing.assert_close(shifted(x).flatten(1, -2), part(x.flatten(1, -2)))
+    x, block = make_tokens(*grid), build_block()
+    torch.testing.assert_close(WindowedAttention(block, grid, pad=pad)(x).flatten(1, -2), block(x.flatten(1, -2)))
+    shifted = WindowedAttention(block, grid, tuple(g - 1 for g in grid), pad)  # one window spans every axis: no shift
+    torch.testing.assert_close(shifted(x).flatten(1, -2), block(x.flatten(1, -2)))
 
 
-def attend_windows_by_loop(part, x, size, shift):
-    """Every window by itself, without padding: the tokens whose places have the same (i - s) // w on every axis."""
+def attend_windows_by_loop(block, x, size, shift):
+    """Attention within each window separately, without padding: tokens whose positions have the same (i - s) // w on
+    every axis."""
     grid, y = x.shape[1:-1], torch.full_like(x, float("nan"))
     shift = [s if g > w else 0 for g, w, s in zip(grid, size, shift, strict=True)]
-    places = list(itertools.product(*map(range, grid)))
-    of = {place: tuple((i - s) // w for i, w, s in zip(place, size, shift, strict=True)) for place in places}
+    positions = list(itertools.product(*map(range, grid)))
+    of = {
+        position: tuple((i - s) // w for i, w, s in zip(position, size, shift, strict=True)) for position in positions
+    }
     for window in set(of.values()):
-        index = torch.tensor([place for place in places if of[place] == window]).T
-        y[:, *index] = part(x[:, *index])
+        index = torch.tensor([position for position in positions if of[position] == window]).T
+        y[:, *index] = block(x[:, *index])
     return y
 
 
@@ -60,45 +63,45 @@ def attend_windows_by_loop(part, x, size, shift):
     ],
 )
 def test_shifted_windows_match_the_loop_over_windows(grid, size, shift):
-    x, part = make_tokens(*grid), build_block()
-    torch.testing.assert_close(WindowedAttention(part, size, shift)(x), attend_windows_by_loop(part, x, size, shift))
+    x, block = make_tokens(*grid), build_block()
+    torch.testing.assert_close(WindowedAttention(block, size, shift)(x), attend_windows_by_loop(block, x, size, shift))
 
 
 def test_unmasked_padding_adds_zero_keys():
-    x, part = make_tokens(5, 7), Attention(EMBED_DIM, 2).double()
-    whole = torch.nn.functional.pad(x, [0, 0, 0, 1, 0, 1])  # (6, 8)
-    padded = WindowedAttention(part, (3, 4), pad="zeros")(x)
-    torch.testing.assert_close(padded, WindowedAttention(part, (3, 4))(whole)[:, :5, :7])
-    assert not torch.allclose(padded, WindowedAttention(part, (3, 4))(x))
-    shifted = WindowedAttention(part, (3, 4), (1, 2), pad="zeros")(x)
-    torch.testing.assert_close(shifted, WindowedAttention(part, (3, 4), (1, 2))(whole)[:, :5, :7])
+    x, layer = make_tokens(5, 7), Attention(EMBED_DIM, 2).double()
+    padded_input = torch.nn.functional.pad(x, [0, 0, 0, 1, 0, 1])  # (6, 8)
+    padded = WindowedAttention(layer, (3, 4), pad="zeros")(x)
+    torch.testing.assert_close(padded, WindowedAttention(layer, (3, 4))(padded_input)[:, :5, :7])
+    assert not torch.allclose(padded, WindowedAttention(layer, (3, 4))(x))
+    shifted = WindowedAttention(layer, (3, 4), (1, 2), pad="zeros")(x)
+    torch.testing.assert_close(shifted, WindowedAttention(layer, (3, 4), (1, 2))(padded_input)[:, :5, :7])
 
 
-def test_attention_over_a_grid_takes_the_mask_too():
+def test_grid_attention_supports_the_padding_mask():
     attention = GridAttention(EMBED_DIM, 2, (3, 4))
-    x, part = make_tokens(6, 8), build_block(attention)
-    windows = WindowedAttention(part, (3, 4), (1, 2))
-    # without its tables it is plain attention
+    x, block = make_tokens(6, 8), build_block(attention)
+    windows = WindowedAttention(block, (3, 4), (1, 2))
+    # without position tables it is plain attention
     plain = build_block(Attention(EMBED_DIM, 2))
     plain.load_state_dict(
-        {name: value for name, value in part.state_dict().items() if "rows" not in name and "columns" not in name}
+        {name: value for name, value in block.state_dict().items() if "rows" not in name and "columns" not in name}
     )
     for table in (attention.rows, attention.columns):
         torch.nn.init.zeros_(table)
     torch.testing.assert_close(windows(x), attend_windows_by_loop(plain, x, (3, 4), (1, 2)))
     torch.nn.init.normal_(attention.rows)
-    given, mask = windows.split(x)
-    weights = attention.compute_weights(given, mask)
+    window_tokens, mask = windows.split(x)
+    weights = attention.compute_weights(window_tokens, mask)
     assert weights.masked_select(~mask.expand_as(weights)).abs().max() == 0
-    values = attention.split(given.flatten(-3, -2))[2]
+    values = attention.split(window_tokens.flatten(-3, -2))[2]
     mixed = (weights @ values).transpose(-3, -2).flatten(-2).unflatten(-2, (3, 4))
-    torch.testing.assert_close(attention(given, mask), attention.out(mixed))
+    torch.testing.assert_close(attention(window_tokens, mask), attention.out(mixed))
 
 
 def test_windows_move_with_their_tokens():
-    """Exchanging two windows of the input exchanges them in the output, and tokens of a window are a set."""
-    x, part = make_tokens(6, 8), build_block()
-    windows = WindowedAttention(part, (3, 4))
+    """Swapping two windows of the input swaps them in the output; within a window, token order is irrelevant."""
+    x, block = make_tokens(6, 8), build_block()
+    windows = WindowedAttention(block, (3, 4))
     y = windows(x)
     torch.testing.assert_close(windows(x.roll((3, 4), (1, 2))), y.roll((3, 4), (1, 2)))
     inside = x.clone()
@@ -115,7 +118,7 @@ def test_frozen_windowed_attention_matches_and_exports():
             torch.testing.assert_close(
                 freeze_for_inference(windows, packed=packed)(x), windows(x), atol=1e-5, rtol=1e-5
             )
-    torch.export.export(windows, (x,))  # one graph
+    torch.export.export(windows, (x,))  # exports as one graph
 
 
 def test_invalid_shifts_and_padding_are_rejected():

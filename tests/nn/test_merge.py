@@ -5,30 +5,32 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.models.test_contracts import build_random_vit, images_for
+from tests.models.test_contracts import build_random_vit, draw_images
 from vitreous.nn.frozen import freeze_for_inference
 from vitreous.nn.merge import TokenMergingEncoder, merge_similar_tokens
 
 
 def merge_tokens_by_loop(tokens, metric, sizes, count, protected):
-    """What `merge_similar_tokens` does, one image and one pair after the other."""
-    found = []
+    """`merge_similar_tokens` by loops over images and pairs."""
+    results = []
     for x, m, s in zip(tokens, metric, sizes, strict=True):
         m = m / m.norm(dim=-1, keepdim=True)
-        first, second = list(range(protected, len(x), 2)), list(range(protected + 1, len(x), 2))
-        pairs = {a: max(second, key=lambda b: (m[a] @ m[b]).item()) for a in first}
-        gone = sorted(first, key=lambda a: -(m[a] @ m[pairs[a]]).item())[: min(count, (len(x) - protected) // 2)]
-        total, weight = {b: x[b] * s[b] for b in second}, {b: s[b].clone() for b in second}
-        for a in gone:
+        sources, targets = list(range(protected, len(x), 2)), list(range(protected + 1, len(x), 2))
+        pairs = {a: max(targets, key=lambda b: (m[a] @ m[b]).item()) for a in sources}
+        merged_away = sorted(sources, key=lambda a: -(m[a] @ m[pairs[a]]).item())[
+            : min(count, (len(x) - protected) // 2)
+        ]
+        total, weight = {b: x[b] * s[b] for b in targets}, {b: s[b].clone() for b in targets}
+        for a in merged_away:
             total[pairs[a]] = total[pairs[a]] + x[a] * s[a]
             weight[pairs[a]] += s[a]
-        rows = (
+        tokens_left = (
             [x[p] for p in range(protected)]
-            + [x[a] for a in first if a not in gone]
-            + [total[b] / weight[b] for b in second]
+            + [x[a] for a in sources if a not in merged_away]
+            + [total[b] / weight[b] for b in targets]
         )
-        found.append(sorted(tuple(row.tolist()) for row in rows))
-    return found
+        results.append(sorted(tuple(row.tolist()) for row in tokens_left))
+    return results
 
 
 @given(st.integers(2, 14), st.integers(0, 2), st.integers(0, 9), st.integers(0, 2**31))
@@ -40,9 +42,13 @@ def test_merging_matches_the_loop(length, protected, count, seed):
     assert merged.shape[1] == tokens.shape[1] - min(count, length // 2)
     assert torch.allclose(total.sum(1), sizes.sum(1))
     assert torch.allclose(merged[:, :protected], tokens[:, :protected])
-    wanted = merge_tokens_by_loop(tokens, metric, sizes, count, protected)
-    for found, rows in zip(merged, wanted, strict=True):
-        assert torch.allclose(torch.tensor(sorted(tuple(row.tolist()) for row in found)), torch.tensor(rows), atol=1e-5)
+    expected = merge_tokens_by_loop(tokens, metric, sizes, count, protected)
+    for tokens_left, expected_rows in zip(merged, expected, strict=True):
+        assert torch.allclose(
+            torch.tensor(sorted(tuple(token_row.tolist()) for token_row in tokens_left)),
+            torch.tensor(expected_rows),
+            atol=1e-5,
+        )
     assert torch.allclose((merged * total).sum(1), (tokens * sizes).sum(1), atol=1e-4)
 
 
@@ -64,15 +70,15 @@ POOLING_OPTIONS = [
 @torch.inference_mode()
 def test_zero_merges_match_the_model(changes):
     model = build_random_vit(changes).eval()
-    images = images_for(model)
+    images = draw_images(model)
     assert torch.allclose(build_merging_model(model, 0)(images), model(images), atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("changes", POOLING_OPTIONS)
 @torch.inference_mode()
 def test_merging_identical_tokens_does_not_change_the_output(changes):
-    """Proportional attention: one token of size two does what two equal tokens do, pooled too."""
+    """Proportional attention: a token of size two counts as two equal tokens, also in pooling."""
     model = build_random_vit(changes).eval()
     model.position.table.zero_()
-    images = torch.randn(2, 3, 1, 1).expand(2, 3, 16, 16).contiguous()  # one colour: all patches are the same token
+    images = torch.randn(2, 3, 1, 1).expand(2, 3, 16, 16).contiguous()  # one colour, so all patches are the same token
     assert torch.allclose(build_merging_model(model, 3)(images), model(images), atol=1e-4, rtol=1e-4)

@@ -10,7 +10,7 @@ def test_learned_positions_are_resized_to_any_grid():
     assert position.read((5, 2)).shape == (5, 2, 8)
 
 
-def test_sincos_is_the_published_two_dimensional_form():
+def test_sincos_matches_the_published_two_dimensional_form():
     """MAE's layout: columns first, each half [sin | cos] of 10000^(-i / (D / 4))."""
     table = sincos_position_table((2, 3), 8).numpy()
     for row in range(2):

@@ -1,4 +1,4 @@
-"""Feature pyramids, of one map and of maps of several strides."""
+"""Feature pyramids of a single map, and of maps with different strides."""
 
 import pytest
 import torch
@@ -29,19 +29,19 @@ def test_simple_pyramid_levels_match_the_paper():
     torch.manual_seed(0)
     pyramid, x = SimplePyramid(8, 4), torch.randn(2, 4, 6, 8)
 
-    def norm(x, part):
-        return F.layer_norm(x.movedim(1, -1), x.shape[1:2], part.norm.weight, part.norm.bias, 1e-6).movedim(-1, 1)
+    def norm(x, layers):
+        return F.layer_norm(x.movedim(1, -1), x.shape[1:2], layers.norm.weight, layers.norm.bias, 1e-6).movedim(-1, 1)
 
-    first, between, _, second = pyramid.upsample4
+    first_upsample, between, _, second_upsample = pyramid.upsample4
     y = x.movedim(-1, 1)
-    quadruple = F.gelu(norm(F.conv_transpose2d(y, first.weight, first.bias, 2), between))
-    quadruple = F.conv_transpose2d(quadruple, second.weight, second.bias, 2)
+    quadruple = F.gelu(norm(F.conv_transpose2d(y, first_upsample.weight, first_upsample.bias, 2), between))
+    quadruple = F.conv_transpose2d(quadruple, second_upsample.weight, second_upsample.bias, 2)
     double = F.conv_transpose2d(y, pyramid.upsample2.weight, pyramid.upsample2.bias, 2)
-    for number, level in enumerate((quadruple, double, y, F.max_pool2d(y, 2))):
-        for part in (pyramid.reduce[number], pyramid.smooth[number]):
-            conv, own = part
-            level = norm(F.conv2d(level, conv.weight, padding=conv.kernel_size[0] // 2), own)
-        torch.testing.assert_close(pyramid([x])[number], level)
+    for index, level in enumerate((quadruple, double, y, F.max_pool2d(y, 2))):
+        for layers in (pyramid.reduce[index], pyramid.smooth[index]):
+            conv, norm_layer = layers
+            level = norm(F.conv2d(level, conv.weight, padding=conv.kernel_size[0] // 2), norm_layer)
+        torch.testing.assert_close(pyramid([x])[index], level)
 
 
 def test_feature_pyramid_matches_torchvision():
@@ -52,13 +52,13 @@ def test_feature_pyramid_matches_torchvision():
     widths, sizes = (4, 6, 8), ((12, 20), (6, 10), (3, 5))
     pyramid, peer = FeaturePyramid(widths, 8, 4), FeaturePyramidNetwork(list(widths), 8, LastLevelMaxPool())
     with torch.no_grad():
-        for own, lateral, theirs in zip(pyramid.laterals, pyramid.smooth, range(3), strict=True):
-            peer.inner_blocks[theirs][0].load_state_dict(own.state_dict())
+        for level, lateral, theirs in zip(pyramid.laterals, pyramid.smooth, range(3), strict=True):
+            peer.inner_blocks[theirs][0].load_state_dict(level.state_dict())
             peer.layer_blocks[theirs][0].load_state_dict(lateral.state_dict())
     maps = [torch.randn(2, *size, width) for size, width in zip(sizes, widths, strict=True)]
     normed = {str(i): F.layer_norm(x, x.shape[-1:], eps=1e-6).movedim(-1, 1) for i, x in enumerate(maps)}
-    for own, theirs in zip(pyramid(maps), peer(normed).values(), strict=True):
-        torch.testing.assert_close(own, theirs)
+    for level, theirs in zip(pyramid(maps), peer(normed).values(), strict=True):
+        torch.testing.assert_close(level, theirs)
 
 
 def test_every_pyramid_parameter_gets_a_gradient():

@@ -22,7 +22,7 @@ from vitreous.nn.resnet import (
     standardize_weight,
 )
 
-#: units of each stage: parameters, tokens per axis at 224, width (arXiv:2010.11929 and vision_transformer's configs)
+#: units per stage: parameters, tokens per axis at 224, width (arXiv:2010.11929 and vision_transformer's configs)
 STEM_SHAPES = {
     (): (9_536, 56, 64),
     (2, 2, 2, 2): (13_946_176, 7, 2048),
@@ -32,7 +32,7 @@ STEM_SHAPES = {
 
 
 def perturb_parameters(module, seed=0):
-    """Norms with scales and biases that matter, filters with means: everything that a port can get wrong."""
+    """Randomise norms' scales and biases and give filters nonzero means, so that porting errors change outputs."""
     torch.manual_seed(seed)
     for parameter in module.parameters():
         parameter.data += torch.randn_like(parameter) * (0.1 if parameter.ndim > 1 else 0.5)
@@ -40,17 +40,17 @@ def perturb_parameters(module, seed=0):
 
 
 def rename_keys(state, *pairs):
-    """Foreign names to ours, by replacing text."""
+    """Convert foreign parameter names to ours by text replacement."""
     names = {}
     for name in state:
         ours = name
-        for theirs, mine in (*pairs, ("downsample.", "shortcut.")):
-            ours = ours.replace(theirs, mine)
+        for theirs, our_name in (*pairs, ("downsample.", "shortcut.")):
+            ours = ours.replace(theirs, our_name)
         names[ours] = state[name]
     return names
 
 
-def max_relative_error(ours, theirs):
+def compute_max_relative_error(ours, theirs):
     assert ours.shape == theirs.shape
     return ((ours - theirs).abs().max() / theirs.abs().max()).item()
 
@@ -75,14 +75,14 @@ def test_weight_standardization_of_a_known_filter(numerics, half):
 def test_standardized_convolution_matches_the_loop(numerics, stride, same, size):
     conv = StandardizedConv(2, 3, 3, stride, numerics=numerics, same=same).double()
     images = torch.randn(1, 2, *size, dtype=torch.float64)
-    eps, where, *_ = NUMERICS[numerics]
+    eps, eps_position, *_ = NUMERICS[numerics]
     starts = [same_padding(n, 3, stride)[0] if same else 1 for n in size]
     expected = torch.zeros(1, 3, *(math.ceil(n / stride) for n in size), dtype=torch.float64)
     for o, weight in enumerate(conv.weight.detach()):
         values = weight.flatten().tolist()
         mean = sum(values) / len(values)
         variance = sum((v - mean) ** 2 for v in values) / len(values)
-        deviation = math.sqrt(variance) + eps if where == "deviation" else math.sqrt(variance + eps)
+        deviation = math.sqrt(variance) + eps if eps_position == "deviation" else math.sqrt(variance + eps)
         for y in range(expected.shape[2]):
             for x in range(expected.shape[3]):
                 for i, a, b in ((i, a, b) for i in range(2) for a in range(3) for b in range(3)):
@@ -113,10 +113,10 @@ def test_same_padding_reads_the_pixels_that_tensorflow_reads():
     line = torch.arange(1.0, 7).view(1, 1, 1, 6).expand(1, 1, 6, 6)
     windows = pad_same(line, 3, 2).unfold(3, 3, 2)[0, 0, 0]
     assert windows.tolist() == [[1, 2, 3], [3, 4, 5], [5, 6, 0]]
-    for same, rows in ((True, [2, 3, 4]), (False, [1, 2, 3])):
+    for same, expected_rows in ((True, [2, 3, 4]), (False, [1, 2, 3])):
         images = torch.randn(1, 1, 6, 6, requires_grad=True)
         StandardizedConv(1, 1, 3, 2, same=same)(images)[0, 0, 1, 1].backward()
-        assert images.grad[0, 0].abs().sum(1).nonzero().flatten().tolist() == rows
+        assert images.grad[0, 0].abs().sum(1).nonzero().flatten().tolist() == expected_rows
 
 
 def test_small_weights_survive_half_precision():
@@ -162,16 +162,18 @@ def test_pre_activation_unit_normalises_only_before_a_conv_shortcut():
 @pytest.mark.parametrize("length", [5, 4, 7, 2])
 def test_line_attention_matches_the_loop(length):
     width, heads = 32, 8
-    part = perturb_parameters(LineAttention(width, 5, "bit")).double()
+    attention = perturb_parameters(LineAttention(width, 5, "bit")).double()
     x = torch.randn(3, length, width, dtype=torch.float64)
-    rq, rk, rv = part.offsets(length)
+    rq, rk, rv = attention.offsets(length)
     if length == 5:
         for i in range(5):
             for j in range(5):
-                assert torch.equal(torch.cat([rq[i, j], rk[i, j], rv[i, j]]), part.relative[j - i + 4])
-    expected, weights = torch.zeros_like(x), part.compute_weights(x)
+                assert torch.equal(torch.cat([rq[i, j], rk[i, j], rv[i, j]]), attention.relative[j - i + 4])
+    expected, weights = torch.zeros_like(x), attention.compute_weights(x)
     for line in range(3):
-        qkv = part.norm_qkv((x[line] @ part.qkv.weight.T).T[None])[0].T  # a norm with the statistics of this line
+        qkv = attention.norm_qkv((x[line] @ attention.qkv.weight.T).T[None])[
+            0
+        ].T  # the norm uses the statistics of this line
         for head in range(heads):
             q, k, v = qkv[:, 8 * head : 8 * head + 8].split((2, 2, 4), 1)
             for i in range(length):
@@ -179,14 +181,14 @@ def test_line_attention_matches_the_loop(length):
                 p = logits.softmax(0)
                 assert torch.allclose(weights[line, head, i], p, atol=1e-10)
                 expected[line, i, 4 * head : 4 * head + 4] = sum(p[j] * (v[j] + rv[i, j]) for j in range(length))
-        expected[line] = part.norm_out(expected[line].T[None])[0].T
-    assert torch.allclose(part(x), expected, atol=1e-10)
+        expected[line] = attention.norm_out(expected[line].T[None])[0].T
+    assert torch.allclose(attention(x), expected, atol=1e-10)
 
 
 def test_resized_relative_positions_keep_order_and_symmetry():
-    part = LineAttention(32, 5, "bit")
-    part.relative.data = torch.arange(-4.0, 5)[:, None].expand(9, 8).clone()
-    _, _, rv = part.offsets(8)
+    attention = LineAttention(32, 5, "bit")
+    attention.relative.data = torch.arange(-4.0, 5)[:, None].expand(9, 8).clone()
+    _, _, rv = attention.offsets(8)
     assert torch.allclose(rv.diagonal(), torch.zeros(()), atol=1e-5)
     assert torch.allclose(rv, -rv.transpose(0, 1), atol=1e-5)
     assert (rv[0].diff(dim=0) > 0).all()
@@ -194,15 +196,17 @@ def test_resized_relative_positions_keep_order_and_symmetry():
 
 @pytest.mark.parametrize("stride,size", [(1, (5, 3)), (2, (5, 3)), (2, (4, 6))])
 def test_axial_attention_applies_rows_columns_and_average_pooling(stride, size):
-    part = perturb_parameters(AxialAttention(32, (size[1], size[0]), stride, "bit"))
+    attention = perturb_parameters(AxialAttention(32, (size[1], size[0]), stride, "bit"))
     x = torch.randn(2, 32, *size)
-    rows = torch.stack([part.row(x[:, :, i].transpose(1, 2)).transpose(1, 2) for i in range(size[0])], 2)
-    both = torch.stack([part.column(rows[..., j].transpose(1, 2)).transpose(1, 2) for j in range(size[1])], 3)
+    row_output = torch.stack([attention.row(x[:, :, i].transpose(1, 2)).transpose(1, 2) for i in range(size[0])], 2)
+    both = torch.stack(
+        [attention.column(row_output[..., j].transpose(1, 2)).transpose(1, 2) for j in range(size[1])], 3
+    )
     expected = torch.zeros(2, 32, math.ceil(size[0] / stride), math.ceil(size[1] / stride))
     for i in range(expected.shape[2]):
         for j in range(expected.shape[3]):
             expected[:, :, i, j] = both[:, :, i * stride : (i + 1) * stride, j * stride : (j + 1) * stride].mean((2, 3))
-    assert torch.allclose(part(x), expected, atol=1e-5)
+    assert torch.allclose(attention(x), expected, atol=1e-5)
 
 
 def test_heads_must_divide_half_the_width():
@@ -226,19 +230,19 @@ def test_stem_fulfils_the_model_contract():
     images = torch.randn(3, 2, 24, 40)
     contracts.check_batch_independence(stem, images)
     contracts.check_all_gradients(stem, images)
-    contracts.export_agrees(stem, images)
+    contracts.check_export_matches(stem, images)
     assert stem(torch.randn(1, 2, 33, 50)).shape == (1, 5, 7, 128)
 
 
 @pytest.mark.parametrize("numerics", ["google", "bit", "timm"])
 def test_numerics_produce_different_outputs(numerics):
-    """The rows differ by more than rounding, so weights must keep their own."""
+    """Outputs differ by more than rounding, so weights must keep their numerics."""
     torch.manual_seed(0)
     weight = torch.randn(4, 8, 3, 3) * 1e-3
-    others = [name for name in ("google", "bit", "timm") if name != numerics]
+    other_numerics = [name for name in ("google", "bit", "timm") if name != numerics]
     assert all(
-        max_relative_error(standardize_weight(weight, numerics), standardize_weight(weight, name)) > 1e-3
-        for name in others
+        compute_max_relative_error(standardize_weight(weight, numerics), standardize_weight(weight, name)) > 1e-3
+        for name in other_numerics
     )
 
 
@@ -262,7 +266,7 @@ def test_parity_with_timms_hybrid_backbone(blocks, size):
     ours = ResNetStem(blocks, 32, numerics="timm").eval()
     ours.load_state_dict(rename_keys(theirs.state_dict(), ("stem.", "root."), (".blocks.", ".units.")))
     images = torch.randn(2, 3, *size)
-    assert max_relative_error(ours(images).movedim(-1, 1), theirs(images)) <= 1e-5
+    assert compute_max_relative_error(ours(images).movedim(-1, 1), theirs(images)) <= 1e-5
 
 
 @pytest.mark.parametrize("size", [(64, 64), (47, 70)])
@@ -274,7 +278,7 @@ def test_root_matches_timm(size):
     ours = ResNetStem((), numerics="timm").eval()
     ours.load_state_dict({f"root.{name}": tensor for name, tensor in theirs.state_dict().items()})
     images = torch.randn(2, 3, *size)
-    assert max_relative_error(ours(images).movedim(-1, 1), theirs(images)) <= 1e-5
+    assert compute_max_relative_error(ours(images).movedim(-1, 1), theirs(images)) <= 1e-5
 
 
 @pytest.mark.parametrize("kind", ["preactivation", "bottleneck"])
@@ -293,5 +297,5 @@ def test_parity_with_transformers(kind, size):
     pairs = ("embedder.convolution", "root.conv"), ("embedder.", "root."), ("encoder.", ""), (".layers.", ".units.")
     ours.load_state_dict(rename_keys(theirs.state_dict(), *pairs))
     images = torch.randn(2, 3, *size)
-    answer = ours(images).movedim(-1, 1) if hybrid else ours(images)
-    assert max_relative_error(answer, theirs(images).last_hidden_state) <= 1e-5
+    output = ours(images).movedim(-1, 1) if hybrid else ours(images)
+    assert compute_max_relative_error(output, theirs(images).last_hidden_state) <= 1e-5

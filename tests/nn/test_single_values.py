@@ -1,4 +1,4 @@
-"""Batch norm on a batch of one value per channel."""
+"""Batch norm on a batch with one value per channel."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ def test_single_value_uses_running_statistics_without_updating_them():
     plain = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)).train()
     module = copy.deepcopy(plain)
     allow_single_value_batch_norm(module)
-    batch, one = torch.randn(8, 3), torch.randn(1, 3)
+    batch, single = torch.randn(8, 3), torch.randn(1, 3)
     assert torch.equal(module(batch), plain(batch))
     with pytest.raises(ValueError, match="more than 1 value"):
-        plain(one)
-    before = copy.deepcopy(module.state_dict())
-    output = module(one)
+        plain(single)
+    state = copy.deepcopy(module.state_dict())
+    output = module(single)
     assert module.training and module[1].training
-    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
-    assert torch.equal(output, plain.eval()(one))
+    assert all(torch.equal(value, state[name]) for name, value in module.state_dict().items())
+    assert torch.equal(output, plain.eval()(single))
     assert torch.equal(copy.deepcopy(module)(batch), module(batch))
 
 

@@ -1,4 +1,4 @@
-"""The numbers of a recipe that its table of sources lists (`sources.csv`)."""
+"""The hyperparameters of a recipe that `sources.csv` lists with their sources."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from vitreous.recipes.registry import RECIPES, build_example_run
 from vitreous.training.run import Run
 
 SOURCES_CSV = Path(__file__).parent / "sources.csv"
-#: what a row's `agrees` may hold
+#: valid values of `agrees`
 VERDICTS = ("yes", "differs", "not verified", "ours")
-#: settings of an optimizer that others than those named do not use
+#: optimizer settings that only these optimizers use
 ONLY_FOR = {
     "matrix_lr": ("muon",),
     "betas": ("adamw", "lamb", "muon"),
@@ -28,12 +28,12 @@ OPTIMIZER_FIELDS = (
     *("name", "lr", "matrix_lr", "betas", "eps", "momentum", "weight_decay", "decay_on"),
     *("clip", "clip_by", "layer_decay"),
 )
-#: fields of a model that recipes set, by their paths
+#: model fields that recipes set, by path
 MODEL_FIELDS = (
     *("image", "regularization.dropout", "regularization.drop_path", "head.representation", "positions.kind", "pool"),
     *("attention.window", "attention.global_blocks", "attention.pad", "mlp.kind", "norm.layer_scale"),
 )
-#: values of settings that change nothing, so that no row lists them
+#: values that have no effect, so that sources.csv does not list them
 NEUTRAL_VALUES: dict[str, Any] = {
     **{
         f"objective.{name}": None
@@ -69,7 +69,8 @@ NEUTRAL_VALUES: dict[str, Any] = {
 
 
 class SourceRow(NamedTuple):
-    """A line of `sources.csv`: the value (JSON) of a setting for recipes and models, by patterns separated by spaces.
+    """A line of `sources.csv`: the value (JSON) of a setting, for recipes and models matched by patterns separated by
+    spaces.
 
     `source`: file and line of a repository at a commit, or a table of a paper. `agrees` is one of `VERDICTS`.
     """
@@ -83,20 +84,23 @@ class SourceRow(NamedTuple):
     note: str
 
     def covers(self, recipe: str, model: str) -> bool:
-        """Whether the row is for this recipe and model."""
+        """Whether the line applies to this recipe and model."""
         chosen = any(fnmatch(recipe, pattern) for pattern in self.recipes.split(" "))
         return chosen and any(fnmatch(model, pattern) for pattern in self.models.split(" "))
 
 
 def read_sources() -> list[SourceRow]:
-    """Return the rows of `sources.csv`."""
+    """Return the lines of `sources.csv`."""
     with SOURCES_CSV.open(newline="") as file:
         return [SourceRow(**row) for row in csv.DictReader(file)]
 
 
-def recipe_settings(name: str, model: str | None = None) -> dict[str, Any]:
-    """Return the numbers of a recipe for a model (the recipe's first), on the data that it was written for, by their
-    dotted names. Settings that are off are left out."""
+def get_recipe_settings(name: str, model: str | None = None) -> dict[str, Any]:
+    """Return the hyperparameters of a recipe by dotted name, for a model (default: the recipe's first) on its original
+    data.
+
+    Settings without effect are left out.
+    """
     recipe, run = RECIPES[name], build_example_run(name, model)
     plain = to_builtins(run)
     optimizer, schedule = run.optimizer, run.schedule
@@ -139,7 +143,7 @@ def recipe_settings(name: str, model: str | None = None) -> dict[str, Any]:
 
 
 def is_off(setting: str, value: Any) -> bool:
-    """Whether a setting has a value that changes nothing, or is no number."""
+    """Whether a setting has no effect, or is not a hyperparameter."""
     if setting not in NEUTRAL_VALUES:
         return False
     return (
@@ -150,7 +154,7 @@ def is_off(setting: str, value: Any) -> bool:
 
 
 def uses_optimizer_field(run: Run, key: str) -> bool:
-    """Whether the optimizer of a run uses its field of this name."""
+    """Whether the optimizer of a run uses this field."""
     optimizer = run.optimizer
     if key == "clip_by":
         return optimizer.clip is not None
@@ -160,7 +164,7 @@ def uses_optimizer_field(run: Run, key: str) -> bool:
 
 
 def list_view_settings(views: Any, plain: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings of views: of `Augment` crop, flip and what is on, of others all."""
+    """Return the settings of views: of `Augment` crop, flip and all enabled settings, of others all."""
     if isinstance(views, Augment):
         off = Augment()
         shown = {"crop", "flip"} | {f.name for f in fields(views) if getattr(views, f.name) != getattr(off, f.name)}
@@ -170,6 +174,6 @@ def list_view_settings(views: Any, plain: dict[str, Any]) -> dict[str, Any]:
     return {f"views.{key}": value for key, value in plain.items() if key not in left_out}
 
 
-def published_figures(name: str) -> dict[tuple[str, str], str]:
-    """Return a recipe's published figures by model and `published: DATA`."""
-    return {(model, f"published: {data}"): figure for model, data, figure in RECIPES[name].published}
+def list_published_metrics(name: str) -> dict[tuple[str, str], str]:
+    """Return a recipe's published metrics by model and `published: DATA`."""
+    return {(model, f"published: {data}"): metric for model, data, metric in RECIPES[name].published}

@@ -1,25 +1,14 @@
-"""What a run says of its exports before it trains."""
+"""The export formats that a run lists before training."""
 
 from __future__ import annotations
 
 from vitreous.models.names import config_from_name
-from vitreous.progress import NullListener
 from vitreous.weights.table import WeightsFormat
 from vitreous.weights.writable import list_writable_formats
 
 
-class NoteListener(NullListener):
-    """Keeps the notes of a run."""
-
-    def __init__(self):
-        self.notes = []
-
-    def note(self, text):
-        self.notes.append(text)
-
-
 def test_writable_formats_are_listed_without_meta_tensors(monkeypatch):
-    """They import PyTorch's compiler, seconds at the start of every run."""
+    """Meta tensors import PyTorch's compiler, which takes seconds at the start of every run."""
     devices, write = set(), WeightsFormat.to_foreign_tensors
 
     def recorded(form, config, state):

@@ -1,4 +1,4 @@
-"""Options of `train` and the fields of `Run` that they set: same names, types and values."""
+"""Options of `train` and the fields of `Run` that they set have the same names, types and values."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from vitreous.recipes.options import TrainOptions, get_run_field_options
 from vitreous.training.run import Run
 
 
-def value_types(hint: Any) -> set[Any]:
-    """The types that a value may have, None left out; of literals the values."""
-    members = [one for one in get_args(hint) or (hint,) if one is not NoneType]
-    return {value for one in members for value in (get_args(one) or (one,))}
+def list_value_types(hint: Any) -> set[Any]:
+    """The types of a type hint's values without None; for literals their values."""
+    members = [member for member in get_args(hint) or (hint,) if member is not NoneType]
+    return {value for member in members for value in (get_args(member) or (member,))}
 
 
 def list_field_types(path: str) -> list[set[Any]]:
@@ -28,25 +28,33 @@ def list_field_types(path: str) -> list[set[Any]]:
     name = groups.pop() if groups else ""
     hints = get_type_hints(Run, include_extras=True)
     if not name:
-        return [value_types(hints[head])]
+        return [list_value_types(hints[head])]
     table = get_tagged_union(hints[head])
-    kinds = [table.row(row) for row in table.table] if table else [hints[head]]
-    kinds = [getattr(kind, "objective", kind) if not dataclasses.is_dataclass(kind) else kind for kind in kinds]
-    found = [get_annotated_hints(kind) for kind in kinds]
+    member_classes = [table.row(row_name) for row_name in table.table] if table else [hints[head]]
+    member_classes = [
+        getattr(member_class, "objective", member_class) if not dataclasses.is_dataclass(member_class) else member_class
+        for member_class in member_classes
+    ]
+    hint_dicts = [get_annotated_hints(member_class) for member_class in member_classes]
     for group in groups:
-        found = [get_annotated_hints(one[group]) for one in found if dataclasses.is_dataclass(one.get(group))]
-    return [value_types(one[name]) for one in found if name in one]
+        hint_dicts = [
+            get_annotated_hints(member_hints[group])
+            for member_hints in hint_dicts
+            if dataclasses.is_dataclass(member_hints.get(group))
+        ]
+    return [list_value_types(member_hints[name]) for member_hints in hint_dicts if name in member_hints]
 
 
 @pytest.mark.parametrize("option", get_run_field_options())
 def test_option_types_match_their_run_fields(option):
-    """Where several objectives have the field, the option takes the values of all: each refuses those of others."""
-    own, found = (
-        value_types(get_type_hints(TrainOptions)[option]),
+    """If several objectives have the field, the option accepts the values of all; each objective rejects values of
+    others."""
+    option_types, field_types = (
+        list_value_types(get_type_hints(TrainOptions)[option]),
         list_field_types(get_run_field_options()[option].path),
     )
-    assert found, "no part of a run has that field"
-    assert own <= set().union(*found) and all(types & own for types in found)
+    assert field_types, "no member of Run has that field"
+    assert option_types <= set().union(*field_types) and all(types & option_types for types in field_types)
 
 
 def test_each_option_sets_a_distinct_field():
@@ -78,7 +86,7 @@ def test_unset_options_change_nothing():
 
 
 def test_options_are_applied_together():
-    """Each of two values alone is refused, or would be on the way to the other."""
+    """Each of the two values alone would be rejected."""
     run = build_example_run("vit-imagenet")
     batches = -(-run.data.images // run.batch_size)
     both = apply_train_options(run, TrainOptions("x", accumulate=2 * batches, batch_size=run.batch_size // 4))

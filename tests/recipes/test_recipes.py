@@ -1,5 +1,4 @@
-"""Recipes' promises: the numbers of the tables, two steps of each, batch-size rules, and what the command line
-tells."""
+"""Recipes: published hyperparameters, two training steps of each, batch-size rules, and printed descriptions."""
 
 from __future__ import annotations
 
@@ -50,7 +49,7 @@ IMAGENET_TRAIN_IMAGES = 1_281_167
 
 
 def get_nested_attribute(run, path):
-    """What is at a dotted path."""
+    """The value at a dotted path."""
     for name in path.split("."):
         run = getattr(run, name)
     return run
@@ -412,7 +411,7 @@ def test_every_recipe_names_its_source_and_command(name):
 
 
 def make_synthetic_split(images=48, size=32, frames=()):
-    """Pictures, or clips of so many frames, of three tints under noise, and their labels."""
+    """Images, or clips of `frames` frames, of three tints with noise, and their labels."""
     generator = np.random.default_rng(0)
     labels = np.arange(images) % 3
     pixels = generator.integers(0, 128, (images, *frames, size, size, 3), dtype=np.uint8)
@@ -422,7 +421,7 @@ def make_synthetic_split(images=48, size=32, frames=()):
 
 
 class ClassMapSplit(ArraySplit):
-    """Pictures all of whose pixels are of the class of the picture."""
+    """Images whose pixels all have the class of the image."""
 
     def target(self, sample):
         return create_empty_target(
@@ -431,7 +430,7 @@ class ClassMapSplit(ArraySplit):
 
 
 class BoxSplit(ArraySplit):
-    """Pictures with an object of their class in the middle."""
+    """Images with an object of their class in the centre."""
 
     def target(self, sample):
         labels, box = self.labels[sample : sample + 1].astype(np.int64), np.array([[8, 8, 24, 24]], np.float32)
@@ -439,7 +438,7 @@ class BoxSplit(ArraySplit):
 
 
 def with_small_head(objective):
-    """An objective with few prototypes: those of ImageNet-22k take a gigabyte."""
+    """An objective with few prototypes: those of ImageNet-22k take 1 GB."""
     if isinstance(objective, DetectionConfig):
         return replace(objective, width=16, hidden=16, proposals=20)
     many = {name: 64 for name in ("prototypes", "patch_prototypes") if (getattr(objective, name, None) or 0) > 65536}
@@ -447,7 +446,7 @@ def with_small_head(objective):
 
 
 def build_reduced_run(name, steps):
-    """A recipe's own run with a small model of its kind, eight images a step, a warm-up of one, and few prototypes."""
+    """A recipe's run reduced to a small model of the same family, batch size 8, one warm-up step and few prototypes."""
     recipe = RECIPES[name]
     if recipe.models and recipe.models[0].startswith("BiT"):
         model = BiTConfig(image=(32, 32), classes=3, blocks=(1, 1), width=32)
@@ -488,9 +487,9 @@ def build_reduced_run(name, steps):
     )
 
 
-def train_and_collect_losses(run: Run, home: Path):
-    """The loss of every step, and whether the weights moved."""
-    split, found = make_synthetic_split(frames=run.model.image[:-2]), []
+def train_and_collect_losses(run: Run, folder: Path):
+    """The loss of every step, and whether the weights changed."""
+    split, losses = make_synthetic_split(frames=run.model.image[:-2]), []
     if run.objective.annotated:
         kind = {"classes": ClassMapSplit, "objects": BoxSplit}[run.objective.annotated]
         split = kind(split.pixels, split.labels)
@@ -498,18 +497,18 @@ def train_and_collect_losses(run: Run, home: Path):
         split = ArraySplit(split.pixels, np.stack([split.labels, split.labels**2, -split.labels], 1).astype(np.float64))
         run = replace(run, objective=run.objective.fitted(split.labels))
     if run.preprocess.is_animated:
-        paths = [write_clip(home / "clips" / f"{row}.gif", pixels) for row, pixels in enumerate(split.pixels)]
+        paths = [write_clip(folder / "clips" / f"{row}.gif", pixels) for row, pixels in enumerate(split.pixels)]
         split = ClipFiles(paths, split.labels)
 
     def tick(state):
-        found.append(state.losses)
+        losses.append(state.losses)
         state.losses = 0.0
 
-    session = Session(run, RunInputs(split, None), RunFolder(home))
+    session = Session(run, RunInputs(split, None), RunFolder(folder))
     state = session.build()
-    before = state.flat.master.clone()
+    initial_weights = state.flat.master.clone()
     run_training_loop(state, session.batches(state), [(1, tick)])
-    return found, bool((before != state.flat.master).any())
+    return losses, bool((initial_weights != state.flat.master).any())
 
 
 @pytest.mark.parametrize("name", RECIPE_NAMES)
@@ -523,31 +522,35 @@ def test_every_recipe_trains_two_steps(name, tmp_path, monkeypatch):
         run = replace(run, objective=replace(run.objective, teacher="runs/teacher"))
     curve, moved = train_and_collect_losses(run, tmp_path)
     assert len(curve) == 2 and all(map(math.isfinite, curve)) and moved
-    facts = DatasetInfo(48, run.model.image, 3, run.preprocess)
-    usual = RECIPES[name].make(run.model, facts, TrainOptions("synthetic"))
-    assert (run.optimizer, run.views, type(run.objective)) == (usual.optimizer, usual.views, type(usual.objective))
-    assert name == "distil" or run.objective == with_small_head(usual.objective)
+    dataset_info = DatasetInfo(48, run.model.image, 3, run.preprocess)
+    default_run = RECIPES[name].make(run.model, dataset_info, TrainOptions("synthetic"))
+    assert (run.optimizer, run.views, type(run.objective)) == (
+        default_run.optimizer,
+        default_run.views,
+        type(default_run.objective),
+    )
+    assert name == "distil" or run.objective == with_small_head(default_run.objective)
 
 
 @pytest.mark.parametrize("name", CURVE_RECIPES)
 def test_golden_curve(name, tmp_path):
-    """Ten steps, equal after any refactoring. `python -m tests.recipes.test_recipes` writes them anew."""
+    """The losses of ten steps must match the stored ones. `python -m tests.recipes.test_recipes` rewrites them."""
     golden = json.loads(GOLDEN_FILE.read_text())[name]
     curve, _ = train_and_collect_losses(build_reduced_run(name, 10), tmp_path)
     assert len(golden) == 10 and curve == pytest.approx(golden, abs=2e-2 if name == "small" else 1e-4)
 
 
 def derive_run(recipe=None, images=100_000, size=(300, 400), start=None, notes=None, labels=(0, 1), **options):
-    """The run that options give on data of so many images."""
+    """The run derived from options for a dataset of `images` images."""
     data = Data(
         "synthetic", ("a", "b"), {"train": ArraySplit(np.zeros((len(labels), 4, 4, 3), np.uint8), np.array(labels))}
     )
-    said = TrainOptions(
+    train_options = TrainOptions(
         "x", recipe=recipe, device="cpu", precision="fp32", init="weights" if start else None, **options
     )
-    found = [] if notes is None else notes
+    collected_notes = [] if notes is None else notes
     return derive_run_config(
-        said, data, DatasetInfo(images, size, 3), WeightsInfo(start) if start else None, found.append
+        train_options, data, DatasetInfo(images, size, 3), WeightsInfo(start) if start else None, collected_notes.append
     )
 
 
@@ -581,12 +584,12 @@ def test_shift_augmentation_grows_with_epochs(options, shift):
 )
 def test_learning_rate_scales_with_batch_size_by_the_recipe_rule(recipe, before, options, after):
     notes = []
-    usual, run = derive_run(recipe), derive_run(recipe, notes=notes, **options)
-    assert usual.step_size == before and run.optimizer.lr == pytest.approx(after)
-    if usual.optimizer.lr != after:
+    default_run, run = derive_run(recipe), derive_run(recipe, notes=notes, **options)
+    assert default_run.step_size == before and run.optimizer.lr == pytest.approx(after)
+    if default_run.optimizer.lr != after:
         rule = RECIPES[recipe].lr_scaling
         note = (
-            f"learning rate {usual.optimizer.lr:g} -> {after:g}: batch {before} -> {run.step_size}, {recipe}'s "
+            f"learning rate {default_run.optimizer.lr:g} -> {after:g}: batch {before} -> {run.step_size}, {recipe}'s "
             "rule "
             f"is {rule}"
         )
@@ -597,9 +600,9 @@ def test_learning_rate_scales_with_batch_size_by_the_recipe_rule(recipe, before,
 
 def test_explicit_learning_rate_is_not_scaled():
     notes = []
-    ways: list[dict] = [{"lr": 0.01}, {"settings": {"optimizer.lr": ["0.01"]}}]
-    for way in ways:
-        assert derive_run("vit-imagenet", batch_size=1024, warmup_steps=5, notes=notes, **way).optimizer.lr == 0.01
+    option_sets: list[dict] = [{"lr": 0.01}, {"settings": {"optimizer.lr": ["0.01"]}}]
+    for options in option_sets:
+        assert derive_run("vit-imagenet", batch_size=1024, warmup_steps=5, notes=notes, **options).optimizer.lr == 0.01
     assert not notes
 
 
@@ -620,11 +623,11 @@ def test_recipe_is_adapted_to_a_small_dataset():
 def test_ema_decay_is_constant_except_in_short_runs(recipe):
     model = {"dit": "DiT-S/2", "sit": "DiT-S/2"}.get(recipe)
     start = config_from_name("ViT-L/16") if recipe.startswith("finetune") else None
-    notes, ways = [], {"images": IMAGENET_TRAIN_IMAGES, "start": start, "model": model}
-    run = derive_run(recipe, notes=notes, **ways)
+    notes, options = [], {"images": IMAGENET_TRAIN_IMAGES, "start": start, "model": model}
+    run = derive_run(recipe, notes=notes, **options)
     assert run.ema in (0.9999, 0.99996) and not run.ema_warmup and not any("EMA" in note for note in notes)
-    assert derive_run(recipe, steps=1000, notes=notes, **ways).ema_warmup and any("EMA" in note for note in notes)
-    assert not derive_run(recipe, steps=1000, ema_warmup=False, **ways).ema_warmup
+    assert derive_run(recipe, steps=1000, notes=notes, **options).ema_warmup and any("EMA" in note for note in notes)
+    assert not derive_run(recipe, steps=1000, ema_warmup=False, **options).ema_warmup
     assert derive_run("small").ema_warmup
 
 
@@ -657,18 +660,19 @@ def test_weight_decay_and_warm_up_follow_the_authors_code(recipe, model, rule, l
 
 @pytest.mark.parametrize("recipe", ["masked-patches", "mae", "dino", "dinov2"])
 def test_few_photographs_use_small_batches(recipe):
-    """An epoch of the published batch has one step of all photographs, or none of a million steps ends."""
+    """An epoch of the published batch size would have a single step."""
     notes = []
     run = derive_run(recipe, images=100, notes=notes)
     assert (run.batch_size, run.step_size) == (25, 25) and run.steps <= 6400 and run.schedule.warmup_steps > 0
     settings = f"{recipe} uses settings tuned for small datasets instead of the published ones: batch size 25, "
-    assert [note.startswith(settings) for note in notes] == [True], notes  # no other note on the batch or the warm-up
+    # there is no other note on the batch size or warm-up
+    assert [note.startswith(settings) for note in notes] == [True], notes
     assert run.model.image == (224, 224) and run.model.width <= 768 and run.recipe == recipe
     many = derive_run(recipe, images=10_000)
     assert many.batch_size >= 512 and derive_run(recipe, images=9_999).batch_size == 64
     if recipe.startswith("dino"):
         assert run.objective.prototypes < many.objective.prototypes / 10 and run.model.width == 384
-        assert run.views == many.views and run.preprocess == many.preprocess  # the crops of photographs stay
+        assert run.views == many.views and run.preprocess == many.preprocess  # photographs keep the crops of the recipe
         assert run.schedules["momentum"].start < many.schedules["momentum"].start
     named = derive_run(recipe, images=100, batch_size=8, model="ViT-Ti/16")
     assert named.batch_size == 8 and named.model.width == 192
@@ -683,15 +687,15 @@ def test_recipes_keep_their_length_in_steps_or_epochs():
     run = derive_run("finetune-cifar", start=config_from_name("ViT-B/16"), batch_size=128)
     assert (run.steps, run.schedule.warmup_steps, run.optimizer.lr) == (10_000, 500, pytest.approx(0.0075))
     pets = derive_run("finetune-pets", start=config_from_name("ViT-B/16"), images=300)
-    # a fifth of its run, as in the table
+    # a fifth of the run, as in the table
     assert (pets.batch_size, pets.steps, pets.schedule.warmup_steps) == (300, 500, 100)
     run = derive_run("deit", images=IMAGENET_TRAIN_IMAGES, batch_size=256)
-    # five epochs still
+    # still five epochs
     assert (run.epochs, run.schedule.warmup_steps) == (300, pytest.approx(5 * IMAGENET_TRAIN_IMAGES / 256, abs=4))
     assert derive_run("finetune-cifar", start=config_from_name("ViT-B/16"), steps=50).schedule.warmup_steps == 5
 
 
-def test_options_win_over_the_recipe():
+def test_options_override_the_recipe():
     run = derive_run("deit", mixup=0.0, drop_path=0.3, ema=0.0, settings={"views.flip": ["0.1"]})
     assert (run.views.mixup, run.views.cutmix, run.model.regularization.drop_path, run.ema, run.views.flip) == (
         0.0,
@@ -716,7 +720,7 @@ ENCODER_CONFIG = ViTConfig(
 )
 
 
-def test_without_a_name_the_data_decide():
+def test_default_recipe_depends_on_the_data():
     assert [
         derive_run(size=(32, 32)).recipe,
         derive_run().recipe,
@@ -744,8 +748,10 @@ def test_mae_finetune_uses_mean_pooling_and_a_pooled_norm(tmp_path):
     run = derive_run("mae-finetune", images=100, start=replace(ENCODER_CONFIG, pool="class", class_token=True))
     assert (run.model.pool, run.model.norm.final, run.model.regularization.drop_path) == ("mean", "pooled", 0.1)
     assert run.optimizer.layer_decay == 0.65 and run.objective.smoothing == 0.1
-    told = load_pretrained_weights(build_model(run.model), tmp_path / "encoder", ("a", "b"))
-    assert {"pooled_norm.weight", "head.weight"} <= set(told.initialised) and "encoder.norm.weight" in told.unused
+    adoption = load_pretrained_weights(build_model(run.model), tmp_path / "encoder", ("a", "b"))
+    assert {"pooled_norm.weight", "head.weight"} <= set(
+        adoption.initialised
+    ) and "encoder.norm.weight" in adoption.unused
     assert load_pretrained_weights(
         build_model(replace(run.model, patch=(8, 8), image=(32, 32))), tmp_path / "encoder"
     ).patches
@@ -757,8 +763,8 @@ def test_fine_tuning_keeps_the_normalisation_of_the_weights():
     data = Data("synthetic", ("a", "b"), {"train": ArraySplit(np.zeros((2, 4, 4, 3), np.uint8), np.array([0, 1]))})
     start = WeightsInfo(config_from_name("ViT-B/16"), ImagePreprocess((224, 224), mean=NORM[0], std=NORM[1], share=0.9))
     options = TrainOptions("x", recipe="finetune-cifar", device="cpu", init="weights")
-    seen = derive_run_config(options, data, DatasetInfo(50_000, (32, 32), 3), start).preprocess
-    assert (seen.mean, seen.std, seen.fit, seen.image) == (*NORM, "squash", (384, 384))
+    preprocess = derive_run_config(options, data, DatasetInfo(50_000, (32, 32), 3), start).preprocess
+    assert (preprocess.mean, preprocess.std, preprocess.fit, preprocess.image) == (*NORM, "squash", (384, 384))
 
 
 def test_init_keeps_architecture_but_not_regularisation():
@@ -825,7 +831,7 @@ def test_invalid_options_are_rejected(options, expected):
 
 
 def run_and_capture(capsys, *words):
-    """What a command prints, as its document if there is one."""
+    """The output of a command: the JSON document, or the text."""
     assert run_command(list(words)) == 0
     printed = capsys.readouterr()
     return json.loads(printed.out) if "--json" in words else printed.out, printed.err
@@ -835,10 +841,10 @@ def test_recipes_command_lists_and_describes_recipes(capsys):
     listed, _ = run_and_capture(capsys, "recipes", "--json")
     assert [row["name"] for row in listed["recipes"]] == list(RECIPE_NAMES)
     assert all((row["epochs"] is None) != (row["steps"] is None) for row in listed["recipes"])
-    told, _ = run_and_capture(capsys, "recipes", "vit-imagenet", "--json")
+    document, _ = run_and_capture(capsys, "recipes", "vit-imagenet", "--json")
     assert (
-        told["run"]["optimizer"]["lr"] == 3e-3
-        and {"model": "ViT-B/32", "result": "73.38 %"}.items() <= told["published"][1].items()
+        document["run"]["optimizer"]["lr"] == 3e-3
+        and {"model": "ViT-B/32", "result": "73.38 %"}.items() <= document["published"][1].items()
     )
     text, _ = run_and_capture(capsys, "recipes", "finetune-pets")
     assert (
@@ -856,15 +862,19 @@ def test_recipes_command_describes_every_recipe(capsys, name):
     text, _ = run_and_capture(capsys, "recipes", name)
     assert text.startswith(f"{name}: ") and (f"--recipe {name}" in text or name in ("digits", "finetune"))
     assert "of the training images held out" in text
-    told, _ = run_and_capture(capsys, "recipes", name, "--json")
-    assert told["recipe"]["name"] == name and told["models"] and told["run"]["optimizer"]["lr"] == told["recipe"]["lr"]
+    document, _ = run_and_capture(capsys, "recipes", name, "--json")
+    assert (
+        document["recipe"]["name"] == name
+        and document["models"]
+        and document["run"]["optimizer"]["lr"] == document["recipe"]["lr"]
+    )
 
 
 @pytest.mark.parametrize(
     "name,images", [("small", 1_800), ("small", 20_000), ("small", 500), ("photos", 4_000), ("finetune", 900)]
 )
 def test_listed_length_matches_the_planned_epochs(capsys, name, images):
-    """The table has the range, and `recipes NAME` the rule, by which `train` chooses the epochs of any data."""
+    """The table has the range and `recipes NAME` the rule by which `train` chooses the epochs for other datasets."""
     listed = {row["name"]: row for row in run_and_capture(capsys, "recipes", "--json")[0]["recipes"]}
     text, _ = run_and_capture(capsys, "recipes", name)
     shown, least, most = re.search(
@@ -918,7 +928,7 @@ def test_recipe_run_trains_and_resumes_with_its_hyperparameters(tmp_path):
     train(str(folder), out=out, **words)
     stored = RunFolder(Path(out)).run()
     assert (stored.recipe, stored.model.pool, stored.schedule.warmup_steps) == ("plain-vit", "mean", 0)
-    assert train(str(folder), out=out, resume=True, **words)["steps"] == stored.steps  # nothing has changed
+    assert train(str(folder), out=out, resume=True, **words)["steps"] == stored.steps  # no setting has changed
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""`--recipe segment` chooses flips and quarter turns by the class maps, once: stored, resumed, and set by options."""
+"""`--recipe segment` chooses flips and quarter turns from the class maps once; the choice is stored, resumed, and
+overridden by options."""
 
 import json
 from typing import Any
@@ -37,14 +38,14 @@ def streets_data(tmp_path_factory):
     return write_streets(tmp_path_factory.mktemp("streets") / "data")
 
 
-def write_nuclei(home):
+def write_nuclei(path):
     for folder in ("images", "masks"):
-        (home / folder).mkdir(parents=True)
+        (path / folder).mkdir(parents=True)
     for number in range(16):
         classes = draw_nuclei(number)
-        Image.fromarray(classes * 150 + 40).save(home / "images" / f"{number}.png")
-        Image.fromarray(classes).save(home / "masks" / f"{number}.png")
-    return home
+        Image.fromarray(classes * 150 + 40).save(path / "images" / f"{number}.png")
+        Image.fromarray(classes).save(path / "masks" / f"{number}.png")
+    return path
 
 
 def read_flips(out) -> tuple[float, float, bool]:
@@ -77,7 +78,7 @@ def test_option_overrides_only_its_augmentation(streets_data, tmp_path):
 
 
 class StopAfterImages(NullListener):
-    """Stop a run, as a crash would, after so many images."""
+    """Stop a run after `images` images, as a crash would."""
 
     def __init__(self, images: int) -> None:
         self.images = images
@@ -96,12 +97,14 @@ def test_a_resumed_run_keeps_the_choice_and_is_bit_identical(streets_data, tmp_p
     monkeypatch.setattr(data_job, "measure_class_maps", None)  # a call would raise
     vitreous.train(out=str(tmp_path / "stopped"), resume=True, progress=False)
     assert read_flips(tmp_path / "stopped") == (0.5, 0.0, False)
-    whole, stopped = (load_bundle(tmp_path / name / "model").model.state_dict() for name in ("whole", "stopped"))
-    assert all(torch.equal(whole[name], stopped[name]) for name in whole)
+    uninterrupted, stopped = (
+        load_bundle(tmp_path / name / "model").model.state_dict() for name in ("whole", "stopped")
+    )
+    assert all(torch.equal(uninterrupted[name], stopped[name]) for name in uninterrupted)
 
 
-def train_and_read_class_weights(data, out, **others) -> tuple[float, ...]:
-    vitreous.train(str(data), out=str(out), steps=1, **TRAIN_OPTIONS | others)
+def train_and_read_class_weights(data, out, **options) -> tuple[float, ...]:
+    vitreous.train(str(data), out=str(out), steps=1, **TRAIN_OPTIONS | options)
     objective: Any = RunFolder(out).run().objective
     return objective.class_weights
 
@@ -141,7 +144,7 @@ def test_other_recipes_skip_class_map_measurement(streets_data, name, monkeypatc
     assert not RECIPES[name].by_maps
 
 
-def test_balance_is_for_volumes_and_refused_for_boxes(tmp_path):
+def test_balance_is_accepted_for_volumes_and_rejected_for_boxes(tmp_path):
     solids = write_solids(tmp_path / "solids")
     options = TrainOptions(str(solids), recipe="segment", class_weights="balanced")
     maps = data_job.measure_recipe_maps(open_data(solids), options)

@@ -1,4 +1,4 @@
-"""Settings of recipes without labels by the size of the set: ours for small ones, the published ones for others."""
+"""Self-supervised recipes use settings tuned for small datasets below a size limit, and published settings above it."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_small_set_settings_are_logged_in_one_line():
 
 
 def get_pretraining_advice(recipe, images, size, **changes):
-    """What a run is told of pre-training before it starts."""
+    """The advice on pre-training that a run prints before it starts."""
     run = derive_run(recipe, images=images, size=size)
     run = replace(run, data=replace(run.data, **changes))
     return advise_pretraining(run, DatasetInfo(images, size, 3), TrainOptions("x", recipe=recipe))

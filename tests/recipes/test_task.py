@@ -1,4 +1,4 @@
-"""The task of a run without a recipe: chosen from annotations, and asked for where class labels may not be meant."""
+"""The task of a run without a recipe: chosen from the annotations, or an error if class labels are ambiguous."""
 
 import json
 
@@ -57,11 +57,11 @@ def test_annotations_choose_the_recipe(tmp_path, write, recipe, note):
     assert choose_recipe_with_notes(tmp_path / "data", recipe="photos") == ("photos", [])
 
 
-def test_class_folders_choose_nothing(tmp_path):
+def test_class_folders_select_no_recipe(tmp_path):
     assert choose_recipe_with_notes(make_folder(tmp_path / "data", {"train": 2, "val": 1})) == (None, [])
 
 
-def test_weights_finetune(tmp_path):
+def test_initial_weights_select_finetune(tmp_path):
     write_voc(tmp_path / "data")
     assert choose_recipe_with_notes(tmp_path / "data", init="w.npz")[1][0].endswith("use --recipe finetune")
 
@@ -83,8 +83,8 @@ def test_classification_options_are_rejected(tmp_path):
 
 def test_annotations_without_objects_are_rejected(tmp_path):
     write_voc(tmp_path)
-    for place in (tmp_path / "Annotations").glob("*.xml"):
-        place.write_text("<annotation></annotation>")
+    for file in (tmp_path / "Annotations").glob("*.xml"):
+        file.write_text("<annotation></annotation>")
     with pytest.raises(DataError, match="none of 3 training images has an annotated object"):
         choose_recipe_with_notes(tmp_path)
 
@@ -111,7 +111,7 @@ def test_class_folders_with_unused_annotations_require_a_recipe(tmp_path, name, 
     assert choose_recipe_with_notes(tmp_path, recipe="photos") == ("photos", [])
 
 
-def test_texts_beside_images_are_no_annotations(tmp_path):
+def test_text_files_next_to_images_are_not_annotations(tmp_path):
     make_folder(tmp_path, {"": 12}, classes=("ant", "bee"))
     (tmp_path / "ant" / "0.txt").write_text("a black ant, 3 mm\n")
     (tmp_path / "notes.json").write_text("{}")
@@ -133,16 +133,16 @@ def test_class_folders_named_like_images_require_a_recipe(tmp_path):
 def test_numeric_labels_are_trained_as_regression(tmp_path, labels, number):
     for row in range(len(labels)):
         Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(tmp_path / f"{row}.png")
-    place = tmp_path / "labels.csv"
-    place.write_text("path,label\n" + "".join(f"{row}.png,{label:g}\n" for row, label in enumerate(labels)))
+    csv_file = tmp_path / "labels.csv"
+    csv_file.write_text("path,label\n" + "".join(f"{row}.png,{label:g}\n" for row, label in enumerate(labels)))
     if number is None:
-        assert choose_recipe_with_notes(place) == (None, [])
+        assert choose_recipe_with_notes(csv_file) == (None, [])
         return
     count = len(set(labels))
-    numbers = f"{count} different numbers as labels of {len(labels)} images, such as {number}"
+    description = f"{count} different numbers as labels of {len(labels)} images, such as {number}"
     classes = "to learn each number as a class use --recipe photos"
-    note = f"{place} has {numbers}: training regression (--recipe regression); {classes}"
-    assert choose_recipe_with_notes(place) == ("regression", [note])
+    note = f"{csv_file} has {description}: training regression (--recipe regression); {classes}"
+    assert choose_recipe_with_notes(csv_file) == ("regression", [note])
 
 
 SMALL_OBJECTIVE = {"width": 16, "hidden": 32, "proposals": 30, "finest": 4, "anchor": 2.0}
@@ -155,10 +155,10 @@ DETECTOR_OPTIONS = TINY_OPTIONS | {
 
 
 def test_camvid_folders_train_evaluate_and_predict(tmp_path, capsys):
-    """CamVid's folders, trained without a recipe, evaluated and predicted with."""
+    """CamVid's folder layout is trained without a recipe, evaluated and used for predictions."""
     data, run = tmp_path / "data", tmp_path / "run"
-    for number, pair in enumerate(SPLIT_LAYOUTS["camvid"]):
-        write_pairs(data, pair, first=PAIRS_PER_SPLIT * number)
+    for split_index, pair in enumerate(SPLIT_LAYOUTS["camvid"]):
+        write_pairs(data, pair, first=PAIRS_PER_SPLIT * split_index)
     (data / "classes.txt").write_text("ground\nsquare\ndisc\n")
     words = ["--model", "ViT-16x1/8", "--image-size", "16", "--steps", "2", "--device", "cpu", "--workers", "0"]
     note = f"note: {CLASS_MAPS_NOTE.format(data)}\n"
@@ -175,16 +175,16 @@ def test_camvid_folders_train_evaluate_and_predict(tmp_path, capsys):
     assert len(list(maps.glob("*.png"))) == PAIRS_PER_SPLIT
 
 
-def write_pieces(home, polygons: bool) -> None:
+def write_pieces(folder, polygons: bool) -> None:
     """Twelve classes and Roboflow's placeholder, ids from 0; with `polygons` a class has the placeholder's name."""
     draw = np.random.default_rng(0)
     names = [f"piece {number}" for number in range(12)]
     names[3] = "pieces" if polygons else names[3]
     for split, count in (("train", 4), ("valid", 2), ("test", 2)):
-        (home / split).mkdir(parents=True)
+        (folder / split).mkdir(parents=True)
         images, annotations = [], []
         for number in range(count):
-            Image.fromarray(draw.integers(0, 255, (32, 32, 3), np.uint8)).save(home / split / f"{number}.jpg")
+            Image.fromarray(draw.integers(0, 255, (32, 32, 3), np.uint8)).save(folder / split / f"{number}.jpg")
             images.append({"id": number, "file_name": f"{number}.jpg", "height": 32, "width": 32})
             for label in draw.choice(12, 6, replace=False).tolist():
                 left, top = draw.integers(0, 16, 2).tolist()
@@ -195,7 +195,7 @@ def write_pieces(home, polygons: bool) -> None:
         categories = [{"id": 0, "name": "pieces", "supercategory": "none"}]
         categories += [{"id": 1 + n, "name": name, "supercategory": "pieces"} for n, name in enumerate(names)]
         document = {"images": images, "annotations": annotations, "categories": categories}
-        (home / split / "_annotations.coco.json").write_text(json.dumps(document))
+        (folder / split / "_annotations.coco.json").write_text(json.dumps(document))
 
 
 @pytest.mark.parametrize("polygons", [False, True])
@@ -219,5 +219,7 @@ def test_roboflows_coco_is_trained_evaluated_and_predicted(tmp_path, capsys, pol
     annotations = str(data / "test" / "_annotations.coco.json")
     options = ["--out", str(results), "--coco-ids", annotations, "--threshold", "0"]
     assert run_command(["predict", str(run), str(data / "test"), *options]) == 0
-    rows = json.loads(results.read_text())
-    assert {row["image_id"] for row in rows} <= {0, 1} and {row["category_id"] for row in rows} <= set(range(1, 13))
+    records = json.loads(results.read_text())
+    assert {record["image_id"] for record in records} <= {0, 1} and {
+        record["category_id"] for record in records
+    } <= set(range(1, 13))

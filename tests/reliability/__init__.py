@@ -1,2 +1,1 @@
-"""The reliability rig: runs that are killed, stopped, starved and given damaged files, and must end in the same
-bits."""
+"""Reliability checks: runs that are killed, stopped or given damaged files must end with bit-identical results."""

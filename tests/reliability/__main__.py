@@ -1,7 +1,7 @@
-"""python -m tests.reliability [--quick] [--seed N] [NAME …]: run the rig, or some of it, and print what passed.
+"""Run the reliability checks: python -m tests.reliability [--quick] [--seed N] [NAME …].
 
-Exits 1 if anything was missed. `-` for the names reads them from stdin, one a line, and answers each with a line of
-JSON.
+Exits 1 if a check fails. With `-` as the name, names are read from stdin, one per line; each result is printed as a
+line of JSON.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ ALL_CHECKS: dict[str, Check] = {
     "edits": folders.check_edited_options,
     "soak": soak.check_memory_growth,
 }
-#: a share of each, for every run of the tests
+#: a subset of the trials of each check, for every run of the tests
 QUICK_CHECKS: dict[str, Check] = {
     "kills": partial(kills.check_random_kills, kills=2),
     "storm": partial(kills.check_startup_kills, kills=5),
@@ -60,37 +60,40 @@ QUICK_CHECKS: dict[str, Check] = {
 }
 
 
-def carry_out(bench: Bench, checks: dict[str, Check], name: str) -> Tally:
-    """One check. Raises KeyError for a name that there is not."""
+def run_check(bench: Bench, checks: dict[str, Check], name: str) -> Tally:
+    """Run one check. Raises KeyError for an unknown name."""
     tally = Tally(name)
     checks[name](bench, tally)
     return tally
 
 
 def main() -> int:
-    """The command line; returns the exit code."""
+    """Run the command line; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*")
-    parser.add_argument("--quick", action="store_true", help="the share that the tests run")
+    parser.add_argument("--quick", action="store_true", help="run the subset of trials that the tests use")
     parser.add_argument("--seed", type=int, default=0)
-    said = parser.parse_args()
-    checks, serves = (QUICK_CHECKS if said.quick else ALL_CHECKS), said.names == ["-"]
-    begun, missed = time.monotonic(), False
-    # drawing takes as long as a run here and changes no file: the whole rig draws, this writes the page without
-    if said.quick:
+    args = parser.parse_args()
+    checks, serves = (QUICK_CHECKS if args.quick else ALL_CHECKS), args.names == ["-"]
+    start_time, missed = time.monotonic(), False
+    # Drawing takes as long as a run here and changes no other file: only the full checks draw the pages.
+    if args.quick:
         report.draw_metric_curves = report.build_loss_panel = report.draw_confusion_plot = (
             report.draw_reliability_plot
         ) = lambda *parts, **named: ""
-    with tempfile.TemporaryDirectory(prefix="reliability-") as home:
-        bench = Bench(Path(home), said.seed)
-        for name in (line.strip() for line in sys.stdin) if serves else said.names or checks:
-            tally = carry_out(bench, checks, name)
+    with tempfile.TemporaryDirectory(prefix="reliability-") as folder:
+        bench = Bench(Path(folder), args.seed)
+        for name in (line.strip() for line in sys.stdin) if serves else args.names or checks:
+            tally = run_check(bench, checks, name)
             missed |= bool(tally.misses)
             print(json.dumps({"line": tally.line, "misses": tally.misses}) if serves else tally.line, flush=True)
             for miss in [] if serves else tally.misses:
-                print(f"  MISSED (seed {said.seed}) {miss}", flush=True)
+                print(f"  FAILED (seed {args.seed}) {miss}", flush=True)
     if not serves:
-        print(f"{'something was missed' if missed else 'all kept'}, {time.monotonic() - begun:.0f} s", flush=True)
+        print(
+            f"{'some checks failed' if missed else 'all checks passed'}, {time.monotonic() - start_time:.0f} s",
+            flush=True,
+        )
     return int(missed)
 
 

@@ -1,4 +1,4 @@
-"""Every point of a run at which its files change: killed just before each, with what is written torn, and continued."""
+"""Runs are killed before every file change, with torn writes, and resumed."""
 
 from __future__ import annotations
 
@@ -17,30 +17,31 @@ from vitreous.training import saving
 from vitreous.training.checkpoint import CheckpointStore, find_damage
 from vitreous.weights import bundle
 
-#: nine steps, three saves, of which the last removes the first checkpoint
+#: nine steps and three saves; the last save removes the first checkpoint
 SHORT_PLAN = RunPlan("nine steps", {**ADAMW_PLAN.options, "epochs": 45 / 48})
 WATCHED_EVENTS = {"os.mkdir", "open", "os.rename", "os.remove", "os.rmdir", "os.truncate"}
 WRITE_FLAGS = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
 
 class FileChangeRecorder:
-    """Counts the changes below `out` in this process, and kills it at number `at`; `listing` gets a line for each."""
+    """Counts the file changes below `out` in this process and kills it at change `at`; `listing` gets a line for
+    each."""
 
     def __init__(self, out: Path, listing: Path, at: int = 0) -> None:
         self.out, self.at, self.count, self.saving = str(out), at, 0, False
         self.listing = os.open(listing, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
 
-    def tick(self, what: str, tear: Callable[[], object] | None = None) -> None:
-        """One point. `tear` leaves behind what a write that was cut off leaves."""
+    def tick(self, change: str, tear: Callable[[], object] | None = None) -> None:
+        """Record one crash point. `tear` leaves behind the partial content of an interrupted write."""
         self.count += 1
-        os.write(self.listing, f"{'save' if self.saving else 'else'} {what}\n".encode())
+        os.write(self.listing, f"{'save' if self.saving else 'else'} {change}\n".encode())
         if self.count == self.at:
             if tear:
                 tear()
             os.kill(os.getpid(), signal.SIGKILL)
 
     def hook(self, event: str, arguments: tuple[Any, ...]) -> None:
-        """An audit hook. Removals by `shutil.rmtree` name no folder; all of them count."""
+        """Audit hook. Removals by `shutil.rmtree` contain no folder, so all of them count."""
         if event not in WATCHED_EVENTS:
             return
         inside = self.out in str(arguments[0]) or (
@@ -51,7 +52,7 @@ class FileChangeRecorder:
             self.tick(event + (" to step" if event == "os.rename" and "/step-" in str(arguments[1]) else ""))
 
     def install(self) -> None:
-        """Watch this process from now on."""
+        """Start to record the file changes of this process."""
         sync, opened, save = os.fsync, builtins.open, saving.Checkpointer.save
 
         def fsync(descriptor: int) -> None:
@@ -59,11 +60,11 @@ class FileChangeRecorder:
             sync(descriptor)
 
         def opens(file: Any, mode: str = "r", *rest: Any, **named: Any) -> Any:
-            found = opened(file, mode, *rest, **named)
+            file_object = opened(file, mode, *rest, **named)
             return (
-                TornTextFile(found, self)
+                TornTextFile(file_object, self)
                 if self.out in str(file) and set(mode) & set("wa+") and "b" not in mode
-                else found
+                else file_object
             )
 
         def keeps(keeper: Any, *arguments: Any) -> None:
@@ -77,7 +78,7 @@ class FileChangeRecorder:
         sys.addaudithook(self.hook)
 
     def tensors(self, real: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
-        """`save_file` that may be cut off at 4096 bytes, or at half; Python sees nothing of how it writes."""
+        """Return a `save_file` that may be cut off at 4096 bytes or at half; its writes are invisible to Python."""
 
         def save_file(held: Any, path: Any) -> None:
             self.tick("tensors, nothing written")
@@ -89,13 +90,13 @@ class FileChangeRecorder:
 
 
 class TornTextFile:
-    """A text file whose every write may be cut off at half."""
+    """A text file whose writes may be cut off at half."""
 
     def __init__(self, file: Any, recorder: FileChangeRecorder) -> None:
         self.file, self.recorder = file, recorder
 
     def write(self, text: str) -> int:
-        """The text, or half of it and the end."""
+        """Write the text, or half of it before the process is killed."""
         self.recorder.tick("text torn", lambda: (self.file.write(text[: len(text) // 2]), self.file.flush()))
         return self.file.write(text)
 
@@ -110,33 +111,37 @@ class TornTextFile:
 
 
 def install_recorder(out: Path, listing: Path, at: int = 0) -> Callable[[], object]:
-    """What a child does to be watched, and to die at point `at`."""
+    """Return a function that makes a child record its file changes and die at change `at`."""
     return lambda: FileChangeRecorder(out, listing, at).install()
 
 
 def list_crash_points(bench: Bench) -> list[str]:
-    """Every point of an undisturbed run, in order."""
-    out, listing = bench.out(), bench.home / "points"
+    """Every crash point of an uninterrupted run, in order."""
+    out, listing = bench.new_run_folder(), bench.home / "points"
     bench.finish(SHORT_PLAN, out, install_recorder(out, listing))
-    bench.same(SHORT_PLAN, out)
+    bench.check_outcome(SHORT_PLAN, out)
     return listing.read_text().splitlines()
 
 
 def check_crash_points(bench: Bench, tally: Tally, every: int = 1) -> None:
-    """Kill a run at every point (or every `every`-th), continue it, and compare; a checkpoint is never lost once there
-    was one."""
+    """Kill a run at every point (or every `every`-th), resume it and compare; once there is a valid checkpoint, there
+    always is."""
     points = list_crash_points(bench)
     inside = sum(point.startswith("save") for point in points)
-    expect(inside >= 30, f"only {inside} points inside a save: the watch sees too little to be a test")
-    published = next(number for number, point in enumerate(points) if point == "save os.rename to step")
+    expect(inside >= 30, f"only {inside} points inside a save: the recorder misses file changes")
+    published = next(index for index, point in enumerate(points) if point == "save os.rename to step")
     for at in range(1, len(points) + 1, every):
-        out = bench.out()
+        out = bench.new_run_folder()
         with tally.trial(f"point {at} of {len(points)}, {points[at - 1]}"):
             child = bench.start(SHORT_PLAN, out, install_recorder(out, bench.home / "seen", at))
             code = child.wait()
             expect(code == -signal.SIGKILL, f"exit {code}: {child.text}")
-            valid = [place for place in CheckpointStore(out / "checkpoints").list_paths() if find_damage(place) is None]
-            expect(valid or at <= published + 1, "the checkpoint that there was is gone")
+            valid = [
+                checkpoint
+                for checkpoint in CheckpointStore(out / "checkpoints").list_paths()
+                if find_damage(checkpoint) is None
+            ]
+            expect(valid or at <= published + 1, "the earlier checkpoint is gone")
             bench.finish(SHORT_PLAN, out)
-            bench.same(SHORT_PLAN, out)
+            bench.check_outcome(SHORT_PLAN, out)
     tally.facts |= {"points of the run": len(points), "of them inside a save": inside}

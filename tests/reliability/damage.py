@@ -1,4 +1,4 @@
-"""Checkpoints with bytes cut off, flipped, swapped or gone."""
+"""Checkpoints with truncated, corrupted, swapped or missing files."""
 
 from __future__ import annotations
 
@@ -15,40 +15,41 @@ from tests.reliability.tally import Tally, expect
 from vitreous.training.checkpoint import MANIFEST_NAME, CheckpointStore
 
 FROZEN_PLAN = replace(ADAMW_PLAN, name="last block", options={**ADAMW_PLAN.options, "last_blocks": 1})
-DamageFunction = Callable[[Path], object]  # of a checkpoint's folder
+DamageFunction = Callable[[Path], object]  # takes the folder of a checkpoint
 
 
 def truncate_file(name: str, size: Callable[[int], int]) -> DamageFunction:
-    """A file cut to `size` of its bytes."""
-    return lambda place: os.truncate(place / name, size((place / name).stat().st_size))
+    """Truncate a file to `size` of its bytes."""
+    return lambda checkpoint: os.truncate(checkpoint / name, size((checkpoint / name).stat().st_size))
 
 
 def flip_bit(name: str, share: float, bit: int) -> DamageFunction:
-    """One bit of a file, at a share of its length."""
+    """Flip one bit at a relative position of a file."""
 
-    def harm(place: Path) -> None:
-        content = bytearray((place / name).read_bytes())
+    def damage_file(checkpoint: Path) -> None:
+        content = bytearray((checkpoint / name).read_bytes())
         content[int(share * len(content))] ^= 1 << bit
-        (place / name).write_bytes(content)
+        (checkpoint / name).write_bytes(content)
 
-    return harm
+    return damage_file
 
 
 def swap_files(name: str, other: str) -> DamageFunction:
-    """Two files that have changed names."""
+    """Swap the names of two files."""
 
-    def harm(place: Path) -> None:
-        (place / name).rename(place / "third")
-        (place / other).rename(place / name)
-        (place / "third").rename(place / other)
+    def damage_file(checkpoint: Path) -> None:
+        (checkpoint / name).rename(checkpoint / "third")
+        (checkpoint / other).rename(checkpoint / name)
+        (checkpoint / "third").rename(checkpoint / other)
 
-    return harm
+    return damage_file
 
 
-def list_damages(place: Path, before: Path, chance: random.Random, flips: int) -> Iterator[tuple[str, DamageFunction]]:
-    """Every kind of damage to every file of a checkpoint; `before` is the older one, whose files have the same
-    sizes."""
-    names = sorted(path.name for path in place.iterdir())
+def list_damages(
+    checkpoint: Path, older: Path, chance: random.Random, flips: int
+) -> Iterator[tuple[str, DamageFunction]]:
+    """Every type of damage to every file of a checkpoint; files of the `older` checkpoint have the same sizes."""
+    names = sorted(path.name for path in checkpoint.iterdir())
     cuts: dict[str, Callable[[int], int]] = {
         "to 0": lambda size: 0,
         "to 1": lambda size: 1,
@@ -57,25 +58,33 @@ def list_damages(place: Path, before: Path, chance: random.Random, flips: int) -
         "by 4096, or to a third": lambda size: max(size // 3, size - 4096),
         "longer by 1": lambda size: size + 1,
     }
-    for number, name in enumerate(names):
-        for what, size in cuts.items():
-            yield f"{name} truncated {what}", truncate_file(name, size)
+    for index, name in enumerate(names):
+        for cut_name, size in cuts.items():
+            yield f"{name} truncated {cut_name}", truncate_file(name, size)
         for share in [chance.random() for _ in range(flips)]:
             bit = chance.randrange(8)
             yield f"{name}, bit {bit} at {share:.6f}", flip_bit(name, share, bit)
-        yield f"{name} deleted", lambda there, name=name: (there / name).unlink()
-        yield f"{name} empty", lambda there, name=name: (there / name).write_bytes(b"")
-        if (before / name).read_bytes() != (place / name).read_bytes():  # what is frozen is the same in all
-            yield f"{name} of the older", lambda there, name=name: shutil.copy(before / name, there / name)
-        for other in names[number + 1 :]:
+        yield f"{name} deleted", lambda checkpoint_folder, name=name: (checkpoint_folder / name).unlink()
+        yield f"{name} empty", lambda checkpoint_folder, name=name: (checkpoint_folder / name).write_bytes(b"")
+        if (older / name).read_bytes() != (
+            checkpoint / name
+        ).read_bytes():  # frozen weights are equal in all checkpoints
+            yield (
+                f"{name} of the older",
+                lambda checkpoint_folder, name=name: shutil.copy(older / name, checkpoint_folder / name),
+            )
+        for other in names[index + 1 :]:
             yield f"{name} and {other} swapped", swap_files(name, other)
     for text in ("{}", "[]", "null", "junk", '{"model.safetensors": {}}'):
-        yield f"manifest {text}", lambda there, text=text: (there / MANIFEST_NAME).write_text(text)
+        yield (
+            f"manifest {text}",
+            lambda checkpoint_folder, text=text: (checkpoint_folder / MANIFEST_NAME).write_text(text),
+        )
 
 
-def half_way(bench: Bench, plan: RunPlan) -> Path:
+def run_half_way(bench: Bench, plan: RunPlan) -> Path:
     """A run stopped half way, with two checkpoints."""
-    out, sent = bench.out(), bench.home / "sent"
+    out, sent = bench.new_run_folder(), bench.home / "sent"
     expect_stopped(bench.start(plan, out, run_after_step(20, lambda: send_signal(sent))), out, sent)
     return out
 
@@ -87,19 +96,19 @@ def check_damaged_checkpoints(
     resumes: int = 18,
     plans: Sequence[RunPlan] = (ADAMW_PLAN, MUON_PLAN, FROZEN_PLAN),
 ) -> None:
-    """Every damage to the newest checkpoint is found, with one warning, and the one before is used; `resumes` of them
-    go on to the end."""
+    """Every damage to the newest checkpoint is detected with one warning, and the previous checkpoint is used;
+    `resumes` of the runs are completed."""
     chance, cases = random.Random(bench.seed + 3), []
     for plan in plans:
-        out = half_way(bench, plan)
+        out = run_half_way(bench, plan)
         newest, older = list(CheckpointStore(out / "checkpoints").list_paths())
         store, keep = CheckpointStore(out / "checkpoints"), bench.home / "whole"
-        found = list(list_damages(newest, older, chance, flips))
-        cases += [(plan, out, what, harm) for what, harm in found]
-        for what, harm in found:
+        damages = list(list_damages(newest, older, chance, flips))
+        cases += [(plan, out, damage, damage_file) for damage, damage_file in damages]
+        for damage, damage_file in damages:
             shutil.copytree(newest, keep)
-            with tally.trial(f"{plan.name}: {what}"):
-                harm(newest)
+            with tally.trial(f"{plan.name}: {damage}"):
+                damage_file(newest)
                 warnings: list[str] = []
                 used = store.newest(warnings.append)
                 expect(used == older, f"{used} was used")
@@ -107,14 +116,14 @@ def check_damaged_checkpoints(
             shutil.rmtree(newest)
             keep.rename(newest)
     equal = 0
-    for plan, out, what, harm in chance.sample(cases, resumes):
-        copied = bench.out()
+    for plan, out, damage, damage_file in chance.sample(cases, resumes):
+        copied = bench.new_run_folder()
         shutil.copytree(out, copied)
-        with tally.trial(f"{plan.name}: {what}, resumed", 0):
-            harm(next(CheckpointStore(copied / "checkpoints").list_paths()))
-            said = bench.finish(plan, copied)
-            expect("is not used" in said, f"no warning: {said}")
-            bench.same(plan, copied)
+        with tally.trial(f"{plan.name}: {damage}, resumed", 0):
+            damage_file(next(CheckpointStore(copied / "checkpoints").list_paths()))
+            log = bench.finish(plan, copied)
+            expect("is not used" in log, f"no warning: {log}")
+            bench.check_outcome(plan, copied)
             equal += 1
     if equal < resumes:
         tally.tried += 1
@@ -122,22 +131,23 @@ def check_damaged_checkpoints(
 
 
 def check_no_valid_checkpoint(bench: Bench, tally: Tally, count: int = 5) -> None:
-    """With both checkpoints damaged a run says so, exits 4, and does not start afresh."""
+    """If both checkpoints are damaged, the run reports it, exits with 4 and does not restart from scratch."""
     chance = random.Random(bench.seed + 4)
-    plan, out = ADAMW_PLAN, half_way(bench, ADAMW_PLAN)
-    for number in range(count):
-        copied = bench.out()
+    plan, out = ADAMW_PLAN, run_half_way(bench, ADAMW_PLAN)
+    for index in range(count):
+        copied = bench.new_run_folder()
         shutil.copytree(out, copied)
-        with tally.trial(f"seed {bench.seed}, {number}"):
-            places = list(CheckpointStore(copied / "checkpoints").list_paths())
-            for place in places:
-                name = chance.choice(sorted(path.name for path in place.iterdir()))
-                flip_bit(name, chance.random(), chance.randrange(8))(place)
-            before = (copied / "metrics.jsonl").read_bytes()
+        with tally.trial(f"seed {bench.seed}, {index}"):
+            checkpoints = list(CheckpointStore(copied / "checkpoints").list_paths())
+            for checkpoint in checkpoints:
+                name = chance.choice(sorted(path.name for path in checkpoint.iterdir()))
+                flip_bit(name, chance.random(), chance.randrange(8))(checkpoint)
+            metrics = (copied / "metrics.jsonl").read_bytes()
             child = bench.start(plan, copied)
             expect((code := child.wait()) == 4, f"exit {code}: {child.text}")
             expect("none of the 2 checkpoints" in child.text and "Traceback" not in child.text, child.text)
             expect(
-                list(CheckpointStore(copied / "checkpoints").list_paths()) == places, "checkpoints were made or removed"
+                list(CheckpointStore(copied / "checkpoints").list_paths()) == checkpoints,
+                "checkpoints were made or removed",
             )
-            expect((copied / "metrics.jsonl").read_bytes() == before, "metrics were written")
+            expect((copied / "metrics.jsonl").read_bytes() == metrics, "metrics were written")

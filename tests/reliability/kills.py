@@ -1,22 +1,22 @@
-"""SIGKILL from outside, at any time."""
+"""SIGKILL from outside at random times."""
 
 from __future__ import annotations
 
 import random
 
-from tests.reliability.rig import ADAMW_PLAN, RUN_PLANS, Bench, newest_step
+from tests.reliability.rig import ADAMW_PLAN, RUN_PLANS, Bench, find_newest_step
 from tests.reliability.tally import Tally, expect
 
-PER_RUN = 25  # kills, so that a run can end
+PER_RUN = 25  # maximum kills per run, so that a run can complete
 
 
 def check_random_kills(bench: Bench, tally: Tally, kills: int = 100) -> None:
-    """Kills at U(0.01 s, half the run's time) after each start, until there were `kills`; every run ends as if it had
-    had none."""
+    """Kill runs at U(0.01 s, half the run's time) after each start, `kills` times in total; every run ends with the
+    reference outcome."""
     chance = random.Random(bench.seed)
     runs = early = saving = 0
     while tally.tried < kills:
-        plan, out = RUN_PLANS[runs % len(RUN_PLANS)], bench.out()
+        plan, out = RUN_PLANS[runs % len(RUN_PLANS)], bench.new_run_folder()
         most = min(PER_RUN, -(-kills // 4), kills - tally.tried)
         seconds, killed, reached = bench.reference(plan)[1], 0, 0
         with tally.trial(f"seed {bench.seed}, run {runs}, {plan.name}", 0):
@@ -24,12 +24,15 @@ def check_random_kills(bench: Bench, tally: Tally, kills: int = 100) -> None:
                 if not bench.start(plan, out).kill_after(chance.uniform(0.01, seconds / 2)):
                     break
                 killed += 1
-                early += not newest_step(out)
+                early += not find_newest_step(out)
                 saving += any((out / "checkpoints").glob(".tmp-*"))
-                expect(newest_step(out) >= reached, f"newest checkpoint fell from {reached} to {newest_step(out)}")
-                reached = newest_step(out)
+                expect(
+                    find_newest_step(out) >= reached,
+                    f"newest checkpoint fell from {reached} to {find_newest_step(out)}",
+                )
+                reached = find_newest_step(out)
             bench.finish(plan, out)
-            bench.same(plan, out)
+            bench.check_outcome(plan, out)
             tally.passed += killed
         tally.tried += killed
         runs += 1
@@ -37,10 +40,10 @@ def check_random_kills(bench: Bench, tally: Tally, kills: int = 100) -> None:
 
 
 def check_startup_kills(bench: Bench, tally: Tally, kills: int = 20) -> None:
-    """Kills within 50 ms of every start, then one run to the end: the same outcome, and no more files."""
-    chance, out = random.Random(bench.seed + 1), bench.out()
+    """Kill within 50 ms of every start, then run to the end: same outcome and no additional files."""
+    chance, out = random.Random(bench.seed + 1), bench.new_run_folder()
     with tally.trial(f"seed {bench.seed}", kills):
         killed = sum(bench.start(ADAMW_PLAN, out).kill_after(chance.uniform(0, 0.05)) for _ in range(kills))
         expect(killed == kills, f"{killed} of {kills} were killed")
         bench.finish(ADAMW_PLAN, out)
-        bench.same(ADAMW_PLAN, out)
+        bench.check_outcome(ADAMW_PLAN, out)

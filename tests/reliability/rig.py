@@ -1,8 +1,7 @@
-"""Runs in processes forked from one that has imported torch and computed nothing: half a second each instead of a cold
-start.
+"""Runs in processes forked from one that has imported torch: half a second each instead of a cold start.
 
-A `Plan` is a command line; `start` runs it through `vitreous train` in a child, `outcome` is what must be equal bit for
-bit.
+A `RunPlan` is a command line; `Bench.start` runs it through `vitreous train` in a child. `read_outcome` returns
+everything that must be bit-identical.
 """
 
 from __future__ import annotations
@@ -33,7 +32,8 @@ from vitreous.training.checkpoint import CheckpointStore
 from vitreous.training.run import Run
 
 CLASSES = ("ant", "bee", "cat", "dog")
-TIMING_KEYS = {"seconds", "images_per_second", "flops_utilisation", "data_wait"}  # of metrics.jsonl and state.json
+# timing keys of metrics.jsonl and state.json
+TIMING_KEYS = {"seconds", "images_per_second", "flops_utilisation", "data_wait"}
 TINY_OPTIONS = {
     "model": "ViT-32x2/8",
     "image_size": 16,
@@ -56,13 +56,13 @@ TINY_OPTIONS = {
 
 
 class CheckFailure(AssertionError):
-    """A promise that was not kept, with what is needed to see it again."""
+    """A broken promise, with the details needed to reproduce it."""
 
 
 @dataclass(frozen=True)
 class RunPlan:
-    """A run: pictures of `side` pixels (above 16 they are read anew every epoch, by the workers if there are any), and
-    options."""
+    """A run: its options, and images of `side` pixels. Images above 16 pixels are decoded again every epoch, by the
+    workers if there are any."""
 
     name: str
     options: dict[str, Any]
@@ -70,13 +70,14 @@ class RunPlan:
     workers: int = 0
 
     def words(self, photos: Path, out: Path) -> list[str]:
-        """The command line that begins the run, or goes on with it if there is something to go on with."""
+        """The command line that starts the run, or resumes it if it has a checkpoint."""
         base = ["train", str(photos), "--out", str(out), "--workers", str(self.workers)]
         if (out / "config.yaml").exists():
             return [*base, "--resume"]
         return [
             *base,
-            "--keep-last",  # checkpoints at the intervals of --save-every alone; test_best.py kills runs that keep the best
+            # checkpoints only at the intervals of --save-every; test_best.py kills runs that keep the best
+            "--keep-last",
             *(word for name, value in self.options.items() for word in (f"--{name.replace('_', '-')}", str(value))),
         ]
 
@@ -89,14 +90,14 @@ RUN_PLANS = (ADAMW_PLAN, MUON_PLAN, WORKERS_PLAN)
 
 @dataclass
 class ChildRun:
-    """A run in progress in a process of its own."""
+    """A run in progress in a separate process."""
 
     pid: int
-    said: Path  # its stderr
+    stderr_file: Path  # file of its stderr
     begun: float = field(default_factory=time.monotonic)
 
     def wait(self, limit: float = 120.0) -> int:
-        """Its exit code, negative for a signal. Raises Miss after `limit` seconds: a hang."""
+        """Return the exit code, negative for a signal. Raises CheckFailure after `limit` seconds, for a hang."""
         deadline = time.monotonic() + limit
         while True:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
@@ -109,43 +110,44 @@ class ChildRun:
             time.sleep(0.002)
 
     def kill_after(self, seconds: float) -> bool:
-        """SIGKILL it so long after its start. Returns whether it was killed; raises Miss if it had failed before."""
+        """Send SIGKILL `seconds` after the start. Returns whether it was killed; raises CheckFailure if it had failed
+        before."""
         while time.monotonic() < self.begun + seconds:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             if pid:
-                return self.ended(os.waitstatus_to_exitcode(status))
+                return self.check_end(os.waitstatus_to_exitcode(status))
             time.sleep(0.001)
         os.kill(self.pid, signal.SIGKILL)
-        return self.ended(self.wait())
+        return self.check_end(self.wait())
 
-    def ended(self, code: int) -> bool:
-        """Whether a kill ended it; Miss for any end but that and success."""
+    def check_end(self, code: int) -> bool:
+        """Whether a kill ended the run. Raises CheckFailure for any other end but success."""
         if code not in (0, -signal.SIGKILL):
             raise CheckFailure(f"exit {code}: {self.text}")
         return code != 0
 
     @property
     def text(self) -> str:
-        """What it has said, without the colours and moves of a terminal."""
-        return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", self.said.read_text("utf-8", errors="replace"))
+        """The stderr of the run without terminal control sequences."""
+        return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", self.stderr_file.read_text("utf-8", errors="replace"))
 
 
-def fork_run(words: list[str], said: Path, prepare: Callable[[], object] | None = None) -> ChildRun:
-    """`vitreous WORDS` in a forked child, after `prepare` has changed there what it wants to change."""
+def fork_run(words: list[str], stderr_file: Path, prepare: Callable[[], object] | None = None) -> ChildRun:
+    """Run `vitreous WORDS` in a forked child after `prepare` has patched the child."""
     sys.stdout.flush()
-    said.unlink(missing_ok=True)
-    said.touch()
+    stderr_file.unlink(missing_ok=True)
+    stderr_file.touch()
     child = os.fork()
     if child:
-        return ChildRun(child, said)
+        return ChildRun(child, stderr_file)
     code = 70
     try:
-        descriptor = os.open(said, os.O_WRONLY | os.O_APPEND)
+        descriptor = os.open(stderr_file, os.O_WRONLY | os.O_APPEND)
         os.dup2(descriptor, 1)
         os.dup2(descriptor, 2)
         os.setpgid(0, 0)
         torch.set_num_threads(1)
-        # a quarter of a second, for a figure that is no part of an outcome
+        # measuring takes 0.25 s, and the metric is not part of an outcome
         throughput.measure_peak_flops = lambda device, precision: 1e12
         if prepare:
             prepare()
@@ -161,7 +163,7 @@ def fork_run(words: list[str], said: Path, prepare: Callable[[], object] | None 
 
 
 def exit_child(code: int) -> None:
-    """End a child as an interpreter does: its own children first."""
+    """End a child as an interpreter does: its children first."""
     import multiprocessing
 
     for worker in multiprocessing.active_children():
@@ -172,53 +174,52 @@ def exit_child(code: int) -> None:
 
 @dataclass
 class Bench:
-    """Photos, runs and the outcomes that they are held to, below one folder."""
+    """Photos, runs and their reference outcomes, below one folder."""
 
     home: Path
     seed: int = 0
     count: int = 0
 
     def photos(self, side: int) -> Path:
-        """Four classes of PNG files, 12 to train, 4 to validate and 2 to test on."""
+        """Four classes of PNG files with 12 training, 4 validation and 2 test images each."""
         root = self.home / f"photos {side}"
         return root if root.exists() else make_folder(root, {"train": 12, "val": 4, "test": 2}, CLASSES, (side, side))
 
-    def out(self) -> Path:
-        """A new place for a run."""
+    def new_run_folder(self) -> Path:
         self.count += 1
         return self.home / f"run {self.count}"
 
     def start(self, plan: RunPlan, out: Path, prepare: Callable[[], object] | None = None, *more: str) -> ChildRun:
-        """Begin or continue a run."""
-        return fork_run([*plan.words(self.photos(plan.side), out), *more], self.home / f"{out.name}.said", prepare)
+        """Start or resume a run."""
+        return fork_run([*plan.words(self.photos(plan.side), out), *more], self.home / f"{out.name}.stderr", prepare)
 
     def start_pair(self, plan: RunPlan, out: Path) -> ChildRun:
-        """Begin or continue a run in two processes of `torchrun`, in a process group of their own."""
-        said = self.home / f"{out.name}.said"
+        """Start or resume a run of two processes with `torchrun`, in a separate process group."""
+        stderr_file = self.home / f"{out.name}.stderr"
         launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
         command = [*launcher, "-m", "vitreous", *plan.words(self.photos(plan.side), out)]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        with open(said, "w") as file:
+        with open(stderr_file, "w") as file:
             process = subprocess.Popen(
                 command, stdout=file, stderr=subprocess.STDOUT, env=environment, start_new_session=True
             )
-        return ChildRun(process.pid, said)
+        return ChildRun(process.pid, stderr_file)
 
     @cached_property
     def pair_outcome(self) -> dict[str, Any]:
-        """The outcome of an undisturbed run of two processes."""
-        out = self.out()
+        """The outcome of an uninterrupted run of two processes."""
+        out = self.new_run_folder()
         self.finish_pair(out)
         return read_outcome(out)
 
     def finish_pair(self, out: Path) -> None:
-        """Let a run of two processes come to its end. Raises Miss if it fails."""
+        """Complete a run of two processes. Raises CheckFailure if it fails."""
         child = self.start_pair(WORKERS_PLAN, out)
         if code := child.wait():
             raise CheckFailure(f"two processes: exit {code}: {child.text}")
 
     def finish(self, plan: RunPlan, out: Path, prepare: Callable[[], object] | None = None) -> str:
-        """Let a run come to its end; returns what it said. Raises Miss if it fails."""
+        """Complete a run; returns its stderr. Raises CheckFailure if it fails."""
         child = self.start(plan, out, prepare)
         if code := child.wait():
             raise CheckFailure(f"{plan.name}: exit {code}: {child.text}")
@@ -226,16 +227,16 @@ class Bench:
 
     @cached_property
     def references(self) -> dict[str, tuple[dict[str, Any], float]]:
-        """Those that there are so far."""
+        """The reference outcomes computed so far."""
         self.preload()
         return {}
 
     def preload(self) -> None:
-        """Import here what a run imports, found by a child that makes one: the children after it start with
-        everything."""
-        listing, out = self.home / "modules", self.out()
+        """Import the modules that a run imports, as listed by a child that trains once, so that later children start
+        with them."""
+        listing, out = self.home / "modules", self.new_run_folder()
 
-        def tell() -> None:
+        def list_modules() -> None:
             real = command_line.main
 
             def main(words: list[str]) -> None:
@@ -246,61 +247,59 @@ class Bench:
 
             command_line.main = main  # type: ignore[assignment]
 
-        self.finish(ADAMW_PLAN, out, tell)
+        self.finish(ADAMW_PLAN, out, list_modules)
         for name in listing.read_text().split():
             with suppress(Exception):
                 import_module(name)
         get_type_adapter(Run)
 
     def reference(self, plan: RunPlan) -> tuple[dict[str, Any], float]:
-        """The outcome of a run that nobody disturbs, and its seconds; workers change nothing, and have none of their
-        own."""
+        """The outcome of an uninterrupted run, and its seconds; the number of workers does not change it."""
         name = plan.name.split(",")[0]
         if name not in self.references:
-            out = self.out()
-            begun = time.monotonic()
+            out = self.new_run_folder()
+            start_time = time.monotonic()
             self.finish(replace(plan, workers=0), out)
-            seconds = time.monotonic() - begun
-            found = read_outcome(out)
+            seconds = time.monotonic() - start_time
+            outcome = read_outcome(out)
             steps = -(
                 -round(plan.options["epochs"] * 48) // (plan.options["batch_size"] * plan.options.get("accumulate", 1))
             )
-            if [line["step"] for line in found["metrics"] if "train/loss" in line] != list(range(1, steps + 1)):
+            if [line["step"] for line in outcome["metrics"] if "train/loss" in line] != list(range(1, steps + 1)):
                 raise CheckFailure(f"{plan.name}: the steps of a run are not 1 to {steps}")
-            self.references[name] = found, seconds
+            self.references[name] = outcome, seconds
         return self.references[name]
 
-    def same(self, plan: RunPlan, out: Path) -> None:
-        """Raise Miss where a completed run differs from one that nobody disturbed, or left strays."""
-        expected, found = self.reference(plan)[0], read_outcome(out)
-        if wrong := [name for name in expected if expected[name] != found.get(name)]:
+    def check_outcome(self, plan: RunPlan, out: Path) -> None:
+        """Raise CheckFailure if a completed run differs from the uninterrupted one or leaves additional files."""
+        expected, outcome = self.reference(plan)[0], read_outcome(out)
+        if wrong := [name for name in expected if expected[name] != outcome.get(name)]:
             raise CheckFailure(f"{plan.name}, {out}: {', '.join(wrong)} differ")
         if strays := list((out / "checkpoints").glob(".tmp-*")):
             raise CheckFailure(f"{plan.name}, {out}: {strays} were left")
 
 
 def read_outcome(out: Path) -> dict[str, Any]:
-    """Everything of a completed run that must be equal bit for bit: files as bytes, numbers and metrics without the
-    times."""
+    """Everything of a completed run that must be bit-identical: files as bytes, state and metrics without the times."""
     newest = max((out / "checkpoints").glob("step-*"))
-    found: dict[str, Any] = {path.name: path.read_bytes() for path in newest.glob("*.safetensors")}
-    numbers = json.loads((newest / "state.json").read_text())
-    found["numbers"] = {name: value for name, value in numbers.items() if name not in TIMING_KEYS}
-    found["bundle"] = (out / "model" / "weights.safetensors").read_bytes()
+    outcome: dict[str, Any] = {path.name: path.read_bytes() for path in newest.glob("*.safetensors")}
+    state = json.loads((newest / "state.json").read_text())
+    outcome["numbers"] = {name: value for name, value in state.items() if name not in TIMING_KEYS}
+    outcome["bundle"] = (out / "model" / "weights.safetensors").read_bytes()
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    found["metrics"] = [{name: value for name, value in line.items() if name not in TIMING_KEYS} for line in lines]
+    outcome["metrics"] = [{name: value for name, value in line.items() if name not in TIMING_KEYS} for line in lines]
     summary = json.loads((out / "summary.json").read_text())
-    found["summary"] = {name: summary[name] for name in ("steps", "skipped", "train", "val", "test")}
-    return found
+    outcome["summary"] = {name: summary[name] for name in ("steps", "skipped", "train", "val", "test")}
+    return outcome
 
 
-def newest_step(out: Path) -> int:
-    """The step of the newest published checkpoint, 0 where there is none."""
-    return next((int(place.name[5:]) for place in CheckpointStore(out / "checkpoints").list_paths()), 0)
+def find_newest_step(out: Path) -> int:
+    """The step of the newest published checkpoint, or 0."""
+    return next((int(checkpoint.name[5:]) for checkpoint in CheckpointStore(out / "checkpoints").list_paths()), 0)
 
 
-def steps_logged(out: Path) -> Iterator[int]:
-    """The steps that stand in the metrics, in order."""
+def list_logged_steps(out: Path) -> Iterator[int]:
+    """The steps in the metrics file, in order."""
     if (out / "metrics.jsonl").exists():
         for line in (out / "metrics.jsonl").read_text().splitlines():
             if "train/loss" in line and line.endswith("}"):

@@ -1,4 +1,4 @@
-"""A long run: what it holds must not grow."""
+"""A long run whose memory use must not grow."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from tests.reliability.rig import ADAMW_PLAN, Bench
 from tests.reliability.tally import Tally, expect
 from vitreous.training.session import Session
 
-MAX_BYTES_PER_STEP = 1024  # bytes of resident memory a step that a run may grow by
+MAX_BYTES_PER_STEP = 1024  # maximum growth of resident memory per step, in bytes
 
 
 def check_memory_growth(bench: Bench, tally: Tally, steps: int = 2000) -> None:
-    """A run of `steps` with a save every ten: from its second quarter on, resident memory is flat, and as many
-    descriptors and threads."""
+    """A run of `steps` with a save every ten steps: after its first quarter, resident memory, descriptors and threads
+    are constant."""
     plan = replace(
         ADAMW_PLAN,
         name="soak",
         options={**ADAMW_PLAN.options, "epochs": steps * 5 / 48, "save_every": 10, "evaluate_every": steps // 4},
     )
-    listing, out = bench.home / "held", bench.out()
+    listing, out = bench.home / "held", bench.new_run_folder()
     listing.unlink(missing_ok=True)
 
     def watch() -> None:
@@ -43,16 +43,16 @@ def check_memory_growth(bench: Bench, tally: Tally, steps: int = 2000) -> None:
     with tally.trial(f"{steps} steps"):
         child = bench.start(plan, out, watch)
         expect((code := child.wait(900)) == 0, f"exit {code}: {child.text}")
-        rows = np.array([json.loads(line) for line in listing.read_text().splitlines()])
-        expect(len(rows) == steps // 10, f"{len(rows)} saves")
-        rows = rows[len(rows) // 4 :]
-        slope = np.polyfit(rows[:, 0], rows[:, 1], 1)[0]
+        samples = np.array([json.loads(line) for line in listing.read_text().splitlines()])
+        expect(len(samples) == steps // 10, f"{len(samples)} saves")
+        samples = samples[len(samples) // 4 :]
+        slope = np.polyfit(samples[:, 0], samples[:, 1], 1)[0]
         tally.facts |= {
             "steps": steps,
             "bytes a step": f"{slope:.0f}",
-            "descriptors": int(rows[-1, 2]),
-            "threads": int(rows[-1, 3]),
+            "descriptors": int(samples[-1, 2]),
+            "threads": int(samples[-1, 3]),
         }
         expect(slope < MAX_BYTES_PER_STEP, f"resident memory grows by {slope:.0f} bytes a step")
-        for column, what in ((2, "descriptors"), (3, "threads"), (4, "Python threads")):
-            expect(len(set(rows[:, column])) == 1, f"{what}: {sorted(set(rows[:, column].tolist()))}")
+        for column, counter in ((2, "descriptors"), (3, "threads"), (4, "Python threads")):
+            expect(len(set(samples[:, column])) == 1, f"{counter}: {sorted(set(samples[:, column].tolist()))}")

@@ -17,9 +17,9 @@ from tests.reliability.rig import (
     Bench,
     ChildRun,
     RunPlan,
-    newest_step,
+    find_newest_step,
+    list_logged_steps,
     read_outcome,
-    steps_logged,
 )
 from tests.reliability.tally import Tally, expect
 from vitreous.jobs import data as data_job
@@ -27,20 +27,20 @@ from vitreous.training import saving
 from vitreous.training.checkpoint import CheckpointStore, find_damage
 from vitreous.training.session import Session
 
-MAX_STOP_SECONDS = 10.0  # seconds from the signal to the end
+MAX_STOP_SECONDS = 10.0  # maximum seconds from the signal to the end
 
 
 def send_signal(sent: Path, number: int = signal.SIGTERM) -> None:
-    """Send this process a signal, and note when."""
+    """Send this process a signal, and record the time."""
     sent.write_text(str(time.monotonic()))
     os.kill(os.getpid(), number)
 
 
-def run_before_call(home: object, name: str, nth: int, do: Callable[[], object]) -> Callable[[], object]:
-    """What a child does so that the `nth` call of `home.name` is preceded by `do`."""
+def run_before_call(owner: object, name: str, nth: int, do: Callable[[], object]) -> Callable[[], object]:
+    """Return a function that makes a child call `do` before the `nth` call of `owner.name`."""
 
     def prepare() -> None:
-        real, count = getattr(home, name), 0
+        real, count = getattr(owner, name), 0
 
         def called(*arguments, **named):
             nonlocal count
@@ -49,13 +49,13 @@ def run_before_call(home: object, name: str, nth: int, do: Callable[[], object])
                 do()
             return real(*arguments, **named)
 
-        setattr(home, name, called)
+        setattr(owner, name, called)
 
     return prepare
 
 
 def run_after_step(step: int, do: Callable[[], object]) -> Callable[[], object]:
-    """What a child does so that `do` happens just after a step."""
+    """Return a function that makes a child call `do` just after a step."""
 
     def prepare() -> None:
         real = Session.watch
@@ -71,77 +71,83 @@ def run_after_step(step: int, do: Callable[[], object]) -> Callable[[], object]:
 
 
 def expect_stopped(child: ChildRun, out: Path, sent: Path, code: int = 128 + signal.SIGTERM) -> tuple[int, float]:
-    """The step that a stopped run says it saved, and the seconds it took; 0 if there was no step yet. Miss unless all
-    is in order."""
-    found = child.wait()
+    """The saved step that a stopped run reported, and the seconds to its end; step 0 if there was none. Raises
+    CheckFailure if anything is wrong."""
+    exit_code = child.wait()
     seconds = time.monotonic() - float(sent.read_text())
     text = child.text
-    expect(found == code and "Traceback" not in text, f"exit {found}: {text}")
+    expect(exit_code == code and "Traceback" not in text, f"exit {exit_code}: {text}")
     expect(seconds <= MAX_STOP_SECONDS, f"took {seconds:.1f} s")
     if "stopped at step" not in text:
-        expect(newest_step(out) == 0 and not list(steps_logged(out)), f"steps were made and nothing was said: {text}")
+        expect(
+            find_newest_step(out) == 0 and not list(list_logged_steps(out)),
+            f"steps were run, but no step was reported: {text}",
+        )
         return 0, seconds
     step = int(text.split("stopped at step ")[1].split()[0])
-    expect(newest_step(out) == step == max(steps_logged(out)), f"stopped at {step}, saved at {newest_step(out)}")
+    expect(
+        find_newest_step(out) == step == max(list_logged_steps(out)),
+        f"stopped at {step}, saved at {find_newest_step(out)}",
+    )
     expect(find_damage(CheckpointStore(out / "checkpoints").get_path(step)) is None, f"checkpoint {step} is not valid")
     return step, seconds
 
 
 def list_signal_phases(sent: Path, chance: random.Random) -> list[tuple[str, Callable[[], object], int | None]]:
-    """Where a signal comes, what makes it come there, and the step that has to be saved (None: whichever it is)."""
+    """The name of each phase, the patch that sends the signal in it, and the step that must be saved (None: any)."""
     signals = lambda: send_signal(sent)  # noqa: E731
-    found: list[tuple[str, Callable[[], object], int | None]] = []
-    found += [("the data scan", run_before_call(data_job, "screen_images", 1, signals), 0)] * 3
-    found += [("the building of the model", run_before_call(Session, "build", 1, signals), 1)] * 2
-    found += [("warm-up", run_after_step(step, signals), step) for step in (1, 2, 5)]
-    found += [("a step", run_after_step(step, signals), step) for step in sorted(chance.sample(range(7, 31), 5))]
-    found += [
+    phases: list[tuple[str, Callable[[], object], int | None]] = []
+    phases += [("the data scan", run_before_call(data_job, "screen_images", 1, signals), 0)] * 3
+    phases += [("the building of the model", run_before_call(Session, "build", 1, signals), 1)] * 2
+    phases += [("warm-up", run_after_step(step, signals), step) for step in (1, 2, 5)]
+    phases += [("a step", run_after_step(step, signals), step) for step in sorted(chance.sample(range(7, 31), 5))]
+    phases += [
         ("an evaluation", run_before_call(Session, "evaluate_model", nth, signals), 7 * nth) for nth in (1, 2, 3, 4)
     ]
-    found += [
+    phases += [
         ("a save", run_before_call(saving, "write_tensors", call, signals), 3 * (-(-call // 3)))
         for call in (1, 2, 15, 18)
     ]
-    return found
+    return phases
 
 
 def check_sigterms(bench: Bench, tally: Tally, count: int = 30) -> None:
-    """SIGTERM in every phase and at random times: exit 143, the interrupted step saved, in time, and the same outcome
-    after resuming."""
+    """SIGTERM in every phase and at random times: exit 143, the current step saved, in time, and the same outcome after
+    resuming."""
     chance, sent = random.Random(bench.seed + 2), bench.home / "sent"
-    slowest, known = 0.0, list_signal_phases(sent, chance)
-    for number in range(min(count, len(known))):
-        what, prepare, step = known[number * len(known) // min(count, len(known))]
-        plan, out = (ADAMW_PLAN, WORKERS_PLAN)[number % 2], bench.out()
-        with tally.trial(f"SIGTERM in {what} (step {step}), {plan.name}"):
-            found, seconds = expect_stopped(bench.start(plan, out, prepare), out, sent)
-            expect(step in (None, found), f"saved step {found}, not {step}")
+    slowest, phases = 0.0, list_signal_phases(sent, chance)
+    for index in range(min(count, len(phases))):
+        phase, prepare, step = phases[index * len(phases) // min(count, len(phases))]
+        plan, out = (ADAMW_PLAN, WORKERS_PLAN)[index % 2], bench.new_run_folder()
+        with tally.trial(f"SIGTERM in {phase} (step {step}), {plan.name}"):
+            saved_step, seconds = expect_stopped(bench.start(plan, out, prepare), out, sent)
+            expect(step in (None, saved_step), f"saved step {saved_step}, not {step}")
             slowest = max(slowest, seconds)
             bench.finish(plan, out)
-            bench.same(plan, out)
+            bench.check_outcome(plan, out)
     while tally.tried < count:
-        plan, out = RUN_PLANS[tally.tried % len(RUN_PLANS)], bench.out()
+        plan, out = RUN_PLANS[tally.tried % len(RUN_PLANS)], bench.new_run_folder()
         delay = chance.uniform(0.1, bench.reference(plan)[1])
         child = bench.start(plan, out)
         time.sleep(delay)
         if (out / "model").exists():
             child.wait()
-            continue  # it was over, or all but over
+            continue  # the run was complete, or nearly so
         sent.write_text(str(time.monotonic()))
         os.kill(child.pid, signal.SIGTERM)
         with tally.trial(f"seed {bench.seed}, SIGTERM after {delay:.3f} s, {plan.name}"):
             slowest = max(slowest, expect_stopped(child, out, sent)[1])
             bench.finish(plan, out)
-            bench.same(plan, out)
+            bench.check_outcome(plan, out)
     tally.facts["slowest stop"] = f"{slowest:.1f} s"
 
 
 def check_interrupts(bench: Bench, tally: Tally, count: int = 3) -> None:
-    """SIGINT once: as SIGTERM, with 130. Twice, while the run cannot react: over within 2 s, no worker left, and
-    resumable."""
+    """One SIGINT: as SIGTERM, with exit code 130. Two, while the run cannot react: ends within 2 s, leaves no worker,
+    and can be resumed."""
     sent = bench.home / "sent"
     for number in range(count):
-        out = bench.out()
+        out = bench.new_run_folder()
         with tally.trial("SIGINT once"):
             child = bench.start(WORKERS_PLAN, out, run_after_step(5 + number, lambda: send_signal(sent, signal.SIGINT)))
             step, _ = expect_stopped(child, out, sent, 128 + signal.SIGINT)
@@ -165,20 +171,23 @@ def check_interrupts(bench: Bench, tally: Tally, count: int = 3) -> None:
             expect(code == 130 and time.monotonic() - began < 2, f"exit {code} after {time.monotonic() - began:.1f} s")
             expect("Traceback" not in child.text, child.text)
             time.sleep(0.2)
-            left = [pid for pid in workers if is_alive(pid)]
-            expect(not left, f"workers {left} live on")
+            live_workers = [pid for pid in workers if is_alive(pid)]
+            expect(not live_workers, f"workers {live_workers} live on")
             bench.finish(WORKERS_PLAN, out)
-            bench.same(WORKERS_PLAN, out)
+            bench.check_outcome(WORKERS_PLAN, out)
 
 
 def check_group_signals(
     bench: Bench, tally: Tally, number: int = signal.SIGTERM, count: int = 50, pairs: int = 5
 ) -> None:
-    """A stop signal to the whole process group, workers included, at random times: the step saved, no worker left, and
-    the same outcome after resuming. `pairs` of the trials have two processes, started by `torchrun`."""
+    """A stop signal to the whole process group at random times: the step is saved, no worker is left, and resuming
+    gives the same outcome.
+
+    The signal also reaches the workers. `pairs` of the trials have two processes, started by `torchrun`.
+    """
     chance, sent, slowest = random.Random(bench.seed + 11 + number), bench.home / "sent", 0.0
     while tally.tried < count:
-        paired, out = tally.tried < pairs, bench.out()
+        paired, out = tally.tried < pairs, bench.new_run_folder()
         delay = chance.uniform(0.0, 2.0) if paired else chance.uniform(0.05, bench.reference(WORKERS_PLAN)[1])
         child = bench.start_pair(WORKERS_PLAN, out) if paired else bench.start(WORKERS_PLAN, out)
         if paired:
@@ -191,28 +200,31 @@ def check_group_signals(
         sent.write_text(str(time.monotonic()))
         os.killpg(child.pid, number)
         with tally.trial(f"seed {bench.seed}, signal {number} to the group after {delay:.3f} s, two: {paired}"):
-            if paired:  # the exit code is torchrun's own
+            if paired:  # torchrun sets the exit code
                 child.wait()
-                expect("stopped at step" in child.text and newest_step(out) > 0, child.text)
+                expect("stopped at step" in child.text and find_newest_step(out) > 0, child.text)
             else:
                 slowest = max(slowest, expect_stopped(child, out, sent, 128 + number)[1])
             time.sleep(0.2)
-            expect(not (left := [pid for pid in workers if is_alive(pid)]), f"processes {left} live on")
+            expect(
+                not (live_workers := [pid for pid in workers if is_alive(pid)]),
+                f"processes {live_workers} are still alive",
+            )
             if paired:
                 bench.finish_pair(out)
                 expect(read_outcome(out) == bench.pair_outcome, "the outcome of two processes differs")
             else:
                 bench.finish(WORKERS_PLAN, out)
-                bench.same(WORKERS_PLAN, out)
+                bench.check_outcome(WORKERS_PLAN, out)
     tally.facts["slowest stop"] = f"{slowest:.1f} s"
 
 
 def check_worker_deaths(bench: Bench, tally: Tally, count: int = 5) -> None:
-    """A worker killed at random times: exit 6 with one message, the newest checkpoint kept, the same outcome after
+    """A worker killed at random times: exit 6 with one message, the newest checkpoint kept, and the same outcome after
     resuming."""
-    chance, out = random.Random(bench.seed + 12), bench.out()
+    chance, out = random.Random(bench.seed + 12), bench.new_run_folder()
     while tally.tried < count:
-        out = bench.out()
+        out = bench.new_run_folder()
         with tally.trial("SIGKILL to a worker"):
             step = chance.randrange(5, 15)
 
@@ -225,15 +237,15 @@ def check_worker_deaths(bench: Bench, tally: Tally, count: int = 5) -> None:
             expect(code == 6 and "Traceback" not in text, f"exit {code}: {text}")
             expect("a data worker stopped" in text and "continue with --resume" in text, text)
             expect(
-                find_damage(CheckpointStore(out / "checkpoints").get_path(newest_step(out))) is None,
+                find_damage(CheckpointStore(out / "checkpoints").get_path(find_newest_step(out))) is None,
                 "the checkpoint is not valid",
             )
             bench.finish(WORKERS_PLAN, out)
-            bench.same(WORKERS_PLAN, out)
+            bench.check_outcome(WORKERS_PLAN, out)
 
 
 def wait_for(file: Path, child: ChildRun, limit: float = 60.0) -> None:
-    """Wait until a file of a run is there. Raises Miss after `limit` seconds."""
+    """Wait until a run has written a file. Raises CheckFailure after `limit` seconds."""
     deadline = time.monotonic() + limit
     while not file.exists():
         expect(time.monotonic() < deadline, f"{file.name} is not there after {limit:g} s: {child.text}")
@@ -241,7 +253,7 @@ def wait_for(file: Path, child: ChildRun, limit: float = 60.0) -> None:
 
 
 def list_descendants(pid: int) -> list[int]:
-    """The processes below a process, at every level."""
+    """The process IDs of all descendants of a process."""
     try:
         below = list_children(pid)
     except OSError:
@@ -250,12 +262,12 @@ def list_descendants(pid: int) -> list[int]:
 
 
 def list_children(pid: int) -> list[int]:
-    """The processes that a process has started."""
+    """The process IDs of the children of a process."""
     return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process is there, and no zombie."""
+    """Whether a process exists and is not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except OSError:
@@ -263,8 +275,8 @@ def is_alive(pid: int) -> bool:
 
 
 def check_resume_boundaries(bench: Bench, tally: Tally, share: int = 1) -> None:
-    """Stopped and resumed several times, at the first and last steps and around an epoch's end; a finished run is left
-    alone."""
+    """Stop and resume several times, at the first and last steps and around an epoch's end; a complete run is left
+    unchanged."""
     sent = bench.home / "sent"
     cases: list[tuple[RunPlan, list[int]]] = [
         (ADAMW_PLAN, [7, 19, 31]),
@@ -273,19 +285,19 @@ def check_resume_boundaries(bench: Bench, tally: Tally, share: int = 1) -> None:
         (MUON_PLAN, [1, 7, 24]),
     ]
     for plan, steps in cases[::share]:
-        out = bench.out()
+        out = bench.new_run_folder()
         for step in steps:
             with tally.trial(f"{plan.name} stopped at {step}"):
-                found, _ = expect_stopped(
+                saved_step, _ = expect_stopped(
                     bench.start(plan, out, run_after_step(step, lambda: send_signal(sent))), out, sent
                 )
-                expect(found == step, f"saved step {found}")
+                expect(saved_step == step, f"saved step {saved_step}")
         with tally.trial(f"{plan.name} stopped in its last evaluation"):
             expect_stopped(
                 bench.start(plan, out, run_before_call(Session, "finish", 1, lambda: send_signal(sent))), out, sent
             )
             bench.finish(plan, out)
-            bench.same(plan, out)
+            bench.check_outcome(plan, out)
         with tally.trial(f"{plan.name}, finished, resumed"):
             files = {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in out.rglob("*")}
             bench.finish(plan, out)
@@ -293,8 +305,8 @@ def check_resume_boundaries(bench: Bench, tally: Tally, share: int = 1) -> None:
                 files == {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in out.rglob("*")},
                 "files were touched",
             )
-    with tally.trial("an evaluation cut short, made after resuming, and a kill before the next checkpoint"):
-        out = bench.out()
+    with tally.trial("an interrupted evaluation, repeated after resuming, and a kill before the next checkpoint"):
+        out = bench.new_run_folder()
         expect_stopped(
             bench.start(ADAMW_PLAN, out, run_before_call(Session, "evaluate_model", 1, lambda: send_signal(sent))),
             out,
@@ -303,9 +315,9 @@ def check_resume_boundaries(bench: Bench, tally: Tally, share: int = 1) -> None:
         child = bench.start(ADAMW_PLAN, out, run_after_step(8, lambda: os.kill(os.getpid(), signal.SIGKILL)))
         expect(child.wait() == -signal.SIGKILL, child.text)
         bench.finish(ADAMW_PLAN, out)
-        bench.same(ADAMW_PLAN, out)
-    with tally.trial("an evaluation cut short, and again when it is made after resuming"):
-        out = bench.out()
+        bench.check_outcome(ADAMW_PLAN, out)
+    with tally.trial("an evaluation interrupted twice, the second time after resuming"):
+        out = bench.new_run_folder()
         for _ in range(2):
             step, _ = expect_stopped(
                 bench.start(ADAMW_PLAN, out, run_before_call(Session, "evaluate_model", 1, lambda: send_signal(sent))),
@@ -314,4 +326,4 @@ def check_resume_boundaries(bench: Bench, tally: Tally, share: int = 1) -> None:
             )
             expect(step == 7, f"saved step {step}, not 7")
         bench.finish(ADAMW_PLAN, out)
-        bench.same(ADAMW_PLAN, out)
+        bench.check_outcome(ADAMW_PLAN, out)

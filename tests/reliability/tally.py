@@ -1,4 +1,4 @@
-"""What was tried, what passed, and what has to be known to see a miss again."""
+"""Counts of the trials of a check, and the details needed to reproduce a failure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.reliability.rig import CheckFailure
 
 @dataclass
 class Tally:
-    """The trials of one promise. `facts` are what the trials saw, for people."""
+    """The trials of one promise. `facts` are observations for the report."""
 
     name: str
     passed: int = 0
@@ -22,25 +22,25 @@ class Tally:
     begun: float = field(default_factory=time.monotonic)
 
     @contextmanager
-    def trial(self, what: str, count: int = 1) -> Iterator[None]:
-        """`count` trials that pass if nothing is raised. A Miss is noted, and the next trial comes; any other error
-        goes on up."""
+    def trial(self, name: str, count: int = 1) -> Iterator[None]:
+        """`count` trials that pass if nothing is raised. A CheckFailure is recorded and the next trial starts; other
+        errors propagate."""
         self.tried += count
         try:
             yield
         except CheckFailure as miss:
-            self.misses.append(f"{what}: {miss}")
+            self.misses.append(f"{name}: {miss}")
         else:
             self.passed += count
 
     @property
     def line(self) -> str:
-        """`name: passed of tried, seconds`, and what was seen."""
-        facts = "".join(f"; {name} {value}" for name, value in self.facts.items())
-        return f"{self.name}: {self.passed} of {self.tried}, {time.monotonic() - self.begun:.0f} s{facts}"
+        """`name: passed of tried, seconds`, and the observations."""
+        observations = "".join(f"; {name} {value}" for name, value in self.facts.items())
+        return f"{self.name}: {self.passed} of {self.tried}, {time.monotonic() - self.begun:.0f} s{observations}"
 
 
-def expect(holds: object, what: str) -> None:
-    """Raise Miss unless it holds."""
+def expect(holds: object, message: str) -> None:
+    """Raise CheckFailure unless the condition holds."""
     if not holds:
-        raise CheckFailure(what)
+        raise CheckFailure(message)

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 from tests.conftest import make_folder, make_image, run_cli
-from tests.inspection.made import LOCAL_MODEL_KINDS, MEAN_POOLING, make_model
+from tests.inspection.small_models import LOCAL_MODEL_KINDS, MEAN_POOLING, make_model
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.inference.engine import InferenceOptions
 from vitreous.inference.predict import load

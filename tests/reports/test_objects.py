@@ -8,9 +8,9 @@ from PIL import Image
 
 import vitreous
 from tests.data.annotations.scenery import write_objects
-from tests.evaluation.detecting import COCO_METRIC_NAMES, PaintedEngine, evaluate_with_pycocotools
+from tests.evaluation.detection_scenes import COCO_METRIC_NAMES, PaintedEngine, evaluate_with_pycocotools
 from tests.objectives.test_detection import TRAIN_OPTIONS as DETECTING
-from tests.tasks.test_detections import draw_rectangles, painted_model
+from tests.tasks.test_detections import detect_painted_rectangles, draw_rectangles
 from vitreous.cli.main import main
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.data.run_data import open_run_data
@@ -81,7 +81,7 @@ def painted_engine(monkeypatch):
 
     def make(model, preprocess, *options, **more):
         return PaintedEngine(
-            lambda pixels: painted_model(np.where(pixels > 150, 200, np.where(pixels > 50, 100, 0))),
+            lambda pixels: detect_painted_rectangles(np.where(pixels > 150, 200, np.where(pixels > 50, 100, 0))),
             masks=model.config.masks,
         )
 

@@ -1,4 +1,4 @@
-"""The contract of tasks: what commands, files, pages and exports ask of every task."""
+"""The contract of tasks: what commands, files, pages and exports require of every task."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ EXAMPLE_TASKS = {
     "generation": Generation(CLASS_NAMES),
     "regression": Regression(CLASS_NAMES, (1.0, 2.0, 3.0), (1.0, 0.5, 2.0)),
 }
-#: labels of eight images for each task of whole images
+#: labels of eight images for each image-level task
 LABELS_BY_TASK = {
     "classification": np.arange(8) % 3,
     "multilabel": np.eye(3, dtype=np.float32)[np.arange(8) % 3],
@@ -44,7 +44,7 @@ READABLE = np.arange(8) != 5
 
 def test_every_task_has_an_example():
     assert {type(task) for task in EXAMPLE_TASKS.values()} == set(TASKS.values())
-    assert all(kind.name == name and issubclass(kind, Task) for name, kind in TASKS.items())
+    assert all(task_class.name == name and issubclass(task_class, Task) for name, task_class in TASKS.items())
 
 
 @pytest.mark.parametrize("name", EXAMPLE_TASKS)
@@ -73,21 +73,21 @@ def test_tasks_without_image_outputs_reject_activate(name):
 @pytest.mark.parametrize("name", LABELS_BY_TASK)
 def test_predictions_are_written_in_every_format(name):
     task = EXAMPLE_TASKS[name]
-    rows = task.activate(OUTPUTS)
+    outputs = task.activate(OUTPUTS)
     form = task.prediction_format(PredictionOptions())
-    assert isinstance(form, PredictionFormat) and rows.shape == (8, 3) and rows.dtype == np.float64
-    answers = [form.predict(row, f"{number}.png") for number, row in enumerate(rows)]
-    answers.append(form.format_error("bad.png", "bad.png: no image"))
-    for answer in answers:
-        document = json.loads(json.dumps(form.to_dict(answer)))
-        assert document["path"] == answer.path and document["error"] == answer.error
-        assert document.items() >= form.to_fields(answer).items()
-        cells = form.to_csv_rows(answer)
+    assert isinstance(form, PredictionFormat) and outputs.shape == (8, 3) and outputs.dtype == np.float64
+    predictions = [form.predict(row, f"{index}.png") for index, row in enumerate(outputs)]
+    predictions.append(form.format_error("bad.png", "bad.png: no image"))
+    for prediction in predictions:
+        document = json.loads(json.dumps(form.to_dict(prediction)))
+        assert document["path"] == prediction.path and document["error"] == prediction.error
+        assert document.items() >= form.to_fields(prediction).items()
+        cells = form.to_csv_rows(prediction)
         assert all(len(row) == len(form.csv_columns) for row in cells)
         assert [form.starts_image(row) for row in cells] == [True, *[False] * (len(cells) - 1)]
         assert not any(cell.startswith("=") for row in [form.csv_columns, *cells] for cell in row)
-        assert isinstance(form.describe(answer), str) and answer.path in answer._repr_html_()
-    table = form.to_arrow_table(answers)
+        assert isinstance(form.describe(prediction), str) and prediction.path in prediction._repr_html_()
+    table = form.to_arrow_table(predictions)
     assert table.num_rows == 9 and {"path", "path_bytes", "error"} <= set(table.column_names)
     assert json.dumps(form.settings)
 
@@ -102,30 +102,30 @@ def test_an_evaluation_has_metrics_examples_and_charts(name):
     split = ArraySplit(np.zeros((8, 2, 2), np.uint8), labels)
     examples = task.choose_examples(OUTPUTS, split, READABLE, 3)
     assert examples.keys() == {"worst", "unsure"} and len(examples["worst"]) == 3
-    assert all(task.example_notes[kind] for kind, rows in examples.items() if rows)
-    assert 5 not in {one.sample for rows in examples.values() for one in rows}
+    assert all(task.example_notes[group] for group, group_examples in examples.items() if group_examples)
+    assert 5 not in {example.sample for group_examples in examples.values() for example in group_examples}
     assert all(len(chart.x) == len(chart.y) <= 7 for chart in task.draw_charts(OUTPUTS, labels, READABLE))
 
 
 @pytest.mark.parametrize("name", LABELS_BY_TASK)
-def test_a_model_does_not_differ_from_itself(name):
+def test_a_model_compared_with_itself_has_no_difference(name):
     task, labels = EXAMPLE_TASKS[name], LABELS_BY_TASK[name]
     side = ModelOutputs(OUTPUTS, labels, READABLE)
     split = ArraySplit(np.zeros((8, 2, 2), np.uint8), labels)
     data = Data("x", classes=task.classes, splits={"test": split}, targets=task.label_columns)
     assert task.describe_differences(task) == [] and task.check_comparison(task, ("a", "b")) == ""
-    found = task.compare_outputs(task, side, side, data)
-    assert found.primary == task.primary_metric and set(found.differences.values()) == {0}
-    assert found.verdict("a", "b").startswith("no significant difference: both have the same ")
-    assert json.loads(json.dumps(found.details)) == found.details
+    comparison = task.compare_outputs(task, side, side, data)
+    assert comparison.primary == task.primary_metric and set(comparison.differences.values()) == {0}
+    assert comparison.verdict("a", "b").startswith("no significant difference: both have the same ")
+    assert json.loads(json.dumps(comparison.details)) == comparison.details
 
 
 @pytest.mark.parametrize("name", [name for name in EXAMPLE_TASKS if name != "multilabel"])
 def test_models_of_other_tasks_are_not_compared(name):
-    task, other = EXAMPLE_TASKS[name], EXAMPLE_TASKS["multilabel"]
+    task, other_task = EXAMPLE_TASKS[name], EXAMPLE_TASKS["multilabel"]
     with pytest.raises(UsageError, match=r"^(one|two) "):
-        task.check_comparison(other, ("one", "two"))
-    assert task.describe_differences(other)
+        task.check_comparison(other_task, ("one", "two"))
+    assert task.describe_differences(other_task)
 
 
 @pytest.mark.parametrize("name", LABELS_BY_TASK)

@@ -1,4 +1,4 @@
-"""The one table of metrics: what the command line, files and pages read of it."""
+"""The table of metrics that the command line, files and pages use."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def test_labels_are_distinct():
 
 
 @pytest.mark.parametrize("metric", [m for m in METRICS.values() if m.is_primary], ids=lambda metric: metric.key)
-def test_the_leading_metric_is_printed_before_secondary_metrics(metric):
+def test_the_primary_metric_is_printed_before_secondary_metrics(metric):
     values = dict.fromkeys((metric.key, *metric.secondary), 0.25)
     report = Report(3, 0, values, dict.fromkeys(values), [], None, metric.key)
     text = format_split_metrics("val", report.summary())
-    places = [text.index(f"{METRICS[key].label} {0.25:{METRICS[key].format_spec}}") for key in values]
-    assert text.startswith(f"val: {metric.label} ") and places == sorted(places)
+    positions = [text.index(f"{METRICS[key].label} {0.25:{METRICS[key].format_spec}}") for key in values]
+    assert text.startswith(f"val: {metric.label} ") and positions == sorted(positions)
     assert report.headline_text.startswith(metric.label)

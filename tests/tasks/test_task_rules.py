@@ -1,4 +1,4 @@
-"""What every task promises to the verbs, the server and the exporter."""
+"""The interface of every task for commands, the server and exports."""
 
 import numpy as np
 import pytest
@@ -30,14 +30,14 @@ IMAGE_TASKS = tuple(task for task in ALL_TASKS if task.reads_images)
 
 
 class FakeEngine:
-    """Outputs of the shapes that engines have, for any pixels."""
+    """Outputs with the shapes of engine outputs, for any pixels."""
 
     def __init__(self, task):
         self.task = task
 
     def logits(self, pixels):
-        places = pixels.shape[2:] if self.task.endpoint == "segment" else ()
-        return np.ones((len(pixels), len(self.task.outputs or self.task.classes), *places), np.float32)
+        grid = pixels.shape[2:] if self.task.endpoint == "segment" else ()
+        return np.ones((len(pixels), len(self.task.outputs or self.task.classes), *grid), np.float32)
 
     def features(self, pixels):
         return np.ones((len(pixels), 7), np.float32)
@@ -69,7 +69,7 @@ def test_outputs_have_the_declared_shape(task):
     outputs = task.compute(FakeEngine(task), np.zeros((2, 3, 8, 6), np.uint8))
     shape = task.output_shape((8, 6))
     assert outputs.ndim == 1 + len(shape)
-    assert all(length in (None, own) for length, own in zip(shape, outputs.shape[1:], strict=True))
+    assert all(length in (None, actual) for length, actual in zip(shape, outputs.shape[1:], strict=True))
 
 
 @pytest.mark.parametrize("task", [task for task in IMAGE_TASKS if task.name != "detection"], ids=lambda task: task.name)
@@ -116,14 +116,14 @@ def test_the_example_command_matches_the_task(task, words):
 
 
 def test_replacing_classes_may_change_the_task():
-    several = Classification(CLASS_NAMES, True, "sigmoid", 2.0)
-    assert replace_task_classes(several, ("x",)) == Classification(("x",), True, "sigmoid", 2.0)
-    assert replace_task_classes(several, ()) == FeatureExtraction() and replace_task_classes(
+    multilabel = Classification(CLASS_NAMES, True, "sigmoid", 2.0)
+    assert replace_task_classes(multilabel, ("x",)) == Classification(("x",), True, "sigmoid", 2.0)
+    assert replace_task_classes(multilabel, ()) == FeatureExtraction() and replace_task_classes(
         FeatureExtraction(), ("x",)
     ) == Classification(("x",))
     assert replace_task_classes(Generation(CLASS_NAMES), ()) == Generation()
     assert (
-        several.with_temperature(1.0).temperature == 1
+        multilabel.with_temperature(1.0).temperature == 1
         and FeatureExtraction().with_temperature(3.0) == FeatureExtraction()
     )
 
@@ -139,14 +139,14 @@ def test_classes_are_ranked_by_a_per_class_metric():
 
 
 def test_label_kinds_count_and_select_the_same_images():
-    numbers = np.array([2, 0, 2, 1])
-    one, several = get_label_kind(False), get_label_kind(True)
-    assert one.metric_key == "top1" and several.metric_key == "map"
-    for kind, labels in ((one, numbers), (several, np.eye(4)[numbers])):
-        assert kind.count_classes(labels, 4).tolist() == [1, 1, 2, 0]
+    class_indices = np.array([2, 0, 2, 1])
+    single_label, multilabel = get_label_kind(False), get_label_kind(True)
+    assert single_label.metric_key == "top1" and multilabel.metric_key == "map"
+    for label_kind, labels in ((single_label, class_indices), (multilabel, np.eye(4)[class_indices])):
+        assert label_kind.count_classes(labels, 4).tolist() == [1, 1, 2, 0]
     present = np.array([1, 2])
-    assert one.select_classes(numbers, present, 4).tolist() == [1, -1, 1, 0]
-    assert several.select_classes(np.eye(4)[numbers], present, 4).tolist() == [[0, 1], [0, 0], [0, 1], [1, 0]]
+    assert single_label.select_classes(class_indices, present, 4).tolist() == [1, -1, 1, 0]
+    assert multilabel.select_classes(np.eye(4)[class_indices], present, 4).tolist() == [[0, 1], [0, 0], [0, 1], [1, 0]]
     shares = np.array([[0.25, 0.75]])
-    np.testing.assert_allclose(np.exp(one.shares_to_logits(shares)), shares)
-    np.testing.assert_allclose(1 / (1 + np.exp(-several.shares_to_logits(shares))), shares)
+    np.testing.assert_allclose(np.exp(single_label.shares_to_logits(shares)), shares)
+    np.testing.assert_allclose(1 / (1 + np.exp(-multilabel.shares_to_logits(shares))), shares)

@@ -1,4 +1,4 @@
-"""Checkpoints are there whole or not at all: every crash point of a save, and every kind of damage."""
+"""Checkpoints are published completely or not at all: every crash point of a save, and every kind of damage."""
 
 from __future__ import annotations
 
@@ -36,18 +36,17 @@ def test_the_newest_checkpoint_has_the_highest_step(tmp_path):
     assert store.newest() == store.get_path(10)
 
 
-def test_the_newest_stay_and_never_fewer_than_two(tmp_path):
+def test_at_least_two_newest_checkpoints_are_kept(tmp_path):
     store = CheckpointStore(tmp_path, keep=1)
     save_steps(store, 1, 2, 3, 4)
-    assert [place.name for place in store.list_paths()] == ["step-00000004", "step-00000003"]
+    assert [checkpoint.name for checkpoint in store.list_paths()] == ["step-00000004", "step-00000003"]
 
 
 CRASH_EVENTS = {"os.mkdir", "open", "os.rename", "os.remove", "os.rmdir", "shutil.rmtree"}
 
 
 def crash_points(tmp_path: Path, at: int) -> int:
-    """Three saves in a forked child that dies at its `at`-th event below the folder. Returns how many events there
-    were."""
+    """Save three checkpoints in a forked child that dies at its `at`-th file event; returns the number of events."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -82,19 +81,19 @@ def crash_points(tmp_path: Path, at: int) -> int:
         return int(pipe.read() or 0)
 
 
-@pytest.mark.slow  # the rig of tests/reliability has a share of them
+@pytest.mark.slow  # tests/reliability has a subset of these
 def test_a_crash_during_save_keeps_published_checkpoints(tmp_path):
     points = crash_points(tmp_path / "counted", at=-1)
-    assert points >= 30, "the hook sees too little to be a test"
+    assert points >= 30, "the hook misses file events"
     survived = 0
     for at in range(1, points + 1):
-        home = tmp_path / str(at)
-        crash_points(home, at)
-        store = CheckpointStore(home)
+        folder = tmp_path / str(at)
+        crash_points(folder, at)
+        store = CheckpointStore(folder)
         newest = store.newest()
         published = list(store.list_paths())
         assert (newest is None and not published) or find_damage(newest) is None
-        assert not list(home.glob(".tmp-*")), "strays are swept"
+        assert not list(folder.glob(".tmp-*")), "temporary files must be removed"
         save_steps(store, 7)
         assert store.newest() == store.get_path(7)
         survived += newest is not None
@@ -131,10 +130,10 @@ def test_damaged_checkpoints_fall_back_to_the_previous_one(tmp_path, damage, nam
     elif damage == "delete":
         file.unlink()
     elif damage == "swap":
-        other = store.get_path(2) / ("model.bin" if name != "model.bin" else "optimizer.bin")
-        content, theirs = file.read_bytes(), other.read_bytes()
+        other_file = store.get_path(2) / ("model.bin" if name != "model.bin" else "optimizer.bin")
+        content, theirs = file.read_bytes(), other_file.read_bytes()
         file.write_bytes(theirs)
-        other.write_bytes(content)
+        other_file.write_bytes(content)
     elif damage == "link":
         file.rename(tmp_path / "elsewhere")
         file.symlink_to(tmp_path / "elsewhere")
@@ -159,8 +158,8 @@ def test_only_invalid_checkpoints_raise_and_an_empty_store_is_none(tmp_path):
     store = CheckpointStore(tmp_path)
     assert store.newest() is None
     save_steps(store, 1, 2)
-    for place in store.list_paths():
-        (place / "model.bin").unlink()
+    for checkpoint in store.list_paths():
+        (checkpoint / "model.bin").unlink()
     with pytest.raises(WeightsError, match="none of the 2 checkpoints"):
         store.newest()
 

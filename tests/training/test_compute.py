@@ -1,4 +1,4 @@
-"""Micro-batches, recomputation and float16 change what a step costs, and not what it is."""
+"""Micro-batches, recomputation and float16 change the cost of a step, not its result."""
 
 from __future__ import annotations
 
@@ -28,30 +28,30 @@ DETERMINISTIC_MODEL = ViTConfig(
 
 @pytest.mark.parametrize("micro", [1, 3, 8, 100])
 def test_micro_batches_change_only_rounding(tmp_path, micro):
-    whole = collect_losses(*make_session(tmp_path, model=DETERMINISTIC_MODEL))
+    expected = collect_losses(*make_session(tmp_path, model=DETERMINISTIC_MODEL))
     assert collect_losses(*make_session(tmp_path, model=DETERMINISTIC_MODEL, micro_batch=micro)) == pytest.approx(
-        whole, abs=1e-5
+        expected, abs=1e-5
     )
 
 
 def test_recompute_keeps_gradients_and_saves_memory(tmp_path):
-    """Dropout and stochastic depth draw the same the second time."""
+    """Dropout and stochastic depth draw the same values in the second forward pass."""
     noisy = DETERMINISTIC_MODEL.with_options(depth=6, regularization={"dropout": 0.2, "drop_path": 0.2})
     plain = collect_losses(*make_session(tmp_path, model=noisy, epochs=1.0))
     assert collect_losses(*make_session(tmp_path, model=noisy, epochs=1.0, recompute=True)) == plain
-    kept = []
+    saved_bytes = []
     for recompute in (False, True):
         session, state = make_session(tmp_path, model=replace(DETERMINISTIC_MODEL, depth=6), recompute=recompute)
         held = []
         with torch.autograd.graph.saved_tensors_hooks(lambda t, held=held: (held.append(t.numel()), t)[1], lambda t: t):
             state.objective.train()({k: v for k, v in next(session.batches(state))[1].items() if k != "samples"})
-        kept.append(sum(held))
-    assert kept[1] < kept[0] / 3
+        saved_bytes.append(sum(held))
+    assert saved_bytes[1] < saved_bytes[0] / 3
 
 
 def test_float16_loss_scale_halves_on_overflow_and_grows_again(tmp_path, monkeypatch):
     monkeypatch.setattr("vitreous.training.loop.LOSS_SCALE_GROWTH_STEPS", 4)
-    whole = collect_losses(*make_session(tmp_path, model=DETERMINISTIC_MODEL))
+    expected = collect_losses(*make_session(tmp_path, model=DETERMINISTIC_MODEL))
     session, state = make_session(tmp_path, model=DETERMINISTIC_MODEL, precision="fp16")
     assert state.scale == 2.0**16
     scales = []
@@ -59,7 +59,7 @@ def test_float16_loss_scale_halves_on_overflow_and_grows_again(tmp_path, monkeyp
     def shrink(slices):
         for number, pair in enumerate(slices):
             if number == 6:
-                state.scale = 2.0**40  # a loss of 1 is beyond float16 then
+                state.scale = 2.0**40  # a loss of 1 then exceeds the range of float16
             yield pair
 
     run_training_loop(
@@ -68,12 +68,12 @@ def test_float16_loss_scale_halves_on_overflow_and_grows_again(tmp_path, monkeyp
     assert (
         any(after == 2 * before for (before, *_), (after, *_) in pairwise(scales[:6])) and 1 < scales[-1][0] < 2.0**40
     )
-    # what overflowed was left out, and costs no patience of the user's
+    # steps with an overflow are skipped, and do not count towards the limit of non-finite steps
     assert state.updates < state.step and state.skipped == 0
     assert torch.isfinite(state.flat.master).all()
     monkeypatch.undo()
     curve = collect_losses(*make_session(tmp_path, model=DETERMINISTIC_MODEL, precision="fp16"))
-    assert curve[-1] == pytest.approx(whole[-1], abs=0.05)
+    assert curve[-1] == pytest.approx(expected[-1], abs=0.05)
 
 
 def test_non_finite_steps_are_skipped_up_to_the_limit(tmp_path):
@@ -120,42 +120,44 @@ def test_reproducible_steps_are_independent_of_batches_and_cores(tmp_path, model
 
 def test_the_micro_batch_is_found_by_trial(tmp_path, monkeypatch):
     session, _ = make_session(tmp_path, model=DETERMINISTIC_MODEL)
-    tried, said = [], []
+    tried, notes = [], []
 
     def fits(session, state, shards, size):
         tried.append(size)
         return size <= 3
 
     monkeypatch.setattr(probe, "can_compute_batch", fits)
-    run = probe.find_micro_batch(session.run, session.inputs, session.folder, SINGLE_PROCESS, said.append)
+    run = probe.find_micro_batch(session.run, session.inputs, session.folder, SINGLE_PROCESS, notes.append)
     assert (
         tried == [8, 4, 2]
         and run.micro_batch == 2
         and (run.batch_size, run.steps) == (session.run.batch_size, session.run.steps)
     )
-    assert said == ["2 images fit into memory: batches of 8 are split into 4 micro-batches"]
+    assert notes == ["2 images fit into memory: batches of 8 are split into 4 micro-batches"]
     monkeypatch.setattr(probe, "can_compute_batch", lambda *_: False)
     with pytest.raises(ResourceError, match="a single image"):
-        probe.find_micro_batch(session.run, session.inputs, session.folder, SINGLE_PROCESS, said.append)
+        probe.find_micro_batch(session.run, session.inputs, session.folder, SINGLE_PROCESS, notes.append)
 
 
 def test_out_of_memory_is_distinguished_from_other_errors(tmp_path, monkeypatch):
     session, _ = make_session(tmp_path, model=DETERMINISTIC_MODEL)
 
-    def run_out(self, batch, share):
+    def exhaust_memory(self, batch, share):
         raise (
             torch.OutOfMemoryError("CUDA out of memory") if len(batch["labels"]) > 2 else RuntimeError("something else")
         )
 
-    monkeypatch.setattr("vitreous.training.shards.Shards.backward", run_out)
+    monkeypatch.setattr("vitreous.training.shards.Shards.backward", exhaust_memory)
     with pytest.raises(RuntimeError, match="something else"):
         probe.find_micro_batch(session.run, session.inputs, session.folder, SINGLE_PROCESS, lambda text: None)
 
 
 def test_the_micro_batch_fits_into_cpu_memory(tmp_path, monkeypatch):
     session, _ = make_session(tmp_path, model=DETERMINISTIC_MODEL)
-    one = DETERMINISTIC_MODEL.count_activations(device="cpu") * 4
-    monkeypatch.setattr(probe, "get_free_memory", lambda device: int(3.5 * one / probe.ACTIVATION_MEMORY_SHARE))
+    activation_bytes = DETERMINISTIC_MODEL.count_activations(device="cpu") * 4
+    monkeypatch.setattr(
+        probe, "get_free_memory", lambda device: int(3.5 * activation_bytes / probe.ACTIVATION_MEMORY_SHARE)
+    )
     run = probe.find_micro_batch(session.run, session.inputs, session.folder, SINGLE_PROCESS, lambda text: None)
     assert run.micro_batch == 2
     assert probe.estimate_max_images(replace(session.run, recompute=True)) == pytest.approx(
@@ -166,17 +168,17 @@ def test_the_micro_batch_fits_into_cpu_memory(tmp_path, monkeypatch):
 def test_micro_batch_may_change_on_resume(photo_folder, tmp_path):
     common = ["train", str(photo_folder), "--out", str(tmp_path / "run"), "--workers", "0"]
     words = [w for k, v in {**TINY_RUN, "drop_path": 0.0}.items() for w in (f"--{k.replace('_', '-')}", str(v))]
-    found = parse_json_output(run_cli(*common, *words, "--micro-batch", "auto", "--json"))
-    assert found["steps"] == 6
+    summary = parse_json_output(run_cli(*common, *words, "--micro-batch", "auto", "--json"))
+    assert summary["steps"] == 6
     assert "micro_batch: null" in (tmp_path / "run" / "config.yaml").read_text()
     wrong = run_cli(*common, "--micro-batch", "none")
     assert wrong.returncode == 2
 
 
 def test_compute_cost_is_summed_over_resumptions(photo_folder, tmp_path, monkeypatch):
-    """FLOPs are those of the pictures, time that of all processes."""
+    """FLOPs are those of the images; time is summed over all processes."""
     options = {**TINY_RUN, "workers": 0}
-    whole = train(str(photo_folder), **options, out=str(tmp_path / "whole"))
+    uninterrupted = train(str(photo_folder), **options, out=str(tmp_path / "whole"))
     watch = Session.watch
 
     def watched(self, state):
@@ -189,7 +191,7 @@ def test_compute_cost_is_summed_over_resumptions(photo_folder, tmp_path, monkeyp
         train(str(photo_folder), **options, out=str(tmp_path / "cut"))
     stopped = [json.loads(line) for line in (tmp_path / "cut" / "metrics.jsonl").open()][-1]
     again = train(str(photo_folder), out=str(tmp_path / "cut"), resume=True)
-    assert again["exaflops"] == whole["exaflops"] > stopped["exaflops"] > 0
+    assert again["exaflops"] == uninterrupted["exaflops"] > stopped["exaflops"] > 0
     assert again["wall_seconds"] > stopped["seconds"]
     assert again["device_hours"] == pytest.approx(again["wall_seconds"] / 3600)
     assert 0 < again["flops_utilisation"] < 1

@@ -1,4 +1,4 @@
-"""`torchrun` starts processes again, as many or fewer, and the run goes on as if nothing had been."""
+"""After `torchrun` restarts all processes or fewer, the run resumes with the same result."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ import torch.distributed as dist
 
 import vitreous
 from tests.conftest import TINY_RUN
+from tests.training.process_jobs import free_port
 from tests.training.test_ranks import read_outcome
-from tests.training.world import free_port
 from vitreous.errors import Interrupted, UsageError
 from vitreous.training.ranks import RENDEZVOUS_KEY, rendezvous_store
 from vitreous.training.session import Session
@@ -28,7 +28,7 @@ LONG_RUN_OPTIONS = {**RUN_OPTIONS, "epochs": 60.0}
 
 
 def interrupt_at(step, monkeypatch):
-    """Let runs of this process end after a step."""
+    """End runs of this process after a step."""
     watch = Session.watch
 
     def watched(self, state):
@@ -41,7 +41,7 @@ def interrupt_at(step, monkeypatch):
 
 @pytest.fixture
 def stopped_run(photo_folder, tmp_path, monkeypatch):
-    """A run that a job of torchrun called `pets` began, at step 6 of 19."""
+    """A run at step 6 of 19, started by a torchrun job with the ID `pets`."""
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "pets")
     with monkeypatch.context() as patch:
         interrupt_at(6, patch)
@@ -59,8 +59,8 @@ def test_a_restarted_launch_resumes_its_run(photo_folder, stopped_run, tmp_path,
 
 
 @pytest.mark.parametrize("name", ["others", "none", None])
-def test_another_launch_does_not(photo_folder, stopped_run, monkeypatch, name):
-    """`none` is what a job without a name of its own is called; it is told from others by the agent's process."""
+def test_another_launch_does_not_resume_the_run(photo_folder, stopped_run, monkeypatch, name):
+    """`none` is torchrun's default job ID; such jobs are distinguished by the agent's process."""
     if name is None:
         monkeypatch.delenv("TORCHELASTIC_RUN_ID")
     else:
@@ -74,33 +74,33 @@ def test_a_restarted_launch_without_out_resumes_its_newest_run(photo_folder, tmp
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "pets")
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
     run = {**RUN_OPTIONS, "steps": 3, "epochs": None}
-    first, second = (vitreous.train(photo_folder, progress=False, **run)["run"] for _ in range(2))
-    assert first != second
+    first_run, second_run = (vitreous.train(photo_folder, progress=False, **run)["run"] for _ in range(2))
+    assert first_run != second_run
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    assert vitreous.train(photo_folder, progress=False, **run)["run"] == second
+    assert vitreous.train(photo_folder, progress=False, **run)["run"] == second_run
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "cars")
-    assert vitreous.train(photo_folder, progress=False, **run)["run"] not in (first, second)
+    assert vitreous.train(photo_folder, progress=False, **run)["run"] not in (first_run, second_run)
 
 
 def build_launch_command(folder, out, *launch):
-    """The command of an agent that trains `LONG`."""
+    """The command of an agent that trains with LONG_RUN_OPTIONS."""
     options = [
-        f"--{name.replace('_', '-')}" + ("" if given is True else f"={given}")
-        for name, given in LONG_RUN_OPTIONS.items()
+        f"--{name.replace('_', '-')}" + ("" if value is True else f"={value}")
+        for name, value in LONG_RUN_OPTIONS.items()
     ]
     start = [sys.executable, "-m", "torch.distributed.run", *launch, "-m", "vitreous", "train", str(folder)]
     return [*start, "--out", str(out), "--device", "cpu", "--timeout", "60", *options]
 
 
 def start_agent(tmp_path, name, words):
-    """An agent, with its workers in sessions of their own."""
+    """Start an agent whose workers have separate sessions."""
     with open(tmp_path / f"{name}.log", "w") as log:
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         return subprocess.Popen(words, stdout=log, stderr=log, env=environment)
 
 
 def wait_for_checkpoint(out, limit=120.0):
-    """Wait until a run has saved."""
+    """Wait until a run has saved a checkpoint."""
     until = time.monotonic() + limit
     while not list(out.glob("checkpoints/step-*")):
         assert time.monotonic() < until, "no checkpoint"
@@ -108,12 +108,12 @@ def wait_for_checkpoint(out, limit=120.0):
 
 
 def list_children(process):
-    """The processes that a process started."""
-    return [int(number) for number in open(f"/proc/{process.pid}/task/{process.pid}/children").read().split()]
+    """The process IDs of a process's children."""
+    return [int(pid) for pid in open(f"/proc/{process.pid}/task/{process.pid}/children").read().split()]
 
 
 def test_rendezvous_ignores_keys_of_an_earlier_start():
-    """The first of them comes late, and its predecessor has answered all."""
+    """Process 0 arrives late, and an earlier start has replied to all requests."""
     agent = dist.TCPStore("127.0.0.1", free_port(), is_master=True)
     agent.set(RENDEZVOUS_KEY, "dead")
     dead, limit = dist.PrefixStore("dead", agent), timedelta(seconds=30)
@@ -124,10 +124,10 @@ def test_rendezvous_ignores_keys_of_an_earlier_start():
         clients = [dist.TCPStore("127.0.0.1", agent.port, is_master=False) for _ in range(3)]
         late = [pool.submit(rendezvous_store, clients[rank], rank, 3, limit) for rank in (1, 2)]
         time.sleep(0.2)
-        assert not any(one.done() for one in late)
-        first = rendezvous_store(clients[0], 0, 3, limit)
-        first.set("address", "here")
-        assert [one.result().get("address") for one in late] == [b"here"] * 2
+        assert not any(future.done() for future in late)
+        address = rendezvous_store(clients[0], 0, 3, limit)
+        address.set("address", "here")
+        assert [future.result().get("address") for future in late] == [b"here"] * 2
         assert not dead.check(["address"])
     with pytest.raises(RuntimeError, match="waiting for the first process"):
         rendezvous_store(agent, 1, 3, timedelta(seconds=0.1))
@@ -138,7 +138,7 @@ def test_rendezvous_ignores_keys_of_an_earlier_start():
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="read from /proc")
 def test_killed_processes_restart_and_lost_machines_are_dropped(photo_folder, tmp_path):
     vitreous.train(photo_folder, out=str(tmp_path / "whole"), progress=False, **LONG_RUN_OPTIONS)
-    whole = read_outcome(tmp_path / "whole")
+    expected = read_outcome(tmp_path / "whole")
 
     agent = start_agent(
         tmp_path,
@@ -151,7 +151,7 @@ def test_killed_processes_restart_and_lost_machines_are_dropped(photo_folder, tm
     os.kill(list_children(agent)[-1], signal.SIGKILL)
     assert agent.wait(300) == 0, (tmp_path / "one.log").read_text()[-3000:]
     assert "torchrun restarted the processes" in (tmp_path / "one.log").read_text()
-    assert read_outcome(tmp_path / "one") == whole
+    assert read_outcome(tmp_path / "one") == expected
 
     meeting = ["--nnodes", "1:2", "--nproc-per-node", "1", "--max-restarts", "3", "--rdzv-backend", "c10d"]
     meeting += [
@@ -167,8 +167,8 @@ def test_killed_processes_restart_and_lost_machines_are_dropped(photo_folder, tm
         for name in ("first", "second")
     ]
     wait_for_checkpoint(tmp_path / "pair")
-    assert all(list_children(one) for one in agents)
-    for process in [agents[1].pid, *list_children(agents[1])]:  # the agent first: it would start another
+    assert all(list_children(process_agent) for process_agent in agents)
+    for process in [agents[1].pid, *list_children(agents[1])]:  # the agent first, because it would restart its worker
         os.kill(process, signal.SIGKILL)
     assert agents[0].wait(300) == 0, (tmp_path / "first.log").read_text()[-3000:]
-    assert read_outcome(tmp_path / "pair") == whole
+    assert read_outcome(tmp_path / "pair") == expected

@@ -37,10 +37,10 @@ def train_flat(ours, flat, optimizers, steps=5, limit=1.0):
 
 
 def train_reference(options, reference, steps=5, limit=1.0):
-    """The same by PyTorch's usual means: parameter by parameter."""
+    """Train the same model with a standard PyTorch optimizer, parameter by parameter."""
     matrices = [p for n, p in reference.named_parameters() if p.ndim == 2 and n.endswith("weight")]
-    others = [p for n, p in reference.named_parameters() if not (p.ndim == 2 and n.endswith("weight"))]
-    groups = [{"params": matrices, "weight_decay": options.weight_decay}, {"params": others, "weight_decay": 0.0}]
+    not_decayed = [p for n, p in reference.named_parameters() if not (p.ndim == 2 and n.endswith("weight"))]
+    groups = [{"params": matrices, "weight_decay": options.weight_decay}, {"params": not_decayed, "weight_decay": 0.0}]
     if options.name == "adamw":
         optimizer = torch.optim.AdamW(groups, lr=options.lr, betas=options.betas, eps=options.eps)
     else:
@@ -66,13 +66,13 @@ def test_flat_training_matches_pytorch_optimizers(name):
     train_reference(options, reference)
     for (key, a), b in zip(ours.named_parameters(), reference.parameters(), strict=True):
         if name == "adamw" and key.endswith("qkv.bias"):
-            continue  # the gradient of a key's bias is zero but for rounding, which Adam blows up
+            continue  # the gradient of a key bias is zero up to rounding, which Adam amplifies
         assert torch.allclose(a, b, atol=2e-6), key
 
 
 def test_only_matrices_decay():
     flat = FlatParameters(make_objective(), torch.float32, torch.device("cpu"))
-    names = {group.kind: found for group, found in flat.names.items()}
+    names = {group.kind: group_names for group, group_names in flat.names.items()}
     assert names["matrix"] == [
         n for n in flat.parameters if ".blocks." in n and n.endswith("weight") and "norm" not in n
     ]
@@ -82,7 +82,8 @@ def test_only_matrices_decay():
 
 @pytest.mark.parametrize("version", [1, 2])
 def test_swin_positions_do_not_decay(version):
-    """As `no_weight_decay_keywords` of Microsoft's code: tables, networks of positions, factors of the cosine."""
+    """Parameters excluded by `no_weight_decay_keywords` of Microsoft's code: position tables and networks, and cosine
+    scale factors."""
     swin = build_model(
         SwinConfig(
             version=version,
@@ -96,12 +97,15 @@ def test_swin_positions_do_not_decay(version):
         )
     )
     flat = FlatParameters(SupervisedObjective(swin), torch.float32, torch.device("cpu"))
-    kinds = {name: group.kind for group, names in flat.names.items() for name in names}
-    positions = {name for name in kinds if ".position." in name or "logit_scale" in name}
+    group_kinds = {name: group.kind for group, names in flat.names.items() for name in names}
+    positions = {name for name in group_kinds if ".position." in name or "logit_scale" in name}
     assert len(positions) == (2 if version == 1 else 8)
-    assert {kinds[name] for name in positions} == {"plain"}
-    assert kinds["model.stages.1.merge.reduction.weight"] == kinds["model.stages.0.blocks.0.mlp.part.fc1.weight"]
-    assert {kinds["model.projection.weight"], kinds["model.head.weight"]} == {"decay"}
+    assert {group_kinds[name] for name in positions} == {"plain"}
+    assert (
+        group_kinds["model.stages.1.merge.reduction.weight"]
+        == group_kinds["model.stages.0.blocks.0.mlp.part.fc1.weight"]
+    )
+    assert {group_kinds["model.projection.weight"], group_kinds["model.head.weight"]} == {"decay"}
 
 
 def test_the_working_copy_follows_the_masters_and_the_twin_the_average():
@@ -118,7 +122,7 @@ def test_the_working_copy_follows_the_masters_and_the_twin_the_average():
     assert not torch.equal(flat.average, flat.master)
 
 
-def test_the_average_is_polyak_s_with_a_warm_up():
+def test_polyak_average_warms_up():
     ours = make_objective()
     flat = FlatParameters(ours, torch.float32, torch.device("cpu"), ema=0.5)
     expected = flat.master.clone()
@@ -143,33 +147,33 @@ def test_micro_batch_gradients_are_summed_in_float32():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_gradients_are_forgotten_collected_or_not(dtype):
-    """A backward pass that was broken off leaves nothing to the next step."""
+def test_gradients_are_cleared_or_accumulated(dtype):
+    """An interrupted backward pass does not affect the next step."""
     flat = FlatParameters(make_objective(), dtype, torch.device("cpu"), shards=2)
     for collected in (True, False, True):
         flat.zero_grad()
         assert all(not grad.any() for grad in flat.grads) and not flat.master_grad.any()
         flat.gradient_sum = flat.grad if dtype == torch.float32 else None
-        for number, grad in enumerate(flat.grads):
-            flat.views(grad)["model.head.weight"] += 1 + number  # as autograd adds, through a view
+        for index, grad in enumerate(flat.grads):
+            flat.views(grad)["model.head.weight"] += 1 + index  # as autograd adds, through a view
         if collected:
             flat.collect()
             assert flat.master_grad.max() == 3 and not any(
                 grad.any() for grad in flat.grads if grad is not flat.gradient_sum
             )
     flat.zero_grad()
-    others = [grad for grad in flat.grads if grad is not flat.gradient_sum]
-    versions = [grad._version for grad in others]
+    unused_grads = [grad for grad in flat.grads if grad is not flat.gradient_sum]
+    versions = [grad._version for grad in unused_grads]
     flat.zero_grad()
-    assert others and versions == [grad._version for grad in others]  # nothing was written
+    assert unused_grads and versions == [grad._version for grad in unused_grads]  # no tensor was written
 
 
 def test_clipping_uses_the_global_norm():
     flat = FlatParameters(make_objective(), torch.float32, torch.device("cpu"))
     flat.master_grad.normal_()
-    before = flat.master_grad.clone()
-    assert flat.clip(None) == pytest.approx(before.norm().item())
-    assert torch.equal(flat.master_grad, before)
+    unclipped = flat.master_grad.clone()
+    assert flat.clip(None) == pytest.approx(unclipped.norm().item())
+    assert torch.equal(flat.master_grad, unclipped)
     flat.clip(0.5)
     assert flat.master_grad.norm().item() == pytest.approx(0.5, rel=1e-4)
 
@@ -179,12 +183,12 @@ def test_optimizer_state_is_restored_by_name(name):
     options = OptimizerConfig(name, lr=1e-2, weight_decay=0.1)
     ours, theirs = make_objective(), make_objective()
     flat, again = (FlatParameters(o, torch.float32, torch.device("cpu")) for o in (ours, theirs))
-    first, second = FlatOptimizer(options, flat), FlatOptimizer(options, again)
-    train_flat(ours, flat, first, steps=3)
+    saved, restored = FlatOptimizer(options, flat), FlatOptimizer(options, again)
+    train_flat(ours, flat, saved, steps=3)
     again.master.copy_(flat.master)
-    second.load(first.get_state())
-    train_flat(ours, flat, first, steps=2)
-    train_flat(theirs, again, second, steps=2)
+    restored.load(saved.get_state())
+    train_flat(ours, flat, saved, steps=2)
+    train_flat(theirs, again, restored, steps=2)
     assert torch.equal(flat.master, again.master)
     key = "momentum_buffer" if name != "adamw" else "exp_avg"
-    assert f"{key}/model.encoder.blocks.0.mlp.part.fc1.weight" in first.get_state()
+    assert f"{key}/model.encoder.blocks.0.mlp.part.fc1.weight" in saved.get_state()

@@ -1,4 +1,4 @@
-"""Lines of metrics in a run folder: a line that was cut off spoils none of the others."""
+"""Metrics lines in a run folder: a truncated line does not affect other lines."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def test_lines_after_a_truncated_line_are_read(tmp_path, lost):
         append_line(path, line)
     path.write_bytes(path.read_bytes()[:-lost])
     append_line(path, {"step": 3})
-    whole = JSON_LINES if lost == 1 else JSON_LINES[:1]  # of the former, the end of the line alone is lost
-    assert read_json_lines(path) == [*whole, {"step": 3}]
+    expected = JSON_LINES if lost == 1 else JSON_LINES[:1]  # of the first line only the newline is lost
+    assert read_json_lines(path) == [*expected, {"step": 3}]
 
 
 def test_no_file_has_no_lines(tmp_path):

@@ -1,4 +1,4 @@
-"""Weight decay and learning-rate factors of each parameter, by the rules of the authors' code, restated."""
+"""Weight decay and learning-rate factors of each parameter follow the rules of the authors' code."""
 
 from __future__ import annotations
 
@@ -37,33 +37,35 @@ OBJECTIVE_SETTING = ObjectiveSetting(classes=("a", "b"))
 
 
 def build_detector():
-    """ViTDet with convolutional propagation and Mask R-CNN's heads."""
+    """ViTDet with convolutional propagation and Mask R-CNN heads."""
     return DetectionConfig(masks=True, heads="vitdet", width=32, hidden=32).build(
         build_model(VITDET), OBJECTIVE_SETTING
     )
 
 
 def map_weight_decay(module, rule):
-    """Whether each parameter decays, by name."""
+    """Whether each parameter decays, by parameter name."""
     return {name: choose_group_kind(name, p, rule) != "plain" for name, p in module.named_parameters()}
 
 
 def map_parameter_owners(module):
-    """The module that each parameter belongs to, and the one around that, by the parameter's name."""
-    found = {}
-    for name, part in module.named_modules():
+    """The module of each parameter and its parent module, by parameter name."""
+    owners = {}
+    for name, submodule in module.named_modules():
         around = module.get_submodule(name.rpartition(".")[0])
-        found |= {f"{name}.{key}".lstrip("."): (part, around) for key, _ in part.named_parameters(recurse=False)}
-    return found
+        owners |= {
+            f"{name}.{key}".lstrip("."): (submodule, around) for key, _ in submodule.named_parameters(recurse=False)
+        }
+    return owners
 
 
 def test_vitdet_decays_all_but_layer_norms_of_blocks_and_positions():
-    """`weight_decay_norm=0` reaches torch.nn.LayerNorm, not detectron2's own LayerNorm over channels."""
+    """`weight_decay_norm=0` applies to torch.nn.LayerNorm, not to detectron2's LayerNorm over channels."""
     module = build_detector()
     expected = {
-        name: not (isinstance(part, nn.LayerNorm) and not isinstance(around, LayerNorm2d))
+        name: not (isinstance(owner, nn.LayerNorm) and not isinstance(around, LayerNorm2d))
         and not name.endswith("position.table")
-        for name, (part, around) in map_parameter_owners(module).items()
+        for name, (owner, around) in map_parameter_owners(module).items()
     }
     assert map_weight_decay(module, "vitdet") == expected
     assert sum(not value for value in expected.values()) == 4 * 4 + 1
@@ -71,7 +73,7 @@ def test_vitdet_decays_all_but_layer_norms_of_blocks_and_positions():
 
 
 def test_layer_decay_of_vitdet_does_not_reach_convolutional_propagation():
-    """`get_vit_lr_decay_rate` of detectron2: blocks, but not what has `.residual.` in its name."""
+    """As in `get_vit_lr_decay_rate` of detectron2: blocks decay, except parameters with `.residual.` in the name."""
     options, module = OptimizerConfig(layer_decay=0.5), build_detector()
     for name, _ in module.named_parameters():
         layer = VITDET.depth + 1
@@ -83,11 +85,12 @@ def test_layer_decay_of_vitdet_does_not_reach_convolutional_propagation():
 
 
 def test_swin_segmentation_decays_biases_but_no_backbone_norms():
-    """`custom_keys` of norm, absolute_pos_embed and relative_position_bias_table. Norms of the head are named `bn`."""
+    """The `custom_keys` are norm, absolute_pos_embed and relative_position_bias_table; norms of the head are named
+    `bn`."""
     module = SegmentationConfig(head="upernet", head_width=1).build(build_model(SWIN), OBJECTIVE_SETTING)
     expected = {
-        name: not isinstance(part, (nn.LayerNorm, RelativePositionBias))
-        for name, (part, _) in map_parameter_owners(module).items()
+        name: not isinstance(owner, (nn.LayerNorm, RelativePositionBias))
+        for name, (owner, _) in map_parameter_owners(module).items()
     }
     assert map_weight_decay(module, "mmdet") == expected
     assert any(name.endswith("qkv.bias") and value for name, value in expected.items())
@@ -95,19 +98,19 @@ def test_swin_segmentation_decays_biases_but_no_backbone_norms():
 
 @pytest.mark.parametrize("name", ["mae", "dino", "dinov2-sinkhorn"])
 def test_tokens_positions_and_prototype_lengths_decay_as_published(name):
-    """Tensors of several axes there: `mask_token` is (1, D)."""
+    """The published code decays tensors with more than one axis; `mask_token` there is (1, D)."""
     config = OBJECTIVE_CONFIGS[name]
     config = replace(config, unit_prototypes=False) if "dino" in name else config
     module = config.build(
         build_model(MODEL_CONFIG.with_options(registers=1, positions={"kind": "learned"}, norm={"layer_scale": 0.1})),
         ObjectiveSetting(),
     )
-    found = {key: value for key, value in map_weight_decay(module, "multi-axis").items() if "teacher" not in key}
-    for key, value in found.items():
+    decays = {key: value for key, value in map_weight_decay(module, "multi-axis").items() if "teacher" not in key}
+    for key, value in decays.items():
         exempt = key.endswith((".bias", ".scale")) or ".norm." in key
         assert value == (not exempt), key
-    before = map_weight_decay(module, "matrices")
-    added = {key for key, value in found.items() if value and not before[key]}
+    matrices_only = map_weight_decay(module, "matrices")
+    added = {key for key, value in decays.items() if value and not matrices_only[key]}
     assert {"model.prefix", "model.slots", "model.position.table"} <= added
 
 
@@ -137,6 +140,6 @@ def test_a_mask_token_is_clipped_with_the_backbone():
     gradients = flat.views(flat.master_grad)
     gradients["mask_token"].fill_(1.0)
     gradients["model.projection.weight"].fill_(2.0)
-    whole = torch.cat([gradients["mask_token"].flatten(), gradients["model.projection.weight"].flatten()]).norm()
+    joint_norm = torch.cat([gradients["mask_token"].flatten(), gradients["model.projection.weight"].flatten()]).norm()
     flat.clip(1.0, "part")
-    assert torch.allclose(gradients["mask_token"], torch.full((32,), 1 / whole.item()), rtol=1e-4)
+    assert torch.allclose(gradients["mask_token"], torch.full((32,), 1 / joint_norm.item()), rtol=1e-4)

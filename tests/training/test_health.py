@@ -1,4 +1,4 @@
-"""Signs of a run that is not what its owner thinks."""
+"""Warnings about runs that probably have a mistake."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def messages():
 
 
 def test_validation_images_in_the_training_set_are_reported(messages, tmp_path):
-    split, other = (
+    split, partly_shared = (
         make_synthetic_split(),
         ArraySplit(make_synthetic_split().pixels[:10] ^ 1, make_synthetic_split().labels[:10]),
     )
-    HealthMonitor(messages.append).data(split, other)
+    HealthMonitor(messages.append).data(split, partly_shared)
     assert not messages
     HealthMonitor(messages.append).data(split, split)
     assert "all sampled validation images" in messages[0]

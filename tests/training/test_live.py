@@ -1,4 +1,4 @@
-"""Curves in the terminal: what is drawn is what was measured, and a stream that is no terminal gets lines."""
+"""Curves in the terminal: they show the measured values, and output that is not a terminal gets lines."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ BRAILLE_BITS = {
 
 
 def decode_dots(text: str) -> np.ndarray:
-    """The dots (DOWN, ACROSS) bool of a drawing, by the table of Braille patterns in Unicode."""
+    """The dots (DOWN, ACROSS) bool of a drawing, decoded with Unicode's table of Braille patterns."""
     canvas = np.zeros((CANVAS_HEIGHT, CANVAS_WIDTH), bool)
     for row, line in enumerate(text.splitlines()[1 : 1 + CURVE_LINES]):
         for column, character in enumerate(line[CURVE_MARGIN:]):
@@ -61,9 +61,9 @@ def test_every_value_is_drawn_on_an_unbroken_curve(seed):
             assert canvas[row, column]
     drawn = np.flatnonzero(canvas.any(0))
     assert (drawn == np.arange(columns[0], columns[-1] + 1)).all()
-    for before, after in pairwise(drawn):
-        one, other = np.flatnonzero(canvas[:, before]), np.flatnonzero(canvas[:, after])
-        assert one.max() + 1 >= other.min() and other.max() + 1 >= one.min()
+    for left, right in pairwise(drawn):
+        left_dots, right_dots = np.flatnonzero(canvas[:, left]), np.flatnonzero(canvas[:, right])
+        assert left_dots.max() + 1 >= right_dots.min() and right_dots.max() + 1 >= left_dots.min()
     assert all(len(line) <= TERMINAL_WIDTH for line in text.splitlines())
 
 
@@ -76,13 +76,13 @@ def test_single_points_and_constants_are_drawn():
 
 
 def render_curves(width: int, curves: LiveCurves) -> str:
-    """The curves as a terminal of so many characters shows them."""
+    """Render the curves for a terminal of `width` characters."""
     console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
     console.print(curves)
     return console.file.getvalue()
 
 
-def test_the_leading_metric_is_beside_the_loss_on_wide_terminals():
+def test_the_primary_metric_is_next_to_the_loss_on_wide_terminals():
     curves = LiveCurves(10, ProgressDisplay())
     assert render_curves(120, curves).strip() == ""
     for step in range(1, 6):

@@ -1,4 +1,4 @@
-"""The loop's promises: exact counts, micro-batches, the guard, golden curves."""
+"""The training loop: exact sample counts, micro-batches, the non-finite guard, and golden curves."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ GOLDEN_FILE = Path(__file__).parent / "golden.json"
 
 
 def make_synthetic_split(count=48, size=16):
-    """Pictures of three tints under noise, and their labels."""
+    """Images of three tints with noise, and their labels."""
     generator = np.random.default_rng(0)
     labels = np.arange(count) % 3
     pixels = generator.integers(0, 128, (count, size, size, 3), dtype=np.uint8)
@@ -77,15 +77,15 @@ def make_session(tmp_path, **changes):
 
 def collect_losses(session, state):
     """The loss of every step."""
-    found = []
+    losses = []
     run_training_loop(
-        state, session.batches(state), [(1, lambda s: (found.append(s.losses), setattr(s, "losses", 0.0)))]
+        state, session.batches(state), [(1, lambda s: (losses.append(s.losses), setattr(s, "losses", 0.0)))]
     )
-    return found
+    return losses
 
 
-#: what kinds of processor (AVX2, AVX512-BF16) and numbers of threads differ by, times four: 3e-7 in float32, 6e-4 in
-#: bf16, 1.3e-4 for Muon, whose products are in bf16 where the processor has it
+#: four times the differences between processors (AVX2, AVX512-BF16) and thread counts: 3e-7 in float32, 6e-4 in bf16,
+#: 1.3e-4 for Muon, whose products use bf16 if the processor supports it
 TOLERANCES = {"bf16": 2.5e-3, "muon": 5e-4}
 CURVE_OPTIONS = {
     "adamw": {},
@@ -101,7 +101,7 @@ CURVE_OPTIONS = {
 @pytest.mark.processor
 @pytest.mark.parametrize("name", CURVE_OPTIONS)
 def test_golden_curve(name, tmp_path):
-    """Twenty steps and a bit, equal after any refactoring. `python -m tests.training.test_loop` writes them anew."""
+    """Just over twenty steps must match the stored losses. `python -m tests.training.test_loop` rewrites them."""
     curve = collect_losses(*make_session(tmp_path, **CURVE_OPTIONS[name]))
     golden = json.loads(GOLDEN_FILE.read_text())[name]
     assert len(curve) == len(golden) == 21
@@ -111,15 +111,16 @@ def test_golden_curve(name, tmp_path):
 
 def test_every_image_is_seen_once_per_epoch(tmp_path):
     session, state = make_session(tmp_path, batch_size=10, accumulate=2, epochs=3.0, views=Augment())
-    seen = torch.cat([batch["samples"] for _, batch in session.batches(state)])
-    assert (torch.bincount(seen) == 3).all()
+    samples = torch.cat([batch["samples"] for _, batch in session.batches(state)])
+    assert (torch.bincount(samples) == 3).all()
     run_training_loop(state, session.batches(state))
     assert (state.step, state.images) == (math.ceil(144 / 20), 144)
 
 
 def test_micro_batches_do_not_change_the_gradient(tmp_path):
-    """1 x 12, 3 x 4 and an uneven 5 + 5 + 2 give the same weights, since each batch weighs as many images as it has."""
-    found = []
+    """1 x 12, 3 x 4 and an uneven 5 + 5 + 2 give the same weights: each micro-batch is weighted by its number of
+    images."""
+    results = []
     for size, accumulate in ((12, 1), (4, 3), (5, 3)):
         session, state = make_session(tmp_path, batch_size=size, accumulate=accumulate, epochs=0.25, views=Augment())
         state.objective.model.eval()
@@ -128,13 +129,13 @@ def test_micro_batches_do_not_change_the_gradient(tmp_path):
                 module.drop_path = 0.0
         run_training_loop(state, session.batches(state))
         assert state.step == 1
-        found.append(state.flat.master_grad.clone())
-    for other in found[1:]:
-        assert torch.allclose(found[0], other, atol=1e-6)
+        results.append(state.flat.master_grad.clone())
+    for result in results[1:]:
+        assert torch.allclose(results[0], result, atol=1e-6)
 
 
-@pytest.mark.parametrize("where", ["pixel", "gradient"])
-def test_non_finite_values_do_not_reach_the_weights(tmp_path, where):
+@pytest.mark.parametrize("location", ["pixel", "gradient"])
+def test_non_finite_values_do_not_reach_the_weights(tmp_path, location):
     session, state = make_session(tmp_path)
     before = {}
 
@@ -147,7 +148,7 @@ def test_non_finite_values_do_not_reach_the_weights(tmp_path, where):
                     optimizer=state.optimizers.get_state(),
                 )
                 before["optimizer"] = {k: v.clone() for k, v in before["optimizer"].items()}
-                if where == "pixel":
+                if location == "pixel":
                     batch["images"][1, 0, 0, 0] = math.nan
                 else:
                     next(state.objective.parameters()).register_hook(lambda g: g * math.inf)
@@ -162,7 +163,7 @@ def test_non_finite_values_do_not_reach_the_weights(tmp_path, where):
 
 
 def make_fine_grid_session(tmp_path, **changes):
-    """A session with patches of 4 x 4, so a grid of 4 x 4."""
+    """A session with patches of 4 x 4 pixels, thus a grid of 4 x 4."""
     model = ViTConfig(image=(16, 16), patch=(4, 4), classes=3, width=32, depth=2, heads=2, mlp=MlpConfig(hidden=64))
     return make_session(tmp_path, model=model, **changes)
 
@@ -170,10 +171,10 @@ def make_fine_grid_session(tmp_path, **changes):
 def test_patch_dropout_keeps_distinct_patches_and_ends_on_time(tmp_path):
     session, state = make_fine_grid_session(tmp_path, patch_dropout=0.5, patch_dropout_until=0.5)
     images = torch.zeros(6, 3, 16, 16)
-    places = draw_patches(images, (4, 4), 0.5, 0, 3)
-    assert places.shape == (6, 8)
-    assert all(len(set(row)) == 8 for row in places.tolist())
-    assert not torch.equal(places, draw_patches(images, (4, 4), 0.5, 0, 4))
+    patch_indices = draw_patches(images, (4, 4), 0.5, 0, 3)
+    assert patch_indices.shape == (6, 8)
+    assert all(len(set(image_patches)) == 8 for image_patches in patch_indices.tolist())
+    assert not torch.equal(patch_indices, draw_patches(images, (4, 4), 0.5, 0, 4))
     with_keep = ["keep" in batch for _, batch in session.batches(state)]
     assert with_keep == [True] * 11 + [False] * 10
 
@@ -188,7 +189,7 @@ def test_progressive_resolution_grows_by_patches_and_ends_on_time(tmp_path):
     image = torch.rand(1, 3, 16, 16)
     run = session.run
     smallest = image_size_at(run.objective, run.model, 0, run.total)
-    # every pixel counts
+    # every pixel contributes
     assert resize_images(image, smallest).mean().item() == pytest.approx(image.mean().item(), abs=0.01)
     assert resize_images(image, image_size_at(run.objective, run.model, run.total, run.total)) is image
     curve = collect_losses(session, state)
@@ -229,14 +230,14 @@ def test_invalid_runs_are_rejected(tmp_path, changes):
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
-def test_a_compiled_run_agrees(tmp_path, monkeypatch, backend):
+def test_a_compiled_run_matches_an_eager_run(tmp_path, monkeypatch, backend):
     model = ViTConfig(image=(16, 16), patch=(8, 8), classes=3, width=32, depth=2, heads=2, mlp=MlpConfig(hidden=64))
-    without = {"epochs": 0.5, "model": model}  # stochastic depth, which draws other numbers in a compiled graph
-    eager = collect_losses(*make_session(tmp_path, **without))
+    options = {"epochs": 0.5, "model": model}  # no stochastic depth, which draws different numbers in a compiled graph
+    eager = collect_losses(*make_session(tmp_path, **options))
     compile_ = torch.compile
     monkeypatch.setattr(torch, "compile", lambda module: compile_(module, backend=backend))
     torch._dynamo.reset()
-    assert collect_losses(*make_session(tmp_path, **without, compile=True)) == pytest.approx(eager, abs=1e-3)
+    assert collect_losses(*make_session(tmp_path, **options, compile=True)) == pytest.approx(eager, abs=1e-3)
 
 
 def test_a_trained_run_has_learned_and_written_all_files(tmp_path):
@@ -287,7 +288,7 @@ def test_a_trained_run_has_learned_and_written_all_files(tmp_path):
     assert (tmp_path / "latest").resolve() == out.resolve()
     again = train(str(folder), config=str(out / "config.yaml"), out=str(tmp_path / "again"))
     assert again["test"] == summary["test"]
-    weights = [(home / "model" / "weights.safetensors").read_bytes() for home in (out, tmp_path / "again")]
+    weights = [(run / "model" / "weights.safetensors").read_bytes() for run in (out, tmp_path / "again")]
     assert weights[0] == weights[1]
 
 

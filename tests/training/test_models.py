@@ -1,4 +1,4 @@
-"""Every kind of model trains, stops, resumes to the same bits, and comes back from its bundle."""
+"""Every kind of model trains, stops, resumes bit-identically, and reloads from its bundle."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ POSITION_VARIANTS = [
     for position in ("learned", "axes")
     for at in ("input", "each", "shared")
 ]
-#: arXiv:2010.11929, Table 8: every kind of position at every place that it can have
+#: arXiv:2010.11929, Table 8: every kind of position at every position that supports it
 TABLE_8 = {f"{row['positions']['kind']} at {row['positions']['at']}": row for row in POSITION_VARIANTS} | {
     "none": {"positions": {"kind": "none"}},
     "relative": {"positions": {"kind": "none"}, "attention": {"kind": "relative"}},
@@ -83,25 +83,25 @@ MODELS = {
 
 def build_session(folder, model, **changes):
     folder.mkdir(parents=True, exist_ok=True)
-    made, _ = make_session(folder, model=model, epochs=1.0, save_every=100, evaluate_every=100, **changes)
-    return Session(made.run, made.inputs, RunFolder(folder))
+    session, _ = make_session(folder, model=model, epochs=1.0, save_every=100, evaluate_every=100, **changes)
+    return Session(session.run, session.inputs, RunFolder(folder))
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_training_resumes_bit_identically(name, tmp_path):
     dropped = 0.5 if name in TABLE_8 or name in ("rotary", "convolutions") else 0.0
-    whole = build_session(tmp_path / "whole", MODELS[name], patch_dropout=dropped)
-    summary = whole.train()
+    uninterrupted = build_session(tmp_path / "whole", MODELS[name], patch_dropout=dropped)
+    summary = uninterrupted.train()
     assert summary["steps"] == 6
     stopped = build_session(tmp_path / "stopped", MODELS[name], patch_dropout=dropped)
     log = stopped.log
 
-    def halfway(state):
+    def stop_at_step_3(state):
         log(state)
         if state.step == 3:
             stopped.signals.received = signal.SIGTERM
 
-    stopped.log = halfway
+    stopped.log = stop_at_step_3
     with pytest.raises(Interrupted):
         stopped.train()
     build_session(tmp_path / "stopped", MODELS[name], patch_dropout=dropped).train()
@@ -121,18 +121,18 @@ def test_models_with_whole_grids_reject_patch_dropout(name, tmp_path):
 
 @pytest.mark.parametrize("name", ["learned at each", "relative", "rotary", "BiT", "hybrid", "Swin", "Swin V2"])
 def test_models_train_in_bfloat16(name, tmp_path, monkeypatch):
-    # half a minute where bfloat16 is emulated
+    # measuring takes half a minute where bfloat16 is emulated
     monkeypatch.setattr(throughput, "measure_peak_flops", lambda device, precision: 1e12)
-    found = build_session(tmp_path, MODELS[name], precision="bf16").train()
-    assert 0 < found["train"]["loss"] < 2
+    summary = build_session(tmp_path, MODELS[name], precision="bf16").train()
+    assert 0 < summary["train"]["loss"] < 2
 
 
 def test_sharded_gradients_match_the_whole_batch(tmp_path):
-    """Relative attention with patches left out: indices are cut with their batch."""
+    """Relative attention with dropped patches: indices are split together with their batch."""
     model = MODELS["relative"].with_options(regularization={"drop_path": 0.0})
     ends = []
     for shards in (1, 2):
-        found = build_session(tmp_path / str(shards), model, patch_dropout=0.5, shards=shards)
-        found.train()
+        summary = build_session(tmp_path / str(shards), model, patch_dropout=0.5, shards=shards)
+        summary.train()
         ends.append(load_bundle(tmp_path / str(shards) / "model").model.encoder.blocks[0].attention.part.table)
     assert torch.allclose(ends[0], ends[1], atol=1e-5)

@@ -1,4 +1,4 @@
-"""Muon's steps, against the iteration written out in float64, one matrix at a time, and against torch.optim.Muon."""
+"""Muon's steps match the iteration in float64, computed matrix by matrix, and torch.optim.Muon."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ pytestmark = pytest.mark.processor
 LR, WEIGHT_DECAY, MOMENTUM = 0.02, 0.05, 0.95
 
 
-def exact_step(matrix, grad, momentum):
-    """One step of one matrix, in place; all in float64."""
+def step_in_float64(matrix, grad, momentum):
+    """One step of one matrix, in place, in float64."""
     momentum.lerp_(grad, 1 - MOMENTUM)
     x = grad.lerp(momentum, MOMENTUM)
     tall = x.shape[0] > x.shape[1]
@@ -36,8 +36,8 @@ def exact_step(matrix, grad, momentum):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_muon_steps_match_the_published_iteration(dtype):
-    """In float32 to 1e-5 of the way moved. In bfloat16 the iteration loses a hundredth, and torch.optim.Muon as much.
-    The two are no measure of each other: a processor may round one product otherwise than several at once."""
+    """In float32 to 1e-5 of the update. In bfloat16 the iteration loses 1 %, as does torch.optim.Muon. The two are not
+    compared with each other: a processor may round a single product differently from a batch of products."""
     torch.manual_seed(0)
     start = [0.02 * torch.randn(shape) for shape in MATRIX_SHAPES]
     ours, momenta = [p.clone() for p in start], [torch.zeros_like(p) for p in start]
@@ -51,7 +51,7 @@ def test_muon_steps_match_the_published_iteration(dtype):
             p.grad = grad.clone()
         stepper.step()
         for matrix, grad, momentum in zip(exact, grads, exact_momenta, strict=True):
-            exact_step(matrix, grad.double(), momentum)
+            step_in_float64(matrix, grad.double(), momentum)
     for a, b, c, p in zip(ours, exact, theirs, start, strict=True):
         error, torch_error = relative_error(a - p, b - p), relative_error(c.detach() - p, b - p)
         assert error < (1e-5 if dtype == torch.float32 else 1.25 * torch_error)
@@ -59,8 +59,8 @@ def test_muon_steps_match_the_published_iteration(dtype):
 
 
 def test_orthogonalized_singular_values_are_near_one():
-    found = orthogonalize_newton_schulz(torch.randn(3, 20, 64), torch.float32)
-    values = torch.linalg.svdvals(found)
+    orthogonal = orthogonalize_newton_schulz(torch.randn(3, 20, 64), torch.float32)
+    values = torch.linalg.svdvals(orthogonal)
     assert values.min() > 0.5 and values.max() < 1.3
 
 

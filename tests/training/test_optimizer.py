@@ -1,4 +1,4 @@
-"""Rates, decay and directions of the optimisers, against PyTorch's and timm's."""
+"""Learning rates, weight decay and directions of the optimisers match PyTorch's and timm's."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ CPU = torch.device("cpu")
 
 
 def group_parameters(module, options):
-    """The parameters in groups by `options`."""
+    """The parameters in the groups of `options`."""
     return FlatParameters(
         module, torch.float32, CPU, group_of=partial(choose_group, options, module.model.config, module)
     )
 
 
 def train_with_flat(options, steps=4):
-    """The weights after some steps."""
+    """The weights after `steps` steps."""
     module = make_objective()
     flat = group_parameters(module, options)
     train_flat(module, flat, FlatOptimizer(options, flat), steps, limit=None)
@@ -35,7 +35,7 @@ def train_with_flat(options, steps=4):
 
 
 def train_with_pytorch(make, steps=4):
-    """The same with an optimiser of PyTorch's kind."""
+    """The weights after the same steps of a PyTorch optimiser."""
     module = copy.deepcopy(make_objective())
     optimizer = make(module)
     for _ in range(steps):
@@ -45,15 +45,15 @@ def train_with_pytorch(make, steps=4):
     return dict(module.named_parameters())
 
 
-def check_weights_match(found, expected, tolerance=1e-6):
-    """But for biases of queries, keys and values: the gradient of a key's is zero but for rounding, which Adam makes a
-    direction of."""
-    assert set(found) == set(expected)
-    for name, tensor in found.items():
+def check_weights_match(weights, expected, tolerance=1e-6):
+    """Compare weights except qkv biases: a key bias has a zero gradient up to rounding, which Adam normalises to a full
+    step."""
+    assert set(weights) == set(expected)
+    for name, tensor in weights.items():
         assert name.endswith("qkv.bias") or torch.allclose(tensor, expected[name], atol=tolerance), name
 
 
-def test_the_papers_adam_decays_everything():
+def test_the_papers_adam_decays_all_parameters():
     options = OptimizerConfig("adamw", lr=1e-2, weight_decay=0.3, decay_on="all")
     check_weights_match(
         train_with_flat(options),
@@ -61,7 +61,7 @@ def test_the_papers_adam_decays_everything():
     )
 
 
-def test_lamb_is_timms():
+def test_lamb_matches_timm():
     from timm.optim.lamb import Lamb
 
     options = OptimizerConfig("lamb", lr=1e-2, weight_decay=0.1, eps=1e-6, decay_on="all")
@@ -71,8 +71,8 @@ def test_lamb_is_timms():
     )
 
 
-def test_lamb_steps_as_far_as_a_parameter_is_large():
-    """Without decay it is Adam; with it, a step has the learning rate times the parameter's norm."""
+def test_lamb_steps_are_proportional_to_the_parameter_norm():
+    """Without decay LAMB is Adam; with decay, a step's norm is the learning rate times the parameter's norm."""
     plain = OptimizerConfig("lamb", lr=1e-3, weight_decay=0.0)
     check_weights_match(
         train_with_flat(plain, 1), train_with_pytorch(lambda m: torch.optim.Adam(m.parameters(), lr=1e-3), 1)
@@ -102,16 +102,19 @@ class NaiveLars(torch.optim.Optimizer):
 
 
 @pytest.mark.parametrize(("decay", "steps"), [(0.0, 4), (0.1, 1)])
-def test_lars_is_a_naive_loops(decay, steps):
-    """But for tokens and positions, which have two axes and are not decayed here."""
-    found = train_with_flat(OptimizerConfig("lars", lr=0.05, weight_decay=decay), steps)
+def test_lars_matches_a_naive_loop(decay, steps):
+    """Except tokens and positions, which have two axes and are not decayed here."""
+    weights = train_with_flat(OptimizerConfig("lars", lr=0.05, weight_decay=decay), steps)
     expected = train_with_pytorch(lambda m: NaiveLars(m.parameters(), {"decay": decay}), steps)
     free = ("model.prefix", "model.slots", "model.position.table") if decay else ()
     check_weights_match(
-        *({name: tensor for name, tensor in one.items() if name not in free} for one in (found, expected))
+        *(
+            {name: tensor for name, tensor in named_weights.items() if name not in free}
+            for named_weights in (weights, expected)
+        )
     )
     head = "model.head.weight"
-    assert not torch.equal(found[head], dict(make_objective().named_parameters())[head])
+    assert not torch.equal(weights[head], dict(make_objective().named_parameters())[head])
 
 
 @pytest.mark.parametrize("name", ["adamw", "sgd", "lamb", "lars", "muon"])
@@ -119,10 +122,10 @@ def test_parameter_learning_rates_scale_the_update(name):
     options = OptimizerConfig(
         name, lr=1e-3, matrix_lr=1e-3, weight_decay=0.0, rates=(("projection", 0.2), ("qkv.weight", 0.5))
     )
-    before = dict(make_objective().named_parameters())
-    whole, own = train_with_flat(replace(options, rates=()), 1), train_with_flat(options, 1)
-    for key in before:
-        moved, expected = own[key] - before[key], whole[key] - before[key]
+    initial = dict(make_objective().named_parameters())
+    unscaled, scaled = train_with_flat(replace(options, rates=()), 1), train_with_flat(options, 1)
+    for key in initial:
+        moved, expected = scaled[key] - initial[key], unscaled[key] - initial[key]
         share = 0.2 if "projection" in key else 0.5 if "qkv.weight" in key else 1.0
         assert torch.allclose(moved, share * expected, atol=1e-7), key
 
@@ -151,8 +154,8 @@ def test_the_state_of_every_group_is_restored():
     optimizers = FlatOptimizer(options, flat)
     train_flat(module, flat, optimizers, 2)
     assert len(flat.groups) > 4
-    kept = {name: tensor.clone() for name, tensor in optimizers.get_state().items()}
-    other = FlatOptimizer(options, flat)
-    other.load(kept)
-    assert all(torch.equal(tensor, kept[name]) for name, tensor in other.get_state().items())
-    assert all(float(count) == 2 for name, count in kept.items() if name.startswith("step/"))
+    saved = {name: tensor.clone() for name, tensor in optimizers.get_state().items()}
+    restored = FlatOptimizer(options, flat)
+    restored.load(saved)
+    assert all(torch.equal(tensor, saved[name]) for name, tensor in restored.get_state().items())
+    assert all(float(count) == 2 for name, count in saved.items() if name.startswith("step/"))

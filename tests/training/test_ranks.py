@@ -1,5 +1,4 @@
-"""Several processes: the same bits if the run is reproducible, the same weights to 1e-5 if not, and no one left
-waiting."""
+"""Runs with several processes: bit-identical if reproducible, weights equal to 1e-5 if not, and no process hangs."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ from vitreous.weights.adopt import open_weights
 from vitreous.weights.bundle import load_bundle
 from vitreous.weights.sharded import load_checkpoint_tensors
 
-#: no chance but that of the weights: what is left differs between numbers of processes in rounding alone
+#: deterministic except for the initial weights: results of different process counts differ only by rounding
 DETERMINISTIC_OPTIONS = {
     **TINY_RUN,
     "drop_path": 0.0,
@@ -34,24 +33,24 @@ DETERMINISTIC_OPTIONS = {
 
 @pytest.fixture(scope="module")
 def carry_out(tmp_path_factory):
-    """Takes jobs (`tests.training.world`), and gives their exit codes and what they said."""
-    words, pipe = [sys.executable, "-m", "tests.training.world"], subprocess.PIPE
-    home = tmp_path_factory.mktemp("world")
+    """A function that runs jobs (`tests.training.process_jobs`) and returns their exit codes and stderr."""
+    words, pipe = [sys.executable, "-m", "tests.training.process_jobs"], subprocess.PIPE
+    folder = tmp_path_factory.mktemp("world")
     with (
-        open(home / "stderr", "w") as first,
-        subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=first, text=True) as process,
+        open(folder / "stderr", "w") as stderr,
+        subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=stderr, text=True) as process,
     ):
 
-        def ask(*jobs):
+        def run_jobs(*jobs):
             assert process.stdin and process.stdout
-            errors = home / f"stderr {len(list(home.iterdir()))}"
+            errors = folder / f"stderr {len(list(folder.iterdir()))}"
             print(json.dumps({"jobs": jobs, "errors": str(errors)}), file=process.stdin, flush=True)
             line = process.stdout.readline()
-            said = (errors if errors.exists() else home / "stderr").read_text("utf-8", errors="replace")
-            assert line, said[-3000:]
-            return json.loads(line), said
+            errors_text = (errors if errors.exists() else folder / "stderr").read_text("utf-8", errors="replace")
+            assert line, errors_text[-3000:]
+            return json.loads(line), errors_text
 
-        yield ask
+        yield run_jobs
         process.stdin.close()
 
 
@@ -61,7 +60,7 @@ def make_job(folder, out, world, **further):
 
 
 def read_outcome(out):
-    """Weights, average, optimiser state and metrics, without what tells the time."""
+    """Weights, average, optimiser state and metrics, without timings."""
     newest = max((out / "checkpoints").glob("step-*"))
     tensors = {p.name: p.read_bytes() for p in newest.glob("*.safetensors")}
     metrics = [
@@ -82,18 +81,18 @@ def test_reproducible_runs_are_bit_identical_for_1_2_and_4_processes(photo_folde
         make_job(photo_folder, tmp_path / "many", 4, options=more),
     )
     assert codes == [[0], [0, 0], [143], [143, 143], [143], [0] * 4], errors
-    whole = read_outcome(tmp_path / "one")
-    assert whole[0] == "step-00000012" and len(whole[1]) == 3
+    expected = read_outcome(tmp_path / "one")
+    assert expected[0] == "step-00000012" and len(expected[1]) == 3
     for name in ("two", "many"):
-        found = read_outcome(tmp_path / name)
-        assert found[:3] == whole[:3]
-        assert [line for line in found[3] if "train/loss" in line] == [
-            line for line in whole[3] if "train/loss" in line
+        outcome = read_outcome(tmp_path / name)
+        assert outcome[:3] == expected[:3]
+        assert [line for line in outcome[3] if "train/loss" in line] == [
+            line for line in expected[3] if "train/loss" in line
         ]
 
 
 def test_two_processes_match_one_on_clips(tmp_path, carry_out):
-    home = write_moves(tmp_path / "clips", 4, (".gif", ".mp4"))
+    clips = write_moves(tmp_path / "clips", 4, (".gif", ".mp4"))
     run = {
         **DETERMINISTIC_OPTIONS,
         "model": "ViViT-32x2/8x2",
@@ -105,20 +104,20 @@ def test_two_processes_match_one_on_clips(tmp_path, carry_out):
     }
     same = {**run, "reproducible": True}
     codes, errors = carry_out(
-        make_job(home, tmp_path / "one", 1, options=run),
-        make_job(home, tmp_path / "two", 2, options={**run, "workers": 1}),
-        make_job(home, tmp_path / "one bits", 1, options=same),
-        make_job(home, tmp_path / "two bits", 2, options=same),
+        make_job(clips, tmp_path / "one", 1, options=run),
+        make_job(clips, tmp_path / "two", 2, options={**run, "workers": 1}),
+        make_job(clips, tmp_path / "one bits", 1, options=same),
+        make_job(clips, tmp_path / "two bits", 2, options=same),
     )
     assert codes == [[0], [0, 0]] * 2, errors
-    one, two = (
+    single, double = (
         load_checkpoint_tensors(next((tmp_path / name / "checkpoints").glob("step-*3")), "model")
         for name in ("one", "two")
     )
-    assert one.keys() == two.keys()
-    assert all(torch.allclose(one[name].float(), two[name].float(), atol=1e-5) for name in one)
-    first, second = read_outcome(tmp_path / "one bits"), read_outcome(tmp_path / "two bits")
-    assert first[:3] == second[:3] and first[0] == "step-00000003"
+    assert single.keys() == double.keys()
+    assert all(torch.allclose(single[name].float(), double[name].float(), atol=1e-5) for name in single)
+    expected, outcome = read_outcome(tmp_path / "one bits"), read_outcome(tmp_path / "two bits")
+    assert expected[:3] == outcome[:3] and expected[0] == "step-00000003"
 
 
 def test_ddp_and_fsdp_match_one_process_and_share_checkpoints(photo_folder, tmp_path, carry_out):
@@ -146,23 +145,27 @@ def test_ddp_and_fsdp_match_one_process_and_share_checkpoints(photo_folder, tmp_
         ),
         make_job(photo_folder, tmp_path / "adam in shares", 2, options={**fsdp, "optimizer": "adamw", "lr": 1e-3}),
     )
-    assert [code for each in codes for code in each if code] == [143] * 4, errors
-    whole = load_checkpoint_tensors(tmp_path / "one" / "checkpoints" / "step-00000012", "model")
+    assert [code for job_codes in codes for code in job_codes if code] == [143] * 4, errors
+    expected_weights = load_checkpoint_tensors(tmp_path / "one" / "checkpoints" / "step-00000012", "model")
     assert torch.equal(
         load_checkpoint_tensors(tmp_path / "joined" / "checkpoints" / "step-00000012", "model")["model.head.weight"],
-        whole["model.head.weight"],
+        expected_weights["model.head.weight"],
     )
     for name in ("ddp", "ddp in parts", "fsdp", "fsdp in parts", "changed", "at last alone"):
-        place = tmp_path / name / "checkpoints" / "step-00000012"
-        for part in ("model", "ema", "optimizer"):
-            expected, found = (
-                load_checkpoint_tensors(tmp_path / "one" / "checkpoints" / "step-00000012", part),
-                load_checkpoint_tensors(place, part),
+        checkpoint = tmp_path / name / "checkpoints" / "step-00000012"
+        for tensors_file in ("model", "ema", "optimizer"):
+            expected, tensors = (
+                load_checkpoint_tensors(tmp_path / "one" / "checkpoints" / "step-00000012", tensors_file),
+                load_checkpoint_tensors(checkpoint, tensors_file),
             )
-            assert set(found) == set(expected)
-            for key, tensor in found.items():
-                assert torch.allclose(tensor.reshape(expected[key].shape), expected[key], atol=1e-5), (name, part, key)
-        weights = open_weights(place)
+            assert set(tensors) == set(expected)
+            for key, tensor in tensors.items():
+                assert torch.allclose(tensor.reshape(expected[key].shape), expected[key], atol=1e-5), (
+                    name,
+                    tensors_file,
+                    key,
+                )
+        weights = open_weights(checkpoint)
         assert weights.classes == ("ant", "bee", "cat")
         bundle, images = load_bundle(tmp_path / name / "model"), torch.rand(2, 3, 16, 16)
         with torch.inference_mode():
@@ -187,7 +190,7 @@ def test_a_killed_process_ends_the_run_and_the_run_resumes(photo_folder, tmp_pat
         make_job(photo_folder, tmp_path / "two", 2, options=run, kill=[1, 5], timeout=20),
         make_job(photo_folder, tmp_path / "two", 2, options={"resume": True}),
     )
-    assert codes[1][1] == -9 and codes[1][0] == 6, (codes, errors)  # by itself, not by the limit
+    assert codes[1][1] == -9 and codes[1][0] == 6, (codes, errors)  # it ends by itself, not by the time limit
     assert "another process of the run has ended" in errors and "resume=True" in errors, errors
     assert codes[2] == [0, 0]
     assert read_outcome(tmp_path / "two")[:3] == read_outcome(tmp_path / "one")[:3]
@@ -216,9 +219,9 @@ def test_three_processes_evaluate_every_image_once(tmp_path, carry_out):
         make_job(folder, tmp_path / "three", 3, options=DETERMINISTIC_OPTIONS),
     )
     assert codes == [[0], [0] * 3], errors
-    found = [json.loads((tmp_path / name / "summary.json").read_text())["val"] for name in ("one", "three")]
-    assert found[0]["images"] == found[1]["images"] == 201
-    assert found[1]["top1"] == pytest.approx(found[0]["top1"], abs=1 / 201)
+    metrics = [json.loads((tmp_path / name / "summary.json").read_text())["val"] for name in ("one", "three")]
+    assert metrics[0]["images"] == metrics[1]["images"] == 201
+    assert metrics[1]["top1"] == pytest.approx(metrics[0]["top1"], abs=1 / 201)
 
 
 def test_unsupported_process_counts_are_rejected(photo_folder, tmp_path, carry_out):
@@ -239,10 +242,18 @@ def test_rank_slices_cover_each_step_once(tmp_path, reproducible, world):
     session, _ = make_session(
         tmp_path, batch_size=7, accumulate=3, epochs=2.1, reproducible=reproducible, shards=4 if reproducible else 1
     )
-    run, seen = session.run, []
+    run, positions = session.run, []
     for start in range(0, run.total, run.step_size):
-        found = [part for rank in range(world) for part in rank_slices(run, Ranks(rank, world), start)]
-        assert sum(part.share for part in found) == pytest.approx(1)
-        seen += [position for part in found if part.share for position in range(part.start, part.stop)]
-    assert sorted(seen) == list(range(run.total))
-    assert sum(part.stop - part.start for step in run_slices(run, Ranks(0, 1), 0) for part in step) == run.total
+        slices = [rank_slice for rank in range(world) for rank_slice in rank_slices(run, Ranks(rank, world), start)]
+        assert sum(rank_slice.share for rank_slice in slices) == pytest.approx(1)
+        positions += [
+            position
+            for rank_slice in slices
+            if rank_slice.share
+            for position in range(rank_slice.start, rank_slice.stop)
+        ]
+    assert sorted(positions) == list(range(run.total))
+    assert (
+        sum(rank_slice.stop - rank_slice.start for step in run_slices(run, Ranks(0, 1), 0) for rank_slice in step)
+        == run.total
+    )

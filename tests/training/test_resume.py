@@ -1,4 +1,4 @@
-"""What a stopped, a finished and a foreign run say to a user; tests/reliability has what they end in."""
+"""Messages for stopped, complete and changed runs; tests/reliability compares their results."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ def finished_run(photo_folder, tmp_path):
 
 
 def test_resuming_a_finished_run_changes_nothing(photo_folder, finished_run):
-    before = {p: p.stat().st_mtime_ns for p in finished_run.rglob("*") if p.is_file()}
+    modified_times = {p: p.stat().st_mtime_ns for p in finished_run.rglob("*") if p.is_file()}
     again = train(str(photo_folder), out=str(finished_run), resume=True)
     assert again == json.loads((finished_run / "summary.json").read_text())
-    assert before == {p: p.stat().st_mtime_ns for p in finished_run.rglob("*") if p.is_file()}
+    assert modified_times == {p: p.stat().st_mtime_ns for p in finished_run.rglob("*") if p.is_file()}
 
 
 def test_runs_are_not_overwritten_and_keep_their_settings(photo_folder, finished_run):
@@ -91,7 +91,7 @@ def test_a_finished_run_resumes_only_with_more_epochs(photo_folder, finished_run
     assert "epochs: 4" in (finished_run / "config.yaml").read_text()
 
 
-def test_changed_data_are_refused(photo_folder, finished_run):
+def test_changed_data_are_rejected(photo_folder, finished_run):
     (finished_run / "summary.json").unlink()
     next((photo_folder / "train" / "ant").iterdir()).unlink()
     result = run_cli("train", str(photo_folder), "--out", str(finished_run), "--resume")
@@ -109,7 +109,7 @@ with open(sys.argv[1], "a+") as file:
 """
 
 
-def test_a_folder_in_use_is_refused(photo_folder, tmp_path):
+def test_a_folder_in_use_is_rejected(photo_folder, tmp_path):
     pytest.importorskip("fcntl")
     out = tmp_path / "run"
     train(str(photo_folder), out=str(out), workers=0, **TINY_RUN)

@@ -1,4 +1,4 @@
-"""The plan of a run on many devices: what follows from counts alone."""
+"""The plan of a run on many devices, computed from counts."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ RUN_OPTIONS = {
 
 
 def plan_small_run(**changes):
-    """A run and its inputs."""
+    """A run and its planning inputs."""
     _, run, inputs, _ = plan_run(TrainOptions(**{**RUN_OPTIONS, "precision": "bf16", **changes}), NullListener())
     return run, inputs
 
 
 def count_bytes(tensors):
-    """Bytes of the memory that tensors lie in, each part counted once."""
+    """Bytes of the storages of tensors; shared storage counts once."""
     storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors if t.numel()}
     return sum(storages.values())
 
@@ -68,7 +68,7 @@ def test_planned_state_memory_matches_the_allocated_state(optimizer, precision, 
         "gradient_sum_bytes": count_bytes([flat.master_grad]) if flat.master_grad is not flat.grad else 0,
     }
     for name, size in held.items():
-        assert terms[name] == pytest.approx(size, rel=0.05), name  # places of parameters are multiples of 64
+        assert terms[name] == pytest.approx(size, rel=0.05), name  # parameter offsets are multiples of 64
 
 
 def test_planned_activations_match_those_saved_by_autograd(tmp_path):
@@ -80,17 +80,17 @@ def test_planned_activations_match_those_saved_by_autograd(tmp_path):
     )
     session = Session(run, inputs, RunFolder(tmp_path))
     state = session.build()
-    own, seen = {p.untyped_storage().data_ptr() for p in state.objective.parameters()}, {}
+    parameter_pointers, saved_bytes = {p.untyped_storage().data_ptr() for p in state.objective.parameters()}, {}
 
     def keep(tensor):
-        if tensor.untyped_storage().data_ptr() not in own:
-            seen[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes(), tensor
+        if tensor.untyped_storage().data_ptr() not in parameter_pointers:
+            saved_bytes[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes(), tensor
         return tensor
 
     state.objective.train()
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         state.objective(next(session.batches(state))[1])
-    counted = sum(size for size, _ in seen.values())
+    counted = sum(size for size, _ in saved_bytes.values())
     terms = count_memory(run, measure_sizes(state.objective), 1, "cpu")
     assert terms["activations_bytes"] == pytest.approx(counted, rel=0.1)
 
@@ -103,11 +103,11 @@ def test_meta_objectives_have_the_same_sizes(tmp_path):
         objective = Session(run, inputs, RunFolder(tmp_path)).build().objective
         empty = build_meta_objective(run)
         assert {tensor.device.type for tensor in empty.parameters()} == {"meta"}
-        with_copies, without = measure_sizes(objective), measure_sizes(empty)
-        assert with_copies._replace(held_bytes=0) == without._replace(held_bytes=0)
+        with_copies, without_copies = measure_sizes(objective), measure_sizes(empty)
+        assert with_copies._replace(held_bytes=0) == without_copies._replace(held_bytes=0)
 
 
-def test_shares_and_rings():
+def test_fsdp_shares_and_ring_communication():
     run, _ = plan_small_run()
     sizes, b = measure_sizes(build_meta_objective(run)), DTYPES[run.precision].itemsize
     assert sizes.trainable == sum(sizes.blocks) + sizes.root and len(sizes.blocks) == 3
@@ -118,9 +118,9 @@ def test_shares_and_rings():
         fsdp = replace(run, parallel="fsdp")
         once = b * (2 * sum(sizes.blocks) + sizes.root)
         assert count_traffic(fsdp, sizes, world) == round((once + b * n) * (world - 1) / world)
-        whole, share = count_memory(run, sizes, world), count_memory(fsdp, sizes, world)
+        unsharded, sharded = count_memory(run, sizes, world), count_memory(fsdp, sizes, world)
         for name in ("master_weights_bytes", "ema_bytes", "optimizer_state_bytes"):
-            assert share[name] == pytest.approx(whole[name] / world, rel=0.01)
+            assert sharded[name] == pytest.approx(unsharded[name] / world, rel=0.01)
     assert count_traffic(run, sizes, 1) == 0
 
 
@@ -135,10 +135,10 @@ def test_images_per_device_match_the_rank_slices():
 def test_step_time_is_compute_plus_exposed_communication():
     run, _ = plan_small_run()
     sizes, device = measure_sizes(build_meta_objective(run)), ACCELERATORS["h100"]
-    one, many = (forecast_step(run, sizes, world, device, 1e9) for world in (1, 64))
+    single, many = (forecast_step(run, sizes, world, device, 1e9) for world in (1, 64))
     assert (
-        one["compute"] == pytest.approx(64 * many["compute"])
-        and one["communication"] == one["total_communication"] == 0
+        single["compute"] == pytest.approx(64 * many["compute"])
+        and single["communication"] == single["total_communication"] == 0
     )
     assert many["communication"] == pytest.approx(max(0, many["total_communication"] - many["compute"] * 2 / 3))
     slow = replace(device, network=1e6)

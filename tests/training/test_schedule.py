@@ -43,8 +43,8 @@ def test_rsqrt_halves_after_three_timescales():
     assert [schedule_factor(schedule, step, 9000) for step in (50, 100, 3100)] == pytest.approx([0.5, 1, 0.5])
 
 
-def big_vision(decay, step, steps, warmup, cooldown, timescale):
-    """`create_learning_rate_schedule` of big_vision, restated."""
+def big_vision_schedule_factor(decay, step, steps, warmup, cooldown, timescale):
+    """`create_learning_rate_schedule` of big_vision."""
     progress = min(max((step - warmup) / (steps - warmup), 0), 1)
     curve = {
         "linear": 1 - progress,
@@ -57,19 +57,19 @@ def big_vision(decay, step, steps, warmup, cooldown, timescale):
 @pytest.mark.parametrize("decay", ["linear", "cosine", "rsqrt"])
 def test_the_cooldown_multiplies_the_continuing_curve(decay):
     schedule = ScheduleConfig(4, decay, timescale=10, cooldown_steps=8)
-    expected = [big_vision(decay, step, 20, 4, 8, 10) for step in range(21)]
+    expected = [big_vision_schedule_factor(decay, step, 20, 4, 8, 10) for step in range(21)]
     assert [schedule_factor(schedule, step, 20) for step in range(21)] == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize("warmup", [0, 1, 2, 6, 20])
 def test_warmup_including_the_base_rate_matches_linspace(warmup):
     schedule = ScheduleConfig(warmup, end=0.1, warmup_includes_base=True)
-    after = 0.1 + 0.45 * (1 + np.cos(np.pi * np.arange(20 - warmup) / max(1, 20 - warmup)))
-    expected = np.concatenate([np.linspace(0, 1, warmup), after])
+    decay = 0.1 + 0.45 * (1 + np.cos(np.pi * np.arange(20 - warmup) / max(1, 20 - warmup)))
+    expected = np.concatenate([np.linspace(0, 1, warmup), decay])
     assert [schedule_factor(schedule, step, 20) for step in range(20)] == pytest.approx(expected, rel=1e-12)
 
 
 def test_ramps_including_their_end_match_linspace():
     expected = [*np.linspace(0.04, 0.07, 8), *[0.07] * 12]
-    found = [ramp_value(RampConfig(0.04, 0.07, "linear", 8, includes_end=True), step, 20) for step in range(20)]
-    assert found == pytest.approx(expected, rel=1e-12)
+    values = [ramp_value(RampConfig(0.04, 0.07, "linear", 8, includes_end=True), step, 20) for step in range(20)]
+    assert values == pytest.approx(expected, rel=1e-12)

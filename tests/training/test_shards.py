@@ -11,12 +11,12 @@ from vitreous.training.shards import Shards, choose_shard_count
 
 
 def compute_gradient(count, rows, dtype=torch.float32):
-    """Loss and gradient of a batch, computed in so many shards."""
-    whole = make_objective()
-    flat = FlatParameters(whole, dtype, torch.device("cpu"), shards=count)
+    """Loss and gradient of a batch, computed in `count` shards."""
+    objective = make_objective()
+    flat = FlatParameters(objective, dtype, torch.device("cpu"), shards=count)
     flat.zero_grad()
-    given = {name: value.to(dtype) if name == "images" else value for name, value in make_batch(rows).items()}
-    loss = Shards(whole, flat).backward(given, 0.5)
+    batch = {name: value.to(dtype) if name == "images" else value for name, value in make_batch(rows).items()}
+    loss = Shards(objective, flat).backward(batch, 0.5)
     flat.collect()
     return loss, flat.master_grad.clone()
 
@@ -25,10 +25,10 @@ def compute_gradient(count, rows, dtype=torch.float32):
 @pytest.mark.parametrize("dtype, limit", [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
 @pytest.mark.parametrize("count, rows", [(2, 8), (3, 7), (4, 2)])
 def test_sharded_gradients_match_the_whole_batch(count, rows, dtype, limit):
-    """Uneven parts, and fewer images than shards, too."""
+    """Including uneven shards, and fewer images than shards."""
     loss, grad = compute_gradient(1, rows)
-    found, ours = compute_gradient(count, rows, dtype)
-    assert found == pytest.approx(loss, rel=limit)
+    sharded_loss, ours = compute_gradient(count, rows, dtype)
+    assert sharded_loss == pytest.approx(loss, rel=limit)
     assert (ours - grad).norm() < limit * grad.norm()
 
 
@@ -36,10 +36,10 @@ def test_sharded_gradients_are_deterministic():
     assert torch.equal(compute_gradient(2, 8)[1], compute_gradient(2, 8)[1])
 
 
-def test_shards_see_the_weights_move():
-    whole = make_objective()
-    flat = FlatParameters(whole, torch.bfloat16, torch.device("cpu"), shards=2)
-    shards = Shards(whole, flat)
+def test_shards_use_updated_weights():
+    objective = make_objective()
+    flat = FlatParameters(objective, torch.bfloat16, torch.device("cpu"), shards=2)
+    shards = Shards(objective, flat)
     flat.master.mul_(0.5)
     flat.sync(1)
     for forward in shards.forwards:

@@ -1,4 +1,4 @@
-"""Trackers: each has what metrics.jsonl has, also after a crash and a resume, and none of them can stop a run."""
+"""Trackers receive the content of metrics.jsonl, also after a crash and a resume, and cannot stop a run."""
 
 from __future__ import annotations
 
@@ -28,18 +28,11 @@ from vitreous.training.trackers.base import RunInfo, flatten_config
 from vitreous.training.trackers.channel import TRACKERS_FILE, line_mark
 from vitreous.training.trackers.trackers import Trackers, run_trackers
 
-COMPARED_METRICS = {
-    "train/loss",
-    "lr",
-    "val/top1",
-    "val/nll",
-    "gradient_norm",
-    "epoch",
-}  # the same if a step is made twice
+COMPARED_METRICS = {"train/loss", "lr", "val/top1", "val/nll", "gradient_norm", "epoch"}  # equal if a step is repeated
 
 
 def skip_without(library: str):
-    """Skip a test without the library of a tracker."""
+    """Skip a test if the tracker's library is not installed."""
     return pytest.mark.skipif(find_spec(library) is None, reason=f"{library} is not installed")
 
 
@@ -49,7 +42,7 @@ def photos(tmp_path_factory):
 
 
 class CrashingListener(NullListener):
-    """A listener that keeps what it is told, and raises at a step as a crash would end the process."""
+    """A listener that records its calls, and raises at a step to simulate a crash."""
 
     def __init__(self, crash_at: int | None = None) -> None:
         self.texts, self.crash_at = list[str](), crash_at
@@ -63,8 +56,8 @@ class CrashingListener(NullListener):
 
 
 def crash_and_resume(photos, out: Path, names: tuple[str, ...]) -> None:
-    """A run that crashes two steps after its last checkpoint, and is then continued without being told where to log."""
-    patient = {"out": str(out), "log_timeout": 120.0}  # a server on a busy machine
+    """Run until a crash two steps after the last checkpoint, then resume without the tracker options."""
+    patient = {"out": str(out), "log_timeout": 120.0}  # for a server on a busy machine
     with pytest.raises(RuntimeError, match="crash"):
         train(
             str(photos),
@@ -78,22 +71,22 @@ def crash_and_resume(photos, out: Path, names: tuple[str, ...]) -> None:
     train(listener=CrashingListener(), resume=True, **patient)
 
 
-def round_to_float32(figures: read.MetricHistory) -> read.MetricHistory:
-    """Figures as float32 has them."""
-    return {name: [(step, float(np.float32(value))) for step, value in points] for name, points in figures.items()}
+def round_to_float32(history: read.MetricHistory) -> read.MetricHistory:
+    """Round metrics to float32."""
+    return {name: [(step, float(np.float32(value))) for step, value in points] for name, points in history.items()}
 
 
 @pytest.fixture(scope="module")
 def resumed_run(photos, tmp_path_factory):
-    """A run that crashed and was resumed, with every tracker that is installed, off line."""
-    home = tmp_path_factory.mktemp("resumed")
+    """A crashed and resumed run with every installed tracker, offline."""
+    folder = tmp_path_factory.mktemp("resumed")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("WANDB_MODE", "offline")
         patch.delenv("WANDB_DIR", raising=False)
-        patch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # the store that needs no data base
-        patch.setenv("MLFLOW_TRACKING_URI", (home / "store").as_uri())
-        crash_and_resume(photos, home / "run", tuple(name for name in trackers.TRACKERS if find_spec(name)))
-        yield home / "run"
+        patch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # MLflow's file store, which needs no database
+        patch.setenv("MLFLOW_TRACKING_URI", (folder / "store").as_uri())
+        crash_and_resume(photos, folder / "run", tuple(name for name in trackers.TRACKERS if find_spec(name)))
+        yield folder / "run"
 
 
 @skip_without("tensorboard")
@@ -101,19 +94,19 @@ def test_tensorboard_has_metrics_config_and_images_of_a_resumed_run(resumed_run)
     assert read.read_tensorboard(resumed_run) == round_to_float32(read.read_metrics(resumed_run))
     events = read.load_events(resumed_run)
     assert {"confusion", "unsure"} <= set(events.Tags()["images"])
-    picture = events.Images("confusion")[0]
-    assert picture.step == json.loads((resumed_run / "summary.json").read_text())["steps"]
-    assert picture.width > 100 and picture.height > 100
+    image = events.Images("confusion")[0]
+    assert image.step == json.loads((resumed_run / "summary.json").read_text())["steps"]
+    assert image.width > 100 and image.height > 100
     assert b"batch_size: 8" in events.Tensors("config/text_summary")[0].tensor_proto.string_val[0]
 
 
 @skip_without("wandb")
 def test_offline_wandb_has_each_line_once_and_one_run(resumed_run):
     out = resumed_run
-    figures, records = read.read_wandb(out)
+    history, records = read.read_wandb(out)
     expected = read.read_metrics(out)
-    assert figures.keys() == expected.keys()
-    assert {name: figures[name] for name in COMPARED_METRICS} == {name: expected[name] for name in COMPARED_METRICS}
+    assert history.keys() == expected.keys()
+    assert {name: history[name] for name in COMPARED_METRICS} == {name: expected[name] for name in COMPARED_METRICS}
     runs = {record.run.run_id for record in records if record.WhichOneof("record_type") == "run"}
     assert runs == {json.loads((out / TRACKERS_FILE).read_text())["wandb"]["id"]}
     artifacts = [record.artifact for record in records if record.WhichOneof("record_type") == "artifact"]
@@ -125,24 +118,24 @@ def test_offline_wandb_has_each_line_once_and_one_run(resumed_run):
 
 
 def check_mlflow(out: Path) -> None:
-    """The run at MLFLOW_TRACKING_URI is that of the folder, which crashed and was resumed."""
+    """Check that the run at MLFLOW_TRACKING_URI matches the crashed and resumed run in the folder."""
     from mlflow import MlflowClient
     from mlflow.artifacts import download_artifacts
 
     identity = json.loads((out / TRACKERS_FILE).read_text())["mlflow"]["id"]
-    figures, expected = read.read_mlflow(identity), read.read_metrics(out)
-    assert figures.keys() == expected.keys()
-    assert {name: figures[name] for name in COMPARED_METRICS} == {
+    history, expected = read.read_mlflow(identity), read.read_metrics(out)
+    assert history.keys() == expected.keys()
+    assert {name: history[name] for name in COMPARED_METRICS} == {
         name: sorted(expected[name]) for name in COMPARED_METRICS
     }
     run = MlflowClient().get_run(identity)
     assert (run.info.status, run.info.run_name, run.data.params["batch_size"]) == ("FINISHED", "run", "8")
     assert run.data.params["optimizer.name"] == "muon"
-    place = Path(download_artifacts(run_id=identity, dst_path=str(out.parent / "back")))
+    downloaded = Path(download_artifacts(run_id=identity, dst_path=str(out.parent / "back")))
     weights = "model/weights.safetensors"
-    assert (place / weights).read_bytes() == (out / weights).read_bytes()
-    assert Image.open(place / "images" / "confusion.png").width > 100
-    assert json.loads((place / "summary.json").read_text())["val"]["images"] == 12
+    assert (downloaded / weights).read_bytes() == (out / weights).read_bytes()
+    assert Image.open(downloaded / "images" / "confusion.png").width > 100
+    assert json.loads((downloaded / "summary.json").read_text())["val"]["images"] == 12
 
 
 @skip_without("mlflow")
@@ -180,7 +173,7 @@ def test_an_mlflow_server_has_each_line_once_and_one_run(photos, tmp_path, monke
 
 
 def wait_for(port: int, seconds: float = 120) -> None:
-    """Wait until something listens at a port of this machine."""
+    """Wait until a server listens on a local port."""
     end = time.monotonic() + seconds
     while True:
         try:
@@ -201,7 +194,7 @@ def test_a_tracker_added_on_resume_receives_earlier_lines(photos, tmp_path):
 
 
 class FaultyTracker:
-    """A tracker that keeps lines, and fails in one of its calls."""
+    """A tracker that records lines, and fails in one of its calls."""
 
     rewinds = False
 
@@ -212,14 +205,14 @@ class FaultyTracker:
         if name not in ("start", "log_line", "log_images", "log_bundle", "finish"):
             raise AttributeError(name)
 
-        def answer(*arguments):
+        def record_call(*arguments):
             if name == self.call:
                 self.fail()
             if name == "log_line":
                 self.lines.append(arguments[0])
             return "identity"
 
-        return answer
+        return record_call
 
 
 class FaultyTrackerEntry:
@@ -232,7 +225,7 @@ class FaultyTrackerEntry:
         return FaultyTracker(self.call, self.fail, self.lines)
 
 
-def no_space():
+def raise_disk_full():
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
@@ -242,8 +235,8 @@ def exit_process():
 
 @pytest.mark.parametrize("call", ["start", "log_images", "log_bundle", "finish"])
 def test_a_failing_tracker_is_reported_once(tmp_path, monkeypatch, call):
-    row, notes = FaultyTrackerEntry(call, no_space), CrashingListener()
-    monkeypatch.setitem(trackers.TRACKERS, "tensorboard", row)
+    entry, notes = FaultyTrackerEntry(call, raise_disk_full), CrashingListener()
+    monkeypatch.setitem(trackers.TRACKERS, "tensorboard", entry)
     with run_trackers(("tensorboard",), make_config_folder(tmp_path), notes, 10) as opened:
         opened.rewind(0, [])
         opened.log_line({"step": 1, "lr": 0.1})
@@ -251,28 +244,32 @@ def test_a_failing_tracker_is_reported_once(tmp_path, monkeypatch, call):
         opened.log_bundle(tmp_path)
     (note,) = notes.texts
     assert "tensorboard no longer receives this run (OSError: [Errno 28] No space left on device)" in note
-    assert len(row.lines) == (call != "start")
+    assert len(entry.lines) == (call != "start")
 
 
 @pytest.mark.usefixtures("without_pages")
 def test_runs_survive_trackers_that_exit_or_hang(photos, tmp_path, monkeypatch):
     release = threading.Event()
-    rows = {
+    entries = {
         "tensorboard": FaultyTrackerEntry("log_line", exit_process),
         "wandb": FaultyTrackerEntry("log_bundle", release.wait),
     }
-    for name, row in rows.items():
-        monkeypatch.setitem(trackers.TRACKERS, name, row)
+    for name, entry in entries.items():
+        monkeypatch.setitem(trackers.TRACKERS, name, entry)
     notes, out = CrashingListener(), tmp_path / "run"
     options = {**TINY_RUN, "epochs": 1, "out": str(out), "workers": 0}
     try:
-        summary = train(str(photos), listener=notes, log_to=tuple(rows), log_timeout=0.5, **options)
+        summary = train(str(photos), listener=notes, log_to=tuple(entries), log_timeout=0.5, **options)
         lines = read_json_lines(RunFolder(out).metrics)
         assert summary["steps"] == 3 and [line["step"] for line in lines if "lr" in line] == [1, 2, 3]
-        first, second = (text for text in notes.texts if "no longer receives this run" in text)
-        assert first.startswith("tensorboard ") and "this library ends the process" in first and "\n" not in first
-        assert second.startswith("wandb ") and "did not respond in time" in second
-        assert (rows["tensorboard"].lines, rows["wandb"].lines) == ([], lines)
+        first_note, second_note = (text for text in notes.texts if "no longer receives this run" in text)
+        assert (
+            first_note.startswith("tensorboard ")
+            and "this library ends the process" in first_note
+            and "\n" not in first_note
+        )
+        assert second_note.startswith("wandb ") and "did not respond in time" in second_note
+        assert (entries["tensorboard"].lines, entries["wandb"].lines) == ([], lines)
         assert {"tracker wandb"} == ABANDONED_THREADS
     finally:
         release.set()
@@ -287,22 +284,22 @@ def test_all_trackers_share_one_timeout_at_the_end(tmp_path, monkeypatch):
     with run_trackers(("tensorboard", "wandb", "mlflow"), folder, notes, 0.6) as opened:
         opened.rewind(0, [])
         began = time.monotonic()
-    assert time.monotonic() - began < 1.5  # not three times 0.6
+    assert time.monotonic() - began < 1.5  # the timeout is shared: not three times 0.6
     assert len(notes.texts) == 3
     release.set()
     ABANDONED_THREADS.clear()
 
 
 def make_config_folder(path: Path) -> RunFolder:
-    """A run folder with no more than a config."""
+    """A run folder that contains only a config."""
     (path / "config.yaml").write_text("seed: 1\n")
     return RunFolder(path)
 
 
 def test_a_full_queue_drops_lines_and_does_not_block(tmp_path, monkeypatch):
     release, notes = threading.Event(), CrashingListener()
-    row = FaultyTrackerEntry("start", release.wait)
-    monkeypatch.setitem(trackers.TRACKERS, "tensorboard", row)
+    entry = FaultyTrackerEntry("start", release.wait)
+    monkeypatch.setitem(trackers.TRACKERS, "tensorboard", entry)
     sent = Trackers(("tensorboard",), make_config_folder(tmp_path), notes)
     sent.rewind(0, [])
     began = time.monotonic()
@@ -317,26 +314,26 @@ def test_a_full_queue_drops_lines_and_does_not_block(tmp_path, monkeypatch):
 
 
 def test_a_resumed_run_sends_missing_lines(tmp_path, monkeypatch):
-    """Lines 1 to 3 arrive, 4 and 5 do not; the run goes on from step 2."""
+    """Lines 1 to 3 arrive, 4 and 5 do not; the run resumes from step 2."""
     folder = make_config_folder(tmp_path)
     lines = [{"step": step, "epoch": step, "lr": 0.1} for step in range(1, 6)]
     for line in lines:
         folder.append(line)
-    row = FaultyTrackerEntry("", None)
-    monkeypatch.setitem(trackers.TRACKERS, "tensorboard", row)
-    first = Trackers(("tensorboard",), folder, CrashingListener())
-    first.rewind(0, [])
+    entry = FaultyTrackerEntry("", None)
+    monkeypatch.setitem(trackers.TRACKERS, "tensorboard", entry)
+    first_trackers = Trackers(("tensorboard",), folder, CrashingListener())
+    first_trackers.rewind(0, [])
     for line in lines[:3]:
-        first.log_line(line)
-    first.close("failed", 10)
-    assert row.lines == lines[:3]
+        first_trackers.log_line(line)
+    first_trackers.close("failed", 10)
+    assert entry.lines == lines[:3]
     folder.rewind(2)
-    second = Trackers(("tensorboard",), folder, CrashingListener())
-    second.rewind(2, read_json_lines(folder.metrics))
+    second_trackers = Trackers(("tensorboard",), folder, CrashingListener())
+    second_trackers.rewind(2, read_json_lines(folder.metrics))
     for line in lines[2:]:
-        second.log_line(line)
-    second.close("finished", 10)
-    assert row.lines == lines
+        second_trackers.log_line(line)
+    second_trackers.close("finished", 10)
+    assert entry.lines == lines
     assert json.loads((tmp_path / TRACKERS_FILE).read_text()) == {"tensorboard": {"id": "identity", "at": [5, 0]}}
 
 

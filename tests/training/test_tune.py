@@ -1,4 +1,4 @@
-"""Training a part of a model: what moves, what never does, and adapters that become weights."""
+"""Fine-tuning: trainable and frozen parameters, and adapters that are merged into the weights."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SMALL_MODEL = {
     "mlp": {"hidden": 64},
 }
 STAGE_PREFIX = "body.stages.{}.units.{}."
-#: kind of model -> its config, its blocks by name, and what lies between them and the head
+#: model -> its config, the names of its blocks, and the modules between the blocks and the head
 MODELS = {
     "plain": (transformer_config(**SMALL_MODEL), ["encoder.blocks.{}."], ["encoder.norm."]),
     "representation": (
@@ -91,20 +91,20 @@ BLOCK_PREFIXES = {
 
 
 def build_random_model(config, seed=0):
-    """A model whose head is not zero, so that gradients and answers are not."""
+    """A model with a nonzero head, so that gradients and outputs are nonzero."""
     torch.manual_seed(seed)
-    made = build_model(config)
-    for parameter in made.head.parameters():
+    model = build_model(config)
+    for parameter in model.head.parameters():
         nn.init.normal_(parameter, std=0.1)
-    return made
+    return model
 
 
 def make_images(count=4):
     return torch.randn(count, 3, 16, 16, generator=torch.Generator().manual_seed(1))
 
 
-def list_trainable_names(made):
-    return {name for name, parameter in made.named_parameters() if parameter.requires_grad}
+def list_trainable_names(model):
+    return {name for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
 def make_run(config, tune, **changes):
@@ -122,18 +122,18 @@ def make_run(config, tune, **changes):
 
 
 def make_training_state(config, tune, **changes):
-    """The state of a run at step 0, as a session makes it."""
+    """The state of a run at step 0, as a session builds it."""
     run = make_run(config, tune, **changes)
-    made = build_random_model(config)
-    prepare_fine_tuning(made, tune)
-    objective = SupervisedObjective(made)
+    model = build_random_model(config)
+    prepare_fine_tuning(model, tune)
+    objective = SupervisedObjective(model)
     dtype = torch.bfloat16 if run.precision == "bf16" else torch.float32
     flat = FlatParameters(objective, dtype, torch.device("cpu"), run.ema, shards=run.shards)
     return TrainingState(run=run, objective=objective, flat=flat, optimizers=FlatOptimizer(run.optimizer, flat))
 
 
 def make_batches(state):
-    """Noise with a tint to be learned, six steps of it."""
+    """Six steps of noise with a tint to be learned."""
     generator = torch.Generator().manual_seed(0)
     for start in range(0, 48, 8):
         labels = torch.arange(start, start + 8) % 3
@@ -149,58 +149,58 @@ def make_batches(state):
 
 def train_and_collect_losses(state):
     """The losses of every step."""
-    found = []
-    run_training_loop(state, make_batches(state), [(1, lambda s: (found.append(s.losses), setattr(s, "losses", 0.0)))])
-    return found
+    losses = []
+    run_training_loop(state, make_batches(state), [(1, lambda s: (losses.append(s.losses), setattr(s, "losses", 0.0)))])
+    return losses
 
 
 @pytest.mark.parametrize("last", [0, 1, 2, 3])
 @pytest.mark.parametrize("kind", MODELS)
 def test_the_head_and_the_last_blocks_are_trainable(kind, last):
-    config, stack, after = MODELS[kind]
-    made = build_random_model(config)
+    config, stack, tail_modules = MODELS[kind]
+    model = build_random_model(config)
     names = [text.format(i) for i in range(3) for text in stack] or BLOCK_PREFIXES[kind]
-    prefixes = ["head.", "representation.", *(after if last else []), *names[len(names) - last :]]
-    if kind == "Swin" and last > 1:  # what merges tokens moves with the block after it
+    prefixes = ["head.", "representation.", *(tail_modules if last else []), *names[len(names) - last :]]
+    if kind == "Swin" and last > 1:  # patch merging trains with the block after it
         prefixes.append("stages.1.merge.")
-    said = prepare_fine_tuning(made, FineTuneConfig(last_blocks=last))
-    assert list_trainable_names(made) == {
-        name for name, _ in made.named_parameters() if name.startswith(tuple(prefixes))
+    message = prepare_fine_tuning(model, FineTuneConfig(last_blocks=last))
+    assert list_trainable_names(model) == {
+        name for name, _ in model.named_parameters() if name.startswith(tuple(prefixes))
     }
-    count = sum(parameter.numel() for parameter in made.parameters() if parameter.requires_grad)
-    total = sum(parameter.numel() for parameter in made.parameters())
-    assert said == f"training {count:,} of {total:,} parameters: the head" + (
+    count = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    total = sum(parameter.numel() for parameter in model.parameters())
+    assert message == f"training {count:,} of {total:,} parameters: the head" + (
         f" and the last {last} of 3 blocks" if last else ""
     )
 
 
 @pytest.mark.parametrize("kind", MODELS)
 def test_frozen_first_blocks_keep_no_autograd_graph(kind):
-    made = build_random_model(MODELS[kind][0])
-    prepare_fine_tuning(made, FineTuneConfig(last_blocks=1))
-    grown = []
-    for block in made.blocks():
-        block.register_forward_hook(lambda block, given, answer: grown.append(answer.requires_grad))
-    made.train()(make_images()).sum().backward()
-    assert grown == [False, False, True]
-    assert all((parameter.grad is not None) == parameter.requires_grad for parameter in made.parameters())
+    model = build_random_model(MODELS[kind][0])
+    prepare_fine_tuning(model, FineTuneConfig(last_blocks=1))
+    requires_gradient = []
+    for block in model.blocks():
+        block.register_forward_hook(lambda block, inputs, output: requires_gradient.append(output.requires_grad))
+    model.train()(make_images()).sum().backward()
+    assert requires_gradient == [False, False, True]
+    assert all((parameter.grad is not None) == parameter.requires_grad for parameter in model.parameters())
 
 
 def test_dropout_is_disabled_only_in_frozen_blocks():
-    made = build_random_model(
+    model = build_random_model(
         transformer_config(**SMALL_MODEL, class_token=True, regularization={"dropout": 0.5, "drop_path": 0.5})
     )
-    prepare_fine_tuning(made, FineTuneConfig(last_blocks=1))
-    made = copy.deepcopy(made)  # as shards and twins are made
-    seen = []
-    made.encoder.blocks[1].register_forward_hook(lambda block, given, answer: seen.append(answer))
-    noisy = [made.train()(make_images()), made(make_images()), made.eval()(make_images())]
-    assert torch.equal(seen[0], seen[1]) and torch.equal(seen[0], seen[2])
+    prepare_fine_tuning(model, FineTuneConfig(last_blocks=1))
+    model = copy.deepcopy(model)  # copied as for shards and twins
+    outputs = []
+    model.encoder.blocks[1].register_forward_hook(lambda block, inputs, output: outputs.append(output))
+    noisy = [model.train()(make_images()), model(make_images()), model.eval()(make_images())]
+    assert torch.equal(outputs[0], outputs[1]) and torch.equal(outputs[0], outputs[2])
     assert not torch.equal(noisy[0], noisy[1])
 
 
 def frozen_state(objective) -> dict:
-    """Parameters and buffers that do not train, by name."""
+    """Frozen parameters and buffers, by name."""
     trainable = {name for name, parameter in objective.named_parameters() if parameter.requires_grad}
     return {name: tensor for name, tensor in objective.state_dict().items() if name not in trainable}
 
@@ -214,58 +214,58 @@ def frozen_state(objective) -> dict:
 def test_frozen_tensors_are_unchanged_and_the_rest_learns(tune, precision):
     state = make_training_state(MODELS["plain"][0], tune, precision=precision, ema=0.9, shards=2)
     flat = state.flat
-    before = {name: tensor.clone() for name, tensor in flat.untrained_state().items()}
+    frozen_before = {name: tensor.clone() for name, tensor in flat.untrained_state().items()}
     working = {name: tensor.clone() for name, tensor in frozen_state(state.objective).items()}
     masters = flat.master.clone()
     losses = train_and_collect_losses(state)
     assert min(losses[1:]) < losses[0]
-    assert before.keys() == working.keys() == set(state.objective.state_dict()) - flat.parameters.keys()
-    assert {tensor.dtype for tensor in before.values()} == {torch.float32}
-    assert all(torch.equal(tensor, before[name]) for name, tensor in flat.untrained_state().items())
+    assert frozen_before.keys() == working.keys() == set(state.objective.state_dict()) - flat.parameters.keys()
+    assert {tensor.dtype for tensor in frozen_before.values()} == {torch.float32}
+    assert all(torch.equal(tensor, frozen_before[name]) for name, tensor in flat.untrained_state().items())
     assert all(torch.equal(tensor, working[name]) for name, tensor in frozen_state(state.objective).items())
-    whole = build_random_model(MODELS["plain"][0]).state_dict()
+    initial = build_random_model(MODELS["plain"][0]).state_dict()
     assert all(
-        torch.equal(tensor, whole[name.removeprefix("model.").replace("base_layer.", "")])
-        for name, tensor in before.items()
+        torch.equal(tensor, initial[name.removeprefix("model.").replace("base_layer.", "")])
+        for name, tensor in frozen_before.items()
     )
     for name, view in flat.views(masters).items():
         assert not torch.equal(view, flat.views(flat.master)[name]), name
 
 
 def test_all_parameters_are_trainable_by_default():
-    made = build_random_model(MODELS["plain"][0])
-    assert prepare_fine_tuning(made, FineTuneConfig()) == "" and not frozen_state(made)
-    assert merge_lora_adapters(made) is made
+    model = build_random_model(MODELS["plain"][0])
+    assert prepare_fine_tuning(model, FineTuneConfig()) == "" and not frozen_state(model)
+    assert merge_lora_adapters(model) is model
 
 
 @pytest.mark.parametrize("kind", [kind for kind in MODELS if kind != "BiT"])
 @torch.no_grad()
 def test_new_adapters_keep_outputs_and_trained_adapters_are_merged(kind):
     config = MODELS[kind][0]
-    plain, made = build_random_model(config).eval(), build_random_model(config).eval()
-    plain.requires_grad_(False)  # PyTorch picks its products by this too
-    count = sum(parameter.numel() for parameter in made.parameters())
-    said = prepare_fine_tuning(made, FineTuneConfig(lora_rank=4, lora_targets=("qkv", "fc2")))
-    layers = [name for name, part in plain.named_modules() if name.endswith(("qkv", "fc2"))]
-    assert said.endswith(f"the head and adapters of rank 4 at {len(layers)} layers (qkv, fc2)")
-    assert {name.partition(".lora")[0] for name in list_trainable_names(made) if ".lora" in name} == set(layers)
-    assert {name.partition(".")[0] for name in list_trainable_names(made) if ".lora" not in name} <= {
+    plain, adapted = build_random_model(config).eval(), build_random_model(config).eval()
+    plain.requires_grad_(False)  # PyTorch also selects kernels by requires_grad
+    count = sum(parameter.numel() for parameter in adapted.parameters())
+    message = prepare_fine_tuning(adapted, FineTuneConfig(lora_rank=4, lora_targets=("qkv", "fc2")))
+    layers = [name for name, module in plain.named_modules() if name.endswith(("qkv", "fc2"))]
+    assert message.endswith(f"the head and adapters of rank 4 at {len(layers)} layers (qkv, fc2)")
+    assert {name.partition(".lora")[0] for name in list_trainable_names(adapted) if ".lora" in name} == set(layers)
+    assert {name.partition(".")[0] for name in list_trainable_names(adapted) if ".lora" not in name} <= {
         "head",
         "representation",
     }
-    assert torch.equal(made.features(make_images()), plain.features(make_images()))
-    answers = plain(make_images())
-    # `forward` makes keys of its own where there are no adapters
-    assert torch.allclose(made(make_images()), answers, atol=1e-5)
-    for name, parameter in made.named_parameters():
+    assert torch.equal(adapted.features(make_images()), plain.features(make_images()))
+    logits = plain(make_images())
+    # `forward` computes keys separately if there are no adapters
+    assert torch.allclose(adapted(make_images()), logits, atol=1e-5)
+    for name, parameter in adapted.named_parameters():
         if "lora_B" in name:
             parameter.normal_(std=0.05)
-    whole = merge_lora_adapters(made)
-    assert whole is not made and sum(parameter.numel() for parameter in whole.parameters()) == count
-    assert not torch.allclose(made(make_images()), answers, atol=1e-3)
-    assert torch.allclose(whole(make_images()), made(make_images()), atol=1e-5)
-    plain.load_state_dict(whole.state_dict())
-    assert torch.equal(plain(make_images()), whole(make_images()))
+    merged = merge_lora_adapters(adapted)
+    assert merged is not adapted and sum(parameter.numel() for parameter in merged.parameters()) == count
+    assert not torch.allclose(adapted(make_images()), logits, atol=1e-3)
+    assert torch.allclose(merged(make_images()), adapted(make_images()), atol=1e-5)
+    plain.load_state_dict(merged.state_dict())
+    assert torch.equal(plain(make_images()), merged(make_images()))
 
 
 def test_adapters_match_peft():
@@ -281,17 +281,17 @@ def test_adapters_match_peft():
         theirs, peft.LoraConfig(r=3, lora_alpha=6, lora_dropout=0.1, target_modules=["qkv"], modules_to_save=["head"])
     )
     adapters = {name: parameter for name, parameter in ours.named_parameters() if "lora" in name}
-    others = dict(theirs.named_parameters())
-    assert adapters and all(torch.equal(parameter, others[name]) for name, parameter in adapters.items())
+    peft_parameters = dict(theirs.named_parameters())
+    assert adapters and all(torch.equal(parameter, peft_parameters[name]) for name, parameter in adapters.items())
     for name, parameter in adapters.items():
         with torch.no_grad():
             torch.manual_seed(7)
             parameter.add_(torch.randn_like(parameter) * 0.1)
-            others[name].copy_(parameter)
+            peft_parameters[name].copy_(parameter)
     for module in (ours, wrapped):
         torch.manual_seed(9)
         module.train()(make_images()).square().sum().backward()
-    assert all(torch.equal(parameter.grad, others[name].grad) for name, parameter in adapters.items())
+    assert all(torch.equal(parameter.grad, peft_parameters[name].grad) for name, parameter in adapters.items())
     assert torch.allclose(
         merge_lora_adapters(ours).eval()(make_images()), wrapped.merge_and_unload().eval()(make_images()), atol=1e-6
     )
@@ -305,7 +305,7 @@ def test_trained_adapters_merge_into_the_original_architecture():
     again.load_state_dict(merge_lora_adapters(twin).state_dict())
     assert torch.allclose(again(make_images()), twin(make_images()), atol=1e-5)
     assert not torch.equal(again(make_images()), build_random_model(MODELS["plain"][0]).eval()(make_images()))
-    for name, view in state.flat.views(state.flat.average).items():  # the twin itself still computes with the average
+    for name, view in state.flat.views(state.flat.average).items():  # the twin still computes with the average
         assert torch.equal(dict(state.flat.eval_module.named_parameters())[name.removeprefix("model.")], view)
 
 
@@ -329,11 +329,11 @@ def test_trained_adapters_merge_into_the_original_architecture():
     ],
 )
 def test_unsupported_fine_tuning_is_rejected(kind, tune, expected):
-    made = build_random_model(MODELS[kind][0])
+    model = build_random_model(MODELS[kind][0])
     with pytest.raises(UsageError) as error:
-        prepare_fine_tuning(made, tune)
+        prepare_fine_tuning(model, tune)
     assert expected in str(error.value)
-    assert all(parameter.requires_grad for parameter in made.parameters()), "a refused model stays as it was"
+    assert all(parameter.requires_grad for parameter in model.parameters()), "a rejected model must be unchanged"
 
 
 def test_lora_without_peft_prints_the_install_command(monkeypatch):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.conftest import make_image
-from tests.inference.made import save_value_model
+from tests.inference.small_models import save_value_model
 from vitreous.apps.export.export import export
 from vitreous.errors import VitreousError
 from vitreous.inference.predict import load

@@ -13,8 +13,8 @@ import pytest
 from PIL import Image
 
 from tests.conftest import run_cli
-from tests.inference.asking import CLASSES, ServerClient, encode_multipart, encode_noise_image, save_bundle
-from tests.inference.made import read_predictor_input
+from tests.inference.server_client import CLASSES, ServerClient, encode_multipart, encode_noise_image, save_bundle
+from tests.inference.small_models import read_predictor_input
 from vitreous.apps.server.server import serve_in_thread
 from vitreous.apps.server.settings import ServerSettings
 from vitreous.inference.index import Neighbour, write_index

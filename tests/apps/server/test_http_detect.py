@@ -7,9 +7,9 @@ import pytest
 from PIL import Image
 
 import vitreous
-from tests.inference.asking import ServerClient, encode_multipart, encode_noise_image, save_bundle
 from tests.inference.blobs import CLASSES, make_blob_predictor, make_scene
 from tests.inference.detectors import save_detector, write_photos
+from tests.inference.server_client import ServerClient, encode_multipart, encode_noise_image, save_bundle
 from vitreous.apps.server.server import serve_in_thread
 from vitreous.data.annotations.drawing import encode_png
 from vitreous.data.annotations.shapes import rle_to_mask

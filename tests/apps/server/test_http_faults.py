@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 from PIL import Image
 
-from tests.inference.asking import (
+from tests.inference.server_client import (
     ServerClient,
     encode_multipart,
     encode_noise_image,

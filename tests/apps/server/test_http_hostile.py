@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.inference.asking import ServerClient, encode_noise_image, save_bundle
+from tests.inference.server_client import ServerClient, encode_noise_image, save_bundle
 from vitreous.apps.server.server import serve_in_thread
 from vitreous.inference.predict import load
 

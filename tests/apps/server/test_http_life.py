@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import run_cli
-from tests.inference.asking import ServerClient, encode_noise_image, save_bundle, wait_until
-from tests.inference.made import read_predictor_input
+from tests.inference.server_client import ServerClient, encode_noise_image, save_bundle, wait_until
+from tests.inference.small_models import read_predictor_input
 from vitreous.apps.server.server import Server, serve_in_thread
 from vitreous.apps.server.start import serve
 from vitreous.errors import ResourceError

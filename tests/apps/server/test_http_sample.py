@@ -15,8 +15,8 @@ import torch
 from PIL import Image
 
 import vitreous
-from tests.inference.asking import ServerClient, encode_noise_image, save_bundle, wait_until
 from tests.inference.generators import CLASSES, predictor_in, save_autoencoder, save_generator
+from tests.inference.server_client import ServerClient, encode_noise_image, save_bundle, wait_until
 from vitreous.apps.server.model import warm_up_predictor
 from vitreous.apps.server.server import serve_in_thread
 from vitreous.apps.server.settings import ServerLimits, ServerSettings

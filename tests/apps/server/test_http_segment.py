@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 import vitreous
-from tests.inference.asking import ServerClient, encode_multipart, encode_noise_image, save_bundle
+from tests.inference.server_client import ServerClient, encode_multipart, encode_noise_image, save_bundle
 from tests.reports.test_scenes import CLASSES, scenes_run  # noqa: F401
 from vitreous.apps.server.server import serve_in_thread
 

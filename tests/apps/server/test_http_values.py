@@ -11,7 +11,7 @@ import pytest
 
 from tests.browser import find_chromium, needs_chromium
 from tests.conftest import make_image
-from tests.inference.made import save_value_model
+from tests.inference.small_models import save_value_model
 from vitreous.apps.server.server import serve_in_thread
 from vitreous.apps.server.settings import ServerSettings
 from vitreous.inference.predict import load

@@ -17,7 +17,7 @@ from PIL import Image
 
 from tests.browser import find_chromium, needs_chromium
 from tests.conftest import make_folder, make_image
-from tests.inference.made import read_predictor_input
+from tests.inference.small_models import read_predictor_input
 from vitreous.apps.server.attention import AttentionRequest, attention_to_json, compute_position_similarity
 from vitreous.apps.server.server import serve_in_thread
 from vitreous.apps.server.settings import AccessControl, ServerLimits, ServerSettings

@@ -10,8 +10,8 @@ from PIL import Image
 
 from tests.apps.server.test_page import QUIET_SETTINGS, PageVisit, browser, expect  # noqa: F401
 from tests.browser import needs_chromium
-from tests.inference.asking import wait_until
 from tests.inference.generators import CLASSES, predictor_in, save_generator
+from tests.inference.server_client import wait_until
 from vitreous.apps.server.server import serve_in_thread
 from vitreous.generation.process import Flow
 from vitreous.inference.samples import sample

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import parse_json_output, run_command
-from tests.training.world import free_port
+from tests.training.process_jobs import free_port
 
 WORKER_TITLE = b"ray::train_remotely"
 STUDY_ARGUMENTS = (

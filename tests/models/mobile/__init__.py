@@ -1,1 +1,1 @@
-"""A family of its own, as one is added: a config, a module, and a row that a test registers."""
+"""A toy model family added as a user would: a config, a module, and a table entry that a test registers."""

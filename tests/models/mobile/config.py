@@ -1,4 +1,5 @@
-"""The config of a toy like MobileViT (arXiv:2110.02178): two convolutions, then blocks on the map. No PyTorch here."""
+"""The config of a toy model like MobileViT (arXiv:2110.02178): two convolutions, then Transformer blocks. No PyTorch
+import."""
 
 from __future__ import annotations
 
@@ -13,8 +14,8 @@ from vitreous.models.configs.groups import AttentionConfig
 
 @dataclass(frozen=True)
 class MobileConfig(ModelConfig):
-    """Two convolutions of stride 2, `depth` blocks of a Transformer, and the mean. Raises UsageError for a width that
-    the heads do not divide."""
+    """Two convolutions of stride 2, `depth` Transformer blocks, and mean pooling. Raises UsageError for a width that is
+    not a multiple of the heads."""
 
     family: Literal["mobile"] = "mobile"
     image: tuple[int, int] = (32, 32)

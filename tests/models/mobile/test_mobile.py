@@ -1,4 +1,5 @@
-"""A new family is a config, a module and a row: every verb takes it, and no other code of the package knows it."""
+"""A new family is a config, a module and a table entry; every command supports it without other changes to the
+package."""
 
 from __future__ import annotations
 
@@ -25,7 +26,6 @@ from vitreous.weights.writable import list_writable_formats
 
 @pytest.fixture(autouse=True)
 def register_mobile_family(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The row of the family."""
     monkeypatch.setitem(FAMILIES, "mobile", "tests.models.mobile.config:MobileConfig")
 
 
@@ -70,16 +70,16 @@ def test_new_family_fulfils_the_model_contract(promise):
 
 def test_new_family_works_with_every_verb(trained_run: Path, tmp_path: Path):
     run = from_yaml(Run, (trained_run / "config.yaml").read_text("utf-8"))
-    pictures = sorted((tmp_path / "data" / "val" / "ant").iterdir())
+    images = sorted((tmp_path / "data" / "val" / "ant").iterdir())
     assert isinstance(run.model, MobileConfig) and run.optimizer.layer_decay == 0.5
     predictor = vitreous.load(trained_run, device="cpu")
-    (prediction,) = predictor.predict(pictures[:1])
+    (prediction,) = predictor.predict(images[:1])
     assert set(prediction.names) == {"ant", "bee", "cat"} and math.isfinite(prediction.probabilities[0])
-    assert predictor.embed(pictures[:1]).shape == (1, 24)
+    assert predictor.embed(images[:1]).shape == (1, 24)
     document = vitreous.evaluate(trained_run, device="cpu", engine="torch")
     assert document["model"] == "Mobile-24x2" and len(document["per_class"]) == 3
     looked = vitreous.inspect(
-        trained_run, pictures[:1], out=tmp_path / "looked", figures=["attention", "cost"], device="cpu"
+        trained_run, images[:1], out=tmp_path / "looked", figures=["attention", "cost"], device="cpu"
     )
     assert looked["model"] == "Mobile-24x2" and not looked["skipped"] and len(looked["figures"]) >= 2
     continued = vitreous.train(tmp_path / "data", init=str(trained_run), out=tmp_path / "more", steps=2, progress=False)
@@ -89,12 +89,12 @@ def test_new_family_works_with_every_verb(trained_run: Path, tmp_path: Path):
 def test_new_family_exports_to_onnx_but_not_to_foreign_formats(trained_run: Path, tmp_path: Path):
     pytest.importorskip("onnxruntime")
     vitreous.export(trained_run, to="onnx", out=tmp_path / "model.onnx")
-    picture = sorted((tmp_path / "data" / "val" / "bee").iterdir())[:1]
-    rows = [
-        vitreous.load(place, device="cpu", precision="fp32").embed(picture)
-        for place in (trained_run, tmp_path / "model.onnx")
+    image = sorted((tmp_path / "data" / "val" / "bee").iterdir())[:1]
+    predictions = [
+        vitreous.load(model_path, device="cpu", precision="fp32").embed(image)
+        for model_path in (trained_run, tmp_path / "model.onnx")
     ]
-    assert np.allclose(*rows, atol=1e-4)
+    assert np.allclose(*predictions, atol=1e-4)
     with pytest.raises(
         UsageError, match="does not support Mobile-24x2: its positions and paddings are fixed to one size"
     ):

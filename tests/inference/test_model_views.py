@@ -1,4 +1,4 @@
-"""What a served model tells of itself, against loops; and the file of the nearest training images."""
+"""Attention maps, position similarity and nearest training images of a served model, compared with explicit loops."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import torch
 from PIL import Image
 
 from tests.conftest import make_folder
-from tests.inference.asking import save_bundle
-from tests.inspection.made import make_model
+from tests.inference.server_client import save_bundle
+from tests.inspection.small_models import make_model
 from vitreous.apps.server.attention import (
     AttentionRequest,
     attention_to_json,
@@ -47,7 +47,7 @@ def draw_pixels(seed: int = 0) -> np.ndarray:
 
 
 def collect_attention_maps(bundle: Bundle, array: np.ndarray) -> np.ndarray:
-    """(L, h, T, T): every attention, as the parts of the model themselves say."""
+    """(L, h, T, T): the attention weights of every block, computed with the model's own submodules."""
     return np.stack(
         [
             look.compute_weights()[0].numpy()
@@ -66,23 +66,28 @@ def parse_request(bundle: Bundle, **words: str) -> AttentionRequest:
 @pytest.mark.parametrize("query", ["prediction", "2,3"])
 def test_raw_attention_matches_every_block_and_head(kind, query):
     bundle, array = build_bundle(kind), draw_pixels()
-    whole, prefix = collect_attention_maps(bundle, array), bundle.model.config.prefix
-    told = attention_to_json(bundle, array, parse_request(bundle, kind="raw", layer="all", head="all", query=query))
-    assert (told["layers"], told["heads"], told["prefix_tokens"], told["grid"]) == (2, 2, prefix, [4, 5])
-    assert told["query"] == ("prediction" if query == "prediction" else [2, 3])
+    attention, prefix = collect_attention_maps(bundle, array), bundle.model.config.prefix
+    response = attention_to_json(bundle, array, parse_request(bundle, kind="raw", layer="all", head="all", query=query))
+    assert (response["layers"], response["heads"], response["prefix_tokens"], response["grid"]) == (
+        2,
+        2,
+        prefix,
+        [4, 5],
+    )
+    assert response["query"] == ("prediction" if query == "prediction" else [2, 3])
     for layer in range(2):
         for head in range(2):
             if query != "prediction":
-                wanted = whole[layer, head, prefix + 2 * 5 + 3]
+                expected = attention[layer, head, prefix + 2 * 5 + 3]
             elif bundle.model.config.pool == "mean":
-                wanted = sum(whole[layer, head, prefix + patch] for patch in range(20)) / 20
+                expected = sum(attention[layer, head, prefix + patch] for patch in range(20)) / 20
             else:
-                wanted = whole[layer, head, 0]
-            assert np.allclose(told["prefix_weights"][layer][head], wanted[:prefix], atol=1e-6)
+                expected = attention[layer, head, 0]
+            assert np.allclose(response["prefix_weights"][layer][head], expected[:prefix], atol=1e-6)
             for row in range(4):
                 for column in range(5):
-                    assert told["weights"][layer][head][row][column] == pytest.approx(
-                        wanted[prefix + row * 5 + column], abs=1e-6
+                    assert response["weights"][layer][head][row][column] == pytest.approx(
+                        expected[prefix + row * 5 + column], abs=1e-6
                     )
 
 
@@ -92,14 +97,14 @@ def test_rollout_of_a_patch_matches_the_matrix_product(fusion, query):
     bundle, array = build_bundle(), draw_pixels(1)
     joint, rows = np.eye(21), []
     for heads in collect_attention_maps(bundle, array).astype(np.float64):
-        one = getattr(heads, fusion)(0) / 2 + np.eye(21) / 2
-        joint = one / one.sum(1, keepdims=True) @ joint
+        mixed = getattr(heads, fusion)(0) / 2 + np.eye(21) / 2
+        joint = mixed / mixed.sum(1, keepdims=True) @ joint
         rows.append(joint[0 if query is None else 1 + query[0] * 5 + query[1]])
-    told = attention_to_json(bundle, array, AttentionRequest("rollout", "all", fusion, query))
-    assert np.allclose(np.reshape(told["weights"], (2, 20)), np.stack(rows)[:, 1:], atol=1e-6)
-    assert np.allclose(told["prefix_weights"], np.stack(rows)[:, :1], atol=1e-6)
+    response = attention_to_json(bundle, array, AttentionRequest("rollout", "all", fusion, query))
+    assert np.allclose(np.reshape(response["weights"], (2, 20)), np.stack(rows)[:, 1:], atol=1e-6)
+    assert np.allclose(response["prefix_weights"], np.stack(rows)[:, :1], atol=1e-6)
     last = attention_to_json(bundle, array, AttentionRequest("rollout", 1, fusion, query))
-    assert last["weights"] == told["weights"][1] and np.shape(last["weights"]) == (4, 5)
+    assert last["weights"] == response["weights"][1] and np.shape(last["weights"]) == (4, 5)
 
 
 @pytest.mark.parametrize("head", ["0", "1", "mean", "max", "min"])
@@ -108,9 +113,9 @@ def test_single_block_and_head_have_no_extra_axes(head):
     every = np.array(
         attention_to_json(bundle, array, parse_request(bundle, kind="raw", layer="1", head="all"))["weights"]
     )
-    told = attention_to_json(bundle, array, parse_request(bundle, kind="raw", layer="1", head=head))
-    wanted = every[int(head)] if head.isdigit() else getattr(every, head)(0)
-    assert np.allclose(told["weights"], wanted, atol=1e-5) and len(told["prefix_weights"]) == 1
+    response = attention_to_json(bundle, array, parse_request(bundle, kind="raw", layer="1", head=head))
+    expected = every[int(head)] if head.isdigit() else getattr(every, head)(0)
+    assert np.allclose(response["weights"], expected, atol=1e-5) and len(response["prefix_weights"]) == 1
     assert AttentionRequest.parse({}, bundle.model) == AttentionRequest("rollout", 1, "mean", None)
 
 
@@ -167,27 +172,27 @@ def test_resnet_supports_only_filter_inspection():
 
 def test_png_brightness_follows_attention_weights():
     bundle, grey = build_bundle(), np.zeros((3, *IMAGE_SIZE), np.uint8)
-    found = parse_request(bundle, kind="raw", layer="0", head="1", query="0,0")
-    weights = scale_attention_map(np.array(attention_to_json(bundle, grey, found)["weights"]))
-    picture = Image.open(io.BytesIO(render_attention_image(bundle, grey, found))).convert("L")
-    side = picture.width // 5
-    shown = np.asarray(picture, float)[side // 2 :: side, side // 2 :: side]
-    assert picture.width >= 448 and shown.shape == (4, 5) and shown.argmax() == weights.argmax()
+    request = parse_request(bundle, kind="raw", layer="0", head="1", query="0,0")
+    weights = scale_attention_map(np.array(attention_to_json(bundle, grey, request)["weights"]))
+    image = Image.open(io.BytesIO(render_attention_image(bundle, grey, request))).convert("L")
+    side = image.width // 5
+    shown = np.asarray(image, float)[side // 2 :: side, side // 2 :: side]
+    assert image.width >= 448 and shown.shape == (4, 5) and shown.argmax() == weights.argmax()
     ranks = [values.ravel().argsort().argsort() for values in (shown, weights)]
     assert np.corrcoef(*ranks)[0, 1] > 0.98
 
 
 def test_position_similarity_is_the_cosine_of_embeddings():
     bundle = build_bundle()
-    told = compute_position_similarity(bundle)
+    response = compute_position_similarity(bundle)
     table = get_position_embeddings(bundle.model)["input"].reshape(20, -1)
-    assert told is not None and told["grid"] == [4, 5] and told["kind"] == "learned"
-    for one in range(20):
-        for other in range(20):
-            wanted = torch.nn.functional.cosine_similarity(table[one], table[other], dim=0)
-            assert told["similarity"][one][other] == pytest.approx(float(wanted), abs=6e-5)
-    pairs = [told["similarity"][one][other] for one in range(20) for other in range(20) if one != other]
-    assert told["range"] == pytest.approx([min(pairs), max(pairs)], abs=1e-4) and told["range"][1] < 0.99
+    assert response is not None and response["grid"] == [4, 5] and response["kind"] == "learned"
+    for first in range(20):
+        for second in range(20):
+            expected = torch.nn.functional.cosine_similarity(table[first], table[second], dim=0)
+            assert response["similarity"][first][second] == pytest.approx(float(expected), abs=6e-5)
+    pairs = [response["similarity"][first][second] for first in range(20) for second in range(20) if first != second]
+    assert response["range"] == pytest.approx([min(pairs), max(pairs)], abs=1e-4) and response["range"][1] < 0.99
 
 
 @pytest.mark.parametrize("size", [(80, 40), (40, 80), (300, 37), (20, 16), (16, 20)])
@@ -213,7 +218,7 @@ def test_numbers_are_rounded_to_six_significant_digits():
 
 @pytest.fixture(scope="module")
 def indexed_bundle(tmp_path_factory):
-    """A bundle with an index of a folder in which one file cannot be read."""
+    """A bundle with an index of a folder that has one unreadable file."""
     root = tmp_path_factory.mktemp("indexed")
     data = make_folder(root / "photos", {"train": 6, "val": 1}, size=(40, 70))
     (data / "train" / "bee" / "broken.png").write_bytes(b"no picture")
@@ -229,30 +234,32 @@ def test_index_contains_every_readable_image(indexed_bundle):
     index, predictor = open_index(bundle), load(bundle)
     assert index is not None and len(index) == 18
     for file in sorted((data / "train").glob("*/?.png")):
-        own = predictor.engine.features(read_model_input(file, predictor.card.preprocess)[None])[0]
-        found = index.nearest(own, 3)
-        assert (found[0].label, found[0].name) == (file.parent.name, file.name) and found[
+        features = predictor.engine.features(read_model_input(file, predictor.card.preprocess)[None])[0]
+        neighbours = index.nearest(features, 3)
+        assert (neighbours[0].label, neighbours[0].name) == (file.parent.name, file.name) and neighbours[
             0
         ].similarity == pytest.approx(1, abs=1e-3)
-        assert found[0].similarity >= found[1].similarity >= found[2].similarity
-        with Image.open(io.BytesIO(found[0].thumbnail)) as small:
+        assert neighbours[0].similarity >= neighbours[1].similarity >= neighbours[2].similarity
+        with Image.open(io.BytesIO(neighbours[0].thumbnail)) as small:
             assert small.format == "JPEG" and max(small.size) <= 64
 
 
 def test_nearest_neighbours_match_the_loop():
     draw = np.random.default_rng(0)
-    rows, asked = draw.normal(size=(9, 7)), draw.normal(size=7).astype(np.float32)
+    rows, query = draw.normal(size=(9, 7)), draw.normal(size=7).astype(np.float32)
     rows /= np.linalg.norm(rows, axis=1, keepdims=True)
-    words = PackedStrings.from_strings(f"ü{number}".encode() for number in range(9))
-    index = NeighbourIndex(rows.astype(np.float16), words, words, words)
-    cosines = [float(row @ asked / np.linalg.norm(asked)) for row in rows]
+    labels = PackedStrings.from_strings(f"ü{label}".encode() for label in range(9))
+    index = NeighbourIndex(rows.astype(np.float16), labels, labels, labels)
+    cosines = [float(row @ query / np.linalg.norm(query)) for row in rows]
     order = sorted(range(9), key=lambda row: -cosines[row])
     for count in (1, 4, 9, 20):
-        found = index.nearest(asked, count)
-        assert [one.label for one in found] == [f"ü{row}" for row in order[:count]]
-        assert np.allclose([one.similarity for one in found], [cosines[row] for row in order[:count]], atol=2e-3)
+        neighbours = index.nearest(query, count)
+        assert [neighbour.label for neighbour in neighbours] == [f"ü{row}" for row in order[:count]]
+        assert np.allclose(
+            [neighbour.similarity for neighbour in neighbours], [cosines[row] for row in order[:count]], atol=2e-3
+        )
     with pytest.raises(UsageError, match="features"):
-        index.nearest(asked[:5])
+        index.nearest(query[:5])
 
 
 def test_index_limit_is_deterministic_and_covers_all_classes(indexed_bundle, tmp_path):
@@ -273,18 +280,18 @@ def test_index_limit_is_deterministic_and_covers_all_classes(indexed_bundle, tmp
 def test_mismatched_or_damaged_index_is_rejected(indexed_bundle, tmp_path):
     bundle, _ = indexed_bundle
     content = (bundle / INDEX_FILE).read_bytes()
-    other = save_bundle(tmp_path / "other", seed=1, classes=("ant", "bee", "cat"))
-    assert open_index(other) is None
-    (other / INDEX_FILE).write_bytes(content)
+    other_bundle = save_bundle(tmp_path / "other", seed=1, classes=("ant", "bee", "cat"))
+    assert open_index(other_bundle) is None
+    (other_bundle / INDEX_FILE).write_bytes(content)
     with pytest.raises(WeightsError, match="other weights or another preprocessing"):
-        open_index(other)
+        open_index(other_bundle)
     same = load_bundle(bundle)
     same.preprocess = ImagePreprocess((32, 32), share=0.5)
     same.save(tmp_path / "same")
     (tmp_path / "same" / INDEX_FILE).write_bytes(content)
     with pytest.raises(WeightsError, match="other weights or another preprocessing"):
         open_index(tmp_path / "same")
-    whole = save_bundle(tmp_path / "whole", classes=("ant", "bee", "cat"))
+    indexed = save_bundle(tmp_path / "whole", classes=("ant", "bee", "cat"))
     for broken in (
         content[:1000],
         content[: len(content) // 2],
@@ -292,17 +299,17 @@ def test_mismatched_or_damaged_index_is_rejected(indexed_bundle, tmp_path):
         b"\x93NUMPY",
         content[:600] + b"\xff" * 64 + content[664:],
     ):
-        (whole / INDEX_FILE).write_bytes(broken)
+        (indexed / INDEX_FILE).write_bytes(broken)
         with pytest.raises(WeightsError, match="cannot be read") as refused:
-            open_index(whole)
+            open_index(indexed)
         assert "--index" in refused.value.hint
 
 
 def test_index_with_pickled_objects_is_rejected(indexed_bundle, tmp_path):
-    place = save_bundle(tmp_path / "model", classes=("ant", "bee", "cat"))
+    folder = save_bundle(tmp_path / "model", classes=("ant", "bee", "cat"))
     with np.load(indexed_bundle[0] / INDEX_FILE, allow_pickle=False) as stored:
         arrays = dict(stored)
     assert json.loads(str(arrays["record"]))["format"] == 2
-    np.savez(place / INDEX_FILE, **{**arrays, "labels": np.array([{"a": 1}], dtype=object)})
+    np.savez(folder / INDEX_FILE, **{**arrays, "labels": np.array([{"a": 1}], dtype=object)})
     with pytest.raises(WeightsError, match="cannot be read"):
-        open_index(place)
+        open_index(folder)

@@ -1,10 +1,17 @@
-"""Runs by several processes, forked from one that has imported torch and done nothing yet: what `torchrun` does, in
-less time.
+"""Runs with several processes, forked from one that has imported torch: faster than `torchrun`.
 
-python -m tests.training.world: reads JSON, a line at a time: {"jobs": [...], "errors": the file that their stderr goes
-to}. A job is {"world", "options": those of train, or a list of them for runs one after the other in the same processes,
-"stop": a step to be interrupted after, "kill": [rank, step], "poison": [rank, step], "timeout": seconds}. Prints, a line
-each, the list of each job's exit codes by rank.
+python -m tests.training.process_jobs reads one JSON object per line:
+- "jobs": a list of jobs;
+- "errors": the file for their stderr.
+
+A job has these keys:
+- "world": the number of processes;
+- "options": options of train, or a list of them for consecutive runs in the same processes;
+- "stop": the step after which the run is interrupted;
+- "kill" and "poison": [rank, step];
+- "timeout": seconds.
+
+For each line, prints the list of each job's exit codes by rank.
 """
 
 from __future__ import annotations
@@ -17,7 +24,7 @@ import socket
 import sys
 import time
 
-import numpy.ma  # noqa: F401  what a run imports late is imported here, once for all processes
+import numpy.ma  # noqa: F401  modules that a run imports late are imported here, once for all processes
 import PIL.Image
 import pydantic.type_adapter  # noqa: F401
 import scipy.special  # noqa: F401
@@ -30,7 +37,7 @@ import torch.nn.parallel
 import torchvision.transforms.v2  # noqa: F401
 import yaml  # noqa: F401
 
-from tests.objectives import toys  # objectives that only the tests have
+from tests.objectives import toys  # objectives defined only in the tests
 from vitreous.config import get_type_adapter
 from vitreous.errors import VitreousError
 from vitreous.jobs.train import train
@@ -41,9 +48,9 @@ from vitreous.training.session import Session
 
 
 def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
 
 
 def install_faults(rank: int, job: dict) -> None:
@@ -66,12 +73,12 @@ def install_faults(rank: int, job: dict) -> None:
     Session.watch, Session.batches = watched, poisoned
     throughput.measure_peak_flops = lambda device, precision: (
         1e12
-    )  # half a second, for a figure that is no part of an outcome
-    report.write_report = lambda *parts, **named: None  # longer than the run that it would tell of
+    )  # measuring takes half a second, and the metric is not part of an outcome
+    report.write_report = lambda *parts, **named: None  # a report takes longer than the run
 
 
 def run_process(rank: int, ports: list[int], job: dict) -> int:
-    """One process of a job. Returns its exit code, or that of the first run that failed."""
+    """Run one process of a job. Returns its exit code, or that of the first run that failed."""
     torch.set_num_threads(1)
     install_faults(rank, job)
     runs = job["options"] if isinstance(job["options"], list) else [job["options"]]
@@ -93,8 +100,9 @@ def run_process(rank: int, ports: list[int], job: dict) -> int:
     return 0
 
 
-def carry_out(job: dict) -> list[int]:
-    """A job: its processes' exit codes, negative for a signal. After `limit` seconds they are killed."""
+def run_job(job: dict) -> list[int]:
+    """Run a job; returns the exit codes of its processes, negative for a signal. They are killed after the job's
+    timeout."""
     runs = len(job["options"]) if isinstance(job["options"], list) else 1
     ports, children = [free_port() for _ in range(runs)], []
     for rank in range(job["world"]):
@@ -133,4 +141,4 @@ if __name__ == "__main__":
         errors = os.open(order["errors"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(errors, 2)
         os.close(errors)
-        print(json.dumps([carry_out(job) for job in order["jobs"]]), flush=True)
+        print(json.dumps([run_job(job) for job in order["jobs"]]), flush=True)

@@ -1,4 +1,4 @@
-"""What the tests of predict and embed need: a tiny model in a bundle, pictures, and photographs that are none."""
+"""Helpers of the tests of predict and embed: a tiny model as a bundle, noise images, and synthetic photographs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CLASSES = ("ant", "bee", "cat", "=dog")
 
 
 def make_tiny_bundle(seed: int = 0, classes: tuple[str, ...] = CLASSES) -> Bundle:
-    """A ViT of two blocks for 16 x 16 pixels, whose answers differ from picture to picture."""
+    """A ViT of two blocks for 16 x 16 pixels whose predictions differ between images."""
     torch.manual_seed(seed)
     model = ViT(
         ViTConfig(
@@ -37,20 +37,20 @@ def make_tiny_bundle(seed: int = 0, classes: tuple[str, ...] = CLASSES) -> Bundl
     return Bundle(model, Classification(classes), ImagePreprocess((16, 16)))
 
 
-def write_images(home: Path, count: int) -> list[str]:
-    """So many PNG files of noise, of sizes that differ."""
-    home.mkdir(parents=True, exist_ok=True)
+def write_images(folder: Path, count: int) -> list[str]:
+    """Write `count` PNG files of noise, of different sizes; returns their paths."""
+    folder.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(0)
     files = []
-    for number in range(count):
-        pixels = rng.integers(0, 256, (12 + number % 9, 20 - number % 7, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(home / f"{number}.png")
-        files.append(str(home / f"{number}.png"))
+    for index in range(count):
+        pixels = rng.integers(0, 256, (12 + index % 9, 20 - index % 7, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / f"{index}.png")
+        files.append(str(folder / f"{index}.png"))
     return files
 
 
 def make_photo(width: int, height: int, seed: int = 0) -> Image.Image:
-    """Detail at every scale, as much as photographs have (amplitude falling as 1/f), and edges."""
+    """A synthetic photograph: detail at every scale (amplitude falling as 1/f, as in photographs), and edges."""
     rng = np.random.default_rng(seed)
     down, across = np.meshgrid(np.fft.fftfreq(height), np.fft.rfftfreq(width), indexing="ij")
     slope = 1 / np.maximum(np.hypot(down, across), 1 / max(width, height))
@@ -64,7 +64,7 @@ def make_photo(width: int, height: int, seed: int = 0) -> Image.Image:
 
 
 def encode_jpeg(image: Image.Image, orientation: int = 1, **options: object) -> bytes:
-    """A picture as a JPEG file with an EXIF orientation."""
+    """Encode an image as a JPEG file with an EXIF orientation."""
     exif = Image.Exif()
     exif[0x0112] = orientation
     out = io.BytesIO()
@@ -73,7 +73,7 @@ def encode_jpeg(image: Image.Image, orientation: int = 1, **options: object) -> 
 
 
 def read_predictor_input(predictor: Predictor, content: Any) -> Any:
-    """A file, or its bytes, as the pixels that a predictor is asked about, or why it cannot be read."""
+    """Decode a file, or its bytes, to the predictor's input pixels; returns the error if it cannot be read."""
     try:
         return read_model_input(content, predictor.card.preprocess, exact=predictor.exact)
     except DataError as error:
@@ -81,7 +81,7 @@ def read_predictor_input(predictor: Predictor, content: Any) -> Any:
 
 
 def save_value_model(folder: Path, task: Regression) -> None:
-    """Write a bundle of random weights that predicts the values of `task` for images of 16 x 16 pixels."""
+    """Write a bundle with random weights that predicts the values of `task` for images of 16 x 16 pixels."""
     torch.manual_seed(0)
     model = ViT(
         ViTConfig(

@@ -1,4 +1,4 @@
-"""What the tests of inspection share: models of every kind, and attention made by hand."""
+"""Helpers of the inspection tests: models of every kind, and synthetic attention."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from vitreous.inspection.hooks import AttentionCall
 from vitreous.models.zoo import create_untrained_model
 
 MEAN_POOLING = {"class_token": False, "pool": "mean"}
-#: kinds whose blocks see all tokens
+#: models whose blocks attend to all tokens
 MODEL_KINDS = {
     "plain": {},
     "registers": {"registers": 3},
@@ -24,7 +24,7 @@ MODEL_KINDS = {
     "shared": {"positions": {"at": "shared"}},
     "scaled": {"norm": {"layer_scale": 0.3}},
 }
-#: kinds whose blocks do not
+#: models with local attention
 LOCAL_MODEL_KINDS = {
     "axial": {**MEAN_POOLING, "axial": True},
     "windows": {**MEAN_POOLING, "attention": {"kind": "decomposed", "window": 3, "global_blocks": (1,)}},
@@ -33,7 +33,7 @@ IMAGE_SIZE = (16, 20)  # patches of 4: a grid of 4 x 5
 
 
 def make_model(kind: str = "plain", name: str = "ViT-16x2/4", image=IMAGE_SIZE, num_classes: int = 5, **changes):
-    """A model of a kind, with attention that is not flat and a head that says something; in evaluation mode."""
+    """A model in evaluation mode with non-uniform attention and a nonzero head."""
     torch.manual_seed(0)
     model = create_untrained_model(
         name, image, num_classes, **{**{**MODEL_KINDS, **LOCAL_MODEL_KINDS}[kind], "heads": 2, **changes}
@@ -53,7 +53,7 @@ def make_images(count: int = 2, image=IMAGE_SIZE):
 
 
 class FixedAttention(nn.Module):
-    """Attention whose probabilities (B, h, T, T) are given."""
+    """Attention with fixed probabilities (B, h, T, T)."""
 
     def __init__(self, maps):
         super().__init__()
@@ -64,19 +64,19 @@ class FixedAttention(nn.Module):
 
 
 def make_attention_call(maps, grid, prefix=0, layer=0):
-    """A look at attention made by hand."""
+    """A recorded attention call with synthetic probabilities."""
     maps = torch.as_tensor(maps, dtype=torch.float32)
     maps = maps.view(*[1] * (4 - maps.dim()), *maps.shape)
     return AttentionCall(layer, "all", grid, prefix, FixedAttention(maps), torch.zeros(len(maps), maps.shape[-1], 1))
 
 
 def draw_probabilities(*shape, seed=0):
-    """Probabilities: the last axis sums to one."""
+    """Random probabilities: the last axis sums to one."""
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).mul(2).softmax(-1)
 
 
 class SmallChunkAttentionCall(AttentionCall):
-    """A look that hands out three queries or so at a time."""
+    """A recorded attention call that yields about three queries per chunk."""
 
     def iterate_chunks(self, max_bytes=0):
         batch = self.x[..., 0].numel() // (

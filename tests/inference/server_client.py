@@ -1,4 +1,4 @@
-"""A tiny served model, and requests to it: well made by the standard library, or any bytes over a socket."""
+"""A tiny served model, and a client that sends well-formed HTTP requests or raw bytes over a socket."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from vitreous.weights.bundle import Bundle
 CLASSES = ("ant", "<b>bee</b>", "cat", "dog", "eel")
 
 
-def save_bundle(place: Path, seed: int = 0, classes: tuple[str, ...] = CLASSES) -> Path:
-    """A ViT of 4 x 4 patches with a head that tells pictures apart, or, without classes, none."""
+def save_bundle(folder: Path, seed: int = 0, classes: tuple[str, ...] = CLASSES) -> Path:
+    """Save a ViT with 4 x 4 patches whose logits differ between images; without classes it has no head."""
     torch.manual_seed(seed)
     model = build_model(
         ViTConfig(
@@ -35,12 +35,12 @@ def save_bundle(place: Path, seed: int = 0, classes: tuple[str, ...] = CLASSES) 
     ).eval()
     if classes:
         torch.nn.init.normal_(model.head.weight)
-    Bundle(model, Classification(classes) if classes else FeatureExtraction(), ImagePreprocess((32, 32))).save(place)
-    return place
+    Bundle(model, Classification(classes) if classes else FeatureExtraction(), ImagePreprocess((32, 32))).save(folder)
+    return folder
 
 
 def encode_noise_image(seed: int, size: tuple[int, int] = (48, 40), kind: str = "PNG") -> bytes:
-    """A noisy picture as a file."""
+    """Return a noisy image as an encoded file."""
     buffer = io.BytesIO()
     Image.fromarray(
         torch.randint(0, 256, (size[1], size[0], 3), generator=torch.Generator().manual_seed(seed)).byte().numpy()
@@ -49,7 +49,7 @@ def encode_noise_image(seed: int, size: tuple[int, int] = (48, 40), kind: str = 
 
 
 def encode_multipart(*files: tuple[str, bytes], mark: str = "XXmark") -> tuple[bytes, dict[str, str]]:
-    """Files as multipart/form-data: body and headers."""
+    """Encode files as multipart/form-data; returns the body and the headers."""
     parts = [
         f'--{mark}\r\nContent-Disposition: form-data; name="image"; filename="{n}"\r\n\r\n'.encode() + c + b"\r\n"
         for n, c in files
@@ -58,7 +58,7 @@ def encode_multipart(*files: tuple[str, bytes], mark: str = "XXmark") -> tuple[b
 
 
 class ServerClient:
-    """Where the server is."""
+    """Sends requests to the server at one address."""
 
     def __init__(self, address: str) -> None:
         self.address = address
@@ -68,56 +68,56 @@ class ServerClient:
     def ask(
         self, method: str, path: str, body: bytes | None = None, headers: dict[str, str] | None = None
     ) -> tuple[int, Any, Any]:
-        """Status, the document or the bytes, and the headers."""
+        """Send a request; returns the status, the parsed JSON or the bytes, and the headers."""
         with closing(http.client.HTTPConnection(self.host, self.port, timeout=60)) as connection:
             connection.request(method, path, body, headers or {})
-            found = connection.getresponse()
-            content = found.read()
-        kind = found.headers.get("Content-Type", "")
+            response = connection.getresponse()
+            content = response.read()
+        content_type = response.headers.get("Content-Type", "")
         return (
-            found.status,
-            json.loads(content) if kind.startswith("application/json") and content else content,
-            found.headers,
+            response.status,
+            json.loads(content) if content_type.startswith("application/json") and content else content,
+            response.headers,
         )
 
     def predict(self, content: bytes, query: str = "", **headers: str) -> tuple[int, Any, Any]:
-        """One picture as the body."""
+        """Send one image as the body of POST /v1/predict."""
         return self.ask("POST", f"/v1/predict{query}", content, {"Content-Type": "image/png", **headers})
 
     def raw(self, content: bytes, timeout: float = 30) -> bytes:
-        """Everything that comes back for some bytes, until the server closes the connection."""
+        """Send bytes and return everything received until the server closes the connection."""
         with self.connect(timeout) as link:
             link.sendall(content)
             return receive_all(link)
 
     def connect(self, timeout: float = 30) -> socket.socket:
-        """A connection."""
+        """Open a TCP connection to the server."""
         return socket.create_connection((self.host, self.port), timeout)
 
     def metric(self, name: str) -> float:
-        """One number of /metrics."""
+        """Return one metric of /metrics."""
         text = self.ask("GET", "/metrics")[1].decode()
         return float(next(line.split()[-1] for line in text.splitlines() if line.startswith(name + " ")))
 
 
 def receive_all(link: socket.socket) -> bytes:
-    """What a connection gives until it ends, also by a reset."""
-    found = b""
+    """Receive bytes until the connection ends, by a close or a reset."""
+    received = b""
     try:
         while piece := link.recv(65536):
-            found += piece
+            received += piece
     except ConnectionError:
         pass
-    return found
+    return received
 
 
 def wait_until(condition: Callable[[], Any], seconds: float = 30) -> Any:
-    """Wait for a condition. Fails after a generous time."""
+    """Wait for a condition; fail after a generous time limit."""
     end = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < end, "waited in vain"
+    while not (value := condition()):
+        assert time.monotonic() < end, f"the condition did not hold within {seconds} s"
         time.sleep(0.02)
-    return found
+    return value
 
 
 __all__ = [
