@@ -1,4 +1,4 @@
-"""Made volumes and signals with classes."""
+"""Synthetic volumes and signals with classes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.data.annotations.solids import write_volume
 
 
 def make_ball(seed: int, large: bool, side: int = 12) -> np.ndarray:
-    """A bright ball in noise, of a radius of 2 or 4 voxels, somewhere: (side, side, side + 2) float32."""
+    """Return noise (side, side, side + 2) float32 with a bright ball (radius 2 or 4 voxels) at a random position."""
     chance = np.random.default_rng(seed)
     places = np.indices((side, side, side + 2)) - chance.integers(4, side - 4, 3)[:, None, None, None]
     inside = (places**2).sum(0) <= (4 if large else 2) ** 2
@@ -18,14 +18,14 @@ def make_ball(seed: int, large: bool, side: int = 12) -> np.ndarray:
 
 
 def make_wave(seed: int, fast: bool, length: int = 48) -> np.ndarray:
-    """A sine in noise, of a period of 6 or 16 numbers: (length,) float32."""
+    """Return a noisy sine (length,) float32 with a period of 6 or 16 samples."""
     chance = np.random.default_rng(seed)
     phase = 2 * np.pi * (np.arange(length) / (6 if fast else 16) + chance.random())
     return (np.sin(phase) + chance.normal(0, 0.2, length)).astype(np.float32)
 
 
 def write_signal(place: Path, values: np.ndarray) -> Path:
-    """Write (L,) or (C, L) values in the format of the file's ending; of a table the columns are channels."""
+    """Write values (L,) or (C, L) in the format of the file suffix; in a text table, channels are columns."""
     place.parent.mkdir(parents=True, exist_ok=True)
     if place.suffix == ".csv":
         np.savetxt(place, values.T, delimiter=",")

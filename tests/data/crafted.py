@@ -1,4 +1,4 @@
-"""Image files put together by hand: what no library would write."""
+"""Image files built byte by byte, which no library would write."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from PIL import Image
 
 
 def encode_image(image: Image.Image | np.ndarray, kind: str, **options: Any) -> bytes:
-    """A picture as the bytes of a file of that format of Pillow's."""
+    """Return an image encoded by Pillow in the format `kind`."""
     file = io.BytesIO()
     (Image.fromarray(image) if isinstance(image, np.ndarray) else image).save(file, kind, **options)
     return file.getvalue()
 
 
 def build_png_chunk(kind: bytes, body: bytes = b"") -> bytes:
-    """A chunk of a PNG file, with its checksum."""
+    """Return a PNG chunk with its checksum."""
     return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
 
 
@@ -34,7 +34,7 @@ def build_png(
     interlaced: bool = False,
     extra: bytes = b"",
 ) -> bytes:
-    """A PNG file of compressed rows; `extra` are the chunks before them."""
+    """Return a PNG file with compressed rows; `extra` holds the chunks before them."""
     header = struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, int(interlaced))
     return (
         b"\x89PNG\r\n\x1a\n"
@@ -46,7 +46,7 @@ def build_png(
 
 
 def interlaced_png(values: np.ndarray) -> bytes:
-    """(H, W, C) uint16 as an interlaced PNG of 16 bits: the seven passes of Adam7, none of them filtered."""
+    """Encode (H, W, C) uint16 as an interlaced 16-bit PNG: the seven Adam7 passes without filters."""
     passes = ((0, 0, 8, 8), (0, 4, 8, 8), (4, 0, 8, 4), (0, 2, 4, 4), (2, 0, 4, 2), (0, 1, 2, 2), (1, 0, 2, 1))
     parts = [values[top::down, left::right].astype(">u2") for top, left, down, right in passes]
     rows = b"".join(b"\0" + row.tobytes() for part in parts if part.size for row in part)
@@ -55,7 +55,10 @@ def interlaced_png(values: np.ndarray) -> bytes:
 
 
 def compress_zeros(count: int) -> bytes:
-    """`count` zero bytes, compressed by zlib, in a thousandth of the time: whole pieces of a megabyte are all alike."""
+    """Return `count` zero bytes compressed by zlib.
+
+    About 1000x faster than zlib: the compressed form of one megabyte is repeated.
+    """
     piece = 2**20
     packer = zlib.compressobj(9, zlib.DEFLATED, -15)
     first = packer.compress(bytes(piece)) + packer.flush(zlib.Z_FULL_FLUSH)
@@ -64,12 +67,12 @@ def compress_zeros(count: int) -> bytes:
 
 
 def bits_png(side: int) -> bytes:
-    """A black square of one bit a pixel."""
+    """Return a black square PNG with one bit per pixel."""
     return build_png(side, side, compress_zeros(side * (1 + -(-side // 8))), depth=1, colour=0)
 
 
 def with_marker(jpeg: bytes, marker: int, precision: int = 8) -> bytes:
-    """A JPEG whose frame says that it is of another coding, or of other bits."""
+    """Return a JPEG with another frame marker (coding process) or sample precision."""
     place = re.search(rb"\xff[\xc0-\xc2]\x00.[\x08]", jpeg, re.DOTALL)
     assert place
     return (
@@ -82,50 +85,50 @@ def with_marker(jpeg: bytes, marker: int, precision: int = 8) -> bytes:
 
 
 def with_scans(jpeg: bytes, count: int) -> bytes:
-    """A progressive JPEG whose last scan comes `count` times more."""
+    """Return a progressive JPEG with its last scan repeated `count` times."""
     last = jpeg[jpeg.rindex(b"\xff\xda") : -2]
     return jpeg[:-2] + last * count + jpeg[-2:]
 
 
 def with_size(jpeg: bytes, width: int, height: int) -> bytes:
-    """A JPEG whose frame says another size."""
+    """Return a JPEG with another size in its frame header."""
     place = re.search(rb"\xff[\xc0-\xc2]\x00.\x08", jpeg, re.DOTALL)
     assert place
     return jpeg[: place.end()] + struct.pack(">HH", height, width) + jpeg[place.end() + 4 :]
 
 
 def without_segment(jpeg: bytes, marker: int) -> bytes:
-    """A JPEG without its segment of that marker."""
+    """Return a JPEG without the segment of that marker."""
     start = jpeg.index(bytes([0xFF, marker]))
     return jpeg[:start] + jpeg[start + 2 + int.from_bytes(jpeg[start + 2 : start + 4], "big") :]
 
 
 def with_segment(jpeg: bytes, marker: int, body: bytes) -> bytes:
-    """A JPEG with one segment more, its first."""
+    """Return a JPEG with an additional segment, placed first."""
     return jpeg[:2] + bytes([0xFF, marker]) + struct.pack(">H", len(body) + 2) + body + jpeg[2:]
 
 
 def build_bmp(width: int, height: int, body: bytes, *, bits: int = 24, coding: int = 0, palette: bytes = b"") -> bytes:
-    """A BMP file: rows from below, from above where the height is negative, or run lengths where `coding` is 1 or 2."""
+    """Return a BMP file: bottom-up rows, top-down if `height` is negative, run-length coded if `coding` is 1 or 2."""
     start = 54 + len(palette)
     head = struct.pack("<IiiHHIIiiII", 40, width, height, 1, bits, coding, len(body), 0, 0, len(palette) // 4, 0)
     return b"BM" + struct.pack("<IHHI", start + len(body), 0, 0, start) + head + palette + body
 
 
 def build_tiff_entry(tag: int, kind: int, count: int, value: int) -> bytes:
-    """An entry of a page of a TIFF file."""
+    """Return an entry of a TIFF page directory."""
     return struct.pack("<HHI", tag, kind, count) + (8 if value == -1 else value).to_bytes(4, "little")
 
 
 def build_tiff(pages: list[dict[int, tuple[int, int, int]]], body: bytes = b"", loop: bool = False) -> bytes:
-    """A little-endian TIFF file: pages of tag -> (type, count, value); a value of -1 is where `body` is, which comes
-    first.
+    """Return a little-endian TIFF file.
 
-    `loop`: the last page is followed by the first.
+    Each page maps tag -> (type, count, value). A value of -1 is the offset of `body`, which comes first. With `loop`,
+    the last page links to the first.
     """
     out, starts = [b"", body + b"\0" * (len(body) % 2)], []
     at = 8 + len(out[1])
-    packed: dict[int, bytes] = {}  # a hundred thousand pages may all be one
+    packed: dict[int, bytes] = {}  # a page that is listed a hundred thousand times is packed once
     for tags in pages:
         if id(tags) not in packed:
             packed[id(tags)] = struct.pack("<H", len(tags)) + b"".join(
@@ -140,8 +143,7 @@ def build_tiff(pages: list[dict[int, tuple[int, int, int]]], body: bytes = b"", 
 
 
 def tiff_page_tags(width: int, height: int, **more: tuple[int, int, int]) -> dict[int, tuple[int, int, int]]:
-    """The tags of one grey page of 8 bits whose only strip is the body of the file; `more` as t320=(type, count,
-    value)."""
+    """Return the tags of one grey 8-bit page whose single strip is the file body; `more` as t320=(type, count, value)."""
     tags = {256: width, 257: height, 258: 8, 259: 1, 262: 1, 277: 1, 278: height}
     found = {tag: (4, 1, value) for tag, value in tags.items()}
     return (
@@ -150,13 +152,13 @@ def tiff_page_tags(width: int, height: int, **more: tuple[int, int, int]) -> dic
 
 
 def webp_header(width: int, height: int) -> bytes:
-    """A lossless WebP file of that size, and nothing after the header."""
+    """Return the header of a lossless WebP file of that size, without data."""
     body = b"\x2f" + (width - 1 | (height - 1) << 14).to_bytes(4, "little") + bytes(8)
     return b"RIFF" + struct.pack("<I", len(body) + 13) + b"WEBPVP8L" + struct.pack("<I", len(body)) + body + b"\0"
 
 
 def gif_header(width: int, height: int) -> bytes:
-    """A GIF file of one frame of that size, whose data are one code."""
+    """Return a GIF file with one frame of that size, whose data are a single code."""
     colours = bytes(6)
     return (
         b"GIF89a"
@@ -169,17 +171,17 @@ def gif_header(width: int, height: int) -> bytes:
 
 
 def build_iso_header(brand: bytes) -> bytes:
-    """The beginning of a file of the ISO family: HEIC, AVIF, a video."""
+    """Return the start of an ISO base media file: HEIC, AVIF or a video."""
     return struct.pack(">I", 24) + b"ftyp" + brand + bytes(4) + b"mif1" + brand + bytes(200)
 
 
 def build_icon(content: bytes) -> bytes:
-    """An icon that holds one picture."""
+    """Return an icon file with one image."""
     return struct.pack("<HHHBBBBHHII", 0, 1, 1, 16, 16, 0, 0, 1, 32, len(content), 22) + content
 
 
 def build_zip(name: str, content: bytes) -> bytes:
-    """A ZIP archive."""
+    """Return a ZIP archive with one member."""
     import zipfile
 
     file = io.BytesIO()

@@ -1,4 +1,4 @@
-"""Clips that tests write: video files by PyAV's encoders, GIFs by Pillow, folders of frames."""
+"""Synthetic clips: video files encoded by PyAV, GIFs by Pillow, folders of frames."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import av
 import numpy as np
 from PIL import Image
 
-#: suffix -> FFmpeg's name of the format, and a codec that PyAV's wheels bring
+# : suffix -> FFmpeg's format name, and a codec that PyAV's wheels include
 CODECS = {
     "mp4": ("mp4", "mpeg4"),
     "mov": ("mov", "mjpeg"),
@@ -22,12 +22,13 @@ CODECS = {
 
 
 def make_grey_frames(count: int, side: int = 16, step: int = 20) -> np.ndarray:
-    """Frames of one grey each, which rises by `step`: (T, side, side, 3) uint8."""
+    """Return constant grey frames (T, side, side, 3) uint8 whose value rises by `step`."""
     return np.repeat(np.arange(count, dtype=np.uint8) * step, side * side * 3).reshape(count, side, side, 3)
 
 
 def make_moving_square(seed: int, right: bool, count: int = 10, side: int = 16) -> np.ndarray:
-    """A bright square on noise that moves by a pixel a frame, to the right or to the left: (T, side, side, 3) uint8."""
+    """Return frames (T, side, side, 3) uint8 of a bright square on noise that moves one pixel per frame to the right or
+    left."""
     chance = np.random.default_rng(seed)
     pixels = chance.integers(0, 60, (count, side, side, 3)).astype(np.uint8)
     top, left = chance.integers(0, side - 4), chance.integers(0, side)
@@ -44,8 +45,11 @@ def encode_video(
     codec: str | None = None,
     moments: list[int] | None = None,
 ) -> bytes:
-    """(T, H, W, 3) uint8 -> a video file of 10 frames a second, or of frames shown at `moments`, in tenths of a second;
-    with `sound`, of silence alone."""
+    """Encode (T, H, W, 3) uint8 as a video file.
+
+    The frame rate is 10 frames/s, or frames are shown at `moments` (tenths of a second). With `sound`, the file also
+    contains silence.
+    """
     form, usual = CODECS[suffix]
     file = io.BytesIO()
     with av.open(file, "w", format=form) as container:
@@ -68,7 +72,7 @@ def encode_video(
 
 
 def write_clip(place: Path, pixels: np.ndarray) -> Path:
-    """Write (T, H, W, 3) uint8 as its suffix says, or, without one, as a folder of numbered PNG files."""
+    """Write (T, H, W, 3) uint8 in the format of the suffix; without a suffix, as a folder of numbered PNG files."""
     place.parent.mkdir(parents=True, exist_ok=True)
     suffix = place.suffix[1:]
     pictures = [Image.fromarray(frame) for frame in pixels]
@@ -84,7 +88,7 @@ def write_clip(place: Path, pixels: np.ndarray) -> Path:
 
 
 def write_moves(home: Path, count: int, suffixes: tuple[str, ...] = (".mp4", ".gif", ""), first: int = 0) -> Path:
-    """A folder of two classes, left and right, of `count` clips each; their kinds take turns."""
+    """Write a folder of two classes, left and right, with `count` clips each; the formats alternate."""
     for right, name in enumerate(("left", "right")):
         for clip in range(count):
             seed = first + 2 * clip + right

@@ -1,7 +1,7 @@
-"""The files that go wrong elsewhere, made here, each with what must come of it: the same in every command.
+"""Image files that commonly break decoders, each with its expected result in every command.
 
-A case is accepted, with the pixels that it must decode to where they are known, or refused for a reason that its
-message names.
+A case is either accepted, with its expected pixels where they are known, or rejected with a message that names the
+reason.
 """
 
 from __future__ import annotations
@@ -47,8 +47,11 @@ NO_RANGE = "no stated range"
 
 @dataclass(frozen=True)
 class HostileFile:
-    """One file. `refused`: what its message says, or None where it is accepted, as `golden` (H, W, 3) give or take
-    `off` where known."""
+    """One file and its expected result.
+
+    `refused`: text of the error message, or None if the file is accepted. `golden` (H, W, 3): expected pixels within a
+    tolerance of `off`, if known.
+    """
 
     name: str
     content: bytes
@@ -58,8 +61,10 @@ class HostileFile:
 
 
 def make_colour_blocks(rows: int = 2, columns: int = 3) -> np.ndarray:
-    """Squares of 8 pixels, each of one colour: (8 rows, 8 columns, 3) uint8. JPEG keeps them, whichever way it is
-    turned."""
+    """Return 8-pixel squares of one colour each, (8 rows, 8 columns, 3) uint8.
+
+    JPEG preserves these colours in every orientation.
+    """
     colours = np.array(
         [(220, 40, 30), (30, 200, 60), (40, 60, 230), (250, 250, 0), (9, 9, 9), (128, 70, 200)], np.uint8
     )
@@ -75,13 +80,13 @@ JPEG_OPTIONS = {"quality": 98, "subsampling": 0}
 
 
 def grey_to_rgb(values: np.ndarray) -> np.ndarray:
-    """(H, W) as (H, W, 3)."""
+    """Repeat (H, W) as (H, W, 3)."""
     return np.repeat(values[..., None], 3, 2)
 
 
 @cache
 def build_corpus() -> tuple[HostileFile, ...]:
-    """Every case, in about a second."""
+    """Return every case; takes about a second."""
     found = (
         *iterate_format_cases(),
         *iterate_truncated_cases(),
@@ -99,7 +104,7 @@ def build_corpus() -> tuple[HostileFile, ...]:
 
 
 def iterate_format_cases() -> Iterator[HostileFile]:
-    """The formats themselves."""
+    """Valid files of every format."""
     yield HostileFile("ok.jpg", encode_image(BLOCK_IMAGE, "JPEG", **JPEG_OPTIONS), golden=BLOCK_PIXELS, off=3)
     yield HostileFile(
         "ok_progressive.jpg",
@@ -138,7 +143,7 @@ def iterate_format_cases() -> Iterator[HostileFile]:
 
 
 def iterate_truncated_cases() -> Iterator[HostileFile]:
-    """Files that end too early, or hold what their checksum does not."""
+    """Truncated files and files with a wrong checksum."""
     yield HostileFile("zero.jpg", b"", "empty file")
     yield HostileFile("one_byte.jpg", b"\xff", UNKNOWN_FORMAT_ERROR)
     progressive = encode_image(NOISE_PIXELS, "JPEG", progressive=True)
@@ -179,7 +184,7 @@ def iterate_truncated_cases() -> Iterator[HostileFile]:
 
 
 def iterate_foreign_cases() -> Iterator[HostileFile]:
-    """What is no image, or none of the known formats, under the name of one; and images under the name of another."""
+    """Files that are no images or of an unsupported format, and images with the suffix of another format."""
     svg = b'<svg xmlns="http://www.w3.org/2000/svg" width="9" height="9"/>'
     yield HostileFile(
         "html.jpg", b"\n<!DOCTYPE html><html><body>404</body></html>", f"{UNKNOWN_FORMAT_ERROR}, but an HTML page"
@@ -227,7 +232,7 @@ def iterate_foreign_cases() -> Iterator[HostileFile]:
 
 
 def iterate_pixel_mode_cases() -> Iterator[HostileFile]:
-    """Modes other than 8-bit colour."""
+    """Pixel modes other than 8-bit colour."""
     ramp = np.arange(384, dtype=np.uint16).reshape(16, 24) * 170
     scaled = grey_to_rgb(((ramp.astype(np.int64) + 128) // 257).astype(np.uint8))
     ink = BLOCK_IMAGE.convert("CMYK")
@@ -271,7 +276,7 @@ def iterate_pixel_mode_cases() -> Iterator[HostileFile]:
 
 
 def iterate_exif_cases() -> Iterator[HostileFile]:
-    """EXIF, right and wrong, and a profile that is none."""
+    """Valid and invalid EXIF data, and an invalid colour profile."""
     back = {2: [0], 3: [3], 4: [1], 5: [5], 6: [2], 7: [6], 8: [4]}  # orientation -> Pillow's transpositions
     for orientation in range(1, 9):
         image = BLOCK_IMAGE
@@ -310,7 +315,7 @@ def iterate_exif_cases() -> Iterator[HostileFile]:
 
 
 def iterate_animation_cases() -> Iterator[HostileFile]:
-    """Several pictures in a file: the first is taken."""
+    """Files with several frames: the first is decoded."""
     frames = [Image.fromarray(np.full((16, 16, 3), value, np.uint8)) for value in (10, 200, 90)]
     more = {"save_all": True, "append_images": frames[1:]}
     first = np.asarray(frames[0])
@@ -320,7 +325,7 @@ def iterate_animation_cases() -> Iterator[HostileFile]:
     yield HostileFile("anim.tif", encode_image(frames[0], "TIFF", **more), golden=first)
     yield HostileFile("mpo.jpg", encode_image(frames[0], "MPO", **more), golden=first, off=2)
     one = encode_image(Image.fromarray(np.full((4, 4), 255, np.uint8)), "GIF")
-    body = one[one.index(b"\x2c\0") :][:-1]  # from the frame's own header to the end of its data
+    body = one[one.index(b"\x2c\0") :][:-1]  # the frame without the file header and trailer
     yield HostileFile("many_frames.gif", one[:-1] + body * 2999 + b";", golden=np.full((4, 4, 3), 255, np.uint8))
     pages = [tiff_page_tags(4, 4)] * 100_000
     yield HostileFile("many_pages.tif", build_tiff(pages, bytes([77] * 16)), golden=np.full((4, 4, 3), 77, np.uint8))
@@ -330,7 +335,7 @@ def iterate_animation_cases() -> Iterator[HostileFile]:
 
 
 def iterate_extreme_size_cases() -> Iterator[HostileFile]:
-    """Pictures of one pixel, or far longer than they are wide; and of none."""
+    """Images of one pixel, of extreme aspect ratios, and of zero size."""
     for width, height in ((1, 1), (1, 10_000), (10_000, 1)):
         golden = np.full((height, width, 3), (1, 2, 3), np.uint8)
         yield HostileFile(f"{width}x{height}.png", encode_image(golden, "PNG"), golden=golden)
@@ -342,7 +347,7 @@ def iterate_extreme_size_cases() -> Iterator[HostileFile]:
 
 
 def iterate_bomb_cases() -> Iterator[HostileFile]:
-    """Small files that ask for much."""
+    """Small files that expand to much memory."""
     small = encode_image(BLOCK_IMAGE, "JPEG", progressive=True)
     yield HostileFile("side_2e31.png", build_png(2**31 - 1, 2**31 - 1, compress_zeros(99)), TOO_LARGE_ERROR)
     yield HostileFile("30000.png", build_png(30_000, 30_000, compress_zeros(99)), TOO_LARGE_ERROR)
@@ -375,7 +380,7 @@ def iterate_bomb_cases() -> Iterator[HostileFile]:
 
 
 def iterate_npy_cases() -> Iterator[HostileFile]:
-    """Pictures that numpy stored."""
+    """Images stored by numpy."""
     from numpy.lib import format as npy
 
     def header(shape: tuple[int, ...], kind: str = "|u1", body: bytes = b"") -> bytes:
@@ -398,12 +403,12 @@ def iterate_npy_cases() -> Iterator[HostileFile]:
 
 
 def iterate_rare_format_cases() -> Iterator[HostileFile]:
-    """What standards allow and few files have."""
+    """Rare variants that the format standards allow."""
     jpeg = encode_image(BLOCK_IMAGE, "JPEG", **JPEG_OPTIONS)
     yield HostileFile("12_bits.jpg", with_marker(jpeg, 0xC1, 12), "a JPEG with 12 bits")
     yield HostileFile("arithmetic.jpg", with_marker(jpeg, 0xC9), "a JPEG with arithmetic coding")
     yield HostileFile("lossless.jpg", with_marker(jpeg, 0xC3), "a JPEG with lossless coding")
-    rational = tiff_page_tags(4, 4, t273=(5, 1, -1))  # what Pillow takes for a place in the file, until it goes there
+    rational = tiff_page_tags(4, 4, t273=(5, 1, -1))  # Pillow treats the rational as an offset until it seeks to it
     yield HostileFile("rational.tif", build_tiff([rational], struct.pack("<II", 8, 1) + bytes(8)), DECODE_ERROR)
     below = BLOCK_PIXELS[::-1, :, ::-1]
     yield HostileFile("below.bmp", build_bmp(24, 16, below.tobytes()), golden=BLOCK_PIXELS)

@@ -1,8 +1,8 @@
-"""python -m tests.data.mutate [--count N] [--seed N] [--keep DIR]: damage small images at random, and decode what comes
-of them.
+"""Decode randomly damaged images: `python -m tests.data.mutate [--count N] [--seed N] [--keep DIR]`.
 
-Each mutant is decoded in a child process with a limit on memory and on time. It may be accepted or refused with a
-DataError; anything else is a miss: another exception, a signal, a limit. Exits 1 if there was one.
+Each mutant is decoded in a child process with limits on memory and time. It may be accepted or rejected with a
+DataError. Any other outcome is a miss: another exception, a signal, an exceeded limit. Exits with 1 if there was a
+miss.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ from vitreous.data.decoding.decode import decode_to_pillow
 from vitreous.data.decoding.regions import open_lazy_image
 from vitreous.errors import DataError
 
-MAX_SEED_BYTES = 4_000  # bytes of a file to start from
-MAX_EXTRA_MEMORY = 2**30  # bytes that the child may take above what it begins with
-MAX_CPU_SECONDS = 5.0  # of the processor's time, for one mutant
-MAX_SILENT_SECONDS = 60.0  # seconds without a word after which a child is given up
+MAX_SEED_BYTES = 4_000  # largest seed file in bytes
+MAX_EXTRA_MEMORY = 2**30  # memory limit of the child, in bytes above its memory at the start
+MAX_CPU_SECONDS = 5.0  # CPU seconds for one mutant
+MAX_SILENT_SECONDS = 60.0  # seconds without output after which the child is killed
 EDGE_VALUES = (0, 1, 2, 0x7F, 0x80, 0xFF, 0x7FFF, 0x8000, 0xFFFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF)
 
 
 @cache
 def list_seed_files() -> tuple[bytes, ...]:
-    """The small files of the corpus, all formats and modes among them."""
+    """Return the small files of the corpus, which cover all formats and modes."""
     return tuple(sorted({case.content for case in build_corpus() if 8 <= len(case.content) <= MAX_SEED_BYTES}))
 
 
 def make_mutant(seed: int, number: int) -> bytes:
-    """The file of that number: one of the seeds, changed once or a few times."""
+    """Return mutant `number`: one of the seed files with one or a few changes."""
     chance = random.Random(seed * 1_000_003 + number)
     content = bytearray(chance.choice(list_seed_files()))
     for _ in range(chance.choice((1, 1, 2, 3, 5))):
@@ -56,18 +56,18 @@ def make_mutant(seed: int, number: int) -> bytes:
 
 
 def draw_position(content: bytearray, chance: random.Random) -> int:
-    """A position, often near the beginning, where headers are."""
+    """Draw a position, preferably near the beginning, where headers are."""
     return chance.randrange(min(len(content), 128) if chance.random() < 0.6 else len(content)) if content else 0
 
 
 def flip_bit(content: bytearray, chance: random.Random) -> None:
-    """Another bit."""
+    """Flip one bit."""
     if content:
         content[draw_position(content, chance)] ^= 1 << chance.randrange(8)
 
 
 def write_edge_value(content: bytearray, chance: random.Random) -> None:
-    """A number on the edge of what 1, 2 or 4 bytes hold, in either order."""
+    """Write a boundary value of 1, 2 or 4 bytes, in either byte order."""
     width, order = chance.choice((1, 2, 4)), chance.choice("<>")
     at = draw_position(content, chance)
     value = chance.choice(EDGE_VALUES) & (1 << 8 * width) - 1
@@ -75,30 +75,30 @@ def write_edge_value(content: bytearray, chance: random.Random) -> None:
 
 
 def drop_bytes(content: bytearray, chance: random.Random) -> None:
-    """A piece less."""
+    """Remove a range of bytes."""
     at = draw_position(content, chance)
     del content[at : at + chance.randint(1, 1 + len(content) // 4)]
 
 
 def duplicate_bytes(content: bytearray, chance: random.Random) -> None:
-    """A piece that comes again, elsewhere."""
+    """Copy a range of bytes to another position."""
     at, to = draw_position(content, chance), draw_position(content, chance)
     content[to:to] = content[at : at + chance.randint(1, 1 + len(content) // 4)]
 
 
 def randomise_bytes(content: bytearray, chance: random.Random) -> None:
-    """Random bytes in place of a piece."""
+    """Replace a range with random bytes."""
     at, length = draw_position(content, chance), chance.randint(1, 16)
     content[at : at + length] = chance.randbytes(length)
 
 
 def truncate_bytes(content: bytearray, chance: random.Random) -> None:
-    """An early end."""
+    """Truncate the file."""
     del content[draw_position(content, chance) :]
 
 
 def splice_tail(content: bytearray, chance: random.Random) -> None:
-    """The end of another file."""
+    """Replace the end with the end of another seed file."""
     other = chance.choice(list_seed_files())
     content[draw_position(content, chance) :] = other[chance.randrange(len(other)) :]
 
@@ -118,7 +118,7 @@ MUTATIONS: tuple[Callable[[bytearray, random.Random], None], ...] = (
 
 
 def fix_png_checksums(content: bytes) -> bytes:
-    """A PNG with the right checksums, so that what comes after them is reached."""
+    """Recompute the checksums of a PNG, so that the decoder reaches the data behind them."""
     out, at = [content[:8]], 8
     while at + 12 <= len(content):
         length = int.from_bytes(content[at : at + 4], "big")
@@ -131,8 +131,10 @@ def fix_png_checksums(content: bytes) -> bytes:
 
 
 def classify_decoding(content: bytes) -> str:
-    """What decoding comes to: accepted, refused, or what must not be: another exception, or a crop in training that
-    disagrees."""
+    """Return the outcome of decoding: accepted, rejected, or the description of a miss.
+
+    Misses are other exceptions, and training crops that differ from the full image.
+    """
     whole = None
     try:
         with suppress(DataError):
@@ -148,7 +150,8 @@ def classify_decoding(content: bytes) -> str:
 
 
 def decode_crop(content: bytes, part: str) -> tuple[tuple[int, int, int, int], np.ndarray]:
-    """A third of a picture as training reads it: left, top, right, bottom, and the pixels. Raises DataError."""
+    """Decode a third of an image as training does; return its box (left, top, right, bottom) and its pixels. Raises
+    DataError."""
     picture = open_lazy_image(content, 3, "mutant")
     width, height = picture.size
     third = max(height // 3, 1)
@@ -157,16 +160,14 @@ def decode_crop(content: bytes, part: str) -> tuple[tuple[int, int, int, int], n
 
 
 def decode_mutants(seed: int, start: int, stop: int) -> None:
-    """In the child: decode the mutants of these numbers within the limits, a line for each as soon as it is known."""
+    """Child process: decode mutants `start` to `stop` within the limits, and print one line for each."""
     import resource
 
     addresses = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (addresses + MAX_EXTRA_MEMORY, addresses + MAX_EXTRA_MEMORY))
     for number in range(start, stop):
         content = make_mutant(seed, number)
-        signal.setitimer(
-            signal.ITIMER_PROF, MAX_CPU_SECONDS
-        )  # whose signal ends the process, in the midst of a library too
+        signal.setitimer(signal.ITIMER_PROF, MAX_CPU_SECONDS)  # the signal ends the process even inside a library call
         found = classify_decoding(content)
         signal.setitimer(signal.ITIMER_PROF, 0)
         os.write(1, f"{number} {found}\n".encode())
@@ -174,7 +175,7 @@ def decode_mutants(seed: int, start: int, stop: int) -> None:
 
 @dataclass
 class OutcomeTally:
-    """How many mutants came to what; `misses`: number -> what happened instead."""
+    """Number of mutants by outcome; `misses` maps mutant numbers to the unexpected outcome."""
 
     counts: Counter[str] = field(default_factory=Counter)
     misses: dict[int, str] = field(default_factory=dict)
@@ -191,8 +192,10 @@ class OutcomeTally:
 
 
 def run_mutants(count: int, seed: int = 0, each: Callable[[int], None] = lambda done: None) -> OutcomeTally:
-    """Decode `count` mutants in children, one after the other: a child that ends is followed by one that begins behind
-    its mutant."""
+    """Decode `count` mutants in successive child processes.
+
+    If a child ends, the next child starts behind the mutant that ended it.
+    """
     tally, number = OutcomeTally(), 0
     while number < count:
         words = [
@@ -223,7 +226,7 @@ def run_mutants(count: int, seed: int = 0, each: Callable[[int], None] = lambda 
 
 
 def read_child_lines(child: subprocess.Popen[bytes]):
-    """What a child says, line by line, until it ends or says nothing for SILENCE seconds."""
+    """Yield the output lines of a child until it exits or prints nothing for MAX_SILENT_SECONDS."""
     assert child.stdout
     rest, pipe = b"", child.stdout.fileno()
     while select.select([pipe], [], [], MAX_SILENT_SECONDS)[0]:
@@ -236,11 +239,11 @@ def read_child_lines(child: subprocess.Popen[bytes]):
 
 
 def main() -> int:
-    """The command line; returns the exit code."""
+    """Run the command line and return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=2_000)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--keep", type=Path, help="a folder for the files that were missed")
+    parser.add_argument("--keep", type=Path, help="folder for the mutants with unexpected outcomes")
     parser.add_argument("--from", type=int, dest="start", help=argparse.SUPPRESS)
     said = parser.parse_args()
     if said.start is not None:

@@ -1,4 +1,4 @@
-"""The promise of every source: a run continues at any sample as if it had never stopped, whoever decodes."""
+"""Check that the sample stream of a data source continues from any position, for any number of workers."""
 
 from __future__ import annotations
 
@@ -14,15 +14,14 @@ from vitreous.data.split import Split
 
 NUM_STARTS = 50
 NUM_EPOCHS = 3
-BATCH_SIZE, NUM_CHECKED_IMAGES = 3, 7  # of the batches after a start, and how many pictures are looked at
+BATCH_SIZE, NUM_CHECKED_IMAGES = 3, 7  # batch size after a restart, and number of images compared
 
 
 def assert_continues(reopen: Callable[[], Split], workers: int, starts: int = NUM_STARTS) -> None:
-    """From so many random positions in three epochs, a source that was opened anew gives the stream's pictures, bit for
-    bit.
+    """Assert that a reopened source continues the stream bit for bit from `starts` random positions in three epochs.
 
-    `reopen` opens the source as a new process would; for every start it is called again. The whole stream, against
-    which they are held, is read once without workers in batches of another size.
+    `reopen` opens the source as a new process would, and is called for every start. The reference stream is read once,
+    without workers, in batches of another size.
     """
     plain, augment = ImagePreprocess((16, 16)), Augment(crop=(0.3, 1.0), flip=0.5)
     split = reopen()

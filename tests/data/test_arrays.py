@@ -1,4 +1,4 @@
-"""Volumes and signals with classes: what is taken for them, what stays pictures, and how they are read and varied."""
+"""Volumes and signals with classes: detection of the modality, reading and augmentation."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ IDENTITY_VIEWS = VolumeViews(
 
 
 def write_classes(home: Path, ending: str, shape: tuple[int, ...], count: int = 2) -> Path:
-    """Two classes of files of one shape."""
+    """Write two classes of files, all of one shape."""
     for number in range(2 * count):
         values = np.random.default_rng(number).integers(0, 200, shape).astype(np.uint8)
         place = home / "ab"[number % 2] / f"{number}{ending}"
@@ -44,7 +44,7 @@ def write_classes(home: Path, ending: str, shape: tuple[int, ...], count: int = 
     (".nii", (5, 6, 7), "volumes"), (".nii.gz", (5, 6, 7, 2), "volumes"), (".npz", (5, 6, 7), "volumes"),
     (".npz", (9,), "signals"), (".npz", (2, 9), "signals"), (".csv", (9,), "signals"), (".csv", (2, 9), "signals"),
     (".npy", (9,), "signals"), (".npy", (5, 6, 7, 2), "volumes"),
-    # what was read before is read as before
+    # suffixes and shapes that are still read as images
     (".npy", (8, 9), "images"), (".npy", (8, 9, 3), "images"), (".npy", (4, 8, 9), "images"),
     (".tif", (4, 8, 9), "images"),
 ])  # fmt: skip
@@ -146,7 +146,7 @@ def test_linear_resizing_matches_a_naive_loop():
             expected.append(sum(w * v for w, v in zip(weights, values, strict=True)) / sum(weights))
         np.testing.assert_allclose(resize_linear(values[None], (size,))[0], expected, atol=1e-5)
     assert np.allclose(resize_linear(np.full((2, 5, 6, 7), 3, np.float32), (3, 9, 7)), 3)
-    ramp = np.indices((8, 8, 8))[1][None].astype(np.float32)  # rises along its second axis alone
+    ramp = np.indices((8, 8, 8))[1][None].astype(np.float32)  # rises along its second axis only
     assert np.array_equal(resize_linear(ramp, (4, 8, 8))[0, 0], ramp[0, 0]) and resize_linear(
         ramp, (8, 4, 8)
     ).shape == (1, 8, 4, 8)
@@ -164,7 +164,7 @@ def test_views_are_crops_at_whole_voxels():
     assert len(seen) > 20
     assert np.array_equal(
         IDENTITY_VIEWS.augment_image(volume, VolumePreprocess((10, 8, 6), 1), 0), volume
-    )  # nothing else is drawn
+    )  # the crop is the only random draw
     larger = IDENTITY_VIEWS.augment_image(volume, VolumePreprocess((12, 8, 6), 1), 3)
     assert (larger == 0).sum() == 2 * 8 * 6 and np.isin(volume, larger).all()
 
@@ -199,7 +199,7 @@ def test_the_stream_is_identical_from_any_start_and_workers(tmp_path):
     split = open_data(write_balls(tmp_path, 4)).split("train")
     size, views = VolumePreprocess((8, 8, 8), 1), VolumeViews(translate=0.1, flip=(0.5, 0.5, 0.5))
     whole = torch.cat([batch["images"] for batch in TrainLoader(split, size, views, seed=1).iterate_batches(0, 14, 5)])
-    assert len({image.numpy().tobytes() for image in whole}) == 14  # another view in another epoch
+    assert len({image.numpy().tobytes() for image in whole}) == 14  # each epoch has its own views
     later = list(TrainLoader(split, size, views, seed=1, workers=2).iterate_batches(5, 14, 4))
     assert torch.equal(torch.cat([batch["images"] for batch in later]), whole[5:])
 
@@ -223,7 +223,8 @@ def test_check_reports_the_volumes_that_training_rejects(tmp_path):
     cut.write_bytes(cut.read_bytes()[:-400])
     np.savez(home / "small" / "0.npz", np.where(np.arange(1008).reshape(12, 6, 14) == 5, np.nan, 1.0))
     np.savez(home / "small" / "2.npz", np.zeros((5, 5)))
-    (home / "large" / "3.nii.gz").write_bytes((home / "small" / "3.nii.gz").read_bytes())  # under two labels
+    # the same volume with two labels
+    (home / "large" / "3.nii.gz").write_bytes((home / "small" / "3.nii.gz").read_bytes())
     document, subject = check_dataset(home, workers=0)
     bad = {Path(row["path"]).name: row["reason"] for row in document["unreadable"]}
     assert (

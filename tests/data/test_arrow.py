@@ -1,4 +1,4 @@
-"""Parquet files and the Hub's datasets: columns, splits, labels, and what cannot be."""
+"""Parquet files and Hugging Face Hub datasets: columns, splits, labels, and rejected files."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def encode_random_png(seed: int) -> bytes:
 
 
 def make_image_column(count: int, start: int = 0) -> pa.Array:
-    """A column as the Hub's datasets have it."""
+    """Return an image column as Hub datasets store it."""
     return pa.array([{"bytes": encode_random_png(start + row), "path": f"{row}.png"} for row in range(count)])
 
 
 def with_hub_features(table: pa.Table, features: str) -> pa.Table:
-    """A table with the Hub's note of its columns' types."""
+    """Return a table with the Hub's description of its column types in the metadata."""
     return table.replace_schema_metadata({"huggingface": '{"info": {"features": ' + features + "}}"})
 
 
@@ -66,7 +66,7 @@ def test_parquet_rows_keep_their_labels_and_pixels(tmp_path):
         row_group_size=7,
     )
     data = open_data(file)
-    assert data.classes == ("cat", "ant"), "a ClassLabel's own order"
+    assert data.classes == ("cat", "ant"), "the order of the ClassLabel"
     assert {name: len(split) for name, split in data.splits.items()} == {"train": 26, "val": 4} and data.unsplit
     assert data.full_train_split.labels.tolist() == labels.tolist()
     for split in (data.full_train_split, data.splits["train"]):
@@ -125,7 +125,7 @@ def test_every_label_type_is_read(case, tmp_path):
 
 
 def test_labels_stored_as_floats(tmp_path):
-    """pandas stores integers as floats where one is missing."""
+    """pandas stores integers as floats if a value is missing."""
     for name, values in {"one": [1.0, 0.0, 1.0, 2.0], "several": [[1.0, 0.0], [0.0], [], [2.0]]}.items():
         for kind in (pa.float64(), pa.float32()):
             column = pa.array(values, pa.list_(kind) if name == "several" else kind)
@@ -150,7 +150,7 @@ def test_labels_stored_as_floats(tmp_path):
     score = write_parquet(
         tmp_path / "c.parquet", {"image": make_image_column(4), "score": pa.array([0.0, 1.0, 0.0, 1.0])}
     )
-    assert not open_data(score).classes  # any column of floats may be something else
+    assert not open_data(score).classes  # a float column of another name may be anything
     assert open_data(f"{score}#label=score").classes == ("0", "1")
 
 
@@ -366,7 +366,7 @@ datasets = pytest.importorskip("datasets")
 
 @pytest.fixture
 def fake_hub(tmp_path, monkeypatch):
-    """The Hub as it were: `hf:org/name` is what these files hold, kept by the library as it keeps what it fetches."""
+    """Replace the Hub by local files: `hf:org/name` opens them as files in the library's cache."""
     files = {}
     for number, split in enumerate(("train", "validation", "extra")):
         part = datasets.Dataset.from_dict(

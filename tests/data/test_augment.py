@@ -1,4 +1,4 @@
-"""Each augmentation does what its source says, to files and to pictures in memory, as a function of the key."""
+"""Each augmentation matches its reference, for files and images in memory, and depends only on the key."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ AUGMENT_OPTIONS["all"] = {
 
 
 def make_smooth_image(size: tuple[int, int], channels: int = 3, seed: int = 0) -> Image.Image:
-    """A picture of slopes and blobs, (width, height), that every operation changes."""
+    """Return an image of size (width, height) with slopes and blobs, which every operation changes."""
     coarse = torch.rand(1, channels, 5, 5, generator=torch.Generator().manual_seed(seed)) * 200 + 30
     fine = F.interpolate(coarse, size[::-1], mode="bicubic").clamp(0, 255)[0].to(torch.uint8)
     return Image.fromarray(fine[0].numpy() if channels == 1 else fine.permute(1, 2, 0).numpy())
@@ -80,7 +80,7 @@ def test_augment_options_survive_a_config_round_trip(name):
 
 
 def make_timm_operation(name: str, magnitude: float, side: int, monkeypatch, **options) -> Image.Image:
-    """timm's operation of a magnitude, its chance fixed: always done, in the direction of `side`."""
+    """Return the image after timm's operation at a magnitude, always applied, in the direction of `side`."""
     monkeypatch.setattr(peer.random, "random", lambda: 0.0 if side > 0 else 1.0)
     operation = peer.AugmentOp(name, prob=1.0, magnitude=magnitude, hparams={"img_mean": (128, 128, 128), **options})
     return operation(make_smooth_image((61, 47)))
@@ -92,7 +92,8 @@ def test_timm_style_matches_timm(name, filter, monkeypatch):
     ours = TIMM_OPERATIONS[name.removesuffix("Increasing").removesuffix("Rel")]
     for magnitude, side in itertools.product((0, 0.3, 3, 8.6, 10), (1, -1)):
         shown = ours(make_smooth_image((61, 47)), side * magnitude / 10, filter)
-        if name == "PosterizeIncreasing" and magnitude == 10:  # Pillow 13 refuses what earlier ones made black
+        # Pillow 13 raises for 0 bits, where earlier versions return black
+        if name == "PosterizeIncreasing" and magnitude == 10:
             assert shown.getextrema() == ((0, 0),) * 3
         else:
             assert shown == make_timm_operation(name, magnitude, side, monkeypatch, interpolation=filter)
@@ -101,7 +102,7 @@ def test_timm_style_matches_timm(name, filter, monkeypatch):
 
 @pytest.mark.parametrize("name", sorted(set(BIG_VISION_OPERATIONS) - {"Cutout"}))
 def test_big_vision_style_is_timms_older_operations(name, monkeypatch):
-    """timm has kept the levels of TensorFlow's RandAugment, up to 10, with translation in pixels."""
+    """timm keeps the levels of TensorFlow's RandAugment, up to 10, with translation in pixels."""
     for magnitude, side in itertools.product((3, 6, 10), (1, -1)):
         across = 61 if name == "TranslateX" else 47
         expected = make_timm_operation(
@@ -297,7 +298,7 @@ def test_erased_noise_fills_a_box_with_pixels_like_imagenets(channels):
 @pytest.mark.parametrize("options", [{"mixup": 0.8}, {"cutmix": 1.0}])
 @pytest.mark.parametrize("several", [False, True])
 def test_labels_are_mixed_like_the_images(options, several):
-    """Pictures of one colour each: what share of a neighbour came in can be read from the mixed picture."""
+    """Each image has one constant value, so the mixed value gives the weight of each label."""
     generator = torch.Generator().manual_seed(0)
     labels = (
         torch.randint(0, 2, (6, 4), generator=generator).float()
@@ -309,7 +310,7 @@ def test_labels_are_mixed_like_the_images(options, several):
     shares = set()
     for batch in range(10):
         mixed, soft = Augment(**options).mix_batch(images, labels, 4, seed=0, batch=batch)
-        own = float(1 - (mixed[1].mean() - 1) / (0 - 1))  # picture 1 is mixed with picture 0
+        own = float(1 - (mixed[1].mean() - 1) / (0 - 1))  # image 1 is mixed with image 0
         assert torch.allclose(soft, own * hot + (1 - own) * hot.roll(1, 0), atol=1e-5)
         shares.add(own)
     assert len(shares) > 5 and all(0 <= share <= 1 for share in shares)

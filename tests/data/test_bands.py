@@ -1,4 +1,4 @@
-"""Images of many bands in every layout, dtype and compression: one reader, and pixels without data."""
+"""Multi-band images are read in every layout, dtype and compression; no-data pixels are ignored."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ needs_imagecodecs = pytest.mark.skipif(not has_imagecodecs(), reason="the extra 
 
 
 def read_pixel_values(place, bands, dtype):
-    """Read a file of bands with everything that reads its header, and return its values."""
+    """Return the values of a multi-band file after reading it through every function that parses its header."""
     raw, wanted = place.read_bytes(), dtype if dtype in ("uint8", "uint16", "int16", "float32") else "float32"
     assert read_upright_size(raw, "x") == bands.shape[:0:-1]
     if bands.shape[0] != 1 or wanted in ("int16", "float32"):
@@ -46,7 +46,7 @@ def test_bands_are_read_in_every_layout_and_dtype(tmp_path, count, dtype):
         place = write_tiff(tmp_path / "a.tif", bands, **layout)
         assert np.array_equal(read_pixel_values(place, bands, dtype), bands.astype(np.float32))
     if count in (3, 1) and dtype == "uint8":
-        return  # colours
+        return  # read as a colour image
     for stored in (bands, np.moveaxis(bands, 0, -1), bands[0]):
         np.save(tmp_path / "a.npy", stored)
         own = bands[:1] if stored.ndim == 2 else bands
@@ -119,8 +119,8 @@ def test_band_mismatches_report_found_and_expected_bands(tmp_path):
 )
 def test_pixels_without_data_are_void_and_filled_with_the_mean(tmp_path, dtype, nodata, value, where):
     bands = make_bands(5, dtype)
-    bands[:, :, 7] = value  # all bands
-    bands[2, 9, 9] = value  # one band
+    bands[:, :, 7] = value  # in all bands
+    bands[2, 9, 9] = value  # in one band
     place = write_tiff(tmp_path / "a.tif", bands, nodata)
     void = np.zeros((32, 32), bool)
     void[:, 7] = True
@@ -156,7 +156,7 @@ def test_geotiff_masks_are_read_as_class_indices(tmp_path, dtype):
     read = read_mask(write_tiff(tmp_path / "a.tif", mask[None], nodata=void))
     assert np.array_equal(read, np.where(numbers == 2, 255, numbers))
     kept = read_mask(write_tiff(tmp_path / "a.tif", numbers.astype(dtype)[None], nodata=0))
-    assert np.array_equal(kept, numbers)  # 0 is a class, whatever the tag says
+    assert np.array_equal(kept, numbers)  # 0 is a class even if the nodata tag is 0
 
 
 def test_a_class_map_is_written_with_a_georeference(tmp_path):

@@ -1,4 +1,4 @@
-"""Views of images in memory, whole batches at once, are distributed as those of files."""
+"""Views generated for whole batches in memory have the distribution of views generated from files."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_box_sizes_are_distributed_as_in_torchvision():
     assert np.allclose(drawn.mean(0), np.mean(sides, 0), atol=0.2)
     assert np.allclose(drawn.std(0), np.std(sides, 0), atol=0.2)
     none = np.stack(draw_box_sizes(np.full((1, DRAWS_PER_VIEW), 0.99), 20, 200, (1.0, 1.0), crop.ratio), 1)
-    assert none.tolist() == [[20, 27]]  # the largest of the aspect nearest to the image's
+    assert none.tolist() == [[20, 27]]  # the largest box with the allowed aspect nearest to the image's
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_jitter_matches_torchvision(pixel_batch, kind, strength, change):
 
 
 def test_jitter_applies_operations_in_the_drawn_order(pixel_batch):
-    """Brightness before contrast, and the other way round: each as torchvision would, one after the other."""
+    """Brightness before contrast and contrast before brightness both match torchvision's functions."""
     rows, u = to_row_major(pixel_batch[:2]), np.full((2, 4), 0.9)
     order = np.array([[0.0, 0.1, 0.2, 0.3], [0.1, 0.0, 0.2, 0.3]])
     both = jitter_batch_colours(rows, order, u, (0.5, 0.5, 0.0, 0.0))
@@ -148,7 +148,7 @@ def test_blur_is_gaussian_with_edge_padding(pixel_batch):
     for row in range(3):
         image = Image.fromarray(pixel_batch[row].permute(1, 2, 0).numpy())
         pillows = image_to_tensor(image.filter(ImageFilter.GaussianBlur(float(radius[row])))).float()
-        assert (read[row] - pillows).abs().mean() < 1.5  # Pillow's is three boxes
+        assert (read[row] - pillows).abs().mean() < 1.5  # Pillow approximates the Gaussian by three box filters
 
 
 def test_grey_and_solarise_have_their_probabilities(pixel_batch):
@@ -178,7 +178,7 @@ def test_grey_and_solarise_have_their_probabilities(pixel_batch):
 
 
 def test_batched_view_colours_are_distributed_like_file_views(pixel_batch):
-    """Mean, deviation and share of extremes of 200 DINO views by each way."""
+    """Compare mean, std and share of extreme values of 200 DINO views generated both ways."""
     crops = replace(DINO_VIEWS, locals=1, local_image=LOCAL_SIZE)
     stacked = crops.unpack_batch(
         crops.augment_batch(pixel_batch, derive_keys(1, np.arange(70))), ImagePreprocess(IMAGE_SIZE)

@@ -1,4 +1,4 @@
-"""Buckets: each image at the nearest size, each batch of one size, each image once an epoch."""
+"""Size buckets: each image uses the nearest size, each batch has one size, each image occurs once per epoch."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ SAMPLE_FORMS = np.stack(
 
 
 def find_nearest_bucket_by_loop(form, buckets, stride):
-    """The loop of `find_nearest_buckets`'s docstring."""
+    """Return the nearest bucket by the loop in the docstring of `find_nearest_buckets`."""
     frames, height, width = map(int, form)
     sizes = [(1, *bucket) if len(bucket) == 2 else bucket for bucket in buckets]
     fill = 1 + (frames - 1) // stride if stride else frames
@@ -68,14 +68,14 @@ def test_typical_forms_get_the_expected_buckets():
     assert of(100, 480, 480) == (8, 32, 32) and of(7, 480, 480) == (4, 32, 32) and of(3, 9, 16) == (1, 24, 40)
     assert (
         int(find_nearest_buckets(np.array([[22, 32, 32]]), CLIP_BUCKETS, 3)[0]) == 0
-    )  # eight frames three apart take 22
+    )  # eight frames with a stride of three span 22 frames
     assert int(find_nearest_buckets(np.array([[21, 32, 32]]), CLIP_BUCKETS, 3)[0]) == 1
 
 
 def test_chosen_buckets_fit_the_data():
     photographs = np.array([(1, 480, 640)] * 60 + [(1, 640, 480)] * 25 + [(1, 500, 500)] * 14 + [(1, 50, 900)])
     buckets = choose_buckets(photographs, (64, 64), (4, 4))
-    assert buckets == ((56, 76), (76, 56), (64, 64))  # the panorama goes to the widest that there are
+    assert buckets == ((56, 76), (76, 56), (64, 64))  # the panorama is assigned to the widest bucket
     assert all(abs(math.log(h * w / 64**2)) < 0.05 for h, w in buckets)
     films = np.array([(30, 90, 160)] * 8 + [(1, 90, 160)] * 3 + [(3, 90, 160)] * 2)
     assert choose_buckets(films, (8, 32, 32), (1, 4, 4)) == ((8, 24, 44), (1, 24, 44), (2, 24, 44))
@@ -118,7 +118,7 @@ def test_most_bucketed_batches_have_a_single_size():
     order = SampleOrder(1000, 3, None, 1, factors=None, buckets=own, batch=16)
     samples = get_stream_samples(order, 0, 5000)[0]
     mixed = [len(find_bucket_boundaries(order, low, low + 16)) > 2 for low in range(0, 4992, 16)]
-    assert sum(mixed) < 5 * 4  # an epoch ends with what is left of each of four buckets
+    assert sum(mixed) < 5 * 4  # an epoch ends with the remainder of each of four buckets
     assert not np.array_equal(samples[:1000], samples[1000:2000])
 
 
@@ -131,7 +131,7 @@ def test_a_single_bucket_keeps_the_unbucketed_order():
 
 @pytest.fixture(scope="module")
 def mixed_folder(tmp_path_factory):
-    """A folder of two classes with GIFs, video files, folders of frames and pictures of several sizes."""
+    """Return a folder of two classes with GIFs, video files, frame folders, and images of several sizes."""
     home = tmp_path_factory.mktemp("mixed")
     for right, name in enumerate(("left", "right")):
         for number, suffix in enumerate((".gif", ".mp4", "", ".gif")):
@@ -155,9 +155,9 @@ def test_buckets_allow_clips_and_images_in_one_folder(mixed_folder, tmp_path):
     }
     assert forms["clip0.gif"] == forms["clip1.mp4"] == forms["clip2"] == [8, 16, 16]
     assert forms["clip3.gif"] == [3, 16, 16] and forms["0002.png"] == [1, 12, 24]
-    # without, a photograph among clips makes pictures of all of them, as ever
+    # without buckets, one photo among clips makes the dataset an image dataset
     assert type(open_data(mixed_folder).split("train")) is FileSplit
-    # a folder of pictures alone is one of pictures, numbered ones too, in classes of splits as well
+    # a folder of images stays an image dataset, also with numbered files and with splits
     for split in ("train", "val"):
         for name in ("a", "b"):
             for number in range(3):

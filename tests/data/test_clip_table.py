@@ -1,4 +1,4 @@
-"""Tables of clips: whole files, parts of them by start and end, and groups that are never drawn apart."""
+"""Tables of clips: whole files, segments with start and end, and groups that are never split."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ from vitreous.weights.bundle import load_bundle
 
 
 def write_table(place: Path, *rows: str) -> Path:
-    """A CSV file of these rows."""
+    """Write a CSV file with these rows."""
     place.write_text("\n".join(rows) + "\n")
     return place
 
 
 def get_clip_split(data, name="train") -> ClipFiles:
-    """A split, which is of clips."""
+    """Return a split after checking that it consists of clips."""
     split = data.split(name)
     assert isinstance(split, ClipFiles)
     return split
 
 
 def write_greys(place: Path, pixels: np.ndarray) -> None:
-    """A GIF of 10 frames a second with exactly the greys of (T, H, W) uint8."""
+    """Write a GIF of 10 frames/s with exactly the grey values (T, H, W) uint8."""
     first, *others = map(Image.fromarray, pixels)
     first.save(place, save_all=True, append_images=others, duration=100)
 

@@ -1,4 +1,5 @@
-"""Tar archives of clips: labels and splits as of pictures, trained on, judged, checked, and asked about."""
+"""Tar archives of clips have the labels and splits of image archives, and work in training, evaluation and `data
+check`."""
 
 from __future__ import annotations
 
@@ -21,12 +22,12 @@ from vitreous.inference.sources import resolve_image_source
 
 @pytest.fixture(autouse=True)
 def isolated_cache(tmp_path, monkeypatch):
-    """A cache of its own for every test."""
+    """Give each test a separate cache."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
 def encode_clip(tmp_path, number: int, suffix: str = "mp4") -> bytes:
-    """The bytes of a clip whose square moves to the right, of an odd number."""
+    """Return an encoded clip; in clips with odd numbers the square moves to the right."""
     pixels = make_moving_square(number, bool(number % 2))
     if suffix == "gif":
         return write_clip(tmp_path / f"{number}.gif", pixels).read_bytes()

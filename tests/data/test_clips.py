@@ -1,4 +1,4 @@
-"""Clips: every format gives the same frames by their numbers, and hostile files one message each."""
+"""Clips: every format gives the same frames by index, and hostile files are rejected with one message."""
 
 from __future__ import annotations
 
@@ -18,15 +18,8 @@ from vitreous.data.modalities.clips import ClipPreprocess
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.errors import DataError, UsageError
 
-TRUNCATION_FRACTIONS = {
-    "mp4": 0.5,
-    "mov": 0.8,
-    "avi": 0.9,
-    "mkv": 0.8,
-    "webm": 0.8,
-    "mpeg": 0.3,
-    "gif": 0.7,
-}  # of a file
+#: format -> fraction of the file that is kept
+TRUNCATION_FRACTIONS = {"mp4": 0.5, "mov": 0.8, "avi": 0.9, "mkv": 0.8, "webm": 0.8, "mpeg": 0.3, "gif": 0.7}
 
 
 @pytest.mark.parametrize("kind", [*CODECS, "gif", "folder"])
@@ -68,13 +61,13 @@ def test_truncated_clips_are_rejected_by_name(tmp_path, kind):
 @pytest.mark.parametrize("kind", ["mkv", "webm"])
 def test_a_clip_truncated_to_one_frame_is_rejected(kind):
     content = encode_video(make_moving_square(3, True, 30), kind)
-    for size in range(len(content), 300, -40):  # to the first cut that leaves one frame
+    for size in range(len(content), 300, -40):  # find the first cut that leaves one frame
         with av.open(io.BytesIO(content[:size]), format="matroska") as container:
             frames = len(list(container.decode(video=0)))
         if frames == 1:
             break
     else:
-        pytest.fail("no cut leaves one frame")
+        pytest.fail("no truncation leaves exactly one frame")
     with pytest.raises(DataError, match=r"cut short, 0\.0 seconds of 3\.0"):
         open_clip(content[:size])
     assert len(open_clip(encode_video(make_moving_square(3, True, 1), kind))) == 1
@@ -96,7 +89,8 @@ def test_hostile_clips_are_rejected_with_one_message(tmp_path, content, problem)
 
 def test_large_frames_are_rejected_before_decoding(tmp_path):
     content = encode_video(make_grey_frames(2), "avi")
-    for marker in (b"\xff\xc0\0\x11\x08", b"\x10\0\0\0\x10\0\0\0\x01\0\x18\0"):  # of a JPEG, of AVI's header
+    # size fields of a JPEG frame and of the AVI header
+    for marker in (b"\xff\xc0\0\x11\x08", b"\x10\0\0\0\x10\0\0\0\x01\0\x18\0"):
         place = content.find(marker)
         while place >= 0:
             size = b"\x40\0\x40\0" if marker[0] == 0xFF else b"\0\x40\0\0\0\x40\0\0"

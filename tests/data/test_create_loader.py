@@ -1,4 +1,4 @@
-"""`vitreous.create_loader`: batches for a loop of one's own."""
+"""`vitreous.create_loader`: batches for a custom training loop."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vitreous.errors import DataError, UsageError
 
 
 def concatenate_epoch(loader):
-    """All batches of an epoch, joined."""
+    """Concatenate all batches of an epoch."""
     batches = list(loader)
     return {name: torch.cat([batch[name] for batch in batches]) for name in batches[0]}
 

@@ -1,4 +1,4 @@
-"""Every kind of file, to the right pixels or to a refusal that names it."""
+"""Every image file is decoded to the correct pixels, or rejected with an error that names the file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Annotations and images are paired by the longest end of a path that one file alone has, in any Unicode form."""
+"""Annotations are matched to images by the longest path suffix that is unique, in any Unicode normal form."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_files_are_found_by_the_end_of_their_path():
     index = FileIndex(paths, Path("d"))
     assert index.find("upload/a/0.png", "x") == Path("d/a/0.png")
     assert index.find("C:\\photos\\b\\0.png", "x") == Path("d/b/0.png")
-    assert index.find("0.png", "x") == Path("d/0.png")  # the whole path below the folder
+    assert index.find("0.png", "x") == Path("d/0.png")  # matched by the whole path below the folder
     assert index.find("elsewhere/1.png", "x") == Path("d/b/1.png")
     assert index.match("2.png", "x") is None
     with pytest.raises(DataError, match="matches 3 files"):
@@ -93,7 +93,8 @@ def test_coco_files_with_different_categories_are_rejected(tmp_path):
     (tmp_path / "annotations" / "train_b.json").rename(tmp_path / "annotations" / "extra.json")
     with pytest.raises(DataError, match=r"extra\.json names no split"):
         open_data(tmp_path)
-    (tmp_path / "annotations" / "extra.json").rename(tmp_path / "annotations" / "._train_a.json")  # of macOS
+    # AppleDouble files of macOS
+    (tmp_path / "annotations" / "extra.json").rename(tmp_path / "annotations" / "._train_a.json")
     assert len(open_data(tmp_path).split("train")) == 1
 
 
@@ -231,7 +232,8 @@ def test_annotations_of_a_different_image_are_rejected(tmp_path):
     place = tmp_path / "voc" / "Annotations" / "2.xml"
     text = place.read_text()
     place.write_text(text.replace("<object>", "<filename>C:\\old\\elsewhere.jpg</filename><object>", 1))
-    assert len(read_boxes(tmp_path / "voc")) == 2  # no such image: the name of the file decides
+    # the <filename> matches no image, so the name of the XML file is used
+    assert len(read_boxes(tmp_path / "voc")) == 2
     place.write_text(text.replace("<object>", "<filename>1.jpg</filename><object>", 1))
     with pytest.raises(DataError, match=r"named like the image 2 and states the image 1\.jpg"):
         open_data(tmp_path / "voc")

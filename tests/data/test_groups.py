@@ -1,4 +1,4 @@
-"""Splits that keep groups together, whatever the groups."""
+"""Splits keep groups together for any assignment of groups."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vitreous.errors import DataError
 
 @st.composite
 def labels_and_groups(draw):
-    """Labels of up to 60 images, (n,) or (n, K), and their groups: of one class each, or of any."""
+    """Draw labels (n,) or (n, K) of up to 60 images, and group numbers: groups of one class each, or of any classes."""
     n, kinds, homes = draw(st.integers(1, 60)), draw(st.integers(1, 5)), draw(st.integers(1, 20))
     rng = np.random.default_rng(draw(st.integers(0, 10**6)))
     groups = rng.integers(0, homes, n) * 7 - 3
@@ -25,13 +25,13 @@ def labels_and_groups(draw):
 
 
 def count_classes(labels, rows):
-    """How many of each class some rows are; and of all, where an image may be of no class."""
+    """Count the samples of each class among `rows`; for multi-label data, append the number of rows."""
     own = labels[rows]
     return np.append(own.sum(0), len(rows)) if labels.ndim == 2 else np.bincount(own, minlength=labels.max() + 1)
 
 
 def share_error(labels, rows, share):
-    """How far a split is from its share of every class, as `draw_stratified_splits` measures it."""
+    """Return the distance of a split from its share of every class, as `draw_stratified_splits` measures it."""
     total = count_classes(labels, np.arange(len(labels)))
     return float((((count_classes(labels, rows) - share * total) ** 2)[total > 0] / total[total > 0]).sum())
 
@@ -46,7 +46,7 @@ def test_grouped_splits_are_as_close_to_their_shares_as_possible(case, share, se
     )
     assert not set(groups[train]) & set(groups[val])
     assert ((count_classes(labels, train) > 0) == (count_classes(labels, np.arange(len(labels))) > 0)).all(), (
-        "every class keeps an image to train on"
+        "every class keeps a training image"
     )
     assert all(
         np.array_equal(parts[name], rows)
@@ -73,12 +73,12 @@ def test_one_of_a_few_large_groups_is_held_out():
     assert len(parts["val"]) == 25 and len(parts["train"]) == 75
     assert len(draw_stratified_splits(labels, 0, {"val": 0.1}, np.zeros(100, int))["val"]) == 0
     assert len(draw_stratified_splits(labels, 0, {"val": 0.1}, labels)["val"]) == 0, (
-        "a class in one group cannot be held out"
+        "a class with a single group stays in train"
     )
     chosen = {
         tuple(draw_stratified_splits(labels, seed, {"val": 0.1}, np.repeat(range(20), 5))["val"]) for seed in range(9)
     }
-    assert len(chosen) > 3, "the seed chooses"
+    assert len(chosen) > 3, "the held-out group depends on the seed"
 
 
 @pytest.fixture

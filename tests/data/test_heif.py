@@ -1,4 +1,4 @@
-"""AVIF and HEIC: read where Pillow can, else counted, and named with what would read them."""
+"""AVIF and HEIC files are decoded if Pillow supports them; otherwise they are counted, with the package to install."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from vitreous.data.decoding.decode import decode_to_pillow, read_upright_size
 from vitreous.data.sources import open_data
 from vitreous.errors import DataError
 
-pytestmark = pytest.mark.usefixtures("without_pages")  # training is repeated many times
+pytestmark = pytest.mark.usefixtures("without_pages")  # report pages would slow down the many trainings
 
 pytest.importorskip("pillow_heif")
 HEIF_SUFFIXES = {"AVIF": ".avif", "HEIF": ".heic"}
@@ -27,7 +27,7 @@ RAMP_PIXELS = np.stack(np.broadcast_arrays(np.arange(96)[None] * 2, np.arange(64
 
 
 def encode_heif(kind: str, pixels: np.ndarray = RAMP_PIXELS, orientation: int = 1) -> bytes:
-    """Pixels as a file of that kind."""
+    """Encode pixels in the given format."""
     heif.register_pillow_reader(kind)
     exif = Image.Exif()
     exif[0x0112] = orientation
@@ -37,7 +37,7 @@ def encode_heif(kind: str, pixels: np.ndarray = RAMP_PIXELS, orientation: int = 
 
 @pytest.fixture
 def without_heif(monkeypatch):
-    """A machine on which neither can be read."""
+    """Simulate an installation that cannot decode AVIF or HEIC."""
     monkeypatch.setattr(heif, "is_format_readable", lambda kind: False)
 
 
@@ -95,7 +95,7 @@ def test_unsupported_heif_files_suggest_what_to_install(without_heif, kind, way)
 
 @pytest.fixture
 def photos_with_heif(tmp_path):
-    """A folder of PNG files with two of each of the others."""
+    """Return a folder of PNG files with two files of each HEIF format."""
     root = make_folder(tmp_path / "photos", {"train": 6, "val": 2}, classes=("ant", "bee"))
     for kind, suffix in HEIF_SUFFIXES.items():
         for name in ("ant", "bee"):

@@ -1,4 +1,4 @@
-"""One verdict and one picture for each file of the corpus, in every command, at a price that is bounded."""
+"""Every file of the hostile corpus gives the same pixels or error in every command, at a bounded cost."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from vitreous.jobs.train import train
 from vitreous.progress import NullListener
 from vitreous.reports.evaluate import evaluate
 
-pytestmark = pytest.mark.usefixtures("without_pages")  # training is repeated many times
+pytestmark = pytest.mark.usefixtures("without_pages")  # report pages would slow down the many trainings
 
 NO_FILES = {"pipe.jpg": "not a regular file", "folder.jpg": "not a regular file", "device.jpg": "not a regular file",
             "memory.jpg": "empty file", "dangling.jpg": "No such file", "loop.jpg": "symbolic links"}  # fmt: skip
@@ -60,7 +60,7 @@ def test_all_exif_orientations_decode_to_the_same_image():
 
 @pytest.fixture(scope="module")
 def corpus_files(tmp_path_factory) -> dict[str, Path]:
-    """Every case as a file, and what is no file; name -> path."""
+    """Write every case and some special files; return name -> path."""
     home = tmp_path_factory.mktemp("corpus")
     for case in build_corpus():
         (home / case.name).write_bytes(case.content)
@@ -75,7 +75,7 @@ def corpus_files(tmp_path_factory) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def corpus_table(corpus_files) -> Path:
-    """All of them in a table, each once for training and once for the test."""
+    """Return a table that lists every file once in train and once in test."""
     path = corpus_files["ok.jpg"].parent / "table.csv"
     with open(path, "w", newline="") as file:
         writer = csv.writer(file)
@@ -88,7 +88,7 @@ def corpus_table(corpus_files) -> Path:
 
 @pytest.fixture(scope="module")
 def predictor(tmp_path_factory) -> Predictor:
-    """A model that has learnt nothing, of the classes a and b."""
+    """Return an untrained model with the classes a and b."""
     home = tmp_path_factory.mktemp("model")
     photos = make_folder(home / "photos", {"train": 2, "val": 1}, classes=("a", "b"))
     train(str(photos), out=str(home / "run"), workers=0, **{**TINY_RUN, "epochs": 1, "accumulate": 1})
@@ -97,7 +97,7 @@ def predictor(tmp_path_factory) -> Predictor:
 
 @pytest.fixture(scope="module")
 def decode_results(corpus_files, predictor) -> dict[str, str]:
-    """Name -> why `decode_to_pillow` refuses it, or the digest of the model's input."""
+    """Map each name to the error of `decode_to_pillow`, or to the digest of the model's input."""
 
     def verdict(path: Path) -> Tensor | DataError:
         try:
@@ -109,12 +109,12 @@ def decode_results(corpus_files, predictor) -> dict[str, str]:
 
 
 def describe_result(found: Tensor | np.ndarray | DataError) -> str:
-    """A verdict as text."""
+    """Return the error text, or the digest of the pixels."""
     return found.message if isinstance(found, DataError) else hashlib.sha256(np.asarray(found).tobytes()).hexdigest()
 
 
 def rejected_files(decode_results: dict[str, str]) -> dict[str, str]:
-    """Those that are refused, and why."""
+    """Return the rejected files with their reasons."""
     return {name: message for name, message in decode_results.items() if " " in message}
 
 
@@ -166,7 +166,7 @@ def test_the_command_line_reports_the_same_errors(corpus_files, predictor, decod
     run = predictor_home(predictor, tmp_path)
     said = {
         name: path for name, path in corpus_files.items() if not path.is_dir()
-    }  # a folder stands for the images in it
+    }  # a folder argument is expanded to the images in it
     result = run_cli("predict", str(run), *map(str, said.values()), "--json")
     found = json.loads(result.stdout)["predictions"]
     assert result.returncode == 3
@@ -175,7 +175,7 @@ def test_the_command_line_reports_the_same_errors(corpus_files, predictor, decod
 
 
 def predictor_home(predictor: Predictor, home: Path) -> Path:
-    """The model as a bundle in a folder."""
+    """Save the model as a bundle in a folder."""
     assert predictor.bundle is not None
     predictor.bundle.save(home / "model")
     return home / "model"
@@ -192,7 +192,7 @@ def test_evaluation_counts_unreadable_files_as_wrong(corpus_files, corpus_table,
 
 
 def check_listing(error: DataError, bad: dict[str, str], total: int) -> None:
-    """A refusal names the first twenty with their reasons, and counts the rest."""
+    """Assert that an error lists the first twenty files with their reasons, and counts the rest."""
     assert error.code == 3 and error.message.startswith(f"{len(bad)} of {total} images cannot be read:")
     lines = error.message.splitlines()[1:]
     assert [line.strip() for line in lines[:-1]] == list(bad.values())[:20]
@@ -208,7 +208,7 @@ def test_training_stops_at_or_skips_unreadable_files(corpus_files, corpus_table,
     assert not (tmp_path / "run").exists()
 
     class Notes(NullListener):
-        """Keeps what is said."""
+        """Keeps the notes."""
 
         def note(self, text: str) -> None:
             said.append(text)

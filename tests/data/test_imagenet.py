@@ -1,5 +1,4 @@
-"""ImageNet's folders, with names and ground truth from what lies beside them; and models that know the classes by other
-names."""
+"""ImageNet folders: class names and labels come from the accompanying files; models match classes by other names."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ from vitreous.data.split import Data, FileSplit
 from vitreous.errors import DataError
 
 SYNSET_WORDS = {"n01440764": "tench, Tinca tinca", "n02012849": "crane", "n03126707": "crane"}
-VALIDATION_LABELS = [2, 0, 1, 1, 2, 0]  # of the images to validate on, places among the synsets
+VALIDATION_LABELS = [2, 0, 1, 1, 2, 0]  # labels of the validation images, as indices into the synsets
 
 
 def save_jpeg(path: Path, seed: int) -> None:
@@ -35,7 +34,7 @@ def write_training_images(home: Path) -> Path:
 
 @pytest.fixture
 def flat_ilsvrc2012(tmp_path):
-    """ILSVRC2012 as it comes: images to validate on without folders."""
+    """Return ILSVRC2012 in its original layout: validation images without class folders."""
     write_training_images(tmp_path / "x" / "train")
     for number in range(1, 7):
         save_jpeg(tmp_path / "x" / "val" / f"ILSVRC2012_val_{number:08d}.JPEG", 100 + number)
@@ -52,7 +51,7 @@ def write_kaggle_solution(home: Path) -> None:
 
 
 def write_devkit(home: Path) -> None:
-    """The development kit has numbers of its own, and inner nodes of the tree after the leaves."""
+    """Write a development kit with its own numbering, and inner nodes of the tree after the leaves."""
     home.mkdir(parents=True, exist_ok=True)
     numbers = {"n01440764": 3, "n02012849": 1, "n03126707": 2}
     kinds = [("ILSVRC2012_ID", "i8"), ("WNID", "O"), ("words", "O"), ("gloss", "O"), ("num_children", "i8")]
@@ -164,7 +163,7 @@ def test_model_classes_match_by_title():
 
 
 def list_imagenet_1k_synsets() -> list[str]:
-    """The synsets of ILSVRC2012 in their order, as timm has them in a file."""
+    """Return the ILSVRC2012 synsets in order, from timm's file."""
     spec = importlib.util.find_spec("timm")
     assert spec and spec.origin
     return (Path(spec.origin).parent / "data" / "_info" / "imagenet_synsets.txt").read_text().split()

@@ -1,4 +1,4 @@
-"""A crop of a photograph shows what the whole photograph shows there, and no file is taken that `decode_to_pillow` refuses."""
+"""Region decoding of JPEGs matches a crop of the full image, and rejects every file that `decode_to_pillow` rejects."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ IMAGE_SIZE = (131, 97)
 def make_noisy_image(
     size: tuple[int, int] = IMAGE_SIZE, channels: int = 3, seed: int = 0, noise: float = 20.0
 ) -> Image.Image:
-    """Slopes, blobs and some noise, (width, height)."""
+    """Return an image of size (width, height) with slopes, blobs and some noise."""
     generator = torch.Generator().manual_seed(seed)
     coarse = torch.rand(1, channels, 7, 7, generator=generator) * 220 + 15
     fine = F.interpolate(coarse, size[::-1], mode="bicubic")[0] + noise * torch.randn(
@@ -63,7 +63,7 @@ JPEG_VARIANTS = {
 
 @pytest.fixture(params=["simplejpeg", "pillow"])
 def either_decoder(request, monkeypatch):
-    """With the extra, and as if it were not there."""
+    """Run the test with the optional JPEG decoder, and with the decoder hidden."""
     if request.param == "simplejpeg":
         pytest.importorskip("simplejpeg")
     else:
@@ -182,7 +182,7 @@ DAMAGED_JPEGS = {
 
 
 def decode_or_error(call) -> tuple[str, bytes]:
-    """What comes of a file: its pixels, or the reason that there are none."""
+    """Return ("pixels", content), or the type and text of the error."""
     try:
         return "pixels", call().tobytes()
     except DataError as error:
@@ -194,14 +194,14 @@ def decode_or_error(call) -> tuple[str, bytes]:
 def test_unusual_jpegs_fall_back_to_full_decoding(name):
     opened = decode_or_error(
         lambda: as_array(open_lazy_image(DAMAGED_JPEGS[name], 3, name))
-    )  # a Jpeg would be no array of pixels
+    )  # these fall back, so the result is no lazy Jpeg
     assert opened == decode_or_error(lambda: as_array(decode_to_pillow(DAMAGED_JPEGS[name], 3, name)))
 
 
 @pytest.mark.usefixtures("either_decoder")
 @pytest.mark.parametrize("seed", range(3))
 def test_damaged_jpegs_match_full_decoding(seed):
-    """Bytes changed, taken out and put in, anywhere: the same pixels or the same words as from `decode_to_pillow`."""
+    """Random byte changes, removals and insertions give the same pixels or message as `decode_to_pillow`."""
     random, taken = np.random.default_rng(seed), 0
     for number in range(150):
         content = bytearray(list(JPEG_VARIANTS.values())[number % len(JPEG_VARIANTS)])
@@ -220,7 +220,7 @@ def test_damaged_jpegs_match_full_decoding(seed):
 
         assert decode_or_error(lazily) == expected, number
         taken += isinstance(jpeg.parse_plain_jpeg(raw, 3, "x", True), LazyJpeg)
-        if expected[0] != "pixels":  # and a crop of it is refused too
+        if expected[0] != "pixels":  # a crop of it is rejected too
             with pytest.raises(DataError):
                 Augment(crop=(0.1, 0.2)).augment_image(open_lazy_image(raw, 3, "x"), ImagePreprocess((16, 16)), 0)
     assert taken > 30
@@ -286,7 +286,7 @@ def test_crop_resizing_is_as_accurate_as_pillow(filter):
 
 @pytest.mark.parametrize("name", ["4:4:4", "grey"])
 def test_lazy_and_decoded_images_are_augmented_identically(name):
-    """A file not yet decoded, its picture, and its pixels are augmented alike, the draws and all."""
+    """A lazy JPEG, its decoded image and its pixel array are augmented identically, with the same random draws."""
     augment, preprocess = Augment(crop=(0.1, 1.0), flip=0.5, jitter=(0.2, 0.0, 0.0)), ImagePreprocess((24, 20))
     picture = decode_to_pillow(JPEG_VARIANTS[name], 3)
     ways = [open_lazy_image(JPEG_VARIANTS[name], 3, "x"), picture, LazyPixels(np.asarray(picture))]
@@ -302,7 +302,7 @@ def test_a_broken_jpeg_is_reported_by_name():
 
 
 def test_decoded_regions_are_writable(either_decoder):
-    """torch warns of memory that may not be; Pillow's pixels are such, where a crop is as wide as the picture."""
+    """Crops are writable (torch warns otherwise), even if a crop is as wide as the image."""
     for content in JPEG_VARIANTS.values():
         channels = 1 if content is JPEG_VARIANTS["grey"] else 3
         for box in draw_boxes(*IMAGE_SIZE):

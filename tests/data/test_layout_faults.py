@@ -1,5 +1,4 @@
-"""Folders as people have them: what is no file, names of every kind, classes that come and go, and the order of all of
-it."""
+"""Folder datasets with special files, unusual names, changing classes, and order-dependent content."""
 
 from __future__ import annotations
 
@@ -32,7 +31,7 @@ from vitreous.inference.predict import load
 from vitreous.jobs.train import train
 from vitreous.reports.evaluate import evaluate
 
-pytestmark = pytest.mark.usefixtures("without_pages")  # training is repeated many times
+pytestmark = pytest.mark.usefixtures("without_pages")  # report pages would slow down the many trainings
 
 SMALL_PREPROCESS = ImagePreprocess((16, 16))
 QUICK_OPTIONS = {**TINY_RUN, "epochs": 1, "accumulate": 1, "workers": 0}
@@ -40,7 +39,7 @@ QUICK_OPTIONS = {**TINY_RUN, "epochs": 1, "accumulate": 1, "workers": 0}
 
 @pytest.fixture(scope="module")
 def trained_photos_and_run(tmp_path_factory) -> tuple[Path, Path]:
-    """Three classes as split folders, and a run on them."""
+    """Return an image folder of three classes with splits, and a run trained on it."""
     home = tmp_path_factory.mktemp("trained")
     photos = make_folder(home / "photos", {"train": 8, "val": 2, "test": 4})
     train(
@@ -53,7 +52,7 @@ def trained_photos_and_run(tmp_path_factory) -> tuple[Path, Path]:
 
 @pytest.fixture
 def copied_photos_and_run(trained_photos_and_run, tmp_path) -> tuple[Path, Path]:
-    """The same to be changed at will; the run knows the folder's new place."""
+    """Return copies of the folder and the run that a test may modify; the run's config points to the copy."""
     photos, run = (Path(shutil.copytree(place, tmp_path / place.name)) for place in trained_photos_and_run)
     config = run / "config.yaml"
     config.write_text(config.read_text().replace(str(trained_photos_and_run[0]), str(photos)))
@@ -65,7 +64,7 @@ def test_special_files_are_reported_and_others_are_read(tmp_path, monkeypatch):
     home = root / "train" / "bee"
     os.mkfifo(home / "pipe.jpg")
     with socket.socket(socket.AF_UNIX) as bound:
-        monkeypatch.chdir(home)  # a socket's name has at most 108 bytes
+        monkeypatch.chdir(home)  # socket paths are limited to 108 bytes
         bound.bind("socket.jpg")
         (home / "dangling.jpg").symlink_to("nowhere")
         (home / "self.jpg").symlink_to("self.jpg")
@@ -93,7 +92,7 @@ ODD_FILE_NAMES = [
 
 @pytest.fixture
 def oddly_named_folder(tmp_path) -> Path:
-    """Pictures with the names above, each another one."""
+    """Return a folder with a distinct image for each of the names above."""
     root = make_folder(tmp_path / "named", {"": 2}, classes=("a", "b"))
     for number, name in enumerate(ODD_FILE_NAMES):
         with open(os.fsencode(root / "a") + b"/" + name, "wb") as file:
@@ -129,14 +128,14 @@ def test_the_command_line_escapes_file_names(oddly_named_folder, trained_photos_
     result = run_cli(*words, cwd=tmp_path)
     paths = [row["path"] for row in json.loads(result.stdout)["predictions"]]
     assert paths[0] == "=1+1.png" and set(paths[1:]) == {str(path) for path in (oddly_named_folder / "a").iterdir()}, (
-        "every name as it is"
+        "every name is unchanged"
     )
     assert result.stdout.removesuffix("\n").isprintable() and all(
         line.isprintable() for line in result.stderr.splitlines()
     )
     with open(tmp_path / "x.csv", newline="", encoding="utf-8", errors="surrogateescape") as file:
         assert {row["path"] for row in csv.DictReader(file)} == {"'=1+1.png", *paths[1:]}
-    assert not list(tmp_path.rglob("x")), "nothing was carried out"
+    assert not list(tmp_path.rglob("x")), "no name was executed"
 
 
 CLASS_NAME_CASES = {
@@ -156,7 +155,7 @@ def test_unusual_class_names_are_read_or_rejected(tmp_path, case):
     names, expected = CLASS_NAME_CASES[case]
     root = make_folder(tmp_path / "x", {"": 2}, classes=names)
     if len(os.listdir(root)) < len(names):
-        pytest.skip("a file system that takes these names for one")
+        pytest.skip("this file system treats the two names as equal")
     if isinstance(expected, str):
         with pytest.raises(DataError) as error:
             open_data(root)
@@ -183,7 +182,7 @@ def test_thousands_of_single_image_classes_load_quickly(tmp_path, count):
         os.link(tmp_path / ".png", f"{tmp_path}/{number}/0.png")
     begun = time.process_time()
     data = open_data(tmp_path)
-    assert time.process_time() - begun < 20  # of the square of their number it would be minutes
+    assert time.process_time() - begun < 20  # quadratic time would be minutes
     assert data.classes == tuple(map(str, range(count))) and data.notes == [
         "too few images to hold any out for validation"
     ]
@@ -201,7 +200,7 @@ def test_a_class_without_validation_images_shifts_no_label(tmp_path):
 
 
 def run_as_nobody(work) -> str:
-    """What `work` returns, done by a user who may read nothing of root's."""
+    """Return the output of `work`, run by a user without permission to read root's files."""
     reader, writer = os.pipe()
     if child := os.fork():
         os.close(writer)
@@ -219,9 +218,7 @@ def run_as_nobody(work) -> str:
     os._exit(0)
 
 
-@pytest.mark.skipif(
-    not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root can become another user for this"
-)
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="switching the user requires root")
 def test_files_without_permission_are_reported(tmp_path):
     root = make_folder(tmp_path / "x", {"": 3})
     for place in (root, tmp_path, *tmp_path.parents):
@@ -296,7 +293,7 @@ def test_changed_class_folders_do_not_shift_predictions(copied_photos_and_run):
     photos, run = copied_photos_and_run
     whole = evaluate(run, photos, workers=0)
     recall = {row["class"]: row["recall"] for row in whole["per_class"]}
-    assert len(set(recall.values())) > 1 or whole["test"]["top1"] == 1, "a shift of labels would show"
+    assert len(set(recall.values())) > 1 or whole["test"]["top1"] == 1, "shifted labels would change the accuracy"
     for split in ("train", "val", "test"):
         shutil.rmtree(photos / split / "ant")
     less = evaluate(run, photos, workers=0)
@@ -306,7 +303,7 @@ def test_changed_class_folders_do_not_shift_predictions(copied_photos_and_run):
     (run / "summary.json").unlink()
     with pytest.raises(DataError, match="has changed since the run began") as error:
         train(str(photos), out=str(run), resume=True)
-    assert "--allow-data-change" not in error.value.hint, "other classes are another problem"
+    assert "--allow-data-change" not in error.value.hint, "the test classes are the same"
     for split in ("train", "val", "test"):
         (photos / split / "bee").rename(photos / split / "aardvark")
     for attempt in (lambda: evaluate(run, photos, workers=0), lambda: evaluate(run, workers=0)):
@@ -316,7 +313,7 @@ def test_changed_class_folders_do_not_shift_predictions(copied_photos_and_run):
     assert load(run).predict([picture_of_cat])[0].names == load(run).predict([picture_of_cat])[0].names
 
 
-def test_a_class_more_than_in_training_is_refused(copied_photos_and_run):
+def test_a_class_unseen_in_training_is_rejected(copied_photos_and_run):
     photos, run = copied_photos_and_run
     for split in ("train", "val", "test"):
         shutil.copytree(photos / split / "ant", photos / split / "aaa")
@@ -357,7 +354,7 @@ assert "torch" not in sys.modules
 
 @pytest.fixture
 def identical_datasets(tmp_path) -> list[Path]:
-    """The same pictures, made in another order, at other times."""
+    """Return two datasets with the same images, created in different orders and at different times."""
     roots = [tmp_path / "one", tmp_path / "two"]
     names = ["Zebra", "\u00e9clair", "ant", "10", "9", "b c", "\u0130stanbul", "ill"]
     for number, root in enumerate(roots):

@@ -1,4 +1,4 @@
-"""Folders with lists: the layout of VTAB-1k's copies, and every fault with its file and line."""
+"""Folders with list files (the layout of VTAB-1k copies): splits, and every error with its file and line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from vitreous.errors import DataError
 
 @pytest.fixture
 def vtab_task(tmp_path):
-    """A task of three classes: 12 images to train on, 6 to choose by, 9 to judge."""
+    """Return a task of three classes: 12 training, 6 validation and 9 test images."""
     parts = {"train800": ("train", range(12)), "val200": ("train", range(12, 18)), "test": ("test", range(9))}
     for number, (name, (home, images)) in enumerate(parts.items()):
         for index in images:
@@ -40,7 +40,9 @@ def test_vtab_lists_are_read_as_splits(vtab_task):
     assert {name: len(split) for name, split in data.splits.items()} == {"train": 12, "val": 6, "test": 9}
     for split in data.splits.values():
         assert [int(path.stem) % 3 for path in split.paths] == split.labels.tolist() and split.labels.dtype == np.int64
-    assert [int(path.stem) for path in data.splits["train"].paths] == list(reversed(range(12))), "the order of the list"
+    assert [int(path.stem) for path in data.splits["train"].paths] == list(reversed(range(12))), (
+        "samples are in list order"
+    )
 
 
 def test_without_holdout_all_1000_images_are_trained_on(vtab_task):

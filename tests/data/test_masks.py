@@ -1,4 +1,4 @@
-"""Masks hide what their papers say, each a function of its picture's key alone."""
+"""Mask generators follow their papers, and each mask depends only on the key of its image."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SAMPLE_KEYS = derive_keys(0, np.arange(40))
 
 
 def to_list(made) -> list[np.ndarray]:
-    """One or several arrays, as a list."""
+    """Return one or several arrays as a list."""
     return [made] if isinstance(made, np.ndarray) else list(made)
 
 
@@ -66,7 +66,8 @@ def test_random_masks_hide_tokens_uniformly():
     _, mask = random_masks(derive_keys(3, np.arange(20_000)), (4, 5))
     assert np.abs(mask.mean(0) - 0.75).max() < 0.015
     pairs = np.corrcoef(mask.reshape(-1, 20).T)[~np.eye(20, dtype=bool)]
-    assert np.abs(pairs + 1 / 19).max() < 0.03  # tokens of a fixed number hidden: each other's as little as can be
+    # with a fixed number of hidden tokens, two tokens have a correlation of -1/19
+    assert np.abs(pairs + 1 / 19).max() < 0.03
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0, 0.99, -0.5, 2.0])
@@ -78,7 +79,7 @@ def test_masks_need_visible_and_hidden_tokens(share):
 def corrupt_patches_by_loop(
     k: np.ndarray, length: int, share: float, masked: float, swapped: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The loop that `corrupt_patches` replaces, for one key."""
+    """Corrupt patches for one key with a naive loop, as a reference for `corrupt_patches`."""
     order = [int(place) for place in random_masks(k[None], (length,), 1 - share - 1e-9).keep[0]]
     u, v = (draw_uniform(derive_keys(k, 0x6D61736C, draw)[None], length)[0] for draw in range(2))
     predicted, source = np.zeros(length, bool), np.arange(length)
@@ -116,7 +117,7 @@ def test_half_is_predicted_and_80_percent_of_it_masked():
 
 
 def block_mask_by_loop(k: np.ndarray, height: int, width: int, share: float, least: int) -> np.ndarray:
-    """The loop that `block_masks` replaces, for one key."""
+    """Generate the mask of one key with a naive loop, as a reference for `block_masks`."""
     mask, room, failed, attempt = np.zeros((height, width), bool), int(share * height * width), 0, 0
     while room > 0 and failed < 10:
         u = draw_uniform(derive_keys(k, 0x6D61736D, attempt)[None], 4)[0]
@@ -162,12 +163,15 @@ def test_ibot_masks_half_of_the_images_by_10_to_50_percent():
     shares = ibot_masks(derive_keys(4, np.arange(4000)), (14, 14)).mean((1, 2))
     masked = shares[shares > 0]
     assert abs(len(masked) / 4000 - 0.5) < 0.03 and masked.max() <= 0.5
-    assert abs(masked.mean() - 0.298) < 0.01  # what DINOv2's own generator gives
+    assert abs(masked.mean() - 0.298) < 0.01  # mean share of DINOv2's generator
     assert abs(np.corrcoef(shares, draw_uniform(derive_keys(4, np.arange(4000)), 2)[:, 1])[0, 1]) < 0.05
 
 
 def authors_mask(draw: random.Random, side: int, count: int) -> np.ndarray:
-    """One mask of `count` patches by DINOv2's generator, restated: blocks smaller than the grid along both axes."""
+    """Return one mask of `count` patches from a restatement of DINOv2's generator.
+
+    Its blocks are smaller than the grid along both axes.
+    """
     mask, left = np.zeros((side, side), bool), count
     while left > 0:
         for _ in range(10):
@@ -187,15 +191,17 @@ def authors_mask(draw: random.Random, side: int, count: int) -> np.ndarray:
 
 
 def mask_statistics(masks: np.ndarray) -> dict[str, np.ndarray]:
-    """For each of (n, h, w) masks: the share of patches, whether a row or column is whole, neighbours that differ."""
+    """Compute statistics of masks (n, h, w): share of patches, whether a row or column is full, neighbours that differ."""
     whole = np.array([mask.all(0).any() or mask.all(1).any() for mask in masks])
     edges = (masks[:, 1:] != masks[:, :-1]).mean((1, 2)) + (masks[:, :, 1:] != masks[:, :, :-1]).mean((1, 2))
     return {"share": masks.mean((1, 2)), "whole line": whole.astype(float), "edges": edges}
 
 
 def compare_masks(draws: int) -> dict[str, tuple[float, float, float]]:
-    """Of masks of half of 14 x 14 patches: mean of each statistic, the authors', and the difference in standard
-    errors."""
+    """Compare masks of half of 14 x 14 patches with DINOv2's generator.
+
+    Returns for each statistic: our mean, the reference mean, and the difference in standard errors.
+    """
     generator = random.Random(0)
     theirs = mask_statistics(np.stack([authors_mask(generator, 14, 98) for _ in range(draws)]))
     ours = mask_statistics(ibot_masks(derive_keys(7, np.arange(draws)), (14, 14), (0.5, 0.5), mask_probability=1.0))
@@ -205,9 +211,9 @@ def compare_masks(draws: int) -> dict[str, tuple[float, float, float]]:
 
 
 def test_ibot_mask_statistics_match_the_reference_code():
-    """Blocks as large as the grid along an axis would make 22 % of the masks hold a whole row or column, not 17 %."""
+    """If blocks could span the grid along an axis, 22 % of the masks would have a full row or column, not 17 %."""
     for name, (found, expected, errors) in compare_masks(3000).items():
-        assert errors < 4, f"{name}: {found:.4f}, theirs {expected:.4f}"
+        assert errors < 4, f"{name}: {found:.4f}, DINOv2 {expected:.4f}"
 
 
 def test_masks_are_independent_of_augmentation():

@@ -1,4 +1,4 @@
-"""Whole batches are moved, mirrored and pierced as a loop over their pictures would do it."""
+"""Batched shifts, flips and erasing match a loop over the images."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_zero_shifts_return_a_copy():
 
 
 def test_a_shift_and_a_mirror_are_the_affine_map():
-    """What is moved by whole pixels is what the map of the same key reads between pixels."""
+    """An integer shift and flip equals the affine map of the same key with bilinear sampling."""
     images, keys = make_image_batch(64), derive_keys(0, np.arange(64))
     for border in ("reflection", "zeros"):
         augment = Augment(shift=0.2, flip=0.5, border=border)
@@ -64,7 +64,7 @@ def test_windows_are_simple_crops():
 @pytest.mark.parametrize("noise", [False, True])
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
 def test_erased_boxes_depend_only_on_each_key(noise, dtype):
-    """Each picture's hole is its key's, whatever batch it stands in; as large and as often as it should be."""
+    """The erased box of an image depends only on its key, and has the specified size and frequency."""
     images, keys = torch.full((400, 3, 40, 40), 7).to(dtype), derive_keys(0, np.arange(400))
     shown = erase_random_boxes(images.clone(), keys, 0.4, noise)
     assert torch.equal(erase_random_boxes(images[300:].clone(), keys[300:], 0.4, noise), shown[300:])

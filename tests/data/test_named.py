@@ -1,5 +1,4 @@
-"""torchvision's datasets by name: on small copies in each set's own layout, the same labels and pixels as torchvision
-gives."""
+"""torchvision's datasets by name: small copies in each layout give the labels and pixels that torchvision gives."""
 
 from __future__ import annotations
 
@@ -28,7 +27,7 @@ CHECKSUMMED_MODULES = ("cifar", "stl10", "svhn", "flowers102", "imagenet", "plac
 
 @pytest.fixture(autouse=True)
 def skip_checksum_verification(monkeypatch):
-    """torchvision knows the checksums of whole sets; and nothing here may reach for the network."""
+    """Skip torchvision's checksums, which are those of the full datasets, and block network access."""
     for module in CHECKSUMMED_MODULES:
         present = lambda path, md5=None: os.path.isfile(path)  # noqa: E731
         monkeypatch.setattr(f"torchvision.datasets.{module}.check_integrity", present)
@@ -63,7 +62,7 @@ def write_cifar100(root):
 
 
 def write_idx_files(root: Path, home: str, prefixes: tuple[str, str], labels: np.ndarray) -> None:
-    """Files as MNIST has them: a magic number, the sizes, the bytes."""
+    """Write MNIST's IDX files: a magic number, the sizes, the bytes."""
     (root / home / "raw").mkdir(parents=True)
     for seed, prefix in enumerate(prefixes):
         for kind, values in (
@@ -233,7 +232,7 @@ DATASET_WRITERS = {
     "USPS": write_usps, "SEMEION": write_semeion, "Flowers102": write_flowers, "OxfordIIITPet": write_pets, "DTD": write_dtd, "EuroSAT": write_eurosat, "PCAM": write_pcam,
     "Food101": write_food, "GTSRB": write_gtsrb, "FGVCAircraft": write_aircraft, "StanfordCars": write_cars, "Caltech101": write_caltech, "ImageNet": write_imagenet,
 }  # fmt: skip
-LABEL_OFFSETS = {"EMNIST?split=letters": 1}  # torchvision's letters count from 1
+LABEL_OFFSETS = {"EMNIST?split=letters": 1}  # labels of torchvision's "letters" split start at 1
 
 
 def open_written_dataset(name: str, root: Path) -> tuple[Data, str]:

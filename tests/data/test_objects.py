@@ -1,4 +1,4 @@
-"""Views of objects: boxes and masks move with the picture, and none is lost but by the rules."""
+"""Views of objects: boxes and masks follow the image, and objects are dropped only by the documented rules."""
 
 from dataclasses import replace
 
@@ -17,7 +17,7 @@ IMAGE_SIZE = (48, 64)
 
 
 def make_rectangles(seed: int, count: int = 4, size: tuple[int, int] = IMAGE_SIZE) -> tuple[np.ndarray, Target]:
-    """A picture (H, W, 3) of bright rectangles that do not overlap, and what is on it."""
+    """Return an image (H, W, 3) of bright rectangles that do not overlap, and its target."""
     draw = np.random.default_rng(seed)
     pixels, masks = np.zeros((*size, 3), np.uint8), []
     for column in range(count):
@@ -35,7 +35,7 @@ def make_rectangles(seed: int, count: int = 4, size: tuple[int, int] = IMAGE_SIZ
 
 
 def box_in(pixels: torch.Tensor) -> torch.Tensor:
-    """The box of what is bright in (3, h, w), (4,) float32."""
+    """Return the bounding box (4,) float32 of the bright pixels in (3, h, w)."""
     bright = pixels[0] > 120
     rows, columns = bright.any(1).nonzero().flatten(), bright.any(0).nonzero().flatten()
     return torch.tensor([columns[0], rows[0], columns[-1] + 1, rows[-1] + 1]).float()
@@ -99,7 +99,7 @@ def test_cropping_and_flipping_objects_match_torchvision():
 
 
 def make_single_object(box: tuple[float, ...], masks: bool = False) -> Target:
-    """One object, its mask that of the whole pixels in the box."""
+    """Return a target with one object; its mask covers the whole pixels in the box."""
     mask = np.zeros(IMAGE_SIZE, bool)
     mask[int(box[1]) : max(int(box[3]), int(box[1]) + 1), int(box[0]) : max(int(box[2]), int(box[0]) + 1)] = True
     table, layers = np.array([box], np.float32), stack_masks([mask], IMAGE_SIZE) if masks else None
@@ -107,11 +107,11 @@ def make_single_object(box: tuple[float, ...], masks: bool = False) -> Target:
 
 
 def test_mostly_cropped_objects_are_dropped():
-    part = CropRegion(0, 20, 48, 44, (48, 44))  # what is right of 20
+    part = CropRegion(0, 20, 48, 44, (48, 44))  # keeps the columns from 20 on
     for right, stays in ((21.9, False), (22.1, True), (20.9, False)):
         assert len(crop_objects(make_single_object((0, 0, right, 10)), part, 0.09)["labels"]) == stays
     half = CropRegion(0, 0, 48, 64, (24, 32))
-    for side, stays in ((1.9, False), (2.1, True)):  # less than a pixel of the view, or not
+    for side, stays in ((1.9, False), (2.1, True)):  # less than one pixel of the view is dropped, more is kept
         assert len(crop_objects(make_single_object((10, 10, 10 + side, 20)), half, 0.0)["labels"]) == stays
 
 
@@ -126,7 +126,8 @@ def test_small_objects_keep_their_mask_and_box():
         make_single_object((8, 8, 12, 12)),
         layers=stack_masks([np.eye(*IMAGE_SIZE, dtype=bool) & (np.indices(IMAGE_SIZE)[0] == 9)], IMAGE_SIZE),
     )
-    own = crop_objects(thin, CropRegion(0, 0, 48, 64, (12, 16)), 0.0)  # its one pixel is not among those that are read
+    # nearest-neighbour sampling misses its single pixel
+    own = crop_objects(thin, CropRegion(0, 0, 48, 64, (12, 16)), 0.0)
     assert own["masks"].sum() == 1 and own["masks"][0, 2, 2]
 
 
@@ -137,7 +138,7 @@ def test_cropped_boxes_enclose_the_cropped_mask():
     target = Target(
         IMAGE_SIZE, np.array([0]), masks_to_boxes([mask]), np.zeros(1, bool), layers=stack_masks([mask], IMAGE_SIZE)
     )
-    part = CropRegion(0, 10, 48, 15, (48, 15))  # shows a piece of the arm alone
+    part = CropRegion(0, 10, 48, 15, (48, 15))  # contains only a part of the arm
     assert crop_objects(target, part, 0.0)["boxes"].tolist() == [[0, 10, 15, 12]]
     assert crop_objects(target.without_masks(), part, 0.0)["boxes"].tolist() == [[0, 5, 15, 30]]
 

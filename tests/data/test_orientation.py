@@ -1,4 +1,4 @@
-"""Masks of volumes on the grid of their images, and masks with palettes beside the colours of classes."""
+"""Volume masks are resampled to the grid of their images; palette masks and class colours are combined."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def read_classes(root: Path) -> np.ndarray:
 
 
 def reorient(values: np.ndarray, turn: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The same voxels in another order, and their affine."""
+    """Return the same voxels with permuted and flipped axes, and their affine."""
     affine = AFFINE @ nibabel.orientations.inv_ornt_aff(turn, values.shape)
     return nibabel.orientations.apply_orientation(values, turn), affine
 
@@ -68,7 +68,7 @@ def test_masks_off_the_image_grid_are_rejected(tmp_path):
 def test_masks_without_an_affine_are_read(tmp_path):
     voxels, classes = make_solid(1)
     write_nifti(tmp_path / "images" / "0.nii.gz", voxels, AFFINE)
-    write_nifti(tmp_path / "masks" / "0.nii.gz", classes, None)  # the codes of both forms are 0
+    write_nifti(tmp_path / "masks" / "0.nii.gz", classes, None)  # without sform and qform codes
     assert np.array_equal(read_classes(tmp_path), classes)
     (tmp_path / "masks" / "0.nii.gz").unlink()
     np.savez(tmp_path / "masks" / "0.npz", classes)

@@ -1,4 +1,4 @@
-"""As many processes decode as it takes, whatever the machine; and batches that wait never fill its memory."""
+"""The number of decoding workers suits the machine, and prefetched batches stay within its memory."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ from vitreous.system.cores import count_usable_cores
 
 
 def compute_throughput(workers: int, seconds: float, rate: float, cores: int) -> float:
-    """Images a second of `workers` decoders and a model that share cores: the decoders' cores are lost to the model."""
+    """Return images/s of `workers` decoders and a model on shared cores: busy decoder cores are not available to the
+    model."""
     best = 0.0
-    for share in np.linspace(0.001, 1, 1000):  # of their time that the decoders are busy
+    for share in np.linspace(0.001, 1, 1000):  # fraction of time in which the decoders are busy
         left = cores - workers * share
         best = max(best, min(workers * share / seconds, rate * left / cores)) if left > 0 else best
     return best
@@ -93,7 +94,7 @@ def test_shared_memory_limits_the_prefetch_factor(monkeypatch):
 
 
 def test_exact_loaders_decode_at_full_resolution(tmp_path):
-    """A feed that is exact shows what the whole picture shows; one that is not, less of the detail."""
+    """Exact loaders decode the full image; other loaders lose some detail by reduced decoding."""
     home = tmp_path / "train" / "ant"
     home.mkdir(parents=True)
     make_image(0, (256, 256)).save(home / "0.jpg", quality=95)

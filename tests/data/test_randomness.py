@@ -1,4 +1,4 @@
-"""Order and augmentation are functions of (seed, epoch, sample, view) and of nothing else."""
+"""Order and augmentation depend only on (seed, epoch, sample, view)."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_flips_and_shifts_move_whole_pixels():
 
 
 def test_rotation_preserves_shapes_on_non_square_images():
-    """A centred disc stays where it is under rotation, whatever the aspect of the picture."""
+    """A centred disc is unchanged by rotation for any aspect ratio of the image."""
     rows, columns = np.mgrid[:20, :40]
     disc = ((rows - 9.5) ** 2 + (columns - 19.5) ** 2 < 36).astype(np.uint8) * 255
     pixels = torch.from_numpy(disc)[None, None].repeat(16, 3, 1, 1)

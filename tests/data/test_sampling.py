@@ -1,4 +1,4 @@
-"""Balanced sampling and repeated augmentation: exact counts, and still a function of the position alone."""
+"""Balanced sampling and repeated augmentation: exact counts, determined by the stream position alone."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from vitreous.errors import UsageError
 
 IMBALANCED_LABELS = np.random.default_rng(0).permutation(
     [0] * 17 + [1] * 5 + [2] * 1 + [4] * 9
-)  # of class 3 there are none
+)  # no samples of class 3
 NUM_SAMPLES = len(IMBALANCED_LABELS)
 SAMPLE_ORDERS = {
     "even": SampleOrder(NUM_SAMPLES, 3),

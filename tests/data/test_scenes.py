@@ -1,4 +1,4 @@
-"""Views of scenes: an image and its class map move together, and chance is a function of the key."""
+"""Views for segmentation: an image and its class map move together, and randomness depends only on the key."""
 
 import colorsys
 from dataclasses import replace
@@ -21,7 +21,7 @@ IDENTITY_VIEWS = SceneViews(scale=(1.0, 1.0), flip=0.0)
 
 
 def make_ramp_view(scenes, image=(24, 32), key=5):
-    """A view of a picture of (24, 32) pixels that grow by 4 a row and 2 a column, each of which is its own class."""
+    """Return a view of a (24, 32) image whose values rise by 4 per row and 2 per column; each value is a class."""
     ramp = 4 * np.arange(24)[:, None] + 2 * np.arange(32)[None]
     picture = Image.fromarray(np.stack([ramp.astype(np.uint8)] * 3, -1))
     return scenes.augment_scene(
@@ -45,7 +45,7 @@ def test_images_and_class_maps_move_together(change):
         view, classes = make_ramp_view(scenes, image=(32, 32), key=key)
         known, pixels = view["classes"] != IGNORE_INDEX, view["images"][0].int()
         assert known.float().mean() > 0.05
-        # half a pixel along both axes to the nearest one, and what a filter reads beyond the edge of the image
+        # nearest-neighbour error of half a pixel along both axes, and interpolation beyond the edge of the image
         assert (pixels - view["classes"])[known].abs().max() <= 6
         assert (pixels - view["classes"])[known].float().mean().abs() <= 3
         assert (pixels[~known] == 0).all()
@@ -55,7 +55,8 @@ def test_images_and_class_maps_move_together(change):
 
 def test_pixels_outside_the_image_are_ignored():
     view, classes = make_ramp_view(IDENTITY_VIEWS, image=(48, 48))
-    known = view["classes"] != IGNORE_INDEX  # the image lies between pixels: those at its edges are not whole
+    # with an offset of half a pixel, edge pixels are interpolated with the padding
+    known = view["classes"] != IGNORE_INDEX
     assert (24 - 1) * (32 - 1) <= known.sum() <= classes.size
     assert known.any(0).sum() * known.any(1).sum() == known.sum()
     assert (view["images"][:, view["classes"] == IGNORE_INDEX] == 0).all()
@@ -94,8 +95,10 @@ def test_invalid_scene_views_are_rejected(change):
 
 
 def distort_as_mmsegmentation(pixels, draws):
-    """mmsegmentation's `PhotoMetricDistortion` pixel by pixel: brightness +-32, contrast and saturation 0.5 to 1.5,
-    hue +-18 of 180, each with probability 0.5."""
+    """Apply mmsegmentation's `PhotoMetricDistortion` in a loop over pixels.
+
+    Brightness +-32, contrast and saturation 0.5 to 1.5, hue +-18 of 180; each with probability 0.5.
+    """
 
     def to_bytes(values):
         return [int(min(255, max(0, value))) for value in values]
@@ -127,7 +130,7 @@ def test_colours_are_distorted_as_in_mmsegmentation():
         draws = generator.random(DISTORTION_DRAWS)
         ours = distort_colours(torch.from_numpy(pixels.copy()), (32 / 255, 0.5, 0.5), 0.1, 0.5, draws).numpy()
         theirs = distort_as_mmsegmentation(pixels.astype(np.float64), draws)
-        # bytes of hue and saturation, which contrast may enlarge by half
+        # rounding of hue and saturation to bytes, which contrast may scale by 1.5
         assert np.abs(ours - theirs).max() < 8 and np.abs(ours - theirs).mean() < 2
     still = distort_colours(torch.from_numpy(pixels), (0.1, 0.5, 0.5), 0.1, 0.0, generator.random(DISTORTION_DRAWS))
     assert np.array_equal(still.numpy(), pixels)
@@ -145,7 +148,7 @@ def test_padding_keeps_its_colour_under_jitter():
 
 def test_crops_dominated_by_one_class_are_redrawn():
     classes = np.zeros((64, 256), np.int32)
-    classes[:, 224:] = 1  # an eighth: one crop of 32 pixels in nine has enough of both
+    classes[:, 224:] = 1  # one eighth: 1 of 9 positions of a 32-pixel crop contains enough of both classes
     picture, target = Image.new("RGB", (256, 64)), create_empty_target((64, 256), classes)
 
     def shares(scenes):
@@ -157,7 +160,8 @@ def test_crops_dominated_by_one_class_are_redrawn():
 
     assert (shares(IDENTITY_VIEWS) >= 0.75).mean() == pytest.approx(1 - 16 / 224, abs=0.05)
     drawn = (shares(replace(IDENTITY_VIEWS, max_class_share=0.75)) >= 0.75).mean()
-    assert drawn == pytest.approx((1 - 16 / 224) ** 11, abs=0.08)  # mmsegmentation: ten checks, the eleventh crop stays
+    # mmsegmentation checks ten crops and keeps the eleventh
+    assert drawn == pytest.approx((1 - 16 / 224) ** 11, abs=0.08)
     assert measure_largest_class(np.full((4, 4), IGNORE_INDEX), IGNORE_INDEX) == 1
 
 

@@ -1,4 +1,4 @@
-"""Pictures of any number of channels are read as they are stored, seen as photographs are, and trained on."""
+"""Images with any number of channels are read as stored, augmented like colour images, and trained on."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ DTYPES = ("uint8", "uint16", "int16", "float32")
 
 
 def draw_values(shape: tuple[int, ...], dtype: str, seed: int = 0) -> np.ndarray:
-    """Random numbers over most of a type's range."""
+    """Return random numbers over most of the range of a dtype."""
     generator = np.random.default_rng(seed)
     if dtype == "float32":
         return generator.normal(0, 3, shape).astype(np.float32)
@@ -46,21 +46,21 @@ def draw_values(shape: tuple[int, ...], dtype: str, seed: int = 0) -> np.ndarray
 
 
 def as_npy(array: np.ndarray) -> bytes:
-    """The bytes of a .npy file."""
+    """Return the bytes of a .npy file."""
     file = io.BytesIO()
     np.save(file, array)
     return file.getvalue()
 
 
 def as_tiff(array: np.ndarray, **options) -> bytes:
-    """The bytes of a TIFF; unless said, of samples that are no colours, a picture (H, W, C)."""
+    """Return the bytes of a TIFF of an image (H, W, C); by default its channels are not colours."""
     file = io.BytesIO()
     tifffile.imwrite(file, array, **{"photometric": "minisblack", "planarconfig": "contig"} | options)
     return file.getvalue()
 
 
 def as_pages(array: np.ndarray) -> bytes:
-    """The bytes of a TIFF that Pillow wrote, a page for each channel (C, H, W)."""
+    """Return the bytes of a TIFF written by Pillow, with one page per channel of (C, H, W)."""
     file = io.BytesIO()
     first, *rest = (Image.fromarray(page) for page in array)
     first.save(file, "TIFF", save_all=True, append_images=rest)
@@ -97,7 +97,7 @@ def test_npy_is_read_in_every_memory_layout(dtype, order):
 def test_multiband_tiffs_are_read_in_every_layout(dtype, options):
     array = draw_values((6, 18, 21), dtype)
     if dtype == "float32" and "predictor" in options:
-        options = {"compression": "zlib"}  # tifffile writes floating-point differences with imagecodecs alone
+        options = {"compression": "zlib"}  # tifffile needs imagecodecs to write floating-point predictors
     raw = as_tiff(array if options.get("planarconfig") else np.moveaxis(array, 0, -1), **options)
     assert detect_channel_form(raw, "x") == (6, dtype) and np.array_equal(read_channels(raw, "x"), array)
 
@@ -151,7 +151,7 @@ def test_16_bit_values_are_kept_on_request():
 
 
 def build_npy_header(text: str, rest: bytes = b"", version: bytes = b"\1\0", length: int | None = None) -> bytes:
-    """A .npy file with this header."""
+    """Return a .npy file with this header."""
     return npy.NPY_MAGIC + version + struct.pack("<H", len(text) if length is None else length) + text.encode() + rest
 
 
@@ -247,7 +247,7 @@ def test_oversized_deflated_strips_are_rejected():
 
 
 def test_damaged_files_are_refused_and_nothing_else():
-    """What `tests.data.mutate` does to files at large, for the formats that are only read here."""
+    """Random damage, as in `tests.data.mutate`, to the formats that only this file covers."""
     chance, array = random.Random(0), draw_values((5, 12, 14), "uint16")
     wide = np.moveaxis(array, 0, -1)
     seeds = [
@@ -299,7 +299,7 @@ def test_channels_are_moved_as_colours_are(name):
         assert torch.equal(augment.augment_image(image.split(), BAND_PREPROCESS, k), whole)
         floats = augment.augment_image(wide, BAND_PREPROCESS, k)
         assert floats.dtype == torch.float32 and floats.shape == whole.shape
-        assert (floats / 100 - whole).abs().mean() < 1  # what is 8 bits is cut off at 0 and 255
+        assert (floats / 100 - whole).abs().mean() < 1  # 8-bit results are clipped to 0 and 255
     small, keys = torch.stack([image_to_tensor(image.resize((24, 20)))] * 5), derive_keys(0, np.arange(5))
     many = augment.augment_batch(torch.cat([small.float() * 300, small.float()], 1), keys)
     assert many.shape == (5, 6, 20, 24) and many.dtype == torch.float32
@@ -342,8 +342,8 @@ def test_channel_statistics_are_stable_and_skip_nonfinite_pixels():
     _, std = measure_channel_statistics(ArraySplit(pixels, np.zeros(20, np.int64)), seen)
     assert np.allclose(std, pixels.reshape(-1, 2).astype(np.float64).std(0), rtol=1e-9)
     broken = pixels.copy()
-    broken[3, 0, 0, 0] = np.nan  # one pixel: left out
-    broken[5] = np.inf  # an image: left out
+    broken[3, 0, 0, 0] = np.nan  # one non-finite pixel is left out
+    broken[5] = np.inf  # an image without finite pixels is left out
     known = np.delete(broken.reshape(-1, 2).astype(np.float64), [3 * 36, *range(5 * 36, 6 * 36)], 0)
     mean, std = measure_channel_statistics(ArraySplit(broken, np.zeros(20, np.int64)), seen)
     assert np.allclose(mean, known.mean(0), rtol=1e-12) and np.allclose(std, known.std(0), rtol=1e-9)
@@ -352,7 +352,7 @@ def test_channel_statistics_are_stable_and_skip_nonfinite_pixels():
 
 
 def write_band_dataset(root: Path, kind: str, size: tuple[int, int] = (16, 16)) -> Path:
-    """A folder of three classes, each brighter in a channel of its own."""
+    """Write a folder of three classes, each bright in a different channel."""
     for split, count in (("train", 8), ("val", 2), ("test", 3)):
         for label, name in enumerate(("ant", "bee", "cat")):
             home = root / split / name

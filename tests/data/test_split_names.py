@@ -1,4 +1,4 @@
-"""Names of splits in all layouts, folders that are no classes, and datasets whose names are ambiguous."""
+"""Split names in all layouts, folders that are not classes, and datasets with ambiguous names."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_voc_lists(tmp_path):
     lists.mkdir(parents=True)
     (lists / "Training.txt").write_text("0\n1\n")
     (lists / "valid.txt").write_text("2\n")
-    (lists / "ant_train.txt").write_text("0 1\n")  # of one class, as VOC has them
+    (lists / "ant_train.txt").write_text("0 1\n")  # per-class list, as in Pascal VOC
     assert get_split_sizes(tmp_path) == {"train": 2, "val": 1}
     (lists / "val.txt").write_text("0\n")
     with pytest.raises(DataError, match="two val splits"):
@@ -202,7 +202,7 @@ def test_annotation_folders_read_as_classes_are_reported(tmp_path):
     for name in ("images", "trainannot"):
         write_image(tmp_path / name / "0.png")
     assert any("read as classes: images, trainannot" in note for note in open_data(tmp_path).notes)
-    assert role_names_note(["mask", "no mask"]) == []  # a usual pair of classes
+    assert role_names_note(["mask", "no mask"]) == []  # a common pair of classes
     assert role_names_note(["img", "mask"])
 
 
@@ -228,7 +228,7 @@ def test_a_local_folder_digits_is_ambiguous(tmp_path, monkeypatch):
         open_data("digits")
     assert "./digits" in raised.value.hint
     assert open_data("./digits").classes == ("ant", "bee")
-    (tmp_path / "digits" / "config.yaml").write_text("")  # a run of that name
+    (tmp_path / "digits" / "config.yaml").write_text("")  # a run with that name
     assert len(open_data("digits").classes) == 10
 
 

@@ -1,4 +1,4 @@
-"""CSV files: what they may say, and every fault with its line."""
+"""CSV datasets: accepted columns and dialects, and every error with its line."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from vitreous.errors import DataError
 
 @pytest.fixture
 def table_folder(tmp_path):
-    """Twenty images to list."""
+    """Return a folder of twenty images for tables."""
     (tmp_path / "images").mkdir()
     for index in range(20):
         make_image(index).save(tmp_path / "images" / f"{index}.png")
@@ -31,7 +31,7 @@ def write_table(table_folder, text, encoding="utf-8"):
 
 
 def make_rows(labels, start=0):
-    """Rows of `path,label` for images from `start` on."""
+    """Return lines `path,label` for images from `start` on."""
     return "".join(f"images/{start + index}.png,{label}\n" for index, label in enumerate(labels))
 
 
@@ -181,7 +181,7 @@ def test_the_fingerprint_covers_labels_and_order(table_folder):
 def test_multilabel_splits_keep_every_class_in_train():
     labels = (np.random.default_rng(0).random((200, 12)) < 0.1).astype(np.float32)
     labels[:, 11] = 0
-    labels[7, 11] = 1  # the only one of its class
+    labels[7, 11] = 1  # the only image of its class
     for seed in range(20):
         parts = draw_stratified_splits(labels, seed, {"val": 0.1, "test": 0.25})
         assert {name: len(rows) for name, rows in parts.items()} == {"train": 130, "val": 20, "test": 50}

@@ -1,5 +1,4 @@
-"""WebDataset archives: every layout and every way to say a label, what is refused, and that nothing in them is ever
-carried out."""
+"""WebDataset archives: layouts, label formats, rejected archives, and safety against malicious content."""
 
 from __future__ import annotations
 
@@ -29,7 +28,7 @@ from vitreous.errors import DataError
 
 @pytest.fixture(autouse=True)
 def tar_cache(tmp_path, monkeypatch):
-    """A cache of its own for every test."""
+    """Give each test a separate cache."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path / "cache" / "vitreous" / "tars"
 
@@ -41,7 +40,7 @@ def encode_sample_image(seed: int, kind: str = "PNG", size=(16, 16)) -> bytes:
 
 
 def write_tar(path, members, form=tarfile.USTAR_FORMAT):
-    """Members in order: (name, bytes), or a TarInfo as it is."""
+    """Write an archive; a member is (name, bytes), or a TarInfo without data."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tarfile.open(path, "w", format=form) as tar:
         for member in members:
@@ -55,7 +54,7 @@ def write_tar(path, members, form=tarfile.USTAR_FORMAT):
 
 
 def make_members(numbers, label=lambda n: b"%d" % (n % 3)):
-    """A picture and a .cls of each number."""
+    """Return an image member and a .cls member for each number."""
     return [
         member for n in numbers for member in ((f"{n:05d}.png", encode_sample_image(n)), (f"{n:05d}.cls", label(n)))
     ]
@@ -68,7 +67,7 @@ def get_open_error(source) -> str:
 
 
 def has_samples(data, split, numbers):
-    """Whether a split has these samples in this order, each with its own picture and class."""
+    """Return whether a split contains exactly these samples in order, each with the right image and class."""
     own = data.splits[split]
     assert [own.name(row).split("/")[-1] for row in range(len(own))] == [f"{n:05d}.png" for n in numbers]
     for row, n in enumerate(numbers):
@@ -192,7 +191,7 @@ def test_multilabel_archives_are_read(tmp_path):
 
 @pytest.mark.parametrize("file", ["classes.txt", "dataset.json"])
 def test_class_lists_keep_their_order(tmp_path, file):
-    """A number is a position in the list even where a name looks like a number; a word is a name."""
+    """A number is a class index even if a class name looks like a number; other text is a class name."""
     names = ["zebra", "ant", "0"]
     (tmp_path / file).write_text("\n".join(names) if file.endswith("txt") else json.dumps({"classes": names}))
     write_tar(tmp_path / "train" / "0.tar", make_members(range(9)))
@@ -324,7 +323,7 @@ def make_special_member(name, kind, target=""):
 
 
 class MaliciousPickle:
-    """Makes a folder when it is unpickled."""
+    """Creates a folder when it is unpickled."""
 
     def __init__(self, place):
         self.place = place
@@ -420,7 +419,7 @@ def test_members_match_the_tarfile_module(tmp_path_factory, members, form):
 
 
 def test_large_sizes_and_sparse_files_are_understood(tmp_path):
-    """A number in 256s, as GNU writes more than 8 GiB; and a sparse member, which is passed over whole."""
+    """GNU's base-256 sizes (above 8 GiB) are parsed; a sparse member is skipped completely."""
     info = tarfile.TarInfo("big.png")
     info.size = 2**33
     header = info.tobuf(tarfile.GNU_FORMAT)
@@ -466,7 +465,7 @@ def test_false_extended_headers_stop_reading(tmp_path, records):
 
 @pytest.mark.timeout(20)
 def test_extended_headers_are_bounded(tmp_path):
-    """Neither a chain of a hundred thousand of them nor one of gigabytes is followed."""
+    """Neither a chain of 100,000 extended headers nor a header of gigabytes is followed."""
     path = tmp_path / "x.tar"
     path.write_bytes(make_special_member("x", tarfile.XHDTYPE).tobuf(tarfile.USTAR_FORMAT) * 100_000 + bytes(1024))
     with pytest.raises(DataError, match=r"x\.tar"), open_archive(path) as archive:
@@ -480,7 +479,7 @@ def test_extended_headers_are_bounded(tmp_path):
 
 
 def test_random_damage_only_raises_data_errors(tmp_path):
-    """400 mutations: nothing but DataError, and no sample that reaches beyond the archive."""
+    """400 mutations raise only DataError, and no sample extends beyond the archive."""
     content = write_tar(tmp_path / "o.tar", make_members(range(5)), tarfile.PAX_FORMAT).read_bytes()
     long = write_tar(
         tmp_path / "l.tar", [(f"{'d' * 120}/{n}.png", encode_sample_image(n)) for n in range(4)], tarfile.PAX_FORMAT
@@ -492,7 +491,7 @@ def test_random_damage_only_raises_data_errors(tmp_path):
             low = draw.randrange(len(damaged) // 512) * 512
             damaged[low + draw.randrange(512)] = draw.choice((0, 0x80, 0xFF, 0x30, 0x37, draw.randrange(256)))
             header = damaged[low : low + 512]
-            if draw.random() < 0.5 and header[257:262] == b"ustar":  # with a checksum that agrees
+            if draw.random() < 0.5 and header[257:262] == b"ustar":  # with a matching checksum
                 damaged[low + 148 : low + 156] = b"%06o\0 " % (sum(header) - sum(header[148:156]) + 256)
         path = tmp_path / f"{turn}.tar"
         path.write_bytes(damaged[: draw.choice((len(damaged), draw.randrange(len(damaged))))])

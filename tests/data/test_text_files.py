@@ -1,4 +1,4 @@
-"""Text files in every encoding: read as they are meant, or refused with the encoding named."""
+"""Text files in every Unicode encoding are read; other encodings are rejected by name."""
 
 import csv
 import json
@@ -58,16 +58,16 @@ def test_byte_order_marks_inside_the_text_are_removed():
 
 
 def rename_class(text):
-    """A class with a letter outside ASCII."""
+    """Rename a class to a name with a non-ASCII letter."""
     return re.sub(r"\bcat\b", "c\u00e4t", text)
 
 
 def rewrite_encoded(place, encoding, change=lambda text: text):
-    """Write a text file in another encoding."""
+    """Rewrite a text file in another encoding."""
     place.write_bytes(change(place.read_text("utf-8")).encode(encoding))
 
 
-#: format -> the files that are written in another encoding
+# : format -> the files to rewrite in another encoding
 TEXT_FILES = {
     "coco": ["annotations/instances_train2017.json", "annotations/instances_val2017.json"],
     "voc": [

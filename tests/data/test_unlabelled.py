@@ -1,4 +1,4 @@
-"""Images without labels as data: flat folders, folders of one class, and what needs labels."""
+"""Unlabelled image data: flat folders, folders with one class, and commands that need labels."""
 
 import os
 

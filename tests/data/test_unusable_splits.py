@@ -1,4 +1,4 @@
-"""Held-out splits without images or without labels: left out with a note, in every layout."""
+"""Held-out splits without images or without labels are ignored with a note, in every layout."""
 
 from __future__ import annotations
 
@@ -283,7 +283,7 @@ def test_train_and_check_accept_the_other_splits(tmp_path, write):
 
 
 def swap_splits(root: Path) -> Path:
-    """Exchange the names `train` and `test` of files and folders, and in a table."""
+    """Swap the names `train` and `test` of files and folders, and in a table."""
     for place in sorted(root.rglob("*train*"), reverse=True):
         other = place.with_name(place.name.replace("train", "test"))
         held = place.rename(place.with_name("held"))

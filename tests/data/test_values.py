@@ -1,4 +1,4 @@
-"""Values as labels: columns of tables and Parquet files, numbers in the place of classes, and how they are split."""
+"""Regression targets: numeric columns of tables and Parquet files, numeric class folders, and their splits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from vitreous.errors import DataError
 
 
 def write_value_table(home, text, count=12):
-    """A table, and black images that it may name."""
+    """Write a table, and black images for its rows."""
     for row in range(count):
         Image.new("L", (4, 4)).save(home / f"{row}.png")
     place = home / "values.csv"
@@ -27,7 +27,7 @@ def write_value_table(home, text, count=12):
 
 
 def format_table(*columns, count=12):
-    """The text of a table: a header, and in row r the value of each of the columns' functions."""
+    """Return CSV text with a header; each column is a function of the row number."""
     names = ["path", *(name for name, _ in columns)]
     rows = [[f"{r}.png", *(str(value(r)) for _, value in columns)] for r in range(count)]
     return "\n".join(",".join(row) for row in [names, *rows]) + "\n"
@@ -117,7 +117,7 @@ def test_a_split_without_values_is_ignored(tmp_path):
 
 
 def write_parquet(place, **columns):
-    """A Parquet file of small images with columns."""
+    """Write a Parquet file of small images with extra columns."""
     content = io.BytesIO()
     Image.new("L", (4, 4)).save(content, "PNG")
     count = len(next(iter(columns.values())))

@@ -1,4 +1,4 @@
-"""Folders of clips: what is video data, and what stays pictures."""
+"""Folders of clips: detection of video data, and folders that stay image data."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from vitreous.errors import DataError, UsageError
 
 
 def split_types(data):
-    """The types of the splits of a dataset."""
+    """Return the types of the splits of a dataset."""
     return {type(split) for split in data.splits.values()}
 
 
@@ -60,7 +60,7 @@ def test_an_image_among_clips_makes_the_data_images(tmp_path, odd):
 
 def test_image_folders_that_are_not_frames_stay_images(tmp_path):
     for name in ("a", "b"):
-        write_clip(tmp_path / "flat" / name, make_grey_frames(3))  # the pictures of a class
+        write_clip(tmp_path / "flat" / name, make_grey_frames(3))  # numbered images of a class
         for number, side in enumerate((8, 9, 8)):
             place = tmp_path / "nested" / name / "c" / f"{number}.png"
             place.parent.mkdir(parents=True, exist_ok=True)
@@ -94,14 +94,14 @@ def test_frame_folders_without_classes_are_reported(tmp_path):
         write_clip(tmp_path / clip, make_grey_frames(3))
     assert any("image names look like video frames" in note for note in open_data(tmp_path).notes)
     assert split_types(open_data(tmp_path)) == {FileSplit}
-    for name in ("ant", "bee"):  # numbered photographs, of which neighbours are no more alike than others
+    for name in ("ant", "bee"):  # numbered photos, whose neighbours are no more similar than other pairs
         (tmp_path / "photos" / name).mkdir(parents=True)
         for number in range(12):
             pixels = np.random.default_rng(number).integers(0, 256, (4, 4), dtype=np.uint8)
             Image.fromarray(pixels).resize((16, 16)).save(tmp_path / "photos" / name / f"{number:04d}.jpg")
     assert not any("video frames" in note for note in open_data(tmp_path / "photos").notes)
     shutil.rmtree(tmp_path / "photos")
-    for split in ("train", "test"):  # a name that both have is a class
+    for split in ("train", "test"):  # a folder name that occurs in both splits is a class
         for name in ("cat", "dog"):
             write_clip(tmp_path / "split" / split / name, make_grey_frames(3))
     assert not any("video frames" in note for note in open_data(tmp_path / "split").notes)
@@ -109,7 +109,8 @@ def test_frame_folders_without_classes_are_reported(tmp_path):
     (tmp_path / "all").mkdir()
     for clip in ("one", "two", "three"):
         (tmp_path / clip).rename(tmp_path / "all" / clip)
-    assert split_types(open_data(tmp_path)) == {ClipFiles} and not open_data(tmp_path).labelled  # as the note says
+    # the layout that the note suggests
+    assert split_types(open_data(tmp_path)) == {ClipFiles} and not open_data(tmp_path).labelled
     for place in ("a/7.png", "a/8.png", "b/1.png", "b/2.png"):
         write_clip(tmp_path / "plain" / place[:-4], make_grey_frames(1))
         (tmp_path / "plain" / place[:-4] / "frame_000.png").rename(tmp_path / "plain" / place)

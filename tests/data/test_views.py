@@ -1,4 +1,4 @@
-"""Views are what DINO's recipe says, each a function of its key and number, and reach a batch in order."""
+"""Views follow DINO's recipe, depend only on their key and index, and keep their order in a batch."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_grey_images_have_views(channels):
 
 @pytest.mark.parametrize("crops", [DINO_VIEWS, DINOV2_VIEWS])
 def test_views_cover_their_share_of_the_image(crops):
-    """The colours of the picture are its coordinates, so a view tells which part it shows."""
+    """The colours of the image are its coordinates, so a view's pixels give its position."""
     rows, columns = np.mgrid[0:200, 0:250]
     places = Image.fromarray(np.stack([columns, rows, 0 * rows], -1).astype(np.uint8))
     plain = MultiCrop(2, (32, 32), crops.global_area, crops.local_area, **IDENTITY_OPTIONS)
@@ -64,12 +64,12 @@ def test_views_cover_their_share_of_the_image(crops):
             areas[0 if view < 2 else 2].append(float(reach[0] * reach[1]) * (32 / 31) ** 2 / 50_000)
     for group, (low, high) in ((0, crops.global_area), (2, crops.local_area)):
         assert low - 0.03 < min(areas[group]) < low + 0.06 and high - 0.12 < max(areas[group]) < high + 0.06
-        # torchvision draws again what does not fit
+        # torchvision resamples boxes that do not fit
         assert abs(np.mean(areas[group]) - (low + high) / 2) < (high - low) / 6
 
 
 def measure_view_rates(crops: MultiCrop, image: Image.Image, happened) -> np.ndarray:
-    """How often something happened, by kind of view."""
+    """Return how often `happened` is true, for each type of view."""
     counts = np.zeros(3)
     for k in range(250):
         counts += [happened(view) for view in crops.draw_views(image, IMAGE_SIZE, k)]

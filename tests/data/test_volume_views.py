@@ -1,4 +1,4 @@
-"""Views of volumes: voxels and classes move together, and chance is a function of the key."""
+"""Views of volumes: voxels and classes move together, and randomness depends only on the key."""
 
 import math
 from dataclasses import replace
@@ -25,12 +25,12 @@ VOLUME_SIZE = (12, 16, 14)
 
 
 def make_preprocess(image):
-    """How volumes become input at this size."""
+    """Return the preprocessing of volumes for this input size."""
     return VolumePreprocess(image, 1, (0.0,), (1.0,))
 
 
 def make_ramp_view(scenes, image=VOLUME_SIZE, key=5):
-    """A view of a volume of SIDES that grows by 5, 3 and 2 along its axes, each number its own class."""
+    """Return a view of a volume that rises by 5, 3 and 2 along its axes; each value is a class."""
     ramp = sum(step * place for step, place in zip((5, 3, 2), np.ogrid[tuple(map(slice, VOLUME_SIZE))], strict=True))
     target = create_empty_target(VOLUME_SIZE, ramp.astype(np.int32))
     return scenes.augment_scene(ramp[None].astype(np.float32), target, make_preprocess(image), key), ramp
@@ -51,7 +51,8 @@ def test_voxels_and_classes_move_together(change):
         view, ramp = make_ramp_view(scenes, key=key)
         known = view["classes"] != IGNORE_INDEX
         assert known.float().mean() > 0.1
-        apart = (view["images"][0] - view["classes"])[known]  # a nearest voxel is half a voxel away along each axis
+        # a nearest-neighbour position is off by up to half a voxel along each axis
+        apart = (view["images"][0] - view["classes"])[known]
         assert apart.abs().max() <= 5.5 and apart.mean().abs() <= 1.5
         others += not np.array_equal(view["classes"].numpy(), ramp)
     assert others == 8
@@ -92,7 +93,7 @@ def test_intensities_change_within_their_ranges():
     changed = [
         scenes.augment_scene(volume, target, make_preprocess((8, 8, 8)), key)["images"].numpy() for key in range(20)
     ]
-    for one in changed:  # of the same order, between moved and scaled ends
+    for one in changed:  # voxels keep their order
         assert np.array_equal(np.argsort(one.ravel(), kind="stable"), np.argsort(volume.ravel(), kind="stable"))
         low, high = sorted((volume.min() * 0.7, volume.min() * 1.3))
         assert low - 0.21 <= one.min() <= high + 0.21

@@ -1,4 +1,4 @@
-"""Volumes: every format gives the same voxels, hostile files one message each, and limits hold before memory is taken."""
+"""Volumes: every format gives the same voxels; hostile files are rejected with one message, before memory is allocated."""
 
 import gzip
 import io
@@ -56,7 +56,7 @@ def test_channels_are_the_last_axis(tmp_path, ending):
 
 def test_each_channel_is_standardised_by_a_stated_rule():
     volume = np.random.default_rng(1).gamma(2.0, 50.0, (2, 9, 10, 11)).astype(np.float32)
-    volume[0, 0, 0, 0] = 1e9  # a voxel far above the others moves none of them
+    volume[0, 0, 0, 0] = 1e9  # one extreme voxel does not shift the others
     for own, before in zip(standardise_channels(volume.copy()), volume, strict=True):
         clipped = np.clip(before, *np.percentile(before, (0.5, 99.5)))
         assert own == pytest.approx((clipped - clipped.mean()) / clipped.std(), abs=1e-4)
@@ -83,7 +83,7 @@ def test_extra_axes_of_length_one_are_dropped(tmp_path):
 
 
 def build_nifti(shape=(4, 5, 6), code=16, bits=32, offset=352, body=None, magic=b"n+1\0"):
-    """The bytes of a NIfTI-1 file with this header."""
+    """Return the bytes of a NIfTI-1 file with this header."""
     head = bytearray(352)
     struct.pack_into("<i", head, 0, 348)
     struct.pack_into(f"<h{len(shape)}h", head, 40, len(shape), *shape)
@@ -94,21 +94,21 @@ def build_nifti(shape=(4, 5, 6), code=16, bits=32, offset=352, body=None, magic=
 
 
 def encode_npy(array, **options):
-    """The bytes of a .npy file."""
+    """Return the bytes of a .npy file."""
     file = io.BytesIO()
     np.save(file, array, **options)
     return file.getvalue()
 
 
 def build_oversized_npy(shape, descr="<f4"):
-    """A .npy file whose header promises a shape, with one number in it."""
+    """Return a .npy file that contains one number, with a header for a larger shape."""
     file = io.BytesIO()
     np.lib.format.write_array_header_1_0(file, {"descr": descr, "fortran_order": False, "shape": shape})
     return file.getvalue() + b"\0\0\0\0"
 
 
 def build_npz(*names, content=None):
-    """A .npz file of these members."""
+    """Return a .npz file with these members."""
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
         for name in names:
@@ -117,7 +117,7 @@ def build_npz(*names, content=None):
 
 
 def encode_tiff_stack(array, **options):
-    """A TIFF of pages."""
+    """Return the bytes of a multi-page TIFF."""
     import tifffile
 
     file = io.BytesIO()

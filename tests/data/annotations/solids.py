@@ -1,4 +1,4 @@
-"""Small volumes with masks: boxes and balls in noise, as files of every format that is read."""
+"""Small synthetic volumes with masks (boxes and balls in noise) in every supported file format."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from pathlib import Path
 
 import numpy as np
 
-AFFINE = np.array([[0, -2.0, 0, 5], [1.5, 0, 0, -7], [0, 0, 3.0, 11], [0, 0, 0, 1]])  # turned, of unequal sides
+# rotated, with different voxel sizes along the axes
+AFFINE = np.array([[0, -2.0, 0, 5], [1.5, 0, 0, -7], [0, 0, 3.0, 11], [0, 0, 0, 1]])
 
 
 def make_solid(number: int, size: tuple[int, int, int] = (12, 17, 14)) -> tuple[np.ndarray, np.ndarray]:
-    """(D, H, W) float32 voxels of any range and uint8 classes: 0 noise, 1 a bright box, 2 a dark ball."""
+    """Return float32 voxels (D, H, W) in an arbitrary range and uint8 classes: 0 noise, 1 a bright box, 2 a dark ball."""
     draw = np.random.default_rng(number)
     voxels = draw.normal(100, 5, size).astype(np.float32) * (1 + number)
     classes = np.zeros(size, np.uint8)
@@ -25,7 +26,7 @@ def make_solid(number: int, size: tuple[int, int, int] = (12, 17, 14)) -> tuple[
 
 
 def write_volume(place: Path, voxels: np.ndarray) -> Path:
-    """An array as a file of the format that its name says."""
+    """Write an array in the format of the file suffix."""
     place.parent.mkdir(parents=True, exist_ok=True)
     if place.name.endswith((".nii", ".nii.gz")):
         import nibabel
@@ -44,7 +45,7 @@ def write_volume(place: Path, voxels: np.ndarray) -> Path:
 
 
 def write_solids(home: Path, count: int = 6, ending: str = ".nii.gz", names: str = "background\nbox\nball\n") -> Path:
-    """`images/` and `masks/` of volumes, and `classes.txt`."""
+    """Write `images/` and `masks/` of volumes, and `classes.txt`."""
     for number in range(count):
         voxels, classes = make_solid(number)
         write_volume(home / "images" / f"{number}{ending}", voxels)

@@ -1,4 +1,4 @@
-"""Synthetic class maps with and without an orientation: streets of 11 classes, nuclei, fields seen from above."""
+"""Synthetic class maps with and without an orientation: street scenes (11 classes), nuclei, aerial views of fields."""
 
 from __future__ import annotations
 
@@ -20,15 +20,18 @@ STREET_CLASSES = (
     "pedestrian",
     "bicyclist",
 )
-#: colour of each class of a street
+# : RGB colour of each street class
 CLASS_COLOURS = np.array(
     [(150, 190, 230), (150, 110, 90), (90, 90, 90), (80, 80, 90), (150, 140, 130), (50, 110, 50), (200, 190, 60),
      (110, 80, 50), (160, 40, 40), (200, 150, 120), (60, 60, 170)], np.int16)  # fmt: skip
 
 
 def draw_street(number: int, size: tuple[int, int] = (60, 80)) -> np.ndarray:
-    """(H, W) uint8 classes of `STREET`: a horizon of random height, houses and trees above it, a road below it, and a
-    few small objects; poles, signs, pedestrians and bicyclists have less than 2 % of the pixels."""
+    """Draw the (H, W) uint8 class indices of a street.
+
+    The horizon has a random height, with houses and trees above it and a road below it. Poles, signs, pedestrians and
+    bicyclists cover less than 2 % of the pixels.
+    """
     draw, (height, width) = np.random.default_rng(number), size
     horizon = int(height * draw.uniform(0.4, 0.6))
     classes = np.zeros(size, np.uint8)
@@ -53,7 +56,7 @@ def draw_street(number: int, size: tuple[int, int] = (60, 80)) -> np.ndarray:
 
 
 def draw_nuclei(number: int, size: tuple[int, int] = (60, 80)) -> np.ndarray:
-    """(H, W) uint8: 0 background, 1 ellipses at random places."""
+    """Draw (H, W) uint8 class indices: 0 background, 1 ellipses at random positions."""
     draw = np.random.default_rng(number)
     row, column = np.mgrid[: size[0], : size[1]]
     classes = np.zeros(size, np.uint8)
@@ -65,7 +68,8 @@ def draw_nuclei(number: int, size: tuple[int, int] = (60, 80)) -> np.ndarray:
 
 
 def draw_fields(number: int, size: tuple[int, int] = (64, 64)) -> np.ndarray:
-    """(H, W) uint8: fields of 4 classes, each pixel that of the nearest of 12 random points, as seen from above."""
+    """Draw (H, W) uint8 class indices of 4 kinds of fields: each pixel has the class of the nearest of 12 random
+    points."""
     draw = np.random.default_rng(number)
     points, kinds = draw.uniform(0, size, (12, 2)), draw.integers(0, 4, 12)
     row, column = np.mgrid[: size[0], : size[1]]
@@ -74,7 +78,7 @@ def draw_fields(number: int, size: tuple[int, int] = (64, 64)) -> np.ndarray:
 
 
 def write_streets(home: Path, count: int = 24, size: tuple[int, int] = (60, 80)) -> Path:
-    """Write `images/`, `masks/` and `classes.txt` of streets, in noisy colours."""
+    """Write `images/` with noisy colours, `masks/` and `classes.txt` of street scenes."""
     for folder in ("images", "masks"):
         (home / folder).mkdir(parents=True, exist_ok=True)
     for number in range(count):

@@ -1,4 +1,4 @@
-"""Masks and boxes on images of many bands: `data check` and `train` agree, and pixels without data are void."""
+"""Masks and boxes on multi-band images: `data check` and `train` agree, and no-data pixels are ignored."""
 
 import json
 import sys
@@ -39,7 +39,7 @@ YOLO_BOX = "0 0.5 0.5 0.4 0.4\n"
 
 
 def drop_data(number, bands):
-    """A column without data in image 0, no data at all in image 2."""
+    """Set one column of image 0 and all of image 2 to no data."""
     if number == 0:
         bands[:, :, 5] = np.nan
     if number == 2:
@@ -47,7 +47,7 @@ def drop_data(number, bands):
 
 
 def write_yolo(home, save):
-    """YOLO labels of one box on each of eight images that `save(path without ending, bands)` writes."""
+    """Write YOLO labels with one box for each of eight images; `save(path_without_suffix, bands)` writes an image."""
     for folder in ("images", "labels"):
         (home / folder).mkdir(parents=True)
     (home / "data.yaml").write_text("path: .\ntrain: images\nnames: [fire]\n")
@@ -58,7 +58,7 @@ def write_yolo(home, save):
 
 
 def write_coco(home, save):
-    """The same boxes as COCO has them."""
+    """Write the boxes of `write_yolo` in COCO format."""
     write_yolo(home, save)
     (home / "images").rename(home / "train")
     images = [
@@ -122,7 +122,7 @@ def test_pixels_without_data_are_void_for_training_and_check(tmp_path):
     assert run_cli("evaluate", str(run)).returncode == 0
     out = tmp_path / "out"
     result = run_cli("predict", str(run), str(home / "images"), "--out", str(out))
-    assert result.returncode == 3  # of the image without data
+    assert result.returncode == 3  # image 2 contains no data
     lines = [json.loads(line) for line in (out / "maps.jsonl").open()]
     assert [row["error"] is None for row in lines] == [not row["path"].endswith("/2.tif") for row in lines]
     assert np.unique(np.asarray(Image.open(out / "0.tif"))[:, 5]).tolist() == [255]
@@ -144,7 +144,7 @@ def test_painted_class_maps_ignore_pixels_without_data(tmp_path):
 
 
 def drop_pixels(place, bands):
-    """Write bands as .npy with a column of NaN in one band."""
+    """Write bands as .npy, with a NaN column in one band."""
     bands = bands.astype(np.float32)
     bands[3, :, 5] = np.nan
     np.save(place.with_suffix(".npy"), bands)
@@ -173,7 +173,7 @@ def test_check_and_train_report_a_missing_imagecodecs(tmp_path, monkeypatch):
 
 
 class BrightestBandEngine:
-    """An engine whose class is 1 where the last band is above its mean."""
+    """A segmentation engine that predicts class 1 where the last band is above its mean."""
 
     precision = "fp32"
 

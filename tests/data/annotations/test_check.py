@@ -1,4 +1,4 @@
-"""`data check` of data with boxes and masks."""
+"""`data check` of datasets with boxes and masks."""
 
 import json
 import re
@@ -37,7 +37,7 @@ def test_objects_are_counted(tmp_path, form):
     assert facts["objects"] == {name: labels.count(number) for number, name in enumerate(CLASSES)}
     assert facts["object_sizes"] == {"small": len(labels), "medium": 0, "large": 0} and facts["without_objects"] == 1
     assert f"{len(labels)} objects" in findings_by_kind(document)["objects"]["message"]
-    assert "ignored_files" not in findings_by_kind(document)  # files of annotations are read, not left out
+    assert "ignored_files" not in findings_by_kind(document)  # annotation files are not counted as ignored files
 
 
 def test_invalid_objects_are_reported(tmp_path):
@@ -104,7 +104,7 @@ def test_classification_data_have_no_annotations(tmp_path):
 
 
 def enlarge_images(home, size=(700, 700)):
-    """Replace the images below a folder by larger ones, of noise."""
+    """Replace all images below a folder with larger noise images."""
     draw = np.random.default_rng(0)
     for place in sorted(home.rglob("*.png")):
         Image.fromarray(draw.integers(0, 255, (*size, 3), np.uint8)).save(place)

@@ -1,4 +1,4 @@
-"""COCO, Pascal VOC, YOLO, LabelMe and CSV: the same scenes are the same targets, also after `data convert`."""
+"""COCO, Pascal VOC, YOLO, LabelMe and CSV give the same targets, also after `data convert`."""
 
 import json
 from pathlib import Path
@@ -23,7 +23,7 @@ from vitreous.errors import DataError, UsageError
 
 
 def targets_by_image(data):
-    """Split and name of each image -> its target."""
+    """Map (split, image name) to the target."""
     return {
         (name, Path(split.name(sample)).stem): split.target(sample)
         for name, split in data.splits.items()
@@ -32,7 +32,7 @@ def targets_by_image(data):
 
 
 def check_scenes(data, masks=False):
-    """All objects are those of `augment_scene`."""
+    """Assert that all objects are those of the synthetic scenes."""
     rows = targets_by_image(data)
     assert data.classes == CLASSES and {name: len(split) for name, split in data.splits.items()} == SPLITS
     for split in SPLITS:
@@ -54,7 +54,7 @@ def test_every_format_gives_the_same_targets(tmp_path, form):
     order = {
         split: [Path(part.name(sample)).stem for sample in range(len(part))] for split, part in data.splits.items()
     }
-    if form == "coco":  # in the order of the file
+    if form == "coco":  # images are in file order
         assert order == {"train": ["2", "1", "0"], "val": ["4", "3"]}
         data.splits.update({name: part.take(np.arange(len(part))[::-1]) for name, part in data.splits.items()})
     check_scenes(data, masks=form in ("coco", "labelme"))

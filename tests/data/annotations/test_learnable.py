@@ -1,4 +1,4 @@
-"""Objects that cannot be learned are counted with the reason; `train` and `data check` refuse data without any."""
+"""Objects that cannot be trained on are counted by reason; `train` and `data check` reject data without usable objects."""
 
 import json
 import re
@@ -39,7 +39,7 @@ def edit_json(place, change):
 
 
 def edit_annotations(home, **values):
-    """COCO with other values in every annotation."""
+    """Write COCO data and set the `values` in every annotation."""
     write_coco(home)
     for place in (home / "annotations").iterdir():
         edit_json(place, lambda document: [entry.update(values) for entry in document["annotations"]])
@@ -265,7 +265,7 @@ def test_box_size_columns_are_not_image_sizes(tmp_path):
 
 
 def write_pose(home, values, stated=True, polygons=False):
-    """YOLO with two keypoints after each box."""
+    """Write YOLO labels with two keypoints after each box."""
     write_yolo(home)
     points = "0.4 0.4 2 0.6 0.6 0" if values == 3 else "0.4 0.4 0.6 0.6"
     for place in (home / "labels").rglob("*.txt"):

@@ -1,4 +1,4 @@
-"""Which flips and turns class maps allow: streets one mirror, nuclei and fields all, from ten maps on."""
+"""Flips and quarter turns allowed by class maps: streets allow one flip, nuclei and fields allow all."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +23,7 @@ ALL_SYMMETRIES = (True, True, True)
 
 @dataclass(frozen=True)
 class ClassMapSplit:
-    """Class maps (H, W) uint8 as a split; 255 is IGNORE, and reading one in `broken` raises DataError."""
+    """A split of class maps (H, W) uint8 in memory; 255 is IGNORE, and an index in `broken` raises DataError."""
 
     maps: list[np.ndarray]
     broken: frozenset[int] = frozenset()
@@ -65,7 +65,7 @@ def test_streets_allow_horizontal_flips_only(count, first):
 @pytest.mark.parametrize(("count", "least"), [(4, 17), (10, 19), (40, 19)])
 @pytest.mark.parametrize("draw", [draw_nuclei, draw_fields])
 def test_nuclei_and_fields_allow_everything(draw, count, least):
-    """Three tests at a significance of 0.005: about one set of seventy may be taken for an oriented one."""
+    """Three tests at significance level 0.005: about 1 of 70 sets without orientation is classified as oriented."""
     results = [allowed_symmetries(draw_maps(draw, count, first)) for first in range(0, 2000, 100)]
     assert results.count(ALL_SYMMETRIES) >= least
 
@@ -112,7 +112,7 @@ def test_unreadable_and_unlabelled_maps_and_classes_without_pixels_do_not_matter
     assert (
         allowed_symmetries([], broken=frozenset()) == ALL_SYMMETRIES and allowed_symmetries(maps[10:]) == ALL_SYMMETRIES
     )
-    assert allowed_symmetries([maps[0]]) == ALL_SYMMETRIES  # one map has no majority
+    assert allowed_symmetries([maps[0]]) == ALL_SYMMETRIES  # a single map is not enough for a decision
 
 
 def test_sampled_maps_are_evenly_spaced_and_deterministic():
@@ -137,9 +137,10 @@ def test_size_and_thinning_do_not_matter():
 def test_small_offsets_and_single_images_are_not_fixed():
     assert not has_fixed_sign(
         np.full((50, 2), 0.005), 0.03, 0.15
-    )  # half a percent of the height: significant, but small
+    )  # half a percent of the height is significant but below the effect threshold
     assert has_fixed_sign(np.full((50, 2), 0.05), 0.03, 0.15)
-    assert not has_fixed_sign(np.array([[0.4, np.nan], [np.nan, 0.3]]), 0.03, 0.15)  # each class on one image
+    # each class occurs in one image only
+    assert not has_fixed_sign(np.array([[0.4, np.nan], [np.nan, 0.3]]), 0.03, 0.15)
     assert not has_fixed_sign(np.where(np.arange(50) % 2, 0.3, -0.3)[:, None], 0.03, 0.15)
 
 

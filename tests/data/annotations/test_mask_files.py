@@ -1,4 +1,4 @@
-"""Masks in every file that holds class numbers, lossy masks, gaps in class numbers, and `--ignore-index`."""
+"""Mask file formats, lossy compression, gaps in class indices, and `--ignore-index`."""
 
 import io
 import json
@@ -32,7 +32,7 @@ def encode_image(image, form):
     return file.getvalue()
 
 
-#: how (H, W) uint8 classes are stored: the ending and the bytes
+# : file suffix and encoder of (H, W) uint8 class maps for each storage form
 MASK_ENCODERS = {
     "png": (".png", lambda classes: encode_image(Image.fromarray(classes), "PNG")),
     "16 bits": (".png", lambda classes: encode_image(Image.fromarray(classes.astype(np.uint16)), "PNG")),
@@ -55,7 +55,7 @@ MASK_ENCODERS = {
 
 
 def store_maps(home, form, change=lambda classes: classes, names="ground\nsquare\ndisc\n"):
-    """Class maps in another kind of file."""
+    """Write a dataset whose class maps are stored in the given form."""
     write_maps(home, names=names)
     ending, write = MASK_ENCODERS[form]
     for number in range(8):

@@ -1,4 +1,4 @@
-"""Masks in folders and files as other programs and datasets name them, and what is refused."""
+"""Folder and file naming conventions for masks used by other tools and datasets, and unsupported layouts."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ PAIRS_PER_SPLIT = 3
 
 
 def write_pairs(root: Path, *names: tuple[str, str], count: int = PAIRS_PER_SPLIT, first: int = 0) -> None:
-    """Scenes `first` to `first + count` as images and masks, by pairs of name patterns with {0} for the number."""
+    """Write scenes `first` to `first + count` as image and mask files; {0} in a name pattern is the number."""
     for image, mask in names:
         for number in range(first, first + count):
             for name, array in zip((image, mask), make_scene(number), strict=True):
@@ -191,7 +191,7 @@ def test_file_keys_are_parsed():
 
 
 def test_exact_mask_names_take_precedence(tmp_path):
-    """`a` and `a_gt` are two images, each with the mask of its own name."""
+    """`a` and `a_gt` are two images, and each has an exact mask."""
     write_maps(tmp_path, 2)
     for folder in ("images", "masks"):
         (tmp_path / folder / "1.png").rename(tmp_path / folder / "0_gt.png")

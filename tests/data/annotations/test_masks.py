@@ -1,4 +1,4 @@
-"""Masks beside images, in the layouts that people have, and what is wrong with some."""
+"""Class maps and object masks next to images, in common layouts, and damaged masks."""
 
 import shutil
 
@@ -16,7 +16,7 @@ CLASS_COLOURS = np.array([[0, 0, 0], [128, 64, 128], [0, 0, 230]], np.uint8)
 
 
 def read_class_maps(data):
-    """Image name -> class map, of all splits."""
+    """Map each image name to its class map, over all splits."""
     return {split.name(i).rpartition("/")[2]: split.target(i).classes for split in data.splits.values()
             for i in range(len(split))}  # fmt: skip
 
@@ -92,7 +92,7 @@ def test_one_mask_per_object_gives_objects_and_a_class_map(tmp_path):
 
 
 def damage_mask(home, place, change):
-    """Damage a mask of a folder."""
+    """Apply `change` to one mask of a folder."""
     file = home / "masks" / place
     change(file)
 

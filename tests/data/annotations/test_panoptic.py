@@ -1,4 +1,4 @@
-"""COCO's panoptic format: segments as classes of pixels, those of things as objects; damaged files are refused."""
+"""COCO's panoptic format: segments become class maps, "thing" segments become objects, damaged files are rejected."""
 
 import json
 from pathlib import Path
@@ -13,11 +13,11 @@ from vitreous.data.annotations.target import IGNORE_INDEX
 from vitreous.data.sources import open_data
 from vitreous.errors import DataError, VitreousError
 
-CATEGORY_NAMES = {3: "cat", 9: "dog", 200: "sky"}  # by id; the sky is no thing
+CATEGORY_NAMES = {3: "cat", 9: "dog", 200: "sky"}  # by id; sky is "stuff", the others are "things"
 
 
 def make_segments(number):
-    """(H, W) ids of segments with three bytes each, and the category and crowd of each id; image 1 has sky alone."""
+    """Return (H, W) segment ids, and the category and crowd flag of each id. Image 1 contains only sky."""
     draw = np.random.default_rng(number)
     ids = np.zeros(IMAGE_SIZE, np.int64)
     ids[2:] = 70000 + number
@@ -35,7 +35,7 @@ def save_segments(place, ids):
 
 
 def write_panoptic(home):
-    """Images below `images`, where masks beside images have them too."""
+    """Write a panoptic dataset with its images below `images/`."""
     for split in SPLITS:
         images, annotations = [], []
         place = home / "annotations" / f"panoptic_{split}2017.json"
@@ -108,12 +108,12 @@ def test_conversion_preserves_objects_and_class_maps(tmp_path):
 
 
 def set_first_entry(key, name, value):
-    """A change of the first entry of a list."""
+    """Return an edit that sets `name` in the first entry of a list."""
     return lambda document: document[key][0].update({name: value})
 
 
 def change_segment(name, value):
-    """A change of a segment of the first annotation."""
+    """Return an edit of the first segment of the first annotation."""
     return lambda document: document["annotations"][0]["segments_info"][0].update({name: value})
 
 
@@ -161,7 +161,7 @@ def test_damaged_panoptic_documents_are_reported(tmp_path, damage):
     place.write_text(json.dumps(document))
     with pytest.raises(VitreousError) as caught:
         read_all_targets(home)
-    names = (place.name, "panoptic_val2017.json")  # of two that disagree, either
+    names = (place.name, "panoptic_val2017.json")  # either file may be named if two files disagree
     assert any(name in caught.value.message for name in names) or "two classes" in caught.value.message
     assert len(caught.value.message) < 700
 

@@ -1,4 +1,4 @@
-"""`data convert` and back for odd names: spaces, dots, other scripts, words that YAML or a list could misread."""
+"""`data convert` there and back with unusual names: spaces, dots, other scripts, words with a meaning in YAML."""
 
 import shutil
 import tempfile
@@ -60,7 +60,7 @@ file_stem_strategy = name_strategy.filter(lambda name: len(name.encode()) < 60)
 
 
 def write_data(home, titles, files):
-    """Two boxes with masks on each image; the red of an image is its number."""
+    """Write images with two boxes and masks each; the red value of an image is its number."""
     scenes, names_taken = [], set()
     for number, stem in enumerate(files):
         place = home / f"{number % 2}" / f"{stem}.png"
@@ -79,8 +79,7 @@ def write_data(home, titles, files):
 
 
 def read_contents(data):
-    """Number of each image -> class name, in Unicode form NFC, and box of its objects, or the names of the classes in
-    its map."""
+    """Map each image number to its objects (class name in NFC form, box), or to the class names in its map."""
     table, titles = {}, list(map(normalise_name, data.classes))
     for split in data.splits.values():
         for sample in range(len(split)):

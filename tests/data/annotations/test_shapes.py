@@ -1,4 +1,4 @@
-"""Polygons and run lengths as masks, and objects as targets."""
+"""Conversion of polygons and run lengths to masks, and of objects to targets."""
 
 import numpy as np
 import pytest
@@ -45,7 +45,7 @@ def test_uniform_masks_survive_run_length_encoding(mask):
 
 def test_polygons_cover_pixels_by_their_centre():
     def inside(x, y, corners):
-        """Even-odd rule, a ray to the right."""
+        """Even-odd rule with a ray to the right."""
         count = 0
         for (x0, y0), (x1, y1) in zip(corners, np.roll(corners, -1, 0), strict=True):
             if (y0 <= y) != (y1 <= y):
@@ -68,7 +68,8 @@ def test_polygon_masks_are_close_to_pycocotools():
     theirs = coco_mask.decode(coco_mask.frPyObjects([corners.ravel().tolist()], 90, 110))[..., 0].astype(bool)
     ours = polygon_to_mask(corners, (90, 110))
     assert (ours & theirs).sum() / (ours | theirs).sum() > 0.95
-    assert ours.sum() == pytest.approx(0.5 * 30 * 20 * 30 * np.sin(2 * np.pi / 30), rel=0.01)  # the area of the polygon
+    # area of the regular polygon
+    assert ours.sum() == pytest.approx(0.5 * 30 * 20 * 30 * np.sin(2 * np.pi / 30), rel=0.01)
 
 
 def test_objects_as_a_target():
@@ -107,7 +108,8 @@ def test_polygons_of_masks_reproduce_the_mask(share):
         assert corners.min() >= 0 and (corners <= [width, height]).all()
         assert np.array_equal(polygon_to_mask(corners, mask.shape), mask)
         steps = np.roll(corners, -1, 0) - corners
-        assert ((steps == 0).sum(1) >= 1).all()  # along x or along y: a path there and back is crossed at one place
+        # every edge is horizontal or vertical, also the edges that connect separate regions
+        assert ((steps == 0).sum(1) >= 1).all()
 
 
 def test_polygons_of_masks_have_exact_corners():

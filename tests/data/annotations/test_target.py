@@ -1,4 +1,4 @@
-"""What is where on an image, whatever it was read from."""
+"""`Target`: boxes, layered masks and class maps."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ from vitreous.data.annotations.target import IGNORE_INDEX, Target, create_empty_
 
 
 def random_masks(count: int, size: tuple[int, ...], seed: int = 0) -> np.ndarray:
-    """(count, *size) bool, boxes that overlap."""
+    """Return (count, *size) bool masks of overlapping boxes."""
     draw = np.random.default_rng(seed)
     masks = np.zeros((count, *size), bool)
     for mask in masks:

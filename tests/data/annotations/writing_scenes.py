@@ -1,4 +1,4 @@
-"""The same scenes in every format, made by the tests."""
+"""The same synthetic detection scenes, written in every annotation format."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SPLITS = {"train": 3, "val": 2}
 
 
 def make_objects(number: int) -> list[tuple[int, tuple[int, int, int, int]]]:
-    """Class and left, top, right, bottom of the objects of an image; the second has none."""
+    """Return (class, (left, top, right, bottom)) of the objects of an image; image 1 has none."""
     draw = np.random.default_rng(number)
     rows = []
     for _ in range(0 if number == 1 else 1 + number % 3):
@@ -25,7 +25,7 @@ def make_objects(number: int) -> list[tuple[int, tuple[int, int, int, int]]]:
 
 
 def image_numbers(split: str) -> range:
-    """The images of a split."""
+    """Return the image numbers of a split."""
     return range(3) if split == "train" else range(3, 5)
 
 
@@ -40,7 +40,7 @@ def box_corners(box: tuple[int, int, int, int]) -> list[tuple[int, int]]:
 
 
 def write_coco(home: Path) -> Path:
-    """Ids with gaps, categories out of order, masks as polygons."""
+    """Write COCO annotations with gaps in the ids, unsorted categories, and masks as polygons."""
     for split in SPLITS:
         images, annotations = [], []
         for number in image_numbers(split):
