@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image
 
 NODATA = 42113
-# : pixel scale, tie point and GeoKeyDirectory: UTM zone 11 north, pixels of 30 m
+#: pixel scale, tie point and GeoKeyDirectory: UTM zone 11 north, pixels of 30 m
 GEOREFERENCE: dict[int, tuple[Any, ...]] = {
     33550: (30.0, 30.0, 0.0),
     33922: (0.0, 0.0, 0.0, 500000.0, 4000000.0, 0.0),

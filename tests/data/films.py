@@ -10,7 +10,7 @@ import av
 import numpy as np
 from PIL import Image
 
-# : suffix -> FFmpeg's format name, and a codec that PyAV's wheels include
+#: suffix -> FFmpeg's format name, and a codec that PyAV's wheels include
 CODECS = {
     "mp4": ("mp4", "mpeg4"),
     "mov": ("mov", "mjpeg"),

@@ -30,7 +30,7 @@ from vitreous.weights.bundle import load_bundle
 
 EXAMPLE_GENERATOR = np.random.default_rng(0)
 RGB_PIXELS = EXAMPLE_GENERATOR.integers(0, 256, (20, 30, 3), dtype=np.uint8)
-# : a preprocessing of each modality, and matching raw arrays
+#: a preprocessing of each modality, and matching raw arrays
 MODALITY_EXAMPLES = {
     "images": (ImagePreprocess((16, 24), share=0.9), RGB_PIXELS),
     "bands": (BandPreprocess((16, 24), 5, (0.4,) * 5, (0.2,) * 5, numbers="float32"), EXAMPLE_GENERATOR.random((20, 30, 5), np.float32)),

@@ -20,7 +20,7 @@ from vitreous.data.modalities.images import ImagePreprocess
 IMAGE_SIZE = (47, 61)
 TRIVIAL_AUGMENT = Augment(trivial=True)
 MAGNITUDE_LEVELS = np.arange(31) / 30
-# : the operations of arXiv:2103.10158, Table 7 (wide), that move no pixel, at all levels
+#: the operations of arXiv:2103.10158, Table 7 (wide), that move no pixel, at all levels
 COLOUR_OPERATIONS: dict[str, Callable[[Image.Image], list[Image.Image]]] = {
     "identity": lambda image: [image],
     "autocontrast": lambda image: [ImageOps.autocontrast(image)],

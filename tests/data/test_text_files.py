@@ -67,7 +67,7 @@ def rewrite_encoded(place, encoding, change=lambda text: text):
     place.write_bytes(change(place.read_text("utf-8")).encode(encoding))
 
 
-# : format -> the files to rewrite in another encoding
+#: format -> the files to rewrite in another encoding
 TEXT_FILES = {
     "coco": ["annotations/instances_train2017.json", "annotations/instances_val2017.json"],
     "voc": [

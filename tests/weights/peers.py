@@ -1,4 +1,4 @@
-"""Small models of other libraries, every number in them random, and what they answer."""
+"""Small models of other libraries with random parameters, as references for our features and logits."""
 
 from __future__ import annotations
 
@@ -16,13 +16,12 @@ from torch import Tensor, nn
 from vitreous.models.zoo import Model
 from vitreous.weights.adopt import open_weights
 
-ERROR_LIMIT = 1e-5  # relative, of float32 against float32
+ERROR_LIMIT = 1e-5  # relative, both in float32
 IMAGE_SIZE, OBLONG_SIZE = (32, 32), (48, 40)
 
 
 def randomise(model: nn.Module, seed: int = 0) -> nn.Module:
-    """Every parameter random, in a size that keeps answers near one: norms and scales too, which start as ones and
-    zeros."""
+    """Randomise every parameter, norms and layer scales included, at a scale that keeps outputs near one."""
     draw = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
         noise = torch.randn(parameter.shape, generator=draw)
@@ -35,7 +34,10 @@ def randomise(model: nn.Module, seed: int = 0) -> nn.Module:
 
 @dataclass
 class Peer:
-    """A foreign model: how it is saved, what it answers, at which sizes, and what its file does not tell of it."""
+    """A reference model: its features and logits, input sizes, and settings that its file does not contain.
+
+    `save` overrides how the model is saved; the default is a safetensors state dict.
+    """
 
     model: nn.Module
     features: Callable[[Tensor], Tensor]
@@ -45,7 +47,7 @@ class Peer:
     save: Callable[[Path], Path] | None = None
 
     def file(self, folder: Path) -> Path:
-        """The file or folder that a user would have of it."""
+        """Save the model and return the file or folder."""
         if self.save:
             return self.save(folder)
         save_file(
@@ -55,18 +57,18 @@ class Peer:
 
 
 def open_model(path: Path, settings: dict[str, Any] | None = None) -> Model:
-    """Our model of it."""
+    """Open a file or folder as our model."""
     return open_weights(path, settings).build_bundle().model
 
 
 def make_images(size: tuple[int, int], count: int = 2, channels: int = 3) -> Tensor:
-    """Noise, the same each time."""
+    """Return the same noise images (count, channels, height, width) in each call."""
     return torch.randn(count, channels, *size, generator=torch.Generator().manual_seed(size[0] * 1000 + size[1]))
 
 
 @torch.inference_mode()
 def compute_difference(a: Tensor, b: Tensor) -> float:
-    """The largest difference, relative to the largest value; answers that say nothing are no evidence."""
+    """Return the largest difference relative to the largest value; fail if the outputs are constant or not finite."""
     assert a.shape == b.shape
     assert 0.05 < b.abs().max() < 100
     assert b.std() > 0.01
@@ -75,7 +77,7 @@ def compute_difference(a: Tensor, b: Tensor) -> float:
 
 @torch.inference_mode()
 def check_agreement(ours: Model, peer: Peer, limit: float = ERROR_LIMIT) -> float:
-    """Features, and logits where there are some, at all sizes; the largest difference."""
+    """Check features, and logits if the model has a head, at all sizes; return the largest difference."""
     worst = 0.0
     for size in peer.sizes:
         batch = make_images(size, channels=ours.config.channels).to(next(ours.parameters()).dtype)
@@ -87,13 +89,13 @@ def check_agreement(ours: Model, peer: Peer, limit: float = ERROR_LIMIT) -> floa
 
 
 def timm_peer(model: nn.Module, heads: int | None = 4, **options: Any) -> Peer:
-    """One of timm's ViTs or ResNets."""
+    """Return the peer of a timm ViT or ResNet."""
     settings = options.pop("settings", {}) | ({"heads": heads} if heads else {})
     return Peer(randomise(model), model.forward_features, model, settings=settings, **options)  # type: ignore[arg-type]
 
 
 def timm_vit(**options: Any) -> Peer:
-    """A ViT of timm, of three blocks."""
+    """Return a three-block ViT of timm."""
     from timm.models.vision_transformer import VisionTransformer
 
     outside = {key: options.pop(key) for key in ("settings", "sizes") if key in options}
@@ -109,7 +111,7 @@ def timm_vit(**options: Any) -> Peer:
 
 
 def timm_distilled() -> Peer:
-    """A distilled DeiT of timm."""
+    """Return a distilled DeiT of timm."""
     from timm.models.deit import VisionTransformerDistilled
 
     model = VisionTransformerDistilled(
@@ -121,7 +123,7 @@ def timm_distilled() -> Peer:
 def timm_hybrid(
     blocks: tuple[int, ...], patch: int, image: tuple[int, int], oblong: tuple[int, int], **options: Any
 ) -> Peer:
-    """A hybrid of timm whose ResNet has half the width."""
+    """Return a timm hybrid whose ResNet has half the width."""
     from timm.layers import HybridEmbed, StdConv2dSame
     from timm.models.resnetv2 import ResNetV2, create_resnetv2_stem
     from timm.models.vision_transformer import VisionTransformer
@@ -148,7 +150,7 @@ def timm_hybrid(
 
 
 def timm_bit(blocks: tuple[int, ...] = (2, 1, 1)) -> Peer:
-    """A BiT of timm, of half the width."""
+    """Return a timm BiT of half the width."""
     from timm.layers import StdConv2d
     from timm.models.resnetv2 import ResNetV2
 
@@ -161,7 +163,7 @@ def timm_bit(blocks: tuple[int, ...] = (2, 1, 1)) -> Peer:
 
 
 def timm_sam(image: int = 64, window: int = 3, **options: Any) -> Peer:
-    """SAM's image encoder in timm."""
+    """Return SAM's image encoder from timm."""
     from timm.models.vision_transformer_sam import VisionTransformerSAM
 
     small: dict[str, Any] = {
@@ -192,7 +194,7 @@ SMALL_CONFIG: dict[str, Any] = {
 def transformers_peer(
     model: nn.Module, logits: bool, sizes: tuple[tuple[int, int], ...] = (IMAGE_SIZE, OBLONG_SIZE), **options: Any
 ) -> Peer:
-    """One of transformers' models, saved as a folder. `options` go to its forward."""
+    """Return the peer of a transformers model, saved as a folder; `options` are passed to its forward."""
     randomise(model)
 
     def save(folder: Path) -> Path:
@@ -206,7 +208,7 @@ def transformers_peer(
 
 
 def transformers_vit(classes: int = 7, **options: Any) -> Peer:
-    """A ViT of transformers, with a classifier or without a head."""
+    """Return a ViT of transformers, with a classifier or without a head."""
     import transformers
 
     config = transformers.ViTConfig(**(SMALL_CONFIG | {"intermediate_size": 96} | options), num_labels=max(1, classes))
@@ -215,7 +217,7 @@ def transformers_vit(classes: int = 7, **options: Any) -> Peer:
 
 
 def transformers_deit() -> Peer:
-    """A DeiT with a head for the teacher."""
+    """Return a transformers DeiT with a teacher head."""
     import transformers
 
     model = transformers.DeiTForImageClassificationWithTeacher(
@@ -225,7 +227,7 @@ def transformers_deit() -> Peer:
 
 
 def transformers_mae() -> Peer:
-    """The encoder of an MAE, with nothing masked and nothing shuffled."""
+    """Return the encoder of a transformers MAE, without masking and shuffling."""
     import transformers
 
     decoder = {
@@ -248,7 +250,7 @@ def transformers_mae() -> Peer:
 
 
 def transformers_dinov2(registers: int = 0, swiglu: bool = False, **options: Any) -> Peer:
-    """A DINOv2 of transformers."""
+    """Return a DINOv2 of transformers."""
     import transformers
 
     values = SMALL_CONFIG | {"mlp_ratio": 4, "use_swiglu_ffn": swiglu} | options
@@ -259,7 +261,7 @@ def transformers_dinov2(registers: int = 0, swiglu: bool = False, **options: Any
 
 
 def transformers_clip(projected: bool = True, **options: Any) -> Peer:
-    """CLIP's image encoder in transformers."""
+    """Return CLIP's image encoder from transformers."""
     import transformers
 
     config = transformers.CLIPVisionConfig(**(SMALL_CONFIG | {"intermediate_size": 96, "projection_dim": 24} | options))
@@ -274,7 +276,7 @@ def transformers_clip(projected: bool = True, **options: Any) -> Peer:
 
 
 def transformers_sam(image: int = 64, window: int = 3, **options: Any) -> Peer:
-    """SAM's image encoder in transformers."""
+    """Return SAM's image encoder from transformers."""
     import transformers
 
     values = SMALL_CONFIG | {
@@ -292,7 +294,7 @@ def transformers_sam(image: int = 64, window: int = 3, **options: Any) -> Peer:
 
 
 def transformers_bit(blocks: tuple[int, ...] = (2, 1, 1), classes: int = 7, **options: Any) -> Peer:
-    """A BiT of transformers."""
+    """Return a BiT of transformers."""
     import transformers
 
     sizes = [128 * 2**i for i in range(len(blocks))]
@@ -307,7 +309,7 @@ def transformers_bit(blocks: tuple[int, ...] = (2, 1, 1), classes: int = 7, **op
 
 
 def torchvision_vit(representation: int | None = None, **options: Any) -> Peer:
-    """A ViT of torchvision, which takes its own size alone."""
+    """Return a ViT of torchvision, which accepts only its native size."""
     from torchvision.models import VisionTransformer
 
     values: dict[str, Any] = {
@@ -329,8 +331,10 @@ def torchvision_vit(representation: int | None = None, **options: Any) -> Peer:
 
 
 def rename_tensors(peer: Peer, *names: tuple[str, str], **changes: Any) -> Peer:
-    """The same model, saved under other names: (what to find, what stands there instead), as patterns; `changes` of its
-    fields."""
+    """Return the same model, saved with renamed tensors.
+
+    `names` are pairs (regular expression, replacement); `changes` are fields of the peer.
+    """
 
     def save(folder: Path) -> Path:
         found = peer.model.state_dict()

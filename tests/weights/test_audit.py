@@ -1,4 +1,4 @@
-"""The package's own source: what could run code out of data is in the one place made for it, or nowhere."""
+"""Audit of the package's source: functions that could execute loaded data are used only in the files listed here."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import pytest
 PACKAGE = Path(__file__).parent.parent.parent / "vitreous"
 PACKAGE_FILES = {path.relative_to(PACKAGE).as_posix(): path for path in sorted(PACKAGE.rglob("*.py"))}
 
-#: what may be called or imported in these files only; nowhere, where there are none
+# : modules and functions that may be used only in these files; an empty set allows no file
 ALLOWED_FILES = {
     "torch.load": {"weights/unpickle.py"},
-    "torch.export.load": {"apps/export/formats.py"},  # what was written a moment before, to be judged; no other
-    "pickletools": {"weights/pickled.py"},  # tells a pickle's instructions apart, and follows none
-    "pickle": {"weights/pickled.py"},  # follows those that `scan` passed, with descriptions in the place of every name
+    "torch.export.load": {"apps/export/formats.py"},  # verifies a file right after exporting it
+    "pickletools": {"weights/pickled.py"},  # parses the instructions of a pickle without executing them
+    "pickle": {"weights/pickled.py"},  # executes scanned instructions, with each name replaced by a description
 }
 FORBIDDEN_CALLS = {"eval", "exec", "__import__"}
 FORBIDDEN_ATTRIBUTES = {
@@ -54,7 +54,7 @@ FORBIDDEN_METHODS = {"extractall", "extract", "unsafe_load", "find_class"}
 
 
 def find_dangerous_names(tree: ast.AST) -> set[str]:
-    """The names of dangerous things in a source."""
+    """Return the dangerous modules and functions that a source uses."""
     found, alias = set(), {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -65,7 +65,7 @@ def find_dangerous_names(tree: ast.AST) -> set[str]:
             found |= {node.module.split(".")[0]} & FORBIDDEN_MODULES
             for name in node.names:
                 alias[name.asname or name.name] = f"{node.module}.{name.name}"
-    plain = [  # numpy's own format, with what it could run forbidden at the very place
+    plain = [  # numpy loads with `allow_pickle=False` are safe
         id(node.func)
         for node in ast.walk(tree)
         if isinstance(node, ast.Call) and any(ast.unparse(keyword) == "allow_pickle=False" for keyword in node.keywords)

@@ -1,6 +1,6 @@
-"""What big_vision has beside Google's published files: fixed positions, an optimiser's state, and its own BiT.
+"""big_vision's checkpoints compared with a numpy reference: fixed positions, optimiser states, and its BiT.
 
-Judged by the arithmetic of its code, restated in numpy, one image at a time, in float64.
+The reference restates big_vision's code for one image at a time, in float64.
 """
 
 from __future__ import annotations
@@ -32,8 +32,7 @@ from vitreous.weights.convert import convert
 
 
 def posemb_sincos_2d(height, width, channels):
-    """models/vit.py: column x and row y of each place, `channels` / 4 frequencies from 1 down to 1 / 10000, the ends
-    included."""
+    """models/vit.py: `channels` / 4 frequencies from 1 to 1 / 10000 (inclusive), applied to each column x and row y."""
     found = np.zeros((height * width, channels))
     quarter = channels // 4
     for row in range(height):
@@ -47,14 +46,14 @@ def posemb_sincos_2d(height, width, channels):
 
 
 def add_fixed_positions(p, height, width):
-    """The same model under its oldest names, with those positions for a grid; none for the class token."""
+    """Return the model under its oldest names, with sin-cos positions for a grid and zeros for the class token."""
     table = posemb_sincos_2d(height, width, WIDTH)
     table = np.concatenate([np.zeros((1, WIDTH)), table]) if "cls" in p else table
     return p | {"Transformer/posembed_input/pos_embedding": table[None]}
 
 
 def remove_positions(p, layout=big_vision):
-    """As big_vision saves it: without a leaf for the positions."""
+    """Return the model as big_vision saves it with fixed positions: without a position tensor."""
     return {
         name: array
         for name, array in layout(add_fixed_positions(p, 4, 4)).items()
@@ -72,7 +71,7 @@ POOLING_OPTIONS = {
 
 @pytest.mark.parametrize("pool", POOLING_OPTIONS)
 def test_fixed_positions_are_computed_for_every_grid(pool, tmp_path):
-    """Native, larger, one side native, and oblong: nothing is resized."""
+    """Native size, larger size, one native side, and an oblong image: positions are computed, not resized."""
     p = make_golden_arrays(**POOLING_OPTIONS[pool])
     found = open_weights(write_npz(tmp_path / "vit.npz", remove_positions(p)), {"image": (16, 16)})
     assert (found.config.positions.kind, found.config.prefix_position_count, found.config.image) == (
@@ -120,7 +119,7 @@ def test_fixed_positions_survive_a_round_trip(tmp_path):
 
 
 def with_state(p, layout):
-    """A training checkpoint: parameters and, for each, the first and the second moment of Adam; step and clock."""
+    """Return a training checkpoint: parameters with Adam's first and second moments, step and clock."""
     p, found = layout(p), {}
     for name, array in p.items():
         short = name.removeprefix("params/")
@@ -129,7 +128,7 @@ def with_state(p, layout):
 
 
 def with_flax_state(p, layout):
-    """The same by flax's older optimisers."""
+    """Return a training checkpoint of flax's older optimisers."""
     target = {f"opt/target/{name.removeprefix('params/')}": array for name, array in layout(p).items()}
     state = {
         name.replace("opt/target/", "opt/state/param_states/") + "/grad_ema": array + 1
@@ -154,7 +153,7 @@ def standardize_kernel(kernel):
 
 
 def extract_padded_windows(x, size, stride, fill):
-    """(H, W, C) -> (h, w, size, size, C): what a kernel sees when every side is padded by (size - 1) / 2."""
+    """Return all windows of (H, W, C), padded by (size - 1) / 2, as (h, w, size, size, C)."""
     pad = (size - 1) // 2
     x = np.pad(x, ((pad, pad), (pad, pad), (0, 0)), constant_values=fill)
     found = np.lib.stride_tricks.sliding_window_view(x, (size, size), (0, 1))[::stride, ::stride]
@@ -174,7 +173,10 @@ def apply_group_norm(p, name, x):
 
 
 def bit_paper(p, image, blocks, fill=-np.inf):
-    """models/bit_paper.py: (C, H, W) -> the last map (h w, C) and logits. `fill`: what pads the max-pooling."""
+    """models/bit_paper.py: map an image (C, H, W) to the last feature map (h w, C) and logits.
+
+    `fill`: padding value of the max-pooling.
+    """
     p = {name.removeprefix("params/"): array.astype(np.float64) for name, array in p.items()}
     x = convolve(p, "root_block/conv_root", image.transpose(1, 2, 0).astype(np.float64), 2)
     x = extract_padded_windows(x, 3, 2, fill).max((2, 3))
@@ -191,7 +193,7 @@ def bit_paper(p, image, blocks, fill=-np.inf):
 
 
 def golden_bit_paper(blocks, classes=7, seed=0):
-    """Arrays of a small BiT under big_vision's names."""
+    """Return random arrays of a small BiT under big_vision's names."""
     rng = np.random.default_rng(seed)
     found = {}
 
@@ -237,7 +239,7 @@ def test_bit_pads_the_pooling_with_minus_infinity(blocks, tmp_path):
             zeros = bit_paper(p, image, blocks, 0.0)[1]
             assert (
                 compute_difference(logits[number].double(), torch.from_numpy(zeros)) > 1e-4
-            )  # what BiT's other code answers
+            )  # the original BiT code pads with zeros
 
 
 def test_bit_is_written_with_the_shapes_of_big_vision(tmp_path):
@@ -264,7 +266,8 @@ def test_big_vision_numerics_change_only_the_border():
         build_model(BiTConfig(image=(32, 32), classes=0, blocks=(1,), width=32)).eval(),
     )
     other.load_state_dict(model.state_dict())
-    dark = -torch.ones(1, 32, 12, 12)  # a map without a positive value: its maximum at the edge is not 0
+    # a map without positive values, where zero padding changes the maximum at the edge
+    dark = -torch.ones(1, 32, 12, 12)
     for root in (model.body.root, other.body.root):
         root.conv = torch.nn.Identity()
     assert torch.equal(model.body.root(dark).unique(), torch.tensor([-1.0]))

@@ -130,7 +130,8 @@ def test_a_killed_save_leaves_a_complete_bundle_or_none(bundle, tmp_path):
 
 
 def test_a_killed_overwrite_leaves_a_valid_or_a_rejected_bundle(bundle, tmp_path):
-    """Two files cannot be replaced in one step: between the renames the bundle is refused, and the next save mends it."""
+    """Saves replace two files one after the other: between the renames the bundle is rejected, and the next save
+    repairs it."""
     place, old = tmp_path / "model", read_contents(tmp_path / "model")
     other = replace(bundle, model=create_untrained_model("ViT-mu/8", 16, 3, registers=1))
     other.save(tmp_path / "other")
@@ -148,7 +149,7 @@ def test_a_killed_overwrite_leaves_a_valid_or_a_rejected_bundle(bundle, tmp_path
                 load_bundle(place)
         bundle.save(place)
         assert read_contents(place) == old
-    assert refused <= 4, "two syncs, a removal and a rename lie between the two, and nothing that takes long"
+    assert refused <= 4, "only two syncs, a removal and a rename are between the replacements"
 
 
 def test_classification_bundles_are_compatible_with_older_readers(bundle, tmp_path):

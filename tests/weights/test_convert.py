@@ -1,4 +1,4 @@
-"""The verb `convert`: what is written is what was read, and what is asked for is done and told."""
+"""The verb `convert`: weights are unchanged, and requested changes are applied and reported."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ def test_a_plain_vit_survives_a_round_trip_through_every_format(to, tmp_path):
     assert back["unused"] == back["new"] == []
     state = again.model.state_dict()
     assert all(torch.equal(state[name], tensor) for name, tensor in model.state_dict().items())
-    if to == "huggingface":  # the one format that has a place for them
+    if to == "huggingface":  # the only format that stores classes and preprocessing
         assert again.classes == ("class 0", "class 1", "class 2")
         assert again.preprocess == ImagePreprocess((32, 32), mean=(0.1, 0.2, 0.3), std=(0.4, 0.5, 0.6), share=0.8)
 
 
 def test_a_rectangular_grid_is_stored_in_the_file(tmp_path):
-    # 48 patches and a class token: 49 would be a square
+    # 48 patches and a class token, together 49: a square number
     save_bundle(tmp_path / "a", transformer_config(**{**SMALL_CONFIG, "image": (48, 64)}))
     made = convert(tmp_path / "a", tmp_path / "b", "timm")
     weights = open_weights(made["out"])
@@ -141,7 +141,7 @@ def test_the_command(tmp_path):
 
 @pytest.mark.parametrize("family", ["dinov2", "bit-npz"])
 def test_wrapper_prefixes_are_removed_from_names(family, tmp_path):
-    """DINOv2's training files number chunks before blocks, TensorFlow numbers layers that would have one name."""
+    """DINOv2's training files number chunks before blocks; TensorFlow numbers layers with equal names."""
     if family == "dinov2":
         config = transformer_config(
             **{**SMALL_CONFIG, "classes": 0, "norm": {"layer_scale": 0.1}, "positions": {"resize": "bicubic-offset"}}

@@ -1,4 +1,4 @@
-"""`vitreous.create` with weights, and by the names that timm has for options."""
+"""`vitreous.create` with weights, and with timm's option names."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from vitreous.errors import UsageError, WeightsError
 
 @pytest.fixture(scope="module")
 def saved_model(tmp_path_factory):
-    """A model of two classes with a head that is not 0, and its bundle."""
+    """Return a model of two classes with a nonzero head, and its bundle."""
     torch.manual_seed(0)
     model = vitreous.create("ViT-32x2/8", image_size=32, num_classes=2).eval()
     torch.nn.init.normal_(model.head.weight)

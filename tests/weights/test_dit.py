@@ -1,5 +1,4 @@
-"""Weights of DiTs: the authors' files and diffusers' folders, read and written, and what is said of those that do not
-fit."""
+"""DiT weights: the authors' files and diffusers folders are read and written; mismatched files are rejected."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ CONFIG = DiTConfig(image=(8, 8), channels=4, classes=5, width=64, depth=2, heads
 
 
 def make_official_state(config=CONFIG):
-    """A state dict as facebookresearch/DiT's model gives it: names and shapes written out here."""
+    """Return a state dict with the names and shapes of facebookresearch/DiT's model, which are listed here."""
     d, out = config.width, config.out_channels * 4
     shapes = {
         "x_embedder.proj.weight": (d, config.channels, 2, 2),
@@ -87,7 +86,8 @@ def test_diffusers_folders_are_read_and_written_bit_identically(tmp_path):
 
 
 def test_formats_reject_unsupported_configs():
-    assert DIT.holds(CONFIG) and not DIFFUSERS.holds(CONFIG)  # diffusers reads times by other frequencies
+    # diffusers uses other frequencies in the timestep embedding
+    assert DIT.holds(CONFIG) and not DIFFUSERS.holds(CONFIG)
     assert not DIT.holds(replace(CONFIG, time_shift=1)) and not DIT.holds(replace(CONFIG, qk_norm=True))
 
 

@@ -1,4 +1,4 @@
-"""Weights from elsewhere: a small Hub and a small web site on this machine, and what goes wrong with them."""
+"""Downloads of weights from a small local Hub and web server, and their failures."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ COMMIT, OLD_COMMIT = "c0ffee" + "0" * 34, "0" * 40
 WEIGHTS_INDEX = json.dumps(
     {"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}}
 ).encode()
-#: repository -> its files
+# : repository -> {path: content}
 REPOSITORIES = {
     "org/whole": {
         "model.safetensors": b"whole",
@@ -53,12 +53,12 @@ CONTENT_HASH = hashlib.sha256(CONTENT).hexdigest()
 
 
 class HubHandler(BaseHTTPRequestHandler):
-    """The Hub's `resolve` addresses, and /web/ for everything else."""
+    """Serves the Hub's `resolve` addresses, and /web/ for everything else."""
 
     requests: list[str]
 
     def log_message(self, format: str, *args: object) -> None:
-        """Nothing on stderr."""
+        """Log nothing to stderr."""
 
     def answer(self, status: int, content: bytes = b"", length: int | None = None, **headers: str) -> None:
         self.send_response(status)
@@ -70,17 +70,17 @@ class HubHandler(BaseHTTPRequestHandler):
             self.wfile.write(content)
 
     def do_HEAD(self) -> None:
-        """The same as GET, without the content."""
+        """Respond as to GET, without the content."""
         self.do_GET()
 
     def do_GET(self) -> None:
-        """One file, or the reason why not."""
+        """Respond with a file or an error."""
         self.requests.append(f"{self.command} {self.path}")
         found = re.fullmatch(r"/(\w+/[\w.]+)/resolve/([^/]+)/(.+)", self.path)
         return self.hub(*found.groups()) if found else self.web(self.path.removeprefix("/web/"))
 
     def hub(self, repository: str, revision: str, file: str) -> None:
-        """What the Hub answers, with its headers."""
+        """Respond like the Hub, with its headers."""
         if repository == "org/gated":
             return self.answer(403, X_Error_Code="GatedRepo", X_Error_Message="Access to model org/gated is restricted")
         allowed = repository != "org/private" or self.headers.get("Authorization") == "Bearer hf_secret"
@@ -94,7 +94,7 @@ class HubHandler(BaseHTTPRequestHandler):
         return self.answer(200, content, ETag=f'"{hashlib.sha1(content).hexdigest()}"', X_Repo_Commit=COMMIT)
 
     def web(self, name: str) -> None:
-        """Files that come whole, cut, elsewhere, or not."""
+        """Respond with a complete or truncated file, a redirect, an invalid response or an error."""
         host = f"http://{self.headers['Host']}/web"
         elsewhere = {
             "moved": f"{host}/a.npz",
@@ -126,7 +126,7 @@ class HubHandler(BaseHTTPRequestHandler):
 def hub_server() -> Iterator[ThreadingHTTPServer]:
     HubHandler.requests = []
     made = ThreadingHTTPServer(("127.0.0.1", 0), HubHandler)
-    made.handle_error = lambda *arguments: None  # a client that hangs up is what some tests are about
+    made.handle_error = lambda *arguments: None  # some tests disconnect the client on purpose
     threading.Thread(target=made.serve_forever, args=(0.05,), daemon=True).start()
     yield made
     made.shutdown()
@@ -146,9 +146,9 @@ for source in json.load(sys.stdin):
 
 
 def fetch_in_process(home: Path, port: int, *sources: str, **environment: str) -> list:
-    """Fetch from the small Hub -> paths, or errors as [code, text].
+    """Fetch `sources` from the local Hub in a new process; return paths, or errors as [code, text].
 
-    In a process of its own, since the Hub's client reads its settings when it is imported.
+    A new process is needed because the Hub's client reads its settings on import.
     """
     clean = {
         key: value
@@ -207,13 +207,14 @@ def test_repositories_are_downloaded_once_and_work_offline(hub_server, tmp_path)
         assert Path(folder).name == COMMIT
     assert (pinned, again) == (whole, bare)
     assert Path(file).read_bytes() == b"other"
-    assert sum(line.startswith("GET") for line in HubHandler.requests) == 3 + 1 + 4 + 2 + 2 + 2  # no file twice
+    # no file is requested twice
+    assert sum(line.startswith("GET") for line in HubHandler.requests) == 3 + 1 + 4 + 2 + 2 + 2
     before = len(HubHandler.requests)
     missing = "hf:org/never"
     *offline, error = fetch_in_process(tmp_path, hub_server.server_port, *sources, missing, HF_HUB_OFFLINE="1")
     assert (offline, len(HubHandler.requests)) == (found, before)
     assert error[0] == 4 and "HF_HUB_OFFLINE" in error[1]
-    *unplugged, error = fetch_in_process(tmp_path, 9, *sources, missing)  # nothing listens there
+    *unplugged, error = fetch_in_process(tmp_path, 9, *sources, missing)  # nothing listens on port 9
     assert unplugged == found
     assert error[0] == 4 and "http://127.0.0.1:9/org/never cannot be reached" in error[1] and "HF_ENDPOINT" in error[1]
 
@@ -256,7 +257,7 @@ def test_anything_else_is_a_path(name):
 
 
 class RecordingListener:
-    """A listener that remembers."""
+    """A listener that stores all calls."""
 
     def __init__(self) -> None:
         self.heard: list[tuple] = []
@@ -324,7 +325,9 @@ def test_failed_downloads_leave_no_files(web_address, tmp_path, name, word):
         fetch_weights(f"{web_address}/{name}#sha256={'0' * 64}")
     files = [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
     left = [path.name for path in files if path.suffix not in (".json", ".lock")]
-    assert left == ([f".{'0' * 64}.npz.part"] if name in ("cut.npz",) else []), "a cut may be gone on with, no more"
+    assert left == ([f".{'0' * 64}.npz.part"] if name in ("cut.npz",) else []), (
+        "only the partial file of an interrupted download may remain"
+    )
 
 
 def test_the_size_limit_applies_without_a_content_length(web_address, monkeypatch):

@@ -1,4 +1,4 @@
-"""Foreign weight files: sound ones are read to the bit; every other is refused from its header, quickly, in little
+"""Foreign weight files: valid files are read bit-identically; others are rejected from the header, quickly, in little
 memory."""
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from vitreous.weights.entry import TensorInfo
 from vitreous.weights.files import open_weights_file
 from vitreous.weights.safetensors_file import SAFETENSORS_DTYPES
 
-#: run in a fresh process: opens files, and tells what it took. The best of three is the time, since other work on the
-#: machine is no part of it; memory is the peak over all files above what the process had once it had imported the code.
+# : Run in a fresh process: open files and print the time and memory used. Time is the best of three measurements, so
+# that other load does not count. Memory is the peak over all files above the usage after the imports.
 MEASURE_SCRIPT = """
 import json, sys, time
 from pathlib import Path
@@ -62,9 +62,9 @@ MAX_MILLISECONDS, MAX_MEGABYTES = 100, 50
 
 
 def collect_refusals(paths: list[Path], milliseconds: float = MAX_MILLISECONDS) -> dict[str, str]:
-    """Open each file in a fresh process -> the refusals by file name.
+    """Open each file in a fresh process; return the rejections by file name.
 
-    Each has to be within the limits, with nothing run, nothing heavy imported, and no connection made.
+    Each must be within the limits, execute nothing, import nothing heavy and make no connection.
     """
     done = subprocess.run(
         [sys.executable, "-c", MEASURE_SCRIPT],
@@ -84,7 +84,7 @@ def collect_refusals(paths: list[Path], milliseconds: float = MAX_MILLISECONDS) 
 
 
 def make_safetensors(header: str | bytes | dict, data: bytes = b"", length: int | None = None) -> bytes:
-    """A safetensors file of that header."""
+    """Return a safetensors file with that header."""
     text = json.dumps(header) if isinstance(header, dict) else header
     raw = text.encode() if isinstance(text, str) else text
     return struct.pack("<Q", len(raw) if length is None else length) + raw + data
@@ -95,7 +95,7 @@ def make_tensor_entry(begin: int = 0, end: int = 8, shape=(2,), dtype="F32") -> 
 
 
 def make_header(count: int, size: int = 4) -> str:
-    """A header of so many tensors of `size` bytes."""
+    """Return a header of `count` tensors of `size` bytes each."""
     shape = "[1]" if size else "[0]"
     lines = (
         f'"t{i}":{{"dtype":"F32","shape":{shape},"data_offsets":[{size * i},{size * (i + 1)}]}}' for i in range(count)
@@ -105,7 +105,7 @@ def make_header(count: int, size: int = 4) -> str:
 
 EIGHT_BYTES = bytes(8)
 TENSOR_LINE = '"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}'
-#: what is wrong -> the file (large ones when they are needed; some go on with a hole), and a word of the refusal
+# : fault -> (file content, text of the message); large or sparse files are created when needed
 MALFORMED_HEADERS = {
     "empty": (b"", "is empty"),
     "only a length": (struct.pack("<Q", 8), "header length does not match the file size"),
@@ -204,7 +204,7 @@ MALFORMED_HEADERS = {
         "metadata",
     ),
     "header of 101 MB": (lambda: struct.pack("<Q", 101 << 20) + b"{", "a header of"),
-    # what the format's own library lets pass
+    # accepted by the safetensors library
     "a key twice": (make_safetensors("{" + TENSOR_LINE + "," + TENSOR_LINE + "}", EIGHT_BYTES), "'a' twice"),
     "a key twice, once in escapes": (
         make_safetensors("{" + TENSOR_LINE + "," + TENSOR_LINE.replace('"a"', '"\\u0061"') + "}", EIGHT_BYTES),
@@ -253,7 +253,7 @@ MALFORMED_HEADERS = {
         "plain ASCII",
     ),
 }
-#: no weights at all
+# : not weights
 FOREIGN_FILES = {
     "page.safetensors": (b"<!DOCTYPE html><title>404</title>", "web page"),
     "pointer.safetensors": (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "Git LFS pointer"),
@@ -277,11 +277,11 @@ def test_malformed_headers_are_rejected_before_allocation(tmp_path):
         expected[name] = word
     found = collect_refusals(paths)
     assert {name: text for name, text in found.items() if expected[name] not in text} == {}
-    assert all(name in text for name, text in found.items())  # every refusal says which file
+    assert all(name in text for name, text in found.items())  # each message names its file
 
 
 def test_the_largest_header_is_checked_within_time_and_memory_limits(tmp_path):
-    """Of 5,000 tensors the last is wrong."""
+    """A header of 5,000 tensors, of which the last is invalid."""
     path = tmp_path / "last one wrong.safetensors"
     path.write_bytes(make_safetensors(make_header(5_000)[:-3] + "9]}}", bytes(20_000)))
     assert "t4999" in collect_refusals([path])[path.name]
@@ -335,7 +335,7 @@ def test_tensors_are_independent_of_later_file_changes(tmp_path):
     tensors = open_weights_file(path).read()
     path.write_bytes(bytes(path.stat().st_size))
     assert torch.equal(tensors["a"], torch.ones(4))
-    tensors["a"].zero_()  # and is writable
+    tensors["a"].zero_()  # is writable
 
 
 def test_padded_and_unordered_headers_are_read(tmp_path):
@@ -379,7 +379,7 @@ def test_files_that_change_before_reading_are_rejected(tmp_path):
 
 
 def test_fuzzed_headers_are_rejected_or_match_safetensors(tmp_path):
-    """Mutations of a sound file: never another error than a refusal, and nothing that is accepted is read otherwise."""
+    """Mutated files are rejected with a WeightsError; accepted files are read as the safetensors library reads them."""
     rng, path = random.Random(0), tmp_path / "fuzzed.safetensors"
     sound = save(
         {"a.weight": torch.arange(6.0).reshape(2, 3), "b": torch.arange(4, dtype=torch.int16)}, {"format": "pt"}
@@ -415,7 +415,7 @@ def test_fuzzed_headers_are_rejected_or_match_safetensors(tmp_path):
                 content[at:at] = rng.choice(pieces)
             else:
                 content[at : at + 1] = rng.choice(pieces)
-        if rng.random() < 0.5:  # so that more than the length is tried
+        if rng.random() < 0.5:  # repair the length, so that the parser of the header is reached
             header = bytes(content[8 : len(content) - 32])
             content = bytearray(make_safetensors(header, bytes(content[-32:])))
         path.write_bytes(content)
@@ -430,7 +430,7 @@ def test_fuzzed_headers_are_rejected_or_match_safetensors(tmp_path):
                 ours = {name: source.read([name])[name] for name in source.entries}
                 assert all(torch.equal(theirs.get_tensor(name), value) for name, value in ours.items())
         except SafetensorError as error:
-            pytest.fail(f"accepted what the library refuses: {error} in {bytes(content[:200])}")
+            pytest.fail(f"accepted a file that the library rejects: {error} in {bytes(content[:200])}")
         except WeightsError as error:
             if "NaN" not in str(error):
                 raise
@@ -472,7 +472,7 @@ def to_npy_bytes(array: np.ndarray) -> bytes:
 
 
 def make_npy_file(text: str, data: bytes = b"", version: int = 1) -> bytes:
-    """An .npy file with that header."""
+    """Return a .npy file with that header."""
     raw = text.encode()
     return b"\x93NUMPY" + bytes([version, 0]) + struct.pack("<H" if version == 1 else "<I", len(raw)) + raw + data
 
@@ -486,7 +486,7 @@ def make_zip(members: dict[str, bytes], method: int = zipfile.ZIP_STORED) -> byt
 
 
 def patch_zip_entry(content: bytes, offset: int, value: bytes, directory: bool = True, local: bool = True) -> bytes:
-    """A zip with bytes of its first member's entries replaced, `offset` being where they are in the directory's
+    """Return a zip in which bytes of the first member's entries are replaced; `offset` is relative to its directory
     entry."""
     made = bytearray(content)
     if directory:
@@ -499,7 +499,7 @@ def patch_zip_entry(content: bytes, offset: int, value: bytes, directory: bool =
 
 
 class PickleMarker:
-    """Would make a file if it were unpickled."""
+    """Creates a file when it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -1,7 +1,6 @@
-"""Google's `.npz` files against a plain forward pass in numpy, and against timm's own loader of them.
+"""Google's `.npz` files compared with a reference forward pass in numpy, and with timm's loader.
 
-The forward pass is written from the papers' code (vision_transformer/vit_jax, big_vision), one image at a time, in
-float64.
+The reference follows the papers' code (vision_transformer/vit_jax, big_vision), for one image at a time, in float64.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ BLOCK_PREFIX = "Transformer/encoderblock_{}/"
 
 
 def make_golden_arrays(classes=CLASSES, pre_logits=None, token=True, pool=False, stem=None, seed=0):
-    """Arrays of a small ViT under their oldest names; `stem` has the units of each stage of a hybrid's ResNet."""
+    """Return arrays of a small ViT under their oldest names; `stem` lists the units of each ResNet stage of a hybrid."""
     rng = np.random.default_rng(seed)
     found = {}
 
@@ -110,7 +109,7 @@ def mlp(p, name, x):
 
 
 def attention(p, name, queries, x):
-    """Head by head: (M, D) queries and (N, D) tokens -> (M, D)."""
+    """Compute attention head by head: queries (M, D) and tokens (N, D) -> (M, D)."""
     out = p[f"{name}/out/bias"].copy()
     for head in range(HEADS):
         q = queries @ p[f"{name}/query/kernel"][:, head] + p[f"{name}/query/bias"][head]
@@ -124,7 +123,7 @@ def attention(p, name, queries, x):
 
 
 def extract_windows(x, size, stride, fill):
-    """(H, W, C) -> (h, w, size, size, C): what a kernel sees under TensorFlow's SAME padding."""
+    """Return all windows of (H, W, C) with TensorFlow's SAME padding as (h, w, size, size, C)."""
     pads = []
     for length in x.shape[:2]:
         total = max((-(-length // stride) - 1) * stride + size - length, 0)
@@ -135,7 +134,7 @@ def extract_windows(x, size, stride, fill):
 
 
 def convolution(p, name, x, stride=1):
-    """A standardised convolution: each filter to mean 0 and deviation 1, 1e-5 added to the deviation."""
+    """Convolve with standardised filters: mean 0, std 1, with 1e-5 added to the std."""
     kernel = p[f"{name}/kernel"]
     mean, deviation = kernel.mean((0, 1, 2)), kernel.std((0, 1, 2))
     return np.tensordot(extract_windows(x, kernel.shape[0], stride, 0.0), (kernel - mean) / (deviation + 1e-5), 3)
@@ -154,7 +153,7 @@ def relu(x):
 
 
 def resnet(p, x):
-    """(H, W, 3) -> (h, w, C): the hybrid's ResNet."""
+    """Apply the hybrid's ResNet: (H, W, 3) -> (h, w, C)."""
     x = relu(group_norm(p, "gn_root", convolution(p, "conv_root", x, 2)))
     x = extract_windows(x, 3, 2, -np.inf).max((2, 3))
     stage = 1
@@ -174,7 +173,7 @@ def resnet(p, x):
 
 
 def forward(p, image):
-    """(C, H, W) -> tokens after the last norm (T, D), and logits, or what the head would read."""
+    """Map an image (C, H, W) to tokens (T, D) after the last norm, and logits or the head's input features."""
     p = {name: array.astype(np.float64) for name, array in p.items()}
     x = image.transpose(1, 2, 0).astype(np.float64)
     if "conv_root/kernel" in p:
@@ -207,7 +206,7 @@ def to_oldest_names(p):
 
 
 def to_linen_names(p):
-    """The names that flax's linen gives the same modules."""
+    """Rename arrays to the names that flax.linen gives the modules."""
     names = (
         ("MultiHeadDotProductAttention_1", "MultiHeadDotProductAttention_0"),
         ("LayerNorm_2", "LayerNorm_1"),
@@ -219,7 +218,8 @@ def to_linen_names(p):
 
 
 def big_vision(p):
-    """linen's, with positions at the root, the class token's folded into it, under `params/`."""
+    """Rename arrays to big_vision's layout: linen names under `params/`, with the class token's position added to the
+    token."""
     p = to_linen_names(p)
     place = p.pop("Transformer/posembed_input/pos_embedding")
     if "cls" in p:
@@ -228,7 +228,7 @@ def big_vision(p):
 
 
 def to_scanned_blocks(p):
-    """big_vision's, all blocks stacked in one."""
+    """Return big_vision's layout with all blocks stacked in one array."""
     p = big_vision(p)
     found = {name: array for name, array in p.items() if "encoderblock_" not in name}
     for name in [name for name in p if "encoderblock_0/" in name]:
@@ -238,7 +238,7 @@ def to_scanned_blocks(p):
 
 
 def two_towers(p):
-    """The image tower of an image-text model."""
+    """Return the image tower of an image-text model."""
     text = {
         "params/txt/head/kernel": np.ones((3, 3), np.float32),
         "params/t": np.ones(1, np.float32),
@@ -248,7 +248,7 @@ def two_towers(p):
 
 
 def to_wide_norms(p):
-    """Group norms as (1, 1, 1, C)."""
+    """Reshape group norms to (1, 1, 1, C)."""
     return {
         name: array[None, None, None] if re.search(r"gn(\d|_root|_proj)/", name) else array for name, array in p.items()
     }
@@ -267,7 +267,7 @@ MODELS = {
     "attention": {"token": False, "pool": True},
 }
 HYBRIDS = {"root": (), "one stage": (1,), "two stages": (1, 2)}
-#: pixels along a side of which each makes 16 tokens
+# : image size that gives 16 tokens
 IMAGE_SIDES = {None: 16, (): 32, (1,): 16, (1, 2): 32}
 
 
@@ -317,7 +317,7 @@ def test_hybrids(stem, norms, tmp_path):
 
 def test_odd_image_sizes_are_padded_like_tensorflow(tmp_path):
     p = make_golden_arrays(stem=(1,))
-    side = 28  # a map of 7, from 14 places: the padding differs from that of 16
+    side = 28  # the map of 14 is reduced to 7, with other padding than from 16
     p["Transformer/posembed_input/pos_embedding"] = np.tile(p["Transformer/posembed_input/pos_embedding"], (1, 3, 1))[
         :, :50
     ]
@@ -335,7 +335,7 @@ def test_two_byte_void_arrays_are_bfloat16(tmp_path):
 
 
 def test_weight_standardisation_uses_the_published_epsilon(tmp_path):
-    """Filters of small numbers tell the rules of weight standardisation apart, which usual ones hardly do."""
+    """Filters with small values make the variants of weight standardisation distinguishable."""
     p = make_golden_arrays(stem=(1,))
     p = {name: array * 1e-4 if "conv" in name else array for name, array in p.items()}
     found = open_weights(write_npz(tmp_path / "hybrid.npz", p))
@@ -355,7 +355,7 @@ def test_oversized_block_stacks_are_not_unstacked():
     ]
 
 
-UNSUPPORTED_COMBINATION = ("attention", to_oldest_names)  # the oldest names are of a time before attention pooling
+UNSUPPORTED_COMBINATION = ("attention", to_oldest_names)  # the oldest names predate attention pooling
 
 
 def against_timm(model, path, settings=None, limit=1e-5, side=16):
@@ -402,7 +402,7 @@ def test_timm_loads_the_same_hybrid(stem, tmp_path):
 
 
 def golden_bit(blocks, classes=7):
-    """Arrays of a BiT of half the width under TensorFlow's names."""
+    """Return arrays of a BiT of half the width under TensorFlow's names."""
     rng = np.random.default_rng(0)
     found = {}
 

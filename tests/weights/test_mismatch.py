@@ -1,4 +1,4 @@
-"""Weights that do not fit what they seem to be: every difference is listed, and nothing is loaded in part."""
+"""Weights that do not fit their model: every difference is listed, and no tensor is loaded."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def build_random_model(config=CONFIG, seed=0):
 
 
 def export_tensors(name="timm", config=CONFIG):
-    """A model as a format has it, its names without prefix."""
+    """Return the tensors of a random model in a format, without name prefix."""
     written = find_writable_formats(config)[name].to_foreign_tensors(config, build_random_model(config).state_dict())
     return {key: tensor.contiguous() for key, tensor in written.items()}
 
@@ -46,7 +46,7 @@ def save_tensors(folder, state, name="weights.safetensors"):
 
 
 def get_error_message(path, settings=None):
-    """What the refusal says, whose exit code is that of weights."""
+    """Return the error text after checking that the exit code is that of weights errors."""
     with pytest.raises(WeightsError) as caught:
         open_weights(path, settings).read_state()
     assert caught.value.code == 4
@@ -54,7 +54,7 @@ def get_error_message(path, settings=None):
 
 
 def list_differences(path, settings=None):
-    """The list in a refusal."""
+    """Return the list of differences from the error message."""
     first, *lines = get_error_message(path, settings).split("\n")
     assert first.endswith("does not fit it:")
     return [line.strip() for line in lines]
@@ -245,7 +245,7 @@ def test_resnets_with_billions_of_units_are_rejected(name, tmp_path):
 
 
 def write_sparse_file(path, shapes):
-    """A safetensors file that claims these shapes, of zeros that take no room."""
+    """Write a sparse safetensors file that claims tensors of these shapes."""
     header, position = {}, 0
     for name, shape in shapes.items():
         size = 4 * int(np.prod(shape))
@@ -410,7 +410,7 @@ def test_shards_are_combined_and_missing_tensors_are_reported(tmp_path):
 
 @pytest.mark.parametrize("name", [name for name, (_, formats) in test_roundtrip.MODELS.items() if formats])
 def test_damaged_files_are_rejected_or_read_correctly(name, tmp_path):
-    """Tensors dropped, renamed and reshaped at random: the model is as the file says, or there is none."""
+    """Tensors are dropped, renamed or reshaped at random: the file is rejected, or the model equals the file."""
     config, formats = test_roundtrip.MODELS[name]
     chance = random.Random(name)
     for form in sorted(formats):
@@ -499,7 +499,7 @@ def test_positions_are_resized_by_the_rule_of_the_config(tmp_path):
 
 
 def load_with_channels(config, channels, tmp_path):
-    """A model of that many channels with the weights of one of three, and that one."""
+    """Return a model with `channels` channels that loaded weights of a three-channel model, and the latter."""
     source = build_random_model(config)
     form = find_writable_formats(config)["timm"]
     path = save_tensors(tmp_path, form.to_foreign_tensors(config, source.state_dict()))
@@ -523,7 +523,7 @@ def test_new_channels_repeat_the_old_channels(channels, tmp_path):
     old, new = (m.projection.weight.unflatten(1, (-1, 64)) for m in (source, target))
     for channel in range(channels):
         assert torch.equal(new[:, channel], old[:, channel % 3] * (3 / channels))
-    if channels == 12:  # a picture four times over is that picture
+    if channels == 12:  # repeating an image four times does not change the outputs
         batch = make_images((32, 32))
         with torch.inference_mode():
             assert peers.compute_difference(target(batch.repeat(1, 4, 1, 1)), source(batch)) <= 1e-5
@@ -536,7 +536,7 @@ def test_new_channels_repeat_the_old_channels(channels, tmp_path):
 def test_the_resnet_root_adapts_to_other_channels(config, tmp_path):
     source, target = load_with_channels(config, 12, tmp_path)
     batch = make_images((32, 32))
-    # filters are standardised: four copies look alike, and each weighs half as much as alone
+    # standardisation removes the scale: four copies of a filter each have half the weight
     with torch.inference_mode():
         assert torch.isfinite(target(batch.repeat(1, 4, 1, 1))).all()
     root = (m.stem.root if hasattr(m, "stem") else m.body.root for m in (source, target))
@@ -579,7 +579,7 @@ def test_heads_are_reordered_by_class_name_or_reset(tmp_path):
 
 
 def test_new_attention_windows_are_reported(tmp_path):
-    """With what they cost; nothing where the weights have them, or there are none."""
+    """The report contains the cost in GFLOPs; it is absent if the weights have windows or the model has none."""
     windowed = CONFIG.with_options(attention={"window": 3, "global_blocks": (1,)})
     Bundle(build_random_model(), Classification(tuple("abcde")), ImagePreprocess((32, 32))).save(tmp_path / "plain")
     text = load_pretrained_weights(build_random_model(windowed), tmp_path / "plain").text()

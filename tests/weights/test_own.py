@@ -1,4 +1,4 @@
-"""Models of `vitreous.create` as people save them: as a bare state dict, and as a bundle by `vitreous.save`."""
+"""Models of `vitreous.create` saved as a bare state dict, or as a bundle by `vitreous.save`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from vitreous.models.config import ViTConfig
 from vitreous.models.zoo import build_model
 from vitreous.weights.adopt import load_pretrained_weights, open_weights
 
-#: models whose options a state dict does not describe
+# : models whose options cannot be inferred from a state dict
 AMBIGUOUS_MODELS = (
     "SAM",
     "SAM, everything global",
@@ -35,7 +35,7 @@ AMBIGUOUS_MODELS = (
     *(name for name in MODELS if name.startswith("VideoMAE")),
 )
 CLIP_SETTINGS = {"image": (4, 16, 32)}
-#: those that need to be told more than the heads
+# : model -> settings that are needed in addition to the number of heads
 REQUIRED_SETTINGS = {
     "ViT, patches that are not square": {"image": (32, 16)},
     "ViT, oblong": {"image": (32, 48)},

@@ -1,7 +1,7 @@
-"""Parity: the weights of other libraries, saved as they save them and opened here, give the same features and logits.
+"""Weights saved by other libraries give the same features and logits when opened here.
 
-Every number is random, norms and scales too. At the native size, and at one that is neither native nor square wherever
-the other library can do that.
+All parameters are random, norms and layer scales included. Inputs have the native size, and where the other library
+supports it, a size that is neither native nor square.
 """
 
 from __future__ import annotations
@@ -90,15 +90,14 @@ def test_features_and_logits_match_the_peer(name, tmp_path):
 def test_original_deit_iii(tmp_path):
     peer = timm_vit(init_values=1e-6, no_embed_class=True)
     peer = peers.rename_tensors(peer, (r"\.ls(\d)\.gamma", r".gamma_\1"))
-    peer.sizes = peer.sizes[:1]  # at others timm's rule is not the original's: test_resizing
+    peer.sizes = peer.sizes[:1]  # at other sizes timm resizes differently from the original: test_resizing
     check_agreement(open_model(peer.file(tmp_path), peer.settings), peer)
 
 
 @pytest.mark.parametrize("registers", [0, 4])
 @pytest.mark.parametrize("gated", [False, True])
 def test_original_dinov2(registers, gated, tmp_path):
-    """The original names; timm's own conversion of them is the reference. They differ only away from the native
-    size."""
+    """Original names, with timm's conversion as the reference; the resize rules differ at other sizes."""
     from timm.layers import SwiGLUPacked
     from timm.models.vision_transformer import checkpoint_filter_fn
 
@@ -150,7 +149,7 @@ def test_original_clip(projected, tmp_path):
         if name != "head.bias":
             named[f"visual.{name}"] = tensor.contiguous()
     save_file(named, tmp_path / "clip.safetensors")
-    peer.model.load_state_dict(checkpoint_filter_fn(dict(named), peer.model))  # the head's bias is zero there
+    peer.model.load_state_dict(checkpoint_filter_fn(dict(named), peer.model))  # the bias of this head is zero
     ours = open_model(tmp_path / "clip.safetensors", {"heads": 4})
     assert ours.config.head.bias is False
     batch = make_images(peers.IMAGE_SIZE)
@@ -243,14 +242,14 @@ def test_timm_and_open_clip_folders_are_read(tmp_path):
         tower = {"image_size": 32, "layers": 3, "width": 128, "patch_size": 8}
         described = {"model_cfg": {"embed_dim": 24, "vision_cfg": tower} | ({"quick_gelu": True} if quick else {})}
         (other / "open_clip_config.json").write_text(json.dumps(described))
-        clip.sizes = clip.sizes[:1]  # at others open_clip's rule is not that of transformers
+        clip.sizes = clip.sizes[:1]  # at other sizes open_clip and transformers resize differently
         found = open_model(other)
         check_agreement(found, clip)
         assert found.config.positions.resize == "bicubic-antialias"
 
 
 def make_position_table(grid, width=6):
-    return 0.2 * torch.randn(*grid, width, generator=torch.Generator().manual_seed(0))  # near what positions are
+    return 0.2 * torch.randn(*grid, width, generator=torch.Generator().manual_seed(0))  # the scale of trained positions
 
 
 GRID_PAIRS = [((4, 4), (6, 6)), ((6, 6), (4, 4)), ((4, 4), (7, 5)), ((14, 14), (24, 24)), ((7, 7), (3, 9))]
@@ -344,7 +343,7 @@ def test_zoom_matches_values_by_hand():
 
 
 def list_full_size_models():
-    """Published sizes, made one at a time: name -> what makes it."""
+    """Map names to functions that build models of published sizes, so that only one is in memory."""
     import timm
 
     def made(name, sizes=((224, 224), (256, 192)), **options):
@@ -399,10 +398,9 @@ def list_full_size_models():
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_the_published_sizes(tmp_path, capsys):
-    """Heads are told by nobody: they are those of the published model.
+    """The number of heads is inferred from the published models.
 
-    A ResNet of fifty layers rounds by more than 1e-5 in float32, so there float64 has to show that nothing else
-    differs.
+    Float32 rounding in a ResNet-50 exceeds 1e-5, so hybrids and ResNets are also compared in float64.
     """
     for number, (name, make) in enumerate(list_full_size_models().items()):
         peer = make()

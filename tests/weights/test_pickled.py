@@ -1,4 +1,4 @@
-"""PyTorch files: the tensors are read, and nothing in them is ever run."""
+"""PyTorch files: tensors are read, and code in pickles is never executed."""
 
 from __future__ import annotations
 
@@ -32,24 +32,24 @@ from vitreous.weights import pickled
 from vitreous.weights.entry import TensorInfo
 from vitreous.weights.files import open_weights_file
 
-RUN_CHILD = pickled.run_unpickle_child  # which tests/conftest.py replaces
+RUN_CHILD = pickled.run_unpickle_child  # tests/conftest.py replaces this function
 
 
 @pytest.fixture
 def separate_process(monkeypatch):
-    """A child is started as it is outside of the tests."""
+    """Start the child process as outside the tests."""
     monkeypatch.setattr(pickled, "run_unpickle_child", RUN_CHILD)
 
 
 def to_torch_bytes(content, zip: bool = True, protocol: int = 2) -> bytes:
-    """What torch.save writes."""
+    """Return the output of torch.save."""
     file = io.BytesIO()
     torch.save(content, file, _use_new_zipfile_serialization=zip, pickle_protocol=protocol)
     return file.getvalue()
 
 
 def replace_members(content: bytes, replaced: dict[str, bytes | None], method: int = zipfile.ZIP_STORED) -> bytes:
-    """A zip with members replaced, added, or (None) left out; each name is that within the archive's folder."""
+    """Return a zip with members replaced, added or removed (None); names are relative to the archive's folder."""
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         members = {name: archive.read(name) for name in archive.namelist()}
     folder = next(iter(members)).split("/")[0]
@@ -58,12 +58,12 @@ def replace_members(content: bytes, replaced: dict[str, bytes | None], method: i
 
 
 def make_call_pickle(name: str, command: str) -> bytes:
-    """A pickle, as text, that calls something by name; in no protocol that Python writes today."""
+    """Return a protocol 0 pickle that calls a function by name, which Python's pickler no longer writes."""
     return f"c{name.replace('.', chr(10))}\n(S'{command}'\ntR.".encode()
 
 
 def make_malicious_files(marker: Path) -> dict[str, tuple[bytes, str]]:
-    """File name -> a file that makes `marker` if it is unpickled, and a word of the refusal."""
+    """Map file names to (content that creates `marker` if unpickled, text of the message)."""
     evil, weights = PickleMarker(marker), torch.arange(6.0)
     good, zip_file, legacy = (
         to_torch_bytes({"w": weights}),
@@ -140,7 +140,7 @@ def zipped_pickle(content: bytes) -> bytes:
 
 
 class Settings(dict):
-    """A dict of another module, as the settings of many training scripts are."""
+    """A dict subclass of another module, like the settings of many training scripts."""
 
 
 Settings.__module__, Settings.__qualname__, Settings.__name__ = "yacs.config", "CfgNode", "CfgNode"
@@ -187,7 +187,7 @@ def test_code_in_pickles_is_rejected_and_not_executed(tmp_path):
 
 
 def test_the_attacks_are_real(tmp_path):
-    """Unpickled as pickle does it, the payloads run: what is refused above is not harmless by mistake."""
+    """Python's unpickler executes the payloads, so the rejected files are real attacks."""
     marker = tmp_path / "marker"
     for payload in (make_malicious_files(marker)["raw 2.pkl"][0], make_malicious_files(marker)["text.pkl"][0]):
         pickle.loads(payload)
@@ -205,7 +205,7 @@ def encode_integer(number: int) -> bytes:
 def make_tensor_pickle(
     shape: tuple[int, ...], stride: tuple[int, ...], elements: int = 4, offset: int = 0, key: int = 0
 ) -> bytes:
-    """The instructions that make a float32 tensor out of a storage."""
+    """Return the pickle instructions that build a float32 tensor from a storage."""
     lists = [b"(" + b"".join(encode_integer(number) for number in numbers) + b"t" for numbers in (shape, stride)]
     storage = STORAGE_PICKLE % (key, encode_integer(elements))
     return (
@@ -219,7 +219,7 @@ def make_tensor_pickle(
 
 
 def make_checkpoint(*tensors: bytes, storage: bytes = bytes(16), method: int = zipfile.ZIP_STORED) -> bytes:
-    """A PyTorch zip whose tensors are a, b, ..., in one storage."""
+    """Return a PyTorch zip with the tensors a, b, ... in one storage."""
     items = b"".join(b"X\1\0\0\0" + bytes([97 + index]) + made for index, made in enumerate(tensors))
     members = {
         "x/data.pkl": b"\x80\2}(" + items + b"u.",
@@ -231,7 +231,7 @@ def make_checkpoint(*tensors: bytes, storage: bytes = bytes(16), method: int = z
 
 
 def make_malformed_files() -> dict[str, tuple[bytes, str]]:
-    """File name -> a file without code that must not be read, and a word of the refusal."""
+    """Map file names to (malformed content without code, text of the message)."""
     good, legacy = to_torch_bytes({"w": torch.arange(6.0)}), to_torch_bytes({"w": torch.arange(6.0)}, zip=False)
     start = b"".join(
         pickle.dumps(value, 2) for value in (pickled.LEGACY_MAGIC, pickled.LEGACY_PROTOCOL, {"little_endian": True})
@@ -327,7 +327,7 @@ def make_malformed_files() -> dict[str, tuple[bytes, str]]:
 
 
 def repeat_tensor_pickles(count: int) -> bytes:
-    """So many tensors, t0, t1, ..., of the same million numbers."""
+    """Return `count` tensors, t0, t1, ..., that share one storage of a million values."""
     names = [f"t{index}".encode() for index in range(count)]
     return b"".join(
         b"X" + struct.pack("<I", len(name)) + name + make_tensor_pickle((1 << 20,), (1,), 1 << 20) for name in names
@@ -406,13 +406,13 @@ def test_plain_and_nested_files_are_described_correctly(tmp_path):
     )
     assert (
         open_weights_file(path).section == "teacher"
-    )  # the better weights first; a number called ema is no state dict
+    )  # the averaged weights are preferred; "ema" is a number here, not a state dict
     path.write_bytes(to_torch_bytes({"w": torch.zeros(1), "model": 3}))
     assert open_weights_file(path).section == ""
 
 
 def count_calls(work) -> int:
-    """How many Python and C functions a piece of work calls."""
+    """Return the number of Python and C function calls made by `work`."""
     calls = 0
 
     def count(frame, event, argument):
@@ -488,7 +488,7 @@ def test_legacy_files_are_read_bit_identically_and_nan_is_rejected(tmp_path):
 
 
 def test_a_flipped_bit_in_a_storage_is_noticed(tmp_path):
-    """torch itself does not look at the checksums of a zip."""
+    """torch itself does not verify the checksums of a zip."""
     path = tmp_path / "damaged.pt"
     content = bytearray(to_torch_bytes({"w": torch.full((1000,), 1.5)}))
     at = content.index(struct.pack("<f", 1.5) * 1000) + 2003
@@ -499,7 +499,7 @@ def test_a_flipped_bit_in_a_storage_is_noticed(tmp_path):
         source.read()
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not hold a process to its limit of addresses")
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux enforces RLIMIT_AS")
 def test_the_child_process_has_memory_and_time_limits(tmp_path, monkeypatch, separate_process):
     path, script = tmp_path / "plain.pt", tmp_path / "child.py"
     torch.save({"w": torch.zeros(3)}, path)
@@ -524,7 +524,7 @@ raise SystemExit(unpickle.main())
 
 
 def test_the_child_process_rejects_objects_other_than_tensors(tmp_path, separate_process):
-    """Were the look to be wrong: torch refuses code, too."""
+    """torch rejects code as well, should the scan of the pickle miss it."""
     marker, path = tmp_path / "marker", tmp_path / "evil.pt"
     path.write_bytes(to_torch_bytes({"x": PickleMarker(marker)}))
     with pytest.raises(WeightsError, match="cannot be read"):
@@ -540,7 +540,7 @@ def test_all_opcodes_of_torch_save_are_allowed():
 
 
 def test_the_describer_rejects_calls_and_attribute_changes(tmp_path):
-    """The second wall: even past the scan, names are descriptions, and these have no attributes to set."""
+    """Second line of defence: names become descriptions, which cannot be called and have no attributes to set."""
     path = tmp_path / "evil.pt"
     for text in (b"cos\nsystem\n(X\1\0\0\0xtR.", b"(X\1\0\0\0xios\nsystem\n.", b"\x80\2}}X\5\0\0\0itemsK\1sb."):
         with pytest.raises((WeightsError, TypeError, AttributeError)):

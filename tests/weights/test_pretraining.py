@@ -1,4 +1,4 @@
-"""Others' files of pre-training: the decoder of MAE and the head of DINO come with the encoder, to the same numbers."""
+"""Pre-training files of other projects: MAE's decoder and DINO's head are loaded and give the same outputs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from vitreous.reports.figures.reconstruction import load_restoring_objective
 from vitreous.weights.adopt import open_objective_state, open_weights
 from vitreous.weights.objective_parts import load_into_objective
 
-#: names of transformers' checkpoints -> those of the original MAE
+# : names in transformers' checkpoints -> names in the original MAE
 ORIGINAL_NAMES = [
     ("vit.embeddings.cls_token", "cls_token"),
     ("vit.embeddings.position_embeddings", "pos_embed"),
@@ -40,7 +40,7 @@ ORIGINAL_NAMES = [
 
 @pytest.fixture(scope="module")
 def transformers_mae(tmp_path_factory):
-    """transformers' ViTMAE with random weights, as a folder of its own and as a file of the original's layout."""
+    """Return a random transformers ViTMAE, saved as a folder and as a file in the original layout."""
     from transformers import ViTMAEConfig, ViTMAEForPreTraining
 
     home = tmp_path_factory.mktemp("mae")
@@ -52,7 +52,8 @@ def transformers_mae(tmp_path_factory):
             decoder_intermediate_size=256, norm_pix_loss=False, layer_norm_eps=1e-6, attn_implementation="eager",
         )
     ).eval()  # fmt: skip
-    model.vit.embeddings.patch_embeddings.projection._is_hf_initialized = False  # else positions stay zero
+    # otherwise transformers leaves positions at zero
+    model.vit.embeddings.patch_embeddings.projection._is_hf_initialized = False
     model.vit.embeddings.initialize_weights()
     model.decoder.initialize_weights(16)
     for parameter in model.parameters():
@@ -77,7 +78,8 @@ def transformers_mae(tmp_path_factory):
 def test_mae_predictions_match_transformers(transformers_mae, layout):
     home, model = transformers_mae
     objective = load_restoring_objective(home / layout)
-    assert objective.config.normalise is (layout == "full.safetensors")  # which does not tell
+    # only the full file implies normalised targets by default
+    assert objective.config.normalise is (layout == "full.safetensors")
     objective.config = replace(objective.config, normalise=False)
     images, noise = torch.randn(3, 3, 32, 32), torch.rand(3, 16)
     with torch.no_grad():
@@ -85,7 +87,8 @@ def test_mae_predictions_match_transformers(transformers_mae, layout):
     order = noise.argsort(1)
     visible, masked = order[:, :4].sort(1).values, order[:, 4:].sort(1).values
     predicted = objective.predict(images, visible, masked)
-    pixels = torch.arange(192).view(3, 8, 8).permute(1, 2, 0).flatten()  # theirs have channels last
+    # the reference stores patch pixels channels-last
+    pixels = torch.arange(192).view(3, 8, 8).permute(1, 2, 0).flatten()
     logits = expected.logits[torch.arange(3)[:, None], masked]
     assert torch.allclose(predicted[..., pixels], logits, atol=1e-5)
     loss = (predicted - objective.targets(images, masked)).square().mean()
@@ -129,7 +132,7 @@ def test_unknown_and_missing_decoder_tensors_are_listed(transformers_mae, tmp_pa
 
 
 class OfficialDINOHead(nn.Module):
-    """DINO's head in its own words: a weight-normed last layer after features of length one."""
+    """DINO's head restated: features of unit length and a weight-normalised last layer."""
 
     def __init__(self, width: int, count: int, sizes: tuple[int, int] = (24, 16)) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Files of pre-training as others have them, written by `convert`: others' code reads them, and so do we."""
+"""Pre-training files written by `convert` are read by the original code, and by this package."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ HEAD_OPTIONS = {"prototypes": 12, "head_width": 20, "bottleneck": 8}
 
 
 def save_pretrained_bundle(place, config, **fields):
-    """Save a bundle as a run of an objective ships it, with random weights; returns the objective."""
+    """Save a bundle as a run of an objective does, with random weights; return the objective."""
     torch.manual_seed(5)
     objective = config.build(ViT(transformer_config(**{**SMALL_CONFIG, **fields})), ObjectiveSetting())
     with torch.no_grad():
-        for name, tensor in objective.state_dict().items():  # so that a teacher differs from its student
+        for name, tensor in objective.state_dict().items():  # makes the teacher differ from its student
             if tensor.ndim < 3 and "position" not in name:
                 tensor.copy_(torch.randn(tensor.shape) * 0.1)
     shipped = objective.deployed_model().eval()
@@ -128,7 +128,7 @@ def test_dino_training_files_are_written(tmp_path):
         assert torch.allclose(head(features), theirs(features), atol=1e-6)
     assert torch.equal(content["dino_loss"]["center"], objective.centre[None])
     student = {name: value for name, value in content["student"].items() if "backbone" in name}
-    assert len(student) == len(objective.model.state_dict()) - 1  # positions of class token and patches are one
+    assert len(student) == len(objective.model.state_dict()) - 1  # class token and patches share one position tensor
     assert not torch.equal(student["module.backbone.cls_token"], content["teacher"]["backbone.cls_token"])
 
 

@@ -1,4 +1,4 @@
-"""Published weights by name: the table, and downloads from a server that cuts, lies, refuses and forgets."""
+"""Published weights by name: the table, and downloads from servers that truncate, change, refuse or corrupt files."""
 
 from __future__ import annotations
 
@@ -37,14 +37,17 @@ DIGEST = f"sha256:{hashlib.sha256(CONTENT).hexdigest()}"
 
 
 class FileHandler(BaseHTTPRequestHandler):
-    """A server of one file. The first part of a path says what is wrong with it, and `log` has what was asked."""
+    """Serves one file.
+
+    The first component of a path selects a fault, and `log` records (fault, Range header).
+    """
 
     log: list[tuple[str, str]]
     content = CONTENT
     etag = '"one"'
 
     def log_message(self, format: str, *args: object) -> None:
-        """Nothing on stderr."""
+        """Log nothing to stderr."""
 
     def reply(self, status: int, content: bytes = b"", length: int | None = None, **headers: str) -> None:
         self.send_response(status)
@@ -55,7 +58,7 @@ class FileHandler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def do_GET(self) -> None:
-        """The file, from where it is asked for; or what the path says."""
+        """Respond with the file from the requested offset, or with the fault in the path."""
         kind = self.path.split("/")[1]
         asked = self.headers.get("Range", "")
         self.log.append((kind, asked))
@@ -87,7 +90,7 @@ class FileHandler(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def server_url(tmp_path, monkeypatch) -> Iterator[str]:
-    """A server of its own, and a cache of its own."""
+    """Start a server, and use a separate cache."""
     FileHandler.log, FileHandler.content, FileHandler.etag = [], CONTENT, '"one"'
     monkeypatch.setenv("XDG_CACHE_HOME", os.fspath(tmp_path / "cache"))
     monkeypatch.setattr(module, "RETRY_SECONDS", 0.001)
@@ -110,7 +113,7 @@ def test_published_entries_have_valid_names_models_and_addresses():
     )
     for row in PUBLISHED_WEIGHTS:
         assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", row.name), row.name
-        size = None if row.model.startswith("VideoMAE") else row.image_size  # clips have three sides
+        size = None if row.model.startswith("VideoMAE") else row.image_size  # clips also have a frame count
         assert row.model in MODEL_NAMES and config_from_name(row.model, size), row.name
         parts = urlsplit(row.source)
         assert row.source.startswith("hf:") or (parts.scheme == "https" and re.search(r"\.(npz|pth)$", parts.path))
@@ -246,7 +249,7 @@ def test_concurrent_processes_download_a_file_once(server_url, tmp_path):
 
 @pytest.fixture(scope="module")
 def published_files(tmp_path_factory) -> dict[str, Path]:
-    """A tiny model as others publish theirs."""
+    """Return files of a tiny model in the published formats."""
     home = tmp_path_factory.mktemp("written")
     model = vitreous.create("ViT-32x2/8", image_size=32, num_classes=3)
     torch.nn.init.normal_(model.head.weight)
@@ -355,7 +358,7 @@ def test_misspelled_names_are_corrected_in_predict(tmp_path):
     ],
 )
 def test_published_files_are_read_as_the_listed_model(name, format, suffix, tmp_path, monkeypatch):
-    """What the rows say beside the files settles what these leave open: nothing has to be assumed of them."""
+    """The table settles all options that the file does not contain, so no note reports an assumption."""
     from safetensors.torch import load_file
 
     row = published.PUBLISHED_BY_NAME[name]

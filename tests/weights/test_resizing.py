@@ -1,7 +1,6 @@
-"""How positions are resized, by whoever wrote the file: each row of docs/weights.md, beside the arithmetic of its
-authors.
+"""Position resizing: each format of docs/weights.md is compared with a restatement of its authors' code.
 
-The arithmetic is written here again from their code, in its own terms; networks around it are timm's or torchvision's.
+The models around the positions are those of timm or torchvision.
 """
 
 from __future__ import annotations
@@ -38,12 +37,12 @@ from vitreous.weights.formats import google
 from vitreous.weights.options import WeightsSource
 
 WEIGHTS_PAGE = (Path(__file__).parents[2] / "docs" / "weights.md").read_text("utf-8")
-#: native, larger, one side native, oblong, smaller; patches of 8 pixels
+# : native, larger, one native side, oblong, smaller; patches of 8 pixels
 IMAGE_SIZES = [(32, 32), (48, 48), (32, 48), (48, 32), (40, 56), (24, 16)]
 
 
 def interpolate_table(table: Tensor, height: int, width: int, **how: Any) -> Tensor:
-    """(N, D), a square -> (height * width, D), by PyTorch's interpolation."""
+    """Interpolate a square table (N, D) to (height * width, D) with PyTorch."""
     side = int(len(table) ** 0.5)
     source = table.reshape(1, side, side, -1).permute(0, 3, 1, 2)
     found = F.interpolate(source, **({"size": (height, width)} if "scale_factor" not in how else {}), **how)
@@ -51,7 +50,8 @@ def interpolate_table(table: Tensor, height: int, width: int, **how: Any) -> Ten
 
 
 def resize_like_dino(table: Tensor, height: int, width: int) -> Tensor:
-    """`interpolate_pos_encoding` of DINO and DINOv2: the stored table for a square of as many patches alone."""
+    """`interpolate_pos_encoding` of DINO and DINOv2: the table is unchanged only for a square with the same number of
+    patches."""
     if len(table) == height * width and height == width:
         return table
     side = int(len(table) ** 0.5)
@@ -61,7 +61,7 @@ def resize_like_dino(table: Tensor, height: int, width: int) -> Tensor:
 
 
 def resize_like_deit(table: Tensor, height: int, width: int) -> Tensor:
-    """main.py of DeiT and `interpolate_pos_embed` of MAE, which have squares only, taken to other shapes."""
+    """main.py of DeiT and `interpolate_pos_embed` of MAE, extended from squares to other shapes."""
     return interpolate_table(table, height, width, mode="bicubic", align_corners=False)
 
 
@@ -73,12 +73,12 @@ def resize_like_dinov2_registers(table: Tensor, height: int, width: int) -> Tens
 
 
 def resize_like_torchvision(table: Tensor, height: int, width: int) -> Tensor:
-    """`interpolate_embeddings`, which has squares only, taken to other shapes."""
+    """`interpolate_embeddings`, extended from squares to other shapes."""
     return interpolate_table(table, height, width, mode="bicubic", align_corners=True)
 
 
 def resize_like_google(table: Tensor, height: int, width: int) -> Tensor:
-    """`interpolate_posembed`, which has squares only, taken to other shapes."""
+    """`interpolate_posembed`, extended from squares to other shapes."""
     from scipy.ndimage import zoom
 
     side = int(len(table) ** 0.5)
@@ -100,8 +100,10 @@ ResizeRule = Callable[[Tensor, int, int], Tensor]
 def forward_with_rule(
     model: Any, pixels: Tensor, rule: ResizeRule, registers: Tensor | None = None, placed: bool = True
 ) -> Tensor:
-    """A ViT of timm with another way to resize positions, those of the class token first where it is `placed` -> all
-    tokens, normed."""
+    """Run a timm ViT with another resize rule; return all tokens after the norm.
+
+    If `placed`, the first position belongs to the class token.
+    """
     x = model.patch_embed.proj(pixels)
     height, width = x.shape[2:]
     stored = model.pos_embed.detach()[0]
@@ -117,7 +119,7 @@ def forward_with_rule(
 
 @dataclass
 class ReferenceFile:
-    """A file of some format, what answers as its authors' code does, and the format's authors' rule."""
+    """A weights file, a reference forward pass of its authors' code, and their resize rule."""
 
     path: Path
     reference: Callable[[Tensor], Tensor]
@@ -254,8 +256,7 @@ def write_torchvision(folder: Path) -> ReferenceFile:
     return ReferenceFile(save_safetensors(folder, copy_state(model)), reference, "bicubic-aligned")
 
 
-#: rows of docs/weights.md whose authors' arithmetic is here; those of transformers are beside transformers itself in
-#: test_parity
+# : formats of docs/weights.md whose resize code is restated here; test_parity covers those of transformers
 DOCUMENTED_FORMATS: dict[str, Callable[[Path], ReferenceFile]] = {
     "timm, folder of the Hub": write_timm_folder,
     "timm, state dict alone": write_timm_state_dict,
@@ -321,7 +322,7 @@ def test_the_sam_encoder_of_timm_uses_the_rule_of_timm(tmp_path):
 
 
 def read_format_table() -> list[list[str]]:
-    """The cells of the page's table of formats, without its head."""
+    """Return the cells of the format table in docs/weights.md, without its header."""
     lines = [line for line in WEIGHTS_PAGE.split("## Formats")[1].split("\n##")[0].splitlines() if line.startswith("|")]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
 
@@ -346,7 +347,7 @@ def test_the_page_lists_the_rule_and_gelu_that_are_used(row, tmp_path):
     assert cells[4] == {"none": "exact", "tanh": "tanh"}[found.mlp.gelu]
 
 
-#: row -> what is said of the rule that was taken; certain rows say nothing
+# : format -> note about the assumed rule; formats with a known rule have no note
 EXPECTED_NOTES = {
     "timm, state dict alone": "assumed bicubic-antialias, timm's rule; for the original DeiT and MAE: --resize bicubic, "
     "for DINO",
@@ -390,7 +391,7 @@ def test_open_clips_folder_has_open_clips_rule(tmp_path):
 
 
 def write_oblong_model(folder: Path, kind: str) -> Path:
-    """A model of 6 x 4 patches and a class token, in a format."""
+    """Write a model of 6 x 4 patches and a class token in a format."""
     config = ViTConfig(image=(48, 32), patch=(8, 8), classes=3, width=48, depth=1, heads=4, mlp=MlpConfig(hidden=96))
     bundle = make_bundle(config)
     if kind == "google-npz":
@@ -444,7 +445,7 @@ def test_ambiguous_grids_are_reported(tmp_path):
     other = open_weights(tmp_path / "weights.npz", {"image": (64, 256)})
     assert other.config.grid == (4, 16) and other.notes == ()
     (tmp_path / "prime").mkdir()
-    # 5 x 5 is the only grid of 25
+    # 5 x 5 is the only possible grid
     assert open_weights(write_google_npz(tmp_path / "prime", img_size=(40, 40)).path).notes == ()
 
 
@@ -470,7 +471,7 @@ def test_invalid_source_options_are_rejected(tmp_path):
 
 @pytest.fixture(scope="module")
 def state_dict_folder(tmp_path_factory):
-    """A state dict alone of 6 x 4 patches, a picture, and data of two classes."""
+    """Return a folder with a bare state dict of 6 x 4 patches, an image, and data of two classes."""
     from PIL import Image
 
     state_dict_folder = tmp_path_factory.mktemp("home")
@@ -520,7 +521,7 @@ def test_every_verb_reports_assumptions_and_accepts_source_options(verb, state_d
                 service=SimpleNamespace(served=SimpleNamespace(predictor=load(run, how))), address="http://127.0.0.1"
             )
         )
-        return 1  # as if it were interrupted: 0 ends the process
+        return 1  # as if interrupted: returning 0 would end the process
 
     monkeypatch.setattr(start, "serve", serve)
     name = re.sub(r"\W", "", verb)

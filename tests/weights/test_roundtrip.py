@@ -1,7 +1,6 @@
-"""What is written is what was read: every format, every model that it can hold, and from one format into another and
-back.
+"""Weights survive a round trip through every format that can hold them, and between formats.
 
-And what is written is what others read: transformers from a folder, timm from a state dict and from Google's files.
+Written files are also read by other libraries: transformers (folders), timm (state dicts, Google's files).
 """
 
 from __future__ import annotations
@@ -164,22 +163,22 @@ MODELS = {
 }
 
 
-#: transformers' encoders with a layer after them that no weights of ours have
+# : transformers' encoders with a pooling layer, which our weights do not contain
 MODELS_WITH_POOLING_LAYER = ("ViTModel", "DeiTModel", "IJepaModel", "VivitModel")
 
 
 def build_random_model(config, seed=0):
-    """A model of which every number is random."""
+    """Return a model with random parameters."""
     return peers.randomise(build_model(config), seed)
 
 
 def write_tensors(form, config, state):
-    """Everything that a file of that format has."""
+    """Return all tensors of a file in that format."""
     return form.to_file(config, state)
 
 
 def save_in_format(form, config, tensors, place):
-    """The file, or the folder, of a format."""
+    """Save tensors as the file or folder of a format."""
     if form.suffix == ".npz":
         path = place.with_suffix(".npz")
         with open(path, "wb") as file:
@@ -196,7 +195,7 @@ def save_in_format(form, config, tensors, place):
 
 
 def open_saved_format(form, config, path):
-    """Config and tensors of ours; a file alone is told what it does not say."""
+    """Return our config and tensors; image size and heads are set if the file does not contain them."""
     told = {"image": config.image} | ({} if form.describe or isinstance(config, BiTConfig) else {"heads": config.heads})
     weights = open_weights(path, told)
     assert weights.title == form.title
@@ -291,7 +290,7 @@ def test_transformers_opens_the_folder(name, tmp_path):
     theirs.eval()
     batch = make_images(config.image, channels=config.channels)
     with torch.inference_mode():
-        given = batch.transpose(1, 2) if batch.ndim == 5 else batch  # of clips, the frames before the channels
+        given = batch.transpose(1, 2) if batch.ndim == 5 else batch  # clips: frames before channels
         answer, features = theirs(given), model.features(batch)
         tokens = getattr(theirs, theirs.base_model_prefix, theirs)(given).last_hidden_state
         tokens = tokens.flatten(2).transpose(1, 2) if tokens.ndim == 4 else tokens
@@ -303,7 +302,7 @@ def test_transformers_opens_the_folder(name, tmp_path):
 
 @pytest.mark.parametrize("name", [name for name, (_, formats) in MODELS.items() if "huggingface" in formats])
 def test_transformers_saves_the_same_tensors(name, tmp_path):
-    """From ours to a folder, through their classes, and back: the same tensors."""
+    """Tensors are unchanged after saving a folder, loading it with transformers, and saving it again."""
     transformers = pytest.importorskip("transformers")
     config = MODELS[name][0]
     form, ours = get_writable_format("huggingface", config), build_random_model(config).state_dict()

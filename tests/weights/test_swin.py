@@ -1,5 +1,4 @@
-"""Swin Transformers of other libraries: the same features and logits, at native sizes and others, and their files read,
-written and read back."""
+"""Swin Transformers of other libraries: same features and logits at native and other sizes; round trips of their files."""
 
 from __future__ import annotations
 
@@ -33,7 +32,7 @@ from vitreous.weights.writable import get_writable_format
 timm = pytest.importorskip("timm")
 transformers = pytest.importorskip("transformers")
 
-#: grids of 16 and 8 at the native size; of 18 x 21 and 9 x 11 at the other, which windows do not divide
+# : grids of 16 and 8 at the native size; grids of 18 x 21 and 9 x 11 are not divisible into windows
 IMAGE_SIZES = ((32, 32), (36, 42))
 SMALL_SWIN = SwinConfig(
     image=(32, 32),
@@ -65,7 +64,7 @@ def timm_swin(version=1, **options) -> Peer:
     model = randomise((SwinTransformer if version == 1 else SwinTransformerV2)(**small | options))
     image = options.get("img_size", 32)
     settings = {"image": image if isinstance(image, tuple) else (image, image)}
-    if version == 2:  # its files tell neither
+    if version == 2:  # the state dict does not determine these
         settings["attention.window"] = (small | options)["window_size"]
         settings["attention.pretrained_window"] = options.get("pretrained_window_sizes", ())
     return Peer(model, lambda x: model.forward_features(x).flatten(1, 2), model, IMAGE_SIZES, settings)
@@ -136,7 +135,7 @@ def test_features_and_logits_match_the_peer(name, tmp_path):
 
 
 def as_microsoft(state):
-    """timm's names as Microsoft's: merging at the end of a stage, buffers, and a plain head."""
+    """Convert timm's names to Microsoft's: merging at the end of a stage, buffers, and a plain head."""
     renamed = {}
     for name, tensor in state.items():
         parts = name.split(".")
@@ -152,11 +151,11 @@ def as_microsoft(state):
 
 @pytest.fixture
 def microsoft_checkpoint(tmp_path):
-    """A file with what Microsoft's trainer saves, the pickle that it writes beside it, and the model that it is of."""
+    """Return a safetensors file in Microsoft's layout, with a .pth of the same tensors next to it, and its model."""
     peer = timm_swin()
     state = as_microsoft(peer.model.state_dict())
     torch.save({"model": state}, tmp_path / "swin.pth")
-    save_file(state, tmp_path / "swin.safetensors")  # a pickle is read by a process of its own, which takes seconds
+    save_file(state, tmp_path / "swin.safetensors")  # .pth files are read in a child process, which takes seconds
     return tmp_path / "swin.safetensors", peer
 
 
@@ -167,7 +166,7 @@ def test_microsofts_files_with_their_buffers(microsoft_checkpoint):
     assert weights.config == SMALL_SWIN.with_options(attention={"pad": "mask"})
     assert sum("attn_mask" in name for name in weights.unused) == 4
     untold = open_weights(path)
-    assert untold.config.image == (16, 16)  # of which the last grid is a window
+    assert untold.config.image == (16, 16)  # the smallest size whose last grid is one window
     assert "--source-size" in untold.notes[0]
     ours, batch = open_model(path.with_suffix(".pth"), {"image": (32, 32)}), make_images((32, 32))
     assert compute_difference(ours(batch), peer.model(batch)) <= ERROR_LIMIT
@@ -204,7 +203,7 @@ MODELS = {
 
 
 def save_in_format(form, config, tensors, place):
-    """The file, or the folder, of a format."""
+    """Save tensors as the file or folder of a format."""
     place.mkdir()
     save_file(tensors, place / "model.safetensors")
     if form.describe:
@@ -214,7 +213,7 @@ def save_in_format(form, config, tensors, place):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_models_survive_a_round_trip_between_formats(name, tmp_path):
-    """Every tensor of theirs, buffers too, is the same bits after two journeys."""
+    """Every tensor, buffers included, is bit-identical after two conversions."""
     config, formats = MODELS[name]
     able = find_writable_formats(config)
     assert set(able) == formats
@@ -250,7 +249,7 @@ def test_other_libraries_load_written_weights(config, tmp_path):
         written = get_writable_format(name, config).to_file(config, model.state_dict())
         peer.model.load_state_dict(written, strict=True)
         assert compute_difference(wanted, peer.model(batch)) <= ERROR_LIMIT
-        made = [key for key in before if key.endswith(("index", "coords_table"))]  # their own buffers, and ours
+        made = [key for key in before if key.endswith(("index", "coords_table"))]  # buffers that are computed
         assert all(torch.equal(written[key], before[key]) for key in made)
     form = get_writable_format("huggingface", config)
     folder = save_in_format(form, config, form.to_file(config, model.state_dict()), tmp_path / "folder")
@@ -273,7 +272,7 @@ def test_bare_state_dicts_are_read(config, tmp_path):
 
 
 def test_other_windows_use_the_resize_rule_of_microsoft(tmp_path):
-    """Bicubic on the table of offsets, as `load_pretrained` of its utils.py."""
+    """Bicubic interpolation of the offset table, as in `load_pretrained` of Microsoft's utils.py."""
     peer = timm_swin()
     wide = build_model(SMALL_SWIN.with_options(attention={"window": 8}))
     found = load_pretrained_weights(wide, open_weights(peer.file(tmp_path), {"image": (32, 32)}))
@@ -305,7 +304,7 @@ def test_unsupported_files_are_rejected_with_a_hint(tmp_path):
 
 
 def test_a_class_map_selects_rows_of_the_head(microsoft_checkpoint, tmp_path):
-    """As Microsoft's 22k to 1k: class i has the row that line i names."""
+    """As in Microsoft's 22k-to-1k conversion, class i uses the head row named in line i."""
     path, peer = microsoft_checkpoint
     (tmp_path / "map.txt").write_text("5\n0\n6\n")
     told = {"image": (32, 32)}
@@ -325,7 +324,7 @@ def test_a_class_map_selects_rows_of_the_head(microsoft_checkpoint, tmp_path):
 
 
 def test_v2_files_take_the_window_from_name_or_buffers(tmp_path):
-    """Windows are in the buffers, the name of a file, a note, or asked for; else they are 8, and a note says so."""
+    """The window size is read from buffers, file name, metadata or options; otherwise 8 is assumed with a note."""
     state = timm_swin(2, depths=(1, 1, 1, 1), num_heads=(1, 1, 2, 2)).model.state_dict()
     for name, window, trained, image in (
         ("swinv2_tiny_window16_256", 16, (), 256),
@@ -334,7 +333,7 @@ def test_v2_files_take_the_window_from_name_or_buffers(tmp_path):
     ):
         save_file(state, tmp_path / f"{name}.safetensors")
         weights = open_weights(tmp_path / f"{name}.safetensors")
-        # patches of 2: half the published size
+        # patch size 2: half the published image size
         assert (weights.config.attention.window, weights.config.attention.pretrained_window) == (window, trained), name
         assert weights.config.image == (image // 2, image // 2), name
         assert any("windows" in text for text in weights.notes) == (name == "plain")

@@ -1,4 +1,4 @@
-"""Parity with timm: random weights copied over, the same logits."""
+"""Models of timm with random weights give the same logits when opened here."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ timm = pytest.importorskip("timm")
 def build_timm_model(name: str, **options):
     torch.manual_seed(0)
     model = timm.create_model(name, pretrained=False, **options).eval()
-    for key, parameter in model.named_parameters():  # heads, tokens and biases start at or near zero
+    for key, parameter in model.named_parameters():  # heads, tokens and biases are initialised at or near zero
         scale = 0.5 if "norm" in key else 0.05
         parameter.data += scale * torch.randn_like(parameter)
     return model
@@ -24,7 +24,7 @@ def build_timm_model(name: str, **options):
 
 @pytest.fixture
 def open_timm_model(tmp_path):
-    """A model of timm, saved and opened here; what is told is what its state dict does not say."""
+    """Return a function that saves and opens a timm model; `told` are settings that its state dict does not contain."""
 
     def opened(model, **told):
         save_file(model.state_dict(), tmp_path / "model.safetensors")
@@ -51,7 +51,7 @@ def test_logits_match_at_native_and_other_resolutions(name, side, depth, open_ti
         assert compute_difference(model, reference, torch.randn(2, 3, *size)) <= 1e-5, size
 
 
-#: what timm's vit_*_gap_* models have in common
+# : common options of timm's vit_*_gap_* models
 GAP_OPTIONS = {"qkv_bias": False, "init_values": 1e-2, "class_token": False, "global_pool": "avg", "fc_norm": False}
 VARIANTS = {
     "mean pooling, norm after it": ("vit_tiny_patch16_224", {"global_pool": "avg", "class_token": False}),

@@ -1,5 +1,4 @@
-"""Files that lack tensors, or come from another family: read where a published model is like that, and said; refused
-otherwise."""
+"""Files that lack tensors or belong to another family: accepted if a published model is like that, otherwise rejected."""
 
 from __future__ import annotations
 
@@ -24,8 +23,10 @@ CONFIG = ViTConfig(image=(32, 32), patch=(8, 8), classes=5, width=64, depth=2, h
 
 
 def save_random_model(folder, config=CONFIG, name="timm", without="", beside=None):
-    """A file of a random model in a format, less the tensors whose names end as `without` says; `beside` is its
-    config.json."""
+    """Save a random model in a format, without the tensors whose names end in `without`.
+
+    `beside` is the content of config.json.
+    """
     form = find_writable_formats(config)[name]
     found = {key: one.clone() for key, one in form.to_file(config, randomise(build_model(config)).state_dict()).items()}
     left = {key: one for key, one in found.items() if not without or not key.endswith(tuple(without.split()))}
@@ -56,8 +57,7 @@ MISSING_TENSORS = {
 
 @pytest.mark.parametrize("case", MISSING_TENSORS)
 def test_tensors_that_every_published_model_has_are_required(case, tmp_path):
-    """A state dict of timm, DeiT or DINO without them was read as a model that nobody has, 0.16 to 0.34 beside its
-    answers."""
+    """Reading such a state dict as a model without these tensors gave outputs that were off by 0.16 to 0.34."""
     without, expected = MISSING_TENSORS[case]
     config = replace(CONFIG, classes=0) if case == "last norm" else CONFIG
     form = find_writable_formats(config)["timm"]
@@ -105,7 +105,7 @@ def test_tensors_absent_in_a_published_family_are_optional(case, tmp_path):
 
 
 def test_the_vit_without_qkv_bias_is_recognised_by_its_size():
-    """timm's vit_base_patch16_224_miil; every smaller or larger ViT with a class token has biases."""
+    """timm's vit_base_patch16_224_miil has no such biases; other sizes of ViT with a class token have them."""
     fields = {
         "norm.final": "tokens",
         "attention.qkv_bias": False,
@@ -128,7 +128,7 @@ def test_the_vit_without_qkv_bias_is_recognised_by_its_size():
 
 
 def test_written_files_store_their_config(tmp_path):
-    """A model of no published family comes back: the file says what its tensors do not."""
+    """A model unlike any published family survives a round trip, because the file stores its config."""
     config = CONFIG.with_options(attention={"qkv_bias": False})
     path = save_random_model(tmp_path, config)
     assert "missing blocks.0.attn.qkv.bias" in get_error_message(path)

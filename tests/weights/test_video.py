@@ -1,4 +1,4 @@
-"""VideoMAE and ViViT: the weights of their authors and of transformers, read and written, give the same answers."""
+"""VideoMAE and ViViT: official weights and those of transformers give the same outputs, and survive a round trip."""
 
 import json
 from dataclasses import replace
@@ -40,7 +40,7 @@ def build_transformers_model(kind, options):
 
 
 def make_peer(kind, options):
-    """One of transformers' models, which takes (B, T, C, H, W)."""
+    """Return the peer of a transformers model that takes (B, T, C, H, W)."""
     model = build_transformers_model(kind, options)
     one = peers.transformers_peer(model, False, (CLIP_SIZE,))
     body = getattr(model, model.base_model_prefix, model)
@@ -77,7 +77,7 @@ def test_features_and_logits_match_transformers(name, tmp_path):
 
 
 def to_official_names(state, prefix=""):
-    """Tensors of transformers' VideoMAE under the names of the authors, whose three products are one."""
+    """Rename tensors of transformers' VideoMAE to the official names, with query, key and value in one matrix."""
     names = {
         "embeddings.patch_embeddings.projection": "patch_embed.proj",
         "encoder.layer.": "blocks.",
@@ -112,7 +112,7 @@ def test_the_authors_fine_tuned_file(tmp_path):
     weights = open_weights(tmp_path / "checkpoint.safetensors", {"image": CLIP_SIZE, "heads": 4})
     assert weights.title == "the original VideoMAE" and weights.preprocess.mean[0] == pytest.approx(0.485)
     check_agreement(weights.build_bundle().model, one)
-    for section in ("model", "module"):  # as their training saves it, with DeepSpeed too
+    for section in ("model", "module"):  # as their training code saves it, also with DeepSpeed
         torch.save({section: to_official_names(one.model.state_dict())}, tmp_path / "checkpoint.pth")
         assert open_weights(tmp_path / "checkpoint.pth", {"image": CLIP_SIZE, "heads": 4}).config == weights.config
     form, config = get_writable_format("videomae", weights.config), weights.config
@@ -139,7 +139,7 @@ def test_official_pretraining_files_are_read(tmp_path):
 
 
 def test_unsupported_video_models_are_rejected(tmp_path):
-    """A BEiT has such biases too, and a head that reads the first patch is no VideoMAE's."""
+    """BEiT has the same kind of biases; a head that reads the first patch is not VideoMAE's."""
     one = to_official_names(build_transformers_model(*MODEL_KINDS["VideoMAE, classifier"]).state_dict())
     save_file(one | {"cls_token": torch.zeros(1, 1, 48)}, tmp_path / "beit.safetensors")
     with pytest.raises(WeightsError, match="a BEiT"):
@@ -166,7 +166,7 @@ def test_unsupported_video_models_are_rejected(tmp_path):
     ],
 )
 def test_a_volume_or_a_clip_has_the_tensor_names_of_a_vit_only_with_joint_attention(options, has_names):
-    """A ViT of volumes has no `no_key_bias`, which only clips have."""
+    """Volume models have no `no_key_bias`, which only clip models have."""
     patch = (2, 8, 8)[-len(options["image"]) :]
     config = transformer_config(patch=patch, width=32, depth=1, heads=2, classes=3, **options)
     assert has_vit_tensor_names(config) is has_names

@@ -1,4 +1,4 @@
-"""VideoMAE's decoder in files of pre-training, of its authors and of transformers: the same loss, read and written."""
+"""VideoMAE's decoder in pre-training files, official and of transformers: the same loss, and round trips."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PRETRAINING_OPTIONS = (
 
 
 def check_same_loss(model, objective):
-    """The same loss and predictions, with the mask that is drawn here."""
+    """Assert the same loss and predictions for the same mask."""
     clips = torch.randn(3, 3, 4, 16, 24)
     batch = objective.prepare(
         {"images": clips, "positions": torch.arange(3), "samples": torch.arange(3)}, TrainingProgress()
@@ -43,12 +43,13 @@ def check_same_loss(model, objective):
         expected, loss = model(clips.transpose(1, 2), bool_masked_pos=hidden), objective(batch)["loss"]
         predicted = objective.predict(clips, batch["visible"], batch["masked"])
     assert loss.item() == pytest.approx(expected.loss.item(), rel=1e-5)
-    pixels = torch.arange(3 * 128).view(3, 2, 8, 8).permute(1, 2, 3, 0).flatten()  # theirs have channels last
+    # the reference stores patch pixels channels-last
+    pixels = torch.arange(3 * 128).view(3, 2, 8, 8).permute(1, 2, 3, 0).flatten()
     assert torch.allclose(predicted[..., pixels], expected.logits, atol=1e-4)
 
 
 def save_official_file(model, place):
-    """Save transformers' model as the authors' code does; returns the tensors."""
+    """Save transformers' model in the official layout; return the tensors."""
     named = model.state_dict()
     layers = "decoder.decoder_layers."
     encoder = {name: tensor for name, tensor in named.items() if name.startswith("videomae.")}
@@ -61,7 +62,7 @@ def save_official_file(model, place):
 
 @pytest.fixture(scope="module")
 def videomae_files(tmp_path_factory):
-    """transformers' VideoMAE with random weights, as a folder, and as the authors' file."""
+    """Return a folder with a random transformers VideoMAE, and the same weights as an official file."""
     videomae_files = tmp_path_factory.mktemp("videomae")
     model = randomise(build_transformers_model("VideoMAEForPreTraining", PRETRAINING_OPTIONS))
     model.save_pretrained(videomae_files / "hf")
@@ -82,7 +83,8 @@ def test_official_files_have_the_same_decoder(videomae_files):
     )
     assert parts.state.keys() == others.state.keys() and len(parts.state) == 6 + 2 * 13
     assert all(torch.equal(tensor, others.state[name]) for name, tensor in parts.state.items())
-    assert {**parts.config, "decoder_heads": 2} == others.config  # whose heads are narrower than the encoder's
+    # the official file does not contain the number of decoder heads, which is inferred from the encoder
+    assert {**parts.config, "decoder_heads": 2} == others.config
 
 
 def test_written_files_are_read_by_transformers_and_vitreous(videomae_files, tmp_path):

@@ -1,4 +1,4 @@
-"""Weights of ViTDet's backbones in detectron2's names, against transformers' implementation."""
+"""Weights of ViTDet backbones under detectron2's names, compared with transformers' implementation."""
 
 import re
 
@@ -21,7 +21,7 @@ NAME_PATTERNS = (
 
 
 def make_peer(convolutions=(), image=64):
-    """transformers' ViTDet, and its tensors as detectron2 names them."""
+    """Return transformers' ViTDet, and its tensors under detectron2's names."""
     torch.manual_seed(0)
     config = transformers.VitDetConfig(
         hidden_size=32,

@@ -1,5 +1,4 @@
-"""Weights of ViTDet's detectors in detectron2's names: the names and shapes of its config of ViTDet-B, the layers that
-it computes with them, and files there and back."""
+"""Weights of ViTDet detectors under detectron2's names: names and shapes of ViTDet-B, layer outputs, and round trips."""
 
 import pytest
 import torch
@@ -22,24 +21,24 @@ RPN_PREFIX, ROI_PREFIX = "proposal_generator.rpn_head", "roi_heads"
 
 
 def get_layer_shapes(name, *shape, bias=True):
-    """A layer's weight, and its bias with as many numbers as outputs."""
+    """Return the shapes of a layer's weight and bias."""
     return {f"{name}.weight": shape} | ({f"{name}.bias": shape[:1]} if bias else {})
 
 
 def get_conv_shapes(name, outputs, inputs, kernel):
-    """A convolution without bias, and its LayerNorm, of detectron2's `Conv2d`."""
+    """Return the shapes of detectron2's `Conv2d` without bias and its LayerNorm."""
     return get_layer_shapes(name, outputs, inputs, kernel, kernel, bias=False) | get_layer_shapes(
         f"{name}.norm", outputs
     )
 
 
 def get_transposed_conv_shapes(name, inputs, outputs):
-    """A transposed convolution of 2 x 2: its weight has the inputs first."""
+    """Return the shapes of a 2 x 2 transposed convolution, whose weight has the inputs first."""
     return {f"{name}.weight": (inputs, outputs, 2, 2), f"{name}.bias": (outputs,)}
 
 
 def get_backbone_shapes(width=768, depth=12, heads=12, patch=16, image=1024, window=14, seen=(2, 5, 8, 11)):
-    """Shapes of `ViT` as ViTDet's config has it, pre-trained at 224 pixels; at 4 patches a side where it is small."""
+    """Return the shapes of ViTDet's `ViT`, pre-trained at 224 pixels, or at 4 x 4 patches for small test models."""
     grid = 14 if image == 1024 else 4
     shapes = {"pos_embed": (1, grid**2 + 1, width)} | get_layer_shapes("patch_embed.proj", width, 3, patch, patch)
     for number in range(depth):
@@ -56,7 +55,7 @@ def get_backbone_shapes(width=768, depth=12, heads=12, patch=16, image=1024, win
 
 
 def get_pyramid_shapes(width=768, out=256, first=2):
-    """Shapes of `SimpleFeaturePyramid`."""
+    """Return the shapes of `SimpleFeaturePyramid`."""
     half, quarter = width // 2, width // 4
     finest = f"backbone.simfp_{first}"
     shapes = (
@@ -72,7 +71,7 @@ def get_pyramid_shapes(width=768, out=256, first=2):
 
 
 def get_head_shapes(classes=80, width=256, hidden=1024, agnostic=False, masks=True):
-    """Shapes of `RPN` with two convolutions, the 4conv1fc box head with LayerNorm, and the mask head."""
+    """Return the shapes of `RPN` with two convolutions, the 4conv1fc box head with LayerNorm, and the mask head."""
     shapes = get_layer_shapes(f"{RPN_PREFIX}.conv.conv0", width, width, 3, 3) | get_layer_shapes(
         f"{RPN_PREFIX}.conv.conv1", width, width, 3, 3
     )
@@ -95,7 +94,7 @@ SMALL_BACKBONE = {"width": 32, "depth": 3, "heads": 2, "image": 96, "window": 4,
 
 
 def make_small_state(classes=5, **changes):
-    """A detector of 32 channels with random weights, as a file of detectron2 has them."""
+    """Return the state of a random detector with 32 channels, in detectron2's layout."""
     shapes = (
         get_backbone_shapes(**SMALL_BACKBONE) | get_pyramid_shapes(32, 16) | get_head_shapes(classes, 16, 24, **changes)
     )
@@ -104,14 +103,17 @@ def make_small_state(classes=5, **changes):
 
 
 def save_tensors(state, folder, name="model_final.safetensors"):
-    """A file of these tensors."""
+    """Save tensors as a file."""
     folder.mkdir(exist_ok=True)
     save_file(state, folder / name)
     return folder / name
 
 
 def list_differing_tensors(one, other):
-    """The tensors in which two files differ, but for the row of the class token, which nothing reads."""
+    """Return the names of tensors that differ between two states.
+
+    The unused position of the class token is not compared.
+    """
     assert one.keys() == other.keys()
     return [
         name for name in one
@@ -138,8 +140,11 @@ def test_vitdet_b_has_the_names_and_shapes_of_detectron2():
 
 
 def compute_reference(state, features):
-    """What detectron2's modules compute: the levels p2 to p5 of a map (B, D, h, w), objectness and corrections of
-    anchors on p5, and logits, corrections and masks of regions (n, W, 7, 7) and (n, W, 14, 14) that p2 begins with."""
+    """Compute the outputs of detectron2's modules from a feature map (B, D, h, w).
+
+    Returns the levels p2 to p5, objectness and box deltas of anchors on p5, and class logits, box deltas and masks of
+    regions (n, W, 7, 7) and (n, W, 14, 14) at the beginning of p2.
+    """
     get = state.__getitem__
 
     def norm(x, name):
@@ -249,11 +254,12 @@ def test_trained_detectors_survive_a_round_trip(tmp_path):
         assert weights.config == own
         rows, state = weights.read_state(), model.state_dict()
         changed = [name for name in state if not torch.equal(rows[name], state[name])]
-        assert changed == ([] if agnostic else ["regions.box.predictor.bbox_pred.weight"])  # of the background
+        # box deltas of the background class
+        assert changed == ([] if agnostic else ["regions.box.predictor.bbox_pred.weight"])
 
 
 def save_bundle(model, folder):
-    """A bundle of a detector."""
+    """Save a detector as a bundle."""
     preprocess = ImagePreprocess((96, 96), channels=3, mean=IMAGENET_MOMENTS[0], std=IMAGENET_MOMENTS[1])
     Bundle(model, Detection(tuple("abcdefgh"[: model.config.classes]), model.config.masks), preprocess).save(folder)
     return folder

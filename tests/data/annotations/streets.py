@@ -20,7 +20,7 @@ STREET_CLASSES = (
     "pedestrian",
     "bicyclist",
 )
-# : RGB colour of each street class
+#: RGB colour of each street class
 CLASS_COLOURS = np.array(
     [(150, 190, 230), (150, 110, 90), (90, 90, 90), (80, 80, 90), (150, 140, 130), (50, 110, 50), (200, 190, 60),
      (110, 80, 50), (160, 40, 40), (200, 150, 120), (60, 60, 170)], np.int16)  # fmt: skip

@@ -10,7 +10,7 @@ from vitreous.data.sources import open_data
 from vitreous.errors import VitreousError
 
 HUGE_INTEGER = "1" + "0" * 400
-# : format -> (damaged file, its new content or a function that edits its text)
+#: format -> (damaged file, its new content or a function that edits its text)
 INVALID_TEXTS = ["", "{", "[]", "null", "\x00\xff", "<html>", "true", '{"images": 1}', "[" * 5000]
 
 

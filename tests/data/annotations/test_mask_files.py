@@ -32,7 +32,7 @@ def encode_image(image, form):
     return file.getvalue()
 
 
-# : file suffix and encoder of (H, W) uint8 class maps for each storage form
+#: file suffix and encoder of (H, W) uint8 class maps for each storage form
 MASK_ENCODERS = {
     "png": (".png", lambda classes: encode_image(Image.fromarray(classes), "PNG")),
     "16 bits": (".png", lambda classes: encode_image(Image.fromarray(classes.astype(np.uint16)), "PNG")),
