@@ -1,5 +1,5 @@
-"""What cannot be learned without labels or from a teacher: one message with the way out, before anything is written;
-and labels are never learned from where they are not asked for."""
+"""Self-supervised and distillation runs with unusable data are rejected before writing; labels are not used for
+training."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TINY_OPTIONS = {
 
 @pytest.fixture(scope="module")
 def image_folders(tmp_path_factory):
-    """24 images in a flat folder and in two classes, and a run of MAE on them."""
+    """Return a folder with 24 images (flat, and in two classes) and a short MAE run on them."""
     image_folders = tmp_path_factory.mktemp("data")
     for index in range(24):
         for place in ("flat", f"classes/{'ab'[index % 2]}"):
@@ -52,12 +52,12 @@ def image_folders(tmp_path_factory):
 
 
 def train_tiny(data, recipe, out, settings=(), **options):
-    """A tiny run."""
+    """Train a tiny model."""
     options = {**TINY_OPTIONS, "settings": {**OBJECTIVE_SETTINGS.get(recipe, {}), **dict(settings)}, **options}
     return vitreous.train(str(data), recipe=recipe, out=str(out), progress=False, **options)
 
 
-#: what is wrong -> data, recipe, options; settings; what the message and its hint say
+#: error -> data, recipe, options; settings; text of the message and its hint
 INVALID_RUNS = {
     "a mask of all": ("flat", "mae", {}, {"objective.mask": ["0.99"]}, "16 patches leaves no visible", "smaller"),
     "one patch": ("flat", "mae", {"model": "ViT-16x1/16"}, {}, "0.75 of 1 patches leaves no", "smaller patches"),
@@ -161,7 +161,7 @@ def test_protocols_report_missing_labels(image_folders, protocol):
 
 
 def write_label_table(home, labels):
-    """The flat folder as a table with splits of its own and these labels, or none."""
+    """Write a table of the flat images with splits, and with these labels if not None."""
     place = home / f"{'none' if labels is None else ''.join(labels)}.csv"
     with place.open("w", newline="") as file:
         rows = csv.writer(file)
@@ -174,14 +174,14 @@ def write_label_table(home, labels):
 
 @pytest.mark.parametrize("recipe", OBJECTIVE_SETTINGS)
 def test_self_supervised_training_ignores_labels(image_folders, tmp_path, recipe):
-    """The same weights to the bit with labels, with these permuted, and with none."""
+    """Weights are bit-identical with labels, permuted labels, and no labels."""
     labels = list("ab" * 12)
     permuted = [labels[at] for at in np.random.default_rng(0).permutation(24)]
     shipped = []
     for number, own in enumerate((labels, permuted, None)):
         out = tmp_path / str(number)
         summary = train_tiny(write_label_table(image_folders, own), recipe, out, epochs=2.0, evaluate_every=2)
-        assert own is None or summary["val"] is not None  # measured by them all the same
+        assert own is None or summary["val"] is not None  # labels are still used for validation metrics
         shipped.append(load_file(out / "model" / "weights.safetensors"))
     for other in shipped[1:]:
         assert other.keys() == shipped[0].keys()

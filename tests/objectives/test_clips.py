@@ -1,4 +1,4 @@
-"""Classes of clips: learned from scratch and from pictures, judged, and stopped and resumed with workers."""
+"""Clip classification: training from scratch and from image weights, evaluation, and resumption with workers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TRAIN_OPTIONS = {"workers": 0, "device": "cpu", "precision": "fp32", "batch_size
 
 
 class StoppingListener(NullListener):
-    """Remembers notes, and stops a run after so many pictures."""
+    """Stores notes, and stops a run after `stop` images."""
 
     def __init__(self, stop: int = 10**9) -> None:
         self.notes, self.stop = list[str](), stop
@@ -35,7 +35,7 @@ class StoppingListener(NullListener):
 
 @pytest.fixture(scope="module")
 def moving_squares(tmp_path_factory):
-    """Squares that move left or right, in three splits."""
+    """Return clips of squares that move left or right, in three splits."""
     moving_squares = tmp_path_factory.mktemp("clips")
     for place, (name, count) in enumerate((("train", 18), ("val", 3), ("test", 6))):
         write_moves(moving_squares / name, count, first=1000 * place)
@@ -44,7 +44,7 @@ def moving_squares(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def clip_run(moving_squares, tmp_path_factory):
-    """A run that has learned directions, from the default model, and what it noted."""
+    """Return a run of the default model trained on directions, and its notes."""
     out, listener = tmp_path_factory.mktemp("runs") / "run", StoppingListener()
     vitreous.train(str(moving_squares), out=str(out), steps=40, frames=4, listener=listener, **TRAIN_OPTIONS)
     return out, listener.notes
@@ -97,7 +97,7 @@ def test_clip_runs_start_from_image_and_clip_weights(moving_squares, clip_run, t
     mean = replace_known_fields(
         config_from_name("ViT-64x2/8", 24), {"pool": "mean", "class_token": False, "registers": 2}
     )
-    vitreous.save(ViT(mean), tmp_path / "mean")  # as small pictures are learned
+    vitreous.save(ViT(mean), tmp_path / "mean")  # an image model with mean pooling
     vitreous.train(str(moving_squares), out=str(tmp_path / "d"), init=str(tmp_path / "mean"), **named)
     config = load_bundle(tmp_path / "d" / "model").model.config
     assert (config.pool, config.class_token, config.registers) == ("mean", False, 2)

@@ -1,4 +1,4 @@
-"""Alarms of objectives without labels: raised for features and targets that collapsed, and not for healthy ones."""
+"""Collapse warnings of self-supervised objectives: raised for collapsed features and targets, not for healthy ones."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ EARLY_PROGRESS, LATER_PROGRESS = TrainingProgress(1, 1, 100), TrainingProgress(5
 
 @pytest.fixture(scope="module")
 def objectives():
-    """One of each, of a tiny model."""
+    """Return one objective of each kind with a tiny model."""
     config = replace(config_from_name(f"ViT-{EMBED_DIM}x1/8", 16), classes=0)
     return {
         "mae": MAE(build_model(config), MAEConfig(decoder_width=16, decoder_depth=1, decoder_heads=2)),
@@ -35,7 +35,7 @@ def objectives():
 
 
 def compute_feature_metrics(rows, **more):
-    """What an evaluation says of features (n, d)."""
+    """Return an evaluation's metrics of features (n, d)."""
     return {"rankme": compute_rankme(rows), "feature_std": compute_feature_std(rows), **more}
 
 
@@ -48,7 +48,7 @@ def test_only_collapsed_features_raise_a_warning(objectives, name):
     same = np.tile(draw.normal(size=(1, EMBED_DIM)), (200, 1)) + 1e-4 * draw.normal(size=(200, EMBED_DIM))
     found = dict(
         objective.warnings(compute_feature_metrics(same, **start), EARLY_PROGRESS)
-    )  # at the first evaluation, however early
+    )  # even at an early first evaluation
     assert found.keys() == {"same features", "one direction"}
     assert all(objective.collapse_hint in text and "--" in text for text in found.values())
     assert "mean cosine 1.0000, 0.5" in found["same features"] and f"of {EMBED_DIM})" in found["one direction"]
@@ -60,29 +60,31 @@ def test_only_collapsed_features_raise_a_warning(objectives, name):
 
 @pytest.mark.parametrize("name", ["dino", "dinov2"])
 def test_dino_warns_only_when_features_fall_below_initialisation(objectives, name):
-    """An untrained encoder may have few directions and features that are nearly the same: only less is an alarm."""
+    """Untrained encoders may have low rank and similar features, so only a decrease is a warning."""
     unit = 1 / math.sqrt(EMBED_DIM)
 
     def alarms(objective=objectives[name], **scalars):
         return [alarm for alarm, _ in objective.warnings(scalars, EARLY_PROGRESS)]
 
     assert alarms(rankme=3.1, highest_rankme=6.3) == ["fallen rank"]
-    assert alarms(rankme=3.1, highest_rankme=6.1) == []  # half is left
+    assert alarms(rankme=3.1, highest_rankme=6.1) == []  # more than half of the rank remains
     assert alarms(rankme=3.3, highest_rankme=20.0) == []  # more than a tenth of the width
-    assert alarms(feature_std=0.06 * unit, first_feature_std=0.11 * unit) == []  # cosine 0.996, and 0.988 before
+    assert alarms(feature_std=0.06 * unit, first_feature_std=0.11 * unit) == []  # mean cosine 0.996, was 0.988
     assert alarms(feature_std=0.05 * unit, first_feature_std=0.11 * unit) == ["same features"]
-    assert alarms(feature_std=0.11 * unit, first_feature_std=0.9 * unit) == []  # 0.988
+    assert alarms(feature_std=0.11 * unit, first_feature_std=0.9 * unit) == []  # mean cosine 0.988
 
 
 @pytest.mark.parametrize("name", ["mae", "masked"])
 def test_reconstruction_objectives_accept_similar_features(objectives, name):
-    """MAE on 2,000 images of CIFAR-10, at the start and after 17 steps: it restores pixels all the same."""
+    """Metrics of MAE on 2,000 images of CIFAR-10, at the start and after 17 steps: it reconstructs despite similar
+    features."""
     measured = {"rankme": 1.9, "highest_rankme": 8.3, "feature_std": 0.0027, "first_feature_std": 0.0175}
     assert not list(objectives[name].warnings(measured, EARLY_PROGRESS))
 
 
 def test_collapse_is_detected_at_the_first_evaluation(objectives):
-    """DINO without KoLeo on 9,000 images of CIFAR-10, width 128: at the start, after 66 steps and after 100."""
+    """Metrics of DINO without KoLeo on 9,000 images of CIFAR-10, width 128: at the start, and after 66 and 100 steps.
+    """
     start = {"highest_rankme": 22.3, "first_feature_std": 0.0227}
     dino = DINO(
         build_model(replace(config_from_name("ViT-128x1/8", 16), classes=0)),

@@ -1,5 +1,4 @@
-"""The contract of objectives, held by two that only the tests have: through `train`'s own path, on images without
-labels."""
+"""The contract of objectives, checked with two test objectives: trained by `train` on unlabelled images."""
 
 from __future__ import annotations
 
@@ -43,7 +42,7 @@ TRAIN_OPTIONS = {
 
 @pytest.fixture(autouse=True)
 def toy_objectives(monkeypatch):
-    """The objectives and recipes of the tests beside the usual ones."""
+    """Register the toy objectives and their recipes."""
     toys.register_toys(monkeypatch.setattr)
     yield
     toys.unregister_toys()
@@ -51,7 +50,7 @@ def toy_objectives(monkeypatch):
 
 @pytest.fixture
 def unlabelled_images(tmp_path):
-    """32 images in one folder, without classes."""
+    """Return a folder of 32 images without classes."""
     home = tmp_path / "flat"
     home.mkdir()
     for index in range(32):
@@ -81,12 +80,12 @@ def test_unlabelled_training_produces_an_embedding_model(unlabelled_images, tmp_
 
 
 def summary_images(out):
-    """Training images of a run."""
+    """Return the number of training images of a run."""
     return RunFolder(out).run().data.images
 
 
 def create_session(name, tmp_path, **changes):
-    """A session on random images in memory, and its state."""
+    """Return a session on random images in memory, and its state."""
     pixels = np.random.default_rng(0).integers(0, 256, (24, 16, 16, 3), dtype=np.uint8)
     split = ArraySplit(pixels, np.zeros((24, 0), np.float32))
     model = ViTConfig(image=(16, 16), patch=(4, 4), classes=0, width=32, depth=2, heads=2, mlp=MlpConfig(hidden=64))
@@ -106,7 +105,7 @@ def test_teacher_follows_its_schedule_in_float32(tmp_path, precision):
     expected = {name: p.clone() for name, p in objective.teacher.named_parameters()}
 
     def follow(state):
-        momentum = training_progress_at(state.run, state.step - 1).values["momentum"]  # of the step that was made
+        momentum = training_progress_at(state.run, state.step - 1).values["momentum"]  # momentum of the completed step
         for name, p in objective.model.named_parameters():
             expected[name] = expected[name].lerp(p.detach().float(), 1 - momentum)
 
@@ -124,7 +123,7 @@ def test_teacher_follows_its_schedule_in_float32(tmp_path, precision):
 
 
 def collect_losses(name, precision, tmp_path):
-    """The loss of every step of a short run."""
+    """Return the loss of every step of a short run."""
     session, state = create_session(name, tmp_path, precision=precision)
     losses = []
     run_training_loop(
@@ -137,7 +136,8 @@ def collect_losses(name, precision, tmp_path):
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("name", TOY_RECIPES)
 def test_golden_curve(name, precision, tmp_path):
-    """Equal after any refactoring. `python -m tests.objectives.test_contract` writes them anew."""
+    """Refactoring does not change the losses. `python -m tests.objectives.test_contract` writes new reference values.
+    """
     golden = json.loads(GOLDEN_FILE.read_text())[f"{name} {precision}"]
     assert collect_losses(name, precision, tmp_path) == pytest.approx(
         golden, abs={"fp32": 2e-5, "bf16": 2e-2}[precision]

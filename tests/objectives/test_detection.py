@@ -1,4 +1,4 @@
-"""Learning objects: the losses of a batch, and whole runs on folders of annotations."""
+"""Training of object detection: the losses of a batch, and complete runs on annotated folders."""
 
 import json
 import math
@@ -57,7 +57,7 @@ def test_detection_run_learns_and_reports_average_precision(tmp_path):
     assert bundle.task == Detection(("object",), masks=True) and bundle.model.config.masks
 
 
-def test_from_weights_everything_moves_or_the_heads_or_adapters(tmp_path):
+def test_pretrained_backbones_are_trained_frozen_or_adapted(tmp_path):
     home = write_objects(tmp_path / "data", 8)
     once = {"data": str(home), "steps": 2, "save_every": 10}
     train_detector(tmp_path / "first", **once)
@@ -113,7 +113,8 @@ def test_detection_targets_contain_only_objects(tmp_path):
 
 
 def objective_and_batch(**changes):
-    """An objective without chance but in what is learned from, and a batch of 4 images of a square each."""
+    """Return an objective whose only randomness is the sampling of anchors and regions, and a batch of 4 images with
+    one square each."""
     config = DetectionConfig(**SMALL_OBJECTIVE | changes)
     torch.manual_seed(0)
     model = vitreous.create("Conv8-16-16+ViT-32x1/8", image_size=32, num_classes=0)
@@ -175,7 +176,7 @@ def test_losses_are_float32_and_decrease(dtype):
 
 
 def compute_loss_curve(masks: bool) -> list[float]:
-    """The losses of eight steps of SGD on one batch, that of step n with the draws of position n on."""
+    """Return the losses of eight SGD steps on one batch; step n uses the random draws from position n."""
     objective, batch = objective_and_batch(masks=masks)
     optimizer, losses = torch.optim.SGD(objective.parameters(), 0.02, momentum=0.9), []
     for step in range(8):
@@ -191,7 +192,7 @@ def compute_loss_curve(masks: bool) -> list[float]:
 
 @pytest.mark.parametrize("masks", [False, True])
 def test_golden_curve(masks):
-    """Equal after any refactoring; `curve` gives them anew."""
+    """Refactoring does not change the losses; `compute_loss_curve` computes new reference values."""
     assert compute_loss_curve(masks) == pytest.approx(GOLDEN_LOSSES[masks], abs=2e-3)
 
 
@@ -244,7 +245,7 @@ def test_federated_classes_are_sampled_by_root_frequency():
     assert first == pytest.approx(np.sqrt(frequencies) / np.sqrt(frequencies).sum(), abs=0.02)
     assert np.array_equal(draw_federated_classes(present[10:20], frequencies, 3, keys[10:20]), counted[10:20])
     few = draw_federated_classes(present[:2], frequencies, 50, keys[:2])
-    assert few.sum(1).tolist() == [7, 6]  # a class that no image has is not drawn
+    assert few.sum(1).tolist() == [7, 6]  # classes without any image are not sampled
 
 
 def test_a_federated_loss_counts_frequencies_and_is_a_mean_over_images():

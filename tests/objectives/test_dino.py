@@ -1,4 +1,4 @@
-"""DINO and DINOv2: losses against the loops of their docstrings, and the invariants of the papers."""
+"""DINO and DINOv2: losses match the loops in their docstrings, and invariants of the papers hold."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ TRAINING_PROGRESS = TrainingProgress(0, 0, 100, {"teacher_temperature": 0.05, "m
 
 
 def build_objective(kind=DINO, config=None, model=SMALL_CONFIG, **settings):
-    """An objective on a small model, in training."""
+    """Return an objective on a small model, in training mode."""
     torch.manual_seed(0)
     config = config or {DINO: DINOConfig, DINOv2: DINOv2Config}[kind](**HEAD_OPTIONS, **settings)
     return kind(build_model(model), config, ObjectiveSetting(views=VIEWS)).train()
 
 
 def batch_for(own, images=4):
-    """A prepared batch of random views."""
+    """Return a prepared batch of random views."""
     generator = torch.Generator().manual_seed(1)
     batch = {
         "images": torch.randn(images, 2, 3, 32, 32, generator=generator),
@@ -72,7 +72,7 @@ def test_uniform_outputs_have_the_loss_ln_k():
 def test_heads_have_the_published_parameters(width, count):
     with torch.device("meta"):
         head = DINOHead(width, HeadOptions())
-    lengths = 65536  # which the authors' code counts, though they are one
+    lengths = 65536  # the authors' code has trainable lengths in its parameter count, but fixes them to one
     assert sum(p.numel() for p in head.parameters()) + lengths == count
 
 
@@ -136,7 +136,7 @@ def test_momentum_of_one_keeps_the_teacher():
     assert all(torch.equal(p, before[name]) for name, p in own.teacher.state_dict().items())
 
 
-def test_local_views_count():
+def test_local_views_contribute_to_the_loss():
     own = build_objective()
     batch = batch_for(own)
     with_locals = own(batch)["loss"]
@@ -151,7 +151,7 @@ def test_koleo_loss_is_added_with_its_weight():
     features = plain.model(batch["images"].flatten(0, 1)).unflatten(0, batch["images"].shape[:2])
     expected = plain(batch)["loss"] + 0.3 * sum(koleo_loss(view, gather_single_process) for view in features.unbind(1))
     assert spread(spread.prepare(batch, TRAINING_PROGRESS))["loss"].item() == pytest.approx(expected.item(), rel=1e-5)
-    assert DINOConfig().koleo == 0.0  # as in the authors' code
+    assert DINOConfig().koleo == 0.0  # default of the authors' code
 
 
 @pytest.mark.parametrize(("kind", "update"), [(DINO, "skip"), (DINOv2, "zero-lr")])
@@ -196,7 +196,7 @@ def test_koleo_loss_across_ranks_matches_the_whole_batch():
         own = whole[start : start + 4]
         part = koleo_loss(own, lambda _, rows=rows, start=start: (rows, start))
         assert part.item() == pytest.approx(loss.item(), rel=1e-6)
-        parts.append(part * 4 / 8)  # as a process's loss is weighed
+        parts.append(part * 4 / 8)  # weighted like the loss of one process
     (gradient,) = torch.autograd.grad(sum(parts), whole)
     assert torch.allclose(gradient, expected, atol=1e-6)
 
@@ -208,7 +208,7 @@ def test_koleo_of_one_image_is_zero_and_batch_size_one_is_rejected():
         replace(run, batch_size=1)
 
 
-def test_an_idle_batch_counts_nowhere():
+def test_an_idle_batch_contributes_nothing():
     own = build_objective()
     batch = batch_for(own)
     own.is_idle = True
@@ -233,8 +233,10 @@ def test_sinkhorn_matches_the_documented_loop():
 
 
 def run_in_threads(count, work):
-    """What `work(rank, reduce)` gives in each of `count` threads that stand for processes: each `reduce` is the mean of
-    what all bring."""
+    """Return the results of `work(rank, reduce)` in `count` threads that simulate processes.
+
+    `reduce` returns the mean of the values of all threads.
+    """
     barrier, brought, outcome = threading.Barrier(count, timeout=20), [None] * count, [None] * count
 
     def begin(rank):
@@ -261,7 +263,7 @@ def test_sinkhorn_across_ranks_matches_the_whole_batch():
 
 
 def test_sync_batch_norm_matches_the_whole_batch():
-    """Values and gradients, beside torch's own; an idle process has rows that count nowhere and get no gradient."""
+    """Values and gradients match torch's SyncBatchNorm; rows of an idle process do not count and get no gradient."""
     torch.manual_seed(0)
     x, upstream = torch.randn(10, 6) * 3 + 5, torch.randn(10, 6)
 
@@ -284,7 +286,8 @@ def test_sync_batch_norm_matches_the_whole_batch():
 
 @pytest.mark.parametrize("kind", [DINO, DINOv2])
 def test_head_batch_norm_removes_constant_offsets(kind):
-    """Views of one size are normalised together, those of another apart; without the norm an offset is seen."""
+    """Views of one size are normalised together and views of another size separately; without the norm, offsets remain.
+    """
     for batch_norm in (True, False):
         own = build_objective(kind, batch_norm=batch_norm)
         assert own.teacher_head.batch_norm is batch_norm
@@ -315,7 +318,7 @@ def test_masked_patches_are_replaced_by_the_mask_token():
     masks[0, 5] = True
     features, patches = own.encode(images, masks)
     assert patches.shape == (1, 32)
-    images[0, :, 8:16, 8:16] = 9.0  # the masked patch
+    images[0, :, 8:16, 8:16] = 9.0  # inside the masked patch
     again, _ = own.encode(images, masks)
     assert torch.allclose(features, again, atol=1e-6)
     assert torch.allclose(own.encode(images, masks & False)[0], own.model(images), atol=1e-5)

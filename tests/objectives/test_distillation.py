@@ -1,4 +1,4 @@
-"""Learning from a teacher: DeiT's losses, and what the teacher is shown."""
+"""Distillation: DeiT's losses, and the teacher's input."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ OBJECTIVE_SETTING = ObjectiveSetting(classes=CLASSES, views=Augment(), normalisa
 
 
 def make_teacher_bundle(classes=CLASSES, task=None, **preprocess):
-    """A teacher with random weights."""
+    """Return a bundle of a random teacher."""
     torch.manual_seed(5)
     model = build_model(replace(PLAIN_CONFIG, channels=preprocess.get("channels", 3), classes=len(classes)))
     torch.nn.init.normal_(model.head.weight)
@@ -39,7 +39,7 @@ def make_teacher_bundle(classes=CLASSES, task=None, **preprocess):
 
 
 def make_student_and_batch(config=DISTILLED_CONFIG, teacher=None, setting=OBJECTIVE_SETTING, **options):
-    """A student with random heads, and a prepared batch."""
+    """Return a student with random heads, and a prepared batch."""
     torch.manual_seed(0)
     model = build_model(config)
     for layer in (p for name, p in model.named_parameters() if name.startswith("head.") and p.ndim == 2):
@@ -60,7 +60,7 @@ def make_student_and_batch(config=DISTILLED_CONFIG, teacher=None, setting=OBJECT
 
 
 def compute_head_logits(own, batch):
-    """The logits of the two heads."""
+    """Return the logits of the two heads."""
     tokens = own.model.features(batch["images"])
     return own.model.head.label(tokens[:, 0]), own.model.head.teacher(tokens[:, 1])
 
@@ -69,7 +69,7 @@ def test_the_hard_loss_is_the_cross_entropy_with_the_teachers_class():
     own, batch = make_student_and_batch(alpha=0.3, smoothing=0.1)
     label, taught = compute_head_logits(own, batch)
     expected = 0.7 * cross_entropy(label, batch["labels"], smoothing=0.1)
-    expected += 0.3 * F.cross_entropy(taught, batch["teacher_logits"].argmax(1))  # not smoothed
+    expected += 0.3 * F.cross_entropy(taught, batch["teacher_logits"].argmax(1))  # without label smoothing
     assert own(batch)["loss"].item() == pytest.approx(expected.item(), rel=1e-5)
 
 
@@ -176,7 +176,7 @@ def test_onnx_teacher_matches_the_model(tmp_path):
 
 
 def write_foreign_onnx(place, count=3):
-    """An ONNX file of another library: the mean of each channel as the logits, or `count` of them."""
+    """Write a foreign ONNX file whose logits are the channel means, or `count` values."""
     import onnx
     from onnx import TensorProto, helper
 

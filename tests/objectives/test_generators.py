@@ -1,4 +1,4 @@
-"""Training of models that make images, from the command line: in part, by class, and what is refused."""
+"""Training of generative models from the command line: partial training, class conditioning, rejected options."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TINY_ARGUMENTS = ["digits", "--model", "DiT-32x2/2", "--steps", "3", "--batch-si
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("part", [["--last-blocks", "1"], ["--lora", "2"]])
 def test_partial_training_keeps_frozen_weights_bit_identical(part, precision, tmp_path):
-    """What stays as it is computes in the run's precision, and is in the bundle to the bit."""
+    """Frozen weights compute in the run's precision, and are stored in the bundle bit-identically."""
     first = run_cli(
         "train", *TINY_ARGUMENTS, "--recipe", "dit", "--out", str(tmp_path / "first"), "--precision", precision
     )

@@ -1,4 +1,5 @@
-"""What must hold of learning without labels and from a teacher, whatever the numbers: MAE, DINO, DINOv2, DeiT."""
+"""Invariants of self-supervised and distillation objectives that hold for any hyperparameters: MAE, DINO, DINOv2, DeiT.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ from vitreous.training.loop import run_training_loop
 
 
 def record_inputs(module):
-    """A list that the module's inputs are put into, one by one."""
+    """Return a list that receives every input of the module."""
     seen = []
     module.register_forward_pre_hook(lambda own, given: seen.append(given[0].detach()))
     return seen
@@ -77,8 +78,8 @@ def test_uniform_prototypes_have_loss_ln_k():
     assert cross_view_entropy(targets, logits).item() == pytest.approx(11.0904, abs=1e-4)
 
 
-def test_dino_loss_averages_local_and_cross_global_pairs():
-    """2 of 18 terms are those of global views: the student's first with the teacher's second, and the other way."""
+def test_dino_loss_averages_pairs_of_different_views():
+    """Of the 18 terms, 2 compare global views: the student's first with the teacher's second, and vice versa."""
     targets, logits = torch.randn(5, 2, 7).softmax(-1), torch.randn(5, 10, 7)
 
     def entropy(teacher, view):
@@ -101,7 +102,7 @@ def test_schedules_reach_their_start_and_end_values(tmp_path):
     session, state = create_session("dinov2", tmp_path)
     found = []
     run_training_loop(state, session.batches(state), [(1, lambda s: found.append(dict(s.progress.values)))])
-    assert found[0]["teacher_temperature"] == pytest.approx(0.102)  # what the second step has, of ten
+    assert found[0]["teacher_temperature"] == pytest.approx(0.102)  # value at the second of ten steps
     assert found[-1]["teacher_temperature"] == pytest.approx(0.12)
     assert found[-1]["momentum"] == pytest.approx(1.0, abs=1e-3) and found[0]["momentum"] == pytest.approx(
         0.95, abs=1e-3
@@ -111,8 +112,9 @@ def test_schedules_reach_their_start_and_end_values(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["dino", "dinov2-sinkhorn"])
-def test_prototypes_stay_while_frozen_and_move_then(name, tmp_path):
-    """Neither rate nor weight decay moves them in the first half of this run; everything else moves."""
+def test_prototypes_train_only_after_their_freeze(name, tmp_path):
+    """Neither the learning rate nor weight decay changes them in the first half of this run; all other parameters
+    change."""
     session, state = create_session(name, tmp_path, objective=replace(OBJECTIVE_CONFIGS[name], frozen=0.5))
     heads = [head for head in ("head", "patch_head") if hasattr(state.objective, head)]
     before = {head: getattr(state.objective, head).prototypes.weight.detach().clone() for head in heads}
@@ -143,7 +145,7 @@ def test_mask_tokens_have_positions_and_registers_have_none(registers):
     )
 
 
-def test_without_masks_patches_weigh_nothing():
+def test_patch_loss_is_zero_without_masks():
     own = build_objective(DINOv2, mask_probability=0.0, koleo=0.0)
     outputs = own(batch_for(own))
     assert outputs["ibot"] == 0 and outputs["loss"].item() == pytest.approx(outputs["dino"].item(), rel=1e-6)
@@ -161,7 +163,7 @@ def test_deit_teacher_runs_once_on_the_student_images():
     prepared = own.prepare(batch, TrainingProgress())
     own(prepared)["loss"].backward()
     assert len(seen) == 1 and torch.allclose(seen[0], prepared["images"], atol=1e-6)
-    assert not torch.allclose(seen[0], batch["images"], atol=1e-2)  # they are mixed
+    assert not torch.allclose(seen[0], batch["images"], atol=1e-2)  # the images are mixed
     assert not prepared["teacher_logits"].requires_grad and all(p.grad is None for p in own.teacher.model.parameters())
 
 

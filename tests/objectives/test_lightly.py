@@ -1,5 +1,4 @@
-"""DINO, iBOT, KoLeo and Sinkhorn beside the losses of lightly 1.6 (lightly.loss), and where that library differs from
-the papers."""
+"""DINO, iBOT, KoLeo and Sinkhorn match the losses of lightly 1.6; tests cover where lightly differs from the papers."""
 
 from __future__ import annotations
 
@@ -18,12 +17,12 @@ from vitreous.training.run import RampConfig
 from vitreous.training.schedule import ramp_value
 
 NUM_PROTOTYPES, TEACHER_TEMPERATURE = HEAD_OPTIONS["prototypes"], TRAINING_PROGRESS.values["teacher_temperature"]
-RELATIVE_TOLERANCE = 1e-6  # relative, of float32
-VIEW_COUNTS = [2, 3, 10]  # global ones alone, with one local, with eight
+RELATIVE_TOLERANCE = 1e-6  # relative, in float32
+VIEW_COUNTS = [2, 3, 10]  # global views only, one local view, eight local views
 
 
 def compute_gradient(loss, leaf):
-    """d loss / d leaf."""
+    """Return the gradient of `loss` with respect to `leaf`."""
     return torch.autograd.grad(loss, leaf, retain_graph=True)[0]
 
 
@@ -39,7 +38,7 @@ def test_cross_view_entropy_matches_lightly(views):
 
 
 def compute_step_losses(own, batch, theirs):
-    """One step's loss as ours and as theirs, of the same answers and logits; then the step ends."""
+    """Return our loss and lightly's for the same teacher outputs and logits, and complete the step."""
     images, local = batch["images"], batch["local"]
     answers = own.compute_teacher_outputs(images).unbind(1)
     logits = [own.head(own.model(view)) for part in (images, local) for view in part.unbind(1)]
@@ -50,7 +49,7 @@ def compute_step_losses(own, batch, theirs):
 
 
 def test_dino_loss_and_centre_match_lightly_over_steps():
-    """Their centre moves as ours does, after the loss of a step."""
+    """Both update the centre after the loss of a step."""
     own, theirs = build_objective(DINO), DINOLoss(NUM_PROTOTYPES, student_temp=0.1)
     batch = batch_for(own, 6)
     for _ in range(4):
@@ -61,8 +60,11 @@ def test_dino_loss_and_centre_match_lightly_over_steps():
 
 
 def test_centre_is_updated_once_per_step_unlike_lightly():
-    """The paper's centre (Eq. 4) is that of a batch. Theirs moves inside the loss, so that with accumulated gradients it
-    moves once for each part, and the second part is compared with another centre than the first."""
+    """The paper's centre (Eq. 4) is that of a batch.
+
+    lightly updates it inside the loss. With gradient accumulation it moves once per micro-batch, and later
+    micro-batches use another centre than the first.
+    """
     own, theirs = build_objective(DINO), DINOLoss(NUM_PROTOTYPES, student_temp=0.1)
     batch = batch_for(own, 6)
     parts = [{name: entry[rows] for name, entry in batch.items()} for rows in (slice(0, 3), slice(3, 6))]
@@ -77,8 +79,10 @@ def test_centre_is_updated_once_per_step_unlike_lightly():
 
 
 def test_teacher_temperature_ramp_matches_lightly():
-    """The authors' code steps the temperature once an epoch, from the first value in epoch 0 to the last in epoch n - 1;
-    a `RampConfig` moves with each step and has both ends, too."""
+    """The authors' code changes the temperature once per epoch and reaches the last value in epoch n - 1.
+
+    A `RampConfig` changes with each step and has the same end points.
+    """
     theirs = DINOLoss(NUM_PROTOTYPES, 0.04, 0.07, warmup_teacher_temp_epochs=31).teacher_temp_schedule
     ours = [ramp_value(RampConfig(0.04, 0.07, "linear", 30), step, 100) for step in range(31)]
     assert ours == pytest.approx(theirs.tolist(), rel=RELATIVE_TOLERANCE)
@@ -88,7 +92,7 @@ def test_teacher_temperature_ramp_matches_lightly():
 def test_masked_patch_loss_matches_lightly(centred):
     torch.manual_seed(3)
     masks = torch.rand(5, 4, 4) < 0.4
-    masks[2] = False  # an image without a masked patch counts among the images
+    masks[2] = False  # images without masked patches count in the mean
     count = int(masks.sum())
     answers, logits = torch.randn(count, NUM_PROTOTYPES), torch.randn(count, NUM_PROTOTYPES, requires_grad=True)
     theirs = IBOTPatchLoss(NUM_PROTOTYPES, student_temp=0.1)
@@ -117,7 +121,7 @@ def test_ibot_loss_and_centre_match_lightly_over_steps():
 
 
 def test_batch_without_masks_keeps_the_centre_finite_unlike_lightly():
-    """Half of the views have no mask, so a small batch may have none at all."""
+    """Half of the views have no mask, so a small batch may contain no masked patch."""
     own, theirs = build_objective(DINOv2, mask_probability=0.0), IBOTPatchLoss(NUM_PROTOTYPES)
     batch = batch_for(own)
     none = torch.zeros(0, NUM_PROTOTYPES)
@@ -138,7 +142,7 @@ def test_koleo_matches_lightly(count):
 
 
 def test_koleo_in_float16_and_of_one_image_unlike_lightly():
-    """eps is 1e-8, which is 0 in float16; and an image alone has no neighbour that it could be moved away from."""
+    """Its eps of 1e-8 is 0 in float16, and a single image has no nearest neighbour."""
     same = torch.ones(3, 16)
     assert koleo_loss(same, gather_single_process).item() == pytest.approx(
         KoLeoLoss()(same).item(), rel=RELATIVE_TOLERANCE
@@ -166,8 +170,10 @@ def test_sinkhorn_matches_lightly(shape):
 
 
 def test_sinkhorn_stays_finite_where_lightly_overflows():
-    """exp(8 / 0.07) is no float32: logits of a learned length (DINOv2's heads) may come that far. They take away no
-    maximum, as the authors' code."""
+    """exp(8 / 0.07) overflows float32; logits of DINOv2's heads, whose scale is learned, can be that large.
+
+    lightly does not subtract the maximum, as in the authors' code.
+    """
     logits = torch.tensor([[8.0, 0.0, 1.0], [7.5, 2.0, 0.0], [0.0, 8.0, 8.0]])
     assert their_sinkhorn(logits, epsilon=0.07).isnan().any()
     ours, exact = sinkhorn_knopp(logits / 0.07, reduce_single_process), their_sinkhorn(logits.double(), epsilon=0.07)

@@ -1,4 +1,4 @@
-"""Masked autoencoding: the same loss and gradients as transformers' ViTMAE, and the paper's invariants."""
+"""Masked autoencoding: loss and gradients match transformers' ViTMAE, and invariants of the paper hold."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SMALL_MAE_CONFIG = MAEConfig(decoder_width=16, decoder_depth=2, decoder_heads=2)
 
 
 def make_batch(images):
-    """A batch as the loader gives it."""
+    """Return a batch as the loader does."""
     return {"images": images, "positions": torch.arange(len(images)), "samples": torch.arange(len(images))}
 
 
@@ -43,8 +43,9 @@ def mae_objective():
 
 
 def convert_transformers_state(theirs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Tensors of transformers' ViTMAE by our names, pixels of a patch in our order."""
-    pixels = torch.arange(3 * 64).view(3, 8, 8).permute(1, 2, 0).flatten().argsort()  # theirs have channels last
+    """Rename the tensors of transformers' ViTMAE to our names, and reorder the pixels of patches."""
+    # the reference stores patch pixels channels-last
+    pixels = torch.arange(3 * 64).view(3, 8, 8).permute(1, 2, 0).flatten().argsort()
     head = "decoder.decoder_pred"
     tensors = {
         "model.projection.weight": theirs["vit.embeddings.patch_embeddings.projection.weight"].flatten(1),
@@ -86,7 +87,8 @@ def test_loss_and_gradients_match_transformers(mae_objective, normalise):
     )  # fmt: skip
     torch.manual_seed(1)
     theirs = ViTMAEForPreTraining(settings).train()
-    theirs.vit.embeddings.patch_embeddings.projection._is_hf_initialized = False  # else positions stay zero
+    # otherwise transformers leaves positions at zero
+    theirs.vit.embeddings.patch_embeddings.projection._is_hf_initialized = False
     theirs.vit.embeddings.initialize_weights()
     theirs.decoder.initialize_weights(16)
     mae_objective = MAE(mae_objective.model, replace(SMALL_MAE_CONFIG, normalise=normalise))
@@ -194,7 +196,7 @@ def test_models_that_need_every_patch_are_rejected():
 
 
 def test_conv_stem_does_not_leak_masked_pixels():
-    """Neighbouring tokens of a hybrid read each other's pixels: hidden ones are 0 before the stem."""
+    """Neighbouring tokens of a hybrid overlap in the stem, so masked pixels are set to 0 before it."""
     config = config_from_name("Conv+ViT-128x4/8", 32).with_options(classes=0, width=32, heads=4, mlp={"hidden": 64})
     objective = MAEConfig(decoder_width=16, decoder_depth=1, decoder_heads=4).build(
         build_model(config), ObjectiveSetting()

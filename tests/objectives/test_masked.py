@@ -1,4 +1,4 @@
-"""Masked patch prediction: the three targets and the corruption of the paper's appendix B.1.2."""
+"""Masked patch prediction: the three targets, and the corruption of appendix B.1.2 of the ViT paper."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TARGET_KINDS = ("mean-colour", "small-colours", "pixels")
 
 
 def make_batch(pixels, setting=RGB_SETTING):
-    """A batch as the loader gives it, of pixels in 0 .. 1."""
+    """Return a batch of pixels in 0 .. 1 as the loader does."""
     mean, std = (torch.tensor(numbers).view(-1, 1, 1) for numbers in setting.normalisation)
     return {
         "images": (pixels - mean) / std,
@@ -34,7 +34,7 @@ def make_batch(pixels, setting=RGB_SETTING):
 
 
 def build_objective(target="mean-colour", config=SMALL_CONFIG, **settings):
-    """An objective on a small model."""
+    """Return an objective on a small model."""
     torch.manual_seed(0)
     return MaskedPatchesObjective(build_model(config), MaskedPatchesConfig(target=target, **settings), RGB_SETTING)
 
@@ -56,7 +56,7 @@ def test_corruption_ratios_match_the_paper():
 def test_a_mean_colour_is_three_bits_a_channel():
     objective, pixels = build_objective(share=1.0), torch.zeros(1, 3, 32, 32)
     pixels[0, 0], pixels[0, 1], pixels[0, 2] = 1.0, 0.51, 0.13  # levels 7, 4 and 1
-    pixels[0, 2, :4, :8] = 0.9  # half of the first patch: mean 0.515, level 4
+    pixels[0, 2, :4, :8] = 0.9  # half of the first patch changes: mean 0.515, level 4
     batch = objective.prepare(make_batch(pixels), TrainingProgress())
     colours = torch.zeros(16, dtype=torch.int64).scatter_(0, batch["masked_positions"][0], batch["targets"][0])
     assert colours[0] == 64 * 7 + 8 * 4 + 4 and (colours[1:] == 64 * 7 + 8 * 4 + 1).all()
@@ -71,7 +71,7 @@ def test_small_colour_targets_are_downsampled_patches():
     levels = (torch.nn.functional.avg_pool2d(patch, 2) * 8).floor().clamp(max=7).long()
     expected = 64 * levels[0] + 8 * levels[1] + levels[2]
     agree = (batch["targets"][1, 3] == expected.flatten()).float().mean()
-    assert batch["targets"].shape == (2, 8, 16) and agree > 0.9  # a level at an edge may round the other way
+    assert batch["targets"].shape == (2, 8, 16) and agree > 0.9  # levels at a bin edge may round differently
 
 
 @pytest.mark.parametrize(("side", "length"), [(4, 8), (4, 14), (4, 4), (1, 6)])

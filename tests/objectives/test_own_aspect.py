@@ -1,4 +1,4 @@
-"""Training on pictures at their own aspect ratio: as each alone, judged and asked as trained, stopped and resumed."""
+"""Training at native aspect ratio: outputs equal those of single images; evaluation, prediction and resumption."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ NATIVE_ASPECT_OPTIONS = {**TRAIN_OPTIONS, "native_aspect": True, "tokens": "8-16
 
 @pytest.fixture(scope="module")
 def aspect_data(tmp_path_factory):
-    """Three classes by colour, in pictures of five sizes."""
+    """Return three classes of different colours, in images of five sizes."""
     aspect_data = tmp_path_factory.mktemp("aspects")
     for place, (split, count) in enumerate((("train", 12), ("val", 3), ("test", 5))):
         for label, name in enumerate(("ant", "bee", "cat")):
@@ -55,7 +55,7 @@ def aspect_data(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def aspect_run(aspect_data, tmp_path_factory):
-    """A run that has learned the colours."""
+    """Return a run trained on the colours."""
     out = tmp_path_factory.mktemp("runs") / "run"
     vitreous.train(str(aspect_data), out=str(out), steps=30, progress=False, **NATIVE_ASPECT_OPTIONS)
     return out
@@ -88,7 +88,7 @@ def test_packed_loss_and_gradients_match_single_images(dropout):
     packed = {name: p.grad.clone() for name, p in objective.named_parameters()}
     objective.zero_grad()
     alone = 0.0
-    for number in range(5):  # as images (1, C, h, w) that were never in a list
+    for number in range(5):  # as an unpacked image (1, C, h, w)
         one = {name: entry[number : number + 1] for name, entry in batch.items()}
         one["images"] = one["images"][0][None]
         if dropout:
@@ -173,7 +173,8 @@ def test_native_aspect_run_learns_and_works_with_every_verb(aspect_data, aspect_
     predictor = vitreous.load(aspect_run, device="cpu", precision="fp32")
     together = predictor.predict(files)
     for file, answer in zip(files, together, strict=True):
-        assert predictor.predict(file).probabilities == answer.probabilities  # to the bit, whatever is beside it
+        # bit-identical, regardless of batch composition
+        assert predictor.predict(file).probabilities == answer.probabilities
     assert predictor.embed(files).shape == (15, 32)
     right = np.mean([answer.names[0] == file.parent.name for file, answer in zip(files, together, strict=True)])
     assert right == pytest.approx(summary["test"]["top1"])

@@ -1,4 +1,5 @@
-"""A bundle has beside the encoder what its objective needs to go on, and a run of the same objective starts from it."""
+"""Bundles of self-supervised runs also contain the state of the objective, and a run with the same objective loads it.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +47,7 @@ def train_run(home, recipe, out, listener=None, **options):
 
 @pytest.fixture(scope="module")
 def pretrained_runs(tmp_path_factory):
-    """A folder of 16 images without labels, and a short run of each recipe on it."""
+    """Return a folder of 16 unlabelled images, and a short run of each recipe."""
     pretrained_runs = tmp_path_factory.mktemp("parts")
     (pretrained_runs / "photos").mkdir()
     for index in range(16):
@@ -74,7 +75,7 @@ def test_objective_state_matches_the_last_checkpoint(pretrained_runs, recipe):
 
 @pytest.mark.parametrize("recipe", OBJECTIVE_SETTINGS)
 def test_run_of_the_same_objective_continues_its_state(pretrained_runs, recipe, tmp_path):
-    """At a rate of next to nothing everything but what follows the data stays as it was."""
+    """With a learning rate of almost zero, only teacher and centre change."""
     heard = NoteListener()
     train_run(
         pretrained_runs, recipe, f"{recipe}-on", heard, init=str(pretrained_runs / recipe), optimizer="adamw", lr=1e-30

@@ -1,7 +1,7 @@
-"""Every objective by `train`'s own path in processes of its own: to the same bits after SIGKILL, and the same for 1, 2
-and 4 processes and under FSDP2.
+"""Every objective trained by `train` in new processes: bit-identical after SIGKILL, and equal for 1, 2 and 4 processes
+and FSDP2.
 
-All runs of a kind are made by the same processes, one after the other, for most of a short run is its start.
+Runs with the same number of processes share these processes, because starting takes most of the time of a short run.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SMALL_OPTIONS = {
     "batch_size": 8,
 }
 HEAD_OPTIONS = {"prototypes": 32, "head_width": 24, "bottleneck": 16}
-#: recipe, and settings of the objective
+#: recipe and objective settings
 OBJECTIVE_VARIANTS = {
     "mean-colour": ("masked-patches", {}),
     "small-colours": ("masked-patches", {"target": "small-colours"}),
@@ -52,14 +52,15 @@ OBJECTIVE_VARIANTS = {
 MODEL_SETTINGS = {
     "hard": {"model.pool": ["distilled"], "model.class_token": ["True"], "model.positions.slots": ["2"]},
     "diffusion": {"model.learned_variance": ["True"]},
-}  # the other student has one head for labels and teacher
-#: students of another family
+}  # the other student has a single head for labels and teacher
+#: student models of another family
 MODEL_NAMES = {"soft": "Swin-32x1-2/2-window2", "diffusion": "DiT-32x2/4", "flow": "DiT-32x2/4"}
-#: a run of more than an epoch: four steps of 8 images, and a last one of 2 or 3, in which some of 4 processes have none
+#: a run of more than one epoch: four steps of 8 images, and a last step of 2 or 3 images, where some of 4 processes are
+# idle
 TRAIN_OPTIONS = {**SMALL_OPTIONS, "workers": 0, "epochs": 1.2, "evaluate_every": 100, "drop_path": 0.0}
 WORLD_SIZES = {"one": 1, "two": 2, "four": 4, "fsdp": 2}
-#: by two processes every objective; under FSDP2 those whose statistics or gradients are put
-#: together in a way of their own. Other targets and heads of an objective, all by four, and killed ones, in slow tests
+#: Two processes train every objective; FSDP2 only objectives with special reductions of statistics or gradients. Other
+# targets and heads, four processes and killed variants are in slow tests.
 COMBINED_VARIANTS = ("mae", "dino", "dinov2-sinkhorn", "hard", "detect")
 SLOW_VARIANTS = ("small-colours", "pixels", "dinov2-taught", "soft")
 FAST_VARIANTS = [name for name in OBJECTIVE_VARIANTS if name not in SLOW_VARIANTS]
@@ -74,8 +75,8 @@ SLOW_CASES = [("two", name) for name in SLOW_VARIANTS] + [
 
 @pytest.fixture(scope="module")
 def data_folder(tmp_path_factory):
-    """29 training images without classes, with values, or with class maps, or 30 of three classes, 3 and 6 more to judge on; a teacher that classifies,
-    and one of prototypes."""
+    """Return 29 unlabelled training images (also with values and class maps), 30 images of three classes, 3 and 6
+    validation images, and two teachers."""
     home = tmp_path_factory.mktemp("data")
     (home / "flat").mkdir()
     for index in range(32):
@@ -91,7 +92,7 @@ def data_folder(tmp_path_factory):
 
 
 def make_run_options(data_folder, out, name, **changes):
-    """Options of a short run."""
+    """Return options of a short run."""
     recipe, settings = OBJECTIVE_VARIANTS[name]
     folder = data_folder / {
         "distil": "photos",
@@ -119,12 +120,12 @@ def make_run_options(data_folder, out, name, **changes):
 
 
 def make_order(world, options, **further):
-    """Runs one after the other in the same processes."""
+    """Return an order for consecutive runs in the same processes."""
     return {"world": world, "options": options, **further}
 
 
 def kill_and_resume_runs(data_folder, home, names, carry_out):  # noqa: F811
-    """A folder with runs as they are `whole`, and `killed` after the third step and resumed."""
+    """Return a folder with `whole` runs, and `killed` runs that were killed after the third step and resumed."""
     often = {"save_every": 1}
     codes, errors = carry_out(
         make_order(1, [make_run_options(data_folder, home / "whole", name, **often) for name in names]),
@@ -158,7 +159,7 @@ def test_killed_run_resumes_bit_identical_for_other_variants(slow_killed_runs, n
 
 
 def assert_resumed_run_is_identical(home, name):
-    """Assert that a killed run ended as the whole one, and that its checkpoints hold what follows the weights."""
+    """Assert that a resumed run matches the uninterrupted one, and that its checkpoints contain the derived state."""
     whole = read_outcome(home / "whole" / name)
     assert whole == read_outcome(home / "killed" / name) and whole[0] == "step-00000005"
     if "dino" in name:
@@ -169,7 +170,7 @@ def assert_resumed_run_is_identical(home, name):
 
 
 def train_with_world_sizes(data_folder, home, pairs, carry_out):  # noqa: F811
-    """A folder with the runs by one process, and each of the ways in which it is also made."""
+    """Train each variant in one process, and in the requested world sizes; return the folder."""
     same = {"optimizer": "sgd", "lr": 0.05, "save_every": 100}
     pairs = [*(("one", name) for name in OBJECTIVE_VARIANTS if any(name == other for _, other in pairs)), *pairs]
     orders = {}
@@ -182,7 +183,7 @@ def train_with_world_sizes(data_folder, home, pairs, carry_out):  # noqa: F811
 
 
 def assert_runs_agree(home, way, name):
-    """Assert that a run by several processes has the weights, state and losses of that by one."""
+    """Assert that a multi-process run has the weights, state and losses of the single-process run."""
     one, other = load_checkpoint_states(home / "one" / name), load_checkpoint_states(home / way / name)
     assert one.keys() == other.keys()
     assert [key for key in one if not torch.allclose(one[key], other[key].reshape(one[key].shape), atol=1e-5)] == []
@@ -211,7 +212,7 @@ def test_runs_agree_for_any_number_of_processes_and_variant(slow_shared_runs, wa
 
 
 def load_checkpoint_states(out):
-    """Tensors of the last checkpoint, by part and name."""
+    """Return the tensors of the last checkpoint, by file and name."""
     place = max((out / "checkpoints").glob("step-*"))
     return {
         f"{part}/{n}": t for part in ("model", "frozen", "ema") for n, t in load_checkpoint_tensors(place, part).items()
@@ -219,5 +220,5 @@ def load_checkpoint_states(out):
 
 
 def read_losses(out):
-    """The loss of every step."""
+    """Return the loss of every step."""
     return [line["train/loss"] for line in map(json.loads, (out / "metrics.jsonl").open()) if "train/loss" in line]

@@ -1,4 +1,4 @@
-"""DINOv2's smaller models: a student of a frozen teacher's prototypes."""
+"""DINOv2's distillation: small students trained on the prototypes of a frozen teacher."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def train_run(home, out, model, **options):
 
 @pytest.fixture(scope="module")
 def teacher_runs(tmp_path_factory):
-    """16 images without labels, and a teacher with heads of its own for images and patches, of 4 x 4 pixels."""
+    """Return 16 unlabelled images, and a teacher with 4 x 4 patches and separate heads for images and patches."""
     teacher_runs = tmp_path_factory.mktemp("prototypes")
     (teacher_runs / "photos").mkdir()
     for index in range(16):
@@ -57,7 +57,7 @@ def teacher_runs(tmp_path_factory):
 
 
 def build_objective(home, **settings):
-    """A student of the teacher, in training."""
+    """Return a student of the teacher, in training mode."""
     torch.manual_seed(0)
     config = DINOv2Config(teacher=str(home / "teacher"), head_width=16, bottleneck=8, **settings)
     config = config.with_absolute_paths(STUDENT_CONFIG, ())
@@ -73,7 +73,7 @@ def batch_for(own):
 
 
 def test_loss_matches_the_loop(teacher_runs):
-    """Teacher: its own normalisation, at as many patches as the student has, each 4 x 4 for one of 8 x 8."""
+    """The teacher uses its own normalisation, and as many 4 x 4 patches as the student has 8 x 8 patches."""
     own, teacher = build_objective(teacher_runs), PrototypeTeacher(str(teacher_runs / "teacher"))
     assert (own.config.prototypes, own.config.patch_prototypes) == (16, 12)
     batch = batch_for(own)
@@ -124,7 +124,8 @@ def test_frozen_teacher_is_constant_and_the_student_average_follows(teacher_runs
 
 
 def test_student_run_resumes_and_ships_its_average(teacher_runs, tmp_path):
-    """From a path relative to where the run began; another teacher there later is refused."""
+    """The teacher's relative path refers to the folder where the run began; another teacher at that path is rejected.
+    """
     heard = NoteListener()
     options = {"listener": heard, "settings": {"objective.teacher": [str(teacher_runs / "teacher")]}, "save_every": 1}
     train_run(teacher_runs, "student", "ViT-24x2/8", **options)
@@ -175,7 +176,7 @@ def test_invalid_teachers_are_rejected(teacher_runs, teacher, model, text):
     assert caught.value.hint
 
 
-def test_without_a_teacher_nothing_changes():
+def test_dinov2_without_a_teacher_is_unfrozen():
     own = DINOv2Config()
     assert own.with_absolute_paths(STUDENT_CONFIG, ()) is own
     assert DINOv2(build_model(STUDENT_CONFIG), DINOv2Config(prototypes=8, head_width=8, bottleneck=4)).frozen is None

@@ -1,4 +1,4 @@
-"""Learning values: the loss against its loop, missing labels, and runs through `train`."""
+"""Regression: the loss matches its loop, missing labels, and runs of `train`."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_value_loss_matches_the_loop(loss):
 
 
 def test_micro_batch_losses_average_to_the_batch_loss(tmp_path):
-    """Whatever is missing in it: the sum is divided by the images, not by the values that there are."""
+    """With missing values, the sum is divided by the number of images, not of values."""
     session, state = create_session("values", tmp_path)
     _, batch = next(session.batches(state))
     assert batch["labels"].isnan().any()
@@ -84,7 +84,7 @@ def test_targets_are_standardised():
     assert found.dtype == torch.float32
     assert torch.allclose(found.nanmean(0), torch.zeros(2), atol=1e-6) and found[1].isnan().tolist() == [False, True]
     assert objective.task() == RegressionTask(("year", "size"), config.mean, config.std)
-    # each target counts as much as any other: its share of the images is made up for
+    # targets have equal weight: missing labels are compensated for
     assert objective.weights.tolist() == pytest.approx([1, 1.5])
 
 
@@ -108,7 +108,7 @@ def test_incompatible_models_and_views_are_rejected():
 
 
 def test_regression_learns_one_batch(tmp_path):
-    """Of 32 pictures, the brightness of red and of blue: one batch again and again."""
+    """The targets are the mean red and blue of 32 images; every step uses the same batch."""
     session, state = create_session("values", tmp_path, batch_size=32, epochs=60.0)
     pair, losses = next(session.batches(state)), []
     run_training_loop(
@@ -119,7 +119,7 @@ def test_regression_learns_one_batch(tmp_path):
 
 @pytest.fixture(scope="module")
 def measured_images(tmp_path_factory):
-    """A table of 40 pictures with their brightness in a unit of its own, and the size of which half are missing."""
+    """Return a table of 40 images with their brightness in an arbitrary unit, and a size of which half are missing."""
     home = tmp_path_factory.mktemp("measured")
     rows = ["path,glow,size,split"]
     for index in range(40):
@@ -134,7 +134,7 @@ def measured_images(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def regression_run(measured_images, tmp_path_factory):
-    """A run of two targets, and its summary."""
+    """Return a run with two targets, and its summary."""
     out = tmp_path_factory.mktemp("run") / "run"
     return out, vitreous.train(measured_images / "values.csv", out=out, progress=False, **QUICK_OPTIONS)
 
@@ -153,16 +153,16 @@ def test_run_stores_targets_and_standardisation(measured_images, regression_run)
     assert any(line.get("val/mae") is not None for line in lines)
     page = (out / "report.html").read_text()
     assert "glow: predicted and true" in page and "glow: residuals" in page and "<h2>Targets</h2>" in page
-    assert "size: residuals" not in page  # no test image has a value of it
+    assert "size: residuals" not in page  # no test image has a size
     assert "Images with the largest error" in page and "<h2>Metrics per class</h2>" not in page
 
 
 class StopRun(Exception):
-    """Raised by a listener to end a run."""
+    """Raised by a listener to stop a run."""
 
 
 class StopAfterImages(vitreous.progress.NullListener):
-    """Ends a run once it has trained on `images`."""
+    """Stops a run after `images` training images."""
 
     def __init__(self, images: int) -> None:
         self.images = images
@@ -208,7 +208,7 @@ def test_evaluate_and_predict_agree(measured_images, regression_run, tmp_path):
 
 
 def test_prediction_file_is_resumed(measured_images, regression_run, tmp_path):
-    """One row an image, whatever its first value: 1 is no rank."""
+    """One row per image; a first value of 1 is not treated as a rank."""
     out, _ = regression_run
     words = ["predict", str(out), *(str(measured_images / f"{n}.png") for n in range(6)), "--device", "cpu"]
     words += ["--out", str(tmp_path / "p.csv")]
@@ -244,7 +244,7 @@ def test_classification_options_are_rejected(measured_images, regression_run, tm
 
 @pytest.fixture(scope="module")
 def worse_run(regression_run, tmp_path_factory):
-    """The model of `regression_run` with its targets in the other order and a mean that is off by one unit of std."""
+    """Return the model of `regression_run` with swapped targets and a mean that is off by one std."""
     bundle = load_bundle(regression_run[0] / "model")
     task, state = bundle.task, bundle.model.state_dict()
     bundle.model.load_state_dict(state | {name: state[name].flip(0) for name in state if name.startswith("head.")})
@@ -255,7 +255,7 @@ def worse_run(regression_run, tmp_path_factory):
 
 
 def test_paired_comparison_of_regression_runs(measured_images, regression_run, worse_run, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)  # for the page of a bundle
+    monkeypatch.chdir(tmp_path)  # reports of bundles are written to the working directory
     out, _ = regression_run
     found = compare_two_runs(out, worse_run, split="train", computing=EvaluationSettings(workers=0))
     alone = [
@@ -289,7 +289,7 @@ def test_comparing_runs_without_common_targets_is_rejected(regression_run, tmp_p
 
 
 def test_regression_soup_is_selected_by_r2(measured_images, regression_run, worse_run, tmp_path):
-    """Heads are averaged by the names of their targets, and a soup is not better with a model that is off."""
+    """Heads are averaged by target name, and a soup with a biased model is not selected."""
     runs = [regression_run[0], worse_run]
     document = soup(runs, tmp_path / "both", workers=0)
     ours, theirs, made = (load_bundle(place) for place in (runs[0] / "model", worse_run, tmp_path / "both"))
@@ -315,14 +315,14 @@ def test_soup_rejects_differently_standardised_targets(regression_run, tmp_path)
 
 
 def test_checkpoint_stores_the_regression_task(regression_run):
-    """Its config.yaml has the targets and the numbers that they are standardised by."""
+    """The checkpoint's config.yaml contains the targets and their standardisation."""
     place = next((regression_run[0] / "checkpoints").glob("step-*"))
     task = load_bundle(regression_run[0] / "model").task
     assert open_weights(place).task == task and read_weights_info(place).classifies
 
 
 def test_regression_fine_tuning_with_same_and_other_targets(measured_images, regression_run, tmp_path):
-    """The head of the same targets goes on, another one is new; `--init` takes the numbers of fine-tuning."""
+    """The head is reused for the same targets and reset for others; `--init` uses fine-tuning hyperparameters."""
     out, _ = regression_run
     options = {**QUICK_OPTIONS, "epochs": 1, "init": str(out / "model"), "ema": 0, "progress": False}
     options.pop("model")

@@ -1,4 +1,4 @@
-"""Learning a class for every pixel: the losses, and whole runs on a folder with masks."""
+"""Semantic segmentation: the losses, and complete runs on a folder with masks."""
 
 import json
 import math
@@ -102,7 +102,7 @@ def test_segmentation_run_learns_and_evaluates_on_test(tmp_path):
         str(tmp_path / "data"), out=str(tmp_path / "again"), init=str(tmp_path / "run"), steps=1,
         **{name: option for name, option in TRAIN_OPTIONS.items() if name not in ("model", "image_size")},
     )  # fmt: skip
-    assert again["steps"] == 1 and again["test"]["miou"] > 0.5  # the head goes on, too
+    assert again["steps"] == 1 and again["test"]["miou"] > 0.5  # the head is reused, too
     assert encoder.task == FeatureExtraction() and encoder.model.config == bundle.model.config.backbone and notes
 
 

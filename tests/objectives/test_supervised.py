@@ -1,4 +1,4 @@
-"""What the losses are: the formulas, class by class, and that parts of a batch add up to the whole."""
+"""Classification losses match their formulas, and micro-batch losses add up to the batch loss."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CLASS_WEIGHTS = (0.5, 1.0, 2.0, 0.0)
 
 
 def cross_entropy_by_loop(logits, targets, loss, smoothing, weights):
-    """The sum over images and classes, one term after the other."""
+    """Return the sum over images and classes, term by term."""
     total = 0.0
     for row, target in zip(logits.tolist(), targets.tolist(), strict=True):
         log_z = math.log(sum(math.exp(s) for s in row))
@@ -89,7 +89,7 @@ def build_objective(loss, weights=CLASS_WEIGHTS, **options):
 @pytest.mark.parametrize("loss", ["softmax", "sigmoid", "binary"])
 @pytest.mark.parametrize("targets", LABEL_KINDS)
 def test_gradients_of_uneven_micro_batches_add_up(loss, targets):
-    """Weights of classes do not change what a part weighs: its images, whatever classes they have."""
+    """Micro-batches are weighted by their number of images, regardless of class weights."""
     torch.manual_seed(0)
     images, labels = torch.randn(6, 3, 16, 16), LABEL_KINDS[targets]
     found = []

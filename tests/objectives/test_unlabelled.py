@@ -1,4 +1,4 @@
-"""Runs without labels, by `train`'s own path: what they log and what they ship."""
+"""Unlabelled runs of `train`: logged metrics and saved files."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ LOGGED_METRICS = {"dino": TARGET_METRICS, "dinov2": ("dino", "ibot", "koleo", *T
 
 @pytest.fixture(scope="module")
 def unlabelled_images(tmp_path_factory):
-    """32 images in one folder, without classes."""
+    """Return a folder of 32 images without classes."""
     home = tmp_path_factory.mktemp("data") / "flat"
     home.mkdir()
     for index in range(32):
@@ -48,7 +48,7 @@ def unlabelled_images(tmp_path_factory):
 
 
 def make_run_options(name, **changes):
-    """Options of a short run."""
+    """Return options of a short run."""
     return {"recipe": name, **TRAIN_OPTIONS, "settings": OBJECTIVE_SETTINGS[name], **changes}
 
 
@@ -92,8 +92,10 @@ def test_warnings_are_stored_with_the_run(unlabelled_images, tmp_path, monkeypat
 
 
 def test_stop_on_collapse_stops_the_run(unlabelled_images, tmp_path):
-    """A checkpoint, no summary, exit code 7, and one message with the cause and the setting. Without the option the
-    same run warns, and is completed."""
+    """Stops with a checkpoint, no summary, exit code 7, and one message with the cause and the setting.
+
+    Without the option the same run warns and completes.
+    """
     words = (
         "train",
         str(unlabelled_images),
@@ -108,7 +110,7 @@ def test_stop_on_collapse_stops_the_run(unlabelled_images, tmp_path):
     )
     words += ("--workers", "0", "--batch-size", "8", "--steps", "8", "--evaluate-every", "2", "--precision", "fp32")
     words += ("--objective.prototypes", "32", "--objective.koleo", "0", "--optimizer", "adamw", "--lr", "1")
-    words += ("--schedules.momentum.start", "0", "--schedules.momentum.end", "0")  # the teacher is the student
+    words += ("--schedules.momentum.start", "0", "--schedules.momentum.end", "0")  # the teacher equals the student
     stopped = run_cli(*words, "--out", str(tmp_path / "run"), "--stop-on-collapse")
     assert stopped.returncode == CollapseError.code == 7, stopped.stderr
     *_, error, hint = stopped.stderr.strip().splitlines()
@@ -135,7 +137,7 @@ def test_stop_on_collapse_is_rejected_for_supervised_runs(tmp_path):
 
 
 def summary_images(out):
-    """Training images of a run."""
+    """Return the number of training images of a run."""
     from vitreous.training.folder import RunFolder
 
     return RunFolder(out).run().data.images

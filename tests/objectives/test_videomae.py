@@ -1,4 +1,4 @@
-"""VideoMAE: tube masks, targets of each channel, parameters as published, and runs on clips."""
+"""VideoMAE: tube masks, targets per channel, published parameter counts, and runs on clips."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ DECODER_SETTINGS = {
 
 
 def make_tiny_config(**fields):
-    """VideoMAE's encoder for clips of 4 frames of 16 pixels."""
+    """Return a config of VideoMAE's encoder for clips of 4 frames of 16 pixels."""
     shape = {"image": (4, 16, 16), "classes": 0, "norm": {"final": "tokens"}, **fields}
     return config_from_name("VideoMAE-32x2/4x2").with_options(**shape)
 
 
 def make_batch(clips):
-    """A batch as the loader gives it."""
+    """Return a batch as the loader does."""
     return {"images": clips, "positions": torch.arange(len(clips)), "samples": torch.arange(len(clips))}
 
 
@@ -53,7 +53,7 @@ def test_tube_masks_are_constant_over_time():
     seen = ~mask.reshape(64, -1)
     assert all((np.flatnonzero(row) == places).all() for row, places in zip(seen, keep, strict=True))
     assert len({row.tobytes() for row in mask}) == 64
-    assert (np.abs(mask[:, 0].mean(0) - 176 / 196) < 0.2).all()  # no place is preferred
+    assert (np.abs(mask[:, 0].mean(0) - 176 / 196) < 0.2).all()  # all positions are masked equally often
     for share in (0.0, 1.0):
         with pytest.raises(UsageError, match="visible"):
             tube_masks(np.arange(2), (8, 14, 14), share)
@@ -79,7 +79,7 @@ def test_pretraining_parameter_counts_match_the_paper():
     with torch.device("meta"):
         objective = run.objective.build(build_model(run.model), ObjectiveSetting())
     counts = [sum(p.numel() for p in part.parameters()) for part in (objective, objective.model, objective.decoder)]
-    between = 768 * 384 + 384  # the decoder's first layer, and the mask token
+    between = 768 * 384 + 384  # the decoder's input layer and the mask token
     assert counts == [94_210_944, 86_227_200, 7_688_448 + between]
     assert run.objective.visible(run.model.grid) == 160 and run.preprocess.stride == 4
     sizes = {size: build_example_run("videomae", f"VideoMAE-{size}/16x2").objective for size in "SLH"}
@@ -130,13 +130,13 @@ def test_invalid_videomae_configs_are_rejected(config, model, problem):
 
 @pytest.fixture(scope="module")
 def moving_squares(tmp_path_factory):
-    """Squares that move left or right."""
+    """Return clips of squares that move left or right."""
     return write_moves(tmp_path_factory.mktemp("clips"), 12, (".gif", ""))
 
 
 @pytest.fixture(scope="module")
 def videomae_run(moving_squares, tmp_path_factory):
-    """A run of `videomae` on them."""
+    """Return a `videomae` run on the clips."""
     out = tmp_path_factory.mktemp("runs") / "run"
     options = {
         **TRAIN_OPTIONS,

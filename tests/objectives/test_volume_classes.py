@@ -1,4 +1,4 @@
-"""Classes of volumes and signals through every verb: learned, judged, asked about, looked into, stopped and resumed."""
+"""Classification of volumes and signals with every verb: training, resumption, evaluation, prediction, inspection."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TRAIN_OPTIONS = {"workers": 0, "device": "cpu", "precision": "fp32", "batch_size
 
 @pytest.fixture(scope="module")
 def array_data(tmp_path_factory):
-    """Balls, below `balls`, and waves, below `waves`, each in three splits."""
+    """Return a folder with three splits of balls below `balls`, and of waves below `waves`."""
     array_data = tmp_path_factory.mktemp("arrays")
     for place, (name, count) in enumerate((("train", 18), ("val", 3), ("test", 8))):
         write_balls(array_data / "balls" / name, count, first=1000 * place)
@@ -40,7 +40,7 @@ def array_data(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def balls(array_data, tmp_path_factory):
-    """A run that has learned the size of balls, and what it noted."""
+    """Return a run trained on the size of balls, and its notes."""
     out, listener = tmp_path_factory.mktemp("runs") / "balls", StoppingListener()
     options = {**TRAIN_OPTIONS, "model": "ViT-64x2/4x4x4", "steps": 30}
     vitreous.train(str(array_data / "balls"), out=str(out), listener=listener, **options)
@@ -49,7 +49,7 @@ def balls(array_data, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def waves(array_data, tmp_path_factory):
-    """A run that has learned the period of waves, and what it noted."""
+    """Return a run trained on the period of waves, and its notes."""
     out, listener = tmp_path_factory.mktemp("runs") / "waves", StoppingListener()
     options = {**TRAIN_OPTIONS, "model": "ViT-64x2/4", "steps": 40, "axes": 1}
     vitreous.train(str(array_data / "waves"), out=str(out), listener=listener, **options)

@@ -1,4 +1,4 @@
-"""A class for every voxel: learned, judged, used, and stopped and resumed."""
+"""Voxel segmentation: training, resumption, evaluation, prediction and export."""
 
 import json
 
@@ -56,13 +56,13 @@ def test_tiled_segmentation_matches_the_whole_volume(size):
 
 
 def compute_whole_volume(voxels):
-    """The logits of the whole volume at once."""
+    """Return the logits of the whole volume at once."""
     return -((voxels - np.arange(3).reshape(3, 1, 1, 1)) ** 2)
 
 
 @pytest.fixture(scope="module")
 def volume_data(tmp_path_factory):
-    """Volumes in three splits, of two sizes."""
+    """Return volumes of two sizes in three splits."""
     volume_data = tmp_path_factory.mktemp("solids")
     for split, count in (("train", 8), ("val", 2), ("test", 3)):
         write_solids(volume_data / split, count, names="")
@@ -75,7 +75,7 @@ def volume_data(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def volume_run(volume_data, tmp_path_factory):
-    """A run that has learned them."""
+    """Return a run trained on the volumes."""
     out = tmp_path_factory.mktemp("runs") / "run"
     calm = {"views.scale": ["0.9", "1.1"], "views.rotate": ["0"]}
     vitreous.train(str(volume_data), out=str(out), steps=40, lr=1e-2, batch_size=4, settings=calm, **TRAIN_OPTIONS)
@@ -88,7 +88,7 @@ def test_volume_segmentation_run_learns_and_writes_a_report(volume_data, volume_
     bundle = load_bundle(volume_run / "model")
     assert bundle.preprocess.name == "volumes" and bundle.preprocess.image == bundle.model.config.image == (12, 16, 16)
     assert bundle.preprocess.mean == (0.0,) and bundle.preprocess.std == (1.0,)
-    as_it_did = vitreous.evaluate(str(volume_run), device="cpu")  # in the precision of use
+    as_it_did = vitreous.evaluate(str(volume_run), device="cpu")  # default precision
     assert as_it_did["test"]["dice"] == pytest.approx(summary["test"]["dice"], abs=1e-6)
     document = vitreous.evaluate(str(volume_run), device="cpu", precision="fp32")
     page = (volume_run / "report.html").read_text()
@@ -110,7 +110,7 @@ def test_middle_planes_are_tiled_side_by_side():
 
 
 def run_predict(*words):
-    """The exit code of `vitreous predict`."""
+    """Return the exit code of `vitreous predict`."""
     from vitreous.cli.main import main
 
     with pytest.raises(SystemExit) as stop:
@@ -137,7 +137,7 @@ def test_nifti_class_maps_keep_the_image_affine(volume_data, volume_run, tmp_pat
     again = vitreous.train(
         str(link_predictions_as_dataset(tmp_path, images)), out=str(tmp_path / "again"), steps=1, **TRAIN_OPTIONS
     )
-    assert again["steps"] == 1  # what was written is read as masks
+    assert again["steps"] == 1  # the written class maps are valid masks
     assert (
         run_predict(
             volume_run,
@@ -156,7 +156,7 @@ def test_nifti_class_maps_keep_the_image_affine(volume_data, volume_run, tmp_pat
 
 
 def link_predictions_as_dataset(place, images):
-    """Data of the images and of the maps that were written for them."""
+    """Create a dataset of images and their predicted class maps."""
     (place / "data").mkdir()
     (place / "data" / "images").symlink_to(images)
     (place / "data" / "masks").symlink_to(place / "out")
@@ -172,7 +172,7 @@ def test_class_maps_of_other_formats_are_written_as_arrays(volume_run, tmp_path,
     assert np.array_equal(np.load(tmp_path / "out" / "a.npy"), predictor.segment(voxels).classes)
     answers = predictor.segment([voxels, torch.from_numpy(voxels)[None], place], keep_images=True)
     assert all(np.array_equal(one.classes, answers[0].classes) for one in answers)
-    assert answers[0].draw_overlay().size == (14 + 14 + 17, 17)  # three planes side by side
+    assert answers[0].draw_overlay().size == (14 + 14 + 17, 17)  # three planes next to each other
     assert predictor.embed(voxels).shape == (32,)
     with pytest.raises(UsageError, match="batch"):
         predictor.segment(voxels[None, None])

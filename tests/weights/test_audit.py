@@ -10,7 +10,7 @@ import pytest
 PACKAGE = Path(__file__).parent.parent.parent / "vitreous"
 PACKAGE_FILES = {path.relative_to(PACKAGE).as_posix(): path for path in sorted(PACKAGE.rglob("*.py"))}
 
-# : modules and functions that may be used only in these files; an empty set allows no file
+#: modules and functions that may be used only in these files; an empty set allows no file
 ALLOWED_FILES = {
     "torch.load": {"weights/unpickle.py"},
     "torch.export.load": {"apps/export/formats.py"},  # verifies a file right after exporting it

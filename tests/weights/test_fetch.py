@@ -23,7 +23,7 @@ COMMIT, OLD_COMMIT = "c0ffee" + "0" * 34, "0" * 40
 WEIGHTS_INDEX = json.dumps(
     {"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}}
 ).encode()
-# : repository -> {path: content}
+#: repository -> {path: content}
 REPOSITORIES = {
     "org/whole": {
         "model.safetensors": b"whole",

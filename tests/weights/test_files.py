@@ -27,7 +27,7 @@ from vitreous.weights.entry import TensorInfo
 from vitreous.weights.files import open_weights_file
 from vitreous.weights.safetensors_file import SAFETENSORS_DTYPES
 
-# : Run in a fresh process: open files and print the time and memory used. Time is the best of three measurements, so
+#: Run in a fresh process: open files and print the time and memory used. Time is the best of three measurements, so
 # that other load does not count. Memory is the peak over all files above the usage after the imports.
 MEASURE_SCRIPT = """
 import json, sys, time
@@ -105,7 +105,7 @@ def make_header(count: int, size: int = 4) -> str:
 
 EIGHT_BYTES = bytes(8)
 TENSOR_LINE = '"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}'
-# : fault -> (file content, text of the message); large or sparse files are created when needed
+#: fault -> (file content, text of the message); large or sparse files are created when needed
 MALFORMED_HEADERS = {
     "empty": (b"", "is empty"),
     "only a length": (struct.pack("<Q", 8), "header length does not match the file size"),
@@ -253,7 +253,7 @@ MALFORMED_HEADERS = {
         "plain ASCII",
     ),
 }
-# : not weights
+#: not weights
 FOREIGN_FILES = {
     "page.safetensors": (b"<!DOCTYPE html><title>404</title>", "web page"),
     "pointer.safetensors": (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "Git LFS pointer"),

@@ -267,7 +267,7 @@ MODELS = {
     "attention": {"token": False, "pool": True},
 }
 HYBRIDS = {"root": (), "one stage": (1,), "two stages": (1, 2)}
-# : image size that gives 16 tokens
+#: image size that gives 16 tokens
 IMAGE_SIDES = {None: 16, (): 32, (1,): 16, (1, 2): 32}
 
 

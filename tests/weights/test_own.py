@@ -19,7 +19,7 @@ from vitreous.models.config import ViTConfig
 from vitreous.models.zoo import build_model
 from vitreous.weights.adopt import load_pretrained_weights, open_weights
 
-# : models whose options cannot be inferred from a state dict
+#: models whose options cannot be inferred from a state dict
 AMBIGUOUS_MODELS = (
     "SAM",
     "SAM, everything global",
@@ -35,7 +35,7 @@ AMBIGUOUS_MODELS = (
     *(name for name in MODELS if name.startswith("VideoMAE")),
 )
 CLIP_SETTINGS = {"image": (4, 16, 32)}
-# : model -> settings that are needed in addition to the number of heads
+#: model -> settings that are needed in addition to the number of heads
 REQUIRED_SETTINGS = {
     "ViT, patches that are not square": {"image": (32, 16)},
     "ViT, oblong": {"image": (32, 48)},
@@ -100,8 +100,8 @@ def test_missing_and_unknown_tensors_are_rejected(tmp_path):
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
 def test_predict_evaluate_and_init_read_a_state_dict(suffix, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)  # where the page of weights that are no run goes
-    """On the embedded digits, whose classes are 0 to 9."""
+    """Evaluates on the embedded digits, whose classes are 0 to 9."""
+    monkeypatch.chdir(tmp_path)  # reports of bare weights are written to the working directory
     model = vitreous.create("ViT-64x1/4", image_size=8, num_classes=10, channels=1)
     torch.nn.init.normal_(model.head.weight)
     path = tmp_path / f"model{suffix}"

@@ -19,7 +19,7 @@ from vitreous.reports.figures.reconstruction import load_restoring_objective
 from vitreous.weights.adopt import open_objective_state, open_weights
 from vitreous.weights.objective_parts import load_into_objective
 
-# : names in transformers' checkpoints -> names in the original MAE
+#: names in transformers' checkpoints -> names in the original MAE
 ORIGINAL_NAMES = [
     ("vit.embeddings.cls_token", "cls_token"),
     ("vit.embeddings.position_embeddings", "pos_embed"),

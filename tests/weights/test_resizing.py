@@ -37,7 +37,7 @@ from vitreous.weights.formats import google
 from vitreous.weights.options import WeightsSource
 
 WEIGHTS_PAGE = (Path(__file__).parents[2] / "docs" / "weights.md").read_text("utf-8")
-# : native, larger, one native side, oblong, smaller; patches of 8 pixels
+#: native, larger, one native side, oblong, smaller; patches of 8 pixels
 IMAGE_SIZES = [(32, 32), (48, 48), (32, 48), (48, 32), (40, 56), (24, 16)]
 
 
@@ -256,7 +256,7 @@ def write_torchvision(folder: Path) -> ReferenceFile:
     return ReferenceFile(save_safetensors(folder, copy_state(model)), reference, "bicubic-aligned")
 
 
-# : formats of docs/weights.md whose resize code is restated here; test_parity covers those of transformers
+#: formats of docs/weights.md whose resize code is restated here; test_parity covers those of transformers
 DOCUMENTED_FORMATS: dict[str, Callable[[Path], ReferenceFile]] = {
     "timm, folder of the Hub": write_timm_folder,
     "timm, state dict alone": write_timm_state_dict,
@@ -347,7 +347,7 @@ def test_the_page_lists_the_rule_and_gelu_that_are_used(row, tmp_path):
     assert cells[4] == {"none": "exact", "tanh": "tanh"}[found.mlp.gelu]
 
 
-# : format -> note about the assumed rule; formats with a known rule have no note
+#: format -> note about the assumed rule; formats with a known rule have no note
 EXPECTED_NOTES = {
     "timm, state dict alone": "assumed bicubic-antialias, timm's rule; for the original DeiT and MAE: --resize bicubic, "
     "for DINO",

@@ -163,7 +163,7 @@ MODELS = {
 }
 
 
-# : transformers' encoders with a pooling layer, which our weights do not contain
+#: transformers' encoders with a pooling layer, which our weights do not contain
 MODELS_WITH_POOLING_LAYER = ("ViTModel", "DeiTModel", "IJepaModel", "VivitModel")
 
 

@@ -32,7 +32,7 @@ from vitreous.weights.writable import get_writable_format
 timm = pytest.importorskip("timm")
 transformers = pytest.importorskip("transformers")
 
-# : grids of 16 and 8 at the native size; grids of 18 x 21 and 9 x 11 are not divisible into windows
+#: grids of 16 and 8 at the native size; grids of 18 x 21 and 9 x 11 are not divisible into windows
 IMAGE_SIZES = ((32, 32), (36, 42))
 SMALL_SWIN = SwinConfig(
     image=(32, 32),

@@ -51,7 +51,7 @@ def test_logits_match_at_native_and_other_resolutions(name, side, depth, open_ti
         assert compute_difference(model, reference, torch.randn(2, 3, *size)) <= 1e-5, size
 
 
-# : common options of timm's vit_*_gap_* models
+#: common options of timm's vit_*_gap_* models
 GAP_OPTIONS = {"qkv_bias": False, "init_values": 1e-2, "class_token": False, "global_pool": "avg", "fc_norm": False}
 VARIANTS = {
     "mean pooling, norm after it": ("vit_tiny_patch16_224", {"global_pool": "avg", "class_token": False}),

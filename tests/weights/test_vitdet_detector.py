@@ -142,8 +142,8 @@ def test_vitdet_b_has_the_names_and_shapes_of_detectron2():
 def compute_reference(state, features):
     """Compute the outputs of detectron2's modules from a feature map (B, D, h, w).
 
-    Returns the levels p2 to p5, objectness and box deltas of anchors on p5, and class logits, box deltas and masks of
-    regions (n, W, 7, 7) and (n, W, 14, 14) at the beginning of p2.
+    Returns the levels p2 to p5, and objectness and box deltas of the anchors on p5. For regions (n, W, 7, 7) and
+    (n, W, 14, 14), cut from the corner of p2, it returns class logits, box deltas and masks.
     """
     get = state.__getitem__
 

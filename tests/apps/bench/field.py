@@ -1,4 +1,4 @@
-"""Contenders of the tests, apart from them: the process of each imports this, and nothing that takes seconds."""
+"""Benchmark contenders for tests, in a small module that their processes import quickly."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from vitreous.apps.bench.work import LogitsStep
 
 
 def build_steady_step(work, rate=100.0):
-    """Does `rate` images a second, however late a busy machine wakes it."""
+    """Run at exactly `rate` images/s, regardless of how late a busy machine wakes the process."""
 
     def turn():
         begun = time.perf_counter()
@@ -22,14 +22,14 @@ def build_steady_step(work, rate=100.0):
 
 
 def build_inexact_step(work):
-    """A tenth off."""
+    """Return logits that are off by a tenth."""
     return LogitsStep(
         build_steady_step(work), lambda: np.array([[3.0, 4.5]], np.float32), lambda: np.array([[3.0, 4.0]], np.float32)
     )
 
 
 def build_zero_step(work):
-    """Answers nothing, exactly."""
+    """Return zeros."""
     return LogitsStep(build_steady_step(work), lambda: np.zeros((1, 2)), lambda: np.zeros((1, 2)))
 
 
@@ -54,7 +54,7 @@ def build_step_that_fails_later(work):
 
 
 def build_step_with_subprocess(work):
-    """Has a process of its own, as loaders have."""
+    """Start a child process, as data loaders do."""
     import multiprocessing
 
     child = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(0,))

@@ -33,7 +33,7 @@ WORKLOAD = Workload("inference", "ViT-32x1/8", 16, 2)
 
 @pytest.mark.parametrize("device, runs", [("cpu", [1] * 8), ("cuda:0", [1, 2, 4, 1])])
 def test_timing_doubles_the_steps_between_gpu_synchronizations(monkeypatch, device, runs):
-    """A fake clock: a turn on the CPU takes a second, a GPU does the turns that were launched when it is waited for."""
+    """A fake clock: a step takes a second on the CPU; on the GPU, queued steps take their time at synchronization."""
     clock, launched, seen = [0.0], [0], []
 
     def turn() -> float:
@@ -116,7 +116,7 @@ def test_ratios_refer_to_the_first_peer_and_to_the_measured_peak(race_results):
     config = config_from_name("ViT-32x1/8", 16)
     for row, cost in zip(
         rows, (config.computed_macs(), config.macs()), strict=False
-    ):  # ours leaves out what nobody reads
+    ):  # our classifier skips unused outputs
         operations = 2 * cost
         assert row["fraction_of_peak"] == pytest.approx(
             row["images_per_second"] * operations / found["peak_throughput"]["fp32"]
@@ -145,18 +145,20 @@ def photo_folder(tmp_path_factory):
 
 
 def max_logit_error(contender):
-    """How far a contender's logits may be from float32's, relative. Ours computes by default in what the processor
-    multiplies."""
+    """Return the relative tolerance of a contender's logits.
+
+    By default our model computes in the precision that the processor multiplies fastest.
+    """
     if "int8" in contender.settings:
         return 0.2
-    if not contender.is_ours:  # peers round the residual stream to bfloat16 too
+    if not contender.is_ours:  # peers also round the residual stream to bfloat16
         return 0.05 if "bf16" in contender.settings else ERROR_LIMITS["fp32"]
     return ERROR_LIMITS["fp32" if "fp32" in contender.settings else pick_precision("auto", "cpu")]
 
 
 @pytest.mark.parametrize("task", TASKS)
 def test_every_installed_contender_runs(task, photo_folder):
-    """But for the compiled ones and OpenVINO's, which take minutes to build and are tried by the benchmark itself."""
+    """Except for compiled contenders and OpenVINO, which take minutes to build and are run by the benchmark itself."""
     work = Workload(
         task, "DiT-32x1/8" if task in ("dit", "sample") else "ViT-32x1/8", 16, 2, device="cpu", images=photo_folder
     )
@@ -197,7 +199,7 @@ def test_unsupported_benchmark_options_are_rejected(options, error, words):
 def test_bench_prints_json_and_writes_a_page(tmp_path, monkeypatch):
     monkeypatch.setattr(
         run, "list_limit_contenders", lambda task, device: list_limit_contenders(task, device)[:1]
-    )  # a process less
+    )  # one process less
     words = [
         "--models",
         "ViT-32x1/8",

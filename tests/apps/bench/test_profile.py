@@ -41,7 +41,7 @@ def test_each_operator_is_in_one_group(operator, group):
 
 
 def test_step_time_is_attributed_to_the_busy_cores():
-    """Two seconds: half of one in a product on all cores, then two threads, one of them idle for half of the rest."""
+    """Two seconds: half a second of a product on all cores, then two threads, one of them idle for half of the time."""
     events = [
         OperatorEvent(PROFILED_REGION, 1, 0.1),
         OperatorEvent("aten::mm", 1, 0.5),

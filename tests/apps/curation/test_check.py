@@ -49,7 +49,7 @@ from vitreous.training.folder import RunFolder
 
 
 def draw_scene(seed: int, size: tuple[int, int] = (96, 72)) -> Image.Image:
-    """A picture of a few large shapes, as unlike another seed's as two photographs are."""
+    """Return an image of a few large shapes; different seeds differ like different photos."""
     random = np.random.default_rng(seed)
     image = Image.new("RGB", size, tuple(random.integers(0, 256, 3).tolist()))
     draw = ImageDraw.Draw(image)
@@ -61,7 +61,7 @@ def draw_scene(seed: int, size: tuple[int, int] = (96, 72)) -> Image.Image:
 
 
 def write_scenes(root, counts, classes=("ant", "bee")):
-    """root/SPLIT/CLASS/N.png, every picture another scene."""
+    """Write root/SPLIT/CLASS/N.png with distinct images."""
     for s, (split, count) in enumerate(counts.items()):
         for c, name in enumerate(classes):
             (root / split / name).mkdir(parents=True)
@@ -71,17 +71,17 @@ def write_scenes(root, counts, classes=("ant", "bee")):
 
 
 def check_to_document(source, **options):
-    """The document of a check."""
+    """Return the JSON document of a check."""
     return check_images(source, **options)[0]
 
 
 def scan_split(split, workers):
-    """The records of all samples of a split, and the reasons of those that cannot be read."""
+    """Return the records of all samples of a split, and the errors of the unreadable ones."""
     return scanning.scan_samples(split, range(len(split)), survey_images, workers)
 
 
 def findings_by_kind(document):
-    """The findings by their word."""
+    """Map each kind of finding to its entry."""
     return {finding["code"]: finding for finding in document["findings"]}
 
 
@@ -264,7 +264,7 @@ def test_the_checked_input_size_is_that_of_train(tmp_path, size, input_side, cap
         (tmp_path / "photos" / label).mkdir(parents=True)
         for index in range(6):
             draw_scene(index + 50 * (label == "bee"), size).save(tmp_path / "photos" / label / f"{index}.png")
-    (tmp_path / "photos" / "ant" / "0.png").write_bytes(b"not an image")  # the first readable image counts
+    (tmp_path / "photos" / "ant" / "0.png").write_bytes(b"not an image")  # the size is that of the first readable image
     document = run(Options(data=str(tmp_path / "photos"), workers=0), Console())
     options = TrainOptions(str(tmp_path / "photos"), bad_images="skip", device="cpu", precision="fp32")
     _, planned, _ = prepare_data(options.data, None, options, NullListener())
@@ -323,7 +323,7 @@ def test_results_are_identical_for_any_number_of_workers(tmp_path):
 
 
 class CrashingSplit(ArraySplit):
-    """Pictures of which some end the process that reads them, or never come."""
+    """Images of which some crash or hang the process that reads them."""
 
     deadly = frozenset({3, 4, 5, 70, 127})
     endless = frozenset({90})
@@ -358,7 +358,7 @@ def test_workers_that_exit_at_start_fail_the_check(monkeypatch):
 
 
 class RepeatedImageSplit(ArraySplit):
-    """One small picture, as often as wanted, each with a pixel of its own."""
+    """A small image repeated `len(labels)` times, with one pixel changed in each."""
 
     def __len__(self):
         return len(self.labels)
@@ -373,7 +373,7 @@ def test_memory_use_is_one_record_per_file():
     assert RECORD.itemsize <= 100
     picture = np.random.default_rng(0).integers(0, 256, (4, 4), dtype=np.uint8)
     grown = []
-    scan_split(RepeatedImageSplit(picture, np.zeros(64, np.int64)), 0)  # what is remembered once
+    scan_split(RepeatedImageSplit(picture, np.zeros(64, np.int64)), 0)  # one-time allocations
     for count in (200, 1_700):
         split = RepeatedImageSplit(picture, np.zeros(count, np.int64))
         tracemalloc.start()
@@ -398,7 +398,7 @@ def test_equal_digests_are_grouped():
 
 
 class OpenTagParser(HTMLParser):
-    """The tags of a page that are left open, and all that there are."""
+    """Collects the unclosed tags and all tags of a page."""
 
     def __init__(self):
         super().__init__()
@@ -478,7 +478,7 @@ def test_ctrl_c_leaves_no_page_and_no_process(tmp_path):
 
 
 def write_patient_images(root, count=12, each=4):
-    """root/CLASS/PATIENT_N.png: every patient in one class, with several pictures."""
+    """Write root/CLASS/PATIENT_N.png with several images per patient; a patient has a single class."""
     for number in range(count):
         home = root / ("ant", "bee")[number % 2]
         home.mkdir(parents=True, exist_ok=True)
@@ -494,7 +494,7 @@ def patient_ids(split):
 def test_groups_stay_together_in_train_resume_and_evaluate(tmp_path):
     root = write_patient_images(tmp_path / "photos")
     plain = open_data(root)
-    assert patient_ids(plain.splits["train"]) & patient_ids(plain.splits["val"])  # without groups they are
+    assert patient_ids(plain.splits["train"]) & patient_ids(plain.splits["val"])  # without groups they are split
     opened = open_data(root, 0, r"(patient\d+)_")
     assert not patient_ids(opened.splits["train"]) & patient_ids(opened.splits["val"]) and patient_ids(
         opened.splits["val"]
@@ -548,7 +548,8 @@ def test_invalid_group_expressions_are_rejected(tmp_path):
     for opened in (partial(open_data, group_by="group"), partial(check_to_document, workers=0, group_by="group")):
         with pytest.raises(UsageError, match=r"has 0 capture groups[^\n]*\n  for a column, open a CSV file"):
             opened(root)
-    assert split_by_groups(open_data(root), r"^(\w+)/", root, 0).groups.max() == 1  # the path begins below the source
+    # the expression applies to the path below the source
+    assert split_by_groups(open_data(root), r"^(\w+)/", root, 0).groups.max() == 1
 
 
 def test_groups_shared_by_provided_splits_are_reported_and_rejected(tmp_path):
@@ -599,7 +600,7 @@ def test_digests_are_sha_256(tmp_path):
 
 
 def test_checking_and_dedup_need_no_pytorch():
-    """It would take longer to import than most datasets take to check."""
+    """Importing PyTorch would take longer than most checks."""
     modules = ("check", "checks.page", "dedup")
     code = (
         f"import sys, {', '.join(f'vitreous.apps.curation.{name}' for name in modules)}; print('torch' in sys.modules)"

@@ -1,4 +1,4 @@
-"""`data check` of clips: what is wrong with them, how long they are, and which of them are copies."""
+"""`data check` of clips: faults, durations and duplicates."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from vitreous.models.names import choose_default_image_size
 
 
 def make_clip_pixels(seed: int, count: int = 12, background: int | None = None) -> np.ndarray:
-    """A square that crosses a photograph, another one for each seed: (T, 48, 64, 3) uint8."""
+    """Return (T, 48, 64, 3) uint8 of a square that crosses a photo, different for each seed."""
     chance = np.random.default_rng(seed)
     photograph = draw_photo(1000 + seed if background is None else background).convert("RGB").resize((64, 48))
     pixels = np.repeat(np.asarray(photograph)[None], count, 0)
@@ -45,7 +45,7 @@ def make_clip_pixels(seed: int, count: int = 12, background: int | None = None) 
 
 @pytest.fixture(scope="module")
 def faulty_clips(tmp_path_factory) -> Path:
-    """Clips of every fault, in two splits and two classes."""
+    """Return a folder of two splits and two classes with clips of every fault."""
     faulty_clips = tmp_path_factory.mktemp("clips")
     for number in range(4):
         for place, label in enumerate(("left", "right")):
@@ -71,12 +71,12 @@ def faulty_clips(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def checked_clips(faulty_clips):
-    """The document of a check, and what was checked."""
+    """Return the JSON document of a check, and the checked records."""
     return check_dataset(faulty_clips, workers=0, image_size=choose_default_image_size)
 
 
 def base_names(rows):
-    """The last parts of paths."""
+    """Return the file names of paths."""
     return [os.path.basename(row["path"]) for row in rows]
 
 

@@ -1,4 +1,5 @@
-"""`data check` of values: outliers, constant and missing ones, groups in two splits, copies with different values."""
+"""`data check` of regression data: outliers, constant and missing values, shared groups, duplicates with different
+values."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from vitreous.apps.curation.checks.values import compute_tukey_fences
 
 
 def write_value_table(home, rows, columns="age", count=16):
-    """Images of scenes, and a table of them with these rows behind the path."""
+    """Write distinct images and a table; `rows` are the columns after the path."""
     for number in range(count):
         draw_scene(number).save(home / f"{number}.png")
     lines = [f"{number}.png,{row}" for number, row in enumerate(rows)]
@@ -25,7 +26,7 @@ def write_value_table(home, rows, columns="age", count=16):
 
 
 def check_findings(source, **options):
-    """The findings of a check by their kind: level and text."""
+    """Map each kind of finding to its level and text."""
     document, _ = check_dataset(source, workers=0, **options)
     return {one["code"]: (one["level"], one["message"]) for one in document["findings"]}, document
 
@@ -43,7 +44,8 @@ def test_outlier_values_are_reported(tmp_path):
     assert level == "warning" and text.startswith("2 images with an outlier value of age, below 2.5 or above 51.5")
     assert text.endswith(f"the first: 5000 of {tmp_path / '14.png'}") and document["passed"]
     assert findings["values"][1].startswith("age in train: 20 to 5000, median 27, mean 358.1")
-    assert document["targets"][0]["out_of_range"] == []  # 999 is below the largest training value
+    # values are compared with the training range, which contains 999
+    assert document["targets"][0]["out_of_range"] == []
 
 
 def test_values_outside_the_training_range_are_reported(tmp_path):

@@ -1,4 +1,4 @@
-"""`data dedup` of clips: the same bytes, and clips that look and move alike; not those of one camera alone."""
+"""`data dedup` of clips finds equal files and clips with equal appearance and motion, but not clips of one camera."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from vitreous.errors import DataError, UsageError
 
 
 def read_copy_list(place: Path) -> dict[str, tuple[str, str]]:
-    """Name of a copy -> name of what it is a copy of, and the reason."""
+    """Map the name of each duplicate to (name of the original, reason)."""
     with open(place, newline="") as file:
         return {Path(row["path"]).name: (Path(row["duplicate_of"]).name, row["reason"]) for row in csv.DictReader(file)}
 
 
 @pytest.fixture(scope="module")
 def clip_folders(tmp_path_factory) -> tuple[Path, Path]:
-    """Clips of two classes, some of which are copies of each other, or of those in a second folder."""
+    """Return a folder of clips of two classes and a second folder, with duplicates within and between them."""
     home, other = tmp_path_factory.mktemp("own"), tmp_path_factory.mktemp("other")
     for number in range(4):
         for place, label in enumerate(("left", "right")):
@@ -37,10 +37,11 @@ def clip_folders(tmp_path_factory) -> tuple[Path, Path]:
     shutil.copy(home / "left" / "0.gif", home / "right" / "same.gif")
     shutil.copytree(home / "left" / "2", home / "left" / "again")
     (home / "right" / "mirrored.mp4").write_bytes(encode_video(np.ascontiguousarray(make_clip_pixels(1)[:, :, ::-1])))
-    write_clip(home / "left" / "recoded.webm", make_clip_pixels(30).repeat(2, 1).repeat(2, 2))  # of the other folder
+    # duplicate of a clip in the other folder
+    write_clip(home / "left" / "recoded.webm", make_clip_pixels(30).repeat(2, 1).repeat(2, 2))
     write_clip(
         home / "left" / "camera.gif", make_clip_pixels(70, background=31)
-    )  # the background of another one, another square
+    )  # the background of another clip with a different square
     write_clip(other / "left" / "camera.mp4", make_clip_pixels(71, background=31))
     (home / "left" / "torn.mp4").write_bytes(b"none")
     return home, other

@@ -1,4 +1,4 @@
-"""Copies are found, told as copies of the right picture, and nothing else is; the list gives every name back."""
+"""Duplicates are assigned to the right original without false positives, and the list preserves all names."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from vitreous.weights.bundle import Bundle
 
 
 def draw_photo(seed: int, size: tuple[int, int] = (160, 120)) -> Image.Image:
-    """What a photograph is to this: power that falls with frequency, edges of some shapes, and colours."""
+    """Return an image with the statistics of a photo: power that falls with frequency, edges, and colours."""
     draw = np.random.default_rng(seed)
     height, width = size[1], size[0]
     fy, fx = np.fft.fftfreq(height)[:, None], np.fft.rfftfreq(width)[None]
@@ -252,7 +252,7 @@ def test_candidates_have_the_highest_cosines(original_split, monkeypatch):
         ways = {}
         for j in range(i):
             for mirrored, signs in ((False, np.ones_like(MIRROR_SIGNS)), (True, MIRROR_SIGNS)):
-                asked = [parts[i, 0] * signs, parts[i, CENTRE_BOX_INDEX] * signs]  # the picture whole, and its centre
+                asked = [parts[i, 0] * signs, parts[i, CENTRE_BOX_INDEX] * signs]  # the whole image and its centre
                 ways[i, j, mirrored, True] = max((parts[j] @ one).max() for one in asked)
                 ways[i, j, mirrored, False] = (parts[i] @ (parts[j, 0] * signs)).max()
         expected |= dict(sorted(ways.items(), key=lambda way: -way[1])[:3])
@@ -295,7 +295,7 @@ def test_correlation_is_computed_per_block():
     assert correlate_blocks(view_a, 3 * view_a + 7)[0] == pytest.approx(1, abs=0.01)
     assert abs(correlate_blocks(view_a, draw.normal(size=(1, 32, 32)).astype(np.float32))[0]) < 0.1
     whole = np.corrcoef((hill + view_a).ravel(), (hill - view_a).ravel())[0, 1]
-    # one large shape in common is not enough
+    # one shared large shape is not enough
     assert whole > 0.99 and correlate_blocks(hill + 60 * view_a, hill - 60 * view_a)[0] < 0
 
 

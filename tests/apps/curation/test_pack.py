@@ -1,5 +1,5 @@
-"""Packs: what they keep, to the byte whoever makes them; how they go on after a kill; and that anybody can read
-them."""
+"""Packs: preserved data, byte-identical output for any worker count, resumption after a kill, and readability by
+others."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PACK_FORMATS = ("tar", "uint8")
 
 @pytest.fixture(autouse=True)
 def isolated_cache(tmp_path, monkeypatch):
-    """A cache of its own for every test, and no file of another test open."""
+    """Give each test a separate cache, and close files of other tests."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     yield
     map_npy_file.cache_clear()
@@ -42,7 +42,7 @@ def isolated_cache(tmp_path, monkeypatch):
 
 @pytest.fixture
 def photos(tmp_path):
-    """JPEGs and PNGs of several sizes, one of them turned by EXIF, one grey; in two splits of two classes."""
+    """Return JPEGs and PNGs of several sizes in two splits of two classes, including EXIF-rotated and grey images."""
     root = tmp_path / "photos"
     for split, count in (("train", 8), ("test", 3)):
         for label in range(2):
@@ -64,7 +64,7 @@ def read_files(home):
 
 
 def sample_names(split, home=""):
-    """What samples are called, below their folder."""
+    """Return the sample names, relative to their folder."""
     return [split.name(row).removeprefix(f"{home}/") for row in range(len(split))]
 
 
@@ -211,7 +211,7 @@ def test_tar_packs_are_readable_by_webdataset(photos, tmp_path):
 
 @pytest.mark.parametrize("form", PACK_FORMATS)
 def test_multilabel_data_and_numeric_class_names_are_packed(tmp_path, form):
-    """Numbers as names stand in natural order, 2 before 10, which are not the positions that they have."""
+    """Numeric names are in natural order (2 before 10), which differs from their class indices."""
     for n in range(24):
         make_image(n).save(tmp_path / f"{n}.png")
     cells = ["10|2", "2", "", "33"]
@@ -269,12 +269,12 @@ def test_a_dataset_without_readable_images_is_rejected(tmp_path, form):
 
 
 class SimulatedKill(BaseException):
-    """Stands for SIGKILL: nothing handles it."""
+    """Simulates SIGKILL: nothing handles it."""
 
 
 @pytest.mark.parametrize("form", PACK_FORMATS)
 def test_a_pack_killed_at_any_step_resumes_byte_identical(photos, tmp_path, form, monkeypatch):
-    """Killed before each `os.replace`, by which every file is published, and before the last step."""
+    """Killed before each `os.replace`, which publishes a file, and before the last step."""
     plan = PackPlan(form, 24, shard_size=14_000)
     pack_dataset(photos, tmp_path / "whole", plan, workers=0)
     expected = read_files(tmp_path / "whole")
@@ -418,7 +418,7 @@ def test_nonempty_folders_and_full_disks_are_rejected(photos, tmp_path, monkeypa
 
 
 def edit_json(record, change):
-    """A change to a document, or the file it stands for."""
+    """Return a function that edits a JSON document or a file that it refers to."""
     document = json.loads(record.read_text("utf-8"))
     change(document)
     record.write_text(json.dumps(document))

@@ -1,4 +1,4 @@
-"""An exported file answers as the model that it was made of, wherever it is run; and one that does not is not there."""
+"""Exported files give the outputs of their model in every runtime; exports that differ are not kept."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ from vitreous.tasks.classification import Classification
 from vitreous.tasks.features import FeatureExtraction
 from vitreous.weights.bundle import Bundle, load_bundle
 
-pytestmark = pytest.mark.usefixtures("without_pages")  # training is repeated many times
+pytestmark = pytest.mark.usefixtures("without_pages")  # report pages would slow down the many trainings
 
 onnx = pytest.importorskip("onnx")
 ort = pytest.importorskip("onnxruntime")
@@ -68,7 +68,7 @@ SMALL_CONFIG = {
 
 
 def save_random_bundle(place: Path, config, seed: int = 0, **told) -> Bundle:
-    """A bundle with random weights, none of them zero."""
+    """Save and return a bundle with random nonzero weights."""
     torch.manual_seed(seed)
     model = build_model(config).eval()
     contracts.randomise(model)
@@ -82,7 +82,7 @@ def save_random_bundle(place: Path, config, seed: int = 0, **told) -> Bundle:
 
 @pytest.fixture(scope="module")
 def exported_folder(tmp_path_factory) -> Path:
-    """`bundle`, ten `photos`, and what `vitreous export` made of them."""
+    """Return a folder with `bundle`, ten `photos`, and the files of `vitreous export`."""
     exported_folder = tmp_path_factory.mktemp("exported")
     save_random_bundle(exported_folder / "bundle", transformer_config(**SMALL_CONFIG))
     (exported_folder / "photos").mkdir()
@@ -101,7 +101,7 @@ def onnx_file(exported_folder) -> Path:
 
 
 def run_onnx_session(path: Path, pixels: np.ndarray) -> np.ndarray:
-    """What a program says that knows ONNX and the file's metadata alone: (n, C, *image) pixels -> (n, K) logits."""
+    """Run a file with ONNX Runtime and its metadata only: pixels (n, C, *image) -> logits (n, K)."""
     session = ort.InferenceSession(os.fspath(path), providers=["CPUExecutionProvider"])
     told = session.get_modelmeta().custom_metadata_map
     mean, std = (np.array(json.loads(told[name]))[:, None, None] for name in ("mean", "std"))
@@ -109,7 +109,7 @@ def run_onnx_session(path: Path, pixels: np.ndarray) -> np.ndarray:
 
 
 def run_pytorch(bundle: Bundle, pixels: np.ndarray) -> np.ndarray:
-    """What PyTorch says."""
+    """Return the outputs of PyTorch."""
     with torch.inference_mode():
         return bundle.model(bundle.preprocess.normalise(torch.from_numpy(pixels))).numpy()
 
@@ -154,7 +154,8 @@ def test_an_encoder_without_a_head_gives_features(exported_folder, to, tmp_path)
 
 @pytest.mark.parametrize("failures", [2, 20])
 def test_an_npy_header_is_parsed_again_where_python_s_parser_fails(failures, tmp_path, monkeypatch):
-    """As in CPython 3.11 with several threads: two failures are no damage; a parser that always fails ends."""
+    """CPython 3.11's parser may fail with several threads: two failures are retried, a permanent failure is reported.
+    """
     np.save(tmp_path / "a.npy", np.arange(12, dtype=np.uint8).reshape(3, 4))
     parse, left = npy.NPY_HEADER_READERS[(1, 0)], [failures]
 
@@ -201,8 +202,7 @@ def test_exported_features_are_the_head_inputs(exported_folder, onnx_file):
 
 @pytest.mark.processor
 def test_exported_predictions_and_errors_match_on_hostile_files(exported_folder, onnx_file, tmp_path):
-    """In float32 to 1e-5. By default the run may compute in bfloat16, as the file never does: then as near as that
-    comes."""
+    """Within 1e-5 in float32. By default the run may compute in bfloat16, so the tolerance is that of bfloat16."""
     paths = []
     for case in build_corpus():
         paths.append(tmp_path / case.name)
@@ -217,7 +217,7 @@ def test_exported_predictions_and_errors_match_on_hostile_files(exported_folder,
 
 
 def test_the_export_matches_the_run_within_its_precision(exported_folder, onnx_file, processor):
-    """The run by default, as each kind of processor computes it; the file in float32 whatever the processor."""
+    """The run uses the default precision of each processor, the file always float32."""
     photos = sorted((exported_folder / "photos").iterdir())
     run, exported = load(exported_folder / "bundle"), load(onnx_file)
     assert (run.engine.precision, exported.engine.precision) == (processor, "fp32")
@@ -400,7 +400,7 @@ def test_timm_weights_are_exported(exported_folder, tmp_path):
 @pytest.mark.parametrize("to,library", [("onnx", "onnxscript"), ("openvino", "openvino")])
 def test_a_missing_extra_is_reported_before_images_are_collected(exported_folder, tmp_path, monkeypatch, to, library):
     monkeypatch.setitem(sys.modules, library, None)
-    monkeypatch.setattr(verb, "collect_verification_images", None)  # calling it would fail
+    monkeypatch.setattr(verb, "collect_verification_images", None)  # a call would fail
     result = run_cli(
         "export", str(exported_folder / "bundle"), "--to", to, "--images", str(exported_folder / "photos"), cwd=tmp_path
     )
@@ -533,7 +533,7 @@ MODEL_CONFIGS = {
     "windows of patches": transformer_config(
         **{**SMALL_CONFIG, "depth": 2}, attention={"window": 2, "global_blocks": (1,)}
     ),
-    # not of any size
+    # fixed image size
     "hybrid": transformer_config(**SMALL_CONFIG, stem=StemConfig(blocks=(1,), width=8)),
     "relative": transformer_config(**SMALL_CONFIG, attention={"kind": "relative"}),
     "windows": transformer_config(

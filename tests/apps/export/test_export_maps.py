@@ -1,4 +1,4 @@
-"""Exported models that give a class to every pixel."""
+"""Exported semantic segmentation models."""
 
 import numpy as np
 import pytest
@@ -31,7 +31,7 @@ def test_dynamic_size_is_rejected_for_segmentation(scenes_run, tmp_path):  # noq
 
 
 class FixedLogitsEngine:
-    """An engine whose logits are these for any pixels."""
+    """An engine with fixed logits for any pixels."""
 
     def __init__(self, logits):
         self.values = logits

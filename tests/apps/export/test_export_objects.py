@@ -1,4 +1,4 @@
-"""Exported detectors."""
+"""Exported object detectors."""
 
 import json
 import subprocess
@@ -96,10 +96,10 @@ def test_moved_and_missing_objects_are_counted():
     assert match_both_ways(both, make_detections([one, two], [0.9, 0.61]), 0.05, 9).count(None) == 2
     assert (
         match_both_ways(both, make_detections([one], [0.9]), 0.5999, 9).count(None) == 0
-    )  # it just misses the lowest score there is
+    )  # just below the lowest reference score
     assert (
         match_both_ways(both, make_detections([one, np.add(one, 9)], [0.9, 0.6]), 0.05, 2).count(None) == 0
-    )  # nor is there room
+    )  # the list of detections is full
     mask, other = np.zeros((40, 50), bool), np.zeros((40, 50), bool)
     mask[5:20, 5:15] = other[5:20, 5:15] = True
     other[5, 5:8] = False

@@ -1,4 +1,4 @@
-"""Exported files of a model of values: the same values, and the numbers that turn outputs into them."""
+"""Exported regression models: equal values, and the standardisation in the metadata."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TASK = Regression(("age", "height"), (40.0, 1.5), (10.0, 0.25))
 
 @pytest.fixture(scope="module")
 def value_model(tmp_path_factory):
-    """A bundle of two targets, and a folder of pictures."""
+    """Return a bundle with two targets, and a folder of images."""
     root = tmp_path_factory.mktemp("values")
     save_value_model(root / "model", TASK)
     (root / "pictures").mkdir()

@@ -1,4 +1,4 @@
-"""A bundle on the Hub and back, against a stand-in for its API on this machine, and what goes wrong on the way."""
+"""Pushing a bundle to the Hub and loading it back, with a local stand-in for the Hub's API, and failures."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from vitreous.weights.bundle import load_bundle
 
 @pytest.fixture(scope="module")
 def trained_run(tmp_path_factory) -> Path:
-    """A run folder as training leaves it: a bundle, and a summary."""
+    """Return a run folder as training leaves it: a bundle and a summary."""
     folder = tmp_path_factory.mktemp("runs") / "pets"
     model = vitreous.create("ViT-32x2/8", image_size=32, num_classes=3)
     torch.nn.init.normal_(model.head.weight)
@@ -42,7 +42,7 @@ def trained_run(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def hub_address(tmp_path, monkeypatch) -> Iterator[str]:
-    """The stand-in's address, which the Hub's client takes for the Hub's; with a token that writes."""
+    """Start the stand-in; yield its address, which the Hub's client uses with a write token."""
     FakeHub.reset()
     server = ThreadingHTTPServer(("127.0.0.1", 0), FakeHub)
     server.handle_error = lambda *arguments: None
@@ -60,7 +60,7 @@ def hub_address(tmp_path, monkeypatch) -> Iterator[str]:
 
 
 def point_client_at(address: str, home: Path, monkeypatch) -> None:
-    """The settings that the Hub's client reads of its environment when it is imported."""
+    """Set the variables that the Hub's client reads from its environment on import."""
     from huggingface_hub import constants
 
     monkeypatch.setenv("HF_TOKEN", "hf_writes")
@@ -72,7 +72,7 @@ def point_client_at(address: str, home: Path, monkeypatch) -> None:
 
 
 def result_or_error(call: Callable[[], object]) -> object:
-    """What a call returns, or its error as (code, text)."""
+    """Return the result of a call, or its error as (code, text)."""
     try:
         return call()
     except VitreousError as error:
@@ -150,7 +150,7 @@ def test_the_model_card_has_hub_metadata_and_metrics(trained_run, tmp_path):
 
 def test_a_bundle_without_a_run_is_pushed_without_metrics(trained_run, tmp_path):
     card = parse_json_output(run_cli("push", str(trained_run / "model"), "hf:me/pets", "--dry-run", "--json"))["card"]
-    assert "0.7500" in card  # it lies in its run
+    assert "0.7500" in card  # the bundle is inside its run folder
     vitreous.save(vitreous.create("ViT-32x1/8", image_size=16, num_classes=0), tmp_path / "model")
     result = run_cli("push", str(tmp_path / "model"), "hf:me/encoder", "--dry-run")
     assert "No metrics were measured" in result.stdout and "image-feature-extraction" in result.stdout

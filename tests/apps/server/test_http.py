@@ -1,4 +1,4 @@
-"""What the server answers: the same as Python does, whoever asks and however many; and what it tells of itself."""
+"""The HTTP server gives the predictions of Python for concurrent clients, and describes its model and state."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def site(server):
 
 
 def predict_in_python(predictor, content: bytes, top: int = 5) -> list[dict]:
-    """The answer without a server."""
+    """Return the response's predictions, computed without a server."""
     pixels = read_predictor_input(predictor, content)
     found = predictor.prediction_format(top).predict(predictor.activations(pixels[None])[0], "")
     return [{"class": n, "probability": p} for n, p in zip(found.names, found.probabilities, strict=True)]
@@ -237,7 +237,7 @@ def test_only_the_page_and_its_static_files_are_served(site):
     assert headers["X-Content-Type-Options"] == "nosniff"
     began = time.monotonic()
     assert site.ask("HEAD", "/static/style.css")[0] == 200
-    assert time.monotonic() - began < 10  # it does not wait for the end of the connection
+    assert time.monotonic() - began < 10  # the response ends without a timeout
     outside = (
         "/../pyproject.toml",
         "/%2e%2e/x",
@@ -269,7 +269,7 @@ def test_openapi_lists_every_endpoint(site):
 
 
 def _iterate_schema_references(tree):
-    """Every schema that is referred to."""
+    """Yield every schema reference."""
     if isinstance(tree, dict):
         yield from (tree["$ref"].rsplit("/", 1)[1],) if "$ref" in tree else ()
         tree = list(tree.values())
@@ -286,7 +286,7 @@ def test_attention_boxes_are_in_exif_upright_coordinates(site, tmp_path):
 
 
 def test_a_root_path_is_optional_in_requests(predictor):
-    """A reverse proxy may remove the path or keep it; every link of the page leads below it."""
+    """A reverse proxy may remove or keep the path; every link of the page is below it."""
     with serve_in_thread(predictor, ServerSettings(port=0, quiet=True, root_path="/vit")) as server:
         site = ServerClient(server.address)
         page = site.ask("GET", "/vit/")

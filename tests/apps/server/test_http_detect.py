@@ -1,4 +1,4 @@
-"""Objects over HTTP: those of `predict`, and what cannot be asked."""
+"""Object detection over HTTP: the detections of `predict`, and rejected requests."""
 
 import io
 

@@ -1,5 +1,4 @@
-"""Requests that are no requests, clients that are no friends: each is refused by name, and costs nobody else
-anything."""
+"""Malformed requests and hostile clients: each is rejected with an error code, without affecting other requests."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ from vitreous.apps.server.server import serve_in_thread
 from vitreous.apps.server.settings import AccessControl, ServerLimits, ServerSettings
 from vitreous.inference.predict import load
 
-#: what a decoding process does with pictures that end so
+#: image endings that make a decoding process fail in different ways
 CRASHING_DECODER_SCRIPT = """
 import ctypes, sys
 from vitreous.apps.server import child
@@ -71,13 +70,13 @@ def server(predictor):
 def site(server):
     site = ServerClient(server.address)
     yield site
-    # nothing leaks
+    # no resources leak
     wait_until(lambda: site.metric("vitreous_queue_images") == 0 and site.metric("vitreous_held_bytes") == 0)
-    assert site.predict(encode_noise_image(1))[0] == 200  # and others are answered
+    assert site.predict(encode_noise_image(1))[0] == 200  # and other requests still succeed
 
 
 def parse_error(answer: bytes) -> tuple[int, str]:
-    """Status and code of a raw answer, which has one JSON document."""
+    """Return status and error code of a raw response with one JSON document."""
     head, _, body = answer.partition(b"\r\n\r\n")
     told = json.loads(body)["error"]
     assert set(told) == {"code", "message", "hint", "request_id"} and told["message"]
@@ -86,7 +85,7 @@ def parse_error(answer: bytes) -> tuple[int, str]:
 
 
 def read_response(link: socket.socket) -> bytes:
-    """One whole response, of a connection that may live on."""
+    """Read one complete response from a connection that may stay open."""
     answer = b""
     while b"\r\n\r\n" not in answer:
         answer += link.recv(65536)
@@ -214,7 +213,7 @@ def test_image_formats_are_detected_from_content_not_names(site):
 
 
 def encode_uniform_jpeg(size: tuple[int, int], progressive: bool = False) -> bytes:
-    """A JPEG of one colour."""
+    """Return a JPEG of one colour."""
     Image.new("RGB", size, (200, 60, 30)).save(file := io.BytesIO(), "JPEG", progressive=progressive)
     return file.getvalue()
 
@@ -227,7 +226,7 @@ def test_too_many_images_or_pixels_are_rejected(site):
 
 
 def test_a_large_photograph_is_decoded_reduced_and_a_bomb_refused(site):
-    """Above --max-pixels a JPEG is decoded at 1/2 to 1/8, also a progressive one; at 1/8 the limit holds."""
+    """JPEGs above --max-pixels, progressive ones included, are decoded at 1/2 to 1/8; the limit applies at 1/8."""
     plain, progressive = (encode_uniform_jpeg((800, 600), progressive=choice) for choice in (False, True))
     small = site.predict(encode_uniform_jpeg((200, 150)))[1]["predictions"][0]
     for content in (plain, progressive):
@@ -249,10 +248,10 @@ def test_an_image_that_crashes_its_decoder_fails_only_its_request(site, end):
             + b"Content-Type: image/png\r\nContent-Length: %d\r\nConnection: close\r\n\r\n" % len(content)
         )
         link.sendall(content)
-        status, told, _ = site.predict(encode_noise_image(2))  # at the same time
+        status, told, _ = site.predict(encode_noise_image(2))  # sent while the decoder is busy
         assert status == 200, told
         assert parse_error(receive_all(link)) == (422, "unreadable_image")
-    if end != b"EAT":  # that one ends in a MemoryError, and lives
+    if end != b"EAT":  # this decoder raises MemoryError and survives
         assert site.metric("vitreous_decoder_restarts_total") == before + 1
 
 
@@ -297,7 +296,7 @@ def test_idle_connections_are_closed_at_the_connection_limit(site):
 
 
 class PausableEngine:
-    """An engine that computes when it is let."""
+    """An engine that waits for permission to compute."""
 
     name, precision = "torch", "fp32"
 
@@ -317,7 +316,7 @@ class PausableEngine:
 
 
 def serve_pausable_engine(predictor):
-    """A server of a queue of four, whose model stands still when told to."""
+    """Start a server with a queue of four, whose model can be paused."""
     engine = PausableEngine(predictor.engine)
     limits = ServerLimits(queue=4, images=3)
     with serve_in_thread(
@@ -333,7 +332,7 @@ fresh_pausable_server = pytest.fixture(serve_pausable_engine)
 
 @pytest.fixture
 def paused_server(shared_pausable_server):
-    """The model stands still until the test is over."""
+    """Pause the model until the end of the test."""
     site, engine, _ = shared_pausable_server
     engine.go.clear()
     yield shared_pausable_server
@@ -342,7 +341,7 @@ def paused_server(shared_pausable_server):
 
 
 def send_predict_request(site: ServerClient, content: bytes, extra: bytes = b"") -> socket.socket:
-    """A request under way."""
+    """Send a request and return its connection."""
     link = site.connect(60)
     link.sendall(
         b"POST /v1/predict HTTP/1.1\r\n"
@@ -358,14 +357,14 @@ def test_a_full_queue_returns_429_with_retry_after(paused_server):
     site, engine, _ = paused_server
     links = [send_predict_request(site, encode_noise_image(n)) for n in range(4)]
     wait_until(lambda: site.metric("vitreous_queue_images") == 4)
-    with site.connect() as link:  # the head alone is enough for a refusal
+    with site.connect() as link:  # rejected on the head alone
         link.sendall(
             b"POST /v1/predict HTTP/1.1\r\n" + HOST_HEADER + b"Content-Type: image/png\r\nContent-Length: 90\r\n\r\n"
         )
         answer = read_response(link)
         assert parse_error(answer) == (429, "queue_full") and b"retry-after: 1\r\n" in answer
         assert b"connection: close" not in answer
-        # the body is thrown away, the connection lives
+        # the body is discarded and the connection stays open
         link.sendall(b"x" * 90 + b"GET /healthz HTTP/1.1\r\n" + HOST_HEADER + b"\r\n")
         assert b"alive" in read_response(link)
     assert site.ask("GET", "/readyz")[0] == 200 and site.ask("GET", "/v1/model")[0] == 200
@@ -438,7 +437,7 @@ def test_a_stopping_server_completes_only_accepted_requests(fresh_pausable_serve
 
 
 def refused_or_status(answer: bytes) -> tuple[int, str]:
-    """Of /readyz."""
+    """Return status and text of /readyz."""
     head, _, body = answer.partition(b"\r\n\r\n")
     return int(head.split()[1]), json.loads(body)["status"]
 

@@ -1,5 +1,5 @@
-"""Requests that no client should send: every known trick and a few hundred drawn ones; and what schemathesis makes of
-the OpenAPI document.
+"""Malformed requests: known attacks, a few hundred random ones, and requests that schemathesis derives from the OpenAPI
+document.
 
 The requests are those of `benchmarks/serving.py --parts fuzz`, which sends ten thousand.
 """
@@ -95,7 +95,7 @@ def test_schemathesis_requests_cause_no_server_error(site):
         def call(case):
             nonlocal sent
             response = case.call(base_url=site.address, timeout=60)
-            # 504: a deadline of a millisecond
+            # 504: a deadline of one millisecond
             assert response.status_code < 500 or response.status_code == 504, response.text
             sent += 1
 

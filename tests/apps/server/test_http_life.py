@@ -1,4 +1,4 @@
-"""The command: how it starts, why it does not, what it prints, how it takes a new model, and how it ends."""
+"""The command `serve`: start, start-up errors, log, reload and shutdown."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def bundle(tmp_path_factory):
 
 @pytest.fixture
 def start_server(tmp_path):
-    """`vitreous serve …` in a process of its own; its address, itself, and its log."""
+    """Start `vitreous serve …` in a new process; return a client, the process, and its log file."""
     processes = []
 
     def begin(*words: str) -> tuple[ServerClient, subprocess.Popen[str], Path]:
@@ -53,7 +53,7 @@ def start_server(tmp_path):
 
 
 def read_log(log: Path) -> list[dict]:
-    """The lines of the log, each of which is one document."""
+    """Return the log lines, each parsed as one JSON document."""
     return [json.loads(line) for line in log.read_text().splitlines()]
 
 
@@ -107,7 +107,7 @@ def test_the_server_is_alive_but_not_ready_while_loading(tmp_path):
     predictor, seen = load(save_bundle(tmp_path / "model")), []
 
     class Slow:
-        """Asks the server how it is before it answers."""
+        """Requests the server's health before each prediction."""
 
         name, precision = "torch", "fp32"
 
@@ -131,7 +131,7 @@ def test_the_server_is_alive_but_not_ready_while_loading(tmp_path):
 
 
 class FolderPredictor:
-    """What Python answers with the model in a folder."""
+    """Python predictions with the model in a folder."""
 
     def __init__(self, home: Path) -> None:
         self.predictor = load(home)

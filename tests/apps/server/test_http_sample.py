@@ -1,4 +1,4 @@
-"""Images over HTTP: those of `sample`, what cannot be asked, and clients that leave."""
+"""Image generation over HTTP: the images of `sample`, rejected requests, and disconnecting clients."""
 
 from __future__ import annotations
 
@@ -107,7 +107,10 @@ def test_seed_interpolation_matches_sample(site, generator_folder, tmp_path):
 
 
 def encode_form(**parts) -> tuple[bytes, dict[str, str]]:
-    """A form of files, and of text where a part is text; a list is a part that is there several times."""
+    """Return an encoded form and its headers.
+
+    A bytes value is a file and a string is text; a list repeats the field.
+    """
     body = b""
     for name, values in parts.items():
         for value in values if isinstance(values, list) else [values]:
@@ -320,7 +323,7 @@ def test_steps_are_limited_by_the_process(tmp_path):
 
 @pytest.fixture
 def slow_server(generator_folder, monkeypatch):
-    """A server of a generator that takes 20 ms a step at least, with room for 8 images at a time."""
+    """Start a server with a generator that takes at least 20 ms per step, for up to 8 images at a time."""
     predictor = predictor_in(generator_folder)
     sampler = predictor.engine.generator.sampler
     answer = sampler.predict
@@ -374,7 +377,7 @@ def test_long_sampling_in_progress_is_not_treated_as_hung(slow_server, monkeypat
     sampler, steps = server.service.served.generator.sampler, []
     answer = sampler.predict
     monkeypatch.setattr(sampler, "predict", lambda *given: (steps.append(0), answer(*given))[1])
-    clock = SimpleNamespace(monotonic=lambda: float(len(steps)))  # a step takes a second, however busy the machine
+    clock = SimpleNamespace(monotonic=lambda: float(len(steps)))  # each step takes one second of this clock
     monkeypatch.setattr("vitreous.apps.server.batcher.time", clock)
     server.service.batcher.batch_seconds, server.service.batcher.alive = 0.0, 0.0
     assert post_sample(site, {"steps": 40})[0] == 200 and server.service.batcher.get_failure_reason == ""

@@ -1,4 +1,4 @@
-"""Class maps over HTTP: those of `predict`, and what cannot be asked."""
+"""Semantic segmentation over HTTP: the class maps of `predict`, and rejected requests."""
 
 import base64
 import io

@@ -1,4 +1,4 @@
-"""Serving a model of values: the same numbers as Python, the described document, and the page in a browser."""
+"""Serving a regression model: the values of Python, the model description, and the page in a browser."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TASK = Regression(("age <b>", "height"), (40.0, 1.5), (10.0, 0.25))
 
 @pytest.fixture(scope="module")
 def value_model(tmp_path_factory):
-    """A bundle of two targets, and two pictures."""
+    """Return a bundle with two targets, and two images."""
     root = tmp_path_factory.mktemp("values")
     save_value_model(root / "model", TASK)
     for number in range(2):
@@ -39,7 +39,7 @@ def server_address(value_model):
 
 
 def post_form(server_address, path, *files):
-    """The answer to a form of files."""
+    """Return the response to a form of files."""
     parts = [
         f'--x\r\nContent-Disposition: form-data; name="image"; filename="{file.name}"\r\n\r\n'.encode()
         + file.read_bytes()
@@ -53,7 +53,7 @@ def post_form(server_address, path, *files):
 
 
 def get_json(server_address, path):
-    """The document at a path."""
+    """Return the JSON document at a path."""
     with urllib.request.urlopen(f"{server_address}/{path}") as answer:
         return json.load(answer)
 
@@ -91,7 +91,7 @@ def test_classifier_options_are_rejected(value_model, server_address, query):
 
 @needs_chromium
 def test_the_page_shows_the_values(value_model, server_address):
-    """In a browser: a line for each target, no bar, and the same numbers in the history."""
+    """The browser shows a line for each target without bars, and the same values in the history."""
     playwright = pytest.importorskip("playwright.sync_api")
     answer = load(value_model / "model", device="cpu").predict(value_model / "0.png")
     texts = [f"{value:.5g}" for value in answer.values]

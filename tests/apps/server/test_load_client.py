@@ -1,5 +1,5 @@
-"""The client of `benchmarks/serving.py` charges a server for everybody who had to wait, and tells answers of others
-from its own."""
+"""The load client of `benchmarks/serving.py` measures latency from the due time, and detects responses of other
+requests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-SERVICE_SECONDS = 0.02  # seconds of an answer; one at a time
+SERVICE_SECONDS = 0.02  # service time of one response; responses are serial
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +23,7 @@ def load_client():
 
 
 async def run_against_fake_server(ask, answer):
-    """What `ask(port)` finds where every request is answered by `answer(id)`: (id, document)."""
+    """Return the result of `ask(port)` against a server that responds with `answer(id)`: (id, document)."""
     turn = asyncio.Lock()
 
     async def handle(reader, writer):
@@ -56,7 +56,7 @@ def test_latency_counts_from_the_time_a_request_was_due(load_client):
     phase = asyncio.run(run_against_fake_server(ask, lambda name: (name, {})))
     assert len(phase.replies) > 30 and phase.statuses() == {"200": len(phase.replies)}
     last = max(phase.replies, key=lambda reply: reply.finished)
-    # it waited for all before it, less the time in which they were due
+    # it waited for all requests before it, minus the time until it was due
     assert last.seconds > SERVICE_SECONDS * len(phase.replies) - 0.3
     assert last.finished - last.sent < last.seconds / 2
 

@@ -1,5 +1,4 @@
-"""The page in a browser: what it shows is what Python answers, for mouse, keys and fingers, on a phone and on a
-desk."""
+"""The page in a browser shows Python's predictions, for mouse, keyboard and touch, on phone and desktop sizes."""
 
 from __future__ import annotations
 
@@ -48,7 +47,7 @@ pytestmark = needs_chromium
 
 @pytest.fixture(scope="module")
 def page_models(tmp_path_factory):
-    """A bundle whose heads look at different places, with an index; and pictures."""
+    """Return a bundle whose heads attend to different positions, with an index, and images."""
     root = tmp_path_factory.mktemp("page")
     torch.manual_seed(0)
     model = build_model(
@@ -92,7 +91,7 @@ def browser():
 
 
 class PageVisit:
-    """A page with what it asked for and complained of."""
+    """An open page that records its requests and console messages."""
 
     def __init__(self, browser, server_address: str, size: str = "desk", theme: str = "light") -> None:
         wide, high = VIEWPORTS[size]
@@ -119,7 +118,7 @@ class PageVisit:
         expect(self.find(selector)).to_contain_text(text, timeout=TIMEOUT_MS, **kind)
 
     def take(self, *files: Path) -> None:
-        """Choose files, and wait for their answers and the attention of the last."""
+        """Select files; wait for their predictions and the attention of the last one."""
         self.see("#model", "classes")
         before = self.find("#history li").count()
         self.page.set_input_files("#file", files)
@@ -147,8 +146,10 @@ class PageVisit:
         self.settle()
 
     def patches(self) -> np.ndarray:
-        """(5, 5) lightness of the canvas at the middle of every patch; the picture is to be wide, seen in the middle
-        0.8 of its height."""
+        """Return the lightness (5, 5) of the canvas at the centre of every patch.
+
+        The image must be wide and displayed in the central 0.8 of its height.
+        """
         found = self.page.evaluate(
             """() => {
               const canvas = document.getElementById("picture"), copy = new OffscreenCanvas(canvas.width, canvas.height), found = [];
@@ -166,14 +167,14 @@ class PageVisit:
         return np.array(found).reshape(5, 5)
 
     def at(self, row: int, column: int) -> dict[str, float]:
-        """Where a patch is on the canvas, in the page's pixels."""
+        """Return the position of a patch on the canvas, in pixels of the page."""
         frame = self.find("#picture").bounding_box()
         share = min(frame["width"] / 96, frame["height"] / 64)
         side = 0.8 * 64 * share / 5
         return {"x": frame["width"] / 2 + (column - 2) * side, "y": frame["height"] / 2 + (row - 2) * side}
 
     def leave(self) -> None:
-        """Nothing was said that a test did not ask for, and nobody else was asked."""
+        """Close the page; assert that it logged nothing unexpected and requested nothing from other hosts."""
         self.context.close()
         own = [text for text in self.said if not (self.refused and text.startswith("Failed to load resource"))]
         assert own == []
@@ -182,21 +183,21 @@ class PageVisit:
 
 @pytest.fixture
 def visit(request, browser, server_address):
-    """A visit, by its size and theme."""
+    """Return a page visit by size and theme."""
     one = PageVisit(browser, server_address, *getattr(request, "param", ("desk", "light")))
     yield one
     one.leave()
 
 
 def compute_attention(predictor, file: Path, **words: str) -> dict:
-    """The attention of a file as Python has it."""
+    """Return Python's attention of a file."""
     return attention_to_json(
         predictor.bundle, read_predictor_input(predictor, file), AttentionRequest.parse(words, predictor.bundle.model)
     )
 
 
 def brightness_follows_weights(shown: np.ndarray, weights) -> bool:
-    """Whether one is the lighter the larger the other, but for what a colour of 8 bits cannot tell."""
+    """Return whether lightness is monotonic in the weights, within the resolution of 8-bit colours."""
     weights = np.array(weights)
     ordered = shown.ravel()[np.argsort(weights.ravel())]
     return shown.argmax() == weights.argmax() and bool((np.diff(ordered) > -0.01).all()) and np.ptp(shown) > 0.2
@@ -328,7 +329,7 @@ def test_the_image_without_the_map_is_beside_the_attention(visit, page_models):
     visit.see("#meaning", "the patch at row 2, column 4")
     visit.settle()
     rows, columns = np.nonzero(np.abs(read_plain() - plain).sum(-1) > 30)
-    side = 0.8 * 64 / 5  # of a patch, whose frame is drawn around it
+    side = 0.8 * 64 / 5  # of a patch, which has a frame
     middle = 32 + (1 - 2) * side, 48 + (3 - 2) * side
     assert abs(rows - middle[0]).max() < side / 2 + 2 and abs(columns - middle[1]).max() < side / 2 + 2
     assert np.ptp(rows) > side - 2 and np.ptp(columns) > side - 2

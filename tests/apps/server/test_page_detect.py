@@ -1,4 +1,4 @@
-"""The page of a detector, in a browser."""
+"""The page of an object detector, in a browser."""
 
 import pytest
 
@@ -30,7 +30,7 @@ def test_objects_are_listed_drawn_toggled_and_highlighted(browser, tmp_path, siz
         assert [text.split("\xa0")[0] for text in rows.all_text_contents()] == [CLASSES[0] + "90", "green60"]
         visit.see("#count", "2 objects")
         visit.see("#said", f"scene.png: 1 {CLASSES[0]}, 1 green.")
-        assert visit.find("#objects b").count() == 0  # a name is text, whatever it has in it
+        assert visit.find("#objects b").count() == 0  # names are escaped
         visit.page.wait_for_timeout(300)
         both = read_drawn_pixels(visit)
         kinds.nth(1).locator("input").uncheck()

@@ -1,4 +1,4 @@
-"""The page of a model that makes images, in a browser."""
+"""The page of a generative model, in a browser."""
 
 import io
 import time
@@ -87,7 +87,7 @@ def test_classes_alternate_and_a_seed_is_reproducible(server, browser):  # noqa:
     expect_outcome(visit, "6 images, seed 0, ddim, 4 steps")
     alts = visit.page.eval_on_selector_all("#images img", "all => all.map(one => one.alt)")
     assert alts == [f"{name}, image {number}" for number in (1, 2) for name in CLASSES]
-    assert visit.find("#images b").count() == 0  # a name is text, whatever it has in it
+    assert visit.find("#images b").count() == 0  # names are escaped
     first = read_page_images(visit)
     visit.find("#new-seed").click()
     assert visit.find("#seed").input_value() != "0"

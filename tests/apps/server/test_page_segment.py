@@ -1,4 +1,4 @@
-"""The page of a model that gives a class to every pixel, in a browser."""
+"""The page of a segmentation model, in a browser."""
 
 import pytest
 from PIL import Image

@@ -1,4 +1,4 @@
-"""`watch`: the page of a run grows with it, starts over where the run goes back, and is for this machine alone."""
+"""`watch`: the page of a run is updated live, restarts if the run is rewound, and is only accessible locally."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ METRIC_LINES = [{"step": step, "epoch": step / 2, "lr": 0.1, "train/loss": 1 / s
 
 
 def create_run_folder(path, epochs=1.0) -> RunFolder:
-    """The folder of a run of two steps an epoch that has just begun."""
+    """Return the folder of a run with two steps per epoch that has just started."""
     run = Run(
         DataOptions("photos", ("ant", "bee"), 16, ""),
         ViTConfig(classes=2),
@@ -42,7 +42,7 @@ def create_run_folder(path, epochs=1.0) -> RunFolder:
 
 @pytest.fixture(scope="module")
 def finished_run(tmp_path_factory):
-    """The folder of a run that has ended."""
+    """Return the folder of a finished run."""
     folder = create_run_folder(tmp_path_factory.mktemp("home") / "run")
     for line in METRIC_LINES:
         folder.append(line)
@@ -53,12 +53,12 @@ def finished_run(tmp_path_factory):
 
 @pytest.fixture
 def running_run(tmp_path):
-    """The folder of a run that has just begun: its config, and no line of metrics."""
+    """Return the folder of a run that has just started: a config, and no metrics."""
     return create_run_folder(tmp_path / "run <b>")
 
 
 class EventReader:
-    """Reads the server-sent events of an address, one after the other."""
+    """Reads the server-sent events of an address in order."""
 
     def __init__(self, address: str) -> None:
         self.connection = http.client.HTTPConnection(urlsplit(address).netloc, timeout=30)
@@ -75,7 +75,7 @@ class EventReader:
             yield kind, json.loads(data)
 
     def next(self, kind: str) -> dict:
-        """The next event of a kind."""
+        """Return the next event of this kind."""
         return next(data for name, data in self if name == kind)
 
 
@@ -179,7 +179,7 @@ def test_open_pages_are_limited_and_closing_one_frees_a_slot(running_run, monkey
         events.response.close()
         events.connection.close()
         for _ in range(100):
-            running_run.append({"step": 1, "epoch": 1.0})  # a server notices as it writes
+            running_run.append({"step": 1, "epoch": 1.0})  # the server detects a closed page on the next write
             with open_response(address, "/events") as answer:
                 if answer.status == 200:
                     break
@@ -224,7 +224,8 @@ def test_curves_grow_with_the_run(running_run, width, scheme):
         browser = player.chromium.launch(executable_path=find_chromium(), args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
         errors = []
-        page.on("pageerror", lambda error: errors.append(error))  # it marks the function, which a builtin one refuses
+        # `errors.append` itself would be rejected: the method sets an attribute on its callback
+        page.on("pageerror", lambda error: errors.append(error))
         page.goto(address)
         loss = page.get_by_role("img", name="loss: training 2 at step 1")
         playwright.expect(loss).to_be_visible()

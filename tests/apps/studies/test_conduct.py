@@ -1,4 +1,4 @@
-"""A study ends in the same table however often it is stopped, shares its runs, and says what it cannot tell."""
+"""A study gives the same table however often it is stopped, reuses runs, and reports inconclusive results."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ QUICK_OPTIONS = {"steps": 3, "seeds": 2, "device": "cpu", "precision": "fp32", "
 
 @pytest.fixture
 def toy_study(monkeypatch):
-    """Two cells of Table 8 by models of seconds, as a study of its own."""
+    """Register a study with two cells of Table 8 and tiny models."""
     monkeypatch.setitem(SCALES, "small", replace(SCALES["small"], width=32, depth=1, batch_size=16))
     small = replace(POSITIONS_STUDY, name="toy", cells=lambda setting: position_cells(setting)[:2])
     monkeypatch.setitem(registry.STUDIES, "toy", small)
@@ -41,7 +41,7 @@ def toy_study(monkeypatch):
 
 @pytest.fixture
 def trained_runs(monkeypatch):
-    """The runs that are really trained."""
+    """Return a list of the runs that are actually trained."""
     trained = []
 
     def run_trial(run, inputs, folder, *rest, **named):
@@ -54,7 +54,7 @@ def trained_runs(monkeypatch):
 
 
 class LinkParser(HTMLParser):
-    """The links of a page, and the addresses that it would fetch."""
+    """Collects the links of a page, and the addresses that it would load."""
 
     def __init__(self, text):
         super().__init__()
@@ -105,7 +105,7 @@ def test_a_resumed_study_gives_the_same_table(toy_study, tmp_path, trained_runs)
     whole = make_study("toy", out=str(tmp_path / "whole"), **QUICK_OPTIONS)
 
     class Stopper:
-        """Sends a signal in the second run, once."""
+        """Sends a signal once, in the second run."""
 
         sent = False
 
