@@ -286,8 +286,7 @@ def test_sync_batch_norm_matches_the_whole_batch():
 
 @pytest.mark.parametrize("kind", [DINO, DINOv2])
 def test_head_batch_norm_removes_constant_offsets(kind):
-    """Views of one size are normalised together and views of another size separately; without the norm, offsets remain.
-    """
+    """Views of one size are normalised together and views of another size separately; without the norm, offsets remain."""
     for batch_norm in (True, False):
         own = build_objective(kind, batch_norm=batch_norm)
         assert own.teacher_head.batch_norm is batch_norm

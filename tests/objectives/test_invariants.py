@@ -1,5 +1,4 @@
-"""Invariants of self-supervised and distillation objectives that hold for any hyperparameters: MAE, DINO, DINOv2, DeiT.
-"""
+"""Invariants of self-supervised and distillation objectives that hold for any hyperparameters: MAE, DINO, DINOv2, DeiT."""
 
 from __future__ import annotations
 

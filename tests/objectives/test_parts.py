@@ -1,5 +1,4 @@
-"""Bundles of self-supervised runs also contain the state of the objective, and a run with the same objective loads it.
-"""
+"""Bundles of self-supervised runs also contain the state of the objective, and a run with the same objective loads it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`vitreous evaluate A B`: two runs on the same images."""
+"""`vitreous evaluate A B`: comparison of two runs on the same images."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from vitreous.weights.bundle import Bundle, load_bundle
 
 @pytest.fixture(scope="module")
 def compared_runs(tmp_path_factory):
-    """Data, a run that has learned them, and one with a head drawn at random, which takes images of another size."""
+    """Return data, a trained run, and an untrained run of another image size."""
     home = tmp_path_factory.mktemp("compared")
     photos = make_folder(home / "photos", {"train": 16, "val": 4, "test": 10})
     options = {**TINY_RUN, "lr": 3e-3, "drop_path": 0.0, "save_every": 50, "evaluate_every": 100, "ema": 0.5}
@@ -68,8 +68,7 @@ def test_a_run_does_not_differ_from_itself(compared_runs, tmp_path):
 
 
 def test_classes_in_another_order_are_matched_by_name(compared_runs, tmp_path):
-    """The same model with its classes turned round answers the same; one that misses a class of the data is refused by
-    name."""
+    """Reordering the classes of a model changes nothing; a model that lacks a class of the data is rejected by name."""
     photos, good, _ = compared_runs
     bundle = load_bundle(good / "model")
     state = {name: tensor.clone() for name, tensor in bundle.model.state_dict().items()}
@@ -130,7 +129,7 @@ def test_invalid_comparisons_are_rejected(compared_runs, words, message, tmp_pat
 
 
 def save_multilabel_bundle(home, name, seed, classes=("blue", "red")):
-    """A bundle that gives each image several of the classes, whatever they are."""
+    """Save a bundle with an independent probability for each class."""
     torch.manual_seed(seed)
     model = create_untrained_model("ViT-16x1/8", 16, len(classes)).eval()
     torch.nn.init.normal_(model.head.weight)

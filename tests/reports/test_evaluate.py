@@ -1,5 +1,4 @@
-"""`vitreous evaluate` on one run: temperature, abstention, familiarity, suspects, and what it says of images the model
-has seen."""
+"""`vitreous evaluate` of one run: temperature, abstention, outliers, suspected labels, and notes about training images."""
 
 from __future__ import annotations
 
@@ -28,7 +27,7 @@ def workspace(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def photos(workspace):
-    """Classes that are easily told; in `val` and `test`, one image of each class has a wrong label."""
+    """Return classes that are easy to separate; in `val` and `test`, one image of each class has a wrong label."""
     root = make_folder(workspace / "photos", {"train": 16, "val": 8, "test": 8})
     for split in ("val", "test"):
         for name, other in zip(CLASS_NAMES, (*CLASS_NAMES[1:], CLASS_NAMES[0]), strict=True):
@@ -38,7 +37,7 @@ def photos(workspace):
 
 @pytest.fixture(scope="module")
 def trained_run(workspace, photos):
-    """A run that has learned the classes."""
+    """Return a run trained on the classes."""
     options = {
         **TINY_RUN,
         "epochs": 20,
@@ -54,13 +53,13 @@ def trained_run(workspace, photos):
 
 @pytest.fixture
 def run_copy(trained_run, tmp_path, monkeypatch):
-    """A copy of it that a test may change, and a cache of its own."""
+    """Return a copy of the run that a test may modify, with a separate cache."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return shutil.copytree(trained_run, tmp_path / "run")
 
 
 def run_evaluate_json(run, *words):
-    """The document of `vitreous evaluate RUN WORDS`, and what was said."""
+    """Return the document of `vitreous evaluate RUN WORDS`, and its stderr."""
     result = run_cli(
         "evaluate", str(run), *map(str, words), "--workers", "0", "--device", "cpu", "--json", cwd=run.parent
     )
@@ -69,7 +68,7 @@ def run_evaluate_json(run, *words):
 
 @pytest.mark.parametrize("layout", ["splits", "classes"])
 def test_a_run_without_a_test_split_is_evaluated_on_val(photos, tmp_path, layout):
-    """As the page of such a run says to do: `vitreous evaluate RUN`."""
+    """The report of such a run suggests this command: `vitreous evaluate RUN`."""
     data = tmp_path / "data"
     data.mkdir()
     for name in ("train", "val") if layout == "splits" else CLASS_NAMES:
@@ -109,7 +108,7 @@ def test_a_temperature_is_fitted_on_val_stored_and_used(run_copy, photos):
     assert again["val"]["nll"] == pytest.approx(held["val"]["after"]["nll"]) and "used to fit the temperature" in said
     twice, _ = run_evaluate_json(
         run_copy, "--calibrate"
-    )  # from the logits as the model gives them, not from those of the first time
+    )  # from raw logits, not from logits divided by the first temperature
     assert twice["calibration"]["temperature"] == pytest.approx(held["temperature"])
 
 
@@ -174,7 +173,7 @@ def test_abstention_in_evaluate_matches_predict(run_copy, photos, tmp_path):
 
 
 def test_turned_labels_are_suspected(run_copy, photos, tmp_path):
-    """Three of 24 labels are wrong: all are found, and nothing else."""
+    """Exactly the three wrong labels of 24 are found."""
     shutil.move(photos / "test" / "ant" / "turned-from-cat.png", photos / "test" / "ant" / "=turned-from-cat.png")
     try:
         found, said = run_evaluate_json(run_copy, "--suspects", tmp_path / "s.csv")
@@ -192,8 +191,8 @@ def test_turned_labels_are_suspected(run_copy, photos, tmp_path):
 
 
 def test_training_images_are_excluded_from_their_own_neighbours(run_copy, photos, tmp_path):
-    """A training image whose label was turned after training is told by the others, though it is in the memory with
-    that label."""
+    """The label of a training image was changed after training: its neighbours reveal it, although the memory contains
+    it."""
     copy = shutil.copytree(photos, tmp_path / "photos")
     (copy / "train" / "ant" / "3.png").rename(copy / "train" / "bee" / "was-ant.png")
     config = run_copy / "config.yaml"
@@ -212,7 +211,7 @@ def test_csv_cells_with_spreadsheet_formulas_are_escaped(tmp_path):
 
 
 def test_noise_images_score_as_outliers(run_copy, photos, tmp_path):
-    other = tmp_path / "noise"  # without classes: any folder of images will do
+    other = tmp_path / "noise"  # a folder of images without classes is enough
     other.mkdir()
     for number in range(20):
         image = np.random.default_rng(number).integers(0, 256, (16, 16, 3), dtype=np.uint8)
@@ -238,16 +237,19 @@ def test_evaluating_on_training_images_is_reported(run_copy, photos, tmp_path):
         (links / name / "unseen").symlink_to(photos / "test" / name)
     found, said = run_evaluate_json(run_copy, links)
     assert found["trained_on_images"] == 48 and "was trained on 48 of these 72 images" in said
-    elsewhere = shutil.copytree(photos, tmp_path / "elsewhere")  # the same data by their fingerprint
+    elsewhere = shutil.copytree(photos, tmp_path / "elsewhere")  # the same data, by fingerprint
     assert run_evaluate_json(run_copy, elsewhere, "--split", "train")[0]["trained_on_images"] == 48
     assert run_evaluate_json(run_copy, elsewhere)[0]["trained_on"] is False
     shutil.copytree(run_copy / "model", tmp_path / "bundle")
-    assert run_evaluate_json(tmp_path / "bundle", photos)[0]["trained_on"] is None  # a bundle does not say
+    # bundles do not contain this information
+    assert run_evaluate_json(tmp_path / "bundle", photos)[0]["trained_on"] is None
 
 
 def test_training_images_of_the_initial_run_are_reported(run_copy, photos, tmp_path):
-    """A run on other images that started from this one knows what this one was trained on; a run of a grid chose its
-    rate on `val`."""
+    """A run that was initialised from another run also reports the training images of that run.
+
+    A run of a grid search has used `val` to select its learning rate.
+    """
     other = tmp_path / "grid" / "trials" / "lr-0.003"
     make_folder(tmp_path / "more", {"train": 4, "val": 2})
     train(

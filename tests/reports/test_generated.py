@@ -1,4 +1,4 @@
-"""Generators judged: on latents, in Inception's space, and beside reference files."""
+"""Evaluation of generators: on latents, in Inception's feature space, and against reference files."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def run_vitreous(*words):
 
 @pytest.fixture(scope="module")
 def latent_data(tmp_path_factory):
-    """A folder with photographs of two classes, an autoencoder of 4 channels and stride 2, and latents of both."""
+    """Return a folder with photos of two classes, an autoencoder (4 channels, stride 2), and latents of both classes."""
     latent_data = tmp_path_factory.mktemp("latents")
     save_autoencoder(latent_data / "vae", shift_factor=0.25)
     rng = np.random.default_rng(0)
@@ -87,7 +87,7 @@ def test_latents_are_posterior_samples_of_each_image_and_its_mirror(latent_data)
     held = {sample.tobytes() for sample in map(redrawn.split("val").raw, range(len(redrawn.split("val"))))}
     rows = {train.raw(i).tobytes(): i for i in range(24)}
     places = {rows[one] for one in held}
-    assert places and {(one + 12) % 24 for one in places} == places  # no mirrored image stays behind
+    assert places and {(one + 12) % 24 for one in places} == places  # no flipped image is missing
 
 
 def test_packing_latents_resumes_and_checks_options(latent_data, tmp_path):
@@ -136,7 +136,7 @@ def test_latent_generators_are_evaluated_on_latents_and_on_images(latent_data, g
 
 @pytest.fixture(scope="module")
 def inception_weights(tmp_path_factory):
-    """A file as torch-fidelity's, of random weights."""
+    """Return a random file in torch-fidelity's format."""
     fidelity = pytest.importorskip("torch_fidelity", reason="a test dependency")
     from torch_fidelity import feature_extractor_inceptionv3 as theirs
 

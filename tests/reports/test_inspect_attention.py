@@ -1,4 +1,4 @@
-"""The figures of attention as the command makes them: files, their numbers, and refusals."""
+"""Attention figures of `inspect`: files, arrays, and rejected options."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ FIGURES = ("distance", "rollout", "attention", "gradient", "segments")
 
 @pytest.fixture(scope="module")
 def inspected_models(tmp_path_factory) -> Path:
-    """Bundles of several kinds for images of 16 x 20, photographs, and a dataset."""
+    """Return bundles of several architectures for images of 16 x 20, photos, and a dataset."""
     inspected_models = tmp_path_factory.mktemp("inspect")
     for kind in ("registers", *LOCAL_MODEL_KINDS):
         Bundle(make_model(kind), Classification(CLASSES), ImagePreprocess((16, 20))).save(inspected_models / kind)
@@ -53,7 +53,7 @@ def inspected_models(tmp_path_factory) -> Path:
 
 
 def run_inspect(home, bundle, *words, to="out"):
-    """Run the command; its figures' documents by name, and the folder. Every picture is opened."""
+    """Run the command; return the figure documents by name, and the folder. Every image file is opened."""
     result = run_cli(
         "inspect", bundle, *words, "--out", to, "--device", "cpu", "--precision", "fp32", "--json", cwd=home
     )
@@ -172,7 +172,7 @@ def test_captions_number_blocks_from_one_and_name_the_option(inspected_models):
 
 
 def list_figure_labels(figure) -> list[str]:
-    """Titles and tick labels of the panels of a figure."""
+    """Return titles and tick labels of the panels of a figure."""
     return [
         text.get_text()
         for axes in figure.axes

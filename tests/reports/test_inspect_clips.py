@@ -1,4 +1,4 @@
-"""The figure of what is attended over time, of models that see a whole clip and of those that see its slots apart."""
+"""Attention figures over time, for models with joint and with factorised attention."""
 
 import numpy as np
 import pytest
@@ -28,7 +28,7 @@ def test_clip_figures_show_attention_in_every_frame(tmp_path, arrangement):
     maps = np.load(tmp_path / "out/clips.npz")["maps"]
     assert maps.shape == (2, 2, 4, 4) and (maps >= 0).all() and len(document["images"]) == 2
     if arrangement:
-        sums = maps.sum((2, 3))  # of each slot, beside its class token
+        sums = maps.sum((2, 3))  # for each slot, in addition to its class token
         assert (sums > 0.5).all() and (sums < 1).all() and "within each slot" in figure["caption"]
     else:
         bundle = load_bundle(run)
@@ -69,9 +69,7 @@ def test_image_size_applies_to_frames(tmp_path):
 
 
 def test_only_the_labelled_segment_of_a_video_is_shown(tmp_path):
-    write_clip(
-        tmp_path / "film.gif", np.concatenate([make_grey_frames(5), make_grey_frames(5) + 100])
-    )  # ten frames a second
+    write_clip(tmp_path / "film.gif", np.concatenate([make_grey_frames(5), make_grey_frames(5) + 100]))  # ten frames/s
     rows = ["path,label,split,start,end", "film.gif,dark,train,,0.5", "film.gif,light,train,0.5,"]
     (tmp_path / "parts.csv").write_text("\n".join([*rows, *(row.replace("train", "val") for row in rows[1:])]) + "\n")
     bundle = load_bundle(save_video_model(tmp_path / "model", "ViViT-32x2/4x2"))

@@ -1,4 +1,4 @@
-"""`inspect`, `embed` and `convert` of models that say what is where: their backbones, or a reason why not."""
+"""`inspect`, `embed` and `convert` of detection and segmentation models use the backbone, or report why they cannot."""
 
 from pathlib import Path
 
@@ -23,8 +23,8 @@ from vitreous.weights.bundle import Bundle
 from vitreous.weights.convert import convert
 
 CLASS_NAMES = ("ant", "bee", "cat")
-UNAVAILABLE_FIGURES = {"gradient", "nearest", "reconstruction"}  # without classes, data and a decoder
-#: a model, and what it cannot be asked beside those
+UNAVAILABLE_FIGURES = {"gradient", "nearest", "reconstruction"}  # need classes, data or a decoder
+#: model -> unavailable figures in addition to these
 MODELS = {
     "detector on windows": (DetectorConfig(backbone=PLAIN["vitdet"], classes=3, **SMALL_DETECTOR_OPTIONS), {"rollout"}),
     "detector on an adapter": (
@@ -69,7 +69,7 @@ def save_model(home: Path, name: str) -> Path:
 def test_figures_use_the_backbone_or_give_a_reason(tmp_path, name, monkeypatch):
     monkeypatch.setattr(cost, "TIMING_SECONDS", 0.0)  # the number of passes is tested in tests/inspection
     model, notes = save_model(tmp_path, name), NoteListener()
-    layers = (3,) if name == "detector on windows" else ()  # a block that sees the whole image
+    layers = (3,) if name == "detector on windows" else ()  # a block with global attention
     images = tmp_path / "photos"
     document = inspect(model, images, listener=notes, all=True, device="cpu", batch_sizes=(1,), layers=layers)
     assert set(document["skipped"]) == UNAVAILABLE_FIGURES | MODELS[name][1]

@@ -1,5 +1,4 @@
-"""Figures of `inspect` that look at weights, features and cost: files that open, numbers that are finite, and refusals
-that help."""
+"""Figures of `inspect` for weights, features and cost: valid files, finite values, and helpful rejections."""
 
 from __future__ import annotations
 
@@ -45,7 +44,7 @@ MODELS = {
 
 @pytest.fixture(scope="module")
 def inspected_folder(tmp_path_factory):
-    """Bundles of random weights by their names, and a dataset in `photos`."""
+    """Return random bundles by name, and a dataset in `photos`."""
     from vitreous.models.config import StemConfig
 
     root = tmp_path_factory.mktemp("looked-into")
@@ -64,7 +63,7 @@ def inspected_folder(tmp_path_factory):
 
 
 def inspect_model(inspected_folder, model, *figures, images=(), **words):
-    """What `inspect` made, after a look at every file of it."""
+    """Return the output of `inspect` after checking every file."""
     out = inspected_folder / "out" / f"{model}-{'-'.join(figures)}-{len(list(inspected_folder.glob('out/*')))}"
     looking = InspectOptions(
         figures=figures,
@@ -203,7 +202,7 @@ def test_nearest_training_images_of_validation_images(inspected_folder, model):
 
 def test_nearest_excludes_the_shown_images_from_their_split(inspected_folder):
     numbers = inspect_model(inspected_folder, "plain", "nearest", split="train")["nearest"][1]
-    assert numbers["sample"].shape == (8, 4)  # twelve less the eight that are shown
+    assert numbers["sample"].shape == (8, 4)  # twelve images minus the eight that are shown
 
 
 def test_similarity_within_and_between_models(inspected_folder):
@@ -244,7 +243,7 @@ def test_half_precision_figures_are_close_to_full_precision(inspected_folder):
 def test_cost(inspected_folder, model, monkeypatch):
     from vitreous.reports.figures import layers
 
-    monkeypatch.setattr(layers, "DEFAULT_IMAGE_SIZES", (64,))  # beside the model's own 32
+    monkeypatch.setattr(layers, "DEFAULT_IMAGE_SIZES", (64,))  # in addition to the model's native size of 32
     one, numbers = inspect_model(inspected_folder, model, "cost", batch_sizes=(1, 2), data=None)["cost"]
     assert numbers["image"].tolist() == [[32, 32], [64, 64]] and (numbers["images_per_second"] > 0).all()
     assert numbers["memory_bytes"][1] > numbers["memory_bytes"][0] and "an estimate" in one["caption"]

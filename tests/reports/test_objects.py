@@ -1,4 +1,4 @@
-"""`evaluate` of models that answer with objects."""
+"""`evaluate` of object detectors."""
 
 import json
 
@@ -37,8 +37,10 @@ IMAGE_SIZE = (64, 96)
 
 
 def write_coco(home, count, names=CLASSES, masks=True, numbers=(1, 2)):
-    """Images of painted rectangles with a COCO file. On every second one, one is painted that is not in the file, and
-    one of the file in another place."""
+    """Write images of painted rectangles with a COCO file.
+
+    In every second image, one painted rectangle is not annotated, and one annotation is displaced.
+    """
     (home / "images").mkdir(parents=True)
     images, rows = [], []
     for number in range(count):
@@ -63,7 +65,7 @@ def write_coco(home, count, names=CLASSES, masks=True, numbers=(1, 2)):
 
 @pytest.fixture(scope="module")
 def detector_bundles(tmp_path_factory):
-    """Detectors with random weights, one of boxes and one of masks."""
+    """Return random detectors, one with boxes and one with masks."""
     home = tmp_path_factory.mktemp("bundles")
     for masks in (False, True):
         backbone = ViTConfig(image=(32, 32), patch=(8, 8), channels=1, width=32, depth=2, heads=2, classes=0)
@@ -77,7 +79,7 @@ def detector_bundles(tmp_path_factory):
 
 @pytest.fixture
 def painted_engine(monkeypatch):
-    """Models that find what is painted, in place of those that are opened."""
+    """Replace the opened models by engines that find the painted rectangles."""
 
     def make(model, preprocess, *options, **more):
         return PaintedEngine(
@@ -173,14 +175,15 @@ def test_federated_data_have_metrics_by_class_frequency(detector_bundles, painte
     figures = evaluate(detector_bundles / "boxes", truth, **ways)["test"]
     assert figures["ap"] == pytest.approx((figures["ap_rare"] + figures["ap_frequent"]) / 2)
     assert figures["ap_common"] is None
-    assert figures["ap50"] > plain["ap50"]  # what is painted and not in the file is not held against the model
+    assert figures["ap50"] > plain["ap50"]  # unannotated rectangles are not false positives
 
 
 def test_large_images_are_evaluated_in_tiles(detector_bundles, painted_engine, tmp_path):
     ways = {"workers": 0, "report": tmp_path / "page.html"}
     document = evaluate(detector_bundles / "boxes", write_coco(tmp_path / "data", 3), tiles=True, **ways)
     assert document["objects"]["tiles"] and document["test"]["ap_large"] is None
-    assert document["test"]["ap_medium"] == pytest.approx(1)  # as sharp as the image, which a scaled one is not
+    # at full resolution, which a downscaled image does not have
+    assert document["test"]["ap_medium"] == pytest.approx(1)
     vitreous.save(vitreous.create("ViT-32x2/8", 32, 2), tmp_path / "images")
     with pytest.raises(UsageError, match="tiles=True is for object detection"):
         evaluate(tmp_path / "images", "digits", tiles=True)

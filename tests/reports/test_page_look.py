@@ -1,4 +1,4 @@
-"""How pages look in a browser: dark where the theme is dark, legible counts, explanations by mouse, keyboard and touch."""
+"""Appearance of report pages in a browser: dark theme, legible counts, and explanations by mouse, keyboard and touch."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from vitreous.weights.bundle import Bundle
 
 pytestmark = [pytest.mark.drawn, needs_chromium]
 
-#: elements of at least 20 x 20 pixels whose background is lighter than a mid-grey, but for the little of tooltips
+#: elements of at least 20 x 20 pixels with a background lighter than mid-grey, except tooltips
 LIGHT_ELEMENTS_JS = """all => all.filter(one => {
   const box = one.getBoundingClientRect(), colour = getComputedStyle(one).backgroundColor.match(/[\\d.]+/g).map(Number);
   const opaque = colour.length < 4 || colour[3] > 0.5;
   return box.width >= 20 && box.height >= 20 && opaque && (colour[0] + colour[1] + colour[2]) / 3 > 128;
 }).map(one => one.outerHTML.slice(0, 80))"""
-#: filled shapes of a drawing of at least 20 x 20 pixels that are light and opaque
+#: light opaque shapes of at least 20 x 20 pixels in a drawing
 LIGHT_SHAPES_JS = """all => all.filter(one => {
   const box = one.getBoundingClientRect(), fill = getComputedStyle(one).fill.match(/[\\d.]+/g)?.map(Number) ?? [0];
   const solid = getComputedStyle(one).opacity * getComputedStyle(one).fillOpacity > 0.6;
@@ -40,7 +40,7 @@ FILL_COLOURS_JS = "all => [...new Set(all.map(one => getComputedStyle(one).fill)
 
 @pytest.fixture(scope="module")
 def report_pages(tmp_path_factory):
-    """The report and the figures of a run of seconds, and the report of sixty classes with 10,000 images in cells."""
+    """Return the pages of a short run, and the report of 10,000 images with sixty classes."""
     root = tmp_path_factory.mktemp("look")
     photos = make_folder(root / "photos", {"train": 12, "val": 4, "test": 4})
     train(str(photos), out=str(root / "run"), workers=0, **TINY_RUN)
@@ -68,7 +68,7 @@ def report_pages(tmp_path_factory):
 
 @contextmanager
 def open_page(path, width=1440, scheme="light", **options):
-    """A page in a browser that complains of nothing and requests nothing from elsewhere."""
+    """Yield a page in a browser; assert that it logs no errors and makes no external requests."""
     playwright = pytest.importorskip("playwright.sync_api")
     with playwright.sync_playwright() as player:
         browser = player.chromium.launch(executable_path=find_chromium(), args=["--no-sandbox"])

@@ -1,5 +1,5 @@
-"""The protocols through the command line: figures of independent references, features computed once, refusals with a
-way out."""
+"""Evaluation protocols on the command line: metrics match references, features are computed once, rejections have
+hints."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ CPU_OPTIONS = ("--precision", "fp32", "--device", "cpu", "--workers", "0")
 
 @pytest.fixture(scope="module", autouse=True)
 def feature_cache(tmp_path_factory):
-    """One cache of features for the module, nobody else's."""
+    """Use a separate feature cache for this module."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         yield
@@ -43,13 +43,13 @@ def feature_cache(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory):
-    """Three classes of 12 training, 4 validation and 6 test images, which a tint tells apart."""
+    """Return three classes with 12 training, 4 validation and 6 test images each, which differ by a tint."""
     return make_folder(tmp_path_factory.mktemp("photos") / "photos", {"train": 12, "val": 4, "test": 6})
 
 
 @pytest.fixture(scope="module")
 def short_run(photos, tmp_path_factory):
-    """A run of one step."""
+    """Return a run of one step."""
     out = tmp_path_factory.mktemp("run") / "run"
     vitreous.train(photos, out=out, **{**TINY_RUN, "epochs": 0.5, "workers": 0})
     return out
@@ -66,7 +66,7 @@ def expect_error(code, run, *words):
 
 
 def compute_features(run, split):
-    """Features by the model itself, and labels."""
+    """Return the features computed by the model, and the labels."""
     bundle = open_bundle(run)
     images = [bundle.preprocess.to_tensor(bundle.preprocess.decode(split.raw(s))) for s in range(len(split))]
     with torch.inference_mode():
@@ -93,7 +93,7 @@ def test_knn_matches_scikit_learn(short_run, photos):
 
 @pytest.mark.parametrize("protocol", ["knn", "linear", "fewshot"])
 def test_training_and_evaluation_images_are_reported(short_run, photos, tmp_path, protocol):
-    """Of data with splits, and of a folder of classes, of which a part is drawn to be judged."""
+    """For data with splits, and for a folder of classes, from which evaluation images are split."""
     flat = tmp_path / "flat"
     flat.symlink_to(photos / "train")
     for words, source, split, bank, count in (([], photos, "test", 36, 18), ([str(flat)], flat, "val", 33, 3)):
@@ -112,7 +112,7 @@ def test_training_and_evaluation_images_are_reported(short_run, photos, tmp_path
 
 def test_features_are_computed_once_for_all_protocols(short_run, monkeypatch):
     run_evaluate_json(short_run, "--protocol", "knn")
-    monkeypatch.setattr(features, "make_engine", None)  # calling it would fail
+    monkeypatch.setattr(features, "make_engine", None)  # a call would fail
     for protocol in ("knn", "linear", "fewshot"):
         found = run_evaluate_json(short_run, "--protocol", protocol)
         assert all(part["reused"] for part in found["features"].values())
@@ -171,7 +171,8 @@ def test_classes_with_fewer_images_than_shots_are_reported(short_run):
     )
     assert result.returncode == 0 and "3 of 3 classes have less than 25 training images" in result.stderr
     found = run_evaluate_json(short_run, "--protocol", "fewshot")
-    assert [row["shots"] for row in found["results"]] == [1, 5, 10]  # of the usual ones, those that a class has
+    # of the default shots, those with enough images in a class
+    assert [row["shots"] for row in found["results"]] == [1, 5, 10]
 
 
 def test_each_evaluation_is_recorded(short_run):
@@ -192,7 +193,7 @@ def test_val_images_are_not_used_for_training(short_run, tmp_path):
 
 def test_evaluation_on_test_trains_on_all_training_images(short_run, tmp_path):
     source = make_folder(tmp_path / "two", {"train": 10, "test": 2})
-    # those held out for validation too
+    # includes images that are held out for validation
     assert run_evaluate_json(short_run, str(source), "--protocol", "knn")["features"]["train"]["images"] == 30
 
 
@@ -267,7 +268,7 @@ def test_data_without_training_images_or_with_one_class_are_rejected(short_run, 
             PROBES[protocol](task)
 
 
-# ImageNet's other labels
+# ImageNet's alternative labels
 
 
 def test_label_set_metrics_match_values_by_hand():
@@ -275,7 +276,8 @@ def test_label_set_metrics_match_values_by_hand():
         [[5, 4, 3, 2, 1, 0, 0], [0, 1, 2, 3, 4, 5, 6], [9, 0, 0, 0, 0, 0, 0], [9, 8, 7, 6, 5, 4, 3]], float
     )
     right = np.zeros((4, 7), bool)
-    right[0, [1, 6]], right[1, [6, 0]], right[3, 5] = True, True, True  # second; first; none; sixth
+    # ranks of a correct label: second, first, none, sixth
+    right[0, [1, 6]], right[1, [6, 0]], right[3, 5] = True, True, True
     report = evaluate_label_sets(logits, right, np.ones(4, bool))
     assert (report.images, report.metrics["top1"], report.metrics["top5"]) == (3, 1 / 3, 2 / 3)
     assert report.intervals["top1"] == wilson_interval(1, 3)
@@ -285,7 +287,7 @@ def test_label_set_metrics_match_values_by_hand():
 
 @pytest.fixture(scope="module")
 def thousand_class_bundle(tmp_path_factory):
-    """A bundle that answers with 1,000 numbers, of a random head."""
+    """Return a random bundle with 1,000 classes."""
     torch.manual_seed(0)
     model = create_untrained_model("ViT-32x1/8", image_size=16, num_classes=1000).eval()
     torch.nn.init.normal_(model.head.weight)
@@ -295,7 +297,7 @@ def thousand_class_bundle(tmp_path_factory):
 
 
 def compute_logits(home, files):
-    """The model's own, of image files."""
+    """Return the model's logits of image files."""
     bundle = open_bundle(home)
     images = [bundle.preprocess.to_tensor(bundle.preprocess.decode(str(file))) for file in files]
     with torch.inference_mode():
@@ -308,7 +310,7 @@ def test_real_uses_label_sets_in_file_name_order(thousand_class_bundle, tmp_path
         (tmp_path / "val" / name).parent.mkdir(parents=True, exist_ok=True)
         make_image(number).save(tmp_path / "val" / name)
     best = np.argsort(-compute_logits(thousand_class_bundle, [tmp_path / "val" / name for name in names]), 1)
-    # of images 1, 2, 3, 4, 5, 6
+    # for images 1, 2, 3, 4, 5, 6
     sets = [[int(best[0, 0])], [7, int(best[1, 0])], [], [int(best[3, 3])], [1, 2], [int(best[4, 9])]]
     (tmp_path / "real.json").write_text(json.dumps(sets))
     found = run_evaluate_json(

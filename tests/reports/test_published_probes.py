@@ -1,5 +1,7 @@
-"""The linear protocols of MAE, DINO and DINOv2: heads that do not know of each other, chosen on validation images
-alone, at the published rates, on a model that stays as it is."""
+"""The linear protocols of MAE, DINO and DINOv2 with the published hyperparameters and a frozen model.
+
+Heads train independently, and are selected on validation images only.
+"""
 
 from __future__ import annotations
 
@@ -36,13 +38,13 @@ CPU_OPTIONS = ("--precision", "fp32", "--device", "cpu", "--workers", "0")
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory):
-    """Three classes of 12 training, 4 validation and 6 test images, which a tint tells apart."""
+    """Return three classes with 12 training, 4 validation and 6 test images each, which differ by a tint."""
     return make_folder(tmp_path_factory.mktemp("photos") / "photos", {"train": 12, "val": 4, "test": 6})
 
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory):
-    """A random encoder with a class token."""
+    """Return a random encoder with a class token."""
     torch.manual_seed(0)
     return save_encoder(tmp_path_factory.mktemp("bundle") / "model")
 
@@ -66,7 +68,7 @@ def expect_error(bundle, photos, *words):
 
 
 def make_feature_batches(steps=30, batch=32, width=12, classes=4):
-    """Batches of separable features, as a generator that may be made again."""
+    """Return a function that generates the same batches of separable features in each call."""
     generator = torch.Generator().manual_seed(1)
     centres = 3 * torch.randn(classes, width, generator=generator)
     for step in range(steps):
@@ -96,7 +98,7 @@ def test_heads_trained_together_match_heads_trained_alone():
 
 @pytest.mark.parametrize("normed", [False, True])
 def test_a_head_learns_as_pytorch_does(normed):
-    """Gradients by autograd, the steps written out as in torch.optim.SGD and in MAE's util/lars.py."""
+    """The reference uses autograd, with update steps as in torch.optim.SGD and in MAE's util/lars.py."""
     head = LinearHead(HeadConfig(0.5, HeadInput(1), "lars" if normed else "sgd", normed), list(range(12)), 4, seed=0)
     linear, norm = torch.nn.Linear(12, 4), torch.nn.BatchNorm1d(12, affine=False, eps=1e-6)
     linear.weight.data, linear.bias.data = head.weight.clone(), head.bias.clone()
@@ -132,7 +134,7 @@ def test_learning_rates_scale_with_the_batch_size():
 
 
 def test_plans_match_the_published_settings():
-    """Batch, steps, warm-up, schedule on ImageNet; cut where there are fewer images."""
+    """Batch size, steps, warm-up and schedule on ImageNet; reduced for fewer images."""
     config, images = create_untrained_model("ViT-16x2/8", image_size=16, num_classes=0).config, 1_281_167
     wide = replace(config, width=768, heads=12, depth=12)
     mae, dino, dinov2 = (plan_probe(ProtocolOptions("linear", probe=probe), wide, images) for probe in PROBES)
@@ -163,7 +165,8 @@ def test_plans_match_the_published_settings():
 
 
 def test_probe_features_match_the_tokens_of_the_model(bundle):
-    """Class tokens after the last norm, the last block first; the mean of its patches; each where `columns` says."""
+    """Class tokens after the last norm, in order from the last block, and the mean of its patches, at the positions in
+    `columns`."""
     model, images = open_bundle(bundle, headless=True).model.eval(), torch.randn(2, 3, 16, 16)
     reader = TokenReader(model, (HeadInput(1), HeadInput(2, mean=True)))
     with torch.inference_mode():
@@ -183,7 +186,7 @@ def test_the_first_of_equal_scores_is_chosen():
     )
 
 
-# through the command line
+# on the command line
 
 
 @pytest.mark.parametrize("probe", PROBES)
@@ -269,11 +272,11 @@ def test_mistakes_are_answered(bundle, photos, tmp_path):
         )
 
 
-# what chooses
+# selection of heads
 
 
 def make_data(counts, seed=0, splits=("train", "val", "test"), **facts):
-    """Two classes that brightness tells apart, beside noise."""
+    """Return two noisy classes that differ in brightness."""
     random, parts = np.random.default_rng(seed), {}
     for name, count in zip(splits, counts, strict=True):
         labels = np.arange(count) % 2
@@ -309,10 +312,11 @@ def test_heads_are_selected_on_held_out_training_images_without_val(bundle):
     found = run_probe(bundle, make_data((50, 20), splits=("train", "test")))
     assert found.extra["validation"] == {"split": "held out of train", "images": 10}
     assert found.extra["train_data"]["images"] == 40
-    alone = run_probe(bundle, make_data((50, 20), splits=("train", "test")), "mae")  # has nothing to choose
+    alone = run_probe(bundle, make_data((50, 20), splits=("train", "test")), "mae")  # nothing to select
     assert alone.extra["validation"] is None and alone.extra["train_data"]["images"] == 50
     assert alone.extra["selection"]["candidates"][0]["val"] is None
-    over = run_probe(bundle, make_data((50, 20), splits=("train", "val")), split="val")  # what is judged never chooses
+    # evaluation images are never used for selection
+    over = run_probe(bundle, make_data((50, 20), splits=("train", "val")), split="val")
     assert over.extra["validation"] == {"split": "held out of train", "images": 10}
     whole = make_data((50, 20, 20))
     whole = replace(whole, full_train_split=make_data((70,), splits=("train",)).splits["train"])

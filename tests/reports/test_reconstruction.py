@@ -1,4 +1,4 @@
-"""What runs without labels restore and learn: `inspect --figures reconstruction`, and their pages."""
+"""Reconstructions of self-supervised runs by `inspect --figures reconstruction`, and their report pages."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ RUN_SETTINGS = {
 
 @pytest.fixture(scope="module")
 def pretrained_runs(tmp_path_factory):
-    """A folder of 24 images without labels, and a short run of each of `SETTINGS` on it."""
+    """Return a folder of 24 unlabelled images, and a short run for each of `SETTINGS`."""
     pretrained_runs = tmp_path_factory.mktemp("restored")
     (pretrained_runs / "photos").mkdir()
     for index in range(24):
@@ -84,7 +84,7 @@ def test_only_predicted_patches_change(pretrained_runs, name, tmp_path):
 def test_predicted_colours_are_painted_in_place(pretrained_runs):
     objective = load_restoring_objective(pretrained_runs / "small-colours")
     answers = torch.zeros(1, 1, 16, 512)
-    answers[0, 0, 1, 0o705] = 1.0  # the second of the first row: all red, no green, level 5 of blue
+    answers[0, 0, 1, 0o705] = 1.0  # second patch of the first row: full red, no green, blue level 5
     mean, std = (torch.tensor(values)[:, None, None] for values in objective.setting.normalisation)
     patch = objective.paint(answers.flatten(2)).unflatten(-1, (3, 4, 4))[0, 0] * std + mean
     assert torch.allclose(patch[:, 0, 1], (torch.tensor([7.0, 0.0, 5.0]) + 0.5) / 8, atol=1e-6)
@@ -120,7 +120,8 @@ def test_bundles_reconstruct_images_and_damaged_decoders_are_rejected(pretrained
     file = tmp_path / "bundle" / "objective.safetensors"
     content = file.read_bytes()
     file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    assert open_weights(tmp_path / "bundle").build_bundle().model is not None  # who uses the encoder does not read it
+    # loading the encoder does not read the decoder
+    assert open_weights(tmp_path / "bundle").build_bundle().model is not None
     with pytest.raises(WeightsError, match="was modified"):
         load_restoring_objective(tmp_path / "bundle")
     file.unlink()

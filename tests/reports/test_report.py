@@ -1,4 +1,4 @@
-"""The page of a run: everything is on it, it needs nothing else, and a browser shows it on a phone and on a desk."""
+"""The report page of a run: complete, self-contained, and usable in a browser on phone and desktop sizes."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ pytestmark = pytest.mark.drawn
 
 
 class NoteListener(NullListener):
-    """A listener that keeps what it is told."""
+    """A listener that stores notes."""
 
     def __init__(self):
         self.notes = []
@@ -66,7 +66,7 @@ class NoteListener(NullListener):
 
 
 def evaluate_noise(classes: int, images: int, several: bool = False, names=None, bad=frozenset()):
-    """Answers of an untrained model to noise, and what they come to."""
+    """Return an evaluation of random predictions."""
     draw = np.random.default_rng(0)
     model = create_untrained_model("ViT-16x2/8", image_size=16, num_classes=classes, heads=2).eval()
     labels = draw.integers(0, classes, images)
@@ -86,7 +86,7 @@ def evaluate_noise(classes: int, images: int, several: bool = False, names=None,
 
 @pytest.fixture(scope="module")
 def reported_run(tmp_path_factory):
-    """A run of seconds, judged on its test split, with its page."""
+    """Return a short run with a test evaluation and its page."""
     root = tmp_path_factory.mktemp("report")
     photos = make_folder(root / "photos", {"train": 12, "val": 4, "test": 4})
     train(str(photos), out=str(root / "run"), workers=0, **TINY_RUN)
@@ -118,7 +118,7 @@ def test_train_writes_a_complete_page(reported_run):
 
 
 def make_loss_lines(*validation: float, falls: float = 0.5) -> list[dict[str, float]]:
-    """Lines of metrics with an evaluation an epoch; training loss falls by a share of `falls` in each."""
+    """Return metric lines with one evaluation per epoch; training loss is multiplied by `falls` in each."""
     lines, train = [], 2.0
     for epoch, loss in enumerate(validation, 1):
         lines += [{"epoch": epoch - 0.5, "train/loss": train}, {"epoch": float(epoch), "val/nll": loss}]
@@ -135,7 +135,8 @@ def test_overfitting_is_reported_only_by_its_rule():
     assert describe_overfitting(make_loss_lines(1.0, 0.8, 0.83, 0.9)) == ""  # one evaluation is less than 5 % above
     assert describe_overfitting(make_loss_lines(1.0, 0.8, 0.9, 0.83)) == ""
     assert describe_overfitting(make_loss_lines(1.0, 0.9, 0.8, 0.9)) == ""  # the minimum is among the last two
-    assert describe_overfitting(make_loss_lines(1.0, 0.8, 0.86, 0.9, falls=0.98)) == ""  # training loss hardly fell
+    # training loss decreased too little
+    assert describe_overfitting(make_loss_lines(1.0, 0.8, 0.86, 0.9, falls=0.98)) == ""
     assert describe_overfitting(make_loss_lines(1.0, 2.0)) == describe_overfitting([]) == ""
     assert describe_overfitting([{"epoch": 1.0, "val/nll": 1.0}] * 4) == ""  # no training loss
 
@@ -214,7 +215,7 @@ def test_attention_maps_span_their_percentiles():
     assert scale_attention_map(np.full((4, 4), 3.0)).max() == 0  # uniform attention has no contrast
     assert scale_attention_map(np.array([[1.0, 1.001]])).max() < 0.02
     light = np.asarray(overlay_heat_map(Image.new("RGB", (8, 8), "white"), np.zeros((2, 2))))
-    assert light.mean() > 150  # where nothing is attended to the image stays visible
+    assert light.mean() > 150  # the image stays visible where attention is low
 
 
 def test_shares_have_two_significant_digits_and_never_round_to_100():

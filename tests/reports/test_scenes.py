@@ -1,4 +1,4 @@
-"""`evaluate` of models that give a class to every pixel."""
+"""`evaluate` of semantic segmentation models."""
 
 import json
 
@@ -25,7 +25,7 @@ CLASSES = ["ground", "square", "disc"]
 
 @pytest.fixture(scope="module")
 def scenes_run(tmp_path_factory):
-    """A run on scenes, for one step, with a split for testing."""
+    """Return a one-step run on segmentation data with a test split."""
     home = tmp_path_factory.mktemp("scenes")
     for split, count in (("train", 6), ("val", 2), ("test", 3)):
         write_maps(home / "data" / split, count, "")

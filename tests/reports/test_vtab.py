@@ -1,4 +1,4 @@
-"""VTAB: the rules of its labels, its 1,000 images, tasks resumed one by one, means only of what is whole."""
+"""VTAB: label mappings, the 1,000 training images, resumption by task, and means over complete groups only."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from vitreous.weights.bundle import Bundle
 
 @pytest.fixture(scope="module", autouse=True)
 def feature_cache(tmp_path_factory):
-    """A cache of the module's own."""
+    """Use a separate feature cache for this module."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         yield
@@ -87,7 +87,7 @@ def test_folders_are_found_by_their_common_names(tmp_path):
 
 
 def make_data(images, classes=3, val=0, name="made"):
-    """A dataset in memory."""
+    """Return a dataset in memory."""
     splits = {
         part: ArraySplit(np.zeros((count, 2, 2, 3), np.uint8), np.arange(count) % classes)
         for part, count in images.items()
@@ -126,7 +126,7 @@ def test_raw_labels_are_mapped_to_task_labels():
 
 
 def task_folder(home, seed):
-    """A task as copies have it: 12 images to train on, 6 to choose by, 9 to judge, told apart by their tint."""
+    """Write a task in the common layout: 12 training, 6 validation and 9 test images, which differ by a tint."""
     parts = {"train800": range(12), "val200": range(12, 18), "test": range(18, 27)}
     home.mkdir(parents=True)
     for name, images in parts.items():
@@ -138,7 +138,7 @@ def task_folder(home, seed):
 
 @pytest.fixture
 def bundle(tmp_path):
-    """Random weights, always the same."""
+    """Return a bundle with the same random weights in each call."""
     torch.manual_seed(0)
     Bundle(
         create_untrained_model("ViT-32x1/8", image_size=16, num_classes=0),
@@ -194,7 +194,7 @@ def test_tasks_are_resumed_one_by_one(bundle, tmp_path, monkeypatch):
 
 
 def test_images_are_resized_without_cropping(bundle, tmp_path):
-    """A broad picture's ends are seen: a centre crop would not tell these classes apart."""
+    """The ends of wide images are preserved: after a centre crop these classes would be identical."""
     root = tmp_path / "vtab"
     (root / "dtd").mkdir(parents=True)
     for index in range(24):
