@@ -27,8 +27,7 @@ def make_grey_frames(count: int, side: int = 16, step: int = 20) -> np.ndarray:
 
 
 def make_moving_square(seed: int, right: bool, count: int = 10, side: int = 16) -> np.ndarray:
-    """Return frames (T, side, side, 3) uint8 of a bright square on noise that moves one pixel per frame to the right or
-    left."""
+    """Return (T, side, side, 3) uint8 of a bright square on noise that moves right or left by one pixel per frame."""
     chance = np.random.default_rng(seed)
     pixels = chance.integers(0, 60, (count, side, side, 3)).astype(np.uint8)
     top, left = chance.integers(0, side - 4), chance.integers(0, side)

@@ -150,8 +150,7 @@ def classify_decoding(content: bytes) -> str:
 
 
 def decode_crop(content: bytes, part: str) -> tuple[tuple[int, int, int, int], np.ndarray]:
-    """Decode a third of an image as training does; return its box (left, top, right, bottom) and its pixels. Raises
-    DataError."""
+    """Decode a third of an image as training does; return (left, top, right, bottom) and pixels. Raises DataError."""
     picture = open_lazy_image(content, 3, "mutant")
     width, height = picture.size
     third = max(height // 3, 1)

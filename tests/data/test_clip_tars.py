@@ -1,5 +1,4 @@
-"""Tar archives of clips have the labels and splits of image archives, and work in training, evaluation and `data
-check`."""
+"""Tar archives of clips: labels and splits as for images, training, evaluation and `data check`."""
 
 from __future__ import annotations
 

@@ -167,8 +167,8 @@ def test_the_reduction_factor_keeps_enough_resolution():
 DAMAGED_JPEGS = {
     "truncated": JPEG_VARIANTS["4:2:0"][:-900],
     "no end": JPEG_VARIANTS["4:2:0"][:-2],
-    "a second picture behind": JPEG_VARIANTS["4:2:0"] * 2,
-    "a second picture within": JPEG_VARIANTS["4:2:0"][:-500] + JPEG_VARIANTS["4:2:0"] + JPEG_VARIANTS["4:2:0"][-500:],
+    "a second image appended": JPEG_VARIANTS["4:2:0"] * 2,
+    "a second image embedded": JPEG_VARIANTS["4:2:0"][:-500] + JPEG_VARIANTS["4:2:0"] + JPEG_VARIANTS["4:2:0"][-500:],
     "a marker among the pixels": JPEG_VARIANTS["4:2:0"][:-500] + b"\xff\xd8" + JPEG_VARIANTS["4:2:0"][-500:],
     "tables among the pixels": JPEG_VARIANTS["4:2:0"][:-500]
     + b"\xff\xc4\x00\x08123456"

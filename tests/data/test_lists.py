@@ -96,7 +96,10 @@ INVALID_LINES = {
     "below nothing": ("images/train/000001.png -1\n", "line 13:"),
     "elsewhere": ("../x.png 1\n", "line 13: ../x.png is not below"),
     "absolute": ("/etc/passwd 1\n", "line 13: /etc/passwd is not below"),
-    "two answers": ("images/train/000001.png 2\n", "line 13: images/train/000001.png is of class 2, but of class 1 in"),
+    "contradictory labels": (
+        "images/train/000001.png 2\n",
+        "line 13: images/train/000001.png is of class 2, but of class 1 in",
+    ),
     "missing": (
         "images/train/999999.png 2\n",
         "1 listed files are missing:\n    {}/train800.txt, line 13: images/train/999999.png",

@@ -126,8 +126,7 @@ def test_folders_of_a_new_modality_are_read(grid_folder, tmp_path):
 
 @pytest.mark.usefixtures("_register_grids")
 def test_a_new_modality_is_trained_evaluated_and_predicted(grid_folder, tmp_path, capsys):
-    """A run with grids learns the two classes. Worker processes, its bundle, and files, folders or arrays as input
-    agree."""
+    """A run learns the classes of grids; workers, its bundle, and files, folders or arrays as input agree."""
     ways = {"device": "cpu", "precision": "fp32"}
     settings = {"preprocess.unit_height": ["0.5"]}
     options = {"model": "ViT-32x1/4", "epochs": 8, "batch_size": 8, "workers": 1, "settings": settings}

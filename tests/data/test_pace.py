@@ -20,8 +20,7 @@ from vitreous.system.cores import count_usable_cores
 
 
 def compute_throughput(workers: int, seconds: float, rate: float, cores: int) -> float:
-    """Return images/s of `workers` decoders and a model on shared cores: busy decoder cores are not available to the
-    model."""
+    """Return images/s of `workers` decoders and a model on shared cores; busy decoders slow down the model."""
     best = 0.0
     for share in np.linspace(0.001, 1, 1000):  # fraction of time in which the decoders are busy
         left = cores - workers * share

@@ -117,7 +117,7 @@ INVALID_TABLES = {
         "line 4: test has classes that train lacks: cats\n  did you mean cat?",
     ),
     "case": ("path,label\n" + make_rows(["cat", "Cat", "dog"]), "differ only in case"),
-    "two answers": (
+    "contradictory labels": (
         "path,label\n" + make_rows("ab") + "./images/0.png,b\n",
         "1 rows contradict the labels of an earlier row:\n    line 4",
     ),

@@ -1,5 +1,4 @@
-"""Self-supervised and distillation runs with unusable data are rejected before writing; labels are not used for
-training."""
+"""Runs without labels or teachers are rejected before writing, and self-supervised training ignores labels."""
 
 from __future__ import annotations
 

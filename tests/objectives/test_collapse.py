@@ -76,8 +76,7 @@ def test_dino_warns_only_when_features_fall_below_initialisation(objectives, nam
 
 @pytest.mark.parametrize("name", ["mae", "masked"])
 def test_reconstruction_objectives_accept_similar_features(objectives, name):
-    """Metrics of MAE on 2,000 images of CIFAR-10, at the start and after 17 steps: it reconstructs despite similar
-    features."""
+    """Metrics of MAE on 2,000 CIFAR-10 images, at the start and after 17 steps; it reconstructs despite them."""
     measured = {"rankme": 1.9, "highest_rankme": 8.3, "feature_std": 0.0027, "first_feature_std": 0.0175}
     assert not list(objectives[name].warnings(measured, EARLY_PROGRESS))
 

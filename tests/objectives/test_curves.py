@@ -57,8 +57,10 @@ CONSTANT_SCHEDULES = {"momentum": RampConfig(0.98, 0.98), "teacher_temperature":
 
 
 def train_on_one_batch(name, home):
-    """Train on one batch of 32 images; return metrics of the first step, their mean over the last 20, and the
-    objective."""
+    """Train on one batch of 32 images.
+
+    Returns the metrics of the first step, their mean over the last 20 steps, and the objective.
+    """
     steps = 80 if name in TEACHER_OBJECTIVES else 60
     teacher = (
         {"schedules": CONSTANT_SCHEDULES, "schedule": ScheduleConfig(5, "constant")}

@@ -113,8 +113,10 @@ def test_detection_targets_contain_only_objects(tmp_path):
 
 
 def objective_and_batch(**changes):
-    """Return an objective whose only randomness is the sampling of anchors and regions, and a batch of 4 images with
-    one square each."""
+    """Return an objective without random augmentation, and a batch of 4 images with one square each.
+
+    Only the sampling of anchors and regions is random.
+    """
     config = DetectionConfig(**SMALL_OBJECTIVE | changes)
     torch.manual_seed(0)
     model = vitreous.create("Conv8-16-16+ViT-32x1/8", image_size=32, num_classes=0)

@@ -112,8 +112,7 @@ def test_schedules_reach_their_start_and_end_values(tmp_path):
 
 @pytest.mark.parametrize("name", ["dino", "dinov2-sinkhorn"])
 def test_prototypes_train_only_after_their_freeze(name, tmp_path):
-    """Neither the learning rate nor weight decay changes them in the first half of this run; all other parameters
-    change."""
+    """Neither learning rate nor weight decay changes them in the first half; other parameters change."""
     session, state = create_session(name, tmp_path, objective=replace(OBJECTIVE_CONFIGS[name], frozen=0.5))
     heads = [head for head in ("head", "patch_head") if hasattr(state.objective, head)]
     before = {head: getattr(state.objective, head).prototypes.weight.detach().clone() for head in heads}

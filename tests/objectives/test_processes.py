@@ -1,5 +1,4 @@
-"""Every objective trained by `train` in new processes: bit-identical after SIGKILL, and equal for 1, 2 and 4 processes
-and FSDP2.
+"""Training in new processes: bit-identical after SIGKILL, and equal for 1, 2 and 4 processes and FSDP2.
 
 Runs with the same number of processes share these processes, because starting takes most of the time of a short run.
 """
@@ -75,8 +74,11 @@ SLOW_CASES = [("two", name) for name in SLOW_VARIANTS] + [
 
 @pytest.fixture(scope="module")
 def data_folder(tmp_path_factory):
-    """Return 29 unlabelled training images (also with values and class maps), 30 images of three classes, 3 and 6
-    validation images, and two teachers."""
+    """Return a folder with the data of all objectives and two teachers.
+
+    32 images are unlabelled, and also have values, class maps or objects. 30 training and 6 validation images have
+    three classes.
+    """
     home = tmp_path_factory.mktemp("data")
     (home / "flat").mkdir()
     for index in range(32):

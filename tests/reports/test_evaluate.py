@@ -191,8 +191,7 @@ def test_turned_labels_are_suspected(run_copy, photos, tmp_path):
 
 
 def test_training_images_are_excluded_from_their_own_neighbours(run_copy, photos, tmp_path):
-    """The label of a training image was changed after training: its neighbours reveal it, although the memory contains
-    it."""
+    """A training label that was changed after training is suspected, although the memory contains it."""
     copy = shutil.copytree(photos, tmp_path / "photos")
     (copy / "train" / "ant" / "3.png").rename(copy / "train" / "bee" / "was-ant.png")
     config = run_copy / "config.yaml"
@@ -307,9 +306,8 @@ def test_one_image_is_evaluated_with_every_option(run_copy, tmp_path):
 
 
 def test_int8_is_always_calibrated_on_training_images(run_copy, photos, tmp_path, monkeypatch):
+    """`evaluate` and `predict` calibrate on the run's training images; a bare bundle is calibrated on the input files."""
     monkeypatch.chdir(tmp_path)
-    """By `evaluate` on any data and by `predict` on any files, and on the files themselves where there is no run to be
-    known."""
     from vitreous.inference import engine
     from vitreous.inference.engine import InferenceOptions, TorchEngine
 

@@ -1,5 +1,4 @@
-"""Evaluation protocols on the command line: metrics match references, features are computed once, rejections have
-hints."""
+"""Evaluation protocols on the command line: metrics match references, features are computed once."""
 
 from __future__ import annotations
 

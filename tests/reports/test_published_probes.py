@@ -165,8 +165,10 @@ def test_plans_match_the_published_settings():
 
 
 def test_probe_features_match_the_tokens_of_the_model(bundle):
-    """Class tokens after the last norm, in order from the last block, and the mean of its patches, at the positions in
-    `columns`."""
+    """Return the class tokens after the last norm, last block first, and the mean of the patches.
+
+    `columns` gives the position of each.
+    """
     model, images = open_bundle(bundle, headless=True).model.eval(), torch.randn(2, 3, 16, 16)
     reader = TokenReader(model, (HeadInput(1), HeadInput(2, mean=True)))
     with torch.inference_mode():

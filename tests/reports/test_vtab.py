@@ -31,7 +31,6 @@ def feature_cache(tmp_path_factory):
 
 
 def test_there_are_19_tasks_in_three_groups():
-    """SPEC-VIT.md part 5.4."""
     assert [sum(task.group == group for task in VTAB_TASKS.values()) for group in VTAB_GROUPS] == [7, 4, 8]
     unflipped = {name for name, task in VTAB_TASKS.items() if not task.flip}
     uncropped = {name for name, task in VTAB_TASKS.items() if not task.crop}

@@ -130,8 +130,10 @@ def test_a_killed_save_leaves_a_complete_bundle_or_none(bundle, tmp_path):
 
 
 def test_a_killed_overwrite_leaves_a_valid_or_a_rejected_bundle(bundle, tmp_path):
-    """Saves replace two files one after the other: between the renames the bundle is rejected, and the next save
-    repairs it."""
+    """A save replaces two files.
+
+    Between the renames the bundle is rejected, and the next save repairs it.
+    """
     place, old = tmp_path / "model", read_contents(tmp_path / "model")
     other = replace(bundle, model=create_untrained_model("ViT-mu/8", 16, 3, registers=1))
     other.save(tmp_path / "other")

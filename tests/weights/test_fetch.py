@@ -25,7 +25,7 @@ WEIGHTS_INDEX = json.dumps(
 ).encode()
 #: repository -> {path: content}
 REPOSITORIES = {
-    "org/whole": {
+    "org/complete": {
         "model.safetensors": b"whole",
         "pytorch_model.bin": b"pickle",
         "config.json": b"{}",
@@ -181,11 +181,11 @@ def read_files(folder: str) -> dict[str, bytes]:
 
 def test_repositories_are_downloaded_once_and_work_offline(hub_server, tmp_path):
     sources = [
-        "org/whole",
+        "org/complete",
         "org/bare",
         "org/sharded",
         "org/pickled",
-        f"org/whole@{COMMIT}",
+        f"org/complete@{COMMIT}",
         "org/files:sub/other.npz",
         "org/bare@main",
     ]
@@ -195,7 +195,7 @@ def test_repositories_are_downloaded_once_and_work_offline(hub_server, tmp_path)
     assert all(isinstance(path, str) and path.startswith(os.fspath(tmp_path)) for path in found), found
     whole, bare, sharded, pickled, pinned, file, again, timm = found
     assert read_files(whole) == {
-        key: value for key, value in REPOSITORIES["org/whole"].items() if key != "pytorch_model.bin"
+        key: value for key, value in REPOSITORIES["org/complete"].items() if key != "pytorch_model.bin"
     }
     for folder, repository in {
         bare: "org/bare",
@@ -224,16 +224,16 @@ def test_hub_errors_are_reported_with_a_hint(hub_server, tmp_path):
         "hf:org/nowhere": (4, "no such repository, or it is private"),
         "hf:org/private": (4, "HF_TOKEN"),
         "hf:org/gated": (4, "accept its terms at http://127.0.0.1"),
-        f"hf:org/whole@{OLD_COMMIT}": (4, f"no revision {OLD_COMMIT}"),
-        "hf:org/whole@v2": (4, "no revision v2"),
-        "hf:org/whole:missing.npz": (4, "no file missing.npz"),
+        f"hf:org/complete@{OLD_COMMIT}": (4, f"no revision {OLD_COMMIT}"),
+        "hf:org/complete@v2": (4, "no revision v2"),
+        "hf:org/complete:missing.npz": (4, "no file missing.npz"),
         "hf:org/files": (4, "neither model.safetensors nor pytorch_model.bin"),
         "hf:org/half": (4, "lists model-00002-of-00002.safetensors, which does not exist"),
         "hf:org/outside": (4, "files other than .safetensors in its folder"),
         "hf:org/odd": (4, "not a weights index"),
         "hf:org/x--y": (4, "is not a repository name"),
-        "hf:whole": (2, "write hf:org/name"),
-        "hf:org/whole:../../x": (2, "write hf:org/name"),
+        "hf:complete": (2, "write hf:org/name"),
+        "hf:org/complete:../../x": (2, "write hf:org/name"),
         "hf:": (2, "write hf:org/name"),
     }
     found = fetch_in_process(tmp_path, hub_server.server_port, *cases)

@@ -1,5 +1,4 @@
-"""Foreign weight files: valid files are read bit-identically; others are rejected from the header, quickly, in little
-memory."""
+"""Foreign weight files: valid files are read bit-identically; others are rejected from the header."""
 
 from __future__ import annotations
 
@@ -486,8 +485,7 @@ def make_zip(members: dict[str, bytes], method: int = zipfile.ZIP_STORED) -> byt
 
 
 def patch_zip_entry(content: bytes, offset: int, value: bytes, directory: bool = True, local: bool = True) -> bytes:
-    """Return a zip in which bytes of the first member's entries are replaced; `offset` is relative to its directory
-    entry."""
+    """Return a zip with changed bytes in its first member's entries; `offset` is that in the directory entry."""
     made = bytearray(content)
     if directory:
         at = made.index(b"PK\1\2") + offset
@@ -571,11 +569,11 @@ def test_malformed_arrays_are_rejected_from_their_header(tmp_path):
             "objects",
         ),
         "a pickle as an array": (make_zip({"a.npy": b"cos\nsystem\n(S'touch x'\ntR."}), "which is not an array"),
-        "a pickle beside arrays": (
+        "a pickle next to arrays": (
             make_zip({"a.npy": whole, "evil.pkl": b"cos\nsystem\n(S'touch x'\ntR."}),
             "evil.pkl",
         ),
-        "a checkpoint beside arrays": (make_zip({"a.npy": whole, "archive/data.pkl": b"."}), "data.pkl"),
+        "a checkpoint next to arrays": (make_zip({"a.npy": whole, "archive/data.pkl": b"."}), "data.pkl"),
         "text": (make_zip({"a.npy": to_npy_bytes(np.array(["ab"]))}), "as <U2"),
         "other byte order": (make_zip({"a.npy": to_npy_bytes(np.zeros(2, ">f4"))}), "as >f4"),
         "complex": (make_zip({"a.npy": to_npy_bytes(np.zeros(2, np.complex64))}), "as <c8"),
@@ -588,7 +586,7 @@ def test_malformed_arrays_are_rejected_from_their_header(tmp_path):
             make_zip({"a.npy": make_npy_file(plain.replace("2,", f"{1 << 40},"), EIGHT_BYTES)}, zipfile.ZIP_DEFLATED),
             "needs 4,398",
         ),
-        "more than the header says": (
+        "more data than in the header": (
             make_zip({"a.npy": make_npy_file(plain, bytes(100))}, zipfile.ZIP_DEFLATED),
             "needs 8",
         ),
@@ -603,8 +601,8 @@ def test_malformed_arrays_are_rejected_from_their_header(tmp_path):
         "a path as a name": (make_zip({"../../etc/a.npy": whole}), "not a valid name"),
         "the same name twice": (twice, "'a.npy' twice"),
         "encrypted": (patch_zip_entry(good, 8, b"\1\0"), "encrypted"),
-        "encrypted, says the directory alone": (patch_zip_entry(good, 8, b"\1\0", local=False), "encrypted"),
-        "encrypted, says the member alone": (
+        "encryption flag in the directory only": (patch_zip_entry(good, 8, b"\1\0", local=False), "encrypted"),
+        "encryption flag in the member only": (
             patch_zip_entry(good, 8, b"\1\0", directory=False),
             "contradicts its directory",
         ),

@@ -218,8 +218,10 @@ def to_linen_names(p):
 
 
 def big_vision(p):
-    """Rename arrays to big_vision's layout: linen names under `params/`, with the class token's position added to the
-    token."""
+    """Rename arrays to big_vision's layout.
+
+    Names are those of linen under `params/`; the position of the class token is added to the token.
+    """
     p = to_linen_names(p)
     place = p.pop("Transformer/posembed_input/pos_embedding")
     if "cls" in p:

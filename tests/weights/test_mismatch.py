@@ -289,7 +289,7 @@ CONFIG_CLAIMS = {
     "an epsilon of words": ({"layer_norm_eps": "1e-12"}, "not a small number"),
     "an epsilon without end": ({"layer_norm_eps": float("inf")}, "not a small number"),
     "an epsilon that is no number": ({"layer_norm_eps": float("nan")}, "not a small number"),
-    "an activation that is not known": ({"hidden_act": "relu"}, "hidden_act relu, which is not supported"),
+    "unknown activation": ({"hidden_act": "relu"}, "hidden_act relu, which is not supported"),
     "an activation that is no word": ({"hidden_act": {"gelu": 1}}, "not supported"),
 }
 

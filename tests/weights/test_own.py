@@ -44,7 +44,7 @@ REQUIRED_SETTINGS = {
     "ViViT, no head": CLIP_SETTINGS | {"arrangement": "joint"},
     "ViViT, mean": CLIP_SETTINGS | {"arrangement": "joint"},
     "ViViT, factorised": CLIP_SETTINGS | {"arrangement": "factorised-dot-product"},
-    "ViT, mean of normed tokens beside a class token": {"pool": "mean"},
+    "ViT, class token and mean of normed tokens": {"pool": "mean"},
     "ViT, class token normed alone": {"pool": "class"},
     "rotary": {"attention.kind": "rotary"},
     "sines": {"positions.kind": "sincos", "image": (32, 32)},

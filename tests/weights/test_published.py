@@ -83,7 +83,7 @@ class FileHandler(BaseHTTPRequestHandler):
             headers["Content_Range"] = f"bytes {first}-{len(self.content) - 1}/{len(self.content)}"
         cut = {"cuts": 100_000, "ignores-range": 100_000 if len(self.log) < 3 else 0, "no-validator": 5}.get(kind, 0)
         cut = 1000 if kind == "wrong-part" and not begin else cut
-        short = {"says-less": 1000, "says-more": -1000}.get(kind, 0)
+        short = {"small-length": 1000, "large-length": -1000}.get(kind, 0)
         self.reply(206 if begin else 200, body[:cut] if cut else body, len(body) - short, **headers)
         return self.connection.close() if cut or short else None
 
@@ -169,7 +169,7 @@ def test_complete_partial_downloads_are_used(server_url, tmp_path):
     assert (tmp_path / "a.npz").read_bytes() == CONTENT and FileHandler.log == [("whole", f"bytes={len(CONTENT)}-")]
 
 
-@pytest.mark.parametrize("kind", ["ignores-range", "busy-once", "says-more", "whole"])
+@pytest.mark.parametrize("kind", ["ignores-range", "busy-once", "large-length", "whole"])
 def test_downloads_succeed_after_retries(server_url, tmp_path, kind):
     download_file(f"{server_url}/{kind}/a.npz", tmp_path / "a.npz", DIGEST)
     assert (tmp_path / "a.npz").read_bytes() == CONTENT
@@ -183,7 +183,7 @@ def test_downloads_succeed_after_retries(server_url, tmp_path, kind):
         ("429", "answers 429", "VITREOUS_MIRROR", module.MAX_FAILED_ATTEMPTS),
         ("500", "answers 500", "try again", module.MAX_FAILED_ATTEMPTS),
         ("page", "serves a web page, not a file", "require a login", 1),
-        ("says-less", "has SHA-256", "trust the change", 1),
+        ("small-length", "has SHA-256", "trust the change", 1),
         ("wrong-part", "serves another byte range than requested", "try again", None),
         ("no-validator", "ended after 5 of", "try again", module.MAX_FAILED_ATTEMPTS),
     ],

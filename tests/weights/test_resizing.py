@@ -50,8 +50,7 @@ def interpolate_table(table: Tensor, height: int, width: int, **how: Any) -> Ten
 
 
 def resize_like_dino(table: Tensor, height: int, width: int) -> Tensor:
-    """`interpolate_pos_encoding` of DINO and DINOv2: the table is unchanged only for a square with the same number of
-    patches."""
+    """`interpolate_pos_encoding` of DINO and DINOv2: unchanged only for a square with as many patches."""
     if len(table) == height * width and height == width:
         return table
     side = int(len(table) ** 0.5)

@@ -55,7 +55,7 @@ def test_logits_match_at_native_and_other_resolutions(name, side, depth, open_ti
 GAP_OPTIONS = {"qkv_bias": False, "init_values": 1e-2, "class_token": False, "global_pool": "avg", "fc_norm": False}
 VARIANTS = {
     "mean pooling, norm after it": ("vit_tiny_patch16_224", {"global_pool": "avg", "class_token": False}),
-    "mean pooling beside a class token": ("vit_tiny_patch16_224", {"global_pool": "avg"}),
+    "mean pooling with a class token": ("vit_tiny_patch16_224", {"global_pool": "avg"}),
     "attention pooling": ("vit_tiny_patch16_224", {"global_pool": "map", "class_token": False}),
     "registers, class token without position": ("vit_tiny_patch16_224", {"reg_tokens": 4, "no_embed_class": True}),
     "registers with positions": ("vit_tiny_patch16_224", {"reg_tokens": 4}),

@@ -1,5 +1,4 @@
-"""`data check` of regression data: outliers, constant and missing values, shared groups, duplicates with different
-values."""
+"""`data check` of regression data: outliers, missing values, shared groups, duplicates with different values."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Packs: preserved data, byte-identical output for any worker count, resumption after a kill, and readability by
-others."""
+"""Packs: preserved data, byte-identical output for any worker count, and resumption after a kill."""
 
 from __future__ import annotations
 
@@ -54,7 +53,7 @@ def photos(tmp_path):
     turned = make_image(5, (30, 20))
     exif = Image.Exif()
     exif[0x0112] = 6
-    turned.save(root / "train" / "ant" / "turned.jpg", exif=exif)
+    turned.save(root / "train" / "ant" / "rotated.jpg", exif=exif)
     make_image(6, (30, 20)).convert("L").save(root / "train" / "ant" / "grey.png")
     return root
 

@@ -91,7 +91,7 @@ def exported_folder(tmp_path_factory) -> Path:
     said = parse_json_output(
         run_cli("export", str(exported_folder / "bundle"), "--images", str(exported_folder / "photos"), "--json")
     )
-    (exported_folder / "said.json").write_text(json.dumps(said))
+    (exported_folder / "result.json").write_text(json.dumps(said))
     return exported_folder
 
 
@@ -119,7 +119,7 @@ def random_pixels(count: int, *shape: int) -> np.ndarray:
 
 
 def test_the_result_reports_the_verification(exported_folder, onnx_file):
-    (told,) = json.loads((exported_folder / "said.json").read_text())["exports"]
+    (told,) = json.loads((exported_folder / "result.json").read_text())["exports"]
     assert (told["format"], told["file"], told["images"]) == ("onnx", str(onnx_file), 10)
     assert (
         told["bytes"] == onnx_file.stat().st_size

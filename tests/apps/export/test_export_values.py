@@ -22,9 +22,9 @@ def value_model(tmp_path_factory):
     """Return a bundle with two targets, and a folder of images."""
     root = tmp_path_factory.mktemp("values")
     save_value_model(root / "model", TASK)
-    (root / "pictures").mkdir()
+    (root / "images").mkdir()
     for number in range(12):
-        make_image(number).save(root / "pictures" / f"{number}.png")
+        make_image(number).save(root / "images" / f"{number}.png")
     return root
 
 
@@ -33,12 +33,12 @@ def value_model(tmp_path_factory):
 def test_exported_values_match_the_run(value_model, tmp_path, to, suffix):
     pytest.importorskip({"onnx": "onnxscript", "openvino": "openvino", "torch": "torch"}[to])
     place = tmp_path / f"model{suffix}"
-    (row,) = export(value_model / "model", to, out=place, images=[str(value_model / "pictures")])["exports"]
+    (row,) = export(value_model / "model", to, out=place, images=[str(value_model / "images")])["exports"]
     assert row["outputs"] == "logits" and row["top1"] is None and row["top1_agreement"] == 1
     assert row["max_abs_logit_difference"] < 1e-4
     if to == "torch":
         return
-    paths = sorted((value_model / "pictures").iterdir())
+    paths = sorted((value_model / "images").iterdir())
     answers, expected = (
         load(one, device="cpu", precision="fp32").predict(paths) for one in (place, value_model / "model")
     )
@@ -51,7 +51,7 @@ def test_metadata_contains_targets_mean_and_std(value_model, tmp_path):
     onnx = pytest.importorskip("onnx")
     pytest.importorskip("onnxscript")
     place = tmp_path / "model.onnx"
-    export(value_model / "model", "onnx", out=place, images=[str(value_model / "pictures")])
+    export(value_model / "model", "onnx", out=place, images=[str(value_model / "images")])
     told = {entry.key: entry.value for entry in onnx.load(place).metadata_props}
     assert json.loads(told["targets"]) == ["age", "height"]
     assert (json.loads(told["target_mean"]), json.loads(told["target_std"])) == ([40, 1.5], [10, 0.25])
@@ -62,5 +62,5 @@ def test_an_export_with_different_values_is_not_kept(value_model, tmp_path, monk
     pytest.importorskip("onnxscript")
     monkeypatch.setattr(Regression, "measure_agreement", lambda self, ours, theirs: 0.5)
     with pytest.raises(VitreousError, match=r"the export failed the verification: 50\.0% of its predictions differ"):
-        export(value_model / "model", "onnx", out=tmp_path / "model.onnx", images=[str(value_model / "pictures")])
+        export(value_model / "model", "onnx", out=tmp_path / "model.onnx", images=[str(value_model / "images")])
     assert not (tmp_path / "model.onnx").exists()

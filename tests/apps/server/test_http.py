@@ -280,8 +280,8 @@ def _iterate_schema_references(tree):
 def test_attention_boxes_are_in_exif_upright_coordinates(site, tmp_path):
     exif = Image.Exif()
     exif[0x0112] = 6
-    Image.new("RGB", (80, 40), "red").save(tmp_path / "turned.jpg", exif=exif)
-    told = site.ask("POST", "/v1/attention", (tmp_path / "turned.jpg").read_bytes(), {"Content-Type": "image/jpeg"})[1]
+    Image.new("RGB", (80, 40), "red").save(tmp_path / "rotated.jpg", exif=exif)
+    told = site.ask("POST", "/v1/attention", (tmp_path / "rotated.jpg").read_bytes(), {"Content-Type": "image/jpeg"})[1]
     assert json.dumps(told["box"]) == "[0.0, 0.25, 1.0, 0.75]"
 
 

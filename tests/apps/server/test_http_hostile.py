@@ -1,7 +1,6 @@
-"""Malformed requests: known attacks, a few hundred random ones, and requests that schemathesis derives from the OpenAPI
-document.
+"""Malformed requests: known attacks, random requests, and requests derived from the OpenAPI document.
 
-The requests are those of `benchmarks/serving.py --parts fuzz`, which sends ten thousand.
+The requests are those of `benchmarks/serving.py --parts fuzz`, which sends ten thousand, and those of schemathesis.
 """
 
 from __future__ import annotations

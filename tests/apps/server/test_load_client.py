@@ -1,5 +1,4 @@
-"""The load client of `benchmarks/serving.py` measures latency from the due time, and detects responses of other
-requests."""
+"""The load client of `benchmarks/serving.py`: latency from the due time, and detection of mixed-up responses."""
 
 from __future__ import annotations
 

@@ -68,8 +68,7 @@ def draw_nuclei(number: int, size: tuple[int, int] = (60, 80)) -> np.ndarray:
 
 
 def draw_fields(number: int, size: tuple[int, int] = (64, 64)) -> np.ndarray:
-    """Draw (H, W) uint8 class indices of 4 kinds of fields: each pixel has the class of the nearest of 12 random
-    points."""
+    """Draw (H, W) uint8 class indices 0-3: each pixel has the class of the nearest of 12 random points."""
     draw = np.random.default_rng(number)
     points, kinds = draw.uniform(0, size, (12, 2)), draw.integers(0, 4, 12)
     row, column = np.mgrid[: size[0], : size[1]]
