@@ -19,31 +19,31 @@ GEOREFERENCE: dict[int, tuple[Any, ...]] = {
 IMAGE_SIDE = 32
 
 
-def write_tiff(place: Path, bands: np.ndarray, nodata: float | None = None, located: bool = True, **options) -> Path:
+def write_tiff(path: Path, bands: np.ndarray, nodata: float | None = None, located: bool = True, **options) -> Path:
     """Write bands (C, H, W) as GDAL does: pixel-interleaved unless `planarconfig` is "separate".
 
     `options` are passed to tifffile.
     """
     import tifffile
 
-    kinds = {33550: "d", 33922: "d", 34735: "H"}
-    tags: list[tuple] = [(tag, kinds[tag], len(row), row, True) for tag, row in GEOREFERENCE.items() if located]
+    tag_types = {33550: "d", 33922: "d", 34735: "H"}
+    tags: list[tuple] = [(tag, tag_types[tag], len(row), row, True) for tag, row in GEOREFERENCE.items() if located]
     if nodata is not None:
         tags.append((NODATA, "s", 0, repr(nodata), True))
     planar = options.pop("planarconfig", "contig")
     if len(bands) > 1:
         options |= {"planarconfig": planar, "extrasamples": ["unspecified"] * (len(bands) - 1)}
     values = bands[0] if len(bands) == 1 else bands if planar == "separate" else np.moveaxis(bands, 0, -1)
-    tifffile.imwrite(place, values, photometric="minisblack", extratags=tags, metadata=None, **options)
-    return place
+    tifffile.imwrite(path, values, photometric="minisblack", extratags=tags, metadata=None, **options)
+    return path
 
 
-def mark_as_lzw(place: Path) -> Path:
+def mark_as_lzw(path: Path) -> Path:
     """Set the compression tag of a TIFF to LZW without compressing its data."""
-    raw = place.read_bytes()
-    place.write_bytes(raw.replace(struct.pack("<HHII", 259, 3, 1, 1), struct.pack("<HHII", 259, 3, 1, 5)))
-    assert place.read_bytes() != raw
-    return place
+    raw = path.read_bytes()
+    path.write_bytes(raw.replace(struct.pack("<HHII", 259, 3, 1, 1), struct.pack("<HHII", 259, 3, 1, 5)))
+    assert path.read_bytes() != raw
+    return path
 
 
 def make_bands(count: int, dtype: str, seed: int = 0, size: tuple[int, int] = (IMAGE_SIDE, IMAGE_SIDE)) -> np.ndarray:

@@ -28,9 +28,9 @@ def measure_decode_cost(path: str) -> list[float]:
     if child := os.fork():
         os.close(writer)
         with os.fdopen(reader) as pipe:
-            said = pipe.read()
+            output = pipe.read()
         os.waitpid(child, 0)
-        return json.loads(said)
+        return json.loads(output)
     before, begun = get_peak_memory(), time.process_time()
     with suppress(DataError):
         decode_to_pillow(path)

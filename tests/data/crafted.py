@@ -12,16 +12,16 @@ import numpy as np
 from PIL import Image
 
 
-def encode_image(image: Image.Image | np.ndarray, kind: str, **options: Any) -> bytes:
+def encode_image(image: Image.Image | np.ndarray, image_format: str, **options: Any) -> bytes:
     """Return an image encoded by Pillow in the format `kind`."""
     file = io.BytesIO()
-    (Image.fromarray(image) if isinstance(image, np.ndarray) else image).save(file, kind, **options)
+    (Image.fromarray(image) if isinstance(image, np.ndarray) else image).save(file, image_format, **options)
     return file.getvalue()
 
 
-def build_png_chunk(kind: bytes, body: bytes = b"") -> bytes:
+def build_png_chunk(chunk_type: bytes, body: bytes = b"") -> bytes:
     """Return a PNG chunk with its checksum."""
-    return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+    return struct.pack(">I", len(body)) + chunk_type + body + struct.pack(">I", zlib.crc32(chunk_type + body))
 
 
 def build_png(
@@ -48,8 +48,8 @@ def build_png(
 def interlaced_png(values: np.ndarray) -> bytes:
     """Encode (H, W, C) uint16 as an interlaced 16-bit PNG: the seven Adam7 passes without filters."""
     passes = ((0, 0, 8, 8), (0, 4, 8, 8), (4, 0, 8, 4), (0, 2, 4, 4), (2, 0, 4, 2), (0, 1, 2, 2), (1, 0, 2, 1))
-    parts = [values[top::down, left::right].astype(">u2") for top, left, down, right in passes]
-    rows = b"".join(b"\0" + row.tobytes() for part in parts if part.size for row in part)
+    passes_pixels = [values[top::down, left::right].astype(">u2") for top, left, down, right in passes]
+    rows = b"".join(b"\0" + row.tobytes() for pass_pixels in passes_pixels if pass_pixels.size for row in pass_pixels)
     height, width = values.shape[:2]
     return build_png(width, height, zlib.compress(rows), depth=16, colour=2 if values.ndim == 3 else 0, interlaced=True)
 
@@ -59,11 +59,11 @@ def compress_zeros(count: int) -> bytes:
 
     About 1000x faster than zlib: the compressed form of one megabyte is repeated.
     """
-    piece = 2**20
+    block_size = 2**20
     packer = zlib.compressobj(9, zlib.DEFLATED, -15)
-    first = packer.compress(bytes(piece)) + packer.flush(zlib.Z_FULL_FLUSH)
-    last = packer.compress(bytes(count % piece)) + packer.flush()
-    return b"\x78\xda" + first * (count // piece) + last + struct.pack(">I", count % 65521 << 16 | 1)
+    first = packer.compress(bytes(block_size)) + packer.flush(zlib.Z_FULL_FLUSH)
+    last = packer.compress(bytes(count % block_size)) + packer.flush()
+    return b"\x78\xda" + first * (count // block_size) + last + struct.pack(">I", count % 65521 << 16 | 1)
 
 
 def bits_png(side: int) -> bytes:
@@ -73,14 +73,14 @@ def bits_png(side: int) -> bytes:
 
 def with_marker(jpeg: bytes, marker: int, precision: int = 8) -> bytes:
     """Return a JPEG with another frame marker (coding process) or sample precision."""
-    place = re.search(rb"\xff[\xc0-\xc2]\x00.[\x08]", jpeg, re.DOTALL)
-    assert place
+    match = re.search(rb"\xff[\xc0-\xc2]\x00.[\x08]", jpeg, re.DOTALL)
+    assert match
     return (
-        jpeg[: place.start() + 1]
+        jpeg[: match.start() + 1]
         + bytes([marker])
-        + jpeg[place.start() + 2 : place.end() - 1]
+        + jpeg[match.start() + 2 : match.end() - 1]
         + bytes([precision])
-        + jpeg[place.end() :]
+        + jpeg[match.end() :]
     )
 
 
@@ -92,9 +92,9 @@ def with_scans(jpeg: bytes, count: int) -> bytes:
 
 def with_size(jpeg: bytes, width: int, height: int) -> bytes:
     """Return a JPEG with another size in its frame header."""
-    place = re.search(rb"\xff[\xc0-\xc2]\x00.\x08", jpeg, re.DOTALL)
-    assert place
-    return jpeg[: place.end()] + struct.pack(">HH", height, width) + jpeg[place.end() + 4 :]
+    match = re.search(rb"\xff[\xc0-\xc2]\x00.\x08", jpeg, re.DOTALL)
+    assert match
+    return jpeg[: match.end()] + struct.pack(">HH", height, width) + jpeg[match.end() + 4 :]
 
 
 def without_segment(jpeg: bytes, marker: int) -> bytes:
@@ -115,9 +115,9 @@ def build_bmp(width: int, height: int, body: bytes, *, bits: int = 24, coding: i
     return b"BM" + struct.pack("<IHHI", start + len(body), 0, 0, start) + head + palette + body
 
 
-def build_tiff_entry(tag: int, kind: int, count: int, value: int) -> bytes:
+def build_tiff_entry(tag: int, value_type: int, count: int, value: int) -> bytes:
     """Return an entry of a TIFF page directory."""
-    return struct.pack("<HHI", tag, kind, count) + (8 if value == -1 else value).to_bytes(4, "little")
+    return struct.pack("<HHI", tag, value_type, count) + (8 if value == -1 else value).to_bytes(4, "little")
 
 
 def build_tiff(pages: list[dict[int, tuple[int, int, int]]], body: bytes = b"", loop: bool = False) -> bytes:
@@ -132,7 +132,7 @@ def build_tiff(pages: list[dict[int, tuple[int, int, int]]], body: bytes = b"", 
     for tags in pages:
         if id(tags) not in packed:
             packed[id(tags)] = struct.pack("<H", len(tags)) + b"".join(
-                build_tiff_entry(tag, *said) for tag, said in sorted(tags.items())
+                build_tiff_entry(tag, *fields) for tag, fields in sorted(tags.items())
             )
         starts.append(at)
         out.append(packed[id(tags)])
@@ -142,12 +142,14 @@ def build_tiff(pages: list[dict[int, tuple[int, int, int]]], body: bytes = b"", 
     return out[0] + out[1] + b"".join(part + struct.pack("<I", link) for part, link in zip(out[2:], links, strict=True))
 
 
-def tiff_page_tags(width: int, height: int, **more: tuple[int, int, int]) -> dict[int, tuple[int, int, int]]:
+def tiff_page_tags(width: int, height: int, **extra_tags: tuple[int, int, int]) -> dict[int, tuple[int, int, int]]:
     """Return the tags of one grey 8-bit page whose single strip is the file body; `more` as t320=(type, count, value)."""
     tags = {256: width, 257: height, 258: 8, 259: 1, 262: 1, 277: 1, 278: height}
-    found = {tag: (4, 1, value) for tag, value in tags.items()}
+    default_tags = {tag: (4, 1, value) for tag, value in tags.items()}
     return (
-        found | {273: (4, 1, -1), 279: (4, 1, width * height)} | {int(name[1:]): value for name, value in more.items()}
+        default_tags
+        | {273: (4, 1, -1), 279: (4, 1, width * height)}
+        | {int(name[1:]): value for name, value in extra_tags.items()}
     )
 
 

@@ -62,28 +62,28 @@ def encode_video(
             stream.height, stream.width = pixels.shape[1:3]
             stream.pix_fmt = "yuvj420p" if (codec or usual) == "mjpeg" else "yuv420p"
             for number, pixel in enumerate(pixels):
-                picture = av.VideoFrame.from_ndarray(pixel, format="rgb24")
+                video_frame = av.VideoFrame.from_ndarray(pixel, format="rgb24")
                 if moments is not None:
-                    picture.pts = moments[number]
-                container.mux(stream.encode(picture))
+                    video_frame.pts = moments[number]
+                container.mux(stream.encode(video_frame))
             container.mux(stream.encode())
     return file.getvalue()
 
 
-def write_clip(place: Path, pixels: np.ndarray) -> Path:
+def write_clip(path: Path, pixels: np.ndarray) -> Path:
     """Write (T, H, W, 3) uint8 in the format of the suffix; without a suffix, as a folder of numbered PNG files."""
-    place.parent.mkdir(parents=True, exist_ok=True)
-    suffix = place.suffix[1:]
-    pictures = [Image.fromarray(frame) for frame in pixels]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    suffix = path.suffix[1:]
+    frames = [Image.fromarray(frame) for frame in pixels]
     if suffix == "gif":
-        pictures[0].save(place, save_all=True, append_images=pictures[1:], duration=100)
+        frames[0].save(path, save_all=True, append_images=frames[1:], duration=100)
     elif suffix:
-        place.write_bytes(encode_video(pixels, suffix))
+        path.write_bytes(encode_video(pixels, suffix))
     else:
-        place.mkdir()
-        for number, picture in enumerate(pictures):
-            picture.save(place / f"frame_{number:03}.png")
-    return place
+        path.mkdir()
+        for number, frame_image in enumerate(frames):
+            frame_image.save(path / f"frame_{number:03}.png")
+    return path
 
 
 def write_moves(home: Path, count: int, suffixes: tuple[str, ...] = (".mp4", ".gif", ""), first: int = 0) -> Path:

@@ -87,7 +87,7 @@ def grey_to_rgb(values: np.ndarray) -> np.ndarray:
 @cache
 def build_corpus() -> tuple[HostileFile, ...]:
     """Return every case; takes about a second."""
-    found = (
+    cases = (
         *iterate_format_cases(),
         *iterate_truncated_cases(),
         *iterate_foreign_cases(),
@@ -99,8 +99,8 @@ def build_corpus() -> tuple[HostileFile, ...]:
         *iterate_npy_cases(),
         *iterate_rare_format_cases(),
     )
-    assert len({case.name for case in found}) == len(found)
-    return found
+    assert len({case.name for case in cases}) == len(cases)
+    return cases
 
 
 def iterate_format_cases() -> Iterator[HostileFile]:
@@ -126,16 +126,19 @@ def iterate_format_cases() -> Iterator[HostileFile]:
         encode_image(Image.fromarray(BLOCK_PIXELS[..., 0] > 100), "PNG"),
         golden=grey_to_rgb((BLOCK_PIXELS[..., 0] > 100).astype(np.uint8) * 255),
     )
-    for kind, name in (("AVIF", "ok.avif"), ("HEIF", "ok.heic")):
-        if is_format_readable(kind):
-            register_pillow_reader(kind)
+    for image_format, name in (("AVIF", "ok.avif"), ("HEIF", "ok.heic")):
+        if is_format_readable(image_format):
+            register_pillow_reader(image_format)
             coded = encode_image(
-                BLOCK_IMAGE, kind, quality=98, **({"subsampling": "4:4:4"} if kind == "AVIF" else {"chroma": 444})
+                BLOCK_IMAGE,
+                image_format,
+                quality=98,
+                **({"subsampling": "4:4:4"} if image_format == "AVIF" else {"chroma": 444}),
             )
             yield HostileFile(name, coded, golden=BLOCK_PIXELS, off=6)
             yield HostileFile(f"trunc_50_{name}", coded[: len(coded) // 2], DECODE_ERROR)
-    for kind in ("PNG", "BMP", "TIFF"):
-        yield HostileFile(f"ok.{kind.lower()}", encode_image(BLOCK_IMAGE, kind), golden=BLOCK_PIXELS)
+    for image_format in ("PNG", "BMP", "TIFF"):
+        yield HostileFile(f"ok.{image_format.lower()}", encode_image(BLOCK_IMAGE, image_format), golden=BLOCK_PIXELS)
     for coding in ("tiff_lzw", "packbits", "tiff_adobe_deflate"):
         yield HostileFile(
             f"ok_{coding}.tif", encode_image(BLOCK_IMAGE, "TIFF", compression=coding), golden=BLOCK_PIXELS
@@ -163,9 +166,12 @@ def iterate_truncated_cases() -> Iterator[HostileFile]:
         "badcrc_header.png", NOISE_PNG[:30] + bytes([NOISE_PNG[30] ^ 1]) + NOISE_PNG[31:], "not an image|cannot be read"
     )
     row = b"\0" + b"\x55" * 72
-    few, interlaced = build_png(24, 16, zlib.compress(row * 15)), interlaced_png(BLOCK_PIXELS.astype(np.uint16))
-    yield HostileFile("rows.png", few, "rows are missing")
-    yield HostileFile("rows_no_end.png", few[:-12], "rows are missing")
+    missing_rows, interlaced = (
+        build_png(24, 16, zlib.compress(row * 15)),
+        interlaced_png(BLOCK_PIXELS.astype(np.uint16)),
+    )
+    yield HostileFile("rows.png", missing_rows, "rows are missing")
+    yield HostileFile("rows_no_end.png", missing_rows[:-12], "rows are missing")
     taller = struct.pack(">IIBBBBB", 24, 17, 16, 2, 0, 0, 1)
     yield HostileFile(
         "rows_interlaced.png", interlaced[:8] + build_png_chunk(b"IHDR", taller) + interlaced[33:], DECODE_ERROR
@@ -178,9 +184,11 @@ def iterate_truncated_cases() -> Iterator[HostileFile]:
         "strips.tif", build_tiff([tiff_page_tags(4, 400) | {278: (4, 1, 4), 279: (4, 1, 16)}], bytes(16)), DECODE_ERROR
     )
     yield HostileFile("trunc_iend.png", NOISE_PNG[:-12], golden=NOISE_PIXELS)
-    for kind in ("BMP", "TIFF", "GIF", "WEBP"):
-        content = encode_image(NOISE_PIXELS, kind)
-        yield HostileFile(f"trunc_50.{kind.lower()}", content[: len(content) // 2], "not an image|cannot be read")
+    for image_format in ("BMP", "TIFF", "GIF", "WEBP"):
+        content = encode_image(NOISE_PIXELS, image_format)
+        yield HostileFile(
+            f"trunc_50.{image_format.lower()}", content[: len(content) // 2], "not an image|cannot be read"
+        )
 
 
 def iterate_foreign_cases() -> Iterator[HostileFile]:
@@ -265,10 +273,10 @@ def iterate_pixel_mode_cases() -> Iterator[HostileFile]:
                golden=grey_to_rgb(np.where(alpha > 0, shade, 255).astype(np.uint8)))  # fmt: skip
     steps = Image.fromarray(np.tile(np.arange(24, dtype=np.uint8), (16, 1)), "P")
     steps.putpalette([v for i in range(256) for v in (i, 0, 0)])
-    seen = np.zeros((16, 24, 3), np.uint8)
-    seen[..., 0], seen[:, :12] = np.arange(24), 255
+    golden = np.zeros((16, 24, 3), np.uint8)
+    golden[..., 0], golden[:, :12] = np.arange(24), 255
     yield HostileFile(
-        "palette_alpha.png", encode_image(steps, "PNG", transparency=bytes([0] * 12 + [255] * 244)), golden=seen
+        "palette_alpha.png", encode_image(steps, "PNG", transparency=bytes([0] * 12 + [255] * 244)), golden=golden
     )
     corner = BLOCK_PIXELS[0, 0]
     keyed = np.where((corner == BLOCK_PIXELS).all(-1, keepdims=True), 255, BLOCK_PIXELS).astype(np.uint8)
@@ -277,10 +285,10 @@ def iterate_pixel_mode_cases() -> Iterator[HostileFile]:
 
 def iterate_exif_cases() -> Iterator[HostileFile]:
     """Valid and invalid EXIF data, and an invalid colour profile."""
-    back = {2: [0], 3: [3], 4: [1], 5: [5], 6: [2], 7: [6], 8: [4]}  # orientation -> Pillow's transpositions
+    transpositions = {2: [0], 3: [3], 4: [1], 5: [5], 6: [2], 7: [6], 8: [4]}  # orientation -> Pillow's transpositions
     for orientation in range(1, 9):
         image = BLOCK_IMAGE
-        for operation in back.get(orientation, []):
+        for operation in transpositions.get(orientation, []):
             image = image.transpose(Image.Transpose(operation))
         exif = Image.Exif()
         exif[0x0112] = orientation
@@ -317,16 +325,16 @@ def iterate_exif_cases() -> Iterator[HostileFile]:
 def iterate_animation_cases() -> Iterator[HostileFile]:
     """Files with several frames: the first is decoded."""
     frames = [Image.fromarray(np.full((16, 16, 3), value, np.uint8)) for value in (10, 200, 90)]
-    more = {"save_all": True, "append_images": frames[1:]}
+    save_options = {"save_all": True, "append_images": frames[1:]}
     first = np.asarray(frames[0])
-    yield HostileFile("anim.gif", encode_image(frames[0], "GIF", **more), golden=first)
-    yield HostileFile("anim.webp", encode_image(frames[0], "WEBP", lossless=True, **more), golden=first)
-    yield HostileFile("anim.png", encode_image(frames[0], "PNG", **more), golden=first)
-    yield HostileFile("anim.tif", encode_image(frames[0], "TIFF", **more), golden=first)
-    yield HostileFile("mpo.jpg", encode_image(frames[0], "MPO", **more), golden=first, off=2)
-    one = encode_image(Image.fromarray(np.full((4, 4), 255, np.uint8)), "GIF")
-    body = one[one.index(b"\x2c\0") :][:-1]  # the frame without the file header and trailer
-    yield HostileFile("many_frames.gif", one[:-1] + body * 2999 + b";", golden=np.full((4, 4, 3), 255, np.uint8))
+    yield HostileFile("anim.gif", encode_image(frames[0], "GIF", **save_options), golden=first)
+    yield HostileFile("anim.webp", encode_image(frames[0], "WEBP", lossless=True, **save_options), golden=first)
+    yield HostileFile("anim.png", encode_image(frames[0], "PNG", **save_options), golden=first)
+    yield HostileFile("anim.tif", encode_image(frames[0], "TIFF", **save_options), golden=first)
+    yield HostileFile("mpo.jpg", encode_image(frames[0], "MPO", **save_options), golden=first, off=2)
+    gif = encode_image(Image.fromarray(np.full((4, 4), 255, np.uint8)), "GIF")
+    body = gif[gif.index(b"\x2c\0") :][:-1]  # the frame without the file header and trailer
+    yield HostileFile("many_frames.gif", gif[:-1] + body * 2999 + b";", golden=np.full((4, 4, 3), 255, np.uint8))
     pages = [tiff_page_tags(4, 4)] * 100_000
     yield HostileFile("many_pages.tif", build_tiff(pages, bytes([77] * 16)), golden=np.full((4, 4, 3), 77, np.uint8))
     yield HostileFile(

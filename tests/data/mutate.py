@@ -51,8 +51,8 @@ def make_mutant(seed: int, number: int) -> bytes:
     content = bytearray(chance.choice(list_seed_files()))
     for _ in range(chance.choice((1, 1, 2, 3, 5))):
         chance.choice(MUTATIONS)(content, chance)
-    whole = content.startswith(b"\x89PNG") and chance.random() < 0.7
-    return fix_png_checksums(bytes(content)) if whole else bytes(content)
+    fix_checksums = content.startswith(b"\x89PNG") and chance.random() < 0.7
+    return fix_png_checksums(bytes(content)) if fix_checksums else bytes(content)
 
 
 def draw_position(content: bytearray, chance: random.Random) -> int:
@@ -99,8 +99,8 @@ def truncate_bytes(content: bytearray, chance: random.Random) -> None:
 
 def splice_tail(content: bytearray, chance: random.Random) -> None:
     """Replace the end with the end of another seed file."""
-    other = chance.choice(list_seed_files())
-    content[draw_position(content, chance) :] = other[chance.randrange(len(other)) :]
+    donor = chance.choice(list_seed_files())
+    content[draw_position(content, chance) :] = donor[chance.randrange(len(donor)) :]
 
 
 MUTATIONS: tuple[Callable[[bytearray, random.Random], None], ...] = (
@@ -135,27 +135,27 @@ def classify_decoding(content: bytes) -> str:
 
     Misses are other exceptions, and training crops that differ from the full image.
     """
-    whole = None
+    full_image = None
     try:
         with suppress(DataError):
-            whole = decode_to_pillow(content, name="mutant")
-        for part in ("top", "bottom"):
+            full_image = decode_to_pillow(content, name="mutant")
+        for region in ("top", "bottom"):
             with suppress(DataError):
-                shown = decode_crop(content, part)
-                if whole is None or not np.array_equal(shown[1], np.asarray(whole.crop(shown[0]))):
-                    return f"the {part} of it is another to training"
+                crop = decode_crop(content, region)
+                if full_image is None or not np.array_equal(crop[1], np.asarray(full_image.crop(crop[0]))):
+                    return f"the {region} of it is another to training"
     except BaseException as error:
         return f"{type(error).__name__}: {error}".replace("\n", " ")[:200]
-    return "refused" if whole is None else "accepted"
+    return "refused" if full_image is None else "accepted"
 
 
-def decode_crop(content: bytes, part: str) -> tuple[tuple[int, int, int, int], np.ndarray]:
+def decode_crop(content: bytes, region: str) -> tuple[tuple[int, int, int, int], np.ndarray]:
     """Decode a third of an image as training does; return (left, top, right, bottom) and pixels. Raises DataError."""
-    picture = open_lazy_image(content, 3, "mutant")
-    width, height = picture.size
+    image = open_lazy_image(content, 3, "mutant")
+    width, height = image.size
     third = max(height // 3, 1)
-    box = (0, 0, width, third) if part == "top" else (0, height - third, width, height)
-    return box, np.asarray(picture.crop(box) if isinstance(picture, Image.Image) else picture.decode_region(box))
+    box = (0, 0, width, third) if region == "top" else (0, height - third, width, height)
+    return box, np.asarray(image.crop(box) if isinstance(image, Image.Image) else image.decode_region(box))
 
 
 def decode_mutants(seed: int, start: int, stop: int) -> None:
@@ -167,9 +167,9 @@ def decode_mutants(seed: int, start: int, stop: int) -> None:
     for number in range(start, stop):
         content = make_mutant(seed, number)
         signal.setitimer(signal.ITIMER_PROF, MAX_CPU_SECONDS)  # the signal ends the process even inside a library call
-        found = classify_decoding(content)
+        outcome = classify_decoding(content)
         signal.setitimer(signal.ITIMER_PROF, 0)
-        os.write(1, f"{number} {found}\n".encode())
+        os.write(1, f"{number} {outcome}\n".encode())
 
 
 @dataclass
@@ -179,18 +179,18 @@ class OutcomeTally:
     counts: Counter[str] = field(default_factory=Counter)
     misses: dict[int, str] = field(default_factory=dict)
 
-    def add(self, number: int, found: str) -> None:
+    def add(self, number: int, outcome: str) -> None:
         """Count one mutant."""
-        known = found in ("accepted", "refused", "crash", "hang")
-        self.counts[found if known else "error"] += 1
-        if found not in ("accepted", "refused"):
-            self.misses[number] = found
+        is_known = outcome in ("accepted", "refused", "crash", "hang")
+        self.counts[outcome if is_known else "error"] += 1
+        if outcome not in ("accepted", "refused"):
+            self.misses[number] = outcome
 
     def __str__(self) -> str:
         return ", ".join(f"{self.counts[name]:,} {name}" for name in ("accepted", "refused", "error", "crash", "hang"))
 
 
-def run_mutants(count: int, seed: int = 0, each: Callable[[int], None] = lambda done: None) -> OutcomeTally:
+def run_mutants(count: int, seed: int = 0, on_progress: Callable[[int], None] = lambda done: None) -> OutcomeTally:
     """Decode `count` mutants in successive child processes.
 
     If a child ends, the next child starts behind the mutant that ended it.
@@ -210,10 +210,10 @@ def run_mutants(count: int, seed: int = 0, each: Callable[[int], None] = lambda 
         ]
         with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as child:
             for line in read_child_lines(child):
-                said, found = line.split(" ", 1)
-                tally.add(int(said), found)
-                number = int(said) + 1
-                each(number)
+                mutant, outcome = line.split(" ", 1)
+                tally.add(int(mutant), outcome)
+                number = int(mutant) + 1
+                on_progress(number)
             silent = child.poll() is None and number < count
             child.kill()
         if number < count:
@@ -229,12 +229,12 @@ def read_child_lines(child: subprocess.Popen[bytes]):
     assert child.stdout
     rest, pipe = b"", child.stdout.fileno()
     while select.select([pipe], [], [], MAX_SILENT_SECONDS)[0]:
-        read = os.read(pipe, 2**16)
-        if not read:
+        received = os.read(pipe, 2**16)
+        if not received:
             child.wait()
             return
-        *whole, rest = (rest + read).split(b"\n")
-        yield from (line.decode() for line in whole)
+        *complete_lines, rest = (rest + received).split(b"\n")
+        yield from (line.decode() for line in complete_lines)
 
 
 def main() -> int:
@@ -244,22 +244,24 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--keep", type=Path, help="folder for the mutants with unexpected outcomes")
     parser.add_argument("--from", type=int, dest="start", help=argparse.SUPPRESS)
-    said = parser.parse_args()
-    if said.start is not None:
-        decode_mutants(said.seed, said.start, said.count)
+    arguments = parser.parse_args()
+    if arguments.start is not None:
+        decode_mutants(arguments.seed, arguments.start, arguments.count)
         return 0
     begun = time.monotonic()
     tally = run_mutants(
-        said.count, said.seed, lambda done: None if done % 10_000 else print(f"  {done:,}", file=sys.stderr, flush=True)
+        arguments.count,
+        arguments.seed,
+        lambda done: None if done % 10_000 else print(f"  {done:,}", file=sys.stderr, flush=True),
     )
     print(
-        f"{said.count:,} mutants of {len(list_seed_files())} files (seed {said.seed}): {tally}, {time.monotonic() - begun:.0f} s"
+        f"{arguments.count:,} mutants of {len(list_seed_files())} files (seed {arguments.seed}): {tally}, {time.monotonic() - begun:.0f} s"
     )
-    for number, found in tally.misses.items():
-        print(f"  MISSED {number}: {found}")
-        if said.keep:
-            said.keep.mkdir(parents=True, exist_ok=True)
-            (said.keep / f"{said.seed}-{number}").write_bytes(make_mutant(said.seed, number))
+    for number, outcome in tally.misses.items():
+        print(f"  MISSED {number}: {outcome}")
+        if arguments.keep:
+            arguments.keep.mkdir(parents=True, exist_ok=True)
+            (arguments.keep / f"{arguments.seed}-{number}").write_bytes(make_mutant(arguments.seed, number))
     return int(bool(tally.misses))
 
 

@@ -51,8 +51,8 @@ def write_parquet(path, columns, features=None, **options):
     return path
 
 
-def get_open_error(source, kind=(DataError, UsageError)):
-    with pytest.raises(kind) as error:
+def get_open_error(source, error_types=(DataError, UsageError)):
+    with pytest.raises(error_types) as error:
         open_data(source)
     return str(error.value)
 
@@ -73,8 +73,11 @@ def test_parquet_rows_keep_their_labels_and_pixels(tmp_path):
         for sample, row in enumerate(split.row_indices):
             assert split.raw(sample) == encode_random_png(row) and split.labels[sample] == row % 2
             assert split.name(sample) == f"{file}, train, row {row}"
-    back = data.full_train_split.take(np.array([5, 3]))
-    assert [back.raw(0), back.raw(1)] == [encode_random_png(5), encode_random_png(3)] and back.labels.tolist() == [1, 1]
+    subset = data.full_train_split.take(np.array([5, 3]))
+    assert [subset.raw(0), subset.raw(1)] == [
+        encode_random_png(5),
+        encode_random_png(3),
+    ] and subset.labels.tolist() == [1, 1]
 
 
 SPLIT_FILE_LAYOUTS = [
@@ -127,15 +130,17 @@ def test_every_label_type_is_read(case, tmp_path):
 def test_labels_stored_as_floats(tmp_path):
     """pandas stores integers as floats if a value is missing."""
     for name, values in {"one": [1.0, 0.0, 1.0, 2.0], "several": [[1.0, 0.0], [0.0], [], [2.0]]}.items():
-        for kind in (pa.float64(), pa.float32()):
-            column = pa.array(values, pa.list_(kind) if name == "several" else kind)
-            whole = pa.array(values, pa.list_(pa.int64()) if name == "several" else pa.int64())
-            found = open_data(
+        for float_type in (pa.float64(), pa.float32()):
+            column = pa.array(values, pa.list_(float_type) if name == "several" else float_type)
+            integer_column = pa.array(values, pa.list_(pa.int64()) if name == "several" else pa.int64())
+            float_data = open_data(
                 write_parquet(tmp_path / "float.parquet", {"image": make_image_column(4), "label": column})
             )
-            wanted = open_data(write_parquet(tmp_path / "int.parquet", {"image": make_image_column(4), "label": whole}))
-            assert found.classes == wanted.classes == ("0", "1", "2")
-            assert np.array_equal(found.splits["train"].labels, wanted.splits["train"].labels)
+            integer_data = open_data(
+                write_parquet(tmp_path / "int.parquet", {"image": make_image_column(4), "label": integer_column})
+            )
+            assert float_data.classes == integer_data.classes == ("0", "1", "2")
+            assert np.array_equal(float_data.splits["train"].labels, integer_data.splits["train"].labels)
     fraction = write_parquet(tmp_path / "a.parquet", {"image": make_image_column(2), "label": pa.array([0.0, 1.5])})
     assert open_data(fraction).targets == ("label",)
     several = write_parquet(
@@ -175,10 +180,10 @@ def test_ambiguous_columns_require_options(tmp_path):
         "id": np.arange(20),
     }
     file = write_parquet(tmp_path / "x.parquet", columns, features)
-    told = get_open_error(file, UsageError)
-    assert "2 columns can be the image: left, right" in told and f"{file}#image=left" in told
-    told = get_open_error(f"{file}#image=right", UsageError)
-    assert "2 columns can be the label: fine, coarse" in told and "#label=fine" in told
+    error_text = get_open_error(file, UsageError)
+    assert "2 columns can be the image: left, right" in error_text and f"{file}#image=left" in error_text
+    error_text = get_open_error(f"{file}#image=right", UsageError)
+    assert "2 columns can be the label: fine, coarse" in error_text and "#label=fine" in error_text
     data = open_data(f"{file}#image=right,label=coarse")
     assert data.classes == ("s", "t") and data.full_train_split.raw(2) == encode_random_png(52)
     assert "no column lable" in get_open_error(f"{file}#image=left,label=lable", UsageError)
@@ -198,8 +203,8 @@ INVALID_LABELS = {
 
 @pytest.mark.parametrize("case", INVALID_LABELS)
 def test_invalid_labels_are_rejected(case, tmp_path):
-    columns, told = INVALID_LABELS[case]
-    assert told in get_open_error(
+    columns, message = INVALID_LABELS[case]
+    assert message in get_open_error(
         write_parquet(
             tmp_path / "x.parquet",
             {"image": make_image_column(12), **columns},
@@ -237,8 +242,8 @@ def test_inconsistent_splits_are_rejected(tmp_path):
     write_parquet(tmp_path / "c" / "train-0.parquet", {"image": make_image_column(4), "label": ["x", "y"] * 2})
     write_parquet(tmp_path / "c" / "train-1.parquet", {"image": make_image_column(4), "label": [1, 2] * 2})
     assert "train-1.parquet differs in columns from" in get_open_error(tmp_path / "c")
-    for kind in ("full", "small"):
-        write_parquet(tmp_path / "d" / kind / "train-0.parquet", {"image": make_image_column(4), "label": [1, 2] * 2})
+    for folder in ("full", "small"):
+        write_parquet(tmp_path / "d" / folder / "train-0.parquet", {"image": make_image_column(4), "label": [1, 2] * 2})
     assert "several datasets" in get_open_error(tmp_path / "d", UsageError)
 
 
@@ -271,8 +276,8 @@ def test_damaged_files(tmp_path):
         compression="none",
         row_group_size=10,
     )
-    whole = file.read_bytes()
-    for content in (b"", b"PAR1", whole[:-20], whole[: len(whole) // 2]):
+    whole_file = file.read_bytes()
+    for content in (b"", b"PAR1", whole_file[:-20], whole_file[: len(whole_file) // 2]):
         file.write_bytes(content)
         assert "cannot be read as Parquet" in get_open_error(file, DataError)
     (tmp_path / "y.parquet").mkdir()
@@ -297,14 +302,14 @@ def test_nothing_in_a_file_is_executed(tmp_path):
 def test_the_unpacked_cache_is_reused_until_the_file_changes(tmp_path, monkeypatch):
     file = write_parquet(tmp_path / "x.parquet", {"image": make_image_column(20), "label": ["a", "b"] * 10})
     first = open_data(file)
-    (kept,) = (tmp_path / "cache").rglob("*.arrow")
-    before, fingerprint = kept.stat().st_mtime_ns, first.fingerprint()
-    assert open_data(file).fingerprint() == fingerprint and kept.stat().st_mtime_ns == before
-    content = kept.read_bytes()[:500]
-    kept.unlink()
-    kept.write_bytes(content)
-    again = open_data(file)
-    assert again.full_train_split.raw(19) == encode_random_png(19) and again.fingerprint() == fingerprint
+    (cached_file,) = (tmp_path / "cache").rglob("*.arrow")
+    before, fingerprint = cached_file.stat().st_mtime_ns, first.fingerprint()
+    assert open_data(file).fingerprint() == fingerprint and cached_file.stat().st_mtime_ns == before
+    content = cached_file.read_bytes()[:500]
+    cached_file.unlink()
+    cached_file.write_bytes(content)
+    reopened = open_data(file)
+    assert reopened.full_train_split.raw(19) == encode_random_png(19) and reopened.fingerprint() == fingerprint
     write_parquet(file, {"image": make_image_column(20, 100), "label": ["a", "b"] * 10})
     assert (
         open_data(file).full_train_split.raw(0) == encode_random_png(100)
@@ -369,13 +374,13 @@ def fake_hub(tmp_path, monkeypatch):
     """Replace the Hub by local files: `hf:org/name` opens them as files in the library's cache."""
     files = {}
     for number, split in enumerate(("train", "validation", "extra")):
-        part = datasets.Dataset.from_dict(
+        dataset = datasets.Dataset.from_dict(
             {"img": [{"bytes": encode_random_png(10 * number + row), "path": None} for row in range(9)], "fine": [0, 1, 2] * 3, "coarse": [1, 0, 0] * 3},
             features=datasets.Features({"img": datasets.Image(), "fine": datasets.ClassLabel(names=["p", "q", "r"]),
                                         "coarse": datasets.ClassLabel(names=["s", "t"])}),
         )  # fmt: skip
         files[split] = str(tmp_path / f"{split}.parquet")
-        part.to_parquet(files[split])
+        dataset.to_parquet(files[split])
     load = datasets.load_dataset
     monkeypatch.setattr(
         datasets, "load_dataset", lambda *_: load("parquet", data_files=files, cache_dir=str(tmp_path / "hf"))
@@ -384,8 +389,8 @@ def fake_hub(tmp_path, monkeypatch):
 
 
 def test_hub_datasets_are_read(fake_hub):
-    told = get_open_error("hf:org/name@plain", UsageError)
-    assert "fine, coarse" in told and "hf:org/name@plain#label=fine" in told
+    error_text = get_open_error("hf:org/name@plain", UsageError)
+    assert "fine, coarse" in error_text and "hf:org/name@plain#label=fine" in error_text
     data = open_data("hf:org/name#label=coarse")
     assert data.classes == ("s", "t") and list(data.splits) == ["train", "val"] and data.name == "hf:org/name"
     assert data.notes == ["the split extra is ignored"]
@@ -395,8 +400,8 @@ def test_hub_datasets_are_read(fake_hub):
             encode_random_png(10 * number + row) for row in range(9)
         ]
     local = open_data(f"{fake_hub['train']}#label=coarse").with_holdout(0.0, 0).split("train")
-    here, there = (np.asarray(decode_sample(split, 4, 3)) for split in (local, data.splits["train"]))
-    assert np.array_equal(here, there)
+    local_pixels, hub_pixels = (np.asarray(decode_sample(split, 4, 3)) for split in (local, data.splits["train"]))
+    assert np.array_equal(local_pixels, hub_pixels)
 
 
 def test_invalid_hub_datasets_are_rejected(tmp_path, monkeypatch):

@@ -91,12 +91,12 @@ def make_timm_operation(name: str, magnitude: float, side: int, monkeypatch, **o
 def test_timm_style_matches_timm(name, filter, monkeypatch):
     ours = TIMM_OPERATIONS[name.removesuffix("Increasing").removesuffix("Rel")]
     for magnitude, side in itertools.product((0, 0.3, 3, 8.6, 10), (1, -1)):
-        shown = ours(make_smooth_image((61, 47)), side * magnitude / 10, filter)
+        augmented = ours(make_smooth_image((61, 47)), side * magnitude / 10, filter)
         # Pillow 13 raises for 0 bits, where earlier versions return black
         if name == "PosterizeIncreasing" and magnitude == 10:
-            assert shown.getextrema() == ((0, 0),) * 3
+            assert augmented.getextrema() == ((0, 0),) * 3
         else:
-            assert shown == make_timm_operation(name, magnitude, side, monkeypatch, interpolation=filter)
+            assert augmented == make_timm_operation(name, magnitude, side, monkeypatch, interpolation=filter)
     assert len(TIMM_OPERATIONS) == len(peer._RAND_INCREASING_TRANSFORMS)
 
 
@@ -146,15 +146,17 @@ def test_cutout_is_a_grey_square_anywhere():
 
 @pytest.mark.parametrize("probability", [0.5, 1.0])
 def test_rand_augment_draws_operations_levels_and_directions(probability):
-    seen = []
-    table = {name: lambda picture, level, filter, name=name: seen.append((name, level)) or picture for name in "abc"}
+    drawn_operations = []
+    table = {
+        name: lambda image, level, filter, name=name: drawn_operations.append((name, level)) or image for name in "abc"
+    }
     torch.manual_seed(0)
     augment = RandAugment(table, 2, 9, Image.Resampling.BICUBIC, probability, spread=0.5, highest=10)
     for _ in range(1000):
         augment(make_image(0))
-    names, levels = [name for name, _ in seen], np.array([level for _, level in seen])
-    assert abs(len(seen) / 2000 - probability) < 0.04
-    assert all(abs(names.count(name) / len(seen) - 1 / 3) < 0.05 for name in "abc")
+    names, levels = [name for name, _ in drawn_operations], np.array([level for _, level in drawn_operations])
+    assert abs(len(drawn_operations) / 2000 - probability) < 0.04
+    assert all(abs(names.count(name) / len(drawn_operations) - 1 / 3) < 0.05 for name in "abc")
     assert abs((levels > 0).mean() - 0.5) < 0.05
     strength = np.abs(levels)
     assert strength.max() == 1.0 and abs(np.median(strength) - 0.9) < 0.01 and abs(strength.std() - 0.05) < 0.01
@@ -221,31 +223,31 @@ def test_a_simple_crop_is_a_window_of_the_padded_image(memory):
     pixels, augment = image_to_tensor(make_image(1, (24, 20))), Augment(crop_style="simple")
     padded = F.pad(pixels.float()[None], (4, 4, 4, 4), mode="reflect")[0]
     if memory:
-        shown = augment.augment_batch(pixels[None].repeat(60, 1, 1, 1), derive_keys(0, np.arange(60))).float()
+        augmented = augment.augment_batch(pixels[None].repeat(60, 1, 1, 1), derive_keys(0, np.arange(60))).float()
     else:
-        shown = torch.stack(
+        augmented = torch.stack(
             [augment.augment_image(make_image(1, (24, 20)), ImagePreprocess(IMAGE_SIZE), k) for k in range(60)]
         ).float()
-    places = [(y, x) for y, x in itertools.product(range(9), range(9))]
-    found = [
-        [p for p in places if torch.allclose(padded[:, p[0] : p[0] + 20, p[1] : p[1] + 24], image, atol=0.01)]
-        for image in shown
+    positions = [(y, x) for y, x in itertools.product(range(9), range(9))]
+    matches_by_image = [
+        [p for p in positions if torch.allclose(padded[:, p[0] : p[0] + 20, p[1] : p[1] + 24], image, atol=0.01)]
+        for image in augmented
     ]
-    assert all(len(matches) == 1 for matches in found)
-    rows, columns = ({matches[0][axis] for matches in found} for axis in (0, 1))
+    assert all(len(matches) == 1 for matches in matches_by_image)
+    rows, columns = ({matches[0][axis] for matches in matches_by_image} for axis in (0, 1))
     assert rows == columns == set(range(9))
 
 
 def test_a_simple_crop_resizes_the_short_side():
     strip = np.zeros((40, 400, 3), np.uint8)
     strip[..., 0] = np.linspace(0, 255, 400)
-    seen = [
+    resized = [
         Augment(crop_style="simple").augment_image(Image.fromarray(strip), ImagePreprocess((20, 20)), k).float()
         for k in range(60)
     ]
-    means = [float(image[0].mean()) for image in seen]
+    means = [float(image[0].mean()) for image in resized]
     assert min(means) < 40 and max(means) > 215
-    assert max(float(image[0].max() - image[0].min()) for image in seen) < 40
+    assert max(float(image[0].max() - image[0].min()) for image in resized) < 40
 
 
 def test_three_augment_applies_one_of_three_operations():
@@ -254,10 +256,10 @@ def test_three_augment_applies_one_of_three_operations():
     strongest = image_to_tensor(image.filter(ImageFilter.GaussianBlur(2))).float()
     counts, reach = [0, 0, 0], float((strongest - image_to_tensor(image)).abs().max())
     for k in range(600):
-        shown = Augment(three=True).augment_image(image, ImagePreprocess(IMAGE_SIZE), k)
-        kind = 0 if torch.equal(shown, grey) else 1 if torch.equal(shown, bright) else 2
-        counts[kind] += 1
-        assert kind < 2 or (shown.float() - image_to_tensor(image)).abs().max() <= reach + 1
+        augmented = Augment(three=True).augment_image(image, ImagePreprocess(IMAGE_SIZE), k)
+        operation_index = 0 if torch.equal(augmented, grey) else 1 if torch.equal(augmented, bright) else 2
+        counts[operation_index] += 1
+        assert operation_index < 2 or (augmented.float() - image_to_tensor(image)).abs().max() <= reach + 1
     assert all(abs(count - 200) < 45 for count in counts)
 
 
@@ -266,10 +268,10 @@ def test_jitter_stays_within_its_range(memory):
     augment, flat = Augment(jitter=(0.3, 0.0, 0.0)), Image.new("RGB", IMAGE_SIZE[::-1], (100, 150, 50))
     keys = derive_keys(0, np.arange(200))
     if memory:
-        shown = augment.augment_batch(image_to_tensor(flat)[None].repeat(200, 1, 1, 1), keys)
+        augmented = augment.augment_batch(image_to_tensor(flat)[None].repeat(200, 1, 1, 1), keys)
     else:
-        shown = torch.stack([augment.augment_image(flat, ImagePreprocess(IMAGE_SIZE), int(k)) for k in keys])
-    factors = shown[:, :, 0, 0].float() / torch.tensor([100.0, 150.0, 50.0])
+        augmented = torch.stack([augment.augment_image(flat, ImagePreprocess(IMAGE_SIZE), int(k)) for k in keys])
+    factors = augmented[:, :, 0, 0].float() / torch.tensor([100.0, 150.0, 50.0])
     assert factors.min() > 0.68 and factors.max() < 1.31 and factors[:, 1].std() > 0.1
     assert (factors.max(1).values - factors.min(1).values).max() < 0.04
 
@@ -279,13 +281,13 @@ def test_erased_noise_fills_a_box_with_pixels_like_imagenets(channels):
     flat = Image.new("RGB" if channels == 3 else "L", (64, 64))
     values, untouched = [], 0
     for k in range(400):
-        shown = Augment(erase=0.5, erase_noise=True).augment_image(flat, ImagePreprocess((64, 64), channels), k)
-        hole = (shown > 0).any(0)
+        augmented = Augment(erase=0.5, erase_noise=True).augment_image(flat, ImagePreprocess((64, 64), channels), k)
+        hole = (augmented > 0).any(0)
         if not hole.any():
             untouched += 1
             continue
         rows, columns = hole.any(1).nonzero().flatten(), hole.any(0).nonzero().flatten()
-        box = shown[:, rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
+        box = augmented[:, rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
         assert 0.01 < box[0].numel() / 64**2 < 0.36
         values.append(box.flatten(1).float())
     assert 150 < untouched < 250
@@ -310,9 +312,9 @@ def test_labels_are_mixed_like_the_images(options, several):
     shares = set()
     for batch in range(10):
         mixed, soft = Augment(**options).mix_batch(images, labels, 4, seed=0, batch=batch)
-        own = float(1 - (mixed[1].mean() - 1) / (0 - 1))  # image 1 is mixed with image 0
-        assert torch.allclose(soft, own * hot + (1 - own) * hot.roll(1, 0), atol=1e-5)
-        shares.add(own)
+        own_weight = float(1 - (mixed[1].mean() - 1) / (0 - 1))  # image 1 is mixed with image 0
+        assert torch.allclose(soft, own_weight * hot + (1 - own_weight) * hot.roll(1, 0), atol=1e-5)
+        shares.add(own_weight)
     assert len(shares) > 5 and all(0 <= share <= 1 for share in shares)
 
 
@@ -333,8 +335,10 @@ def test_repeated_images_are_mixed_with_different_images():
     images, labels = torch.arange(9.0)[:, None, None, None].expand(9, 3, 8, 8).clone(), torch.arange(9) // 3
     for batch in range(10):
         _, soft = Augment(mixup=0.8).mix_batch(images, labels, 3, 0, batch, offset=3)
-        own = soft[0, 0]
-        assert torch.allclose(soft, own * F.one_hot(labels, 3) + (1 - own) * F.one_hot((labels - 1) % 3, 3))
+        own_weight = soft[0, 0]
+        assert torch.allclose(
+            soft, own_weight * F.one_hot(labels, 3) + (1 - own_weight) * F.one_hot((labels - 1) % 3, 3)
+        )
 
 
 def test_batches_are_mixed_with_the_mix_probability():

@@ -27,15 +27,15 @@ CODECS = ("lzw", "zstd", "packbits", "lzma", "zlib")
 needs_imagecodecs = pytest.mark.skipif(not has_imagecodecs(), reason="the extra `geotiff` is not installed")
 
 
-def read_pixel_values(place, bands, dtype):
+def read_pixel_values(path, bands, dtype):
     """Return the values of a multi-band file after reading it through every function that parses its header."""
-    raw, wanted = place.read_bytes(), dtype if dtype in ("uint8", "uint16", "int16", "float32") else "float32"
+    raw, read_dtype = path.read_bytes(), dtype if dtype in ("uint8", "uint16", "int16", "float32") else "float32"
     assert read_upright_size(raw, "x") == bands.shape[:0:-1]
-    if bands.shape[0] != 1 or wanted in ("int16", "float32"):
-        assert detect_channel_form(raw, "x") == (len(bands), wanted)
-    read = read_bands(raw, len(bands), wanted, "x")
-    assert [band.size for band in read] == [bands.shape[:0:-1]] * len(bands)
-    return np.stack([np.asarray(band) for band in read])
+    if bands.shape[0] != 1 or read_dtype in ("int16", "float32"):
+        assert detect_channel_form(raw, "x") == (len(bands), read_dtype)
+    bands_read = read_bands(raw, len(bands), read_dtype, "x")
+    assert [band.size for band in bands_read] == [bands.shape[:0:-1]] * len(bands)
+    return np.stack([np.asarray(band) for band in bands_read])
 
 
 @pytest.mark.parametrize("count", [1, 3, 4, 5, 13])
@@ -43,16 +43,16 @@ def read_pixel_values(place, bands, dtype):
 def test_bands_are_read_in_every_layout_and_dtype(tmp_path, count, dtype):
     bands = make_bands(count, dtype, size=(21, 37))
     for layout in LAYOUTS.values() if count > 1 else [{}, {"tile": (16, 16)}]:
-        place = write_tiff(tmp_path / "a.tif", bands, **layout)
-        assert np.array_equal(read_pixel_values(place, bands, dtype), bands.astype(np.float32))
+        path = write_tiff(tmp_path / "a.tif", bands, **layout)
+        assert np.array_equal(read_pixel_values(path, bands, dtype), bands.astype(np.float32))
     if count in (3, 1) and dtype == "uint8":
         return  # read as a colour image
     for stored in (bands, np.moveaxis(bands, 0, -1), bands[0]):
         np.save(tmp_path / "a.npy", stored)
-        own = bands[:1] if stored.ndim == 2 else bands
-        if own.shape[0] == 1 and dtype == "uint8":
+        expected = bands[:1] if stored.ndim == 2 else bands
+        if expected.shape[0] == 1 and dtype == "uint8":
             continue
-        assert np.array_equal(read_pixel_values(tmp_path / "a.npy", own, dtype), own.astype(np.float32))
+        assert np.array_equal(read_pixel_values(tmp_path / "a.npy", expected, dtype), expected.astype(np.float32))
 
 
 @needs_imagecodecs
@@ -63,9 +63,9 @@ def test_bands_are_read_in_every_compression(tmp_path, codec, dtype):
     predictors = [False] if codec == "packbits" else [False, 3 if np.dtype(dtype).kind == "f" else 2]
     for layout in LAYOUTS.values():
         for predictor in predictors:
-            place = write_tiff(tmp_path / "a.tif", bands, compression=codec, predictor=predictor, **layout)
-            assert np.array_equal(read_pixel_values(place, bands, dtype), bands.astype(np.float32))
-    cut = place.read_bytes()[:-30]
+            path = write_tiff(tmp_path / "a.tif", bands, compression=codec, predictor=predictor, **layout)
+            assert np.array_equal(read_pixel_values(path, bands, dtype), bands.astype(np.float32))
+    cut = path.read_bytes()[:-30]
     with pytest.raises(DataError, match=r"^x: "):
         read_bands(cut, 5, dtype, "x")
 
@@ -121,18 +121,18 @@ def test_pixels_without_data_are_void_and_filled_with_the_mean(tmp_path, dtype, 
     bands = make_bands(5, dtype)
     bands[:, :, 7] = value  # in all bands
     bands[2, 9, 9] = value  # in one band
-    place = write_tiff(tmp_path / "a.tif", bands, nodata)
+    path = write_tiff(tmp_path / "a.tif", bands, nodata)
     void = np.zeros((32, 32), bool)
     void[:, 7] = True
     void[9, 9] = where == "any"
-    raw, numbers = place.read_bytes(), dtype if dtype != "float64" else "float32"
+    raw, numbers = path.read_bytes(), dtype if dtype != "float64" else "float32"
     assert np.array_equal(decode_void_mask(raw, "x"), void) and np.array_equal(read_band_values(raw, "x")[1], void)
-    read = read_bands(raw, 5, numbers, "x")
-    for band, stored in zip(read, bands.astype(np.float64), strict=True):
+    bands_read = read_bands(raw, 5, numbers, "x")
+    for band, stored in zip(bands_read, bands.astype(np.float64), strict=True):
         mean = stored[~void].mean()
         assert np.allclose(np.asarray(band)[void], round(mean) if dtype == "uint8" else mean, rtol=1e-5)
         assert np.array_equal(np.asarray(band)[~void], stored[~void].astype(np.float32))
-    assert np.array_equal(read.is_void, void)
+    assert np.array_equal(bands_read.is_void, void)
     preprocess = BandPreprocess((32, 32), 5, (0.1, 0.2, 0.3, 0.4, 0.5), (0.1,) * 5, numbers=numbers)
     normalised = preprocess.normalise(preprocess.to_tensor(preprocess.decode(raw))[None])[0]
     assert np.abs(normalised.numpy()[:, void]).max() < (0.03 if dtype == "uint8" else 1e-4)
@@ -153,10 +153,10 @@ def test_geotiff_masks_are_read_as_class_indices(tmp_path, dtype):
     assert np.array_equal(read_mask(write_tiff(tmp_path / "a.tif", mask[None])), numbers)
     void = 255 if dtype == "uint8" else -1
     mask[numbers == 2] = void
-    read = read_mask(write_tiff(tmp_path / "a.tif", mask[None], nodata=void))
-    assert np.array_equal(read, np.where(numbers == 2, 255, numbers))
-    kept = read_mask(write_tiff(tmp_path / "a.tif", numbers.astype(dtype)[None], nodata=0))
-    assert np.array_equal(kept, numbers)  # 0 is a class even if the nodata tag is 0
+    mask_classes = read_mask(write_tiff(tmp_path / "a.tif", mask[None], nodata=void))
+    assert np.array_equal(mask_classes, np.where(numbers == 2, 255, numbers))
+    classes_with_zero = read_mask(write_tiff(tmp_path / "a.tif", numbers.astype(dtype)[None], nodata=0))
+    assert np.array_equal(classes_with_zero, numbers)  # 0 is a class even if the nodata tag is 0
 
 
 def test_a_class_map_is_written_with_a_georeference(tmp_path):

@@ -100,22 +100,25 @@ def test_bucket_strings_are_parsed_and_validated():
     st.lists(st.integers(0, 4), min_size=1, max_size=70), st.integers(1, 9), st.integers(0, 5), st.integers(0, 2**20)
 )
 def test_bucketed_epochs_show_every_image_once(buckets, batch, epochs, seed):
-    own = np.array(buckets)
-    order, n = SampleOrder(len(own), seed, None, 1, factors=None, buckets=own, batch=batch), len(own)
+    assigned_buckets = np.array(buckets)
+    order, n = (
+        SampleOrder(len(assigned_buckets), seed, None, 1, factors=None, buckets=assigned_buckets, batch=batch),
+        len(assigned_buckets),
+    )
     samples, _, views = get_stream_samples(order, 0, (epochs + 1) * n)
     assert not views.any()
     assert all(sorted(samples[low : low + n]) == list(range(n)) for low in range(0, len(samples), n))
     for low in range(0, len(samples), batch):
         ends = find_bucket_boundaries(order, low, min(low + batch, len(samples)))
         assert ends[0] == low and ends[-1] == min(low + batch, len(samples)) and ends == sorted(set(ends))
-        parts = [own[samples[a:b]] for a, b in itertools.pairwise(ends)]
-        assert all(len(set(part.tolist())) == 1 for part in parts)
-        assert all(before[-1] != after[0] for before, after in itertools.pairwise(parts))
+        batch_buckets = [assigned_buckets[samples[a:b]] for a, b in itertools.pairwise(ends)]
+        assert all(len(set(bucket_indices.tolist())) == 1 for bucket_indices in batch_buckets)
+        assert all(before[-1] != after[0] for before, after in itertools.pairwise(batch_buckets))
 
 
 def test_most_bucketed_batches_have_a_single_size():
-    own = FORM_GENERATOR.integers(0, 4, 1000)
-    order = SampleOrder(1000, 3, None, 1, factors=None, buckets=own, batch=16)
+    assigned_buckets = FORM_GENERATOR.integers(0, 4, 1000)
+    order = SampleOrder(1000, 3, None, 1, factors=None, buckets=assigned_buckets, batch=16)
     samples = get_stream_samples(order, 0, 5000)[0]
     mixed = [len(find_bucket_boundaries(order, low, low + 16)) > 2 for low in range(0, 4992, 16)]
     assert sum(mixed) < 5 * 4  # an epoch ends with the remainder of each of four buckets
@@ -161,9 +164,9 @@ def test_buckets_allow_clips_and_images_in_one_folder(mixed_folder, tmp_path):
     for split in ("train", "val"):
         for name in ("a", "b"):
             for number in range(3):
-                place = tmp_path / split / name / f"{number:03}.png"
-                place.parent.mkdir(parents=True, exist_ok=True)
-                Image.new("RGB", (16, 16), (number, 0, 0)).save(place)
+                path = tmp_path / split / name / f"{number:03}.png"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                Image.new("RGB", (16, 16), (number, 0, 0)).save(path)
     assert type(open_data(tmp_path, stills=True).split("train")) is FileSplit
 
 
@@ -182,23 +185,23 @@ def test_bucketed_samples_match_a_run_at_that_size(mixed_folder):
     split = open_data(mixed_folder, stills=True).full_train_split
     assert split is not None
     sizes = ((8, 16, 16), (1, 16, 16), (1, 12, 24), (1, 24, 12))
-    own = find_nearest_buckets(measure_sample_forms(split), sizes)
-    plain = ClipPreprocess((8, 16, 16), buckets=sizes)
-    loader = TrainLoader(split, plain, Augment(flip=0.5), 5, buckets=own, batch_size=4)
+    assigned_buckets = find_nearest_buckets(measure_sample_forms(split), sizes)
+    preprocess = ClipPreprocess((8, 16, 16), buckets=sizes)
+    loader = TrainLoader(split, preprocess, Augment(flip=0.5), 5, buckets=assigned_buckets, batch_size=4)
     spans = [
         (a, b)
         for low in range(0, 36, 4)
         for ends in [find_bucket_boundaries(loader.sample_order, low, low + 4)]
         for a, b in itertools.pairwise(ends)
     ]
-    seen = []
+    positions = []
     for batch in loader.iterate_spans(spans):
-        (bucket,) = set(own[batch["samples"].numpy()].tolist())
+        (bucket,) = set(assigned_buckets[batch["samples"].numpy()].tolist())
         assert batch["images"].shape[1:] == (3, *sizes[bucket])
-        seen += batch["samples"].tolist()
-        alone = TrainLoader(split, ClipPreprocess(sizes[bucket]), Augment(flip=0.5), 5)
-        epoch = (len(seen) - 1) // 18
-        if (len(seen) - len(batch["samples"])) // 18 == epoch:
-            images: list[Any] = [alone.load_sample(sample, epoch, 0) for sample in batch["samples"].tolist()]
+        positions += batch["samples"].tolist()
+        single_loader = TrainLoader(split, ClipPreprocess(sizes[bucket]), Augment(flip=0.5), 5)
+        epoch = (len(positions) - 1) // 18
+        if (len(positions) - len(batch["samples"])) // 18 == epoch:
+            images: list[Any] = [single_loader.load_sample(sample, epoch, 0) for sample in batch["samples"].tolist()]
             assert torch.equal(batch["images"], torch.stack(images))
-    assert sorted(seen) == sorted([*range(18)] * 2)
+    assert sorted(positions) == sorted([*range(18)] * 2)

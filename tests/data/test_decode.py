@@ -71,8 +71,8 @@ def test_sixteen_bit_colour_keeps_the_high_byte(tmp_path):
     deep = GRADIENT_PIXELS.astype(">u2") * 257
     rows = b"".join(b"\0" + row.tobytes() for row in deep)
 
-    def chunk(kind, body):
-        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+    def chunk(chunk_type, body):
+        return struct.pack(">I", len(body)) + chunk_type + body + struct.pack(">I", zlib.crc32(chunk_type + body))
 
     header = struct.pack(">IIBBBBB", 20, 12, 16, 2, 0, 0, 0)
     content = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
@@ -116,12 +116,12 @@ def test_cmyk(tmp_path):
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_all_exif_orientations_come_out_upright(tmp_path, orientation):
-    back = {
+    transpositions = {
         1: [], 2: [Image.Transpose.FLIP_LEFT_RIGHT], 3: [Image.Transpose.ROTATE_180], 4: [Image.Transpose.FLIP_TOP_BOTTOM],
         5: [Image.Transpose.TRANSPOSE], 6: [Image.Transpose.ROTATE_90], 7: [Image.Transpose.TRANSVERSE], 8: [Image.Transpose.ROTATE_270],
     }  # fmt: skip
     image = Image.fromarray(GRADIENT_PIXELS)
-    for operation in back[orientation]:
+    for operation in transpositions[orientation]:
         image = image.transpose(operation)
     exif = Image.Exif()
     exif[0x0112] = orientation

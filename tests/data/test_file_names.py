@@ -21,12 +21,12 @@ DECOMPOSED_NAME = unicodedata.normalize("NFD", COMPOSED_NAME)
 VOC_BOX = "<xmin>1</xmin><ymin>1</ymin><xmax>5</xmax><ymax>5</ymax>"
 
 
-def write_coco(place: Path, boxes: dict[str, list[int]], category: str = "ant") -> None:
+def write_coco(path: Path, boxes: dict[str, list[int]], category: str = "ant") -> None:
     images = [{"id": number, "file_name": name} for number, name in enumerate(boxes, 1)]
     rows = [{"id": n, "image_id": n, "category_id": 1, "bbox": box} for n, box in enumerate(boxes.values(), 1)]
-    place.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     document = {"images": images, "annotations": rows, "categories": [{"id": 1, "name": category}]}
-    place.write_text(json.dumps(document, ensure_ascii=False))
+    path.write_text(json.dumps(document, ensure_ascii=False))
 
 
 def read_boxes(source: Path) -> dict[str, list[list[float]]]:
@@ -100,14 +100,14 @@ def test_coco_files_with_different_categories_are_rejected(tmp_path):
 
 def test_several_panoptic_files_of_a_split_are_merged(tmp_path):
     for number in range(2):
-        place = tmp_path / "annotations" / f"panoptic_train_{number}.json"
+        path = tmp_path / "annotations" / f"panoptic_train_{number}.json"
         write_image(tmp_path / "images" / f"{number}.png")
-        place.with_suffix("").mkdir(parents=True)
-        Image.new("RGB", (12, 10), (7, 0, 0)).save(place.with_suffix("") / f"{number}.png")
+        path.with_suffix("").mkdir(parents=True)
+        Image.new("RGB", (12, 10), (7, 0, 0)).save(path.with_suffix("") / f"{number}.png")
         segments = [{"id": 7, "category_id": 1}]
         rows = [{"image_id": 1, "file_name": f"{number}.png", "segments_info": segments}]
         document = {"images": [{"id": 1, "file_name": f"{number}.png"}], "annotations": rows}
-        place.write_text(json.dumps(document | {"categories": [{"id": 1, "name": "ant", "isthing": 1}]}))
+        path.write_text(json.dumps(document | {"categories": [{"id": 1, "name": "ant", "isthing": 1}]}))
     assert len(read_boxes(tmp_path)) == 2
 
 
@@ -130,9 +130,9 @@ def test_voc(tmp_path):
 @pytest.mark.parametrize("twice", [False, True])
 def test_yolo(tmp_path, twice):
     write_image(tmp_path / "images" / "train" / f"{COMPOSED_NAME}.png")
-    place = tmp_path / "labels" / "train" / f"{DECOMPOSED_NAME}.txt"
-    place.parent.mkdir(parents=True)
-    place.write_text("0 0.5 0.5 0.5 0.5\n")
+    path = tmp_path / "labels" / "train" / f"{DECOMPOSED_NAME}.txt"
+    path.parent.mkdir(parents=True)
+    path.write_text("0 0.5 0.5 0.5 0.5\n")
     if not twice:
         assert list(read_boxes(tmp_path).values()) == [[[3, 2.5, 9, 7.5]]]
         return
@@ -229,12 +229,12 @@ def test_files_in_both_unicode_forms_are_distinguished(tmp_path):
 def test_annotations_of_a_different_image_are_rejected(tmp_path):
     write_voc(tmp_path / "voc", "1.jpg", "1")
     write_voc(tmp_path / "voc", "2.jpg", "2")
-    place = tmp_path / "voc" / "Annotations" / "2.xml"
-    text = place.read_text()
-    place.write_text(text.replace("<object>", "<filename>C:\\old\\elsewhere.jpg</filename><object>", 1))
+    path = tmp_path / "voc" / "Annotations" / "2.xml"
+    text = path.read_text()
+    path.write_text(text.replace("<object>", "<filename>C:\\old\\elsewhere.jpg</filename><object>", 1))
     # the <filename> matches no image, so the name of the XML file is used
     assert len(read_boxes(tmp_path / "voc")) == 2
-    place.write_text(text.replace("<object>", "<filename>1.jpg</filename><object>", 1))
+    path.write_text(text.replace("<object>", "<filename>1.jpg</filename><object>", 1))
     with pytest.raises(DataError, match=r"named like the image 2 and states the image 1\.jpg"):
         open_data(tmp_path / "voc")
     shape = {"label": "ant", "shape_type": "rectangle", "points": [[1, 1], [5, 5]]}

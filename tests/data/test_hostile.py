@@ -55,7 +55,7 @@ def test_every_file_gives_its_pixels_or_its_error(case: HostileFile):
 
 def test_all_exif_orientations_decode_to_the_same_image():
     turned = [decode_to_pillow(case.content) for case in build_corpus() if re.match(r"exif_\d", case.name)]
-    assert len(turned) == 8 and len({picture.tobytes() for picture in turned}) == 1
+    assert len(turned) == 8 and len({image.tobytes() for image in turned}) == 1
 
 
 @pytest.fixture(scope="module")
@@ -108,9 +108,9 @@ def decode_results(corpus_files, predictor) -> dict[str, str]:
     return {name: describe_result(verdict(path)) for name, path in corpus_files.items()}
 
 
-def describe_result(found: Tensor | np.ndarray | DataError) -> str:
+def describe_result(result: Tensor | np.ndarray | DataError) -> str:
     """Return the error text, or the digest of the pixels."""
-    return found.message if isinstance(found, DataError) else hashlib.sha256(np.asarray(found).tobytes()).hexdigest()
+    return result.message if isinstance(result, DataError) else hashlib.sha256(np.asarray(result).tobytes()).hexdigest()
 
 
 def rejected_files(decode_results: dict[str, str]) -> dict[str, str]:
@@ -147,16 +147,16 @@ def test_every_code_path_gives_the_same_pixels_or_error(corpus_files, corpus_tab
         "screen": [describe_result(bad.get(sample, pixels[sample])) for sample in range(len(split))],
         "train": fed(TrainLoader(split, preprocess, Augment(), 0)),
     }
-    for name, found in paths.items():
-        assert dict(zip(corpus_files, found, strict=True)) == decode_results, name
+    for name, results in paths.items():
+        assert dict(zip(corpus_files, results, strict=True)) == decode_results, name
     crops = fed(TrainLoader(split, preprocess, Augment(crop=(0.05, 1.0), flip=0.5), 0))
     assert rejected_files(dict(zip(corpus_files, crops, strict=True))) == rejected_files(decode_results)
 
 
 def test_predict_names_unreadable_files(corpus_files, predictor, decode_results):
-    answers = predictor.predict(list(corpus_files.values()), bad_images="skip")
+    predictions = predictor.predict(list(corpus_files.values()), bad_images="skip")
     assert {
-        name: answer.error for name, answer in zip(corpus_files, answers, strict=True) if answer.error
+        name: prediction.error for name, prediction in zip(corpus_files, predictions, strict=True) if prediction.error
     } == rejected_files(decode_results)
     with pytest.raises(DataError, match=re.escape(decode_results["zero.jpg"])):
         predictor.predict([corpus_files["ok.jpg"], corpus_files["zero.jpg"], corpus_files["html.jpg"]])
@@ -164,14 +164,14 @@ def test_predict_names_unreadable_files(corpus_files, predictor, decode_results)
 
 def test_the_command_line_reports_the_same_errors(corpus_files, predictor, decode_results, tmp_path):
     run = predictor_home(predictor, tmp_path)
-    said = {
+    arguments = {
         name: path for name, path in corpus_files.items() if not path.is_dir()
     }  # a folder argument is expanded to the images in it
-    result = run_cli("predict", str(run), *map(str, said.values()), "--json")
-    found = json.loads(result.stdout)["predictions"]
+    result = run_cli("predict", str(run), *map(str, arguments.values()), "--json")
+    predictions = json.loads(result.stdout)["predictions"]
     assert result.returncode == 3
-    expected = {name: message for name, message in rejected_files(decode_results).items() if name in said}
-    assert {name: row["error"] for name, row in zip(said, found, strict=True) if row["error"]} == expected
+    expected = {name: message for name, message in rejected_files(decode_results).items() if name in arguments}
+    assert {name: row["error"] for name, row in zip(arguments, predictions, strict=True) if row["error"]} == expected
 
 
 def predictor_home(predictor: Predictor, home: Path) -> Path:
@@ -183,9 +183,9 @@ def predictor_home(predictor: Predictor, home: Path) -> Path:
 
 def test_evaluation_counts_unreadable_files_as_wrong(corpus_files, corpus_table, predictor, decode_results, tmp_path):
     run, bad = predictor_home(predictor, tmp_path), rejected_files(decode_results)
-    found = evaluate(run, corpus_table, bad_images="skip", workers=0)["test"]
-    assert (found["images"], found["unreadable"]) == (len(corpus_files), len(bad))
-    assert found["top1"] <= 1 - len(bad) / len(corpus_files)
+    test_metrics = evaluate(run, corpus_table, bad_images="skip", workers=0)["test"]
+    assert (test_metrics["images"], test_metrics["unreadable"]) == (len(corpus_files), len(bad))
+    assert test_metrics["top1"] <= 1 - len(bad) / len(corpus_files)
     with pytest.raises(DataError) as error:
         evaluate(run, corpus_table, workers=0)
     check_listing(error.value, bad, len(corpus_files))
@@ -200,7 +200,7 @@ def check_listing(error: DataError, bad: dict[str, str], total: int) -> None:
 
 
 def test_training_stops_at_or_skips_unreadable_files(corpus_files, corpus_table, decode_results, tmp_path):
-    bad, said = rejected_files(decode_results), list[str]()
+    bad, notes = rejected_files(decode_results), list[str]()
     options = {**TINY_RUN, "epochs": 0.2, "accumulate": 1, "workers": 0, "out": str(tmp_path / "run")}
     with pytest.raises(DataError) as error:
         train(str(corpus_table), **options)
@@ -211,29 +211,33 @@ def test_training_stops_at_or_skips_unreadable_files(corpus_files, corpus_table,
         """Keeps the notes."""
 
         def note(self, text: str) -> None:
-            said.append(text)
+            notes.append(text)
 
     train(str(corpus_table), Notes(), bad_images="skip", **options)
-    left = next(match for note in said if (match := re.match(r"(\d+) of (\d+) training images cannot be read", note)))
-    facts = json.loads((tmp_path / "run" / "data.json").read_text())
-    assert facts["train_images"] == int(left[2]) - int(left[1]) and 0 < int(left[1]) <= len(bad)
+    left = next(match for note in notes if (match := re.match(r"(\d+) of (\d+) training images cannot be read", note)))
+    data_document = json.loads((tmp_path / "run" / "data.json").read_text())
+    assert data_document["train_images"] == int(left[2]) - int(left[1]) and 0 < int(left[1]) <= len(bad)
 
 
 def test_data_check_reports_the_same_errors(corpus_files, corpus_table, decode_results):
     result = run_cli("data", "check", str(corpus_table), "--json")
-    found = json.dumps(json.loads(result.stdout))
+    document_text = json.dumps(json.loads(result.stdout))
     assert result.returncode == 1
     for name, message in rejected_files(decode_results).items():
-        assert json.dumps(message)[1:-1] in found or json.dumps(message.split(": ", 1)[1])[1:-1] in found, name
+        assert (
+            json.dumps(message)[1:-1] in document_text or json.dumps(message.split(": ", 1)[1])[1:-1] in document_text
+        ), name
 
 
 def test_rejecting_a_file_takes_under_100_ms_and_20_mb(corpus_files, decode_results):
     paths = {name: str(corpus_files[name]) for name in rejected_files(decode_results)}
     words = [sys.executable, "-m", "tests.data.cost", *paths.values()]
-    found = [json.loads(subprocess.run(words, capture_output=True, text=True, check=True).stdout) for _ in range(2)]
+    measurements = [
+        json.loads(subprocess.run(words, capture_output=True, text=True, check=True).stdout) for _ in range(2)
+    ]
     for name, path in paths.items():
-        assert min(once[path][0] for once in found) < 0.1, name
-        assert min(once[path][1] for once in found) < 20 * 2**20, name
+        assert min(once[path][0] for once in measurements) < 0.1, name
+        assert min(once[path][1] for once in measurements) < 20 * 2**20, name
 
 
 IMAGE_ENCODINGS = {
@@ -245,10 +249,10 @@ IMAGE_ENCODINGS = {
 @pytest.mark.parametrize("kind", IMAGE_ENCODINGS)
 def test_truncated_files_are_rejected_or_decoded_completely(kind):
     content = encode_image(NOISE_PIXELS[:24, :24], kind.split()[0], **IMAGE_ENCODINGS[kind])
-    whole, refusals = np.asarray(decode_to_pillow(content)), 0
+    pixels, refusals = np.asarray(decode_to_pillow(content)), 0
     for end in [*range(1, len(content) - 40, 13), *range(len(content) - 40, len(content))]:
         try:
-            assert np.array_equal(np.asarray(decode_to_pillow(content[:end])), whole), end
+            assert np.array_equal(np.asarray(decode_to_pillow(content[:end])), pixels), end
         except DataError:
             refusals += 1
     assert refusals > 40
@@ -256,10 +260,10 @@ def test_truncated_files_are_rejected_or_decoded_completely(kind):
 
 def test_jpeg_scans_are_limited_and_counted_exactly():
     ten = encode_image(NOISE_PIXELS, "JPEG", progressive=True)
-    whole, many = np.asarray(decode_to_pillow(ten)), b"\xff\xda" * (MAX_JPEG_SCANS + 1)
+    pixels, scan_markers = np.asarray(decode_to_pillow(ten)), b"\xff\xda" * (MAX_JPEG_SCANS + 1)
     assert ten.count(b"\xff\xda") == 10
-    for content in (ten + many, with_segment(ten, 0xE5, many)):
-        assert np.array_equal(np.asarray(decode_to_pillow(content)), whole)
+    for content in (ten + scan_markers, with_segment(ten, 0xE5, scan_markers)):
+        assert np.array_equal(np.asarray(decode_to_pillow(content)), pixels)
     decode_to_pillow(with_scans(ten, MAX_JPEG_SCANS - 10))
     with pytest.raises(DataError, match="scans"):
         decode_to_pillow(with_scans(ten, MAX_JPEG_SCANS - 9))
@@ -270,18 +274,18 @@ def test_a_file_changed_while_reading_is_detected(tmp_path, monkeypatch, change)
     path, opened = tmp_path / "x.png", decoding.open_input_file
     path.write_bytes(encode_image(BLOCK_PIXELS, "PNG"))
 
-    def open_and_change(place):
-        file = opened(place)
+    def open_and_change(file_path):
+        file = opened(file_path)
         if change == "shorter":
-            os.truncate(place, 70)
+            os.truncate(file_path, 70)
         elif change == "longer":
-            with open(place, "ab") as more:
-                more.write(bytes(10_000))
+            with open(file_path, "ab") as appended_file:
+                appended_file.write(bytes(10_000))
         elif change == "another":
             (tmp_path / "y.png").write_bytes(encode_image(Image.new("RGB", (3, 3)), "PNG"))
-            os.replace(tmp_path / "y.png", place)
+            os.replace(tmp_path / "y.png", file_path)
         else:
-            os.unlink(place)
+            os.unlink(file_path)
         return file
 
     monkeypatch.setattr(decoding, "open_input_file", open_and_change)

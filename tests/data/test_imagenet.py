@@ -44,8 +44,8 @@ def flat_ilsvrc2012(tmp_path):
 
 def write_kaggle_solution(home: Path) -> None:
     rows = [
-        f"ILSVRC2012_val_{n:08d},{list(SYNSET_WORDS)[place]} 85 1 499 272 {list(SYNSET_WORDS)[place]} 1 2 3 4\n"
-        for n, place in enumerate(VALIDATION_LABELS, 1)
+        f"ILSVRC2012_val_{n:08d},{list(SYNSET_WORDS)[synset_index]} 85 1 499 272 {list(SYNSET_WORDS)[synset_index]} 1 2 3 4\n"
+        for n, synset_index in enumerate(VALIDATION_LABELS, 1)
     ]
     (home / "LOC_val_solution.csv").write_text("ImageId,PredictionString\n" + "".join(reversed(rows)))
 
@@ -54,10 +54,10 @@ def write_devkit(home: Path) -> None:
     """Write a development kit with its own numbering, and inner nodes of the tree after the leaves."""
     home.mkdir(parents=True, exist_ok=True)
     numbers = {"n01440764": 3, "n02012849": 1, "n03126707": 2}
-    kinds = [("ILSVRC2012_ID", "i8"), ("WNID", "O"), ("words", "O"), ("gloss", "O"), ("num_children", "i8")]
+    field_types = [("ILSVRC2012_ID", "i8"), ("WNID", "O"), ("words", "O"), ("gloss", "O"), ("num_children", "i8")]
     rows = [(numbers[synset], synset, words, "a thing", 0) for synset, words in SYNSET_WORDS.items()]
-    savemat(home / "meta.mat", {"synsets": np.array([*rows, (4, "n00001740", "entity", "all", 3)], dtype=kinds)})
-    truth = "".join(f"{numbers[list(SYNSET_WORDS)[place]]}\n" for place in VALIDATION_LABELS)
+    savemat(home / "meta.mat", {"synsets": np.array([*rows, (4, "n00001740", "entity", "all", 3)], dtype=field_types)})
+    truth = "".join(f"{numbers[list(SYNSET_WORDS)[synset_index]]}\n" for synset_index in VALIDATION_LABELS)
     (home / "ILSVRC2012_validation_ground_truth.txt").write_text(truth)
 
 
@@ -145,19 +145,19 @@ def make_data(classes, titles=None) -> Data:
 def test_model_classes_match_by_title():
     titles = {"n01440764": "tench, Tinca tinca", "n01443537": "goldfish, Carassius auratus"}
     data = make_data(titles, titles)
-    for known in (
+    for model_classes in (
         ("goldfish", "tench"),
         ("goldfish, Carassius auratus", "tench, Tinca tinca"),
         ("n01443537", "n01440764"),
     ):
-        assert find_class_indices(data, (*known, "shark")).tolist() == [1, 0]
-        assert align_labels(data.splits["test"], data, (*known, "shark")).labels.tolist() == [1, 0]
-    for titles, known in (
+        assert find_class_indices(data, (*model_classes, "shark")).tolist() == [1, 0]
+        assert align_labels(data.splits["test"], data, (*model_classes, "shark")).labels.tolist() == [1, 0]
+    for titles, model_classes in (
         (SYNSET_WORDS, ("tench", "crane", "bird")),
         ({**SYNSET_WORDS, "n03126707": "lift"}, ("tench", "crane", "crane, bird", "lift")),
     ):
         with pytest.raises(DataError, match="has no classes named n02012849"):
-            find_class_indices(make_data(SYNSET_WORDS, titles), known)
+            find_class_indices(make_data(SYNSET_WORDS, titles), model_classes)
     with pytest.raises(DataError, match="has no classes named tench"):
         find_class_indices(make_data(["tench", "n01440764"], {"n01440764": "tench"}), ("tench", "goldfish"))
 

@@ -91,20 +91,20 @@ def as_array(image: Image.Image) -> np.ndarray:
 def test_decoded_regions_match_crops_of_the_full_image(name, channels):
     photograph = open_lazy_image(JPEG_VARIANTS[name], channels, name)
     assert isinstance(photograph, LazyJpeg)
-    whole = decode_to_pillow(JPEG_VARIANTS[name], channels)
-    assert photograph.size == whole.size
-    for box in draw_boxes(*whole.size):
-        assert np.array_equal(photograph.decode_region(box), as_array(whole.crop(box)))
+    full_image = decode_to_pillow(JPEG_VARIANTS[name], channels)
+    assert photograph.size == full_image.size
+    for box in draw_boxes(*full_image.size):
+        assert np.array_equal(photograph.decode_region(box), as_array(full_image.crop(box)))
 
 
 @pytest.mark.usefixtures("either_decoder")
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_a_region_is_upright(orientation):
     content = encode_jpeg(make_noisy_image(), orientation, subsampling=2)
-    photograph, whole = open_lazy_image(content, 3, "x"), decode_to_pillow(content)
-    assert isinstance(photograph, LazyJpeg) and photograph.size == whole.size
-    for box in draw_boxes(*whole.size):
-        assert np.array_equal(photograph.decode_region(box), as_array(whole.crop(box)))
+    photograph, full_image = open_lazy_image(content, 3, "x"), decode_to_pillow(content)
+    assert isinstance(photograph, LazyJpeg) and photograph.size == full_image.size
+    for box in draw_boxes(*full_image.size):
+        assert np.array_equal(photograph.decode_region(box), as_array(full_image.crop(box)))
 
 
 def test_rows_below_a_crop_are_not_decoded(monkeypatch):
@@ -112,7 +112,7 @@ def test_rows_below_a_crop_are_not_decoded(monkeypatch):
     monkeypatch.setattr(
         LazyJpeg,
         "decode_rows",
-        lambda self, count, factor, read=LazyJpeg.decode_rows: rows.append(count) or read(self, count, factor),
+        lambda self, count, factor, decode=LazyJpeg.decode_rows: rows.append(count) or decode(self, count, factor),
     )
     photograph = open_lazy_image(JPEG_VARIANTS["4:2:0"], 3, "x")
     for bottom in (10, 33, 97):
@@ -129,16 +129,18 @@ def test_reduced_decoding_is_close_to_the_full_crop(factor, subsampling, monkeyp
     content = encode_jpeg(make_noisy_image((800, 600), noise=8.0), orientation=6, subsampling=subsampling, quality=90)
     exact, rough = (open_lazy_image(content, 3, "x", exact) for exact in (True, False))
     size = (520 // (2 * factor), 400 // (2 * factor))
-    seen = []
+    factors = []
     monkeypatch.setattr(
-        LazyJpeg, "decode_rows", lambda self, rows, f, read=LazyJpeg.decode_rows: seen.append(f) or read(self, rows, f)
+        LazyJpeg,
+        "decode_rows",
+        lambda self, rows, f, decode=LazyJpeg.decode_rows: factors.append(f) or decode(self, rows, f),
     )
     box = (40, 48, 40 + 400, 48 + 520)
-    expected, found = (crop_and_resize(picture, box, size, "bicubic").float() for picture in (exact, rough))
-    assert seen == [1, factor]
-    assert (expected - found).abs().mean() < 1.5 and (expected - found).abs().max() < 24
+    expected, reduced_crop = (crop_and_resize(image, box, size, "bicubic").float() for image in (exact, rough))
+    assert factors == [1, factor]
+    assert (expected - reduced_crop).abs().mean() < 1.5 and (expected - reduced_crop).abs().max() < 24
     elsewhere = crop_and_resize(exact, (box[0] + 8 * factor, *box[1:]), size, "bicubic").float()
-    assert (expected - elsewhere).abs().mean() > 2 * (expected - found).abs().mean()
+    assert (expected - elsewhere).abs().mean() > 2 * (expected - reduced_crop).abs().mean()
 
 
 def test_both_jpeg_decoders_reduce_identically():
@@ -202,28 +204,26 @@ def test_unusual_jpegs_fall_back_to_full_decoding(name):
 @pytest.mark.parametrize("seed", range(3))
 def test_damaged_jpegs_match_full_decoding(seed):
     """Random byte changes, removals and insertions give the same pixels or message as `decode_to_pillow`."""
-    random, taken = np.random.default_rng(seed), 0
+    random, num_lazy = np.random.default_rng(seed), 0
     for number in range(150):
         content = bytearray(list(JPEG_VARIANTS.values())[number % len(JPEG_VARIANTS)])
         for _ in range(random.integers(1, 4)):
             at = int(random.integers(2, len(content) if number % 2 else min(700, len(content))))
-            kind = random.integers(3)
-            content[at : at + int(kind > 0)] = bytes([int(random.integers(256))]) * int(kind < 2)
+            mutation = random.integers(3)
+            content[at : at + int(mutation > 0)] = bytes([int(random.integers(256))]) * int(mutation < 2)
         raw = bytes(content)
         expected = decode_or_error(lambda raw=raw: as_array(decode_to_pillow(raw, 3, "x")))
 
         def lazily(raw=raw) -> np.ndarray:
-            picture = open_lazy_image(raw, 3, "x")
-            return (
-                as_array(picture) if isinstance(picture, Image.Image) else picture.decode_region((0, 0, *picture.size))
-            )
+            image = open_lazy_image(raw, 3, "x")
+            return as_array(image) if isinstance(image, Image.Image) else image.decode_region((0, 0, *image.size))
 
         assert decode_or_error(lazily) == expected, number
-        taken += isinstance(jpeg.parse_plain_jpeg(raw, 3, "x", True), LazyJpeg)
+        num_lazy += isinstance(jpeg.parse_plain_jpeg(raw, 3, "x", True), LazyJpeg)
         if expected[0] != "pixels":  # a crop of it is rejected too
             with pytest.raises(DataError):
                 Augment(crop=(0.1, 0.2)).augment_image(open_lazy_image(raw, 3, "x"), ImagePreprocess((16, 16)), 0)
-    assert taken > 30
+    assert num_lazy > 30
 
 
 def test_a_failing_decoder_falls_back_to_pillow(monkeypatch):
@@ -247,11 +247,11 @@ def test_in_memory_pixels_are_cropped_without_decoding(channels):
         as_array(stored.decode_full()),
         as_array(decode_to_pillow(pixels[..., 0] if channels == 1 else pixels, channels)),
     )
-    for other in (pixels.astype(np.uint16) * 257, pixels[..., :1] if channels == 3 else np.repeat(pixels, 3, -1)):
-        if other.shape[-1] == 1:
-            other = other[..., 0]
-        opened = decode_or_error(lambda other=other: as_array(open_lazy_image(other, channels, "x")))
-        assert opened == decode_or_error(lambda other=other: as_array(decode_to_pillow(other, channels, "x")))
+    for mismatched in (pixels.astype(np.uint16) * 257, pixels[..., :1] if channels == 3 else np.repeat(pixels, 3, -1)):
+        if mismatched.shape[-1] == 1:
+            mismatched = mismatched[..., 0]
+        opened = decode_or_error(lambda pixels=mismatched: as_array(open_lazy_image(pixels, channels, "x")))
+        assert opened == decode_or_error(lambda pixels=mismatched: as_array(decode_to_pillow(pixels, channels, "x")))
 
 
 @pytest.mark.parametrize("size", [(500, 375), (375, 500), (1, 400), (400, 1), (20, 20)])
@@ -276,23 +276,25 @@ def test_crop_resizing_is_as_accurate_as_pillow(filter):
     image, box = make_noisy_image((300, 200), noise=30.0), (20, 10, 280, 190)
     exact = torch.from_numpy(as_array(image.crop(box)).astype(np.float64)).permute(2, 0, 1)[None]
     for size in ((64, 64), (224, 224)):
-        wanted = F.interpolate(exact, size, mode=filter, antialias=True)[0].clamp(0, 255)
+        reference = F.interpolate(exact, size, mode=filter, antialias=True)[0].clamp(0, 255)
         pillow = as_array(image.crop(box).resize(size[::-1], getattr(Image.Resampling, filter.upper()))).transpose(
             2, 0, 1
         )
         ours = crop_and_resize(image, box, size, filter).numpy()
-        assert np.abs(ours - wanted.numpy()).mean() < 0.35 and np.abs(ours.astype(int) - pillow).mean() < 0.35
+        assert np.abs(ours - reference.numpy()).mean() < 0.35 and np.abs(ours.astype(int) - pillow).mean() < 0.35
 
 
 @pytest.mark.parametrize("name", ["4:4:4", "grey"])
 def test_lazy_and_decoded_images_are_augmented_identically(name):
     """A lazy JPEG, its decoded image and its pixel array are augmented identically, with the same random draws."""
     augment, preprocess = Augment(crop=(0.1, 1.0), flip=0.5, jitter=(0.2, 0.0, 0.0)), ImagePreprocess((24, 20))
-    picture = decode_to_pillow(JPEG_VARIANTS[name], 3)
-    ways = [open_lazy_image(JPEG_VARIANTS[name], 3, "x"), picture, LazyPixels(np.asarray(picture))]
+    decoded = decode_to_pillow(JPEG_VARIANTS[name], 3)
+    representations = [open_lazy_image(JPEG_VARIANTS[name], 3, "x"), decoded, LazyPixels(np.asarray(decoded))]
     for sample_key in range(10):
-        first, *others = (augment.augment_image(way, preprocess, sample_key) for way in ways)
-        assert first.is_contiguous() and all(torch.equal(first, other) for other in others)
+        first, *other_results = (
+            augment.augment_image(representation, preprocess, sample_key) for representation in representations
+        )
+        assert first.is_contiguous() and all(torch.equal(first, result) for result in other_results)
 
 
 def test_a_broken_jpeg_is_reported_by_name():
@@ -306,8 +308,10 @@ def test_decoded_regions_are_writable(either_decoder):
     for content in JPEG_VARIANTS.values():
         channels = 1 if content is JPEG_VARIANTS["grey"] else 3
         for box in draw_boxes(*IMAGE_SIZE):
-            picture = open_lazy_image(content, channels, "x.jpg", exact=False)
-            assert picture.decode_region(box).flags.writeable and picture.decode_region(box, (8, 8)).flags.writeable
+            lazy_image = open_lazy_image(content, channels, "x.jpg", exact=False)
+            assert (
+                lazy_image.decode_region(box).flags.writeable and lazy_image.decode_region(box, (8, 8)).flags.writeable
+            )
             with warnings.catch_warnings():
                 warnings.simplefilter("error")
-                crop_and_resize(picture, box, (8, 8), "bicubic")
+                crop_and_resize(lazy_image, box, (8, 8), "bicubic")

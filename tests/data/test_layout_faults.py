@@ -53,7 +53,7 @@ def trained_photos_and_run(tmp_path_factory) -> tuple[Path, Path]:
 @pytest.fixture
 def copied_photos_and_run(trained_photos_and_run, tmp_path) -> tuple[Path, Path]:
     """Return copies of the folder and the run that a test may modify; the run's config points to the copy."""
-    photos, run = (Path(shutil.copytree(place, tmp_path / place.name)) for place in trained_photos_and_run)
+    photos, run = (Path(shutil.copytree(path, tmp_path / path.name)) for path in trained_photos_and_run)
     config = run / "config.yaml"
     config.write_text(config.read_text().replace(str(trained_photos_and_run[0]), str(photos)))
     return photos, run
@@ -78,8 +78,8 @@ def test_special_files_are_reported_and_others_are_read(tmp_path, monkeypatch):
     assert [error.message.split(": ")[0] for error in bad.values()] == [
         str(home / f"{name}.jpg") for name in ("dangling", "pipe", "self", "socket", "zero")
     ]
-    seen = [os.path.realpath(split.name(sample)) for sample in range(len(split)) if sample not in bad]
-    assert str(home / "deeper.jpg" / "7.png") in seen and "bee" in {Path(path).parent.name for path in seen}
+    read_files = [os.path.realpath(split.name(sample)) for sample in range(len(split)) if sample not in bad]
+    assert str(home / "deeper.jpg" / "7.png") in read_files and "bee" in {Path(path).parent.name for path in read_files}
 
 
 ODD_FILE_NAMES = [
@@ -102,14 +102,14 @@ def oddly_named_folder(tmp_path) -> Path:
 
 def test_any_file_name_is_read(oddly_named_folder):
     train_split = open_data(oddly_named_folder).with_holdout(0.0, 0).split("train")
-    found = {}
+    pixels_by_name = {}
     for sample in range(len(train_split)):
         name = train_split.name(sample)
         assert name.isprintable() and "\n" not in name
-        found[os.path.basename(os.fsencode(train_split.paths[sample]))] = np.asarray(
+        pixels_by_name[os.path.basename(os.fsencode(train_split.paths[sample]))] = np.asarray(
             decode_to_pillow(train_split.raw(sample))
         )[0, 0, 0]
-    assert {name: found[name] for name in ODD_FILE_NAMES} == {
+    assert {name: pixels_by_name[name] for name in ODD_FILE_NAMES} == {
         name: 10 * number for number, name in enumerate(ODD_FILE_NAMES)
     }
 
@@ -205,9 +205,9 @@ def run_as_nobody(work) -> str:
     if child := os.fork():
         os.close(writer)
         with os.fdopen(reader) as pipe:
-            said = pipe.read()
+            output = pipe.read()
         os.waitpid(child, 0)
-        return said
+        return output
     try:
         os.setgid(65534)
         os.setuid(65534)
@@ -221,9 +221,9 @@ def run_as_nobody(work) -> str:
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="switching the user requires root")
 def test_files_without_permission_are_reported(tmp_path):
     root = make_folder(tmp_path / "x", {"": 3})
-    for place in (root, tmp_path, *tmp_path.parents):
-        if place.stat().st_mode & 0o055 != 0o055:
-            place.chmod(0o755)
+    for path in (root, tmp_path, *tmp_path.parents):
+        if path.stat().st_mode & 0o055 != 0o055:
+            path.chmod(0o755)
     (root / "bee" / "1.png").chmod(0)
 
     def read() -> str:
@@ -251,10 +251,10 @@ def test_bad_images_are_listed_skipped_or_counted_as_wrong(trained_photos_and_ru
     if share < 1:
         assert " images cannot be read:" in error.value.message
         train(str(root), bad_images="skip", **options)
-        found = json.loads((tmp_path / "run" / "data.json").read_text())
+        data_document = json.loads((tmp_path / "run" / "data.json").read_text())
         listed = error.value.message.splitlines()
-        kept = found["splits"]["train"] - int(listed[0].split()[0])
-        assert found["train_images"] == kept and count - 10 <= int(listed[0].split()[0]) <= count
+        num_readable = data_document["splits"]["train"] - int(listed[0].split()[0])
+        assert data_document["train_images"] == num_readable and count - 10 <= int(listed[0].split()[0]) <= count
     else:
         with pytest.raises(DataError) as error:
             train(str(root), bad_images="skip", **options)
@@ -264,8 +264,10 @@ def test_bad_images_are_listed_skipped_or_counted_as_wrong(trained_photos_and_ru
     assert error.value.message.startswith(f"{count} of 100 images cannot be read:")
     assert len(error.value.message.splitlines()) == 1 + min(count, 20) + (count > 20)
     if share < 1:
-        found = evaluate(trained_photos_and_run[1], root, bad_images="skip", workers=0)["test"]
-        assert (found["images"], found["unreadable"]) == (100, count) and found["top1"] <= 1 - share
+        data_document = evaluate(trained_photos_and_run[1], root, bad_images="skip", workers=0)["test"]
+        assert (data_document["images"], data_document["unreadable"]) == (100, count) and data_document[
+            "top1"
+        ] <= 1 - share
     else:
         with pytest.raises(DataError, match="none of 100 images can be read"):
             evaluate(trained_photos_and_run[1], root, bad_images="skip", workers=0)
@@ -291,19 +293,19 @@ def test_a_file_deleted_after_the_scan_is_reported(copied_photos_and_run):
 
 def test_changed_class_folders_do_not_shift_predictions(copied_photos_and_run):
     photos, run = copied_photos_and_run
-    whole = evaluate(run, photos, workers=0)
-    recall = {row["class"]: row["recall"] for row in whole["per_class"]}
-    assert len(set(recall.values())) > 1 or whole["test"]["top1"] == 1, "shifted labels would change the accuracy"
+    evaluation = evaluate(run, photos, workers=0)
+    recall = {row["class"]: row["recall"] for row in evaluation["per_class"]}
+    assert len(set(recall.values())) > 1 or evaluation["test"]["top1"] == 1, "shifted labels would change the accuracy"
     for split in ("train", "val", "test"):
         shutil.rmtree(photos / split / "ant")
-    less = evaluate(run, photos, workers=0)
-    assert {row["class"]: row["recall"] for row in less["per_class"]} == {**recall, "ant": None}
+    smaller_evaluation = evaluate(run, photos, workers=0)
+    assert {row["class"]: row["recall"] for row in smaller_evaluation["per_class"]} == {**recall, "ant": None}
     picture_of_cat = photos / "test" / "cat" / "0.png"
     before = load(run).predict([picture_of_cat])[0].probabilities
     (run / "summary.json").unlink()
     with pytest.raises(DataError, match="has changed since the run began") as error:
         train(str(photos), out=str(run), resume=True)
-    assert "--allow-data-change" not in error.value.hint, "the test classes are the same"
+    assert "--allow-data-change" not in error.value.hint, "the option does not apply to changed classes"
     for split in ("train", "val", "test"):
         (photos / split / "bee").rename(photos / split / "aardvark")
     for attempt in (lambda: evaluate(run, photos, workers=0), lambda: evaluate(run, workers=0)):
@@ -329,10 +331,10 @@ def test_duplicates_across_splits_and_labels_are_reported(copied_photos_and_run)
     shutil.copy(photos / "train" / "ant" / "0.png", photos / "test" / "ant" / "copy.png")
     shutil.copy(photos / "train" / "bee" / "0.png", photos / "train" / "cat" / "copy.png")
     result = run_cli("data", "check", str(photos), "--json")
-    found = json.dumps(json.loads(result.stdout))
+    document_text = json.dumps(json.loads(result.stdout))
     assert result.returncode == 1
     for name in ("test/ant/copy.png", "train/ant/0.png", "train/bee/0.png", "train/cat/copy.png"):
-        assert name in found
+        assert name in document_text
 
 
 PRINT_ORDER_SCRIPT = """
@@ -364,8 +366,8 @@ def identical_datasets(tmp_path) -> list[Path]:
             path = root / name / f"{index}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
             make_image(index + 10 * names.index(name)).save(path)
-            made = 1_000_000_000 * (1 + number) - 7 * index
-            os.utime(path, (made, made))
+            modified_time = 1_000_000_000 * (1 + number) - 7 * index
+            os.utime(path, (modified_time, modified_time))
     return roots
 
 
@@ -384,8 +386,8 @@ def test_data_order_is_independent_of_hash_seed_and_locale(identical_datasets, s
         return subprocess.run(words, capture_output=True, text=True, check=True, env=environment).stdout.split()
 
     with ThreadPoolExecutor(2) as pool:
-        found = [digest for digests in pool.map(printed, range(seeds)) for digest in digests]
-    assert len(found) == 2 * seeds and len(set(found)) == 1
+        digests_seen = [digest for digests in pool.map(printed, range(seeds)) for digest in digests]
+    assert len(digests_seen) == 2 * seeds and len(set(digests_seen)) == 1
 
 
 def test_identical_datasets_give_identical_batches(identical_datasets):

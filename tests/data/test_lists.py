@@ -14,8 +14,8 @@ from vitreous.errors import DataError
 @pytest.fixture
 def vtab_task(tmp_path):
     """Return a task of three classes: 12 training, 6 validation and 9 test images."""
-    parts = {"train800": ("train", range(12)), "val200": ("train", range(12, 18)), "test": ("test", range(9))}
-    for number, (name, (home, images)) in enumerate(parts.items()):
+    list_images = {"train800": ("train", range(12)), "val200": ("train", range(12, 18)), "test": ("test", range(9))}
+    for number, (name, (home, images)) in enumerate(list_images.items()):
         for index in images:
             path = tmp_path / "images" / home / f"{index:06d}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -109,11 +109,11 @@ INVALID_LINES = {
 
 @pytest.mark.parametrize("case", INVALID_LINES)
 def test_every_invalid_line_is_reported(case, vtab_task):
-    line, told = INVALID_LINES[case]
+    line, message = INVALID_LINES[case]
     (vtab_task / "train800val200.txt").unlink()
     with open(vtab_task / "train800.txt", "a") as file:
         file.write(line)
-    assert told.format(vtab_task) in get_open_error(vtab_task)
+    assert message.format(vtab_task) in get_open_error(vtab_task)
 
 
 def test_contradictory_lists_are_rejected(vtab_task):

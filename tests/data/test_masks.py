@@ -23,25 +23,25 @@ TOKEN_GRIDS = [(14, 14), (7, 12), (4, 6, 8)]
 SAMPLE_KEYS = derive_keys(0, np.arange(40))
 
 
-def to_list(made) -> list[np.ndarray]:
+def to_list(arrays) -> list[np.ndarray]:
     """Return one or several arrays as a list."""
-    return [made] if isinstance(made, np.ndarray) else list(made)
+    return [arrays] if isinstance(arrays, np.ndarray) else list(arrays)
 
 
 @pytest.mark.parametrize("make", [random_masks, corrupt_patches, block_masks, ibot_masks])
 @pytest.mark.parametrize("grid", TOKEN_GRIDS)
 def test_masks_depend_only_on_their_key(make, grid):
-    whole = to_list(make(SAMPLE_KEYS, grid))
+    full_batch = to_list(make(SAMPLE_KEYS, grid))
     order = np.argsort(derive_keys(1, np.arange(len(SAMPLE_KEYS))))
-    for one, shuffled in zip(whole, to_list(make(SAMPLE_KEYS[order], grid)), strict=True):
-        assert np.array_equal(one[order], shuffled)
-    alone = [to_list(make(SAMPLE_KEYS[row : row + 1], grid)) for row in range(3)]
+    for masks, shuffled in zip(full_batch, to_list(make(SAMPLE_KEYS[order], grid)), strict=True):
+        assert np.array_equal(masks[order], shuffled)
+    single_masks = [to_list(make(SAMPLE_KEYS[row : row + 1], grid)) for row in range(3)]
     assert all(
-        np.array_equal(part[row], own[0])
-        for row, parts in enumerate(alone)
-        for part, own in zip(whole, parts, strict=True)
+        np.array_equal(batch_mask[row], single_mask[0])
+        for row, row_masks in enumerate(single_masks)
+        for batch_mask, single_mask in zip(full_batch, row_masks, strict=True)
     )
-    assert len({row.tobytes() for row in whole[0]}) >= (12 if make is ibot_masks else 30)
+    assert len({row.tobytes() for row in full_batch[0]}) >= (12 if make is ibot_masks else 30)
     assert len(to_list(make(SAMPLE_KEYS[:0], grid))[0]) == 0
 
 
@@ -51,11 +51,11 @@ def test_random_masks_hide_all_but_a_permutations_beginning(grid, share):
     keep, mask = random_masks(SAMPLE_KEYS, grid, share)
     length = math.prod(grid)
     assert keep.shape == (40, int(length * (1 - share))) and mask.shape == (40, *grid)
-    for own, row in zip(keep, mask.reshape(40, -1), strict=True):
-        seen = np.ones(length, bool)
-        for token in own:
-            seen[token] = False
-        assert np.array_equal(seen, row) and len(set(own.tolist())) == len(own)
+    for kept_tokens, row in zip(keep, mask.reshape(40, -1), strict=True):
+        is_hidden = np.ones(length, bool)
+        for token in kept_tokens:
+            is_hidden[token] = False
+        assert np.array_equal(is_hidden, row) and len(set(kept_tokens.tolist())) == len(kept_tokens)
     assert (
         random_masks(SAMPLE_KEYS, (14, 14))[0].shape == (40, 49)
         and random_masks(SAMPLE_KEYS, (14, 14))[1].sum() == 40 * 147
@@ -80,7 +80,7 @@ def corrupt_patches_by_loop(
     k: np.ndarray, length: int, share: float, masked: float, swapped: float
 ) -> tuple[np.ndarray, np.ndarray]:
     """Corrupt patches for one key with a naive loop, as a reference for `corrupt_patches`."""
-    order = [int(place) for place in random_masks(k[None], (length,), 1 - share - 1e-9).keep[0]]
+    order = [int(token) for token in random_masks(k[None], (length,), 1 - share - 1e-9).keep[0]]
     u, v = (draw_uniform(derive_keys(k, 0x6D61736C, draw)[None], length)[0] for draw in range(2))
     predicted, source = np.zeros(length, bool), np.arange(length)
     for token in order[: int(share * length)]:
@@ -94,8 +94,8 @@ def corrupt_patches_by_loop(
 
 @pytest.mark.parametrize("shares", [(0.5, 0.8, 0.1), (0.25, 0.2, 0.7)])
 def test_corruptions_match_a_naive_loop(shares):
-    made = corrupt_patches(SAMPLE_KEYS, (6, 7), *shares)
-    for k, *rows in zip(SAMPLE_KEYS, *made, strict=True):
+    corrupted = corrupt_patches(SAMPLE_KEYS, (6, 7), *shares)
+    for k, *rows in zip(SAMPLE_KEYS, *corrupted, strict=True):
         for row, expected in zip(rows, corrupt_patches_by_loop(k, 42, *shares), strict=True):
             assert np.array_equal(row.ravel(), expected)
 
@@ -105,11 +105,16 @@ def test_half_is_predicted_and_80_percent_of_it_masked():
     tokens = np.arange(48).reshape(6, 8)
     assert (predicted.sum((1, 2)) == 24).all()
     assert np.array_equal(source[~predicted], np.broadcast_to(tokens, source.shape)[~predicted])
-    kinds = source[predicted], np.broadcast_to(tokens, source.shape)[predicted]
-    masked, stayed = (kinds[0] == MASK_VECTOR).mean(), (kinds[0] == kinds[1]).mean()
+    corrupted_and_original = source[predicted], np.broadcast_to(tokens, source.shape)[predicted]
+    masked, stayed = (
+        (corrupted_and_original[0] == MASK_VECTOR).mean(),
+        (corrupted_and_original[0] == corrupted_and_original[1]).mean(),
+    )
     assert abs(masked - 0.8) < 0.006 and abs(stayed - 0.1) < 0.006
-    others = (kinds[0] - kinds[1])[(kinds[0] != MASK_VECTOR) & (kinds[0] != kinds[1])] % 48
-    assert np.abs(np.bincount(others, minlength=48)[1:] * 47 / len(others) - 1).max() < 0.25
+    differences = (corrupted_and_original[0] - corrupted_and_original[1])[
+        (corrupted_and_original[0] != MASK_VECTOR) & (corrupted_and_original[0] != corrupted_and_original[1])
+    ] % 48
+    assert np.abs(np.bincount(differences, minlength=48)[1:] * 47 / len(differences) - 1).max() < 0.25
     with pytest.raises(UsageError, match="invalid shares"):
         corrupt_patches(SAMPLE_KEYS, (6, 8), 0.5, 0.8, 0.3)
     with pytest.raises(UsageError, match="invalid shares"):
@@ -129,19 +134,19 @@ def block_mask_by_loop(k: np.ndarray, height: int, width: int, share: float, lea
         if not (0 < tall < height and 0 < wide < width):
             continue
         top, left = int(u[2] * (height - tall + 1)), int(u[3] * (width - wide + 1))
-        more = int((~mask[top : top + tall, left : left + wide]).sum())
-        if 0 < more <= room:
+        num_new = int((~mask[top : top + tall, left : left + wide]).sum())
+        if 0 < num_new <= room:
             mask[top : top + tall, left : left + wide] = True
-            room, failed = room - more, 0
+            room, failed = room - num_new, 0
     return mask
 
 
 @pytest.mark.parametrize("grid", [(14, 14), (7, 12), (3, 20)])
 @pytest.mark.parametrize(("share", "least"), [(0.4, 16), (0.3, 4), (0.9, 4), (0.0, 4), (0.02, 16)])
 def test_block_masks_match_a_naive_loop(grid, share, least):
-    made = block_masks(SAMPLE_KEYS, grid, share, least)
-    assert np.array_equal(made, np.stack([block_mask_by_loop(k, *grid, share, least) for k in SAMPLE_KEYS]))
-    assert made.sum((1, 2)).max() <= share * math.prod(grid)
+    masks = block_masks(SAMPLE_KEYS, grid, share, least)
+    assert np.array_equal(masks, np.stack([block_mask_by_loop(k, *grid, share, least) for k in SAMPLE_KEYS]))
+    assert masks.sum((1, 2)).max() <= share * math.prod(grid)
 
 
 def test_beits_blocks_hide_nearly_two_fifths_in_few_pieces():
@@ -181,9 +186,9 @@ def authors_mask(draw: random.Random, side: int, count: int) -> np.ndarray:
                 continue
             top, first = draw.randint(0, side - tall), draw.randint(0, side - wide)
             block = mask[top : top + tall, first : first + wide]
-            if 0 < (more := int((~block).sum())) <= left:
+            if 0 < (num_new := int((~block).sum())) <= left:
                 block[:] = True
-                left -= more
+                left -= num_new
                 break
         else:
             break
@@ -192,9 +197,9 @@ def authors_mask(draw: random.Random, side: int, count: int) -> np.ndarray:
 
 def mask_statistics(masks: np.ndarray) -> dict[str, np.ndarray]:
     """Compute statistics of masks (n, h, w): share of patches, whether a row or column is full, neighbours that differ."""
-    whole = np.array([mask.all(0).any() or mask.all(1).any() for mask in masks])
+    has_full_line = np.array([mask.all(0).any() or mask.all(1).any() for mask in masks])
     edges = (masks[:, 1:] != masks[:, :-1]).mean((1, 2)) + (masks[:, :, 1:] != masks[:, :, :-1]).mean((1, 2))
-    return {"share": masks.mean((1, 2)), "whole line": whole.astype(float), "edges": edges}
+    return {"share": masks.mean((1, 2)), "whole line": has_full_line.astype(float), "edges": edges}
 
 
 def compare_masks(draws: int) -> dict[str, tuple[float, float, float]]:
@@ -212,8 +217,8 @@ def compare_masks(draws: int) -> dict[str, tuple[float, float, float]]:
 
 def test_ibot_mask_statistics_match_the_reference_code():
     """If blocks could span the grid along an axis, 22 % of the masks would have a full row or column, not 17 %."""
-    for name, (found, expected, errors) in compare_masks(3000).items():
-        assert errors < 4, f"{name}: {found:.4f}, DINOv2 {expected:.4f}"
+    for name, (mean, expected, errors) in compare_masks(3000).items():
+        assert errors < 4, f"{name}: {mean:.4f}, DINOv2 {expected:.4f}"
 
 
 def test_masks_are_independent_of_augmentation():

@@ -60,13 +60,13 @@ def test_a_modality_keeps_the_contract(name):
     preprocess, pixels = MODALITY_EXAMPLES[name]
     assert preprocess.name == name and len(preprocess.image) == preprocess.axes
     # serialised configs and samples are restored unchanged
-    plain = to_builtins(preprocess)
-    assert from_builtins(AnyPreprocess, plain) == preprocess and pickle.loads(pickle.dumps(preprocess)) == preprocess
-    assert plain["name"] == name and plain.keys() == {field.name for field in fields(preprocess)}
+    builtins = to_builtins(preprocess)
+    assert from_builtins(AnyPreprocess, builtins) == preprocess and pickle.loads(pickle.dumps(preprocess)) == preprocess
+    assert builtins["name"] == name and builtins.keys() == {field.name for field in fields(preprocess)}
     with pytest.raises(UsageError, match="unknown setting noun"):
-        from_builtins(AnyPreprocess, plain | {"noun": "toys"})
+        from_builtins(AnyPreprocess, builtins | {"noun": "toys"})
     with pytest.raises(UsageError, match=f"the size of {preprocess.noun} has {preprocess.axes} axes"):
-        from_builtins(AnyPreprocess, plain | {"image": [8, 8, 8, 8]})
+        from_builtins(AnyPreprocess, builtins | {"image": [8, 8, 8, 8]})
     # shapes, dtypes and ranges match the declared ones
     array = preprocess.to_array(preprocess.decode(preprocess.from_pixels(pixels, "x")))
     assert array.dtype == preprocess.array_dtype and array.nbytes <= preprocess.nbytes
@@ -127,21 +127,21 @@ def test_folders_of_a_new_modality_are_read(grid_folder, tmp_path):
 @pytest.mark.usefixtures("_register_grids")
 def test_a_new_modality_is_trained_evaluated_and_predicted(grid_folder, tmp_path, capsys):
     """A run learns the classes of grids; workers, its bundle, and files, folders or arrays as input agree."""
-    ways = {"device": "cpu", "precision": "fp32"}
+    predict_options = {"device": "cpu", "precision": "fp32"}
     settings = {"preprocess.unit_height": ["0.5"]}
     options = {"model": "ViT-32x1/4", "epochs": 8, "batch_size": 8, "workers": 1, "settings": settings}
-    summary = vitreous.train(grid_folder, out=tmp_path / "run", progress=False, **options, **ways)
+    summary = vitreous.train(grid_folder, out=tmp_path / "run", progress=False, **options, **predict_options)
     assert summary["test"]["top1"] == 1.0, summary["test"]
     bundle = load_bundle(tmp_path / "run" / "model")
     preprocess = bundle.preprocess
     assert isinstance(preprocess, GridPreprocess) and preprocess.unit_height == 0.5 and preprocess.image == (8, 12)
-    document = vitreous.evaluate(tmp_path / "run", **ways)
+    document = vitreous.evaluate(tmp_path / "run", **predict_options)
     assert document["test"]["nll"] == pytest.approx(summary["test"]["nll"], abs=1e-3)
     split = open_data(grid_folder).splits["test"]
-    one, two = (next(EvalLoader(split, preprocess, workers).iterate_batches(20))[1] for workers in (0, 2))
-    assert all(torch.equal(a, b) for a, b in zip(one, two, strict=True))
+    in_process, in_workers = (next(EvalLoader(split, preprocess, workers).iterate_batches(20))[1] for workers in (0, 2))
+    assert all(torch.equal(a, b) for a, b in zip(in_process, in_workers, strict=True))
     file = grid_folder / "test" / "hill" / "0.grid"
-    predictor = vitreous.load(tmp_path / "run", **ways)
+    predictor = vitreous.load(tmp_path / "run", **predict_options)
     by_path, by_array = predictor.predict([file, np.loadtxt(file, dtype=np.float32)])
     assert by_path.names[0] == by_array.names[0] == "hill"
     # the text file stores five decimals

@@ -54,10 +54,10 @@ def test_boxes_and_masks_follow_the_augmented_image(change):
         view = scenes.augment_scene(Image.fromarray(pixels), target, ImagePreprocess((48, 48), filter="bilinear"), key)
         assert view.keys() == {"images", "boxes", "labels", "crowd", "masks"}
         for box, mask in zip(view["boxes"], view["masks"], strict=True):
-            seen = box_in(view["images"])
-            assert (seen - box).abs().max() <= 1.0, (key, box, seen)
-            own = torch.from_numpy(masks_to_boxes(mask[None].numpy()))[0]
-            assert (own - box).abs().max() <= 1.0
+            image_box = box_in(view["images"])
+            assert (image_box - box).abs().max() <= 1.0, (key, box, image_box)
+            mask_box = torch.from_numpy(masks_to_boxes(mask[None].numpy()))[0]
+            assert (mask_box - box).abs().max() <= 1.0
             checked += 1
     assert checked >= 12
 
@@ -83,18 +83,18 @@ def test_cropping_and_flipping_objects_match_torchvision():
         _, target = make_rectangles(seed)
         draw = np.random.default_rng(seed)
         top, left = (int(draw.integers(0, room)) for room in (16, 24))
-        part = CropRegion(top, left, 32, 40, (32, 40))
-        own = crop_objects(target, part, 0.0)
+        region = CropRegion(top, left, 32, 40, (32, 40))
+        cropped = crop_objects(target, region, 0.0)
         boxes = tv_tensors.BoundingBoxes(torch.from_numpy(target.boxes), format="XYXY", canvas_size=IMAGE_SIZE)
         boxes = F.horizontal_flip(F.crop(boxes, top, left, 32, 40))
         masks = F.horizontal_flip(F.crop(tv_tensors.Mask(torch.from_numpy(target.masks())), top, left, 32, 40))
-        stays = [int(label) for label in own["labels"]]
-        assert set(range(4)) - set(stays) == {place for place, mask in enumerate(masks) if not mask.any()}
+        stays = [int(label) for label in cropped["labels"]]
+        assert set(range(4)) - set(stays) == {object_index for object_index, mask in enumerate(masks) if not mask.any()}
         turns = (False, True, False)
-        ours = rotate_and_flip_boxes(torch.from_numpy(own["boxes"]), (32, 40), turns)
+        ours = rotate_and_flip_boxes(torch.from_numpy(cropped["boxes"]), (32, 40), turns)
         assert torch.allclose(ours, boxes[stays].as_subclass(torch.Tensor))
         assert torch.equal(
-            rotate_and_flip(torch.from_numpy(own["masks"]), turns), masks[stays].as_subclass(torch.Tensor)
+            rotate_and_flip(torch.from_numpy(cropped["masks"]), turns), masks[stays].as_subclass(torch.Tensor)
         )
 
 
@@ -107,9 +107,9 @@ def make_single_object(box: tuple[float, ...], masks: bool = False) -> Target:
 
 
 def test_mostly_cropped_objects_are_dropped():
-    part = CropRegion(0, 20, 48, 44, (48, 44))  # keeps the columns from 20 on
+    region = CropRegion(0, 20, 48, 44, (48, 44))  # keeps the columns from 20 on
     for right, stays in ((21.9, False), (22.1, True), (20.9, False)):
-        assert len(crop_objects(make_single_object((0, 0, right, 10)), part, 0.09)["labels"]) == stays
+        assert len(crop_objects(make_single_object((0, 0, right, 10)), region, 0.09)["labels"]) == stays
     half = CropRegion(0, 0, 48, 64, (24, 32))
     for side, stays in ((1.9, False), (2.1, True)):  # less than one pixel of the view is dropped, more is kept
         assert len(crop_objects(make_single_object((10, 10, 10 + side, 20)), half, 0.0)["labels"]) == stays
@@ -119,16 +119,16 @@ def test_small_objects_keep_their_mask_and_box():
     quarter = CropRegion(0, 0, 48, 64, (12, 16))
     for left in range(8, 14):
         for top in range(8, 14):
-            own = crop_objects(make_single_object((left, top, left + 4, top + 4), masks=True), quarter, 0.0)
-            assert own["masks"].shape == (1, 12, 16) and own["masks"].any()
-            np.testing.assert_allclose(own["boxes"][0], np.array([left, top, left + 4, top + 4]) / 4)
+            cropped = crop_objects(make_single_object((left, top, left + 4, top + 4), masks=True), quarter, 0.0)
+            assert cropped["masks"].shape == (1, 12, 16) and cropped["masks"].any()
+            np.testing.assert_allclose(cropped["boxes"][0], np.array([left, top, left + 4, top + 4]) / 4)
     thin = replace(
         make_single_object((8, 8, 12, 12)),
         layers=stack_masks([np.eye(*IMAGE_SIZE, dtype=bool) & (np.indices(IMAGE_SIZE)[0] == 9)], IMAGE_SIZE),
     )
     # nearest-neighbour sampling misses its single pixel
-    own = crop_objects(thin, CropRegion(0, 0, 48, 64, (12, 16)), 0.0)
-    assert own["masks"].sum() == 1 and own["masks"][0, 2, 2]
+    cropped = crop_objects(thin, CropRegion(0, 0, 48, 64, (12, 16)), 0.0)
+    assert cropped["masks"].sum() == 1 and cropped["masks"][0, 2, 2]
 
 
 def test_cropped_boxes_enclose_the_cropped_mask():
@@ -138,9 +138,9 @@ def test_cropped_boxes_enclose_the_cropped_mask():
     target = Target(
         IMAGE_SIZE, np.array([0]), masks_to_boxes([mask]), np.zeros(1, bool), layers=stack_masks([mask], IMAGE_SIZE)
     )
-    part = CropRegion(0, 10, 48, 15, (48, 15))  # contains only a part of the arm
-    assert crop_objects(target, part, 0.0)["boxes"].tolist() == [[0, 10, 15, 12]]
-    assert crop_objects(target.without_masks(), part, 0.0)["boxes"].tolist() == [[0, 5, 15, 30]]
+    region = CropRegion(0, 10, 48, 15, (48, 15))  # contains only a part of the arm
+    assert crop_objects(target, region, 0.0)["boxes"].tolist() == [[0, 10, 15, 12]]
+    assert crop_objects(target.without_masks(), region, 0.0)["boxes"].tolist() == [[0, 5, 15, 30]]
 
 
 def test_padding_has_the_mean_and_images_may_have_no_objects():

@@ -17,9 +17,9 @@ from vitreous.errors import DataError
 nibabel = pytest.importorskip("nibabel")
 
 
-def write_nifti(place: Path, voxels: np.ndarray, affine: np.ndarray | None) -> None:
-    place.parent.mkdir(parents=True, exist_ok=True)
-    nibabel.save(nibabel.Nifti1Image(voxels, affine), place)
+def write_nifti(path: Path, voxels: np.ndarray, affine: np.ndarray | None) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    nibabel.save(nibabel.Nifti1Image(voxels, affine), path)
 
 
 def read_classes(root: Path) -> np.ndarray:
@@ -53,9 +53,9 @@ def test_reoriented_images_match_their_masks(tmp_path):
 def test_masks_off_the_image_grid_are_rejected(tmp_path):
     voxels, classes = make_solid(1)
     write_nifti(tmp_path / "images" / "0.nii.gz", voxels, AFFINE)
-    moved = AFFINE.copy()
-    moved[0, 3] += 4
-    for affine in (moved, AFFINE * [[1.1], [1.1], [1.1], [1]], np.eye(4)):
+    shifted_affine = AFFINE.copy()
+    shifted_affine[0, 3] += 4
+    for affine in (shifted_affine, AFFINE * [[1.1], [1.1], [1.1], [1]], np.eye(4)):
         write_nifti(tmp_path / "masks" / "0.nii.gz", classes, affine)
         with pytest.raises(DataError, match=r"off the grid|another axis order"):
             read_classes(tmp_path)
@@ -85,11 +85,11 @@ def test_nearly_integer_mask_values_are_rounded(tmp_path):
         read_classes(tmp_path)
 
 
-def write_palette(place: Path, numbers: np.ndarray, palette: list[tuple[int, int, int]]) -> None:
-    place.parent.mkdir(parents=True, exist_ok=True)
+def write_palette(path: Path, numbers: np.ndarray, palette: list[tuple[int, int, int]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
     image = Image.fromarray(numbers.astype(np.uint8), "P")
     image.putpalette([value for colour in palette for value in colour])
-    image.save(place)
+    image.save(path)
 
 
 ROAD, SKY, CAR = (128, 64, 128), (70, 130, 180), (0, 0, 142)

@@ -100,8 +100,8 @@ def test_exact_loaders_decode_at_full_resolution(tmp_path):
     split = FileSplit([home / "0.jpg"], np.zeros(1, np.int64))
     crop = Augment(crop=(0.9, 1.0), ratio=(1.0, 1.0))
     exact, rough = (TrainLoader(split, ImagePreprocess((32, 32)), crop, 0, exact=exact) for exact in (True, False))
-    whole = crop.augment_image(
+    full_crop = crop.augment_image(
         decode_to_pillow(home / "0.jpg"), exact.preprocess, int(derive_keys(exact.seed, 0, 0, 0))
     ).float()
-    assert torch.equal(exact.load_sample(0, 0, 0).float(), whole)
-    assert 0 < (rough.load_sample(0, 0, 0).float() - whole).abs().mean() < 8
+    assert torch.equal(exact.load_sample(0, 0, 0).float(), full_crop)
+    assert 0 < (rough.load_sample(0, 0, 0).float() - full_crop).abs().mean() < 8

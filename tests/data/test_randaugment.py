@@ -72,22 +72,24 @@ def test_trivial_augment_matches_torchvision_with_grey_fill():
 
 
 def test_trivial_augment_covers_the_wide_space():
-    image, seen = make_noise_image(), dict.fromkeys([*COLOUR_OPERATIONS, "moved"], 0)
-    known: dict[bytes, str] = {}
+    image, counts = make_noise_image(), dict.fromkeys([*COLOUR_OPERATIONS, "moved"], 0)
+    colour_results: dict[bytes, str] = {}
     for name, results in COLOUR_OPERATIONS.items():
         for result in results(image):
-            known.setdefault(result.tobytes(), name)
+            colour_results.setdefault(result.tobytes(), name)
     levels = set()
     for k in range(1400):
-        shown = TRIVIAL_AUGMENT.augment_image(image, ImagePreprocess(IMAGE_SIZE), k).permute(1, 2, 0).numpy().tobytes()
-        name = known.get(shown, "moved")
-        seen[name] += 1
-        levels.add((name, shown))
+        augmented = (
+            TRIVIAL_AUGMENT.augment_image(image, ImagePreprocess(IMAGE_SIZE), k).permute(1, 2, 0).numpy().tobytes()
+        )
+        name = colour_results.get(augmented, "moved")
+        counts[name] += 1
+        levels.add((name, augmented))
     # five of the fourteen operations: two shears, two translations, a rotation
-    assert abs(seen["moved"] - 500) < 70, seen
-    assert all(abs(seen[name] - 100) < 45 for name in ("autocontrast", "equalize", "color", "contrast", "sharpness")), (
-        seen
-    )
+    assert abs(counts["moved"] - 500) < 70, counts
+    assert all(
+        abs(counts[name] - 100) < 45 for name in ("autocontrast", "equalize", "color", "contrast", "sharpness")
+    ), counts
     assert sum(name == "contrast" for name, _ in levels) > 30  # in both directions from the original
 
 
@@ -97,10 +99,12 @@ def test_trivial_augment_rotates_to_135_degrees_and_shifts_32_pixels():
     dark[23, 30] = 255
     reach, corners = set(), set()
     for k in range(1400):
-        shown = TRIVIAL_AUGMENT.augment_image(Image.fromarray(dark), ImagePreprocess(IMAGE_SIZE), k)
-        rows, columns = np.nonzero(shown[0].numpy() > 200)
+        augmented = TRIVIAL_AUGMENT.augment_image(Image.fromarray(dark), ImagePreprocess(IMAGE_SIZE), k)
+        rows, columns = np.nonzero(augmented[0].numpy() > 200)
         if len(rows) == 1 and (rows[0] == 23) != (columns[0] == 30):
             reach |= {abs(int(rows[0]) - 23), abs(int(columns[0]) - 30)}
-        corners |= {tuple(shown[0, row, column].item() == 128 for row, column in itertools.product((0, -1), (0, -1)))}
+        corners |= {
+            tuple(augmented[0, row, column].item() == 128 for row, column in itertools.product((0, -1), (0, -1)))
+        }
     assert max(reach) > 18 and max(reach) <= 32
     assert (True,) * 4 in corners

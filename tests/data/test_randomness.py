@@ -32,8 +32,8 @@ def test_keys_are_unique_and_depend_on_every_part():
 
 
 def test_derive_key_matches_derive_keys():
-    for parts in [(0,), (1, 2, 3, 4), (-1, 5), (2**64 - 1, 2**63), tuple(np.arange(9)), (int(derive_keys(7)), 0)]:
-        assert derive_key(*parts) == int(derive_keys(*parts))
+    for values in [(0,), (1, 2, 3, 4), (-1, 5), (2**64 - 1, 2**63), tuple(np.arange(9)), (int(derive_keys(7)), 0)]:
+        assert derive_key(*values) == int(derive_keys(*values))
 
 
 def test_drawn_numbers_are_uniform():
@@ -79,14 +79,14 @@ def concatenate_images(feed, *span):
 @pytest.mark.parametrize("workers", [1, 2])
 def test_streams_do_not_depend_on_workers_batches_or_resuming(train_split, workers):
     feed = TrainLoader(train_split, PLAIN_PREPROCESS, FULL_AUGMENT, seed=1)
-    whole = concatenate_images(feed, 0, 60, 7)
+    reference_images = concatenate_images(feed, 0, 60, 7)
     assert torch.equal(
         concatenate_images(TrainLoader(train_split, PLAIN_PREPROCESS, FULL_AUGMENT, 1, workers=workers), 0, 60, 7),
-        whole,
+        reference_images,
     )
     assert torch.equal(
         concatenate_images(TrainLoader(train_split, PLAIN_PREPROCESS, FULL_AUGMENT, 1, workers=workers), 31, 60, 4),
-        whole[31:],
+        reference_images[31:],
     )
 
 
@@ -95,8 +95,8 @@ def test_in_memory_streams_resume_at_any_position(train_split):
         [PLAIN_PREPROCESS.to_tensor(decode_sample(train_split, i, 3)) for i in range(len(train_split))]
     )
     feed = TrainLoader(train_split, PLAIN_PREPROCESS, FULL_AUGMENT, seed=1, cached=cached)
-    whole = concatenate_images(feed, 0, 60, 7)
-    assert torch.allclose(concatenate_images(feed, 31, 60, 4), whole[31:], atol=1e-3)
+    reference_images = concatenate_images(feed, 0, 60, 7)
+    assert torch.allclose(concatenate_images(feed, 31, 60, 4), reference_images[31:], atol=1e-3)
     batches = list(feed.iterate_batches(0, 60, 7))
     assert [len(batch["labels"]) for batch in batches] == [7] * 8 + [4]
     for batch in batches:
@@ -115,8 +115,8 @@ def test_no_two_epochs_samples_or_seeds_are_augmented_alike(train_split):
 
 def test_disabled_augmentation_changes_nothing():
     pixels = torch.from_numpy(np.stack([np.asarray(make_image(i)).transpose(2, 0, 1) for i in range(4)]).copy())
-    same = Augment().augment_batch(pixels, derive_keys(0, np.arange(4)))
-    assert torch.equal(same, pixels)
+    unchanged = Augment().augment_batch(pixels, derive_keys(0, np.arange(4)))
+    assert torch.equal(unchanged, pixels)
     assert torch.equal(Augment().augment_image(make_image(1), PLAIN_PREPROCESS, 5), pixels[1])
 
 
@@ -124,9 +124,9 @@ def test_flips_and_shifts_move_whole_pixels():
     pixels = torch.from_numpy(np.asarray(make_image(0)).transpose(2, 0, 1).copy())[None].repeat(64, 1, 1, 1)
     flipped = Augment(flip=1.0).augment_batch(pixels, derive_keys(0, np.arange(64)))
     assert torch.equal(flipped, pixels.flip(-1))
-    moved = Augment(shift=0.125, border="zeros").augment_batch(pixels, derive_keys(0, np.arange(64)))
-    seen = set()
-    for image in moved:
+    augmented = Augment(shift=0.125, border="zeros").augment_batch(pixels, derive_keys(0, np.arange(64)))
+    offsets = set()
+    for image in augmented:
         matches = [
             (dy, dx)
             for dy in range(-2, 3)
@@ -134,8 +134,8 @@ def test_flips_and_shifts_move_whole_pixels():
             if torch.equal(image[:, 2:-2, 2:-2], pixels[0].roll((dy, dx), (1, 2))[:, 2:-2, 2:-2])
         ]
         assert len(matches) == 1
-        seen.add(matches[0])
-    assert len(seen) > 15
+        offsets.add(matches[0])
+    assert len(offsets) > 15
 
 
 def test_rotation_preserves_shapes_on_non_square_images():
@@ -152,10 +152,10 @@ def test_mixed_labels_are_distributions_determined_by_the_step(options):
     images, labels = torch.randn(6, 3, 8, 8), torch.arange(6) % 3
     augment = Augment(**options)
     mixed, soft = augment.mix_batch(images, labels, 3, seed=0, batch=4)
-    again, _ = augment.mix_batch(images, labels, 3, seed=0, batch=4)
-    other, _ = augment.mix_batch(images, labels, 3, seed=0, batch=5)
+    repeated, _ = augment.mix_batch(images, labels, 3, seed=0, batch=4)
+    next_batch, _ = augment.mix_batch(images, labels, 3, seed=0, batch=5)
     assert soft.shape == (6, 3) and torch.allclose(soft.sum(1), torch.ones(6))
-    assert torch.equal(mixed, again) and not torch.equal(mixed, other)
+    assert torch.equal(mixed, repeated) and not torch.equal(mixed, next_batch)
     assert not torch.equal(mixed, images)
 
 

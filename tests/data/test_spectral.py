@@ -62,8 +62,8 @@ def as_tiff(array: np.ndarray, **options) -> bytes:
 def as_pages(array: np.ndarray) -> bytes:
     """Return the bytes of a TIFF written by Pillow, with one page per channel of (C, H, W)."""
     file = io.BytesIO()
-    first, *rest = (Image.fromarray(page) for page in array)
-    first.save(file, "TIFF", save_all=True, append_images=rest)
+    first, *later_pages = (Image.fromarray(page) for page in array)
+    first.save(file, "TIFF", save_all=True, append_images=later_pages)
     return file.getvalue()
 
 
@@ -76,7 +76,8 @@ def test_npy_is_read_in_every_memory_layout(dtype, order):
         assert detect_channel_form(raw, "x") == (5, dtype)
         assert np.array_equal(read_channels(raw, "x"), array) and read_channels(raw, "x").dtype == np.dtype(dtype)
         assert all(
-            np.array_equal(np.asarray(band), one) for band, one in zip(read_bands(raw, 5, dtype), array, strict=True)
+            np.array_equal(np.asarray(band), expected_band)
+            for band, expected_band in zip(read_bands(raw, 5, dtype), array, strict=True)
         )
     assert np.array_equal(read_channels(as_npy(array[0]), "x"), array[:1])
 
@@ -150,9 +151,9 @@ def test_16_bit_values_are_kept_on_request():
     assert np.array_equal(read_channels(as_tiff(rgb, photometric="rgb"), "x"), np.moveaxis(rgb, -1, 0))
 
 
-def build_npy_header(text: str, rest: bytes = b"", version: bytes = b"\1\0", length: int | None = None) -> bytes:
+def build_npy_header(text: str, body: bytes = b"", version: bytes = b"\1\0", length: int | None = None) -> bytes:
     """Return a .npy file with this header."""
-    return npy.NPY_MAGIC + version + struct.pack("<H", len(text) if length is None else length) + text.encode() + rest
+    return npy.NPY_MAGIC + version + struct.pack("<H", len(text) if length is None else length) + text.encode() + body
 
 
 HEADER_TEMPLATE = "{{'descr': '{}', 'fortran_order': False, 'shape': {}, }}"
@@ -197,9 +198,9 @@ def test_a_bad_npy_is_refused_with_the_reason(name):
 
 def test_band_mismatches_report_both_band_counts():
     raw = as_npy(draw_values((5, 8, 8), "uint16"))
-    for channels, kind in ((4, "uint16"), (5, "int16")):
-        with pytest.raises(DataError, match=f"x: 5 bands of uint16, but the model expects {channels} bands of {kind}"):
-            read_bands(raw, channels, kind, "x")
+    for channels, dtype in ((4, "uint16"), (5, "int16")):
+        with pytest.raises(DataError, match=f"x: 5 bands of uint16, but the model expects {channels} bands of {dtype}"):
+            read_bands(raw, channels, dtype, "x")
     for content in (raw, as_tiff(draw_values((8, 8, 5), "uint16"))):
         with pytest.raises(DataError) as caught:
             decode_to_pillow(content, 3, "x")
@@ -261,8 +262,8 @@ def test_damaged_files_are_refused_and_nothing_else():
     for _ in range(600):
         raw = bytearray(chance.choice(seeds))
         for _ in range(chance.randint(1, 6)):
-            place = chance.randrange(min(len(raw), 600)) if chance.random() < 0.8 else chance.randrange(len(raw))
-            raw[place] = chance.choice((0, 1, 2, 255, chance.randrange(256)))
+            position = chance.randrange(min(len(raw), 600)) if chance.random() < 0.8 else chance.randrange(len(raw))
+            raw[position] = chance.choice((0, 1, 2, 255, chance.randrange(256)))
         raw = bytes(raw[: chance.randrange(len(raw))]) if chance.random() < 0.1 else bytes(raw)
         for look in (lambda raw: detect_channel_form(raw, "x"), lambda raw: read_bands(raw, 5, "uint16", "x")):
             try:
@@ -278,8 +279,8 @@ BAND_PREPROCESS = BandPreprocess((20, 24), 3, numbers="uint8")
 @pytest.mark.parametrize("fit", [{"fit": "crop"}, {"fit": "squash"}, {"share": 0.8, "filter": "bilinear"}])
 def test_channels_are_fitted_as_colours_are(fit):
     image = make_image(0, (70, 45))
-    apart = BandPreprocess((20, 24), 3, **fit).to_tensor(image.split())
-    assert torch.equal(apart, ImagePreprocess((20, 24), 3, **fit).to_tensor(image))
+    separate_bands = BandPreprocess((20, 24), 3, **fit).to_tensor(image.split())
+    assert torch.equal(separate_bands, ImagePreprocess((20, 24), 3, **fit).to_tensor(image))
 
 
 GEOMETRIC_OPTIONS = {
@@ -295,16 +296,16 @@ def test_channels_are_moved_as_colours_are(name):
     augment, image = Augment(**GEOMETRIC_OPTIONS[name], flip=0.5), make_image(0, (50, 40))
     wide = tuple(Image.fromarray(np.asarray(band).astype(np.float32) * 100) for band in image.split())
     for k in range(6):
-        whole = augment.augment_image(image, ImagePreprocess((20, 24)), k)
-        assert torch.equal(augment.augment_image(image.split(), BAND_PREPROCESS, k), whole)
+        expected = augment.augment_image(image, ImagePreprocess((20, 24)), k)
+        assert torch.equal(augment.augment_image(image.split(), BAND_PREPROCESS, k), expected)
         floats = augment.augment_image(wide, BAND_PREPROCESS, k)
-        assert floats.dtype == torch.float32 and floats.shape == whole.shape
-        assert (floats / 100 - whole).abs().mean() < 1  # 8-bit results are clipped to 0 and 255
+        assert floats.dtype == torch.float32 and floats.shape == expected.shape
+        assert (floats / 100 - expected).abs().mean() < 1  # 8-bit results are clipped to 0 and 255
     small, keys = torch.stack([image_to_tensor(image.resize((24, 20)))] * 5), derive_keys(0, np.arange(5))
-    many = augment.augment_batch(torch.cat([small.float() * 300, small.float()], 1), keys)
-    assert many.shape == (5, 6, 20, 24) and many.dtype == torch.float32
-    assert torch.allclose(many[:, :3] / 300, many[:, 3:], atol=0.01)
-    assert (many[:, 3:] - augment.augment_batch(small, keys)).abs().mean() < 1
+    batch_views = augment.augment_batch(torch.cat([small.float() * 300, small.float()], 1), keys)
+    assert batch_views.shape == (5, 6, 20, 24) and batch_views.dtype == torch.float32
+    assert torch.allclose(batch_views[:, :3] / 300, batch_views[:, 3:], atol=0.01)
+    assert (batch_views[:, 3:] - augment.augment_batch(small, keys)).abs().mean() < 1
 
 
 def test_colour_transforms_are_removed_for_bands():
@@ -325,10 +326,12 @@ def test_colour_transforms_are_removed_for_bands():
 def test_channel_statistics_match_numpy(dtype):
     pixels = draw_values((30, 9, 8, 5), dtype)
     pixels[..., 4] = 7
-    seen = BandPreprocess((9, 8), 5, numbers=dtype)
-    mean, std = measure_channel_statistics(ArraySplit(pixels, np.zeros(30, np.int64)), seen)
-    whole = pixels.reshape(-1, 5).astype(np.float64) / seen.peak
-    assert np.allclose(mean, whole.mean(0), rtol=1e-12) and np.allclose(std[:4], whole.std(0)[:4], rtol=1e-12)
+    preprocess = BandPreprocess((9, 8), 5, numbers=dtype)
+    mean, std = measure_channel_statistics(ArraySplit(pixels, np.zeros(30, np.int64)), preprocess)
+    scaled_pixels = pixels.reshape(-1, 5).astype(np.float64) / preprocess.peak
+    assert np.allclose(mean, scaled_pixels.mean(0), rtol=1e-12) and np.allclose(
+        std[:4], scaled_pixels.std(0)[:4], rtol=1e-12
+    )
     assert std[4] == 1
     normal = BandPreprocess((9, 8), 5, mean, std, numbers=dtype).normalise(
         torch.from_numpy(pixels.astype(np.float32).transpose(0, 3, 1, 2))
@@ -338,17 +341,17 @@ def test_channel_statistics_match_numpy(dtype):
 
 def test_channel_statistics_are_stable_and_skip_nonfinite_pixels():
     pixels = (1e4 + draw_values((20, 6, 6, 2), "float32")).astype(np.float32)
-    seen = BandPreprocess((6, 6), 2, numbers="float32")
-    _, std = measure_channel_statistics(ArraySplit(pixels, np.zeros(20, np.int64)), seen)
+    preprocess = BandPreprocess((6, 6), 2, numbers="float32")
+    _, std = measure_channel_statistics(ArraySplit(pixels, np.zeros(20, np.int64)), preprocess)
     assert np.allclose(std, pixels.reshape(-1, 2).astype(np.float64).std(0), rtol=1e-9)
     broken = pixels.copy()
     broken[3, 0, 0, 0] = np.nan  # one non-finite pixel is left out
     broken[5] = np.inf  # an image without finite pixels is left out
-    known = np.delete(broken.reshape(-1, 2).astype(np.float64), [3 * 36, *range(5 * 36, 6 * 36)], 0)
-    mean, std = measure_channel_statistics(ArraySplit(broken, np.zeros(20, np.int64)), seen)
-    assert np.allclose(mean, known.mean(0), rtol=1e-12) and np.allclose(std, known.std(0), rtol=1e-9)
+    valid_pixels = np.delete(broken.reshape(-1, 2).astype(np.float64), [3 * 36, *range(5 * 36, 6 * 36)], 0)
+    mean, std = measure_channel_statistics(ArraySplit(broken, np.zeros(20, np.int64)), preprocess)
+    assert np.allclose(mean, valid_pixels.mean(0), rtol=1e-12) and np.allclose(std, valid_pixels.std(0), rtol=1e-9)
     with pytest.raises(DataError, match="no pixel has data"):
-        measure_channel_statistics(ArraySplit(broken[5:6], np.zeros(1, np.int64)), seen)
+        measure_channel_statistics(ArraySplit(broken[5:6], np.zeros(1, np.int64)), preprocess)
 
 
 def write_band_dataset(root: Path, kind: str, size: tuple[int, int] = (16, 16)) -> Path:
@@ -370,9 +373,9 @@ def write_band_dataset(root: Path, kind: str, size: tuple[int, int] = (16, 16)) 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_statistics_and_caching_do_not_depend_on_workers(tmp_path, workers):
     split = open_image_folder(write_band_dataset(tmp_path, "uint16", (40, 30))).split("train")
-    seen = BandPreprocess((16, 16), 4, numbers="uint16")
-    assert measure_channel_statistics(split, seen, workers) == measure_channel_statistics(split, seen)
-    cached, bad = screen_images(split, seen, workers, keep=True)
+    preprocess = BandPreprocess((16, 16), 4, numbers="uint16")
+    assert measure_channel_statistics(split, preprocess, workers) == measure_channel_statistics(split, preprocess)
+    cached, bad = screen_images(split, preprocess, workers, keep=True)
     assert cached is not None and cached.dtype == torch.float32 and cached.shape == (24, 4, 16, 16) and not bad
     assert cached.max() > 9000
 
@@ -392,12 +395,12 @@ def test_multiband_data_are_trained_evaluated_and_predicted(tmp_path, kind, size
         "drop_path": 0.0,
     }
     train(str(data), **options, out=str(run))
-    seen = RunFolder(run).run().preprocess
-    assert (seen.channels, seen.numbers) == (4, {"tiff": "uint8"}.get(kind, kind))
-    mean, _ = measure_channel_statistics(open_image_folder(data).split("train"), seen)
-    assert seen.mean == mean and RunFolder(run).run().views.rand_layers == 0
-    judged = evaluate(run, workers=0)
-    assert judged["test"]["top1"] > 0.8
+    preprocess = RunFolder(run).run().preprocess
+    assert (preprocess.channels, preprocess.numbers) == (4, {"tiff": "uint8"}.get(kind, kind))
+    mean, _ = measure_channel_statistics(open_image_folder(data).split("train"), preprocess)
+    assert preprocess.mean == mean and RunFolder(run).run().views.rand_layers == 0
+    evaluation = evaluate(run, workers=0)
+    assert evaluation["test"]["top1"] > 0.8
     file = next((data / "test" / "bee").iterdir())
     assert load(run).predict([file])[0].names[0] == "bee"
     with pytest.raises(DataError, match="the model expects 4 bands of"):

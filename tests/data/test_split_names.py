@@ -61,22 +61,22 @@ def test_two_folders_of_one_split_are_rejected(tmp_path):
 
 @pytest.mark.parametrize("inside", [True, False])
 def test_masks(tmp_path, inside):
-    for split, other, count in (("Training", "train", 3), ("Testing", "test", 2)):
+    for split, lower_name, count in (("Training", "train", 3), ("Testing", "test", 2)):
         for number in range(count):
             image = f"{split}/images" if inside else f"images/{split}"
-            mask = f"{split}/masks" if inside else f"masks/{other}"
+            mask = f"{split}/masks" if inside else f"masks/{lower_name}"
             write_image(tmp_path / image / f"{number}.png", number)
             (tmp_path / mask).mkdir(parents=True, exist_ok=True)
             Image.fromarray(np.eye(10, 12, dtype=np.uint8)).save(tmp_path / mask / f"{number}.png")
     assert get_split_sizes(tmp_path) == {"train": 3, "test": 2}
 
 
-def write_coco(place: Path, names: list[str], first: int = 1) -> None:
+def write_coco(path: Path, names: list[str], first: int = 1) -> None:
     rows = [{"id": first + number, "file_name": name, "width": 12, "height": 10} for number, name in enumerate(names)]
     boxes = [{"id": row["id"], "image_id": row["id"], "category_id": 1, "bbox": [1, 1, 4, 4]} for row in rows]
-    place.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     document = {"images": rows, "annotations": boxes, "categories": [{"id": 1, "name": "ant"}]}
-    place.write_text(json.dumps(document))
+    path.write_text(json.dumps(document))
 
 
 def test_coco(tmp_path):
@@ -106,10 +106,10 @@ def test_yolo_keys_and_folders(tmp_path):
 def test_voc_lists(tmp_path):
     for number in range(3):
         write_image(tmp_path / "JPEGImages" / f"{number}.jpg")
-        place = tmp_path / "Annotations" / f"{number}.xml"
-        place.parent.mkdir(exist_ok=True)
+        path = tmp_path / "Annotations" / f"{number}.xml"
+        path.parent.mkdir(exist_ok=True)
         box = "<xmin>1</xmin><ymin>1</ymin><xmax>5</xmax><ymax>5</ymax>"
-        place.write_text(f"<annotation><object><name>ant</name><bndbox>{box}</bndbox></object></annotation>")
+        path.write_text(f"<annotation><object><name>ant</name><bndbox>{box}</bndbox></object></annotation>")
     lists = tmp_path / "ImageSets" / "Main"
     lists.mkdir(parents=True)
     (lists / "Training.txt").write_text("0\n1\n")

@@ -33,9 +33,9 @@ def tar_cache(tmp_path, monkeypatch):
     return tmp_path / "cache" / "vitreous" / "tars"
 
 
-def encode_sample_image(seed: int, kind: str = "PNG", size=(16, 16)) -> bytes:
+def encode_sample_image(seed: int, image_format: str = "PNG", size=(16, 16)) -> bytes:
     buffer = io.BytesIO()
-    make_image(seed, size, seed).save(buffer, kind)
+    make_image(seed, size, seed).save(buffer, image_format)
     return buffer.getvalue()
 
 
@@ -68,11 +68,13 @@ def get_open_error(source) -> str:
 
 def has_samples(data, split, numbers):
     """Return whether a split contains exactly these samples in order, each with the right image and class."""
-    own = data.splits[split]
-    assert [own.name(row).split("/")[-1] for row in range(len(own))] == [f"{n:05d}.png" for n in numbers]
+    dataset_split = data.splits[split]
+    assert [dataset_split.name(row).split("/")[-1] for row in range(len(dataset_split))] == [
+        f"{n:05d}.png" for n in numbers
+    ]
     for row, n in enumerate(numbers):
-        assert own.raw(row) == encode_sample_image(n)
-        assert data.classes[own.labels[row]] == str(n % 3)
+        assert dataset_split.raw(row) == encode_sample_image(n)
+        assert data.classes[dataset_split.labels[row]] == str(n % 3)
     return True
 
 
@@ -114,12 +116,12 @@ def test_archives_without_splits_hold_a_tenth_out(tmp_path):
     assert len(data.full_train_split) == 60 and data.notes == [
         "held out 6 of 60 training images for validation (split seed 0)"
     ]
-    seen = [split.name(row) for split in data.splits.values() for row in range(len(split))]
-    assert len(set(seen)) == 60
+    sample_names = [split.name(row) for split in data.splits.values() for row in range(len(split))]
+    assert len(set(sample_names)) == 60
     pattern = open_data(str(tmp_path / "a" / "shard-{000..001}.tar"))
     assert pattern.fingerprint() == data.fingerprint() != open_data(tmp_path / "a", 1).fingerprint()
-    one = open_data(tmp_path / "a" / "shard-001.tar")
-    assert len(one.full_train_split) == 30
+    single_shard = open_data(tmp_path / "a" / "shard-001.tar")
+    assert len(single_shard.full_train_split) == 30
 
 
 def test_patterns(tmp_path):
@@ -154,11 +156,11 @@ def test_every_label_format_is_read(tmp_path, kind):
     fields, classes, expected = LABEL_MEMBERS[kind]
     members = []
     for n in range(8):
-        beside = [(f"some.dir/{n}.{ext}", content) for ext, content in fields(n, ["ant", "bee"][n % 2])]
+        label_members = [(f"some.dir/{n}.{ext}", content) for ext, content in fields(n, ["ant", "bee"][n % 2])]
         members += (
-            [(f"some.dir/{n}.png", encode_sample_image(n)), *beside]
+            [(f"some.dir/{n}.png", encode_sample_image(n)), *label_members]
             if n % 3
-            else [*beside, (f"some.dir/{n}.PNG", encode_sample_image(n))]
+            else [*label_members, (f"some.dir/{n}.PNG", encode_sample_image(n))]
         )
     data = open_data(write_tar(tmp_path / "x.tar", members))
     assert data.classes == classes
@@ -175,11 +177,14 @@ def test_member_folders_are_classes(tmp_path):
 
 
 def test_multilabel_archives_are_read(tmp_path):
-    told = [["cat", "dog"], ["dog"], [], ["cat"]]
+    sample_labels = [["cat", "dog"], ["dog"], [], ["cat"]]
     members = [
         member
         for n in range(8)
-        for member in ((f"{n}.png", encode_sample_image(n)), (f"{n}.json", json.dumps({"label": told[n % 4]}).encode()))
+        for member in (
+            (f"{n}.png", encode_sample_image(n)),
+            (f"{n}.json", json.dumps({"label": sample_labels[n % 4]}).encode()),
+        )
     ]
     data = open_data(write_tar(tmp_path / "x.tar", members))
     assert data.multilabel and data.classes == ("cat", "dog")
@@ -285,7 +290,7 @@ def test_truncated_and_damaged_archives_are_rejected(tmp_path):
     assert len(open_data(good).full_train_split) == 9
     for cut in (1, 700, 5 * 512 + 3, len(content) // 2 + 100):
         good.write_bytes(content[:cut])
-        assert "truncated" in (told := get_open_error(good)) and "x.tar" in told
+        assert "truncated" in (error_text := get_open_error(good)) and "x.tar" in error_text
     good.write_bytes(content[: 5 * 512] + bytes([content[5 * 512] ^ 1]) + content[5 * 512 + 1 :])
     assert "x.tar: damaged at byte 2,560" in get_open_error(good)
     good.write_bytes(b"")
@@ -294,7 +299,7 @@ def test_truncated_and_damaged_archives_are_rejected(tmp_path):
     assert "not a tar archive" in get_open_error(good)
     with tarfile.open(good, "w:gz") as tar:
         tar.addfile(tarfile.TarInfo("0.png"))
-    assert "a compressed archive" in (told := get_open_error(good)) and "gunzip" in told
+    assert "a compressed archive" in (error_text := get_open_error(good)) and "gunzip" in error_text
     shutil.copy(good, tmp_path / "y.tar.gz")
     assert "gunzip" in get_open_error(tmp_path / "y.tar.gz")
     os.unlink(good)
@@ -316,17 +321,17 @@ def open_archive(path):
     return TarArchive(path, read_file_stamp(path), Counter())
 
 
-def make_special_member(name, kind, target=""):
+def make_special_member(name, member_type, target=""):
     info = tarfile.TarInfo(name)
-    info.type, info.linkname = kind, target
+    info.type, info.linkname = member_type, target
     return info
 
 
 class MaliciousPickle:
     """Creates a folder when it is unpickled."""
 
-    def __init__(self, place):
-        self.place = place
+    def __init__(self, path):
+        self.place = path
 
     def __reduce__(self):
         return os.mkdir, (self.place,)
@@ -387,8 +392,8 @@ def test_a_replaced_archive_is_detected(tmp_path):
     write_tar(source, make_members(range(10, 20)))
     with pytest.raises(DataError, match="changed since"):
         data.full_train_split.raw(0)
-    again = open_data(source)
-    assert again.full_train_split.raw(0) == encode_sample_image(10)
+    reopened = open_data(source)
+    assert reopened.full_train_split.raw(0) == encode_sample_image(10)
 
 
 MEMBER_NAMES = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=300).filter(
@@ -406,16 +411,18 @@ MEMBER_TYPES = st.sampled_from(
 def test_members_match_the_tarfile_module(tmp_path_factory, members, form):
     path = tmp_path_factory.mktemp("tar") / "x.tar"
     with tarfile.open(path, "w", format=form, encoding="utf-8") as tar:
-        for name, kind, size in members:
-            info = make_special_member(name, kind, "x" * size if kind in (tarfile.SYMTYPE, tarfile.LNKTYPE) else "")
-            info.size = size if kind == tarfile.REGTYPE else 0
+        for name, member_type, size in members:
+            info = make_special_member(
+                name, member_type, "x" * size if member_type in (tarfile.SYMTYPE, tarfile.LNKTYPE) else ""
+            )
+            info.size = size if member_type == tarfile.REGTYPE else 0
             tar.addfile(info, io.BytesIO(bytes(size)))
     with tarfile.open(path, encoding="utf-8") as tar:
         expected = [(m.name, m.offset_data, m.size) for m in tar.getmembers() if m.isreg()]
-    known = read_file_stamp(path)
-    with TarArchive(path, known, Counter()) as archive:
-        found = [(os.fsdecode(m.name), m.start, m.size) for m in archive.members()]
-    assert found == [member for member in expected if not member[0].endswith("/")]
+    file_stamp = read_file_stamp(path)
+    with TarArchive(path, file_stamp, Counter()) as archive:
+        members_read = [(os.fsdecode(m.name), m.start, m.size) for m in archive.members()]
+    assert members_read == [member for member in expected if not member[0].endswith("/")]
 
 
 def test_large_sizes_and_sparse_files_are_understood(tmp_path):
@@ -470,8 +477,8 @@ def test_extended_headers_are_bounded(tmp_path):
     path.write_bytes(make_special_member("x", tarfile.XHDTYPE).tobuf(tarfile.USTAR_FORMAT) * 100_000 + bytes(1024))
     with pytest.raises(DataError, match=r"x\.tar"), open_archive(path) as archive:
         list(archive.members())
-    for kind in (tarfile.GNUTYPE_LONGNAME, tarfile.XHDTYPE, tarfile.XGLTYPE):
-        info = make_special_member("x", kind)
+    for member_type in (tarfile.GNUTYPE_LONGNAME, tarfile.XHDTYPE, tarfile.XGLTYPE):
+        info = make_special_member("x", member_type)
         info.size = 2**21
         path.write_bytes(tarfile.TarInfo("0.png").tobuf() + info.tobuf(tarfile.GNU_FORMAT) + bytes(2**22))
         with pytest.raises(DataError, match=r"damaged at byte 512 .*2,097,152"), open_archive(path) as archive:
@@ -496,8 +503,8 @@ def test_random_damage_only_raises_data_errors(tmp_path):
         path = tmp_path / f"{turn}.tar"
         path.write_bytes(damaged[: draw.choice((len(damaged), draw.randrange(len(damaged))))])
         try:
-            found = tarindex.open_archive_index([path])
-            assert (found.samples["start"] + found.samples["size"] <= path.stat().st_size).all()
+            index = tarindex.open_archive_index([path])
+            assert (index.samples["start"] + index.samples["size"] <= path.stat().st_size).all()
         except DataError as error:
             refused.append(f"{turn}.tar" in str(error))
         path.unlink()
@@ -508,31 +515,32 @@ def test_random_damage_only_raises_data_errors(tmp_path):
 def test_the_archive_index_is_cached_while_valid(tmp_path, tar_cache, monkeypatch):
     paths = [write_tar(tmp_path / f"{n}.tar", make_members(range(6 * n, 6 * n + 6))) for n in range(2)]
     first = tarindex.open_archive_index(paths)
-    (kept,) = tar_cache.iterdir()
+    (cached_file,) = tar_cache.iterdir()
     looked = []
     members = TarArchive.members
     monkeypatch.setattr(TarArchive, "members", lambda self: looked.append(self.path) or members(self))
 
-    def same(found):
-        return np.array_equal(found.samples, first.samples) and np.array_equal(found.names, first.names)
+    def same(index):
+        return np.array_equal(index.samples, first.samples) and np.array_equal(index.names, first.names)
 
-    again = tarindex.open_archive_index(paths)
+    reopened = tarindex.open_archive_index(paths)
     assert (
         not looked
-        and same(again)
-        and (again.label_words, again.folders, again.stamps) == (first.label_words, first.folders, first.stamps)
+        and same(reopened)
+        and (reopened.label_words, reopened.folders, reopened.stamps)
+        == (first.label_words, first.folders, first.stamps)
     )
-    whole = kept.read_bytes()
+    index_bytes = cached_file.read_bytes()
     for damaged in (
         b"",
-        whole[:-30],
-        whole[: len(whole) // 2] + b"\1" * 40 + whole[len(whole) // 2 + 40 :],
+        index_bytes[:-30],
+        index_bytes[: len(index_bytes) // 2] + b"\1" * 40 + index_bytes[len(index_bytes) // 2 + 40 :],
         b"not a zip",
     ):
-        kept.write_bytes(damaged)
+        cached_file.write_bytes(damaged)
         looked.clear()
         assert same(tarindex.open_archive_index(paths)) and len(looked) == 2
-        assert kept.read_bytes() == whole
+        assert cached_file.read_bytes() == index_bytes
     os.utime(paths[0], ns=(1, 1))
     looked.clear()
     tarindex.open_archive_index(paths)

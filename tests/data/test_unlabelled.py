@@ -81,9 +81,11 @@ def test_the_fingerprint_covers_images_and_exclusions(tmp_path):
     data = open_data(write_images(tmp_path, 12))
     assert data.fingerprint() == open_data(tmp_path).fingerprint() != open_data(tmp_path, 1).fingerprint()
     left = data.split("train").name(0)
-    less = exclude_images(data, frozenset([left]), "list.csv", NullListener())
-    assert len(less.split("train")) == len(data.split("train")) - 1 and left not in sample_names(less.split("train"))
-    assert less.fingerprint() == data.fingerprint() and not less.labelled
+    reduced = exclude_images(data, frozenset([left]), "list.csv", NullListener())
+    assert len(reduced.split("train")) == len(data.split("train")) - 1 and left not in sample_names(
+        reduced.split("train")
+    )
+    assert reduced.fingerprint() == data.fingerprint() and not reduced.labelled
     write_images(tmp_path, 1, 12)
     assert open_data(tmp_path).fingerprint() != data.fingerprint()
 

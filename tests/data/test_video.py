@@ -30,8 +30,8 @@ def test_a_folder_of_clips_in_any_format_is_video_data(tmp_path):
     split = data.with_holdout(0.0, 0).splits["train"]
     assert split.name(2).endswith("clip2") and split.raw(2).shape == (10, 16, 16, 3)  # type: ignore[union-attr]
     assert isinstance(split.raw(0), bytes) and len(split.open_clip(1)) == 10  # type: ignore[attr-defined]
-    back = split.take(np.array([20, 3]))
-    assert [back.name(0), back.name(1)] == [split.name(20), split.name(3)] and back.labels.tolist() == [1, 0]
+    subset = split.take(np.array([20, 3]))
+    assert [subset.name(0), subset.name(1)] == [split.name(20), split.name(3)] and subset.labels.tolist() == [1, 0]
 
 
 def test_clip_splits_and_single_class_folders_are_read(tmp_path):
@@ -39,8 +39,8 @@ def test_clip_splits_and_single_class_folders_are_read(tmp_path):
         write_moves(tmp_path / name, 1, (".avi",))
     data = open_data(tmp_path)
     assert split_types(data) == {ClipFiles} and list(data.splits) == ["train", "val", "test"]
-    alone = open_data(tmp_path / "test" / "left")
-    assert split_types(alone) == {ClipFiles} and not alone.labelled
+    class_data = open_data(tmp_path / "test" / "left")
+    assert split_types(class_data) == {ClipFiles} and not class_data.labelled
 
 
 def test_animated_gifs_are_clips(tmp_path):
@@ -62,9 +62,9 @@ def test_image_folders_that_are_not_frames_stay_images(tmp_path):
     for name in ("a", "b"):
         write_clip(tmp_path / "flat" / name, make_grey_frames(3))  # numbered images of a class
         for number, side in enumerate((8, 9, 8)):
-            place = tmp_path / "nested" / name / "c" / f"{number}.png"
-            place.parent.mkdir(parents=True, exist_ok=True)
-            Image.new("RGB", (side, 8)).save(place)
+            path = tmp_path / "nested" / name / "c" / f"{number}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (side, 8)).save(path)
     assert ClipFiles not in split_types(open_data(tmp_path / "flat")) | split_types(open_data(tmp_path / "nested"))
 
 
@@ -73,16 +73,16 @@ def test_image_only_commands_reject_clips(tmp_path):
     with pytest.raises(UsageError, match="the data are clips, but packs store images"):
         pack_dataset(home, tmp_path / "packed")
     Image.new("RGB", (16, 16)).save(tmp_path / "photo.png")
-    pictures = FileSplit([tmp_path / "photo.png"], create_empty_labels(1))
+    image_split = FileSplit([tmp_path / "photo.png"], create_empty_labels(1))
     with pytest.raises(
         UsageError, match="the data are clips, but copies are found among images, or among clips, not across both"
     ):
-        find_copies([open_data(home).split("train")], [pictures])
+        find_copies([open_data(home).split("train")], [image_split])
 
 
 def test_an_unreadable_clip_is_reported_by_name(tmp_path):
-    place = write_clip(tmp_path / "a" / "1.mp4", make_moving_square(0, True))
-    place.write_bytes(b"none")
+    path = write_clip(tmp_path / "a" / "1.mp4", make_moving_square(0, True))
+    path.write_bytes(b"none")
     write_clip(tmp_path / "b" / "1.mp4", make_moving_square(0, True))
     split = open_data(tmp_path).with_holdout(0.0, 0).splits["train"]
     with pytest.raises(DataError, match=r"a/1\.mp4: not a clip of a known format"):
@@ -111,8 +111,8 @@ def test_frame_folders_without_classes_are_reported(tmp_path):
         (tmp_path / clip).rename(tmp_path / "all" / clip)
     # the layout that the note suggests
     assert split_types(open_data(tmp_path)) == {ClipFiles} and not open_data(tmp_path).labelled
-    for place in ("a/7.png", "a/8.png", "b/1.png", "b/2.png"):
-        write_clip(tmp_path / "plain" / place[:-4], make_grey_frames(1))
-        (tmp_path / "plain" / place[:-4] / "frame_000.png").rename(tmp_path / "plain" / place)
-        (tmp_path / "plain" / place[:-4]).rmdir()
+    for frame_path in ("a/7.png", "a/8.png", "b/1.png", "b/2.png"):
+        write_clip(tmp_path / "plain" / frame_path[:-4], make_grey_frames(1))
+        (tmp_path / "plain" / frame_path[:-4] / "frame_000.png").rename(tmp_path / "plain" / frame_path)
+        (tmp_path / "plain" / frame_path[:-4]).rmdir()
     assert not any("video frames" in note for note in open_data(tmp_path / "plain").notes)

@@ -33,9 +33,9 @@ VOLUME_SUFFIXES = (".nii.gz", ".nii", ".npy", ".npz", ".tif")
 def test_every_format_gives_the_same_voxels(tmp_path, ending, dtype):
     voxels, classes = make_solid(3)
     voxels = np.clip(voxels / 4, 0, 255).astype(dtype)
-    place = write_volume(tmp_path / f"a{ending}", voxels)
+    path = write_volume(tmp_path / f"a{ending}", voxels)
     expected = standardise_channels(voxels.astype(np.float32)[None])
-    for raw in (place, place.read_bytes(), voxels):
+    for raw in (path, path.read_bytes(), voxels):
         assert read_volume_form(raw) == (1, voxels.shape)
         assert np.array_equal(read_volume(raw, 1), expected)
     assert np.array_equal(read_label_volume(write_volume(tmp_path / f"m{ending}", classes.astype(dtype))), classes)
@@ -44,22 +44,22 @@ def test_every_format_gives_the_same_voxels(tmp_path, ending, dtype):
 @pytest.mark.parametrize("ending", VOLUME_SUFFIXES)
 def test_channels_are_the_last_axis(tmp_path, ending):
     voxels = np.random.default_rng(0).normal(size=(5, 6, 7, 3)).astype(np.float32)
-    place = write_volume(tmp_path / f"a{ending}", voxels)
-    assert read_volume_form(place) == (3, (5, 6, 7))
-    for channel, own in zip(read_volume(place, 3), np.moveaxis(voxels, -1, 0), strict=True):
-        assert np.array_equal(channel, standardise_channels(own[None].copy())[0])
+    path = write_volume(tmp_path / f"a{ending}", voxels)
+    assert read_volume_form(path) == (3, (5, 6, 7))
+    for channel, expected in zip(read_volume(path, 3), np.moveaxis(voxels, -1, 0), strict=True):
+        assert np.array_equal(channel, standardise_channels(expected[None].copy())[0])
     with pytest.raises(DataError, match="3 channels, but the model expects 1"):
-        read_volume(place, 1)
+        read_volume(path, 1)
     with pytest.raises(DataError, match="a mask of 3 channels"):
-        read_label_volume(place)
+        read_label_volume(path)
 
 
 def test_each_channel_is_standardised_by_a_stated_rule():
     volume = np.random.default_rng(1).gamma(2.0, 50.0, (2, 9, 10, 11)).astype(np.float32)
     volume[0, 0, 0, 0] = 1e9  # one extreme voxel does not shift the others
-    for own, before in zip(standardise_channels(volume.copy()), volume, strict=True):
+    for standardised, before in zip(standardise_channels(volume.copy()), volume, strict=True):
         clipped = np.clip(before, *np.percentile(before, (0.5, 99.5)))
-        assert own == pytest.approx((clipped - clipped.mean()) / clipped.std(), abs=1e-4)
+        assert standardised == pytest.approx((clipped - clipped.mean()) / clipped.std(), abs=1e-4)
     assert np.allclose(standardise_channels(3 * volume + 40), standardise_channels(volume.copy()), atol=1e-3)
     assert (standardise_channels(np.full((1, 2, 2, 2), 7, np.float32)) == 0).all()
 
@@ -182,12 +182,12 @@ def test_hostile_volumes_are_rejected_with_one_message(kind, monkeypatch):
             writer.write(np.zeros((4, 8, 9), np.uint8), photometric="minisblack")
             writer.write(np.zeros((8, 7), np.uint8), photometric="minisblack")
         content = file.getvalue()
-    taken = []
+    allocations = []
     real = volumes.inflate_gzip
-    monkeypatch.setattr(volumes, "inflate_gzip", lambda *a, **k: taken.append(len(out := real(*a, **k))) or out)
+    monkeypatch.setattr(volumes, "inflate_gzip", lambda *a, **k: allocations.append(len(out := real(*a, **k))) or out)
     with pytest.raises(DataError, match=f"(?s)scan.nii: .*({problem})") as error:
         read_volume(content, 1, "scan.nii")
-    assert "\n" not in error.value.message and max(taken, default=0) <= 70_000
+    assert "\n" not in error.value.message and max(allocations, default=0) <= 70_000
 
 
 @pytest.mark.parametrize(("values", "problem"), [
@@ -267,6 +267,6 @@ def test_check_reports_volume_sizes_classes_and_unreadable_files(tmp_path):
     assert document["image_sizes"]["height"]["max"] == 17 and document["image_sizes"]["width"]["min"] == 14
     assert [row["path"].rpartition("/")[2] for row in document["unreadable"]] == ["1.nii.gz"]
     assert document["channels"] == {"count": 1, "dtype": "voxels"} and document["formats"] == {"NIFTI": 4}
-    wrong = [row["path"].rpartition("/")[2] for row in document["annotations"]["unreadable"]]
-    assert "3.nii.gz" in wrong and document["annotations"]["pixels"]["box"] > 0
+    unreadable_names = [row["path"].rpartition("/")[2] for row in document["annotations"]["unreadable"]]
+    assert "3.nii.gz" in unreadable_names and document["annotations"]["pixels"]["box"] > 0
     assert "images" not in document["ignored_files"]

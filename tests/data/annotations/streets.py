@@ -44,14 +44,14 @@ def draw_street(number: int, size: tuple[int, int] = (60, 80)) -> np.ndarray:
     middle, slope = width * draw.uniform(0.4, 0.6), width * draw.uniform(0.5, 0.7) / (height - horizon)
     row, column = np.mgrid[:height, :width]
     classes[(row >= horizon) & (np.abs(column - middle) < 3 + slope * (row - horizon))] = 3
-    for kind, (high, wide), share in (
+    for class_index, (high, wide), share in (
         *((7, (4, 14), 0.4), (8, (7, 12), 0.9), (2, (18, 1), 0.8), (6, (4, 3), 0.5)),
         *((9, (9, 3), 0.5), (10, (7, 4), 0.2)),
     ):
         if draw.random() < share:
-            bottom = horizon + int(draw.integers(1, 10)) - (14 if kind == 6 else 0)
+            bottom = horizon + int(draw.integers(1, 10)) - (14 if class_index == 6 else 0)
             left = int(draw.integers(0, width - wide))
-            classes[max(0, bottom - high) : bottom, left : left + wide] = kind
+            classes[max(0, bottom - high) : bottom, left : left + wide] = class_index
     return classes
 
 
@@ -70,10 +70,10 @@ def draw_nuclei(number: int, size: tuple[int, int] = (60, 80)) -> np.ndarray:
 def draw_fields(number: int, size: tuple[int, int] = (64, 64)) -> np.ndarray:
     """Draw (H, W) uint8 class indices 0-3: each pixel has the class of the nearest of 12 random points."""
     draw = np.random.default_rng(number)
-    points, kinds = draw.uniform(0, size, (12, 2)), draw.integers(0, 4, 12)
+    points, classes = draw.uniform(0, size, (12, 2)), draw.integers(0, 4, 12)
     row, column = np.mgrid[: size[0], : size[1]]
     distances = (row[..., None] - points[:, 0]) ** 2 + (column[..., None] - points[:, 1]) ** 2
-    return kinds[distances.argmin(-1)].astype(np.uint8)
+    return classes[distances.argmin(-1)].astype(np.uint8)
 
 
 def write_streets(home: Path, count: int = 24, size: tuple[int, int] = (60, 80)) -> Path:

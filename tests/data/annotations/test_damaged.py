@@ -190,18 +190,18 @@ def test_at_least_100_damage_cases_exist():
 def test_a_damaged_file_is_reported_in_one_message(written_datasets, tmp_path, form, number):
     inner, damages = DAMAGED_FILES[form]
     shutil.copytree(written_datasets / ("yolo" if form == "yaml" else form), tmp_path / "data")
-    place, damage = tmp_path / "data" / inner, damages[number]
-    text = damage(place.read_text()) if callable(damage) else damage
-    place.write_text(text, "utf-8", "surrogateescape")
-    with pytest.raises(VitreousError) as told:
-        data = open_data(str(place if form == "csv" else tmp_path / "data"))
+    path, damage = tmp_path / "data" / inner, damages[number]
+    text = damage(path.read_text()) if callable(damage) else damage
+    path.write_text(text, "utf-8", "surrogateescape")
+    with pytest.raises(VitreousError) as error:
+        data = open_data(str(path if form == "csv" else tmp_path / "data"))
         for split in data.splits.values():
             for sample in range(len(split)):
                 split.target(sample)
     # either file may be named if two files disagree
-    other = "instances_val2017.json" if form == "coco" else f"{place.stem}.png"
-    assert any(name in told.value.message for name in (place.name, other)) or form == "yaml", told.value.message
-    assert len(told.value.message) < 700
+    related_name = "instances_val2017.json" if form == "coco" else f"{path.stem}.png"
+    assert any(name in error.value.message for name in (path.name, related_name)) or form == "yaml", error.value.message
+    assert len(error.value.message) < 700
 
 
 @pytest.mark.parametrize(

@@ -32,23 +32,23 @@ DETECT_ARGUMENTS = (
 )
 
 
-def edit_json(place, change):
-    document = json.loads(place.read_text())
+def edit_json(path, change):
+    document = json.loads(path.read_text())
     change(document)
-    place.write_text(json.dumps(document))
+    path.write_text(json.dumps(document))
 
 
 def edit_annotations(home, **values):
     """Write COCO data and set the `values` in every annotation."""
     write_coco(home)
-    for place in (home / "annotations").iterdir():
-        edit_json(place, lambda document: [entry.update(values) for entry in document["annotations"]])
+    for path in (home / "annotations").iterdir():
+        edit_json(path, lambda document: [entry.update(values) for entry in document["annotations"]])
     return home
 
 
 def rewrite_texts(home, pattern, change):
-    for place in home.rglob(pattern):
-        place.write_text(change(place.read_text()))
+    for path in home.rglob(pattern):
+        path.write_text(change(path.read_text()))
     return home
 
 
@@ -87,8 +87,8 @@ def write_labelme_shares(home):
         for entry in document["shapes"]:
             entry["points"] = [[x / 40, y / 40] for x, y in entry["points"]]
 
-    for place in home.rglob("*.json"):
-        edit_json(place, divide)
+    for path in home.rglob("*.json"):
+        edit_json(path, divide)
     return home
 
 
@@ -126,22 +126,22 @@ def write_empty_labels(home):
 
 def write_no_shapes(home):
     FORMAT_WRITERS["labelme"](home)
-    for place in home.rglob("*.json"):
-        edit_json(place, lambda document: document.update(shapes=[]))
+    for path in home.rglob("*.json"):
+        edit_json(path, lambda document: document.update(shapes=[]))
     return home
 
 
 def write_empty_masks(home):
     write_objects(home)
-    for place in home.glob("*/masks/*.png"):
-        Image.new("L", (32, 24)).save(place)
+    for path in home.glob("*/masks/*.png"):
+        Image.new("L", (32, 24)).save(path)
     return home
 
 
 def write_constant_maps(home, value=0):
     write_maps(home)
-    for place in (home / "masks").iterdir():
-        Image.new("L", (32, 24), value).save(place)
+    for path in (home / "masks").iterdir():
+        Image.new("L", (32, 24), value).save(path)
     return home
 
 
@@ -206,8 +206,8 @@ def test_panoptic_crowds_are_no_objects_but_classes(tmp_path):
             for segment in entry["segments_info"]:
                 segment["iscrowd"] = "1"
 
-    for place in (tmp_path / "annotations").glob("*.json"):
-        edit_json(place, crowd)
+    for path in (tmp_path / "annotations").glob("*.json"):
+        edit_json(path, crowd)
     data = open_data(str(tmp_path))
     assert find_unlearnable(data, "classes") is None and find_unlearnable(data) is None
     with pytest.raises(DataError, match="no object on 3 training images"):
@@ -236,8 +236,8 @@ def test_text_zero_is_no_crowd(tmp_path):
 
 def test_the_lost_share_is_noted(tmp_path):
     write_coco(tmp_path)
-    place = tmp_path / "annotations" / "instances_train2017.json"
-    edit_json(place, lambda document: document["annotations"][0].update(bbox=[99, 99, 5, 5], segmentation=[]))
+    path = tmp_path / "annotations" / "instances_train2017.json"
+    edit_json(path, lambda document: document["annotations"][0].update(bbox=[99, 99, 5, 5], segmentation=[]))
     notes = open_data(str(tmp_path)).notes
     assert any(
         re.search(r"train: 1 of 4 objects \(25%\).*1 boxes outside their image.*instances_train", n) for n in notes
@@ -247,14 +247,14 @@ def test_the_lost_share_is_noted(tmp_path):
 def test_boxes_outside_their_images_are_reported(tmp_path):
     boxes = {"quarter": (1, 1, 10, 10), "beyond": (20, 2, 40, 10)}
     texts = {"quarter": "upper left quarter", "beyond": "over the edge"}
-    for kind, box in boxes.items():
-        home = tmp_path / kind
+    for name, box in boxes.items():
+        home = tmp_path / name
         lines = ["image,label,xmin,ymin,xmax,ymax"]
         for number in range(12):
             save_image(home / f"{number}.png", number)
             lines += [f"{number}.png,cat,{','.join(map(str, box))}"] * 2
         (home / "boxes.csv").write_text("\n".join(lines))
-        assert any(texts[kind] in note for note in open_data(str(home / "boxes.csv")).notes)
+        assert any(texts[name] in note for note in open_data(str(home / "boxes.csv")).notes)
 
 
 def test_box_size_columns_are_not_image_sizes(tmp_path):
@@ -268,8 +268,8 @@ def write_pose(home, values, stated=True, polygons=False):
     """Write YOLO labels with two keypoints after each box."""
     write_yolo(home)
     points = "0.4 0.4 2 0.6 0.6 0" if values == 3 else "0.4 0.4 0.6 0.6"
-    for place in (home / "labels").rglob("*.txt"):
-        place.write_text(f"0 0.5 0.5 0.5 0.5 {points}\n1 0.5 0.5 0.25 0.25 {points}\n")
+    for path in (home / "labels").rglob("*.txt"):
+        path.write_text(f"0 0.5 0.5 0.5 0.5 {points}\n1 0.5 0.5 0.25 0.25 {points}\n")
     config = home / "data.yaml"
     words = f"kpt_shape: [2, {values}]\n" if stated else "kpt_shape: null\n" if polygons else ""
     config.write_text(config.read_text() + words)
@@ -315,8 +315,8 @@ def test_damaged_kpt_shapes_are_refused(tmp_path, shape):
 def test_label_files_in_image_folders_are_read(tmp_path, config):
     expected = open_data(str(write_yolo(tmp_path / "usual"))).split("train").target(0)
     home = write_yolo(tmp_path / "beside")
-    for place in (home / "labels").rglob("*.txt"):
-        shutil.move(place, home / "images" / place.relative_to(home / "labels"))
+    for path in (home / "labels").rglob("*.txt"):
+        shutil.move(path, home / "images" / path.relative_to(home / "labels"))
     shutil.rmtree(home / "labels")
     if not config:
         (home / "data.yaml").unlink()

@@ -38,17 +38,17 @@ class ClassMapSplit:
         return create_empty_target(classes.shape, np.where(classes == 255, IGNORE_INDEX, classes))
 
 
-def measure_statistics(maps, names=STREET_CLASSES, **others) -> MapStatistics:
-    split: Any = ClassMapSplit(list(maps), **others)
+def measure_statistics(maps, names=STREET_CLASSES, **options) -> MapStatistics:
+    split: Any = ClassMapSplit(list(maps), **options)
     return measure_class_maps(split, names)
 
 
-def measure_symmetry(maps, **others) -> MapSymmetry:
-    return measure_statistics(maps, **others).symmetry
+def measure_symmetry(maps, **options) -> MapSymmetry:
+    return measure_statistics(maps, **options).symmetry
 
 
-def allowed_symmetries(maps, **others) -> tuple[bool, bool, bool]:
-    symmetry = measure_symmetry(maps, **others)
+def allowed_symmetries(maps, **options) -> tuple[bool, bool, bool]:
+    symmetry = measure_symmetry(maps, **options)
     return symmetry.flip, symmetry.flip_vertical, symmetry.turn
 
 
@@ -71,7 +71,7 @@ def test_nuclei_and_fields_allow_everything(draw, count, least):
 
 
 def test_rotated_street_maps_allow_only_vertical_flips():
-    symmetry = measure_symmetry(np.rot90(one) for one in draw_maps(draw_street, 12))
+    symmetry = measure_symmetry(np.rot90(class_map) for class_map in draw_maps(draw_street, 12))
     assert (symmetry.flip, symmetry.flip_vertical, symmetry.turn) == (False, True, False)
     assert symmetry.reason == "classes have fixed horizontal positions (sky left of road)"
 
@@ -90,7 +90,7 @@ def test_directional_borders_forbid_only_quarter_turns():
 
 
 def test_flipping_half_of_the_maps_allows_flips():
-    maps = [one[::-1] if number % 2 else one for number, one in enumerate(draw_maps(draw_street, 40))]
+    maps = [class_map[::-1] if number % 2 else class_map for number, class_map in enumerate(draw_maps(draw_street, 40))]
     assert allowed_symmetries(maps)[:2] == (True, True)
 
 
@@ -116,21 +116,21 @@ def test_unreadable_and_unlabelled_maps_and_classes_without_pixels_do_not_matter
 
 
 def test_sampled_maps_are_evenly_spaced_and_deterministic():
-    read = []
+    read_samples = []
 
     class Counted(ClassMapSplit):
         def target(self, sample):
-            read.append(sample)
+            read_samples.append(sample)
             return super().target(sample)
 
     split: Any = Counted([draw_nuclei(0)] * (3 * MAX_MAPS))
     assert measure_class_maps(split, STREET_CLASSES) == measure_class_maps(split, STREET_CLASSES)
-    assert len(read) == 2 * MAX_MAPS and read[:MAX_MAPS] == read[MAX_MAPS:]
-    assert read[0] == 0 and read[MAX_MAPS - 1] == 3 * MAX_MAPS - 1
+    assert len(read_samples) == 2 * MAX_MAPS and read_samples[:MAX_MAPS] == read_samples[MAX_MAPS:]
+    assert read_samples[0] == 0 and read_samples[MAX_MAPS - 1] == 3 * MAX_MAPS - 1
 
 
 def test_size_and_thinning_do_not_matter():
-    maps = [one.repeat(12, 0).repeat(12, 1) for one in draw_maps(draw_street, 10)]
+    maps = [class_map.repeat(12, 0).repeat(12, 1) for class_map in draw_maps(draw_street, 10)]
     assert measure_symmetry(maps) == measure_symmetry(draw_maps(draw_street, 10))
 
 

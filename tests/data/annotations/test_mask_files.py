@@ -114,8 +114,8 @@ def test_invalid_mask_files_are_rejected_with_the_reason(tmp_path, name, content
     assert name in refusal.value.message and "0x" not in refusal.value.message
 
 
-def save_lossy(place, values, form="JPEG"):
-    Image.fromarray(values).save(place, form, quality=60)
+def save_lossy(path, values, form="JPEG"):
+    Image.fromarray(values).save(path, form, quality=60)
 
 
 @pytest.mark.parametrize(("form", "ending"), [("JPEG", ".jpg"), ("WEBP", ".webp")])
@@ -143,9 +143,9 @@ def test_lossy_black_and_white_is_restored(tmp_path):
 
 def test_lossy_masks_of_objects_have_no_halo(tmp_path):
     write_objects(tmp_path)
-    for place in tmp_path.glob("*/masks/*.png"):
-        save_lossy(place.with_suffix(".jpg"), np.asarray(Image.open(place)))
-        place.unlink()
+    for path in tmp_path.glob("*/masks/*.png"):
+        save_lossy(path.with_suffix(".jpg"), np.asarray(Image.open(path)))
+        path.unlink()
     split = open_data(str(tmp_path)).split("train")
     classes = make_scene(int(split.name(0)[-5]))[1]
     assert split.target(0).mask(0).sum() == (classes == 1).sum()
@@ -203,9 +203,9 @@ def test_the_ignore_index_is_not_a_class(tmp_path, names):
 def test_only_minus_one_is_a_valid_negative_index(tmp_path):
     home = write_maps(tmp_path)
     values = make_scene(0)[1].astype(np.int32)
-    for value, place in ((-1, 0), (-5, 1)):
-        (home / "masks" / f"{place}.png").unlink()
-        (home / "masks" / f"{place}.npy").write_bytes(write_npy(np.where(values == 2, value, values)))
+    for value, image_number in ((-1, 0), (-5, 1)):
+        (home / "masks" / f"{image_number}.png").unlink()
+        (home / "masks" / f"{image_number}.npy").write_bytes(write_npy(np.where(values == 2, value, values)))
     error = find_unlearnable(open_data(str(home)))
     assert error is not None and "negative class index -5" in error.message
     (home / "masks" / "1.npy").write_bytes(write_npy(values))

@@ -19,9 +19,9 @@ def write_pairs(root: Path, *names: tuple[str, str], count: int = PAIRS_PER_SPLI
     for image, mask in names:
         for number in range(first, first + count):
             for name, array in zip((image, mask), make_scene(number), strict=True):
-                place = root / name.format(number)
-                place.parent.mkdir(parents=True, exist_ok=True)
-                Image.fromarray(array).save(place)
+                path = root / name.format(number)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                Image.fromarray(array).save(path)
 
 
 SPLIT_LAYOUTS = {
@@ -80,8 +80,8 @@ def test_label_id_masks_are_chosen_among_several_masks(tmp_path):
     write_pairs(tmp_path, ("leftImg8bit/train/a/a_{0}_leftImg8bit.png", "gtFine/train/a/a_{0}_gtFine_labelIds.png"))
     for number in range(PAIRS_PER_SPLIT):
         for word in ("color", "instanceIds"):
-            place = tmp_path / f"gtFine/train/a/a_{number}_gtFine_{word}.png"
-            Image.fromarray(np.full((24, 32), 7, np.uint8)).save(place)
+            path = tmp_path / f"gtFine/train/a/a_{number}_gtFine_{word}.png"
+            Image.fromarray(np.full((24, 32), 7, np.uint8)).save(path)
     split = open_data(tmp_path).full_train_split
     np.testing.assert_array_equal(split.target(0).classes, make_scene(0)[1])
 
@@ -154,10 +154,10 @@ def test_class_folders_with_masks_beside_their_images_are_refused(tmp_path):
 def test_class_folders_named_mask_are_classes(tmp_path):
     for number in range(4):
         for name in ("mask", "no_mask"):
-            place = tmp_path / name / f"{number}.jpg"
-            place.parent.mkdir(exist_ok=True)
+            path = tmp_path / name / f"{number}.jpg"
+            path.parent.mkdir(exist_ok=True)
             noise = np.random.default_rng(number).integers(0, 256, (32, 32, 3), dtype=np.uint8)
-            Image.fromarray(noise).save(place)
+            Image.fromarray(noise).save(path)
     assert open_data(tmp_path).classes == ("mask", "no_mask")
 
 

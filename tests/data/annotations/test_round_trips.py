@@ -63,18 +63,18 @@ def write_data(home, titles, files):
     """Write images with two boxes and masks each; the red value of an image is its number."""
     scenes, names_taken = [], set()
     for number, stem in enumerate(files):
-        place = home / f"{number % 2}" / f"{stem}.png"
-        if place in names_taken:
+        path = home / f"{number % 2}" / f"{stem}.png"
+        if path in names_taken:
             continue
-        names_taken.add(place)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(np.full((12, 16, 3), (number, 0, 0), np.uint8)).save(place)
+        names_taken.add(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.full((12, 16, 3), (number, 0, 0), np.uint8)).save(path)
         shapes = []
         for row in range(2):
             box = (1.0 + row * 7, 2.0, 5.0 + row * 7, 6.0 + number)
             corners = [(box[0], box[1]), (box[2], box[1]), (box[2], box[3]), (box[0], box[3])]
             shapes.append(Shape((number + row) % len(titles), box, (np.array(corners, np.float32),)))
-        scenes.append(Scene(place, tuple(shapes), home))
+        scenes.append(Scene(path, tuple(shapes), home))
     return build_scene_data("data", titles, {"train": scenes[:1], "val": scenes[1:]}, 0, [])
 
 

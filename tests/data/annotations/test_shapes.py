@@ -34,8 +34,8 @@ def test_run_lengths_match_pycocotools(seed):
         assert np.array_equal(
             rle_to_mask_window(runs, mask.shape, (left, top, right, bottom)), mask[top:bottom, left:right]
         )
-    again = coco_mask.frPyObjects({"counts": runs, "size": list(mask.shape)}, *mask.shape)
-    assert np.array_equal(coco_mask.decode(again), mask)
+    encoded = coco_mask.frPyObjects({"counts": runs, "size": list(mask.shape)}, *mask.shape)
+    assert np.array_equal(coco_mask.decode(encoded), mask)
 
 
 @pytest.mark.parametrize("mask", [np.zeros((3, 4), bool), np.ones((3, 4), bool)])

@@ -51,8 +51,8 @@ def test_class_maps_paint_small_objects_last_and_ignore_crowds():
 
 
 def test_stored_class_maps_are_returned_unchanged():
-    own = np.full((3, 3), 5, np.int32)
-    assert create_empty_target((3, 3), own).class_map() is own
+    class_map = np.full((3, 3), 5, np.int32)
+    assert create_empty_target((3, 3), class_map).class_map() is class_map
     assert create_empty_target((3, 3)).class_map(2).tolist() == [[2] * 3] * 3
     boxes = Target((3, 3), np.zeros(1, int), np.zeros((1, 4)), np.zeros(1, bool))
     for target, background in ((boxes, 0), (make_target(random_masks(1, (9, 9)), [0]), None)):

@@ -29,9 +29,9 @@ def image_numbers(split: str) -> range:
     return range(3) if split == "train" else range(3, 5)
 
 
-def save_image(place: Path, number: int) -> None:
-    place.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(np.random.default_rng(number).integers(0, 255, (*IMAGE_SIZE, 3), np.uint8)).save(place)
+def save_image(path: Path, number: int) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(np.random.default_rng(number).integers(0, 255, (*IMAGE_SIZE, 3), np.uint8)).save(path)
 
 
 def box_corners(box: tuple[int, int, int, int]) -> list[tuple[int, int]]:
@@ -55,9 +55,9 @@ def write_coco(home: Path) -> Path:
                 annotations.append(entry)
         categories = [{"id": (label + 1) * 5, "name": CLASSES[label]} for label in (2, 0, 1)]
         document = {"images": images[::-1], "annotations": annotations, "categories": categories}
-        place = home / "annotations" / f"instances_{split}2017.json"
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_text(json.dumps(document))
+        path = home / "annotations" / f"instances_{split}2017.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(document))
     return home
 
 
