@@ -83,11 +83,11 @@ def make_image_split() -> ArraySplit:
     """
     generator = np.random.default_rng(0)
     colours = generator.integers(40, 216, (NUM_IMAGES, 2, 2, 3)).repeat(8, 1).repeat(8, 2)
-    kinds = np.arange(NUM_IMAGES) % 4
+    patterns = np.arange(NUM_IMAGES) % 4
     row, column = np.mgrid[:16, :16]
-    stripes = np.stack([row, column, row + column, row - column])[kinds] % 4 * 24 - 36
+    stripes = np.stack([row, column, row + column, row - column])[patterns] % 4 * 24 - 36
     pixels = (colours + stripes[..., None]).clip(0, 255).astype(np.uint8)
-    return ArraySplit(pixels, (kinds % 3).astype(np.int64))
+    return ArraySplit(pixels, (patterns % 3).astype(np.int64))
 
 
 def with_colour_values(split: ArraySplit) -> ArraySplit:
@@ -143,8 +143,8 @@ def create_session(name: str, home: Path, **changes: Any) -> tuple[Session, Any]
 
 def collect_losses(session: Session, state: Any) -> list[float]:
     """Return the loss of every step."""
-    found: list[float] = []
+    losses: list[float] = []
     run_training_loop(
-        state, session.batches(state), [(1, lambda s: (found.append(s.losses), setattr(s, "losses", 0.0)))]
+        state, session.batches(state), [(1, lambda s: (losses.append(s.losses), setattr(s, "losses", 0.0)))]
     )
-    return found
+    return losses

@@ -64,12 +64,12 @@ def build_parameter_groups(module, name):
 
 def clip_gradients(module, name):
     """Clip gradients: for DINO each tensor; for DINOv2 the backbone with its mask token, and each head."""
-    parts = defaultdict(list)
+    groups = defaultdict(list)
     for key, parameter in module.named_parameters():
         if parameter.grad is not None:
-            part = "model" if key == "mask_token" else key.partition(".")[0]
-            parts[key if name == "dino" else part].append(parameter)
-    for parameters in parts.values():
+            module_name = "model" if key == "mask_token" else key.partition(".")[0]
+            groups[key if name == "dino" else module_name].append(parameter)
+    for parameters in groups.values():
         torch.nn.utils.clip_grad_norm_(parameters, MAX_GRAD_NORM)
 
 
@@ -79,15 +79,15 @@ def authors_run(module, batches, name):
         cosine_schedule(BASE_LR, FINAL_LR, NUM_STEPS, WARMUP_STEPS),
         cosine_schedule(*TEACHER_MOMENTUM, NUM_STEPS),
     )
-    decay, found = cosine_schedule(*WEIGHT_DECAY, NUM_STEPS), []
+    decay, losses = cosine_schedule(*WEIGHT_DECAY, NUM_STEPS), []
     start, end, ramp = TEACHER_TEMPERATURE
     temperatures = np.concatenate([np.linspace(start, end, ramp), np.full(NUM_STEPS - ramp, end)])
     optimizer = torch.optim.AdamW(build_parameter_groups(module, name), betas=(0.9, 0.999), eps=ADAM_EPS)
     pairs = {"model": "teacher", "head": "teacher_head", "patch_head": "teacher_patch_head"}
     for step, batch in enumerate(batches):
         for group in optimizer.param_groups:
-            held = name != "dino" and group["prototype"] and step < FROZEN_STEPS
-            group["lr"] = 0.0 if held else lr[step] * group["factor"]
+            is_frozen = name != "dino" and group["prototype"] and step < FROZEN_STEPS
+            group["lr"] = 0.0 if is_frozen else lr[step] * group["factor"]
             group["weight_decay"] = decay[step] * group["decays"]
         module.temperature.fill_(temperatures[step])
         optimizer.zero_grad()
@@ -102,11 +102,11 @@ def authors_run(module, batches, name):
         with torch.no_grad():
             for student in dict(module.named_children()).keys() & pairs:
                 teacher = getattr(module, pairs[student])
-                for own, follower in zip(getattr(module, student).parameters(), teacher.parameters(), strict=True):
-                    follower.mul_(momentum[step]).add_((1 - momentum[step]) * own)
+                for weight, follower in zip(getattr(module, student).parameters(), teacher.parameters(), strict=True):
+                    follower.mul_(momentum[step]).add_((1 - momentum[step]) * weight)
             module.after_step(TrainingProgress(values={"momentum": 1.0}))  # updates only the centres
-        found.append(loss.item())
-    return found
+        losses.append(loss.item())
+    return losses
 
 
 def compare_runs(name, home):

@@ -30,9 +30,9 @@ def image_folders(tmp_path_factory):
     """Return a folder with 24 images (flat, and in two classes) and a short MAE run on them."""
     image_folders = tmp_path_factory.mktemp("data")
     for index in range(24):
-        for place in ("flat", f"classes/{'ab'[index % 2]}"):
-            (image_folders / place).mkdir(parents=True, exist_ok=True)
-            make_image(index, (16, 16), index % 3).save(image_folders / place / f"{index}.png")
+        for folder in ("flat", f"classes/{'ab'[index % 2]}"):
+            (image_folders / folder).mkdir(parents=True, exist_ok=True)
+            make_image(index, (16, 16), index % 3).save(image_folders / folder / f"{index}.png")
     for suffix in ("pt", "onnx"):
         (image_folders / f"junk.{suffix}").write_text("junk")
     shape = {
@@ -128,11 +128,11 @@ INVALID_RUNS = {
 
 @pytest.mark.parametrize("case", INVALID_RUNS)
 def test_invalid_runs_are_rejected_before_writing(image_folders, tmp_path, case):
-    data, recipe, options, settings, problem, way = INVALID_RUNS[case]
+    data, recipe, options, settings, problem, fix = INVALID_RUNS[case]
     settings = {path: [word.replace("HOME", str(image_folders)) for word in words] for path, words in settings.items()}
     with pytest.raises(VitreousError) as error:
         train_tiny(image_folders / data, recipe, tmp_path / "run", settings, epochs=1.0, **options)
-    assert problem in error.value.message and way in error.value.hint
+    assert problem in error.value.message and fix in error.value.hint
     assert error.value.code in (UsageError.code, DataError.code, WeightsError.code) and not (tmp_path / "run").exists()
 
 
@@ -155,20 +155,20 @@ def test_resuming_with_another_objective_is_rejected(image_folders, options, pro
 
 @pytest.mark.parametrize("protocol", ["knn", "linear", "fewshot"])
 def test_protocols_report_missing_labels(image_folders, protocol):
-    found = run_cli("evaluate", str(image_folders / "mae"), str(image_folders / "flat"), "--protocol", protocol)
-    assert found.returncode == 3 and "so there are no labels" in found.stderr and "path,label" in found.stderr
+    result = run_cli("evaluate", str(image_folders / "mae"), str(image_folders / "flat"), "--protocol", protocol)
+    assert result.returncode == 3 and "so there are no labels" in result.stderr and "path,label" in result.stderr
 
 
 def write_label_table(home, labels):
     """Write a table of the flat images with splits, and with these labels if not None."""
-    place = home / f"{'none' if labels is None else ''.join(labels)}.csv"
-    with place.open("w", newline="") as file:
+    path = home / f"{'none' if labels is None else ''.join(labels)}.csv"
+    with path.open("w", newline="") as file:
         rows = csv.writer(file)
         rows.writerow(["path", "split", *(["label"] if labels is not None else [])])
         for index in range(24):
             split = "val" if index % 6 == 5 else "train"
             rows.writerow([f"flat/{index}.png", split, *([labels[index]] if labels is not None else [])])
-    return place
+    return path
 
 
 @pytest.mark.parametrize("recipe", OBJECTIVE_SETTINGS)
@@ -177,11 +177,11 @@ def test_self_supervised_training_ignores_labels(image_folders, tmp_path, recipe
     labels = list("ab" * 12)
     permuted = [labels[at] for at in np.random.default_rng(0).permutation(24)]
     shipped = []
-    for number, own in enumerate((labels, permuted, None)):
+    for number, used_labels in enumerate((labels, permuted, None)):
         out = tmp_path / str(number)
-        summary = train_tiny(write_label_table(image_folders, own), recipe, out, epochs=2.0, evaluate_every=2)
-        assert own is None or summary["val"] is not None  # labels are still used for validation metrics
+        summary = train_tiny(write_label_table(image_folders, used_labels), recipe, out, epochs=2.0, evaluate_every=2)
+        assert used_labels is None or summary["val"] is not None  # labels are still used for validation metrics
         shipped.append(load_file(out / "model" / "weights.safetensors"))
-    for other in shipped[1:]:
-        assert other.keys() == shipped[0].keys()
-        assert all(other[name].equal(tensor) for name, tensor in shipped[0].items())
+    for weights in shipped[1:]:
+        assert weights.keys() == shipped[0].keys()
+        assert all(weights[name].equal(tensor) for name, tensor in shipped[0].items())

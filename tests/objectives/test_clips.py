@@ -37,8 +37,8 @@ class StoppingListener(NullListener):
 def moving_squares(tmp_path_factory):
     """Return clips of squares that move left or right, in three splits."""
     moving_squares = tmp_path_factory.mktemp("clips")
-    for place, (name, count) in enumerate((("train", 18), ("val", 3), ("test", 6))):
-        write_moves(moving_squares / name, count, first=1000 * place)
+    for split_index, (name, count) in enumerate((("train", 18), ("val", 3), ("test", 6))):
+        write_moves(moving_squares / name, count, first=1000 * split_index)
     return moving_squares
 
 
@@ -78,8 +78,8 @@ def test_resumed_clip_run_is_bit_identical(moving_squares, tmp_path):
     vitreous.train(str(moving_squares), out=str(tmp_path / "stopped"), resume=True)
     first, second = (load_bundle(tmp_path / name / "model") for name in ("whole", "stopped"))
     assert first.preprocess == second.preprocess and first.preprocess.stride == 2
-    own, other = first.model.state_dict(), second.model.state_dict()
-    assert all(torch.equal(own[name], other[name]) for name in own)
+    uninterrupted, resumed = first.model.state_dict(), second.model.state_dict()
+    assert all(torch.equal(uninterrupted[name], resumed[name]) for name in uninterrupted)
     with pytest.raises(UsageError, match="frames: 4 -> 8"):
         vitreous.train(out=str(tmp_path / "stopped"), resume=True, frames=8)
 
@@ -91,20 +91,20 @@ def test_clip_runs_start_from_image_and_clip_weights(moving_squares, clip_run, t
     )
     config = load_bundle(tmp_path / "a" / "model").model.config
     assert document["steps"] == 1 and config.name() == "ViViT-64x2/8x2" and config.image == (8, 24, 24)
-    named = {**TRAIN_OPTIONS, "model": "ViViT-64x2/8x4-factorised-encoder", "steps": 1, "image_size": 16}
-    vitreous.train(str(moving_squares), out=str(tmp_path / "b"), init=str(tmp_path / "flat"), **named)
+    train_options = {**TRAIN_OPTIONS, "model": "ViViT-64x2/8x4-factorised-encoder", "steps": 1, "image_size": 16}
+    vitreous.train(str(moving_squares), out=str(tmp_path / "b"), init=str(tmp_path / "flat"), **train_options)
     assert load_bundle(tmp_path / "b" / "model").model.config.image == (8, 16, 16)
     mean = replace_known_fields(
         config_from_name("ViT-64x2/8", 24), {"pool": "mean", "class_token": False, "registers": 2}
     )
     vitreous.save(ViT(mean), tmp_path / "mean")  # an image model with mean pooling
-    vitreous.train(str(moving_squares), out=str(tmp_path / "d"), init=str(tmp_path / "mean"), **named)
+    vitreous.train(str(moving_squares), out=str(tmp_path / "d"), init=str(tmp_path / "mean"), **train_options)
     config = load_bundle(tmp_path / "d" / "model").model.config
     assert (config.pool, config.class_token, config.registers) == ("mean", False, 2)
-    more = vitreous.train(
+    summary = vitreous.train(
         str(moving_squares), out=str(tmp_path / "c"), init=str(clip_run[0]), steps=1, frames=6, **TRAIN_OPTIONS
     )
-    assert more["steps"] == 1 and load_bundle(tmp_path / "c" / "model").model.config.image == (6, 16, 16)
+    assert summary["steps"] == 1 and load_bundle(tmp_path / "c" / "model").model.config.image == (6, 16, 16)
 
 
 @pytest.mark.parametrize(("change", "problem"), [

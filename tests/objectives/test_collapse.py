@@ -34,9 +34,9 @@ def objectives():
     }
 
 
-def compute_feature_metrics(rows, **more):
+def compute_feature_metrics(rows, **metrics):
     """Return an evaluation's metrics of features (n, d)."""
-    return {"rankme": compute_rankme(rows), "feature_std": compute_feature_std(rows), **more}
+    return {"rankme": compute_rankme(rows), "feature_std": compute_feature_std(rows), **metrics}
 
 
 @pytest.mark.parametrize("name", ["mae", "masked", "dino", "dinov2"])
@@ -45,15 +45,15 @@ def test_only_collapsed_features_raise_a_warning(objectives, name):
     healthy = draw.normal(size=(200, EMBED_DIM)) + 1.0
     start = {"highest_rankme": 30.0, "first_feature_std": compute_feature_std(healthy)}
     assert not list(objective.warnings(compute_feature_metrics(healthy, **start), LATER_PROGRESS))
-    same = np.tile(draw.normal(size=(1, EMBED_DIM)), (200, 1)) + 1e-4 * draw.normal(size=(200, EMBED_DIM))
-    found = dict(
-        objective.warnings(compute_feature_metrics(same, **start), EARLY_PROGRESS)
+    identical = np.tile(draw.normal(size=(1, EMBED_DIM)), (200, 1)) + 1e-4 * draw.normal(size=(200, EMBED_DIM))
+    alarms = dict(
+        objective.warnings(compute_feature_metrics(identical, **start), EARLY_PROGRESS)
     )  # even at an early first evaluation
-    assert found.keys() == {"same features", "one direction"}
-    assert all(objective.collapse_hint in text and "--" in text for text in found.values())
-    assert "mean cosine 1.0000, 0.5" in found["same features"] and f"of {EMBED_DIM})" in found["one direction"]
-    few = draw.normal(size=(200, 2)) @ draw.normal(size=(2, EMBED_DIM))
-    assert dict(objective.warnings(compute_feature_metrics(few, highest_rankme=25.0), LATER_PROGRESS)).keys() == {
+    assert alarms.keys() == {"same features", "one direction"}
+    assert all(objective.collapse_hint in text and "--" in text for text in alarms.values())
+    assert "mean cosine 1.0000, 0.5" in alarms["same features"] and f"of {EMBED_DIM})" in alarms["one direction"]
+    low_rank = draw.normal(size=(200, 2)) @ draw.normal(size=(2, EMBED_DIM))
+    assert dict(objective.warnings(compute_feature_metrics(low_rank, highest_rankme=25.0), LATER_PROGRESS)).keys() == {
         "fallen rank"
     }
 
@@ -118,7 +118,7 @@ def test_collapsed_targets_raise_a_warning(objectives, name):
     assert not list(objective.warnings(healthy, LATER_PROGRESS))
     uniform = {**healthy, "teacher_entropy": most, "prototype_entropy": most}
     assert dict(objective.warnings(uniform, LATER_PROGRESS)).keys() == {"uniform teacher"}
-    one = {**healthy, "teacher_entropy": 0.0, "prototype_entropy": 0.0}
-    assert dict(objective.warnings(one, LATER_PROGRESS)).keys() == {"one prototype"}
-    alike = {**healthy, "feature_std": 0.0}
-    assert dict(objective.warnings(alike, LATER_PROGRESS)).keys() == {"same features"}
+    one_prototype = {**healthy, "teacher_entropy": 0.0, "prototype_entropy": 0.0}
+    assert dict(objective.warnings(one_prototype, LATER_PROGRESS)).keys() == {"one prototype"}
+    same_features = {**healthy, "feature_std": 0.0}
+    assert dict(objective.warnings(same_features, LATER_PROGRESS)).keys() == {"same features"}

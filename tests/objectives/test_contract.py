@@ -71,10 +71,10 @@ def test_unlabelled_training_produces_an_embedding_model(unlabelled_images, tmp_
     assert load_bundle(out / "model").task == FeatureExtraction()
     with pytest.raises(UsageError, match="features, not classes"):
         vitreous.load(str(out))
-    found = run_cli(
+    result = run_cli(
         "embed", str(out), str(unlabelled_images), "--out", str(tmp_path / "vectors.npz"), "--device", "cpu"
     )
-    assert found.returncode == 0, found.stderr
+    assert result.returncode == 0, result.stderr
     vectors = np.load(tmp_path / "vectors.npz")["embeddings"]
     assert vectors.shape == (32, 32) and np.isfinite(vectors).all() and vectors.std(0).max() > 0
 
@@ -164,8 +164,8 @@ def test_micro_batch_losses_average_to_the_batch_loss(tmp_path):
     session, state = create_session("tiny-pixels", tmp_path)
     _, batch = next(session.batches(state))
     objective = state.objective.eval()
-    parts = [objective({name: e[a : a + 2] for name, e in batch.items()})["loss"].item() for a in range(0, 8, 2)]
-    assert np.mean(parts) == pytest.approx(objective(batch)["loss"].item(), rel=1e-5)
+    micro_losses = [objective({name: e[a : a + 2] for name, e in batch.items()})["loss"].item() for a in range(0, 8, 2)]
+    assert np.mean(micro_losses) == pytest.approx(objective(batch)["loss"].item(), rel=1e-5)
 
 
 def test_supervised_training_requires_labels(unlabelled_images, tmp_path):

@@ -71,17 +71,17 @@ def train_on_one_batch(name, home):
         lr=TEACHER_OBJECTIVES[name][0] if name in TEACHER_OBJECTIVES else 5e-3, weight_decay=0.04
     )
     session, state = create_session(name, home, batch_size=32, epochs=float(steps), optimizer=optimizer, **teacher)
-    pair, found = next(session.batches(state)), []
+    pair, logged = next(session.batches(state)), []
 
     def note(state):
-        found.append({"loss": state.losses, **state.scalars})
+        logged.append({"loss": state.losses, **state.scalars})
         state.losses = 0.0
         state.scalars.clear()
 
     run_training_loop(state, iter(lambda: pair, None), [(1, note)])
-    assert len(found) == steps
-    last = {key: sum(row[key] for row in found[-20:]) / 20 for key in found[0]}
-    return found[0], last, state.objective
+    assert len(logged) == steps
+    last = {key: sum(row[key] for row in logged[-20:]) / 20 for key in logged[0]}
+    return logged[0], last, state.objective
 
 
 @pytest.mark.parametrize(("name", "before", "after"), [
@@ -108,8 +108,8 @@ def test_student_approaches_its_teacher(tmp_path):
 def test_dino_learns_32_images_without_collapse(name, tmp_path):
     """Neither kind of collapse occurs: teacher outputs are not uniform, and differ between images."""
     first, last, _ = train_on_one_batch(name, tmp_path)
-    own = last.get("dino", last["loss"])
-    assert first.get("dino", first["loss"]) > 0.95 * LN_K and own < TEACHER_OBJECTIVES[name][1] * LN_K
+    dino_loss = last.get("dino", last["loss"])
+    assert first.get("dino", first["loss"]) > 0.95 * LN_K and dino_loss < TEACHER_OBJECTIVES[name][1] * LN_K
     assert 0.1 < last["teacher_entropy"] < last["prototype_entropy"] - 0.2
     assert last["feature_std"] > 0.08
     assert name == "dino" or last["ibot"] < 0.6 * LN_K

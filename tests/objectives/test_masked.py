@@ -44,9 +44,9 @@ def test_corruption_ratios_match_the_paper():
         build_model(replace(config_from_name("ViT-Ti/16"), classes=0, depth=1)), setting=RGB_SETTING
     )
     batch = objective.prepare(make_batch(torch.rand(64, 3, 224, 224)), TrainingProgress())
-    source, places = batch["source"], batch["masked_positions"]
-    assert source.shape == (64, 196) and places.shape == (64, 98)
-    chosen = torch.zeros(64, 196, dtype=torch.bool).scatter_(1, places, True)
+    source, masked_positions = batch["source"], batch["masked_positions"]
+    assert source.shape == (64, 196) and masked_positions.shape == (64, 98)
+    chosen = torch.zeros(64, 196, dtype=torch.bool).scatter_(1, masked_positions, True)
     itself = torch.arange(196).expand(64, 196)
     assert (source[~chosen] == itself[~chosen]).all()
     shares = [(source[chosen] == MASK_VECTOR).float().mean(), (source[chosen] == itself[chosen]).float().mean()]
@@ -65,8 +65,8 @@ def test_a_mean_colour_is_three_bits_a_channel():
 def test_small_colour_targets_are_downsampled_patches():
     objective, pixels = build_objective("small-colours"), torch.rand(2, 3, 32, 32)
     batch = objective.prepare(make_batch(pixels), TrainingProgress())
-    place = int(batch["masked_positions"][1, 3])
-    row, column = divmod(place, 4)
+    position = int(batch["masked_positions"][1, 3])
+    row, column = divmod(position, 4)
     patch = pixels[1, :, 8 * row : 8 * row + 8, 8 * column : 8 * column + 8]
     levels = (torch.nn.functional.avg_pool2d(patch, 2) * 8).floor().clamp(max=7).long()
     expected = 64 * levels[0] + 8 * levels[1] + levels[2]
@@ -113,11 +113,11 @@ def test_conv_stem_does_not_leak_masked_pixels():
     images = torch.randn(2, 3, 32, 32, requires_grad=True)
     batch = objective.prepare(make_batch(images.detach()), TrainingProgress())
     objective.predict(images, batch["source"], batch["masked_positions"]).square().sum().backward()
-    moved = patchify(images.grad.abs(), (8, 8)).flatten(1, 2).amax(-1) > 0
-    read = torch.zeros_like(moved)
+    is_used = patchify(images.grad.abs(), (8, 8)).flatten(1, 2).amax(-1) > 0
+    expected = torch.zeros_like(is_used)
     for row, sources in enumerate(batch["source"]):
-        read[row, sources[sources >= 0]] = True
-    assert torch.equal(moved, read)
+        expected[row, sources[sources >= 0]] = True
+    assert torch.equal(is_used, expected)
 
 
 @pytest.mark.parametrize("target", TARGET_KINDS)

@@ -58,17 +58,19 @@ def pretrained_runs(tmp_path_factory):
 
 @pytest.mark.parametrize("recipe", OBJECTIVE_SETTINGS)
 def test_objective_state_matches_the_last_checkpoint(pretrained_runs, recipe):
-    parts = open_objective_state(pretrained_runs / recipe)
-    assert {name.partition(".")[0] for name in parts.state} == OBJECTIVE_STATE_PARTS[recipe]
-    place = max((pretrained_runs / recipe / "checkpoints").iterdir())
-    held = {name: t for file in ("model", "frozen") if (place / f"{file}.safetensors").is_file()
-            for name, t in load_file(place / f"{file}.safetensors").items()}  # fmt: skip
-    assert parts.state and all(torch.equal(tensor, held[name].float()) for name, tensor in parts.state.items())
+    objective_state = open_objective_state(pretrained_runs / recipe)
+    assert {name.partition(".")[0] for name in objective_state.state} == OBJECTIVE_STATE_PARTS[recipe]
+    path = max((pretrained_runs / recipe / "checkpoints").iterdir())
+    checkpoint_tensors = {name: t for file in ("model", "frozen") if (path / f"{file}.safetensors").is_file()
+            for name, t in load_file(path / f"{file}.safetensors").items()}  # fmt: skip
+    assert objective_state.state and all(
+        torch.equal(tensor, checkpoint_tensors[name].float()) for name, tensor in objective_state.state.items()
+    )
     shipped = load_file(pretrained_runs / recipe / "model" / "weights.safetensors")
-    own = "teacher." if recipe.startswith("dino") else "model."
-    from_checkpoint = open_weights(place).read_state()
+    prefix = "teacher." if recipe.startswith("dino") else "model."
+    from_checkpoint = open_weights(path).read_state()
     assert from_checkpoint.keys() == shipped.keys()
-    assert all(torch.equal(tensor, held[own + name].float()) for name, tensor in shipped.items())
+    assert all(torch.equal(tensor, checkpoint_tensors[prefix + name].float()) for name, tensor in shipped.items())
     assert all(torch.equal(tensor, from_checkpoint[name].float()) for name, tensor in shipped.items())
 
 

@@ -162,34 +162,40 @@ def test_killed_run_resumes_bit_identical_for_other_variants(slow_killed_runs, n
 
 def assert_resumed_run_is_identical(home, name):
     """Assert that a resumed run matches the uninterrupted one, and that its checkpoints contain the derived state."""
-    whole = read_outcome(home / "whole" / name)
-    assert whole == read_outcome(home / "killed" / name) and whole[0] == "step-00000005"
+    uninterrupted = read_outcome(home / "whole" / name)
+    assert uninterrupted == read_outcome(home / "killed" / name) and uninterrupted[0] == "step-00000005"
     if "dino" in name:
-        held = load_file(max((home / "whole" / name / "checkpoints").glob("step-*")) / "frozen.safetensors")
+        frozen_tensors = load_file(max((home / "whole" / name / "checkpoints").glob("step-*")) / "frozen.safetensors")
         head = "teacher_head.weight" if "tiny" in name else "teacher_head.prototypes.weight"
-        assert {"centre", head, "teacher.projection.weight"} <= held.keys()
-        assert (held["centre"].abs().max() == 0) == (name == "dinov2-sinkhorn")
+        assert {"centre", head, "teacher.projection.weight"} <= frozen_tensors.keys()
+        assert (frozen_tensors["centre"].abs().max() == 0) == (name == "dinov2-sinkhorn")
 
 
 def train_with_world_sizes(data_folder, home, pairs, carry_out):  # noqa: F811
     """Train each variant in one process, and in the requested world sizes; return the folder."""
-    same = {"optimizer": "sgd", "lr": 0.05, "save_every": 100}
-    pairs = [*(("one", name) for name in OBJECTIVE_VARIANTS if any(name == other for _, other in pairs)), *pairs]
+    shared_options = {"optimizer": "sgd", "lr": 0.05, "save_every": 100}
+    pairs = [*(("one", name) for name in OBJECTIVE_VARIANTS if any(name == variant for _, variant in pairs)), *pairs]
     orders = {}
-    for way, name in pairs:
-        further = {"parallel": "fsdp"} if way == "fsdp" else {}
-        orders.setdefault(way, []).append(make_run_options(data_folder, home / way, name, **same, **further))
-    codes, errors = carry_out(*(make_order(WORLD_SIZES[way], options) for way, options in orders.items()))
-    assert codes == [[0] * WORLD_SIZES[way] for way in orders], errors
+    for world, name in pairs:
+        further = {"parallel": "fsdp"} if world == "fsdp" else {}
+        orders.setdefault(world, []).append(
+            make_run_options(data_folder, home / world, name, **shared_options, **further)
+        )
+    codes, errors = carry_out(*(make_order(WORLD_SIZES[world], options) for world, options in orders.items()))
+    assert codes == [[0] * WORLD_SIZES[world] for world in orders], errors
     return home
 
 
-def assert_runs_agree(home, way, name):
+def assert_runs_agree(home, world, name):
     """Assert that a multi-process run has the weights, state and losses of the single-process run."""
-    one, other = load_checkpoint_states(home / "one" / name), load_checkpoint_states(home / way / name)
-    assert one.keys() == other.keys()
-    assert [key for key in one if not torch.allclose(one[key], other[key].reshape(one[key].shape), atol=1e-5)] == []
-    assert read_losses(home / way / name) == pytest.approx(read_losses(home / "one" / name), rel=1e-4)
+    expected, actual = load_checkpoint_states(home / "one" / name), load_checkpoint_states(home / world / name)
+    assert expected.keys() == actual.keys()
+    assert [
+        key
+        for key in expected
+        if not torch.allclose(expected[key], actual[key].reshape(expected[key].shape), atol=1e-5)
+    ] == []
+    assert read_losses(home / world / name) == pytest.approx(read_losses(home / "one" / name), rel=1e-4)
 
 
 @pytest.fixture(scope="module")
@@ -197,9 +203,9 @@ def shared_runs(data_folder, tmp_path_factory, carry_out):  # noqa: F811
     return train_with_world_sizes(data_folder, tmp_path_factory.mktemp("shared"), FAST_CASES, carry_out)
 
 
-@pytest.mark.parametrize(("way", "name"), FAST_CASES)
-def test_runs_agree_for_any_number_of_processes(shared_runs, way, name):
-    assert_runs_agree(shared_runs, way, name)
+@pytest.mark.parametrize(("world", "name"), FAST_CASES)
+def test_runs_agree_for_any_number_of_processes(shared_runs, world, name):
+    assert_runs_agree(shared_runs, world, name)
 
 
 @pytest.fixture(scope="module")
@@ -208,16 +214,16 @@ def slow_shared_runs(data_folder, tmp_path_factory, carry_out):  # noqa: F811
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("way", "name"), SLOW_CASES)
-def test_runs_agree_for_any_number_of_processes_and_variant(slow_shared_runs, way, name):
-    assert_runs_agree(slow_shared_runs, way, name)
+@pytest.mark.parametrize(("world", "name"), SLOW_CASES)
+def test_runs_agree_for_any_number_of_processes_and_variant(slow_shared_runs, world, name):
+    assert_runs_agree(slow_shared_runs, world, name)
 
 
 def load_checkpoint_states(out):
     """Return the tensors of the last checkpoint, by file and name."""
-    place = max((out / "checkpoints").glob("step-*"))
+    path = max((out / "checkpoints").glob("step-*"))
     return {
-        f"{part}/{n}": t for part in ("model", "frozen", "ema") for n, t in load_checkpoint_tensors(place, part).items()
+        f"{file}/{n}": t for file in ("model", "frozen", "ema") for n, t in load_checkpoint_tensors(path, file).items()
     }
 
 

@@ -63,10 +63,10 @@ def test_unlabelled_training_produces_an_embedding_model(unlabelled_images, tmp_
         assert all(math.isfinite(line[f"train/{figure}"]) for line in lines if "train/loss" in line), figure
     assert 1 <= lines[-1]["val/rankme"] <= 3 and lines[-1]["step"] == summary["steps"]
     assert load_bundle(out / "model").task == FeatureExtraction()
-    found = run_cli(
+    result = run_cli(
         "embed", str(out), str(unlabelled_images), "--out", str(tmp_path / "vectors.npz"), "--device", "cpu"
     )
-    assert found.returncode == 0, found.stderr
+    assert result.returncode == 0, result.stderr
     vectors = np.load(tmp_path / "vectors.npz")["embeddings"]
     assert vectors.shape == (32, 32) and np.isfinite(vectors).all() and vectors.std(0).max() > 0
 
@@ -87,8 +87,8 @@ def test_warnings_are_stored_with_the_run(unlabelled_images, tmp_path, monkeypat
     vitreous.train(
         str(unlabelled_images), out=str(out), workers=0, device="cpu", **make_run_options("mae", evaluate_every=2)
     )
-    (kept,) = [json.loads(line) for line in (out / "warnings.jsonl").open()]
-    assert kept["name"] == "one direction" and kept["step"] == 2 and "--lr" in kept["text"]
+    (warning,) = [json.loads(line) for line in (out / "warnings.jsonl").open()]
+    assert warning["name"] == "one direction" and warning["step"] == 2 and "--lr" in warning["text"]
 
 
 def test_stop_on_collapse_stops_the_run(unlabelled_images, tmp_path):

@@ -93,12 +93,16 @@ def test_volume_segmentation_run_learns_and_writes_a_report(volume_data, volume_
     document = vitreous.evaluate(str(volume_run), device="cpu", precision="fp32")
     page = (volume_run / "report.html").read_text()
     assert page.count("data:image/") >= 12 and "Dice per image" in page
-    split, predictor, own = open_data(volume_data).split("test"), vitreous.load(volume_run, precision="fp32"), []
+    split, predictor, dice_scores = (
+        open_data(volume_data).split("test"),
+        vitreous.load(volume_run, precision="fp32"),
+        [],
+    )
     for sample in range(len(split)):
-        answer = predictor.segment(split.raw(sample)).classes == 1
+        predicted = predictor.segment(split.raw(sample)).classes == 1
         truth = split.target(sample).class_map() == 1
-        own.append(2 * (answer & truth).sum() / (answer.sum() + truth.sum()))
-    assert document["per_class"][1]["image_dice"] == pytest.approx(np.mean(own), abs=1e-6)
+        dice_scores.append(2 * (predicted & truth).sum() / (predicted.sum() + truth.sum()))
+    assert document["per_class"][1]["image_dice"] == pytest.approx(np.mean(dice_scores), abs=1e-6)
 
 
 def test_middle_planes_are_tiled_side_by_side():
@@ -134,10 +138,10 @@ def test_nifti_class_maps_keep_the_image_affine(volume_data, volume_run, tmp_pat
         written = nibabel.load(tmp_path / "out" / name)  # type: ignore[attr-defined]
         assert np.allclose(written.affine, AFFINE) and written.get_data_dtype() == np.uint8
         assert np.array_equal(np.asarray(written.dataobj), predictor.segment(images / name).classes)
-    again = vitreous.train(
+    reloaded = vitreous.train(
         str(link_predictions_as_dataset(tmp_path, images)), out=str(tmp_path / "again"), steps=1, **TRAIN_OPTIONS
     )
-    assert again["steps"] == 1  # the written class maps are valid masks
+    assert reloaded["steps"] == 1  # the written class maps are valid masks
     assert (
         run_predict(
             volume_run,
@@ -155,24 +159,24 @@ def test_nifti_class_maps_keep_the_image_affine(volume_data, volume_run, tmp_pat
     capsys.readouterr()
 
 
-def link_predictions_as_dataset(place, images):
+def link_predictions_as_dataset(path, images):
     """Create a dataset of images and their predicted class maps."""
-    (place / "data").mkdir()
-    (place / "data" / "images").symlink_to(images)
-    (place / "data" / "masks").symlink_to(place / "out")
-    return place / "data"
+    (path / "data").mkdir()
+    (path / "data" / "images").symlink_to(images)
+    (path / "data" / "masks").symlink_to(path / "out")
+    return path / "data"
 
 
 def test_class_maps_of_other_formats_are_written_as_arrays(volume_run, tmp_path, capsys):
     voxels, _ = make_solid(3)
-    place = write_volume(tmp_path / "a.npy", voxels)
-    assert run_predict(volume_run, place, "--out", tmp_path / "out") == 0
+    path = write_volume(tmp_path / "a.npy", voxels)
+    assert run_predict(volume_run, path, "--out", tmp_path / "out") == 0
     capsys.readouterr()
     predictor = vitreous.load(volume_run)
     assert np.array_equal(np.load(tmp_path / "out" / "a.npy"), predictor.segment(voxels).classes)
-    answers = predictor.segment([voxels, torch.from_numpy(voxels)[None], place], keep_images=True)
-    assert all(np.array_equal(one.classes, answers[0].classes) for one in answers)
-    assert answers[0].draw_overlay().size == (14 + 14 + 17, 17)  # three planes next to each other
+    segmentations = predictor.segment([voxels, torch.from_numpy(voxels)[None], path], keep_images=True)
+    assert all(np.array_equal(segmentation.classes, segmentations[0].classes) for segmentation in segmentations)
+    assert segmentations[0].draw_overlay().size == (14 + 14 + 17, 17)  # three planes next to each other
     assert predictor.embed(voxels).shape == (32,)
     with pytest.raises(UsageError, match="batch"):
         predictor.segment(voxels[None, None])
@@ -184,12 +188,14 @@ def test_class_maps_of_other_formats_are_written_as_arrays(volume_run, tmp_path,
 
 
 def test_onnx_export_matches_the_run(volume_data, volume_run, tmp_path):
-    images = [str(path) for part in ("train", "test") for path in sorted((volume_data / part / "images").iterdir())]
+    images = [str(path) for split in ("train", "test") for path in sorted((volume_data / split / "images").iterdir())]
     document = vitreous.export(volume_run, "onnx", tmp_path / "model.onnx", images)
     assert document["exports"][0]["top1_agreement"] > 0.999
     voxels = volume_data / "test" / "images" / "odd.nii.gz"
-    one, other = (vitreous.load(place, precision="fp32") for place in (volume_run, tmp_path / "model.onnx"))
-    assert np.mean(one.segment(voxels).classes == other.segment(voxels).classes) > 0.999
+    run_predictor, onnx_predictor = (
+        vitreous.load(model_path, precision="fp32") for model_path in (volume_run, tmp_path / "model.onnx")
+    )
+    assert np.mean(run_predictor.segment(voxels).classes == onnx_predictor.segment(voxels).classes) > 0.999
 
 
 def test_resumed_volume_segmentation_run_is_bit_identical(volume_data, tmp_path):
@@ -212,14 +218,14 @@ def test_resumed_volume_segmentation_run_is_bit_identical(volume_data, tmp_path)
 
 
 def test_volume_runs_start_from_volume_weights_only(volume_data, volume_run, tmp_path):
-    more = {name: value for name, value in TRAIN_OPTIONS.items() if name != "model"}
+    options = {name: value for name, value in TRAIN_OPTIONS.items() if name != "model"}
     assert (
-        vitreous.train(str(volume_data), out=str(tmp_path / "more"), init=str(volume_run), steps=1, **more)["steps"]
+        vitreous.train(str(volume_data), out=str(tmp_path / "more"), init=str(volume_run), steps=1, **options)["steps"]
         == 1
     )
     vitreous.save(vitreous.create("ViT-32x2/8", 32, 2), tmp_path / "flat")
     with pytest.raises(UsageError, match="are for images, but the data are volumes"):
-        vitreous.train(str(volume_data), out=str(tmp_path / "no"), init=str(tmp_path / "flat"), steps=1, **more)
+        vitreous.train(str(volume_data), out=str(tmp_path / "no"), init=str(tmp_path / "flat"), steps=1, **options)
 
 
 @pytest.mark.parametrize(("change", "problem"), [
@@ -249,9 +255,9 @@ def test_image_only_features_reject_volumes(volume_data, volume_run, tmp_path):
         find_copies([data.split("train")], [], within=True)
     with pytest.raises(UsageError, match="requires views of type volumes"):
         SegmentationConfig().check(config_from_name("ViT-32x2/4x4x4"), ("a", "b"), SceneViews())
-    pictures = write_maps(tmp_path / "pictures", 4)
+    image_data = write_maps(tmp_path / "pictures", 4)
     with pytest.raises(DataError, match="classes"):
-        vitreous.evaluate(str(volume_run), str(pictures), device="cpu")
+        vitreous.evaluate(str(volume_run), str(image_data), device="cpu")
     with pytest.raises(DataError, match="not a volume"):
-        vitreous.load(volume_run).segment(pictures / "images" / "0.png")
+        vitreous.load(volume_run).segment(image_data / "images" / "0.png")
     assert read_volume(volume_data / "test" / "images" / "odd.nii.gz", 1).shape == (1, 17, 9, 15)

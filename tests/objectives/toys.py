@@ -44,7 +44,7 @@ class TinyDINO(Objective):
     def __init__(self, model: nn.Module, config: TinyDINOConfig, setting: ObjectiveSetting) -> None:
         super().__init__()
         self.model, self.head, self.setting = model, nn.Linear(model.config.width, config.out), setting
-        self.teacher, self.teacher_head = (copy.deepcopy(part).requires_grad_(False) for part in (model, self.head))
+        self.teacher, self.teacher_head = (copy.deepcopy(module).requires_grad_(False) for module in (model, self.head))
         self.register_buffer("centre", torch.zeros(config.out))
         self.register_buffer("seen", torch.zeros(config.out + 1), persistent=False)  # sum and count of outputs
 
@@ -61,8 +61,8 @@ class TinyDINO(Objective):
 
     def after_step(self, progress: TrainingProgress) -> None:
         momentum = progress.values["momentum"]
-        for own, follower in ((self.model, self.teacher), (self.head, self.teacher_head)):
-            for weight, average in zip(own.parameters(), follower.parameters(), strict=True):
+        for student, follower in ((self.model, self.teacher), (self.head, self.teacher_head)):
+            for weight, average in zip(student.parameters(), follower.parameters(), strict=True):
                 average.lerp_(weight.float(), 1 - momentum)
         mean = self.reduce(self.seen)
         self.centre.lerp_(mean[:-1] / mean[-1], 0.1)

@@ -54,8 +54,15 @@ def latent_data(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def generator_run(latent_data):
-    ways = {"recipe": "sit", "model": "DiT-32x1/2", "steps": 3, "batch_size": 4, "device": "cpu", "precision": "fp32"}
-    vitreous.train(latent_data / "packed", out=latent_data / "run", progress=False, **ways)
+    options = {
+        "recipe": "sit",
+        "model": "DiT-32x1/2",
+        "steps": 3,
+        "batch_size": 4,
+        "device": "cpu",
+        "precision": "fp32",
+    }
+    vitreous.train(latent_data / "packed", out=latent_data / "run", progress=False, **options)
     return latent_data / "run"
 
 
@@ -70,8 +77,11 @@ def test_latents_are_posterior_samples_of_each_image_and_its_mirror(latent_data)
     )
     source = open_data(latent_data / "photos").split("train")
     for sample in (0, 11):
-        picture = fit.fit_image(fit.decode(source.raw(sample)))
-        for twin, image in ((sample, picture), (sample + 12, picture.transpose(Image.Transpose.FLIP_LEFT_RIGHT))):
+        source_image = fit.fit_image(fit.decode(source.raw(sample)))
+        for twin, image in (
+            (sample, source_image),
+            (sample + 12, source_image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)),
+        ):
             pixels = torch.from_numpy(np.array(image)).movedim(-1, 0)[None] / 127.5 - 1
             with torch.no_grad():
                 posterior = coder.vae.encode(pixels).latent_dist
@@ -84,19 +94,19 @@ def test_latents_are_posterior_samples_of_each_image_and_its_mirror(latent_data)
     document = json.loads((latent_data / "packed" / "pack.json").read_text())
     assert document["form"] == "latents" and len(document["splits"]["train"]["shards"]) > 1
     redrawn = data.with_holdout(0.25, 0)
-    held = {sample.tobytes() for sample in map(redrawn.split("val").raw, range(len(redrawn.split("val"))))}
+    drawn_samples = {sample.tobytes() for sample in map(redrawn.split("val").raw, range(len(redrawn.split("val"))))}
     rows = {train.raw(i).tobytes(): i for i in range(24)}
-    places = {rows[one] for one in held}
-    assert places and {(one + 12) % 24 for one in places} == places  # no flipped image is missing
+    row_indices = {rows[key] for key in drawn_samples}
+    assert row_indices and {(key + 12) % 24 for key in row_indices} == row_indices  # no flipped image is missing
 
 
 def test_packing_latents_resumes_and_checks_options(latent_data, tmp_path):
     words = ["--latents", latent_data / "vae", "--short-side", "16", "--mirror", "--workers", "0", "--shard-size", "1K"]
     assert run_vitreous("data", "pack", latent_data / "photos", "--out", latent_data / "packed", *words).returncode == 0
-    other = run_vitreous(
+    rejected = run_vitreous(
         "data", "pack", latent_data / "photos", "--out", latent_data / "packed", *words[:4], *words[5:]
     )
-    assert other.returncode == 2 and "another mirror" in other.stderr
+    assert rejected.returncode == 2 and "another mirror" in rejected.stderr
     for words, problem in (
         (["--mirror"], "latents and --mirror need an autoencoder"),
         (["--latents", latent_data / "vae", "--short-side", "15"], "is not a multiple of the autoencoder's 2"),
@@ -127,9 +137,9 @@ def test_latent_generators_are_evaluated_on_latents_and_on_images(latent_data, g
         json.loads(run_vitreous("evaluate", generator_run, *data, *words).stdout)
         for data in ([], [latent_data / "photos"])
     ]
-    assert [one["test"]["features"] for one in documents] == ["latents", "pixels"]
-    assert [one["test"]["dimensions"] for one in documents] == [8 * 8 * 4, 16 * 16 * 3]
-    assert all(one["test"][f"frechet_distance{name}"] > 0 for one in documents for name in ("", "_of_train"))
+    assert [document["test"]["features"] for document in documents] == ["latents", "pixels"]
+    assert [document["test"]["dimensions"] for document in documents] == [8 * 8 * 4, 16 * 16 * 3]
+    assert all(document["test"][f"frechet_distance{name}"] > 0 for document in documents for name in ("", "_of_train"))
     done = run_vitreous("evaluate", generator_run, "--features", generator_run)
     assert done.returncode == 2 and "--features needs images" in done.stderr
 
@@ -141,7 +151,7 @@ def inception_weights(tmp_path_factory):
     from torch_fidelity import feature_extractor_inceptionv3 as theirs
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(theirs, "load_state_dict_from_url", lambda *words, **ways: {})
+        patch.setattr(theirs, "load_state_dict_from_url", lambda *words, **options: {})
         patch.setattr(torch.nn.Module, "load_state_dict", lambda self, state: None)
         torch.manual_seed(0)
         network = fidelity.FeatureExtractorInceptionV3("x", ["2048"])
@@ -157,40 +167,40 @@ def test_inception_metrics_match_fid_and_adm(inception_weights, tmp_path):
     Bundle(model, Generation((), Flow()), ImagePreprocess((8, 8))).save(tmp_path / "model")
     real = np.random.default_rng(0).integers(0, 256, (8, 8, 8, 3), dtype=np.uint8)
     network = InceptionSpace(str(inception_weights), "cpu")
-    taken = network.features(real)
-    assert [taken[name].shape for name in ("rows", "spatial", "logits")] == [(8, 2048), (8, 2023), (8, 1008)]
+    features = network.features(real)
+    assert [features[name].shape for name in ("rows", "spatial", "logits")] == [(8, 2048), (8, 2023), (8, 1008)]
     np.savez(tmp_path / "real.npz", arr_0=real)
     words = ["--features", inception_weights, "--samples", "6", "--steps", "2", "--precision", "fp32", "--json"]
     document = json.loads(
         run_vitreous("evaluate", tmp_path / "model", "--reference", tmp_path / "real.npz", *words).stdout
     )
-    judged = document["reference"]
-    assert (judged["images"], judged["samples"], judged["features"]) == (8, 6, "inception")
+    reference = document["reference"]
+    assert (reference["images"], reference["samples"], reference["features"]) == (8, 6, "inception")
     vitreous.sample(tmp_path / "model", tmp_path / "made", progress=False, count=6, steps=2, precision="fp32")
-    made = np.stack([np.asarray(Image.open(path)) for path in sorted((tmp_path / "made").glob("*.png"))])
-    ours = network.features(made)
+    generated = np.stack([np.asarray(Image.open(path)) for path in sorted((tmp_path / "made").glob("*.png"))])
+    ours = network.features(generated)
     assert (
-        judged["fid"]
-        == judged["frechet_distance"]
-        == pytest.approx(frechet_distance(taken["rows"], ours["rows"]), rel=1e-2)
+        reference["fid"]
+        == reference["frechet_distance"]
+        == pytest.approx(frechet_distance(features["rows"], ours["rows"]), rel=1e-2)
     )
-    assert judged["sfid"] == pytest.approx(frechet_distance(taken["spatial"], ours["spatial"]), rel=1e-2)
+    assert reference["sfid"] == pytest.approx(frechet_distance(features["spatial"], ours["spatial"]), rel=1e-2)
     theirs = isc_features_to_metric(torch.from_numpy(ours["logits"]), splits=1, shuffle=False, rng_seed=0)
-    assert judged["inception_score"] == pytest.approx(theirs["inception_score_mean"], rel=1e-5)
+    assert reference["inception_score"] == pytest.approx(theirs["inception_score_mean"], rel=1e-5)
 
 
 def test_reference_moments_replace_reference_images():
     rng = np.random.default_rng(0)
     rows, ours = rng.normal(size=(40, 3)), {"rows": rng.normal(1, 1, (30, 3)).astype(np.float32)}
-    whole = compute_generator_metrics(RealImages("x", "test", 40, {"rows": rows}, train=rows[:20]), ours)
+    metrics = compute_generator_metrics(RealImages("x", "test", 40, {"rows": rows}, train=rows[:20]), ours)
     brief = compute_generator_metrics(
         RealImages("x.npz", "reference", 0, {}, train=None, moments={"rows": compute_moments(rows)}), ours
     )
-    assert brief["frechet_distance"] == whole["frechet_distance"] == frechet_distance(rows, ours["rows"])
+    assert brief["frechet_distance"] == metrics["frechet_distance"] == frechet_distance(rows, ours["rows"])
     assert (
         brief["precision"] is brief["near_duplicates"] is None
-        and whole["precision"] > 0
-        and whole["near_duplicates"] is not None
+        and metrics["precision"] > 0
+        and metrics["near_duplicates"] is not None
     )
 
 
@@ -206,7 +216,7 @@ def test_invalid_references_are_rejected(inception_weights, tmp_path, latent_dat
     np.savez(tmp_path / "odd.npz", mu=np.zeros(3), sigma=np.zeros((2, 2)))
     np.savez(tmp_path / "whole.npz", mu=np.zeros(2048), sigma=np.zeros((2048, 2048), np.float16))
     (tmp_path / "torn.npz").write_bytes((tmp_path / "odd.npz").read_bytes()[:100])
-    few = ["--samples", "4", "--steps", "1"]
+    sample_options = ["--samples", "4", "--steps", "1"]
     for words, problem in (
         (["--reference", tmp_path / "none.npz"], "no reference file at"),
         (["--reference", tmp_path / "other.npz"], "contains none of the arrays of a reference file"),
@@ -215,7 +225,7 @@ def test_invalid_references_are_rejected(inception_weights, tmp_path, latent_dat
         (["--reference", tmp_path / "whole.npz"], "contains moments of Inception features"),
         (["--reference", tmp_path / "odd.npz", "--split", "test"], "instead of the dataset"),
     ):
-        done = run_vitreous("evaluate", generator_run, *words, *few)
+        done = run_vitreous("evaluate", generator_run, *words, *sample_options)
         assert done.returncode in (2, 3, 4) and problem in done.stderr and "Traceback" not in done.stderr, done.stderr
     assert (
         is_inception_file(inception_weights)

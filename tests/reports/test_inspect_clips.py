@@ -24,7 +24,7 @@ def test_clip_figures_show_attention_in_every_frame(tmp_path, arrangement):
     clips = write_moves(tmp_path / "clips", 1)
     run = save_video_model(tmp_path / "model", f"ViViT-64x2/4x2{arrangement}")
     document = inspect(run, clips, tmp_path / "out", figures=["clips", "distance"], device="cpu", precision="fp32")
-    figure = next(one for one in document["figures"] if one["name"] == "clips")
+    figure = next(entry for entry in document["figures"] if entry["name"] == "clips")
     maps = np.load(tmp_path / "out/clips.npz")["maps"]
     assert maps.shape == (2, 2, 4, 4) and (maps >= 0).all() and len(document["images"]) == 2
     if arrangement:
@@ -33,8 +33,8 @@ def test_clip_figures_show_attention_in_every_frame(tmp_path, arrangement):
     else:
         bundle = load_bundle(run)
         pixels = [bundle.preprocess.to_tensor(bundle.preprocess.decode(name)) for name in document["images"]]
-        seen = compute_rollout(bundle.model, bundle.preprocess.normalise(torch.stack(pixels)))
-        np.testing.assert_allclose(maps, seen.maps[:, -1], atol=1e-6)
+        rollout = compute_rollout(bundle.model, bundle.preprocess.normalise(torch.stack(pixels)))
+        np.testing.assert_allclose(maps, rollout.maps[:, -1], atol=1e-6)
     with Image.open(tmp_path / "out" / figure["gif"]) as animation:
         assert animation.n_frames == 4 and animation.size == (2 * 224 + 2, 2 * 224 + 2)
         first = np.asarray(animation.convert("RGB"))
@@ -76,6 +76,6 @@ def test_only_the_labelled_segment_of_a_video_is_shown(tmp_path):
     scene = FigureContext(
         "", bundle, InspectOptions(), bundle.preprocess, device="cpu", images=(), listener=NullListener()
     )
-    shown = dict(scene.iterate_readable(open_data(tmp_path / "parts.csv").split("train")))
-    assert len(shown) == 2 and all(one.pixels.shape == (3, 4, 16, 16) for one in shown.values())
-    assert shown[0].pixels.max() < 100 <= shown[1].pixels.min()
+    clips = dict(scene.iterate_readable(open_data(tmp_path / "parts.csv").split("train")))
+    assert len(clips) == 2 and all(clip.pixels.shape == (3, 4, 16, 16) for clip in clips.values())
+    assert clips[0].pixels.max() < 100 <= clips[1].pixels.min()

@@ -50,19 +50,19 @@ def report_pages(tmp_path_factory):
         settings=InspectOptions(figures=("rollout", "distance", "positions", "similarity")),
     )
     torch.manual_seed(0)
-    names, labels = tuple(f"kind {place}" for place in range(60)), np.arange(60)
+    names, labels = tuple(f"kind {class_index}" for class_index in range(60)), np.arange(60)
     logits = np.eye(60, dtype=np.float32)[np.roll(labels, 1)]
     model = create_untrained_model("ViT-16x2/8", image_size=16, num_classes=60, heads=2).eval()
     split = ArraySplit(np.zeros((60, 16, 16, 3), np.uint8), labels)
     bundle = Bundle(model, Classification(names, False, "softmax"), ImagePreprocess((16, 16)))
-    answers = SplitPredictions(
+    predictions = SplitPredictions(
         "x", bundle, "sixty", Data("sixty", names, {"test": split}), "test", split, logits, frozenset(), 0.0
     )
-    report = evaluate_classification(logits, labels, names, answers.readable)
+    report = evaluate_classification(logits, labels, names, predictions.readable)
     report.confusion_cells[:, 2] = 10_000
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("vitreous.reports.pages.report.MAX_CLASS_MATRIX_SIZE", 60)
-        write_report(root / "sixty.html", None, answers, report)
+        write_report(root / "sixty.html", None, predictions, report)
     return {"run": root / "run/report.html", "inside": root / "inside/index.html", "sixty": root / "sixty.html"}
 
 
@@ -73,12 +73,12 @@ def open_page(path, width=1440, scheme="light", **options):
     with playwright.sync_playwright() as player:
         browser = player.chromium.launch(executable_path=find_chromium(), args=["--no-sandbox"])
         context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme, **options)
-        page, said, asked = context.new_page(), [], []
-        page.on("console", lambda message: said.append(message.text))
-        page.on("request", lambda request: asked.append(request.url))
+        page, messages, requests = context.new_page(), [], []
+        page.on("console", lambda message: messages.append(message.text))
+        page.on("request", lambda request: requests.append(request.url))
         page.goto(f"file://{path}")
         yield page
-        assert not said and [url for url in asked if not url.startswith(("file:", "data:"))] == []
+        assert not messages and [url for url in requests if not url.startswith(("file:", "data:"))] == []
         browser.close()
 
 
@@ -120,20 +120,20 @@ def test_counts_of_ten_thousand_fit_their_cells(report_pages, width):
 
 
 def test_metrics_are_explained_by_mouse_keyboard_and_touch(report_pages):
-    shown = "all => all.filter(one => one.checkVisibility()).map(one => one.textContent)"
+    visible_texts = "all => all.filter(one => one.checkVisibility()).map(one => one.textContent)"
     nll = "Negative log-likelihood"
     with open_page(report_pages["run"]) as page:
         term = page.locator(".figures .term button", has_text="NLL")
-        assert page.eval_on_selector_all("[role=tooltip]", shown) == []
+        assert page.eval_on_selector_all("[role=tooltip]", visible_texts) == []
         term.hover()
-        (text,) = page.eval_on_selector_all("[role=tooltip]", shown)
+        (text,) = page.eval_on_selector_all("[role=tooltip]", visible_texts)
         assert text.startswith(nll)
         page.mouse.move(0, 0)
         reached = []
         for _ in range(8):
             page.keyboard.press("Tab")
-            reached += page.eval_on_selector_all("[role=tooltip]", shown)
-        assert any(one.startswith(nll) for one in reached) and len(set(reached)) >= 5
+            reached += page.eval_on_selector_all("[role=tooltip]", visible_texts)
+        assert any(explanation.startswith(nll) for explanation in reached) and len(set(reached)) >= 5
         about = term.get_attribute("aria-describedby")
         assert page.locator(f"#{about}").text_content().startswith(nll)
     with open_page(report_pages["run"], 390, has_touch=True, is_mobile=True) as page:

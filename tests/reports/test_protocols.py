@@ -75,18 +75,23 @@ def compute_features(run, split):
 
 
 def test_knn_matches_scikit_learn(short_run, photos):
-    found, data = run_evaluate_json(short_run, "--protocol", "knn", "--k", "3", "20", "9"), open_data(photos)
+    document, data = run_evaluate_json(short_run, "--protocol", "knn", "--k", "3", "20", "9"), open_data(photos)
     train, test = compute_features(short_run, data.split("train")), compute_features(short_run, data.split("test"))
-    assert [row["k"] for row in found["results"]] == [3, 9, 20] and found["k"] == 20
-    for row in found["results"]:
+    assert [row["k"] for row in document["results"]] == [3, 9, 20] and document["k"] == 20
+    for row in document["results"]:
         judge = KNeighborsClassifier(row["k"], metric="cosine", weights=lambda distance: np.exp((1 - distance) / 0.07))
         right = int((judge.fit(*train).predict(test[0]) == test[1]).sum())
         assert (row["top1"], row["interval"]["top1"]) == (right / 18, list(wilson_interval(right, 18)))
-    headline = {name: value for name, value in found["results"][2].items() if name != "k"}
-    assert found["test"] == headline and found["test"]["nll"] is None
-    assert found["protocol"] == "knn" and found["classes"] == ["ant", "bee", "cat"] and len(found["confusion"]) == 3
+    headline = {name: value for name, value in document["results"][2].items() if name != "k"}
+    assert document["test"] == headline and document["test"]["nll"] is None
     assert (
-        vitreous.create("ViT-32x2/8", image_size=16, num_classes=3).config.width == found["features"]["train"]["width"]
+        document["protocol"] == "knn"
+        and document["classes"] == ["ant", "bee", "cat"]
+        and len(document["confusion"]) == 3
+    )
+    assert (
+        vitreous.create("ViT-32x2/8", image_size=16, num_classes=3).config.width
+        == document["features"]["train"]["width"]
     )
 
 
@@ -99,10 +104,10 @@ def test_training_and_evaluation_images_are_reported(short_run, photos, tmp_path
         result = run_cli(
             "evaluate", str(short_run), *words, "--protocol", protocol, *CPU_OPTIONS, "--json", cwd=short_run.parent
         )
-        found = parse_json_output(result)
-        assert found["train_data"] == {"data": str(source), "splits": ["train"], "images": bank}
-        assert found["evaluated"] == {"data": str(source), "split": split, "images": count}
-        assert (found["split"], found[split]["images"]) == (split, count)
+        document = parse_json_output(result)
+        assert document["train_data"] == {"data": str(source), "splits": ["train"], "images": bank}
+        assert document["evaluated"] == {"data": str(source), "split": split, "images": count}
+        assert (document["split"], document[split]["images"]) == (split, count)
         assert (
             f"{protocol} trains on {bank} images of {source} (train), is evaluated on {count} others of it ({split})"
             in result.stderr
@@ -113,20 +118,23 @@ def test_features_are_computed_once_for_all_protocols(short_run, monkeypatch):
     run_evaluate_json(short_run, "--protocol", "knn")
     monkeypatch.setattr(features, "make_engine", None)  # a call would fail
     for protocol in ("knn", "linear", "fewshot"):
-        found = run_evaluate_json(short_run, "--protocol", protocol)
-        assert all(part["reused"] for part in found["features"].values())
-        assert {name: part["images"] for name, part in found["features"].items()} == {"train": 36, "test": 18}
+        document = run_evaluate_json(short_run, "--protocol", protocol)
+        assert all(split_features["reused"] for split_features in document["features"].values())
+        assert {name: split_features["images"] for name, split_features in document["features"].items()} == {
+            "train": 36,
+            "test": 18,
+        }
     with pytest.raises(TypeError):
         vitreous.evaluate(short_run, protocol=ProtocolOptions("knn", cache=False))
 
 
 def test_linear_reports_its_penalty_and_how_it_was_selected(short_run):
-    found = run_evaluate_json(short_run, "--protocol", "linear")
-    assert found["held_out"]["images"] == 6 and found["held_out"]["top1"] == max(
-        row["top1"] for row in found["held_out"]["candidates"]
+    document = run_evaluate_json(short_run, "--protocol", "linear")
+    assert document["held_out"]["images"] == 6 and document["held_out"]["top1"] == max(
+        row["top1"] for row in document["held_out"]["candidates"]
     )
-    assert found["l2"] in [row["l2"] for row in found["held_out"]["candidates"]]
-    assert found["test"]["top1"] > 0.8 and found["test"]["nll"] < np.log(3)
+    assert document["l2"] in [row["l2"] for row in document["held_out"]["candidates"]]
+    assert document["test"]["top1"] > 0.8 and document["test"]["nll"] < np.log(3)
     fixed = run_evaluate_json(short_run, "--protocol", "linear", "--l2", "0.5")
     assert (fixed["l2"], fixed["held_out"]) == (0.5, None)
 
@@ -136,7 +144,7 @@ def test_fewshot_matches_a_direct_ridge_solve(short_run, photos):
         run_evaluate_json(short_run, "--protocol", "fewshot", "--shots", "2", "5", "--seed", "1"),
         open_data(photos),
     )
-    (x, y), (test, wanted) = (
+    (x, y), (test, test_labels) = (
         compute_features(short_run, data.split("train")),
         compute_features(short_run, data.split("test")),
     )
@@ -144,13 +152,17 @@ def test_fewshot_matches_a_direct_ridge_solve(short_run, photos):
         top1 = []
         for seed in (1, 2, 3):
             generator = np.random.default_rng(seed)
-            drawn = np.concatenate([generator.permutation(np.flatnonzero(y == c))[: row["shots"]] for c in range(3)])
-            mean, deviation = x[drawn].mean(0, dtype=float), x[drawn].std(0, dtype=float) + 1e-5
-            known, asked = ([np.append((one - mean) / deviation, 100.0) for one in part] for part in (x[drawn], test))
-            a, b = np.array(known), np.eye(3)[y[drawn]] * 2 - 1
+            shot_indices = np.concatenate(
+                [generator.permutation(np.flatnonzero(y == c))[: row["shots"]] for c in range(3)]
+            )
+            mean, std = x[shot_indices].mean(0, dtype=float), x[shot_indices].std(0, dtype=float) + 1e-5
+            train_features, test_features = (
+                [np.append((vector - mean) / std, 100.0) for vector in features] for features in (x[shot_indices], test)
+            )
+            a, b = np.array(train_features), np.eye(3)[y[shot_indices]] * 2 - 1
             weight = np.linalg.solve(a.T @ a + 1024 * np.eye(33), a.T @ b)
-            top1.append(float(((np.array(asked) @ weight).argmax(1) == wanted).mean()))
-        assert [one["top1"] for one in row["per_seed"]] == top1
+            top1.append(float(((np.array(test_features) @ weight).argmax(1) == test_labels).mean()))
+        assert [vector["top1"] for vector in row["per_seed"]] == top1
         assert row["top1"] == pytest.approx(np.mean(top1)) and row["std"] == pytest.approx(np.std(top1, ddof=1))
     assert found["shots"] == 5 and found["test"]["top1"] == found["results"][1]["top1"]
 
@@ -169,9 +181,9 @@ def test_classes_with_fewer_images_than_shots_are_reported(short_run):
         cwd=short_run.parent,
     )
     assert result.returncode == 0 and "3 of 3 classes have less than 25 training images" in result.stderr
-    found = run_evaluate_json(short_run, "--protocol", "fewshot")
+    document = run_evaluate_json(short_run, "--protocol", "fewshot")
     # of the default shots, those with enough images in a class
-    assert [row["shots"] for row in found["results"]] == [1, 5, 10]
+    assert [row["shots"] for row in document["results"]] == [1, 5, 10]
 
 
 def test_each_evaluation_is_recorded(short_run):
@@ -181,13 +193,13 @@ def test_each_evaluation_is_recorded(short_run):
 
 
 def test_val_images_are_not_used_for_training(short_run, tmp_path):
-    found = run_evaluate_json(short_run, "--protocol", "knn", "--split", "val")
-    assert found["features"]["train"]["images"] == 36 and found["val"]["images"] == 12
+    document = run_evaluate_json(short_run, "--protocol", "knn", "--split", "val")
+    assert document["features"]["train"]["images"] == 36 and document["val"]["images"] == 12
     flat = make_folder(tmp_path / "flat", {"": 20})
-    told = run_cli("evaluate", str(short_run), str(flat), "--protocol", "knn", *CPU_OPTIONS, "--json", cwd=tmp_path)
-    assert "evaluated on its 6 val images, split from the training set" in told.stderr
-    found = parse_json_output(told)
-    assert (found["features"]["train"]["images"], found["val"]["images"]) == (54, 6)
+    result = run_cli("evaluate", str(short_run), str(flat), "--protocol", "knn", *CPU_OPTIONS, "--json", cwd=tmp_path)
+    assert "evaluated on its 6 val images, split from the training set" in result.stderr
+    document = parse_json_output(result)
+    assert (document["features"]["train"]["images"], document["val"]["images"]) == (54, 6)
 
 
 def test_evaluation_on_test_trains_on_all_training_images(short_run, tmp_path):
@@ -204,9 +216,9 @@ def test_protocols_work_with_new_classes_and_headless_models(short_run, tmp_path
         FeatureExtraction(),
         ImagePreprocess((16, 16)),
     ).save(tmp_path / "bundle")
-    for one in (short_run, tmp_path / "bundle"):
-        found = run_evaluate_json(one, str(source), "--protocol", "linear")
-        assert found["classes"] == ["x", "y"] and found["test"]["top1"] == 1.0
+    for model_path in (short_run, tmp_path / "bundle"):
+        document = run_evaluate_json(model_path, str(source), "--protocol", "linear")
+        assert document["classes"] == ["x", "y"] and document["test"]["top1"] == 1.0
 
 
 def test_multilabel_data_give_map(short_run, tmp_path):
@@ -218,8 +230,8 @@ def test_multilabel_data_give_map(short_run, tmp_path):
     data = open_data(tmp_path / "table.csv")
     assert data.multilabel
     for protocol in ("knn", "linear"):
-        found = run_evaluate_json(short_run, str(tmp_path / "table.csv"), "--protocol", protocol)
-        assert found["test"]["map"] > 0.9 and found["test"]["top1"] is None
+        document = run_evaluate_json(short_run, str(tmp_path / "table.csv"), "--protocol", protocol)
+        assert document["test"]["map"] > 0.9 and document["test"]["top1"] is None
     assert "few-shot needs one" in expect_error(2, short_run, str(tmp_path / "table.csv"), "--protocol", "fewshot")
 
 
@@ -229,8 +241,10 @@ def test_unreadable_images_stop_or_count_as_wrong(short_run, tmp_path):
     for bad in ("test/ant/2.png", "train/bee/0.png"):
         (source / bad).write_bytes(b"no picture")
     assert "train/bee/0.png" in expect_error(3, short_run, str(source), "--protocol", "knn", "--k", "5")
-    found = run_evaluate_json(short_run, str(source), "--protocol", "knn", "--k", "5", "--bad-images", "skip")["test"]
-    assert (good["top1"], found["unreadable"]) == (1.0, 1) and found["top1"] == 17 / 18
+    document = run_evaluate_json(short_run, str(source), "--protocol", "knn", "--k", "5", "--bad-images", "skip")[
+        "test"
+    ]
+    assert (good["top1"], document["unreadable"]) == (1.0, 1) and document["top1"] == 17 / 18
     shots = run_evaluate_json(short_run, str(source), "--protocol", "fewshot", "--shots", "5", "--bad-images", "skip")
     assert shots["test"]["top1"] <= 17 / 18 and shots["test"]["unreadable"] == 1
 
@@ -312,11 +326,16 @@ def test_real_uses_label_sets_in_file_name_order(thousand_class_bundle, tmp_path
     # for images 1, 2, 3, 4, 5, 6
     sets = [[int(best[0, 0])], [7, int(best[1, 0])], [], [int(best[3, 3])], [1, 2], [int(best[4, 9])]]
     (tmp_path / "real.json").write_text(json.dumps(sets))
-    found = run_evaluate_json(
+    document = run_evaluate_json(
         thousand_class_bundle, str(tmp_path / "val"), "--protocol", "real", "--labels", str(tmp_path / "real.json")
     )
-    figures = found["results"][0]
-    assert (figures["top1"], figures["top5"], figures["images"], found["images_without_label"]) == (2 / 4, 3 / 4, 4, 1)
+    figures = document["results"][0]
+    assert (figures["top1"], figures["top5"], figures["images"], document["images_without_label"]) == (
+        2 / 4,
+        3 / 4,
+        4,
+        1,
+    )
 
     def why(content, source="val"):
         (tmp_path / "bad.json").write_text(content)
@@ -360,7 +379,7 @@ def test_objectnet_maps_classes_and_cuts_the_frame(thousand_class_bundle, tmp_pa
     else:
         rows = [f"{name},{number}" for name, several in numbers.items() for number in several]
         (tmp_path / "map.csv").write_text("\n".join(["class,number", *rows]))
-    found = run_evaluate_json(
+    document = run_evaluate_json(
         thousand_class_bundle,
         str(tmp_path / "images"),
         "--protocol",
@@ -369,16 +388,16 @@ def test_objectnet_maps_classes_and_cuts_the_frame(thousand_class_bundle, tmp_pa
         str(tmp_path / f"map.{form}"),
     )
     mapped = sorted({number for name in ("Alarm clock", "Banana") for number in numbers[name]})
-    wanted = {"all": [0, 0], "mapped": [0, 0]}
+    counts = {"all": [0, 0], "mapped": [0, 0]}
     for row, name in ((2, "Alarm clock"), (3, "Alarm clock"), (4, "Banana"), (5, "Banana")):
         among = {"all": list(best[row]), "mapped": [c for c in best[row] if c in mapped]}
-        for kind, ranked in among.items():
-            wanted[kind][0] += ranked[0] in numbers[name]
-            wanted[kind][1] += bool(set(ranked[:5]) & set(numbers[name]))
-    for row in found["results"]:
-        assert [row["top1"] * 4, row["top5"] * 4] == wanted[row["candidate_classes"]]
-    assert (found["classes_mapped"], found["images_not_mapped"], found["test"]["images"]) == (2, 2, 4)
-    assert found["test"]["top1"] == found["results"][0]["top1"]
+        for class_set, ranked in among.items():
+            counts[class_set][0] += ranked[0] in numbers[name]
+            counts[class_set][1] += bool(set(ranked[:5]) & set(numbers[name]))
+    for row in document["results"]:
+        assert [row["top1"] * 4, row["top5"] * 4] == counts[row["candidate_classes"]]
+    assert (document["classes_mapped"], document["images_not_mapped"], document["test"]["images"]) == (2, 2, 4)
+    assert document["test"]["top1"] == document["results"][0]["top1"]
 
 
 def test_invalid_class_maps_are_rejected(thousand_class_bundle, tmp_path):

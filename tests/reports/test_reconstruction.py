@@ -66,16 +66,16 @@ def pretrained_runs(tmp_path_factory):
 def test_only_predicted_patches_change(pretrained_runs, name, tmp_path):
     document = vitreous.inspect(str(pretrained_runs / name), figures=["reconstruction"], out=tmp_path, device="cpu")
     (figure,) = document["figures"]
-    made = np.load(tmp_path / figure["npz"])
-    image, seen, restored = (made[part].astype(int) for part in ("image", "seen", "restored"))
-    predicted = made["predicted"].repeat(4, 1).repeat(4, 2)
-    assert image.shape == seen.shape == restored.shape == (2, 16, 16, 3)
-    assert (restored[~predicted] == image[~predicted]).all() and (seen[~predicted] == image[~predicted]).all()
+    arrays = np.load(tmp_path / figure["npz"])
+    image, visible, restored = (arrays[array_name].astype(int) for array_name in ("image", "seen", "restored"))
+    predicted = arrays["predicted"].repeat(4, 1).repeat(4, 2)
+    assert image.shape == visible.shape == restored.shape == (2, 16, 16, 3)
+    assert (restored[~predicted] == image[~predicted]).all() and (visible[~predicted] == image[~predicted]).all()
     patches = np.abs(restored - image).reshape(2, 4, 4, 4, 4, 3).sum((2, 4, 5))
-    assert ((patches > 0) == made["predicted"]).mean() > 0.9
+    assert ((patches > 0) == arrays["predicted"]).mean() > 0.9
     share = 0.75 if RUN_SETTINGS[name][0] == "mae" else 0.5
-    assert made["predicted"].mean() == share
-    hidden = (seen == HIDDEN_PATCH_GREY).all(-1)
+    assert arrays["predicted"].mean() == share
+    hidden = (visible == HIDDEN_PATCH_GREY).all(-1)
     assert (hidden == predicted).all() if share == 0.75 else (predicted[hidden].all() and hidden.mean() > 0.25)
     assert ("true mean" in figure["caption"] or "std of the original patch" in figure["caption"]) == (name == "mae")
     assert (tmp_path / figure["png"]).read_bytes().startswith(b"\x89PNG")
@@ -83,10 +83,10 @@ def test_only_predicted_patches_change(pretrained_runs, name, tmp_path):
 
 def test_predicted_colours_are_painted_in_place(pretrained_runs):
     objective = load_restoring_objective(pretrained_runs / "small-colours")
-    answers = torch.zeros(1, 1, 16, 512)
-    answers[0, 0, 1, 0o705] = 1.0  # second patch of the first row: full red, no green, blue level 5
+    logits = torch.zeros(1, 1, 16, 512)
+    logits[0, 0, 1, 0o705] = 1.0  # second patch of the first row: full red, no green, blue level 5
     mean, std = (torch.tensor(values)[:, None, None] for values in objective.setting.normalisation)
-    patch = objective.paint(answers.flatten(2)).unflatten(-1, (3, 4, 4))[0, 0] * std + mean
+    patch = objective.paint(logits.flatten(2)).unflatten(-1, (3, 4, 4))[0, 0] * std + mean
     assert torch.allclose(patch[:, 0, 1], (torch.tensor([7.0, 0.0, 5.0]) + 0.5) / 8, atol=1e-6)
     assert torch.allclose(patch[:, 1, 0], torch.full((3,), 0.5 / 8), atol=1e-6)
 
@@ -101,11 +101,11 @@ def test_named_images_are_reconstructed_reproducibly(pretrained_runs, tmp_path):
 
 
 def test_runs_without_reconstruction_are_rejected(pretrained_runs, tmp_path):
-    found = run_cli(
+    result = run_cli(
         "inspect", str(pretrained_runs / "dino"), "--figures", "reconstruction", "--out", str(tmp_path / "x")
     )
-    assert found.returncode == 2 and "was trained with dino, which does not reconstruct images" in found.stderr
-    assert "--recipe mae" in found.stderr and "Traceback" not in found.stderr
+    assert result.returncode == 2 and "was trained with dino, which does not reconstruct images" in result.stderr
+    assert "--recipe mae" in result.stderr and "Traceback" not in result.stderr
     with pytest.raises(UsageError, match="image_size"):
         vitreous.inspect(str(pretrained_runs / "mae"), figures=["reconstruction"], image_size=[32], out=tmp_path / "y")
     vitreous.save(vitreous.create("ViT-16x1/4", 16, 0), tmp_path / "bare")
@@ -138,11 +138,11 @@ def test_the_page_of_mae_shows_reconstructions_and_no_empty_tables(pretrained_ru
         assert f"<h2>{heading}</h2>" in page, heading
     for heading in ("Metrics per class", "Confusion matrix", "Calibration", "Highest-loss images", "Warnings"):
         assert f"<h2>{heading}</h2>" not in page, heading
-    pictures = [uri for row in learned["reconstructions"]["rows"] for uri in row["images"]]
-    assert len(set(pictures)) == 6 and all(uri in page for uri in pictures)
+    image_uris = [uri for row in learned["reconstructions"]["rows"] for uri in row["images"]]
+    assert len(set(image_uris)) == 6 and all(uri in page for uri in image_uris)
     assert "RankMe" in page and "k-NN" not in page and "vitreous embed" in page and "<td>classes</td>" not in page
-    shown = re.findall(r'<svg role="img" aria-label="([^"]*)"', page)
-    assert {"Training loss", "Validation RankMe", "Std of validation features", "Learning rate"} == set(shown)
+    chart_labels = re.findall(r'<svg role="img" aria-label="([^"]*)"', page)
+    assert {"Training loss", "Validation RankMe", "Std of validation features", "Learning rate"} == set(chart_labels)
 
 
 def test_the_page_of_dino_shows_entropies_and_no_reconstructions(pretrained_runs):

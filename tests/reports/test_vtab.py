@@ -58,8 +58,8 @@ def test_division_is_even_and_distances_follow_their_definition():
     assert set(np.bincount(orientation)) == {2, 3} and len(np.bincount(orientation)) == 16
     for name, edges in (("clevr_distance", (0, 8, 8.5, 9, 9.5, 10, 100)), ("kitti", (-100, 8, 20, 999))):
         for distance in np.random.default_rng(0).uniform(0.01, 99, 50):
-            wanted = max(index for index, edge in enumerate(edges) if edge < distance)
-            assert VTAB_TASKS[name].rule(np.array([distance]))[0] == wanted
+            expected = max(index for index, edge in enumerate(edges) if edge < distance)
+            assert VTAB_TASKS[name].rule(np.array([distance]))[0] == expected
 
 
 def test_only_raw_labels_are_changed():
@@ -72,10 +72,10 @@ def test_only_raw_labels_are_changed():
 
 def test_means_need_complete_groups():
     top1 = {name: index / 100 for index, name in enumerate(VTAB_TASKS)}
-    found = average_by_group(top1)
-    assert found["natural"] == pytest.approx(0.03) and found["mean"] == pytest.approx(0.09)
+    means = average_by_group(top1)
+    assert means["natural"] == pytest.approx(0.03) and means["mean"] == pytest.approx(0.09)
     del top1["dtd"]
-    assert average_by_group(top1) == {**found, "natural": None, "mean": None}
+    assert average_by_group(top1) == {**means, "natural": None, "mean": None}
 
 
 def test_folders_are_found_by_their_common_names(tmp_path):
@@ -88,8 +88,8 @@ def test_folders_are_found_by_their_common_names(tmp_path):
 def make_data(images, classes=3, val=0, name="made"):
     """Return a dataset in memory."""
     splits = {
-        part: ArraySplit(np.zeros((count, 2, 2, 3), np.uint8), np.arange(count) % classes)
-        for part, count in images.items()
+        split_name: ArraySplit(np.zeros((count, 2, 2, 3), np.uint8), np.arange(count) % classes)
+        for split_name, count in images.items()
         if count
     }
     return Data(name, tuple(map(str, range(classes))), splits)
@@ -97,16 +97,16 @@ def make_data(images, classes=3, val=0, name="made"):
 
 def test_1000_training_images_are_drawn_and_reported():
     task = VTAB_TASKS["svhn"]
-    found, note = prepare_task_data(task, make_data({"train": 3000, "val": 100, "test": 30}, 10), 0)
-    assert {name: len(split) for name, split in found.splits.items()} == {"train": 800, "val": 200, "test": 30}
+    task_data, note = prepare_task_data(task, make_data({"train": 3000, "val": 100, "test": 30}, 10), 0)
+    assert {name: len(split) for name, split in task_data.splits.items()} == {"train": 800, "val": 200, "test": 30}
     assert "1000 of 3000 training images drawn with seed 0" in note
-    again, other = (
+    repeated, other_seed = (
         prepare_task_data(task, make_data({"train": 3000, "test": 30}, 10), seed)[0].split("train").labels
         for seed in (0, 1)
     )
-    assert np.array_equal(found.split("train").labels, again) and not np.array_equal(again, other)
-    whole, note = prepare_task_data(task, make_data({"train": 800, "val": 200, "test": 30}, 10), 0)
-    assert len(whole.split("train")) == 800 and note == ""
+    assert np.array_equal(task_data.split("train").labels, repeated) and not np.array_equal(repeated, other_seed)
+    vtab_copy, note = prepare_task_data(task, make_data({"train": 800, "val": 200, "test": 30}, 10), 0)
+    assert len(vtab_copy.split("train")) == 800 and note == ""
     assert (
         prepare_task_data(task, make_data({"train": 8, "val": 2, "test": 3}, 3), 0)[1]
         == "3 classes instead of the task's 10"
@@ -116,19 +116,21 @@ def test_1000_training_images_are_drawn_and_reported():
 
 
 def test_raw_labels_are_mapped_to_task_labels():
-    found, _ = prepare_task_data(
+    task_data, _ = prepare_task_data(
         VTAB_TASKS["dsprites_orientation"], make_data({"train": 400, "val": 80, "test": 80}, 40), 0
     )
-    assert len(found.classes) == 16 and found.split("test").labels.tolist() == [n % 40 * 2 // 5 for n in range(80)]
+    assert len(task_data.classes) == 16 and task_data.split("test").labels.tolist() == [
+        n % 40 * 2 // 5 for n in range(80)
+    ]
     with pytest.raises(DataError, match="labels 0 to 62 are not those"):
         prepare_task_data(VTAB_TASKS["dsprites_location"], make_data({"train": 400, "val": 80, "test": 80}, 64), 0)
 
 
 def task_folder(home, seed):
     """Write a task in the common layout: 12 training, 6 validation and 9 test images, which differ by a tint."""
-    parts = {"train800": range(12), "val200": range(12, 18), "test": range(18, 27)}
+    split_images = {"train800": range(12), "val200": range(12, 18), "test": range(18, 27)}
     home.mkdir(parents=True)
-    for name, images in parts.items():
+    for name, images in split_images.items():
         for index in images:
             make_image(seed + index, (20, 12), index).save(home / f"{index}.png")
         (home / f"{name}.txt").write_text("".join(f"{index}.png {index % 3}\n" for index in images))
@@ -152,9 +154,11 @@ def test_tasks_are_resumed_one_by_one(bundle, tmp_path, monkeypatch):
     for seed, name in enumerate(("dtd", "pets", "kitti")):
         task_folder(root / name, 100 * seed)
     (root / "kitti" / "test.txt").write_text("missing.png 0\n")
-    computed, judged = [], module.evaluate_vtab_task
+    computed, evaluate_task = [], module.evaluate_vtab_task
     monkeypatch.setattr(
-        module, "evaluate_vtab_task", lambda name, *rest: (computed.append(name), judged(name, *rest))[1]
+        module,
+        "evaluate_vtab_task",
+        lambda name, *arguments: (computed.append(name), evaluate_task(name, *arguments))[1],
     )
 
     def again(*words):

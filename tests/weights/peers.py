@@ -131,14 +131,14 @@ def timm_hybrid(
     conv = partial(StdConv2dSame, eps=1e-8)
     if blocks:
         channels = tuple(128 * 2**i for i in range(len(blocks)))
-        made: dict[str, Any] = {
+        resnet_options: dict[str, Any] = {
             "channels": channels,
             "stem_chs": 32,
             "stem_type": "same",
             "preact": False,
             "conv_layer": conv,
         }
-        backbone = ResNetV2(blocks, num_classes=0, global_pool="", **made)
+        backbone = ResNetV2(blocks, num_classes=0, global_pool="", **resnet_options)
     else:
         backbone = create_resnetv2_stem(3, 32, stem_type="same", preact=False, conv_layer=conv)
     settings = options.pop("settings", {})
@@ -337,10 +337,10 @@ def rename_tensors(peer: Peer, *names: tuple[str, str], **changes: Any) -> Peer:
     """
 
     def save(folder: Path) -> Path:
-        found = peer.model.state_dict()
+        state = peer.model.state_dict()
         for old, new in names:
-            found = {re.sub(old, new, name): tensor for name, tensor in found.items()}
-        save_file({name: tensor.contiguous() for name, tensor in found.items()}, folder / "peer.safetensors")
+            state = {re.sub(old, new, name): tensor for name, tensor in state.items()}
+        save_file({name: tensor.contiguous() for name, tensor in state.items()}, folder / "peer.safetensors")
         return folder / "peer.safetensors"
 
     return replace(peer, save=save, **changes)

@@ -65,7 +65,7 @@ def find_dangerous_names(tree: ast.AST) -> set[str]:
             found |= {node.module.split(".")[0]} & FORBIDDEN_MODULES
             for name in node.names:
                 alias[name.asname or name.name] = f"{node.module}.{name.name}"
-    plain = [  # numpy loads with `allow_pickle=False` are safe
+    safe_loads = [  # numpy loads with `allow_pickle=False` are safe
         id(node.func)
         for node in ast.walk(tree)
         if isinstance(node, ast.Call) and any(ast.unparse(keyword) == "allow_pickle=False" for keyword in node.keywords)
@@ -74,7 +74,7 @@ def find_dangerous_names(tree: ast.AST) -> set[str]:
         if isinstance(node, (ast.Attribute, ast.Name)):
             head, dot, rest = ast.unparse(node).partition(".")
             full = alias.get(head, head) + dot + rest
-            found |= {full} & FORBIDDEN_ATTRIBUTES - ({"numpy.load"} if id(node) in plain else set())
+            found |= {full} & FORBIDDEN_ATTRIBUTES - ({"numpy.load"} if id(node) in safe_loads else set())
             if isinstance(node, ast.Name):
                 found |= {node.id} & FORBIDDEN_CALLS
             elif node.attr in FORBIDDEN_METHODS:
@@ -104,7 +104,7 @@ def test_torch_load_uses_weights_only():
 
 
 @pytest.mark.parametrize(
-    "source,what",
+    "source,name",
     [
         ("import pickle", "pickle"),
         ("from pickle import loads as read", "pickle"),
@@ -127,8 +127,8 @@ def test_torch_load_uses_weights_only():
         ("eval('1', allow_pickle=False)", "eval"),
     ],
 )
-def test_the_audit_detects_dangerous_code(source, what):
-    assert what in find_dangerous_names(ast.parse(source))
+def test_the_audit_detects_dangerous_code(source, name):
+    assert name in find_dangerous_names(ast.parse(source))
 
 
 @pytest.mark.parametrize(

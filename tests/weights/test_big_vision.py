@@ -33,16 +33,16 @@ from vitreous.weights.convert import convert
 
 def posemb_sincos_2d(height, width, channels):
     """models/vit.py: `channels` / 4 frequencies from 1 to 1 / 10000 (inclusive), applied to each column x and row y."""
-    found = np.zeros((height * width, channels))
+    table = np.zeros((height * width, channels))
     quarter = channels // 4
     for row in range(height):
         for column in range(width):
             for k in range(quarter):
                 omega = 10_000.0 ** (-k / (quarter - 1))
-                place = found[row * width + column]
-                place[k], place[quarter + k] = np.sin(column * omega), np.cos(column * omega)
-                place[2 * quarter + k], place[3 * quarter + k] = np.sin(row * omega), np.cos(row * omega)
-    return found
+                entry = table[row * width + column]
+                entry[k], entry[quarter + k] = np.sin(column * omega), np.cos(column * omega)
+                entry[2 * quarter + k], entry[3 * quarter + k] = np.sin(row * omega), np.cos(row * omega)
+    return table
 
 
 def add_fixed_positions(p, height, width):
@@ -73,14 +73,14 @@ POOLING_OPTIONS = {
 def test_fixed_positions_are_computed_for_every_grid(pool, tmp_path):
     """Native size, larger size, one native side, and an oblong image: positions are computed, not resized."""
     p = make_golden_arrays(**POOLING_OPTIONS[pool])
-    found = open_weights(write_npz(tmp_path / "vit.npz", remove_positions(p)), {"image": (16, 16)})
-    assert (found.config.positions.kind, found.config.prefix_position_count, found.config.image) == (
+    weights = open_weights(write_npz(tmp_path / "vit.npz", remove_positions(p)), {"image": (16, 16)})
+    assert (weights.config.positions.kind, weights.config.prefix_position_count, weights.config.image) == (
         "sincos-big-vision",
         0,
         (16, 16),
     )
-    assert any("big_vision's fixed ones (sincos2d)" in text for text in found.notes)
-    model = found.build_bundle().model
+    assert any("big_vision's fixed ones (sincos2d)" in text for text in weights.notes)
+    model = weights.build_bundle().model
     for height, width in ((16, 16), (24, 24), (16, 24), (12, 20)):
         batch = make_images((height, width))
         grid = height // PATCH, width // PATCH
@@ -93,10 +93,10 @@ def test_fixed_positions_are_computed_for_every_grid(pool, tmp_path):
 
 
 def test_fixed_positions_in_stacked_blocks_and_without_a_size(tmp_path):
-    found = open_weights(
+    weights = open_weights(
         write_npz(tmp_path / "vit.npz", remove_positions(make_golden_arrays(token=False), to_scanned_blocks))
     )
-    assert (found.config.positions.kind, found.config.image) == ("sincos-big-vision", (224, 224))
+    assert (weights.config.positions.kind, weights.config.image) == ("sincos-big-vision", (224, 224))
 
 
 def test_widths_without_fixed_positions_are_rejected(tmp_path):
@@ -120,11 +120,11 @@ def test_fixed_positions_survive_a_round_trip(tmp_path):
 
 def with_state(p, layout):
     """Return a training checkpoint: parameters with Adam's first and second moments, step and clock."""
-    p, found = layout(p), {}
+    p, arrays = layout(p), {}
     for name, array in p.items():
         short = name.removeprefix("params/")
-        found |= {f"params/{short}": array, f"opt/0/1/mu/{short}": array + 1, f"opt/0/1/nu/{short}": array * array}
-    return found | {"opt/0/0/count": np.int32(90), "extra/accum_train_time": np.float64(3.5)}
+        arrays |= {f"params/{short}": array, f"opt/0/1/mu/{short}": array + 1, f"opt/0/1/nu/{short}": array * array}
+    return arrays | {"opt/0/0/count": np.int32(90), "extra/accum_train_time": np.float64(3.5)}
 
 
 def with_flax_state(p, layout):
@@ -142,9 +142,11 @@ def with_flax_state(p, layout):
 def test_parameters_are_read_from_training_checkpoints(state, layout, tmp_path):
     p = make_golden_arrays(classes=CLASSES, token=layout is not to_linen_names)
     arrays = state(p, layout)
-    found = open_weights(write_npz(tmp_path / "checkpoint.npz", arrays))
-    compare_outputs(found, p, 16, 1e-5)
-    assert len(found.unused) >= len(p) and not any(name.startswith(("params/", "opt/target/")) for name in found.unused)
+    weights = open_weights(write_npz(tmp_path / "checkpoint.npz", arrays))
+    compare_outputs(weights, p, 16, 1e-5)
+    assert len(weights.unused) >= len(p) and not any(
+        name.startswith(("params/", "opt/target/")) for name in weights.unused
+    )
 
 
 def standardize_kernel(kernel):
@@ -156,8 +158,8 @@ def extract_padded_windows(x, size, stride, fill):
     """Return all windows of (H, W, C), padded by (size - 1) / 2, as (h, w, size, size, C)."""
     pad = (size - 1) // 2
     x = np.pad(x, ((pad, pad), (pad, pad), (0, 0)), constant_values=fill)
-    found = np.lib.stride_tricks.sliding_window_view(x, (size, size), (0, 1))[::stride, ::stride]
-    return found.transpose(0, 1, 3, 4, 2)
+    windows = np.lib.stride_tricks.sliding_window_view(x, (size, size), (0, 1))[::stride, ::stride]
+    return windows.transpose(0, 1, 3, 4, 2)
 
 
 def convolve(p, name, x, stride=1):
@@ -195,14 +197,14 @@ def bit_paper(p, image, blocks, fill=-np.inf):
 def golden_bit_paper(blocks, classes=7, seed=0):
     """Return random arrays of a small BiT under big_vision's names."""
     rng = np.random.default_rng(seed)
-    found = {}
+    arrays = {}
 
     def kernel(name, *shape):
-        found[f"params/{name}/kernel"] = (rng.normal(size=shape) * np.prod(shape[:-1]) ** -0.5).astype(np.float32)
+        arrays[f"params/{name}/kernel"] = (rng.normal(size=shape) * np.prod(shape[:-1]) ** -0.5).astype(np.float32)
 
     def norm(name, width):
-        found[f"params/{name}/scale"] = (1 + 0.2 * rng.normal(size=(1, 1, 1, width))).astype(np.float32)
-        found[f"params/{name}/bias"] = (0.2 * rng.normal(size=(1, 1, 1, width))).astype(np.float32)
+        arrays[f"params/{name}/scale"] = (1 + 0.2 * rng.normal(size=(1, 1, 1, width))).astype(np.float32)
+        arrays[f"params/{name}/bias"] = (0.2 * rng.normal(size=(1, 1, 1, width))).astype(np.float32)
 
     kernel("root_block/conv_root", 7, 7, 3, 32)
     channels = 32
@@ -218,16 +220,16 @@ def golden_bit_paper(blocks, classes=7, seed=0):
             channels = 4 * inner
     norm("norm-pre-head", channels)
     kernel("head", channels, classes)
-    found["params/head/bias"] = rng.normal(size=classes).astype(np.float32)
-    return found
+    arrays["params/head/bias"] = rng.normal(size=classes).astype(np.float32)
+    return arrays
 
 
 @pytest.mark.parametrize("blocks", [(1,), (2, 1)])
 def test_bit_pads_the_pooling_with_minus_infinity(blocks, tmp_path):
     p = golden_bit_paper(blocks)
-    found = open_weights(write_npz(tmp_path / "bit.npz", p))
-    assert (found.config.numerics, found.config.blocks, found.config.classes) == ("big-vision", blocks, 7)
-    model = found.build_bundle().model
+    weights = open_weights(write_npz(tmp_path / "bit.npz", p))
+    assert (weights.config.numerics, weights.config.blocks, weights.config.classes) == ("big-vision", blocks, 7)
+    model = weights.build_bundle().model
     for size in ((32, 32), (40, 24)):
         batch = make_images(size)
         with torch.inference_mode():
@@ -261,14 +263,14 @@ def test_bit_written_for_other_readers_reports_the_numerics(tmp_path):
 def test_big_vision_numerics_change_only_the_border():
     assert NUMERICS["big-vision"]._replace(border=0.0) == NUMERICS["bit"]
     config = BiTConfig(image=(32, 32), classes=0, blocks=(1,), width=32, numerics="big-vision")
-    model, other = (
+    model, bit_model = (
         build_model(config).eval(),
         build_model(BiTConfig(image=(32, 32), classes=0, blocks=(1,), width=32)).eval(),
     )
-    other.load_state_dict(model.state_dict())
+    bit_model.load_state_dict(model.state_dict())
     # a map without positive values, where zero padding changes the maximum at the edge
     dark = -torch.ones(1, 32, 12, 12)
-    for root in (model.body.root, other.body.root):
+    for root in (model.body.root, bit_model.body.root):
         root.conv = torch.nn.Identity()
     assert torch.equal(model.body.root(dark).unique(), torch.tensor([-1.0]))
-    assert torch.equal(other.body.root(dark).unique(), torch.tensor([-1.0, 0.0]))
+    assert torch.equal(bit_model.body.root(dark).unique(), torch.tensor([-1.0, 0.0]))

@@ -21,28 +21,32 @@ from vitreous.weights.bundle import Bundle, load_bundle
 def bundle(tmp_path):
     model = create_untrained_model("ViT-mu/8", 16, 3, registers=1)
     torch.nn.init.normal_(model.head.weight)
-    made = Bundle(
+    saved_bundle = Bundle(
         model, Classification(("ant", "bee", "cat")), ImagePreprocess((16, 16), fit="squash"), {"data": "photos"}
     )
-    made.save(tmp_path / "model")
-    return made
+    saved_bundle.save(tmp_path / "model")
+    return saved_bundle
 
 
 def test_a_bundle_survives_a_round_trip(bundle, tmp_path):
-    again = load_bundle(tmp_path / "model")
+    reloaded = load_bundle(tmp_path / "model")
     images = torch.randn(2, 3, 16, 16)
-    assert torch.equal(again.model(images), bundle.model.eval()(images))
-    assert (again.classes, again.preprocess, again.provenance) == (bundle.classes, bundle.preprocess, bundle.provenance)
-    assert all(p.requires_grad for p in again.model.parameters())
-    again.save(tmp_path / "again")
+    assert torch.equal(reloaded.model(images), bundle.model.eval()(images))
+    assert (reloaded.classes, reloaded.preprocess, reloaded.provenance) == (
+        bundle.classes,
+        bundle.preprocess,
+        bundle.provenance,
+    )
+    assert all(p.requires_grad for p in reloaded.model.parameters())
+    reloaded.save(tmp_path / "again")
     for name in ("weights.safetensors", "model.json"):
         assert (tmp_path / "again" / name).read_bytes() == (tmp_path / "model" / name).read_bytes()
 
 
 def test_loss_and_multilabel_are_stored_and_default_to_softmax(bundle, tmp_path):
     replace(bundle, task=Classification(bundle.classes, True, "sigmoid")).save(tmp_path / "several")
-    again = open_weights(tmp_path / "several").build_bundle()
-    assert (again.classification.loss, again.classification.multilabel) == ("sigmoid", True)
+    reloaded = open_weights(tmp_path / "several").build_bundle()
+    assert (reloaded.classification.loss, reloaded.classification.multilabel) == ("sigmoid", True)
     path = tmp_path / "model" / "model.json"
     old = json.loads(path.read_text())
     del old["loss"], old["multilabel"]
@@ -134,23 +138,23 @@ def test_a_killed_overwrite_leaves_a_valid_or_a_rejected_bundle(bundle, tmp_path
 
     Between the renames the bundle is rejected, and the next save repairs it.
     """
-    place, old = tmp_path / "model", read_contents(tmp_path / "model")
-    other = replace(bundle, model=create_untrained_model("ViT-mu/8", 16, 3, registers=1))
-    other.save(tmp_path / "other")
+    path, old = tmp_path / "model", read_contents(tmp_path / "model")
+    new_bundle = replace(bundle, model=create_untrained_model("ViT-mu/8", 16, 3, registers=1))
+    new_bundle.save(tmp_path / "other")
     new, refused = read_contents(tmp_path / "other"), 0
     (tmp_path / "count").mkdir()
     bundle.save(tmp_path / "count")
-    points = run_and_kill(tmp_path / "count", lambda: other.save(tmp_path / "count"))
+    points = run_and_kill(tmp_path / "count", lambda: new_bundle.save(tmp_path / "count"))
     for at in range(1, points + 1):
-        run_and_kill(place, lambda: other.save(place), at)
-        current = read_contents(place)
-        whole = {name: current[name] for name in old}
-        if whole not in (old, new):
+        run_and_kill(path, lambda: new_bundle.save(path), at)
+        current = read_contents(path)
+        bundle_files = {name: current[name] for name in old}
+        if bundle_files not in (old, new):
             refused += 1
             with pytest.raises(WeightsError, match="is missing or was modified after it was saved"):
-                load_bundle(place)
-        bundle.save(place)
-        assert read_contents(place) == old
+                load_bundle(path)
+        bundle.save(path)
+        assert read_contents(path) == old
     assert refused <= 4, "only two syncs, a removal and a rename are between the replacements"
 
 
@@ -173,10 +177,10 @@ def test_feature_bundles_embed_and_do_not_predict(tmp_path):
     model = create_untrained_model("ViT-mu/8", 16, 0).eval()
     Bundle(model, FeatureExtraction(), ImagePreprocess((16, 16))).save(tmp_path / "model")
     assert json.loads((tmp_path / "model" / "model.json").read_text())["task"] == {"name": "features"}
-    again = load_bundle(tmp_path / "model")
+    reloaded = load_bundle(tmp_path / "model")
     assert (
-        again.task == FeatureExtraction()
-        and again.classes == ()
+        reloaded.task == FeatureExtraction()
+        and reloaded.classes == ()
         and open_weights(tmp_path / "model").build_bundle().task == FeatureExtraction()
     )
     pixels = np.zeros((16, 16, 3), np.uint8)
@@ -184,7 +188,7 @@ def test_feature_bundles_embed_and_do_not_predict(tmp_path):
         vitreous.load(tmp_path / "model")
     predictor = vitreous.load(tmp_path / "model", precision="fp32", headless=True)
     with torch.inference_mode():
-        expected = model(again.preprocess.normalise(torch.zeros(1, 3, 16, 16, dtype=torch.uint8)))[0]
+        expected = model(reloaded.preprocess.normalise(torch.zeros(1, 3, 16, 16, dtype=torch.uint8)))[0]
     assert np.allclose(predictor.embed(pixels), expected.numpy(), atol=1e-5)
     with pytest.raises(UsageError, match=r"ViT-mu/8 .*features, not classes.*\n?.*vitreous embed"):
         predictor.predict(pixels)

@@ -59,8 +59,8 @@ def test_official_files_are_read_and_written_bit_identically(tmp_path):
     assert weights.config == CONFIG and weights.task == Generation(tuple("01234"))
     done = run_cli("convert", str(tmp_path / "DiT.pt"), str(tmp_path / "again"), "--to", "dit")
     assert done.returncode == 0, done.stderr
-    again = load_file(tmp_path / "again.safetensors")
-    assert again.keys() == state.keys() and all(torch.equal(again[name], state[name]) for name in state)
+    reloaded = load_file(tmp_path / "again.safetensors")
+    assert reloaded.keys() == state.keys() and all(torch.equal(reloaded[name], state[name]) for name in state)
 
 
 def test_the_ema_of_a_training_checkpoint_is_read(tmp_path):
@@ -80,8 +80,8 @@ def test_diffusers_folders_are_read_and_written_bit_identically(tmp_path):
     (tmp_path / "theirs" / "config.json").write_text(json.dumps(DIFFUSERS.describe(config)))
     done = run_cli("convert", str(tmp_path / "theirs"), str(tmp_path / "again"), "--to", "diffusers")
     assert done.returncode == 0, done.stderr
-    again = load_file(tmp_path / "again" / "diffusion_pytorch_model.safetensors")
-    assert again.keys() == tensors.keys() and all(torch.equal(again[name], tensors[name]) for name in tensors)
+    reloaded = load_file(tmp_path / "again" / "diffusion_pytorch_model.safetensors")
+    assert reloaded.keys() == tensors.keys() and all(torch.equal(reloaded[name], tensors[name]) for name in tensors)
     assert json.loads((tmp_path / "again" / "config.json").read_text())["_class_name"] == "DiTTransformer2DModel"
 
 

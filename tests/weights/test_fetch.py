@@ -76,8 +76,8 @@ class HubHandler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         """Respond with a file or an error."""
         self.requests.append(f"{self.command} {self.path}")
-        found = re.fullmatch(r"/(\w+/[\w.]+)/resolve/([^/]+)/(.+)", self.path)
-        return self.hub(*found.groups()) if found else self.web(self.path.removeprefix("/web/"))
+        match = re.fullmatch(r"/(\w+/[\w.]+)/resolve/([^/]+)/(.+)", self.path)
+        return self.hub(*match.groups()) if match else self.web(self.path.removeprefix("/web/"))
 
     def hub(self, repository: str, revision: str, file: str) -> None:
         """Respond like the Hub, with its headers."""
@@ -125,12 +125,12 @@ class HubHandler(BaseHTTPRequestHandler):
 @pytest.fixture(scope="module")
 def hub_server() -> Iterator[ThreadingHTTPServer]:
     HubHandler.requests = []
-    made = ThreadingHTTPServer(("127.0.0.1", 0), HubHandler)
-    made.handle_error = lambda *arguments: None  # some tests disconnect the client on purpose
-    threading.Thread(target=made.serve_forever, args=(0.05,), daemon=True).start()
-    yield made
-    made.shutdown()
-    made.server_close()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), HubHandler)
+    server.handle_error = lambda *arguments: None  # some tests disconnect the client on purpose
+    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+    yield server
+    server.shutdown()
+    server.server_close()
 
 
 CLIENT_SCRIPT = """
@@ -191,10 +191,10 @@ def test_repositories_are_downloaded_once_and_work_offline(hub_server, tmp_path)
     ]
     sources = [f"hf:{name}" for name in sources] + ["timm:vit_tiny.tag"]
     HubHandler.requests.clear()
-    found = fetch_in_process(tmp_path, hub_server.server_port, *sources)
-    assert all(isinstance(path, str) and path.startswith(os.fspath(tmp_path)) for path in found), found
-    whole, bare, sharded, pickled, pinned, file, again, timm = found
-    assert read_files(whole) == {
+    results = fetch_in_process(tmp_path, hub_server.server_port, *sources)
+    assert all(isinstance(path, str) and path.startswith(os.fspath(tmp_path)) for path in results), results
+    complete, bare, sharded, pickled, pinned, file, again, timm = results
+    assert read_files(complete) == {
         key: value for key, value in REPOSITORIES["org/complete"].items() if key != "pytorch_model.bin"
     }
     for folder, repository in {
@@ -205,17 +205,17 @@ def test_repositories_are_downloaded_once_and_work_offline(hub_server, tmp_path)
     }.items():
         assert read_files(folder) == REPOSITORIES[repository]
         assert Path(folder).name == COMMIT
-    assert (pinned, again) == (whole, bare)
+    assert (pinned, again) == (complete, bare)
     assert Path(file).read_bytes() == b"other"
     # no file is requested twice
     assert sum(line.startswith("GET") for line in HubHandler.requests) == 3 + 1 + 4 + 2 + 2 + 2
     before = len(HubHandler.requests)
     missing = "hf:org/never"
     *offline, error = fetch_in_process(tmp_path, hub_server.server_port, *sources, missing, HF_HUB_OFFLINE="1")
-    assert (offline, len(HubHandler.requests)) == (found, before)
+    assert (offline, len(HubHandler.requests)) == (results, before)
     assert error[0] == 4 and "HF_HUB_OFFLINE" in error[1]
     *unplugged, error = fetch_in_process(tmp_path, 9, *sources, missing)  # nothing listens on port 9
-    assert unplugged == found
+    assert unplugged == results
     assert error[0] == 4 and "http://127.0.0.1:9/org/never cannot be reached" in error[1] and "HF_ENDPOINT" in error[1]
 
 
@@ -236,9 +236,9 @@ def test_hub_errors_are_reported_with_a_hint(hub_server, tmp_path):
         "hf:org/complete:../../x": (2, "write hf:org/name"),
         "hf:": (2, "write hf:org/name"),
     }
-    found = fetch_in_process(tmp_path, hub_server.server_port, *cases)
-    for (source, (code, word)), answer in zip(cases.items(), found, strict=True):
-        assert isinstance(answer, list) and answer[0] == code and word in answer[1], (source, answer)
+    results = fetch_in_process(tmp_path, hub_server.server_port, *cases)
+    for (source, (code, word)), result in zip(cases.items(), results, strict=True):
+        assert isinstance(result, list) and result[0] == code and word in result[1], (source, result)
     (path,) = fetch_in_process(tmp_path, hub_server.server_port, "hf:org/private", HF_TOKEN="hf_secret")
     assert read_files(path) == {"model.safetensors": b"private"}
 

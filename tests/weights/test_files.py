@@ -274,9 +274,9 @@ def test_malformed_headers_are_rejected_before_allocation(tmp_path):
         if " MB" in name:
             os.truncate(paths[-1], max(paths[-1].stat().st_size, 102 << 20))
         expected[name] = word
-    found = collect_refusals(paths)
-    assert {name: text for name, text in found.items() if expected[name] not in text} == {}
-    assert all(name in text for name, text in found.items())  # each message names its file
+    refusals = collect_refusals(paths)
+    assert {name: text for name, text in refusals.items() if expected[name] not in text} == {}
+    assert all(name in text for name, text in refusals.items())  # each message names its file
 
 
 def test_the_largest_header_is_checked_within_time_and_memory_limits(tmp_path):
@@ -299,12 +299,16 @@ def test_folders_and_pipes_are_rejected_without_blocking(tmp_path, name):
 
 def make_sample_tensors() -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
-    made = {"scalar": torch.tensor(2.5), "flags": torch.tensor([True, False, True]), "ünïcode/naïve:0": torch.ones(1)}
+    tensors = {
+        "scalar": torch.tensor(2.5),
+        "flags": torch.tensor([True, False, True]),
+        "ünïcode/naïve:0": torch.ones(1),
+    }
     for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
-        made[str(dtype)] = torch.randn(3, 5, generator=generator).to(dtype)
+        tensors[str(dtype)] = torch.randn(3, 5, generator=generator).to(dtype)
     for dtype in (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8):
-        made[str(dtype)] = torch.randint(0, 100, (2, 1, 3), generator=generator).to(dtype)
-    return made
+        tensors[str(dtype)] = torch.randint(0, 100, (2, 1, 3), generator=generator).to(dtype)
+    return tensors
 
 
 def are_states_equal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
@@ -486,14 +490,14 @@ def make_zip(members: dict[str, bytes], method: int = zipfile.ZIP_STORED) -> byt
 
 def patch_zip_entry(content: bytes, offset: int, value: bytes, directory: bool = True, local: bool = True) -> bytes:
     """Return a zip with changed bytes in its first member's entries; `offset` is that in the directory entry."""
-    made = bytearray(content)
+    patched = bytearray(content)
     if directory:
-        at = made.index(b"PK\1\2") + offset
-        made[at : at + len(value)] = value
+        at = patched.index(b"PK\1\2") + offset
+        patched[at : at + len(value)] = value
     if local:
-        at = made.index(b"PK\3\4") + offset - 2
-        made[at : at + len(value)] = value
-    return bytes(made)
+        at = patched.index(b"PK\3\4") + offset - 2
+        patched[at : at + len(value)] = value
+    return bytes(patched)
 
 
 class PickleMarker:
@@ -523,10 +527,10 @@ def test_arrays_are_read_bit_identically(tmp_path):
         assert all(value.is_contiguous() for value in source.read().values())
 
 
-@pytest.mark.parametrize("kind", ["|V2", "<V2"])
-def test_two_byte_void_arrays_are_bfloat16(tmp_path, kind):
+@pytest.mark.parametrize("dtype_code", ["|V2", "<V2"])
+def test_two_byte_void_arrays_are_bfloat16(tmp_path, dtype_code):
     values = torch.randn(4, 3, generator=torch.Generator().manual_seed(0)).bfloat16()
-    text = f"{{'descr': '{kind}', 'fortran_order': False, 'shape': (4, 3), }}"
+    text = f"{{'descr': '{dtype_code}', 'fortran_order': False, 'shape': (4, 3), }}"
     (tmp_path / "a.npz").write_bytes(
         make_zip({"a.npy": make_npy_file(text, values.view(torch.int16).numpy().tobytes())})
     )
@@ -540,65 +544,65 @@ def test_all_npy_header_versions_are_read(tmp_path):
 
 
 def test_malformed_arrays_are_rejected_from_their_header(tmp_path):
-    marker, whole = tmp_path / "marker", to_npy_bytes(np.arange(6.0, dtype=np.float32))
+    marker, array_bytes = tmp_path / "marker", to_npy_bytes(np.arange(6.0, dtype=np.float32))
     evil = to_npy_bytes(np.array([PickleMarker(marker)], dtype=object))
-    plain = "{'descr': '<f4', 'fortran_order': False, 'shape': (2,), }"
-    good = make_zip({"a.npy": whole})
+    header = "{'descr': '<f4', 'fortran_order': False, 'shape': (2,), }"
+    good = make_zip({"a.npy": array_bytes})
     big = io.BytesIO()
     with zipfile.ZipFile(big, "w", zipfile.ZIP_DEFLATED) as archive, archive.open("bomb.npy", "w") as member:
-        member.write(make_npy_file(plain.replace("2,", f"{25 << 20},")))
+        member.write(make_npy_file(header.replace("2,", f"{25 << 20},")))
         for _ in range(100):
             member.write(bytes(1 << 20))
-    twice = make_zip({"a.npy": whole, "b.npy": whole}).replace(b"b.npy", b"a.npy")
+    twice = make_zip({"a.npy": array_bytes, "b.npy": array_bytes}).replace(b"b.npy", b"a.npy")
     cases = {
         "objects": (make_zip({"a.npy": evil}), "has objects in 'a'"),
-        "objects behind a sound array": (make_zip({"a.npy": whole, "b.npy": evil}), "has objects in 'b'"),
+        "objects behind a sound array": (make_zip({"a.npy": array_bytes, "b.npy": evil}), "has objects in 'b'"),
         "objects, other header": (
-            make_zip({"a.npy": make_npy_file(plain.replace("<f4", "|O"), bytes(8))}),
+            make_zip({"a.npy": make_npy_file(header.replace("<f4", "|O"), bytes(8))}),
             "has objects",
         ),
         "fields": (make_zip({"a.npy": to_npy_bytes(np.zeros(2, [("x", "<f4"), ("y", "<f4")]))}), "is not numpy's"),
         "code as a dtype": (
             make_zip(
-                {"a.npy": make_npy_file(plain.replace("'<f4'", "__import__('os').system('touch x')"), EIGHT_BYTES)}
+                {"a.npy": make_npy_file(header.replace("'<f4'", "__import__('os').system('touch x')"), EIGHT_BYTES)}
             ),
             "is not numpy's",
         ),
         "pickle in the dtype's metadata": (
-            make_zip({"a.npy": make_npy_file(plain.replace("'<f4'", "('<f4', {'pickle': 1})"), EIGHT_BYTES)}),
+            make_zip({"a.npy": make_npy_file(header.replace("'<f4'", "('<f4', {'pickle': 1})"), EIGHT_BYTES)}),
             "objects",
         ),
         "a pickle as an array": (make_zip({"a.npy": b"cos\nsystem\n(S'touch x'\ntR."}), "which is not an array"),
         "a pickle next to arrays": (
-            make_zip({"a.npy": whole, "evil.pkl": b"cos\nsystem\n(S'touch x'\ntR."}),
+            make_zip({"a.npy": array_bytes, "evil.pkl": b"cos\nsystem\n(S'touch x'\ntR."}),
             "evil.pkl",
         ),
-        "a checkpoint next to arrays": (make_zip({"a.npy": whole, "archive/data.pkl": b"."}), "data.pkl"),
+        "a checkpoint next to arrays": (make_zip({"a.npy": array_bytes, "archive/data.pkl": b"."}), "data.pkl"),
         "text": (make_zip({"a.npy": to_npy_bytes(np.array(["ab"]))}), "as <U2"),
         "other byte order": (make_zip({"a.npy": to_npy_bytes(np.zeros(2, ">f4"))}), "as >f4"),
         "complex": (make_zip({"a.npy": to_npy_bytes(np.zeros(2, np.complex64))}), "as <c8"),
         "no elements": (make_zip({"a.npy": to_npy_bytes(np.zeros((0, 3), np.float32))}), "without elements"),
         "4 TB": (
-            make_zip({"a.npy": make_npy_file(plain.replace("2,", f"{1 << 40},"), EIGHT_BYTES)}),
+            make_zip({"a.npy": make_npy_file(header.replace("2,", f"{1 << 40},"), EIGHT_BYTES)}),
             "needs 4,398,046,511,104",
         ),
         "4 TB, deflated": (
-            make_zip({"a.npy": make_npy_file(plain.replace("2,", f"{1 << 40},"), EIGHT_BYTES)}, zipfile.ZIP_DEFLATED),
+            make_zip({"a.npy": make_npy_file(header.replace("2,", f"{1 << 40},"), EIGHT_BYTES)}, zipfile.ZIP_DEFLATED),
             "needs 4,398",
         ),
         "more data than in the header": (
-            make_zip({"a.npy": make_npy_file(plain, bytes(100))}, zipfile.ZIP_DEFLATED),
+            make_zip({"a.npy": make_npy_file(header, bytes(100))}, zipfile.ZIP_DEFLATED),
             "needs 8",
         ),
         "a bomb of 100 MB": (big.getvalue(), "would unpack to 104,857,"),
         "negative shape": (
-            make_zip({"a.npy": make_npy_file(plain.replace("2,", "-2,"), EIGHT_BYTES)}),
+            make_zip({"a.npy": make_npy_file(header.replace("2,", "-2,"), EIGHT_BYTES)}),
             "is not numpy's",
         ),
         "a header longer than the member": (make_zip({"a.npy": b"\x93NUMPY\2\0\xff\xff\xff\x7f{"}), "is not numpy's"),
-        "version 9": (make_zip({"a.npy": make_npy_file(plain, EIGHT_BYTES, 9)}), "which is not an array"),
+        "version 9": (make_zip({"a.npy": make_npy_file(header, EIGHT_BYTES, 9)}), "which is not an array"),
         "nested brackets": (make_zip({"a.npy": make_npy_file("(" * 9000)}), "is not numpy's"),
-        "a path as a name": (make_zip({"../../etc/a.npy": whole}), "not a valid name"),
+        "a path as a name": (make_zip({"../../etc/a.npy": array_bytes}), "not a valid name"),
         "the same name twice": (twice, "'a.npy' twice"),
         "encrypted": (patch_zip_entry(good, 8, b"\1\0"), "encrypted"),
         "encryption flag in the directory only": (patch_zip_entry(good, 8, b"\1\0", local=False), "encrypted"),
@@ -631,8 +635,10 @@ def test_malformed_arrays_are_rejected_from_their_header(tmp_path):
     paths = [tmp_path / f"{name}.npz" for name in cases]
     for path, (content, _) in zip(paths, cases.values(), strict=True):
         path.write_bytes(content)
-    found = collect_refusals(paths)
-    assert {name: found[f"{name}.npz"] for name, (_, word) in cases.items() if word not in found[f"{name}.npz"]} == {}
+    refusals = collect_refusals(paths)
+    assert {
+        name: refusals[f"{name}.npz"] for name, (_, word) in cases.items() if word not in refusals[f"{name}.npz"]
+    } == {}
     assert not marker.exists()
 
 

@@ -24,11 +24,11 @@ BLOCK_PREFIX = "Transformer/encoderblock_{}/"
 def make_golden_arrays(classes=CLASSES, pre_logits=None, token=True, pool=False, stem=None, seed=0):
     """Return arrays of a small ViT under their oldest names; `stem` lists the units of each ResNet stage of a hybrid."""
     rng = np.random.default_rng(seed)
-    found = {}
+    arrays = {}
 
     def array(name, *shape, mean=0.0, scale=None):
         fan_in = np.prod(shape[:-1]) if len(shape) > 1 else 25
-        found[name] = (mean + rng.normal(size=shape) * (scale or fan_in**-0.5)).astype(np.float32)
+        arrays[name] = (mean + rng.normal(size=shape) * (scale or fan_in**-0.5)).astype(np.float32)
 
     def dense(name, *shape):
         array(f"{name}/kernel", *shape)
@@ -39,9 +39,9 @@ def make_golden_arrays(classes=CLASSES, pre_logits=None, token=True, pool=False,
         array(f"{name}/bias", width)
 
     def attention(name):
-        for part in ("query", "key", "value"):
-            array(f"{name}/{part}/kernel", WIDTH, HEADS, WIDTH // HEADS, scale=WIDTH**-0.5)
-            array(f"{name}/{part}/bias", HEADS, WIDTH // HEADS, scale=0.2)
+        for projection in ("query", "key", "value"):
+            array(f"{name}/{projection}/kernel", WIDTH, HEADS, WIDTH // HEADS, scale=WIDTH**-0.5)
+            array(f"{name}/{projection}/bias", HEADS, WIDTH // HEADS, scale=0.2)
         array(f"{name}/out/kernel", HEADS, WIDTH // HEADS, WIDTH)
         array(f"{name}/out/bias", WIDTH)
 
@@ -68,7 +68,7 @@ def make_golden_arrays(classes=CLASSES, pre_logits=None, token=True, pool=False,
                     norm(f"{name}gn_proj", 4 * inner)
                 channels = 4 * inner
     dense("embedding", patch, patch, channels, WIDTH)
-    found["embedding/bias"] = found["embedding/bias"].ravel()[:WIDTH].copy()
+    arrays["embedding/bias"] = arrays["embedding/bias"].ravel()[:WIDTH].copy()
     if token:
         array("cls", 1, 1, WIDTH, scale=0.5)
     array("Transformer/posembed_input/pos_embedding", 1, 16 + token, WIDTH, scale=0.5)
@@ -88,7 +88,7 @@ def make_golden_arrays(classes=CLASSES, pre_logits=None, token=True, pool=False,
         dense("pre_logits", WIDTH, pre_logits)
     if classes:
         dense("head", pre_logits or WIDTH, classes)
-    return found
+    return arrays
 
 
 def layer_norm(p, name, x):
@@ -129,8 +129,8 @@ def extract_windows(x, size, stride, fill):
         total = max((-(-length // stride) - 1) * stride + size - length, 0)
         pads.append((total // 2, total - total // 2))
     x = np.pad(x, (*pads, (0, 0)), constant_values=fill)
-    seen = np.lib.stride_tricks.sliding_window_view(x, (size, size), (0, 1))[::stride, ::stride]
-    return seen.transpose(0, 1, 3, 4, 2)
+    windows = np.lib.stride_tricks.sliding_window_view(x, (size, size), (0, 1))[::stride, ::stride]
+    return windows.transpose(0, 1, 3, 4, 2)
 
 
 def convolution(p, name, x, stride=1):
@@ -223,20 +223,20 @@ def big_vision(p):
     Names are those of linen under `params/`; the position of the class token is added to the token.
     """
     p = to_linen_names(p)
-    place = p.pop("Transformer/posembed_input/pos_embedding")
+    positions = p.pop("Transformer/posembed_input/pos_embedding")
     if "cls" in p:
-        p["cls"], place = p["cls"] + place[:, :1], place[:, 1:]
-    return {f"params/{name}": array for name, array in (p | {"pos_embedding": place}).items()}
+        p["cls"], positions = p["cls"] + positions[:, :1], positions[:, 1:]
+    return {f"params/{name}": array for name, array in (p | {"pos_embedding": positions}).items()}
 
 
 def to_scanned_blocks(p):
     """Return big_vision's layout with all blocks stacked in one array."""
     p = big_vision(p)
-    found = {name: array for name, array in p.items() if "encoderblock_" not in name}
+    stacked = {name: array for name, array in p.items() if "encoderblock_" not in name}
     for name in [name for name in p if "encoderblock_0/" in name]:
         blocks = [p[name.replace("encoderblock_0", f"encoderblock_{index}")] for index in range(DEPTH)]
-        found[name.replace("encoderblock_0", "encoderblock")] = np.stack(blocks)
-    return found
+        stacked[name.replace("encoderblock_0", "encoderblock")] = np.stack(blocks)
+    return stacked
 
 
 def two_towers(p):
@@ -279,8 +279,8 @@ def write_npz(path, arrays):
     return path
 
 
-def compare_outputs(found, p, side, limit=1e-4):
-    model, batch = found.build_bundle().model, make_images((side, side))
+def compare_outputs(weights, p, side, limit=1e-4):
+    model, batch = weights.build_bundle().model, make_images((side, side))
     with torch.inference_mode():
         features, logits = model.features(batch), model(batch)
     for number, image in enumerate(batch.numpy()):
@@ -302,19 +302,23 @@ def test_the_reference_forward_pass_matches_values_by_hand():
 @pytest.mark.parametrize("model", MODELS)
 def test_every_name_layout_gives_the_same_model(model, layout, tmp_path):
     p = make_golden_arrays(**MODELS[model])
-    found = open_weights(write_npz(tmp_path / "vit.npz", layout(p)))
-    assert (found.config.heads, found.config.mlp.gelu, found.config.positions.resize) == (HEADS, "tanh", "zoom-scipy")
-    assert found.config.head.representation == MODELS[model].get("pre_logits")
-    compare_outputs(found, p, IMAGE_SIDES[None], 1e-5)
+    weights = open_weights(write_npz(tmp_path / "vit.npz", layout(p)))
+    assert (weights.config.heads, weights.config.mlp.gelu, weights.config.positions.resize) == (
+        HEADS,
+        "tanh",
+        "zoom-scipy",
+    )
+    assert weights.config.head.representation == MODELS[model].get("pre_logits")
+    compare_outputs(weights, p, IMAGE_SIDES[None], 1e-5)
 
 
 @pytest.mark.parametrize("norms", [to_oldest_names, to_wide_norms])
 @pytest.mark.parametrize("stem", HYBRIDS)
 def test_hybrids(stem, norms, tmp_path):
     p = make_golden_arrays(stem=HYBRIDS[stem])
-    found = open_weights(write_npz(tmp_path / "hybrid.npz", norms(p)))
-    assert found.config.stem == StemConfig(HYBRIDS[stem], 32, "google")
-    compare_outputs(found, p, IMAGE_SIDES[HYBRIDS[stem]])
+    weights = open_weights(write_npz(tmp_path / "hybrid.npz", norms(p)))
+    assert weights.config.stem == StemConfig(HYBRIDS[stem], 32, "google")
+    compare_outputs(weights, p, IMAGE_SIDES[HYBRIDS[stem]])
 
 
 def test_odd_image_sizes_are_padded_like_tensorflow(tmp_path):
@@ -329,23 +333,25 @@ def test_odd_image_sizes_are_padded_like_tensorflow(tmp_path):
 def test_two_byte_void_arrays_are_bfloat16(tmp_path):
     p = make_golden_arrays()
     halves = {name: (array.view(np.uint32) >> 16).astype(np.uint16) for name, array in p.items()}
-    found = open_weights(write_npz(tmp_path / "half.npz", {name: array.view("V2") for name, array in halves.items()}))
+    weights = open_weights(write_npz(tmp_path / "half.npz", {name: array.view("V2") for name, array in halves.items()}))
     rounded = {name: (array.astype(np.uint32) << 16).view(np.float32) for name, array in halves.items()}
     assert any((rounded[name] != p[name]).any() for name in p)
-    assert all(tensor.dtype == torch.float32 for tensor in found.read_state().values())
-    compare_outputs(found, rounded, IMAGE_SIDES[None], 1e-5)
+    assert all(tensor.dtype == torch.float32 for tensor in weights.read_state().values())
+    compare_outputs(weights, rounded, IMAGE_SIDES[None], 1e-5)
 
 
 def test_weight_standardisation_uses_the_published_epsilon(tmp_path):
     """Filters with small values make the variants of weight standardisation distinguishable."""
     p = make_golden_arrays(stem=(1,))
     p = {name: array * 1e-4 if "conv" in name else array for name, array in p.items()}
-    found = open_weights(write_npz(tmp_path / "hybrid.npz", p))
-    compare_outputs(found, p, 16)
-    other = replace(found, config=found.config.with_options(stem=replace(found.config.stem, numerics="timm")))
+    weights = open_weights(write_npz(tmp_path / "hybrid.npz", p))
+    compare_outputs(weights, p, 16)
+    timm_numerics = replace(
+        weights, config=weights.config.with_options(stem=replace(weights.config.stem, numerics="timm"))
+    )
     with torch.inference_mode():
         batch = make_images((16, 16))
-        assert compute_difference(other.build_bundle().model(batch), found.build_bundle().model(batch)) > 1e-3
+        assert compute_difference(timm_numerics.build_bundle().model(batch), weights.build_bundle().model(batch)) > 1e-3
 
 
 def test_oversized_block_stacks_are_not_unstacked():
@@ -362,29 +368,29 @@ UNSUPPORTED_COMBINATION = ("attention", to_oldest_names)  # the oldest names pre
 
 def against_timm(model, path, settings=None, limit=1e-5, side=16):
     randomise(model, 1).load_pretrained(str(path))
-    found = open_weights(path, settings)
+    weights = open_weights(path, settings)
     batch = make_images((side, side))
     with torch.inference_mode():
-        assert compute_difference(found.build_bundle().model(batch), model(batch)) <= limit
+        assert compute_difference(weights.build_bundle().model(batch), model(batch)) <= limit
 
 
 @pytest.mark.parametrize(
-    "kind,layout",
+    "pooling,layout",
     [
-        (kind, layout)
-        for kind in ("AugReg", "mean", "attention")
+        (pooling, layout)
+        for pooling in ("AugReg", "mean", "attention")
         for layout in (to_oldest_names, big_vision, to_scanned_blocks)
-        if (kind, layout) != UNSUPPORTED_COMBINATION
+        if (pooling, layout) != UNSUPPORTED_COMBINATION
     ],
 )
-def test_timm_loads_the_same_vit(kind, layout, tmp_path):
+def test_timm_loads_the_same_vit(pooling, layout, tmp_path):
     pytest.importorskip("timm")
     options = {"AugReg": {}, "mean": {"class_token": False, "global_pool": "avg", "fc_norm": False}}
     options["attention"] = {"class_token": False, "global_pool": "map"}
     shape = {"img_size": 16, "patch_size": PATCH, "embed_dim": WIDTH, "num_heads": HEADS, "mlp_ratio": HIDDEN / WIDTH}
-    more = {"no_embed_class": True} if layout is not to_oldest_names and kind == "AugReg" else {}
-    peer = timm_vit(**shape, num_classes=CLASSES, act_layer="gelu_tanh", **options[kind], **more)
-    against_timm(peer.model, write_npz(tmp_path / "vit.npz", layout(make_golden_arrays(**MODELS[kind]))))
+    embed_options = {"no_embed_class": True} if layout is not to_oldest_names and pooling == "AugReg" else {}
+    peer = timm_vit(**shape, num_classes=CLASSES, act_layer="gelu_tanh", **options[pooling], **embed_options)
+    against_timm(peer.model, write_npz(tmp_path / "vit.npz", layout(make_golden_arrays(**MODELS[pooling]))))
 
 
 @pytest.mark.parametrize("stem", HYBRIDS)
@@ -406,14 +412,14 @@ def test_timm_loads_the_same_hybrid(stem, tmp_path):
 def golden_bit(blocks, classes=7):
     """Return arrays of a BiT of half the width under TensorFlow's names."""
     rng = np.random.default_rng(0)
-    found = {}
+    arrays = {}
 
     def convolution(name, *shape):
-        found[f"resnet/{name}/kernel"] = (0.1 * rng.normal(size=shape)).astype(np.float32)
+        arrays[f"resnet/{name}/kernel"] = (0.1 * rng.normal(size=shape)).astype(np.float32)
 
     def norm(name, width):
-        found[f"resnet/{name}/gamma"] = (1 + 0.2 * rng.normal(size=width)).astype(np.float32)
-        found[f"resnet/{name}/beta"] = (0.2 * rng.normal(size=width)).astype(np.float32)
+        arrays[f"resnet/{name}/gamma"] = (1 + 0.2 * rng.normal(size=width)).astype(np.float32)
+        arrays[f"resnet/{name}/beta"] = (0.2 * rng.normal(size=width)).astype(np.float32)
 
     convolution("root_block/standardized_conv2d", 7, 7, 3, 32)
     channels = 32
@@ -433,8 +439,8 @@ def golden_bit(blocks, classes=7):
             channels = 4 * inner
     norm("group_norm", channels)
     convolution("head/conv2d", 1, 1, channels, classes)
-    found["resnet/head/conv2d/bias"] = rng.normal(size=classes).astype(np.float32)
-    return found
+    arrays["resnet/head/conv2d/bias"] = rng.normal(size=classes).astype(np.float32)
+    return arrays
 
 
 @pytest.mark.parametrize("blocks", [(1,), (2, 1, 1)])

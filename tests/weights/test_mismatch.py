@@ -157,9 +157,9 @@ def test_names_are_printed_without_control_characters(tmp_path):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_other_floating_point_types_become_float32(dtype, tmp_path):
     state = {name: tensor.to(dtype) for name, tensor in export_tensors().items()}
-    found = open_weights(save_tensors(tmp_path, state)).read_state()
-    assert {tensor.dtype for tensor in found.values()} == {torch.float32}
-    assert torch.equal(found["encoder.norm.weight"], state["norm.weight"].float())
+    weights = open_weights(save_tensors(tmp_path, state)).read_state()
+    assert {tensor.dtype for tensor in weights.values()} == {torch.float32}
+    assert torch.equal(weights["encoder.norm.weight"], state["norm.weight"].float())
     assert torch.isfinite(
         open_weights(tmp_path / "weights.safetensors").build_bundle().model(make_images((32, 32)))
     ).all()
@@ -167,8 +167,8 @@ def test_other_floating_point_types_become_float32(dtype, tmp_path):
 
 def test_mixed_floating_point_types_are_read(tmp_path):
     state = {name: tensor.half() if i % 2 else tensor for i, (name, tensor) in enumerate(export_tensors().items())}
-    found = open_weights(save_tensors(tmp_path, state)).read_state()
-    assert {tensor.dtype for tensor in found.values()} == {torch.float32}
+    weights = open_weights(save_tensors(tmp_path, state)).read_state()
+    assert {tensor.dtype for tensor in weights.values()} == {torch.float32}
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -341,7 +341,7 @@ def test_configs_that_are_not_json_objects_are_rejected(text, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "told",
+    "preprocessing",
     [
         {"image_mean": "white"},
         {"image_mean": [None, 1, 2]},
@@ -353,9 +353,9 @@ def test_configs_that_are_not_json_objects_are_rejected(text, tmp_path):
         {"resample": [3]},
     ],
 )
-def test_invalid_preprocessing_is_rejected(told, tmp_path):
+def test_invalid_preprocessing_is_rejected(preprocessing, tmp_path):
     folder = write_model_folder(tmp_path, {}, config=replace(CONFIG, classes=0))
-    (folder / "preprocessor_config.json").write_text(json.dumps(told))
+    (folder / "preprocessor_config.json").write_text(json.dumps(preprocessing))
     assert "preprocessing of" in get_error_message(folder)
 
 
@@ -390,13 +390,13 @@ def test_shards_are_combined_and_missing_tensors_are_reported(tmp_path):
     state, half = export_tensors(), {}
     for number, name in enumerate(sorted(state)):
         half.setdefault(number % 2, {})[name] = state[name]
-    for number, part in half.items():
-        save_tensors(tmp_path, part, f"model-{number}.safetensors")
-    index = {"weight_map": {name: f"model-{number}.safetensors" for number, part in half.items() for name in part}}
+    for number, shard in half.items():
+        save_tensors(tmp_path, shard, f"model-{number}.safetensors")
+    index = {"weight_map": {name: f"model-{number}.safetensors" for number, shard in half.items() for name in shard}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
-    together = open_weights(tmp_path).read_state()
-    alone = open_weights(save_tensors(tmp_path, state, "whole.safetensors")).read_state()
-    assert all(torch.equal(together[name], alone[name]) for name in alone)
+    combined = open_weights(tmp_path).read_state()
+    single_file = open_weights(save_tensors(tmp_path, state, "whole.safetensors")).read_state()
+    assert all(torch.equal(combined[name], single_file[name]) for name in single_file)
     lost = half[0].pop(min(half[0]))
     save_tensors(tmp_path, half[0], "model-0.safetensors")
     assert len(list_differences(tmp_path)) == 1
@@ -414,30 +414,30 @@ def test_damaged_files_are_rejected_or_read_correctly(name, tmp_path):
     config, formats = test_roundtrip.MODELS[name]
     chance = random.Random(name)
     for form in sorted(formats):
-        whole = export_tensors(form, config)
+        original_state = export_tensors(form, config)
         for _ in range(6):
-            state = dict(whole)
+            state = dict(original_state)
             for key in chance.sample(sorted(state), chance.choice((1, 1, 2, 5))):
                 tensor = state.pop(key)
-                what = chance.choice(("drop", "rename", "flat", "none", "axis", "short"))
-                if what == "rename":
+                damage = chance.choice(("drop", "rename", "flat", "none", "axis", "short"))
+                if damage == "rename":
                     state[key + "x"] = tensor
-                elif what != "drop":
+                elif damage != "drop":
                     shapes = {
                         "flat": tensor.flatten(),
                         "none": torch.tensor(1.0),
                         "axis": tensor[None],
                         "short": tensor[: len(tensor) // 2 + 1],
                     }
-                    state[key] = shapes[what]
+                    state[key] = shapes[damage]
             path = save_tensors(tmp_path, state)
             settings = {"image": config.image} | ({} if isinstance(config, BiTConfig) else {"heads": config.heads})
             try:
-                found = open_weights(path, settings)
+                weights = open_weights(path, settings)
             except WeightsError:
                 pass
             else:
-                assert found.build_bundle().model.state_dict().keys() == found.read_state().keys()
+                assert weights.build_bundle().model.state_dict().keys() == weights.read_state().keys()
 
 
 def test_mismatched_weights_leave_the_model_unchanged(tmp_path):
@@ -460,9 +460,9 @@ def test_loading_pretrained_weights_lists_differences(tmp_path):
     with pytest.raises(WeightsError) as caught:
         load_pretrained_weights(build_random_model(), path)
     lines = [line.strip() for line in caught.value.message.split("\n")[1:]]
-    part = "encoder.blocks.{}.mlp.part."
+    mlp_prefix = "encoder.blocks.{}.mlp.part."
     assert lines == sorted(
-        f"{part.format(i)}{name} is {old}, not {new}"
+        f"{mlp_prefix.format(i)}{name} is {old}, not {new}"
         for i in range(2)
         for name, old, new in (
             ("fc1.bias", (80,), (96,)),
@@ -566,16 +566,18 @@ def test_heads_are_reordered_by_class_name_or_reset(tmp_path):
     config = replace(CONFIG, classes=3)
     source = build_random_model(config)
     Bundle(source.eval(), Classification(("ant", "bee", "cat")), ImagePreprocess((32, 32))).save(tmp_path / "bundle")
-    same, turned, other = (build_model(config) for _ in range(3))
-    assert not load_pretrained_weights(same, tmp_path / "bundle", ("ant", "bee", "cat")).initialised
-    assert torch.equal(same.head.weight, source.head.weight)
+    same_classes, turned, other_classes = (build_model(config) for _ in range(3))
+    assert not load_pretrained_weights(same_classes, tmp_path / "bundle", ("ant", "bee", "cat")).initialised
+    assert torch.equal(same_classes.head.weight, source.head.weight)
     assert not load_pretrained_weights(turned, tmp_path / "bundle", ("cat", "ant", "bee")).initialised
     assert torch.equal(turned.head.weight, source.head.weight[[2, 0, 1]]) and torch.equal(
         turned.head.bias, source.head.bias[[2, 0, 1]]
     )
-    found = load_pretrained_weights(other, tmp_path / "bundle", ("ant", "bee", "cow"))
-    assert sorted(found.initialised) == ["head.bias", "head.weight"] and "zero-initialised" in found.text()
-    assert not other.head.weight.any() and torch.equal(other.projection.weight, source.projection.weight)
+    adoption = load_pretrained_weights(other_classes, tmp_path / "bundle", ("ant", "bee", "cow"))
+    assert sorted(adoption.initialised) == ["head.bias", "head.weight"] and "zero-initialised" in adoption.text()
+    assert not other_classes.head.weight.any() and torch.equal(
+        other_classes.projection.weight, source.projection.weight
+    )
 
 
 def test_new_attention_windows_are_reported(tmp_path):

@@ -91,7 +91,8 @@ def test_missing_settings_are_requested(name, tmp_path):
 def test_missing_and_unknown_tensors_are_rejected(tmp_path):
     path, state = save_state_dict(MODELS["ViT"][0], tmp_path)
     save_file(
-        {key: one for key, one in state.items() if key != "encoder.blocks.1.mlp.norm.bias"} | {"extra": torch.ones(1)},
+        {key: tensor for key, tensor in state.items() if key != "encoder.blocks.1.mlp.norm.bias"}
+        | {"extra": torch.ones(1)},
         path,
     )
     with pytest.raises(WeightsError, match=r"missing encoder.blocks.1.mlp.norm.bias\n    unknown extra"):
@@ -108,14 +109,17 @@ def test_predict_evaluate_and_init_read_a_state_dict(suffix, tmp_path, monkeypat
     (save_file if suffix == ".safetensors" else torch.save)(model.state_dict(), path)
     Image.fromarray(np.arange(64, dtype=np.uint8).reshape(8, 8)).save(tmp_path / "a.png")
     vitreous.save(model.eval(), tmp_path / "bundle")
-    answers = [vitreous.load(one).predict([str(tmp_path / "a.png")], top=10)[0] for one in (path, tmp_path / "bundle")]
-    assert answers[0].names == answers[1].names and answers[0].probabilities == answers[1].probabilities
+    predictions = [
+        vitreous.load(weights_path).predict([str(tmp_path / "a.png")], top=10)[0]
+        for weights_path in (path, tmp_path / "bundle")
+    ]
+    assert predictions[0].names == predictions[1].names and predictions[0].probabilities == predictions[1].probabilities
     document = vitreous.evaluate(str(path), "digits")
     assert document["test"]["images"] > 0
-    other = build_model(replace(model.config, classes=3))
-    adoption = load_pretrained_weights(other, path)
+    three_class_model = build_model(replace(model.config, classes=3))
+    adoption = load_pretrained_weights(three_class_model, path)
     assert adoption.title == "a state dict of vitreous" and sorted(adoption.initialised) == ["head.bias", "head.weight"]
-    assert torch.equal(other.projection.weight, model.projection.weight)
+    assert torch.equal(three_class_model.projection.weight, model.projection.weight)
 
 
 def test_save_stores_classes_and_preprocessing(tmp_path):

@@ -103,19 +103,19 @@ def test_original_dinov2(registers, gated, tmp_path):
 
     options = {"mlp_layer": SwiGLUPacked, "act_layer": nn.SiLU} if gated else {}
     peer = timm_vit(init_values=1e-5, num_classes=0, reg_tokens=registers, no_embed_class=registers > 0, **options)
-    named = {}
+    renamed = {}
     for name, tensor in peer.model.state_dict().items():
         name = name.replace("mlp.fc1", "mlp.w12").replace("mlp.fc2", "mlp.w3") if gated else name
-        named["register_tokens" if name == "reg_token" else name] = tensor.clone()
+        renamed["register_tokens" if name == "reg_token" else name] = tensor.clone()
     if registers:
-        named["pos_embed"] = torch.cat([0.3 * torch.ones(1, 1, 48), named["pos_embed"]], 1)
-    named["mask_token"] = torch.ones(1, 48)
-    save_file(named, tmp_path / "dinov2.safetensors")
-    peer.model.load_state_dict(checkpoint_filter_fn(dict(named), peer.model))
+        renamed["pos_embed"] = torch.cat([0.3 * torch.ones(1, 1, 48), renamed["pos_embed"]], 1)
+    renamed["mask_token"] = torch.ones(1, 48)
+    save_file(renamed, tmp_path / "dinov2.safetensors")
+    peer.model.load_state_dict(checkpoint_filter_fn(dict(renamed), peer.model))
     peer.logits, peer.sizes = None, peer.sizes if registers else peer.sizes[:1]
-    found = open_weights(tmp_path / "dinov2.safetensors", peer.settings)
-    assert (found.title, found.unused) == ("the original DINOv2", ["mask_token"])
-    check_agreement(found.build_bundle().model, peer)
+    weights = open_weights(tmp_path / "dinov2.safetensors", peer.settings)
+    assert (weights.title, weights.unused) == ("the original DINOv2", ["mask_token"])
+    check_agreement(weights.build_bundle().model, peer)
 
 
 @pytest.mark.parametrize("projected", [True, False])
@@ -131,7 +131,7 @@ def test_original_clip(projected, tmp_path):
         ("attn.proj", "attn.out_proj"),
     ]
     swaps += [("mlp.fc1", "mlp.c_fc"), ("mlp.fc2", "mlp.c_proj"), ("norm1", "ln_1"), ("norm2", "ln_2")]
-    named = {"text_projection": torch.ones(3, 3), "logit_scale": torch.ones(())}
+    renamed = {"text_projection": torch.ones(3, 3), "logit_scale": torch.ones(())}
     for name, tensor in state.items():
         for ours, theirs in swaps:
             name = name.replace(ours, theirs)
@@ -147,9 +147,9 @@ def test_original_clip(projected, tmp_path):
         elif name == "head.weight":
             name, tensor = "proj", tensor.T
         if name != "head.bias":
-            named[f"visual.{name}"] = tensor.contiguous()
-    save_file(named, tmp_path / "clip.safetensors")
-    peer.model.load_state_dict(checkpoint_filter_fn(dict(named), peer.model))  # the bias of this head is zero
+            renamed[f"visual.{name}"] = tensor.contiguous()
+    save_file(renamed, tmp_path / "clip.safetensors")
+    peer.model.load_state_dict(checkpoint_filter_fn(dict(renamed), peer.model))  # the bias of this head is zero
     ours = open_model(tmp_path / "clip.safetensors", {"heads": 4})
     assert ours.config.head.bias is False
     batch = make_images(peers.IMAGE_SIZE)
@@ -161,18 +161,18 @@ def test_original_sam_files_with_a_decoder_are_read(tmp_path):
     from timm.models.vision_transformer_sam import checkpoint_filter_fn
 
     peer = peers.timm_sam()
-    named = {
+    renamed = {
         f"image_encoder.{name.replace('mlp.fc', 'mlp.lin')}": tensor for name, tensor in peer.model.state_dict().items()
     }
-    named |= {
+    renamed |= {
         "mask_decoder.iou_token.weight": torch.ones(1, 8),
         "prompt_encoder.no_mask_embed.weight": torch.ones(1, 8),
     }
-    save_file(named, tmp_path / "sam.safetensors")
-    peer.model.load_state_dict(checkpoint_filter_fn(named, peer.model))
-    found = open_weights(tmp_path / "sam.safetensors", peer.settings)
-    assert len(found.unused) == 2
-    check_agreement(found.build_bundle().model, peer)
+    save_file(renamed, tmp_path / "sam.safetensors")
+    peer.model.load_state_dict(checkpoint_filter_fn(renamed, peer.model))
+    weights = open_weights(tmp_path / "sam.safetensors", peer.settings)
+    assert len(weights.unused) == 2
+    check_agreement(weights.build_bundle().model, peer)
 
 
 def test_full_clip_and_sam_folders_are_read(tmp_path):
@@ -232,18 +232,18 @@ def test_timm_and_open_clip_folders_are_read(tmp_path):
         folder = tmp_path / f"open_clip_{quick}"
         folder.mkdir()
         model = open_model(clip.file(folder))
-        named = others.CLIP.to_foreign_tensors(model.config, model.state_dict())
-        other = tmp_path / f"open_clip_{quick}_original"
-        other.mkdir()
+        foreign_tensors = others.CLIP.to_foreign_tensors(model.config, model.state_dict())
+        clip_folder = tmp_path / f"open_clip_{quick}_original"
+        clip_folder.mkdir()
         save_file(
-            {f"visual.{name}": tensor.contiguous() for name, tensor in named.items()},
-            other / "open_clip_model.safetensors",
+            {f"visual.{name}": tensor.contiguous() for name, tensor in foreign_tensors.items()},
+            clip_folder / "open_clip_model.safetensors",
         )
         tower = {"image_size": 32, "layers": 3, "width": 128, "patch_size": 8}
         described = {"model_cfg": {"embed_dim": 24, "vision_cfg": tower} | ({"quick_gelu": True} if quick else {})}
-        (other / "open_clip_config.json").write_text(json.dumps(described))
+        (clip_folder / "open_clip_config.json").write_text(json.dumps(described))
         clip.sizes = clip.sizes[:1]  # at other sizes open_clip and transformers resize differently
-        found = open_model(other)
+        found = open_model(clip_folder)
         check_agreement(found, clip)
         assert found.config.positions.resize == "bicubic-antialias"
 
@@ -268,16 +268,18 @@ def test_the_resize_rule_matches_timm(old, new):
     assert (resize_position_table(source, new, "bilinear").flatten(0, 1) - theirs[0]).abs().max() <= 1e-6
 
 
-@pytest.mark.parametrize("kind,how", [("vit", "bicubic"), ("mae", "bicubic"), ("deit", "bicubic"), ("clip", "bicubic")])
+@pytest.mark.parametrize(
+    "peer_name,how", [("vit", "bicubic"), ("mae", "bicubic"), ("deit", "bicubic"), ("clip", "bicubic")]
+)
 @pytest.mark.parametrize("new", [(6, 6), (7, 5), (3, 2)])
-def test_the_resize_rules_match_transformers(kind, how, new):
+def test_the_resize_rules_match_transformers(peer_name, how, new):
     peer = {
         "vit": peers.transformers_vit,
         "mae": peers.transformers_mae,
         "deit": peers.transformers_deit,
         "clip": peers.transformers_clip,
     }
-    check_against_transformers(peer[kind]().model, how, new)
+    check_against_transformers(peer[peer_name]().model, how, new)
 
 
 @pytest.mark.parametrize("registers,how", [(0, "bicubic"), (3, "bicubic-antialias")])
@@ -288,9 +290,9 @@ def test_the_resize_rule_matches_transformers_dinov2(registers, how, new):
 
 @torch.inference_mode()
 def check_against_transformers(model, how, new):
-    embeddings = next(part for name, part in model.named_modules() if name.rpartition(".")[2] == "embeddings")
-    own = getattr(embeddings, "position_embedding", None)
-    positions = embeddings.position_embeddings if own is None else own.weight[None]
+    embeddings = next(module for name, module in model.named_modules() if name.rpartition(".")[2] == "embeddings")
+    position_embedding = getattr(embeddings, "position_embedding", None)
+    positions = embeddings.position_embeddings if position_embedding is None else position_embedding.weight[None]
     count = positions.shape[1] - 16
     arriving = torch.zeros(1, count + new[0] * new[1], positions.shape[2])
     theirs = embeddings.interpolate_pos_encoding(arriving, new[0] * 8, new[1] * 8)
@@ -363,8 +365,8 @@ def list_full_size_models():
         peer.features, peer.logits = lambda x: peer.model.forward_features(x).flatten(2).transpose(1, 2), None
         return peer
 
-    whole = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072}
-    sized = whole | {"image_size": 224, "patch_size": 16}
+    base_size = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072}
+    sized = base_size | {"image_size": 224, "patch_size": 16}
     return {
         "timm ViT-S/16": made("vit_small_patch16_224"),
         "timm ViT-B/16": made("vit_base_patch16_224"),
@@ -376,7 +378,7 @@ def list_full_size_models():
         "transformers ViT-B/16": lambda: peers.transformers_vit(classes=1000, **sized),
         "transformers DINOv2-B with registers": lambda: peers.transformers_dinov2(
             registers=4,
-            **{key: value for key, value in whole.items() if key != "intermediate_size"},
+            **{key: value for key, value in base_size.items() if key != "intermediate_size"},
             image_size=518,
             patch_size=14,
         ),

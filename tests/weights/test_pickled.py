@@ -71,18 +71,18 @@ def make_malicious_files(marker: Path) -> dict[str, tuple[bytes, str]]:
         to_torch_bytes({"w": weights, "x": evil}, zip=False),
     )
     payload = pickle.dumps({"w": evil}, protocol=2)
-    named = f"{os.system.__module__}.system"
+    system_name = f"{os.system.__module__}.system"
     text = make_call_pickle("os.system", f"touch {marker}")
     cases = {
-        "zip.pt": (zip_file, named),
-        "legacy.pt": (legacy, named),
-        "legacy.pth": (legacy, named),
-        "zip.bin": (zip_file, named),
-        "renamed-zip.safetensors": (zip_file, named),
-        "renamed-legacy.safetensors": (legacy, named),
-        "renamed-raw.safetensors": (payload, named),
-        "renamed.npz": (zip_file, named),
-        "no suffix": (zip_file, named),
+        "zip.pt": (zip_file, system_name),
+        "legacy.pt": (legacy, system_name),
+        "legacy.pth": (legacy, system_name),
+        "zip.bin": (zip_file, system_name),
+        "renamed-zip.safetensors": (zip_file, system_name),
+        "renamed-legacy.safetensors": (legacy, system_name),
+        "renamed-raw.safetensors": (payload, system_name),
+        "renamed.npz": (zip_file, system_name),
+        "no suffix": (zip_file, system_name),
         "text.pkl": (text, "os.system"),
         "text.bin": (text, "os.system"),
         "text.safetensors": (text, "header length does not match the file size"),
@@ -91,7 +91,7 @@ def make_malicious_files(marker: Path) -> dict[str, tuple[bytes, str]]:
         "object.pkl": (b"\x80\2(cos\nsystem\nX\1\0\0\0xo.", "os.system"),
         "extension.pkl": (b"\x80\2\x82\1.", "instruction EXT1"),
         "persistent.pkl": (b"Pxyz\n.", "instruction PERSID"),
-        "second.pt": (pickle.dumps(pickled.LEGACY_MAGIC, 2) + payload, named),
+        "second.pt": (pickle.dumps(pickled.LEGACY_MAGIC, 2) + payload, system_name),
         "nested in npz.npz": (make_zip({"a.npy": to_npy_bytes(np.zeros(2)), "evil.pkl": payload}), "evil.pkl"),
         "array.npz": (make_zip({"a.npy": payload}), "which is not an array"),
         "two pickles.pt": (replace_members(good, {"sub/data.pkl": payload}), "sub/data.pkl"),
@@ -118,7 +118,10 @@ def make_malicious_files(marker: Path) -> dict[str, tuple[bytes, str]]:
         "module.pt": (to_torch_bytes(torch.nn.Linear(2, 2)), "torch.nn.modules.linear.Linear"),
         "array alone.pt": (to_torch_bytes({"w": np.zeros(3)}), "no tensors"),
         "settings alone.pt": (to_torch_bytes(argparse.Namespace(w=weights)), "dict"),
-        "inert call of a function.pt": (to_torch_bytes({"w": weights, "x": evil, "args": argparse.Namespace()}), named),
+        "inert call of a function.pt": (
+            to_torch_bytes({"w": weights, "x": evil, "args": argparse.Namespace()}),
+            system_name,
+        ),
         "function inside.pt": (
             to_torch_bytes({"w": weights, "f": torch.nn.functional.relu}),
             "torch.nn.functional.relu",
@@ -126,10 +129,10 @@ def make_malicious_files(marker: Path) -> dict[str, tuple[bytes, str]]:
         "code by name.pt": (to_torch_bytes({"w": weights, "f": eval}), "eval"),
     }
     for protocol in (1, 2, 3, 4, 5):
-        cases[f"raw {protocol}.pkl"] = (pickle.dumps({"w": evil}, protocol), named)
+        cases[f"raw {protocol}.pkl"] = (pickle.dumps({"w": evil}, protocol), system_name)
         cases[f"zip {protocol}.pt"] = (
             to_torch_bytes({"w": weights, "x": evil}, protocol=protocol),
-            named if protocol > 1 else "instruction INT",
+            system_name if protocol > 1 else "instruction INT",
         )
     return cases
 
@@ -148,7 +151,7 @@ Settings.__module__, Settings.__qualname__, Settings.__name__ = "yacs.config", "
 
 @pytest.mark.parametrize("zip", [True, False])
 def test_objects_beside_the_weights_are_inert(tmp_path, monkeypatch, zip):
-    beside = {
+    other_objects = {
         "args": argparse.Namespace(arch="vit", lr=5e-4, center=torch.zeros(2), nested=argparse.Namespace(x=[1])),
         "metric": np.float64(71.2),
         "flag": np.bool_(True),
@@ -168,7 +171,7 @@ def test_objects_beside_the_weights_are_inert(tmp_path, monkeypatch, zip):
     module.CfgNode = Settings  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "yacs", types.ModuleType("yacs"))
     monkeypatch.setitem(sys.modules, "yacs.config", module)
-    content = to_torch_bytes({**beside, "config": settings, "model": {"w": torch.arange(6.0)}}, zip)
+    content = to_torch_bytes({**other_objects, "config": settings, "model": {"w": torch.arange(6.0)}}, zip)
     monkeypatch.undo()
     monkeypatch.setattr(pickled, "run_unpickle_child", RUN_CHILD)
     (tmp_path / "a.pth").write_bytes(content)
@@ -181,8 +184,8 @@ def test_code_in_pickles_is_rejected_and_not_executed(tmp_path):
     cases = make_malicious_files(marker)
     for name, (content, _) in cases.items():
         (tmp_path / name).write_bytes(content)
-    found = collect_refusals([tmp_path / name for name in cases])
-    assert {name: found[name] for name, (_, word) in cases.items() if word not in found[name]} == {}
+    refusals = collect_refusals([tmp_path / name for name in cases])
+    assert {name: refusals[name] for name, (_, word) in cases.items() if word not in refusals[name]} == {}
     assert not marker.exists()
 
 
@@ -220,7 +223,7 @@ def make_tensor_pickle(
 
 def make_checkpoint(*tensors: bytes, storage: bytes = bytes(16), method: int = zipfile.ZIP_STORED) -> bytes:
     """Return a PyTorch zip with the tensors a, b, ... in one storage."""
-    items = b"".join(b"X\1\0\0\0" + bytes([97 + index]) + made for index, made in enumerate(tensors))
+    items = b"".join(b"X\1\0\0\0" + bytes([97 + index]) + tensor_pickle for index, tensor_pickle in enumerate(tensors))
     members = {
         "x/data.pkl": b"\x80\2}(" + items + b"u.",
         "x/byteorder": b"little",
@@ -338,8 +341,10 @@ def test_malformed_checkpoints_are_rejected_before_allocation(tmp_path):
     cases = make_malformed_files()
     for name, (content, _) in cases.items():
         (tmp_path / f"{name}.pt").write_bytes(content)
-    found = collect_refusals([tmp_path / f"{name}.pt" for name in cases])
-    assert {name: found[f"{name}.pt"] for name, (_, word) in cases.items() if word not in found[f"{name}.pt"]} == {}
+    refusals = collect_refusals([tmp_path / f"{name}.pt" for name in cases])
+    assert {
+        name: refusals[f"{name}.pt"] for name, (_, word) in cases.items() if word not in refusals[f"{name}.pt"]
+    } == {}
 
 
 def test_fuzzed_pickles_are_rejected_or_give_the_same_tensors(tmp_path):
@@ -351,13 +356,13 @@ def test_fuzzed_pickles_are_rejected_or_give_the_same_tensors(tmp_path):
     )
     text, accepted = zipped_pickle(good), 0
     for trial in range(600):
-        made = bytearray(text)
+        mutant = bytearray(text)
         if trial < len(text):
-            del made[trial:]
+            del mutant[trial:]
         else:
             for _ in range(rng.randint(1, 3)):
-                made[rng.randrange(len(made))] = rng.choice([rng.randrange(256), *b"}]()tsub.RQhq"])
-        path.write_bytes(replace_members(good, {"data.pkl": bytes(made)}))
+                mutant[rng.randrange(len(mutant))] = rng.choice([rng.randrange(256), *b"}]()tsub.RQhq"])
+        path.write_bytes(replace_members(good, {"data.pkl": bytes(mutant)}))
         try:
             source = open_weights_file(path)
         except WeightsError:
@@ -385,16 +390,16 @@ def make_states() -> dict[str, torch.Tensor]:
 def test_plain_and_nested_files_are_described_correctly(tmp_path):
     tensors = make_states()
     entries = {name: TensorInfo(tuple(t.shape), str(t.dtype).removeprefix("torch.")) for name, t in tensors.items()}
-    beside = {
+    other_objects = {
         "epoch": 3,
         "args": {"lr": 1e-3, "betas": (0.9, 0.95), "note": None, "list": [True, "a"]},
         "size": torch.Size([2, 3]),
     }
-    beside |= {
+    other_objects |= {
         "optimizer": {"state": {0: {"step": torch.tensor(3.0)}}, "param_groups": [{"params": [0]}]},
         "dtype": torch.float32,
     }
-    contents = {"": OrderedDict(tensors), **{key: {key: tensors, **beside} for key in pickled.STATE_DICT_KEYS}}
+    contents = {"": OrderedDict(tensors), **{key: {key: tensors, **other_objects} for key in pickled.STATE_DICT_KEYS}}
     for section, content in contents.items():
         for zip in (True, False):
             path = tmp_path / "any"
@@ -473,18 +478,18 @@ def test_legacy_files_are_read_bit_identically_and_nan_is_rejected(tmp_path):
         _use_new_zipfile_serialization=False,
     )
     source, read = open_weights_file(path), pickled.read_pickled_tensors
-    kept = {}
+    tensors_read = {}
 
     def once(*arguments):
-        kept.update(read(*arguments))
-        return dict(kept)
+        tensors_read.update(read(*arguments))
+        return dict(tensors_read)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pickled, "read_pickled_tensors", once)
         with pytest.raises(WeightsError, match="a value in bad that is NaN or infinite"):
             source.read()
-    del kept["bad"]
-    assert are_states_equal(kept, make_states())
+    del tensors_read["bad"]
+    assert are_states_equal(tensors_read, make_states())
 
 
 def test_a_flipped_bit_in_a_storage_is_noticed(tmp_path):

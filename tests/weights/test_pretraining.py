@@ -68,8 +68,11 @@ def transformers_mae(tmp_path_factory):
         renamed[name] = tensor
     for start in sorted({name.partition("attention.attention.")[0] for name in renamed if ".query." in name}):
         for end in ("weight", "bias"):
-            parts = [renamed.pop(f"{start}attention.attention.{part}.{end}") for part in ("query", "key", "value")]
-            renamed[f"{start}attn.qkv.{end}"] = torch.cat(parts)
+            qkv = [
+                renamed.pop(f"{start}attention.attention.{projection}.{end}")
+                for projection in ("query", "key", "value")
+            ]
+            renamed[f"{start}attn.qkv.{end}"] = torch.cat(qkv)
     save_file(renamed, home / "full.safetensors")
     return home, model
 
@@ -96,9 +99,11 @@ def test_mae_predictions_match_transformers(transformers_mae, layout):
 
 
 def test_decoders_with_other_heads_are_not_loaded(transformers_mae):
-    parts = open_objective_state(transformers_mae[0] / "full.safetensors")
+    objective_state = open_objective_state(transformers_mae[0] / "full.safetensors")
     objective = load_restoring_objective(transformers_mae[0] / "full.safetensors")
-    assert load_into_objective(objective, parts.config | {"decoder_heads": 4}, parts).skipped == ["decoder"]
+    assert load_into_objective(objective, objective_state.config | {"decoder_heads": 4}, objective_state).skipped == [
+        "decoder"
+    ]
 
 
 @pytest.mark.parametrize("layout", ["transformers", "full.safetensors"])
@@ -160,16 +165,23 @@ def test_the_dino_teacher_head_gives_the_same_outputs(fixed, tmp_path):
         torch.save({"teacher": state, "student": {f"module.{k}": v for k, v in state.items()}, "epoch": 3}, file)
     else:
         save_file({name: tensor.contiguous() for name, tensor in state.items()}, file)
-    parts = open_objective_state(file)
-    assert parts.config == {
+    objective_state = open_objective_state(file)
+    assert objective_state.config == {
         "name": "dino", "prototypes": 40, "bottleneck": 16, "head_layers": 3, "head_width": 24,
         "unit_prototypes": fixed,
     }  # fmt: skip
-    assert ("head.lengths" in parts.state) is not fixed
-    sizes = {name: value for name, value in parts.config.items() if name != "name"}
-    own = DINO(open_weights(file).build_bundle().model, DINOConfig(**sizes))
-    assert set(load_into_objective(own, parts.config, parts).loaded) == {"head", "teacher_head", *["model"] * fixed}
+    assert ("head.lengths" in objective_state.state) is not fixed
+    sizes = {name: value for name, value in objective_state.config.items() if name != "name"}
+    objective = DINO(open_weights(file).build_bundle().model, DINOConfig(**sizes))
+    assert set(load_into_objective(objective, objective_state.config, objective_state).loaded) == {
+        "head",
+        "teacher_head",
+        *["model"] * fixed,
+    }
     images = torch.randn(5, 3, 16, 16)
     expected = head(backbone(images)).detach().numpy()
-    for answer in (own.head(own.model.eval()(images)), own.teacher_head(own.teacher.eval()(images))):
-        assert np.allclose(answer.detach().numpy(), expected, atol=1e-5)
+    for outputs in (
+        objective.head(objective.model.eval()(images)),
+        objective.teacher_head(objective.teacher.eval()(images)),
+    ):
+        assert np.allclose(outputs.detach().numpy(), expected, atol=1e-5)

@@ -59,31 +59,31 @@ class FileHandler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Respond with the file from the requested offset, or with the fault in the path."""
-        kind = self.path.split("/")[1]
-        asked = self.headers.get("Range", "")
-        self.log.append((kind, asked))
-        begin = int(asked.removeprefix("bytes=").rstrip("-") or 0)
-        if kind.isdigit() and kind != "206":
-            wait = {"Retry_After": "0"} if kind == "429" else {}
-            return self.reply(int(kind), **wait)
-        if kind == "busy-once" and len(self.log) == 1:
+        fault = self.path.split("/")[1]
+        byte_range = self.headers.get("Range", "")
+        self.log.append((fault, byte_range))
+        begin = int(byte_range.removeprefix("bytes=").rstrip("-") or 0)
+        if fault.isdigit() and fault != "206":
+            wait = {"Retry_After": "0"} if fault == "429" else {}
+            return self.reply(int(fault), **wait)
+        if fault == "busy-once" and len(self.log) == 1:
             return self.reply(503)
-        if kind == "page":
+        if fault == "page":
             return self.reply(200, b"<html>log in", Content_Type="text/html; charset=utf-8")
-        if kind in ("ignores-range", "no-validator"):
+        if fault in ("ignores-range", "no-validator"):
             begin = 0
         if self.headers.get("If-Range", self.etag) != self.etag:
             begin = 0
         if begin and begin >= len(self.content):
             return self.reply(416, Content_Range=f"bytes */{len(self.content)}")
         body = self.content[begin:]
-        headers = {} if kind == "no-validator" else {"ETag": self.etag}
+        headers = {} if fault == "no-validator" else {"ETag": self.etag}
         if begin:
-            first = begin + 7 if kind == "wrong-part" else begin
+            first = begin + 7 if fault == "wrong-part" else begin
             headers["Content_Range"] = f"bytes {first}-{len(self.content) - 1}/{len(self.content)}"
-        cut = {"cuts": 100_000, "ignores-range": 100_000 if len(self.log) < 3 else 0, "no-validator": 5}.get(kind, 0)
-        cut = 1000 if kind == "wrong-part" and not begin else cut
-        short = {"small-length": 1000, "large-length": -1000}.get(kind, 0)
+        cut = {"cuts": 100_000, "ignores-range": 100_000 if len(self.log) < 3 else 0, "no-validator": 5}.get(fault, 0)
+        cut = 1000 if fault == "wrong-part" and not begin else cut
+        short = {"small-length": 1000, "large-length": -1000}.get(fault, 0)
         self.reply(206 if begin else 200, body[:cut] if cut else body, len(body) - short, **headers)
         return self.connection.close() if cut or short else None
 
@@ -115,8 +115,8 @@ def test_published_entries_have_valid_names_models_and_addresses():
         assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", row.name), row.name
         size = None if row.model.startswith("VideoMAE") else row.image_size  # clips also have a frame count
         assert row.model in MODEL_NAMES and config_from_name(row.model, size), row.name
-        parts = urlsplit(row.source)
-        assert row.source.startswith("hf:") or (parts.scheme == "https" and re.search(r"\.(npz|pth)$", parts.path))
+        url = urlsplit(row.source)
+        assert row.source.startswith("hf:") or (url.scheme == "https" and re.search(r"\.(npz|pth)$", url.path))
         assert row.digest == "" or re.fullmatch(r"(sha256|md5):[0-9a-f]{6,64}", row.digest)
         assert row.accuracy is None or 0.7 < row.accuracy < 0.9
         assert row.resize in ("", *RESIZE_MODES) and row.licence and row.reference
@@ -169,14 +169,14 @@ def test_complete_partial_downloads_are_used(server_url, tmp_path):
     assert (tmp_path / "a.npz").read_bytes() == CONTENT and FileHandler.log == [("whole", f"bytes={len(CONTENT)}-")]
 
 
-@pytest.mark.parametrize("kind", ["ignores-range", "busy-once", "large-length", "whole"])
-def test_downloads_succeed_after_retries(server_url, tmp_path, kind):
-    download_file(f"{server_url}/{kind}/a.npz", tmp_path / "a.npz", DIGEST)
+@pytest.mark.parametrize("fault", ["ignores-range", "busy-once", "large-length", "whole"])
+def test_downloads_succeed_after_retries(server_url, tmp_path, fault):
+    download_file(f"{server_url}/{fault}/a.npz", tmp_path / "a.npz", DIGEST)
     assert (tmp_path / "a.npz").read_bytes() == CONTENT
 
 
 @pytest.mark.parametrize(
-    "kind,message,hint,requests",
+    "fault,message,hint,requests",
     [
         ("404", "answers 404", "check the address", 1),
         ("403", "answers 403", "download the file yourself", 1),
@@ -188,10 +188,10 @@ def test_downloads_succeed_after_retries(server_url, tmp_path, kind):
         ("no-validator", "ended after 5 of", "try again", module.MAX_FAILED_ATTEMPTS),
     ],
 )
-def test_permanent_server_errors_are_reported(server_url, tmp_path, kind, message, hint, requests):
-    digest = "" if kind == "no-validator" else DIGEST
+def test_permanent_server_errors_are_reported(server_url, tmp_path, fault, message, hint, requests):
+    digest = "" if fault == "no-validator" else DIGEST
     with pytest.raises(WeightsError, match=message) as refused:
-        download_file(f"{server_url}/{kind}/a.npz", tmp_path / "a.npz", digest)
+        download_file(f"{server_url}/{fault}/a.npz", tmp_path / "a.npz", digest)
     assert hint in refused.value.hint and not (tmp_path / "a.npz").exists()
     assert requests is None or len(FileHandler.log) == requests
 
@@ -205,8 +205,8 @@ def test_files_with_a_wrong_digest_are_rejected_and_deleted(server_url, tmp_path
 
 @pytest.mark.parametrize("digest", ["sha256", "md5"])
 def test_partial_digests_are_checked(server_url, tmp_path, digest):
-    whole = hashlib.new(digest, CONTENT).hexdigest()
-    download_file(f"{server_url}/whole/a.npz", tmp_path / "a.npz", f"{digest}:{whole[:8]}")
+    full_digest = hashlib.new(digest, CONTENT).hexdigest()
+    download_file(f"{server_url}/whole/a.npz", tmp_path / "a.npz", f"{digest}:{full_digest[:8]}")
     assert (tmp_path / "a.npz").read_bytes() == CONTENT
 
 
@@ -216,7 +216,7 @@ def test_a_full_disk_is_reported(server_url, tmp_path, monkeypatch):
             raise OSError(28, "No space left on device")
 
         def truncate(self, size: int) -> None: ...
-        def seek(self, place: int) -> None: ...
+        def seek(self, path: int) -> None: ...
         def __enter__(self):
             return self
 
@@ -228,8 +228,8 @@ def test_a_full_disk_is_reported(server_url, tmp_path, monkeypatch):
         fetch_weights("tiny")
 
 
-def make_tiny_entry(source: str, **facts: object) -> PublishedWeights:
-    return replace(PublishedWeights("tiny", "ViT-32x2/8", source, 32, "MIT", "this test"), **facts)
+def make_tiny_entry(source: str, **fields: object) -> PublishedWeights:
+    return replace(PublishedWeights("tiny", "ViT-32x2/8", source, 32, "MIT", "this test"), **fields)
 
 
 def test_concurrent_processes_download_a_file_once(server_url, tmp_path):
@@ -268,25 +268,25 @@ def test_published_names_work_in_every_command(server_url, published_files, tmp_
     assert weights.config.positions.resize == "bicubic" and weights.preprocess.share == 0.5
     photos = make_folder(tmp_path / "photos", {"train": 4, "val": 2, "test": 2}, size=(32, 32))
     make_image(0).save(tmp_path / "a.png")
-    answers = parse_json_output(run_cli("predict", "tiny", str(tmp_path / "a.png"), "--json"))
-    assert answers
+    prediction_document = parse_json_output(run_cli("predict", "tiny", str(tmp_path / "a.png"), "--json"))
+    assert prediction_document
     assert vitreous.load("tiny").card.classes == ("0", "1", "2")
     converted = run_cli("convert", "tiny", str(tmp_path / "bundle"), "--json")
     assert parse_json_output(converted)["parameters"] == sum(
         p.numel() for p in weights.build_bundle().model.parameters()
     )
-    plain = {"workers": 0, "device": "cpu", "steps": 2, "batch_size": 4, "out": str(tmp_path / "run")}
-    vitreous.train(str(photos), init="tiny", **plain)
+    train_options = {"workers": 0, "device": "cpu", "steps": 2, "batch_size": 4, "out": str(tmp_path / "run")}
+    vitreous.train(str(photos), init="tiny", **train_options)
     assert json.loads((tmp_path / "run" / "model" / "model.json").read_text())["provenance"]["init"] == "tiny"
-    asked = len(FileHandler.log)
+    num_requests = len(FileHandler.log)
     monkeypatch.setenv("VITREOUS_OFFLINE", "1")
-    assert open_weights("tiny").config == weights.config and len(FileHandler.log) == asked
+    assert open_weights("tiny").config == weights.config and len(FileHandler.log) == num_requests
     cached = fetch_weights("tiny")
     cached.write_bytes(cached.read_bytes()[:-1] + b"x")
     with pytest.raises(WeightsError, match="tiny is not in the cache, and VITREOUS_OFFLINE disables downloads"):
         fetch_weights("tiny")
     monkeypatch.delenv("VITREOUS_OFFLINE")
-    assert fetch_weights("tiny").read_bytes() == FileHandler.content and len(FileHandler.log) > asked
+    assert fetch_weights("tiny").read_bytes() == FileHandler.content and len(FileHandler.log) > num_requests
 
 
 def test_downloads_are_reported_with_their_licence(server_url, published_files, tmp_path, monkeypatch):
@@ -310,11 +310,11 @@ def test_a_mirror_is_an_address_or_a_folder(server_url, published_files, tmp_pat
     pinned = f"{source}#sha256={hashlib.sha256(b'a').hexdigest()}"
     with pytest.raises(WeightsError, match=r"VITREOUS_MIRROR has no .*example\.invalid"):
         fetch_weights(pinned)
-    place = mirror / "example.invalid" / "models" / "tiny.npz"
-    place.parent.mkdir(parents=True)
-    place.write_bytes(b"a")
-    assert fetch_weights(pinned) == place
-    place.write_bytes(b"b")
+    path = mirror / "example.invalid" / "models" / "tiny.npz"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"a")
+    assert fetch_weights(pinned) == path
+    path.write_bytes(b"b")
     with pytest.raises(WeightsError, match="does not have the digest"):
         fetch_weights(pinned)
     monkeypatch.setenv("VITREOUS_MIRROR", "http://example.invalid")
@@ -365,12 +365,12 @@ def test_published_files_are_read_as_the_listed_model(name, format, suffix, tmp_
     model = vitreous.create(row.model, image_size=row.image_size)
     vitreous.save(model, tmp_path / "bundle")
     written = Path(convert(tmp_path / "bundle", tmp_path / "weights", format)["out"])
-    place = tmp_path / "mirror" / row.source.partition("://")[2]
-    place.parent.mkdir(parents=True)
+    path = tmp_path / "mirror" / row.source.partition("://")[2]
+    path.parent.mkdir(parents=True)
     if suffix == ".npz":
-        written.rename(place)
+        written.rename(path)
     else:
-        torch.save({"model": load_file(written)} if name[:4] in ("deit", "mae-", "swin") else load_file(written), place)
+        torch.save({"model": load_file(written)} if name[:4] in ("deit", "mae-", "swin") else load_file(written), path)
     monkeypatch.setenv("VITREOUS_MIRROR", os.fspath(tmp_path / "mirror"))
     monkeypatch.setitem(published.PUBLISHED_BY_NAME, name, replace(row, digest=""))
     weights = open_weights(name)

@@ -177,27 +177,29 @@ def write_tensors(form, config, state):
     return form.to_file(config, state)
 
 
-def save_in_format(form, config, tensors, place):
+def save_in_format(form, config, tensors, file_path):
     """Save tensors as the file or folder of a format."""
     if form.suffix == ".npz":
-        path = place.with_suffix(".npz")
+        path = file_path.with_suffix(".npz")
         with open(path, "wb") as file:
             np.savez(file, **{name: tensor.numpy() for name, tensor in tensors.items()})
         return path
     if form.describe is None:
-        path = place.with_suffix(".safetensors")
+        path = file_path.with_suffix(".safetensors")
         save_file(tensors, path, metadata=config_to_metadata(config))
         return path
-    place.mkdir()
-    save_file(tensors, place / "model.safetensors", metadata={"format": "pt"})
-    (place / "config.json").write_text(json.dumps(form.describe(config)))
-    return place
+    file_path.mkdir()
+    save_file(tensors, file_path / "model.safetensors", metadata={"format": "pt"})
+    (file_path / "config.json").write_text(json.dumps(form.describe(config)))
+    return file_path
 
 
 def open_saved_format(form, config, path):
     """Return our config and tensors; image size and heads are set if the file does not contain them."""
-    told = {"image": config.image} | ({} if form.describe or isinstance(config, BiTConfig) else {"heads": config.heads})
-    weights = open_weights(path, told)
+    settings = {"image": config.image} | (
+        {} if form.describe or isinstance(config, BiTConfig) else {"heads": config.heads}
+    )
+    weights = open_weights(path, settings)
     assert weights.title == form.title
     return weights.config, weights.read_state()
 
@@ -261,14 +263,14 @@ def test_models_survive_a_round_trip_between_formats(name, tmp_path):
     ours, able = build_random_model(config).state_dict(), find_writable_formats(config)
     for a in sorted(formats):
         first = write_tensors(able[a], config, ours)
-        found, from_a = open_saved_format(able[a], config, save_in_format(able[a], config, first, tmp_path / a))
+        config_a, from_a = open_saved_format(able[a], config, save_in_format(able[a], config, first, tmp_path / a))
         assert are_states_equal(from_a, ours), a
         for b in sorted(formats - {a}):
-            second = write_tensors(able[b], found, from_a)
-            again, from_b = open_saved_format(
-                able[b], config, save_in_format(able[b], found, second, tmp_path / f"{a}-{b}")
+            second = write_tensors(able[b], config_a, from_a)
+            config_b, from_b = open_saved_format(
+                able[b], config, save_in_format(able[b], config_a, second, tmp_path / f"{a}-{b}")
             )
-            third = write_tensors(able[a], again, from_b)
+            third = write_tensors(able[a], config_b, from_b)
             assert are_states_equal(third, first), (a, b)
             assert {key: tensor.shape for key, tensor in third.items()} == {
                 key: tensor.shape for key, tensor in first.items()
@@ -283,20 +285,24 @@ def test_transformers_opens_the_folder(name, tmp_path):
         config = replace(config, numerics="transformers")
     model, form = build_random_model(config), get_writable_format("huggingface", config)
     folder = save_in_format(form, config, write_tensors(form, config, model.state_dict()), tmp_path / "model")
-    kind = form.describe(config)["architectures"][0]
-    options = {"add_pooling_layer": False} if kind in MODELS_WITH_POOLING_LAYER else {}
-    theirs, found = getattr(transformers, kind).from_pretrained(folder, output_loading_info=True, **options)
-    assert not any(found[what] for what in ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs")), found
+    class_name = form.describe(config)["architectures"][0]
+    options = {"add_pooling_layer": False} if class_name in MODELS_WITH_POOLING_LAYER else {}
+    theirs, loading_info = getattr(transformers, class_name).from_pretrained(
+        folder, output_loading_info=True, **options
+    )
+    assert not any(loading_info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs")), (
+        loading_info
+    )
     theirs.eval()
     batch = make_images(config.image, channels=config.channels)
     with torch.inference_mode():
-        given = batch.transpose(1, 2) if batch.ndim == 5 else batch  # clips: frames before channels
-        answer, features = theirs(given), model.features(batch)
-        tokens = getattr(theirs, theirs.base_model_prefix, theirs)(given).last_hidden_state
+        model_input = batch.transpose(1, 2) if batch.ndim == 5 else batch  # clips: frames before channels
+        outputs, features = theirs(model_input), model.features(batch)
+        tokens = getattr(theirs, theirs.base_model_prefix, theirs)(model_input).last_hidden_state
         tokens = tokens.flatten(2).transpose(1, 2) if tokens.ndim == 4 else tokens
         assert compute_difference(features, tokens) <= ERROR_LIMIT
         if config.classes:
-            logits = answer.image_embeds if "image_embeds" in answer else answer.logits
+            logits = outputs.image_embeds if "image_embeds" in outputs else outputs.logits
             assert compute_difference(model(batch), logits) <= ERROR_LIMIT
 
 
@@ -307,9 +313,9 @@ def test_transformers_saves_the_same_tensors(name, tmp_path):
     config = MODELS[name][0]
     form, ours = get_writable_format("huggingface", config), build_random_model(config).state_dict()
     folder = save_in_format(form, config, write_tensors(form, config, ours), tmp_path / "model")
-    kind = form.describe(config)["architectures"][0]
-    options = {"add_pooling_layer": False} if kind in MODELS_WITH_POOLING_LAYER else {}
-    getattr(transformers, kind).from_pretrained(folder, **options).save_pretrained(tmp_path / "again")
+    class_name = form.describe(config)["architectures"][0]
+    options = {"add_pooling_layer": False} if class_name in MODELS_WITH_POOLING_LAYER else {}
+    getattr(transformers, class_name).from_pretrained(folder, **options).save_pretrained(tmp_path / "again")
     assert are_states_equal(open_weights(tmp_path / "again").read_state(), ours)
 
 

@@ -138,10 +138,10 @@ def as_microsoft(state):
     """Convert timm's names to Microsoft's: merging at the end of a stage, buffers, and a plain head."""
     renamed = {}
     for name, tensor in state.items():
-        parts = name.split(".")
-        if "downsample" in parts:
-            parts[1] = str(int(parts[1]) - 1)
-        renamed[".".join(parts).replace("head.fc.", "head.")] = tensor
+        name_parts = name.split(".")
+        if "downsample" in name_parts:
+            name_parts[1] = str(int(name_parts[1]) - 1)
+        renamed[".".join(name_parts).replace("head.fc.", "head.")] = tensor
     for name in [name for name in renamed if name.endswith("bias_table")]:
         base = name.removesuffix("attn.relative_position_bias_table")
         renamed[base + "attn.relative_position_index"] = torch.zeros(16, 16, dtype=torch.int64)
@@ -202,13 +202,13 @@ MODELS = {
 }
 
 
-def save_in_format(form, config, tensors, place):
+def save_in_format(form, config, tensors, path):
     """Save tensors as the file or folder of a format."""
-    place.mkdir()
-    save_file(tensors, place / "model.safetensors")
+    path.mkdir()
+    save_file(tensors, path / "model.safetensors")
     if form.describe:
-        (place / "config.json").write_text(json.dumps(form.describe(config)))
-    return place
+        (path / "config.json").write_text(json.dumps(form.describe(config)))
+    return path
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -220,21 +220,23 @@ def test_models_survive_a_round_trip_between_formats(name, tmp_path):
     ours = randomise(build_model(config)).state_dict()
     for a in formats:
         first = able[a].to_file(config, ours)
-        told = {"image": config.image} | ({} if config.version == 1 else {"attention.window": config.attention.window})
-        told |= (
+        settings = {"image": config.image} | (
+            {} if config.version == 1 else {"attention.window": config.attention.window}
+        )
+        settings |= (
             {"attention.pretrained_window": config.attention.pretrained_window}
             if config.attention.pretrained_window
             else {}
         )
-        read = open_weights(save_in_format(able[a], config, first, tmp_path / a), told)
-        assert read.title == able[a].title
-        assert (read.config.windows, read.config.blocks) == (config.windows, config.blocks)
+        weights = open_weights(save_in_format(able[a], config, first, tmp_path / a), settings)
+        assert weights.title == able[a].title
+        assert (weights.config.windows, weights.config.blocks) == (config.windows, config.blocks)
         for b in formats - {a}:
-            place = save_in_format(
-                able[b], config, able[b].to_file(read.config, read.read_state()), tmp_path / f"{a} {b}"
+            path = save_in_format(
+                able[b], config, able[b].to_file(weights.config, weights.read_state()), tmp_path / f"{a} {b}"
             )
-            again = open_weights(place, told)
-            third = able[a].to_file(again.config, again.read_state())
+            reloaded = open_weights(path, settings)
+            third = able[a].to_file(reloaded.config, reloaded.read_state())
             assert third.keys() == first.keys()
             assert all(torch.equal(third[key], first[key]) for key in first), (a, b)
 
@@ -243,23 +245,25 @@ def test_models_survive_a_round_trip_between_formats(name, tmp_path):
 def test_other_libraries_load_written_weights(config, tmp_path):
     model = randomise(build_model(config))
     batch = make_images((32, 32))
-    wanted = model(batch)
+    expected = model(batch)
     for name, peer in (("timm", timm_swin(config.version)), ("torchvision", torchvision_swin(config.version))):
         before = peer.model.state_dict()
         written = get_writable_format(name, config).to_file(config, model.state_dict())
         peer.model.load_state_dict(written, strict=True)
-        assert compute_difference(wanted, peer.model(batch)) <= ERROR_LIMIT
-        made = [key for key in before if key.endswith(("index", "coords_table"))]  # buffers that are computed
-        assert all(torch.equal(written[key], before[key]) for key in made)
+        assert compute_difference(expected, peer.model(batch)) <= ERROR_LIMIT
+        buffers = [key for key in before if key.endswith(("index", "coords_table"))]  # buffers that are computed
+        assert all(torch.equal(written[key], before[key]) for key in buffers)
     form = get_writable_format("huggingface", config)
     folder = save_in_format(form, config, form.to_file(config, model.state_dict()), tmp_path / "folder")
-    kind = getattr(transformers, f"Swin{'v2' * (config.version == 2)}ForImageClassification")
-    theirs, info = kind.from_pretrained(folder, output_loading_info=True)
-    assert not any(info[what] for what in ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs")), info
-    assert compute_difference(wanted, theirs.eval()(batch).logits) <= ERROR_LIMIT
+    model_class = getattr(transformers, f"Swin{'v2' * (config.version == 2)}ForImageClassification")
+    theirs, info = model_class.from_pretrained(folder, output_loading_info=True)
+    assert not any(info[problem] for problem in ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs")), (
+        info
+    )
+    assert compute_difference(expected, theirs.eval()(batch).logits) <= ERROR_LIMIT
     theirs.save_pretrained(tmp_path / "again")
-    again = load_file(tmp_path / "again" / "model.safetensors")
-    assert all(torch.equal(again[key], tensor) for key, tensor in form.to_file(config, model.state_dict()).items())
+    reloaded = load_file(tmp_path / "again" / "model.safetensors")
+    assert all(torch.equal(reloaded[key], tensor) for key, tensor in form.to_file(config, model.state_dict()).items())
 
 
 @pytest.mark.parametrize("config", [SMALL_SWIN, SMALL_SWIN_V2], ids=["V1", "V2"])
@@ -275,8 +279,8 @@ def test_other_windows_use_the_resize_rule_of_microsoft(tmp_path):
     """Bicubic interpolation of the offset table, as in `load_pretrained` of Microsoft's utils.py."""
     peer = timm_swin()
     wide = build_model(SMALL_SWIN.with_options(attention={"window": 8}))
-    found = load_pretrained_weights(wide, open_weights(peer.file(tmp_path), {"image": (32, 32)}))
-    assert found.resized == "4 -> 8"
+    weights = load_pretrained_weights(wide, open_weights(peer.file(tmp_path), {"image": (32, 32)}))
+    assert weights.resized == "4 -> 8"
     theirs = peer.model.layers[1].blocks[1].attn.relative_position_bias_table
     table = theirs.detach().T.reshape(1, 4, 7, 7)
     bigger = torch.nn.functional.interpolate(table, size=(15, 15), mode="bicubic")[0].permute(1, 2, 0)
@@ -285,10 +289,10 @@ def test_other_windows_use_the_resize_rule_of_microsoft(tmp_path):
 
 def test_unsupported_files_are_rejected_with_a_hint(tmp_path):
     peer = timm_swin(window_size=7, img_size=12)  # windows of 6 and 3
-    place = peer.file(tmp_path)
-    assert open_weights(place).config.image == (12, 12)
+    path = peer.file(tmp_path)
+    assert open_weights(path).config.image == (12, 12)
     with pytest.raises(WeightsError, match="windows are 6 x 6, 3 x 3"):
-        open_weights(place, {"image": (32, 32)})
+        open_weights(path, {"image": (32, 32)})
     state = timm_swin().model.state_dict()
     state["layers.0.blocks.0.attn.relative_position_bias_table"] = torch.zeros(50, 2)
     save_file(state, tmp_path / "odd.safetensors")
@@ -307,20 +311,20 @@ def test_a_class_map_selects_rows_of_the_head(microsoft_checkpoint, tmp_path):
     """As in Microsoft's 22k-to-1k conversion, class i uses the head row named in line i."""
     path, peer = microsoft_checkpoint
     (tmp_path / "map.txt").write_text("5\n0\n6\n")
-    told = {"image": (32, 32)}
-    document = convert(path, tmp_path / "few", settings=told, class_map=tmp_path / "map.txt")
+    settings = {"image": (32, 32)}
+    document = convert(path, tmp_path / "few", settings=settings, class_map=tmp_path / "map.txt")
     assert document["loaded"] == len(peer.model.state_dict())
     batch = make_images((32, 32))
-    few = load_bundle(tmp_path / "few")
-    assert few.classes == ("0", "1", "2")
-    assert compute_difference(few.model(batch), peer.model(batch)[:, [5, 0, 6]]) <= ERROR_LIMIT
+    selected = load_bundle(tmp_path / "few")
+    assert selected.classes == ("0", "1", "2")
+    assert compute_difference(selected.model(batch), peer.model(batch)[:, [5, 0, 6]]) <= ERROR_LIMIT
     for text, message in (("7\n", "selects row 7"), ("a b", "not a class map"), ("", "0 rows")):
         (tmp_path / "wrong.txt").write_text(text)
         with pytest.raises(UsageError, match=message):
-            select_classes(open_weights(path, told), tmp_path / "wrong.txt")
+            select_classes(open_weights(path, settings), tmp_path / "wrong.txt")
     save_file(build_model(replace(SMALL_SWIN, classes=0)).state_dict(), tmp_path / "bare.safetensors")
     with pytest.raises(UsageError, match="no head"):
-        select_classes(open_weights(tmp_path / "bare.safetensors", told), tmp_path / "map.txt")
+        select_classes(open_weights(tmp_path / "bare.safetensors", settings), tmp_path / "map.txt")
 
 
 def test_v2_files_take_the_window_from_name_or_buffers(tmp_path):
@@ -337,8 +341,8 @@ def test_v2_files_take_the_window_from_name_or_buffers(tmp_path):
         assert (weights.config.attention.window, weights.config.attention.pretrained_window) == (window, trained), name
         assert weights.config.image == (image // 2, image // 2), name
         assert any("windows" in text for text in weights.notes) == (name == "plain")
-    place = torchvision_swin(2).file(tmp_path)
-    assert open_weights(place).config.attention.window == 4
+    path = torchvision_swin(2).file(tmp_path)
+    assert open_weights(path).config.attention.window == 4
     written = tmp_path / "written.safetensors"
     config = SMALL_SWIN_V2.with_options(attention={"pretrained_window": (3, 2)})
     convert_to = get_writable_format("timm", config).to_file(config, build_model(config).state_dict())

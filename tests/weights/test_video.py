@@ -34,31 +34,31 @@ MODEL_KINDS = {
 }
 
 
-def build_transformers_model(kind, options):
-    config = transformers.VideoMAEConfig if kind.startswith("VideoMAE") else transformers.VivitConfig
-    return getattr(transformers, kind)(config(**options))
+def build_transformers_model(class_name, options):
+    config = transformers.VideoMAEConfig if class_name.startswith("VideoMAE") else transformers.VivitConfig
+    return getattr(transformers, class_name)(config(**options))
 
 
-def make_peer(kind, options):
+def make_peer(class_name, options):
     """Return the peer of a transformers model that takes (B, T, C, H, W)."""
-    model = build_transformers_model(kind, options)
-    one = peers.transformers_peer(model, False, (CLIP_SIZE,))
+    model = build_transformers_model(class_name, options)
+    peer = peers.transformers_peer(model, False, (CLIP_SIZE,))
     body = getattr(model, model.base_model_prefix, model)
-    one.features = lambda x: body(x.transpose(1, 2)).last_hidden_state
-    one.logits = (lambda x: model(x.transpose(1, 2)).logits) if "Classification" in kind else None
-    return one
+    peer.features = lambda x: body(x.transpose(1, 2)).last_hidden_state
+    peer.logits = (lambda x: model(x.transpose(1, 2)).logits) if "Classification" in class_name else None
+    return peer
 
 
 @pytest.mark.parametrize("name", MODEL_KINDS)
 def test_features_and_logits_match_transformers(name, tmp_path):
-    kind, options = MODEL_KINDS[name]
-    one = make_peer(kind, options)
-    model = open_model(one.file(tmp_path))
-    check_agreement(model, one)
+    class_name, options = MODEL_KINDS[name]
+    peer = make_peer(class_name, options)
+    model = open_model(peer.file(tmp_path))
+    check_agreement(model, peer)
     assert isinstance(model.config, VideoConfig) and model.config.image == CLIP_SIZE
-    form, other = get_writable_format("huggingface", model.config), peers.randomise(build_model(model.config), 1)
+    form, random_model = get_writable_format("huggingface", model.config), peers.randomise(build_model(model.config), 1)
     (tmp_path / "written").mkdir()
-    save_file(form.to_file(model.config, other.state_dict()), tmp_path / "written" / "model.safetensors")
+    save_file(form.to_file(model.config, random_model.state_dict()), tmp_path / "written" / "model.safetensors")
     (tmp_path / "written" / "config.json").write_text(json.dumps(form.describe(model.config)))
     described = form.describe(model.config)["architectures"][0]
     loaded, keys = getattr(transformers, described).from_pretrained(tmp_path / "written", output_loading_info=True)
@@ -66,14 +66,14 @@ def test_features_and_logits_match_transformers(name, tmp_path):
     assert not absent and not keys["unexpected_keys"] and not keys["mismatched_keys"]
     x = peers.make_images(CLIP_SIZE)
     with torch.inference_mode():
-        answer = loaded.eval()(x.transpose(1, 2))
+        outputs = loaded.eval()(x.transpose(1, 2))
         if model.config.classes:
-            assert compute_difference(other(x), answer.logits) <= peers.ERROR_LIMIT
+            assert compute_difference(random_model(x), outputs.logits) <= peers.ERROR_LIMIT
         else:
-            assert compute_difference(other.features(x), answer.last_hidden_state) <= peers.ERROR_LIMIT
-    again = open_weights(tmp_path / "written")
-    assert again.config == replace(model.config, classes=again.config.classes)
-    assert all(torch.equal(tensor, other.state_dict()[key]) for key, tensor in again.read_state().items())
+            assert compute_difference(random_model.features(x), outputs.last_hidden_state) <= peers.ERROR_LIMIT
+    reloaded = open_weights(tmp_path / "written")
+    assert reloaded.config == replace(model.config, classes=reloaded.config.classes)
+    assert all(torch.equal(tensor, random_model.state_dict()[key]) for key, tensor in reloaded.read_state().items())
 
 
 def to_official_names(state, prefix=""):
@@ -98,39 +98,40 @@ def to_official_names(state, prefix=""):
             name = name.replace(old, new)
         written[name if name.startswith(("fc_norm", "head")) else prefix + name] = tensor
     for i in range(2):
-        parts = [
-            written.pop(f"{prefix}blocks.{i}.attention.attention.{part}.weight") for part in ("query", "key", "value")
+        qkv = [
+            written.pop(f"{prefix}blocks.{i}.attention.attention.{projection}.weight")
+            for projection in ("query", "key", "value")
         ]
-        written[f"{prefix}blocks.{i}.attn.qkv.weight"] = torch.cat(parts)
+        written[f"{prefix}blocks.{i}.attn.qkv.weight"] = torch.cat(qkv)
     return written
 
 
 def test_the_authors_fine_tuned_file(tmp_path):
-    one = make_peer("VideoMAEForVideoClassification", VIDEOMAE | {"num_labels": 5, "layer_norm_eps": 1e-6})
-    one.model.fc_norm.eps = 1e-6
-    save_file(to_official_names(one.model.state_dict()), tmp_path / "checkpoint.safetensors")
+    peer = make_peer("VideoMAEForVideoClassification", VIDEOMAE | {"num_labels": 5, "layer_norm_eps": 1e-6})
+    peer.model.fc_norm.eps = 1e-6
+    save_file(to_official_names(peer.model.state_dict()), tmp_path / "checkpoint.safetensors")
     weights = open_weights(tmp_path / "checkpoint.safetensors", {"image": CLIP_SIZE, "heads": 4})
     assert weights.title == "the original VideoMAE" and weights.preprocess.mean[0] == pytest.approx(0.485)
-    check_agreement(weights.build_bundle().model, one)
+    check_agreement(weights.build_bundle().model, peer)
     for section in ("model", "module"):  # as their training code saves it, also with DeepSpeed
-        torch.save({section: to_official_names(one.model.state_dict())}, tmp_path / "checkpoint.pth")
+        torch.save({section: to_official_names(peer.model.state_dict())}, tmp_path / "checkpoint.pth")
         assert open_weights(tmp_path / "checkpoint.pth", {"image": CLIP_SIZE, "heads": 4}).config == weights.config
     form, config = get_writable_format("videomae", weights.config), weights.config
-    assert form.to_file(config, weights.read_state()).keys() == to_official_names(one.model.state_dict()).keys()
+    assert form.to_file(config, weights.read_state()).keys() == to_official_names(peer.model.state_dict()).keys()
 
 
 def test_official_pretraining_files_are_read(tmp_path):
-    one = make_peer(
+    peer = make_peer(
         "VideoMAEForPreTraining", VIDEOMAE | DECODER_SIZES | {"use_mean_pooling": False, "layer_norm_eps": 1e-6}
     )
-    encoder = {name: t for name, t in one.model.state_dict().items() if name.startswith("videomae.")}
+    encoder = {name: t for name, t in peer.model.state_dict().items() if name.startswith("videomae.")}
     decoder = {"decoder.blocks.0.attn.q_bias": torch.zeros(24), "encoder_to_decoder.weight": torch.zeros(24, 48)}
     decoder |= {"mask_token": torch.zeros(1, 1, 24), "decoder.norm.weight": torch.zeros(24)}
     path = tmp_path / "checkpoint.safetensors"
     save_file(to_official_names(encoder, "encoder.") | decoder, path)
     weights = open_weights(WeightsSource(str(path), source_size=CLIP_SIZE), {"heads": 4})
     assert sorted(weights.unused) == sorted(decoder) and weights.config.norm.final == "tokens"
-    check_agreement(weights.build_bundle().model, one)
+    check_agreement(weights.build_bundle().model, peer)
     untold = open_weights(WeightsSource(str(path), source_size=(16, 24)), {"heads": 4})
     assert untold.config.image == (16, 16, 24)
     assert "assumed 16 frames of 224 x 224 pixels (--source-size FRAMES" in open_weights(path, {"heads": 4}).notes[-1]
@@ -140,12 +141,12 @@ def test_official_pretraining_files_are_read(tmp_path):
 
 def test_unsupported_video_models_are_rejected(tmp_path):
     """BEiT has the same kind of biases; a head that reads the first patch is not VideoMAE's."""
-    one = to_official_names(build_transformers_model(*MODEL_KINDS["VideoMAE, classifier"]).state_dict())
-    save_file(one | {"cls_token": torch.zeros(1, 1, 48)}, tmp_path / "beit.safetensors")
+    official_state = to_official_names(build_transformers_model(*MODEL_KINDS["VideoMAE, classifier"]).state_dict())
+    save_file(official_state | {"cls_token": torch.zeros(1, 1, 48)}, tmp_path / "beit.safetensors")
     with pytest.raises(WeightsError, match="a BEiT"):
         open_weights(tmp_path / "beit.safetensors")
-    kind, options = MODEL_KINDS["VideoMAE, classifier"]
-    build_transformers_model(kind, options | {"use_mean_pooling": False}).save_pretrained(tmp_path / "first")
+    class_name, options = MODEL_KINDS["VideoMAE, classifier"]
+    build_transformers_model(class_name, options | {"use_mean_pooling": False}).save_pretrained(tmp_path / "first")
     with pytest.raises(WeightsError, match="uses the first patch"):
         open_weights(tmp_path / "first")
     build_transformers_model(*MODEL_KINDS["ViViT, classifier"]).save_pretrained(tmp_path / "vivit")

@@ -37,12 +37,12 @@ def get_transposed_conv_shapes(name, inputs, outputs):
     return {f"{name}.weight": (inputs, outputs, 2, 2), f"{name}.bias": (outputs,)}
 
 
-def get_backbone_shapes(width=768, depth=12, heads=12, patch=16, image=1024, window=14, seen=(2, 5, 8, 11)):
+def get_backbone_shapes(width=768, depth=12, heads=12, patch=16, image=1024, window=14, global_blocks=(2, 5, 8, 11)):
     """Return the shapes of ViTDet's `ViT`, pre-trained at 224 pixels, or at 4 x 4 patches for small test models."""
     grid = 14 if image == 1024 else 4
     shapes = {"pos_embed": (1, grid**2 + 1, width)} | get_layer_shapes("patch_embed.proj", width, 3, patch, patch)
     for number in range(depth):
-        block, side = f"blocks.{number}", image // patch if number in seen else window
+        block, side = f"blocks.{number}", image // patch if number in global_blocks else window
         shapes |= get_layer_shapes(f"{block}.norm1", width) | get_layer_shapes(f"{block}.norm2", width)
         shapes |= get_layer_shapes(f"{block}.attn.qkv", 3 * width, width) | get_layer_shapes(
             f"{block}.attn.proj", width, width
@@ -64,9 +64,9 @@ def get_pyramid_shapes(width=768, out=256, first=2):
         | get_transposed_conv_shapes(f"{finest}.3", half, quarter)
     )
     shapes |= get_transposed_conv_shapes(f"backbone.simfp_{first + 1}.0", width, half)
-    for number, (place, inputs) in enumerate(((4, quarter), (1, half), (0, width), (1, width)), first):
-        shapes |= get_conv_shapes(f"backbone.simfp_{number}.{place}", out, inputs, 1)
-        shapes |= get_conv_shapes(f"backbone.simfp_{number}.{place + 1}", out, out, 3)
+    for number, (layer_index, inputs) in enumerate(((4, quarter), (1, half), (0, width), (1, width)), first):
+        shapes |= get_conv_shapes(f"backbone.simfp_{number}.{layer_index}", out, inputs, 1)
+        shapes |= get_conv_shapes(f"backbone.simfp_{number}.{layer_index + 1}", out, out, 3)
     return shapes
 
 
@@ -109,15 +109,15 @@ def save_tensors(state, folder, name="model_final.safetensors"):
     return folder / name
 
 
-def list_differing_tensors(one, other):
+def list_differing_tensors(first_state, second_state):
     """Return the names of tensors that differ between two states.
 
     The unused position of the class token is not compared.
     """
-    assert one.keys() == other.keys()
+    assert first_state.keys() == second_state.keys()
     return [
-        name for name in one
-        if not torch.equal(*(tensor[name][:, 1:] if name.endswith("pos_embed") else tensor[name] for tensor in (one, other)))
+        name for name in first_state
+        if not torch.equal(*(tensor[name][:, 1:] if name.endswith("pos_embed") else tensor[name] for tensor in (first_state, second_state)))
     ]  # fmt: skip
 
 
@@ -164,8 +164,8 @@ def compute_reference(state, features):
     finest = up(F.gelu(norm(up(features, "backbone.simfp_2.0"), "backbone.simfp_2.1")), "backbone.simfp_2.3")
     starts = ((finest, 4), (up(features, "backbone.simfp_3.0"), 1), (features, 0), (F.max_pool2d(features, 2), 1))
     levels = [
-        conv(conv(x, f"backbone.simfp_{number}.{place}"), f"backbone.simfp_{number}.{place + 1}")
-        for number, (x, place) in enumerate(starts, 2)
+        conv(conv(x, f"backbone.simfp_{number}.{layer_index}"), f"backbone.simfp_{number}.{layer_index + 1}")
+        for number, (x, layer_index) in enumerate(starts, 2)
     ]
     hidden = levels[3]
     for number in range(2):
@@ -196,25 +196,27 @@ def test_head_outputs_match_detectron2(agnostic, tmp_path):
     with torch.inference_mode():
         levels, anchors, (logits, corrections), masks = compute_reference(state, features.movedim(-1, 1))
         ours = model.pyramid([features])
-        for level, wanted in zip(ours, [*levels, levels[-1][..., ::2, ::2]], strict=True):
-            assert torch.allclose(level, wanted, atol=1e-5)
-        for rows, wanted in zip(model.proposals.head([levels[3]]), anchors, strict=True):
-            assert torch.allclose(rows[0], wanted, atol=1e-5)
-        own, moved = model.regions.box(levels[0][..., :7, :7])
-        assert torch.allclose(own, torch.cat([logits[:, -1:], logits[:, :-1]], 1), atol=1e-5)
-        assert torch.allclose(moved if agnostic else moved[:, 4:], corrections, atol=1e-5)
+        for level, expected in zip(ours, [*levels, levels[-1][..., ::2, ::2]], strict=True):
+            assert torch.allclose(level, expected, atol=1e-5)
+        for rows, expected in zip(model.proposals.head([levels[3]]), anchors, strict=True):
+            assert torch.allclose(rows[0], expected, atol=1e-5)
+        class_logits, box_deltas = model.regions.box(levels[0][..., :7, :7])
+        assert torch.allclose(class_logits, torch.cat([logits[:, -1:], logits[:, :-1]], 1), atol=1e-5)
+        assert torch.allclose(box_deltas if agnostic else box_deltas[:, 4:], corrections, atol=1e-5)
         assert torch.allclose(model.regions.mask(levels[0][..., :14, :14]), masks, atol=1e-5)
 
 
 def test_anchors_match_detectron2(tmp_path):
     model = open_weights(save_tensors(make_small_state(), tmp_path)).build_bundle().model
     rows = model.proposals.make_anchors([torch.zeros(1, 16, 32 // 2**level, 32 // 2**level) for level in range(5)])
-    for number, own in enumerate(rows):
-        for place, ratio in enumerate((0.5, 1.0, 2.0)):
+    for number, level_anchors in enumerate(rows):
+        for ratio_index, ratio in enumerate((0.5, 1.0, 2.0)):
             width = ((8 * 4 * 2**number) ** 2 / ratio) ** 0.5
             sides = torch.tensor([-width, -ratio * width, width, ratio * width]) / 2
-            assert torch.allclose(own[place], sides)
-            assert torch.allclose(own[3 + place], sides + torch.tensor([4.0 * 2**number, 0, 4.0 * 2**number, 0]))
+            assert torch.allclose(level_anchors[ratio_index], sides)
+            assert torch.allclose(
+                level_anchors[3 + ratio_index], sides + torch.tensor([4.0 * 2**number, 0, 4.0 * 2**number, 0])
+            )
 
 
 @pytest.mark.parametrize("options", [{}, {"classes": 1}, {"agnostic": True}, {"masks": False}])
@@ -229,29 +231,29 @@ def test_detectron2_files_survive_a_round_trip(options, tmp_path):
     ) == IMAGENET_MOMENTS and weights.preprocess.filter == "bilinear"
     document = convert(tmp_path / "model_final.safetensors", tmp_path / "bundle")
     assert document["loaded"] == len(weights.read_state())
-    parts = open_objective_state(tmp_path / "model_final.safetensors")
-    assert parts and parts.config == {"name": "detection", "classes": list(weights.task.classes)}
-    again = convert(tmp_path / "bundle", tmp_path / "again", "vitdet")
-    assert again["tensors"] == len(state) and not again["assumed_settings"]
+    objective_state = open_objective_state(tmp_path / "model_final.safetensors")
+    assert objective_state and objective_state.config == {"name": "detection", "classes": list(weights.task.classes)}
+    reloaded = convert(tmp_path / "bundle", tmp_path / "again", "vitdet")
+    assert reloaded["tensors"] == len(state) and not reloaded["assumed_settings"]
     assert not list_differing_tensors(load_file(tmp_path / "again.safetensors"), state)
-    answers = open_weights(tmp_path / "again.safetensors").build_bundle().model(torch.zeros(1, 3, 96, 96))
-    assert len(answers) == 3 + masks and torch.isfinite(answers[0]).all()
+    outputs = open_weights(tmp_path / "again.safetensors").build_bundle().model(torch.zeros(1, 3, 96, 96))
+    assert len(outputs) == 3 + masks and torch.isfinite(outputs[0]).all()
 
 
 def test_trained_detectors_survive_a_round_trip(tmp_path):
     config = DETECTOR.configure({name: tuple(t.shape) for name, t in make_small_state(classes=1).items()}, {})
     changes = {"agnostic": True, "round_anchors": True, "threshold": 0.25, "detections": 7, "backbone": config.backbone}
     for agnostic in (False, True):
-        own = DetectorConfig(
+        detector_config = DetectorConfig(
             **{field: getattr(config, field) for field in ("classes", "masks", "width", "hidden")}
             | changes | {"agnostic": agnostic}
         )  # fmt: skip
-        model, folder = build_model(own), tmp_path / str(agnostic)
+        model, folder = build_model(detector_config), tmp_path / str(agnostic)
         bundle = save_bundle(model, folder / "bundle")
         document = convert(bundle, folder / "theirs", "vitdet")
         assert document["assumed_settings"] == ["round_anchors True -> False"]
         weights = open_weights(folder / "theirs.safetensors")
-        assert weights.config == own
+        assert weights.config == detector_config
         rows, state = weights.read_state(), model.state_dict()
         changed = [name for name in state if not torch.equal(rows[name], state[name])]
         # box deltas of the background class
@@ -308,8 +310,8 @@ def test_class_weights_identify_lvis_detectors(tmp_path):
     assert (config.scores, config.detections, config.threshold) == ("sigmoid", 300, 0.02)
     assert weights.unused == [f"{ROI_PREFIX}.box_predictor.fed_loss_cls_weights"]
     convert(tmp_path / "model_final.safetensors", tmp_path / "again", "vitdet")
-    again = load_file(tmp_path / "again.safetensors")
-    assert list_differing_tensors(again, state) == weights.unused and (again[weights.unused[0]] == 1).all()
+    reloaded = load_file(tmp_path / "again.safetensors")
+    assert list_differing_tensors(reloaded, state) == weights.unused and (reloaded[weights.unused[0]] == 1).all()
     assert open_weights(tmp_path / "again.safetensors").config == config
 
 

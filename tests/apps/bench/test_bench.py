@@ -34,7 +34,7 @@ WORKLOAD = Workload("inference", "ViT-32x1/8", 16, 2)
 @pytest.mark.parametrize("device, runs", [("cpu", [1] * 8), ("cuda:0", [1, 2, 4, 1])])
 def test_timing_doubles_the_steps_between_gpu_synchronizations(monkeypatch, device, runs):
     """A fake clock: a step takes a second on the CPU; on the GPU, queued steps take their time at synchronization."""
-    clock, launched, seen = [0.0], [0], []
+    clock, launched, launched_at_wait = [0.0], [0], []
 
     def turn() -> float:
         launched[0] += 1
@@ -42,13 +42,13 @@ def test_timing_doubles_the_steps_between_gpu_synchronizations(monkeypatch, devi
 
     def wait(device: str) -> None:
         clock[0] += launched[0]
-        seen.append(launched[0])
+        launched_at_wait.append(launched[0])
         launched[0] = 0
 
     monkeypatch.setattr(race_module, "synchronize_device", wait)
     monkeypatch.setattr(race_module.time, "perf_counter", lambda: clock[0])
     assert race_module.run_steps_for(7.5, turn, device) == (16.0, 8.0)
-    assert seen == runs
+    assert launched_at_wait == runs
 
 
 CONTENDERS = [
@@ -109,8 +109,8 @@ def test_ratios_refer_to_the_first_peer_and_to_the_measured_peak(race_results):
     from vitreous.models.names import config_from_name
 
     limit = [ContenderResult(Contender("peak", "fp32", build_steady_step), [1e9, 1e9])]
-    found = report.races_to_json([report.RaceResult(WORKLOAD, race_results, limit)])
-    rows = found["results"]
+    document = report.races_to_json([report.RaceResult(WORKLOAD, race_results, limit)])
+    rows = document["results"]
     assert rows[0]["ratio"] == pytest.approx(3.0, rel=0.2) and rows[1]["ratio"] == 1.0
     assert rows[0]["ratio_baseline"] == "peer, default"
     config = config_from_name("ViT-32x1/8", 16)
@@ -119,18 +119,18 @@ def test_ratios_refer_to_the_first_peer_and_to_the_measured_peak(race_results):
     ):  # our classifier skips unused outputs
         operations = 2 * cost
         assert row["fraction_of_peak"] == pytest.approx(
-            row["images_per_second"] * operations / found["peak_throughput"]["fp32"]
+            row["images_per_second"] * operations / document["peak_throughput"]["fp32"]
         )
     page = report.render_race_markdown([report.RaceResult(WORKLOAD, race_results, limit)], "vitreous bench", 2)
     assert "| vitreous, default |" in page and "failed: ValueError: nothing here" in page and "`vitreous bench`" in page
 
 
 def test_logit_errors_are_reported_after_the_race(race_results):
-    found = {lane.contender.name: lane.error for lane in race_results}
-    assert found.pop("leaning") == pytest.approx(0.1) and set(found.values()) == {None}
-    whole = report.RaceResult(WORKLOAD, race_results, [])
-    assert [row["logit_error"] for row in report.races_to_json([whole])["results"]].count(None) == len(race_results) - 1
-    page = report.render_race_markdown([whole], "vitreous bench", 2)
+    errors = {lane.contender.name: lane.error for lane in race_results}
+    assert errors.pop("leaning") == pytest.approx(0.1) and set(errors.values()) == {None}
+    race = report.RaceResult(WORKLOAD, race_results, [])
+    assert [row["logit_error"] for row in report.races_to_json([race])["results"]].count(None) == len(race_results) - 1
+    page = report.render_race_markdown([race], "vitreous bench", 2)
     assert "| logit error |" in page and "| 0.1 |" in page
     without = report.RaceResult(WORKLOAD, [lane for lane in race_results if lane.error is None], [])
     assert "ogit error" not in report.render_race_markdown([without], "vitreous bench", 2)
@@ -216,8 +216,8 @@ def test_bench_prints_json_and_writes_a_page(tmp_path, monkeypatch):
         "--profile",
     ]
     result = run_cli("bench", *words, "--seconds", "0.05", "--only", "vitreous, fp32", "--out", str(tmp_path), "--json")
-    found = parse_json_output(result)
-    assert [row["task"] for row in found["results"]] == ["inference"]
+    document = parse_json_output(result)
+    assert [row["task"] for row in document["results"]] == ["inference"]
     keys = {
         "task",
         "model",
@@ -229,11 +229,11 @@ def test_bench_prints_json_and_writes_a_page(tmp_path, monkeypatch):
         "fraction_of_peak",
         "peak_memory_bytes",
     }
-    assert all({*keys, "peak_memory_bytes"} <= set(row) and row["images_per_second"] > 0 for row in found["results"])
-    assert found["peak_throughput"]["fp32"] > 1e9
+    assert all({*keys, "peak_memory_bytes"} <= set(row) and row["images_per_second"] > 0 for row in document["results"])
+    assert document["peak_throughput"]["fp32"] > 1e9
     (page,) = tmp_path.iterdir()
     assert page.name.endswith("threads.md") and "inference" in page.name
     assert "vitreous bench --models" in page.read_text()
-    assert sum(found["results"][0]["profile"]["shares"].values()) == pytest.approx(1)
+    assert sum(document["results"][0]["profile"]["shares"].values()) == pytest.approx(1)
     assert "| outside operators | " in page.read_text()
-    json.dumps(found)
+    json.dumps(document)

@@ -141,8 +141,8 @@ def test_unreadable_images_are_those_that_decoding_rejects(tmp_path):
 def test_copies_across_splits_and_under_two_labels_fail(tmp_path):
     root = write_scenes(tmp_path / "photos", {"train": 11, "test": 4})
     copy = (root / "train/ant/0.png").read_bytes()
-    for place in ("test/ant/x.png", "test/ant/y.png", "train/ant/z.png", "train/bee/other.png"):
-        (root / place).write_bytes(copy)
+    for file_name in ("test/ant/x.png", "test/ant/y.png", "train/ant/z.png", "train/bee/other.png"):
+        (root / file_name).write_bytes(copy)
     draw_scene(7000).save(root / "train/bee/near.png")
     draw_scene(7000).save(root / "test/bee/near.jpg", quality=50)
     document = check_to_document(root, workers=0)
@@ -153,9 +153,9 @@ def test_copies_across_splits_and_under_two_labels_fail(tmp_path):
     )
     (near,) = document["near_duplicates"]["listed_groups"]
     assert {os.path.basename(row["path"]) for row in near} == {"near.png", "near.jpg"}
-    found = findings_by_kind(document)
-    assert {name for name, finding in found.items() if finding["level"] == "error"} == {"leak", "conflicting_labels"}
-    assert found["near_leak"]["level"] == "warning" and "data dedup" in found["leak"]["hint"]
+    findings = findings_by_kind(document)
+    assert {name for name, finding in findings.items() if finding["level"] == "error"} == {"leak", "conflicting_labels"}
+    assert findings["near_leak"]["level"] == "warning" and "data dedup" in findings["leak"]["hint"]
 
 
 def test_near_duplicates_of_whole_images_match_dedup(tmp_path):
@@ -174,7 +174,7 @@ def test_near_duplicates_of_whole_images_match_dedup(tmp_path):
     for name, image in changed.items():
         image.save(home / "bee" / f"{name}.png")
     document = check_to_document(home, workers=0)
-    found = {
+    near_pairs = {
         tuple(os.path.basename(row["path"]) for row in group) for group in document["near_duplicates"]["listed_groups"]
     }
     quick = {
@@ -183,7 +183,7 @@ def test_near_duplicates_of_whole_images_match_dedup(tmp_path):
         ("3.png", "framed.png"),
         ("4.png", "other colours.png"),
     }
-    assert found == quick
+    assert near_pairs == quick
     every = find_copies([open_data(home).full_train_split], [], within=True, workers=0)["duplicates"]
     pairs = {(os.path.basename(copy["duplicate_of"]), os.path.basename(copy["path"])) for copy in every}
     assert pairs == quick | {("5.png", "cut to half.png")}
@@ -205,8 +205,8 @@ def test_only_the_most_similar_candidates_are_read_again(monkeypatch):
         records["whole"][rows] = np.rint(127 * values / np.linalg.norm(values, axis=1, keepdims=True))
     for most in (6, 14):
         monkeypatch.setattr(alike, "REREAD_IMAGES", most)
-        found = alike.propose_near_pairs(records)
-        assert sorted(map(tuple, np.stack([found["of"], found["sample"]], 1).tolist())) == [
+        pairs = alike.propose_near_pairs(records)
+        assert sorted(map(tuple, np.stack([pairs["of"], pairs["sample"]], 1).tolist())) == [
             (i, i + 20) for i in range(most // 2)
         ]
 
@@ -224,9 +224,9 @@ def test_small_missing_and_imbalanced_classes_are_reported(tmp_path):
     (root / "train" / "notes.txt").write_text("")
     make_image(5).save(root / "train" / "loose.png")
     document = check_to_document(root, workers=0)
-    found = findings_by_kind(document)
+    findings = findings_by_kind(document)
     assert document["passed"]
-    assert "30" in found["imbalance"]["message"] and "--sampling balanced" in found["imbalance"]["hint"]
+    assert "30" in findings["imbalance"]["message"] and "--sampling balanced" in findings["imbalance"]["hint"]
     assert document["class_balance"]["small_classes"] == {"cat": 2} and document["class_balance"][
         "missing_classes"
     ] == {"test": ["bee"]}
@@ -235,7 +235,7 @@ def test_small_missing_and_imbalanced_classes_are_reported(tmp_path):
         "ignored_files",
         "missing_classes",
         "small_classes",
-    } <= set(found)
+    } <= set(findings)
 
 
 def test_a_folder_that_training_rejects_is_still_checked(tmp_path):
@@ -315,11 +315,11 @@ def test_results_are_identical_for_any_number_of_workers(tmp_path):
     for index in range(0, 40, 7):
         (root / "train" / "ant" / f"{index}.png").write_bytes(b"GIF89a" + bytes(index))
     (root / "test/bee/same.png").write_bytes((root / "train/bee/5.png").read_bytes())
-    made = []
+    outputs = []
     for workers in (0, 1, 3):
-        document, what = check_images(str(root), workers=workers)
-        made.append((json.dumps(document), render_check_page(document, what)))
-    assert made[0] == made[1] == made[2]
+        document, subject = check_images(str(root), workers=workers)
+        outputs.append((json.dumps(document), render_check_page(document, subject)))
+    assert outputs[0] == outputs[1] == outputs[2]
 
 
 class CrashingSplit(ArraySplit):
@@ -341,14 +341,14 @@ def test_a_worker_crash_or_hang_loses_only_one_file(monkeypatch):
     monkeypatch.setattr(scanning, "TASK_TIMEOUT", 1.0)
     pixels = np.random.default_rng(0).integers(0, 256, (128, 8, 8), dtype=np.uint8)
     labels = np.zeros(128, np.int64)
-    (whole, _), (records, reasons) = (
+    (expected_records, _), (records, reasons) = (
         scan_split(ArraySplit(pixels, labels), 0),
         scan_split(CrashingSplit(pixels, labels), 2),
     )
     assert set(reasons) == CrashingSplit.deadly | CrashingSplit.endless
     assert "SIGSEGV" in reasons[3] and "SIGKILL" in reasons[70] and "longer than 1 s" in reasons[90]
     good = np.array([sample not in reasons for sample in range(128)])
-    assert (records["state"][~good] == UNREADABLE).all() and (records[good] == whole[good]).all()
+    assert (records["state"][~good] == UNREADABLE).all() and (records[good] == expected_records[good]).all()
 
 
 def test_workers_that_exit_at_start_fail_the_check(monkeypatch):
@@ -371,11 +371,11 @@ class RepeatedImageSplit(ArraySplit):
 
 def test_memory_use_is_one_record_per_file():
     assert RECORD.itemsize <= 100
-    picture = np.random.default_rng(0).integers(0, 256, (4, 4), dtype=np.uint8)
+    pixels = np.random.default_rng(0).integers(0, 256, (4, 4), dtype=np.uint8)
     grown = []
-    scan_split(RepeatedImageSplit(picture, np.zeros(64, np.int64)), 0)  # one-time allocations
+    scan_split(RepeatedImageSplit(pixels, np.zeros(64, np.int64)), 0)  # one-time allocations
     for count in (200, 1_700):
-        split = RepeatedImageSplit(picture, np.zeros(count, np.int64))
+        split = RepeatedImageSplit(pixels, np.zeros(count, np.int64))
         tracemalloc.start()
         records, _ = scan_split(split, 0)
         grown.append(tracemalloc.get_traced_memory()[0])
@@ -420,8 +420,8 @@ def test_the_page_is_self_contained_and_escapes_names(tmp_path):
     (root / "test/ant/same.png").write_bytes((root / "train/ant/1.png").read_bytes())
     for index in range(30):
         (root / f"train/ant/copy{index}.png").write_bytes((root / "train/ant/2.png").read_bytes())
-    document, what = check_images(str(root), workers=0)
-    text = render_check_page(document, what)
+    document, subject = check_images(str(root), workers=0)
+    text = render_check_page(document, subject)
     tags = OpenTagParser()
     tags.feed(text)
     assert not tags.open and "script" not in tags.seen and {"svg", "rect", "img"} <= tags.seen
@@ -436,8 +436,8 @@ def test_the_command_prints_findings_and_sets_the_exit_status(tmp_path, capsys):
     (root / "train" / "ant" / "=cmd\n.png").write_bytes(b"no image")
     out = tmp_path / "report.html"
     assert run_command(["data", "check", str(root), "--workers", "1", "--out", str(out)]) == 1
-    told = capsys.readouterr().out
-    assert "=cmd\\n.png" in told and "not an image" in told and "failed" in told
+    output = capsys.readouterr().out
+    assert "=cmd\\n.png" in output and "not an image" in output and "failed" in output
     assert out.read_text("utf-8").startswith("<!DOCTYPE html>")
     with pytest.raises(UsageError, match="no folder"):
         run(Options(data=str(root), out=str(tmp_path / "no" / "where.html")), Console())
@@ -477,12 +477,12 @@ def test_ctrl_c_leaves_no_page_and_no_process(tmp_path):
         os.killpg(process.pid, 0)
 
 
-def write_patient_images(root, count=12, each=4):
+def write_patient_images(root, count=12, images_per_patient=4):
     """Write root/CLASS/PATIENT_N.png with several images per patient; a patient has a single class."""
     for number in range(count):
         home = root / ("ant", "bee")[number % 2]
         home.mkdir(parents=True, exist_ok=True)
-        for index in range(each):
+        for index in range(images_per_patient):
             draw_scene(10 * number + index, (16, 16)).save(home / f"patient{number}_{index}.png")
     return root
 
@@ -493,15 +493,20 @@ def patient_ids(split):
 
 def test_groups_stay_together_in_train_resume_and_evaluate(tmp_path):
     root = write_patient_images(tmp_path / "photos")
-    plain = open_data(root)
-    assert patient_ids(plain.splits["train"]) & patient_ids(plain.splits["val"])  # without groups they are split
+    ungrouped = open_data(root)
+    assert patient_ids(ungrouped.splits["train"]) & patient_ids(
+        ungrouped.splits["val"]
+    )  # without groups they are split
     opened = open_data(root, 0, r"(patient\d+)_")
     assert not patient_ids(opened.splits["train"]) & patient_ids(opened.splits["val"]) and patient_ids(
         opened.splits["val"]
     )
     assert sum(map(len, opened.splits.values())) == 48 and "by 12 groups" in opened.notes[-1]
-    parts = opened.with_holdout(0.3, 1).splits
-    assert not patient_ids(parts["train"]) & patient_ids(parts["val"]) and len(patient_ids(parts["val"])) > 2
+    split_data = opened.with_holdout(0.3, 1).splits
+    assert (
+        not patient_ids(split_data["train"]) & patient_ids(split_data["val"])
+        and len(patient_ids(split_data["val"])) > 2
+    )
     options = {**TINY_RUN, "epochs": 1.0, "workers": 0, "ema": 0.0, "mixup": 0.0}
     summary = train(str(root), out=str(tmp_path / "run"), group_by=r"(patient\d+)_", **options)
     stored = RunFolder(tmp_path / "run").run().data
@@ -521,26 +526,26 @@ def test_groups_stay_together_in_train_resume_and_evaluate(tmp_path):
 def test_grid_trials_keep_groups_together_and_apply_exclusions(tmp_path):
     root = write_patient_images(tmp_path / "photos")
     (tmp_path / "list.csv").write_text(f"path,duplicate_of,reason,score\n{root}/ant/patient0_1.png,x,hash,1\n")
-    said = TrainOptions(
+    options = TrainOptions(
         str(root), group_by=r"(patient\d+)_", exclude=str(tmp_path / "list.csv"), lr_grid=(1e-3, 1e-2), **TINY_RUN
     )
-    opened, run, inputs = prepare_data(str(root), None, said, NullListener())
+    opened, run, inputs = prepare_data(str(root), None, options, NullListener())
     assert (
         len(opened.groups) == len(opened.splits["train"]) == run.data.images == 47
         and len(set(opened.groups.tolist())) == 12
     )
-    parts = hold_out_inputs(opened, inputs, 0.25, 0)
-    assert not patient_ids(parts.train) & patient_ids(parts.val) and patient_ids(parts.val)
+    held_out = hold_out_inputs(opened, inputs, 0.25, 0)
+    assert not patient_ids(held_out.train) & patient_ids(held_out.val) and patient_ids(held_out.val)
 
 
 def test_invalid_group_expressions_are_rejected(tmp_path):
     root = write_patient_images(tmp_path / "photos", 4)
-    for expression, said in (
+    for expression, message in (
         ("(", "not a valid regular expression"),
         ("patient", "0 capture groups"),
         ("(a)(b)", "2 capture groups"),
     ):
-        with pytest.raises(UsageError, match=said):
+        with pytest.raises(UsageError, match=message):
             open_data(root, 0, expression)
     draw_scene(1).save(root / "ant" / "stray.png")
     with pytest.raises(DataError, match=r"does not match ant/stray\.png"):

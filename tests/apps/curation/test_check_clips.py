@@ -48,10 +48,10 @@ def faulty_clips(tmp_path_factory) -> Path:
     """Return a folder of two splits and two classes with clips of every fault."""
     faulty_clips = tmp_path_factory.mktemp("clips")
     for number in range(4):
-        for place, label in enumerate(("left", "right")):
+        for class_index, label in enumerate(("left", "right")):
             write_clip(
                 faulty_clips / "train" / label / f"{number}{('.gif', '.mp4', '', '.avi')[number]}",
-                make_clip_pixels(2 * number + place),
+                make_clip_pixels(2 * number + class_index),
             )
     write_clip(faulty_clips / "test" / "left" / "own.gif", make_clip_pixels(50))
     write_clip(faulty_clips / "test" / "right" / "own.mpeg", make_clip_pixels(51))
@@ -84,10 +84,10 @@ def test_unreadable_clips_are_those_that_training_rejects(faulty_clips, checked_
     document, _ = checked_clips
     assert document["sample_type"] == "clips" and not document["passed"]
     reasons = {}
-    for place in (faulty_clips / "train" / "left" / "cut.mp4", faulty_clips / "train" / "left" / "page.mp4"):
+    for path in (faulty_clips / "train" / "left" / "cut.mp4", faulty_clips / "train" / "left" / "page.mp4"):
         with pytest.raises(DataError) as error:
-            open_clip(place)
-        reasons[str(place)] = error.value.message.removeprefix(f"{place}: ")
+            open_clip(path)
+        reasons[str(path)] = error.value.message.removeprefix(f"{path}: ")
     assert {row["path"]: row["reason"] for row in document["unreadable"]} == reasons
     assert (
         findings_by_kind(document)["unreadable"]["message"]
@@ -97,12 +97,15 @@ def test_unreadable_clips_are_those_that_training_rejects(faulty_clips, checked_
 
 def test_lengths_rates_sizes_and_classes(faulty_clips, checked_clips):
     document, _ = checked_clips
-    own = document["clips"]
-    assert own["frames"] == {"min": 3, "median": 12, "max": 12} and own["frames_read"] == DEFAULT_CLIP_FRAMES
-    assert own["seconds"]["max"] == pytest.approx(1.2, abs=0.01) and own["frame_rate"]["max"] == pytest.approx(
-        25, rel=0.01
+    clip_statistics = document["clips"]
+    assert (
+        clip_statistics["frames"] == {"min": 3, "median": 12, "max": 12}
+        and clip_statistics["frames_read"] == DEFAULT_CLIP_FRAMES
     )
-    assert own["frame_rate"]["min"] == pytest.approx(10, rel=0.01)
+    assert clip_statistics["seconds"]["max"] == pytest.approx(1.2, abs=0.01) and clip_statistics["frame_rate"][
+        "max"
+    ] == pytest.approx(25, rel=0.01)
+    assert clip_statistics["frame_rate"]["min"] == pytest.approx(10, rel=0.01)
     assert (
         document["image_sizes"]["width"] == {"min": 64, "median": 64, "max": 64}
         and document["image_sizes"]["model_input"] == 48
@@ -134,8 +137,8 @@ def test_duplicate_clips_are_found_across_splits_and_classes(checked_clips):
         document["exact_duplicates"]["across_splits"] == {"train/test": 2}
         and document["exact_duplicates"]["conflicting_labels"] == 1
     )
-    alike = {tuple(base_names(group)) for group in document["near_duplicates"]["listed_groups"]}
-    assert alike == {("1.mp4", "mirrored.mp4"), ("1.mp4", "recoded.webm")}
+    near_groups = {tuple(base_names(group)) for group in document["near_duplicates"]["listed_groups"]}
+    assert near_groups == {("1.mp4", "mirrored.mp4"), ("1.mp4", "recoded.webm")}
     findings = findings_by_kind(document)
     assert {word for word, finding in findings.items() if finding["level"] == "error"} == {
         "unreadable",
@@ -167,8 +170,8 @@ def test_page_and_command_report_the_same_clip_findings(faulty_clips, checked_cl
     assert "All clips were read" in text and "Frames: 3 to 12" in text
     body = text.split("<body>")[1].replace("data:image", "").replace("--bad-images", "")
     assert "image" not in body.replace("training images", "")
-    own = run(Options(data=str(faulty_clips), workers=1, out=str(tmp_path / "a.html")), Console())
-    assert own == document and (tmp_path / "a.html").read_text() == text
+    command_document = run(Options(data=str(faulty_clips), workers=1, out=str(tmp_path / "a.html")), Console())
+    assert command_document == document and (tmp_path / "a.html").read_text() == text
     output = capsys.readouterr().out
     assert "3 to 12 frames, median 12" in output and "warning: 1 clip without motion" in output
     assert output.endswith(f"report: {tmp_path / 'a.html'}\n") and "\nfailed\n" in output
@@ -222,9 +225,9 @@ def test_a_clip_that_times_out_is_the_only_one_skipped(tmp_path, monkeypatch):
 
 
 def test_a_clip_with_mixed_frame_sizes_is_unreadable(tmp_path):
-    place = write_clip(tmp_path / "a" / "clip", make_clip_pixels(0))
+    path = write_clip(tmp_path / "a" / "clip", make_clip_pixels(0))
     write_clip(tmp_path / "b" / "clip", make_clip_pixels(1))
-    Image.new("RGB", (9, 9)).save(place / "frame_003.png")
+    Image.new("RGB", (9, 9)).save(path / "frame_003.png")
     (row,) = check_dataset(tmp_path, workers=0)[0]["unreadable"]
     assert row["reason"] == "its frames have 2 sizes, 64 x 48 and 9 x 9"
     content = encode_video(make_clip_pixels(3), "mp4", sound=True)

@@ -48,8 +48,8 @@ def photos(tmp_path):
             home = root / split / ["ant", "bée"][label]
             home.mkdir(parents=True)
             for n in range(count):
-                shown = make_image(100 * label + n + 1000 * (split == "test"), (24 + n, 20 + 2 * n))
-                shown.save(home / f"{n}.{['png', 'jpg'][n % 2]}")
+                image = make_image(100 * label + n + 1000 * (split == "test"), (24 + n, 20 + 2 * n))
+                image.save(home / f"{n}.{['png', 'jpg'][n % 2]}")
     turned = make_image(5, (30, 20))
     exif = Image.Exif()
     exif[0x0112] = 6
@@ -82,11 +82,11 @@ def test_packing_preserves_splits_labels_classes_ids_and_pixels(photos, tmp_path
         "test",
     ]
     for name, split in source.splits.items():
-        own = data.splits[name]
-        assert np.array_equal(own.labels, split.labels) and own.labels.dtype == split.labels.dtype
+        packed_split = data.splits[name]
+        assert np.array_equal(packed_split.labels, split.labels) and packed_split.labels.dtype == split.labels.dtype
         for row in range(len(split)):
-            assert np.array_equal(decode_sample(own, row, 3), decode_sample(split, row, 3))
-            assert np.array_equal(decode_sample(own, row, 1), decode_sample(split, row, 1))
+            assert np.array_equal(decode_sample(packed_split, row, 3), decode_sample(split, row, 3))
+            assert np.array_equal(decode_sample(packed_split, row, 1), decode_sample(split, row, 1))
     assert (
         len(data.full_train_split) == len(source.full_train_split)
         and np.bincount(data.full_train_split.labels).tolist() == np.bincount(source.full_train_split.labels).tolist()
@@ -106,26 +106,26 @@ def test_packing_preserves_splits_labels_classes_ids_and_pixels(photos, tmp_path
 def test_small_jpeg_and_png_files_are_copied_and_others_resized(photos, tmp_path):
     pack_dataset(photos, tmp_path / "out", PackPlan("tar", 30), workers=0)
     source, data = open_data(photos), open_data(tmp_path / "out")
-    kept, kinds = 0, set()
+    num_copied, suffixes = 0, set()
     for name, split in source.splits.items():
         for row in range(len(split)):
             before, after = split.raw(row), data.splits[name].raw(row)
-            whole, shown = decode_sample(split, row, 3), decode_sample(data.splits[name], row, 3)
-            kinds.add(data.splits[name].name(row)[-4:])
-            if min(whole.size) <= 30 and "turned" not in split.name(row):
+            source_image, packed_image = decode_sample(split, row, 3), decode_sample(data.splits[name], row, 3)
+            suffixes.add(data.splits[name].name(row)[-4:])
+            if min(source_image.size) <= 30 and "turned" not in split.name(row):
                 assert before == after
-                kept += 1
+                num_copied += 1
                 continue
-            expected = whole
-            if min(whole.size) > 30:
-                share = 30 / min(whole.size)
-                size = round(whole.width * share), round(whole.height * share)
+            expected = source_image
+            if min(source_image.size) > 30:
+                share = 30 / min(source_image.size)
+                size = round(source_image.width * share), round(source_image.height * share)
                 buffer = io.BytesIO()
-                whole.resize(size, Image.Resampling.BICUBIC).save(buffer, "JPEG", quality=90)
+                source_image.resize(size, Image.Resampling.BICUBIC).save(buffer, "JPEG", quality=90)
                 expected = decode_to_pillow(buffer.getvalue())
                 assert min(size) == 30
-            assert np.array_equal(shown, expected)
-    assert kept > 5 and kinds == {".jpg", ".png"}
+            assert np.array_equal(packed_image, expected)
+    assert num_copied > 5 and suffixes == {".jpg", ".png"}
 
 
 def test_lossless_packs_keep_lossless_images_exact(photos, tmp_path):
@@ -135,10 +135,10 @@ def test_lossless_packs_keep_lossless_images_exact(photos, tmp_path):
     for row in range(len(exact.splits["train"])):
         png = exact.splits["train"].name(row).endswith("png")
         assert png == pixels.splits["train"].name(row).endswith("png")
-        same = np.array_equal(
+        is_equal = np.array_equal(
             decode_sample(exact.splits["train"], row, 3), decode_sample(pixels.splits["train"], row, 3)
         )
-        assert same == png
+        assert is_equal == png
 
 
 @pytest.mark.parametrize("form", PACK_FORMATS)
@@ -179,13 +179,13 @@ def test_images_of_equal_size_are_one_numpy_array(tmp_path):
 def test_the_how_to_read_snippet_works(photos, tmp_path, monkeypatch):
     pack_dataset(photos, tmp_path / "out", PackPlan("uint8", 24), workers=0)
     monkeypatch.chdir(tmp_path / "out")
-    found = {}
-    exec(read_pack_document(tmp_path / "out")["reading_instructions"], found)
+    namespace = {}
+    exec(read_pack_document(tmp_path / "out")["reading_instructions"], namespace)
     first = open_data(tmp_path / "out").splits["train"]
     assert (
-        np.array_equal(np.squeeze(found["pixels"]), first.raw(0))
-        and found["label"] == "ant"
-        and found["name"] == first.name(0)
+        np.array_equal(np.squeeze(namespace["pixels"]), first.raw(0))
+        and namespace["label"] == "ant"
+        and namespace["name"] == first.name(0)
     )
     assert read_pack_document(tmp_path / "out")["reading_instructions"] == READING_INSTRUCTIONS["uint8"]
 
@@ -202,10 +202,10 @@ def test_tar_packs_are_readable_by_webdataset(photos, tmp_path):
     assert [row["cls"] for row in rows] == source.labels.tolist()
     assert [row["json"]["id"] for row in rows] == sample_names(source, photos)
     assert [row["json"]["label"] for row in rows] == [["ant", "bée"][label] for label in source.labels]
-    own = open_data(tmp_path / "out").splits["train"]
+    packed_split = open_data(tmp_path / "out").splits["train"]
     for n, row in enumerate(rows):
-        shown = row.get("jpg") or row["png"]
-        assert np.array_equal(np.asarray(shown.convert("RGB")), decode_sample(own, n, 3))
+        packed_image = row.get("jpg") or row["png"]
+        assert np.array_equal(np.asarray(packed_image.convert("RGB")), decode_sample(packed_split, n, 3))
 
 
 @pytest.mark.parametrize("form", PACK_FORMATS)
@@ -253,7 +253,9 @@ def test_unreadable_images_are_listed_and_skipped_on_request(photos, tmp_path, f
     assert len(data.full_train_split) == len(source.full_train_split) - 2
     for name, split in source.splits.items():
         readable = [
-            row for row, own in enumerate(sample_names(split, photos)) if own not in {entry["id"] for entry in bad}
+            row
+            for row, sample_name in enumerate(sample_names(split, photos))
+            if sample_name not in {entry["id"] for entry in bad}
         ]
         assert data.splits[name].labels.tolist() == split.labels[readable].tolist()
 
@@ -287,7 +289,7 @@ def test_a_pack_killed_at_any_step_resumes_byte_identical(photos, tmp_path, form
 
     monkeypatch.setattr(os, "replace", counted)
     monkeypatch.setattr(packing, "require_disk_space", lambda *words: None)
-    decoded, one = [], packing.SampleEncoder.encode_sample
+    decoded, encode_sample = [], packing.SampleEncoder.encode_sample
     count, stopped = 1, 0
     while True:
         calls.clear()
@@ -303,7 +305,9 @@ def test_a_pack_killed_at_any_step_resumes_byte_identical(photos, tmp_path, form
             patch.setattr(os, "replace", replace)
             patch.setattr(packing, "require_disk_space", lambda *words: None)
             patch.setattr(
-                packing.SampleEncoder, "encode_sample", lambda self, sample: decoded.append(sample) or one(self, sample)
+                packing.SampleEncoder,
+                "encode_sample",
+                lambda self, sample: decoded.append(sample) or encode_sample(self, sample),
             )
             if (out / ".unfinished" / "plan.json").exists():
                 (out / "shard.part").write_bytes(b"torn")
@@ -339,9 +343,9 @@ def test_a_killed_process_leaves_a_resumable_pack(tmp_path):
     process.kill()
     process.wait()
     assert (out / "train-000002.npy").exists() and not (out / "pack.json").exists()
-    kept = (out / "train-000001.npy").stat().st_mtime_ns
+    modified_time = (out / "train-000001.npy").stat().st_mtime_ns
     assert pack_dataset(tmp_path / "x", out, plan, workers=0)["splits"]["train"]["images"] == 180
-    assert (out / "train-000001.npy").stat().st_mtime_ns == kept
+    assert (out / "train-000001.npy").stat().st_mtime_ns == modified_time
     pack_dataset(tmp_path / "x", tmp_path / "whole", plan, workers=0)
     assert read_files(out) == read_files(tmp_path / "whole")
 
@@ -382,7 +386,7 @@ def test_resuming_reuses_only_complete_shards_of_the_same_source(photos, tmp_pat
     out, plan = tmp_path / "out", PackPlan("uint8", 24, shard_size=9000)
     pack_dataset(photos, tmp_path / "whole", plan, workers=0)
     with monkeypatch.context() as patch, pytest.raises(SimulatedKill):
-        patch.setattr(packing, "write_split_index", lambda *words, **more: (_ for _ in ()).throw(SimulatedKill()))
+        patch.setattr(packing, "write_split_index", lambda *words, **options: (_ for _ in ()).throw(SimulatedKill()))
         pack_dataset(photos, out, plan, workers=0)
     second = out / "train-000001.npy"
     second.write_bytes(second.read_bytes()[:-1] + b"\0\0")
@@ -392,7 +396,7 @@ def test_resuming_reuses_only_complete_shards_of_the_same_source(photos, tmp_pat
     assert read_files(out) == read_files(tmp_path / "whole")
     shutil.rmtree(out)
     with monkeypatch.context() as patch, pytest.raises(SimulatedKill):
-        patch.setattr(packing, "write_split_index", lambda *words, **more: (_ for _ in ()).throw(SimulatedKill()))
+        patch.setattr(packing, "write_split_index", lambda *words, **options: (_ for _ in ()).throw(SimulatedKill()))
         pack_dataset(photos, out, plan, workers=0)
     (photos / "train" / "ant" / "0.png").unlink()
     with pytest.raises(UsageError, match="started with another source"):
@@ -411,9 +415,9 @@ def test_nonempty_folders_and_full_disks_are_rejected(photos, tmp_path, monkeypa
     with pytest.raises(ResourceError, match=r"a pack of [\d,]{6,} bytes does not fit") as error:
         pack_dataset(photos, tmp_path / "out", PackPlan("uint8"), workers=0)
     assert error.value.code == 6
-    for wrong in ({"quality": 0}, {"short_side": 0}, {"shard_size": 0}, {"form": "zip"}):
+    for options in ({"quality": 0}, {"short_side": 0}, {"shard_size": 0}, {"form": "zip"}):
         with pytest.raises(UsageError):
-            PackPlan(**wrong)
+            PackPlan(**options)
 
 
 def edit_json(record, change):
@@ -436,10 +440,10 @@ DOCUMENT_EDITS = {
 }
 
 
-@pytest.mark.parametrize("kind", DOCUMENT_EDITS)
-def test_damaged_documents_are_refused(photos, tmp_path, kind):
+@pytest.mark.parametrize("edit_name", DOCUMENT_EDITS)
+def test_damaged_documents_are_refused(photos, tmp_path, edit_name):
     pack_dataset(photos, tmp_path / "out", PackPlan("uint8", 24, shard_size=9000), workers=0)
-    edit_json(tmp_path / "out" / "pack.json", DOCUMENT_EDITS[kind])
+    edit_json(tmp_path / "out" / "pack.json", DOCUMENT_EDITS[edit_name])
     with pytest.raises(DataError):
         open_data(tmp_path / "out")
 
@@ -478,10 +482,10 @@ def test_in_memory_and_archive_sources_are_packed(tmp_path):
         assert all(np.array_equal(data.splits[name].raw(row), split.raw(row)) for row in range(0, len(split), 50))
     assert np.load(tmp_path / "digits" / "train-000000.npy").shape == (1439, 8, 8, 1)
     pack_dataset(tmp_path / "digits", tmp_path / "tar", PackPlan("tar"), workers=0)
-    again = open_data(tmp_path / "tar")
+    reloaded = open_data(tmp_path / "tar")
     for name, split in source.splits.items():
         assert all(
-            np.array_equal(decode_to_pillow(again.splits[name].raw(row), 1), split.raw(row))
+            np.array_equal(decode_to_pillow(reloaded.splits[name].raw(row), 1), split.raw(row))
             for row in range(0, len(split), 50)
         )
 
@@ -497,8 +501,8 @@ def test_the_command(photos, tmp_path):
         assert members[:3] == ["000000000.cls", "000000000.png", "000000000.json"]
         assert all(member.mtime == 0 and member.uid == 0 for member in tar)
         Image.open(io.BytesIO(tar.extractfile(members[1]).read())).verify()
-    wrong = run_cli("data", "pack", str(photos), "--out", str(tmp_path / "b"), "--shard-size", "1X")
-    assert wrong.returncode == 2 and "is not a size" in wrong.stderr
+    rejected = run_cli("data", "pack", str(photos), "--out", str(tmp_path / "b"), "--shard-size", "1X")
+    assert rejected.returncode == 2 and "is not a size" in rejected.stderr
 
 
 @pytest.mark.parametrize("form", PACK_FORMATS)
@@ -524,8 +528,8 @@ def test_unlabelled_images_stay_unlabelled(tmp_path, form):
     pack_dataset(tmp_path / "flat", tmp_path / "out", PackPlan(form=form), workers=0)
     data = open_data(tmp_path / "out")
     assert not data.labelled and data.classes == () and data.splits["train"].labels.shape == (11, 0)
-    for own, other in ((data, source), (data, open_data(tmp_path / "out"))):
-        assert len(own.splits["val"]) == len(other.splits["val"]) == 1
+    for packed, unpacked in ((data, source), (data, open_data(tmp_path / "out"))):
+        assert len(packed.splits["val"]) == len(unpacked.splits["val"]) == 1
     assert np.array_equal(
         np.asarray(decode_to_pillow(data.splits["val"].raw(0))),
         np.asarray(decode_to_pillow(source.splits["val"].raw(0))),

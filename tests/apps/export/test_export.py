@@ -67,7 +67,7 @@ SMALL_CONFIG = {
 }
 
 
-def save_random_bundle(place: Path, config, seed: int = 0, **told) -> Bundle:
+def save_random_bundle(path: Path, config, seed: int = 0, **metadata) -> Bundle:
     """Save and return a bundle with random nonzero weights."""
     torch.manual_seed(seed)
     model = build_model(config).eval()
@@ -75,8 +75,8 @@ def save_random_bundle(place: Path, config, seed: int = 0, **told) -> Bundle:
     mean, std = ((values * config.channels)[: config.channels] for values in ((0.4, 0.5, 0.6), (0.2, 0.25, 0.3)))
     names = ("ant", "bée", "cat")
     preprocess = ImagePreprocess((config.image[0], config.image[1]), config.channels, mean, std, share=0.9)
-    bundle = Bundle(model, Classification(names, **{"temperature": 1.5, **told}), preprocess)
-    bundle.save(place)
+    bundle = Bundle(model, Classification(names, **{"temperature": 1.5, **metadata}), preprocess)
+    bundle.save(path)
     return bundle
 
 
@@ -88,10 +88,10 @@ def exported_folder(tmp_path_factory) -> Path:
     (exported_folder / "photos").mkdir()
     for seed in range(10):
         make_image(seed, (30 + seed, 40), seed).save(exported_folder / "photos" / f"{seed}.png")
-    said = parse_json_output(
+    document = parse_json_output(
         run_cli("export", str(exported_folder / "bundle"), "--images", str(exported_folder / "photos"), "--json")
     )
-    (exported_folder / "result.json").write_text(json.dumps(said))
+    (exported_folder / "result.json").write_text(json.dumps(document))
     return exported_folder
 
 
@@ -103,8 +103,8 @@ def onnx_file(exported_folder) -> Path:
 def run_onnx_session(path: Path, pixels: np.ndarray) -> np.ndarray:
     """Run a file with ONNX Runtime and its metadata only: pixels (n, C, *image) -> logits (n, K)."""
     session = ort.InferenceSession(os.fspath(path), providers=["CPUExecutionProvider"])
-    told = session.get_modelmeta().custom_metadata_map
-    mean, std = (np.array(json.loads(told[name]))[:, None, None] for name in ("mean", "std"))
+    metadata = session.get_modelmeta().custom_metadata_map
+    mean, std = (np.array(json.loads(metadata[name]))[:, None, None] for name in ("mean", "std"))
     return session.run(["logits"], {"images": ((pixels - mean) / std).astype(np.float32)})[0]
 
 
@@ -119,14 +119,18 @@ def random_pixels(count: int, *shape: int) -> np.ndarray:
 
 
 def test_the_result_reports_the_verification(exported_folder, onnx_file):
-    (told,) = json.loads((exported_folder / "result.json").read_text())["exports"]
-    assert (told["format"], told["file"], told["images"]) == ("onnx", str(onnx_file), 10)
+    (export_report,) = json.loads((exported_folder / "result.json").read_text())["exports"]
+    assert (export_report["format"], export_report["file"], export_report["images"]) == ("onnx", str(onnx_file), 10)
     assert (
-        told["bytes"] == onnx_file.stat().st_size
-        and told["sha256"] == hashlib.sha256(onnx_file.read_bytes()).hexdigest()
+        export_report["bytes"] == onnx_file.stat().st_size
+        and export_report["sha256"] == hashlib.sha256(onnx_file.read_bytes()).hexdigest()
     )
-    assert told["max_abs_logit_difference"] < 1e-4 and told["top1_agreement"] == 1 and told["top1"] is None
-    assert told["images_per_second"] > 0 and told["original_images_per_second"] > 0
+    assert (
+        export_report["max_abs_logit_difference"] < 1e-4
+        and export_report["top1_agreement"] == 1
+        and export_report["top1"] is None
+    )
+    assert export_report["images_per_second"] > 0 and export_report["original_images_per_second"] > 0
     assert sorted(path.name for path in onnx_file.parent.iterdir()) == [
         "model.json",
         "model.onnx",
@@ -209,7 +213,7 @@ def test_exported_predictions_and_errors_match_on_hostile_files(exported_folder,
     exported = load(onnx_file).predict(paths, bad_images="skip")
     for precision in PROBABILITY_LIMITS:
         run = load(exported_folder / "bundle", InferenceOptions(precision=precision)).predict(paths, bad_images="skip")
-        assert [answer.error for answer in run] == [answer.error for answer in exported]
+        assert [prediction.error for prediction in run] == [prediction.error for prediction in exported]
         good = [(a, b) for a, b in zip(run, exported, strict=True) if a.error is None]
         assert len(good) > 20 and len(good) < len(paths)
         assert are_predictions_close(*zip(*good, strict=True), precision), precision
@@ -226,8 +230,8 @@ def test_the_export_matches_the_run_within_its_precision(exported_folder, onnx_f
 def test_onnx_logits_are_independent_of_batch_composition(onnx_file):
     runtime, pixels = OnnxFileEngine(onnx_file), random_pixels(7, 3, 16, 24)
     assert runtime.session.get_session_options().get_session_config_entry("session.intra_op.allow_spinning") == "0"
-    together = runtime.logits(pixels)
-    assert all(np.array_equal(runtime.logits(pixels[i : i + 1])[0], together[i]) for i in range(7))
+    batch_logits = runtime.logits(pixels)
+    assert all(np.array_equal(runtime.logits(pixels[i : i + 1])[0], batch_logits[i]) for i in range(7))
 
 
 def test_predict_takes_the_file_and_never_imports_torch(exported_folder, onnx_file):
@@ -237,13 +241,13 @@ from vitreous.cli.main import run_command
 run_command(["predict", {str(onnx_file)!r}, {str(exported_folder / "photos" / "3.png")!r}, "--json"])
 assert "torch" not in sys.modules
 """
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
-    answers = parse_predictions(parse_json_output(found)["predictions"])
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    predictions = parse_predictions(parse_json_output(result)["predictions"])
     for precision in PROBABILITY_LIMITS:
         run = load(exported_folder / "bundle", InferenceOptions(precision=precision)).predict(
             [exported_folder / "photos" / "3.png"]
         )
-        assert are_predictions_close(run, answers, precision), precision
+        assert are_predictions_close(run, predictions, precision), precision
 
 
 def test_the_script_of_the_guide_matches_predict(exported_folder, onnx_file, tmp_path, capsys, monkeypatch):
@@ -264,8 +268,8 @@ def test_a_flipped_bit_anywhere_is_noticed(onnx_file, tmp_path):
     raw, chance = onnx_file.read_bytes(), random.Random(0)
     OnnxFileEngine(onnx_file)
     bad = tmp_path / "bad.onnx"
-    for place in (0, 1, len(raw) - 1, len(raw) - 40, len(raw) - 70, *(chance.randrange(len(raw)) for _ in range(60))):
-        bad.write_bytes(raw[:place] + bytes([raw[place] ^ 1 << chance.randrange(8)]) + raw[place + 1 :])
+    for offset in (0, 1, len(raw) - 1, len(raw) - 40, len(raw) - 70, *(chance.randrange(len(raw)) for _ in range(60))):
+        bad.write_bytes(raw[:offset] + bytes([raw[offset] ^ 1 << chance.randrange(8)]) + raw[offset + 1 :])
         with pytest.raises(WeightsError):
             OnnxFileEngine(bad)
     for cut in (0, 10, len(raw) // 2, len(raw) - 1):
@@ -279,12 +283,12 @@ def test_a_flipped_bit_anywhere_is_noticed(onnx_file, tmp_path):
 def test_parsing_random_bytes_as_onnx_never_crashes(onnx_file):
     raw, chance = onnx_file.read_bytes(), random.Random(1)
     for _ in range(300):
-        part = bytearray(raw[: chance.randrange(3000)])
+        content = bytearray(raw[: chance.randrange(3000)])
         for _ in range(chance.randrange(8)):
-            if part:
-                part[chance.randrange(len(part))] = chance.randrange(256)
+            if content:
+                content[chance.randrange(len(content))] = chance.randrange(256)
         try:
-            list(export_file.iterate_tensor_protos(export_file.parse_onnx(bytes(part), Path("x.onnx"))))
+            list(export_file.iterate_tensor_protos(export_file.parse_onnx(bytes(content), Path("x.onnx"))))
         except WeightsError:
             continue
 
@@ -318,8 +322,8 @@ def test_foreign_onnx_files_and_pt2_files_are_rejected(onnx_file, tmp_path):
 def test_a_differing_export_is_kept_only_if_accepted(exported_folder, onnx_file, tmp_path, monkeypatch):
     save_random_bundle(tmp_path / "other", transformer_config(**SMALL_CONFIG), seed=1)
 
-    def another(made: ExportTarget, place: Path) -> None:
-        shutil.copy(onnx_file, place)
+    def another(target: ExportTarget, file_path: Path) -> None:
+        shutil.copy(onnx_file, file_path)
 
     monkeypatch.setitem(EXPORT_FORMATS, "onnx", ExportFormat(".onnx", another))
     words = ["export", str(tmp_path / "other"), "--images", str(exported_folder / "photos")]
@@ -327,14 +331,14 @@ def test_a_differing_export_is_kept_only_if_accepted(exported_folder, onnx_file,
     assert refused.returncode == 1 and "error: the export failed the verification: " in refused.stderr
     assert "add --accept-loss to keep it" in refused.stderr
     assert sorted(path.name for path in (tmp_path / "other").iterdir()) == ["model.json", "weights.safetensors"]
-    (kept,) = parse_json_output(run_cli(*words, "--accept-loss", "--json"))["exports"]
-    assert kept["accepted_loss"] and Path(kept["file"]).read_bytes() == onnx_file.read_bytes()
-    again = run_cli(*words, "--accept-loss")
-    assert again.returncode == 2 and "already exists and is not overwritten" in again.stderr
+    (export_report,) = parse_json_output(run_cli(*words, "--accept-loss", "--json"))["exports"]
+    assert export_report["accepted_loss"] and Path(export_report["file"]).read_bytes() == onnx_file.read_bytes()
+    repeated = run_cli(*words, "--accept-loss")
+    assert repeated.returncode == 2 and "already exists and is not overwritten" in repeated.stderr
 
 
 @pytest.mark.parametrize(
-    "agreement,furthest,right,quantised,allowed,kept",
+    "agreement,furthest,right,quantised,allowed,is_kept",
     [
         (1.0, 1e-4, None, None, None, True),
         (1.0, 2e-3, None, None, None, False),
@@ -347,11 +351,11 @@ def test_a_differing_export_is_kept_only_if_accepted(exported_folder, onnx_file,
         (1.0, float("inf"), None, "int8", 1.0, False),
     ],
 )
-def test_the_bounds(agreement, furthest, right, quantised, allowed, kept):
-    found = proof.ExportComparison(
+def test_the_bounds(agreement, furthest, right, quantised, allowed, is_kept):
+    comparison = proof.ExportComparison(
         100, furthest, agreement, right, images_per_second=(1.0, 1.0), is_finite=furthest < 9
     )
-    assert (found.get_rejection_reason(allowed, quantised) == "") is kept
+    assert (comparison.get_rejection_reason(allowed, quantised) == "") is is_kept
 
 
 def test_agreement_is_the_share_of_equal_predictions(exported_folder):
@@ -376,7 +380,7 @@ def test_export_requires_verification_images(exported_folder, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "words,told",
+    "words,message",
     [
         (["--to", "onx"], "unknown format"),
         (["--to", "timm", "--quantize", "int8"], "writes unchanged weights"),
@@ -386,14 +390,14 @@ def test_export_requires_verification_images(exported_folder, tmp_path):
         (["--out", "model.txt"], "does not end in .onnx"),
     ],
 )
-def test_invalid_export_options_are_rejected(exported_folder, words, told, tmp_path):
+def test_invalid_export_options_are_rejected(exported_folder, words, message, tmp_path):
     result = run_cli("export", str(exported_folder / "bundle"), *words, cwd=tmp_path)
-    assert result.returncode == 2 and told in result.stderr and not list(tmp_path.iterdir())
+    assert result.returncode == 2 and message in result.stderr and not list(tmp_path.iterdir())
 
 
 def test_timm_weights_are_exported(exported_folder, tmp_path):
-    (told,) = export(exported_folder / "bundle", "timm", tmp_path / "w")["exports"]
-    assert told["format"] == "timm" and Path(told["file"]).stat().st_size == told["bytes"]
+    (export_report,) = export(exported_folder / "bundle", "timm", tmp_path / "w")["exports"]
+    assert export_report["format"] == "timm" and Path(export_report["file"]).stat().st_size == export_report["bytes"]
 
 
 @pytest.mark.parametrize("to,library", [("onnx", "onnxscript"), ("openvino", "openvino")])
@@ -411,11 +415,11 @@ def test_a_missing_extra_is_reported_before_images_are_collected(exported_folder
 )
 def test_an_existing_export_is_replaced_only_with_overwrite(exported_folder, tmp_path, to, name):
     save_random_bundle(tmp_path / "run", transformer_config(**SMALL_CONFIG))
-    pictures = ["--images", str(exported_folder / "photos")] if to == "torch" else []
-    words = ["export", str(tmp_path / "run"), "--to", to, *pictures]
+    image_arguments = ["--images", str(exported_folder / "photos")] if to == "torch" else []
+    words = ["export", str(tmp_path / "run"), "--to", to, *image_arguments]
     assert run_cli(*words).returncode == 0
-    place = tmp_path / "run" / name
-    marked = place / "config.json" if place.is_dir() else place
+    file_path = tmp_path / "run" / name
+    marked = file_path / "config.json" if file_path.is_dir() else file_path
     marked.write_text("old")
     refused = run_cli(*words)
     assert refused.returncode == 2 and "--overwrite" in refused.stderr and marked.read_text() == "old"
@@ -437,7 +441,7 @@ def test_a_folder_with_other_files_is_never_overwritten(exported_folder, tmp_pat
 def test_a_failed_export_keeps_the_existing_file(exported_folder, tmp_path, monkeypatch):
     save_random_bundle(tmp_path / "run", transformer_config(**SMALL_CONFIG))
     (tmp_path / "run" / "model.pt2").write_text("old")
-    monkeypatch.setattr(proof.ExportComparison, "get_rejection_reason", lambda *parts: "a reason")
+    monkeypatch.setattr(proof.ExportComparison, "get_rejection_reason", lambda *arguments: "a reason")
     result = run_cli(
         "export", str(tmp_path / "run"), "--to", "torch", "--images", str(exported_folder / "photos"), "--overwrite"
     )
@@ -474,7 +478,7 @@ def test_numpy_normalisation_is_bit_identical_to_torch(numbers):
 def test_position_resizing_in_the_graph_matches_eager(how):
     for old in (1, 2, 3, 7, 14):
         source = torch.randn(old, 3, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(old))
-        for new in ((new, other) for new in (1, 2, 3, 5, 7, 9, 14, 24, 37) for other in (3, 4)):
+        for new in ((new, new_width) for new in (1, 2, 3, 5, 7, 9, 14, 24, 37) for new_width in (3, 4)):
             assert torch.allclose(
                 graph.resize_to_symbolic_grid(source, new, how),
                 grid.resize_position_table(source, new, how),
@@ -557,14 +561,16 @@ def test_every_model_family_exports_to_onnx(name, exported_folder, tmp_path):
     if name in FIXED_SIZE_MODELS:
         with pytest.raises(UsageError, match="dynamic_size=True is not for"):
             export(tmp_path / "b", images=[os.fspath(photos)], dynamic_size=True)
-    (told,) = export(tmp_path / "b", images=[os.fspath(photos)], dynamic_size=name not in FIXED_SIZE_MODELS)["exports"]
-    assert told["max_abs_logit_difference"] < 1e-4
+    (export_report,) = export(tmp_path / "b", images=[os.fspath(photos)], dynamic_size=name not in FIXED_SIZE_MODELS)[
+        "exports"
+    ]
+    assert export_report["max_abs_logit_difference"] < 1e-4
     height, width = config.image
     step = (1, 1) if isinstance(config, BiTConfig) else config.patch
     for rows, columns in [(0, 0)] if name in FIXED_SIZE_MODELS else [(0, 0), (1, 0), (-1, 3), (4, 4)]:
         pixels = random_pixels(3, config.channels, height + rows * step[0], width + columns * step[1])
-        assert np.abs(run_onnx_session(Path(told["file"]), pixels) - run_pytorch(bundle, pixels)).max() < 1e-4
-    predictors = load(tmp_path / "b", precision="fp32"), load(told["file"])
+        assert np.abs(run_onnx_session(Path(export_report["file"]), pixels) - run_pytorch(bundle, pixels)).max() < 1e-4
+    predictors = load(tmp_path / "b", precision="fp32"), load(export_report["file"])
     ours, theirs = (predictor.predict([photos / "1.png"], top=3) for predictor in predictors)
     assert ours[0].names == theirs[0].names and np.allclose(ours[0].probabilities, theirs[0].probabilities, atol=1e-4)
 
@@ -579,10 +585,14 @@ def test_int8_export_calibrates_on_half_of_the_images(to, exported_folder, tmp_p
     for seed in range(24):
         make_image(seed, (30, 40), seed).save(tmp_path / "photos" / f"{seed}.png")
     document = export(tmp_path / "b", to, None, [os.fspath(tmp_path / "photos")], quantize="int8", max_loss="any")
-    (told,) = document["exports"]
-    assert told["images"] == 12 and told["quantised"] == "int8" and 1e-5 < told["max_abs_logit_difference"] < 1
+    (export_report,) = document["exports"]
+    assert (
+        export_report["images"] == 12
+        and export_report["quantised"] == "int8"
+        and 1e-5 < export_report["max_abs_logit_difference"] < 1
+    )
     pixels = random_pixels(9, 3, 16, 24)
-    runtime = load(told["file"]).engine
+    runtime = load(export_report["file"]).engine
     ours = run_pytorch(load_bundle(tmp_path / "b"), pixels)
     assert np.abs(runtime.logits(pixels) - ours).max() < 0.3 * np.ptp(ours)
     assert np.array_equal(runtime.logits(pixels)[2], runtime.logits(pixels[2:3])[0])
@@ -592,10 +602,10 @@ def test_int8_export_calibrates_on_half_of_the_images(to, exported_folder, tmp_p
 def test_openvino_files_predict_and_detect_damage(exported_folder, tmp_path):
     pytest.importorskip("openvino")
     out = tmp_path / "model.xml"
-    (told,) = export(
+    (export_report,) = export(
         exported_folder / "bundle", "openvino", out, [os.fspath(exported_folder / "photos")], dynamic_size=True
     )["exports"]
-    assert told["max_abs_logit_difference"] < 1e-4 and sorted(p.name for p in tmp_path.iterdir()) == [
+    assert export_report["max_abs_logit_difference"] < 1e-4 and sorted(p.name for p in tmp_path.iterdir()) == [
         "model.bin",
         "model.xml",
     ]
@@ -610,8 +620,8 @@ def test_openvino_files_predict_and_detect_damage(exported_folder, tmp_path):
     assert [a.names for a in ours] == [a.names for a in theirs]
     for path in (out, out.with_suffix(".bin")):
         raw = path.read_bytes()
-        for place in (0, len(raw) // 2, len(raw) - 1):
-            path.write_bytes(raw[:place] + bytes([raw[place] ^ 4]) + raw[place + 1 :])
+        for offset in (0, len(raw) // 2, len(raw) - 1):
+            path.write_bytes(raw[:offset] + bytes([raw[offset] ^ 4]) + raw[offset + 1 :])
             with pytest.raises(WeightsError):
                 load(out)
         path.write_bytes(raw)
@@ -621,16 +631,16 @@ def test_openvino_files_predict_and_detect_damage(exported_folder, tmp_path):
 @pytest.mark.slow
 def test_torch_export_runs_without_vitreous(exported_folder, tmp_path):
     out = tmp_path / "model.pt2"
-    (told,) = export(
+    (export_report,) = export(
         exported_folder / "bundle", "torch", out, [os.fspath(exported_folder / "photos")], dynamic_size=True
     )["exports"]
-    assert told["max_abs_logit_difference"] < 1e-5
+    assert export_report["max_abs_logit_difference"] < 1e-5
     extra = {"vitreous.json": ""}
     module = torch.export.load(out, extra_files=extra).module()
     assert json.loads(extra["vitreous.json"])["card"]["classes"] == ["ant", "bée", "cat"]
     bundle, pixels = load_bundle(exported_folder / "bundle"), random_pixels(3, 3, 24, 40)
-    found = module(bundle.preprocess.normalise(torch.from_numpy(pixels)))[0].detach().numpy()
-    assert np.abs(found - run_pytorch(bundle, pixels)).max() < 1e-5
+    logits = module(bundle.preprocess.normalise(torch.from_numpy(pixels)))[0].detach().numpy()
+    assert np.abs(logits - run_pytorch(bundle, pixels)).max() < 1e-5
     assert str(Path(verb.__file__).parent).encode() not in out.read_bytes()
 
 
@@ -645,9 +655,9 @@ def test_a_run_is_verified_on_its_validation_images(photo_folder, tmp_path):
         if (tmp_path / "run" / "evaluations.jsonl").exists()
         else b""
     )
-    (told,) = parse_json_output(run_cli("export", str(tmp_path / "run"), "--json"))["exports"]
-    assert told["images"] == 12 and told["verified_on"].endswith("(val)")
-    assert told["top1"]["original"] == told["top1"]["export"]
+    (export_report,) = parse_json_output(run_cli("export", str(tmp_path / "run"), "--json"))["exports"]
+    assert export_report["images"] == 12 and export_report["verified_on"].endswith("(val)")
+    assert export_report["top1"]["original"] == export_report["top1"]["export"]
     (quantised,) = parse_json_output(
         run_cli("export", str(tmp_path / "run"), "--quantize", "int8", "--accept-loss", "--json")
     )["exports"]

@@ -30,10 +30,15 @@ def trained_run(tmp_path_factory) -> Path:
     model = vitreous.create("ViT-32x2/8", image_size=32, num_classes=3)
     torch.nn.init.normal_(model.head.weight)
     vitreous.save(model, folder / "model", classes=["ant", "bee", "cat: a | pipe"])
-    place = folder / "model" / "model.json"
-    plain = json.loads(place.read_text())
-    plain["provenance"] = {"data": "/home/someone/secret/pets", "init": "mae-b16", "recipe": "finetune", "seed": 0}
-    place.write_text(json.dumps(plain))
+    path = folder / "model" / "model.json"
+    description = json.loads(path.read_text())
+    description["provenance"] = {
+        "data": "/home/someone/secret/pets",
+        "init": "mae-b16",
+        "recipe": "finetune",
+        "seed": 0,
+    }
+    path.write_text(json.dumps(description))
     test = {"top1": 0.75, "ece": 0.1, "images": 12, "unreadable": 0, "interval": {"top1": [0.5, 0.9]}}
     summary = {"data": "/home/someone/secret/pets", "steps": 10, "wall_seconds": 1.23456789, "test": test, "val": None}
     (folder / "summary.json").write_text(json.dumps(summary))
@@ -144,8 +149,8 @@ def test_the_model_card_has_hub_metadata_and_metrics(trained_run, tmp_path):
         "weights.safetensors",
     ]
     make_image(0).save(tmp_path / "a.png")
-    answer = parse_json_output(run_cli("predict", str(tmp_path / "out"), str(tmp_path / "a.png"), "--json"))
-    assert "cat: a | pipe" in json.dumps(answer)
+    document = parse_json_output(run_cli("predict", str(tmp_path / "out"), str(tmp_path / "a.png"), "--json"))
+    assert "cat: a | pipe" in json.dumps(document)
 
 
 def test_a_bundle_without_a_run_is_pushed_without_metrics(trained_run, tmp_path):
@@ -171,8 +176,8 @@ def test_a_bundle_without_a_run_is_pushed_without_metrics(trained_run, tmp_path)
 def test_hub_errors_are_reported_with_a_fix(hub_address, trained_run, monkeypatch, broken, token, code, words):
     FakeHub.broken = broken
     monkeypatch.setenv("HF_TOKEN", token)
-    answer = result_or_error(lambda: vitreous.push(trained_run, "hf:me/pets"))
-    assert answer[0] == code and all(word in answer[1] for word in words), answer
+    result = result_or_error(lambda: vitreous.push(trained_run, "hf:me/pets"))
+    assert result[0] == code and all(word in result[1] for word in words), result
     assert "weights.safetensors" not in FakeHub.repositories.get("me/pets", {})
 
 
@@ -205,8 +210,8 @@ def test_a_missing_hub_client_is_reported_with_the_install_command(trained_run, 
     ],
 )
 def test_invalid_pushes_are_rejected(trained_run, tmp_path, words, hint):
-    named = {"RUN": str(trained_run), "FOLDER": str(tmp_path)}
-    result = run_cli("push", *(named.get(word, word) for word in words))
+    paths = {"RUN": str(trained_run), "FOLDER": str(tmp_path)}
+    result = run_cli("push", *(paths.get(word, word) for word in words))
     assert result.returncode == 2 and hint in result.stderr
 
 

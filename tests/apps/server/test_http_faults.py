@@ -75,21 +75,21 @@ def site(server):
     assert site.predict(encode_noise_image(1))[0] == 200  # and other requests still succeed
 
 
-def parse_error(answer: bytes) -> tuple[int, str]:
+def parse_error(response: bytes) -> tuple[int, str]:
     """Return status and error code of a raw response with one JSON document."""
-    head, _, body = answer.partition(b"\r\n\r\n")
-    told = json.loads(body)["error"]
-    assert set(told) == {"code", "message", "hint", "request_id"} and told["message"]
-    assert b"x-request-id: " + told["request_id"].encode() in head
-    return int(head.split()[1]), told["code"]
+    head, _, body = response.partition(b"\r\n\r\n")
+    error = json.loads(body)["error"]
+    assert set(error) == {"code", "message", "hint", "request_id"} and error["message"]
+    assert b"x-request-id: " + error["request_id"].encode() in head
+    return int(head.split()[1]), error["code"]
 
 
 def read_response(link: socket.socket) -> bytes:
     """Read one complete response from a connection that may stay open."""
-    answer = b""
-    while b"\r\n\r\n" not in answer:
-        answer += link.recv(65536)
-    head, _, body = answer.partition(b"\r\n\r\n")
+    response = b""
+    while b"\r\n\r\n" not in response:
+        response += link.recv(65536)
+    head, _, body = response.partition(b"\r\n\r\n")
     size = int(head.lower().partition(b"content-length: ")[2].split()[0])
     while len(body) < size:
         body += link.recv(65536)
@@ -159,14 +159,16 @@ def read_response(link: socket.socket) -> bytes:
     ],
 )
 def test_malformed_requests_are_rejected_without_request_smuggling(site, request_, status):
-    answer = site.raw(
+    response = site.raw(
         request_ if b"Content-Length: 99" in request_ or request_.endswith((b"b", b"zz\r\n")) else request_ + b"\r\n"
     )
-    assert parse_error(answer)[0] == status and answer.count(b"x-request-id") == 1 and b"connection: close" in answer
+    assert (
+        parse_error(response)[0] == status and response.count(b"x-request-id") == 1 and b"connection: close" in response
+    )
 
 
 @pytest.mark.parametrize(
-    ("kind", "body", "status", "code"),
+    ("content_type", "body", "status", "code"),
     [
         ("", b"x", 415, "unsupported_media"),
         ("text/html", b"x", 415, "unsupported_media"),
@@ -201,15 +203,17 @@ def test_malformed_requests_are_rejected_without_request_smuggling(site, request
         ("multipart/mixed; boundary=b", b"--b--\r\n", 415, "unsupported_media"),
     ],
 )
-def test_bodies_without_an_image_are_rejected(site, kind, body, status, code):
-    found, told, _ = site.ask("POST", "/v1/predict", body, {"Content-Type": kind} if kind else {})
-    assert (found, told["error"]["code"]) == (status, code)
+def test_bodies_without_an_image_are_rejected(site, content_type, body, status, code):
+    status_code, document, _ = site.ask(
+        "POST", "/v1/predict", body, {"Content-Type": content_type} if content_type else {}
+    )
+    assert (status_code, document["error"]["code"]) == (status, code)
 
 
 def test_image_formats_are_detected_from_content_not_names(site):
     body, headers = encode_multipart(('x\\"y\x00\x1b[31m', encode_noise_image(1, kind="JPEG")))
-    status, told, _ = site.ask("POST", "/v1/predict?top=1", body, headers)
-    assert status == 200 and told["predictions"][0]["name"] == 'x"y\x00\x1b[31m'
+    status, document, _ = site.ask("POST", "/v1/predict?top=1", body, headers)
+    assert status == 200 and document["predictions"][0]["name"] == 'x"y\x00\x1b[31m'
 
 
 def encode_uniform_jpeg(size: tuple[int, int], progressive: bool = False) -> bytes:
@@ -221,20 +225,20 @@ def encode_uniform_jpeg(size: tuple[int, int], progressive: bool = False) -> byt
 def test_too_many_images_or_pixels_are_rejected(site):
     body, headers = encode_multipart(*((str(n), encode_noise_image(n)) for n in range(4)))
     assert site.ask("POST", "/v1/predict", body, headers)[0] == 413
-    status, told, _ = site.predict(encode_noise_image(1, (400, 300), "WEBP"))
-    assert status == 422 and "90,000" in told["error"]["message"]
+    status, document, _ = site.predict(encode_noise_image(1, (400, 300), "WEBP"))
+    assert status == 422 and "90,000" in document["error"]["message"]
 
 
 def test_a_large_photograph_is_decoded_reduced_and_a_bomb_refused(site):
     """JPEGs above --max-pixels, progressive ones included, are decoded at 1/2 to 1/8; the limit applies at 1/8."""
-    plain, progressive = (encode_uniform_jpeg((800, 600), progressive=choice) for choice in (False, True))
+    baseline, progressive = (encode_uniform_jpeg((800, 600), progressive=choice) for choice in (False, True))
     small = site.predict(encode_uniform_jpeg((200, 150)))[1]["predictions"][0]
-    for content in (plain, progressive):
-        status, told, _ = site.predict(content)
-        assert status == 200, told
-        assert told["predictions"][0]["name"] == small["name"]
-    status, told, _ = site.predict(encode_uniform_jpeg((2500, 2400)))
-    assert status == 422 and told["error"]["message"] == "image: 2500 x 2400 pixels, more than 5,760,000"
+    for content in (baseline, progressive):
+        status, document, _ = site.predict(content)
+        assert status == 200, document
+        assert document["predictions"][0]["name"] == small["name"]
+    status, document, _ = site.predict(encode_uniform_jpeg((2500, 2400)))
+    assert status == 422 and document["error"]["message"] == "image: 2500 x 2400 pixels, more than 5,760,000"
 
 
 @pytest.mark.parametrize("end", [b"CRASH", b"SPIN", b"EAT"])
@@ -248,8 +252,8 @@ def test_an_image_that_crashes_its_decoder_fails_only_its_request(site, end):
             + b"Content-Type: image/png\r\nContent-Length: %d\r\nConnection: close\r\n\r\n" % len(content)
         )
         link.sendall(content)
-        status, told, _ = site.predict(encode_noise_image(2))  # sent while the decoder is busy
-        assert status == 200, told
+        status, document, _ = site.predict(encode_noise_image(2))  # sent while the decoder is busy
+        assert status == 200, document
         assert parse_error(receive_all(link)) == (422, "unreadable_image")
     if end != b"EAT":  # this decoder raises MemoryError and survives
         assert site.metric("vitreous_decoder_restarts_total") == before + 1
@@ -361,9 +365,9 @@ def test_a_full_queue_returns_429_with_retry_after(paused_server):
         link.sendall(
             b"POST /v1/predict HTTP/1.1\r\n" + HOST_HEADER + b"Content-Type: image/png\r\nContent-Length: 90\r\n\r\n"
         )
-        answer = read_response(link)
-        assert parse_error(answer) == (429, "queue_full") and b"retry-after: 1\r\n" in answer
-        assert b"connection: close" not in answer
+        response = read_response(link)
+        assert parse_error(response) == (429, "queue_full") and b"retry-after: 1\r\n" in response
+        assert b"connection: close" not in response
         # the body is discarded and the connection stays open
         link.sendall(b"x" * 90 + b"GET /healthz HTTP/1.1\r\n" + HOST_HEADER + b"\r\n")
         assert b"alive" in read_response(link)
@@ -430,15 +434,15 @@ def test_a_stopping_server_completes_only_accepted_requests(fresh_pausable_serve
     wait_until(closed)
     engine.go.set()
     for link in links:
-        answer = receive_all(link)
-        assert answer.startswith(b"HTTP/1.1 200") and b"connection: close" in answer
+        response = receive_all(link)
+        assert response.startswith(b"HTTP/1.1 200") and b"connection: close" in response
         link.close()
     idle.close()
 
 
-def refused_or_status(answer: bytes) -> tuple[int, str]:
+def refused_or_status(response: bytes) -> tuple[int, str]:
     """Return status and text of /readyz."""
-    head, _, body = answer.partition(b"\r\n\r\n")
+    head, _, body = response.partition(b"\r\n\r\n")
     return int(head.split()[1]), json.loads(body)["status"]
 
 
@@ -447,13 +451,13 @@ def test_requests_without_the_token_are_rejected(predictor):
     access = AccessControl(token=token)
     with serve_in_thread(predictor, ServerSettings(port=0, quiet=True, access=access, decoders=1)) as server:
         site = ServerClient(server.address)
-        asked = {
+        expected_statuses = {
             (): 401,
             (("Authorization", "Bearer " + token.decode()),): 200,
             (("Authorization", "Bearer 0123456789abcdeg"),): 401,
             (("Authorization", "Basic " + token.decode()),): 401,
         }
-        for headers, status in asked.items():
+        for headers, status in expected_statuses.items():
             assert site.ask("GET", "/v1/model", headers=dict(headers))[0] == status
         for path in ("/", "/healthz", "/readyz", "/static/style.css"):
             assert site.ask("GET", path)[0] == 200
@@ -461,11 +465,11 @@ def test_requests_without_the_token_are_rejected(predictor):
             assert site.ask("GET", "/", headers={"Host": host})[1]["error"]["code"] == "forbidden_host"
         for host in ("localhost", "LOCALHOST:1", "[::1]:80", "127.0.0.1"):
             assert site.ask("GET", "/", headers={"Host": host})[0] == 200
-        own = {"Origin": f"http://127.0.0.1:{site.port}", "Authorization": "Bearer " + token.decode()}
-        assert site.ask("GET", "/v1/model", headers=own)[0] == 200
+        page_headers = {"Origin": f"http://127.0.0.1:{site.port}", "Authorization": "Bearer " + token.decode()}
+        assert site.ask("GET", "/v1/model", headers=page_headers)[0] == 200
         for origin in ("http://evil.example", "null", f"http://localhost:{site.port}"):
             assert (
-                site.ask("GET", "/v1/model", headers={**own, "Origin": origin})[1]["error"]["code"]
+                site.ask("GET", "/v1/model", headers={**page_headers, "Origin": origin})[1]["error"]["code"]
                 == "forbidden_origin"
             )
-        assert "Access-Control-Allow-Origin" not in site.ask("GET", "/v1/model", headers=own)[2]
+        assert "Access-Control-Allow-Origin" not in site.ask("GET", "/v1/model", headers=page_headers)[2]

@@ -47,9 +47,9 @@ async def run_against_fake_server(ask, answer):
 
 def test_latency_counts_from_the_time_a_request_was_due(load_client):
     async def ask(port):
-        one = load_client.Client(port, most=1)
-        phase = await load_client.open_loop(one, [load_client.make_request(port, "/")], 200, 0.3)
-        one.close()
+        client = load_client.Client(port, most=1)
+        phase = await load_client.open_loop(client, [load_client.make_request(port, "/")], 200, 0.3)
+        client.close()
         return phase
 
     phase = asyncio.run(run_against_fake_server(ask, lambda name: (name, {})))
@@ -62,22 +62,22 @@ def test_latency_counts_from_the_time_a_request_was_due(load_client):
 
 def test_responses_with_wrong_ids_or_probabilities_are_errors(load_client):
     expected = [{"classes": [{"class": "a", "probability": 0.1}]}]
-    answers = {
+    responses = {
         "right": lambda name: (name, {"predictions": expected}),
         "another's": lambda name: (b"x" + name, {"predictions": expected}),
         "last digit": lambda name: (name, {"predictions": [{"classes": [{"class": "a", "probability": 0.1 + 2e-17}]}]}),
     }
 
-    def asked(answer):
+    def asked(response):
         async def ask(port):
-            one = load_client.Client(port)
-            reply = await one.ask(load_client.make_request(port, "/", expected=expected))
-            one.close()
+            client = load_client.Client(port)
+            reply = await client.ask(load_client.make_request(port, "/", expected=expected))
+            client.close()
             return reply
 
-        return asyncio.run(run_against_fake_server(ask, answer))
+        return asyncio.run(run_against_fake_server(ask, response))
 
-    assert {name: asked(answer).right for name, answer in answers.items()} == {
+    assert {name: asked(response).right for name, response in responses.items()} == {
         "right": True,
         "another's": False,
         "last digit": False,

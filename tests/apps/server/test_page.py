@@ -85,9 +85,9 @@ def server_address(page_models, predictor):
 @pytest.fixture(scope="module")
 def browser():
     with playwright.sync_playwright() as play:
-        found = play.chromium.launch(executable_path=find_chromium(), args=CHROMIUM_FLAGS)
-        yield found
-        found.close()
+        chromium = play.chromium.launch(executable_path=find_chromium(), args=CHROMIUM_FLAGS)
+        yield chromium
+        chromium.close()
 
 
 class PageVisit:
@@ -114,8 +114,8 @@ class PageVisit:
     def find(self, selector: str):
         return self.page.locator(selector)
 
-    def see(self, selector: str, text, **kind) -> None:
-        expect(self.find(selector)).to_contain_text(text, timeout=TIMEOUT_MS, **kind)
+    def see(self, selector: str, text, **options) -> None:
+        expect(self.find(selector)).to_contain_text(text, timeout=TIMEOUT_MS, **options)
 
     def take(self, *files: Path) -> None:
         """Select files; wait for their predictions and the attention of the last one."""
@@ -150,7 +150,7 @@ class PageVisit:
 
         The image must be wide and displayed in the central 0.8 of its height.
         """
-        found = self.page.evaluate(
+        values = self.page.evaluate(
             """() => {
               const canvas = document.getElementById("picture"), copy = new OffscreenCanvas(canvas.width, canvas.height), found = [];
               const pen = copy.getContext("2d", {willReadFrequently: true});
@@ -164,7 +164,7 @@ class PageVisit:
               return found;
             }"""
         )
-        return np.array(found).reshape(5, 5)
+        return np.array(values).reshape(5, 5)
 
     def at(self, row: int, column: int) -> dict[str, float]:
         """Return the position of a patch on the canvas, in pixels of the page."""
@@ -176,17 +176,17 @@ class PageVisit:
     def leave(self) -> None:
         """Close the page; assert that it logged nothing unexpected and requested nothing from other hosts."""
         self.context.close()
-        own = [text for text in self.said if not (self.refused and text.startswith("Failed to load resource"))]
-        assert own == []
+        unexpected = [text for text in self.said if not (self.refused and text.startswith("Failed to load resource"))]
+        assert unexpected == []
         assert [url for url in self.asked if not url.startswith((self.address + "/", "blob:", "data:image/"))] == []
 
 
 @pytest.fixture
 def visit(request, browser, server_address):
     """Return a page visit by size and theme."""
-    one = PageVisit(browser, server_address, *getattr(request, "param", ("desk", "light")))
-    yield one
-    one.leave()
+    page_visit = PageVisit(browser, server_address, *getattr(request, "param", ("desk", "light")))
+    yield page_visit
+    page_visit.leave()
 
 
 def compute_attention(predictor, file: Path, **words: str) -> dict:
@@ -196,11 +196,11 @@ def compute_attention(predictor, file: Path, **words: str) -> dict:
     )
 
 
-def brightness_follows_weights(shown: np.ndarray, weights) -> bool:
+def brightness_follows_weights(lightness: np.ndarray, weights) -> bool:
     """Return whether lightness is monotonic in the weights, within the resolution of 8-bit colours."""
     weights = np.array(weights)
-    ordered = shown.ravel()[np.argsort(weights.ravel())]
-    return shown.argmax() == weights.argmax() and bool((np.diff(ordered) > -0.01).all()) and np.ptp(shown) > 0.2
+    ordered = lightness.ravel()[np.argsort(weights.ravel())]
+    return lightness.argmax() == weights.argmax() and bool((np.diff(ordered) > -0.01).all()) and np.ptp(lightness) > 0.2
 
 
 def test_an_encoder_without_a_head_shows_attention_and_neighbours(browser, page_models, tmp_path):
@@ -226,18 +226,18 @@ def test_an_encoder_without_a_head_shows_attention_and_neighbours(browser, page_
 @pytest.mark.parametrize("visit", [("desk", "light"), pytest.param(("phone", "dark"), marks=slow)], indirect=True)
 def test_page_predictions_match_python(visit, page_models, predictor):
     visit.take(page_models / "0.png")
-    wanted = predictor.predict([page_models / "0.png"], top=7)[0]
+    expected = predictor.predict([page_models / "0.png"], top=7)[0]
     names = visit.find("#answers .name").all_text_contents()
     shares = [text.replace("\u00a0", " ") for text in visit.find("#answers .share").all_text_contents()]
-    assert names == list(wanted.names[:5]) and visit.find("#answers b").count() == 0
-    assert shares == [format_share(p) for p in wanted.probabilities[:5]]
+    assert names == list(expected.names[:5]) and visit.find("#answers b").count() == 0
+    assert shares == [format_share(p) for p in expected.probabilities[:5]]
     bars = visit.page.eval_on_selector_all(
         "#answers i", "all => all.map(one => one.offsetWidth / one.parentElement.offsetWidth)"
     )
-    assert np.allclose(bars, wanted.probabilities[:5], atol=0.01)
+    assert np.allclose(bars, expected.probabilities[:5], atol=0.01)
     visit.find("#more").click()
-    assert visit.find("#answers .name").all_text_contents() == list(wanted.names)
-    assert wanted.names[0] in visit.find("#said").text_content()
+    assert visit.find("#answers .name").all_text_contents() == list(expected.names)
+    assert expected.names[0] in visit.find("#said").text_content()
     assert visit.page.evaluate("document.documentElement.scrollWidth") <= visit.page.viewport_size["width"]
 
 
@@ -247,11 +247,11 @@ def test_sliders_show_every_block_and_head_with_one_request(visit, page_models, 
     visit.choose("kind", "raw")
     visit.choose("edges", "blocks")
     visit.set("opacity", 100)
-    asked = len(visit.attentions())
+    num_requests = len(visit.attentions())
     every = np.array(
         compute_attention(predictor, page_models / "0.png", kind="raw", layer="all", head="all")["weights"]
     )
-    seen = set()
+    drawings = set()
     for layer in (0, 2):
         for head, weights in (
             (0, every[layer].mean(0)),
@@ -262,8 +262,8 @@ def test_sliders_show_every_block_and_head_with_one_request(visit, page_models, 
             visit.set("layer", layer)
             visit.set("head", head)
             assert brightness_follows_weights(visit.patches(), weights), (layer, head)
-            seen.add(visit.drawn())
-    assert len(seen) == 8 and len(visit.attentions()) == asked
+            drawings.add(visit.drawn())
+    assert len(drawings) == 8 and len(visit.attentions()) == num_requests
     assert visit.find("#head").get_attribute("aria-valuetext") == "head 2 of 2"
     smooth = visit.drawn()
     visit.choose("edges", "smooth")
@@ -287,9 +287,9 @@ def test_clicking_a_patch_shows_its_attention(visit, page_models, predictor):
     visit.choose("edges", "blocks")
     visit.set("opacity", 100)
     visit.set("head", 3)
-    place = visit.at(1, 3)
+    position = visit.at(1, 3)
     (visit.find("#picture").tap if visit.page.viewport_size["width"] < 500 else visit.find("#picture").click)(
-        position=place
+        position=position
     )
     visit.see("#meaning", "Raw attention of block 3, head 1, from the patch at row 2, column 4.")
     visit.settle()
@@ -319,16 +319,16 @@ def test_the_image_without_the_map_is_beside_the_attention(visit, page_models):
     before = visit.find("#layer").bounding_box()
     visit.take(page_models / "0.png")
     assert visit.find("#layer").bounding_box() == before
-    plain = read_plain()
+    plain_pixels = read_plain()
     photo = np.asarray(Image.open(page_models / "0.png").convert("RGB"), float)
-    assert np.abs(average_blocks(plain) - average_blocks(photo)).max() < 10  # of 255
+    assert np.abs(average_blocks(plain_pixels) - average_blocks(photo)).max() < 10  # of 255
     visit.set("opacity", 100)
     visit.set("layer", 0)
-    assert (read_plain() == plain).all()
+    assert (read_plain() == plain_pixels).all()
     visit.find("#picture").click(position=visit.at(1, 3))
     visit.see("#meaning", "the patch at row 2, column 4")
     visit.settle()
-    rows, columns = np.nonzero(np.abs(read_plain() - plain).sum(-1) > 30)
+    rows, columns = np.nonzero(np.abs(read_plain() - plain_pixels).sum(-1) > 30)
     side = 0.8 * 64 / 5  # of a patch, which has a frame
     middle = 32 + (1 - 2) * side, 48 + (3 - 2) * side
     assert abs(rows - middle[0]).max() < side / 2 + 2 and abs(columns - middle[1]).max() < side / 2 + 2
@@ -337,18 +337,18 @@ def test_the_image_without_the_map_is_beside_the_attention(visit, page_models):
 
 def test_the_page_is_usable_with_the_keyboard(visit, page_models, predictor):
     visit.take(page_models / "0.png")
-    keys, found = visit.page.keyboard, []
+    keys, focused = visit.page.keyboard, []
     visit.page.evaluate("document.activeElement.blur()")
     for _ in range(40):
         keys.press("Tab")
-        found.append(
+        focused.append(
             visit.page.evaluate(
                 "document.activeElement.id || document.activeElement.name || document.activeElement.tagName"
             )
         )
-        if found[-1] == "SUMMARY":
+        if focused[-1] == "SUMMARY":
             break
-    wanted = [
+    controls = [
         "file",
         "camera",
         "picture",
@@ -364,7 +364,7 @@ def test_the_page_is_usable_with_the_keyboard(visit, page_models, predictor):
         "mosaic",
         "SUMMARY",
     ]
-    assert [name for name in found if name in wanted] == wanted
+    assert [name for name in focused if name in controls] == controls
     visit.find("#picture").focus()
     keys.press("ArrowLeft")
     start = [int(number) - 1 for number in re.findall(r"\d+", visit.find("#said").text_content())[:2]]
@@ -390,16 +390,16 @@ def test_history_images_return_with_their_predictions(visit, page_models, predic
     visit.take(page_models / "0.png", page_models / "1.png")
     first, second = (predictor.predict([page_models / f"{number}.png"])[0].names[0] for number in range(2))
     visit.see("#answers li:first-child .name", second)
-    drawn, asked = visit.drawn(), len(visit.attentions())
+    drawing, num_requests = visit.drawn(), len(visit.attentions())
     visit.page.get_by_role("button", name="0.png").click()
     visit.see("#history [aria-current]", "0.png")
     visit.see("#answers li:first-child .name", first)
     visit.settle()
-    assert visit.drawn() != drawn
+    assert visit.drawn() != drawing
     visit.page.get_by_role("button", name="1.png").click()
     visit.see("#history [aria-current]", "1.png")
     visit.settle()
-    assert visit.drawn() == drawn and len(visit.attentions()) <= asked + 1
+    assert visit.drawn() == drawing and len(visit.attentions()) <= num_requests + 1
     visit.find("#forget").click()
     expect(visit.find("#history li")).to_have_count(1)
 
@@ -436,8 +436,8 @@ def test_errors_show_a_fix_and_keep_the_last_prediction(visit, page_models, pred
     visit.see("#history [aria-current]", "1.png")
     assert visit.find("[role=alert]").text_content() == ""
     visit.settle()
-    other = {"model": {"name": "x", "version": "another"}, "predictions": []}
-    visit.page.route("**/v1/predict*", lambda route: route.fulfill(json=other), times=1)
+    other_version = {"model": {"name": "x", "version": "another"}, "predictions": []}
+    visit.page.route("**/v1/predict*", lambda route: route.fulfill(json=other_version), times=1)
     visit.page.set_input_files("#file", page_models / "0.png")
     visit.see("[role=alert]", "The served model has changed.")
     visit.see("#history [aria-current]", "1.png")
@@ -447,20 +447,26 @@ def test_positions_filters_and_neighbours_match_the_model(visit, page_models, pr
     visit.take(page_models / "photos" / "train" / "bee" / "1.png")
     index = open_index(page_models / "model")
     pixels = read_predictor_input(predictor, page_models / "photos" / "train" / "bee" / "1.png")
-    wanted = index.nearest(predictor.engine.features(pixels[None])[0], 8)
+    expected = index.nearest(predictor.engine.features(pixels[None])[0], 8)
     expect(visit.find("#neighbours li")).to_have_count(8)
-    told = visit.find("#neighbours li").all_text_contents()
-    assert told[0] == "bee1.png · cosine 1.000"
-    assert told == [f"{one.label}{one.name} · cosine {one.similarity:.3f}" for one in wanted]
+    listed = visit.find("#neighbours li").all_text_contents()
+    assert listed[0] == "bee1.png · cosine 1.000"
+    assert listed == [
+        f"{neighbour.label}{neighbour.name} · cosine {neighbour.similarity:.3f}" for neighbour in expected
+    ]
     visit.find("#inside").scroll_into_view_if_needed()
     similar = np.array(compute_position_similarity(predictor.bundle)["similarity"])
     frame = visit.find("#mosaic").bounding_box()
     visit.see("#positions-text", "row 3, column 3")
     visit.find("#mosaic").click(position={"x": frame["width"] * 0.7, "y": frame["height"] * 0.1})
-    others, pairs = np.delete(similar[3], 3), similar[~np.eye(25, dtype=bool)]
+    other_similarities, pairs = np.delete(similar[3], 3), similar[~np.eye(25, dtype=bool)]
     least, most = (f"{end:.2f}".replace("-", "−") for end in (pairs.min(), pairs.max()))
-    told = f"row 1, column 4 to all others: {others.min():.2f} to {others.max():.2f}.".replace("-", "−")
-    visit.see("#positions-text", f"{told} Colour scale: {least} to {most}")
+    listed = (
+        f"row 1, column 4 to all others: {other_similarities.min():.2f} to {other_similarities.max():.2f}.".replace(
+            "-", "−"
+        )
+    )
+    visit.see("#positions-text", f"{listed} Colour scale: {least} to {most}")
     assert (visit.find("#scale-least").text_content(), visit.find("#scale-most").text_content()) == (least, most)
     light = visit.page.evaluate(CANVAS_LIGHTNESS_JS)
     assert (
@@ -546,11 +552,11 @@ def test_contrast_and_touch_targets_in_every_size_and_theme(visit, page_models):
     small = [target for target in visit.page.evaluate(TOUCH_TARGETS_JS) if target[1] < 40]
     assert small == []
     assert visit.page.evaluate("document.documentElement.scrollWidth") <= visit.page.viewport_size["width"]
-    named = (
+    has_names = (
         "all => all.filter(one => !(one.labels?.length || one.ariaLabel || one.textContent.trim())).map(one => "
         "one.outerHTML)"
     )
-    assert visit.page.eval_on_selector_all("button, input, canvas[tabindex]", named) == []
+    assert visit.page.eval_on_selector_all("button, input, canvas[tabindex]", has_names) == []
 
 
 def test_an_unreachable_server_is_reported(browser, page_models, predictor):
@@ -592,14 +598,14 @@ def test_page_files_make_no_external_requests():
 
 
 def test_upload_hints_match_the_device(browser, server_address):
-    for size, shown, hidden in (("phone", "Tap to choose an image", "Drop"), ("desk", "Drop an image here", "Tap")):
+    for size, expected, hidden in (("phone", "Tap to choose an image", "Drop"), ("desk", "Drop an image here", "Tap")):
         visit = PageVisit(browser, server_address, size)
         visit.see("#model", "classes")
         visit.page.evaluate(
             "document.getElementById('model').textContent = 'R50+ViT-B/16-with-a-very-long-name · 1000 classes'"
         )
-        told = visit.find("body").inner_text()
-        assert shown in told and hidden not in told
+        body_text = visit.find("body").inner_text()
+        assert expected in body_text and hidden not in body_text
         lines = (
             "one => "
             "{ const range = document.createRange(); range.selectNodeContents(one); return range.getClientRects().length; }"
@@ -631,9 +637,9 @@ def test_shares_and_names_are_written_as_in_the_reports(visit):
         "async shares => { const { percent } = await import('/static/page.js'); return shares.map(percent); }", shares
     )
     assert [text.replace("\u00a0", " ") for text in written] == [format_share(share) for share in shares]
-    made = (
+    script = (
         "async name => "
         "{ const { makeName } = await import('/static/page.js'); return makeName('p', 'dim', name).outerHTML; }"
     )
     name = "a/b_c-d.e:f\\g <i>.png"
-    assert visit.page.evaluate(made, name) == f'<p class="dim">{format_breakable_name(name)}</p>'
+    assert visit.page.evaluate(script, name) == f'<p class="dim">{format_breakable_name(name)}</p>'

@@ -69,14 +69,14 @@ class EventReader:
 
     def __iter__(self) -> Iterator[tuple[str, dict]]:
         while line := self.response.readline():
-            kind = line.decode().removeprefix("event: ").strip()
+            event_name = line.decode().removeprefix("event: ").strip()
             data = self.response.readline().decode().removeprefix("data: ")
             assert self.response.readline() == b"\n"
-            yield kind, json.loads(data)
+            yield event_name, json.loads(data)
 
-    def next(self, kind: str) -> dict:
+    def next(self, event_name: str) -> dict:
         """Return the next event of this kind."""
-        return next(data for name, data in self if name == kind)
+        return next(data for name, data in self if name == event_name)
 
 
 @contextmanager
@@ -97,10 +97,10 @@ def test_events_follow_a_run_that_grows_rewinds_and_ends(running_run):
         assert events.next("lines") == {"reset": False, "lines": lines[:1]}
         running_run.append(lines[1])
         running_run.append(lines[2])
-        seen = []
-        while len(seen) < 2:
-            seen += events.next("lines")["lines"]
-        assert seen == lines[1:3]
+        events_seen = []
+        while len(events_seen) < 2:
+            events_seen += events.next("lines")["lines"]
+        assert events_seen == lines[1:3]
         running_run.rewind(2)  # a resumed run
         assert events.next("lines") == {"reset": True, "lines": lines[:2]}
         running_run.append(lines[3])
@@ -110,23 +110,23 @@ def test_events_follow_a_run_that_grows_rewinds_and_ends(running_run):
         (running_run.path / "report.html").write_text("<p>the report</p>")
         running_run.summary.write_text("{}")
         assert any(data["finished"] for name, data in events if name == "state")
-        with open_response(address, "/report.html") as answer:
-            assert answer.read() == b"<p>the report</p>"
+        with open_response(address, "/report.html") as response:
+            assert response.read() == b"<p>the report</p>"
 
 
 def test_complete_lines_are_read_exactly_once(tmp_path):
     path = tmp_path / "metrics.jsonl"
-    follower, whole = MetricsFollower(path), [{"step": step, "text": "é" * step} for step in range(40)]
+    follower, lines_written = MetricsFollower(path), [{"step": step, "text": "é" * step} for step in range(40)]
     assert follower.read() == (False, [])
-    content = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in whole).encode()
-    seen = []
+    content = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines_written).encode()
+    lines_read = []
     for start in range(0, len(content), 7):
         with open(path, "ab") as file:
             file.write(content[start : start + 7])
         anew, lines = follower.read()
         assert not anew
-        seen += lines
-    assert seen == whole
+        lines_read += lines
+    assert lines_read == lines_written
     assert follower.read() == (False, [])
 
 
@@ -137,21 +137,21 @@ def test_many_lines_arrive_in_several_events(running_run, monkeypatch):
         running_run.append(line)
     with watch_in_thread(running_run.path) as address:
         events = EventReader(address)
-        parts = [events.next("lines") for _ in range(3)]
-    assert [part["reset"] for part in parts] == [True, False, False]
-    assert [line for part in parts for line in part["lines"]] == lines
+        line_events = [events.next("lines") for _ in range(3)]
+    assert [event["reset"] for event in line_events] == [True, False, False]
+    assert [line for event in line_events for line in event["lines"]] == lines
 
 
 def test_the_page_is_self_contained_and_names_the_run(running_run):
-    with watch_in_thread(running_run.path) as address, open_response(address, "/") as answer:
-        page = answer.read().decode()
-        policy = answer.getheader("content-security-policy")
-    assert answer.status == 200 and "default-src 'none'" in policy and "connect-src 'self'" in policy
+    with watch_in_thread(running_run.path) as address, open_response(address, "/") as response:
+        page = response.read().decode()
+        policy = response.getheader("content-security-policy")
+    assert response.status == 200 and "default-src 'none'" in policy and "connect-src 'self'" in policy
     assert "run &lt;b&gt;" in page and "<b>" not in page
     assert not re.findall(r"(?:src|href)=\"(?!data:|report)", page) and "@import" not in page and "url(http" not in page
-    facts = json.loads(page.partition('id="facts">')[2].partition("</script>")[0])
-    assert facts["steps"] == 2 and len(facts["colours"]) > 5
-    assert list(facts["panels"][0]["series"]) == ["train/loss", "val/nll"]
+    page_data = json.loads(page.partition('id="facts">')[2].partition("</script>")[0])
+    assert page_data["steps"] == 2 and len(page_data["colours"]) > 5
+    assert list(page_data["panels"][0]["series"]) == ["train/loss", "val/nll"]
     assert 'name="viewport" content="width=device-width' in page and "prefers-color-scheme: dark" in page
 
 
@@ -165,8 +165,8 @@ def test_foreign_hosts_origins_and_paths_are_rejected(running_run):
             ("/config.yaml", {}, 404),
             ("/../config.yaml", {}, 404),
         ):
-            with open_response(address, path, **headers) as answer:
-                assert answer.status == status, (path, headers)
+            with open_response(address, path, **headers) as response:
+                assert response.status == status, (path, headers)
 
 
 def test_open_pages_are_limited_and_closing_one_frees_a_slot(running_run, monkeypatch):
@@ -174,16 +174,16 @@ def test_open_pages_are_limited_and_closing_one_frees_a_slot(running_run, monkey
     with watch_in_thread(running_run.path) as address:
         events = EventReader(address)
         events.next("lines")
-        with open_response(address, "/events") as answer:
-            assert answer.status == 503
+        with open_response(address, "/events") as response:
+            assert response.status == 503
         events.response.close()
         events.connection.close()
         for _ in range(100):
             running_run.append({"step": 1, "epoch": 1.0})  # the server detects a closed page on the next write
-            with open_response(address, "/events") as answer:
-                if answer.status == 200:
+            with open_response(address, "/events") as response:
+                if response.status == 200:
                     break
-        assert answer.status == 200
+        assert response.status == 200
 
 
 def test_invalid_runs_and_ports_are_rejected(finished_run, tmp_path):

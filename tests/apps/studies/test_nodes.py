@@ -93,16 +93,16 @@ class WorkerKiller(threading.Thread):
 @pytest.mark.timeout(1500)
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux lists processes in /proc")
 def test_a_killed_worker_on_two_nodes_does_not_change_the_table(tmp_path):
-    here = parse_json_output(run_command(*STUDY_ARGUMENTS, "--out", str(tmp_path / "here"), timeout=700))
+    local_result = parse_json_output(run_command(*STUDY_ARGUMENTS, "--out", str(tmp_path / "here"), timeout=700))
     with start_ray_nodes(2) as address:
         killer = WorkerKiller()
         killer.start()
         try:
             words = (*STUDY_ARGUMENTS, "--out", str(tmp_path / "there"), "--ray", address)
-            there = parse_json_output(run_command(*words, timeout=700, **RAY_TOKEN_ENVIRONMENT))
+            cluster_result = parse_json_output(run_command(*words, timeout=700, **RAY_TOKEN_ENVIRONMENT))
         finally:
             killer.ended = True
             killer.join()
     assert killer.killed and len(killer.nodes) == 2
-    means = [[(row["axis_values"], row["mean"]) for row in one["rows"]] for one in (here, there)]
+    means = [[(row["axis_values"], row["mean"]) for row in result["rows"]] for result in (local_result, cluster_result)]
     assert len(means[0]) == 8 and means[0] == means[1]
