@@ -269,7 +269,7 @@ def test_missing_images_are_reported(tmp_path):
     assert split.raw(2) == encode_random_png(9) and split.raw(3) == encode_random_png(3)
 
 
-def test_damaged_files(tmp_path):
+def test_damaged_parquet_files_are_rejected(tmp_path):
     file = write_parquet(
         tmp_path / "x.parquet",
         {"image": make_image_column(40), "label": ["a", "b"] * 20},
@@ -430,6 +430,6 @@ def test_invalid_hub_datasets_are_rejected(tmp_path, monkeypatch):
     assert "HF_HUB_OFFLINE disables" in failing(ConnectionError("offline"))
 
 
-def test_without_the_library(monkeypatch):
+def test_a_missing_parquet_library_is_reported(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     assert "pip install 'vitreous[datasets]'" in get_open_error("hf:org/name", UsageError)

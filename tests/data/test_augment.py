@@ -162,7 +162,7 @@ def test_rand_augment_draws_operations_levels_and_directions(probability):
     assert strength.max() == 1.0 and abs(np.median(strength) - 0.9) < 0.01 and abs(strength.std() - 0.05) < 0.01
 
 
-def test_an_inception_box_keeps_area_and_aspect_and_draws_the_height_alike():
+def test_inception_boxes_keep_area_and_aspect_with_uniform_heights():
     crop = InceptionCrop((8, 8), (0.05, 1.0), (0.75, 1.33), "aliased")
     torch.manual_seed(0)
     boxes = np.array([crop.draw_box(500, 400) for _ in range(3000)])

@@ -102,7 +102,7 @@ def test_large_frames_are_rejected_before_decoding(tmp_path):
         open_clip(tmp_path / "wide.avi")
 
 
-def test_limits(monkeypatch, tmp_path):
+def test_clip_limits_are_enforced(monkeypatch, tmp_path):
     path = write_clip(tmp_path / "a.gif", make_grey_frames(10))
     monkeypatch.setattr(clip, "MAX_CLIP_BYTES", 4 * 16 * 16 * 3)
     assert open_clip(path).read_frames(np.arange(4)).shape[0] == 4

@@ -30,7 +30,7 @@ def save_image(path, image, **options):
 
 
 @pytest.mark.parametrize("suffix,tolerance", [("png", 0), ("bmp", 0), ("tif", 0), ("webp", 0), ("jpg", 12)])
-def test_rgb(tmp_path, suffix, tolerance):
+def test_rgb_images_are_decoded(tmp_path, suffix, tolerance):
     options = {"lossless": True} if suffix == "webp" else {"quality": 95, "subsampling": 0} if suffix == "jpg" else {}
     path = save_image(tmp_path / f"x.{suffix}", Image.fromarray(GRADIENT_PIXELS), **options)
     assert np.abs(np.asarray(decode_to_pillow(path)).astype(int) - GRADIENT_PIXELS).max() <= tolerance
@@ -50,7 +50,7 @@ def test_one_bit_images_are_decoded(tmp_path):
     assert np.array_equal(np.asarray(decode_to_pillow(path))[..., 0], (GRADIENT_PIXELS[..., 0] > 100) * 255)
 
 
-def test_palette(tmp_path):
+def test_palette_images_become_rgb(tmp_path):
     path = save_image(tmp_path / "x.png", Image.fromarray(GRADIENT_PIXELS).quantize(200))
     assert np.array_equal(np.asarray(decode_to_pillow(path)), np.asarray(Image.open(path).convert("RGB")))
 
@@ -109,7 +109,7 @@ def test_half_transparency_is_mixed(tmp_path):
     assert np.abs(np.asarray(decode_to_pillow(save_image(tmp_path / "x.png", half))).astype(int) - 127).max() <= 1
 
 
-def test_cmyk(tmp_path):
+def test_cmyk_images_become_rgb(tmp_path):
     path = save_image(tmp_path / "x.jpg", Image.fromarray(GRADIENT_PIXELS).convert("CMYK"), quality=98, subsampling=0)
     assert np.abs(np.asarray(decode_to_pillow(path)).astype(int) - GRADIENT_PIXELS).mean() < 6
 
@@ -180,7 +180,7 @@ def test_invalid_images_are_rejected_by_name(tmp_path, content, reason):
 
 
 @pytest.mark.parametrize("cut", [0.3, 0.8])
-def test_truncated_png(tmp_path, cut):
+def test_truncated_pngs_are_rejected(tmp_path, cut):
     path = save_image(
         tmp_path / "x.png", Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 64, 3), dtype=np.uint8))
     )
@@ -190,7 +190,7 @@ def test_truncated_png(tmp_path, cut):
         decode_to_pillow(path)
 
 
-def test_pixels_without_a_range_are_refused(tmp_path):
+def test_float_pixels_are_rejected(tmp_path):
     path = save_image(tmp_path / "x.tif", Image.fromarray(np.random.default_rng(0).random((8, 8), dtype=np.float32)))
     with pytest.raises(DataError, match="no stated range"):
         decode_to_pillow(path)
@@ -227,7 +227,7 @@ def test_error_messages_escape_file_names(tmp_path):
     assert "\n" not in error.value.message and "\x1b" not in error.value.message
 
 
-def test_tiff_with_floating_point_tags_is_the_library_s_business(tmp_path):
+def test_tiff_with_floating_point_tags_is_left_to_the_library(tmp_path):
     info = TiffImagePlugin.ImageFileDirectory_v2()
     info[282] = 72.0
     assert np.array_equal(

@@ -118,7 +118,7 @@ def write_voc(root: Path, image: str, stem: str, name: str = "ant") -> None:
     (root / "Annotations" / f"{stem}.xml").write_text(text, "utf-8")
 
 
-def test_voc(tmp_path):
+def test_voc_files_match_their_images(tmp_path):
     write_voc(tmp_path, f"{DECOMPOSED_NAME}.jpg", COMPOSED_NAME, COMPOSED_NAME)
     write_voc(tmp_path, "1.jpg", "1", DECOMPOSED_NAME)
     assert open_data(tmp_path).classes == (COMPOSED_NAME,)
@@ -128,7 +128,7 @@ def test_voc(tmp_path):
 
 
 @pytest.mark.parametrize("twice", [False, True])
-def test_yolo(tmp_path, twice):
+def test_yolo_files_match_their_images(tmp_path, twice):
     write_image(tmp_path / "images" / "train" / f"{COMPOSED_NAME}.png")
     path = tmp_path / "labels" / "train" / f"{DECOMPOSED_NAME}.txt"
     path.parent.mkdir(parents=True)
@@ -159,7 +159,7 @@ def test_mask_class_names_are_unicode_normalised(tmp_path):
     assert open_data(tmp_path).classes == ("ground", COMPOSED_NAME)
 
 
-def test_paths_in_parquet_files(tmp_path):
+def test_parquet_paths_match_their_images(tmp_path):
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -177,7 +177,7 @@ def test_yolo_folder_names_are_case_insensitive(tmp_path):
     assert len(read_boxes(tmp_path)[str(tmp_path / "images/Train/0.png")]) == 1
 
 
-def test_labelme(tmp_path):
+def test_labelme_files_match_their_images(tmp_path):
     shape = {"label": DECOMPOSED_NAME, "shape_type": "rectangle", "points": [[1, 1], [5, 5]]}
     write_image(tmp_path / f"{COMPOSED_NAME}.png")
     (tmp_path / f"{DECOMPOSED_NAME}.json").write_text(json.dumps({"shapes": [shape]}))
@@ -188,14 +188,14 @@ def test_labelme(tmp_path):
         open_data(tmp_path)
 
 
-def test_masks(tmp_path):
+def test_masks_match_their_images(tmp_path):
     write_image(tmp_path / "images" / f"{COMPOSED_NAME}.png")
     (tmp_path / "masks").mkdir()
     Image.fromarray(np.eye(10, 12, dtype=np.uint8)).save(tmp_path / "masks" / f"{DECOMPOSED_NAME}.png")
     assert open_data(tmp_path).split("train").target(0).classes.sum() == 10
 
 
-def test_tables_and_lists(tmp_path):
+def test_table_and_list_entries_match_their_images(tmp_path):
     for number, name in enumerate((f"{DECOMPOSED_NAME}/{DECOMPOSED_NAME} 0.png", f"{DECOMPOSED_NAME}/1.png")):
         write_image(tmp_path / name, number)
     rows = [(f"{COMPOSED_NAME}/{COMPOSED_NAME} 0.png", COMPOSED_NAME), (f"{COMPOSED_NAME}/1.png", "bee")]

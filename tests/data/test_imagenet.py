@@ -89,7 +89,7 @@ def test_flat_images_are_labelled_by_the_development_kit(flat_ilsvrc2012, place)
 
 
 @pytest.mark.parametrize("named", [".", "ILSVRC/Data/CLS-LOC"])
-def test_kaggles_tree(flat_ilsvrc2012, tmp_path, named):
+def test_imagenet_in_the_kaggle_layout_is_read(flat_ilsvrc2012, tmp_path, named):
     (tmp_path / "kaggle" / "ILSVRC" / "Data").mkdir(parents=True)
     flat_ilsvrc2012.rename(tmp_path / "kaggle" / "ILSVRC" / "Data" / "CLS-LOC")
     write_kaggle_solution(tmp_path / "kaggle")

@@ -168,7 +168,7 @@ def test_unusual_class_names_are_read_or_rejected(tmp_path, case):
     assert len(data.fingerprint()) == 64
 
 
-def test_equal_subfolder_names_belong_to_their_own_class(tmp_path):
+def test_equal_subfolder_names_belong_to_their_parent_class(tmp_path):
     root = make_folder(tmp_path / "x", {"a": 2, "b": 3}, classes=("same",))
     data = open_data(root).with_holdout(0.0, 0)
     assert data.classes == ("a", "b") and data.split("train").labels.tolist() == [0] * 2 + [1] * 3

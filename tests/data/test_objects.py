@@ -64,7 +64,7 @@ def test_boxes_and_masks_follow_the_augmented_image(change):
 
 @pytest.mark.parametrize("turns", [(a, b, c) for a in (False, True) for b in (False, True) for c in (False, True)])
 @pytest.mark.parametrize("size", [(20, 20), (16, 24)])
-def test_boxes_move_as_masks_do(turns, size):
+def test_boxes_are_transformed_like_masks(turns, size):
     draw = np.random.default_rng(0)
     masks = torch.zeros(5, *size, dtype=torch.bool)
     for mask in masks:

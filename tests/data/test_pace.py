@@ -68,7 +68,7 @@ def test_decode_seconds_are_measured(tmp_path, monkeypatch):
     assert choose_worker_count(split, preprocess, Augment(), throughput=1e9) == count_usable_cores()
 
 
-def test_nothing_readable_costs_nothing():
+def test_unreadable_samples_have_no_decode_cost():
     arrays = ArraySplit(np.zeros((3, 4, 4, 7), np.uint8), np.zeros(3, np.int64))
     assert measure_decode_seconds(TrainLoader(arrays, ImagePreprocess((16, 16)), Augment(), 0)) == 0.0
 

@@ -22,7 +22,7 @@ FULL_AUGMENT = Augment(crop=(0.3, 1.0), shift=0.1, rotate=10, zoom=0.1, flip=0.5
 PLAIN_PREPROCESS = ImagePreprocess((16, 16))
 
 
-def test_keys_are_unique_and_depend_on_every_part():
+def test_keys_are_unique_and_depend_on_every_argument():
     grid = [
         derive_keys(seed, epoch, np.arange(1000), view)
         for seed, epoch, view in itertools.product(range(5), range(10), range(2))
@@ -103,7 +103,7 @@ def test_in_memory_streams_resume_at_any_position(train_split):
         assert torch.equal(batch["labels"], torch.from_numpy(train_split.labels)[batch["samples"]])
 
 
-def test_no_two_epochs_samples_or_seeds_are_augmented_alike(train_split):
+def test_augmentation_differs_between_epochs_samples_and_seeds(train_split):
     views = [
         TrainLoader(train_split, PLAIN_PREPROCESS, FULL_AUGMENT, seed).load_sample(sample, epoch, 0)
         for seed in (0, 1)
@@ -120,7 +120,7 @@ def test_disabled_augmentation_changes_nothing():
     assert torch.equal(Augment().augment_image(make_image(1), PLAIN_PREPROCESS, 5), pixels[1])
 
 
-def test_flips_and_shifts_move_whole_pixels():
+def test_flips_and_shifts_are_integer_translations():
     pixels = torch.from_numpy(np.asarray(make_image(0)).transpose(2, 0, 1).copy())[None].repeat(64, 1, 1, 1)
     flipped = Augment(flip=1.0).augment_batch(pixels, derive_keys(0, np.arange(64)))
     assert torch.equal(flipped, pixels.flip(-1))

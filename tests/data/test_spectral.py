@@ -104,7 +104,7 @@ def test_multiband_tiffs_are_read_in_every_layout(dtype, options):
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "float32"])
-def test_alike_pages_are_channels(dtype):
+def test_tiff_pages_of_equal_size_are_channels(dtype):
     array = draw_values((4, 9, 7), dtype)
     assert detect_channel_form(as_pages(array), "x") == (4, dtype)
     assert np.array_equal(read_channels(as_pages(array), "x"), array)
@@ -184,7 +184,7 @@ INVALID_NPY_FILES = {
 
 
 @pytest.mark.parametrize("name", INVALID_NPY_FILES)
-def test_a_bad_npy_is_refused_with_the_reason(name):
+def test_invalid_npy_files_are_rejected_with_the_reason(name):
     raw, why = INVALID_NPY_FILES[name]
     with pytest.raises(DataError, match=why) as caught:
         read_bands(raw, 5, "uint16", "shot.npy")
@@ -247,7 +247,7 @@ def test_oversized_deflated_strips_are_rejected():
         read_channels(small, "x")
 
 
-def test_damaged_files_are_refused_and_nothing_else():
+def test_damaged_files_raise_only_data_errors():
     """Random damage, as in `tests.data.mutate`, to the formats that only this file covers."""
     chance, array = random.Random(0), draw_values((5, 12, 14), "uint16")
     wide = np.moveaxis(array, 0, -1)
@@ -277,7 +277,7 @@ BAND_PREPROCESS = BandPreprocess((20, 24), 3, numbers="uint8")
 
 
 @pytest.mark.parametrize("fit", [{"fit": "crop"}, {"fit": "squash"}, {"share": 0.8, "filter": "bilinear"}])
-def test_channels_are_fitted_as_colours_are(fit):
+def test_bands_are_resized_like_colour_channels(fit):
     image = make_image(0, (70, 45))
     separate_bands = BandPreprocess((20, 24), 3, **fit).to_tensor(image.split())
     assert torch.equal(separate_bands, ImagePreprocess((20, 24), 3, **fit).to_tensor(image))
@@ -292,7 +292,7 @@ GEOMETRIC_OPTIONS = {
 
 
 @pytest.mark.parametrize("name", GEOMETRIC_OPTIONS)
-def test_channels_are_moved_as_colours_are(name):
+def test_bands_are_transformed_like_colour_channels(name):
     augment, image = Augment(**GEOMETRIC_OPTIONS[name], flip=0.5), make_image(0, (50, 40))
     wide = tuple(Image.fromarray(np.asarray(band).astype(np.float32) * 100) for band in image.split())
     for k in range(6):

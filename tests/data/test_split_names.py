@@ -45,7 +45,7 @@ def test_names_are_split_names_in_any_case():
 @pytest.mark.parametrize(
     "train,val,test", [("Training", "Validation", "Testing"), ("TRAIN", "Valid", "Test"), ("train", "val", "testing")]
 )
-def test_class_folders(tmp_path, train, val, test):
+def test_split_names_of_class_folders(tmp_path, train, val, test):
     for name, count in ((train, 3), (val, 1), (test, 2)):
         write_classes(tmp_path / name, count=count)
     assert open_data(tmp_path).classes == ("ant", "bee")
@@ -60,7 +60,7 @@ def test_two_folders_of_one_split_are_rejected(tmp_path):
 
 
 @pytest.mark.parametrize("inside", [True, False])
-def test_masks(tmp_path, inside):
+def test_split_names_of_masks(tmp_path, inside):
     for split, lower_name, count in (("Training", "train", 3), ("Testing", "test", 2)):
         for number in range(count):
             image = f"{split}/images" if inside else f"images/{split}"
@@ -79,7 +79,7 @@ def write_coco(path: Path, names: list[str], first: int = 1) -> None:
     path.write_text(json.dumps(document))
 
 
-def test_coco(tmp_path):
+def test_split_names_of_coco(tmp_path):
     for split in ("Training", "Testing"):
         write_image(tmp_path / split / "0.png")
         write_coco(tmp_path / "annotations" / f"instances_{split}.json", ["0.png"])
@@ -90,7 +90,7 @@ def test_coco(tmp_path):
     }
 
 
-def test_yolo_keys_and_folders(tmp_path):
+def test_split_names_of_yolo_keys_and_folders(tmp_path):
     for split in ("Training", "Testing"):
         write_image(tmp_path / "images" / split / "0.png")
         (tmp_path / "labels" / split).mkdir(parents=True)
@@ -103,7 +103,7 @@ def test_yolo_keys_and_folders(tmp_path):
         open_data(tmp_path)
 
 
-def test_voc_lists(tmp_path):
+def test_split_names_of_voc_lists(tmp_path):
     for number in range(3):
         write_image(tmp_path / "JPEGImages" / f"{number}.jpg")
         path = tmp_path / "Annotations" / f"{number}.xml"
@@ -121,7 +121,7 @@ def test_voc_lists(tmp_path):
         open_data(tmp_path)
 
 
-def test_labelme(tmp_path):
+def test_split_names_of_labelme(tmp_path):
     shape = {"label": "ant", "shape_type": "rectangle", "points": [[1, 1], [5, 5]]}
     for split in ("Training", "Testing"):
         write_image(tmp_path / split / "0.png")
@@ -143,7 +143,7 @@ def test_split_names_in_tables_are_read(tmp_path):
     assert get_split_sizes(tmp_path / "b.csv") == {"train": 2, "test": 1}
 
 
-def test_lists(tmp_path):
+def test_split_names_of_lists(tmp_path):
     for number in range(3):
         write_image(tmp_path / f"{number}.png")
     (tmp_path / "Train.txt").write_text("0.png 0\n1.png 1\n")
@@ -154,7 +154,7 @@ def test_lists(tmp_path):
         open_data(tmp_path)
 
 
-def test_archives(tmp_path):
+def test_split_names_of_archives_are_read(tmp_path):
     image = write_image(tmp_path / "image.png").read_bytes()
     for split, count in (("Training", 4), ("Testing", 2)):
         with tarfile.open(tmp_path / f"{split}-0.tar", "w") as archive:
@@ -168,7 +168,7 @@ def test_archives(tmp_path):
     assert (len(data.split("test")), len(data.full_train_split)) == (2, 4)
 
 
-def test_parquet(tmp_path):
+def test_split_names_of_parquet(tmp_path):
     arrow = pytest.importorskip("pyarrow")
     import pyarrow.parquet as parquet
 

@@ -124,7 +124,7 @@ def test_archives_without_splits_hold_a_tenth_out(tmp_path):
     assert len(single_shard.full_train_split) == 30
 
 
-def test_patterns(tmp_path):
+def test_archive_patterns_are_expanded(tmp_path):
     assert [path.name for path in expand_braces("x/a-{08..11}.tar")] == ["a-08.tar", "a-09.tar", "a-10.tar", "a-11.tar"]
     assert [path.name for path in expand_braces("{a,b}-{0..1}.tar")] == ["a-0.tar", "a-1.tar", "b-0.tar", "b-1.tar"]
     write_tar(tmp_path / "s-0.tar", make_members(range(6)))

@@ -43,7 +43,7 @@ def test_other_encodings_are_rejected_by_name(encoding):
         assert "line 2" in refusal.value.message
 
 
-def test_damaged_and_binary_files_are_refused(tmp_path):
+def test_damaged_and_binary_files_are_rejected(tmp_path):
     with pytest.raises(DataError, match="not valid UTF-16"):
         decode_text(b"\xff\xfea\x00b", "names.txt")
     with pytest.raises(DataError, match="NUL bytes"):
@@ -97,7 +97,7 @@ def test_annotations_in_unicode_encodings(tmp_path, form, encoding):
 
 
 @pytest.mark.parametrize("form", TEXT_FILES)
-def test_annotations_in_latin_1_are_refused(tmp_path, form):
+def test_annotations_in_latin_1_are_rejected(tmp_path, form):
     source = FORMAT_WRITERS[form](tmp_path)
     for name in TEXT_FILES[form]:
         rewrite_encoded(tmp_path / name, "latin-1", rename_class)
@@ -120,14 +120,14 @@ def test_mask_class_lists_are_read_in_every_encoding(tmp_path, encoding):
     assert open_data(str(tmp_path)).classes == ("ground", "z\u00e8bre  b", "disc")
 
 
-def test_class_lists_in_latin_1_are_refused(tmp_path):
+def test_class_lists_in_latin_1_are_rejected(tmp_path):
     write_maps(tmp_path, names="")
     (tmp_path / "classes.txt").write_bytes("ground\nz\u00e8bre\ndisc\n".encode("latin-1"))
     with pytest.raises(DataError, match=r"classes.txt, line 2.*Latin-1"):
         open_data(str(tmp_path))
 
 
-def test_tables_and_lists(tmp_path):
+def test_tables_and_lists_are_read_in_every_encoding(tmp_path):
     for name in "ab":
         Image.fromarray(np.zeros((4, 4, 3), np.uint8)).save(tmp_path / f"{name}.png")
     (tmp_path / "t.csv").write_bytes("path,label\na.png,é\nb.png,o\n".encode("utf-16"))

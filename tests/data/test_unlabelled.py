@@ -97,7 +97,7 @@ def test_flat_folder_images_are_opened_in_order(tmp_path):
 
 
 @pytest.mark.parametrize("inner, message", [("", "flat folder: 8 images"), ("ant", "one class only")])
-def test_learning_classes_is_refused(tmp_path, inner, message):
+def test_classification_without_labels_is_rejected(tmp_path, inner, message):
     write_images(tmp_path / inner, 8)
     with pytest.raises(DataError, match=message) as error:
         prepare_data(str(tmp_path), None, TrainOptions(str(tmp_path)), NullListener())

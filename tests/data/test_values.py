@@ -90,7 +90,7 @@ def test_non_numeric_targets_are_rejected(tmp_path, columns, targets, message, h
     assert message in error.value.message and error.value.hint.startswith(hint)
 
 
-def test_an_image_with_two_values_is_refused(tmp_path):
+def test_an_image_with_two_values_is_rejected(tmp_path):
     with pytest.raises(DataError, match="1 rows contradict the values of an earlier row"):
         open_data(write_value_table(tmp_path, format_table(("age", lambda r: r)) + "3.png,4\n"))
     deduplicated = open_data(write_value_table(tmp_path, format_table(("age", lambda r: r)) + "3.png,3\n"))

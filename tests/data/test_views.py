@@ -90,7 +90,7 @@ def measure_view_rates(crops: MultiCrop, image: Image.Image, happened) -> np.nda
         ("jitter_probability", 0.8, (0.8, 0.8, 0.8)),
     ],
 )
-def test_each_view_has_its_own_probabilities(option, value, expected):
+def test_each_view_type_has_separate_probabilities(option, value, expected):
     crops = MultiCrop(
         1,
         IMAGE_SIZE,

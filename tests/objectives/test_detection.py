@@ -89,7 +89,7 @@ def test_pretrained_backbones_are_trained_frozen_or_adapted(tmp_path):
 LORA_PARAMETERS = {"encoder.blocks.0.attention.part.qkv.weight"}
 
 
-def test_masks_follow_from_the_data_or_from_the_user(tmp_path):
+def test_mask_prediction_follows_the_data_or_the_option(tmp_path):
     boxes, masks = str(write_voc(tmp_path / "voc")), str(write_coco(tmp_path / "coco"))
     once = {"steps": 1, "batch_size": 2, "save_every": 10}
     train_detector(tmp_path / "boxes", data=boxes, **once)
@@ -265,7 +265,7 @@ def test_federated_classes_are_sampled_by_root_frequency():
     assert few_sampled.sum(1).tolist() == [7, 6]  # classes without any image are not sampled
 
 
-def test_a_federated_loss_counts_frequencies_and_is_a_mean_over_images():
+def test_federated_loss_is_a_mean_over_images():
     objective, batch = objective_and_batch(scores="sigmoid", federated=1, frequencies=(3, 1))
     prepared = objective.prepare(batch, TrainingProgress())
     assert torch.equal(prepared["federated"], torch.tensor([[True, False], [False, True]] * 2))
@@ -290,7 +290,7 @@ def test_a_federated_loss_counts_frequencies_and_is_a_mean_over_images():
         replace(config, frequencies=(1, 2, 3)).check(model, ("a", "b"), SceneViews())
 
 
-def test_lvis_options_for_rare_classes(tmp_path):
+def test_lvis_options_are_applied_to_rare_classes(tmp_path):
     changes = {"objective.scores": ["sigmoid"], "objective.federated": ["2"], "data.repeat_threshold": ["0.9"]}
     settings = TRAIN_OPTIONS["settings"] | changes
     data = str(write_coco(tmp_path / "coco"))

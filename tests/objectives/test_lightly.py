@@ -64,7 +64,7 @@ def test_dino_loss_and_centre_match_lightly_over_steps():
     assert objective.centre.abs().max() > 0.01
 
 
-def test_centre_is_updated_once_per_step_unlike_lightly():
+def test_centre_is_updated_once_per_accumulated_step():
     """The paper's centre (Eq. 4) is that of a batch.
 
     lightly updates it inside the loss. With gradient accumulation it moves once per micro-batch, and later
@@ -125,7 +125,7 @@ def test_ibot_loss_and_centre_match_lightly_over_steps():
     assert objective.patch_centre.abs().max() > 0.01
 
 
-def test_batch_without_masks_keeps_the_centre_finite_unlike_lightly():
+def test_batches_without_masks_keep_the_centre_finite():
     """Half of the views have no mask, so a small batch may contain no masked patch."""
     objective, theirs = build_objective(DINOv2, mask_probability=0.0), IBOTPatchLoss(NUM_PROTOTYPES)
     batch = batch_for(objective)
@@ -146,7 +146,7 @@ def test_koleo_matches_lightly(count):
     assert torch.allclose(compute_gradient(ours, features), compute_gradient(theirs, features), rtol=1e-5, atol=1e-6)
 
 
-def test_koleo_in_float16_and_of_one_image_unlike_lightly():
+def test_koleo_is_finite_in_float16_and_zero_for_one_image():
     """Its eps of 1e-8 is 0 in float16, and a single image has no nearest neighbour."""
     identical = torch.ones(3, 16)
     assert koleo_loss(identical, gather_single_process).item() == pytest.approx(

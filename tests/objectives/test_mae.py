@@ -141,7 +141,7 @@ def test_targets_are_normalised_by_the_unbiased_variance(mae_objective):
     assert batch["targets"].square().mean().item() == pytest.approx((values - 1) / values, rel=1e-4)
 
 
-def test_masked_patches_are_not_seen(mae_objective):
+def test_masked_patches_do_not_affect_predictions(mae_objective):
     images = torch.randn(2, 3, 32, 32)
     batch = mae_objective.prepare(make_batch(images), TrainingProgress())
     patches = patchify(images, (8, 8)).flatten(1, 2)

@@ -53,7 +53,7 @@ def test_corruption_ratios_match_the_paper():
     assert shares[0].item() == pytest.approx(0.8, abs=0.02) and shares[1].item() == pytest.approx(0.1, abs=0.02)
 
 
-def test_a_mean_colour_is_three_bits_a_channel():
+def test_mean_colours_have_three_bits_per_channel():
     objective, pixels = build_objective(share=1.0), torch.zeros(1, 3, 32, 32)
     pixels[0, 0], pixels[0, 1], pixels[0, 2] = 1.0, 0.51, 0.13  # levels 7, 4 and 1
     pixels[0, 2, :4, :8] = 0.9  # half of the first patch changes: mean 0.515, level 4
@@ -75,7 +75,7 @@ def test_small_colour_targets_are_downsampled_patches():
 
 
 @pytest.mark.parametrize(("side", "length"), [(4, 8), (4, 14), (4, 4), (1, 6)])
-def test_shrinking_is_adaptive_pooling(side, length):
+def test_target_downsampling_is_adaptive_pooling(side, length):
     patches = torch.rand(3, 5, length, length)
     expected = torch.nn.functional.adaptive_avg_pool2d(patches, side).flatten(-2)
     assert torch.allclose(average_pool_patches(patches, side, 2), expected, atol=1e-6)

@@ -215,7 +215,7 @@ def slow_shared_runs(data_folder, tmp_path_factory, carry_out):  # noqa: F811
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("world", "name"), SLOW_CASES)
-def test_runs_agree_for_any_number_of_processes_and_variant(slow_shared_runs, world, name):
+def test_slow_variants_agree_for_any_number_of_processes(slow_shared_runs, world, name):
     assert_runs_agree(slow_shared_runs, world, name)
 
 

@@ -105,7 +105,7 @@ def test_resumed_volume_run_is_bit_identical(array_data, tmp_path):
         vitreous.train(out=str(tmp_path / "stopped"), resume=True, axes=2)
 
 
-def test_larger_volumes_are_scaled_and_values_can_stay(array_data, tmp_path):
+def test_larger_volumes_are_resized_and_standardisation_is_optional(array_data, tmp_path):
     listener = StoppingListener()
     options = {**TRAIN_OPTIONS, "model": "ViT-32x1/8x8x8", "image_size": 8, "steps": 1}
     settings = {"preprocess.standardise": ["data"]}

@@ -178,7 +178,7 @@ def test_abstention_in_evaluate_matches_predict(run_copy, photos, tmp_path):
         assert result.returncode == 2 and "--abstain must be above 0" in result.stderr
 
 
-def test_turned_labels_are_suspected(run_copy, photos, tmp_path):
+def test_wrong_labels_are_suspected(run_copy, photos, tmp_path):
     """Exactly the three wrong labels of 24 are found."""
     shutil.move(photos / "test" / "ant" / "turned-from-cat.png", photos / "test" / "ant" / "=turned-from-cat.png")
     try:
@@ -282,7 +282,7 @@ def test_training_images_of_the_initial_run_are_reported(run_copy, photos, tmp_p
     assert document["selected_on"] == ["choose the learning rate"] and "used to choose the learning rate" in stderr
 
 
-def test_unreadable_images_are_neither_answered_nor_suspected(run_copy, photos, tmp_path):
+def test_unreadable_images_are_neither_predicted_nor_suspected(run_copy, photos, tmp_path):
     copy = shutil.copytree(photos, tmp_path / "photos")
     (copy / "test" / "ant" / "1.png").write_bytes(b"junk")
     document, _ = run_evaluate_json(

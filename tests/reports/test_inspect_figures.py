@@ -93,7 +93,7 @@ def inspect_model(inspected_folder, model, *figures, images=(), **words):
         ("bit", (15, 3, 7, 7), "root convolution"),
     ],
 )
-def test_filters(inspected_folder, model, shape, words):
+def test_patch_filters_are_drawn(inspected_folder, model, shape, words):
     figure, numbers = inspect_model(inspected_folder, model, "filters")["filters"]
     assert numbers["components"].shape == shape and words in figure["caption"]
     assert numbers["share"].sum() == pytest.approx(1, abs=1e-4)
@@ -156,7 +156,7 @@ def test_every_kind_of_position_embedding_is_drawn(inspected_folder):
     assert figures["positions-relative"][1]["similarity_block_1_columns"].shape == (7, 7)
 
 
-def test_fourier(inspected_folder):
+def test_fourier_figures_are_drawn(inspected_folder):
     figure, numbers = inspect_model(inspected_folder, "plain", "fourier")["fourier"]
     assert numbers["frequency"].tolist() == [0, 0.5] and numbers["relative"].shape == (5, 2)
     assert not numbers["relative"][:, 0].any() and "mean over 5 images" in figure["caption"]
@@ -223,7 +223,7 @@ def test_similarity_within_and_between_models(inspected_folder):
         inspect_model(inspected_folder, "plain", "similarity", images=image_paths)
 
 
-def test_a_model_beside_itself_is_the_model(inspected_folder):
+def test_comparing_a_model_with_itself_gives_its_self_similarity(inspected_folder):
     within_model = inspect_model(inspected_folder, "plain", "similarity")["similarity"][1]
     between_copies = inspect_model(inspected_folder, "plain", "similarity", other=str(inspected_folder / "plain"))[
         "similarity"
@@ -242,7 +242,7 @@ def test_half_precision_figures_are_close_to_full_precision(inspected_folder):
 
 
 @pytest.mark.parametrize("model", ["plain", "bit"])
-def test_cost(inspected_folder, model, monkeypatch):
+def test_cost_figures_contain_time_and_memory(inspected_folder, model, monkeypatch):
     from vitreous.reports.figures import layers
 
     monkeypatch.setattr(layers, "DEFAULT_IMAGE_SIZES", (64,))  # in addition to the model's native size of 32

@@ -156,7 +156,7 @@ def test_classes_are_matched_by_name(detector_bundles, painted_engine, tmp_path)
         evaluate(detector_bundles / "boxes", "digits", **options)
 
 
-def test_an_unreadable_image_fails_or_counts_its_objects_as_missed(detector_bundles, painted_engine, tmp_path):
+def test_objects_of_unreadable_images_count_as_missed(detector_bundles, painted_engine, tmp_path):
     truth, options = write_coco(tmp_path / "data", 4), {"workers": 0, "report": tmp_path / "page.html"}
     complete = evaluate(detector_bundles / "boxes", truth, **options)
     damaged = truth.parent / "images" / "2.png"

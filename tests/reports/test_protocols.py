@@ -249,7 +249,7 @@ def test_unreadable_images_stop_or_count_as_wrong(short_run, tmp_path):
     assert shots["test"]["top1"] <= 17 / 18 and shots["test"]["unreadable"] == 1
 
 
-def test_refusals(short_run, tmp_path):
+def test_protocol_errors_have_a_fix(short_run, tmp_path):
     assert "--k 37 exceeds the 36 training images" in expect_error(2, short_run, "--protocol", "knn", "--k", "5", "37")
     assert "evaluate val or test" in expect_error(2, short_run, "--protocol", "linear", "--split", "train")
     assert "at least 1" in expect_error(2, short_run, "--protocol", "knn", "--k", "0")

@@ -346,7 +346,7 @@ def test_unreadable_images_are_counted_and_never_shown(tmp_path):
     assert "6 are unreadable" in (tmp_path / "page.html").read_text()
 
 
-def test_the_worst_and_the_least_certain_against_a_loop():
+def test_example_scores_match_a_naive_loop():
     draw = np.random.default_rng(3)
     logits, labels = draw.normal(size=(50, 5)).astype(np.float32) * 3, draw.integers(0, 5, 50)
     loss, margin, is_wrong = score_images(logits, labels)

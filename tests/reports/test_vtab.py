@@ -222,7 +222,7 @@ def test_images_are_resized_without_cropping(bundle, tmp_path):
     assert open_data(root / "dtd").classes == ("0", "1")
 
 
-def test_a_folder_without_tasks_is_refused(bundle, tmp_path):
+def test_a_folder_without_tasks_is_rejected(bundle, tmp_path):
     source = make_folder(tmp_path / "photos", {"train": 2, "test": 2})
     result = run_cli("evaluate", str(bundle), str(source), "--protocol", "vtab", cwd=tmp_path)
     assert result.returncode == 3 and "has no VTAB task" in result.stderr and "caltech101" in result.stderr

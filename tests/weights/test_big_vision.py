@@ -92,7 +92,7 @@ def test_fixed_positions_are_computed_for_every_grid(pool, tmp_path):
             assert compute_difference(logits[number].double(), torch.from_numpy(expected[1])) <= 1e-5
 
 
-def test_fixed_positions_in_stacked_blocks_and_without_a_size(tmp_path):
+def test_fixed_positions_are_detected_in_stacked_blocks(tmp_path):
     weights = open_weights(
         write_npz(tmp_path / "vit.npz", remove_positions(make_golden_arrays(token=False), to_scanned_blocks))
     )

@@ -96,7 +96,7 @@ def test_invalid_descriptions_are_rejected(bundle, tmp_path, change, message):
         load_bundle(tmp_path / "model")
 
 
-def test_a_folder_without_a_bundle_is_refused(tmp_path):
+def test_a_folder_without_a_bundle_is_rejected(tmp_path):
     with pytest.raises(WeightsError, match="not a model bundle"):
         load_bundle(tmp_path)
 

@@ -87,7 +87,7 @@ def test_differences_of_the_reader_are_reported(tmp_path):
     assert convert(tmp_path / "d", tmp_path / "f", "timm")["assumed_settings"] == ["numerics bit -> timm"]
 
 
-def test_another_size_head_and_channels(tmp_path):
+def test_image_size_head_and_channels_can_be_changed(tmp_path):
     save_bundle(tmp_path / "a", transformer_config(**SMALL_CONFIG))
     document = convert(tmp_path / "a", tmp_path / "b", image_size=(32, 48), num_classes=5, channels=1)
     reloaded = load_bundle(tmp_path / "b")
@@ -129,7 +129,7 @@ def test_failed_writes_leave_no_files(tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
-def test_the_command(tmp_path):
+def test_the_command_line_prints_the_result(tmp_path):
     save_bundle(tmp_path / "a", transformer_config(**SMALL_CONFIG))
     words = ["convert", str(tmp_path / "a"), str(tmp_path / "b"), "--to", "huggingface"]
     result = parse_json_output(run_cli(*words, "--json"))

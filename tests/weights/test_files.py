@@ -60,7 +60,7 @@ print(json.dumps({"found": found, "megabytes": (memory("VmHWM") - before) / 1000
 MAX_MILLISECONDS, MAX_MEGABYTES = 100, 50
 
 
-def collect_refusals(paths: list[Path], milliseconds: float = MAX_MILLISECONDS) -> dict[str, str]:
+def collect_rejections(paths: list[Path], milliseconds: float = MAX_MILLISECONDS) -> dict[str, str]:
     """Open each file in a fresh process; return the rejections by file name.
 
     Each must be within the limits, execute nothing, import nothing heavy and make no connection.
@@ -274,7 +274,7 @@ def test_malformed_headers_are_rejected_before_allocation(tmp_path):
         if " MB" in name:
             os.truncate(paths[-1], max(paths[-1].stat().st_size, 102 << 20))
         expected[name] = word
-    refusals = collect_refusals(paths)
+    refusals = collect_rejections(paths)
     assert {name: text for name, text in refusals.items() if expected[name] not in text} == {}
     assert all(name in text for name, text in refusals.items())  # each message names its file
 
@@ -283,7 +283,7 @@ def test_the_largest_header_is_checked_within_time_and_memory_limits(tmp_path):
     """A header of 5,000 tensors, of which the last is invalid."""
     path = tmp_path / "last one wrong.safetensors"
     path.write_bytes(make_safetensors(make_header(5_000)[:-3] + "9]}}", bytes(20_000)))
-    assert "t4999" in collect_refusals([path])[path.name]
+    assert "t4999" in collect_rejections([path])[path.name]
 
 
 @pytest.mark.parametrize("name", ["nothing", "folder", "pipe", "a\0b"])
@@ -455,7 +455,7 @@ TENSOR_NAMES = st.text(st.characters(codec="utf-8", categories=("L", "N", "P")),
     )
 )
 @settings(max_examples=100)
-def test_saving_again_gives_the_same_file(tmp_path_factory, specs):
+def test_saving_is_deterministic(tmp_path_factory, specs):
     generator = torch.Generator().manual_seed(0)
     tensors = {
         name: torch.randint(0, 2, shape, generator=generator).to(dtype) for name, (dtype, shape) in specs.items()
@@ -635,7 +635,7 @@ def test_malformed_arrays_are_rejected_from_their_header(tmp_path):
     paths = [tmp_path / f"{name}.npz" for name in cases]
     for path, (content, _) in zip(paths, cases.values(), strict=True):
         path.write_bytes(content)
-    refusals = collect_refusals(paths)
+    refusals = collect_rejections(paths)
     assert {
         name: refusals[f"{name}.npz"] for name, (_, word) in cases.items() if word not in refusals[f"{name}.npz"]
     } == {}

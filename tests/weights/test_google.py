@@ -314,7 +314,7 @@ def test_every_name_layout_gives_the_same_model(model, layout, tmp_path):
 
 @pytest.mark.parametrize("norms", [to_oldest_names, to_wide_norms])
 @pytest.mark.parametrize("stem", HYBRIDS)
-def test_hybrids(stem, norms, tmp_path):
+def test_hybrids_match_the_reference_forward_pass(stem, norms, tmp_path):
     p = make_golden_arrays(stem=HYBRIDS[stem])
     weights = open_weights(write_npz(tmp_path / "hybrid.npz", norms(p)))
     assert weights.config.stem == StemConfig(HYBRIDS[stem], 32, "google")

@@ -214,7 +214,7 @@ def test_unknown_layouts_are_rejected(tmp_path):
     assert "unknown layout: layer1.0.conv1.weight" in message
 
 
-def test_a_classifier_beside_a_token_for_a_teacher_is_not_dropped_in_silence(tmp_path):
+def test_a_classifier_next_to_a_distillation_token_is_not_dropped_silently(tmp_path):
     config = CONFIG.with_options(pool="distilled", classes=0, positions={"slots": 2})
     state = export_tensors("huggingface", config) | {
         "classifier.weight": torch.ones(5, 64),

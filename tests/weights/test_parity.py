@@ -87,7 +87,7 @@ def test_features_and_logits_match_the_peer(name, tmp_path):
     check_agreement(open_model(peer.file(tmp_path), peer.settings), peer)
 
 
-def test_original_deit_iii(tmp_path):
+def test_original_deit_iii_files_match(tmp_path):
     peer = timm_vit(init_values=1e-6, no_embed_class=True)
     peer = peers.rename_tensors(peer, (r"\.ls(\d)\.gamma", r".gamma_\1"))
     peer.sizes = peer.sizes[:1]  # at other sizes timm resizes differently from the original: test_resizing
@@ -96,7 +96,7 @@ def test_original_deit_iii(tmp_path):
 
 @pytest.mark.parametrize("registers", [0, 4])
 @pytest.mark.parametrize("gated", [False, True])
-def test_original_dinov2(registers, gated, tmp_path):
+def test_original_dinov2_files_match(registers, gated, tmp_path):
     """Original names, with timm's conversion as the reference; the resize rules differ at other sizes."""
     from timm.layers import SwiGLUPacked
     from timm.models.vision_transformer import checkpoint_filter_fn
@@ -119,7 +119,7 @@ def test_original_dinov2(registers, gated, tmp_path):
 
 
 @pytest.mark.parametrize("projected", [True, False])
-def test_original_clip(projected, tmp_path):
+def test_original_clip_files_match(projected, tmp_path):
     from timm.models.vision_transformer import checkpoint_filter_fn
 
     peer = timm_vit(**CLIP_OPTIONS, num_classes=24 if projected else 0)
@@ -399,7 +399,7 @@ def list_full_size_models():
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_the_published_sizes(tmp_path, capsys):
+def test_models_of_published_sizes_match(tmp_path, capsys):
     """The number of heads is inferred from the published models.
 
     Float32 rounding in a ResNet-50 exceeds 1e-5, so hybrids and ResNets are also compared in float64.

@@ -22,7 +22,7 @@ import torch
 from tests.weights.test_files import (
     PickleMarker,
     are_states_equal,
-    collect_refusals,
+    collect_rejections,
     make_zip,
     patch_zip_entry,
     to_npy_bytes,
@@ -150,7 +150,7 @@ Settings.__module__, Settings.__qualname__, Settings.__name__ = "yacs.config", "
 
 
 @pytest.mark.parametrize("zip", [True, False])
-def test_objects_beside_the_weights_are_inert(tmp_path, monkeypatch, zip):
+def test_other_objects_in_a_checkpoint_are_not_executed(tmp_path, monkeypatch, zip):
     other_objects = {
         "args": argparse.Namespace(arch="vit", lr=5e-4, center=torch.zeros(2), nested=argparse.Namespace(x=[1])),
         "metric": np.float64(71.2),
@@ -184,7 +184,7 @@ def test_code_in_pickles_is_rejected_and_not_executed(tmp_path):
     cases = make_malicious_files(marker)
     for name, (content, _) in cases.items():
         (tmp_path / name).write_bytes(content)
-    refusals = collect_refusals([tmp_path / name for name in cases])
+    refusals = collect_rejections([tmp_path / name for name in cases])
     assert {name: refusals[name] for name, (_, word) in cases.items() if word not in refusals[name]} == {}
     assert not marker.exists()
 
@@ -341,7 +341,7 @@ def test_malformed_checkpoints_are_rejected_before_allocation(tmp_path):
     cases = make_malformed_files()
     for name, (content, _) in cases.items():
         (tmp_path / f"{name}.pt").write_bytes(content)
-    refusals = collect_refusals([tmp_path / f"{name}.pt" for name in cases])
+    refusals = collect_rejections([tmp_path / f"{name}.pt" for name in cases])
     assert {
         name: refusals[f"{name}.pt"] for name, (_, word) in cases.items() if word not in refusals[f"{name}.pt"]
     } == {}
@@ -552,7 +552,7 @@ def test_the_describer_rejects_calls_and_attribute_changes(tmp_path):
             pickled.PickleDescriber(path, io.BytesIO(text), {}).load()
 
 
-def test_looking_starts_no_process(tmp_path):
+def test_describing_a_file_starts_no_process(tmp_path):
     path = tmp_path / "plain.pt"
     torch.save({"w": torch.zeros(3)}, path)
     script = (

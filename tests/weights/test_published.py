@@ -380,6 +380,6 @@ def test_published_files_are_read_as_the_listed_model(name, format, suffix, tmp_
     assert all(torch.equal(state[key], tensor) for key, tensor in model.state_dict().items())
 
 
-def test_an_unknown_pattern_is_refused():
+def test_an_unknown_pattern_is_rejected():
     with pytest.raises(UsageError, match="no published weights match resnet"):
         published.select_published_weights("resnet")

@@ -159,7 +159,7 @@ def microsoft_checkpoint(tmp_path):
     return tmp_path / "swin.safetensors", peer
 
 
-def test_microsofts_files_with_their_buffers(microsoft_checkpoint):
+def test_microsoft_files_with_buffers_match(microsoft_checkpoint):
     path, peer = microsoft_checkpoint
     weights = open_weights(path, {"image": (32, 32)})
     assert weights.title == "Microsoft's Swin"

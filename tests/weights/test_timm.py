@@ -82,7 +82,7 @@ VARIANTS = {
 
 
 @pytest.mark.parametrize("case", VARIANTS)
-def test_variants(case, open_timm_model):
+def test_timm_variants_match(case, open_timm_model):
     name, options = VARIANTS[case]
     reference = build_timm_model(name, depth=3, **options)
     model = open_timm_model(reference)
@@ -113,7 +113,7 @@ def test_unsupported_families_are_rejected_by_name(open_timm_model):
         open_timm_model(reference)
 
 
-def test_gradients_agree_too(open_timm_model):
+def test_gradients_match_timm(open_timm_model):
     reference = build_timm_model("vit_tiny_patch16_224", num_classes=10, img_size=32)
     model, images = open_timm_model(reference), torch.randn(2, 3, 32, 32)
     for network in (model, reference):

@@ -173,7 +173,7 @@ def test_unsupported_families_are_rejected_by_name(family, tmp_path):
     assert f"model_type {family}, which is not supported" in message and "supported types are vit, deit" in message
 
 
-def test_a_family_whose_tensors_are_anothers_is_refused(tmp_path):
+def test_tensors_of_a_different_family_are_rejected(tmp_path):
     config = replace(CONFIG, classes=0)
     described = find_writable_formats(config)["huggingface"].describe(config) | {"model_type": "dinov2"}
     assert "has model_type dinov2, but the tensors are those of transformers' ViT" in get_error_message(

@@ -106,7 +106,7 @@ def to_official_names(state, prefix=""):
     return written
 
 
-def test_the_authors_fine_tuned_file(tmp_path):
+def test_official_fine_tuned_files_match(tmp_path):
     peer = make_peer("VideoMAEForVideoClassification", VIDEOMAE | {"num_labels": 5, "layer_norm_eps": 1e-6})
     peer.model.fc_norm.eps = 1e-6
     save_file(to_official_names(peer.model.state_dict()), tmp_path / "checkpoint.safetensors")

@@ -171,7 +171,7 @@ def test_every_installed_contender_runs(task, photo_folder):
                 assert (turn.error() or 0.0) < max_logit_error(contender), contender.label
 
 
-def test_the_peak_counts_operations():
+def test_peak_throughput_is_computed_from_counted_operations():
     for contender in list_limit_contenders("train", "cpu"):
         assert contender.build(WORKLOAD)() in (2 * 2048**3, torch.get_num_threads() * 2 * 2048**3)
 

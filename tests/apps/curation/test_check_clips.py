@@ -95,7 +95,7 @@ def test_unreadable_clips_are_those_that_training_rejects(faulty_clips, checked_
     )
 
 
-def test_lengths_rates_sizes_and_classes(faulty_clips, checked_clips):
+def test_clip_statistics_are_reported(faulty_clips, checked_clips):
     document, _ = checked_clips
     clip_statistics = document["clips"]
     assert (
@@ -199,7 +199,7 @@ def test_flat_folders_and_folders_of_unreadable_clips_are_checked(tmp_path):
     assert "2 of 2 clips cannot be read" in render_check_page(document, subject)
 
 
-def test_patients_in_two_splits(tmp_path):
+def test_patients_in_two_splits_are_reported(tmp_path):
     for split, patients in (("train", (1, 1, 2)), ("test", (2, 3))):
         for label in ("a", "b"):
             for number, patient in enumerate(patients):

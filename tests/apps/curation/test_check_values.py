@@ -62,7 +62,7 @@ def test_constant_and_missing_values_fail(tmp_path):
     assert findings["missing_values"] == ("info", "4 of 16 images have no value of c")
 
 
-def test_groups_in_two_splits(tmp_path):
+def test_groups_in_two_splits_are_reported(tmp_path):
     rows = [f"{number},{'val' if number > 12 else 'train'},patient{number % 5}" for number in range(16)]
     path = write_value_table(tmp_path, rows, "age,split,group")
     findings, _ = check_findings(path)
@@ -88,7 +88,7 @@ def test_numeric_class_folders_are_values(tmp_path):
     assert findings["values"][1].startswith("label in train: 0.5 to 30")
 
 
-def test_command_and_page(tmp_path):
+def test_command_and_page_report_the_findings(tmp_path):
     path = write_value_table(tmp_path, [str(number) for number in range(16)])
     ended = run_cli("data", "check", str(path), "--workers", "0", "--out", str(tmp_path / "check.html"))
     assert ended.returncode == 0 and "1 target; width" in ended.stdout

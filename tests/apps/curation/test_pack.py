@@ -441,7 +441,7 @@ DOCUMENT_EDITS = {
 
 
 @pytest.mark.parametrize("edit_name", DOCUMENT_EDITS)
-def test_damaged_documents_are_refused(photos, tmp_path, edit_name):
+def test_damaged_documents_are_rejected(photos, tmp_path, edit_name):
     pack_dataset(photos, tmp_path / "out", PackPlan("uint8", 24, shard_size=9000), workers=0)
     edit_json(tmp_path / "out" / "pack.json", DOCUMENT_EDITS[edit_name])
     with pytest.raises(DataError):
@@ -490,7 +490,7 @@ def test_in_memory_and_archive_sources_are_packed(tmp_path):
         )
 
 
-def test_the_command(photos, tmp_path):
+def test_the_command_line_prints_the_result(photos, tmp_path):
     out = tmp_path / "out"
     result = parse_json_output(
         run_cli("data", "pack", str(photos), "--out", str(out), "--short-side", "24", "--workers", "0", "--json")

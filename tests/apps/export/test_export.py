@@ -157,7 +157,7 @@ def test_an_encoder_without_a_head_gives_features(exported_folder, to, tmp_path)
 
 
 @pytest.mark.parametrize("failures", [2, 20])
-def test_an_npy_header_is_parsed_again_where_python_s_parser_fails(failures, tmp_path, monkeypatch):
+def test_npy_header_parsing_is_retried_if_the_python_parser_fails(failures, tmp_path, monkeypatch):
     """CPython 3.11's parser may fail with several threads: two failures are retried, a permanent failure is reported."""
     np.save(tmp_path / "a.npy", np.arange(12, dtype=np.uint8).reshape(3, 4))
     parse, left = npy.NPY_HEADER_READERS[(1, 0)], [failures]
@@ -351,7 +351,7 @@ def test_a_differing_export_is_kept_only_if_accepted(exported_folder, onnx_file,
         (1.0, float("inf"), None, "int8", 1.0, False),
     ],
 )
-def test_the_bounds(agreement, furthest, right, quantised, allowed, is_kept):
+def test_export_acceptance_bounds(agreement, furthest, right, quantised, allowed, is_kept):
     comparison = proof.ExportComparison(
         100, furthest, agreement, right, images_per_second=(1.0, 1.0), is_finite=furthest < 9
     )

@@ -115,7 +115,7 @@ def test_moved_and_missing_objects_are_counted():
     ] == pytest.approx(1 / 2000)
 
 
-def test_reasons_against_an_export():
+def test_export_rejection_reasons_are_specific():
     proof = ObjectComparison(
         8,
         1000,

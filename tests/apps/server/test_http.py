@@ -63,7 +63,7 @@ def test_an_image_body_gets_the_prediction_of_python(site, predictor):
     assert document["model"] == {"name": predictor.card.name, "version": predictor.card.version}
 
 
-def test_form_images_keep_their_order_and_a_broken_one_fails_alone(site, predictor):
+def test_form_images_keep_their_order_and_broken_images_fail_separately(site, predictor):
     body, headers = encode_multipart(
         ("../../a\u202e.png", encode_noise_image(1)),
         ("b.jpg", b"no picture"),
@@ -197,7 +197,7 @@ def test_a_headless_encoder_serves_embeddings_and_attention(tmp_path):
         assert (first["name"], first["label"]) == ("1.png", "") and first["similarity"] == pytest.approx(1, abs=1e-5)
 
 
-def test_positions_filters_and_neighbours(site, server, predictor, monkeypatch):
+def test_positions_filters_and_neighbours_are_served(site, server, predictor, monkeypatch):
     document = site.ask("GET", "/v1/positions")[1]
     similar = np.array(document["similarity"])
     assert similar.shape == (16, 16) and np.allclose(np.diag(similar), 1, atol=1e-4)

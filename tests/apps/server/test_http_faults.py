@@ -229,7 +229,7 @@ def test_too_many_images_or_pixels_are_rejected(site):
     assert status == 422 and "90,000" in document["error"]["message"]
 
 
-def test_a_large_photograph_is_decoded_reduced_and_a_bomb_refused(site):
+def test_large_jpegs_are_decoded_at_reduced_size_up_to_the_limit(site):
     """JPEGs above --max-pixels, progressive ones included, are decoded at 1/2 to 1/8; the limit applies at 1/8."""
     baseline, progressive = (encode_uniform_jpeg((800, 600), progressive=choice) for choice in (False, True))
     small = site.predict(encode_uniform_jpeg((200, 150)))[1]["predictions"][0]

@@ -187,7 +187,7 @@ def test_a_missing_extra_is_reported_with_the_install_command(bundle, monkeypatc
     assert result.returncode == 6 and "pip install 'vitreous[serve]'" in result.stderr
 
 
-def test_windows_is_rejected(monkeypatch):
+def test_serving_on_windows_is_rejected(monkeypatch):
     monkeypatch.setattr(sys, "platform", "win32")
     with pytest.raises(ResourceError, match="does not run on Windows"):
         serve("nowhere")

@@ -305,7 +305,7 @@ def test_clicking_a_patch_shows_its_attention(visit, page_models, predictor):
     visit.find("#back").wait_for(state="hidden")
 
 
-def test_the_image_without_the_map_is_beside_the_attention(visit, page_models):
+def test_the_plain_image_is_shown_next_to_the_attention(visit, page_models):
     def read_plain() -> np.ndarray:
         url = visit.page.evaluate("document.getElementById('plain').toDataURL()")
         found = Image.open(io.BytesIO(base64.b64decode(url.partition(",")[2]))).convert("RGB")
@@ -480,7 +480,7 @@ def test_positions_filters_and_neighbours_match_the_model(visit, page_models, pr
 
 
 @slow
-def test_drop_paste_and_camera(visit, page_models):
+def test_images_can_be_dropped_pasted_and_captured(visit, page_models):
     visit.see("#model", "classes")
     carried = visit.page.evaluate_handle(
         """async () => {

@@ -122,7 +122,7 @@ def test_invalid_inputs_are_not_submitted(server, browser):  # noqa: F811
     visit.leave()
 
 
-def test_previews_are_shown_and_a_key_stops_sampling(generator_folder, browser, monkeypatch):  # noqa: F811
+def test_previews_are_shown_and_enter_stops_sampling(generator_folder, browser, monkeypatch):  # noqa: F811
     predictor = predictor_in(generator_folder)
     sampler = predictor.engine.generator.sampler
     predict = sampler.predict

@@ -254,7 +254,7 @@ def test_every_run_of_every_study_is_valid(name, tmp_path):
     assert len(set(tags)) == len(tags)
 
 
-def test_the_list_has_the_cost_of_every_scale():
+def test_the_study_list_contains_the_cost_of_every_scale():
     listed = parse_json_output(run_cli("study", "--json"))["studies"]
     assert [one["name"] for one in listed] == list(STUDIES)
     for one in listed:

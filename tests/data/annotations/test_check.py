@@ -195,7 +195,7 @@ def test_findings_name_a_file(tmp_path):
     assert rows["conflicting_labels"] == f"1 image found under two labels{pair}"
 
 
-def test_annotations_beside_class_folders_are_noted(tmp_path):
+def test_annotations_next_to_class_folders_are_reported(tmp_path):
     make_folder(tmp_path, {"": 3})
     (tmp_path / "boxes.json").write_text('{"images": [], "annotations": [], "categories": []}')
     document, _ = check_source(tmp_path)

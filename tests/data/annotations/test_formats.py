@@ -119,7 +119,7 @@ def test_unsupported_conversions_are_rejected(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_crowds_and_run_lengths(tmp_path):
+def test_crowds_and_run_lengths_survive_conversion(tmp_path):
     home = write_coco(tmp_path)
     path = home / "annotations" / "instances_val2017.json"
     document = json.loads(path.read_text())

@@ -190,7 +190,7 @@ def test_valid_data_are_learnable(tmp_path, form):
     assert find_unlearnable(data) is None and not any("are unusable" in note for note in data.notes)
 
 
-def test_the_command_line_agrees(tmp_path):
+def test_data_check_rejects_unlearnable_data(tmp_path):
     source = write_crowds(tmp_path / "data")
     trained = run_cli("train", str(source), *DETECT_ARGUMENTS, "--out", str(tmp_path / "run"))
     assert trained.returncode == 3 and "crowds" in trained.stderr and not (tmp_path / "run").exists()
@@ -198,7 +198,7 @@ def test_the_command_line_agrees(tmp_path):
     assert checked.returncode != 0 and "crowds" in checked.stdout + checked.stderr
 
 
-def test_panoptic_crowds_are_no_objects_but_classes(tmp_path):
+def test_panoptic_crowds_are_in_class_maps_but_not_objects(tmp_path):
     write_panoptic(tmp_path)
 
     def crowd(document):
@@ -219,7 +219,7 @@ def test_panoptic_crowds_are_no_objects_but_classes(tmp_path):
     [(0, False), (1, True), ("0", False), ("1", True), (False, False), (True, True), (None, False), (1.0, True)]
     + [("false", False), (" True ", True), ("", False)],
 )
-def test_flags_are_read_from_numbers_and_text(value, flag):
+def test_boolean_flags_are_parsed_from_numbers_and_text(value, flag):
     assert read_flag(value, "iscrowd", "x.json") is flag
 
 
@@ -234,7 +234,7 @@ def test_text_zero_is_no_crowd(tmp_path):
     assert not any(data.split("train").target(sample).crowd.any() for sample in range(3))
 
 
-def test_the_lost_share_is_noted(tmp_path):
+def test_the_share_of_unusable_objects_is_reported(tmp_path):
     write_coco(tmp_path)
     path = tmp_path / "annotations" / "instances_train2017.json"
     edit_json(path, lambda document: document["annotations"][0].update(bbox=[99, 99, 5, 5], segmentation=[]))
@@ -304,7 +304,7 @@ def test_an_undeclared_single_keypoint_suggests_kpt_shape(tmp_path):
 
 
 @pytest.mark.parametrize("shape", ["3", "[17]", "[0, 2]", "[17, 4]", "[a, b]"])
-def test_damaged_kpt_shapes_are_refused(tmp_path, shape):
+def test_damaged_kpt_shapes_are_rejected(tmp_path, shape):
     home = write_pose(tmp_path, 2, stated=False)
     (home / "data.yaml").write_text((home / "data.yaml").read_text() + f"kpt_shape: {shape}\n")
     with pytest.raises(DataError, match="kpt_shape"):

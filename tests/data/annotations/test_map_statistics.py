@@ -105,7 +105,7 @@ def test_the_symmetry_decision_is_logged_with_its_options():
     )
 
 
-def test_unreadable_and_unlabelled_maps_and_classes_without_pixels_do_not_matter():
+def test_symmetry_ignores_unreadable_maps_and_absent_classes():
     maps = draw_maps(draw_street, 10)
     maps += [np.full((60, 80), 255, np.uint8), np.zeros((60, 80), np.uint8)]
     assert allowed_symmetries(maps, broken=frozenset({3, 4})) == (True, False, False)
@@ -129,12 +129,12 @@ def test_sampled_maps_are_evenly_spaced_and_deterministic():
     assert read_samples[0] == 0 and read_samples[MAX_MAPS - 1] == 3 * MAX_MAPS - 1
 
 
-def test_size_and_thinning_do_not_matter():
+def test_symmetry_does_not_depend_on_map_size_and_sampling():
     maps = [class_map.repeat(12, 0).repeat(12, 1) for class_map in draw_maps(draw_street, 10)]
     assert measure_symmetry(maps) == measure_symmetry(draw_maps(draw_street, 10))
 
 
-def test_small_offsets_and_single_images_are_not_fixed():
+def test_small_offsets_and_single_images_have_no_fixed_sign():
     assert not has_fixed_sign(
         np.full((50, 2), 0.005), 0.03, 0.15
     )  # half a percent of the height is significant but below the effect threshold

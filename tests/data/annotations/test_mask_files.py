@@ -213,7 +213,7 @@ def test_only_minus_one_is_a_valid_negative_index(tmp_path):
     assert find_unlearnable(data) is None and (read_class_maps(data)["0.png"] == IGNORE_INDEX).any()
 
 
-def test_the_option_needs_class_maps(tmp_path):
+def test_ignore_index_requires_class_maps(tmp_path):
     with pytest.raises(UsageError, match="class maps"):
         open_data("digits", ignore_index=100)
     with pytest.raises(UsageError, match="-1 is negative"):

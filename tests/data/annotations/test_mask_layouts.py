@@ -104,7 +104,7 @@ def get_open_error(root: Path) -> tuple[str, str]:
 NAMING_HINT = "name the mask of a.jpg a.png, or a_mask.png"
 
 
-def test_an_image_without_a_mask_and_a_mask_without_an_image_are_refused(tmp_path):
+def test_an_image_without_a_mask_and_a_mask_without_an_image_are_rejected(tmp_path):
     write_pairs(tmp_path, ("train/{0}.png", "trainannot/{0}_mask.png"))
     (tmp_path / "trainannot" / "1_mask.png").rename(tmp_path / "trainannot" / "7_mask.png")
     assert get_open_error(tmp_path) == ("1 of 3 have no mask; the first is train/1.png", NAMING_HINT)
@@ -142,7 +142,7 @@ def test_a_parent_folder_suggests_the_dataset_folder(tmp_path, images):
     assert data.unlabelled is not None and data.unlabelled.hint == f"did you mean {tmp_path / 'fires'}?"
 
 
-def test_class_folders_with_masks_beside_their_images_are_refused(tmp_path):
+def test_class_folders_with_masks_next_to_images_are_rejected(tmp_path):
     write_pairs(
         tmp_path, ("benign/b ({0}).png", "benign/b ({0})_mask.png"), ("normal/n{0}.png", "normal/n{0}_mask.png")
     )

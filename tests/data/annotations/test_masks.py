@@ -157,6 +157,6 @@ def test_mixed_mask_kinds_and_duplicate_names_are_rejected(tmp_path):
         open_data(tmp_path / "mixed")
 
 
-def test_painting_requires_boxes_masks_or_class_maps(tmp_path):
+def test_class_maps_require_boxes_masks_or_maps(tmp_path):
     with pytest.raises(DataError, match="has no boxes, masks or class maps"):
         paint_class_maps(open_data("digits"))

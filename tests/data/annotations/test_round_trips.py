@@ -127,7 +127,7 @@ def test_each_odd_name_survives_conversion(tmp_path, form, name):
     assert result.keys() == expected.keys() and (form == "masks" or result == expected)
 
 
-def test_bytes_and_line_ends_in_file_names(tmp_path):
+def test_non_utf8_names_and_line_ends_survive_conversion(tmp_path):
     data = write_data(tmp_path / "source", ["a", "b"], ["x\ny", "z\udcff", ".hidden"])
     for form in ("coco", "yolo", "voc"):
         convert_annotations(data, tmp_path / form, form)

@@ -72,7 +72,7 @@ def test_polygon_masks_are_close_to_pycocotools():
     assert ours.sum() == pytest.approx(0.5 * 30 * 20 * 30 * np.sin(2 * np.pi / 30), rel=0.01)
 
 
-def test_objects_as_a_target():
+def test_objects_are_converted_to_a_target():
     square = np.array([(2, 3), (7, 3), (7, 9), (2, 9)], np.float32)
     hole = Shape(1, None, (square, square[:, ::-1]))
     shapes = [Shape(0, None, (square,)), hole, Shape(2, (-5, -5, 40, 6), (square,), crowd=True)]
@@ -92,7 +92,7 @@ def test_objects_as_a_target():
 
 
 @pytest.mark.parametrize("text", ["\x1f", "o", "ÿ"])
-def test_damaged_run_lengths(text):
+def test_damaged_run_lengths_are_rejected(text):
     with pytest.raises(ValueError, match="run lengths"):
         decode_compressed_rle(text)
 
