@@ -11,17 +11,17 @@ from tests.data.annotations.solids import write_volume
 
 def make_ball(seed: int, large: bool, side: int = 12) -> np.ndarray:
     """Return noise (side, side, side + 2) float32 with a bright ball (radius 2 or 4 voxels) at a random position."""
-    chance = np.random.default_rng(seed)
-    offsets = np.indices((side, side, side + 2)) - chance.integers(4, side - 4, 3)[:, None, None, None]
+    rng = np.random.default_rng(seed)
+    offsets = np.indices((side, side, side + 2)) - rng.integers(4, side - 4, 3)[:, None, None, None]
     inside = (offsets**2).sum(0) <= (4 if large else 2) ** 2
-    return (100 * inside + chance.normal(40, 10, inside.shape)).astype(np.float32)
+    return (100 * inside + rng.normal(40, 10, inside.shape)).astype(np.float32)
 
 
 def make_wave(seed: int, fast: bool, length: int = 48) -> np.ndarray:
     """Return a noisy sine (length,) float32 with a period of 6 or 16 samples."""
-    chance = np.random.default_rng(seed)
-    phase = 2 * np.pi * (np.arange(length) / (6 if fast else 16) + chance.random())
-    return (np.sin(phase) + chance.normal(0, 0.2, length)).astype(np.float32)
+    rng = np.random.default_rng(seed)
+    phase = 2 * np.pi * (np.arange(length) / (6 if fast else 16) + rng.random())
+    return (np.sin(phase) + rng.normal(0, 0.2, length)).astype(np.float32)
 
 
 def write_signal(path: Path, values: np.ndarray) -> Path:

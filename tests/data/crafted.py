@@ -139,7 +139,7 @@ def build_tiff(pages: list[dict[int, tuple[int, int, int]]], body: bytes = b"", 
         at += len(out[-1]) + 4
     links = [*starts[1:], starts[0] if loop else 0]
     out[0] = b"II*\0" + struct.pack("<I", starts[0])
-    return out[0] + out[1] + b"".join(part + struct.pack("<I", link) for part, link in zip(out[2:], links, strict=True))
+    return out[0] + out[1] + b"".join(page + struct.pack("<I", link) for page, link in zip(out[2:], links, strict=True))
 
 
 def tiff_page_tags(width: int, height: int, **extra_tags: tuple[int, int, int]) -> dict[int, tuple[int, int, int]]:

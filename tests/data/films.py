@@ -28,9 +28,9 @@ def make_grey_frames(count: int, side: int = 16, step: int = 20) -> np.ndarray:
 
 def make_moving_square(seed: int, right: bool, count: int = 10, side: int = 16) -> np.ndarray:
     """Return (T, side, side, 3) uint8 of a bright square on noise that moves right or left by one pixel per frame."""
-    chance = np.random.default_rng(seed)
-    pixels = chance.integers(0, 60, (count, side, side, 3)).astype(np.uint8)
-    top, left = chance.integers(0, side - 4), chance.integers(0, side)
+    rng = np.random.default_rng(seed)
+    pixels = rng.integers(0, 60, (count, side, side, 3)).astype(np.uint8)
+    top, left = rng.integers(0, side - 4), rng.integers(0, side)
     for frame in range(count):
         columns = (left + (frame if right else -frame) + np.arange(4)) % side
         pixels[frame, top : top + 4, columns] = 230
@@ -49,18 +49,18 @@ def encode_video(
     The frame rate is 10 frames/s, or frames are shown at `moments` (tenths of a second). With `sound`, the file also
     contains silence.
     """
-    form, usual = CODECS[suffix]
+    form, default_codec = CODECS[suffix]
     file = io.BytesIO()
     with av.open(file, "w", format=form) as container:
         if sound:
-            track = container.add_stream("aac", rate=8000)
+            audio_stream = container.add_stream("aac", rate=8000)
             frame = av.AudioFrame.from_ndarray(np.zeros((1, 1024), np.float32), "fltp", "mono")
             frame.sample_rate = 8000
-            container.mux(track.encode(frame) + track.encode())
+            container.mux(audio_stream.encode(frame) + audio_stream.encode())
         else:
-            stream: Any = container.add_stream(codec or usual, rate=25 if form == "mpeg" else 10)
+            stream: Any = container.add_stream(codec or default_codec, rate=25 if form == "mpeg" else 10)
             stream.height, stream.width = pixels.shape[1:3]
-            stream.pix_fmt = "yuvj420p" if (codec or usual) == "mjpeg" else "yuv420p"
+            stream.pix_fmt = "yuvj420p" if (codec or default_codec) == "mjpeg" else "yuv420p"
             for number, pixel in enumerate(pixels):
                 video_frame = av.VideoFrame.from_ndarray(pixel, format="rgb24")
                 if moments is not None:

@@ -129,14 +129,14 @@ def iterate_format_cases() -> Iterator[HostileFile]:
     for image_format, name in (("AVIF", "ok.avif"), ("HEIF", "ok.heic")):
         if is_format_readable(image_format):
             register_pillow_reader(image_format)
-            coded = encode_image(
+            run_length_bmp = encode_image(
                 BLOCK_IMAGE,
                 image_format,
                 quality=98,
                 **({"subsampling": "4:4:4"} if image_format == "AVIF" else {"chroma": 444}),
             )
-            yield HostileFile(name, coded, golden=BLOCK_PIXELS, off=6)
-            yield HostileFile(f"trunc_50_{name}", coded[: len(coded) // 2], DECODE_ERROR)
+            yield HostileFile(name, run_length_bmp, golden=BLOCK_PIXELS, off=6)
+            yield HostileFile(f"trunc_50_{name}", run_length_bmp[: len(run_length_bmp) // 2], DECODE_ERROR)
     for image_format in ("PNG", "BMP", "TIFF"):
         yield HostileFile(f"ok.{image_format.lower()}", encode_image(BLOCK_IMAGE, image_format), golden=BLOCK_PIXELS)
     for coding in ("tiff_lzw", "packbits", "tiff_adobe_deflate"):
@@ -172,9 +172,9 @@ def iterate_truncated_cases() -> Iterator[HostileFile]:
     )
     yield HostileFile("rows.png", missing_rows, "rows are missing")
     yield HostileFile("rows_no_end.png", missing_rows[:-12], "rows are missing")
-    taller = struct.pack(">IIBBBBB", 24, 17, 16, 2, 0, 0, 1)
+    taller_header = struct.pack(">IIBBBBB", 24, 17, 16, 2, 0, 0, 1)
     yield HostileFile(
-        "rows_interlaced.png", interlaced[:8] + build_png_chunk(b"IHDR", taller) + interlaced[33:], DECODE_ERROR
+        "rows_interlaced.png", interlaced[:8] + build_png_chunk(b"IHDR", taller_header) + interlaced[33:], DECODE_ERROR
     )
     yield HostileFile("rows_few_bytes.png", build_png(1, 33_554_433, zlib.compress(bytes(9))), "rows are missing")
     yield HostileFile(
@@ -263,11 +263,11 @@ def iterate_pixel_mode_cases() -> Iterator[HostileFile]:
     yield HostileFile("int32.tif", encode_image(np.full((8, 8), 70_000, np.int32), "TIFF"), NO_RANGE)
     alpha = np.zeros((16, 24), np.uint8)
     alpha[:, 12:] = 255
-    over = np.where(alpha[..., None] > 0, BLOCK_PIXELS, 255).astype(np.uint8)
+    over_white = np.where(alpha[..., None] > 0, BLOCK_PIXELS, 255).astype(np.uint8)
     rgba = Image.fromarray(np.dstack([BLOCK_PIXELS, alpha]))
-    yield HostileFile("rgba.png", encode_image(rgba, "PNG"), golden=over)
-    yield HostileFile("rgba.webp", encode_image(rgba, "WEBP", lossless=True, exact=True), golden=over)
-    yield HostileFile("rgba.tif", encode_image(rgba, "TIFF"), golden=over)
+    yield HostileFile("rgba.png", encode_image(rgba, "PNG"), golden=over_white)
+    yield HostileFile("rgba.webp", encode_image(rgba, "WEBP", lossless=True, exact=True), golden=over_white)
+    yield HostileFile("rgba.tif", encode_image(rgba, "TIFF"), golden=over_white)
     shade = np.asarray(BLOCK_IMAGE.convert("L"))
     yield HostileFile("la.png", encode_image(Image.merge("LA", [BLOCK_IMAGE.convert("L"), Image.fromarray(alpha)]), "PNG"),
                golden=grey_to_rgb(np.where(alpha > 0, shade, 255).astype(np.uint8)))  # fmt: skip
@@ -391,9 +391,9 @@ def iterate_npy_cases() -> Iterator[HostileFile]:
     """Images stored by numpy."""
     from numpy.lib import format as npy
 
-    def header(shape: tuple[int, ...], kind: str = "|u1", body: bytes = b"") -> bytes:
+    def header(shape: tuple[int, ...], descr: str = "|u1", body: bytes = b"") -> bytes:
         file = io.BytesIO()
-        npy.write_array_header_1_0(file, {"descr": kind, "fortran_order": False, "shape": shape})
+        npy.write_array_header_1_0(file, {"descr": descr, "fortran_order": False, "shape": shape})
         return file.getvalue() + body
 
     yield HostileFile("ok.npy", header((16, 24, 3), body=BLOCK_PIXELS.tobytes()), golden=BLOCK_PIXELS)

@@ -47,60 +47,60 @@ def list_seed_files() -> tuple[bytes, ...]:
 
 def make_mutant(seed: int, number: int) -> bytes:
     """Return mutant `number`: one of the seed files with one or a few changes."""
-    chance = random.Random(seed * 1_000_003 + number)
-    content = bytearray(chance.choice(list_seed_files()))
-    for _ in range(chance.choice((1, 1, 2, 3, 5))):
-        chance.choice(MUTATIONS)(content, chance)
-    fix_checksums = content.startswith(b"\x89PNG") and chance.random() < 0.7
+    rng = random.Random(seed * 1_000_003 + number)
+    content = bytearray(rng.choice(list_seed_files()))
+    for _ in range(rng.choice((1, 1, 2, 3, 5))):
+        rng.choice(MUTATIONS)(content, rng)
+    fix_checksums = content.startswith(b"\x89PNG") and rng.random() < 0.7
     return fix_png_checksums(bytes(content)) if fix_checksums else bytes(content)
 
 
-def draw_position(content: bytearray, chance: random.Random) -> int:
+def draw_position(content: bytearray, rng: random.Random) -> int:
     """Draw a position, preferably near the beginning, where headers are."""
-    return chance.randrange(min(len(content), 128) if chance.random() < 0.6 else len(content)) if content else 0
+    return rng.randrange(min(len(content), 128) if rng.random() < 0.6 else len(content)) if content else 0
 
 
-def flip_bit(content: bytearray, chance: random.Random) -> None:
+def flip_bit(content: bytearray, rng: random.Random) -> None:
     """Flip one bit."""
     if content:
-        content[draw_position(content, chance)] ^= 1 << chance.randrange(8)
+        content[draw_position(content, rng)] ^= 1 << rng.randrange(8)
 
 
-def write_edge_value(content: bytearray, chance: random.Random) -> None:
+def write_edge_value(content: bytearray, rng: random.Random) -> None:
     """Write a boundary value of 1, 2 or 4 bytes, in either byte order."""
-    width, order = chance.choice((1, 2, 4)), chance.choice("<>")
-    at = draw_position(content, chance)
-    value = chance.choice(EDGE_VALUES) & (1 << 8 * width) - 1
+    width, order = rng.choice((1, 2, 4)), rng.choice("<>")
+    at = draw_position(content, rng)
+    value = rng.choice(EDGE_VALUES) & (1 << 8 * width) - 1
     content[at : at + width] = struct.pack(order + {1: "B", 2: "H", 4: "I"}[width], value)
 
 
-def drop_bytes(content: bytearray, chance: random.Random) -> None:
+def drop_bytes(content: bytearray, rng: random.Random) -> None:
     """Remove a range of bytes."""
-    at = draw_position(content, chance)
-    del content[at : at + chance.randint(1, 1 + len(content) // 4)]
+    at = draw_position(content, rng)
+    del content[at : at + rng.randint(1, 1 + len(content) // 4)]
 
 
-def duplicate_bytes(content: bytearray, chance: random.Random) -> None:
+def duplicate_bytes(content: bytearray, rng: random.Random) -> None:
     """Copy a range of bytes to another position."""
-    at, to = draw_position(content, chance), draw_position(content, chance)
-    content[to:to] = content[at : at + chance.randint(1, 1 + len(content) // 4)]
+    at, to = draw_position(content, rng), draw_position(content, rng)
+    content[to:to] = content[at : at + rng.randint(1, 1 + len(content) // 4)]
 
 
-def randomise_bytes(content: bytearray, chance: random.Random) -> None:
+def randomise_bytes(content: bytearray, rng: random.Random) -> None:
     """Replace a range with random bytes."""
-    at, length = draw_position(content, chance), chance.randint(1, 16)
-    content[at : at + length] = chance.randbytes(length)
+    at, length = draw_position(content, rng), rng.randint(1, 16)
+    content[at : at + length] = rng.randbytes(length)
 
 
-def truncate_bytes(content: bytearray, chance: random.Random) -> None:
+def truncate_bytes(content: bytearray, rng: random.Random) -> None:
     """Truncate the file."""
-    del content[draw_position(content, chance) :]
+    del content[draw_position(content, rng) :]
 
 
-def splice_tail(content: bytearray, chance: random.Random) -> None:
+def splice_tail(content: bytearray, rng: random.Random) -> None:
     """Replace the end with the end of another seed file."""
-    donor = chance.choice(list_seed_files())
-    content[draw_position(content, chance) :] = donor[chance.randrange(len(donor)) :]
+    donor = rng.choice(list_seed_files())
+    content[draw_position(content, rng) :] = donor[rng.randrange(len(donor)) :]
 
 
 MUTATIONS: tuple[Callable[[bytearray, random.Random], None], ...] = (
@@ -227,13 +227,13 @@ def run_mutants(count: int, seed: int = 0, on_progress: Callable[[int], None] = 
 def read_child_lines(child: subprocess.Popen[bytes]):
     """Yield the output lines of a child until it exits or prints nothing for MAX_SILENT_SECONDS."""
     assert child.stdout
-    rest, pipe = b"", child.stdout.fileno()
+    incomplete_line, pipe = b"", child.stdout.fileno()
     while select.select([pipe], [], [], MAX_SILENT_SECONDS)[0]:
         received = os.read(pipe, 2**16)
         if not received:
             child.wait()
             return
-        *complete_lines, rest = (rest + received).split(b"\n")
+        *complete_lines, incomplete_line = (incomplete_line + received).split(b"\n")
         yield from (line.decode() for line in complete_lines)
 
 

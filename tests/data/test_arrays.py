@@ -137,9 +137,9 @@ def test_hostile_signals_are_rejected_by_name(tmp_path, name, content, problem):
 
 
 def test_linear_resizing_matches_a_naive_loop():
-    chance = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     for length, size in ((9, 4), (4, 9), (7, 7), (16, 8)):
-        values, ratio = chance.normal(size=length).astype(np.float32), length / size
+        values, ratio = rng.normal(size=length).astype(np.float32), length / size
         expected = []
         for i in range(size):
             weights = [max(0.0, 1 - abs(j + 0.5 - (i + 0.5) * ratio) / max(1, ratio)) for j in range(length)]
@@ -176,10 +176,10 @@ def test_signals_are_translated_and_flipped_only_on_request():
     ]
     assert {row.count(0) for row in augmented} == {0, 1, 2}
     assert all([value for value in row if value] == sorted(value for value in row if value) for row in augmented)
-    turned = [
+    flipped = [
         replace(IDENTITY_VIEWS, flip=(0, 0, 0.5)).augment_image(signal, size, key)[0].tolist() for key in range(30)
     ]
-    assert {tuple(row) for row in turned} == {tuple(range(1, 11)), tuple(range(10, 0, -1))}
+    assert {tuple(row) for row in flipped} == {tuple(range(1, 11)), tuple(range(10, 0, -1))}
     mirrored = replace(IDENTITY_VIEWS, translate=0.2, border="reflection").augment_image(signal, size, 1)
     assert (mirrored > 0).all()
     with pytest.raises(UsageError, match="need volumes or signals"):
@@ -211,14 +211,16 @@ def test_the_stream_is_identical_from_any_start_and_workers(tmp_path):
 def test_a_one_slice_volume_is_predicted_like_its_image():
     from vitreous import create
 
-    flat = create("ViT-32x2/4", image_size=(8, 12), num_classes=3).eval()
+    image_model = create("ViT-32x2/4", image_size=(8, 12), num_classes=3).eval()
     solid = create("ViT-32x2/1x4x4", image_size=(1, 8, 12), num_classes=3).eval()
-    for parameter in flat.parameters():
+    for parameter in image_model.parameters():
         torch.nn.init.normal_(parameter, std=0.1)
-    solid.load_state_dict({name: value.view_as(solid.state_dict()[name]) for name, value in flat.state_dict().items()})
+    solid.load_state_dict(
+        {name: value.view_as(solid.state_dict()[name]) for name, value in image_model.state_dict().items()}
+    )
     volumes = torch.randn(2, 3, 1, 8, 12)
     with torch.no_grad():
-        assert torch.allclose(solid(volumes), flat(volumes[:, :, 0]), atol=1e-5)
+        assert torch.allclose(solid(volumes), image_model(volumes[:, :, 0]), atol=1e-5)
 
 
 def test_check_reports_the_volumes_that_training_rejects(tmp_path):
@@ -230,11 +232,13 @@ def test_check_reports_the_volumes_that_training_rejects(tmp_path):
     # the same volume with two labels
     (home / "large" / "3.nii.gz").write_bytes((home / "small" / "3.nii.gz").read_bytes())
     document, subject = check_dataset(home, workers=0)
-    bad = {Path(row["path"]).name: row["reason"] for row in document["unreadable"]}
+    reasons = {Path(row["path"]).name: row["reason"] for row in document["unreadable"]}
     assert (
-        not document["passed"] and document["sample_type"] == "volumes" and set(bad) == {"1.nii.gz", "0.npz", "2.npz"}
+        not document["passed"]
+        and document["sample_type"] == "volumes"
+        and set(reasons) == {"1.nii.gz", "0.npz", "2.npz"}
     )
-    assert "cut short" in bad["1.nii.gz"] and "NaN" in bad["0.npz"] and "an array of 5 x 5" in bad["2.npz"]
+    assert "cut short" in reasons["1.nii.gz"] and "NaN" in reasons["0.npz"] and "an array of 5 x 5" in reasons["2.npz"]
     assert document["exact_duplicates"]["across_splits"] or any(
         "two labels" in finding["message"] for finding in document["findings"]
     )

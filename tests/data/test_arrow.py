@@ -143,11 +143,11 @@ def test_labels_stored_as_floats(tmp_path):
             assert np.array_equal(float_data.splits["train"].labels, integer_data.splits["train"].labels)
     fraction = write_parquet(tmp_path / "a.parquet", {"image": make_image_column(2), "label": pa.array([0.0, 1.5])})
     assert open_data(fraction).targets == ("label",)
-    several = write_parquet(
+    multilabel_file = write_parquet(
         tmp_path / "d.parquet",
         {"image": make_image_column(2), "label": pa.array([[0.0], [1.5]], pa.list_(pa.float64()))},
     )
-    assert "label is 1.5 in row 1" in str(get_open_error(several))
+    assert "label is 1.5 in row 1" in str(get_open_error(multilabel_file))
     missing = write_parquet(
         tmp_path / "b.parquet", {"image": make_image_column(2), "label": pa.array([0.0, float("nan")])}
     )
@@ -360,10 +360,10 @@ def test_row_groups_are_streamed(tmp_path):
         compression="none",
     )
     assert pq.ParquetFile(file).num_row_groups == 1 and file.stat().st_size > 5.9e7
-    grown = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", PEAK_MEMORY_SCRIPT, file], capture_output=True, text=True, check=True
     ).stdout
-    assert int(grown) < 4e7
+    assert int(process) < 4e7
 
 
 datasets = pytest.importorskip("datasets")

@@ -134,11 +134,11 @@ def test_cutout_is_a_grey_square_anywhere():
     centres = set()
     for seed in range(40):
         torch.manual_seed(seed)
-        hole = np.asarray(BIG_VISION_OPERATIONS["Cutout"](black, 1.0, Image.Resampling.NEAREST)) == 128
-        rows, columns = hole.all(-1).any(1).nonzero()[0], hole.all(-1).any(0).nonzero()[0]
-        assert hole[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1].all() and hole.sum() == 3 * len(rows) * len(
-            columns
-        )
+        cutout = np.asarray(BIG_VISION_OPERATIONS["Cutout"](black, 1.0, Image.Resampling.NEAREST)) == 128
+        rows, columns = cutout.all(-1).any(1).nonzero()[0], cutout.all(-1).any(0).nonzero()[0]
+        assert cutout[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1].all() and cutout.sum() == 3 * len(
+            rows
+        ) * len(columns)
         assert 40 <= len(rows) <= 80 and 40 <= len(columns) <= 80
         centres.add((rows[0], columns[0]))
     assert len(centres) > 20
@@ -167,9 +167,9 @@ def test_inception_boxes_keep_area_and_aspect_with_uniform_heights():
     torch.manual_seed(0)
     boxes = np.array([crop.draw_box(500, 400) for _ in range(3000)])
     left, top, right, bottom = boxes.T
-    wide, tall = right - left, bottom - top
+    box_width, box_height = right - left, bottom - top
     assert (boxes >= 0).all() and right.max() == 500 and bottom.max() == 400 and left.min() == top.min() == 0
-    area, ratio = wide * tall / 200_000, wide / tall
+    area, ratio = box_width * box_height / 200_000, box_width / box_height
     assert area.min() >= 0.05 and area.max() <= 1 and ratio.min() > 0.74 and ratio.max() < 1.34
     assert abs(ratio.mean() - 1.04) < 0.01
     square = InceptionCrop((8, 8), (0.04, 1.0), (1.0, 1.0), "aliased")
@@ -183,16 +183,16 @@ def test_in_memory_inception_crops_match_file_crops():
     maps = (
         Augment(crop=(0.05, 1.0), ratio=(0.75, 1.33), crop_style="inception").draw_affine_maps(keys, (400, 500)).numpy()
     )
-    wide, tall = maps[:, 0, 0] * 500, maps[:, 1, 1] * 400
+    box_widths, box_heights = maps[:, 0, 0] * 500, maps[:, 1, 1] * 400
     crop = InceptionCrop((8, 8), (0.05, 1.0), (0.75, 1.33), "aliased")
     torch.manual_seed(0)
     boxes = np.array([crop.draw_box(500, 400) for _ in range(5000)])
-    for ours, theirs in ((wide, boxes[:, 2] - boxes[:, 0]), (tall, boxes[:, 3] - boxes[:, 1])):
+    for ours, theirs in ((box_widths, boxes[:, 2] - boxes[:, 0]), (box_heights, boxes[:, 3] - boxes[:, 1])):
         assert (
             np.abs(np.quantile(ours, (0.1, 0.3, 0.5, 0.7, 0.9)) - np.quantile(theirs, (0.1, 0.3, 0.5, 0.7, 0.9))).max()
             < 10
         )
-    area = wide * tall / 200_000
+    area = box_widths * box_heights / 200_000
     assert area.min() > 0.0499 and area.max() < 1.0001
     assert (np.abs(maps[:, 0, 2]) + maps[:, 0, 0] < 1.0001).all() and (
         np.abs(maps[:, 1, 2]) + maps[:, 1, 1] < 1.0001
@@ -265,12 +265,14 @@ def test_three_augment_applies_one_of_three_operations():
 
 @pytest.mark.parametrize("memory", [False, True])
 def test_jitter_stays_within_its_range(memory):
-    augment, flat = Augment(jitter=(0.3, 0.0, 0.0)), Image.new("RGB", IMAGE_SIZE[::-1], (100, 150, 50))
+    augment, uniform_image = Augment(jitter=(0.3, 0.0, 0.0)), Image.new("RGB", IMAGE_SIZE[::-1], (100, 150, 50))
     keys = derive_keys(0, np.arange(200))
     if memory:
-        augmented = augment.augment_batch(image_to_tensor(flat)[None].repeat(200, 1, 1, 1), keys)
+        augmented = augment.augment_batch(image_to_tensor(uniform_image)[None].repeat(200, 1, 1, 1), keys)
     else:
-        augmented = torch.stack([augment.augment_image(flat, ImagePreprocess(IMAGE_SIZE), int(k)) for k in keys])
+        augmented = torch.stack(
+            [augment.augment_image(uniform_image, ImagePreprocess(IMAGE_SIZE), int(k)) for k in keys]
+        )
     factors = augmented[:, :, 0, 0].float() / torch.tensor([100.0, 150.0, 50.0])
     assert factors.min() > 0.68 and factors.max() < 1.31 and factors[:, 1].std() > 0.1
     assert (factors.max(1).values - factors.min(1).values).max() < 0.04
@@ -278,15 +280,17 @@ def test_jitter_stays_within_its_range(memory):
 
 @pytest.mark.parametrize("channels", [3, 1])
 def test_erased_noise_fills_a_box_with_pixels_like_imagenets(channels):
-    flat = Image.new("RGB" if channels == 3 else "L", (64, 64))
+    uniform_image = Image.new("RGB" if channels == 3 else "L", (64, 64))
     values, untouched = [], 0
     for k in range(400):
-        augmented = Augment(erase=0.5, erase_noise=True).augment_image(flat, ImagePreprocess((64, 64), channels), k)
-        hole = (augmented > 0).any(0)
-        if not hole.any():
+        augmented = Augment(erase=0.5, erase_noise=True).augment_image(
+            uniform_image, ImagePreprocess((64, 64), channels), k
+        )
+        erased_pixels = (augmented > 0).any(0)
+        if not erased_pixels.any():
             untouched += 1
             continue
-        rows, columns = hole.any(1).nonzero().flatten(), hole.any(0).nonzero().flatten()
+        rows, columns = erased_pixels.any(1).nonzero().flatten(), erased_pixels.any(0).nonzero().flatten()
         box = augmented[:, rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
         assert 0.01 < box[0].numel() / 64**2 < 0.36
         values.append(box.flatten(1).float())
@@ -298,16 +302,16 @@ def test_erased_noise_fills_a_box_with_pixels_like_imagenets(channels):
 
 
 @pytest.mark.parametrize("options", [{"mixup": 0.8}, {"cutmix": 1.0}])
-@pytest.mark.parametrize("several", [False, True])
-def test_labels_are_mixed_like_the_images(options, several):
+@pytest.mark.parametrize("multilabel", [False, True])
+def test_labels_are_mixed_like_the_images(options, multilabel):
     """Each image has one constant value, so the mixed value gives the weight of each label."""
     generator = torch.Generator().manual_seed(0)
     labels = (
         torch.randint(0, 2, (6, 4), generator=generator).float()
-        if several
+        if multilabel
         else torch.randint(0, 4, (6,), generator=generator)
     )
-    hot = labels if several else F.one_hot(labels, 4).float()
+    hot = labels if multilabel else F.one_hot(labels, 4).float()
     images = torch.arange(6.0)[:, None, None, None].expand(6, 3, 16, 16).clone()
     shares = set()
     for batch in range(10):

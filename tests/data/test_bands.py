@@ -74,22 +74,22 @@ def test_bands_are_read_in_every_compression(tmp_path, codec, dtype):
 @pytest.mark.parametrize("codec", CODECS)
 def test_a_truncated_strip_is_rejected(tmp_path, codec):
     raw = write_tiff(tmp_path / "a.tif", make_bands(5, "uint16", size=(30, 37)), compression=codec).read_bytes()
-    taller = raw.replace(struct.pack("<HHII", 257, 4, 1, 30), struct.pack("<HHII", 257, 4, 1, 40))
-    taller = taller.replace(struct.pack("<HHII", 278, 3, 1, 30), struct.pack("<HHII", 278, 3, 1, 40))
-    taller = taller.replace(struct.pack("<HHII", 278, 4, 1, 30), struct.pack("<HHII", 278, 4, 1, 40))
-    assert read_bands(raw, 5, "uint16")[0].size == (37, 30) and read_upright_size(taller, "x") == (37, 40)
+    truncated = raw.replace(struct.pack("<HHII", 257, 4, 1, 30), struct.pack("<HHII", 257, 4, 1, 40))
+    truncated = truncated.replace(struct.pack("<HHII", 278, 3, 1, 30), struct.pack("<HHII", 278, 3, 1, 40))
+    truncated = truncated.replace(struct.pack("<HHII", 278, 4, 1, 30), struct.pack("<HHII", 278, 4, 1, 40))
+    assert read_bands(raw, 5, "uint16")[0].size == (37, 30) and read_upright_size(truncated, "x") == (37, 40)
     with pytest.raises(DataError, match=r"^x: .*(cut short|cannot be read|the header states)"):
-        read_bands(taller, 5, "uint16", "x")
+        read_bands(truncated, 5, "uint16", "x")
 
 
 def test_a_missing_imagecodecs_is_reported_with_its_extra(tmp_path, monkeypatch):
     raw = mark_as_lzw(write_tiff(tmp_path / "a.tif", make_bands(5, "uint16"))).read_bytes()
     monkeypatch.setitem(sys.modules, "imagecodecs", None)
     assert detect_channel_form(raw, "x") == (5, "uint16") and read_upright_size(raw, "x") == (32, 32)
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(DataError) as error:
         read_bands(raw, 5, "uint16", "x")
     problem = "x: a TIFF with LZW compression needs imagecodecs (pip install 'vitreous[geotiff]')"
-    assert caught.value.message == problem
+    assert error.value.message == problem
 
 
 def test_band_mismatches_report_found_and_expected_bands(tmp_path):
@@ -97,12 +97,12 @@ def test_band_mismatches_report_found_and_expected_bands(tmp_path):
     np.save(tmp_path / "five.npy", make_bands(5, "float32"))
     for raw in (five, (tmp_path / "five.npy").read_bytes()):
         for channels, words in ((3, "3 of uint8 (RGB)"), (1, "1 of uint8 (grey)")):
-            with pytest.raises(DataError) as caught:
+            with pytest.raises(DataError) as error:
                 decode_to_pillow(raw, channels, "five")
-            assert caught.value.message == f"five: 5 bands of float32, but the model expects {words}"
-    with pytest.raises(DataError) as caught:
+            assert error.value.message == f"five: 5 bands of float32, but the model expects {words}"
+    with pytest.raises(DataError) as error:
         read_bands(np.zeros((8, 8, 3), np.uint8), 5, "uint16", "photo.png")
-    assert caught.value.message == "photo.png: 3 bands of uint8, but the model expects 5 bands of uint16"
+    assert error.value.message == "photo.png: 3 bands of uint8, but the model expects 5 bands of uint16"
 
 
 @pytest.mark.parametrize(
@@ -141,9 +141,9 @@ def test_pixels_without_data_are_void_and_filled_with_the_mean(tmp_path, dtype, 
 @pytest.mark.parametrize(("dtype", "nodata", "value"), [("float32", None, np.nan), ("uint16", 0, 0)])
 def test_an_image_without_data_is_rejected(tmp_path, dtype, nodata, value):
     raw = write_tiff(tmp_path / "a.tif", np.full((5, 32, 32), value, dtype), nodata).read_bytes()
-    with pytest.raises(EmptyImageError) as caught:
+    with pytest.raises(EmptyImageError) as error:
         read_bands(raw, 5, dtype, "edge.tif")
-    assert caught.value.message == "edge.tif: no pixel has data"
+    assert error.value.message == "edge.tif: no pixel has data"
 
 
 @pytest.mark.parametrize("dtype", ["int16", "float32", "float64", "int32", "uint8"])

@@ -189,9 +189,9 @@ def test_batched_view_colours_are_distributed_like_file_views(pixel_batch):
     single_views = [
         crops.draw_views(Image.fromarray(p.permute(1, 2, 0).numpy()), IMAGE_SIZE, k) for k, p in enumerate(pixel_batch)
     ]
-    for mine, theirs in (
+    for ours, theirs in (
         (stacked["images"], torch.stack([torch.stack(views[:2]) for views in single_views])),
         (stacked["local"], torch.stack([views[2] for views in single_views])),
     ):
         for measure in (torch.mean, torch.std):
-            assert abs(float(measure(mine.float())) - float(measure(theirs.float()))) < 4
+            assert abs(float(measure(ours.float())) - float(measure(theirs.float()))) < 4

@@ -46,9 +46,9 @@ def find_nearest_bucket_by_loop(form, buckets, stride):
     length = max((t for t, _, _ in sizes if t <= fill), default=min(t for t, _, _ in sizes))
     best, chosen = (math.inf, math.inf), -1
     for number, (t, h, w) in enumerate(sizes):
-        far = round(abs(math.log(width / height) - math.log(w / h)), 9), abs(math.log(height * width / (h * w)))
-        if t == length and far < best:
-            best, chosen = far, number
+        distance = round(abs(math.log(width / height) - math.log(w / h)), 9), abs(math.log(height * width / (h * w)))
+        if t == length and distance < best:
+            best, chosen = distance, number
     return chosen
 
 

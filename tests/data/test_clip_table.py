@@ -89,12 +89,12 @@ def test_segments_of_one_file_or_group_stay_together(tmp_path):
     data = open_data(write_table(tmp_path / "b.csv", *patients), group_by="group")
     numbers = {name: {int(Path(split.path(row)).stem) // 4 for row in range(len(split))} for name in ("train", "val") for split in (get_clip_split(data, name),)}  # fmt: skip
     assert numbers["val"] and not numbers["train"] & numbers["val"]
-    parted = write_table(
+    grouped_table = write_table(
         tmp_path / "c.csv", "path,label,split,end", "0.gif,a,train,0.2", "1.gif,b,train,", "0.gif,a,test,"
     )
-    assert any("1 groups are in more than one split" in note for note in open_data(parted).notes)
+    assert any("1 groups are in more than one split" in note for note in open_data(grouped_table).notes)
     with pytest.raises(DataError, match="1 groups are in more than one split"):
-        open_data(parted, group_by="path")
+        open_data(grouped_table, group_by="path")
 
 
 @pytest.mark.parametrize(("rows", "problem"), [

@@ -68,14 +68,14 @@ def test_archives_with_images_ignore_videos(tmp_path):
     cover = open_data(write_tar(tmp_path / "b.tar", [("a/1.mp4", encode_clip(tmp_path, 1)), ("a/1.jpg", encode_sample_image(1, "JPEG")), ("b/2.png", encode_sample_image(2))]))  # fmt: skip
     assert all(type(split) is StoreSplit for split in cover.splits.values())
     make_image(1).convert("P").save(tmp_path / "still.gif")
-    still = (tmp_path / "still.gif").read_bytes()
+    still_gif = (tmp_path / "still.gif").read_bytes()
     for second, split_type in (
-        (still, StoreSplit),
+        (still_gif, StoreSplit),
         (encode_clip(tmp_path, 2, "gif"), StoreSplit),
         (encode_clip(tmp_path, 4), StoredClips),
     ):
         last = "b/2.mp4" if split_type is StoredClips else "b/2.gif"
-        assert {type(s) for s in open_data(write_tar(tmp_path / "c.tar", [("a/1.gif", still), (last, second)])).splits.values()} == {split_type}  # fmt: skip
+        assert {type(s) for s in open_data(write_tar(tmp_path / "c.tar", [("a/1.gif", still_gif), (last, second)])).splits.values()} == {split_type}  # fmt: skip
 
 
 def test_clip_archives_train_and_predict_like_files(tmp_path):

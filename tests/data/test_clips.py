@@ -22,16 +22,16 @@ from vitreous.errors import DataError, UsageError
 TRUNCATION_FRACTIONS = {"mp4": 0.5, "mov": 0.8, "avi": 0.9, "mkv": 0.8, "webm": 0.8, "mpeg": 0.3, "gif": 0.7}
 
 
-@pytest.mark.parametrize("kind", [*CODECS, "gif", "folder"])
-def test_frames_of_every_format_are_read_by_index(tmp_path, kind):
-    path = write_clip(tmp_path / ("clip" if kind == "folder" else f"clip.{kind}"), make_grey_frames(10))
+@pytest.mark.parametrize("file_format", [*CODECS, "gif", "folder"])
+def test_frames_of_every_format_are_read_by_index(tmp_path, file_format):
+    path = write_clip(tmp_path / ("clip" if file_format == "folder" else f"clip.{file_format}"), make_grey_frames(10))
     film = open_clip(path)
     assert len(film) == 10 and film.size == (16, 16)
     numbers = np.array([7, 0, 9, 0])
     frames = film.read_frames(numbers)
     assert frames.shape == (4, 16, 16, 3) and frames.dtype == np.uint8
     assert np.abs(frames.astype(int) - make_grey_frames(10)[numbers]).max() <= 4
-    if kind not in ("folder", "mpeg"):
+    if file_format not in ("folder", "mpeg"):
         assert np.allclose(film.times, np.arange(10) / 10, atol=0.002)
 
 
@@ -49,18 +49,20 @@ def test_unbuffered_frames_are_decoded_again(monkeypatch):
     assert film.buffered_frames is None and np.array_equal(film.read_frames(np.array([2, 5, 8])), expected_frames)  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("kind", TRUNCATION_FRACTIONS)
-def test_truncated_clips_are_rejected_by_name(tmp_path, kind):
-    path = write_clip(tmp_path / f"a.{kind}", make_moving_square(3, True))
-    path.write_bytes(path.read_bytes()[: int(TRUNCATION_FRACTIONS[kind] * path.stat().st_size)])
-    with pytest.raises(DataError, match=rf"a\.{kind}: .*(cut short|cannot be read|damaged|no video stream)") as error:
+@pytest.mark.parametrize("file_format", TRUNCATION_FRACTIONS)
+def test_truncated_clips_are_rejected_by_name(tmp_path, file_format):
+    path = write_clip(tmp_path / f"a.{file_format}", make_moving_square(3, True))
+    path.write_bytes(path.read_bytes()[: int(TRUNCATION_FRACTIONS[file_format] * path.stat().st_size)])
+    with pytest.raises(
+        DataError, match=rf"a\.{file_format}: .*(cut short|cannot be read|damaged|no video stream)"
+    ) as error:
         open_clip(path)
     assert error.value.hint
 
 
-@pytest.mark.parametrize("kind", ["mkv", "webm"])
-def test_a_clip_truncated_to_one_frame_is_rejected(kind):
-    content = encode_video(make_moving_square(3, True, 30), kind)
+@pytest.mark.parametrize("file_format", ["mkv", "webm"])
+def test_a_clip_truncated_to_one_frame_is_rejected(file_format):
+    content = encode_video(make_moving_square(3, True, 30), file_format)
     for size in range(len(content), 300, -40):  # find the first cut that leaves one frame
         with av.open(io.BytesIO(content[:size]), format="matroska") as container:
             frames = len(list(container.decode(video=0)))
@@ -70,7 +72,7 @@ def test_a_clip_truncated_to_one_frame_is_rejected(kind):
         pytest.fail("no truncation leaves exactly one frame")
     with pytest.raises(DataError, match=r"cut short, 0\.0 seconds of 3\.0"):
         open_clip(content[:size])
-    assert len(open_clip(encode_video(make_moving_square(3, True, 1), kind))) == 1
+    assert len(open_clip(encode_video(make_moving_square(3, True, 1), file_format))) == 1
 
 
 @pytest.mark.parametrize(("content", "problem"), [
@@ -159,20 +161,23 @@ def test_frame_indices_are_sampled_evenly_or_by_stride():
 
 
 def test_all_frames_share_one_view_drawn_by_the_key():
-    still = np.repeat(make_moving_square(5, True, 1, 24), 12, 0)
+    constant_clip = np.repeat(make_moving_square(5, True, 1, 24), 12, 0)
     preprocess = ClipPreprocess((6, 16, 16))
     views = Augment(crop=(0.2, 1.0), flip=0.5, rand_layers=2, jitter=(0.4, 0.4, 0.4), rotate=20.0, erase=1.0, shift=0.1)
-    augmented = [views.augment_image(open_clip(still), preprocess, sample_key) for sample_key in range(4)]
+    augmented = [views.augment_image(open_clip(constant_clip), preprocess, sample_key) for sample_key in range(4)]
     assert all(view.shape == (3, 6, 16, 16) and (view == view[:, :1]).all() for view in augmented)
     assert (
         not (augmented[0] == augmented[1]).all()
-        and (augmented[3] == views.augment_image(open_clip(still), preprocess, 3)).all()
+        and (augmented[3] == views.augment_image(open_clip(constant_clip), preprocess, 3)).all()
     )
     rising = open_clip(make_grey_frames(12, 24))
     numbers = {tuple((Augment().augment_image(rising, preprocess, key)[0, :, 0, 0] // 20).tolist()) for key in range(9)}
     assert len(numbers) > 5 and all(number // 2 == t for row in numbers for t, number in enumerate(row))
-    dense = ClipPreprocess((4, 16, 16), stride=2)
-    starts = {tuple((Augment().augment_image(rising, dense, key)[0, :, 0, 0] // 20).tolist()) for key in range(40)}
+    strided_preprocess = ClipPreprocess((4, 16, 16), stride=2)
+    starts = {
+        tuple((Augment().augment_image(rising, strided_preprocess, key)[0, :, 0, 0] // 20).tolist())
+        for key in range(40)
+    }
     assert starts == {(s, s + 2, s + 4, s + 6) for s in range(6)}
 
 

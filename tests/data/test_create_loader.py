@@ -53,8 +53,8 @@ def test_evaluation_loaders_apply_the_preprocessing(photo_folder):
     split = loader.data.split("test")
     assert torch.equal(epoch["images"][7], preprocess.transform(split.raw(7)))
     assert len(list(vitreous.create_loader(photo_folder, "test", batch_size=5, drop_last=True))) == 2
-    still = vitreous.create_loader(photo_folder, "train", augment=False)
-    assert torch.equal(concatenate_epoch(still)["images"], concatenate_epoch(still)["images"])
+    unaugmented_loader = vitreous.create_loader(photo_folder, "train", augment=False)
+    assert torch.equal(concatenate_epoch(unaugmented_loader)["images"], concatenate_epoch(unaugmented_loader)["images"])
 
 
 def test_multi_view_and_unlabelled_batches_are_loaded(tmp_path):

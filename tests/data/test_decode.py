@@ -68,8 +68,8 @@ def test_sixteen_bit_grey_is_scaled_not_clipped(tmp_path):
 
 
 def test_sixteen_bit_colour_keeps_the_high_byte(tmp_path):
-    deep = GRADIENT_PIXELS.astype(">u2") * 257
-    rows = b"".join(b"\0" + row.tobytes() for row in deep)
+    pixels_16_bit = GRADIENT_PIXELS.astype(">u2") * 257
+    rows = b"".join(b"\0" + row.tobytes() for row in pixels_16_bit)
 
     def chunk(chunk_type, body):
         return struct.pack(">I", len(body)) + chunk_type + body + struct.pack(">I", zlib.crc32(chunk_type + body))

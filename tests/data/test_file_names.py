@@ -141,13 +141,13 @@ def test_yolo_files_match_their_images(tmp_path, twice):
         open_data(tmp_path)
 
 
-@pytest.mark.parametrize("place", ["data.yaml", "classes.txt"])
-def test_yolo_class_names_are_unicode_normalised(tmp_path, place):
+@pytest.mark.parametrize("file_name", ["data.yaml", "classes.txt"])
+def test_yolo_class_names_are_unicode_normalised(tmp_path, file_name):
     write_image(tmp_path / "images" / "train" / "0.png")
     (tmp_path / "labels" / "train").mkdir(parents=True)
     (tmp_path / "labels" / "train" / "0.txt").write_text("0 0.5 0.5 0.5 0.5\n")
     texts = {"data.yaml": f"train: images/train\nnames: [{DECOMPOSED_NAME}]\n", "classes.txt": f"{DECOMPOSED_NAME}\n"}
-    (tmp_path / place).write_text(texts[place])
+    (tmp_path / file_name).write_text(texts[file_name])
     assert open_data(tmp_path).classes == (COMPOSED_NAME,)
 
 

@@ -16,9 +16,9 @@ from vitreous.errors import DataError
 @st.composite
 def labels_and_groups(draw):
     """Draw labels (n,) or (n, K) of up to 60 images, and group numbers: groups of one class each, or of any classes."""
-    n, num_classes, homes = draw(st.integers(1, 60)), draw(st.integers(1, 5)), draw(st.integers(1, 20))
+    n, num_classes, num_groups = draw(st.integers(1, 60)), draw(st.integers(1, 5)), draw(st.integers(1, 20))
     rng = np.random.default_rng(draw(st.integers(0, 10**6)))
-    groups = rng.integers(0, homes, n) * 7 - 3
+    groups = rng.integers(0, num_groups, n) * 7 - 3
     if draw(st.booleans()):
         return (rng.random((n, num_classes)) < 0.4).astype(np.float32), groups
     return rng.integers(0, num_classes, n) if draw(st.booleans()) else groups % num_classes, groups
@@ -58,9 +58,11 @@ def test_grouped_splits_are_as_close_to_their_shares_as_possible(case, share, se
     )
     for group in set(groups[train]):
         larger_val = np.sort(np.r_[val, np.flatnonzero(groups == group)])
-        spared = (count_classes(labels, np.setdiff1d(train, larger_val)) > 0)[count_classes(labels, train) > 0].all()
+        keeps_classes = (count_classes(labels, np.setdiff1d(train, larger_val)) > 0)[
+            count_classes(labels, train) > 0
+        ].all()
         assert (
-            not spared
+            not keeps_classes
             or not len(val)
             or share_error(labels, larger_val, share) >= share_error(labels, val, share) - 1e-9
         )
@@ -107,8 +109,8 @@ def test_a_group_column_keeps_groups_together(image_folder):
     )
     data = open_data(source)
     for split_data in (data, data.with_holdout(0.3, 1), data.with_holdout(0.3, 1).with_holdout(0.2, 2)):
-        homes = [{int(path.stem) // 5 for path in split_data.splits[name].paths} for name in ("train", "val")]
-        assert homes[1] and not homes[0] & homes[1]
+        groups_by_split = [{int(path.stem) // 5 for path in split_data.splits[name].paths} for name in ("train", "val")]
+        assert groups_by_split[1] and not groups_by_split[0] & groups_by_split[1]
     unsplit_data = data.with_holdout(0.0, 0)
     assert len(unsplit_data.groups) == len(unsplit_data.splits["train"]) == 40
     assert len(set(unsplit_data.groups[:5])) == 1 and len(set(unsplit_data.groups)) == 8

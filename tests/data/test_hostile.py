@@ -54,8 +54,8 @@ def test_every_file_gives_its_pixels_or_its_error(case: HostileFile):
 
 
 def test_all_exif_orientations_decode_to_the_same_image():
-    turned = [decode_to_pillow(case.content) for case in build_corpus() if re.match(r"exif_\d", case.name)]
-    assert len(turned) == 8 and len({image.tobytes() for image in turned}) == 1
+    exif_images = [decode_to_pillow(case.content) for case in build_corpus() if re.match(r"exif_\d", case.name)]
+    assert len(exif_images) == 8 and len({image.tobytes() for image in exif_images}) == 1
 
 
 @pytest.fixture(scope="module")
@@ -135,16 +135,16 @@ def test_every_code_path_gives_the_same_pixels_or_error(corpus_files, corpus_tab
             for image in images
         ]
 
-    def fed(feed: TrainLoader) -> list[str]:
-        return [describe_result(DecodingDataset(feed)[sample, 0, 0][1]) for sample in range(len(split))]
+    def fed(loader: TrainLoader) -> list[str]:
+        return [describe_result(DecodingDataset(loader)[sample, 0, 0][1]) for sample in range(len(split))]
 
-    pixels, bad = screen_images(split, preprocess, 0, keep=True)
+    pixels, errors_by_index = screen_images(split, preprocess, 0, keep=True)
     assert pixels is not None
     paths = {
         "predict": [describe_result(read_predictor_input(predictor, path)) for path in corpus_files.values()],
         "evaluate": judged(0),
         "evaluate, in workers": judged(2),
-        "screen": [describe_result(bad.get(sample, pixels[sample])) for sample in range(len(split))],
+        "screen": [describe_result(errors_by_index.get(sample, pixels[sample])) for sample in range(len(split))],
         "train": fed(TrainLoader(split, preprocess, Augment(), 0)),
     }
     for name, results in paths.items():
@@ -182,25 +182,25 @@ def predictor_home(predictor: Predictor, home: Path) -> Path:
 
 
 def test_evaluation_counts_unreadable_files_as_wrong(corpus_files, corpus_table, predictor, decode_results, tmp_path):
-    run, bad = predictor_home(predictor, tmp_path), rejected_files(decode_results)
+    run, rejected = predictor_home(predictor, tmp_path), rejected_files(decode_results)
     test_metrics = evaluate(run, corpus_table, bad_images="skip", workers=0)["test"]
-    assert (test_metrics["images"], test_metrics["unreadable"]) == (len(corpus_files), len(bad))
-    assert test_metrics["top1"] <= 1 - len(bad) / len(corpus_files)
+    assert (test_metrics["images"], test_metrics["unreadable"]) == (len(corpus_files), len(rejected))
+    assert test_metrics["top1"] <= 1 - len(rejected) / len(corpus_files)
     with pytest.raises(DataError) as error:
         evaluate(run, corpus_table, workers=0)
-    check_listing(error.value, bad, len(corpus_files))
+    check_listing(error.value, rejected, len(corpus_files))
 
 
-def check_listing(error: DataError, bad: dict[str, str], total: int) -> None:
+def check_listing(error: DataError, rejected: dict[str, str], total: int) -> None:
     """Assert that an error lists the first twenty files with their reasons, and counts the rest."""
-    assert error.code == 3 and error.message.startswith(f"{len(bad)} of {total} images cannot be read:")
+    assert error.code == 3 and error.message.startswith(f"{len(rejected)} of {total} images cannot be read:")
     lines = error.message.splitlines()[1:]
-    assert [line.strip() for line in lines[:-1]] == list(bad.values())[:20]
-    assert lines[-1].strip() == f"and {len(bad) - 20} more"
+    assert [line.strip() for line in lines[:-1]] == list(rejected.values())[:20]
+    assert lines[-1].strip() == f"and {len(rejected) - 20} more"
 
 
 def test_training_stops_at_or_skips_unreadable_files(corpus_files, corpus_table, decode_results, tmp_path):
-    bad, notes = rejected_files(decode_results), list[str]()
+    rejected, notes = rejected_files(decode_results), list[str]()
     options = {**TINY_RUN, "epochs": 0.2, "accumulate": 1, "workers": 0, "out": str(tmp_path / "run")}
     with pytest.raises(DataError) as error:
         train(str(corpus_table), **options)
@@ -216,7 +216,7 @@ def test_training_stops_at_or_skips_unreadable_files(corpus_files, corpus_table,
     train(str(corpus_table), Notes(), bad_images="skip", **options)
     left = next(match for note in notes if (match := re.match(r"(\d+) of (\d+) training images cannot be read", note)))
     data_document = json.loads((tmp_path / "run" / "data.json").read_text())
-    assert data_document["train_images"] == int(left[2]) - int(left[1]) and 0 < int(left[1]) <= len(bad)
+    assert data_document["train_images"] == int(left[2]) - int(left[1]) and 0 < int(left[1]) <= len(rejected)
 
 
 def test_data_check_reports_the_same_errors(corpus_files, corpus_table, decode_results):
@@ -246,9 +246,9 @@ IMAGE_ENCODINGS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", IMAGE_ENCODINGS)
-def test_truncated_files_are_rejected_or_decoded_completely(kind):
-    content = encode_image(NOISE_PIXELS[:24, :24], kind.split()[0], **IMAGE_ENCODINGS[kind])
+@pytest.mark.parametrize("image_format", IMAGE_ENCODINGS)
+def test_truncated_files_are_rejected_or_decoded_completely(image_format):
+    content = encode_image(NOISE_PIXELS[:24, :24], image_format.split()[0], **IMAGE_ENCODINGS[image_format])
     pixels, refusals = np.asarray(decode_to_pillow(content)), 0
     for end in [*range(1, len(content) - 40, 13), *range(len(content) - 40, len(content))]:
         try:

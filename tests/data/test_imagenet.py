@@ -80,9 +80,9 @@ def test_flat_images_are_labelled_by_the_kaggle_solution(flat_ilsvrc2012):
     assert data.titles == SYNSET_WORDS and data.full_train_split is None
 
 
-@pytest.mark.parametrize("place", [".", "ILSVRC2012_devkit_t12/data", "../ILSVRC2012_devkit_t12/data"])
-def test_flat_images_are_labelled_by_the_development_kit(flat_ilsvrc2012, place):
-    write_devkit(flat_ilsvrc2012 / place)
+@pytest.mark.parametrize("folder", [".", "ILSVRC2012_devkit_t12/data", "../ILSVRC2012_devkit_t12/data"])
+def test_flat_images_are_labelled_by_the_development_kit(flat_ilsvrc2012, folder):
+    write_devkit(flat_ilsvrc2012 / folder)
     data = open_data(flat_ilsvrc2012)
     assert_true(data)
     assert data.titles == SYNSET_WORDS

@@ -139,8 +139,8 @@ def test_reduced_decoding_is_close_to_the_full_crop(factor, subsampling, monkeyp
     expected, reduced_crop = (crop_and_resize(image, box, size, "bicubic").float() for image in (exact, rough))
     assert factors == [1, factor]
     assert (expected - reduced_crop).abs().mean() < 1.5 and (expected - reduced_crop).abs().max() < 24
-    elsewhere = crop_and_resize(exact, (box[0] + 8 * factor, *box[1:]), size, "bicubic").float()
-    assert (expected - elsewhere).abs().mean() > 2 * (expected - reduced_crop).abs().mean()
+    shifted_crop = crop_and_resize(exact, (box[0] + 8 * factor, *box[1:]), size, "bicubic").float()
+    assert (expected - shifted_crop).abs().mean() > 2 * (expected - reduced_crop).abs().mean()
 
 
 def test_both_jpeg_decoders_reduce_identically():

@@ -63,9 +63,9 @@ def test_special_files_are_reported_and_others_are_read(tmp_path, monkeypatch):
     root = make_folder(tmp_path / "x", {"train": 5, "val": 1})
     home = root / "train" / "bee"
     os.mkfifo(home / "pipe.jpg")
-    with socket.socket(socket.AF_UNIX) as bound:
+    with socket.socket(socket.AF_UNIX) as unix_socket:
         monkeypatch.chdir(home)  # socket paths are limited to 108 bytes
-        bound.bind("socket.jpg")
+        unix_socket.bind("socket.jpg")
         (home / "dangling.jpg").symlink_to("nowhere")
         (home / "self.jpg").symlink_to("self.jpg")
         (home / "zero.jpg").symlink_to("/dev/zero")
@@ -73,12 +73,12 @@ def test_special_files_are_reported_and_others_are_read(tmp_path, monkeypatch):
         make_image(7).save(home / "deeper.jpg" / "7.png")
         (home / "up").symlink_to("..")
         split, begun = open_data(root).split("train"), time.process_time()
-        _, bad = screen_images(split, SMALL_PREPROCESS, 0, keep=False)
+        _, unreadable = screen_images(split, SMALL_PREPROCESS, 0, keep=False)
     assert time.process_time() - begun < 2
-    assert [error.message.split(": ")[0] for error in bad.values()] == [
+    assert [error.message.split(": ")[0] for error in unreadable.values()] == [
         str(home / f"{name}.jpg") for name in ("dangling", "pipe", "self", "socket", "zero")
     ]
-    read_files = [os.path.realpath(split.name(sample)) for sample in range(len(split)) if sample not in bad]
+    read_files = [os.path.realpath(split.name(sample)) for sample in range(len(split)) if sample not in unreadable]
     assert str(home / "deeper.jpg" / "7.png") in read_files and "bee" in {Path(path).parent.name for path in read_files}
 
 
@@ -238,13 +238,13 @@ def test_files_without_permission_are_reported(tmp_path):
 @pytest.mark.parametrize("share", [0.01, 0.1, 1.0])
 def test_bad_images_are_listed_skipped_or_counted_as_wrong(trained_photos_and_run, tmp_path, share):
     root = make_folder(tmp_path / "x", {"train": 50, "test": 50}, classes=("ant", "bee"))
-    spoilt = {}
+    damaged_files = {}
     for split in ("train", "test"):
         files = sorted((root / split).rglob("*.png"))
-        spoilt[split] = random.Random(0).sample(files, round(share * len(files)))
-        for path in spoilt[split]:
+        damaged_files[split] = random.Random(0).sample(files, round(share * len(files)))
+        for path in damaged_files[split]:
             path.write_bytes(path.read_bytes()[:-30])
-    count, options = len(spoilt["train"]), {**QUICK_OPTIONS, "epochs": 0.1, "out": str(tmp_path / "run")}
+    count, options = len(damaged_files["train"]), {**QUICK_OPTIONS, "epochs": 0.1, "out": str(tmp_path / "run")}
     with pytest.raises(DataError) as error:
         train(str(root), **options)
     assert error.value.code == 3
@@ -276,8 +276,8 @@ def test_bad_images_are_listed_skipped_or_counted_as_wrong(trained_photos_and_ru
 def test_a_file_deleted_after_the_scan_is_reported(copied_photos_and_run):
     photos, _ = copied_photos_and_run
     data = open_data(photos)
-    gone = photos / "train" / "bee" / "3.png"
-    gone.unlink()
+    deleted_file = photos / "train" / "bee" / "3.png"
+    deleted_file.unlink()
     (photos / "test" / "cat" / "0.png").unlink()
     split = data.split("train")
     for workers in (0, 1):
@@ -287,7 +287,7 @@ def test_a_file_deleted_after_the_scan_is_reported(copied_photos_and_run):
             image for _, batch in EvalLoader(split, SMALL_PREPROCESS, workers).iterate_batches(10) for image in batch
         ]
         assert [isinstance(image, DataError) for image in images] == [
-            split.name(i) == str(gone) for i in range(len(split))
+            split.name(i) == str(deleted_file) for i in range(len(split))
         ]
 
 
@@ -394,11 +394,11 @@ def test_identical_datasets_give_identical_batches(identical_datasets):
     augment = Augment(crop=(0.3, 1.0), flip=0.5, rand_layers=1, rand_magnitude=9, erase=0.5)
     digests = set()
     for root in identical_datasets:
-        feed, digest = (
+        loader, digest = (
             TrainLoader(open_data(root).split("train"), ImagePreprocess((12, 12)), augment, 3),
             hashlib.sha256(),
         )
-        for batch in feed.iterate_batches(0, 2 * len(feed.split), 7):
+        for batch in loader.iterate_batches(0, 2 * len(loader.split), 7):
             for name in sorted(batch):
                 digest.update(batch[name].numpy().tobytes())
         digests.add(digest.hexdigest())

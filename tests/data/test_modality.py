@@ -104,8 +104,8 @@ for preprocess, file in ((images((8, 8)), "a.png"), (clips((2, 8, 8)), "a.gif"),
     print(array.shape)
 assert "torch" not in sys.modules
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path)
-    assert done.stdout.split("\n")[:3] == ["(3, 8, 8)", "(3, 2, 8, 8)", "(1, 8, 8, 8)"], done.stderr
+    process = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path)
+    assert process.stdout.split("\n")[:3] == ["(3, 8, 8)", "(3, 2, 8, 8)", "(1, 8, 8, 8)"], process.stderr
 
 
 @pytest.fixture(scope="module")
@@ -147,9 +147,9 @@ def test_a_new_modality_is_trained_evaluated_and_predicted(grid_folder, tmp_path
     # the text file stores five decimals
     assert by_path.probabilities == pytest.approx(by_array.probabilities, abs=1e-5)
     capsys.readouterr()
-    with pytest.raises(SystemExit) as done:
+    with pytest.raises(SystemExit) as exit_info:
         main(["predict", str(tmp_path / "run"), str(grid_folder / "test"), "--json", "--device", "cpu"])
-    assert not done.value.code and capsys.readouterr().out.count(".grid") == 20
+    assert not exit_info.value.code and capsys.readouterr().out.count(".grid") == 20
     (tmp_path / "empty").mkdir()
     with pytest.raises(SystemExit):
         main(["predict", str(tmp_path / "run"), str(tmp_path / "empty"), "--device", "cpu"])

@@ -27,10 +27,10 @@ def test_batched_shifts_match_a_loop_over_images(border, channels, size):
     mirror = random.random(40) < 0.5
     shifted = shift_and_mirror(images, x, y, mirror, border)
     assert torch.equal(images, before) and shifted.is_contiguous()
-    for image, dx, dy, turned, shifted_image in zip(images.numpy(), x, y, mirror, shifted.numpy(), strict=True):
+    for image, dx, dy, is_mirrored, shifted_image in zip(images.numpy(), x, y, mirror, shifted.numpy(), strict=True):
         around = np.pad(image, [(0, 0), (reach, reach), (reach, reach)], NUMPY_PAD_MODES[border])
         expected = around[:, reach + dy :, reach + dx :][:, : size[0], : size[1]]
-        assert np.array_equal(shifted_image, expected[:, :, ::-1] if turned else expected)
+        assert np.array_equal(shifted_image, expected[:, :, ::-1] if is_mirrored else expected)
 
 
 def test_zero_shifts_return_a_copy():
@@ -44,9 +44,11 @@ def test_a_shift_and_a_mirror_are_the_affine_map():
     images, keys = make_image_batch(64), derive_keys(0, np.arange(64))
     for border in ("reflection", "zeros"):
         augment = Augment(shift=0.2, flip=0.5, border=border)
-        turned = Augment(shift=0.2, flip=0.5, border=border, zoom=1e-9)
+        affine_augment = Augment(shift=0.2, flip=0.5, border=border, zoom=1e-9)
         assert augment.augment_batch(images, keys).dtype == torch.uint8
-        assert (augment.augment_batch(images, keys).float() - turned.augment_batch(images, keys)).abs().max() < 0.01
+        assert (
+            augment.augment_batch(images, keys).float() - affine_augment.augment_batch(images, keys)
+        ).abs().max() < 0.01
 
 
 def test_windows_are_simple_crops():
@@ -70,10 +72,10 @@ def test_erased_boxes_depend_only_on_each_key(noise, dtype):
     assert torch.equal(erase_random_boxes(images[300:].clone(), keys[300:], 0.4, noise), erased[300:])
     assert erased.dtype == dtype and erased.min() >= 0 and erased.max() <= 255
     holes = (erased != 7).any(1)
-    pierced = holes.flatten(1).any(1)
-    assert 0.33 < pierced.float().mean() < 0.47
+    has_hole = holes.flatten(1).any(1)
+    assert 0.33 < has_hole.float().mean() < 0.47
     areas, box_positions = [], set()
-    for hole in holes[pierced]:
+    for hole in holes[has_hole]:
         rows, columns = hole.any(1).nonzero().flatten(), hole.any(0).nonzero().flatten()
         tall, wide = int(rows[-1] - rows[0]) + 1, int(columns[-1] - columns[0]) + 1
         areas.append(tall * wide / 1600)

@@ -274,8 +274,8 @@ def test_labels_and_pixels_match_torchvision(name, tmp_path):
 
 
 def test_named_datasets_have_their_class_names(tmp_path):
-    some = ("CIFAR10", "MNIST", "EMNIST?split=letters", "OxfordIIITPet", "ImageNet", "PCAM")
-    names = {name: open_written_dataset(name, tmp_path / name)[0] for name in some}
+    dataset_names = ("CIFAR10", "MNIST", "EMNIST?split=letters", "OxfordIIITPet", "ImageNet", "PCAM")
+    names = {name: open_written_dataset(name, tmp_path / name)[0] for name in dataset_names}
     assert names["CIFAR10"].classes[:2] == ("kind 0", "kind 1") and names["MNIST"].classes == tuple("0123456789")
     assert names["EMNIST?split=letters"].classes == tuple("abcdefghijklmnopqrstuvwxyz")
     assert names["PCAM"].classes == ("normal", "tumor") and len(names["OxfordIIITPet"].classes) == 2

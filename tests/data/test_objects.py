@@ -62,17 +62,17 @@ def test_boxes_and_masks_follow_the_augmented_image(change):
     assert checked >= 12
 
 
-@pytest.mark.parametrize("turns", [(a, b, c) for a in (False, True) for b in (False, True) for c in (False, True)])
+@pytest.mark.parametrize("flips", [(a, b, c) for a in (False, True) for b in (False, True) for c in (False, True)])
 @pytest.mark.parametrize("size", [(20, 20), (16, 24)])
-def test_boxes_are_transformed_like_masks(turns, size):
+def test_boxes_are_transformed_like_masks(flips, size):
     draw = np.random.default_rng(0)
     masks = torch.zeros(5, *size, dtype=torch.bool)
     for mask in masks:
         left, top = draw.integers(0, size[1] - 4), draw.integers(0, size[0] - 4)
         mask[top : top + draw.integers(1, 5), left : left + draw.integers(1, 5)] = True
     boxes = torch.from_numpy(masks_to_boxes(masks.numpy()))
-    expected = torch.from_numpy(masks_to_boxes(rotate_and_flip(masks, turns).numpy()))
-    assert torch.equal(rotate_and_flip_boxes(boxes, size, turns), expected)
+    expected = torch.from_numpy(masks_to_boxes(rotate_and_flip(masks, flips).numpy()))
+    assert torch.equal(rotate_and_flip_boxes(boxes, size, flips), expected)
 
 
 def test_cropping_and_flipping_objects_match_torchvision():
@@ -90,11 +90,11 @@ def test_cropping_and_flipping_objects_match_torchvision():
         masks = F.horizontal_flip(F.crop(tv_tensors.Mask(torch.from_numpy(target.masks())), top, left, 32, 40))
         stays = [int(label) for label in cropped["labels"]]
         assert set(range(4)) - set(stays) == {object_index for object_index, mask in enumerate(masks) if not mask.any()}
-        turns = (False, True, False)
-        ours = rotate_and_flip_boxes(torch.from_numpy(cropped["boxes"]), (32, 40), turns)
+        flips = (False, True, False)
+        ours = rotate_and_flip_boxes(torch.from_numpy(cropped["boxes"]), (32, 40), flips)
         assert torch.allclose(ours, boxes[stays].as_subclass(torch.Tensor))
         assert torch.equal(
-            rotate_and_flip(torch.from_numpy(cropped["masks"]), turns), masks[stays].as_subclass(torch.Tensor)
+            rotate_and_flip(torch.from_numpy(cropped["masks"]), flips), masks[stays].as_subclass(torch.Tensor)
         )
 
 
@@ -122,12 +122,12 @@ def test_small_objects_keep_their_mask_and_box():
             cropped = crop_objects(make_single_object((left, top, left + 4, top + 4), masks=True), quarter, 0.0)
             assert cropped["masks"].shape == (1, 12, 16) and cropped["masks"].any()
             np.testing.assert_allclose(cropped["boxes"][0], np.array([left, top, left + 4, top + 4]) / 4)
-    thin = replace(
+    thin_object = replace(
         make_single_object((8, 8, 12, 12)),
         layers=stack_masks([np.eye(*IMAGE_SIZE, dtype=bool) & (np.indices(IMAGE_SIZE)[0] == 9)], IMAGE_SIZE),
     )
     # nearest-neighbour sampling misses its single pixel
-    cropped = crop_objects(thin, CropRegion(0, 0, 48, 64, (12, 16)), 0.0)
+    cropped = crop_objects(thin_object, CropRegion(0, 0, 48, 64, (12, 16)), 0.0)
     assert cropped["masks"].sum() == 1 and cropped["masks"][0, 2, 2]
 
 

@@ -26,10 +26,10 @@ def read_classes(root: Path) -> np.ndarray:
     return open_data(root).split("train").target(0).classes
 
 
-def reorient(values: np.ndarray, turn: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def reorient(values: np.ndarray, axis_matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the same voxels with permuted and flipped axes, and their affine."""
-    affine = AFFINE @ nibabel.orientations.inv_ornt_aff(turn, values.shape)
-    return nibabel.orientations.apply_orientation(values, turn), affine
+    affine = AFFINE @ nibabel.orientations.inv_ornt_aff(axis_matrix, values.shape)
+    return nibabel.orientations.apply_orientation(values, axis_matrix), affine
 
 
 @pytest.mark.parametrize("axes", list(permutations(range(3))))
@@ -37,17 +37,17 @@ def test_masks_are_reoriented_to_their_image(tmp_path, axes):
     voxels, classes = make_solid(1)
     for signs in product((1, -1), repeat=3):
         write_nifti(tmp_path / "images" / "0.nii.gz", voxels, AFFINE)
-        turned, affine = reorient(classes, np.array(list(zip(axes, signs, strict=True)), float))
-        write_nifti(tmp_path / "masks" / "0.nii.gz", turned, affine)
+        reoriented, affine = reorient(classes, np.array(list(zip(axes, signs, strict=True)), float))
+        write_nifti(tmp_path / "masks" / "0.nii.gz", reoriented, affine)
         assert np.array_equal(read_classes(tmp_path), classes)
 
 
 def test_reoriented_images_match_their_masks(tmp_path):
     voxels, classes = make_solid(1)
-    turned, affine = reorient(voxels, np.array([[1, -1], [0, 1], [2, -1]], float))
-    write_nifti(tmp_path / "images" / "0.nii.gz", turned, affine)
+    reoriented, affine = reorient(voxels, np.array([[1, -1], [0, 1], [2, -1]], float))
+    write_nifti(tmp_path / "images" / "0.nii.gz", reoriented, affine)
     write_nifti(tmp_path / "masks" / "0.nii.gz", classes, AFFINE)
-    assert np.isclose(turned[read_classes(tmp_path) == 1].mean(), voxels[classes == 1].mean())
+    assert np.isclose(reoriented[read_classes(tmp_path) == 1].mean(), voxels[classes == 1].mean())
 
 
 def test_masks_off_the_image_grid_are_rejected(tmp_path):
@@ -59,9 +59,9 @@ def test_masks_off_the_image_grid_are_rejected(tmp_path):
         write_nifti(tmp_path / "masks" / "0.nii.gz", classes, affine)
         with pytest.raises(DataError, match=r"off the grid|another axis order"):
             read_classes(tmp_path)
-    near = AFFINE.copy()
-    near[0, 3] += 0.01
-    write_nifti(tmp_path / "masks" / "0.nii.gz", classes, near)
+    close_affine = AFFINE.copy()
+    close_affine[0, 3] += 0.01
+    write_nifti(tmp_path / "masks" / "0.nii.gz", classes, close_affine)
     assert np.array_equal(read_classes(tmp_path), classes)
 
 

@@ -72,14 +72,14 @@ def train_split(tmp_path_factory):
     ]
 
 
-def concatenate_images(feed, *span):
-    return torch.cat([batch["images"].float() for batch in feed.iterate_batches(*span)])
+def concatenate_images(loader, *span):
+    return torch.cat([batch["images"].float() for batch in loader.iterate_batches(*span)])
 
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_streams_do_not_depend_on_workers_batches_or_resuming(train_split, workers):
-    feed = TrainLoader(train_split, PLAIN_PREPROCESS, FULL_AUGMENT, seed=1)
-    reference_images = concatenate_images(feed, 0, 60, 7)
+    loader = TrainLoader(train_split, PLAIN_PREPROCESS, FULL_AUGMENT, seed=1)
+    reference_images = concatenate_images(loader, 0, 60, 7)
     assert torch.equal(
         concatenate_images(TrainLoader(train_split, PLAIN_PREPROCESS, FULL_AUGMENT, 1, workers=workers), 0, 60, 7),
         reference_images,
@@ -94,10 +94,10 @@ def test_in_memory_streams_resume_at_any_position(train_split):
     cached = torch.stack(
         [PLAIN_PREPROCESS.to_tensor(decode_sample(train_split, i, 3)) for i in range(len(train_split))]
     )
-    feed = TrainLoader(train_split, PLAIN_PREPROCESS, FULL_AUGMENT, seed=1, cached=cached)
-    reference_images = concatenate_images(feed, 0, 60, 7)
-    assert torch.allclose(concatenate_images(feed, 31, 60, 4), reference_images[31:], atol=1e-3)
-    batches = list(feed.iterate_batches(0, 60, 7))
+    loader = TrainLoader(train_split, PLAIN_PREPROCESS, FULL_AUGMENT, seed=1, cached=cached)
+    reference_images = concatenate_images(loader, 0, 60, 7)
+    assert torch.allclose(concatenate_images(loader, 31, 60, 4), reference_images[31:], atol=1e-3)
+    batches = list(loader.iterate_batches(0, 60, 7))
     assert [len(batch["labels"]) for batch in batches] == [7] * 8 + [4]
     for batch in batches:
         assert torch.equal(batch["labels"], torch.from_numpy(train_split.labels)[batch["samples"]])
@@ -143,8 +143,8 @@ def test_rotation_preserves_shapes_on_non_square_images():
     rows, columns = np.mgrid[:20, :40]
     disc = ((rows - 9.5) ** 2 + (columns - 19.5) ** 2 < 36).astype(np.uint8) * 255
     pixels = torch.from_numpy(disc)[None, None].repeat(16, 3, 1, 1)
-    turned = Augment(rotate=90, border="zeros").augment_batch(pixels, derive_keys(3, np.arange(16)))
-    assert (turned - pixels.float()).abs().mean() < 4
+    rotated = Augment(rotate=90, border="zeros").augment_batch(pixels, derive_keys(3, np.arange(16)))
+    assert (rotated - pixels.float()).abs().mean() < 4
 
 
 @pytest.mark.parametrize("options", [{"mixup": 0.8}, {"cutmix": 1.0}, {"mixup": 0.8, "cutmix": 1.0}])

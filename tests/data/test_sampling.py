@@ -67,8 +67,8 @@ def test_repeated_class_samples_get_new_views():
         class_samples, members = samples[chosen], (label == IMBALANCED_LABELS).nonzero()[0]
         assert np.array_equal(views[chosen], np.arange(len(class_samples)) // len(members))
         for low in range(0, len(class_samples), len(members)):
-            turn = class_samples[low : low + len(members)]
-            assert len(set(turn)) == len(turn)
+            pass_samples = class_samples[low : low + len(members)]
+            assert len(set(pass_samples)) == len(pass_samples)
     labels = np.array([0] * 95 + [1] * 5)
     samples, *_ = get_stream_samples(SampleOrder(100, 0, labels), 0, 100)
     rounds = samples[labels[samples] == 1].reshape(10, 5)
@@ -96,9 +96,9 @@ def test_repeated_augmentation_repeats_images_consecutively(count, repeats):
 
 def test_balanced_sampling_combines_with_repeats():
     samples, _, views = get_stream_samples(SAMPLE_ORDERS["both"], 0, NUM_SAMPLES)
-    balanced_samples, _, turns = get_stream_samples(SAMPLE_ORDERS["balanced"], 0, -(-NUM_SAMPLES // 3))
+    balanced_samples, _, balanced_views = get_stream_samples(SAMPLE_ORDERS["balanced"], 0, -(-NUM_SAMPLES // 3))
     assert np.array_equal(samples, np.repeat(balanced_samples, 3)[:NUM_SAMPLES])
-    assert np.array_equal(views, (turns[:, None] * 3 + np.arange(3)).ravel()[:NUM_SAMPLES])
+    assert np.array_equal(views, (balanced_views[:, None] * 3 + np.arange(3)).ravel()[:NUM_SAMPLES])
     assert len(set(zip(samples, views, strict=True))) == NUM_SAMPLES
 
 
@@ -119,8 +119,8 @@ def test_balanced_sampling_requires_one_class_per_image():
 def test_multilabel_batches_keep_their_labels(memory):
     labels = np.random.default_rng(0).integers(0, 2, (10, 5)).astype(np.float32)
     split, cached = make_array_split(labels)
-    feed = TrainLoader(split, ImagePreprocess((16, 16)), Augment(), 0, cached=cached if memory else None)
-    for batch in feed.iterate_batches(0, 20, 4):
+    loader = TrainLoader(split, ImagePreprocess((16, 16)), Augment(), 0, cached=cached if memory else None)
+    for batch in loader.iterate_batches(0, 20, 4):
         assert batch["labels"].dtype == torch.float32 and torch.equal(
             batch["labels"], torch.from_numpy(labels)[batch["samples"]]
         )
@@ -129,10 +129,10 @@ def test_multilabel_batches_keep_their_labels(memory):
 @pytest.mark.parametrize("memory", [False, True])
 def test_repeated_images_get_different_views(memory):
     split, cached = make_array_split(np.zeros(4, np.int64))
-    feed = TrainLoader(
+    loader = TrainLoader(
         split, ImagePreprocess((16, 16)), Augment(rotate=40), 0, cached=cached if memory else None, repeats=4
     )
-    (batch,) = feed.iterate_batches(0, 4, 4)
+    (batch,) = loader.iterate_batches(0, 4, 4)
     assert len(set(batch["samples"].tolist())) == 1
     assert all(not torch.equal(a, b) for a, b in itertools.combinations(batch["images"], 2))
 
@@ -144,8 +144,10 @@ def train_split(tmp_path_factory):
 
 def test_images_are_identical_for_any_workers_and_ranks(train_split):
     options = {"sampling": "balanced", "repeats": 2}
-    feed = TrainLoader(train_split, ImagePreprocess((16, 16)), Augment(flip=0.5, rotate=20), 1, **options)
-    reference_images = torch.cat([batch["images"] for batch in feed.iterate_batches(0, 36, 6)])
+    single_process_loader = TrainLoader(
+        train_split, ImagePreprocess((16, 16)), Augment(flip=0.5, rotate=20), 1, **options
+    )
+    reference_images = torch.cat([batch["images"] for batch in single_process_loader.iterate_batches(0, 36, 6)])
     loader = TrainLoader(train_split, ImagePreprocess((16, 16)), Augment(flip=0.5, rotate=20), 1, workers=2, **options)
     ranks = [
         torch.cat([b["images"] for b in loader.iterate_spans((low, low + 3) for low in range(3 * rank, 36, 6))])
@@ -165,7 +167,7 @@ def test_endless_streams_are_read_lazily(train_split, workers):
             yield low, low + 4
 
     cached = torch.zeros(len(train_split), 3, 16, 16, dtype=torch.uint8) if workers == "memory" else None
-    feed = TrainLoader(
+    loader = TrainLoader(
         train_split,
         ImagePreprocess((16, 16)),
         Augment(),
@@ -173,17 +175,17 @@ def test_endless_streams_are_read_lazily(train_split, workers):
         workers=workers if isinstance(workers, int) else 0,
         cached=cached,
     )
-    batches = feed.iterate_spans(endless())
+    batches = loader.iterate_spans(endless())
     assert not requested
     first = [next(batches)["samples"].tolist() for _ in range(5)]
-    assert list(itertools.chain(*first)) == get_stream_samples(feed.sample_order, 0, 20)[0].tolist()
+    assert list(itertools.chain(*first)) == get_stream_samples(loader.sample_order, 0, 20)[0].tolist()
     assert len(requested) <= (10 if workers == 1 else 5)
 
 
 @pytest.mark.parametrize("workers", [0, 1, "memory"])
 def test_an_empty_span_gives_an_empty_batch(train_split, workers):
     cached = torch.zeros(len(train_split), 3, 16, 16, dtype=torch.uint8) if workers == "memory" else None
-    feed = TrainLoader(
+    loader = TrainLoader(
         train_split,
         ImagePreprocess((16, 16)),
         Augment(flip=0.5),
@@ -191,9 +193,9 @@ def test_an_empty_span_gives_an_empty_batch(train_split, workers):
         workers=workers if isinstance(workers, int) else 0,
         cached=cached,
     )
-    before, empty, after = feed.iterate_spans([(0, 2), (2, 2), (2, 4)])
+    before, empty, after = loader.iterate_spans([(0, 2), (2, 2), (2, 4)])
     assert empty["images"].shape == (0, 3, 16, 16) and len(empty["labels"]) == len(empty["samples"]) == 0
-    assert [*before["samples"].tolist(), *after["samples"].tolist()] == get_stream_samples(feed.sample_order, 0, 4)[
+    assert [*before["samples"].tolist(), *after["samples"].tolist()] == get_stream_samples(loader.sample_order, 0, 4)[
         0
     ].tolist()
 
@@ -216,10 +218,10 @@ def test_repeat_factor_epochs_match_a_naive_loop():
     factors = np.array([1.0, 2.25, 1.0, 3.5, 1.0])
     counts = np.zeros(5)
     for epoch in range(400):
-        chance, listed = draw_uniform(derive_keys(7, epoch, np.arange(5), 3), 1)[:, 0], set()
+        rng, listed = draw_uniform(derive_keys(7, epoch, np.arange(5), 3), 1)[:, 0], set()
         for image in range(5):
-            showings = int(factors[image]) + (chance[image] < factors[image] - int(factors[image]))
-            listed |= {(image, view) for view in range(showings)}
+            num_repeats = int(factors[image]) + (rng[image] < factors[image] - int(factors[image]))
+            listed |= {(image, view) for view in range(num_repeats)}
         order, views = draw_repeat_factor_order(factors, 7, epoch, 100)
         assert len(order) == len(listed) and set(zip(order.tolist(), views.tolist(), strict=True)) == listed
         cut, _ = SampleOrder(5, 7, factors=factors).draw_epoch(epoch)

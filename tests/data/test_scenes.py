@@ -132,8 +132,10 @@ def test_colours_are_distorted_as_in_mmsegmentation():
         theirs = distort_as_mmsegmentation(pixels.astype(np.float64), draws)
         # rounding of hue and saturation to bytes, which contrast may scale by 1.5
         assert np.abs(ours - theirs).max() < 8 and np.abs(ours - theirs).mean() < 2
-    still = distort_colours(torch.from_numpy(pixels), (0.1, 0.5, 0.5), 0.1, 0.0, generator.random(DISTORTION_DRAWS))
-    assert np.array_equal(still.numpy(), pixels)
+    undistorted = distort_colours(
+        torch.from_numpy(pixels), (0.1, 0.5, 0.5), 0.1, 0.0, generator.random(DISTORTION_DRAWS)
+    )
+    assert np.array_equal(undistorted.numpy(), pixels)
     assert distort_colours(torch.from_numpy(pixels[:1]), (0.1, 0.5, 0.5), 0.1, 1.0, draws).shape == (1, 6, 7)
 
 

@@ -185,10 +185,10 @@ INVALID_NPY_FILES = {
 
 @pytest.mark.parametrize("name", INVALID_NPY_FILES)
 def test_invalid_npy_files_are_rejected_with_the_reason(name):
-    raw, why = INVALID_NPY_FILES[name]
-    with pytest.raises(DataError, match=why) as caught:
+    raw, message = INVALID_NPY_FILES[name]
+    with pytest.raises(DataError, match=message) as error:
         read_bands(raw, 5, "uint16", "shot.npy")
-    assert caught.value.message.startswith("shot.npy: ")
+    assert error.value.message.startswith("shot.npy: ")
     if raw.startswith(npy.NPY_MAGIC):
         with pytest.raises(DataError):
             detect_channel_form(raw, "shot.npy")
@@ -202,22 +202,22 @@ def test_band_mismatches_report_both_band_counts():
         with pytest.raises(DataError, match=f"x: 5 bands of uint16, but the model expects {channels} bands of {dtype}"):
             read_bands(raw, channels, dtype, "x")
     for content in (raw, as_tiff(draw_values((8, 8, 5), "uint16"))):
-        with pytest.raises(DataError) as caught:
+        with pytest.raises(DataError) as error:
             decode_to_pillow(content, 3, "x")
-        assert caught.value.message == "x: 5 bands of uint16, but the model expects 3 of uint8 (RGB)"
+        assert error.value.message == "x: 5 bands of uint16, but the model expects 3 of uint8 (RGB)"
 
 
 def test_a_missing_tifffile_is_reported(monkeypatch):
     raw = as_tiff(draw_values((8, 8, 5), "uint16"))
     monkeypatch.setitem(sys.modules, "tifffile", None)
     assert detect_channel_form(raw, "x") == (5, "uint16")
-    with pytest.raises(DataError, match="needs tifffile") as caught:
+    with pytest.raises(DataError, match="needs tifffile") as error:
         read_channels(raw, "x")
-    assert "pip install" in caught.value.hint
+    assert "pip install" in error.value.hint
 
 
 @pytest.mark.parametrize(
-    ("change", "why"),
+    ("change", "message"),
     [
         (lambda raw: raw[:-40], "missing strips"),
         (lambda raw: raw.replace(struct.pack("<HHII", 259, 3, 1, 1), struct.pack("<HHII", 259, 3, 1, 7)), "method 7"),
@@ -231,10 +231,10 @@ def test_a_missing_tifffile_is_reported(monkeypatch):
         ),
     ],
 )
-def test_invalid_multiband_tiffs_are_rejected_with_the_reason(change, why):
+def test_invalid_multiband_tiffs_are_rejected_with_the_reason(change, message):
     raw = as_tiff(draw_values((8, 8, 5), "uint16"), metadata=None)
     assert change(raw) != raw
-    with pytest.raises(DataError, match=why):
+    with pytest.raises(DataError, match=message):
         read_channels(change(raw), "x")
 
 
@@ -249,7 +249,7 @@ def test_oversized_deflated_strips_are_rejected():
 
 def test_damaged_files_raise_only_data_errors():
     """Random damage, as in `tests.data.mutate`, to the formats that only this file covers."""
-    chance, array = random.Random(0), draw_values((5, 12, 14), "uint16")
+    rng, array = random.Random(0), draw_values((5, 12, 14), "uint16")
     wide = np.moveaxis(array, 0, -1)
     seeds = [
         as_npy(array),
@@ -258,19 +258,19 @@ def test_damaged_files_raise_only_data_errors():
         as_tiff(wide, compression="zlib"),
         as_tiff(wide, tile=(16, 16)),
     ]
-    refused = 0
+    rejected = 0
     for _ in range(600):
-        raw = bytearray(chance.choice(seeds))
-        for _ in range(chance.randint(1, 6)):
-            position = chance.randrange(min(len(raw), 600)) if chance.random() < 0.8 else chance.randrange(len(raw))
-            raw[position] = chance.choice((0, 1, 2, 255, chance.randrange(256)))
-        raw = bytes(raw[: chance.randrange(len(raw))]) if chance.random() < 0.1 else bytes(raw)
-        for look in (lambda raw: detect_channel_form(raw, "x"), lambda raw: read_bands(raw, 5, "uint16", "x")):
+        raw = bytearray(rng.choice(seeds))
+        for _ in range(rng.randint(1, 6)):
+            position = rng.randrange(min(len(raw), 600)) if rng.random() < 0.8 else rng.randrange(len(raw))
+            raw[position] = rng.choice((0, 1, 2, 255, rng.randrange(256)))
+        raw = bytes(raw[: rng.randrange(len(raw))]) if rng.random() < 0.1 else bytes(raw)
+        for reader in (lambda raw: detect_channel_form(raw, "x"), lambda raw: read_bands(raw, 5, "uint16", "x")):
             try:
-                look(raw)
+                reader(raw)
             except DataError:
-                refused += 1
-    assert 200 < refused < 1100
+                rejected += 1
+    assert 200 < rejected < 1100
 
 
 BAND_PREPROCESS = BandPreprocess((20, 24), 3, numbers="uint8")
@@ -354,7 +354,7 @@ def test_channel_statistics_are_stable_and_skip_nonfinite_pixels():
         measure_channel_statistics(ArraySplit(broken[5:6], np.zeros(1, np.int64)), preprocess)
 
 
-def write_band_dataset(root: Path, kind: str, size: tuple[int, int] = (16, 16)) -> Path:
+def write_band_dataset(root: Path, file_format: str, size: tuple[int, int] = (16, 16)) -> Path:
     """Write a folder of three classes, each bright in a different channel."""
     for split, count in (("train", 8), ("val", 2), ("test", 3)):
         for label, name in enumerate(("ant", "bee", "cat")):
@@ -363,10 +363,12 @@ def write_band_dataset(root: Path, kind: str, size: tuple[int, int] = (16, 16)) 
             for index in range(count):
                 array = np.random.default_rng([label, index, count]).random((4, *size))
                 array[label] += 0.7
-                if kind == "tiff":
+                if file_format == "tiff":
                     (home / f"{index}.tif").write_bytes(as_tiff(np.moveaxis(array * 100, 0, -1).astype(np.uint8)))
                 else:
-                    np.save(home / f"{index}.npy", (array * (9000 if kind == "uint16" else 40)).astype(kind))
+                    np.save(
+                        home / f"{index}.npy", (array * (9000 if file_format == "uint16" else 40)).astype(file_format)
+                    )
     return root
 
 
@@ -375,14 +377,14 @@ def test_statistics_and_caching_do_not_depend_on_workers(tmp_path, workers):
     split = open_image_folder(write_band_dataset(tmp_path, "uint16", (40, 30))).split("train")
     preprocess = BandPreprocess((16, 16), 4, numbers="uint16")
     assert measure_channel_statistics(split, preprocess, workers) == measure_channel_statistics(split, preprocess)
-    cached, bad = screen_images(split, preprocess, workers, keep=True)
-    assert cached is not None and cached.dtype == torch.float32 and cached.shape == (24, 4, 16, 16) and not bad
+    cached, unreadable = screen_images(split, preprocess, workers, keep=True)
+    assert cached is not None and cached.dtype == torch.float32 and cached.shape == (24, 4, 16, 16) and not unreadable
     assert cached.max() > 9000
 
 
-@pytest.mark.parametrize(("kind", "size"), [("tiff", (16, 16)), ("uint16", (40, 30)), ("float32", (16, 16))])
-def test_multiband_data_are_trained_evaluated_and_predicted(tmp_path, kind, size):
-    data, run = write_band_dataset(tmp_path / "data", kind, size), tmp_path / "run"
+@pytest.mark.parametrize(("file_format", "size"), [("tiff", (16, 16)), ("uint16", (40, 30)), ("float32", (16, 16))])
+def test_multiband_data_are_trained_evaluated_and_predicted(tmp_path, file_format, size):
+    data, run = write_band_dataset(tmp_path / "data", file_format, size), tmp_path / "run"
     side = {} if max(size) <= 16 else {"image_size": 16}
     options = {
         **TINY_RUN,
@@ -396,7 +398,7 @@ def test_multiband_data_are_trained_evaluated_and_predicted(tmp_path, kind, size
     }
     train(str(data), **options, out=str(run))
     preprocess = RunFolder(run).run().preprocess
-    assert (preprocess.channels, preprocess.numbers) == (4, {"tiff": "uint8"}.get(kind, kind))
+    assert (preprocess.channels, preprocess.numbers) == (4, {"tiff": "uint8"}.get(file_format, file_format))
     mean, _ = measure_channel_statistics(open_image_folder(data).split("train"), preprocess)
     assert preprocess.mean == mean and RunFolder(run).run().views.rand_layers == 0
     evaluation = evaluate(run, workers=0)
@@ -415,6 +417,6 @@ def test_weights_with_a_different_channel_count_are_rejected(tmp_path):
         for index in range(6):
             make_image(index).save(photos / label / f"{index}.png")
     train(str(photos), **{**TINY_RUN, "epochs": 0.5}, out=str(tmp_path / "run"), workers=0)
-    with pytest.raises(Exception, match="the images have 4 channels, but the weights need 3") as caught:
+    with pytest.raises(Exception, match="the images have 4 channels, but the weights need 3") as error:
         train(str(data), init=str(tmp_path / "run"), out=str(tmp_path / "other"), epochs=1.0, device="cpu")
-    assert "--channels 4" in str(caught.value)
+    assert "--channels 4" in str(error.value)

@@ -151,9 +151,9 @@ LABEL_MEMBERS = {
 }
 
 
-@pytest.mark.parametrize("kind", LABEL_MEMBERS)
-def test_every_label_format_is_read(tmp_path, kind):
-    fields, classes, expected = LABEL_MEMBERS[kind]
+@pytest.mark.parametrize("label_format", LABEL_MEMBERS)
+def test_every_label_format_is_read(tmp_path, label_format):
+    fields, classes, expected = LABEL_MEMBERS[label_format]
     members = []
     for n in range(8):
         label_members = [(f"some.dir/{n}.{ext}", content) for ext, content in fields(n, ["ant", "bee"][n % 2])]
@@ -265,9 +265,9 @@ UNLABELLED_ARCHIVES = {
 
 @pytest.mark.parametrize("case", UNLABELLED_ARCHIVES)
 def test_images_without_labels(tmp_path, case):
-    members, why = UNLABELLED_ARCHIVES[case]
+    members, message = UNLABELLED_ARCHIVES[case]
     data = open_data(write_tar(tmp_path / "x.tar", members))
-    assert not data.labelled and data.classes == () and why in str(data.unlabelled)
+    assert not data.labelled and data.classes == () and message in str(data.unlabelled)
     assert data.full_train_split.labels.shape == (12, 0) and data.full_train_split.labels.dtype == np.float32
     assert data.splits["val"].labels.shape == (1, 0) and data.full_train_split.raw(3) == encode_sample_image(3)
 
@@ -285,36 +285,36 @@ def test_unknown_classes_and_ambiguous_splits_are_rejected(tmp_path):
 
 
 def test_truncated_and_damaged_archives_are_rejected(tmp_path):
-    good = write_tar(tmp_path / "x.tar", make_members(range(9)))
-    content = good.read_bytes()
-    assert len(open_data(good).full_train_split) == 9
+    valid_archive = write_tar(tmp_path / "x.tar", make_members(range(9)))
+    content = valid_archive.read_bytes()
+    assert len(open_data(valid_archive).full_train_split) == 9
     for cut in (1, 700, 5 * 512 + 3, len(content) // 2 + 100):
-        good.write_bytes(content[:cut])
-        assert "truncated" in (error_text := get_open_error(good)) and "x.tar" in error_text
-    good.write_bytes(content[: 5 * 512] + bytes([content[5 * 512] ^ 1]) + content[5 * 512 + 1 :])
-    assert "x.tar: damaged at byte 2,560" in get_open_error(good)
-    good.write_bytes(b"")
-    assert "empty file" in get_open_error(good)
-    good.write_bytes(encode_sample_image(0) * 100)
-    assert "not a tar archive" in get_open_error(good)
-    with tarfile.open(good, "w:gz") as tar:
+        valid_archive.write_bytes(content[:cut])
+        assert "truncated" in (error_text := get_open_error(valid_archive)) and "x.tar" in error_text
+    valid_archive.write_bytes(content[: 5 * 512] + bytes([content[5 * 512] ^ 1]) + content[5 * 512 + 1 :])
+    assert "x.tar: damaged at byte 2,560" in get_open_error(valid_archive)
+    valid_archive.write_bytes(b"")
+    assert "empty file" in get_open_error(valid_archive)
+    valid_archive.write_bytes(encode_sample_image(0) * 100)
+    assert "not a tar archive" in get_open_error(valid_archive)
+    with tarfile.open(valid_archive, "w:gz") as tar:
         tar.addfile(tarfile.TarInfo("0.png"))
-    assert "a compressed archive" in (error_text := get_open_error(good)) and "gunzip" in error_text
-    shutil.copy(good, tmp_path / "y.tar.gz")
+    assert "a compressed archive" in (error_text := get_open_error(valid_archive)) and "gunzip" in error_text
+    shutil.copy(valid_archive, tmp_path / "y.tar.gz")
     assert "gunzip" in get_open_error(tmp_path / "y.tar.gz")
-    os.unlink(good)
-    os.mkfifo(good)
-    assert "not a regular file" in get_open_error(good)
+    os.unlink(valid_archive)
+    os.mkfifo(valid_archive)
+    assert "not a regular file" in get_open_error(valid_archive)
 
 
 def test_missing_end_markers_and_trailing_data_are_reported(tmp_path):
-    good = write_tar(tmp_path / "x.tar", make_members(range(9)))
-    content = good.read_bytes()
+    valid_archive = write_tar(tmp_path / "x.tar", make_members(range(9)))
+    content = valid_archive.read_bytes()
     end = len(content.rstrip(b"\0")) // 512 * 512 + 512
-    good.write_bytes(content[:end])
-    assert "1 archives have no end marker (check whether they were copied completely)" in open_data(good).notes
-    good.write_bytes(content[: end + 1024] + content)
-    assert any("have data after the end marker" in note for note in open_data(good).notes)
+    valid_archive.write_bytes(content[:end])
+    assert "1 archives have no end marker (check whether they were copied completely)" in open_data(valid_archive).notes
+    valid_archive.write_bytes(content[: end + 1024] + content)
+    assert any("have data after the end marker" in note for note in open_data(valid_archive).notes)
 
 
 def open_archive(path):
@@ -488,27 +488,27 @@ def test_extended_headers_are_bounded(tmp_path):
 def test_random_damage_only_raises_data_errors(tmp_path):
     """400 mutations raise only DataError, and no sample extends beyond the archive."""
     content = write_tar(tmp_path / "o.tar", make_members(range(5)), tarfile.PAX_FORMAT).read_bytes()
-    long = write_tar(
+    long_names = write_tar(
         tmp_path / "l.tar", [(f"{'d' * 120}/{n}.png", encode_sample_image(n)) for n in range(4)], tarfile.PAX_FORMAT
     ).read_bytes()
-    draw, refused = random.Random(0), []
-    for turn in range(400):
-        damaged = bytearray(content if turn % 2 else long)
+    draw, rejected = random.Random(0), []
+    for trial in range(400):
+        damaged = bytearray(content if trial % 2 else long_names)
         for _ in range(draw.choice((1, 1, 3))):
             low = draw.randrange(len(damaged) // 512) * 512
             damaged[low + draw.randrange(512)] = draw.choice((0, 0x80, 0xFF, 0x30, 0x37, draw.randrange(256)))
             header = damaged[low : low + 512]
             if draw.random() < 0.5 and header[257:262] == b"ustar":  # with a matching checksum
                 damaged[low + 148 : low + 156] = b"%06o\0 " % (sum(header) - sum(header[148:156]) + 256)
-        path = tmp_path / f"{turn}.tar"
+        path = tmp_path / f"{trial}.tar"
         path.write_bytes(damaged[: draw.choice((len(damaged), draw.randrange(len(damaged))))])
         try:
             index = tarindex.open_archive_index([path])
             assert (index.samples["start"] + index.samples["size"] <= path.stat().st_size).all()
         except DataError as error:
-            refused.append(f"{turn}.tar" in str(error))
+            rejected.append(f"{trial}.tar" in str(error))
         path.unlink()
-    assert all(refused) and 50 < len(refused) < 400
+    assert all(rejected) and 50 < len(rejected) < 400
     open_archive_cached.cache_clear()
 
 
@@ -516,16 +516,16 @@ def test_the_archive_index_is_cached_while_valid(tmp_path, tar_cache, monkeypatc
     paths = [write_tar(tmp_path / f"{n}.tar", make_members(range(6 * n, 6 * n + 6))) for n in range(2)]
     first = tarindex.open_archive_index(paths)
     (cached_file,) = tar_cache.iterdir()
-    looked = []
+    opened_paths = []
     members = TarArchive.members
-    monkeypatch.setattr(TarArchive, "members", lambda self: looked.append(self.path) or members(self))
+    monkeypatch.setattr(TarArchive, "members", lambda self: opened_paths.append(self.path) or members(self))
 
     def same(index):
         return np.array_equal(index.samples, first.samples) and np.array_equal(index.names, first.names)
 
     reopened = tarindex.open_archive_index(paths)
     assert (
-        not looked
+        not opened_paths
         and same(reopened)
         and (reopened.label_words, reopened.folders, reopened.stamps)
         == (first.label_words, first.folders, first.stamps)
@@ -538,13 +538,13 @@ def test_the_archive_index_is_cached_while_valid(tmp_path, tar_cache, monkeypatc
         b"not a zip",
     ):
         cached_file.write_bytes(damaged)
-        looked.clear()
-        assert same(tarindex.open_archive_index(paths)) and len(looked) == 2
+        opened_paths.clear()
+        assert same(tarindex.open_archive_index(paths)) and len(opened_paths) == 2
         assert cached_file.read_bytes() == index_bytes
     os.utime(paths[0], ns=(1, 1))
-    looked.clear()
+    opened_paths.clear()
     tarindex.open_archive_index(paths)
-    assert len(looked) == 2
+    assert len(opened_paths) == 2
     shutil.rmtree(tar_cache)
     tar_cache.write_text("in the way")
     assert same(tarindex.open_archive_index(paths))

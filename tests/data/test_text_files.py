@@ -36,11 +36,11 @@ def test_unicode_encodings_are_read(tmp_path, encoding):
 @pytest.mark.parametrize("encoding", REJECTED_ENCODINGS)
 def test_other_encodings_are_rejected_by_name(encoding):
     text = "cell\n" + ENCODED_NAMES.get(encoding, "zebre") + "\n"
-    with pytest.raises(DataError, match=REJECTED_ENCODINGS[encoding]) as refusal:
+    with pytest.raises(DataError, match=REJECTED_ENCODINGS[encoding]) as error:
         decode_text(text.encode(encoding), "names.txt")
-    assert "UTF-8" in refusal.value.hint
+    assert "UTF-8" in error.value.hint
     if encoding in ENCODED_NAMES:
-        assert "line 2" in refusal.value.message
+        assert "line 2" in error.value.message
 
 
 def test_damaged_and_binary_files_are_rejected(tmp_path):
@@ -127,7 +127,7 @@ def test_class_lists_in_latin_1_are_rejected(tmp_path):
         open_data(str(tmp_path))
 
 
-def test_tables_and_lists_are_read_in_every_encoding(tmp_path):
+def test_table_encodings_are_read_or_rejected(tmp_path):
     for name in "ab":
         Image.fromarray(np.zeros((4, 4, 3), np.uint8)).save(tmp_path / f"{name}.png")
     (tmp_path / "t.csv").write_bytes("path,label\na.png,é\nb.png,o\n".encode("utf-16"))

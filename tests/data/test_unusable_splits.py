@@ -317,10 +317,10 @@ def test_train_and_check_refuse_training_images_without_objects(tmp_path, write)
     if write is write_unlabelled_voc:
         for name in "45":
             (tmp_path / "Annotations" / f"{name}.xml").write_text("<annotation></annotation>")
-    with pytest.raises(DataError, match="none of 2 training images has an annotated object") as refused:
+    with pytest.raises(DataError, match="none of 2 training images has an annotated object") as rejected:
         require_learnable(open_data(source), "objects")
     document, _ = check_dataset(source, workers=0)
-    assert document["target_error"]["message"] == refused.value.message and not document["passed"]
+    assert document["target_error"]["message"] == rejected.value.message and not document["passed"]
 
 
 def write_void_masks(root: Path) -> None:
@@ -379,20 +379,20 @@ def test_unlabelled_splits_are_kept_when_train_is_unlabelled():
         drop_unusable_splits(splits | {"train": ArraySplit(images[:0], create_empty_labels(0))}, notes)
 
 
-@pytest.mark.parametrize("kind", ["flat", "unreadable"])
-def test_training_ends_with_a_report(tmp_path, monkeypatch, kind):
+@pytest.mark.parametrize("test_fault", ["flat", "unreadable"])
+def test_training_ends_with_a_report(tmp_path, monkeypatch, test_fault):
     from vitreous.cli.main import main
 
     monkeypatch.chdir(tmp_path)
     write_flat_test_folder(Path("data"))
-    if kind == "unreadable":
+    if test_fault == "unreadable":
         for name in ("ant", "bee"):
             Path("data/test", name).mkdir()
             Path("data/test", name, "0.png").write_text("no image")
     words = "train data --out run --model ViT-32x2/4 --image-size 16 --steps 2 --batch-size 4 --workers 0"
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit) as exit_info:
         main([*words.split(), "--bad-images", "skip"])
-    assert ended.value.code == 0
+    assert exit_info.value.code == 0
     assert json.loads(Path("run/summary.json").read_text())["test"] is None
 
 

@@ -163,15 +163,15 @@ def test_loaders_give_batches_of_views(tmp_path, memory, workers):
     split, crops = data.split("train"), MultiCrop(3, LOCAL_SIZE)
     images = [decode_to_pillow(split.raw(sample)) for sample in range(len(split))]
     cached = torch.stack([image_to_tensor(image) for image in images]) if memory else None
-    feed = TrainLoader(split, VIEW_PREPROCESS, crops, 0, workers=workers, cached=cached)
-    batches = list(feed.iterate_batches(10, 15, 3))
+    loader = TrainLoader(split, VIEW_PREPROCESS, crops, 0, workers=workers, cached=cached)
+    batches = list(loader.iterate_batches(10, 15, 3))
     assert [len(batch["samples"]) for batch in batches] == [3, 2]
     for batch in batches:
         count = len(batch["labels"])
         assert batch["images"].shape[:2] == (count, 2) and batch["local"].shape[:2] == (count, 3)
         assert (batch["labels"].numpy() == split.labels[batch["samples"].numpy()]).all()
     sample = int(batches[0]["samples"][0])
-    key = derive_keys(feed.seed, 0, sample, 0)
+    key = derive_keys(loader.seed, 0, sample, 0)
     row = (
         crops.augment_batch(cached[sample : sample + 1], key[None])[0]
         if memory
@@ -189,11 +189,11 @@ def test_unlabelled_batches_have_no_labels(tmp_path, memory):
         if memory
         else None
     )
-    bare = split.take(np.arange(len(split)), np.zeros((len(split), 0), np.float32))
+    unlabelled = split.take(np.arange(len(split)), np.zeros((len(split), 0), np.float32))
     for views, shape in ((MultiCrop(3, LOCAL_SIZE), (3, 2, 3, *IMAGE_SIZE)), (Augment(flip=0.5), (3, 3, *IMAGE_SIZE))):
         batch, labelled = (
             next(TrainLoader(s, VIEW_PREPROCESS, views, 0, workers=0, cached=cached).iterate_batches(0, 3, 3))
-            for s in (bare, split)
+            for s in (unlabelled, split)
         )
         assert "labels" not in batch and "labels" in labelled
         assert (

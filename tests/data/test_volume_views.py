@@ -80,14 +80,14 @@ def test_sampling_positions_match_a_loop_over_voxels():
     sides = np.array((4, 6, 5)) / factors
     room = np.array(VOLUME_SIZE) - sides
     centre = np.minimum(0, room) + np.abs(room) * draws[3:6] + sides / 2
-    turn = np.eye(3)
+    rotation = np.eye(3)
     for draw, (a, b) in zip(draws[6:9], ((1, 2), (0, 2), (0, 1)), strict=True):
         angle, axis_rotation = math.radians(30 * (2 * draw - 1)), np.eye(3)
         axis_rotation[[a, a, b, b], [a, b, a, b]] = math.cos(angle), -math.sin(angle), math.sin(angle), math.cos(angle)
-        turn = axis_rotation @ turn
+        rotation = axis_rotation @ rotation
     for voxel in np.ndindex(4, 6, 5):
         offset = (np.array(voxel) + 0.5 - np.array((4, 6, 5)) / 2) / factors
-        assert positions[(slice(None), *voxel)] == pytest.approx(centre + turn @ offset)
+        assert positions[(slice(None), *voxel)] == pytest.approx(centre + rotation @ offset)
 
 
 def test_intensities_change_within_their_ranges():
@@ -157,10 +157,12 @@ def test_other_sizes_are_centre_cropped_or_padded(size):
     volume = np.random.default_rng(0).normal(size=(2, *size)).astype(np.float32)
     fitted = make_preprocess((8, 8, 8)).to_array(volume)
     common_size = [min(8, side) for side in size]
-    of = tuple(
+    source_slices = tuple(
         slice((side - length) // 2, (side - length) // 2 + length)
         for side, length in zip(size, common_size, strict=True)
     )
-    to = tuple(slice((8 - length) // 2, (8 - length) // 2 + length) for length in common_size)
-    assert fitted.shape == (2, 8, 8, 8) and np.array_equal(fitted[(slice(None), *to)], volume[(slice(None), *of)])
+    target_slices = tuple(slice((8 - length) // 2, (8 - length) // 2 + length) for length in common_size)
+    assert fitted.shape == (2, 8, 8, 8) and np.array_equal(
+        fitted[(slice(None), *target_slices)], volume[(slice(None), *source_slices)]
+    )
     assert np.count_nonzero(fitted) == 2 * np.prod(common_size)

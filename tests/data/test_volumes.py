@@ -171,9 +171,9 @@ HOSTILE_FILES = {
 }
 
 
-@pytest.mark.parametrize("kind", HOSTILE_FILES)
-def test_hostile_volumes_are_rejected_with_one_message(kind, monkeypatch):
-    content, problem = HOSTILE_FILES[kind]
+@pytest.mark.parametrize("case", HOSTILE_FILES)
+def test_hostile_volumes_are_rejected_with_one_message(case, monkeypatch):
+    content, problem = HOSTILE_FILES[case]
     if content is None:
         import tifffile
 

@@ -129,17 +129,17 @@ def compare_runs(name, home):
     schedule = ScheduleConfig(WARMUP_STEPS, end=FINAL_LR / BASE_LR, warmup_includes_base=True)
     changes = {"optimizer": optimizer, "schedule": schedule, "schedules": ramps, "model": model}
     session, state = create_session(name, home, objective=objective, **changes)
-    twin = copy.deepcopy(session.build().objective)
+    reference_objective = copy.deepcopy(session.build().objective)
     batches = [copy.deepcopy(batch) for _, batch in session.batches(session.build())]
-    for parameter in twin.parameters():
+    for parameter in reference_objective.parameters():
         parameter.grad = None
-    expected = authors_run(twin, batches, name)
+    expected = authors_run(reference_objective, batches, name)
     curve = collect_losses(session, state)
     loss = max(abs(a - b) / abs(b) for a, b in zip(curve, expected, strict=True))
     trained = dict(state.objective.named_parameters())
     tensors = {
         key: ((trained[key] - parameter).norm() / parameter.norm()).item()
-        for key, parameter in twin.named_parameters()
+        for key, parameter in reference_objective.named_parameters()
         if not key.endswith("qkv.bias")  # gradients of key biases are rounding error, which Adam normalises
     }
     counts = {key: int(count) for key, count in state.optimizers.get_state().items() if key.startswith("step/")}

@@ -176,12 +176,12 @@ def test_self_supervised_training_ignores_labels(image_folders, tmp_path, recipe
     """Weights are bit-identical with labels, permuted labels, and no labels."""
     labels = list("ab" * 12)
     permuted = [labels[at] for at in np.random.default_rng(0).permutation(24)]
-    shipped = []
+    saved_weights = []
     for number, used_labels in enumerate((labels, permuted, None)):
         out = tmp_path / str(number)
         summary = train_tiny(write_label_table(image_folders, used_labels), recipe, out, epochs=2.0, evaluate_every=2)
         assert used_labels is None or summary["val"] is not None  # labels are still used for validation metrics
-        shipped.append(load_file(out / "model" / "weights.safetensors"))
-    for weights in shipped[1:]:
-        assert weights.keys() == shipped[0].keys()
-        assert all(weights[name].equal(tensor) for name, tensor in shipped[0].items())
+        saved_weights.append(load_file(out / "model" / "weights.safetensors"))
+    for weights in saved_weights[1:]:
+        assert weights.keys() == saved_weights[0].keys()
+        assert all(weights[name].equal(tensor) for name, tensor in saved_weights[0].items())

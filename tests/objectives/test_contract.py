@@ -118,8 +118,8 @@ def test_teacher_follows_its_schedule_in_float32(tmp_path, precision):
         for p, q in zip(objective.teacher.parameters(), objective.model.parameters(), strict=True)
         if p.ndim > 1
     )
-    shipped = dict(state.flat.averaged_model().named_parameters())
-    assert all(torch.equal(shipped[name], p) for name, p in objective.teacher.named_parameters())
+    averaged = dict(state.flat.averaged_model().named_parameters())
+    assert all(torch.equal(averaged[name], p) for name, p in objective.teacher.named_parameters())
 
 
 def collect_losses(name, precision, tmp_path):

@@ -219,9 +219,9 @@ def test_an_idle_batch_contributes_nothing():
     objective(batch)
     assert objective.outputs.abs().max() == 0
     assert koleo_loss(torch.randn(3, 4), gather_single_process, idle=True) == 0
-    brought = []
-    sinkhorn_knopp(torch.randn(3, 5), lambda values: brought.append(values) or values, idle=True)
-    assert all(values.abs().max() == 0 for values in brought)
+    reduced_values = []
+    sinkhorn_knopp(torch.randn(3, 5), lambda values: reduced_values.append(values) or values, idle=True)
+    assert all(values.abs().max() == 0 for values in reduced_values)
 
 
 def test_sinkhorn_matches_the_documented_loop():
@@ -241,13 +241,13 @@ def run_in_threads(count, work):
 
     `reduce` returns the mean of the values of all threads.
     """
-    barrier, brought, outcome = threading.Barrier(count, timeout=20), [None] * count, [None] * count
+    barrier, rank_values, outcome = threading.Barrier(count, timeout=20), [None] * count, [None] * count
 
     def begin(rank):
         def reduce(values):
-            brought[rank] = values
+            rank_values[rank] = values
             barrier.wait()
-            mean = sum(brought) / count
+            mean = sum(rank_values) / count
             barrier.wait()
             return mean
 
@@ -269,12 +269,12 @@ def test_sinkhorn_across_ranks_matches_the_whole_batch():
 def test_sync_batch_norm_matches_the_whole_batch():
     """Values and gradients match torch's SyncBatchNorm; rows of an idle process do not count and get no gradient."""
     torch.manual_seed(0)
-    x, upstream = torch.randn(10, 6) * 3 + 5, torch.randn(10, 6)
+    x, output_gradient = torch.randn(10, 6) * 3 + 5, torch.randn(10, 6)
 
     def work(norm, a, b):
         rows = x[a:b].clone().requires_grad_()
         y = norm(rows)
-        y.backward(upstream[a:b])
+        y.backward(output_gradient[a:b])
         return y.detach(), rows.grad
 
     full_batch = work(lambda rows: F.batch_norm(rows, None, None, training=True), 0, 10)

@@ -67,19 +67,19 @@ def compute_head_logits(objective, batch):
 
 def test_the_hard_loss_is_the_cross_entropy_with_the_teachers_class():
     objective, batch = make_student_and_batch(alpha=0.3, smoothing=0.1)
-    label, taught = compute_head_logits(objective, batch)
-    expected = 0.7 * cross_entropy(label, batch["labels"], smoothing=0.1)
-    expected += 0.3 * F.cross_entropy(taught, batch["teacher_logits"].argmax(1))  # without label smoothing
+    label_logits, teacher_logits = compute_head_logits(objective, batch)
+    expected = 0.7 * cross_entropy(label_logits, batch["labels"], smoothing=0.1)
+    expected += 0.3 * F.cross_entropy(teacher_logits, batch["teacher_logits"].argmax(1))  # without label smoothing
     assert objective(batch)["loss"].item() == pytest.approx(expected.item(), rel=1e-5)
 
 
 @pytest.mark.parametrize(("reduction", "divisor"), [("batchmean", 1), ("official", 3)])
 def test_soft_loss_is_the_kl_divergence_at_a_temperature(reduction, divisor):
     objective, batch = make_student_and_batch(kind="soft", alpha=0.5, temperature=3.0, reduction=reduction)
-    label, taught = compute_head_logits(objective, batch)
-    p, q = ((z / 3).softmax(1) for z in (batch["teacher_logits"], taught))
+    label_logits, teacher_logits = compute_head_logits(objective, batch)
+    p, q = ((z / 3).softmax(1) for z in (batch["teacher_logits"], teacher_logits))
     divergence = 9 * (p * (p / q).log()).sum(1).mean() / divisor
-    expected = 0.5 * cross_entropy(label, batch["labels"]) + 0.5 * divergence
+    expected = 0.5 * cross_entropy(label_logits, batch["labels"]) + 0.5 * divergence
     assert objective(batch)["loss"].item() == pytest.approx(expected.item(), rel=1e-5)
 
 
@@ -104,8 +104,8 @@ def test_model_without_distillation_token_uses_one_head():
 
 def test_deployed_model_averages_its_heads():
     objective, batch = make_student_and_batch()
-    label, taught = compute_head_logits(objective.eval(), batch)
-    assert torch.allclose(objective.deployed_model()(batch["images"]), (label + taught) / 2, atol=1e-5)
+    label_logits, teacher_logits = compute_head_logits(objective.eval(), batch)
+    assert torch.allclose(objective.deployed_model()(batch["images"]), (label_logits + teacher_logits) / 2, atol=1e-5)
 
 
 def test_teacher_sees_mixed_images_in_its_normalisation():
@@ -232,12 +232,18 @@ def test_teacher_is_identified_by_its_digest(tmp_path):
 
 
 def test_a_run_learns_from_a_run(photo_folder, tmp_path):
-    usual = {"workers": 0, "device": "cpu", "epochs": 1.0, "batch_size": 8, "seed": 1, "precision": "fp32"}
-    vitreous.train(str(photo_folder), out=str(tmp_path / "teacher"), model="ViT-32x2/8", image_size=32, **usual)
+    train_options = {"workers": 0, "device": "cpu", "epochs": 1.0, "batch_size": 8, "seed": 1, "precision": "fp32"}
+    vitreous.train(str(photo_folder), out=str(tmp_path / "teacher"), model="ViT-32x2/8", image_size=32, **train_options)
     settings = {"objective.teacher": [str(tmp_path / "teacher")]}
     out = tmp_path / "student"
     vitreous.train(
-        str(photo_folder), recipe="distil", out=str(out), model="ViT-32x1/8", image_size=32, settings=settings, **usual
+        str(photo_folder),
+        recipe="distil",
+        out=str(out),
+        model="ViT-32x1/8",
+        image_size=32,
+        settings=settings,
+        **train_options,
     )
     lines = [json.loads(line) for line in (out / "metrics.jsonl").open()]
     assert any("val/top1" in line for line in lines) and (out / "model" / "weights.safetensors").is_file()

@@ -30,8 +30,8 @@ def test_partial_training_keeps_frozen_weights_bit_identical(train_arguments, pr
         *TINY_ARGUMENTS[3:],
         *train_arguments,
     ]
-    done = run_cli(*words, "--out", str(tmp_path / "run"), "--precision", precision)
-    assert done.returncode == 0, done.stderr
+    result = run_cli(*words, "--out", str(tmp_path / "run"), "--precision", precision)
+    assert result.returncode == 0, result.stderr
     before, after = (open_weights(tmp_path / name).read_state() for name in ("first", "run"))
     unchanged = {name for name in before if (before[name] == after[name]).all()}
     assert {"projection.weight", "encoder.blocks.0.mlp.fc1.weight"} <= unchanged < set(before)
@@ -45,13 +45,13 @@ def test_generative_models_reject_recognition_recipes(recipe, tmp_path):
 
 
 def test_generators_support_balanced_sampling_but_not_class_weights(tmp_path):
-    done = run_cli(
+    result = run_cli(
         "train", *TINY_ARGUMENTS, "--recipe", "sit", "--sampling", "balanced", "--out", str(tmp_path / "run")
     )
-    assert done.returncode == 0, done.stderr
-    done = run_cli(
+    assert result.returncode == 0, result.stderr
+    result = run_cli(
         "train", *TINY_ARGUMENTS, "--recipe", "sit", "--class-weights", "balanced", "--out", str(tmp_path / "other")
     )
-    assert done.returncode == 2 and "--class-weights balanced" in done.stderr
-    done = run_cli("soup", str(tmp_path / "run"), str(tmp_path / "run"), "--out", str(tmp_path / "soup"))
-    assert done.returncode == 2 and "run is a generative model, which soups do not support" in done.stderr
+    assert result.returncode == 2 and "--class-weights balanced" in result.stderr
+    result = run_cli("soup", str(tmp_path / "run"), str(tmp_path / "run"), "--out", str(tmp_path / "soup"))
+    assert result.returncode == 2 and "run is a generative model, which soups do not support" in result.stderr

@@ -72,11 +72,12 @@ def convert_transformers_state(theirs: dict[str, torch.Tensor]) -> dict[str, tor
         ("decoder.encoder.blocks", "decoder.decoder_layers"),
     ):
         for block, parameter in ((block, parameter) for block in range(2) for parameter in ("weight", "bias")):
-            where = f"{their_name}.{block}"
+            block_prefix = f"{their_name}.{block}"
             tensors |= {
-                f"{our_name}.{block}.{a}.{parameter}": theirs[f"{where}.{b}.{parameter}"] for a, b in inside.items()
+                f"{our_name}.{block}.{a}.{parameter}": theirs[f"{block_prefix}.{b}.{parameter}"]
+                for a, b in inside.items()
             }
-            qkv = [theirs[f"{where}.attention.{letter}_proj.{parameter}"] for letter in "qkv"]
+            qkv = [theirs[f"{block_prefix}.attention.{letter}_proj.{parameter}"] for letter in "qkv"]
             tensors[f"{our_name}.{block}.attention.part.qkv.{parameter}"] = torch.cat(qkv)
     return tensors
 

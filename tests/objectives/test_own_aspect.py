@@ -120,9 +120,9 @@ def test_native_aspect_views_depend_only_on_the_sample(aspect_data):
     assert min(counts) >= 1 and max(counts) <= 16 and len(set(counts)) > 5
     for image, sample in zip(batch["images"], batch["samples"].tolist(), strict=True):
         source_size = preprocess.decode(split.raw(sample)).size
-        wide, flat = source_size[0] / source_size[1], image.shape[2] / image.shape[1]
+        source_aspect, view_aspect = source_size[0] / source_size[1], image.shape[2] / image.shape[1]
         assert image.dtype == torch.uint8 and not any(side % 4 for side in image.shape[1:])
-        assert (wide - 1) * (flat - 1) >= 0 or wide == pytest.approx(1, rel=0.6)
+        assert (source_aspect - 1) * (view_aspect - 1) >= 0 or source_aspect == pytest.approx(1, rel=0.6)
     later = next(loader.iterate_batches(36, 72, 36))
     with_workers = next(replace(loader, workers=1).iterate_batches(0, 72, 72))
     assert all(torch.equal(a, b) for a, b in zip(batch["images"][36:], later["images"], strict=True))
@@ -242,7 +242,7 @@ def test_options_incompatible_with_native_aspect_are_rejected(aspect_data, tmp_p
         (aspect_data, {"recipe": "mae", "model": None}, "one size"),
         (tmp_path / "clips", {"model": None}, "leave native_aspect=True out"),
     ):
-        with pytest.raises(UsageError) as caught:
+        with pytest.raises(UsageError) as error:
             vitreous.train(str(data), out=str(tmp_path / "no"), progress=False, **{**NATIVE_ASPECT_OPTIONS, **changes})
-        assert match in f"{caught.value} {caught.value.hint}", (changes, caught.value.hint)
+        assert match in f"{error.value} {error.value.hint}", (changes, error.value.hint)
     assert not (tmp_path / "no").exists()

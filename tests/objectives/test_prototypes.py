@@ -98,10 +98,10 @@ def test_loss_matches_the_loop(teacher_runs):
         student_tokens = objective.model.features(batch["images"].flatten(0, 1))
         logits = objective.patch_head(student_tokens[:, 1:].flatten(0, 1)).view(6, 4, 12) / 0.1
         ibot = -(patch_targets * logits.log_softmax(-1)).sum(-1).mean()
-        spread = sum(koleo_loss(objective.model(view), lambda rows: (rows, 0)) for view in views[:2])
-    for name, expected in (("dino", dino), ("ibot", ibot), ("koleo", spread)):
+        koleo = sum(koleo_loss(objective.model(view), lambda rows: (rows, 0)) for view in views[:2])
+    for name, expected in (("dino", dino), ("ibot", ibot), ("koleo", koleo)):
         assert outputs[name].item() == pytest.approx(float(expected), rel=1e-5), name
-    assert outputs["loss"].item() == pytest.approx(float(dino + ibot + 0.1 * spread), rel=1e-5)
+    assert outputs["loss"].item() == pytest.approx(float(dino + ibot + 0.1 * koleo), rel=1e-5)
 
 
 def test_frozen_teacher_is_constant_and_the_student_average_follows(teacher_runs):
@@ -125,13 +125,17 @@ def test_frozen_teacher_is_constant_and_the_student_average_follows(teacher_runs
 
 def test_student_run_resumes_and_ships_its_average(teacher_runs, tmp_path):
     """The teacher's relative path refers to the folder where the run began; another teacher at that path is rejected."""
-    heard = NoteListener()
-    options = {"listener": heard, "settings": {"objective.teacher": [str(teacher_runs / "teacher")]}, "save_every": 1}
+    listener = NoteListener()
+    options = {
+        "listener": listener,
+        "settings": {"objective.teacher": [str(teacher_runs / "teacher")]},
+        "save_every": 1,
+    }
     train_run(teacher_runs, "student", "ViT-24x2/8", **options)
     run = teacher_runs / "student"
-    shipped = open_weights(run).read_state()
+    bundle_state = open_weights(run).read_state()
     checkpoint_state = open_weights(max((run / "checkpoints").iterdir())).read_state()
-    assert all(torch.equal(tensor, checkpoint_state[name].float()) for name, tensor in shipped.items())
+    assert all(torch.equal(tensor, checkpoint_state[name].float()) for name, tensor in bundle_state.items())
     assert vitreous.train(str(teacher_runs / "photos"), NoteListener(), out=str(run), resume=True)["steps"] == 2
     assert open_weights(teacher_runs / "teacher").config.patch == (4, 4)
     objective = build_objective(teacher_runs)
@@ -167,12 +171,12 @@ def test_teacher_head_batch_norm_uses_batch_statistics(teacher_runs):
     ],
 )
 def test_invalid_teachers_are_rejected(teacher_runs, teacher, model, text):
-    with pytest.raises((UsageError, WeightsError), match=text) as caught:
+    with pytest.raises((UsageError, WeightsError), match=text) as error:
         if teacher:
             DINOv2Config(teacher=str(teacher_runs / teacher)).with_absolute_paths(model, ())
         else:
             PrototypeTeacher("")
-    assert caught.value.hint
+    assert error.value.hint
 
 
 def test_dinov2_without_a_teacher_is_unfrozen():

@@ -247,10 +247,10 @@ def test_prediction_file_is_resumed(measured_images, regression_run, tmp_path):
 ])  # fmt: skip
 def test_classification_options_are_rejected(measured_images, regression_run, tmp_path, words, message):
     names = {"RUN": regression_run[0], "DATA": measured_images / "values.csv", "IMAGE": measured_images / "1.png"}
-    ended = run_cli(*(str(names.get(word, word)) for word in words), cwd=tmp_path)
+    result = run_cli(*(str(names.get(word, word)) for word in words), cwd=tmp_path)
     for name, path in names.items():
         message = message.replace(name, str(path))
-    assert ended.returncode and message in ended.stderr and "Traceback" not in ended.stderr
+    assert result.returncode and message in result.stderr and "Traceback" not in result.stderr
 
 
 @pytest.fixture(scope="module")
@@ -285,11 +285,11 @@ def test_paired_comparison_of_regression_runs(measured_images, regression_run, w
 
 
 def test_a_comparison_is_printed(regression_run, worse_run, tmp_path):
-    ended = run_cli(
+    result = run_cli(
         "evaluate", str(regression_run[0]), str(worse_run), "--split", "train", "--workers", "0", cwd=tmp_path
     )
-    assert ended.returncode == 0 and "second minus first" in ended.stdout and "MAE +" in ended.stdout
-    assert ended.stdout.splitlines()[-1].startswith("run is better by ") and " R² (95 % interval " in ended.stdout
+    assert result.returncode == 0 and "second minus first" in result.stdout and "MAE +" in result.stdout
+    assert result.stdout.splitlines()[-1].startswith("run is better by ") and " R² (95 % interval " in result.stdout
 
 
 def test_comparing_runs_without_common_targets_is_rejected(regression_run, tmp_path):
@@ -363,8 +363,8 @@ def test_lr_grid_is_scored_by_r2(measured_images, tmp_path):
         progress=False,
         **QUICK_OPTIONS | {"epochs": 1},
     )
-    why = summary["lr_grid"]["choice"]["reason"]
-    assert summary["lr_grid"]["trials"][0]["metric"] == "r2" and "%" not in why
+    reason = summary["lr_grid"]["choice"]["reason"]
+    assert summary["lr_grid"]["trials"][0]["metric"] == "r2" and "%" not in reason
 
 
 def test_non_numeric_labels_are_rejected(tmp_path):

@@ -68,10 +68,10 @@ def test_class_weights_give_a_weighted_pixel_mean():
             pytest.approx(expected.item(), abs=1e-6)
         )
     assert pixel_cross_entropy(logits[2:], truth[2:], weights) == 0  # no pixel has a class
-    unweighted, even = (
+    unweighted, equal_weights = (
         pixel_cross_entropy(logits, truth, class_weights) for class_weights in (None, torch.full((4,), 3.0))
     )
-    assert even.item() == pytest.approx(unweighted.item(), abs=1e-6)
+    assert equal_weights.item() == pytest.approx(unweighted.item(), abs=1e-6)
 
 
 @pytest.mark.parametrize("weights", [(1.0, 0.0), (1.0, -1.0), (1.0, math.inf), (1.0, math.nan)])

@@ -59,12 +59,12 @@ def waves(array_data, tmp_path_factory):
 @pytest.mark.parametrize("dataset", ["balls", "waves"])
 def test_volume_and_signal_runs_learn_and_work_with_every_verb(array_data, request, dataset):
     folder, notes = request.getfixturevalue(dataset)
-    called, model_name = ("volumes", "ViT-64x2/4x4x4") if dataset == "balls" else ("signals", "ViT-64x2/4")
-    assert f"the data are 58 {called}" in notes
+    modality, model_name = ("volumes", "ViT-64x2/4x4x4") if dataset == "balls" else ("signals", "ViT-64x2/4")
+    assert f"the data are 58 {modality}" in notes
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["test"]["images"] == 16 and summary["test"]["top1"] > 0.9, summary["test"]
     bundle = load_bundle(folder / "model")
-    assert bundle.model.config.name() == model_name and bundle.preprocess.noun == called
+    assert bundle.model.config.name() == model_name and bundle.preprocess.noun == modality
     assert bundle.preprocess.image == ((12, 12, 16) if dataset == "balls" else (48,))
     document = vitreous.evaluate(str(folder), str(array_data / dataset / "test"), device="cpu", precision="fp32")
     assert document["test"]["nll"] == pytest.approx(summary["test"]["nll"], abs=1e-4)

@@ -77,8 +77,10 @@ def volume_data(tmp_path_factory):
 def volume_run(volume_data, tmp_path_factory):
     """Return a run trained on the volumes."""
     out = tmp_path_factory.mktemp("runs") / "run"
-    calm = {"views.scale": ["0.9", "1.1"], "views.rotate": ["0"]}
-    vitreous.train(str(volume_data), out=str(out), steps=40, lr=1e-2, batch_size=4, settings=calm, **TRAIN_OPTIONS)
+    view_settings = {"views.scale": ["0.9", "1.1"], "views.rotate": ["0"]}
+    vitreous.train(
+        str(volume_data), out=str(out), steps=40, lr=1e-2, batch_size=4, settings=view_settings, **TRAIN_OPTIONS
+    )
     return out
 
 
@@ -88,8 +90,8 @@ def test_volume_segmentation_run_learns_and_writes_a_report(volume_data, volume_
     bundle = load_bundle(volume_run / "model")
     assert bundle.preprocess.name == "volumes" and bundle.preprocess.image == bundle.model.config.image == (12, 16, 16)
     assert bundle.preprocess.mean == (0.0,) and bundle.preprocess.std == (1.0,)
-    as_it_did = vitreous.evaluate(str(volume_run), device="cpu")  # default precision
-    assert as_it_did["test"]["dice"] == pytest.approx(summary["test"]["dice"], abs=1e-6)
+    default_evaluation = vitreous.evaluate(str(volume_run), device="cpu")  # default precision
+    assert default_evaluation["test"]["dice"] == pytest.approx(summary["test"]["dice"], abs=1e-6)
     document = vitreous.evaluate(str(volume_run), device="cpu", precision="fp32")
     page = (volume_run / "report.html").read_text()
     assert page.count("data:image/") >= 12 and "Dice per image" in page

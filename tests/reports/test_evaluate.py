@@ -74,15 +74,15 @@ def test_a_run_without_a_test_split_is_evaluated_on_val(photos, tmp_path, layout
     for name in ("train", "val") if layout == "splits" else CLASS_NAMES:
         (data / name).symlink_to(photos / (name if layout == "splits" else f"train/{name}"))
     summary = train(str(data), out=str(tmp_path / "out"), workers=0, **{**TINY_RUN, "epochs": 1})
-    document, told = run_evaluate_json(tmp_path / "out")
+    document, stderr = run_evaluate_json(tmp_path / "out")
     assert document["split"] == "val" and document["val"] == summary["val"] and document["test"] is None
     count = summary["val"]["images"]
-    assert f"no test split: evaluated on its {count} val images" in told
-    assert ("split from the training set" in told) == (layout == "classes")
-    readings = [json.loads(line) for line in (tmp_path / "out" / "evaluations.jsonl").read_text().splitlines()]
-    assert [reading["split"] for reading in readings] == ["val"]
-    refused = run_cli("evaluate", str(tmp_path / "out"), "--split", "test")
-    assert refused.returncode == 3 and "has no test split" in refused.stderr
+    assert f"no test split: evaluated on its {count} val images" in stderr
+    assert ("split from the training set" in stderr) == (layout == "classes")
+    logged = [json.loads(line) for line in (tmp_path / "out" / "evaluations.jsonl").read_text().splitlines()]
+    assert [reading["split"] for reading in logged] == ["val"]
+    rejected = run_cli("evaluate", str(tmp_path / "out"), "--split", "test")
+    assert rejected.returncode == 3 and "has no test split" in rejected.stderr
     assert run_cli("evaluate", str(tmp_path / "out")).stdout.startswith("val: top-1 ")
 
 
@@ -104,15 +104,15 @@ def test_a_temperature_is_fitted_on_val_stored_and_used(run_copy, photos):
         bundle.classification.temperature == calibration["temperature"]
         and (run_copy / "model" / "weights.safetensors").read_bytes() == weights
     )
-    again, stderr = run_evaluate_json(run_copy, "--split", "val")
+    repeated, stderr = run_evaluate_json(run_copy, "--split", "val")
     assert (
-        again["val"]["nll"] == pytest.approx(calibration["val"]["after"]["nll"])
+        repeated["val"]["nll"] == pytest.approx(calibration["val"]["after"]["nll"])
         and "used to fit the temperature" in stderr
     )
-    twice, _ = run_evaluate_json(
+    fitted_again, _ = run_evaluate_json(
         run_copy, "--calibrate"
     )  # from raw logits, not from logits divided by the first temperature
-    assert twice["calibration"]["temperature"] == pytest.approx(calibration["temperature"])
+    assert fitted_again["calibration"]["temperature"] == pytest.approx(calibration["temperature"])
 
 
 def test_predict_divides_logits_by_the_temperature(run_copy, photos):
@@ -252,9 +252,9 @@ def test_evaluating_on_training_images_is_reported(run_copy, photos, tmp_path):
         (links / name / "unseen").symlink_to(photos / "test" / name)
     document, stderr = run_evaluate_json(run_copy, links)
     assert document["trained_on_images"] == 48 and "was trained on 48 of these 72 images" in stderr
-    elsewhere = shutil.copytree(photos, tmp_path / "elsewhere")  # the same data, by fingerprint
-    assert run_evaluate_json(run_copy, elsewhere, "--split", "train")[0]["trained_on_images"] == 48
-    assert run_evaluate_json(run_copy, elsewhere)[0]["trained_on"] is False
+    copied_photos = shutil.copytree(photos, tmp_path / "elsewhere")  # the same data, by fingerprint
+    assert run_evaluate_json(run_copy, copied_photos, "--split", "train")[0]["trained_on_images"] == 48
+    assert run_evaluate_json(run_copy, copied_photos)[0]["trained_on"] is False
     shutil.copytree(run_copy / "model", tmp_path / "bundle")
     # bundles do not contain this information
     assert run_evaluate_json(tmp_path / "bundle", photos)[0]["trained_on"] is None

@@ -47,8 +47,8 @@ def latent_data(tmp_path_factory):
                 pixels = rng.integers(0, 256, (20, 24, 3), dtype=np.uint8)
                 Image.fromarray(pixels).save(folder / f"{number}.png")
     words = ["--latents", latent_data / "vae", "--short-side", "16", "--mirror", "--workers", "0", "--shard-size", "1K"]
-    done = run_vitreous("data", "pack", latent_data / "photos", "--out", latent_data / "packed", *words)
-    assert done.returncode == 0 and "--recipe dit" in done.stdout, done.stderr
+    result = run_vitreous("data", "pack", latent_data / "photos", "--out", latent_data / "packed", *words)
+    assert result.returncode == 0 and "--recipe dit" in result.stdout, result.stderr
     return latent_data
 
 
@@ -67,10 +67,10 @@ def generator_run(latent_data):
 
 
 def test_latents_are_posterior_samples_of_each_image_and_its_mirror(latent_data):
-    data, coder = open_data(latent_data / "packed"), Autoencoder(latent_data / "vae")
+    data, autoencoder = open_data(latent_data / "packed"), Autoencoder(latent_data / "vae")
     train, fit = data.split("train"), ImagePreprocess((16, 16))
     assert {name: len(split) for name, split in data.splits.items()} == {"train": 24, "val": 6, "test": 12}
-    assert data.latents == coder.latents and (data.latents.scale, data.latents.shift, data.latents.stride) == (
+    assert data.latents == autoencoder.latents and (data.latents.scale, data.latents.shift, data.latents.stride) == (
         0.5,
         0.25,
         2,
@@ -78,18 +78,18 @@ def test_latents_are_posterior_samples_of_each_image_and_its_mirror(latent_data)
     source = open_data(latent_data / "photos").split("train")
     for sample in (0, 11):
         source_image = fit.fit_image(fit.decode(source.raw(sample)))
-        for twin, image in (
+        for latent_index, image in (
             (sample, source_image),
             (sample + 12, source_image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)),
         ):
             pixels = torch.from_numpy(np.array(image)).movedim(-1, 0)[None] / 127.5 - 1
             with torch.no_grad():
-                posterior = coder.vae.encode(pixels).latent_dist
-            got = train.raw(twin)
+                posterior = autoencoder.vae.encode(pixels).latent_dist
+            got = train.raw(latent_index)
             assert got.shape == (8, 8, 4) and got.dtype == np.float32
             draws = (torch.from_numpy(got).movedim(-1, 0) - posterior.mean[0]) / posterior.std[0]
             assert draws.abs().max() < 5 and 0.8 < draws.std() < 1.2
-            assert train.labels[twin] == source.labels[sample]
+            assert train.labels[latent_index] == source.labels[sample]
     assert not np.array_equal(train.raw(0), train.raw(12))
     document = json.loads((latent_data / "packed" / "pack.json").read_text())
     assert document["form"] == "latents" and len(document["splits"]["train"]["shards"]) > 1
@@ -112,8 +112,8 @@ def test_packing_latents_resumes_and_checks_options(latent_data, tmp_path):
         (["--latents", latent_data / "vae", "--short-side", "15"], "is not a multiple of the autoencoder's 2"),
         (["--latents", latent_data / "photos"], "not an autoencoder folder"),
     ):
-        done = run_vitreous("data", "pack", latent_data / "photos", "--out", tmp_path / "x", *words)
-        assert done.returncode in (2, 3, 4) and problem in done.stderr and "Traceback" not in done.stderr
+        result = run_vitreous("data", "pack", latent_data / "photos", "--out", tmp_path / "x", *words)
+        assert result.returncode in (2, 3, 4) and problem in result.stderr and "Traceback" not in result.stderr
 
 
 def test_a_latent_run_stores_the_scale_and_the_autoencoder(latent_data, generator_run):
@@ -124,10 +124,10 @@ def test_a_latent_run_stores_the_scale_and_the_autoencoder(latent_data, generato
     assert Image.open(latent_data / "made" / "cat-00000.png").size == (16, 16)
     (latent_data / "vae").rename(latent_data / "moved")
     for words, problem in (([], "is no longer at"), (["--vae", latent_data / "moved"], "")):
-        done = run_vitreous(
+        result = run_vitreous(
             "sample", generator_run, "--class", "cat", "--steps", "1", "--out", latent_data / "x.png", *words
         )
-        assert problem in done.stderr and bool(done.returncode) == bool(problem)
+        assert problem in result.stderr and bool(result.returncode) == bool(problem)
     (latent_data / "moved").rename(latent_data / "vae")
 
 
@@ -140,8 +140,8 @@ def test_latent_generators_are_evaluated_on_latents_and_on_images(latent_data, g
     assert [document["test"]["features"] for document in documents] == ["latents", "pixels"]
     assert [document["test"]["dimensions"] for document in documents] == [8 * 8 * 4, 16 * 16 * 3]
     assert all(document["test"][f"frechet_distance{name}"] > 0 for document in documents for name in ("", "_of_train"))
-    done = run_vitreous("evaluate", generator_run, "--features", generator_run)
-    assert done.returncode == 2 and "--features needs images" in done.stderr
+    result = run_vitreous("evaluate", generator_run, "--features", generator_run)
+    assert result.returncode == 2 and "--features needs images" in result.stderr
 
 
 @pytest.fixture(scope="module")
@@ -193,12 +193,12 @@ def test_reference_moments_replace_reference_images():
     rng = np.random.default_rng(0)
     rows, ours = rng.normal(size=(40, 3)), {"rows": rng.normal(1, 1, (30, 3)).astype(np.float32)}
     metrics = compute_generator_metrics(RealImages("x", "test", 40, {"rows": rows}, train=rows[:20]), ours)
-    brief = compute_generator_metrics(
+    from_moments = compute_generator_metrics(
         RealImages("x.npz", "reference", 0, {}, train=None, moments={"rows": compute_moments(rows)}), ours
     )
-    assert brief["frechet_distance"] == metrics["frechet_distance"] == frechet_distance(rows, ours["rows"])
+    assert from_moments["frechet_distance"] == metrics["frechet_distance"] == frechet_distance(rows, ours["rows"])
     assert (
-        brief["precision"] is brief["near_duplicates"] is None
+        from_moments["precision"] is from_moments["near_duplicates"] is None
         and metrics["precision"] > 0
         and metrics["near_duplicates"] is not None
     )
@@ -225,8 +225,10 @@ def test_invalid_references_are_rejected(inception_weights, tmp_path, latent_dat
         (["--reference", tmp_path / "whole.npz"], "contains moments of Inception features"),
         (["--reference", tmp_path / "odd.npz", "--split", "test"], "instead of the dataset"),
     ):
-        done = run_vitreous("evaluate", generator_run, *words, *sample_options)
-        assert done.returncode in (2, 3, 4) and problem in done.stderr and "Traceback" not in done.stderr, done.stderr
+        result = run_vitreous("evaluate", generator_run, *words, *sample_options)
+        assert result.returncode in (2, 3, 4) and problem in result.stderr and "Traceback" not in result.stderr, (
+            result.stderr
+        )
     assert (
         is_inception_file(inception_weights)
         and not is_inception_file(tmp_path / "other.npz")

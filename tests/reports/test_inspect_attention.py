@@ -80,9 +80,9 @@ def test_saved_arrays_match_the_library_functions(inspected_models):
     numbers = {name: np.load(out / figure["npz"]) for name, figure in document.items()}
     model, x = make_model(bundle), load_image_batch(inspected_models, photos)
     prefix = model.config.prefix
-    far = compute_attention_distances(model, [x])
-    assert np.allclose(numbers["distance"]["distance"], far.mean) and np.allclose(
-        numbers["distance"]["std"], far.std, atol=1e-6
+    distances = compute_attention_distances(model, [x])
+    assert np.allclose(numbers["distance"]["distance"], distances.mean) and np.allclose(
+        numbers["distance"]["std"], distances.std, atol=1e-6
     )
     mixed = compute_rollout(model, x, RolloutOptions(0.3, "max", 0.25))
     assert np.allclose(numbers["rollout"]["maps"], mixed.maps, atol=1e-6)
@@ -96,7 +96,7 @@ def test_saved_arrays_match_the_library_functions(inspected_models):
     assert numbers["gradient"]["classes"].tolist() == ["cat", "cat"]
     rows = list(csv.DictReader((out / "distance.csv").open()))
     assert [(row["block"], row["head"]) for row in rows] == [("0", "0"), ("0", "1"), ("1", "0"), ("1", "1")]
-    assert [float(row["distance_px"]) for row in rows] == pytest.approx(far.mean.flatten().tolist(), abs=1e-4)
+    assert [float(row["distance_px"]) for row in rows] == pytest.approx(distances.mean.flatten().tolist(), abs=1e-4)
     assert [float(row["uniform_px"]) for row in rows] == pytest.approx(
         [uniform_attention_distance((4, 5), (4, 4))] * 4, abs=1e-4
     )
@@ -140,13 +140,13 @@ def test_local_attention_models_have_distance_but_no_rollout(inspected_models, m
     )
     assert list(document) == ["distance"]
     for figure in ("rollout", "gradient"):
-        refused = run_cli(
+        rejected = run_cli(
             "inspect", model_kind, "photo 0.png", "--figures", figure, "--device", "cpu", cwd=inspected_models
         )
         assert (
-            refused.returncode == 2
-            and "distance" in refused.stderr
-            and ("row" in refused.stderr or "window" in refused.stderr)
+            rejected.returncode == 2
+            and "distance" in rejected.stderr
+            and ("row" in rejected.stderr or "window" in rejected.stderr)
         )
 
 
@@ -163,8 +163,8 @@ def test_local_attention_models_have_distance_but_no_rollout(inspected_models, m
     ],
 )
 def test_invalid_options_are_rejected_with_a_hint(inspected_models, words, message):
-    refused = run_cli("inspect", words[0], "photo 0.png", *words[1:], "--device", "cpu", cwd=inspected_models)
-    assert refused.returncode == 2 and message in refused.stderr
+    rejected = run_cli("inspect", words[0], "photo 0.png", *words[1:], "--device", "cpu", cwd=inspected_models)
+    assert rejected.returncode == 2 and message in rejected.stderr
 
 
 def test_captions_number_blocks_from_one_and_name_the_option(inspected_models):
@@ -248,12 +248,13 @@ def test_the_page_starts_with_the_input_images_and_predictions(inspected_models)
         InspectOptions(device="cpu", data=str(inspected_models / "data"), count=2),
     )
     assert filters_only["figures"][0]["name"] == "filters" and filters_only["predictions"] == []
-    bare = inspect_run(
+    without_predictions = inspect_run(
         inspected_models / "headless",
         [inspected_models / "photo 0.png"],
         inspected_models / "bare",
         InspectOptions(figures=("filters",), device="cpu"),
     )
     assert (
-        bare["predictions"][0]["classes"] == [] and "photo 0." in (inspected_models / "bare" / "index.html").read_text()
+        without_predictions["predictions"][0]["classes"] == []
+        and "photo 0." in (inspected_models / "bare" / "index.html").read_text()
     )

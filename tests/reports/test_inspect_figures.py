@@ -65,12 +65,12 @@ def inspected_folder(tmp_path_factory):
 def inspect_model(inspected_folder, model, *figures, images=(), **words):
     """Return the output of `inspect` after checking every file."""
     out = inspected_folder / "out" / f"{model}-{'-'.join(figures)}-{len(list(inspected_folder.glob('out/*')))}"
-    looking = InspectOptions(
+    inspect_options = InspectOptions(
         figures=figures,
         **{"data": str(inspected_folder / "photos"), "device": "cpu", "precision": "fp32", "count": 5, "batch_size": 2}
         | words,
     )
-    document = inspect(inspected_folder / model, images, out, looking)
+    document = inspect(inspected_folder / model, images, out, inspect_options)
     for figure in document["figures"]:
         with Image.open(out / figure["png"]) as image:
             assert image.width > 200 and len(image.convert("L").resize((64, 64)).getcolors()) > 3
@@ -149,8 +149,10 @@ def test_every_kind_of_position_embedding_is_drawn(inspected_folder):
     assert list(heads) == ["similarity_block_1_head_1"] and heads["similarity_block_1_head_1"].shape == (33, 33)
     with pytest.raises(UsageError, match="heads=2: a block has 2"):
         inspect_model(inspected_folder, "relative", "positions", heads=(2,))
-    turned = inspect_model(inspected_folder, "rotary", "positions", image_size=(32, 48))["positions-rotary"][1]
-    assert turned["kernel"].shape == (7, 11) and turned["kernel"][3, 5] == 1
+    rotary_positions = inspect_model(inspected_folder, "rotary", "positions", image_size=(32, 48))["positions-rotary"][
+        1
+    ]
+    assert rotary_positions["kernel"].shape == (7, 11) and rotary_positions["kernel"][3, 5] == 1
     figures = inspect_model(inspected_folder, "windows", "positions")
     assert list(figures) == ["positions", "positions-relative"]
     assert figures["positions-relative"][1]["similarity_block_1_columns"].shape == (7, 7)
@@ -257,9 +259,9 @@ def test_a_model_without_tokens_reports_unavailable_figures(inspected_folder):
         inspected_folder / "photos" / "val" / name / f"{number}.png" for name in CLASSES for number in range(2)
     ]
     for figure in ("positions", "fourier"):
-        with pytest.raises(UsageError, match="BiT") as refused:
+        with pytest.raises(UsageError, match="BiT") as rejected:
             inspect(inspected_folder / "bit", image_paths, out, InspectOptions(figures=(figure,), device="cpu"))
-        assert "filters" in refused.value.hint
+        assert "filters" in rejected.value.hint
     with pytest.raises(UsageError, match="no positions"):
         inspect_model(inspected_folder, "placeless", "positions")
 
@@ -274,7 +276,7 @@ def test_the_command_line(inspected_folder):
         "index.html",
         "inspect.json",
     }
-    bad = run_cli(
+    rejected = run_cli(
         "inspect",
         "plain",
         "photos/val",
@@ -286,4 +288,4 @@ def test_the_command_line(inspected_folder):
         "cpu",
         cwd=inspected_folder,
     )
-    assert bad.returncode == 2 and "larger --image-size" in bad.stderr
+    assert rejected.returncode == 2 and "larger --image-size" in rejected.stderr

@@ -134,8 +134,8 @@ def test_metrics_are_explained_by_mouse_keyboard_and_touch(report_pages):
             page.keyboard.press("Tab")
             reached += page.eval_on_selector_all("[role=tooltip]", visible_texts)
         assert any(explanation.startswith(nll) for explanation in reached) and len(set(reached)) >= 5
-        about = term.get_attribute("aria-describedby")
-        assert page.locator(f"#{about}").text_content().startswith(nll)
+        tooltip_id = term.get_attribute("aria-describedby")
+        assert page.locator(f"#{tooltip_id}").text_content().startswith(nll)
     with open_page(report_pages["run"], 390, has_touch=True, is_mobile=True) as page:
         for label in ("recall", "F1"):
             button = page.locator(".wide .term button", has_text=label).first

@@ -79,8 +79,10 @@ def test_knn_matches_scikit_learn(short_run, photos):
     train, test = compute_features(short_run, data.split("train")), compute_features(short_run, data.split("test"))
     assert [row["k"] for row in document["results"]] == [3, 9, 20] and document["k"] == 20
     for row in document["results"]:
-        judge = KNeighborsClassifier(row["k"], metric="cosine", weights=lambda distance: np.exp((1 - distance) / 0.07))
-        right = int((judge.fit(*train).predict(test[0]) == test[1]).sum())
+        classifier = KNeighborsClassifier(
+            row["k"], metric="cosine", weights=lambda distance: np.exp((1 - distance) / 0.07)
+        )
+        right = int((classifier.fit(*train).predict(test[0]) == test[1]).sum())
         assert (row["top1"], row["interval"]["top1"]) == (right / 18, list(wilson_interval(right, 18)))
     headline = {name: value for name, value in document["results"][2].items() if name != "k"}
     assert document["test"] == headline and document["test"]["nll"] is None
@@ -98,9 +100,12 @@ def test_knn_matches_scikit_learn(short_run, photos):
 @pytest.mark.parametrize("protocol", ["knn", "linear", "fewshot"])
 def test_training_and_evaluation_images_are_reported(short_run, photos, tmp_path, protocol):
     """For data with splits, and for a folder of classes, from which evaluation images are split."""
-    flat = tmp_path / "flat"
-    flat.symlink_to(photos / "train")
-    for words, source, split, bank, count in (([], photos, "test", 36, 18), ([str(flat)], flat, "val", 33, 3)):
+    flat_folder = tmp_path / "flat"
+    flat_folder.symlink_to(photos / "train")
+    for words, source, split, bank, count in (
+        ([], photos, "test", 36, 18),
+        ([str(flat_folder)], flat_folder, "val", 33, 3),
+    ):
         result = run_cli(
             "evaluate", str(short_run), *words, "--protocol", protocol, *CPU_OPTIONS, "--json", cwd=short_run.parent
         )
@@ -195,8 +200,10 @@ def test_each_evaluation_is_recorded(short_run):
 def test_val_images_are_not_used_for_training(short_run, tmp_path):
     document = run_evaluate_json(short_run, "--protocol", "knn", "--split", "val")
     assert document["features"]["train"]["images"] == 36 and document["val"]["images"] == 12
-    flat = make_folder(tmp_path / "flat", {"": 20})
-    result = run_cli("evaluate", str(short_run), str(flat), "--protocol", "knn", *CPU_OPTIONS, "--json", cwd=tmp_path)
+    flat_folder = make_folder(tmp_path / "flat", {"": 20})
+    result = run_cli(
+        "evaluate", str(short_run), str(flat_folder), "--protocol", "knn", *CPU_OPTIONS, "--json", cwd=tmp_path
+    )
     assert "evaluated on its 6 val images, split from the training set" in result.stderr
     document = parse_json_output(result)
     assert (document["features"]["train"]["images"], document["val"]["images"]) == (54, 6)
@@ -237,14 +244,14 @@ def test_multilabel_data_give_map(short_run, tmp_path):
 
 def test_unreadable_images_stop_or_count_as_wrong(short_run, tmp_path):
     source = make_folder(tmp_path / "photos", {"train": 12, "test": 6})
-    good = run_evaluate_json(short_run, str(source), "--protocol", "knn", "--k", "5")["test"]
-    for bad in ("test/ant/2.png", "train/bee/0.png"):
-        (source / bad).write_bytes(b"no picture")
+    readable_result = run_evaluate_json(short_run, str(source), "--protocol", "knn", "--k", "5")["test"]
+    for damaged_file in ("test/ant/2.png", "train/bee/0.png"):
+        (source / damaged_file).write_bytes(b"no picture")
     assert "train/bee/0.png" in expect_error(3, short_run, str(source), "--protocol", "knn", "--k", "5")
     document = run_evaluate_json(short_run, str(source), "--protocol", "knn", "--k", "5", "--bad-images", "skip")[
         "test"
     ]
-    assert (good["top1"], document["unreadable"]) == (1.0, 1) and document["top1"] == 17 / 18
+    assert (readable_result["top1"], document["unreadable"]) == (1.0, 1) and document["top1"] == 17 / 18
     shots = run_evaluate_json(short_run, str(source), "--protocol", "fewshot", "--shots", "5", "--bad-images", "skip")
     assert shots["test"]["top1"] <= 17 / 18 and shots["test"]["unreadable"] == 1
 
@@ -266,7 +273,7 @@ def test_protocol_errors_have_a_fix(short_run, tmp_path):
 @pytest.mark.parametrize("protocol", PROBES)
 def test_data_without_training_images_or_with_one_class_are_rejected(short_run, protocol):
     pixels, labels = np.zeros((4, 16, 16, 3), np.uint8), np.zeros(4, np.int64)
-    for splits, why in (({"test"}, "no training images"), ({"train", "test"}, "have one class")):
+    for splits, message in (({"test"}, "no training images"), ({"train", "test"}, "have one class")):
         data = Data("made", ("a", "b"), {name: ArraySplit(pixels, labels) for name in splits})
         task = ProtocolTask(
             "run",
@@ -277,7 +284,7 @@ def test_data_without_training_images_or_with_one_class_are_rejected(short_run, 
             ProtocolOptions(protocol),
             EvaluationSettings(workers=0),
         )
-        with pytest.raises(DataError, match=why):
+        with pytest.raises(DataError, match=message):
             PROBES[protocol](task)
 
 

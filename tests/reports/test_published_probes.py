@@ -201,10 +201,10 @@ def test_each_probe_is_reproducible_and_leaves_the_bundle_unchanged(bundle, phot
         return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in bundle.iterdir()}
 
     before, words = digest(), ("--probe", probe, "--steps", "6", "--probe-batch", "20")
-    document, again = run_evaluate_json(bundle, photos, *words), run_evaluate_json(bundle, photos, *words)
+    document, repeated = run_evaluate_json(bundle, photos, *words), run_evaluate_json(bundle, photos, *words)
     assert digest() == before
     assert {**document, "wall_seconds": 0, "images_per_second": 0} == {
-        **again,
+        **repeated,
         "wall_seconds": 0,
         "images_per_second": 0,
     }
@@ -326,8 +326,8 @@ def test_heads_are_selected_on_held_out_training_images_without_val(bundle):
     assert without_selection.extra["validation"] is None and without_selection.extra["train_data"]["images"] == 50
     assert without_selection.extra["selection"]["candidates"][0]["val"] is None
     # evaluation images are never used for selection
-    over = run_probe(bundle, make_data((50, 20), splits=("train", "val")), split="val")
-    assert over.extra["validation"] == {"split": "held out of train", "images": 10}
+    evaluated_on_val = run_probe(bundle, make_data((50, 20), splits=("train", "val")), split="val")
+    assert evaluated_on_val.extra["validation"] == {"split": "held out of train", "images": 10}
     data = make_data((50, 20, 20))
     data = replace(data, full_train_split=make_data((70,), splits=("train",)).splits["train"])
     assert run_probe(bundle, data).extra["validation"] == {"split": "val", "images": 20}
@@ -389,8 +389,8 @@ def test_unreadable_images_fail_or_are_skipped(bundle, photos, tmp_path):
         run_cli("evaluate", str(bundle), str(source), *words, "--bad-images", "skip", *CPU_OPTIONS, "--json")
     )
     assert document["batch_size"] == 35 and document["test"]["unreadable"] == 1
-    flat = tmp_path / "flat"
-    flat.mkdir()
-    shutil.copy(next((photos / "train" / "bee").iterdir()), flat / "one.png")
-    unlabelled = run_cli("evaluate", str(bundle), str(flat), *words, *CPU_OPTIONS)
+    flat_folder = tmp_path / "flat"
+    flat_folder.mkdir()
+    shutil.copy(next((photos / "train" / "bee").iterdir()), flat_folder / "one.png")
+    unlabelled = run_cli("evaluate", str(bundle), str(flat_folder), *words, *CPU_OPTIONS)
     assert unlabelled.returncode and "label" in unlabelled.stderr and "Traceback" not in unlabelled.stderr

@@ -175,8 +175,8 @@ def test_a_run_whose_images_are_gone_still_has_a_page(pretrained_runs, tmp_path)
     os.remove(tmp_path / "mae" / "learned.json")
     config = tmp_path / "mae" / "config.yaml"
     config.write_text(config.read_text().replace(str(pretrained_runs / "photos"), str(tmp_path / "nowhere")))
-    heard = NoteListener()
-    write_learned_images(RunFolder(tmp_path / "mae"), heard)
-    assert "no images of learned features" in heard.notes[-1]
+    listener = NoteListener()
+    write_learned_images(RunFolder(tmp_path / "mae"), listener)
+    assert "no images of learned features" in listener.notes[-1]
     write_report(tmp_path / "page.html", RunFolder(tmp_path / "mae"))
     assert "<h2>Training curves</h2>" in (tmp_path / "page.html").read_text()

@@ -65,21 +65,21 @@ class NoteListener(NullListener):
         self.notes.append(text)
 
 
-def evaluate_noise(classes: int, images: int, several: bool = False, names=None, bad=frozenset()):
+def evaluate_noise(classes: int, images: int, multilabel: bool = False, names=None, unreadable=frozenset()):
     """Return an evaluation of random predictions."""
     draw = np.random.default_rng(0)
     model = create_untrained_model("ViT-16x2/8", image_size=16, num_classes=classes, heads=2).eval()
     labels = draw.integers(0, classes, images)
-    if several:
+    if multilabel:
         labels = (draw.random((images, classes)) < 0.3).astype(np.float32)
     logits = draw.normal(size=(images, classes)).astype(np.float32)
     split = ArraySplit(draw.integers(0, 255, (images, 16, 16, 3), dtype=np.uint8), labels)
     names = names or tuple(f"class {index}" for index in range(classes))
     bundle = Bundle(
-        model, Classification(names, several, "sigmoid" if several else "softmax"), ImagePreprocess((16, 16))
+        model, Classification(names, multilabel, "sigmoid" if multilabel else "softmax"), ImagePreprocess((16, 16))
     )
     predictions = SplitPredictions(
-        "x", bundle, "noise", Data("noise", names, {"test": split}), "test", split, logits, frozenset(bad), 0.0
+        "x", bundle, "noise", Data("noise", names, {"test": split}), "test", split, logits, frozenset(unreadable), 0.0
     )
     return predictions, evaluate_classification(logits, labels, names, predictions.readable)
 
@@ -272,12 +272,12 @@ def test_class_tables_scroll_by_keyboard_and_break_long_names(tmp_path):
 def test_an_unwritable_page_does_not_affect_the_metrics(reported_run, tmp_path):
     out = tmp_path / "run"
     shutil.copytree(reported_run, out, ignore=shutil.ignore_patterns("checkpoints"))
-    heard = NoteListener()
+    listener = NoteListener()
     document = evaluate(
-        out, settings=EvaluateOptions(report=str(tmp_path / "no" / "page.html")), workers=0, listener=heard
+        out, settings=EvaluateOptions(report=str(tmp_path / "no" / "page.html")), workers=0, listener=listener
     )
     assert document["report"] is None and document["test"]["images"] == 12
-    assert any("no page at" in note for note in heard.notes)
+    assert any("no page at" in note for note in listener.notes)
 
 
 def test_every_evaluation_has_a_separate_page(reported_run, tmp_path):
@@ -329,7 +329,7 @@ def test_ten_thousand_classes_are_sampled(tmp_path):
 
 
 def test_pages_for_multilabel_data_and_for_one_image(tmp_path):
-    write_report(tmp_path / "several.html", None, *evaluate_noise(4, 12, several=True))
+    write_report(tmp_path / "several.html", None, *evaluate_noise(4, 12, multilabel=True))
     page = (tmp_path / "several.html").read_text()
     assert "mAP" in page and "<h2>Confusion matrix</h2>" not in page and ">AP</button>" in page
     write_report(tmp_path / "one.html", None, *evaluate_noise(3, 1))
@@ -337,7 +337,7 @@ def test_pages_for_multilabel_data_and_for_one_image(tmp_path):
 
 
 def test_unreadable_images_are_counted_and_never_shown(tmp_path):
-    predictions, report = evaluate_noise(3, 12, bad=range(6))
+    predictions, report = evaluate_noise(3, 12, unreadable=range(6))
     image_cards = cards.build_image_cards(
         predictions.bundle, predictions.split, predictions.logits, predictions.unreadable
     )

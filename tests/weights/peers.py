@@ -78,14 +78,14 @@ def compute_difference(a: Tensor, b: Tensor) -> float:
 @torch.inference_mode()
 def check_agreement(ours: Model, peer: Peer, limit: float = ERROR_LIMIT) -> float:
     """Check features, and logits if the model has a head, at all sizes; return the largest difference."""
-    worst = 0.0
+    max_difference = 0.0
     for size in peer.sizes:
         batch = make_images(size, channels=ours.config.channels).to(next(ours.parameters()).dtype)
-        worst = max(worst, compute_difference(ours.features(batch), peer.features(batch)))
+        max_difference = max(max_difference, compute_difference(ours.features(batch), peer.features(batch)))
         if peer.logits:
-            worst = max(worst, compute_difference(ours(batch), peer.logits(batch)))
-    assert worst <= limit, worst
-    return worst
+            max_difference = max(max_difference, compute_difference(ours(batch), peer.logits(batch)))
+    assert max_difference <= limit, max_difference
+    return max_difference
 
 
 def timm_peer(model: nn.Module, heads: int | None = 4, **options: Any) -> Peer:

@@ -72,8 +72,8 @@ def find_dangerous_names(tree: ast.AST) -> set[str]:
     ]
     for node in ast.walk(tree):
         if isinstance(node, (ast.Attribute, ast.Name)):
-            head, dot, rest = ast.unparse(node).partition(".")
-            full = alias.get(head, head) + dot + rest
+            head, dot, attributes = ast.unparse(node).partition(".")
+            full = alias.get(head, head) + dot + attributes
             found |= {full} & FORBIDDEN_ATTRIBUTES - ({"numpy.load"} if id(node) in safe_loads else set())
             if isinstance(node, ast.Name):
                 found |= {node.id} & FORBIDDEN_CALLS
@@ -81,8 +81,8 @@ def find_dangerous_names(tree: ast.AST) -> set[str]:
                 found.add(node.attr)
         if isinstance(node, ast.Call):
             for keyword in node.keywords:
-                off = isinstance(keyword.value, ast.Constant) and keyword.value.value is False
-                if keyword.arg in ("allow_pickle", "shell", "trust_remote_code") and not off:
+                is_disabled = isinstance(keyword.value, ast.Constant) and keyword.value.value is False
+                if keyword.arg in ("allow_pickle", "shell", "trust_remote_code") and not is_disabled:
                     found.add(f"{keyword.arg}=True")
                 if keyword.arg == "weights_only" and ast.unparse(keyword.value) != "True":
                     found.add("weights_only=False")

@@ -113,17 +113,24 @@ def test_widths_without_fixed_positions_are_rejected(tmp_path):
 def test_fixed_positions_survive_a_round_trip(tmp_path):
     path = write_npz(tmp_path / "vit.npz", remove_positions(make_golden_arrays(token=False)))
     convert(path, tmp_path / "again.npz", "big-vision-npz", settings={"image": (16, 16)})
-    with np.load(tmp_path / "again.npz") as again, np.load(path) as first:
-        assert {f"params/{name}" for name in again} == set(first)
-        assert all(np.array_equal(again[name.removeprefix("params/")], first[name]) for name in first)
+    with np.load(tmp_path / "again.npz") as converted_arrays, np.load(path) as original_arrays:
+        assert {f"params/{name}" for name in converted_arrays} == set(original_arrays)
+        assert all(
+            np.array_equal(converted_arrays[name.removeprefix("params/")], original_arrays[name])
+            for name in original_arrays
+        )
 
 
 def with_state(p, layout):
     """Return a training checkpoint: parameters with Adam's first and second moments, step and clock."""
     p, arrays = layout(p), {}
     for name, array in p.items():
-        short = name.removeprefix("params/")
-        arrays |= {f"params/{short}": array, f"opt/0/1/mu/{short}": array + 1, f"opt/0/1/nu/{short}": array * array}
+        short_name = name.removeprefix("params/")
+        arrays |= {
+            f"params/{short_name}": array,
+            f"opt/0/1/mu/{short_name}": array + 1,
+            f"opt/0/1/nu/{short_name}": array * array,
+        }
     return arrays | {"opt/0/0/count": np.int32(90), "extra/accum_train_time": np.float64(3.5)}
 
 
@@ -247,11 +254,11 @@ def test_bit_pads_the_pooling_with_minus_infinity(blocks, tmp_path):
 def test_bit_is_written_with_the_shapes_of_big_vision(tmp_path):
     p = golden_bit_paper((2, 1))
     convert(write_npz(tmp_path / "bit.npz", p), tmp_path / "again.npz", "big-vision-npz")
-    with np.load(tmp_path / "again.npz") as again:
-        assert {f"params/{name}": again[name].shape for name in again} == {
+    with np.load(tmp_path / "again.npz") as converted_arrays:
+        assert {f"params/{name}": converted_arrays[name].shape for name in converted_arrays} == {
             name: array.shape for name, array in p.items()
         }
-        assert all(np.array_equal(again[name.removeprefix("params/")], p[name]) for name in p)
+        assert all(np.array_equal(converted_arrays[name.removeprefix("params/")], p[name]) for name in p)
 
 
 def test_bit_written_for_other_readers_reports_the_numerics(tmp_path):

@@ -124,10 +124,10 @@ def test_a_killed_save_leaves_a_complete_bundle_or_none(bundle, tmp_path):
     home = tmp_path / "home"
     points = run_and_kill(home, lambda: bundle.save(home / "model"))
     assert points >= 7
-    for at in range(1, points + 1):
-        home = tmp_path / str(at)
+    for kill_point in range(1, points + 1):
+        home = tmp_path / str(kill_point)
         home.mkdir()
-        run_and_kill(home, lambda home=home: bundle.save(home / "model"), at)
+        run_and_kill(home, lambda home=home: bundle.save(home / "model"), kill_point)
         assert not (home / "model").exists() or read_contents(home / "model") == read_contents(tmp_path / "model")
         bundle.save(home / "model")
         assert os.listdir(home) == ["model"] and read_contents(home / "model") == read_contents(tmp_path / "model")
@@ -141,21 +141,21 @@ def test_a_killed_overwrite_leaves_a_valid_or_a_rejected_bundle(bundle, tmp_path
     path, old = tmp_path / "model", read_contents(tmp_path / "model")
     new_bundle = replace(bundle, model=create_untrained_model("ViT-mu/8", 16, 3, registers=1))
     new_bundle.save(tmp_path / "other")
-    new, refused = read_contents(tmp_path / "other"), 0
+    new, rejected = read_contents(tmp_path / "other"), 0
     (tmp_path / "count").mkdir()
     bundle.save(tmp_path / "count")
     points = run_and_kill(tmp_path / "count", lambda: new_bundle.save(tmp_path / "count"))
-    for at in range(1, points + 1):
-        run_and_kill(path, lambda: new_bundle.save(path), at)
+    for kill_point in range(1, points + 1):
+        run_and_kill(path, lambda: new_bundle.save(path), kill_point)
         current = read_contents(path)
         bundle_files = {name: current[name] for name in old}
         if bundle_files not in (old, new):
-            refused += 1
+            rejected += 1
             with pytest.raises(WeightsError, match="is missing or was modified after it was saved"):
                 load_bundle(path)
         bundle.save(path)
         assert read_contents(path) == old
-    assert refused <= 4, "only two syncs, a removal and a rename are between the replacements"
+    assert rejected <= 4, "only two syncs, a removal and a rename are between the replacements"
 
 
 def test_classification_bundles_are_compatible_with_older_readers(bundle, tmp_path):

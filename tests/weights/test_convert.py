@@ -41,19 +41,21 @@ def save_bundle(path, config):
     return model
 
 
-@pytest.mark.parametrize("to", ["timm", "google-npz", "linen-npz", "huggingface", "torchvision"])
-def test_a_plain_vit_survives_a_round_trip_through_every_format(to, tmp_path):
+@pytest.mark.parametrize("target_format", ["timm", "google-npz", "linen-npz", "huggingface", "torchvision"])
+def test_a_plain_vit_survives_a_round_trip_through_every_format(target_format, tmp_path):
     model = save_bundle(tmp_path / "a", transformer_config(**SMALL_CONFIG))
-    document = convert(tmp_path / "a", tmp_path / "b", to)
-    assert document["format"] == "a bundle" and document["to"] == to
+    document = convert(tmp_path / "a", tmp_path / "b", target_format)
+    assert document["format"] == "a bundle" and document["to"] == target_format
     conversion_back = convert(
-        document["out"], tmp_path / "c", settings=None if to in ("google-npz", "huggingface") else {"heads": 2}
+        document["out"],
+        tmp_path / "c",
+        settings=None if target_format in ("google-npz", "huggingface") else {"heads": 2},
     )
     reloaded = load_bundle(tmp_path / "c")
     assert conversion_back["unused"] == conversion_back["new"] == []
     state = reloaded.model.state_dict()
     assert all(torch.equal(state[name], tensor) for name, tensor in model.state_dict().items())
-    if to == "huggingface":  # the only format that stores classes and preprocessing
+    if target_format == "huggingface":  # the only format that stores classes and preprocessing
         assert reloaded.classes == ("class 0", "class 1", "class 2")
         assert reloaded.preprocess == ImagePreprocess((32, 32), mean=(0.1, 0.2, 0.3), std=(0.4, 0.5, 0.6), share=0.8)
 
@@ -135,8 +137,8 @@ def test_the_command_line_prints_the_result(tmp_path):
     result = parse_json_output(run_cli(*words, "--json"))
     assert result["model"] == "ViT-64x2/8" and result["tensors"] > 0
     assert json.loads((tmp_path / "b" / "config.json").read_text())["model_type"] == "vit"
-    again = run_cli(*words)
-    assert again.returncode == 2 and "already exists" in again.stderr
+    repeated = run_cli(*words)
+    assert repeated.returncode == 2 and "already exists" in repeated.stderr
     rejected = run_cli("convert", str(tmp_path / "b" / "config.json"), str(tmp_path / "c"))
     assert rejected.returncode == 4 and "Traceback" not in rejected.stderr
 

@@ -51,8 +51,8 @@ def test_classes_image_size_and_channels_can_change(saved_model, caplog):
     state, changed_state = model.state_dict(), changed.state_dict()
     assert all(torch.equal(changed_state[name], state[name]) for name in state if ".blocks." in name)
     images = torch.randn(2, 3, 32, 32)
-    bare = vitreous.create(weights=folder, num_classes=0).eval()
-    assert torch.allclose(bare(images), model.pool(model.features(images)), atol=1e-5)
+    headless = vitreous.create(weights=folder, num_classes=0).eval()
+    assert torch.allclose(headless(images), model.pool(model.features(images)), atol=1e-5)
 
 
 def test_weights_of_timm_are_loaded(tmp_path):

@@ -57,8 +57,8 @@ def test_official_files_are_read_and_written_bit_identically(tmp_path):
     torch.save(state, tmp_path / "DiT.pt")
     weights = open_weights(tmp_path / "DiT.pt")
     assert weights.config == CONFIG and weights.task == Generation(tuple("01234"))
-    done = run_cli("convert", str(tmp_path / "DiT.pt"), str(tmp_path / "again"), "--to", "dit")
-    assert done.returncode == 0, done.stderr
+    result = run_cli("convert", str(tmp_path / "DiT.pt"), str(tmp_path / "again"), "--to", "dit")
+    assert result.returncode == 0, result.stderr
     reloaded = load_file(tmp_path / "again.safetensors")
     assert reloaded.keys() == state.keys() and all(torch.equal(reloaded[name], state[name]) for name in state)
 
@@ -78,8 +78,8 @@ def test_diffusers_folders_are_read_and_written_bit_identically(tmp_path):
     (tmp_path / "theirs").mkdir()
     save_file(tensors, tmp_path / "theirs" / "diffusion_pytorch_model.safetensors")
     (tmp_path / "theirs" / "config.json").write_text(json.dumps(DIFFUSERS.describe(config)))
-    done = run_cli("convert", str(tmp_path / "theirs"), str(tmp_path / "again"), "--to", "diffusers")
-    assert done.returncode == 0, done.stderr
+    result = run_cli("convert", str(tmp_path / "theirs"), str(tmp_path / "again"), "--to", "diffusers")
+    assert result.returncode == 0, result.stderr
     reloaded = load_file(tmp_path / "again" / "diffusion_pytorch_model.safetensors")
     assert reloaded.keys() == tensors.keys() and all(torch.equal(reloaded[name], tensors[name]) for name in tensors)
     assert json.loads((tmp_path / "again" / "config.json").read_text())["_class_name"] == "DiTTransformer2DModel"

@@ -96,14 +96,14 @@ class HubHandler(BaseHTTPRequestHandler):
     def web(self, name: str) -> None:
         """Respond with a complete or truncated file, a redirect, an invalid response or an error."""
         host = f"http://{self.headers['Host']}/web"
-        elsewhere = {
+        redirects = {
             "moved": f"{host}/a.npz",
             "round": f"{host}/round",
             "plain": "http://example.invalid/a",
             "file": "file:///etc/passwd",
         }
-        if name in elsewhere:
-            return self.answer(302, Location=elsewhere[name])
+        if name in redirects:
+            return self.answer(302, Location=redirects[name])
         if name == "cut.npz":
             self.answer(200, CONTENT[:1000], len(CONTENT))
             return self.connection.close()
@@ -150,7 +150,7 @@ def fetch_in_process(home: Path, port: int, *sources: str, **environment: str) -
 
     A new process is needed because the Hub's client reads its settings on import.
     """
-    clean = {
+    child_environment = {
         key: value
         for key, value in os.environ.items()
         if not key.startswith("HF_") and not key.lower().endswith("_proxy")
@@ -161,16 +161,16 @@ def fetch_in_process(home: Path, port: int, *sources: str, **environment: str) -
         "HF_HUB_DISABLE_XET": "1",
         "HF_HUB_DISABLE_TELEMETRY": "1",
     }
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", CLIENT_SCRIPT],
         input=json.dumps(sources),
         capture_output=True,
         text=True,
         timeout=280,
-        env=clean | settings | environment,
+        env=child_environment | settings | environment,
     )
-    assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    assert process.returncode == 0, process.stderr
+    return [json.loads(line) for line in process.stdout.splitlines()]
 
 
 def read_files(folder: str) -> dict[str, bytes]:
@@ -193,19 +193,19 @@ def test_repositories_are_downloaded_once_and_work_offline(hub_server, tmp_path)
     HubHandler.requests.clear()
     results = fetch_in_process(tmp_path, hub_server.server_port, *sources)
     assert all(isinstance(path, str) and path.startswith(os.fspath(tmp_path)) for path in results), results
-    complete, bare, sharded, pickled, pinned, file, again, timm = results
+    complete, main_branch, sharded, pickled, pinned, file, main_again, timm = results
     assert read_files(complete) == {
         key: value for key, value in REPOSITORIES["org/complete"].items() if key != "pytorch_model.bin"
     }
     for folder, repository in {
-        bare: "org/bare",
+        main_branch: "org/bare",
         sharded: "org/sharded",
         pickled: "org/pickled",
         timm: "timm/vit_tiny.tag",
     }.items():
         assert read_files(folder) == REPOSITORIES[repository]
         assert Path(folder).name == COMMIT
-    assert (pinned, again) == (complete, bare)
+    assert (pinned, main_again) == (complete, main_branch)
     assert Path(file).read_bytes() == b"other"
     # no file is requested twice
     assert sum(line.startswith("GET") for line in HubHandler.requests) == 3 + 1 + 4 + 2 + 2 + 2
@@ -350,9 +350,9 @@ def test_the_size_limit_applies_without_a_content_length(web_address, monkeypatc
     ],
 )
 def test_addresses_without_a_hash_are_rejected_before_any_request(web_address, pin):
-    with pytest.raises(UsageError, match="not pinned") as caught:
+    with pytest.raises(UsageError, match="not pinned") as error:
         fetch_weights(f"{web_address}/a.npz{pin}")
-    assert "sha256sum" in caught.value.hint
+    assert "sha256sum" in error.value.hint
     assert HubHandler.requests == []
 
 

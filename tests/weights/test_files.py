@@ -65,15 +65,15 @@ def collect_rejections(paths: list[Path], milliseconds: float = MAX_MILLISECONDS
 
     Each must be within the limits, execute nothing, import nothing heavy and make no connection.
     """
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", MEASURE_SCRIPT],
         input=json.dumps([os.fspath(path) for path in paths]),
         capture_output=True,
         text=True,
         timeout=280,
     )
-    assert done.returncode == 0, done.stderr
-    report = json.loads(done.stdout)
+    assert process.returncode == 0, process.stderr
+    report = json.loads(process.stdout)
     slow = {Path(path).name: round(ms) for path, (ms, _) in report["found"].items() if ms > milliseconds}
     assert not slow, f"slower than {milliseconds} ms: {slow}"
     assert report["megabytes"] <= MAX_MEGABYTES
@@ -352,9 +352,9 @@ def test_padded_and_unordered_headers_are_read(tmp_path):
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
 def test_non_finite_values_are_rejected_by_name(tmp_path, value, dtype):
-    path, bad = tmp_path / "weights.safetensors", torch.zeros(2, 3, dtype=dtype)
-    bad[1, 1] = value
-    path.write_bytes(save({"good": torch.ones(3), "bad": bad}))
+    path, invalid_values = tmp_path / "weights.safetensors", torch.zeros(2, 3, dtype=dtype)
+    invalid_values[1, 1] = value
+    path.write_bytes(save({"good": torch.ones(3), "bad": invalid_values}))
     source = open_weights_file(path)
     assert list(source.read(["good"])) == ["good"]
     with pytest.raises(WeightsError, match="a value in bad that is NaN or infinite"):
@@ -547,13 +547,13 @@ def test_malformed_arrays_are_rejected_from_their_header(tmp_path):
     marker, array_bytes = tmp_path / "marker", to_npy_bytes(np.arange(6.0, dtype=np.float32))
     evil = to_npy_bytes(np.array([PickleMarker(marker)], dtype=object))
     header = "{'descr': '<f4', 'fortran_order': False, 'shape': (2,), }"
-    good = make_zip({"a.npy": array_bytes})
+    valid_archive = make_zip({"a.npy": array_bytes})
     big = io.BytesIO()
     with zipfile.ZipFile(big, "w", zipfile.ZIP_DEFLATED) as archive, archive.open("bomb.npy", "w") as member:
         member.write(make_npy_file(header.replace("2,", f"{25 << 20},")))
         for _ in range(100):
             member.write(bytes(1 << 20))
-    twice = make_zip({"a.npy": array_bytes, "b.npy": array_bytes}).replace(b"b.npy", b"a.npy")
+    duplicate_members = make_zip({"a.npy": array_bytes, "b.npy": array_bytes}).replace(b"b.npy", b"a.npy")
     cases = {
         "objects": (make_zip({"a.npy": evil}), "has objects in 'a'"),
         "objects behind a sound array": (make_zip({"a.npy": array_bytes, "b.npy": evil}), "has objects in 'b'"),
@@ -603,31 +603,34 @@ def test_malformed_arrays_are_rejected_from_their_header(tmp_path):
         "version 9": (make_zip({"a.npy": make_npy_file(header, EIGHT_BYTES, 9)}), "which is not an array"),
         "nested brackets": (make_zip({"a.npy": make_npy_file("(" * 9000)}), "is not numpy's"),
         "a path as a name": (make_zip({"../../etc/a.npy": array_bytes}), "not a valid name"),
-        "the same name twice": (twice, "'a.npy' twice"),
-        "encrypted": (patch_zip_entry(good, 8, b"\1\0"), "encrypted"),
-        "encryption flag in the directory only": (patch_zip_entry(good, 8, b"\1\0", local=False), "encrypted"),
+        "the same name twice": (duplicate_members, "'a.npy' twice"),
+        "encrypted": (patch_zip_entry(valid_archive, 8, b"\1\0"), "encrypted"),
+        "encryption flag in the directory only": (patch_zip_entry(valid_archive, 8, b"\1\0", local=False), "encrypted"),
         "encryption flag in the member only": (
-            patch_zip_entry(good, 8, b"\1\0", directory=False),
+            patch_zip_entry(valid_archive, 8, b"\1\0", directory=False),
             "contradicts its directory",
         ),
-        "strongly encrypted": (patch_zip_entry(good, 8, b"\x40\0"), "encrypted"),
-        "another method": (patch_zip_entry(good, 10, b"\x0c\0"), "method 12"),
+        "strongly encrypted": (patch_zip_entry(valid_archive, 8, b"\x40\0"), "encrypted"),
+        "another method": (patch_zip_entry(valid_archive, 10, b"\x0c\0"), "method 12"),
         "another method in the member": (
-            patch_zip_entry(good, 10, b"\x08\0", directory=False),
+            patch_zip_entry(valid_archive, 10, b"\x08\0", directory=False),
             "contradicts its directory",
         ),
-        "two sizes": (patch_zip_entry(good, 24, struct.pack("<I", 9)), "contradictory sizes"),
-        "a size beyond the file": (patch_zip_entry(good, 20, struct.pack("<2I", 1 << 24, 1 << 24)), "overlap"),
-        "another name in the member": (good.replace(b"a.npy", b"b.npy", 1), "contradicts its directory"),
+        "two sizes": (patch_zip_entry(valid_archive, 24, struct.pack("<I", 9)), "contradictory sizes"),
+        "a size beyond the file": (patch_zip_entry(valid_archive, 20, struct.pack("<2I", 1 << 24, 1 << 24)), "overlap"),
+        "another name in the member": (valid_archive.replace(b"a.npy", b"b.npy", 1), "contradicts its directory"),
         "a member in the directory": (
-            patch_zip_entry(good, 42, struct.pack("<I", 100), local=False),
+            patch_zip_entry(valid_archive, 42, struct.pack("<I", 100), local=False),
             "contradicts its directory",
         ),
-        "cut": (good[:-5], "truncated"),
-        "a comment": (good[:-2] + b"\3\0abc", "after its end"),
-        "something before": (b"PK\3\4" + good, "before or inside"),
-        "a directory elsewhere": (good[:-6] + struct.pack("<I", 7) + b"\0\0", "before or inside"),
-        "half a directory": (good[:-10] + struct.pack("<2I", 10, len(good) - 32) + b"\0\0", "damaged zip"),
+        "cut": (valid_archive[:-5], "truncated"),
+        "a comment": (valid_archive[:-2] + b"\3\0abc", "after its end"),
+        "something before": (b"PK\3\4" + valid_archive, "before or inside"),
+        "a directory elsewhere": (valid_archive[:-6] + struct.pack("<I", 7) + b"\0\0", "before or inside"),
+        "half a directory": (
+            valid_archive[:-10] + struct.pack("<2I", 10, len(valid_archive) - 32) + b"\0\0",
+            "damaged zip",
+        ),
         "members without end": (make_zip({f"{i}": b"" for i in range(10_001)}), "more than 10,000 members"),
         "no arrays": (make_zip({"a.txt": b"a"}), "neither numpy arrays nor"),
         "no members": (make_zip({}), "neither numpy arrays nor"),

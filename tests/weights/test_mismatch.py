@@ -47,10 +47,10 @@ def save_tensors(folder, state, name="weights.safetensors"):
 
 def get_error_message(path, settings=None):
     """Return the error text after checking that the exit code is that of weights errors."""
-    with pytest.raises(WeightsError) as caught:
+    with pytest.raises(WeightsError) as error:
         open_weights(path, settings).read_state()
-    assert caught.value.code == 4
-    return caught.value.message
+    assert error.value.code == 4
+    return error.value.message
 
 
 def list_differences(path, settings=None):
@@ -232,15 +232,15 @@ def test_resnets_with_billions_of_units_are_rejected(name, tmp_path):
         "huggingface": "encoder.stages.0.layers.0.",
         "bit-npz": "resnet/block1/unit01/",
     }[name]
-    far = (
+    num_units = (
         first.replace(".0.blocks.0.", ".0.blocks.999999999.")
         .replace(".layers.0.", ".layers.999999999.")
         .replace("unit01", "unit999999999")
     )
-    state |= {key.replace(first, far): tensor.clone() for key, tensor in state.items() if key.startswith(first)}
+    state |= {key.replace(first, num_units): tensor.clone() for key, tensor in state.items() if key.startswith(first)}
     lines = list_differences(save_tensors(tmp_path, state))
     assert lines and all(line.startswith("unknown") and "999999999" in line for line in lines)
-    state = {key.replace(first, far): tensor for key, tensor in export_tensors(name, config).items()}
+    state = {key.replace(first, num_units): tensor for key, tensor in export_tensors(name, config).items()}
     assert get_error_message(save_tensors(tmp_path, state))
 
 
@@ -412,14 +412,14 @@ def test_shards_are_combined_and_missing_tensors_are_reported(tmp_path):
 def test_damaged_files_are_rejected_or_read_correctly(name, tmp_path):
     """Tensors are dropped, renamed or reshaped at random: the file is rejected, or the model equals the file."""
     config, formats = test_roundtrip.MODELS[name]
-    chance = random.Random(name)
+    rng = random.Random(name)
     for form in sorted(formats):
         original_state = export_tensors(form, config)
         for _ in range(6):
             state = dict(original_state)
-            for key in chance.sample(sorted(state), chance.choice((1, 1, 2, 5))):
+            for key in rng.sample(sorted(state), rng.choice((1, 1, 2, 5))):
                 tensor = state.pop(key)
-                damage = chance.choice(("drop", "rename", "flat", "none", "axis", "short"))
+                damage = rng.choice(("drop", "rename", "flat", "none", "axis", "short"))
                 if damage == "rename":
                     state[key + "x"] = tensor
                 elif damage != "drop":
@@ -457,9 +457,9 @@ def test_mismatched_weights_leave_the_model_unchanged(tmp_path):
 
 def test_loading_pretrained_weights_lists_differences(tmp_path):
     path = save_tensors(tmp_path, export_tensors(config=CONFIG.with_options(mlp={"hidden": 80})))
-    with pytest.raises(WeightsError) as caught:
+    with pytest.raises(WeightsError) as error:
         load_pretrained_weights(build_random_model(), path)
-    lines = [line.strip() for line in caught.value.message.split("\n")[1:]]
+    lines = [line.strip() for line in error.value.message.split("\n")[1:]]
     mlp_prefix = "encoder.blocks.{}.mlp.part."
     assert lines == sorted(
         f"{mlp_prefix.format(i)}{name} is {old}, not {new}"
@@ -482,16 +482,16 @@ def test_a_new_head_is_zero_initialised_and_reported(tmp_path):
     batch = make_images((32, 32))
     with torch.inference_mode():
         assert torch.equal(target.eval().features(batch), build_random_model().features(batch))
-    bare = build_model(replace(CONFIG, classes=0))
-    assert sorted(load_pretrained_weights(bare, path).unused) == ["head.bias", "head.weight"]
+    headless = build_model(replace(CONFIG, classes=0))
+    assert sorted(load_pretrained_weights(headless, path).unused) == ["head.bias", "head.weight"]
 
 
 def test_positions_are_resized_by_the_rule_of_the_config(tmp_path):
     path = save_tensors(tmp_path, export_tensors())
-    for how in ("bicubic", "zoom"):
-        target = build_model(CONFIG.with_options(image=(48, 40), positions={"resize": how}))
+    for rule in ("bicubic", "zoom"):
+        target = build_model(CONFIG.with_options(image=(48, 40), positions={"resize": rule}))
         assert "; positions resized 4 -> 6x5" in load_pretrained_weights(target, path).text()
-        source = build_model(CONFIG.with_options(positions={"resize": how})).eval()
+        source = build_model(CONFIG.with_options(positions={"resize": rule})).eval()
         source.load_state_dict(build_random_model().state_dict())
         batch = make_images((48, 40))
         with torch.inference_mode():
@@ -566,12 +566,12 @@ def test_heads_are_reordered_by_class_name_or_reset(tmp_path):
     config = replace(CONFIG, classes=3)
     source = build_random_model(config)
     Bundle(source.eval(), Classification(("ant", "bee", "cat")), ImagePreprocess((32, 32))).save(tmp_path / "bundle")
-    same_classes, turned, other_classes = (build_model(config) for _ in range(3))
+    same_classes, reordered_classes, other_classes = (build_model(config) for _ in range(3))
     assert not load_pretrained_weights(same_classes, tmp_path / "bundle", ("ant", "bee", "cat")).initialised
     assert torch.equal(same_classes.head.weight, source.head.weight)
-    assert not load_pretrained_weights(turned, tmp_path / "bundle", ("cat", "ant", "bee")).initialised
-    assert torch.equal(turned.head.weight, source.head.weight[[2, 0, 1]]) and torch.equal(
-        turned.head.bias, source.head.bias[[2, 0, 1]]
+    assert not load_pretrained_weights(reordered_classes, tmp_path / "bundle", ("cat", "ant", "bee")).initialised
+    assert torch.equal(reordered_classes.head.weight, source.head.weight[[2, 0, 1]]) and torch.equal(
+        reordered_classes.head.bias, source.head.bias[[2, 0, 1]]
     )
     adoption = load_pretrained_weights(other_classes, tmp_path / "bundle", ("ant", "bee", "cow"))
     assert sorted(adoption.initialised) == ["head.bias", "head.weight"] and "zero-initialised" in adoption.text()

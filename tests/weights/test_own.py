@@ -129,10 +129,10 @@ def test_save_stores_classes_and_preprocessing(tmp_path):
     assert (weights.config, weights.classes) == (model.config, ("cat", "dog"))
     assert (weights.preprocess.image, weights.preprocess.channels, weights.preprocess.mean) == ((32, 48), 4, (0.5,) * 4)
     assert are_states_equal(weights.read_state(), model.state_dict())
-    mine = ImagePreprocess((32, 48), channels=4, mean=(0.1,) * 4, std=(0.2,) * 4, fit="squash")
-    vitreous.save(model, tmp_path / "b", preprocess=mine)
+    preprocess = ImagePreprocess((32, 48), channels=4, mean=(0.1,) * 4, std=(0.2,) * 4, fit="squash")
+    vitreous.save(model, tmp_path / "b", preprocess=preprocess)
     weights = open_weights(tmp_path / "b")
-    assert (weights.preprocess, weights.classes) == (mine, ("0", "1"))
+    assert (weights.preprocess, weights.classes) == (preprocess, ("0", "1"))
 
 
 @pytest.mark.parametrize(
@@ -149,9 +149,9 @@ def test_save_stores_classes_and_preprocessing(tmp_path):
 )
 def test_invalid_save_options_are_rejected_and_write_nothing(options, message, tmp_path):
     model = vitreous.create("ViT-32x1/8", image_size=32, num_classes=2)
-    with pytest.raises(UsageError) as caught:
+    with pytest.raises(UsageError) as error:
         vitreous.save(model, tmp_path / "a", **options)
-    assert message in str(caught.value)
+    assert message in str(error.value)
     assert not (tmp_path / "a").exists()
 
 

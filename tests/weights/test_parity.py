@@ -414,9 +414,9 @@ def test_models_of_published_sizes_match(tmp_path, capsys):
         for path in sorted(folder.rglob("*"), reverse=True):
             path.rmdir() if path.is_dir() else path.unlink()
         with capsys.disabled():
-            deep = "R50" in name
-            print(f"\n{name}: {check_agreement(ours, peer, 5e-5 if deep else peers.ERROR_LIMIT):.1e}", end="")
-            if deep:
+            is_deep = "R50" in name
+            print(f"\n{name}: {check_agreement(ours, peer, 5e-5 if is_deep else peers.ERROR_LIMIT):.1e}", end="")
+            if is_deep:
                 ours, peer.model = ours.double(), peer.model.double()
                 print(f", in float64 {check_agreement(ours, peer, 1e-8):.1e}", end="")
         del peer, ours

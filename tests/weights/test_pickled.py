@@ -65,7 +65,7 @@ def make_call_pickle(name: str, command: str) -> bytes:
 def make_malicious_files(marker: Path) -> dict[str, tuple[bytes, str]]:
     """Map file names to (content that creates `marker` if unpickled, text of the message)."""
     evil, weights = PickleMarker(marker), torch.arange(6.0)
-    good, zip_file, legacy = (
+    valid_file, zip_file, legacy = (
         to_torch_bytes({"w": weights}),
         to_torch_bytes({"w": weights, "x": evil}),
         to_torch_bytes({"w": weights, "x": evil}, zip=False),
@@ -94,17 +94,17 @@ def make_malicious_files(marker: Path) -> dict[str, tuple[bytes, str]]:
         "second.pt": (pickle.dumps(pickled.LEGACY_MAGIC, 2) + payload, system_name),
         "nested in npz.npz": (make_zip({"a.npy": to_npy_bytes(np.zeros(2)), "evil.pkl": payload}), "evil.pkl"),
         "array.npz": (make_zip({"a.npy": payload}), "which is not an array"),
-        "two pickles.pt": (replace_members(good, {"sub/data.pkl": payload}), "sub/data.pkl"),
+        "two pickles.pt": (replace_members(valid_file, {"sub/data.pkl": payload}), "sub/data.pkl"),
         "the same name twice.pt": (
-            replace_members(good, {"data.pkx": payload}).replace(b"data.pkx", b"data.pkl"),
+            replace_members(valid_file, {"data.pkx": payload}).replace(b"data.pkx", b"data.pkl"),
             "twice",
         ),
-        "capitals.pt": (replace_members(good, {"data.pkl": None, "DATA.PKL": payload}), "DATA.PKL"),
-        "capitals too.pt": (replace_members(good, {"DATA.PKL": payload}), "DATA.PKL"),
+        "capitals.pt": (replace_members(valid_file, {"data.pkl": None, "DATA.PKL": payload}), "DATA.PKL"),
+        "capitals too.pt": (replace_members(valid_file, {"DATA.PKL": payload}), "DATA.PKL"),
         "another folder.pt": (make_zip({"a/data.pkl": payload, "b/data.pkl": payload}), "b/data.pkl"),
-        "script.pt": (replace_members(good, {"constants.pkl": payload}), "TorchScript"),
-        "code.pt": (replace_members(good, {"code/__torch__.py": b"import os"}), "TorchScript"),
-        "extra.pt": (replace_members(good, {"extra": payload}), "extra"),
+        "script.pt": (replace_members(valid_file, {"constants.pkl": payload}), "TorchScript"),
+        "code.pt": (replace_members(valid_file, {"code/__torch__.py": b"import os"}), "TorchScript"),
+        "extra.pt": (replace_members(valid_file, {"extra": payload}), "extra"),
         "deflated.pt": (replace_members(zip_file, {}, zipfile.ZIP_DEFLATED), "compressed"),
         "wrong checksum.pt": (zip_file.replace(b"touch", b"tOuch", 1), "checksum"),
         "encrypted.pt": (patch_zip_entry(zip_file, 8, b"\1\x08"), "encrypted"),
@@ -114,7 +114,10 @@ def make_malicious_files(marker: Path) -> dict[str, tuple[bytes, str]]:
             "contradicts its directory",
         ),
         "another method.pt": (patch_zip_entry(zip_file, 10, b"\x63\0"), "method 99"),
-        "after the pickle.pt": (replace_members(good, {"data.pkl": zipped_pickle(good) + payload}), "after its pickle"),
+        "after the pickle.pt": (
+            replace_members(valid_file, {"data.pkl": zipped_pickle(valid_file) + payload}),
+            "after its pickle",
+        ),
         "module.pt": (to_torch_bytes(torch.nn.Linear(2, 2)), "torch.nn.modules.linear.Linear"),
         "array alone.pt": (to_torch_bytes({"w": np.zeros(3)}), "no tensors"),
         "settings alone.pt": (to_torch_bytes(argparse.Namespace(w=weights)), "dict"),
@@ -175,8 +178,8 @@ def test_other_objects_in_a_checkpoint_are_not_executed(tmp_path, monkeypatch, z
     monkeypatch.undo()
     monkeypatch.setattr(pickled, "run_unpickle_child", RUN_CHILD)
     (tmp_path / "a.pth").write_bytes(content)
-    read = open_weights_file(tmp_path / "a.pth").read()
-    assert are_states_equal(read, {"w": torch.arange(6.0)})
+    tensors_read = open_weights_file(tmp_path / "a.pth").read()
+    assert are_states_equal(tensors_read, {"w": torch.arange(6.0)})
 
 
 def test_code_in_pickles_is_rejected_and_not_executed(tmp_path):
@@ -235,11 +238,11 @@ def make_checkpoint(*tensors: bytes, storage: bytes = bytes(16), method: int = z
 
 def make_malformed_files() -> dict[str, tuple[bytes, str]]:
     """Map file names to (malformed content without code, text of the message)."""
-    good, legacy = to_torch_bytes({"w": torch.arange(6.0)}), to_torch_bytes({"w": torch.arange(6.0)}, zip=False)
+    valid_file, legacy = to_torch_bytes({"w": torch.arange(6.0)}), to_torch_bytes({"w": torch.arange(6.0)}, zip=False)
     start = b"".join(
         pickle.dumps(value, 2) for value in (pickled.LEGACY_MAGIC, pickled.LEGACY_PROTOCOL, {"little_endian": True})
     )
-    deep = b"".join(b"q" + bytes([i]) + b"h" + bytes([i]) + b"\x86" for i in range(200))
+    nested_pickle = b"".join(b"q" + bytes([i]) + b"h" + bytes([i]) + b"\x86" for i in range(200))
     return {
         "stride 0": (to_torch_bytes({"a": torch.zeros(1).expand(10**12)}), "shape 1000000000000 that repeats"),
         "stride 0, written": (make_checkpoint(make_tensor_pickle((10**6, 10**6), (0, 0))), "repeats one number"),
@@ -289,33 +292,45 @@ def make_malformed_files() -> dict[str, tuple[bytes, str]]:
             "calls torch._utils._rebuild_tensor_v2 with invalid arguments",
         ),
         "protocol 4": (to_torch_bytes({"w": torch.zeros(3)}, protocol=4), "pickle protocol 4"),
-        "other byte order": (replace_members(good, {"byteorder": b"big"}), "other byte order"),
-        "half": (good[: len(good) // 2], "truncated"),
-        "no pickle": (replace_members(good, {"data.pkl": None}), "neither numpy arrays nor"),
-        "a pickle of nothing": (replace_members(good, {"data.pkl": b""}), "damaged pickle"),
-        "a pickle cut": (replace_members(good, {"data.pkl": zipped_pickle(good)[:-9]}), "damaged pickle"),
-        "a pickle of 5 MB": (replace_members(good, {"data.pkl": b"\x80\2" + b"N" * (5 << 20) + b"."}), "a pickle over"),
+        "other byte order": (replace_members(valid_file, {"byteorder": b"big"}), "other byte order"),
+        "half": (valid_file[: len(valid_file) // 2], "truncated"),
+        "no pickle": (replace_members(valid_file, {"data.pkl": None}), "neither numpy arrays nor"),
+        "a pickle of nothing": (replace_members(valid_file, {"data.pkl": b""}), "damaged pickle"),
+        "a pickle cut": (replace_members(valid_file, {"data.pkl": zipped_pickle(valid_file)[:-9]}), "damaged pickle"),
+        "a pickle of 5 MB": (
+            replace_members(valid_file, {"data.pkl": b"\x80\2" + b"N" * (5 << 20) + b"."}),
+            "a pickle over",
+        ),
         "a pickle of a million lists": (
-            replace_members(good, {"data.pkl": b"\x80\2" + b"]" * 1_000_000 + b"."}),
+            replace_members(valid_file, {"data.pkl": b"\x80\2" + b"]" * 1_000_000 + b"."}),
             "instructions",
         ),
-        "an empty stack": (replace_members(good, {"data.pkl": b"\x80\2R."}), "damaged pickle"),
-        "a mark that is not there": (replace_members(good, {"data.pkl": b"\x80\2t."}), "damaged pickle"),
-        "a memo that is not there": (replace_members(good, {"data.pkl": b"\x80\2h\7."}), "damaged pickle"),
-        "a memo without end": (replace_members(good, {"data.pkl": b"\x80\2Nr\xff\xff\xff\x7f."}), "no state dict"),
-        "a text of 4 GB": (replace_members(good, {"data.pkl": b"\x80\2X\xff\xff\xff\xffabc."}), "damaged pickle"),
+        "an empty stack": (replace_members(valid_file, {"data.pkl": b"\x80\2R."}), "damaged pickle"),
+        "a mark that is not there": (replace_members(valid_file, {"data.pkl": b"\x80\2t."}), "damaged pickle"),
+        "a memo that is not there": (replace_members(valid_file, {"data.pkl": b"\x80\2h\7."}), "damaged pickle"),
+        "a memo without end": (
+            replace_members(valid_file, {"data.pkl": b"\x80\2Nr\xff\xff\xff\x7f."}),
+            "no state dict",
+        ),
+        "a text of 4 GB": (replace_members(valid_file, {"data.pkl": b"\x80\2X\xff\xff\xff\xffabc."}), "damaged pickle"),
         "a key whose hash takes for ever": (
-            replace_members(good, {"data.pkl": b"\x80\2})" + deep + b"Ns."}),
+            replace_members(valid_file, {"data.pkl": b"\x80\2})" + nested_pickle + b"Ns."}),
             "a key that is a tuple",
         ),
-        "a dict for the key": (replace_members(good, {"data.pkl": b"\x80\2}}Ns."}), "a key that is a dict"),
-        "items for a number": (replace_members(good, {"data.pkl": b"\x80\2K\1K\1K\1s."}), "damaged pickle"),
-        "attributes": (replace_members(good, {"data.pkl": b"\x80\2}}X\5\0\0\0itemsK\1sb."}), "sets the attributes"),
+        "a dict for the key": (replace_members(valid_file, {"data.pkl": b"\x80\2}}Ns."}), "a key that is a dict"),
+        "items for a number": (replace_members(valid_file, {"data.pkl": b"\x80\2K\1K\1K\1s."}), "damaged pickle"),
+        "attributes": (
+            replace_members(valid_file, {"data.pkl": b"\x80\2}}X\5\0\0\0itemsK\1sb."}),
+            "sets the attributes",
+        ),
         "a call of a storage": (
-            replace_members(good, {"data.pkl": b"\x80\2ctorch\nFloatStorage\n)R."}),
+            replace_members(valid_file, {"data.pkl": b"\x80\2ctorch\nFloatStorage\n)R."}),
             "calls a function that does not",
         ),
-        "a call of a number": (replace_members(good, {"data.pkl": b"\x80\2K\1)R."}), "calls a function that does not"),
+        "a call of a number": (
+            replace_members(valid_file, {"data.pkl": b"\x80\2K\1)R."}),
+            "calls a function that does not",
+        ),
         "legacy, cut": (legacy[:-1], "tensors need"),
         "legacy, and more": (legacy + b"\0", "tensors need"),
         "legacy, other size": (legacy[:-32] + struct.pack("<q", 7) + legacy[-24:], "another size"),
@@ -351,10 +366,10 @@ def test_fuzzed_pickles_are_rejected_or_give_the_same_tensors(tmp_path):
     import random
 
     rng, path = random.Random(0), tmp_path / "fuzzed.pt"
-    good = to_torch_bytes(
+    valid_file = to_torch_bytes(
         {"model": {"a": torch.arange(6.0).reshape(2, 3).t(), "b": torch.nn.Parameter(torch.ones(2))}, "epoch": 3}
     )
-    text, accepted = zipped_pickle(good), 0
+    text, accepted = zipped_pickle(valid_file), 0
     for trial in range(600):
         mutant = bytearray(text)
         if trial < len(text):
@@ -362,7 +377,7 @@ def test_fuzzed_pickles_are_rejected_or_give_the_same_tensors(tmp_path):
         else:
             for _ in range(rng.randint(1, 3)):
                 mutant[rng.randrange(len(mutant))] = rng.choice([rng.randrange(256), *b"}]()tsub.RQhq"])
-        path.write_bytes(replace_members(good, {"data.pkl": bytes(mutant)}))
+        path.write_bytes(replace_members(valid_file, {"data.pkl": bytes(mutant)}))
         try:
             source = open_weights_file(path)
         except WeightsError:
@@ -464,9 +479,9 @@ def test_nested_files_are_read_bit_identically_without_leftovers(tmp_path, monke
     (tmp_path / "torch.py").write_text("raise SystemExit('the torch of the working folder')")
     monkeypatch.chdir(tmp_path)
     source = open_weights_file(path.name)
-    read = source.read([name for name in source.entries if name != "bad"])
-    assert are_states_equal(read, tensors | {"p": tensors["brain"]})
-    assert all(value.is_contiguous() and not value.requires_grad for value in read.values())
+    tensors_read = source.read([name for name in source.entries if name != "bad"])
+    assert are_states_equal(tensors_read, tensors | {"p": tensors["brain"]})
+    assert all(value.is_contiguous() and not value.requires_grad for value in tensors_read.values())
     assert list(scratch.iterdir()) == []
 
 
@@ -477,11 +492,11 @@ def test_legacy_files_are_read_bit_identically_and_nan_is_rejected(tmp_path):
         path,
         _use_new_zipfile_serialization=False,
     )
-    source, read = open_weights_file(path), pickled.read_pickled_tensors
+    source, read_tensors = open_weights_file(path), pickled.read_pickled_tensors
     tensors_read = {}
 
     def once(*arguments):
-        tensors_read.update(read(*arguments))
+        tensors_read.update(read_tensors(*arguments))
         return dict(tensors_read)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -559,5 +574,7 @@ def test_describing_a_file_starts_no_process(tmp_path):
         "import sys; from vitreous.weights.files import open_weights_file as o; o(sys.argv[1]); print('torch' in "
         "sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", script, os.fspath(path)], capture_output=True, text=True, timeout=280)
-    assert done.stdout == "False\n"
+    process = subprocess.run(
+        [sys.executable, "-c", script, os.fspath(path)], capture_output=True, text=True, timeout=280
+    )
+    assert process.stdout == "False\n"

@@ -112,13 +112,13 @@ def test_training_continues_with_the_decoder(transformers_mae, layout, tmp_path)
     (tmp_path / "photos").mkdir()
     for index in range(12):
         make_image(index, (32, 32), index % 3).save(tmp_path / "photos" / f"{index}.png")
-    heard, sizes = NoteListener(), {"decoder_width": ["64"], "decoder_depth": ["2"], "decoder_heads": ["2"]}
+    listener, sizes = NoteListener(), {"decoder_width": ["64"], "decoder_depth": ["2"], "decoder_heads": ["2"]}
     vitreous.train(
-        str(tmp_path / "photos"), heard, recipe="mae", init=str(home / layout), lr=1e-30, epochs=1.0, batch_size=6,
+        str(tmp_path / "photos"), listener, recipe="mae", init=str(home / layout), lr=1e-30, epochs=1.0, batch_size=6,
         precision="fp32", workers=0, device="cpu", out=str(tmp_path / "run"),
         settings={f"objective.{name}": value for name, value in sizes.items()},
     )  # fmt: skip
-    assert "mae continues with its decoder" in heard.notes
+    assert "mae continues with its decoder" in listener.notes
     before, after = open_objective_state(home / layout), open_objective_state(tmp_path / "run")
     assert before.state.keys() == after.state.keys() and len(before.state) == 31
     assert all(torch.equal(tensor, after.state[name]) for name, tensor in before.state.items())

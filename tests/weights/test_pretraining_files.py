@@ -42,13 +42,13 @@ def save_pretrained_bundle(path, config, **fields):
         for name, tensor in objective.state_dict().items():  # makes the teacher differ from its student
             if tensor.ndim < 3 and "position" not in name:
                 tensor.copy_(torch.randn(tensor.shape) * 0.1)
-    shipped = objective.deployed_model().eval()
-    model_tensor_ids = {id(tensor) for tensor in shipped.state_dict(keep_vars=True).values()}
+    deployed = objective.deployed_model().eval()
+    model_tensor_ids = {id(tensor) for tensor in deployed.state_dict(keep_vars=True).values()}
     state = objective.state_dict(keep_vars=True)
     objective_tensors = {name: tensor.detach() for name, tensor in state.items() if id(tensor) not in model_tensor_ids}
     assert 0 < len(objective_tensors) < len(state)
     Bundle(
-        shipped,
+        deployed,
         FeatureExtraction(),
         ImagePreprocess((32, 32)),
         objective_state=ObjectiveState(to_builtins(config), objective_tensors),
@@ -163,15 +163,15 @@ def test_dinov2_teacher_files_are_written(tmp_path):
 
 def test_missing_or_mismatched_objective_modules_are_rejected(mae_files, tmp_path):
     home, _, _ = mae_files
-    with pytest.raises(UsageError, match=r"needs the modules of dino, but .* has those of mae") as caught:
+    with pytest.raises(UsageError, match=r"needs the modules of dino, but .* has those of mae") as error:
         convert(home / "bundle", tmp_path / "x", "dino")
-    assert caught.value.hint == "use mae or huggingface-mae"
+    assert error.value.hint == "use mae or huggingface-mae"
     notes: list[str] = []
     convert(home / "bundle", tmp_path / "timm", "timm", note=notes.append)
     assert notes[-1].endswith("--to mae or huggingface-mae or bundle")
-    with pytest.raises(UsageError, match="has none") as caught:
+    with pytest.raises(UsageError, match="has none") as error:
         convert(tmp_path / "timm.safetensors", tmp_path / "x", "mae")
-    assert "timm" in caught.value.hint and not (tmp_path / "x").exists()
+    assert "timm" in error.value.hint and not (tmp_path / "x").exists()
     notes.clear()
     convert(home / "bundle", tmp_path / "grey", channels=1, note=notes.append)
     assert (

@@ -83,9 +83,9 @@ class FileHandler(BaseHTTPRequestHandler):
             headers["Content_Range"] = f"bytes {first}-{len(self.content) - 1}/{len(self.content)}"
         cut = {"cuts": 100_000, "ignores-range": 100_000 if len(self.log) < 3 else 0, "no-validator": 5}.get(fault, 0)
         cut = 1000 if fault == "wrong-part" and not begin else cut
-        short = {"small-length": 1000, "large-length": -1000}.get(fault, 0)
-        self.reply(206 if begin else 200, body[:cut] if cut else body, len(body) - short, **headers)
-        return self.connection.close() if cut or short else None
+        missing_bytes = {"small-length": 1000, "large-length": -1000}.get(fault, 0)
+        self.reply(206 if begin else 200, body[:cut] if cut else body, len(body) - missing_bytes, **headers)
+        return self.connection.close() if cut or missing_bytes else None
 
 
 @pytest.fixture
@@ -190,9 +190,9 @@ def test_downloads_succeed_after_retries(server_url, tmp_path, fault):
 )
 def test_permanent_server_errors_are_reported(server_url, tmp_path, fault, message, hint, requests):
     digest = "" if fault == "no-validator" else DIGEST
-    with pytest.raises(WeightsError, match=message) as refused:
+    with pytest.raises(WeightsError, match=message) as rejected:
         download_file(f"{server_url}/{fault}/a.npz", tmp_path / "a.npz", digest)
-    assert hint in refused.value.hint and not (tmp_path / "a.npz").exists()
+    assert hint in rejected.value.hint and not (tmp_path / "a.npz").exists()
     assert requests is None or len(FileHandler.log) == requests
 
 

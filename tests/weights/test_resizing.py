@@ -427,9 +427,9 @@ def test_rectangular_positions_of_google_need_the_source_size(tmp_path):
     path = write_oblong_model(tmp_path, "google-npz")
     with pytest.raises(
         WeightsError, match="25 positions form no square grid of patches in addition to 1 for the class token"
-    ) as refused:
+    ) as rejected:
         open_weights(path)
-    assert "--source-size HEIGHT WIDTH" in refused.value.hint
+    assert "--source-size HEIGHT WIDTH" in rejected.value.hint
     weights = open_weights(WeightsSource(str(path), source_size=(48, 32))).config
     assert (weights.image, weights.prefix_position_count) == ((48, 32), 1)
 

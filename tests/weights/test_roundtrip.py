@@ -241,14 +241,14 @@ BLOCKING_OPTIONS = {
 def test_options_that_block_a_format_are_named(name, form):
     config = MODELS[name][0]
     assert find_blocking_options(form, config) == BLOCKING_OPTIONS[name, form]
-    with pytest.raises(UsageError) as caught:
+    with pytest.raises(UsageError) as error:
         get_writable_format(form, config)
     assert (
-        explain_unwritable(form, config) in caught.value.message
-        and "bundle" in caught.value.hint
-        and "export --to onnx" in caught.value.hint
+        explain_unwritable(form, config) in error.value.message
+        and "bundle" in error.value.hint
+        and "export --to onnx" in error.value.hint
     )
-    assert all(option in caught.value.message for option in BLOCKING_OPTIONS[name, form])
+    assert all(option in error.value.message for option in BLOCKING_OPTIONS[name, form])
 
 
 def test_formats_that_can_hold_a_model_are_listed():
@@ -260,17 +260,21 @@ def test_formats_that_can_hold_a_model_are_listed():
 @pytest.mark.parametrize("name", [name for name, (_, formats) in MODELS.items() if formats])
 def test_models_survive_a_round_trip_between_formats(name, tmp_path):
     config, formats = MODELS[name]
-    ours, able = build_random_model(config).state_dict(), find_writable_formats(config)
+    ours, writable_formats = build_random_model(config).state_dict(), find_writable_formats(config)
     for a in sorted(formats):
-        first = write_tensors(able[a], config, ours)
-        config_a, from_a = open_saved_format(able[a], config, save_in_format(able[a], config, first, tmp_path / a))
+        first = write_tensors(writable_formats[a], config, ours)
+        config_a, from_a = open_saved_format(
+            writable_formats[a], config, save_in_format(writable_formats[a], config, first, tmp_path / a)
+        )
         assert are_states_equal(from_a, ours), a
         for b in sorted(formats - {a}):
-            second = write_tensors(able[b], config_a, from_a)
+            second = write_tensors(writable_formats[b], config_a, from_a)
             config_b, from_b = open_saved_format(
-                able[b], config, save_in_format(able[b], config_a, second, tmp_path / f"{a}-{b}")
+                writable_formats[b],
+                config,
+                save_in_format(writable_formats[b], config_a, second, tmp_path / f"{a}-{b}"),
             )
-            third = write_tensors(able[a], config_b, from_b)
+            third = write_tensors(writable_formats[a], config_b, from_b)
             assert are_states_equal(third, first), (a, b)
             assert {key: tensor.shape for key, tensor in third.items()} == {
                 key: tensor.shape for key, tensor in first.items()

@@ -165,9 +165,9 @@ def test_microsoft_files_with_buffers_match(microsoft_checkpoint):
     assert weights.title == "Microsoft's Swin"
     assert weights.config == SMALL_SWIN.with_options(attention={"pad": "mask"})
     assert sum("attn_mask" in name for name in weights.unused) == 4
-    untold = open_weights(path)
-    assert untold.config.image == (16, 16)  # the smallest size whose last grid is one window
-    assert "--source-size" in untold.notes[0]
+    without_size = open_weights(path)
+    assert without_size.config.image == (16, 16)  # the smallest size whose last grid is one window
+    assert "--source-size" in without_size.notes[0]
     ours, batch = open_model(path.with_suffix(".pth"), {"image": (32, 32)}), make_images((32, 32))
     assert compute_difference(ours(batch), peer.model(batch)) <= ERROR_LIMIT
     check_agreement(open_model(path, {"image": (32, 32), "attention.pad": "zeros-after-shift"}), peer)
@@ -215,11 +215,11 @@ def save_in_format(form, config, tensors, path):
 def test_models_survive_a_round_trip_between_formats(name, tmp_path):
     """Every tensor, buffers included, is bit-identical after two conversions."""
     config, formats = MODELS[name]
-    able = find_writable_formats(config)
-    assert set(able) == formats
+    writable_formats = find_writable_formats(config)
+    assert set(writable_formats) == formats
     ours = randomise(build_model(config)).state_dict()
     for a in formats:
-        first = able[a].to_file(config, ours)
+        first = writable_formats[a].to_file(config, ours)
         settings = {"image": config.image} | (
             {} if config.version == 1 else {"attention.window": config.attention.window}
         )
@@ -228,15 +228,18 @@ def test_models_survive_a_round_trip_between_formats(name, tmp_path):
             if config.attention.pretrained_window
             else {}
         )
-        weights = open_weights(save_in_format(able[a], config, first, tmp_path / a), settings)
-        assert weights.title == able[a].title
+        weights = open_weights(save_in_format(writable_formats[a], config, first, tmp_path / a), settings)
+        assert weights.title == writable_formats[a].title
         assert (weights.config.windows, weights.config.blocks) == (config.windows, config.blocks)
         for b in formats - {a}:
             path = save_in_format(
-                able[b], config, able[b].to_file(weights.config, weights.read_state()), tmp_path / f"{a} {b}"
+                writable_formats[b],
+                config,
+                writable_formats[b].to_file(weights.config, weights.read_state()),
+                tmp_path / f"{a} {b}",
             )
             reloaded = open_weights(path, settings)
-            third = able[a].to_file(reloaded.config, reloaded.read_state())
+            third = writable_formats[a].to_file(reloaded.config, reloaded.read_state())
             assert third.keys() == first.keys()
             assert all(torch.equal(third[key], first[key]) for key in first), (a, b)
 
@@ -283,8 +286,8 @@ def test_other_windows_use_the_resize_rule_of_microsoft(tmp_path):
     assert weights.resized == "4 -> 8"
     theirs = peer.model.layers[1].blocks[1].attn.relative_position_bias_table
     table = theirs.detach().T.reshape(1, 4, 7, 7)
-    bigger = torch.nn.functional.interpolate(table, size=(15, 15), mode="bicubic")[0].permute(1, 2, 0)
-    assert torch.allclose(wide.stages[1].blocks[1].attention.part.part.position.table, bigger, atol=1e-6)
+    resized_table = torch.nn.functional.interpolate(table, size=(15, 15), mode="bicubic")[0].permute(1, 2, 0)
+    assert torch.allclose(wide.stages[1].blocks[1].attention.part.part.position.table, resized_table, atol=1e-6)
 
 
 def test_unsupported_files_are_rejected_with_a_hint(tmp_path):

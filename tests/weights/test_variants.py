@@ -25,7 +25,7 @@ CONFIG = ViTConfig(image=(32, 32), patch=(8, 8), classes=5, width=64, depth=2, h
 def save_random_model(folder, config=CONFIG, name="timm", without="", config_json=None):
     """Save a random model in a format, without the tensors whose names end in `without`.
 
-    `beside` is the content of config.json.
+    `config_json` is the content of config.json.
     """
     form = find_writable_formats(config)[name]
     tensors = {
@@ -41,9 +41,9 @@ def save_random_model(folder, config=CONFIG, name="timm", without="", config_jso
 
 
 def get_error_message(path, settings=None):
-    with pytest.raises(WeightsError) as caught:
+    with pytest.raises(WeightsError) as error:
         open_weights(path, settings)
-    return str(caught.value)
+    return str(error.value)
 
 
 MISSING_TENSORS = {
@@ -157,7 +157,7 @@ def test_assumed_numbers_of_heads_are_reported(tmp_path):
 def test_unusual_numbers_of_heads_are_reported(heads, is_reported, tmp_path):
     config = replace(CONFIG, classes=0)
     described = find_writable_formats(config)["huggingface"].describe(config) | {"num_attention_heads": heads}
-    weights = open_weights(save_random_model(tmp_path, config, "huggingface", beside=described))
+    weights = open_weights(save_random_model(tmp_path, config, "huggingface", config_json=described))
     assert weights.config.heads == heads
     assert [note for note in weights.notes if f"config.json has {heads} heads for a width of 64" in note] == (
         list(weights.notes) if is_reported else []
@@ -169,7 +169,7 @@ def test_unusual_numbers_of_heads_are_reported(heads, is_reported, tmp_path):
 def test_unsupported_families_are_rejected_by_name(family, tmp_path):
     config = replace(CONFIG, classes=0)
     described = find_writable_formats(config)["huggingface"].describe(config) | {"model_type": family}
-    message = get_error_message(save_random_model(tmp_path, config, "huggingface", beside=described))
+    message = get_error_message(save_random_model(tmp_path, config, "huggingface", config_json=described))
     assert f"model_type {family}, which is not supported" in message and "supported types are vit, deit" in message
 
 
@@ -177,7 +177,7 @@ def test_tensors_of_a_different_family_are_rejected(tmp_path):
     config = replace(CONFIG, classes=0)
     described = find_writable_formats(config)["huggingface"].describe(config) | {"model_type": "dinov2"}
     assert "has model_type dinov2, but the tensors are those of transformers' ViT" in get_error_message(
-        save_random_model(tmp_path, config, "huggingface", beside=described)
+        save_random_model(tmp_path, config, "huggingface", config_json=described)
     )
 
 

@@ -132,8 +132,8 @@ def test_official_pretraining_files_are_read(tmp_path):
     weights = open_weights(WeightsSource(str(path), source_size=CLIP_SIZE), {"heads": 4})
     assert sorted(weights.unused) == sorted(decoder) and weights.config.norm.final == "tokens"
     check_agreement(weights.build_bundle().model, peer)
-    untold = open_weights(WeightsSource(str(path), source_size=(16, 24)), {"heads": 4})
-    assert untold.config.image == (16, 16, 24)
+    without_size = open_weights(WeightsSource(str(path), source_size=(16, 24)), {"heads": 4})
+    assert without_size.config.image == (16, 16, 24)
     assert "assumed 16 frames of 224 x 224 pixels (--source-size FRAMES" in open_weights(path, {"heads": 4}).notes[-1]
     form = get_writable_format("videomae", weights.config)
     assert form.to_file(weights.config, weights.read_state()).keys() == to_official_names(encoder, "encoder.").keys()

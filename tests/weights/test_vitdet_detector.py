@@ -133,10 +133,10 @@ def test_vitdet_b_has_the_names_and_shapes_of_detectron2():
     assert {name: tuple(tensor.shape) for name, tensor in written.items()} == shapes
     theirs = {name: torch.empty(shape).normal_() for name, shape in shapes.items()}
     theirs["backbone.net.pos_embed"][:, 0] = 0
-    again = DETECTOR.to_file(
+    converted = DETECTOR.to_file(
         config, DETECTOR.to_native_tensors(config, list(build_without_init(config).state_dict()), theirs)
     )
-    assert all(torch.equal(again[name], tensor) for name, tensor in theirs.items())
+    assert all(torch.equal(converted[name], tensor) for name, tensor in theirs.items())
 
 
 def compute_reference(state, features):
@@ -275,13 +275,13 @@ def test_missing_and_unknown_tensors_are_listed(tmp_path):
         f"{ROI_PREFIX}.box_head.fc2.weight": torch.zeros(24, 24),
         f"{RPN_PREFIX}.anchor_deltas.bias": torch.zeros(8),
     }
-    with pytest.raises(WeightsError) as caught:
+    with pytest.raises(WeightsError) as error:
         open_weights(save_tensors(state, tmp_path))
     for line in (
         "missing roi_heads.box_predictor.cls_score.bias", "missing backbone.simfp_3.1.norm.weight",
         "unknown roi_heads.box_head.fc2.weight", "rpn_head.anchor_deltas.bias is (8,), not (12,)",
     ):  # fmt: skip
-        assert line in caught.value.message
+        assert line in error.value.message
     del state[f"{ROI_PREFIX}.box_predictor.cls_score.weight"]
     with pytest.raises(WeightsError, match="lacks 'roi_heads"):
         open_weights(save_tensors(state, tmp_path))
@@ -292,11 +292,11 @@ def test_pixel_statistics_of_early_files_are_checked(tmp_path):
     names = ("pixel_mean", "pixel_std")
     weights = open_weights(save_tensors(make_small_state() | dict(zip(names, pixels, strict=True)), tmp_path))
     assert sorted(weights.unused) == list(names)
-    turned = pixels[0].flip(0).contiguous()
+    bgr_order = pixels[0].flip(0).contiguous()
     with pytest.raises(
         WeightsError, match=r"its pixel_mean is 103.53, 116.28, 123.675 \(BGR\), not 123.675, 116.28, 103.53 \(RGB"
     ):
-        open_weights(save_tensors(make_small_state() | {"pixel_mean": turned}, tmp_path))
+        open_weights(save_tensors(make_small_state() | {"pixel_mean": bgr_order}, tmp_path))
     with pytest.raises(WeightsError, match=r"its pixel_std is 1, 1, 1, not 58.395, 57.12, 57.375 \(RGB, 0 to 255\)"):
         open_weights(
             save_tensors(make_small_state() | {"pixel_mean": pixels[0], "pixel_std": torch.ones(3, 1, 1)}, tmp_path)

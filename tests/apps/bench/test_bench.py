@@ -165,10 +165,10 @@ def test_every_installed_contender_runs(task, photo_folder):
     for contender in list_contenders(task, "cpu"):
         slow = "compiled" in contender.settings or "openvino" in contender.label
         if not slow and importlib.util.find_spec(contender.needs):
-            turn = contender.build(work)
-            assert turn() > 0, contender.label
-            if isinstance(turn, LogitsStep):
-                assert (turn.error() or 0.0) < max_logit_error(contender), contender.label
+            step = contender.build(work)
+            assert step() > 0, contender.label
+            if isinstance(step, LogitsStep):
+                assert (step.error() or 0.0) < max_logit_error(contender), contender.label
 
 
 def test_peak_throughput_is_computed_from_counted_operations():
@@ -191,9 +191,9 @@ def test_peak_throughput_is_computed_from_counted_operations():
     ],
 )
 def test_unsupported_benchmark_options_are_rejected(options, error, words):
-    with pytest.raises(error) as caught:
+    with pytest.raises(error) as raised:
         run_benchmarks(**options)
-    assert words in f"{caught.value.message} {caught.value.hint}"
+    assert words in f"{raised.value.message} {raised.value.hint}"
 
 
 def test_bench_prints_json_and_writes_a_page(tmp_path, monkeypatch):

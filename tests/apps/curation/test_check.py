@@ -124,14 +124,14 @@ def test_unreadable_images_are_those_that_decoding_rejects(tmp_path):
             expected[str(path)] = error.message.removeprefix(f"{path}: ")
     assert {row["path"]: row["reason"] for row in document["unreadable"]} == expected
     assert len(expected) > 20 and not document["passed"]
-    traits = document["traits"]
+    image_traits = document["traits"]
     accepted = {case.name for case in build_corpus() if case.refused is None}
     # all but exif_1
-    assert traits["exif_rotated"] == sum(name.startswith("exif_") and name[5].isdigit() for name in accepted) - 1
+    assert image_traits["exif_rotated"] == sum(name.startswith("exif_") and name[5].isdigit() for name in accepted) - 1
     assert {os.path.basename(row["path"]) for row in document["wrong_extension"]} == {"png_named.jpg"}
     assert (
-        traits["animated"] >= 5
-        and traits["alpha"] >= 5
+        image_traits["animated"] >= 5
+        and image_traits["alpha"] >= 5
         and document["modes"]["CMYK"] >= 3
         and document["bit_depths"]["16"] >= 4
     )
@@ -151,8 +151,8 @@ def test_copies_across_splits_and_under_two_labels_fail(tmp_path):
         document["exact_duplicates"]["across_splits"] == {"train/test": 2}
         and document["exact_duplicates"]["conflicting_labels"] == 1
     )
-    (near,) = document["near_duplicates"]["listed_groups"]
-    assert {os.path.basename(row["path"]) for row in near} == {"near.png", "near.jpg"}
+    (near_group,) = document["near_duplicates"]["listed_groups"]
+    assert {os.path.basename(row["path"]) for row in near_group} == {"near.png", "near.jpg"}
     findings = findings_by_kind(document)
     assert {name for name, finding in findings.items() if finding["level"] == "error"} == {"leak", "conflicting_labels"}
     assert findings["near_leak"]["level"] == "warning" and "data dedup" in findings["leak"]["hint"]
@@ -196,12 +196,12 @@ def test_near_duplicates_of_whole_images_match_dedup(tmp_path):
 def test_only_the_most_similar_candidates_are_read_again(monkeypatch):
     records = np.zeros(40, RECORD)
     records["state"], records["std"], records["digest"][:, 0] = 1, 50, np.arange(40)
-    wholes, noise = (
+    whole_views, noise = (
         values / np.linalg.norm(values, axis=1, keepdims=True)
         for values in np.random.default_rng(0).normal(size=(2, 20, DESCRIPTOR_LENGTH))
     )
     noise = noise * np.linspace(0.02, 0.4, 20)[:, None]
-    for rows, values in ((slice(0, 20), wholes), (slice(20, 40), wholes + noise)):
+    for rows, values in ((slice(0, 20), whole_views), (slice(20, 40), whole_views + noise)):
         records["whole"][rows] = np.rint(127 * values / np.linalg.norm(values, axis=1, keepdims=True))
     for most in (6, 14):
         monkeypatch.setattr(alike, "REREAD_IMAGES", most)
@@ -347,8 +347,10 @@ def test_a_worker_crash_or_hang_loses_only_one_file(monkeypatch):
     )
     assert set(reasons) == CrashingSplit.deadly | CrashingSplit.endless
     assert "SIGSEGV" in reasons[3] and "SIGKILL" in reasons[70] and "longer than 1 s" in reasons[90]
-    good = np.array([sample not in reasons for sample in range(128)])
-    assert (records["state"][~good] == UNREADABLE).all() and (records[good] == expected_records[good]).all()
+    is_readable = np.array([sample not in reasons for sample in range(128)])
+    assert (records["state"][~is_readable] == UNREADABLE).all() and (
+        records[is_readable] == expected_records[is_readable]
+    ).all()
 
 
 def test_workers_that_exit_at_start_fail_the_check(monkeypatch):
@@ -372,16 +374,16 @@ class RepeatedImageSplit(ArraySplit):
 def test_memory_use_is_one_record_per_file():
     assert RECORD.itemsize <= 100
     pixels = np.random.default_rng(0).integers(0, 256, (4, 4), dtype=np.uint8)
-    grown = []
+    memory_growth = []
     scan_split(RepeatedImageSplit(pixels, np.zeros(64, np.int64)), 0)  # one-time allocations
     for count in (200, 1_700):
         split = RepeatedImageSplit(pixels, np.zeros(count, np.int64))
         tracemalloc.start()
         records, _ = scan_split(split, 0)
-        grown.append(tracemalloc.get_traced_memory()[0])
+        memory_growth.append(tracemalloc.get_traced_memory()[0])
         tracemalloc.stop()
         assert len(np.unique(records["digest"], axis=0)) == count
-    assert (grown[1] - grown[0]) / 1_500 < RECORD.itemsize + 16
+    assert (memory_growth[1] - memory_growth[0]) / 1_500 < RECORD.itemsize + 16
 
 
 def test_equal_digests_are_grouped():

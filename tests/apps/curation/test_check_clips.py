@@ -29,15 +29,11 @@ from vitreous.models.names import choose_default_image_size
 
 def make_clip_pixels(seed: int, count: int = 12, background: int | None = None) -> np.ndarray:
     """Return (T, 48, 64, 3) uint8 of a square that crosses a photo, different for each seed."""
-    chance = np.random.default_rng(seed)
+    rng = np.random.default_rng(seed)
     photograph = draw_photo(1000 + seed if background is None else background).convert("RGB").resize((64, 48))
     pixels = np.repeat(np.asarray(photograph)[None], count, 0)
-    (left, top), (width, height), colour = (
-        chance.integers(0, 14, 2),
-        chance.integers(14, 30, 2),
-        chance.integers(0, 256, 3),
-    )
-    for frame, share in enumerate(np.linspace(0, 1, count)[:: chance.choice((-1, 1))]):
+    (left, top), (width, height), colour = (rng.integers(0, 14, 2), rng.integers(14, 30, 2), rng.integers(0, 256, 3))
+    for frame, share in enumerate(np.linspace(0, 1, count)[:: rng.choice((-1, 1))]):
         x, y = round(left + share * width), round(top + share * (height - 14))
         pixels[frame, y : y + 20, x : x + 20] = colour
     return pixels

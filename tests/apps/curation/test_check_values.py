@@ -90,8 +90,8 @@ def test_numeric_class_folders_are_values(tmp_path):
 
 def test_command_and_page_report_the_findings(tmp_path):
     path = write_value_table(tmp_path, [str(number) for number in range(16)])
-    ended = run_cli("data", "check", str(path), "--workers", "0", "--out", str(tmp_path / "check.html"))
-    assert ended.returncode == 0 and "1 target; width" in ended.stdout
+    result = run_cli("data", "check", str(path), "--workers", "0", "--out", str(tmp_path / "check.html"))
+    assert result.returncode == 0 and "1 target; width" in result.stdout
     text = (tmp_path / "check.html").read_text()
     assert "<h2>Target values</h2>" in text and "<td>age</td><td>train</td><td>16</td>" in text
     document = json.loads(run_cli("data", "check", str(path), "--workers", "0", "--json").stdout)

@@ -54,7 +54,7 @@ def test_each_duplicate_clip_is_listed_once_and_excluded(clip_folders, tmp_path)
     options = Options(data=str(home), out=str(out), within=True, against=(str(reference_folder),), against_split="all", apply_to=str(table), workers=0)  # fmt: skip
     document = run(options, Console())
     copies = read_copy_list(out)
-    pairs = {(frozenset((name, of)), reason) for name, (of, reason) in copies.items()}
+    pairs = {(frozenset((name, original)), reason) for name, (original, reason) in copies.items()}
     assert pairs == {
         (frozenset({"same.gif", "0.gif"}), "bytes"), (frozenset({"again", "2"}), "bytes"),
         (frozenset({"recoded.webm", "x0.mkv"}), "near"), (frozenset({"mirrored.mp4", "0.gif"}), "near"),

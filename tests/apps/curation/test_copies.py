@@ -104,10 +104,10 @@ def original_split(tmp_path_factory):
 @pytest.mark.parametrize("change", EDITS)
 def test_edited_images_match_their_original_and_others_match_none(tmp_path, original_split, change):
     edited = [save_image(EDITS[change](draw_photo(seed)), tmp_path / "own" / f"{seed:03}.png") for seed in range(6)]
-    strange = [
+    unrelated = [
         save_image(EDITS[change](draw_photo(seed)), tmp_path / "strange" / f"{seed}.png") for seed in range(100, 105)
     ]
-    result = find_copies([to_file_split([*strange, *edited])], [original_split], workers=0)
+    result = find_copies([to_file_split([*unrelated, *edited])], [original_split], workers=0)
     assert [(copy["path"], copy["duplicate_of"]) for copy in result["duplicates"]] == [
         (str(path), original_split.name(seed)) for seed, path in enumerate(edited)
     ]
@@ -171,8 +171,8 @@ def test_images_of_the_same_digit_are_no_duplicates():
 
 
 def test_uniform_images_are_duplicates_only_if_equal():
-    flat = np.stack([np.full((32, 32, 3), level, np.uint8) for level in (0, 10, 200, 200)])
-    result = find_copies([ArraySplit(flat, np.zeros(4, np.int64))], [], within=True, workers=0)
+    uniform_images = np.stack([np.full((32, 32, 3), level, np.uint8) for level in (0, 10, 200, 200)])
+    result = find_copies([ArraySplit(uniform_images, np.zeros(4, np.int64))], [], within=True, workers=0)
     assert [(copy["path"], copy["duplicate_of"], copy["reason"]) for copy in result["duplicates"]] == [
         ("sample 3", "sample 2", "bytes")
     ]
@@ -203,14 +203,14 @@ def test_internal_duplicates_are_ignored_without_within(original_split):
 
 
 def test_unreadable_images_are_reported_and_kept(tmp_path, original_split):
-    bad = tmp_path / "bad.jpg"
-    bad.write_bytes(b"nothing")
-    good = save_image(compress_jpeg(draw_photo(5), 50), tmp_path / "good.png")
-    result = find_copies([to_file_split([bad, tmp_path / "gone.png", good])], [original_split], workers=0)
-    assert [copy["path"] for copy in result["duplicates"]] == [str(good)]
+    damaged = tmp_path / "bad.jpg"
+    damaged.write_bytes(b"nothing")
+    readable = save_image(compress_jpeg(draw_photo(5), 50), tmp_path / "good.png")
+    result = find_copies([to_file_split([damaged, tmp_path / "gone.png", readable])], [original_split], workers=0)
+    assert [copy["path"] for copy in result["duplicates"]] == [str(readable)]
     assert ["bad.jpg" in result["unreadable"][0], "gone.png" in result["unreadable"][1]] == [True, True]
     with pytest.raises(DataError, match="none of 1 images"):
-        find_copies([to_file_split([bad])], [], within=True, workers=0)
+        find_copies([to_file_split([damaged])], [], within=True, workers=0)
 
 
 def test_duplicates_do_not_depend_on_workers(tmp_path, original_split):

@@ -50,10 +50,10 @@ def photos(tmp_path):
             for n in range(count):
                 image = make_image(100 * label + n + 1000 * (split == "test"), (24 + n, 20 + 2 * n))
                 image.save(home / f"{n}.{['png', 'jpg'][n % 2]}")
-    turned = make_image(5, (30, 20))
+    rotated = make_image(5, (30, 20))
     exif = Image.Exif()
     exif[0x0112] = 6
-    turned.save(root / "train" / "ant" / "rotated.jpg", exif=exif)
+    rotated.save(root / "train" / "ant" / "rotated.jpg", exif=exif)
     make_image(6, (30, 20)).convert("L").save(root / "train" / "ant" / "grey.png")
     return root
 
@@ -246,16 +246,16 @@ def test_unreadable_images_are_listed_and_skipped_on_request(photos, tmp_path, f
     pack_dataset(photos, out, plan, "skip", workers=0)
     assert {name: read_files(out)[name] for name in shards} == shards
     data, source = open_data(out), open_data(photos)
-    bad = [entry for split in read_pack_document(out)["splits"].values() for entry in split["unreadable"]]
-    assert sorted(os.path.basename(entry["id"]) for entry in bad) == ["3.jpg", "7.jpg"] and all(
-        entry["reason"].startswith(entry["id"]) for entry in bad
+    unreadable = [entry for split in read_pack_document(out)["splits"].values() for entry in split["unreadable"]]
+    assert sorted(os.path.basename(entry["id"]) for entry in unreadable) == ["3.jpg", "7.jpg"] and all(
+        entry["reason"].startswith(entry["id"]) for entry in unreadable
     )
     assert len(data.full_train_split) == len(source.full_train_split) - 2
     for name, split in source.splits.items():
         readable = [
             row
             for row, sample_name in enumerate(sample_names(split, photos))
-            if sample_name not in {entry["id"] for entry in bad}
+            if sample_name not in {entry["id"] for entry in unreadable}
         ]
         assert data.splits[name].labels.tolist() == split.labels[readable].tolist()
 
@@ -337,8 +337,8 @@ def test_a_killed_process_leaves_a_resumable_pack(tmp_path):
         str(out),
     ]
     process = subprocess.Popen([sys.executable, "-m", "vitreous", *words, "--workers", "1"], stderr=subprocess.DEVNULL)
-    until = time.monotonic() + 60
-    while not (out / "train-000002.npy").exists() and time.monotonic() < until:
+    deadline = time.monotonic() + 60
+    while not (out / "train-000002.npy").exists() and time.monotonic() < deadline:
         time.sleep(0.001)
     process.kill()
     process.wait()

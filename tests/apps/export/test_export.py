@@ -182,8 +182,8 @@ def test_npy_header_parsing_is_retried_if_the_python_parser_fails(failures, tmp_
 def test_feature_agreement_is_by_angle():
     task, ours = FeatureExtraction(), np.eye(3)
     assert task.measure_agreement(ours, 2 * ours) == 1
-    turned = ours + [[0.0, 0.2, 0.0], [0.0, 0.0, 0.0], [0.1, 0.0, 0.0]]  # by 11 and 6 degrees
-    assert task.measure_agreement(ours, turned) == pytest.approx(2 / 3)
+    rotated = ours + [[0.0, 0.2, 0.0], [0.0, 0.0, 0.0], [0.1, 0.0, 0.0]]  # by 11 and 6 degrees
+    assert task.measure_agreement(ours, rotated) == pytest.approx(2 / 3)
 
 
 @pytest.mark.parametrize("batch", [1, 3, 65])
@@ -214,9 +214,9 @@ def test_exported_predictions_and_errors_match_on_hostile_files(exported_folder,
     for precision in PROBABILITY_LIMITS:
         run = load(exported_folder / "bundle", InferenceOptions(precision=precision)).predict(paths, bad_images="skip")
         assert [prediction.error for prediction in run] == [prediction.error for prediction in exported]
-        good = [(a, b) for a, b in zip(run, exported, strict=True) if a.error is None]
-        assert len(good) > 20 and len(good) < len(paths)
-        assert are_predictions_close(*zip(*good, strict=True), precision), precision
+        readable_pairs = [(a, b) for a, b in zip(run, exported, strict=True) if a.error is None]
+        assert len(readable_pairs) > 20 and len(readable_pairs) < len(paths)
+        assert are_predictions_close(*zip(*readable_pairs, strict=True), precision), precision
 
 
 def test_the_export_matches_the_run_within_its_precision(exported_folder, onnx_file, processor):
@@ -265,11 +265,11 @@ def test_the_script_of_the_guide_matches_predict(exported_folder, onnx_file, tmp
 
 
 def test_a_flipped_bit_anywhere_is_noticed(onnx_file, tmp_path):
-    raw, chance = onnx_file.read_bytes(), random.Random(0)
+    raw, rng = onnx_file.read_bytes(), random.Random(0)
     OnnxFileEngine(onnx_file)
     bad = tmp_path / "bad.onnx"
-    for offset in (0, 1, len(raw) - 1, len(raw) - 40, len(raw) - 70, *(chance.randrange(len(raw)) for _ in range(60))):
-        bad.write_bytes(raw[:offset] + bytes([raw[offset] ^ 1 << chance.randrange(8)]) + raw[offset + 1 :])
+    for offset in (0, 1, len(raw) - 1, len(raw) - 40, len(raw) - 70, *(rng.randrange(len(raw)) for _ in range(60))):
+        bad.write_bytes(raw[:offset] + bytes([raw[offset] ^ 1 << rng.randrange(8)]) + raw[offset + 1 :])
         with pytest.raises(WeightsError):
             OnnxFileEngine(bad)
     for cut in (0, 10, len(raw) // 2, len(raw) - 1):
@@ -281,12 +281,12 @@ def test_a_flipped_bit_anywhere_is_noticed(onnx_file, tmp_path):
 
 
 def test_parsing_random_bytes_as_onnx_never_crashes(onnx_file):
-    raw, chance = onnx_file.read_bytes(), random.Random(1)
+    raw, rng = onnx_file.read_bytes(), random.Random(1)
     for _ in range(300):
-        content = bytearray(raw[: chance.randrange(3000)])
-        for _ in range(chance.randrange(8)):
+        content = bytearray(raw[: rng.randrange(3000)])
+        for _ in range(rng.randrange(8)):
             if content:
-                content[chance.randrange(len(content))] = chance.randrange(256)
+                content[rng.randrange(len(content))] = rng.randrange(256)
         try:
             list(export_file.iterate_tensor_protos(export_file.parse_onnx(bytes(content), Path("x.onnx"))))
         except WeightsError:
@@ -327,9 +327,9 @@ def test_a_differing_export_is_kept_only_if_accepted(exported_folder, onnx_file,
 
     monkeypatch.setitem(EXPORT_FORMATS, "onnx", ExportFormat(".onnx", another))
     words = ["export", str(tmp_path / "other"), "--images", str(exported_folder / "photos")]
-    refused = run_cli(*words)
-    assert refused.returncode == 1 and "error: the export failed the verification: " in refused.stderr
-    assert "add --accept-loss to keep it" in refused.stderr
+    rejected = run_cli(*words)
+    assert rejected.returncode == 1 and "error: the export failed the verification: " in rejected.stderr
+    assert "add --accept-loss to keep it" in rejected.stderr
     assert sorted(path.name for path in (tmp_path / "other").iterdir()) == ["model.json", "weights.safetensors"]
     (export_report,) = parse_json_output(run_cli(*words, "--accept-loss", "--json"))["exports"]
     assert export_report["accepted_loss"] and Path(export_report["file"]).read_bytes() == onnx_file.read_bytes()
@@ -362,10 +362,10 @@ def test_agreement_is_the_share_of_equal_predictions(exported_folder):
     card = build_card(load_bundle(exported_folder / "bundle"))
     ours, theirs = np.array([[3.0, 1, 0], [0, 2, 1]]), np.array([[2.0, 1, 0], [0, 1, 2]])
     assert card.task.measure_agreement(ours, theirs) == 0.5
-    several = Bundle(
+    multilabel_bundle = Bundle(
         load_bundle(exported_folder / "bundle").model, Classification(card.classes, True, "sigmoid"), card.preprocess
     )
-    assert several.task.measure_agreement(ours - 1.5, theirs - 1.5) == 4 / 6
+    assert multilabel_bundle.task.measure_agreement(ours - 1.5, theirs - 1.5) == 4 / 6
 
 
 def test_export_requires_verification_images(exported_folder, tmp_path):
@@ -421,8 +421,8 @@ def test_an_existing_export_is_replaced_only_with_overwrite(exported_folder, tmp
     file_path = tmp_path / "run" / name
     marked = file_path / "config.json" if file_path.is_dir() else file_path
     marked.write_text("old")
-    refused = run_cli(*words)
-    assert refused.returncode == 2 and "--overwrite" in refused.stderr and marked.read_text() == "old"
+    rejected = run_cli(*words)
+    assert rejected.returncode == 2 and "--overwrite" in rejected.stderr and marked.read_text() == "old"
     assert run_cli(*words, "--overwrite").returncode == 0 and marked.read_bytes() != b"old"
     assert {path.name for path in (tmp_path / "run").iterdir()} == {"model.json", "weights.safetensors", name}
 
@@ -650,7 +650,7 @@ def test_a_run_is_verified_on_its_validation_images(photo_folder, tmp_path):
     from vitreous.jobs.train import train
 
     train(photo_folder, out=tmp_path / "run", **TINY_RUN)
-    readings = (
+    files_after_export = (
         (tmp_path / "run" / "evaluations.jsonl").read_bytes()
         if (tmp_path / "run" / "evaluations.jsonl").exists()
         else b""
@@ -667,6 +667,6 @@ def test_a_run_is_verified_on_its_validation_images(photo_folder, tmp_path):
         if (tmp_path / "run" / "evaluations.jsonl").exists()
         else b""
     )
-    assert after == readings
+    assert after == files_after_export
     with pytest.raises(VitreousError):
         export(tmp_path / "run", out=tmp_path / "x.onnx", max_loss=2)

@@ -124,11 +124,11 @@ def test_the_server_is_alive_but_not_ready_while_loading(tmp_path):
         )
         with serve_in_thread(replace(predictor, engine=Slow())) as server:
             assert ServerClient(server.address).ask("GET", "/readyz")[0] == 200
-    (alive, _), (ready, status), (predict_status, refusal) = observed
+    (alive, _), (ready, status), (predict_status, error) = observed
     assert (
         (alive, ready, predict_status) == (200, 503, 503)
         and status == {"status": "starting"}
-        and refusal["error"]["code"] == "starting"
+        and error["error"]["code"] == "starting"
     )
 
 
@@ -159,14 +159,14 @@ def test_ctrl_c_leaves_no_child_process(start_server, bundle):
 
 
 def test_startup_errors_are_reported_in_one_line(bundle, tmp_path):
-    short = tmp_path / "short"
-    short.write_text("tooshort\n")
+    short_token = tmp_path / "short"
+    short_token.write_text("tooshort\n")
     with socket.create_server(("127.0.0.1", 0)) as used_socket:
         port = str(used_socket.getsockname()[1])
         cases = {
             ("--port", port): (6, f"port {port} of 127.0.0.1"),
             ("--host", "0.0.0.0"): (2, "--public"),
-            ("--host", "0.0.0.0", "--public", "--token-file", str(short)): (2, "at least 16"),
+            ("--host", "0.0.0.0", "--public", "--token-file", str(short_token)): (2, "at least 16"),
             ("--token-file", str(tmp_path / "none")): (2, "--token-file"),
             ("--queue", "-1"): (2, "--queue"),
             ("--port", "65536"): (2, "--port"),

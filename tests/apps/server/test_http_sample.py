@@ -251,8 +251,8 @@ def test_ndjson_streams_previews_and_ends_with_the_json_result(site):
     assert status == 200 and headers["Content-Type"] == "application/x-ndjson"
     assert last.pop("event") == "result" and last["request_id"] == "mine"
     assert 1 <= len(previews) <= 24 and {event["event"] for event in previews} == {"preview"}
-    done = [event["done"] for event in previews]
-    assert done == sorted(done) and 0 < done[0] <= done[-1] <= 1
+    steps_done = [event["done"] for event in previews]
+    assert steps_done == sorted(steps_done) and 0 < steps_done[0] <= steps_done[-1] <= 1
     for event in previews:
         assert len(event["images"]) == 5 and event["columns"] == 3 and any(event["images"])
         assert all(image is None or decode_data_uri(image).shape == (8, 8, 3) for image in event["images"])
@@ -263,7 +263,7 @@ def test_ndjson_streams_previews_and_ends_with_the_json_result(site):
 def test_the_model_endpoint_describes_sampling(site):
     _, model, _ = site.ask("GET", "/v1/model")
     assert model["classes"] == list(CLASSES) and model["name"] == "DiT-32x1/2" and model["precision"]
-    assert [name for name, can in model["capabilities"].items() if can] == ["sample"]
+    assert [name for name, is_supported in model["capabilities"].items() if is_supported] == ["sample"]
     sampling = model["sampling"]
     assert list(sampling["samplers"])[:2] == ["ddim", "ddpm"] and sampling["samplers"]["ddim"] == 50
     assert (
@@ -405,10 +405,10 @@ def test_a_latent_model_serves_decoded_images(tmp_path):
     served = load_served_predictor(save_generator(tmp_path / "model", channels=4), vae=str(tmp_path / "vae"))
     with serve_in_thread(served) as server:
         status, body, _ = post_sample(ServerClient(server.address), {"class": "cat", "steps": 2}, NDJSON_HEADERS)
-        refused, document, _ = post_sample(
+        rejected, document, _ = post_sample(
             ServerClient(server.address), *encode_form(image=encode_png(PHOTO_PIXELS), mask=encode_png(INPAINT_MASK))
         )
-        assert refused == 422 and "latents" in document["error"]["message"]
+        assert rejected == 422 and "latents" in document["error"]["message"]
         assert ServerClient(server.address).ask("GET", "/v1/model")[1]["sampling"]["inpaint"] is False
     last = json.loads(body.splitlines()[-1])
     assert status == 200 and decode_data_uri(last["images"][0]["image"]).shape == (16, 16, 3)

@@ -99,9 +99,9 @@ def test_the_page_shows_the_values(value_model, server_address):
     texts = [f"{value:.5g}" for value in prediction.values]
     with playwright.sync_playwright() as play:
         browser = play.chromium.launch(executable_path=find_chromium(), args=["--no-sandbox"])
-        page, said = browser.new_page(), []
-        page.on("console", lambda message: said.append(message.text))
-        page.on("pageerror", lambda error: said.append(str(error)))
+        page, messages = browser.new_page(), []
+        page.on("console", lambda message: messages.append(message.text))
+        page.on("pageerror", lambda error: messages.append(str(error)))
         page.goto(server_address)
         page.set_input_files("#file", str(value_model / "0.png"))
         expect = playwright.expect
@@ -113,4 +113,4 @@ def test_the_page_shows_the_values(value_model, server_address):
         expect(page.locator("#answers .bar")).to_have_count(0)
         expect(page.locator("#history li")).to_contain_text(f"height {texts[1]}")
         browser.close()
-    assert not said
+    assert not messages

@@ -275,9 +275,9 @@ def test_sliders_show_every_block_and_head_with_one_request(visit, page_models, 
         visit.set("layer", layer)
         assert brightness_follows_weights(visit.patches(), rolled[layer])
     visit.choose("view", "light")
-    lit = visit.drawn()
+    highlighted = visit.drawn()
     visit.set("opacity", 0)
-    assert visit.drawn() != lit
+    assert visit.drawn() != highlighted
 
 
 @pytest.mark.parametrize("visit", [pytest.param(("desk", "light"), marks=slow), ("phone", "light")], indirect=True)
@@ -482,7 +482,7 @@ def test_positions_filters_and_neighbours_match_the_model(visit, page_models, pr
 @slow
 def test_images_can_be_dropped_pasted_and_captured(visit, page_models):
     visit.see("#model", "classes")
-    carried = visit.page.evaluate_handle(
+    dropped_file = visit.page.evaluate_handle(
         """async () => {
           const canvas = Object.assign(document.createElement("canvas"), {width: 50, height: 40});
           canvas.getContext("2d").fillRect(5, 5, 20, 20);
@@ -491,9 +491,9 @@ def test_images_can_be_dropped_pasted_and_captured(visit, page_models):
           return carried;
         }"""
     )
-    visit.page.dispatch_event("#stage", "drop", {"dataTransfer": carried})
+    visit.page.dispatch_event("#stage", "drop", {"dataTransfer": dropped_file})
     visit.see("#history [aria-current]", "dropped.png")
-    visit.page.evaluate("carried => dispatchEvent(new ClipboardEvent('paste', {clipboardData: carried}))", carried)
+    visit.page.evaluate("carried => dispatchEvent(new ClipboardEvent('paste', {clipboardData: carried}))", dropped_file)
     expect(visit.find("#history li")).to_have_count(2)
     visit.find("#camera").click()
     expect(visit.find("#video")).to_have_js_property("readyState", 4, timeout=TIMEOUT_MS)
@@ -598,14 +598,17 @@ def test_page_files_make_no_external_requests():
 
 
 def test_upload_hints_match_the_device(browser, server_address):
-    for size, expected, hidden in (("phone", "Tap to choose an image", "Drop"), ("desk", "Drop an image here", "Tap")):
+    for size, expected, unexpected_text in (
+        ("phone", "Tap to choose an image", "Drop"),
+        ("desk", "Drop an image here", "Tap"),
+    ):
         visit = PageVisit(browser, server_address, size)
         visit.see("#model", "classes")
         visit.page.evaluate(
             "document.getElementById('model').textContent = 'R50+ViT-B/16-with-a-very-long-name · 1000 classes'"
         )
         body_text = visit.find("body").inner_text()
-        assert expected in body_text and hidden not in body_text
+        assert expected in body_text and unexpected_text not in body_text
         lines = (
             "one => "
             "{ const range = document.createRange(); range.selectNodeContents(one); return range.getClientRects().length; }"

@@ -35,8 +35,8 @@ def test_class_overlays_are_shown_and_toggled(scenes_run, browser, tmp_path, siz
         covered = visit.drawn()
         rows.nth(0).locator("input").uncheck()
         visit.page.evaluate(frames)
-        bare = visit.drawn()
-        assert bare != covered
+        plain_drawing = visit.drawn()
+        assert plain_drawing != covered
         rows.nth(0).locator("input").check()
         visit.page.evaluate(frames)
         assert visit.drawn() == covered

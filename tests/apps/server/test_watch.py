@@ -105,8 +105,8 @@ def test_events_follow_a_run_that_grows_rewinds_and_ends(running_run):
         assert events.next("lines") == {"reset": True, "lines": lines[:2]}
         running_run.append(lines[3])
         assert events.next("lines") == {"reset": False, "lines": [lines[3]]}
-        late = EventReader(address)
-        assert late.next("lines") == {"reset": True, "lines": [*lines[:2], lines[3]]}
+        late_reader = EventReader(address)
+        assert late_reader.next("lines") == {"reset": True, "lines": [*lines[:2], lines[3]]}
         (running_run.path / "report.html").write_text("<p>the report</p>")
         running_run.summary.write_text("{}")
         assert any(data["finished"] for name, data in events if name == "state")
@@ -123,8 +123,8 @@ def test_complete_lines_are_read_exactly_once(tmp_path):
     for start in range(0, len(content), 7):
         with open(path, "ab") as file:
             file.write(content[start : start + 7])
-        anew, lines = follower.read()
-        assert not anew
+        reopened_data, lines = follower.read()
+        assert not reopened_data
         lines_read += lines
     assert lines_read == lines_written
     assert follower.read() == (False, [])
@@ -263,8 +263,8 @@ def test_the_page_shows_losses_hover_values_and_time_left(running_run):
         expect(page.get_by_role("img", name="validation top-1: 50 % at step 10")).to_be_visible()
         box = chart.bounding_box()
         page.mouse.move(box["x"] + 56 + 0.05 * (box["width"] - 64), box["y"] + 50)  # step 5 of 100
-        hovered = page.get_by_role("img", name="loss: training 0.2 at step 5, validation (NLL) 0.4 at step 5")
-        expect(hovered).to_be_visible()
+        hovered_chart = page.get_by_role("img", name="loss: training 0.2 at step 5, validation (NLL) 0.4 at step 5")
+        expect(hovered_chart).to_be_visible()
         expect(page.locator(".values").first).to_contain_text("step 5")
         page.mouse.move(0, 0)
         chart.focus()

@@ -164,8 +164,10 @@ def test_dry_runs_write_nothing_and_budgets_shorten_every_run(toy_study, tmp_pat
 
 def test_a_nonfinite_loss_is_reported_as_a_result(toy_study, tmp_path, monkeypatch):
     def broken(setting):
-        good, bad = position_cells(setting)[:2]
-        return good, replace(bad, options=replace(bad.options, optimizer="sgd", lr=1e30, clip_grad=1e30))
+        valid_cell, broken_cell = position_cells(setting)[:2]
+        return valid_cell, replace(
+            broken_cell, options=replace(broken_cell.options, optimizer="sgd", lr=1e30, clip_grad=1e30)
+        )
 
     monkeypatch.setitem(registry.STUDIES, "toy", replace(toy_study, cells=broken))
     result = make_study("toy", out=str(tmp_path), **QUICK_OPTIONS)
@@ -176,8 +178,10 @@ def test_a_nonfinite_loss_is_reported_as_a_result(toy_study, tmp_path, monkeypat
 def test_a_cell_starts_from_the_parent_run_of_its_seed(toy_study, tmp_path, monkeypatch):
     def chained(setting):
         first = replace(position_cells(setting)[0], axis_values=())
-        then = {"settings": {"objective.patch_dropout": "0.0"}}
-        second = StudyCell(("1-D", "input"), update_options(first.options, lr=1e-4), parents={"init": first}, then=then)
+        child_options = {"settings": {"objective.patch_dropout": "0.0"}}
+        second = StudyCell(
+            ("1-D", "input"), update_options(first.options, lr=1e-4), parents={"init": first}, then=child_options
+        )
         return (second,)
 
     monkeypatch.setitem(registry.STUDIES, "toy", replace(toy_study, cells=chained))
@@ -256,10 +260,10 @@ def test_every_run_of_every_study_is_valid(name, tmp_path):
 
 def test_the_study_list_contains_the_cost_of_every_scale():
     listed = parse_json_output(run_cli("study", "--json"))["studies"]
-    assert [one["name"] for one in listed] == list(STUDIES)
-    for one in listed:
-        small, gpu, published = one["scales"]
-        trained = STUDIES[one["name"]].trains_models
+    assert [study_entry["name"] for study_entry in listed] == list(STUDIES)
+    for study_entry in listed:
+        small, gpu, published = study_entry["scales"]
+        trained = STUDIES[study_entry["name"]].trains_models
         assert 0 < small["exaflops"] < gpu["exaflops"] < published["exaflops"] if trained else published["runs"] == 0
 
 
@@ -291,6 +295,6 @@ def test_a_ray_cluster_gives_the_same_table(toy_study, tmp_path):
 
 def test_untrained_studies_log_nothing_about_training(monkeypatch, tmp_path):
     monkeypatch.setattr(speed, "measure_throughput", lambda subject, sides, seconds: [Measurement(("64",), 7.0, {})])
-    heard = NoteListener()
-    result = make_study("speed", heard, out=str(tmp_path), seeds=1, device="cpu")
-    assert len(table_rows(result)) == 3 and heard.notes == []
+    listener = NoteListener()
+    result = make_study("speed", listener, out=str(tmp_path), seeds=1, device="cpu")
+    assert len(table_rows(result)) == 3 and listener.notes == []

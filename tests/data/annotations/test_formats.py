@@ -71,10 +71,10 @@ def test_yolo_polygons_are_masks(tmp_path):
 
 
 @pytest.mark.parametrize("form", FORMAT_WRITERS)
-@pytest.mark.parametrize("to", ["coco", "voc", "yolo"])
-def test_conversion_preserves_targets(tmp_path, form, to):
+@pytest.mark.parametrize("target_format", ["coco", "voc", "yolo"])
+def test_conversion_preserves_targets(tmp_path, form, target_format):
     data = open_data(str(FORMAT_WRITERS[form](tmp_path / "in")))
-    counts = convert_annotations(data, tmp_path / "out", to)["splits"]
+    counts = convert_annotations(data, tmp_path / "out", target_format)["splits"]
     converted = open_data(str(tmp_path / "out"))
     before, after = targets_by_image(data), targets_by_image(converted)
     assert counts["train"] == {"images": 3, "objects": sum(len(make_objects(number)) for number in range(3))}
@@ -82,7 +82,7 @@ def test_conversion_preserves_targets(tmp_path, form, to):
     for name, target in before.items():
         assert [data.classes[k] for k in target.labels] == [converted.classes[k] for k in after[name].labels]
         assert np.allclose(target.boxes, after[name].boxes, atol=1e-5)
-        if to != "voc" and target.layers is not None:
+        if target_format != "voc" and target.layers is not None:
             assert np.array_equal(target.masks(), after[name].masks())
     assert not [note for note in converted.notes if "held out" in note]
 

@@ -175,9 +175,9 @@ UNLEARNABLE_WRITERS = {
 def test_unlearnable_data_are_rejected(tmp_path, write):
     source = write(tmp_path / "data")
     maps = "maps" in write.__name__
-    with pytest.raises(DataError, match=UNLEARNABLE_WRITERS[write]) as refusal:
+    with pytest.raises(DataError, match=UNLEARNABLE_WRITERS[write]) as error:
         require_learnable(open_data(str(source)), "classes" if maps else "objects")
-    assert refusal.value.hint and refusal.value.code == 3
+    assert error.value.hint and error.value.code == 3
     document, _ = check_dataset(str(source), workers=0)
     finding = next(row for row in document["findings"] if row["code"] == "target_error")
     assert not document["passed"] and finding["level"] == "error"
@@ -264,14 +264,14 @@ def test_box_size_columns_are_not_image_sizes(tmp_path):
     assert find_unlearnable(data) is None and data.split("train").target(0).boxes.tolist() == [[3, 3, 9, 9]]
 
 
-def write_pose(home, values, stated=True, polygons=False):
+def write_pose(home, values, declared=True, polygons=False):
     """Write YOLO labels with two keypoints after each box."""
     write_yolo(home)
     points = "0.4 0.4 2 0.6 0.6 0" if values == 3 else "0.4 0.4 0.6 0.6"
     for path in (home / "labels").rglob("*.txt"):
         path.write_text(f"0 0.5 0.5 0.5 0.5 {points}\n1 0.5 0.5 0.25 0.25 {points}\n")
     config = home / "data.yaml"
-    words = f"kpt_shape: [2, {values}]\n" if stated else "kpt_shape: null\n" if polygons else ""
+    words = f"kpt_shape: [2, {values}]\n" if declared else "kpt_shape: null\n" if polygons else ""
     config.write_text(config.read_text() + words)
     return home
 
@@ -286,26 +286,26 @@ def test_keypoints_are_ignored(tmp_path, values):
 
 @pytest.mark.parametrize("values", [2, 3])
 def test_undeclared_keypoints_are_rejected(tmp_path, values):
-    home = write_pose(tmp_path / "unstated", values, stated=False)
-    with pytest.raises(DataError, match="2 keypoints") as refusal:
+    home = write_pose(tmp_path / "unstated", values, declared=False)
+    with pytest.raises(DataError, match="2 keypoints") as error:
         open_data(str(home))
-    assert f"kpt_shape: [2, {values}]" in refusal.value.hint
+    assert f"kpt_shape: [2, {values}]" in error.value.hint
     if values == 2:
-        home = write_pose(tmp_path / "polygons", values, stated=False, polygons=True)
+        home = write_pose(tmp_path / "polygons", values, declared=False, polygons=True)
         assert open_data(str(home)).split("train").target(0).layers is not None
 
 
 def test_an_undeclared_single_keypoint_suggests_kpt_shape(tmp_path):
     write_yolo(tmp_path)
     (tmp_path / "labels" / "train" / "0.txt").write_text("0 0.5 0.5 0.5 0.5 0.4 0.4 2\n")
-    with pytest.raises(DataError) as refusal:
+    with pytest.raises(DataError) as error:
         open_data(str(tmp_path))
-    assert "kpt_shape: [1, 3]" in refusal.value.hint
+    assert "kpt_shape: [1, 3]" in error.value.hint
 
 
 @pytest.mark.parametrize("shape", ["3", "[17]", "[0, 2]", "[17, 4]", "[a, b]"])
 def test_damaged_kpt_shapes_are_rejected(tmp_path, shape):
-    home = write_pose(tmp_path, 2, stated=False)
+    home = write_pose(tmp_path, 2, declared=False)
     (home / "data.yaml").write_text((home / "data.yaml").read_text() + f"kpt_shape: {shape}\n")
     with pytest.raises(DataError, match="kpt_shape"):
         open_data(str(home))

@@ -109,9 +109,9 @@ def test_nan_is_a_pixel_without_a_class(tmp_path):
 )
 def test_invalid_mask_files_are_rejected_with_the_reason(tmp_path, name, content, reason):
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(DataError, match=re.escape(reason)) as refusal:
+    with pytest.raises(DataError, match=re.escape(reason)) as error:
         read_mask(tmp_path / name)
-    assert name in refusal.value.message and "0x" not in refusal.value.message
+    assert name in error.value.message and "0x" not in error.value.message
 
 
 def save_lossy(path, values, form="JPEG"):
@@ -223,8 +223,8 @@ def test_ignore_index_requires_class_maps(tmp_path):
 def test_a_run_stores_the_ignore_index(tmp_path):
     home = store_maps(tmp_path / "data", "png", mark_void)
     words = ("--recipe", "segment", "--model", "ViT-32x2/8", "--image-size", "32", "--steps", "1", "--workers", "0")
-    refused = run_cli("train", str(home), *words, "--out", str(tmp_path / "run"))
-    assert refused.returncode == 3 and "--ignore-index 100" in refused.stderr
+    rejected = run_cli("train", str(home), *words, "--out", str(tmp_path / "run"))
+    assert rejected.returncode == 3 and "--ignore-index 100" in rejected.stderr
     trained = run_cli("train", str(home), *words, "--ignore-index", "100", "--out", str(tmp_path / "run"))
     assert trained.returncode == 0, trained.stderr
     assert "ignore_index: 100" in (tmp_path / "run" / "config.yaml").read_text()

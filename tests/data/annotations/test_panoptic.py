@@ -100,16 +100,16 @@ def test_instance_files_take_precedence_over_panoptic_files(tmp_path):
 
 def test_conversion_preserves_objects_and_class_maps(tmp_path):
     data = open_data(str(write_panoptic(tmp_path / "in")))
-    for to in ("coco", "masks"):
-        convert_annotations(data, tmp_path / to, to)
-        converted = open_data(str(tmp_path / to))
+    for target_format in ("coco", "masks"):
+        convert_annotations(data, tmp_path / target_format, target_format)
+        converted = open_data(str(tmp_path / target_format))
         assert converted.classes == data.classes
         for name, dataset_split in data.splits.items():
             for sample in range(len(dataset_split)):
                 stems = [Path(converted.splits[name].name(row)).stem for row in range(len(dataset_split))]
                 before = dataset_split.target(sample)
                 after = converted.splits[name].target(stems.index(Path(dataset_split.name(sample)).stem))
-                if to == "masks":
+                if target_format == "masks":
                     assert np.array_equal(before.class_map(), after.class_map())
                 else:
                     assert np.array_equal(before.labels, after.labels) and np.array_equal(before.boxes, after.boxes)
@@ -168,11 +168,11 @@ def test_damaged_panoptic_documents_are_reported(tmp_path, damage):
     document = json.loads(path.read_text())
     damage(document)
     path.write_text(json.dumps(document))
-    with pytest.raises(VitreousError) as caught:
+    with pytest.raises(VitreousError) as error:
         read_all_targets(home)
     names = (path.name, "panoptic_val2017.json")  # either file may be named if two files disagree
-    assert any(name in caught.value.message for name in names) or "two classes" in caught.value.message
-    assert len(caught.value.message) < 700
+    assert any(name in error.value.message for name in names) or "two classes" in error.value.message
+    assert len(error.value.message) < 700
 
 
 @pytest.mark.parametrize("pixels", [np.zeros((24, 31, 3)), np.zeros(IMAGE_SIZE), np.full((*IMAGE_SIZE, 3), 7), None])

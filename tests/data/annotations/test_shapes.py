@@ -63,8 +63,8 @@ def test_polygons_cover_pixels_by_their_centre():
 
 
 def test_polygon_masks_are_close_to_pycocotools():
-    turns = np.linspace(0, 2 * np.pi, 30, endpoint=False)
-    corners = np.stack([50 + 30 * np.cos(turns), 40 + 20 * np.sin(turns)], 1)
+    angles = np.linspace(0, 2 * np.pi, 30, endpoint=False)
+    corners = np.stack([50 + 30 * np.cos(angles), 40 + 20 * np.sin(angles)], 1)
     theirs = coco_mask.decode(coco_mask.frPyObjects([corners.ravel().tolist()], 90, 110))[..., 0].astype(bool)
     ours = polygon_to_mask(corners, (90, 110))
     assert (ours & theirs).sum() / (ours | theirs).sum() > 0.95
