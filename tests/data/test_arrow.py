@@ -196,7 +196,7 @@ def test_ambiguous_columns_require_options(tmp_path):
 
 INVALID_LABELS = {
     "a null": ({"label": ["a", "b", None] * 4}, "4 of 12 labels of train are missing; the first is in row 2"),
-    "a number that is no name": ({"label": [0, 1, 5] * 4}, "labels of train are missing; the first is in row 2"),
+    "a number without a class name": ({"label": [0, 1, 5] * 4}, "labels of train are missing; the first is in row 2"),
     "case": ({"label": ["Cat", "cat"] * 6}, "differ only in case"),
 }
 

@@ -168,18 +168,16 @@ def test_the_reduction_factor_keeps_enough_resolution():
 
 DAMAGED_JPEGS = {
     "truncated": JPEG_VARIANTS["4:2:0"][:-900],
-    "no end": JPEG_VARIANTS["4:2:0"][:-2],
+    "no end marker": JPEG_VARIANTS["4:2:0"][:-2],
     "a second image appended": JPEG_VARIANTS["4:2:0"] * 2,
     "a second image embedded": JPEG_VARIANTS["4:2:0"][:-500] + JPEG_VARIANTS["4:2:0"] + JPEG_VARIANTS["4:2:0"][-500:],
-    "a marker among the pixels": JPEG_VARIANTS["4:2:0"][:-500] + b"\xff\xd8" + JPEG_VARIANTS["4:2:0"][-500:],
-    "tables among the pixels": JPEG_VARIANTS["4:2:0"][:-500]
-    + b"\xff\xc4\x00\x08123456"
-    + JPEG_VARIANTS["4:2:0"][-500:],
-    "bytes behind": JPEG_VARIANTS["4:2:0"] + b"and more",
+    "a marker inside the scan": JPEG_VARIANTS["4:2:0"][:-500] + b"\xff\xd8" + JPEG_VARIANTS["4:2:0"][-500:],
+    "tables inside the scan": JPEG_VARIANTS["4:2:0"][:-500] + b"\xff\xc4\x00\x08123456" + JPEG_VARIANTS["4:2:0"][-500:],
+    "trailing bytes": JPEG_VARIANTS["4:2:0"] + b"and more",
     "progressive": encode_jpeg(make_noisy_image(), progressive=True),
     "cmyk": encode_jpeg(make_noisy_image().convert("CMYK")),
-    "no jpeg": b"\xff\xd8\xff\xd9",
-    "start alone": b"\xff\xd8",
+    "not a JPEG": b"\xff\xd8\xff\xd9",
+    "start marker only": b"\xff\xd8",
 }
 
 

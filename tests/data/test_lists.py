@@ -92,8 +92,8 @@ INVALID_LINES = {
         "images/train/000001.png\n",
         "train800.txt, line 13: images/train/000001.png is not a path and a class index",
     ),
-    "a name for a number": ("images/train/000001.png cat\n", "line 13: images/train/000001.png cat is not a path"),
-    "below nothing": ("images/train/000001.png -1\n", "line 13:"),
+    "a name as label": ("images/train/000001.png cat\n", "line 13: images/train/000001.png cat is not a path"),
+    "a negative label": ("images/train/000001.png -1\n", "line 13:"),
     "elsewhere": ("../x.png 1\n", "line 13: ../x.png is not below"),
     "absolute": ("/etc/passwd 1\n", "line 13: /etc/passwd is not below"),
     "contradictory labels": (

@@ -141,7 +141,7 @@ LABEL_MEMBERS = {
         ("0", "1"),
         (0, 1),
     ),
-    "a word before a number": (
+    "text is preferred to a number": (
         lambda n, name: [("json", json.dumps({"label": n % 2, "class": name}).encode())],
         ("ant", "bee"),
         (0, 1),
@@ -242,8 +242,8 @@ INVALID_ARCHIVES = {
         "two images of one sample: 0.a.png, 0.b.png",
     ),
     "not JSON": ([("0.png", encode_sample_image(0)), ("0.json", b"{")], "0.json is not JSON"),
-    "deep JSON": ([("0.png", encode_sample_image(0)), ("0.json", b"[" * 100_000)], "0.json is not JSON"),
-    "no text": ([("0.png", encode_sample_image(0)), ("0.cls", b"\xff\xfe")], "0.cls is not UTF-8"),
+    "deeply nested JSON": ([("0.png", encode_sample_image(0)), ("0.json", b"[" * 100_000)], "0.json is not JSON"),
+    "label is not text": ([("0.png", encode_sample_image(0)), ("0.cls", b"\xff\xfe")], "0.cls is not UTF-8"),
     "a long label": ([("0.png", encode_sample_image(0)), ("0.cls", bytes(2**20 + 1))], "exceeds the limit of a label"),
     "case": (make_members(range(4), lambda n: [b"Cat", b"cat"][n % 2]), "differ only in case"),
 }
@@ -259,7 +259,7 @@ UNLABELLED_ARCHIVES = {
     "no label and no folder": ([(f"{n}.png", encode_sample_image(n)) for n in range(12)], "no sample has a label"),
     "one class": (make_members(range(12), lambda n: b"5"), "one class only (5)"),
     "one folder": ([(f"a/{n}.png", encode_sample_image(n)) for n in range(12)], "one class only (a)"),
-    "lists of nothing": ([m for n in range(12) for m in ((f"{n}.png", encode_sample_image(n)), (f"{n}.json", b'{"label": []}'))], "no labels"),
+    "empty lists": ([m for n in range(12) for m in ((f"{n}.png", encode_sample_image(n)), (f"{n}.json", b'{"label": []}'))], "no labels"),
 }  # fmt: skip
 
 
@@ -445,11 +445,11 @@ def test_large_sizes_and_sparse_files_are_understood(tmp_path):
 
 
 HOSTILE_HEADERS = {
-    "goes backwards": {"size": "-1024"},
-    "goes backwards far": {"size": str(-(2**62))},
-    "a size that is none": {"size": "many"},
-    "sparse of no map": {"GNU.sparse.map": "1,x", "GNU.sparse.size": "-4"},
-    "sparse of a short map": {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": "9"},
+    "negative size": {"size": "-1024"},
+    "very negative size": {"size": str(-(2**62))},
+    "invalid size": {"size": "many"},
+    "invalid sparse map": {"GNU.sparse.map": "1,x", "GNU.sparse.size": "-4"},
+    "short sparse map": {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": "9"},
 }
 
 

@@ -58,9 +58,16 @@ def train_tiny(data, recipe, out, settings=(), **options):
 
 #: error -> data, recipe, options; settings; text of the message and its hint
 INVALID_RUNS = {
-    "a mask of all": ("flat", "mae", {}, {"objective.mask": ["0.99"]}, "16 patches leaves no visible", "smaller"),
+    "all patches masked": ("flat", "mae", {}, {"objective.mask": ["0.99"]}, "16 patches leaves no visible", "smaller"),
     "one patch": ("flat", "mae", {"model": "ViT-16x1/16"}, {}, "0.75 of 1 patches leaves no", "smaller patches"),
-    "no patch": ("flat", "masked-patches", {}, {"objective.share": ["0.01"]}, "0.01 of 16 patches", "smaller patches"),
+    "no masked patch": (
+        "flat",
+        "masked-patches",
+        {},
+        {"objective.share": ["0.01"]},
+        "0.01 of 16 patches",
+        "smaller patches",
+    ),
     "image below a patch": (
         "flat",
         "mae",
@@ -70,7 +77,14 @@ INVALID_RUNS = {
         "--image-size 4",
     ),
     "crop below a patch": ("flat", "dino", {}, {"views.local_image": ["2", "2"]}, "local views of 2", "image 4 4"),
-    "crops that divide not": ("flat", "dinov2", {}, {"views.local_image": ["10", "8"]}, "10x8", "local-image 8 8"),
+    "crops not divisible by the patch": (
+        "flat",
+        "dinov2",
+        {},
+        {"views.local_image": ["10", "8"]},
+        "10x8",
+        "local-image 8 8",
+    ),
     "a batch of one": (
         "flat",
         "dinov2",
@@ -79,7 +93,7 @@ INVALID_RUNS = {
         "a batch of 1 is too small for dinov2",
         "--batch-size 2",
     ),
-    "no plain ViT": (
+    "not a plain ViT": (
         "flat",
         "mae",
         {"model": "BiT-R50x1"},
@@ -89,7 +103,7 @@ INVALID_RUNS = {
     ),
     "balance": ("classes", "dino", {"sampling": "balanced"}, {}, "balanced needs classes", "leave it out"),
     "class weights": ("classes", "mae", {"class_weights": "balanced"}, {}, "balanced needs classes", "leave it out"),
-    "the best of none": (
+    "best checkpoint without labels": (
         "flat",
         "mae",
         {"keep_best": True},
@@ -97,14 +111,21 @@ INVALID_RUNS = {
         "--keep-best requires labelled validation images, but the data has no labels",
         "classes",
     ),
-    "a grid": ("classes", "mae", {"lr_grid": (0.1,)}, {}, "--lr-grid needs labels to choose by", "--lr"),
+    "learning rate grid": ("classes", "mae", {"lr_grid": (0.1,)}, {}, "--lr-grid needs labels to choose by", "--lr"),
     "no labels": ("flat", "small", {}, {}, "so there are no labels", "folder of its class"),
     "no labels for a student": ("flat", "distil", {}, {}, "so there are no labels", "folder of its class"),
     "no teacher": ("classes", "distil", {}, {}, "no teacher is set", "--objective.teacher"),
-    "a teacher that is nowhere": ("classes", "distil", {}, {"objective.teacher": ["nowhere"]}, "no weights at", "name"),
+    "missing teacher path": ("classes", "distil", {}, {"objective.teacher": ["nowhere"]}, "no weights at", "name"),
     "a damaged teacher": ("classes", "distil", {}, {"objective.teacher": ["HOME/junk.pt"]}, "damaged", "again"),
     "a damaged file": ("classes", "distil", {}, {"objective.teacher": ["HOME/junk.onnx"]}, "cannot run", "again"),
-    "no file": ("classes", "distil", {}, {"objective.teacher": ["HOME/none.onnx"]}, "cannot be read", "the path of"),
+    "missing teacher file": (
+        "classes",
+        "distil",
+        {},
+        {"objective.teacher": ["HOME/none.onnx"]},
+        "cannot be read",
+        "the path of",
+    ),
     "a teacher without a head": ("classes", "distil", {}, {"objective.teacher": ["HOME/mae"]}, "not classes", "use"),
     "a teacher of other classes": ("classes", "distil", {}, {"objective.teacher": ["HOME/cd"]}, "2 classes", "fine"),
     "a teacher of grey images": (
@@ -115,7 +136,7 @@ INVALID_RUNS = {
         "1 channels",
         "another",
     ),
-    "a deviation of 0": (
+    "a standard deviation of 0": (
         "classes",
         "distil",
         {},

@@ -121,7 +121,7 @@ MALFORMED_HEADERS = {
     "invalid UTF-8": (make_safetensors(b'{"\xff\xfe":{}}', EIGHT_BYTES), "not JSON"),
     "a byte order mark": (make_safetensors("\ufeff{" + TENSOR_LINE + "}", EIGHT_BYTES), "not JSON"),
     "array root": (make_safetensors("[1,2]", EIGHT_BYTES), "not a JSON object"),
-    "nothing but braces": (make_safetensors("{}"), "no tensors"),
+    "only braces": (make_safetensors("{}"), "no tensors"),
     "cut JSON": (make_safetensors("{" + TENSOR_LINE, EIGHT_BYTES), "not JSON"),
     "negative offset": (
         make_safetensors({"a": make_tensor_entry(-8, 0)}, EIGHT_BYTES),
@@ -136,7 +136,7 @@ MALFORMED_HEADERS = {
         make_safetensors({"a": make_tensor_entry(0, 8), "b": make_tensor_entry(4, 12)}, bytes(12)),
         "a tensor that overlaps b",
     ),
-    "the same place twice": (
+    "overlapping tensors": (
         make_safetensors({"a": make_tensor_entry(), "b": make_tensor_entry()}, EIGHT_BYTES),
         "a tensor that overlaps b",
     ),
@@ -184,21 +184,21 @@ MALFORMED_HEADERS = {
     ),
     "NaN as a shape": (make_safetensors(TENSOR_LINE.join("{}").replace("[2]", "[NaN]"), EIGHT_BYTES), "not JSON"),
     "one field missing": (make_safetensors({"a": {"dtype": "F32", "shape": [2]}}, EIGHT_BYTES), "with keys other than"),
-    "one field more": (
+    "an extra field": (
         make_safetensors({"a": make_tensor_entry() | {"stride": [1]}}, EIGHT_BYTES),
         "with keys other than",
     ),
-    "a tensor that is a number": (make_safetensors({"a": 3}, EIGHT_BYTES), "with keys other than"),
+    "a number as a tensor": (make_safetensors({"a": 3}, EIGHT_BYTES), "with keys other than"),
     "nested 100,000 deep": (
         make_safetensors("{" + TENSOR_LINE + ',"b":' + "[" * 100_000 + "]" * 100_000 + "}", EIGHT_BYTES),
         "not JSON",
     ),
     "objects 100,000 deep": (make_safetensors('{"a":' * 100_000 + "1" + "}" * 100_000, EIGHT_BYTES), "not JSON"),
-    "metadata that is no text": (
+    "a number in the metadata": (
         make_safetensors({"a": make_tensor_entry(), "__metadata__": {"n": 3}}, EIGHT_BYTES),
         "metadata",
     ),
-    "metadata that is a list": (
+    "a list as metadata": (
         make_safetensors({"a": make_tensor_entry(), "__metadata__": ["n"]}, EIGHT_BYTES),
         "metadata",
     ),
@@ -217,7 +217,7 @@ MALFORMED_HEADERS = {
         make_safetensors({"a": make_tensor_entry(), "z": make_tensor_entry(8, 8, (0, 3))}, EIGHT_BYTES),
         "without elements",
     ),
-    "no elements in the place of others": (
+    "empty tensor inside another": (
         make_safetensors({"a": make_tensor_entry(), "z": make_tensor_entry(0, 0, (0,))}, EIGHT_BYTES),
         "without elements",
     ),
@@ -227,7 +227,7 @@ MALFORMED_HEADERS = {
     "an empty name": (make_safetensors({"": make_tensor_entry()}, EIGHT_BYTES), "not a valid name"),
     "a newline in a name": (make_safetensors({"a\nb": make_tensor_entry()}, EIGHT_BYTES), r"'a\nb'"),
     "an escape sequence as a name": (make_safetensors({"\x1b[2J": make_tensor_entry()}, EIGHT_BYTES), r"'\x1b[2J'"),
-    "half a character as a name": (
+    "an incomplete character in a name": (
         make_safetensors('{"\\ud800":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}', EIGHT_BYTES),
         r"'\ud800'",
     ),
@@ -556,7 +556,7 @@ def test_malformed_arrays_are_rejected_from_their_header(tmp_path):
     duplicate_members = make_zip({"a.npy": array_bytes, "b.npy": array_bytes}).replace(b"b.npy", b"a.npy")
     cases = {
         "objects": (make_zip({"a.npy": evil}), "has objects in 'a'"),
-        "objects behind a sound array": (make_zip({"a.npy": array_bytes, "b.npy": evil}), "has objects in 'b'"),
+        "objects after a valid array": (make_zip({"a.npy": array_bytes, "b.npy": evil}), "has objects in 'b'"),
         "objects, other header": (
             make_zip({"a.npy": make_npy_file(header.replace("<f4", "|O"), bytes(8))}),
             "has objects",
@@ -619,19 +619,19 @@ def test_malformed_arrays_are_rejected_from_their_header(tmp_path):
         "two sizes": (patch_zip_entry(valid_archive, 24, struct.pack("<I", 9)), "contradictory sizes"),
         "a size beyond the file": (patch_zip_entry(valid_archive, 20, struct.pack("<2I", 1 << 24, 1 << 24)), "overlap"),
         "another name in the member": (valid_archive.replace(b"a.npy", b"b.npy", 1), "contradicts its directory"),
-        "a member in the directory": (
+        "a member offset in the directory": (
             patch_zip_entry(valid_archive, 42, struct.pack("<I", 100), local=False),
             "contradicts its directory",
         ),
         "cut": (valid_archive[:-5], "truncated"),
         "a comment": (valid_archive[:-2] + b"\3\0abc", "after its end"),
-        "something before": (b"PK\3\4" + valid_archive, "before or inside"),
-        "a directory elsewhere": (valid_archive[:-6] + struct.pack("<I", 7) + b"\0\0", "before or inside"),
-        "half a directory": (
+        "data before the zip": (b"PK\3\4" + valid_archive, "before or inside"),
+        "a wrong directory offset": (valid_archive[:-6] + struct.pack("<I", 7) + b"\0\0", "before or inside"),
+        "a truncated directory": (
             valid_archive[:-10] + struct.pack("<2I", 10, len(valid_archive) - 32) + b"\0\0",
             "damaged zip",
         ),
-        "members without end": (make_zip({f"{i}": b"" for i in range(10_001)}), "more than 10,000 members"),
+        "too many members": (make_zip({f"{i}": b"" for i in range(10_001)}), "more than 10,000 members"),
         "no arrays": (make_zip({"a.txt": b"a"}), "neither numpy arrays nor"),
         "no members": (make_zip({}), "neither numpy arrays nor"),
     }

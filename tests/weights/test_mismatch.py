@@ -100,11 +100,11 @@ TENSOR_CHANGES = {
         ],
         None,
     ),
-    "a block far away": (
+    "a huge block number": (
         lambda s: s.update({"blocks.999999999.norm1.weight": torch.ones(64)}),
         ["unknown blocks.999999999.norm1.weight"],
     ),
-    "a block that is no number": (
+    "a block name that is not a number": (
         lambda s: s.update({"blocks.-1.norm1.weight": torch.ones(64)}),
         ["unknown blocks.-1.norm1.weight"],
     ),
@@ -274,23 +274,23 @@ def test_oversized_models_are_rejected_before_allocation(width, depth, message, 
 CONFIG_CLAIMS = {
     "another width": ({"hidden_size": 128}, "settings have width 128, and its tensors have 64"),
     "another depth": ({"num_hidden_layers": 3}, "settings have depth 3"),
-    "a depth without end": ({"num_hidden_layers": 10**6}, "settings have depth 1000000"),
-    "a number of hundreds of digits": ({"num_hidden_layers": 10**300}, "no integer"),
+    "infinite depth": ({"num_hidden_layers": 10**6}, "settings have depth 1000000"),
+    "a depth of 300 digits": ({"num_hidden_layers": 10**300}, "no integer"),
     "another hidden width": ({"intermediate_size": 97}, "settings have mlp.hidden 97"),
     "another patch": ({"patch_size": 16}, "settings have patch"),
     "other channels": ({"num_channels": 1}, "settings have channels 1"),
     "another image": ({"image_size": 64}, "17 positions form no grid of that image"),
     "heads that do not divide": ({"num_attention_heads": 5}, "not a multiple of 5 heads"),
     "no heads": ({"num_attention_heads": 0}, "at least 1"),
-    "heads in words": ({"num_attention_heads": "twelve"}, "num_attention_heads twelve, which is no integer"),
+    "heads as text": ({"num_attention_heads": "twelve"}, "num_attention_heads twelve, which is no integer"),
     "heads as a list": ({"num_attention_heads": [1]}, "no integer"),
-    "heads as truth": ({"num_attention_heads": True}, "no integer"),
-    "an image of words": ({"image_size": {"height": 32}}, "no integer"),
-    "an epsilon of words": ({"layer_norm_eps": "1e-12"}, "not a small number"),
-    "an epsilon without end": ({"layer_norm_eps": float("inf")}, "not a small number"),
-    "an epsilon that is no number": ({"layer_norm_eps": float("nan")}, "not a small number"),
+    "heads as a boolean": ({"num_attention_heads": True}, "no integer"),
+    "image size as text": ({"image_size": {"height": 32}}, "no integer"),
+    "epsilon as text": ({"layer_norm_eps": "1e-12"}, "not a small number"),
+    "infinite epsilon": ({"layer_norm_eps": float("inf")}, "not a small number"),
+    "epsilon NaN": ({"layer_norm_eps": float("nan")}, "not a small number"),
     "unknown activation": ({"hidden_act": "relu"}, "hidden_act relu, which is not supported"),
-    "an activation that is no word": ({"hidden_act": {"gelu": 1}}, "not supported"),
+    "activation not text": ({"hidden_act": {"gelu": 1}}, "not supported"),
 }
 
 
@@ -332,7 +332,17 @@ def test_resnets_other_than_bit_are_rejected(claims, tmp_path):
         "1" * 10_000,
         '{"a": ' + "1" * 5000 + "}",
     ],
-    ids=["nested lists", "nested objects", "a list", "null", "cut short", "text", "no text", "digits", "digits inside"],
+    ids=[
+        "nested lists",
+        "nested objects",
+        "a list",
+        "null",
+        "truncated",
+        "text",
+        "not text",
+        "digits",
+        "nested digits",
+    ],
 )
 def test_configs_that_are_not_json_objects_are_rejected(text, tmp_path):
     folder = write_model_folder(tmp_path, {}, config=replace(CONFIG, classes=0))
@@ -366,15 +376,15 @@ def test_irrelevant_config_fields_are_ignored(tmp_path):
 
 
 INVALID_INDEXES = {
-    "a folder above": {"weight_map": {"norm.weight": "../model.safetensors"}},
-    "a root": {"weight_map": {"norm.weight": "/etc/passwd"}},
-    "a folder below": {"weight_map": {"norm.weight": "below/model.safetensors"}},
+    "a parent folder": {"weight_map": {"norm.weight": "../model.safetensors"}},
+    "an absolute path": {"weight_map": {"norm.weight": "/etc/passwd"}},
+    "a subfolder": {"weight_map": {"norm.weight": "below/model.safetensors"}},
     "this folder": {"weight_map": {"norm.weight": ".."}},
     "no names": {"weight_map": {}},
     "no map": {"metadata": {}},
     "a list": {"weight_map": ["model.safetensors"]},
     "numbers": {"weight_map": {"norm.weight": 7}},
-    "a file that is not there": {"weight_map": {"norm.weight": "model-00001-of-00002.safetensors"}},
+    "a missing file": {"weight_map": {"norm.weight": "model-00001-of-00002.safetensors"}},
 }
 
 

@@ -100,7 +100,7 @@ def make_malicious_files(marker: Path) -> dict[str, tuple[bytes, str]]:
             "twice",
         ),
         "capitals.pt": (replace_members(valid_file, {"data.pkl": None, "DATA.PKL": payload}), "DATA.PKL"),
-        "capitals too.pt": (replace_members(valid_file, {"DATA.PKL": payload}), "DATA.PKL"),
+        "upper case name.pt": (replace_members(valid_file, {"DATA.PKL": payload}), "DATA.PKL"),
         "another folder.pt": (make_zip({"a/data.pkl": payload, "b/data.pkl": payload}), "b/data.pkl"),
         "script.pt": (replace_members(valid_file, {"constants.pkl": payload}), "TorchScript"),
         "code.pt": (replace_members(valid_file, {"code/__torch__.py": b"import os"}), "TorchScript"),
@@ -245,10 +245,13 @@ def make_malformed_files() -> dict[str, tuple[bytes, str]]:
     nested_pickle = b"".join(b"q" + bytes([i]) + b"h" + bytes([i]) + b"\x86" for i in range(200))
     return {
         "stride 0": (to_torch_bytes({"a": torch.zeros(1).expand(10**12)}), "shape 1000000000000 that repeats"),
-        "stride 0, written": (make_checkpoint(make_tensor_pickle((10**6, 10**6), (0, 0))), "repeats one number"),
+        "stride 0, stored": (make_checkpoint(make_tensor_pickle((10**6, 10**6), (0, 0))), "repeats one number"),
         "beyond its storage": (make_checkpoint(make_tensor_pickle((5,), (1,))), "in a storage of 4 numbers"),
-        "beyond by its offset": (make_checkpoint(make_tensor_pickle((4,), (1,), offset=1)), "in a storage of 4"),
-        "beyond by its stride": (make_checkpoint(make_tensor_pickle((2, 2), (3, 1))), "in a storage of 4"),
+        "beyond its storage by the offset": (
+            make_checkpoint(make_tensor_pickle((4,), (1,), offset=1)),
+            "in a storage of 4",
+        ),
+        "beyond its storage by the stride": (make_checkpoint(make_tensor_pickle((2, 2), (3, 1))), "in a storage of 4"),
         "overlapping itself": (make_checkpoint(make_tensor_pickle((3, 2), (1, 1))), "in a storage of 4"),
         "a huge size": (make_checkpoint(make_tensor_pickle((1 << 62, 1 << 62), (1, 1))), "in a storage of 4"),
         "a negative size": (make_checkpoint(make_tensor_pickle((-1,), (1,))), "damaged pickle"),
@@ -271,7 +274,7 @@ def make_malformed_files() -> dict[str, tuple[bytes, str]]:
             make_checkpoint(make_tensor_pickle((4,), (1,)), make_tensor_pickle((2,), (1,), 2)),
             "two sizes",
         ),
-        "storage that unpacks to a hundredfold": (
+        "highly compressed storage": (
             make_checkpoint(make_tensor_pickle((4,), (1,)), storage=bytes(1 << 20), method=8),
             "compressed",
         ),
@@ -283,20 +286,23 @@ def make_malformed_files() -> dict[str, tuple[bytes, str]]:
         "no tensors": (to_torch_bytes({"epoch": 3, "weights": {"w": torch.zeros(1)}}), "but epoch, weights"),
         "a single tensor": (to_torch_bytes(torch.zeros(3)), "no state dict"),
         "a list of tensors": (to_torch_bytes([torch.zeros(3)]), "no state dict"),
-        "tensors by number": (to_torch_bytes({1: torch.zeros(3)}), "by number"),
+        "tensors with integer names": (to_torch_bytes({1: torch.zeros(3)}), "by number"),
         "a path as a name": (to_torch_bytes({"../../w": torch.zeros(3)}), "not a valid name"),
         "complex": (to_torch_bytes({"w": torch.zeros(3, dtype=torch.complex64)}), "ComplexFloatStorage"),
         "sparse": (to_torch_bytes({"w": torch.eye(3).to_sparse()}), "_rebuild_sparse_tensor"),
-        "negated when it is read": (
+        "negated view": (
             to_torch_bytes({"w": torch.zeros(2, dtype=torch.complex64).conj().imag}),
             "calls torch._utils._rebuild_tensor_v2 with invalid arguments",
         ),
         "protocol 4": (to_torch_bytes({"w": torch.zeros(3)}, protocol=4), "pickle protocol 4"),
         "other byte order": (replace_members(valid_file, {"byteorder": b"big"}), "other byte order"),
         "half": (valid_file[: len(valid_file) // 2], "truncated"),
-        "no pickle": (replace_members(valid_file, {"data.pkl": None}), "neither numpy arrays nor"),
+        "not a pickle": (replace_members(valid_file, {"data.pkl": None}), "neither numpy arrays nor"),
         "a pickle of nothing": (replace_members(valid_file, {"data.pkl": b""}), "damaged pickle"),
-        "a pickle cut": (replace_members(valid_file, {"data.pkl": zipped_pickle(valid_file)[:-9]}), "damaged pickle"),
+        "truncated pickle": (
+            replace_members(valid_file, {"data.pkl": zipped_pickle(valid_file)[:-9]}),
+            "damaged pickle",
+        ),
         "a pickle of 5 MB": (
             replace_members(valid_file, {"data.pkl": b"\x80\2" + b"N" * (5 << 20) + b"."}),
             "a pickle over",
@@ -306,19 +312,16 @@ def make_malformed_files() -> dict[str, tuple[bytes, str]]:
             "instructions",
         ),
         "an empty stack": (replace_members(valid_file, {"data.pkl": b"\x80\2R."}), "damaged pickle"),
-        "a mark that is not there": (replace_members(valid_file, {"data.pkl": b"\x80\2t."}), "damaged pickle"),
-        "a memo that is not there": (replace_members(valid_file, {"data.pkl": b"\x80\2h\7."}), "damaged pickle"),
-        "a memo without end": (
-            replace_members(valid_file, {"data.pkl": b"\x80\2Nr\xff\xff\xff\x7f."}),
-            "no state dict",
-        ),
+        "missing mark": (replace_members(valid_file, {"data.pkl": b"\x80\2t."}), "damaged pickle"),
+        "missing memo": (replace_members(valid_file, {"data.pkl": b"\x80\2h\7."}), "damaged pickle"),
+        "endless memo": (replace_members(valid_file, {"data.pkl": b"\x80\2Nr\xff\xff\xff\x7f."}), "no state dict"),
         "a text of 4 GB": (replace_members(valid_file, {"data.pkl": b"\x80\2X\xff\xff\xff\xffabc."}), "damaged pickle"),
-        "a key whose hash takes for ever": (
+        "a key with an expensive hash": (
             replace_members(valid_file, {"data.pkl": b"\x80\2})" + nested_pickle + b"Ns."}),
             "a key that is a tuple",
         ),
-        "a dict for the key": (replace_members(valid_file, {"data.pkl": b"\x80\2}}Ns."}), "a key that is a dict"),
-        "items for a number": (replace_members(valid_file, {"data.pkl": b"\x80\2K\1K\1K\1s."}), "damaged pickle"),
+        "a dict as key": (replace_members(valid_file, {"data.pkl": b"\x80\2}}Ns."}), "a key that is a dict"),
+        "items set on a number": (replace_members(valid_file, {"data.pkl": b"\x80\2K\1K\1K\1s."}), "damaged pickle"),
         "attributes": (
             replace_members(valid_file, {"data.pkl": b"\x80\2}}X\5\0\0\0itemsK\1sb."}),
             "sets the attributes",
@@ -331,8 +334,8 @@ def make_malformed_files() -> dict[str, tuple[bytes, str]]:
             replace_members(valid_file, {"data.pkl": b"\x80\2K\1)R."}),
             "calls a function that does not",
         ),
-        "legacy, cut": (legacy[:-1], "tensors need"),
-        "legacy, and more": (legacy + b"\0", "tensors need"),
+        "legacy, truncated": (legacy[:-1], "tensors need"),
+        "legacy, trailing data": (legacy + b"\0", "tensors need"),
         "legacy, other size": (legacy[:-32] + struct.pack("<q", 7) + legacy[-24:], "another size"),
         "legacy, no storages": (start + b"\x80\2}." + b"\x80\2]X\1\0\0\0aa.", "lists storages that differ"),
         "legacy, other version": (

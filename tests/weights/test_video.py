@@ -26,8 +26,8 @@ VIVIT = SMALL_SIZES | {"image_size": [16, 24], "num_frames": 4, "tubelet_size": 
 DECODER_SIZES = {f"decoder_{name}": value // 2 for name, value in SMALL_SIZES.items()}
 MODEL_KINDS = {
     "VideoMAE, classifier": ("VideoMAEForVideoClassification", VIDEOMAE | {"num_labels": 5}),
-    "VideoMAE, of a fine-tuned one": ("VideoMAEModel", VIDEOMAE),
-    "VideoMAE, of a pre-trained one": ("VideoMAEModel", VIDEOMAE | {"use_mean_pooling": False, "layer_norm_eps": 1e-5}),
+    "VideoMAE, fine-tuned encoder": ("VideoMAEModel", VIDEOMAE),
+    "VideoMAE, pre-trained encoder": ("VideoMAEModel", VIDEOMAE | {"use_mean_pooling": False, "layer_norm_eps": 1e-5}),
     "VideoMAE, with its decoder": ("VideoMAEForPreTraining", VIDEOMAE | DECODER_SIZES | {"use_mean_pooling": False}),
     "ViViT, classifier": ("VivitForVideoClassification", VIVIT | {"num_labels": 5}),
     "ViViT, encoder": ("VivitModel", VIVIT | {"qkv_bias": False, "hidden_act": "gelu"}),

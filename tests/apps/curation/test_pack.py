@@ -428,15 +428,15 @@ def edit_json(record, change):
 
 
 DOCUMENT_EDITS = {
-    "a file outside": lambda d: d["splits"]["train"]["shards"][0].update(file="../../etc/passwd"),
-    "a file above": lambda d: d["splits"]["train"]["files"]["index"].update(file=".."),
+    "a file outside the pack": lambda d: d["splits"]["train"]["shards"][0].update(file="../../etc/passwd"),
+    "a parent folder as file": lambda d: d["splits"]["train"]["files"]["index"].update(file=".."),
     "a later version": lambda d: d.update(vitreous_pack=2),
     "no splits": lambda d: d.pop("splits"),
     "another form": lambda d: d.update(form="zip"),
     "fewer classes": lambda d: d["classes"].pop(),
     "another split": lambda d: d["splits"].update(other=d["splits"]["train"]),
     "another size": lambda d: d["splits"]["train"]["shards"][0].update(bytes=5),
-    "a shard less": lambda d: d["splits"]["train"]["shards"].pop(),
+    "one shard fewer": lambda d: d["splits"]["train"]["shards"].pop(),
 }
 
 

@@ -499,7 +499,7 @@ MODEL_CONFIGS = {
         head={"representation": 8},
         positions={"resize": "zoom-scipy"},
     ),
-    "axes, each": transformer_config(
+    "axial in each block": transformer_config(
         **SMALL_CONFIG, positions={"kind": "axes", "at": "each", "resize": "bicubic-aligned"}
     ),
     "factorised": transformer_config(**SMALL_CONFIG, positions={"kind": "factorised"}),
