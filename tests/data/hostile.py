@@ -49,15 +49,15 @@ NO_RANGE = "no stated range"
 class HostileFile:
     """One file and its expected result.
 
-    `refused`: text of the error message, or None if the file is accepted. `golden` (H, W, 3): expected pixels within a
-    tolerance of `off`, if known.
+    `error_pattern`: text of the error message, or None if the file is accepted. `golden` (H, W, 3): expected pixels within a
+    tolerance of `tolerance`, if known.
     """
 
     name: str
     content: bytes
-    refused: str | None = None
+    error_pattern: str | None = None
     golden: np.ndarray | None = None
-    off: int = 0
+    tolerance: int = 0
 
 
 def make_colour_blocks(rows: int = 2, columns: int = 3) -> np.ndarray:
@@ -105,18 +105,18 @@ def build_corpus() -> tuple[HostileFile, ...]:
 
 def iterate_format_cases() -> Iterator[HostileFile]:
     """Valid files of every format."""
-    yield HostileFile("ok.jpg", encode_image(BLOCK_IMAGE, "JPEG", **JPEG_OPTIONS), golden=BLOCK_PIXELS, off=3)
+    yield HostileFile("ok.jpg", encode_image(BLOCK_IMAGE, "JPEG", **JPEG_OPTIONS), golden=BLOCK_PIXELS, tolerance=3)
     yield HostileFile(
         "ok_progressive.jpg",
         encode_image(BLOCK_IMAGE, "JPEG", progressive=True, **JPEG_OPTIONS),
         golden=BLOCK_PIXELS,
-        off=3,
+        tolerance=3,
     )
     yield HostileFile(
         "ok_grey.jpg",
         encode_image(BLOCK_IMAGE.convert("L"), "JPEG", quality=98),
         golden=np.asarray(BLOCK_IMAGE.convert("L").convert("RGB")),
-        off=2,
+        tolerance=2,
     )
     yield HostileFile("ok.webp", encode_image(BLOCK_IMAGE, "WEBP", lossless=True), golden=BLOCK_PIXELS)
     yield HostileFile("ok_lossy.webp", encode_image(BLOCK_IMAGE, "WEBP", quality=95))
@@ -135,7 +135,7 @@ def iterate_format_cases() -> Iterator[HostileFile]:
                 quality=98,
                 **({"subsampling": "4:4:4"} if image_format == "AVIF" else {"chroma": 444}),
             )
-            yield HostileFile(name, run_length_bmp, golden=BLOCK_PIXELS, off=6)
+            yield HostileFile(name, run_length_bmp, golden=BLOCK_PIXELS, tolerance=6)
             yield HostileFile(f"trunc_50_{name}", run_length_bmp[: len(run_length_bmp) // 2], DECODE_ERROR)
     for image_format in ("PNG", "BMP", "TIFF"):
         yield HostileFile(f"ok.{image_format.lower()}", encode_image(BLOCK_IMAGE, image_format), golden=BLOCK_PIXELS)
@@ -235,7 +235,7 @@ def iterate_foreign_cases() -> Iterator[HostileFile]:
         "zip_tail.jpg",
         encode_image(BLOCK_IMAGE, "JPEG", **JPEG_OPTIONS) + build_zip("x.html", b"<script>"),
         golden=BLOCK_PIXELS,
-        off=3,
+        tolerance=3,
     )
 
 
@@ -245,9 +245,9 @@ def iterate_pixel_mode_cases() -> Iterator[HostileFile]:
     scaled = grey_to_rgb(((ramp.astype(np.int64) + 128) // 257).astype(np.uint8))
     ink = BLOCK_IMAGE.convert("CMYK")
     inked = np.asarray(ink.convert("RGB"))
-    yield HostileFile("cmyk.jpg", encode_image(ink, "JPEG", **JPEG_OPTIONS), golden=inked, off=3)
+    yield HostileFile("cmyk.jpg", encode_image(ink, "JPEG", **JPEG_OPTIONS), golden=inked, tolerance=3)
     yield HostileFile(
-        "cmyk_plain.jpg", without_segment(encode_image(ink, "JPEG", **JPEG_OPTIONS), 0xEE), golden=inked, off=3
+        "cmyk_plain.jpg", without_segment(encode_image(ink, "JPEG", **JPEG_OPTIONS), 0xEE), golden=inked, tolerance=3
     )
     yield HostileFile("cmyk.tif", encode_image(ink, "TIFF"), golden=inked)
     yield HostileFile("lab.tif", encode_image(Image.new("LAB", (8, 8)), "TIFF"), NO_RANGE)
@@ -296,28 +296,34 @@ def iterate_exif_cases() -> Iterator[HostileFile]:
             f"exif_{orientation}.jpg",
             encode_image(image, "JPEG", exif=exif, **JPEG_OPTIONS),
             golden=BLOCK_PIXELS,
-            off=3,
+            tolerance=3,
         )
     exif = Image.Exif()
     exif[0x0112] = 99
     jpeg = encode_image(BLOCK_IMAGE, "JPEG", **JPEG_OPTIONS)
     yield HostileFile(
-        "exif_bad.jpg", encode_image(BLOCK_IMAGE, "JPEG", exif=exif, **JPEG_OPTIONS), golden=BLOCK_PIXELS, off=3
+        "exif_bad.jpg", encode_image(BLOCK_IMAGE, "JPEG", exif=exif, **JPEG_OPTIONS), golden=BLOCK_PIXELS, tolerance=3
     )
     yield HostileFile(
-        "exif_garbage.jpg", with_segment(jpeg, 0xE1, b"Exif\0\0" + b"MM\0*" + b"\xff" * 60), golden=BLOCK_PIXELS, off=3
+        "exif_garbage.jpg",
+        with_segment(jpeg, 0xE1, b"Exif\0\0" + b"MM\0*" + b"\xff" * 60),
+        golden=BLOCK_PIXELS,
+        tolerance=3,
     )
     yield HostileFile(
-        "exif_no_header.jpg", with_segment(jpeg, 0xE1, b"Exif\0\0" + b"junk" * 9), golden=BLOCK_PIXELS, off=3
+        "exif_no_header.jpg", with_segment(jpeg, 0xE1, b"Exif\0\0" + b"junk" * 9), golden=BLOCK_PIXELS, tolerance=3
     )
     yield HostileFile(
         "exif_words.jpg",
         with_segment(jpeg, 0xE1, b"Exif\0\0" + build_tiff([{0x0112: (2, 4, 0x00783C3C)}])),
         golden=BLOCK_PIXELS,
-        off=3,
+        tolerance=3,
     )
     yield HostileFile(
-        "icc_garbage.jpg", with_segment(jpeg, 0xE2, b"ICC_PROFILE\0\1\1" + b"\x80" * 60), golden=BLOCK_PIXELS, off=3
+        "icc_garbage.jpg",
+        with_segment(jpeg, 0xE2, b"ICC_PROFILE\0\1\1" + b"\x80" * 60),
+        golden=BLOCK_PIXELS,
+        tolerance=3,
     )
     yield HostileFile("icc_garbage.png", encode_image(BLOCK_IMAGE, "PNG", icc_profile=b"junk"), golden=BLOCK_PIXELS)
 
@@ -331,7 +337,7 @@ def iterate_animation_cases() -> Iterator[HostileFile]:
     yield HostileFile("anim.webp", encode_image(frames[0], "WEBP", lossless=True, **save_options), golden=first)
     yield HostileFile("anim.png", encode_image(frames[0], "PNG", **save_options), golden=first)
     yield HostileFile("anim.tif", encode_image(frames[0], "TIFF", **save_options), golden=first)
-    yield HostileFile("mpo.jpg", encode_image(frames[0], "MPO", **save_options), golden=first, off=2)
+    yield HostileFile("mpo.jpg", encode_image(frames[0], "MPO", **save_options), golden=first, tolerance=2)
     gif = encode_image(Image.fromarray(np.full((4, 4), 255, np.uint8)), "GIF")
     body = gif[gif.index(b"\x2c\0") :][:-1]  # the frame without the file header and trailer
     yield HostileFile("many_frames.gif", gif[:-1] + body * 2999 + b";", golden=np.full((4, 4, 3), 255, np.uint8))
@@ -348,7 +354,7 @@ def iterate_extreme_size_cases() -> Iterator[HostileFile]:
         golden = np.full((height, width, 3), (1, 2, 3), np.uint8)
         yield HostileFile(f"{width}x{height}.png", encode_image(golden, "PNG"), golden=golden)
     golden = np.full((2, 65_500, 3), 128, np.uint8)
-    yield HostileFile("65500x2.jpg", encode_image(golden, "JPEG"), golden=golden, off=1)
+    yield HostileFile("65500x2.jpg", encode_image(golden, "JPEG"), golden=golden, tolerance=1)
     yield HostileFile("0x10.png", build_png(0, 10, zlib.compress(b"\0" * 10)), "not an image|cannot be read")
     yield HostileFile("0x0.gif", gif_header(0, 0), "not an image|cannot be read")
     yield HostileFile("0x8.bmp", build_bmp(0, 8, b""), "not an image|cannot be read")

@@ -162,9 +162,8 @@ def test_views_are_crops_at_whole_voxels():
         assert torch.equal(view, IDENTITY_VIEWS.augment_image(volume, small, key))
         offsets.add((z, y, x))
     assert len(offsets) > 20
-    assert np.array_equal(
-        IDENTITY_VIEWS.augment_image(volume, VolumePreprocess((10, 8, 6), 1), 0), volume
-    )  # the crop is the only random draw
+    # the crop is the only random draw
+    assert np.array_equal(IDENTITY_VIEWS.augment_image(volume, VolumePreprocess((10, 8, 6), 1), 0), volume)
     larger = IDENTITY_VIEWS.augment_image(volume, VolumePreprocess((12, 8, 6), 1), 3)
     assert (larger == 0).sum() == 2 * 8 * 6 and np.isin(volume, larger).all()
 

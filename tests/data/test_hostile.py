@@ -42,15 +42,15 @@ NO_FILES = {"pipe.jpg": "not a regular file", "folder.jpg": "not a regular file"
 
 @pytest.mark.parametrize("case", build_corpus(), ids=lambda case: case.name)
 def test_every_file_gives_its_pixels_or_its_error(case: HostileFile):
-    if case.refused is not None:
-        with pytest.raises(DataError, match=case.refused) as error:
+    if case.error_pattern is not None:
+        with pytest.raises(DataError, match=case.error_pattern) as error:
             decode_to_pillow(case.content, name=case.name)
         assert error.value.message.startswith(case.name) and (error.value.hint or not case.content)
         return
     pixels = np.asarray(decode_to_pillow(case.content, name=case.name)).astype(int)
     if case.golden is not None:
         assert pixels.shape == case.golden.shape
-        assert np.abs(pixels - case.golden).max() <= case.off
+        assert np.abs(pixels - case.golden).max() <= case.tolerance
 
 
 def test_all_exif_orientations_decode_to_the_same_image():
@@ -121,7 +121,7 @@ def rejected_files(decode_results: dict[str, str]) -> dict[str, str]:
 def test_special_files_are_rejected(decode_results):
     for name, reason in NO_FILES.items():
         assert reason in decode_results[name] and name in decode_results[name]
-    expected = {case.name for case in build_corpus() if case.refused is not None} | set(NO_FILES)
+    expected = {case.name for case in build_corpus() if case.error_pattern is not None} | set(NO_FILES)
     assert set(rejected_files(decode_results)) == expected
 
 
@@ -164,9 +164,8 @@ def test_predict_names_unreadable_files(corpus_files, predictor, decode_results)
 
 def test_the_command_line_reports_the_same_errors(corpus_files, predictor, decode_results, tmp_path):
     run = predictor_home(predictor, tmp_path)
-    arguments = {
-        name: path for name, path in corpus_files.items() if not path.is_dir()
-    }  # a folder argument is expanded to the images in it
+    # a folder argument is expanded to the images in it
+    arguments = {name: path for name, path in corpus_files.items() if not path.is_dir()}
     result = run_cli("predict", str(run), *map(str, arguments.values()), "--json")
     predictions = json.loads(result.stdout)["predictions"]
     assert result.returncode == 3

@@ -192,9 +192,8 @@ def decode_or_error(call) -> tuple[str, bytes]:
 @pytest.mark.usefixtures("either_decoder")
 @pytest.mark.parametrize("name", DAMAGED_JPEGS)
 def test_unusual_jpegs_fall_back_to_full_decoding(name):
-    opened = decode_or_error(
-        lambda: as_array(open_lazy_image(DAMAGED_JPEGS[name], 3, name))
-    )  # these fall back, so the result is no lazy Jpeg
+    # these fall back, so the result is no lazy Jpeg
+    opened = decode_or_error(lambda: as_array(open_lazy_image(DAMAGED_JPEGS[name], 3, name)))
     assert opened == decode_or_error(lambda: as_array(decode_to_pillow(DAMAGED_JPEGS[name], 3, name)))
 
 

@@ -20,9 +20,8 @@ from vitreous.data.sources import open_data
 from vitreous.data.split import ArraySplit
 from vitreous.errors import UsageError
 
-IMBALANCED_LABELS = np.random.default_rng(0).permutation(
-    [0] * 17 + [1] * 5 + [2] * 1 + [4] * 9
-)  # no samples of class 3
+# no samples of class 3
+IMBALANCED_LABELS = np.random.default_rng(0).permutation([0] * 17 + [1] * 5 + [2] * 1 + [4] * 9)
 NUM_SAMPLES = len(IMBALANCED_LABELS)
 SAMPLE_ORDERS = {
     "even": SampleOrder(NUM_SAMPLES, 3),

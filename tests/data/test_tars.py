@@ -331,10 +331,10 @@ class MaliciousPickle:
     """Creates a folder when it is unpickled."""
 
     def __init__(self, path):
-        self.place = path
+        self.path = path
 
     def __reduce__(self):
-        return os.mkdir, (self.place,)
+        return os.mkdir, (self.path,)
 
 
 def test_archive_contents_are_never_executed_or_followed(tmp_path):

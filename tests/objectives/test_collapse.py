@@ -46,9 +46,8 @@ def test_only_collapsed_features_raise_a_warning(objectives, name):
     start = {"highest_rankme": 30.0, "first_feature_std": compute_feature_std(healthy)}
     assert not list(objective.warnings(compute_feature_metrics(healthy, **start), LATER_PROGRESS))
     identical = np.tile(draw.normal(size=(1, EMBED_DIM)), (200, 1)) + 1e-4 * draw.normal(size=(200, EMBED_DIM))
-    alarms = dict(
-        objective.warnings(compute_feature_metrics(identical, **start), EARLY_PROGRESS)
-    )  # even at an early first evaluation
+    # even at an early first evaluation
+    alarms = dict(objective.warnings(compute_feature_metrics(identical, **start), EARLY_PROGRESS))
     assert alarms.keys() == {"same features", "one direction"}
     assert all(objective.collapse_hint in text and "--" in text for text in alarms.values())
     assert "mean cosine 1.0000, 0.5" in alarms["same features"] and f"of {EMBED_DIM})" in alarms["one direction"]

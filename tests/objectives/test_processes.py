@@ -48,10 +48,11 @@ OBJECTIVE_VARIANTS = {
     "tiny-dino": ("tiny-dino", {}),
     "tiny-pixels": ("tiny-pixels", {}),
 }
+# the other student has a single head for labels and teacher
 MODEL_SETTINGS = {
     "hard": {"model.pool": ["distilled"], "model.class_token": ["True"], "model.positions.slots": ["2"]},
     "diffusion": {"model.learned_variance": ["True"]},
-}  # the other student has a single head for labels and teacher
+}
 #: student models of another family
 MODEL_NAMES = {"soft": "Swin-32x1-2/2-window2", "diffusion": "DiT-32x2/4", "flow": "DiT-32x2/4"}
 #: a run of more than one epoch: four steps of 8 images, and a last step of 2 or 3 images, where some of 4 processes are

@@ -109,9 +109,8 @@ def test_a_temperature_is_fitted_on_val_stored_and_used(run_copy, photos):
         repeated["val"]["nll"] == pytest.approx(calibration["val"]["after"]["nll"])
         and "used to fit the temperature" in stderr
     )
-    fitted_again, _ = run_evaluate_json(
-        run_copy, "--calibrate"
-    )  # from raw logits, not from logits divided by the first temperature
+    # from raw logits, not from logits divided by the first temperature
+    fitted_again, _ = run_evaluate_json(run_copy, "--calibrate")
     assert fitted_again["calibration"]["temperature"] == pytest.approx(calibration["temperature"])
 
 

@@ -232,6 +232,7 @@ def golden_bit_paper(blocks, classes=7, seed=0):
 
 
 @pytest.mark.parametrize("blocks", [(1,), (2, 1)])
+# the original BiT code pads with zeros
 def test_bit_pads_the_pooling_with_minus_infinity(blocks, tmp_path):
     p = golden_bit_paper(blocks)
     weights = open_weights(write_npz(tmp_path / "bit.npz", p))
@@ -246,9 +247,7 @@ def test_bit_pads_the_pooling_with_minus_infinity(blocks, tmp_path):
             assert compute_difference(features[number].double(), torch.from_numpy(tokens)) <= 1e-5
             assert compute_difference(logits[number].double(), torch.from_numpy(expected)) <= 1e-5
             zeros = bit_paper(p, image, blocks, 0.0)[1]
-            assert (
-                compute_difference(logits[number].double(), torch.from_numpy(zeros)) > 1e-4
-            )  # the original BiT code pads with zeros
+            assert compute_difference(logits[number].double(), torch.from_numpy(zeros)) > 1e-4
 
 
 def test_bit_is_written_with_the_shapes_of_big_vision(tmp_path):

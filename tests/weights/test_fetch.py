@@ -60,7 +60,7 @@ class HubHandler(BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: object) -> None:
         """Log nothing to stderr."""
 
-    def answer(self, status: int, content: bytes = b"", length: int | None = None, **headers: str) -> None:
+    def respond(self, status: int, content: bytes = b"", length: int | None = None, **headers: str) -> None:
         self.send_response(status)
         self.send_header("Content-Length", str(len(content) if length is None else length))
         for name, value in headers.items():
@@ -77,23 +77,25 @@ class HubHandler(BaseHTTPRequestHandler):
         """Respond with a file or an error."""
         self.requests.append(f"{self.command} {self.path}")
         match = re.fullmatch(r"/(\w+/[\w.]+)/resolve/([^/]+)/(.+)", self.path)
-        return self.hub(*match.groups()) if match else self.web(self.path.removeprefix("/web/"))
+        return self.respond_as_hub(*match.groups()) if match else self.respond_as_web(self.path.removeprefix("/web/"))
 
-    def hub(self, repository: str, revision: str, file: str) -> None:
+    def respond_as_hub(self, repository: str, revision: str, file: str) -> None:
         """Respond like the Hub, with its headers."""
         if repository == "org/gated":
-            return self.answer(403, X_Error_Code="GatedRepo", X_Error_Message="Access to model org/gated is restricted")
+            return self.respond(
+                403, X_Error_Code="GatedRepo", X_Error_Message="Access to model org/gated is restricted"
+            )
         allowed = repository != "org/private" or self.headers.get("Authorization") == "Bearer hf_secret"
         if repository not in REPOSITORIES or not allowed:
-            return self.answer(401, X_Error_Code="RepoNotFound", X_Error_Message="Repository not found")
+            return self.respond(401, X_Error_Code="RepoNotFound", X_Error_Message="Repository not found")
         if revision not in ("main", COMMIT):
-            return self.answer(404, X_Error_Code="RevisionNotFound", X_Repo_Commit=COMMIT)
+            return self.respond(404, X_Error_Code="RevisionNotFound", X_Repo_Commit=COMMIT)
         if file not in REPOSITORIES[repository]:
-            return self.answer(404, X_Error_Code="EntryNotFound", X_Repo_Commit=COMMIT)
+            return self.respond(404, X_Error_Code="EntryNotFound", X_Repo_Commit=COMMIT)
         content = REPOSITORIES[repository][file]
-        return self.answer(200, content, ETag=f'"{hashlib.sha1(content).hexdigest()}"', X_Repo_Commit=COMMIT)
+        return self.respond(200, content, ETag=f'"{hashlib.sha1(content).hexdigest()}"', X_Repo_Commit=COMMIT)
 
-    def web(self, name: str) -> None:
+    def respond_as_web(self, name: str) -> None:
         """Respond with a complete or truncated file, a redirect, an invalid response or an error."""
         host = f"http://{self.headers['Host']}/web"
         redirects = {
@@ -103,12 +105,12 @@ class HubHandler(BaseHTTPRequestHandler):
             "file": "file:///etc/passwd",
         }
         if name in redirects:
-            return self.answer(302, Location=redirects[name])
+            return self.respond(302, Location=redirects[name])
         if name == "cut.npz":
-            self.answer(200, CONTENT[:1000], len(CONTENT))
+            self.respond(200, CONTENT[:1000], len(CONTENT))
             return self.connection.close()
         if name == "vast.npz":
-            return self.answer(200, CONTENT, 1 << 50)
+            return self.respond(200, CONTENT, 1 << 50)
         if name == "silent.npz":
             self.wfile.write(b"HTTP/1.0 200 OK\r\n\r\n" + CONTENT)
             return None
@@ -116,9 +118,9 @@ class HubHandler(BaseHTTPRequestHandler):
             self.wfile.write(b"\x80\2]q\0.\r\n\r\n")
             return None
         return (
-            self.answer(200, CONTENT)
+            self.respond(200, CONTENT)
             if name in ("a.npz", "a.exe", "b.npz")
-            else self.answer(404, b"<html>not here</html>")
+            else self.respond(404, b"<html>not here</html>")
         )
 
 
@@ -260,13 +262,13 @@ class RecordingListener:
     """A listener that stores all calls."""
 
     def __init__(self) -> None:
-        self.heard: list[tuple] = []
+        self.calls: list[tuple] = []
 
     def note(self, text: str) -> None:
-        self.heard.append((text,))
+        self.calls.append((text,))
 
     def progress(self, label: str, done: int, total: int, text: str = "") -> None:
-        self.heard.append((label, done, total))
+        self.calls.append((label, done, total))
 
 
 @pytest.fixture
@@ -284,7 +286,7 @@ def test_a_pinned_file_is_downloaded_once(web_address, tmp_path):
     path = fetch_weights(f"{web_address}/a.npz#sha256={CONTENT_HASH.upper()}", listener)
     assert path == tmp_path / "cache" / "vitreous" / "weights" / f"{CONTENT_HASH}.npz"
     assert path.read_bytes() == CONTENT
-    assert listener.heard[-1] == ("download", len(CONTENT), len(CONTENT))
+    assert listener.calls[-1] == ("download", len(CONTENT), len(CONTENT))
     assert (
         fetch_weights(f"{web_address}/a.npz#sha256={CONTENT_HASH}")
         == fetch_weights(f"{web_address}/b.npz#sha256={CONTENT_HASH}")

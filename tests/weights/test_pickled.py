@@ -427,9 +427,8 @@ def test_plain_and_nested_files_are_described_correctly(tmp_path):
     path.write_bytes(
         to_torch_bytes({"student": tensors, "model": {"w": torch.zeros(1)}, "teacher": tensors, "ema": 0.999})
     )
-    assert (
-        open_weights_file(path).section == "teacher"
-    )  # the averaged weights are preferred; "ema" is a number here, not a state dict
+    # the averaged weights are preferred; "ema" is a number here, not a state dict
+    assert open_weights_file(path).section == "teacher"
     path.write_bytes(to_torch_bytes({"w": torch.zeros(1), "model": 3}))
     assert open_weights_file(path).section == ""
 

@@ -197,9 +197,8 @@ def test_unsupported_benchmark_options_are_rejected(options, error, words):
 
 
 def test_bench_prints_json_and_writes_a_page(tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        run, "list_limit_contenders", lambda task, device: list_limit_contenders(task, device)[:1]
-    )  # one process less
+    # one process less
+    monkeypatch.setattr(run, "list_limit_contenders", lambda task, device: list_limit_contenders(task, device)[:1])
     words = [
         "--models",
         "ViT-32x1/8",

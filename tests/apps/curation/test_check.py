@@ -125,7 +125,7 @@ def test_unreadable_images_are_those_that_decoding_rejects(tmp_path):
     assert {row["path"]: row["reason"] for row in document["unreadable"]} == expected
     assert len(expected) > 20 and not document["passed"]
     image_traits = document["traits"]
-    accepted = {case.name for case in build_corpus() if case.refused is None}
+    accepted = {case.name for case in build_corpus() if case.error_pattern is None}
     # all but exif_1
     assert image_traits["exif_rotated"] == sum(name.startswith("exif_") and name[5].isdigit() for name in accepted) - 1
     assert {os.path.basename(row["path"]) for row in document["wrong_extension"]} == {"png_named.jpg"}
@@ -404,10 +404,10 @@ class OpenTagParser(HTMLParser):
 
     def __init__(self):
         super().__init__()
-        self.open, self.seen, self.sources = [], set(), []
+        self.open, self.tags, self.sources = [], set(), []
 
     def handle_starttag(self, tag, attributes):
-        self.seen.add(tag)
+        self.tags.add(tag)
         self.sources += [value for name, value in attributes if name in ("src", "href")]
         if tag not in ("meta", "img", "br"):
             self.open.append(tag)
@@ -424,10 +424,10 @@ def test_the_page_is_self_contained_and_escapes_names(tmp_path):
         (root / f"train/ant/copy{index}.png").write_bytes((root / "train/ant/2.png").read_bytes())
     document, subject = check_images(str(root), workers=0)
     text = render_check_page(document, subject)
-    tags = OpenTagParser()
-    tags.feed(text)
-    assert not tags.open and "script" not in tags.seen and {"svg", "rect", "img"} <= tags.seen
-    assert tags.sources and all(source.startswith("data:image/jpeg;base64,") for source in tags.sources)
+    parser = OpenTagParser()
+    parser.feed(text)
+    assert not parser.open and "script" not in parser.tags and {"svg", "rect", "img"} <= parser.tags
+    assert parser.sources and all(source.startswith("data:image/jpeg;base64,") for source in parser.sources)
     assert "&lt;script&gt;" in text and "\\n.png" in text and len(text) < 200_000
 
 
@@ -496,9 +496,8 @@ def patient_ids(split):
 def test_groups_stay_together_in_train_resume_and_evaluate(tmp_path):
     root = write_patient_images(tmp_path / "photos")
     ungrouped = open_data(root)
-    assert patient_ids(ungrouped.splits["train"]) & patient_ids(
-        ungrouped.splits["val"]
-    )  # without groups they are split
+    # without groups they are split
+    assert patient_ids(ungrouped.splits["train"]) & patient_ids(ungrouped.splits["val"])
     opened = open_data(root, 0, r"(patient\d+)_")
     assert not patient_ids(opened.splits["train"]) & patient_ids(opened.splits["val"]) and patient_ids(
         opened.splits["val"]

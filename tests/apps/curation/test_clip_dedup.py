@@ -40,9 +40,8 @@ def clip_folders(tmp_path_factory) -> tuple[Path, Path]:
     (home / "right" / "mirrored.mp4").write_bytes(encode_video(np.ascontiguousarray(make_clip_pixels(1)[:, :, ::-1])))
     # duplicate of a clip in the other folder
     write_clip(home / "left" / "recoded.webm", make_clip_pixels(30).repeat(2, 1).repeat(2, 2))
-    write_clip(
-        home / "left" / "camera.gif", make_clip_pixels(70, background=31)
-    )  # the background of another clip with a different square
+    # the background of another clip with a different square
+    write_clip(home / "left" / "camera.gif", make_clip_pixels(70, background=31))
     write_clip(reference_folder / "left" / "camera.mp4", make_clip_pixels(71, background=31))
     (home / "left" / "torn.mp4").write_bytes(b"none")
     return home, reference_folder

@@ -256,10 +256,8 @@ def test_candidates_have_the_highest_cosines(original_split, monkeypatch):
         options = {}
         for j in range(i):
             for mirrored, signs in ((False, np.ones_like(MIRROR_SIGNS)), (True, MIRROR_SIGNS)):
-                queries = [
-                    descriptors[i, 0] * signs,
-                    descriptors[i, CENTRE_BOX_INDEX] * signs,
-                ]  # the whole image and its centre
+                # the whole image and its centre
+                queries = [descriptors[i, 0] * signs, descriptors[i, CENTRE_BOX_INDEX] * signs]
                 options[i, j, mirrored, True] = max((descriptors[j] @ query).max() for query in queries)
                 options[i, j, mirrored, False] = (descriptors[i] @ (descriptors[j, 0] * signs)).max()
         expected |= dict(sorted(options.items(), key=lambda item: -item[1])[:3])

@@ -97,13 +97,13 @@ def test_moved_and_missing_objects_are_counted():
         == 2
     )
     assert match_both_ways(reference, make_detections([first_box, second_box], [0.9, 0.61]), 0.05, 9).count(None) == 2
-    assert (
-        match_both_ways(reference, make_detections([first_box], [0.9]), 0.5999, 9).count(None) == 0
-    )  # just below the lowest reference score
+    # just below the lowest reference score
+    assert match_both_ways(reference, make_detections([first_box], [0.9]), 0.5999, 9).count(None) == 0
+    # the list of detections is full
     assert (
         match_both_ways(reference, make_detections([first_box, np.add(first_box, 9)], [0.9, 0.6]), 0.05, 2).count(None)
         == 0
-    )  # the list of detections is full
+    )
     mask, other_mask = np.zeros((40, 50), bool), np.zeros((40, 50), bool)
     mask[5:20, 5:15] = other_mask[5:20, 5:15] = True
     other_mask[5, 5:8] = False

@@ -95,7 +95,12 @@ class PageVisit:
 
     def __init__(self, browser, server_address: str, size: str = "desk", theme: str = "light") -> None:
         wide, high = VIEWPORTS[size]
-        self.address, self.said, self.asked, self.refused = server_address, [], [], 0
+        self.address, self.console_messages, self.requested_urls, self.expects_failed_requests = (
+            server_address,
+            [],
+            [],
+            0,
+        )
         phone = {"has_touch": True, "is_mobile": True} if size == "phone" else {}
         self.context = browser.new_context(
             viewport={"width": wide, "height": high},
@@ -106,9 +111,9 @@ class PageVisit:
         )
         self.page = page = self.context.new_page()
         page.set_default_timeout(TIMEOUT_MS)
-        page.on("console", lambda message: self.said.append(message.text))
-        page.on("pageerror", lambda error: self.said.append(str(error)))
-        page.on("request", lambda request: self.asked.append(request.url))
+        page.on("console", lambda message: self.console_messages.append(message.text))
+        page.on("pageerror", lambda error: self.console_messages.append(str(error)))
+        page.on("request", lambda request: self.requested_urls.append(request.url))
         page.goto(server_address)
 
     def find(self, selector: str):
@@ -117,7 +122,7 @@ class PageVisit:
     def see(self, selector: str, text, **options) -> None:
         expect(self.find(selector)).to_contain_text(text, timeout=TIMEOUT_MS, **options)
 
-    def take(self, *files: Path) -> None:
+    def submit_files(self, *files: Path) -> None:
         """Select files; wait for their predictions and the attention of the last one."""
         self.see("#model", "classes")
         before = self.find("#history li").count()
@@ -134,18 +139,18 @@ class PageVisit:
     def drawn(self) -> str:
         return self.page.evaluate("document.getElementById('picture').toDataURL()")
 
-    def attentions(self) -> list[str]:
-        return [url for url in self.asked if "/v1/attention" in url]
+    def list_attention_requests(self) -> list[str]:
+        return [url for url in self.requested_urls if "/v1/attention" in url]
 
-    def set(self, slider: str, value: int) -> None:
+    def set_slider(self, slider: str, value: int) -> None:
         self.find(f"#{slider}").fill(str(value))
         self.settle()
 
-    def choose(self, name: str, value: str) -> None:
+    def choose_option(self, name: str, value: str) -> None:
         self.find(f"input[name={name}][value={value}]").check(force=True)
         self.settle()
 
-    def patches(self) -> np.ndarray:
+    def read_patch_lightness(self) -> np.ndarray:
         """Return the lightness (5, 5) of the canvas at the centre of every patch.
 
         The image must be wide and displayed in the central 0.8 of its height.
@@ -166,7 +171,7 @@ class PageVisit:
         )
         return np.array(values).reshape(5, 5)
 
-    def at(self, row: int, column: int) -> dict[str, float]:
+    def patch_position(self, row: int, column: int) -> dict[str, float]:
         """Return the position of a patch on the canvas, in pixels of the page."""
         frame = self.find("#picture").bounding_box()
         share = min(frame["width"] / 96, frame["height"] / 64)
@@ -176,9 +181,15 @@ class PageVisit:
     def leave(self) -> None:
         """Close the page; assert that it logged nothing unexpected and requested nothing from other hosts."""
         self.context.close()
-        unexpected = [text for text in self.said if not (self.refused and text.startswith("Failed to load resource"))]
+        unexpected = [
+            text
+            for text in self.console_messages
+            if not (self.expects_failed_requests and text.startswith("Failed to load resource"))
+        ]
         assert unexpected == []
-        assert [url for url in self.asked if not url.startswith((self.address + "/", "blob:", "data:image/"))] == []
+        assert [
+            url for url in self.requested_urls if not url.startswith((self.address + "/", "blob:", "data:image/"))
+        ] == []
 
 
 @pytest.fixture
@@ -214,18 +225,18 @@ def test_an_encoder_without_a_head_shows_attention_and_neighbours(browser, page_
     write_index(tmp_path / "encoder", tmp_path / "photos")
     with serve_in_thread(load(tmp_path / "encoder", headless=True), QUIET_SETTINGS, tmp_path / "encoder") as server:
         visit = PageVisit(browser, server.address)
-        visit.take(page_models / "1.png")
+        visit.submit_files(page_models / "1.png")
         visit.see("#model", "Feature extraction, no classes")
         expect(visit.find("#answer")).to_be_hidden()
         visit.see("#neighbours li:first-child", "1.png")
-        assert visit.find("#neighbours li").count() == 2 and visit.attentions()
+        assert visit.find("#neighbours li").count() == 2 and visit.list_attention_requests()
         assert visit.find("#history li p").all_text_contents() == ["1.png"]
         visit.leave()
 
 
 @pytest.mark.parametrize("visit", [("desk", "light"), pytest.param(("phone", "dark"), marks=slow)], indirect=True)
 def test_page_predictions_match_python(visit, page_models, predictor):
-    visit.take(page_models / "0.png")
+    visit.submit_files(page_models / "0.png")
     expected = predictor.predict([page_models / "0.png"], top=7)[0]
     names = visit.find("#answers .name").all_text_contents()
     shares = [text.replace("\u00a0", " ") for text in visit.find("#answers .share").all_text_contents()]
@@ -243,11 +254,11 @@ def test_page_predictions_match_python(visit, page_models, predictor):
 
 @pytest.mark.parametrize("visit", [("desk", "dark"), pytest.param(("phone", "light"), marks=slow)], indirect=True)
 def test_sliders_show_every_block_and_head_with_one_request(visit, page_models, predictor):
-    visit.take(page_models / "0.png")
-    visit.choose("kind", "raw")
-    visit.choose("edges", "blocks")
-    visit.set("opacity", 100)
-    num_requests = len(visit.attentions())
+    visit.submit_files(page_models / "0.png")
+    visit.choose_option("kind", "raw")
+    visit.choose_option("edges", "blocks")
+    visit.set_slider("opacity", 100)
+    num_requests = len(visit.list_attention_requests())
     every = np.array(
         compute_attention(predictor, page_models / "0.png", kind="raw", layer="all", head="all")["weights"]
     )
@@ -259,45 +270,45 @@ def test_sliders_show_every_block_and_head_with_one_request(visit, page_models, 
             (2, every[layer].min(0)),
             (4, every[layer][1]),
         ):
-            visit.set("layer", layer)
-            visit.set("head", head)
-            assert brightness_follows_weights(visit.patches(), weights), (layer, head)
+            visit.set_slider("layer", layer)
+            visit.set_slider("head", head)
+            assert brightness_follows_weights(visit.read_patch_lightness(), weights), (layer, head)
             drawings.add(visit.drawn())
-    assert len(drawings) == 8 and len(visit.attentions()) == num_requests
+    assert len(drawings) == 8 and len(visit.list_attention_requests()) == num_requests
     assert visit.find("#head").get_attribute("aria-valuetext") == "head 2 of 2"
     smooth = visit.drawn()
-    visit.choose("edges", "smooth")
+    visit.choose_option("edges", "smooth")
     assert visit.drawn() != smooth
-    visit.choose("kind", "rollout")
+    visit.choose_option("kind", "rollout")
     rolled = np.array(compute_attention(predictor, page_models / "0.png", layer="all")["weights"])
-    visit.choose("edges", "blocks")
+    visit.choose_option("edges", "blocks")
     for layer in (0, 2):
-        visit.set("layer", layer)
-        assert brightness_follows_weights(visit.patches(), rolled[layer])
-    visit.choose("view", "light")
+        visit.set_slider("layer", layer)
+        assert brightness_follows_weights(visit.read_patch_lightness(), rolled[layer])
+    visit.choose_option("view", "light")
     highlighted = visit.drawn()
-    visit.set("opacity", 0)
+    visit.set_slider("opacity", 0)
     assert visit.drawn() != highlighted
 
 
 @pytest.mark.parametrize("visit", [pytest.param(("desk", "light"), marks=slow), ("phone", "light")], indirect=True)
 def test_clicking_a_patch_shows_its_attention(visit, page_models, predictor):
-    visit.take(page_models / "0.png")
-    visit.choose("kind", "raw")
-    visit.choose("edges", "blocks")
-    visit.set("opacity", 100)
-    visit.set("head", 3)
-    position = visit.at(1, 3)
+    visit.submit_files(page_models / "0.png")
+    visit.choose_option("kind", "raw")
+    visit.choose_option("edges", "blocks")
+    visit.set_slider("opacity", 100)
+    visit.set_slider("head", 3)
+    position = visit.patch_position(1, 3)
     (visit.find("#picture").tap if visit.page.viewport_size["width"] < 500 else visit.find("#picture").click)(
         position=position
     )
     visit.see("#meaning", "Raw attention of block 3, head 1, from the patch at row 2, column 4.")
     visit.settle()
-    assert visit.attentions()[-1].endswith("query=1,3")
+    assert visit.list_attention_requests()[-1].endswith("query=1,3")
     visit.page.mouse.move(1, 1)
     visit.settle()
     assert brightness_follows_weights(
-        visit.patches(),
+        visit.read_patch_lightness(),
         compute_attention(predictor, page_models / "0.png", kind="raw", head="0", query="1,3")["weights"],
     )
     visit.find("#back").click()
@@ -317,15 +328,15 @@ def test_the_plain_image_is_shown_next_to_the_attention(visit, page_models):
 
     visit.see("#model", "classes")
     before = visit.find("#layer").bounding_box()
-    visit.take(page_models / "0.png")
+    visit.submit_files(page_models / "0.png")
     assert visit.find("#layer").bounding_box() == before
     plain_pixels = read_plain()
     photo = np.asarray(Image.open(page_models / "0.png").convert("RGB"), float)
     assert np.abs(average_blocks(plain_pixels) - average_blocks(photo)).max() < 10  # of 255
-    visit.set("opacity", 100)
-    visit.set("layer", 0)
+    visit.set_slider("opacity", 100)
+    visit.set_slider("layer", 0)
     assert (read_plain() == plain_pixels).all()
-    visit.find("#picture").click(position=visit.at(1, 3))
+    visit.find("#picture").click(position=visit.patch_position(1, 3))
     visit.see("#meaning", "the patch at row 2, column 4")
     visit.settle()
     rows, columns = np.nonzero(np.abs(read_plain() - plain_pixels).sum(-1) > 30)
@@ -336,7 +347,7 @@ def test_the_plain_image_is_shown_next_to_the_attention(visit, page_models):
 
 
 def test_the_page_is_usable_with_the_keyboard(visit, page_models, predictor):
-    visit.take(page_models / "0.png")
+    visit.submit_files(page_models / "0.png")
     keys, focused = visit.page.keyboard, []
     visit.page.evaluate("document.activeElement.blur()")
     for _ in range(40):
@@ -387,10 +398,10 @@ def test_the_page_is_usable_with_the_keyboard(visit, page_models, predictor):
 
 
 def test_history_images_return_with_their_predictions(visit, page_models, predictor):
-    visit.take(page_models / "0.png", page_models / "1.png")
+    visit.submit_files(page_models / "0.png", page_models / "1.png")
     first, second = (predictor.predict([page_models / f"{number}.png"])[0].names[0] for number in range(2))
     visit.see("#answers li:first-child .name", second)
-    drawing, num_requests = visit.drawn(), len(visit.attentions())
+    drawing, num_requests = visit.drawn(), len(visit.list_attention_requests())
     visit.page.get_by_role("button", name="0.png").click()
     visit.see("#history [aria-current]", "0.png")
     visit.see("#answers li:first-child .name", first)
@@ -399,23 +410,23 @@ def test_history_images_return_with_their_predictions(visit, page_models, predic
     visit.page.get_by_role("button", name="1.png").click()
     visit.see("#history [aria-current]", "1.png")
     visit.settle()
-    assert visit.drawn() == drawing and len(visit.attentions()) <= num_requests + 1
+    assert visit.drawn() == drawing and len(visit.list_attention_requests()) <= num_requests + 1
     visit.find("#forget").click()
     expect(visit.find("#history li")).to_have_count(1)
 
 
 def test_formats_unsupported_by_browsers_are_predicted(visit, page_models, predictor):
     make_image(5, (96, 64)).save(page_models / "drawn.tif")
-    visit.take(page_models / "drawn.tif")
+    visit.submit_files(page_models / "drawn.tif")
     visit.see("#answers li:first-child .name", predictor.predict([page_models / "drawn.tif"])[0].names[0])
     visit.see("#readout", "this browser cannot display the image")
     assert visit.find("#zoom").is_hidden() and visit.find("#history img").count() == 0
 
 
 def test_errors_show_a_fix_and_keep_the_last_prediction(visit, page_models, predictor):
-    visit.take(page_models / "0.png")
+    visit.submit_files(page_models / "0.png")
     best = visit.find("#answers li:first-child .name").text_content()
-    visit.refused = 1
+    visit.expects_failed_requests = True
     visit.page.set_input_files("#file", page_models / "<i>notes.jpg")
     visit.see("[role=alert]", "<i>notes.jpg: not an image of a known format")
     visit.see("[role=alert]", "Use one of JPEG")
@@ -444,7 +455,7 @@ def test_errors_show_a_fix_and_keep_the_last_prediction(visit, page_models, pred
 
 
 def test_positions_filters_and_neighbours_match_the_model(visit, page_models, predictor):
-    visit.take(page_models / "photos" / "train" / "bee" / "1.png")
+    visit.submit_files(page_models / "photos" / "train" / "bee" / "1.png")
     index = open_index(page_models / "model")
     pixels = read_predictor_input(predictor, page_models / "photos" / "train" / "bee" / "1.png")
     expected = index.nearest(predictor.engine.features(pixels[None])[0], 8)
@@ -539,14 +550,14 @@ SIZES_AND_THEMES = [
 def test_contrast_and_touch_targets_in_every_size_and_theme(visit, page_models):
     visit.see("#model", "classes")
     frame = visit.find("#stage").bounding_box()
-    visit.take(page_models / "0.png")
+    visit.submit_files(page_models / "0.png")
     after = visit.find("#stage").bounding_box()
     assert frame == after
-    visit.refused = 1
+    visit.expects_failed_requests = True
     visit.page.set_input_files("#file", page_models / "<i>notes.jpg")
     visit.see("[role=alert]", "not an image")
     assert visit.page.evaluate(LOW_CONTRAST_JS) == []
-    visit.find("#picture").click(position=visit.at(4, 0))
+    visit.find("#picture").click(position=visit.patch_position(4, 0))
     visit.find("#back").wait_for()
     assert visit.page.evaluate(OVERFLOWING_ELEMENTS_JS) == []
     small = [target for target in visit.page.evaluate(TOUCH_TARGETS_JS) if target[1] < 40]
@@ -562,8 +573,8 @@ def test_contrast_and_touch_targets_in_every_size_and_theme(visit, page_models):
 def test_an_unreachable_server_is_reported(browser, page_models, predictor):
     with serve_in_thread(predictor, QUIET_SETTINGS, page_models / "model") as server:
         visit = PageVisit(browser, server.address)
-        visit.take(page_models / "0.png")
-    visit.refused = 1
+        visit.submit_files(page_models / "0.png")
+    visit.expects_failed_requests = True
     visit.page.set_input_files("#file", page_models / "1.png")
     visit.see("[role=alert]", "No response from the server.")
     visit.leave()
@@ -574,13 +585,13 @@ def test_a_token_is_requested_and_kept_for_the_tab(browser, page_models, predict
     settings = replace(QUIET_SETTINGS, access=AccessControl(token=b"a-secret-of-this-test"))
     with serve_in_thread(predictor, settings, page_models / "model") as server:
         visit = PageVisit(browser, server.address)
-        visit.refused = 1
+        visit.expects_failed_requests = True
         visit.find("#token-value").fill("wrong")
         visit.page.keyboard.press("Enter")
         visit.see("#token-text", "Invalid token.")
         visit.find("#token-value").fill("a-secret-of-this-test")
         visit.page.keyboard.press("Enter")
-        visit.take(page_models / "0.png")
+        visit.submit_files(page_models / "0.png")
         visit.page.reload()
         visit.see("#model", "7 classes")
         visit.leave()

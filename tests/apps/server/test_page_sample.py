@@ -118,7 +118,7 @@ def test_invalid_inputs_are_not_submitted(server, browser):  # noqa: F811
     visit.find("#sampler").select_option("ddpm")
     assert visit.find("#steps").input_value() == "250"
     assert visit.page.evaluate("document.getElementById('request').checkValidity()")
-    assert not any("/v1/sample" in url for url in visit.asked)
+    assert not any("/v1/sample" in url for url in visit.requested_urls)
     visit.leave()
 
 

@@ -78,12 +78,12 @@ class WorkerKiller(threading.Thread):
     killed, ended = 0, False
 
     def run(self) -> None:
-        self.seen: dict[int, float] = {}
+        self.first_seen: dict[int, float] = {}
         self.nodes: set[int] = set()
         while not self.ended:
             for process, node in find_training_processes().items():
                 self.nodes.add(node)
-                if not self.killed and time.monotonic() - self.seen.setdefault(process, time.monotonic()) > 1:
+                if not self.killed and time.monotonic() - self.first_seen.setdefault(process, time.monotonic()) > 1:
                     os.kill(process, signal.SIGKILL)
                     self.killed = process
             time.sleep(0.05)

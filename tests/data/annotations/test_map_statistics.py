@@ -135,9 +135,8 @@ def test_symmetry_does_not_depend_on_map_size_and_sampling():
 
 
 def test_small_offsets_and_single_images_have_no_fixed_sign():
-    assert not has_fixed_sign(
-        np.full((50, 2), 0.005), 0.03, 0.15
-    )  # half a percent of the height is significant but below the effect threshold
+    # half a percent of the height is significant but below the effect threshold
+    assert not has_fixed_sign(np.full((50, 2), 0.005), 0.03, 0.15)
     assert has_fixed_sign(np.full((50, 2), 0.05), 0.03, 0.15)
     # each class occurs in one image only
     assert not has_fixed_sign(np.array([[0.4, np.nan], [np.nan, 0.3]]), 0.03, 0.15)
