@@ -45,7 +45,7 @@ def build_png(
     )
 
 
-def interlaced_png(values: np.ndarray) -> bytes:
+def build_interlaced_png(values: np.ndarray) -> bytes:
     """Encode (H, W, C) uint16 as an interlaced 16-bit PNG: the seven Adam7 passes without filters."""
     passes = ((0, 0, 8, 8), (0, 4, 8, 8), (4, 0, 8, 4), (0, 2, 4, 4), (2, 0, 4, 2), (0, 1, 2, 2), (1, 0, 2, 1))
     passes_pixels = [values[top::down, left::right].astype(">u2") for top, left, down, right in passes]
@@ -66,12 +66,12 @@ def compress_zeros(count: int) -> bytes:
     return b"\x78\xda" + first * (count // block_size) + last + struct.pack(">I", count % 65521 << 16 | 1)
 
 
-def bits_png(side: int) -> bytes:
+def build_one_bit_png(side: int) -> bytes:
     """Return a black square PNG with one bit per pixel."""
     return build_png(side, side, compress_zeros(side * (1 + -(-side // 8))), depth=1, colour=0)
 
 
-def with_marker(jpeg: bytes, marker: int, precision: int = 8) -> bytes:
+def replace_frame_marker(jpeg: bytes, marker: int, precision: int = 8) -> bytes:
     """Return a JPEG with another frame marker (coding process) or sample precision."""
     match = re.search(rb"\xff[\xc0-\xc2]\x00.[\x08]", jpeg, re.DOTALL)
     assert match
@@ -84,26 +84,26 @@ def with_marker(jpeg: bytes, marker: int, precision: int = 8) -> bytes:
     )
 
 
-def with_scans(jpeg: bytes, count: int) -> bytes:
+def repeat_last_scan(jpeg: bytes, count: int) -> bytes:
     """Return a progressive JPEG with its last scan repeated `count` times."""
     last = jpeg[jpeg.rindex(b"\xff\xda") : -2]
     return jpeg[:-2] + last * count + jpeg[-2:]
 
 
-def with_size(jpeg: bytes, width: int, height: int) -> bytes:
+def replace_frame_size(jpeg: bytes, width: int, height: int) -> bytes:
     """Return a JPEG with another size in its frame header."""
     match = re.search(rb"\xff[\xc0-\xc2]\x00.\x08", jpeg, re.DOTALL)
     assert match
     return jpeg[: match.end()] + struct.pack(">HH", height, width) + jpeg[match.end() + 4 :]
 
 
-def without_segment(jpeg: bytes, marker: int) -> bytes:
+def remove_segment(jpeg: bytes, marker: int) -> bytes:
     """Return a JPEG without the segment of that marker."""
     start = jpeg.index(bytes([0xFF, marker]))
     return jpeg[:start] + jpeg[start + 2 + int.from_bytes(jpeg[start + 2 : start + 4], "big") :]
 
 
-def with_segment(jpeg: bytes, marker: int, body: bytes) -> bytes:
+def insert_segment(jpeg: bytes, marker: int, body: bytes) -> bytes:
     """Return a JPEG with an additional segment, placed first."""
     return jpeg[:2] + bytes([0xFF, marker]) + struct.pack(">H", len(body) + 2) + body + jpeg[2:]
 
@@ -142,7 +142,7 @@ def build_tiff(pages: list[dict[int, tuple[int, int, int]]], body: bytes = b"", 
     return out[0] + out[1] + b"".join(page + struct.pack("<I", link) for page, link in zip(out[2:], links, strict=True))
 
 
-def tiff_page_tags(width: int, height: int, **extra_tags: tuple[int, int, int]) -> dict[int, tuple[int, int, int]]:
+def make_page_tags(width: int, height: int, **extra_tags: tuple[int, int, int]) -> dict[int, tuple[int, int, int]]:
     """Return the tags of one grey 8-bit page whose single strip is the file body; `more` as t320=(type, count, value)."""
     tags = {256: width, 257: height, 258: 8, 259: 1, 262: 1, 277: 1, 278: height}
     default_tags = {tag: (4, 1, value) for tag, value in tags.items()}
@@ -153,13 +153,13 @@ def tiff_page_tags(width: int, height: int, **extra_tags: tuple[int, int, int]) 
     )
 
 
-def webp_header(width: int, height: int) -> bytes:
+def build_webp_header(width: int, height: int) -> bytes:
     """Return the header of a lossless WebP file of that size, without data."""
     body = b"\x2f" + (width - 1 | (height - 1) << 14).to_bytes(4, "little") + bytes(8)
     return b"RIFF" + struct.pack("<I", len(body) + 13) + b"WEBPVP8L" + struct.pack("<I", len(body)) + body + b"\0"
 
 
-def gif_header(width: int, height: int) -> bytes:
+def build_gif_header(width: int, height: int) -> bytes:
     """Return a GIF file with one frame of that size, whose data are a single code."""
     colours = bytes(6)
     return (

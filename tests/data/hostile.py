@@ -17,25 +17,25 @@ import numpy as np
 from PIL import Image
 
 from tests.data.crafted import (
-    bits_png,
     build_bmp,
+    build_gif_header,
     build_icon,
+    build_interlaced_png,
     build_iso_header,
+    build_one_bit_png,
     build_png,
     build_png_chunk,
     build_tiff,
+    build_webp_header,
     build_zip,
     compress_zeros,
     encode_image,
-    gif_header,
-    interlaced_png,
-    tiff_page_tags,
-    webp_header,
-    with_marker,
-    with_scans,
-    with_segment,
-    with_size,
-    without_segment,
+    insert_segment,
+    make_page_tags,
+    remove_segment,
+    repeat_last_scan,
+    replace_frame_marker,
+    replace_frame_size,
 )
 from vitreous.data.decoding.heif import is_format_readable, register_pillow_reader
 
@@ -168,7 +168,7 @@ def iterate_truncated_cases() -> Iterator[HostileFile]:
     row = b"\0" + b"\x55" * 72
     missing_rows, interlaced = (
         build_png(24, 16, zlib.compress(row * 15)),
-        interlaced_png(BLOCK_PIXELS.astype(np.uint16)),
+        build_interlaced_png(BLOCK_PIXELS.astype(np.uint16)),
     )
     yield HostileFile("rows.png", missing_rows, "rows are missing")
     yield HostileFile("rows_no_end.png", missing_rows[:-12], "rows are missing")
@@ -181,7 +181,7 @@ def iterate_truncated_cases() -> Iterator[HostileFile]:
         "black.png", encode_image(np.zeros((16, 24, 3), np.uint8), "PNG"), golden=np.zeros((16, 24, 3), np.uint8)
     )
     yield HostileFile(
-        "strips.tif", build_tiff([tiff_page_tags(4, 400) | {278: (4, 1, 4), 279: (4, 1, 16)}], bytes(16)), DECODE_ERROR
+        "strips.tif", build_tiff([make_page_tags(4, 400) | {278: (4, 1, 4), 279: (4, 1, 16)}], bytes(16)), DECODE_ERROR
     )
     yield HostileFile("trunc_iend.png", NOISE_PNG[:-12], golden=NOISE_PIXELS)
     for image_format in ("BMP", "TIFF", "GIF", "WEBP"):
@@ -247,14 +247,16 @@ def iterate_pixel_mode_cases() -> Iterator[HostileFile]:
     inked = np.asarray(ink.convert("RGB"))
     yield HostileFile("cmyk.jpg", encode_image(ink, "JPEG", **JPEG_OPTIONS), golden=inked, tolerance=3)
     yield HostileFile(
-        "cmyk_plain.jpg", without_segment(encode_image(ink, "JPEG", **JPEG_OPTIONS), 0xEE), golden=inked, tolerance=3
+        "cmyk_plain.jpg", remove_segment(encode_image(ink, "JPEG", **JPEG_OPTIONS), 0xEE), golden=inked, tolerance=3
     )
     yield HostileFile("cmyk.tif", encode_image(ink, "TIFF"), golden=inked)
     yield HostileFile("lab.tif", encode_image(Image.new("LAB", (8, 8)), "TIFF"), NO_RANGE)
     yield HostileFile("gray16.png", encode_image(ramp, "PNG"), golden=scaled)
     yield HostileFile("gray16.tif", encode_image(ramp, "TIFF"), golden=scaled)
-    yield HostileFile("gray16_interlaced.png", interlaced_png(ramp), golden=scaled)
-    yield HostileFile("rgb16_interlaced.png", interlaced_png(BLOCK_PIXELS.astype(np.uint16) * 257), golden=BLOCK_PIXELS)
+    yield HostileFile("gray16_interlaced.png", build_interlaced_png(ramp), golden=scaled)
+    yield HostileFile(
+        "rgb16_interlaced.png", build_interlaced_png(BLOCK_PIXELS.astype(np.uint16) * 257), golden=BLOCK_PIXELS
+    )
     rows = b"".join(b"\0" + (row.astype(">u2") * 257).tobytes() for row in BLOCK_PIXELS)
     yield HostileFile("rgb16.png", build_png(24, 16, zlib.compress(rows), depth=16), golden=BLOCK_PIXELS)
     yield HostileFile(
@@ -306,22 +308,22 @@ def iterate_exif_cases() -> Iterator[HostileFile]:
     )
     yield HostileFile(
         "exif_garbage.jpg",
-        with_segment(jpeg, 0xE1, b"Exif\0\0" + b"MM\0*" + b"\xff" * 60),
+        insert_segment(jpeg, 0xE1, b"Exif\0\0" + b"MM\0*" + b"\xff" * 60),
         golden=BLOCK_PIXELS,
         tolerance=3,
     )
     yield HostileFile(
-        "exif_no_header.jpg", with_segment(jpeg, 0xE1, b"Exif\0\0" + b"junk" * 9), golden=BLOCK_PIXELS, tolerance=3
+        "exif_no_header.jpg", insert_segment(jpeg, 0xE1, b"Exif\0\0" + b"junk" * 9), golden=BLOCK_PIXELS, tolerance=3
     )
     yield HostileFile(
         "exif_words.jpg",
-        with_segment(jpeg, 0xE1, b"Exif\0\0" + build_tiff([{0x0112: (2, 4, 0x00783C3C)}])),
+        insert_segment(jpeg, 0xE1, b"Exif\0\0" + build_tiff([{0x0112: (2, 4, 0x00783C3C)}])),
         golden=BLOCK_PIXELS,
         tolerance=3,
     )
     yield HostileFile(
         "icc_garbage.jpg",
-        with_segment(jpeg, 0xE2, b"ICC_PROFILE\0\1\1" + b"\x80" * 60),
+        insert_segment(jpeg, 0xE2, b"ICC_PROFILE\0\1\1" + b"\x80" * 60),
         golden=BLOCK_PIXELS,
         tolerance=3,
     )
@@ -341,7 +343,7 @@ def iterate_animation_cases() -> Iterator[HostileFile]:
     gif = encode_image(Image.fromarray(np.full((4, 4), 255, np.uint8)), "GIF")
     body = gif[gif.index(b"\x2c\0") :][:-1]  # the frame without the file header and trailer
     yield HostileFile("many_frames.gif", gif[:-1] + body * 2999 + b";", golden=np.full((4, 4, 3), 255, np.uint8))
-    pages = [tiff_page_tags(4, 4)] * 100_000
+    pages = [make_page_tags(4, 4)] * 100_000
     yield HostileFile("many_pages.tif", build_tiff(pages, bytes([77] * 16)), golden=np.full((4, 4, 3), 77, np.uint8))
     yield HostileFile(
         "page_loop.tif", build_tiff(pages[:2], bytes([77] * 16), loop=True), golden=np.full((4, 4, 3), 77, np.uint8)
@@ -356,7 +358,7 @@ def iterate_extreme_size_cases() -> Iterator[HostileFile]:
     golden = np.full((2, 65_500, 3), 128, np.uint8)
     yield HostileFile("65500x2.jpg", encode_image(golden, "JPEG"), golden=golden, tolerance=1)
     yield HostileFile("0x10.png", build_png(0, 10, zlib.compress(b"\0" * 10)), "not an image|cannot be read")
-    yield HostileFile("0x0.gif", gif_header(0, 0), "not an image|cannot be read")
+    yield HostileFile("0x0.gif", build_gif_header(0, 0), "not an image|cannot be read")
     yield HostileFile("0x8.bmp", build_bmp(0, 8, b""), "not an image|cannot be read")
 
 
@@ -365,16 +367,16 @@ def iterate_bomb_cases() -> Iterator[HostileFile]:
     small = encode_image(BLOCK_IMAGE, "JPEG", progressive=True)
     yield HostileFile("side_2e31.png", build_png(2**31 - 1, 2**31 - 1, compress_zeros(99)), TOO_LARGE_ERROR)
     yield HostileFile("30000.png", build_png(30_000, 30_000, compress_zeros(99)), TOO_LARGE_ERROR)
-    yield HostileFile("13300_bits.png", bits_png(13_300), TOO_LARGE_ERROR)
-    yield HostileFile("9400_bits.png", bits_png(9_400), TOO_LARGE_ERROR)
+    yield HostileFile("13300_bits.png", build_one_bit_png(13_300), TOO_LARGE_ERROR)
+    yield HostileFile("9400_bits.png", build_one_bit_png(9_400), TOO_LARGE_ERROR)
     yield HostileFile("1x100000000.png", build_png(1, 100_000_000, compress_zeros(99)), TOO_LARGE_ERROR)
-    yield HostileFile("65535.gif", gif_header(65_535, 65_535), TOO_LARGE_ERROR)
-    yield HostileFile("9000.gif", gif_header(9_000, 9_000), TOO_LARGE_ERROR)
-    yield HostileFile("65535.jpg", with_size(small, 65_535, 65_535), TOO_LARGE_ERROR)
+    yield HostileFile("65535.gif", build_gif_header(65_535, 65_535), TOO_LARGE_ERROR)
+    yield HostileFile("9000.gif", build_gif_header(9_000, 9_000), TOO_LARGE_ERROR)
+    yield HostileFile("65535.jpg", replace_frame_size(small, 65_535, 65_535), TOO_LARGE_ERROR)
     yield HostileFile("40000.bmp", build_bmp(40_000, 40_000, bytes(99)), TOO_LARGE_ERROR)
-    yield HostileFile("10000.tif", build_tiff([tiff_page_tags(10_000, 10_000)], bytes(16)), TOO_LARGE_ERROR)
-    yield HostileFile("16383.webp", webp_header(16_383, 16_383), TOO_LARGE_ERROR)
-    yield HostileFile("9000.webp", webp_header(9_000, 9_000), TOO_LARGE_ERROR)
+    yield HostileFile("10000.tif", build_tiff([make_page_tags(10_000, 10_000)], bytes(16)), TOO_LARGE_ERROR)
+    yield HostileFile("16383.webp", build_webp_header(16_383, 16_383), TOO_LARGE_ERROR)
+    yield HostileFile("9000.webp", build_webp_header(9_000, 9_000), TOO_LARGE_ERROR)
     yield HostileFile(
         "ztxt.png",
         build_png(1, 1, zlib.compress(bytes(4)), extra=build_png_chunk(b"zTXt", b"x\0\0" + compress_zeros(200 << 20))),
@@ -385,7 +387,7 @@ def iterate_bomb_cases() -> Iterator[HostileFile]:
         build_png(1, 1, zlib.compress(bytes(4)), extra=build_png_chunk(b"iCCP", b"x\0\0" + compress_zeros(100 << 20))),
         DECODE_ERROR,
     )
-    yield HostileFile("scans.jpg", with_scans(small, 1000), "more than 64 scans")
+    yield HostileFile("scans.jpg", repeat_last_scan(small, 1000), "more than 64 scans")
     yield HostileFile(
         "runs.bmp",
         build_bmp(8_000, 8_000, b"\1\1\0\0" * 8_000, bits=8, coding=1, palette=bytes(1024)),
@@ -419,10 +421,10 @@ def iterate_npy_cases() -> Iterator[HostileFile]:
 def iterate_rare_format_cases() -> Iterator[HostileFile]:
     """Rare variants that the format standards allow."""
     jpeg = encode_image(BLOCK_IMAGE, "JPEG", **JPEG_OPTIONS)
-    yield HostileFile("12_bits.jpg", with_marker(jpeg, 0xC1, 12), "a JPEG with 12 bits")
-    yield HostileFile("arithmetic.jpg", with_marker(jpeg, 0xC9), "a JPEG with arithmetic coding")
-    yield HostileFile("lossless.jpg", with_marker(jpeg, 0xC3), "a JPEG with lossless coding")
-    rational = tiff_page_tags(4, 4, t273=(5, 1, -1))  # Pillow treats the rational as an offset until it seeks to it
+    yield HostileFile("12_bits.jpg", replace_frame_marker(jpeg, 0xC1, 12), "a JPEG with 12 bits")
+    yield HostileFile("arithmetic.jpg", replace_frame_marker(jpeg, 0xC9), "a JPEG with arithmetic coding")
+    yield HostileFile("lossless.jpg", replace_frame_marker(jpeg, 0xC3), "a JPEG with lossless coding")
+    rational = make_page_tags(4, 4, t273=(5, 1, -1))  # Pillow treats the rational as an offset until it seeks to it
     yield HostileFile("rational.tif", build_tiff([rational], struct.pack("<II", 8, 1) + bytes(8)), DECODE_ERROR)
     below = BLOCK_PIXELS[::-1, :, ::-1]
     yield HostileFile("below.bmp", build_bmp(24, 16, below.tobytes()), golden=BLOCK_PIXELS)

@@ -152,7 +152,7 @@ def test_the_content_decides_not_the_name(tmp_path):
     )
 
 
-def jpeg_bytes(size=(300, 200)) -> bytes:
+def encode_jpeg_bytes(size=(300, 200)) -> bytes:
     file = io.BytesIO()
     Image.fromarray(np.random.default_rng(0).integers(0, 255, (*size, 3), dtype=np.uint8)).save(file, "JPEG")
     return file.getvalue()
@@ -167,8 +167,8 @@ def jpeg_bytes(size=(300, 200)) -> bytes:
         (b"%PDF-1.7 ...", "not an image"),
         (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "not an image"),
         (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "not an image"),
-        (jpeg_bytes()[:10_000], "truncated"),
-        (jpeg_bytes()[:-200], "truncated|broken|cannot be read"),
+        (encode_jpeg_bytes()[:10_000], "truncated"),
+        (encode_jpeg_bytes()[:-200], "truncated|broken|cannot be read"),
     ],
 )
 def test_invalid_images_are_rejected_by_name(tmp_path, content, reason):

@@ -34,7 +34,7 @@ def count_classes(labels, rows):
     )
 
 
-def share_error(labels, rows, share):
+def compute_share_error(labels, rows, share):
     """Return the distance of a split from its share of every class, as `draw_stratified_splits` measures it."""
     total = count_classes(labels, np.arange(len(labels)))
     return float((((count_classes(labels, rows) - share * total) ** 2)[total > 0] / total[total > 0]).sum())
@@ -64,7 +64,7 @@ def test_grouped_splits_are_as_close_to_their_shares_as_possible(case, share, se
         assert (
             not keeps_classes
             or not len(val)
-            or share_error(labels, larger_val, share) >= share_error(labels, val, share) - 1e-9
+            or compute_share_error(labels, larger_val, share) >= compute_share_error(labels, val, share) - 1e-9
         )
 
 

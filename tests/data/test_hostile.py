@@ -17,7 +17,7 @@ from PIL import Image
 from torch import Tensor
 
 from tests.conftest import TINY_RUN, make_folder, run_cli
-from tests.data.crafted import encode_image, with_scans, with_segment
+from tests.data.crafted import encode_image, insert_segment, repeat_last_scan
 from tests.data.hostile import BLOCK_PIXELS, NOISE_PIXELS, HostileFile, build_corpus
 from tests.data.mutate import run_mutants
 from tests.inference.made import read_predictor_input
@@ -113,7 +113,7 @@ def describe_result(result: Tensor | np.ndarray | DataError) -> str:
     return result.message if isinstance(result, DataError) else hashlib.sha256(np.asarray(result).tobytes()).hexdigest()
 
 
-def rejected_files(decode_results: dict[str, str]) -> dict[str, str]:
+def get_rejected_files(decode_results: dict[str, str]) -> dict[str, str]:
     """Return the rejected files with their reasons."""
     return {name: message for name, message in decode_results.items() if " " in message}
 
@@ -122,7 +122,7 @@ def test_special_files_are_rejected(decode_results):
     for name, reason in NO_FILES.items():
         assert reason in decode_results[name] and name in decode_results[name]
     expected = {case.name for case in build_corpus() if case.error_pattern is not None} | set(NO_FILES)
-    assert set(rejected_files(decode_results)) == expected
+    assert set(get_rejected_files(decode_results)) == expected
 
 
 def test_every_code_path_gives_the_same_pixels_or_error(corpus_files, corpus_table, predictor, decode_results):
@@ -150,30 +150,30 @@ def test_every_code_path_gives_the_same_pixels_or_error(corpus_files, corpus_tab
     for name, results in paths.items():
         assert dict(zip(corpus_files, results, strict=True)) == decode_results, name
     crops = fed(TrainLoader(split, preprocess, Augment(crop=(0.05, 1.0), flip=0.5), 0))
-    assert rejected_files(dict(zip(corpus_files, crops, strict=True))) == rejected_files(decode_results)
+    assert get_rejected_files(dict(zip(corpus_files, crops, strict=True))) == get_rejected_files(decode_results)
 
 
 def test_predict_names_unreadable_files(corpus_files, predictor, decode_results):
     predictions = predictor.predict(list(corpus_files.values()), bad_images="skip")
     assert {
         name: prediction.error for name, prediction in zip(corpus_files, predictions, strict=True) if prediction.error
-    } == rejected_files(decode_results)
+    } == get_rejected_files(decode_results)
     with pytest.raises(DataError, match=re.escape(decode_results["zero.jpg"])):
         predictor.predict([corpus_files["ok.jpg"], corpus_files["zero.jpg"], corpus_files["html.jpg"]])
 
 
 def test_the_command_line_reports_the_same_errors(corpus_files, predictor, decode_results, tmp_path):
-    run = predictor_home(predictor, tmp_path)
+    run = save_predictor(predictor, tmp_path)
     # a folder argument is expanded to the images in it
     arguments = {name: path for name, path in corpus_files.items() if not path.is_dir()}
     result = run_cli("predict", str(run), *map(str, arguments.values()), "--json")
     predictions = json.loads(result.stdout)["predictions"]
     assert result.returncode == 3
-    expected = {name: message for name, message in rejected_files(decode_results).items() if name in arguments}
+    expected = {name: message for name, message in get_rejected_files(decode_results).items() if name in arguments}
     assert {name: row["error"] for name, row in zip(arguments, predictions, strict=True) if row["error"]} == expected
 
 
-def predictor_home(predictor: Predictor, home: Path) -> Path:
+def save_predictor(predictor: Predictor, home: Path) -> Path:
     """Save the model as a bundle in a folder."""
     assert predictor.bundle is not None
     predictor.bundle.save(home / "model")
@@ -181,7 +181,7 @@ def predictor_home(predictor: Predictor, home: Path) -> Path:
 
 
 def test_evaluation_counts_unreadable_files_as_wrong(corpus_files, corpus_table, predictor, decode_results, tmp_path):
-    run, rejected = predictor_home(predictor, tmp_path), rejected_files(decode_results)
+    run, rejected = save_predictor(predictor, tmp_path), get_rejected_files(decode_results)
     test_metrics = evaluate(run, corpus_table, bad_images="skip", workers=0)["test"]
     assert (test_metrics["images"], test_metrics["unreadable"]) == (len(corpus_files), len(rejected))
     assert test_metrics["top1"] <= 1 - len(rejected) / len(corpus_files)
@@ -199,7 +199,7 @@ def check_listing(error: DataError, rejected: dict[str, str], total: int) -> Non
 
 
 def test_training_stops_at_or_skips_unreadable_files(corpus_files, corpus_table, decode_results, tmp_path):
-    rejected, notes = rejected_files(decode_results), list[str]()
+    rejected, notes = get_rejected_files(decode_results), list[str]()
     options = {**TINY_RUN, "epochs": 0.2, "accumulate": 1, "workers": 0, "out": str(tmp_path / "run")}
     with pytest.raises(DataError) as error:
         train(str(corpus_table), **options)
@@ -222,14 +222,14 @@ def test_data_check_reports_the_same_errors(corpus_files, corpus_table, decode_r
     result = run_cli("data", "check", str(corpus_table), "--json")
     document_text = json.dumps(json.loads(result.stdout))
     assert result.returncode == 1
-    for name, message in rejected_files(decode_results).items():
+    for name, message in get_rejected_files(decode_results).items():
         assert (
             json.dumps(message)[1:-1] in document_text or json.dumps(message.split(": ", 1)[1])[1:-1] in document_text
         ), name
 
 
 def test_rejecting_a_file_takes_under_100_ms_and_20_mb(corpus_files, decode_results):
-    paths = {name: str(corpus_files[name]) for name in rejected_files(decode_results)}
+    paths = {name: str(corpus_files[name]) for name in get_rejected_files(decode_results)}
     words = [sys.executable, "-m", "tests.data.cost", *paths.values()]
     measurements = [
         json.loads(subprocess.run(words, capture_output=True, text=True, check=True).stdout) for _ in range(2)
@@ -261,11 +261,11 @@ def test_jpeg_scans_are_limited_and_counted_exactly():
     ten = encode_image(NOISE_PIXELS, "JPEG", progressive=True)
     pixels, scan_markers = np.asarray(decode_to_pillow(ten)), b"\xff\xda" * (MAX_JPEG_SCANS + 1)
     assert ten.count(b"\xff\xda") == 10
-    for content in (ten + scan_markers, with_segment(ten, 0xE5, scan_markers)):
+    for content in (ten + scan_markers, insert_segment(ten, 0xE5, scan_markers)):
         assert np.array_equal(np.asarray(decode_to_pillow(content)), pixels)
-    decode_to_pillow(with_scans(ten, MAX_JPEG_SCANS - 10))
+    decode_to_pillow(repeat_last_scan(ten, MAX_JPEG_SCANS - 10))
     with pytest.raises(DataError, match="scans"):
-        decode_to_pillow(with_scans(ten, MAX_JPEG_SCANS - 9))
+        decode_to_pillow(repeat_last_scan(ten, MAX_JPEG_SCANS - 9))
 
 
 @pytest.mark.parametrize("change", ["shorter", "longer", "another", "gone"])

@@ -61,7 +61,7 @@ def write_devkit(home: Path) -> None:
     (home / "ILSVRC2012_validation_ground_truth.txt").write_text(truth)
 
 
-def assert_true(data: Data) -> None:
+def assert_ground_truth(data: Data) -> None:
     val = data.splits["val"]
     assert data.classes == tuple(SYNSET_WORDS) and len(val) == 6 and "test" not in data.splits
     assert {int(path.stem[-8:]): label for path, label in zip(val.paths, val.labels, strict=True)} == dict(
@@ -76,7 +76,7 @@ def test_flat_images_are_labelled_by_the_kaggle_solution(flat_ilsvrc2012):
         "".join(f"{synset} {words}\n" for synset, words in SYNSET_WORDS.items())
     )
     data = open_data(flat_ilsvrc2012)
-    assert_true(data)
+    assert_ground_truth(data)
     assert data.titles == SYNSET_WORDS and data.full_train_split is None
 
 
@@ -84,7 +84,7 @@ def test_flat_images_are_labelled_by_the_kaggle_solution(flat_ilsvrc2012):
 def test_flat_images_are_labelled_by_the_development_kit(flat_ilsvrc2012, folder):
     write_devkit(flat_ilsvrc2012 / folder)
     data = open_data(flat_ilsvrc2012)
-    assert_true(data)
+    assert_ground_truth(data)
     assert data.titles == SYNSET_WORDS
 
 
@@ -95,7 +95,7 @@ def test_imagenet_in_the_kaggle_layout_is_read(flat_ilsvrc2012, tmp_path, named)
     write_kaggle_solution(tmp_path / "kaggle")
     (tmp_path / "kaggle" / "LOC_synset_mapping.txt").write_text("n01440764 tench, Tinca tinca\n")
     data = open_data(tmp_path / "kaggle" / named)
-    assert_true(data)
+    assert_ground_truth(data)
     assert data.titles == {"n01440764": "tench, Tinca tinca"} and data.name == str(tmp_path / "kaggle" / named)
 
 

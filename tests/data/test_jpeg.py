@@ -181,7 +181,7 @@ DAMAGED_JPEGS = {
 }
 
 
-def decode_or_error(call) -> tuple[str, bytes]:
+def get_pixels_or_error(call) -> tuple[str, bytes]:
     """Return ("pixels", content), or the type and text of the error."""
     try:
         return "pixels", call().tobytes()
@@ -193,8 +193,8 @@ def decode_or_error(call) -> tuple[str, bytes]:
 @pytest.mark.parametrize("name", DAMAGED_JPEGS)
 def test_unusual_jpegs_fall_back_to_full_decoding(name):
     # these fall back, so the result is no lazy Jpeg
-    opened = decode_or_error(lambda: as_array(open_lazy_image(DAMAGED_JPEGS[name], 3, name)))
-    assert opened == decode_or_error(lambda: as_array(decode_to_pillow(DAMAGED_JPEGS[name], 3, name)))
+    opened = get_pixels_or_error(lambda: as_array(open_lazy_image(DAMAGED_JPEGS[name], 3, name)))
+    assert opened == get_pixels_or_error(lambda: as_array(decode_to_pillow(DAMAGED_JPEGS[name], 3, name)))
 
 
 @pytest.mark.usefixtures("either_decoder")
@@ -209,13 +209,13 @@ def test_damaged_jpegs_match_full_decoding(seed):
             mutation = random.integers(3)
             content[at : at + int(mutation > 0)] = bytes([int(random.integers(256))]) * int(mutation < 2)
         raw = bytes(content)
-        expected = decode_or_error(lambda raw=raw: as_array(decode_to_pillow(raw, 3, "x")))
+        expected = get_pixels_or_error(lambda raw=raw: as_array(decode_to_pillow(raw, 3, "x")))
 
         def lazily(raw=raw) -> np.ndarray:
             image = open_lazy_image(raw, 3, "x")
             return as_array(image) if isinstance(image, Image.Image) else image.decode_region((0, 0, *image.size))
 
-        assert decode_or_error(lazily) == expected, number
+        assert get_pixels_or_error(lazily) == expected, number
         num_lazy += isinstance(jpeg.parse_plain_jpeg(raw, 3, "x", True), LazyJpeg)
         if expected[0] != "pixels":  # a crop of it is rejected too
             with pytest.raises(DataError):
@@ -247,8 +247,10 @@ def test_in_memory_pixels_are_cropped_without_decoding(channels):
     for mismatched in (pixels.astype(np.uint16) * 257, pixels[..., :1] if channels == 3 else np.repeat(pixels, 3, -1)):
         if mismatched.shape[-1] == 1:
             mismatched = mismatched[..., 0]
-        opened = decode_or_error(lambda pixels=mismatched: as_array(open_lazy_image(pixels, channels, "x")))
-        assert opened == decode_or_error(lambda pixels=mismatched: as_array(decode_to_pillow(pixels, channels, "x")))
+        opened = get_pixels_or_error(lambda pixels=mismatched: as_array(open_lazy_image(pixels, channels, "x")))
+        assert opened == get_pixels_or_error(
+            lambda pixels=mismatched: as_array(decode_to_pillow(pixels, channels, "x"))
+        )
 
 
 @pytest.mark.parametrize("size", [(500, 375), (375, 500), (1, 400), (400, 1), (20, 20)])

@@ -172,7 +172,7 @@ def test_ibot_masks_half_of_the_images_by_10_to_50_percent():
     assert abs(np.corrcoef(shares, draw_uniform(derive_keys(4, np.arange(4000)), 2)[:, 1])[0, 1]) < 0.05
 
 
-def authors_mask(draw: random.Random, side: int, count: int) -> np.ndarray:
+def draw_reference_mask(draw: random.Random, side: int, count: int) -> np.ndarray:
     """Return one mask of `count` patches from a restatement of DINOv2's generator.
 
     Its blocks are smaller than the grid along both axes.
@@ -195,7 +195,7 @@ def authors_mask(draw: random.Random, side: int, count: int) -> np.ndarray:
     return mask
 
 
-def mask_statistics(masks: np.ndarray) -> dict[str, np.ndarray]:
+def compute_mask_statistics(masks: np.ndarray) -> dict[str, np.ndarray]:
     """Compute statistics of masks (n, h, w): share of patches, whether a row or column is full, neighbours that differ."""
     has_full_line = np.array([mask.all(0).any() or mask.all(1).any() for mask in masks])
     edges = (masks[:, 1:] != masks[:, :-1]).mean((1, 2)) + (masks[:, :, 1:] != masks[:, :, :-1]).mean((1, 2))
@@ -208,8 +208,10 @@ def compare_masks(draws: int) -> dict[str, tuple[float, float, float]]:
     Returns for each statistic: our mean, the reference mean, and the difference in standard errors.
     """
     generator = random.Random(0)
-    theirs = mask_statistics(np.stack([authors_mask(generator, 14, 98) for _ in range(draws)]))
-    ours = mask_statistics(ibot_masks(derive_keys(7, np.arange(draws)), (14, 14), (0.5, 0.5), mask_probability=1.0))
+    theirs = compute_mask_statistics(np.stack([draw_reference_mask(generator, 14, 98) for _ in range(draws)]))
+    ours = compute_mask_statistics(
+        ibot_masks(derive_keys(7, np.arange(draws)), (14, 14), (0.5, 0.5), mask_probability=1.0)
+    )
     errors = {name: math.sqrt((ours[name].var() + theirs[name].var()) / draws) for name in ours}
     means = {name: (float(ours[name].mean()), float(theirs[name].mean())) for name in ours}
     return {name: (*means[name], abs(means[name][0] - means[name][1]) / errors[name]) for name in ours}

@@ -34,7 +34,7 @@ def make_rectangles(seed: int, count: int = 4, size: tuple[int, int] = IMAGE_SIZ
     return pixels, Target(size, labels, masks_to_boxes(masks), np.zeros(count, bool), layers=layers)
 
 
-def box_in(pixels: torch.Tensor) -> torch.Tensor:
+def find_bright_box(pixels: torch.Tensor) -> torch.Tensor:
     """Return the bounding box (4,) float32 of the bright pixels in (3, h, w)."""
     bright = pixels[0] > 120
     rows, columns = bright.any(1).nonzero().flatten(), bright.any(0).nonzero().flatten()
@@ -54,7 +54,7 @@ def test_boxes_and_masks_follow_the_augmented_image(change):
         view = scenes.augment_scene(Image.fromarray(pixels), target, ImagePreprocess((48, 48), filter="bilinear"), key)
         assert view.keys() == {"images", "boxes", "labels", "crowd", "masks"}
         for box, mask in zip(view["boxes"], view["masks"], strict=True):
-            image_box = box_in(view["images"])
+            image_box = find_bright_box(view["images"])
             assert (image_box - box).abs().max() <= 1.0, (key, box, image_box)
             mask_box = torch.from_numpy(masks_to_boxes(mask[None].numpy()))[0]
             assert (mask_box - box).abs().max() <= 1.0

@@ -45,21 +45,21 @@ def draw_values(shape: tuple[int, ...], dtype: str, seed: int = 0) -> np.ndarray
     return generator.integers(np.iinfo(dtype).min // 2, np.iinfo(dtype).max, shape).astype(dtype)
 
 
-def as_npy(array: np.ndarray) -> bytes:
+def encode_npy_bytes(array: np.ndarray) -> bytes:
     """Return the bytes of a .npy file."""
     file = io.BytesIO()
     np.save(file, array)
     return file.getvalue()
 
 
-def as_tiff(array: np.ndarray, **options) -> bytes:
+def encode_tiff_bytes(array: np.ndarray, **options) -> bytes:
     """Return the bytes of a TIFF of an image (H, W, C); by default its channels are not colours."""
     file = io.BytesIO()
     tifffile.imwrite(file, array, **{"photometric": "minisblack", "planarconfig": "contig"} | options)
     return file.getvalue()
 
 
-def as_pages(array: np.ndarray) -> bytes:
+def encode_tiff_pages(array: np.ndarray) -> bytes:
     """Return the bytes of a TIFF written by Pillow, with one page per channel of (C, H, W)."""
     file = io.BytesIO()
     first, *later_pages = (Image.fromarray(page) for page in array)
@@ -72,14 +72,14 @@ def as_pages(array: np.ndarray) -> bytes:
 def test_npy_is_read_in_every_memory_layout(dtype, order):
     array = draw_values((5, 7, 9), dtype)
     for stored in (array, np.moveaxis(array, 0, -1), np.asfortranarray(array), np.moveaxis(array, 0, -1).copy()):
-        raw = as_npy(stored.astype(np.dtype(dtype).newbyteorder(order)))
+        raw = encode_npy_bytes(stored.astype(np.dtype(dtype).newbyteorder(order)))
         assert detect_channel_form(raw, "x") == (5, dtype)
         assert np.array_equal(read_channels(raw, "x"), array) and read_channels(raw, "x").dtype == np.dtype(dtype)
         assert all(
             np.array_equal(np.asarray(band), expected_band)
             for band, expected_band in zip(read_bands(raw, 5, dtype), array, strict=True)
         )
-    assert np.array_equal(read_channels(as_npy(array[0]), "x"), array[:1])
+    assert np.array_equal(read_channels(encode_npy_bytes(array[0]), "x"), array[:1])
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "float32", "int16"])
@@ -99,17 +99,17 @@ def test_multiband_tiffs_are_read_in_every_layout(dtype, options):
     array = draw_values((6, 18, 21), dtype)
     if dtype == "float32" and "predictor" in options:
         options = {"compression": "zlib"}  # tifffile needs imagecodecs to write floating-point predictors
-    raw = as_tiff(array if options.get("planarconfig") else np.moveaxis(array, 0, -1), **options)
+    raw = encode_tiff_bytes(array if options.get("planarconfig") else np.moveaxis(array, 0, -1), **options)
     assert detect_channel_form(raw, "x") == (6, dtype) and np.array_equal(read_channels(raw, "x"), array)
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "float32"])
 def test_tiff_pages_of_equal_size_are_channels(dtype):
     array = draw_values((4, 9, 7), dtype)
-    assert detect_channel_form(as_pages(array), "x") == (4, dtype)
-    assert np.array_equal(read_channels(as_pages(array), "x"), array)
-    assert detect_channel_form(as_pages(array[:1]), "x") == ((1, "float32") if dtype == "float32" else None)
-    signed = as_tiff(draw_values((3, 9, 7), "int16"), planarconfig=None)
+    assert detect_channel_form(encode_tiff_pages(array), "x") == (4, dtype)
+    assert np.array_equal(read_channels(encode_tiff_pages(array), "x"), array)
+    assert detect_channel_form(encode_tiff_pages(array[:1]), "x") == ((1, "float32") if dtype == "float32" else None)
+    signed = encode_tiff_bytes(draw_values((3, 9, 7), "int16"), planarconfig=None)
     assert detect_channel_form(signed, "x") == (3, "int16") and np.array_equal(
         read_channels(signed, "x"), draw_values((3, 9, 7), "int16")
     )
@@ -126,14 +126,19 @@ def test_colour_images_are_not_read_as_bands():
             mode
         )
     rgb = draw_values((9, 8, 3), "uint8")
-    for raw in (as_npy(rgb), as_npy(np.moveaxis(rgb, -1, 0).copy()), as_tiff(rgb, photometric="rgb"), rgb):
+    for raw in (
+        encode_npy_bytes(rgb),
+        encode_npy_bytes(np.moveaxis(rgb, -1, 0).copy()),
+        encode_tiff_bytes(rgb, photometric="rgb"),
+        rgb,
+    ):
         assert detect_channel_form(raw, "x") is None and np.array_equal(np.asarray(decode_to_pillow(raw)), rgb)
-    assert np.array_equal(np.asarray(decode_to_pillow(as_npy(rgb[..., 0]), 1)), rgb[..., 0])
-    infrared = as_tiff(draw_values((9, 8, 4), "uint8"), photometric="rgb", extrasamples=["unspecified"])
+    assert np.array_equal(np.asarray(decode_to_pillow(encode_npy_bytes(rgb[..., 0]), 1)), rgb[..., 0])
+    infrared = encode_tiff_bytes(draw_values((9, 8, 4), "uint8"), photometric="rgb", extrasamples=["unspecified"])
     assert detect_channel_form(infrared, "x") == (4, "uint8")
     assert (
         detect_channel_form(
-            as_tiff(draw_values((9, 8, 4), "uint8"), photometric="rgb", extrasamples=["unassalpha"]), "x"
+            encode_tiff_bytes(draw_values((9, 8, 4), "uint8"), photometric="rgb", extrasamples=["unassalpha"]), "x"
         )
         is None
     )
@@ -148,7 +153,7 @@ def test_16_bit_values_are_kept_on_request():
         assert detect_channel_form(file.getvalue(), "x") is None
         assert np.array_equal(np.asarray(read_bands(file.getvalue(), 1, "uint16")[0]), array.astype(np.float32))
     rgb = draw_values((9, 7, 3), "uint16")
-    assert np.array_equal(read_channels(as_tiff(rgb, photometric="rgb"), "x"), np.moveaxis(rgb, -1, 0))
+    assert np.array_equal(read_channels(encode_tiff_bytes(rgb, photometric="rgb"), "x"), np.moveaxis(rgb, -1, 0))
 
 
 def build_npy_header(text: str, body: bytes = b"", version: bytes = b"\1\0", length: int | None = None) -> bytes:
@@ -167,19 +172,19 @@ INVALID_NPY_FILES = {
     "deep": (build_npy_header("(" * 2000), "damaged .npy header"),
     "many minus signs": (build_npy_header("-" * 2000 + "1"), "damaged .npy header"),
     "negative sizes": (build_npy_header(HEADER_TEMPLATE.format("|u1", "(-2, -2)"), b"1234"), "damaged .npy header"),
-    "fields": (as_npy(np.zeros(4, [("a", "u1"), ("b", "f4")])), "type"),
-    "objects": (as_npy(np.array([[1, "a"]], dtype=object)), "type"),
+    "fields": (encode_npy_bytes(np.zeros(4, [("a", "u1"), ("b", "f4")])), "type"),
+    "objects": (encode_npy_bytes(np.array([[1, "a"]], dtype=object)), "type"),
     "pickle": (build_npy_header(HEADER_TEMPLATE.format("|O", "(2, 2)"), b"cos\nsystem\n(S'true'\ntR."), "type"),
-    "complex": (as_npy(np.zeros((4, 4, 2), np.complex64)), "type <c8"),
+    "complex": (encode_npy_bytes(np.zeros((4, 4, 2), np.complex64)), "type <c8"),
     "4 TB": (build_npy_header(HEADER_TEMPLATE.format("<f4", "(4, 500000, 500000)")), "the header states"),
-    "cut": (as_npy(draw_values((5, 9, 9), "uint16"))[:-1], "the header states"),
-    "too long": (as_npy(draw_values((5, 9, 9), "uint16")) + b"0", "the header states"),
-    "no channel axis": (as_npy(draw_values((9, 9, 9), "uint16")), "is ambiguous"),
-    "ambiguous axes": (as_npy(draw_values((9, 5, 9), "uint16")), "is ambiguous"),
-    "more channels than rows": (as_npy(draw_values((9, 9, 20), "uint16")), "is ambiguous"),
-    "one axis": (as_npy(draw_values((9,), "uint16")), "is ambiguous"),
-    "four axes": (as_npy(draw_values((2, 3, 9, 9), "uint16")), "is ambiguous"),
-    "none": (as_npy(draw_values((0, 9), "uint16")), "0 x 9"),
+    "cut": (encode_npy_bytes(draw_values((5, 9, 9), "uint16"))[:-1], "the header states"),
+    "too long": (encode_npy_bytes(draw_values((5, 9, 9), "uint16")) + b"0", "the header states"),
+    "no channel axis": (encode_npy_bytes(draw_values((9, 9, 9), "uint16")), "is ambiguous"),
+    "ambiguous axes": (encode_npy_bytes(draw_values((9, 5, 9), "uint16")), "is ambiguous"),
+    "more channels than rows": (encode_npy_bytes(draw_values((9, 9, 20), "uint16")), "is ambiguous"),
+    "one axis": (encode_npy_bytes(draw_values((9,), "uint16")), "is ambiguous"),
+    "four axes": (encode_npy_bytes(draw_values((2, 3, 9, 9), "uint16")), "is ambiguous"),
+    "none": (encode_npy_bytes(draw_values((0, 9), "uint16")), "0 x 9"),
 }
 
 
@@ -197,18 +202,18 @@ def test_invalid_npy_files_are_rejected_with_the_reason(name):
 
 
 def test_band_mismatches_report_both_band_counts():
-    raw = as_npy(draw_values((5, 8, 8), "uint16"))
+    raw = encode_npy_bytes(draw_values((5, 8, 8), "uint16"))
     for channels, dtype in ((4, "uint16"), (5, "int16")):
         with pytest.raises(DataError, match=f"x: 5 bands of uint16, but the model expects {channels} bands of {dtype}"):
             read_bands(raw, channels, dtype, "x")
-    for content in (raw, as_tiff(draw_values((8, 8, 5), "uint16"))):
+    for content in (raw, encode_tiff_bytes(draw_values((8, 8, 5), "uint16"))):
         with pytest.raises(DataError) as error:
             decode_to_pillow(content, 3, "x")
         assert error.value.message == "x: 5 bands of uint16, but the model expects 3 of uint8 (RGB)"
 
 
 def test_a_missing_tifffile_is_reported(monkeypatch):
-    raw = as_tiff(draw_values((8, 8, 5), "uint16"))
+    raw = encode_tiff_bytes(draw_values((8, 8, 5), "uint16"))
     monkeypatch.setitem(sys.modules, "tifffile", None)
     assert detect_channel_form(raw, "x") == (5, "uint16")
     with pytest.raises(DataError, match="needs tifffile") as error:
@@ -232,14 +237,14 @@ def test_a_missing_tifffile_is_reported(monkeypatch):
     ],
 )
 def test_invalid_multiband_tiffs_are_rejected_with_the_reason(change, message):
-    raw = as_tiff(draw_values((8, 8, 5), "uint16"), metadata=None)
+    raw = encode_tiff_bytes(draw_values((8, 8, 5), "uint16"), metadata=None)
     assert change(raw) != raw
     with pytest.raises(DataError, match=message):
         read_channels(change(raw), "x")
 
 
 def test_oversized_deflated_strips_are_rejected():
-    bomb = as_tiff(np.zeros((3000, 3000, 4), np.uint8), compression="zlib", rowsperstrip=3000, metadata=None)
+    bomb = encode_tiff_bytes(np.zeros((3000, 3000, 4), np.uint8), compression="zlib", rowsperstrip=3000, metadata=None)
     small = bomb.replace(struct.pack("<HHII", 257, 4, 1, 3000), struct.pack("<HHII", 257, 4, 1, 8))
     small = small.replace(struct.pack("<HHII", 278, 3, 1, 3000), struct.pack("<HHII", 278, 3, 1, 8))
     assert small != bomb
@@ -252,11 +257,11 @@ def test_damaged_files_raise_only_data_errors():
     rng, array = random.Random(0), draw_values((5, 12, 14), "uint16")
     wide = np.moveaxis(array, 0, -1)
     seeds = [
-        as_npy(array),
-        as_pages(array),
-        as_tiff(wide),
-        as_tiff(wide, compression="zlib"),
-        as_tiff(wide, tile=(16, 16)),
+        encode_npy_bytes(array),
+        encode_tiff_pages(array),
+        encode_tiff_bytes(wide),
+        encode_tiff_bytes(wide, compression="zlib"),
+        encode_tiff_bytes(wide, tile=(16, 16)),
     ]
     rejected = 0
     for _ in range(600):
@@ -364,7 +369,9 @@ def write_band_dataset(root: Path, file_format: str, size: tuple[int, int] = (16
                 array = np.random.default_rng([label, index, count]).random((4, *size))
                 array[label] += 0.7
                 if file_format == "tiff":
-                    (home / f"{index}.tif").write_bytes(as_tiff(np.moveaxis(array * 100, 0, -1).astype(np.uint8)))
+                    (home / f"{index}.tif").write_bytes(
+                        encode_tiff_bytes(np.moveaxis(array * 100, 0, -1).astype(np.uint8))
+                    )
                 else:
                     np.save(
                         home / f"{index}.npy", (array * (9000 if file_format == "uint16" else 40)).astype(file_format)

@@ -66,7 +66,7 @@ def get_open_error(source) -> str:
     return str(error.value)
 
 
-def has_samples(data, split, numbers):
+def contains_samples(data, split, numbers):
     """Return whether a split contains exactly these samples in order, each with the right image and class."""
     dataset_split = data.splits[split]
     assert [dataset_split.name(row).split("/")[-1] for row in range(len(dataset_split))] == [
@@ -92,9 +92,9 @@ def test_tar_splits_are_read_from_folders_names_and_members(tmp_path):
         data = open_data(source)
         assert list(data.splits) == ["train", "val", "test"] and not data.unsplit and data.full_train_split is None
         assert (
-            has_samples(data, "train", range(12))
-            and has_samples(data, "val", range(12, 15))
-            and has_samples(data, "test", range(15, 18))
+            contains_samples(data, "train", range(12))
+            and contains_samples(data, "val", range(12, 15))
+            and contains_samples(data, "test", range(15, 18))
         )
     inside = [
         (f"./photos/{split}/c{n % 3}/{n}.png", encode_sample_image(n))

@@ -113,7 +113,7 @@ def write_empty_archive(root: Path) -> str:
     return write_unlabelled_archives(root, 0)
 
 
-def parquet_files(root: Path, count: int = 2) -> str:
+def write_unlabelled_parquet(root: Path, count: int = 2) -> str:
     arrow = pytest.importorskip("pyarrow")
     import pyarrow.parquet as parquet
 
@@ -127,7 +127,7 @@ def parquet_files(root: Path, count: int = 2) -> str:
 
 
 def write_empty_parquet(root: Path) -> str:
-    return parquet_files(root, 0)
+    return write_unlabelled_parquet(root, 0)
 
 
 def write_unlabelled_coco(root: Path, count: int = 2) -> str:
@@ -207,7 +207,7 @@ def write_unlabelled_labelme(root: Path) -> str:
     return NO_LABELS
 
 
-def box_table(root: Path) -> str:
+def write_unlabelled_box_table(root: Path) -> str:
     rows = [(f"{number}.png", "ant", "train", 1, 1, 4, 4) for number in range(4)]
     rows += [(f"{number}.png", "", "test", "", "", "", "") for number in (4, 5)]
     for path, *_ in rows:
@@ -252,7 +252,7 @@ CLASS_WRITERS = (
     write_unlabelled_lists,
     write_empty_list,
 )
-STORE_WRITERS = (write_unlabelled_archives, write_empty_archive, parquet_files, write_empty_parquet)
+STORE_WRITERS = (write_unlabelled_archives, write_empty_archive, write_unlabelled_parquet, write_empty_parquet)
 OBJECT_WRITERS = (
     write_unlabelled_coco,
     write_empty_coco,
@@ -262,7 +262,7 @@ OBJECT_WRITERS = (
     write_unlabelled_voc,
     write_empty_voc,
     write_unlabelled_labelme,
-    box_table,
+    write_unlabelled_box_table,
 )
 MASK_WRITERS = (write_unlabelled_masks, write_unlabelled_masks_outside, write_unlabelled_volumes)
 
@@ -308,7 +308,13 @@ def swap_splits(root: Path) -> Path:
 
 @pytest.mark.parametrize(
     "write",
-    [write_unlabelled_coco, write_unlabelled_yolo, write_unlabelled_voc, write_unlabelled_labelme, box_table],
+    [
+        write_unlabelled_coco,
+        write_unlabelled_yolo,
+        write_unlabelled_voc,
+        write_unlabelled_labelme,
+        write_unlabelled_box_table,
+    ],
     ids=lambda write: write.__name__,
 )
 def test_train_and_check_refuse_training_images_without_objects(tmp_path, write):

@@ -17,14 +17,14 @@ from vitreous.data.split import FileSplit, create_empty_labels
 from vitreous.errors import DataError, UsageError
 
 
-def split_types(data):
+def get_split_types(data):
     """Return the types of the splits of a dataset."""
     return {type(split) for split in data.splits.values()}
 
 
 def test_a_folder_of_clips_in_any_format_is_video_data(tmp_path):
     data = open_data(write_moves(tmp_path, 12, (".mp4", ".gif", "", ".webm")))
-    assert split_types(data) == {ClipFiles} and data.classes == ("left", "right")
+    assert get_split_types(data) == {ClipFiles} and data.classes == ("left", "right")
     assert {name: len(split) for name, split in data.splits.items()} == {"train": 22, "val": 2}
     assert data.notes[0].startswith("the data are 24 clips; `--frames`")
     split = data.with_holdout(0.0, 0).splits["train"]
@@ -38,24 +38,24 @@ def test_clip_splits_and_single_class_folders_are_read(tmp_path):
     for name in ("train", "val", "test"):
         write_moves(tmp_path / name, 1, (".avi",))
     data = open_data(tmp_path)
-    assert split_types(data) == {ClipFiles} and list(data.splits) == ["train", "val", "test"]
+    assert get_split_types(data) == {ClipFiles} and list(data.splits) == ["train", "val", "test"]
     class_data = open_data(tmp_path / "test" / "left")
-    assert split_types(class_data) == {ClipFiles} and not class_data.labelled
+    assert get_split_types(class_data) == {ClipFiles} and not class_data.labelled
 
 
 def test_animated_gifs_are_clips(tmp_path):
     write_moves(tmp_path / "moving", 2, (".gif",))
-    assert split_types(open_data(tmp_path / "moving")) == {ClipFiles}
+    assert get_split_types(open_data(tmp_path / "moving")) == {ClipFiles}
     write_clip(tmp_path / "still" / "a" / "1.gif", make_grey_frames(1))
     write_clip(tmp_path / "still" / "b" / "1.gif", make_grey_frames(3))
-    assert ClipFiles not in split_types(open_data(tmp_path / "still"))
+    assert ClipFiles not in get_split_types(open_data(tmp_path / "still"))
 
 
 @pytest.mark.parametrize("odd", ["left/photo.jpg", "left/clip2/x.png", "left/clip2/frame_012.png", "left/0001.png"])
 def test_an_image_among_clips_makes_the_data_images(tmp_path, odd):
     home = write_moves(tmp_path, 3, (".gif", ".gif", ""))
     Image.new("RGB", (16, 16)).save(home / odd)
-    assert ClipFiles not in split_types(open_data(home))
+    assert ClipFiles not in get_split_types(open_data(home))
 
 
 def test_image_folders_that_are_not_frames_stay_images(tmp_path):
@@ -65,7 +65,9 @@ def test_image_folders_that_are_not_frames_stay_images(tmp_path):
             path = tmp_path / "nested" / name / "c" / f"{number}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
             Image.new("RGB", (side, 8)).save(path)
-    assert ClipFiles not in split_types(open_data(tmp_path / "flat")) | split_types(open_data(tmp_path / "nested"))
+    assert ClipFiles not in get_split_types(open_data(tmp_path / "flat")) | get_split_types(
+        open_data(tmp_path / "nested")
+    )
 
 
 def test_image_only_commands_reject_clips(tmp_path):
@@ -93,7 +95,7 @@ def test_frame_folders_without_classes_are_reported(tmp_path):
     for clip in ("one", "two", "three"):
         write_clip(tmp_path / clip, make_grey_frames(3))
     assert any("image names look like video frames" in note for note in open_data(tmp_path).notes)
-    assert split_types(open_data(tmp_path)) == {FileSplit}
+    assert get_split_types(open_data(tmp_path)) == {FileSplit}
     for name in ("ant", "bee"):  # numbered photos, whose neighbours are no more similar than other pairs
         (tmp_path / "photos" / name).mkdir(parents=True)
         for number in range(12):
@@ -110,7 +112,7 @@ def test_frame_folders_without_classes_are_reported(tmp_path):
     for clip in ("one", "two", "three"):
         (tmp_path / clip).rename(tmp_path / "all" / clip)
     # the layout that the note suggests
-    assert split_types(open_data(tmp_path)) == {ClipFiles} and not open_data(tmp_path).labelled
+    assert get_split_types(open_data(tmp_path)) == {ClipFiles} and not open_data(tmp_path).labelled
     for frame_path in ("a/7.png", "a/8.png", "b/1.png", "b/2.png"):
         write_clip(tmp_path / "plain" / frame_path[:-4], make_grey_frames(1))
         (tmp_path / "plain" / frame_path[:-4] / "frame_000.png").rename(tmp_path / "plain" / frame_path)

@@ -90,7 +90,7 @@ def make_image_split() -> ArraySplit:
     return ArraySplit(pixels, (patterns % 3).astype(np.int64))
 
 
-def with_colour_values(split: ArraySplit) -> ArraySplit:
+def add_colour_values(split: ArraySplit) -> ArraySplit:
     """Return the images with the mean red and blue as regression labels, some of them missing."""
     values = split.pixels.mean((1, 2))[:, [0, 2]]
     values[::5, 0], values[1::3, 1] = np.nan, np.nan
@@ -109,7 +109,7 @@ def create_session(name: str, home: Path, **changes: Any) -> tuple[Session, Any]
         objective = replace(objective, teacher=str(home / "teacher"))
     labelled = distilled or objective.generates
     if objective.of_values:
-        split = with_colour_values(split)
+        split = add_colour_values(split)
         objective = objective.fitted(split.labels)
     elif not labelled:
         split = ArraySplit(split.pixels, np.zeros((NUM_IMAGES, 0), np.float32))

@@ -73,7 +73,7 @@ def clip_gradients(module, name):
         torch.nn.utils.clip_grad_norm_(parameters, MAX_GRAD_NORM)
 
 
-def authors_run(module, batches, name):
+def train_authors_reference(module, batches, name):
     """Train a copy of an objective on prepared batches by the restated code; return the loss of each step."""
     lr, momentum = (
         cosine_schedule(BASE_LR, FINAL_LR, NUM_STEPS, WARMUP_STEPS),
@@ -133,7 +133,7 @@ def compare_runs(name, home):
     batches = [copy.deepcopy(batch) for _, batch in session.batches(session.build())]
     for parameter in reference_objective.parameters():
         parameter.grad = None
-    expected = authors_run(reference_objective, batches, name)
+    expected = train_authors_reference(reference_objective, batches, name)
     curve = collect_losses(session, state)
     loss = max(abs(a - b) / abs(b) for a, b in zip(curve, expected, strict=True))
     trained = dict(state.objective.named_parameters())
@@ -157,7 +157,7 @@ def test_twenty_steps_match_the_authors_code(name, tmp_path):
     assert max(tensors.values()) < 1e-5, max(tensors, key=lambda key: tensors[key])
 
 
-def compare_averages(home, **changes):
+def compare_averaged_weights(home, **changes):
     """Return the relative difference between our averaged weights and DiT's `update_ema` after 20 steps."""
     session, state = create_session("diffusion", home, ema=0.99, **changes)
     expected = state.flat.master.clone()
@@ -168,8 +168,8 @@ def compare_averages(home, **changes):
 
 
 def test_the_average_without_a_warm_up_is_dits(tmp_path):
-    assert compare_averages(tmp_path, ema_warmup=False) < 1e-6
-    assert compare_averages(tmp_path, ema_warmup=True) > 1e-3
+    assert compare_averaged_weights(tmp_path, ema_warmup=False) < 1e-6
+    assert compare_averaged_weights(tmp_path, ema_warmup=True) > 1e-3
 
 
 if __name__ == "__main__":
@@ -180,5 +180,5 @@ if __name__ == "__main__":
         ranked = sorted(tensors, key=lambda key: -tensors[key])
         print(f"{name}: loss {loss:.1e}; tensors", {key: f"{tensors[key]:.1e}" for key in ranked[:6]})
     with tempfile.TemporaryDirectory() as scratch:
-        averages = {warms: compare_averages(Path(scratch), ema_warmup=warms) for warms in (True, False)}
+        averages = {warms: compare_averaged_weights(Path(scratch), ema_warmup=warms) for warms in (True, False)}
         print("averaged weights, by EMA warm-up:", {warms: f"{value:.1e}" for warms, value in averages.items()})

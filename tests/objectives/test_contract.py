@@ -64,7 +64,7 @@ def test_unlabelled_training_produces_an_embedding_model(unlabelled_images, tmp_
     summary = vitreous.train(
         str(unlabelled_images), recipe=name, out=str(out), workers=0, device="cpu", **TRAIN_OPTIONS
     )
-    assert summary["steps"] == math.ceil(3 * summary_images(out) / 8) and summary["val"] is None
+    assert summary["steps"] == math.ceil(3 * read_num_train_images(out) / 8) and summary["val"] is None
     lines = [json.loads(line) for line in (out / "metrics.jsonl").open()]
     logged = {"tiny-dino": "train/entropy", "tiny-pixels": "train/worst"}[name]
     assert all(math.isfinite(line["train/loss"]) and math.isfinite(line[logged]) for line in lines)
@@ -79,7 +79,7 @@ def test_unlabelled_training_produces_an_embedding_model(unlabelled_images, tmp_
     assert vectors.shape == (32, 32) and np.isfinite(vectors).all() and vectors.std(0).max() > 0
 
 
-def summary_images(out):
+def read_num_train_images(out):
     """Return the number of training images of a run."""
     return RunFolder(out).run().data.images
 

@@ -62,7 +62,7 @@ def test_pretrained_backbones_are_trained_frozen_or_adapted(tmp_path):
     once = {"data": str(home), "steps": 2, "save_every": 10}
     train_detector(tmp_path / "first", **once)
     before = load_bundle(tmp_path / "first" / "model").model.backbone.state_dict()
-    oblong = with_setting("model.image", ["24", "32"])
+    oblong = make_setting_arguments("model.image", ["24", "32"])
     for name, change in {
         "all": {},
         "heads": {"last_blocks": 0},
@@ -95,14 +95,14 @@ def test_mask_prediction_follows_the_data_or_the_option(tmp_path):
     train_detector(tmp_path / "boxes", data=boxes, **once)
     assert load_bundle(tmp_path / "boxes" / "model").task == Detection(("cat", "dog", "owl"), masks=False)
     with pytest.raises(DataError, match=r"no masks[\s\S]*'objective.masks': \['false'\]"):
-        train_detector(tmp_path / "no", data=boxes, **once, **with_setting("objective.masks", ["true"]))
+        train_detector(tmp_path / "no", data=boxes, **once, **make_setting_arguments("objective.masks", ["true"]))
     train_detector(tmp_path / "masks", data=masks, **once)
     assert load_bundle(tmp_path / "masks" / "model").task.masks
-    train_detector(tmp_path / "less", data=masks, **once, **with_setting("objective.masks", ["false"]))
+    train_detector(tmp_path / "less", data=masks, **once, **make_setting_arguments("objective.masks", ["false"]))
     assert not load_bundle(tmp_path / "less" / "model").task.masks
 
 
-def with_setting(name: str, value: list[str]) -> dict:
+def make_setting_arguments(name: str, value: list[str]) -> dict:
     return {"settings": TRAIN_OPTIONS["settings"] | {name: value}}
 
 

@@ -42,7 +42,7 @@ def build_objective(objective_class=DINO, config=None, model=SMALL_CONFIG, **set
     return objective_class(build_model(model), config, ObjectiveSetting(views=VIEWS)).train()
 
 
-def batch_for(objective, images=4):
+def make_view_batch(objective, images=4):
     """Return a prepared batch of random views."""
     generator = torch.Generator().manual_seed(1)
     batch = {
@@ -104,7 +104,7 @@ def test_head_outputs_cosine_similarity_to_prototypes():
 
 def test_centre_is_updated_only_after_the_step():
     objective = build_objective()
-    batch = batch_for(objective)
+    batch = make_view_batch(objective)
     before = objective(batch)["loss"]
     assert objective.centre.abs().max() == 0
     teacher_outputs = objective.compute_teacher_outputs(batch["images"])
@@ -115,7 +115,7 @@ def test_centre_is_updated_only_after_the_step():
 
 def test_teacher_is_a_momentum_average_without_gradients():
     objective = build_objective(model=SMALL_CONFIG.with_options(regularization={"drop_path": 0.5}))
-    objective(batch_for(objective))["loss"].backward()
+    objective(make_view_batch(objective))["loss"].backward()
     assert all(p.grad is None and not p.requires_grad for p in objective.teacher.parameters())
     assert not objective.teacher.training and objective.model.training
     shifted_state = {name: p + 1 for name, p in objective.model.state_dict().items()}
@@ -131,14 +131,14 @@ def test_momentum_of_one_keeps_the_teacher():
     objective = build_objective()
     objective.model.load_state_dict({name: p + 1 for name, p in objective.model.state_dict().items()})
     before = {name: p.clone() for name, p in objective.teacher.state_dict().items()}
-    objective(batch_for(objective))
+    objective(make_view_batch(objective))
     objective.after_step(TRAINING_PROGRESS._replace(values={"momentum": 1.0}))
     assert all(torch.equal(p, before[name]) for name, p in objective.teacher.state_dict().items())
 
 
 def test_local_views_contribute_to_the_loss():
     objective = build_objective()
-    batch = batch_for(objective)
+    batch = make_view_batch(objective)
     with_locals = objective(batch)["loss"]
     assert objective({**batch, "local": batch["local"] + 1})["loss"] != with_locals
     assert torch.isfinite(objective({**batch, "local": batch["local"][:, :0]})["loss"])
@@ -147,7 +147,7 @@ def test_local_views_contribute_to_the_loss():
 def test_koleo_loss_is_added_with_its_weight():
     without_koleo, with_koleo = (build_objective(koleo=weight) for weight in (0.0, 0.3))
     with_koleo.load_state_dict(without_koleo.state_dict())
-    batch = batch_for(without_koleo)
+    batch = make_view_batch(without_koleo)
     features = without_koleo.model(batch["images"].flatten(0, 1)).unflatten(0, batch["images"].shape[:2])
     expected = without_koleo(batch)["loss"] + 0.3 * sum(
         koleo_loss(view, gather_single_process) for view in features.unbind(1)
@@ -214,7 +214,7 @@ def test_koleo_of_one_image_is_zero_and_batch_size_one_is_rejected():
 
 def test_an_idle_batch_contributes_nothing():
     objective = build_objective()
-    batch = batch_for(objective)
+    batch = make_view_batch(objective)
     objective.is_idle = True
     objective(batch)
     assert objective.outputs.abs().max() == 0
@@ -307,7 +307,7 @@ def test_head_batch_norm_removes_constant_offsets(objective_class):
 @pytest.mark.parametrize("patch_prototypes", [0, 12])
 def test_every_dinov2_parameter_gets_a_gradient(centring, patch_prototypes):
     objective = build_objective(DINOv2, centring=centring, patch_prototypes=patch_prototypes)
-    outputs = objective(batch_for(objective))
+    outputs = objective(make_view_batch(objective))
     outputs["loss"].backward()
     assert {name for name, p in objective.named_parameters() if p.requires_grad and p.grad is None} == set()
     expected = outputs["dino"] + outputs["ibot"] + 0.1 * outputs["koleo"]
@@ -331,7 +331,7 @@ def test_masked_patches_are_replaced_by_the_mask_token():
 
 def test_half_of_the_views_are_masked():
     objective = build_objective(DINOv2)
-    masks = batch_for(objective, 64)["masks"].flatten(2)
+    masks = make_view_batch(objective, 64)["masks"].flatten(2)
     happened = masks.any(-1).float().mean().item()
     assert 0.3 < happened < 0.7 and masks.float().mean(-1).max() <= 0.5
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from tests.objectives.sessions import OBJECTIVE_CONFIGS, collect_losses, create_session
 from tests.objectives.test_dino import SMALL_CONFIG as VIEWED
-from tests.objectives.test_dino import batch_for, build_objective
+from tests.objectives.test_dino import build_objective, make_view_batch
 from tests.objectives.test_distillation import OBJECTIVE_SETTING, make_student_and_batch
 from tests.objectives.test_mae import SMALL_CONFIG, SMALL_MAE_CONFIG, make_batch
 from vitreous.data.augmentation.augment import Augment
@@ -94,7 +94,7 @@ def test_teacher_is_deterministic_and_has_no_gradient(objective_class):
     objective = build_objective(
         objective_class, model=VIEWED.with_options(regularization={"drop_path": 0.5, "dropout": 0.3})
     )
-    images = batch_for(objective)["images"].flatten(0, 1)
+    images = make_view_batch(objective)["images"].flatten(0, 1)
     assert (
         torch.equal(objective.teacher(images), objective.teacher(images))
         and not objective.teacher(images).requires_grad
@@ -152,7 +152,7 @@ def test_mask_tokens_have_positions_and_registers_have_none(registers):
 
 def test_patch_loss_is_zero_without_masks():
     objective = build_objective(DINOv2, mask_probability=0.0, koleo=0.0)
-    outputs = objective(batch_for(objective))
+    outputs = objective(make_view_batch(objective))
     assert outputs["ibot"] == 0 and outputs["loss"].item() == pytest.approx(outputs["dino"].item(), rel=1e-6)
 
 

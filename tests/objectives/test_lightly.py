@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from lightly.loss import DINOLoss, IBOTPatchLoss, KoLeoLoss
 from lightly.loss.swav_loss import sinkhorn as their_sinkhorn
 
-from tests.objectives.test_dino import HEAD_OPTIONS, TRAINING_PROGRESS, batch_for, build_objective
+from tests.objectives.test_dino import HEAD_OPTIONS, TRAINING_PROGRESS, build_objective, make_view_batch
 from vitreous.objectives.base import gather_single_process, reduce_single_process
 from vitreous.objectives.dino import DINO, cross_view_entropy
 from vitreous.objectives.dinov2 import DINOv2, masked_cross_entropy, sinkhorn_knopp
@@ -56,7 +56,7 @@ def compute_step_losses(objective, batch, theirs):
 def test_dino_loss_and_centre_match_lightly_over_steps():
     """Both update the centre after the loss of a step."""
     objective, theirs = build_objective(DINO), DINOLoss(NUM_PROTOTYPES, student_temp=0.1)
-    batch = batch_for(objective, 6)
+    batch = make_view_batch(objective, 6)
     for _ in range(4):
         loss, expected = compute_step_losses(objective, batch, theirs)
         assert loss.item() == pytest.approx(expected.item(), rel=RELATIVE_TOLERANCE)
@@ -71,7 +71,7 @@ def test_centre_is_updated_once_per_accumulated_step():
     micro-batches use another centre than the first.
     """
     objective, theirs = build_objective(DINO), DINOLoss(NUM_PROTOTYPES, student_temp=0.1)
-    batch = batch_for(objective, 6)
+    batch = make_view_batch(objective, 6)
     micro_batches = [{name: entry[rows] for name, entry in batch.items()} for rows in (slice(0, 3), slice(3, 6))]
     teacher_outputs = [objective.compute_teacher_outputs(micro_batch["images"]) for micro_batch in micro_batches]
     for micro_batch, outputs in zip(micro_batches, teacher_outputs, strict=True):
@@ -112,7 +112,7 @@ def test_masked_patch_loss_matches_lightly(centred):
 
 def test_ibot_loss_and_centre_match_lightly_over_steps():
     objective, theirs = build_objective(DINOv2, mask_probability=1.0), IBOTPatchLoss(NUM_PROTOTYPES, student_temp=0.1)
-    batch = batch_for(objective, 6)
+    batch = make_view_batch(objective, 6)
     masks = batch["masks"].flatten(0, 1)
     images = batch["images"].flatten(0, 1)
     for _ in range(3):
@@ -128,7 +128,7 @@ def test_ibot_loss_and_centre_match_lightly_over_steps():
 def test_batches_without_masks_keep_the_centre_finite():
     """Half of the views have no mask, so a small batch may contain no masked patch."""
     objective, theirs = build_objective(DINOv2, mask_probability=0.0), IBOTPatchLoss(NUM_PROTOTYPES)
-    batch = batch_for(objective)
+    batch = make_view_batch(objective)
     no_patches = torch.zeros(0, NUM_PROTOTYPES)
     assert theirs(no_patches, no_patches, batch["masks"].flatten(0, 1)) == 0 and theirs.center.value.isnan().all()
     outputs = objective(batch)

@@ -122,7 +122,7 @@ def make_run_options(data_folder, out, name, **changes):
     } | ({"model": MODEL_NAMES[name]} if name in MODEL_NAMES else {})
 
 
-def make_order(world, options, **further):
+def make_process_order(world, options, **further):
     """Return an order for consecutive runs in the same processes."""
     return {"world": world, "options": options, **further}
 
@@ -131,9 +131,12 @@ def kill_and_resume_runs(data_folder, home, names, carry_out):  # noqa: F811
     """Return a folder with `whole` runs, and `killed` runs that were killed after the third step and resumed."""
     often = {"save_every": 1}
     codes, errors = carry_out(
-        make_order(1, [make_run_options(data_folder, home / "whole", name, **often) for name in names]),
-        *(make_order(1, make_run_options(data_folder, home / "killed", name, **often), kill=[0, 3]) for name in names),
-        make_order(1, [{"data": "", "out": str(home / "killed" / name), "resume": True} for name in names]),
+        make_process_order(1, [make_run_options(data_folder, home / "whole", name, **often) for name in names]),
+        *(
+            make_process_order(1, make_run_options(data_folder, home / "killed", name, **often), kill=[0, 3])
+            for name in names
+        ),
+        make_process_order(1, [{"data": "", "out": str(home / "killed" / name), "resume": True} for name in names]),
     )
     assert codes == [[0], *[[-9]] * len(names), [0]], errors
     return home
@@ -182,7 +185,7 @@ def train_with_world_sizes(data_folder, home, pairs, carry_out):  # noqa: F811
         orders.setdefault(world, []).append(
             make_run_options(data_folder, home / world, name, **shared_options, **further)
         )
-    codes, errors = carry_out(*(make_order(WORLD_SIZES[world], options) for world, options in orders.items()))
+    codes, errors = carry_out(*(make_process_order(WORLD_SIZES[world], options) for world, options in orders.items()))
     assert codes == [[0] * WORLD_SIZES[world] for world in orders], errors
     return home
 

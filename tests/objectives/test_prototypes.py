@@ -65,7 +65,7 @@ def build_objective(home, **settings):
     return config.build(build_model(STUDENT_CONFIG), setting).train()
 
 
-def batch_for(objective):
+def make_view_batch(objective):
     generator = torch.Generator().manual_seed(1)
     sizes = {"images": (3, 2, 3, 16, 16), "local": (3, 2, 3, 8, 8)}
     images = {name: torch.randn(size, generator=generator) for name, size in sizes.items()}
@@ -76,7 +76,7 @@ def test_loss_matches_the_loop(teacher_runs):
     """The teacher uses its own normalisation, and as many 4 x 4 patches as the student has 8 x 8 patches."""
     objective, teacher = build_objective(teacher_runs), PrototypeTeacher(str(teacher_runs / "teacher"))
     assert (objective.config.prototypes, objective.config.patch_prototypes) == (16, 12)
-    batch = batch_for(objective)
+    batch = make_view_batch(objective)
     assert batch["masks"].all() and batch["masks"].shape == (3, 2, 2, 2)
     outputs = objective(batch)
     images = batch["images"].flatten(0, 1) * 0.2 + 0.4
@@ -109,7 +109,7 @@ def test_frozen_teacher_is_constant_and_the_student_average_follows(teacher_runs
     frozen = objective.frozen
     assert frozen is not None
     before = copy.deepcopy((frozen.model.state_dict(), frozen.heads.state_dict(), objective.teacher.state_dict()))
-    objective(batch_for(objective))["loss"].backward()
+    objective(make_view_batch(objective))["loss"].backward()
     assert all(p.grad is not None for p in objective.parameters() if p.requires_grad)
     assert all(p.grad is None for module in (frozen.model, frozen.heads) for p in module.parameters())
     assert not any("frozen" in name for name in objective.state_dict()) and "digest" in objective.state_dict()
@@ -141,7 +141,7 @@ def test_student_run_resumes_and_ships_its_average(teacher_runs, tmp_path):
     objective = build_objective(teacher_runs)
     objective.digest[0] += 1
     with pytest.raises(WeightsError, match="has changed since the run began"):
-        objective(batch_for(objective))
+        objective(make_view_batch(objective))
 
 
 def test_teacher_head_batch_norm_uses_batch_statistics(teacher_runs):

@@ -56,7 +56,7 @@ def make_run_options(name, **changes):
 def test_unlabelled_training_produces_an_embedding_model(unlabelled_images, tmp_path, name):
     out = tmp_path / "run"
     summary = vitreous.train(str(unlabelled_images), out=str(out), workers=0, device="cpu", **make_run_options(name))
-    assert summary["steps"] == math.ceil(2 * summary_images(out) / 8)
+    assert summary["steps"] == math.ceil(2 * read_num_train_images(out) / 8)
     assert summary["val"]["primary"] == "rankme" and summary["val"]["images"] == 3
     lines = [json.loads(line) for line in (out / "metrics.jsonl").open()]
     for figure in ("loss", *LOGGED_METRICS.get(name, ())):
@@ -136,7 +136,7 @@ def test_stop_on_collapse_is_rejected_for_supervised_runs(tmp_path):
         vitreous.train("digits", out=str(tmp_path / "run"), stop_on_collapse=True, progress=False)
 
 
-def summary_images(out):
+def read_num_train_images(out):
     """Return the number of training images of a run."""
     from vitreous.training.folder import RunFolder
 

@@ -126,7 +126,7 @@ def test_raw_labels_are_mapped_to_task_labels():
         prepare_task_data(VTAB_TASKS["dsprites_location"], make_data({"train": 400, "val": 80, "test": 80}, 64), 0)
 
 
-def task_folder(home, seed):
+def write_task_folder(home, seed):
     """Write a task in the common layout: 12 training, 6 validation and 9 test images, which differ by a tint."""
     split_images = {"train800": range(12), "val200": range(12, 18), "test": range(18, 27)}
     home.mkdir(parents=True)
@@ -152,7 +152,7 @@ def bundle(tmp_path):
 def test_tasks_are_resumed_one_by_one(bundle, tmp_path, monkeypatch):
     root = tmp_path / "vtab"
     for seed, name in enumerate(("dtd", "pets", "kitti")):
-        task_folder(root / name, 100 * seed)
+        write_task_folder(root / name, 100 * seed)
     (root / "kitti" / "test.txt").write_text("missing.png 0\n")
     computed, evaluate_task = [], module.evaluate_vtab_task
     monkeypatch.setattr(

@@ -88,13 +88,13 @@ def check_agreement(ours: Model, peer: Peer, limit: float = ERROR_LIMIT) -> floa
     return max_difference
 
 
-def timm_peer(model: nn.Module, heads: int | None = 4, **options: Any) -> Peer:
+def make_timm_peer(model: nn.Module, heads: int | None = 4, **options: Any) -> Peer:
     """Return the peer of a timm ViT or ResNet."""
     settings = options.pop("settings", {}) | ({"heads": heads} if heads else {})
     return Peer(randomise(model), model.forward_features, model, settings=settings, **options)  # type: ignore[arg-type]
 
 
-def timm_vit(**options: Any) -> Peer:
+def make_timm_vit(**options: Any) -> Peer:
     """Return a three-block ViT of timm."""
     from timm.models.vision_transformer import VisionTransformer
 
@@ -107,20 +107,22 @@ def timm_vit(**options: Any) -> Peer:
         "num_heads": 4,
         "mlp_ratio": 2,
     }
-    return timm_peer(VisionTransformer(**(small | {"num_classes": 7, "dynamic_img_size": True} | options)), **outside)
+    return make_timm_peer(
+        VisionTransformer(**(small | {"num_classes": 7, "dynamic_img_size": True} | options)), **outside
+    )
 
 
-def timm_distilled() -> Peer:
+def make_timm_distilled() -> Peer:
     """Return a distilled DeiT of timm."""
     from timm.models.deit import VisionTransformerDistilled
 
     model = VisionTransformerDistilled(
         img_size=IMAGE_SIZE, patch_size=8, embed_dim=48, depth=3, num_heads=4, num_classes=7, dynamic_img_size=True
     )
-    return timm_peer(model)
+    return make_timm_peer(model)
 
 
-def timm_hybrid(
+def make_timm_hybrid(
     blocks: tuple[int, ...], patch: int, image: tuple[int, int], oblong: tuple[int, int], **options: Any
 ) -> Peer:
     """Return a timm hybrid whose ResNet has half the width."""
@@ -146,10 +148,10 @@ def timm_hybrid(
     model = VisionTransformer(
         img_size=image, patch_size=patch, embed_layer=partial(HybridEmbed, backbone=backbone), **(small | options)
     )  # type: ignore[arg-type]
-    return timm_peer(model, sizes=(image, oblong), settings=settings)
+    return make_timm_peer(model, sizes=(image, oblong), settings=settings)
 
 
-def timm_bit(blocks: tuple[int, ...] = (2, 1, 1)) -> Peer:
+def make_timm_bit(blocks: tuple[int, ...] = (2, 1, 1)) -> Peer:
     """Return a timm BiT of half the width."""
     from timm.layers import StdConv2d
     from timm.models.resnetv2 import ResNetV2
@@ -157,12 +159,12 @@ def timm_bit(blocks: tuple[int, ...] = (2, 1, 1)) -> Peer:
     channels = tuple(128 * 2**i for i in range(len(blocks)))
     conv = partial(StdConv2d, eps=1e-8)
     model = ResNetV2(blocks, channels, num_classes=7, stem_chs=32, stem_type="fixed", conv_layer=conv)  # type: ignore[arg-type]
-    peer = timm_peer(model, heads=None, sizes=((64, 64), (96, 56)))
+    peer = make_timm_peer(model, heads=None, sizes=((64, 64), (96, 56)))
     peer.features = lambda x: model.forward_features(x).flatten(2).transpose(1, 2)
     return peer
 
 
-def timm_sam(image: int = 64, window: int = 3, **options: Any) -> Peer:
+def make_timm_sam(image: int = 64, window: int = 3, **options: Any) -> Peer:
     """Return SAM's image encoder from timm."""
     from timm.models.vision_transformer_sam import VisionTransformerSAM
 
@@ -177,7 +179,7 @@ def timm_sam(image: int = 64, window: int = 3, **options: Any) -> Peer:
     model = VisionTransformerSAM(
         img_size=image, window_size=window, use_rel_pos=True, num_classes=0, **(small | options)
     )
-    peer = timm_peer(model, sizes=((image, image),))
+    peer = make_timm_peer(model, sizes=((image, image),))
     peer.features = lambda x: model.forward_features(x).flatten(2).transpose(1, 2)
     return peer
 
@@ -191,7 +193,7 @@ SMALL_CONFIG: dict[str, Any] = {
 }
 
 
-def transformers_peer(
+def make_transformers_peer(
     model: nn.Module, logits: bool, sizes: tuple[tuple[int, int], ...] = (IMAGE_SIZE, OBLONG_SIZE), **options: Any
 ) -> Peer:
     """Return the peer of a transformers model, saved as a folder; `options` are passed to its forward."""
@@ -207,26 +209,26 @@ def transformers_peer(
     return Peer(model, features, (lambda x: model(x, **options).logits) if logits else None, sizes, save=save)
 
 
-def transformers_vit(classes: int = 7, **options: Any) -> Peer:
+def make_transformers_vit(classes: int = 7, **options: Any) -> Peer:
     """Return a ViT of transformers, with a classifier or without a head."""
     import transformers
 
     config = transformers.ViTConfig(**(SMALL_CONFIG | {"intermediate_size": 96} | options), num_labels=max(1, classes))
     model = transformers.ViTForImageClassification(config) if classes else transformers.ViTModel(config)
-    return transformers_peer(model, bool(classes), interpolate_pos_encoding=True)
+    return make_transformers_peer(model, bool(classes), interpolate_pos_encoding=True)
 
 
-def transformers_deit() -> Peer:
+def make_transformers_deit() -> Peer:
     """Return a transformers DeiT with a teacher head."""
     import transformers
 
     model = transformers.DeiTForImageClassificationWithTeacher(
         transformers.DeiTConfig(**SMALL_CONFIG, intermediate_size=96, num_labels=7)
     )
-    return transformers_peer(model, True, interpolate_pos_encoding=True)
+    return make_transformers_peer(model, True, interpolate_pos_encoding=True)
 
 
-def transformers_mae() -> Peer:
+def make_transformers_mae() -> Peer:
     """Return the encoder of a transformers MAE, without masking and shuffling."""
     import transformers
 
@@ -239,7 +241,7 @@ def transformers_mae() -> Peer:
     model = transformers.ViTMAEForPreTraining(
         transformers.ViTMAEConfig(**SMALL_CONFIG, **decoder, intermediate_size=96, mask_ratio=0.0)
     )
-    peer = transformers_peer(model, False)
+    peer = make_transformers_peer(model, False)
 
     def features(x: Tensor) -> Tensor:
         order = torch.arange(x.shape[2] * x.shape[3] // 64).expand(len(x), -1) / 1000
@@ -249,24 +251,24 @@ def transformers_mae() -> Peer:
     return peer
 
 
-def transformers_dinov2(registers: int = 0, swiglu: bool = False, **options: Any) -> Peer:
+def make_transformers_dinov2(registers: int = 0, swiglu: bool = False, **options: Any) -> Peer:
     """Return a DINOv2 of transformers."""
     import transformers
 
     values = SMALL_CONFIG | {"mlp_ratio": 4, "use_swiglu_ffn": swiglu} | options
     if registers:
         config = transformers.Dinov2WithRegistersConfig(**values, num_register_tokens=registers)
-        return transformers_peer(transformers.Dinov2WithRegistersModel(config), False)
-    return transformers_peer(transformers.Dinov2Model(transformers.Dinov2Config(**values)), False)
+        return make_transformers_peer(transformers.Dinov2WithRegistersModel(config), False)
+    return make_transformers_peer(transformers.Dinov2Model(transformers.Dinov2Config(**values)), False)
 
 
-def transformers_clip(projected: bool = True, **options: Any) -> Peer:
+def make_transformers_clip(projected: bool = True, **options: Any) -> Peer:
     """Return CLIP's image encoder from transformers."""
     import transformers
 
     config = transformers.CLIPVisionConfig(**(SMALL_CONFIG | {"intermediate_size": 96, "projection_dim": 24} | options))
     model = (transformers.CLIPVisionModelWithProjection if projected else transformers.CLIPVisionModel)(config)
-    peer = transformers_peer(model, False)
+    peer = make_transformers_peer(model, False)
     peer.features = lambda x: model(x, interpolate_pos_encoding=True).last_hidden_state
     if projected:
         peer.logits = lambda x: model(x, interpolate_pos_encoding=True).image_embeds
@@ -275,7 +277,7 @@ def transformers_clip(projected: bool = True, **options: Any) -> Peer:
     return peer
 
 
-def transformers_sam(image: int = 64, window: int = 3, **options: Any) -> Peer:
+def make_transformers_sam(image: int = 64, window: int = 3, **options: Any) -> Peer:
     """Return SAM's image encoder from transformers."""
     import transformers
 
@@ -288,12 +290,12 @@ def transformers_sam(image: int = 64, window: int = 3, **options: Any) -> Peer:
     }
     config = transformers.SamVisionConfig(**(values | {"output_channels": 24, "num_pos_feats": 12} | options))
     model = transformers.SamVisionModel(config)
-    peer = transformers_peer(model, False, ((image, image),))
+    peer = make_transformers_peer(model, False, ((image, image),))
     peer.features = lambda x: model(x).last_hidden_state.flatten(2).transpose(1, 2)
     return peer
 
 
-def transformers_bit(blocks: tuple[int, ...] = (2, 1, 1), classes: int = 7, **options: Any) -> Peer:
+def make_transformers_bit(blocks: tuple[int, ...] = (2, 1, 1), classes: int = 7, **options: Any) -> Peer:
     """Return a BiT of transformers."""
     import transformers
 
@@ -302,13 +304,13 @@ def transformers_bit(blocks: tuple[int, ...] = (2, 1, 1), classes: int = 7, **op
         embedding_size=32, hidden_sizes=sizes, depths=list(blocks), num_labels=max(1, classes), **options
     )
     model = transformers.BitForImageClassification(config) if classes else transformers.BitModel(config)
-    peer = transformers_peer(model, bool(classes), ((64, 64), (96, 56)))
+    peer = make_transformers_peer(model, bool(classes), ((64, 64), (96, 56)))
     body = model.bit if classes else model
     peer.features = lambda x: body(x).last_hidden_state.flatten(2).transpose(1, 2)
     return peer
 
 
-def torchvision_vit(representation: int | None = None, **options: Any) -> Peer:
+def make_torchvision_vit(representation: int | None = None, **options: Any) -> Peer:
     """Return a ViT of torchvision, which accepts only its native size."""
     from torchvision.models import VisionTransformer
 

@@ -121,7 +121,7 @@ def test_fixed_positions_survive_a_round_trip(tmp_path):
         )
 
 
-def with_state(p, layout):
+def to_training_checkpoint(p, layout):
     """Return a training checkpoint: parameters with Adam's first and second moments, step and clock."""
     p, arrays = layout(p), {}
     for name, array in p.items():
@@ -134,7 +134,7 @@ def with_state(p, layout):
     return arrays | {"opt/0/0/count": np.int32(90), "extra/accum_train_time": np.float64(3.5)}
 
 
-def with_flax_state(p, layout):
+def to_flax_checkpoint(p, layout):
     """Return a training checkpoint of flax's older optimisers."""
     target = {f"opt/target/{name.removeprefix('params/')}": array for name, array in layout(p).items()}
     state = {
@@ -145,7 +145,7 @@ def with_flax_state(p, layout):
 
 
 @pytest.mark.parametrize("layout", [big_vision, to_scanned_blocks, to_linen_names])
-@pytest.mark.parametrize("state", [with_state, with_flax_state])
+@pytest.mark.parametrize("state", [to_training_checkpoint, to_flax_checkpoint])
 def test_parameters_are_read_from_training_checkpoints(state, layout, tmp_path):
     p = make_golden_arrays(classes=CLASSES, token=layout is not to_linen_names)
     arrays = state(p, layout)
@@ -181,7 +181,7 @@ def apply_group_norm(p, name, x):
     return groups.reshape(x.shape) * p[f"{name}/scale"].ravel() + p[f"{name}/bias"].ravel()
 
 
-def bit_paper(p, image, blocks, fill=-np.inf):
+def forward_bit_paper(p, image, blocks, fill=-np.inf):
     """models/bit_paper.py: map an image (C, H, W) to the last feature map (h w, C) and logits.
 
     `fill`: padding value of the max-pooling.
@@ -201,7 +201,7 @@ def bit_paper(p, image, blocks, fill=-np.inf):
     return x, x.mean(0) @ p["head/kernel"] + p["head/bias"]
 
 
-def golden_bit_paper(blocks, classes=7, seed=0):
+def make_golden_bit_paper(blocks, classes=7, seed=0):
     """Return random arrays of a small BiT under big_vision's names."""
     rng = np.random.default_rng(seed)
     arrays = {}
@@ -234,7 +234,7 @@ def golden_bit_paper(blocks, classes=7, seed=0):
 @pytest.mark.parametrize("blocks", [(1,), (2, 1)])
 # the original BiT code pads with zeros
 def test_bit_pads_the_pooling_with_minus_infinity(blocks, tmp_path):
-    p = golden_bit_paper(blocks)
+    p = make_golden_bit_paper(blocks)
     weights = open_weights(write_npz(tmp_path / "bit.npz", p))
     assert (weights.config.numerics, weights.config.blocks, weights.config.classes) == ("big-vision", blocks, 7)
     model = weights.build_bundle().model
@@ -243,15 +243,15 @@ def test_bit_pads_the_pooling_with_minus_infinity(blocks, tmp_path):
         with torch.inference_mode():
             features, logits = model.features(batch), model(batch)
         for number, image in enumerate(batch.numpy()):
-            tokens, expected = bit_paper(p, image, blocks)
+            tokens, expected = forward_bit_paper(p, image, blocks)
             assert compute_difference(features[number].double(), torch.from_numpy(tokens)) <= 1e-5
             assert compute_difference(logits[number].double(), torch.from_numpy(expected)) <= 1e-5
-            zeros = bit_paper(p, image, blocks, 0.0)[1]
+            zeros = forward_bit_paper(p, image, blocks, 0.0)[1]
             assert compute_difference(logits[number].double(), torch.from_numpy(zeros)) > 1e-4
 
 
 def test_bit_is_written_with_the_shapes_of_big_vision(tmp_path):
-    p = golden_bit_paper((2, 1))
+    p = make_golden_bit_paper((2, 1))
     convert(write_npz(tmp_path / "bit.npz", p), tmp_path / "again.npz", "big-vision-npz")
     with np.load(tmp_path / "again.npz") as converted_arrays:
         assert {f"params/{name}": converted_arrays[name].shape for name in converted_arrays} == {
@@ -261,7 +261,7 @@ def test_bit_is_written_with_the_shapes_of_big_vision(tmp_path):
 
 
 def test_bit_written_for_other_readers_reports_the_numerics(tmp_path):
-    path = write_npz(tmp_path / "bit.npz", golden_bit_paper((1,)))
+    path = write_npz(tmp_path / "bit.npz", make_golden_bit_paper((1,)))
     document = convert(path, tmp_path / "tf.npz", "bit-npz")
     assert document["assumed_settings"] == ["numerics big-vision -> bit"]
 

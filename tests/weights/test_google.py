@@ -12,7 +12,14 @@ import numpy as np
 import pytest
 import torch
 
-from tests.weights.peers import compute_difference, make_images, randomise, timm_bit, timm_hybrid, timm_vit
+from tests.weights.peers import (
+    compute_difference,
+    make_images,
+    make_timm_bit,
+    make_timm_hybrid,
+    make_timm_vit,
+    randomise,
+)
 from vitreous.models.config import StemConfig
 from vitreous.weights.adopt import open_weights
 from vitreous.weights.formats.google import unstack_scanned_blocks
@@ -239,7 +246,7 @@ def to_scanned_blocks(p):
     return stacked
 
 
-def two_towers(p):
+def to_image_tower(p):
     """Return the image tower of an image-text model."""
     text = {
         "params/txt/head/kernel": np.ones((3, 3), np.float32),
@@ -260,7 +267,7 @@ def add_optimizer_prefix(p):
     return {f"opt/target/{name}": array for name, array in p.items()}
 
 
-LAYOUTS = [to_oldest_names, to_linen_names, big_vision, to_scanned_blocks, two_towers, add_optimizer_prefix]
+LAYOUTS = [to_oldest_names, to_linen_names, big_vision, to_scanned_blocks, to_image_tower, add_optimizer_prefix]
 MODELS = {
     "pre_logits": {"pre_logits": 12},
     "AugReg": {},
@@ -366,7 +373,7 @@ def test_oversized_block_stacks_are_not_unstacked():
 UNSUPPORTED_COMBINATION = ("attention", to_oldest_names)  # the oldest names predate attention pooling
 
 
-def against_timm(model, path, settings=None, limit=1e-5, side=16):
+def compare_with_timm(model, path, settings=None, limit=1e-5, side=16):
     randomise(model, 1).load_pretrained(str(path))
     weights = open_weights(path, settings)
     batch = make_images((side, side))
@@ -389,8 +396,8 @@ def test_timm_loads_the_same_vit(pooling, layout, tmp_path):
     options["attention"] = {"class_token": False, "global_pool": "map"}
     shape = {"img_size": 16, "patch_size": PATCH, "embed_dim": WIDTH, "num_heads": HEADS, "mlp_ratio": HIDDEN / WIDTH}
     embed_options = {"no_embed_class": True} if layout is not to_oldest_names and pooling == "AugReg" else {}
-    peer = timm_vit(**shape, num_classes=CLASSES, act_layer="gelu_tanh", **options[pooling], **embed_options)
-    against_timm(peer.model, write_npz(tmp_path / "vit.npz", layout(make_golden_arrays(**MODELS[pooling]))))
+    peer = make_timm_vit(**shape, num_classes=CLASSES, act_layer="gelu_tanh", **options[pooling], **embed_options)
+    compare_with_timm(peer.model, write_npz(tmp_path / "vit.npz", layout(make_golden_arrays(**MODELS[pooling]))))
 
 
 @pytest.mark.parametrize("stem", HYBRIDS)
@@ -404,12 +411,12 @@ def test_timm_loads_the_same_hybrid(stem, tmp_path):
         "mlp_ratio": HIDDEN / WIDTH,
         "num_classes": CLASSES,
     }
-    peer = timm_hybrid(blocks, 1 if blocks else 2, (side, side), (side, side), act_layer="gelu_tanh", **shape)
+    peer = make_timm_hybrid(blocks, 1 if blocks else 2, (side, side), (side, side), act_layer="gelu_tanh", **shape)
     path = write_npz(tmp_path / "hybrid.npz", to_wide_norms(make_golden_arrays(stem=blocks)))
-    against_timm(peer.model, path, {"stem": StemConfig(blocks, 32, "timm")}, side=side)
+    compare_with_timm(peer.model, path, {"stem": StemConfig(blocks, 32, "timm")}, side=side)
 
 
-def golden_bit(blocks, classes=7):
+def make_golden_bit(blocks, classes=7):
     """Return arrays of a BiT of half the width under TensorFlow's names."""
     rng = np.random.default_rng(0)
     arrays = {}
@@ -446,6 +453,6 @@ def golden_bit(blocks, classes=7):
 @pytest.mark.parametrize("blocks", [(1,), (2, 1, 1)])
 def test_timm_loads_the_same_bit(blocks, tmp_path):
     pytest.importorskip("timm")
-    path = write_npz(tmp_path / "bit.npz", golden_bit(blocks))
+    path = write_npz(tmp_path / "bit.npz", make_golden_bit(blocks))
     assert open_weights(path).config.numerics == "bit"
-    against_timm(timm_bit(blocks).model, path, side=64)
+    compare_with_timm(make_timm_bit(blocks).model, path, side=64)

@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from tests.weights import peers
-from tests.weights.peers import check_agreement, compute_difference, make_images, open_model, timm_vit
+from tests.weights.peers import check_agreement, compute_difference, make_images, make_timm_vit, open_model
 from vitreous.nn.grid import resize_position_table
 from vitreous.weights.adopt import open_weights
 from vitreous.weights.formats import others
@@ -36,48 +36,48 @@ CLIP_OPTIONS = {
 def make_swiglu_peer():
     from timm.layers import SwiGLUPacked
 
-    return timm_vit(
+    return make_timm_vit(
         mlp_layer=SwiGLUPacked, act_layer=nn.SiLU, mlp_ratio=4, init_values=1e-5, reg_tokens=4, no_embed_class=True
     )
 
 
 PEERS = {
-    "timm ViT": timm_vit,
-    "timm ViT, patches that are not square": lambda: timm_vit(patch_size=(8, 4), settings={"image": (32, 32)}),
-    "timm ViT, tanh GELU": lambda: timm_vit(act_layer="gelu_tanh", settings={"mlp.gelu": "tanh"}),
-    "timm DeiT, distilled": peers.timm_distilled,
-    "timm DeiT-III": lambda: timm_vit(init_values=1e-6, no_embed_class=True),
-    "timm DINOv2": lambda: timm_vit(init_values=1e-5),
-    "timm DINOv2, registers": lambda: timm_vit(init_values=1e-5, reg_tokens=4, no_embed_class=True),
+    "timm ViT": make_timm_vit,
+    "timm ViT, patches that are not square": lambda: make_timm_vit(patch_size=(8, 4), settings={"image": (32, 32)}),
+    "timm ViT, tanh GELU": lambda: make_timm_vit(act_layer="gelu_tanh", settings={"mlp.gelu": "tanh"}),
+    "timm DeiT, distilled": peers.make_timm_distilled,
+    "timm DeiT-III": lambda: make_timm_vit(init_values=1e-6, no_embed_class=True),
+    "timm DINOv2": lambda: make_timm_vit(init_values=1e-5),
+    "timm DINOv2, registers": lambda: make_timm_vit(init_values=1e-5, reg_tokens=4, no_embed_class=True),
     "timm DINOv2, registers and SwiGLU": make_swiglu_peer,
-    "timm CLIP": lambda: timm_vit(**CLIP_OPTIONS),
-    "timm hybrid, root alone": lambda: peers.timm_hybrid((), 2, (32, 32), (48, 40)),
-    "timm hybrid, R26": lambda: peers.timm_hybrid((1, 1, 1, 1), 1, (64, 64), (96, 64)),
-    "timm hybrid, R50 of three stages": lambda: peers.timm_hybrid((1, 2, 3), 1, (32, 32), (64, 48)),
-    "timm BiT": peers.timm_bit,
-    "timm SAM": peers.timm_sam,
-    "timm SAM, other window": lambda: peers.timm_sam(48, 4, global_attn_indexes=(0,)),
-    "transformers ViT": peers.transformers_vit,
-    "transformers ViT, tanh GELU": lambda: peers.transformers_vit(hidden_act="gelu_new"),
-    "transformers ViT, quick GELU": lambda: peers.transformers_vit(hidden_act="quick_gelu"),
-    "transformers ViT, larger epsilon": lambda: peers.transformers_vit(layer_norm_eps=1e-2),
-    "transformers ViT, no bias on q, k, v": lambda: peers.transformers_vit(qkv_bias=False),
-    "transformers ViT, no head": lambda: peers.transformers_vit(classes=0),
-    "transformers DeiT with teacher": peers.transformers_deit,
-    "transformers ViTMAE": peers.transformers_mae,
-    "transformers DINOv2": peers.transformers_dinov2,
-    "transformers DINOv2, registers": lambda: peers.transformers_dinov2(registers=3),
-    "transformers DINOv2, SwiGLU": lambda: peers.transformers_dinov2(swiglu=True),
-    "transformers DINOv2, registers and SwiGLU": lambda: peers.transformers_dinov2(registers=4, swiglu=True),
-    "transformers CLIP, projected": peers.transformers_clip,
-    "transformers CLIP, no projection": lambda: peers.transformers_clip(False),
-    "transformers CLIP, exact GELU": lambda: peers.transformers_clip(hidden_act="gelu"),
-    "transformers SAM": peers.transformers_sam,
-    "transformers SAM, other window": lambda: peers.transformers_sam(48, 4, global_attn_indexes=[0]),
-    "transformers BiT": peers.transformers_bit,
-    "transformers BiT, no head": lambda: peers.transformers_bit(classes=0),
-    "torchvision ViT": peers.torchvision_vit,
-    "torchvision ViT, representation": lambda: peers.torchvision_vit(representation=20),
+    "timm CLIP": lambda: make_timm_vit(**CLIP_OPTIONS),
+    "timm hybrid, root alone": lambda: peers.make_timm_hybrid((), 2, (32, 32), (48, 40)),
+    "timm hybrid, R26": lambda: peers.make_timm_hybrid((1, 1, 1, 1), 1, (64, 64), (96, 64)),
+    "timm hybrid, R50 of three stages": lambda: peers.make_timm_hybrid((1, 2, 3), 1, (32, 32), (64, 48)),
+    "timm BiT": peers.make_timm_bit,
+    "timm SAM": peers.make_timm_sam,
+    "timm SAM, other window": lambda: peers.make_timm_sam(48, 4, global_attn_indexes=(0,)),
+    "transformers ViT": peers.make_transformers_vit,
+    "transformers ViT, tanh GELU": lambda: peers.make_transformers_vit(hidden_act="gelu_new"),
+    "transformers ViT, quick GELU": lambda: peers.make_transformers_vit(hidden_act="quick_gelu"),
+    "transformers ViT, larger epsilon": lambda: peers.make_transformers_vit(layer_norm_eps=1e-2),
+    "transformers ViT, no bias on q, k, v": lambda: peers.make_transformers_vit(qkv_bias=False),
+    "transformers ViT, no head": lambda: peers.make_transformers_vit(classes=0),
+    "transformers DeiT with teacher": peers.make_transformers_deit,
+    "transformers ViTMAE": peers.make_transformers_mae,
+    "transformers DINOv2": peers.make_transformers_dinov2,
+    "transformers DINOv2, registers": lambda: peers.make_transformers_dinov2(registers=3),
+    "transformers DINOv2, SwiGLU": lambda: peers.make_transformers_dinov2(swiglu=True),
+    "transformers DINOv2, registers and SwiGLU": lambda: peers.make_transformers_dinov2(registers=4, swiglu=True),
+    "transformers CLIP, projected": peers.make_transformers_clip,
+    "transformers CLIP, no projection": lambda: peers.make_transformers_clip(False),
+    "transformers CLIP, exact GELU": lambda: peers.make_transformers_clip(hidden_act="gelu"),
+    "transformers SAM": peers.make_transformers_sam,
+    "transformers SAM, other window": lambda: peers.make_transformers_sam(48, 4, global_attn_indexes=[0]),
+    "transformers BiT": peers.make_transformers_bit,
+    "transformers BiT, no head": lambda: peers.make_transformers_bit(classes=0),
+    "torchvision ViT": peers.make_torchvision_vit,
+    "torchvision ViT, representation": lambda: peers.make_torchvision_vit(representation=20),
 }
 
 
@@ -88,7 +88,7 @@ def test_features_and_logits_match_the_peer(name, tmp_path):
 
 
 def test_original_deit_iii_files_match(tmp_path):
-    peer = timm_vit(init_values=1e-6, no_embed_class=True)
+    peer = make_timm_vit(init_values=1e-6, no_embed_class=True)
     peer = peers.rename_tensors(peer, (r"\.ls(\d)\.gamma", r".gamma_\1"))
     peer.sizes = peer.sizes[:1]  # at other sizes timm resizes differently from the original: test_resizing
     check_agreement(open_model(peer.file(tmp_path), peer.settings), peer)
@@ -102,7 +102,7 @@ def test_original_dinov2_files_match(registers, gated, tmp_path):
     from timm.models.vision_transformer import checkpoint_filter_fn
 
     options = {"mlp_layer": SwiGLUPacked, "act_layer": nn.SiLU} if gated else {}
-    peer = timm_vit(init_values=1e-5, num_classes=0, reg_tokens=registers, no_embed_class=registers > 0, **options)
+    peer = make_timm_vit(init_values=1e-5, num_classes=0, reg_tokens=registers, no_embed_class=registers > 0, **options)
     renamed = {}
     for name, tensor in peer.model.state_dict().items():
         name = name.replace("mlp.fc1", "mlp.w12").replace("mlp.fc2", "mlp.w3") if gated else name
@@ -122,7 +122,7 @@ def test_original_dinov2_files_match(registers, gated, tmp_path):
 def test_original_clip_files_match(projected, tmp_path):
     from timm.models.vision_transformer import checkpoint_filter_fn
 
-    peer = timm_vit(**CLIP_OPTIONS, num_classes=24 if projected else 0)
+    peer = make_timm_vit(**CLIP_OPTIONS, num_classes=24 if projected else 0)
     state = peer.model.state_dict()
     swaps = [
         ("patch_embed.proj", "conv1"),
@@ -160,7 +160,7 @@ def test_original_clip_files_match(projected, tmp_path):
 def test_original_sam_files_with_a_decoder_are_read(tmp_path):
     from timm.models.vision_transformer_sam import checkpoint_filter_fn
 
-    peer = peers.timm_sam()
+    peer = peers.make_timm_sam()
     renamed = {
         f"image_encoder.{name.replace('mlp.fc', 'mlp.lin')}": tensor for name, tensor in peer.model.state_dict().items()
     }
@@ -191,7 +191,7 @@ def test_full_clip_and_sam_folders_are_read(tmp_path):
     with torch.inference_mode():
         theirs = clip.visual_projection(clip.vision_model(batch, interpolate_pos_encoding=True).pooler_output)
         assert compute_difference(ours(batch), theirs) <= peers.ERROR_LIMIT
-    vision = peers.transformers_sam().model.config
+    vision = peers.make_transformers_sam().model.config
     decoder = {
         "hidden_size": 16,
         "mlp_dim": 16,
@@ -215,7 +215,7 @@ def test_full_clip_and_sam_folders_are_read(tmp_path):
 
 
 def test_timm_and_open_clip_folders_are_read(tmp_path):
-    peer = timm_vit(**CLIP_OPTIONS, num_classes=7)
+    peer = make_timm_vit(**CLIP_OPTIONS, num_classes=7)
     (tmp_path / "timm").mkdir()
     peer.file(tmp_path / "timm").rename(tmp_path / "timm" / "model.safetensors")
     settings = {
@@ -226,7 +226,7 @@ def test_timm_and_open_clip_folders_are_read(tmp_path):
     (tmp_path / "timm" / "config.json").write_text(json.dumps(settings))
     check_agreement(open_model(tmp_path / "timm", {"heads": 4}), peer)
     for quick in (True, False):
-        clip = peers.transformers_clip(
+        clip = peers.make_transformers_clip(
             hidden_act="quick_gelu" if quick else "gelu", hidden_size=128, num_attention_heads=2
         )
         folder = tmp_path / f"open_clip_{quick}"
@@ -274,10 +274,10 @@ def test_the_resize_rule_matches_timm(old, new):
 @pytest.mark.parametrize("new", [(6, 6), (7, 5), (3, 2)])
 def test_the_resize_rules_match_transformers(peer_name, how, new):
     peer = {
-        "vit": peers.transformers_vit,
-        "mae": peers.transformers_mae,
-        "deit": peers.transformers_deit,
-        "clip": peers.transformers_clip,
+        "vit": peers.make_transformers_vit,
+        "mae": peers.make_transformers_mae,
+        "deit": peers.make_transformers_deit,
+        "clip": peers.make_transformers_clip,
     }
     check_against_transformers(peer[peer_name]().model, how, new)
 
@@ -285,7 +285,7 @@ def test_the_resize_rules_match_transformers(peer_name, how, new):
 @pytest.mark.parametrize("registers,how", [(0, "bicubic"), (3, "bicubic-antialias")])
 @pytest.mark.parametrize("new", [(6, 6), (7, 5), (3, 2)])
 def test_the_resize_rule_matches_transformers_dinov2(registers, how, new):
-    check_against_transformers(peers.transformers_dinov2(registers).model, how, new)
+    check_against_transformers(peers.make_transformers_dinov2(registers).model, how, new)
 
 
 @torch.inference_mode()
@@ -349,19 +349,21 @@ def list_full_size_models():
     import timm
 
     def made(name, sizes=((224, 224), (256, 192)), **options):
-        return lambda: peers.timm_peer(
+        return lambda: peers.make_timm_peer(
             timm.create_model(name, num_classes=1000, dynamic_img_size=True, **options), None, sizes=sizes
         )
 
     def bit():
-        peer = peers.timm_peer(
+        peer = peers.make_timm_peer(
             timm.create_model("resnetv2_50x1_bit", num_classes=1000), None, sizes=((224, 224), (192, 256))
         )
         peer.features = lambda x: peer.model.forward_features(x).flatten(2).transpose(1, 2)
         return peer
 
     def sam():
-        peer = peers.timm_peer(timm.create_model("samvit_base_patch16", num_classes=0), None, sizes=((1024, 1024),))
+        peer = peers.make_timm_peer(
+            timm.create_model("samvit_base_patch16", num_classes=0), None, sizes=((1024, 1024),)
+        )
         peer.features, peer.logits = lambda x: peer.model.forward_features(x).flatten(2).transpose(1, 2), None
         return peer
 
@@ -375,14 +377,14 @@ def list_full_size_models():
         "timm BiT-R50x1": bit,
         "timm DeiT-B distilled": made("deit_base_distilled_patch16_224"),
         "timm SAM-B": sam,
-        "transformers ViT-B/16": lambda: peers.transformers_vit(classes=1000, **sized),
-        "transformers DINOv2-B with registers": lambda: peers.transformers_dinov2(
+        "transformers ViT-B/16": lambda: peers.make_transformers_vit(classes=1000, **sized),
+        "transformers DINOv2-B with registers": lambda: peers.make_transformers_dinov2(
             registers=4,
             **{key: value for key, value in base_size.items() if key != "intermediate_size"},
             image_size=518,
             patch_size=14,
         ),
-        "transformers CLIP-L/14": lambda: peers.transformers_clip(
+        "transformers CLIP-L/14": lambda: peers.make_transformers_clip(
             hidden_size=1024,
             num_hidden_layers=24,
             num_attention_heads=16,
@@ -391,7 +393,7 @@ def list_full_size_models():
             patch_size=14,
             projection_dim=768,
         ),
-        "torchvision vit_b_16": lambda: peers.torchvision_vit(
+        "torchvision vit_b_16": lambda: peers.make_torchvision_vit(
             image_size=224, patch_size=16, num_layers=12, num_heads=12, hidden_dim=768, mlp_dim=3072, num_classes=1000
         ),
     }
@@ -425,7 +427,7 @@ def test_models_of_published_sizes_match(tmp_path, capsys):
 def test_the_resize_rule_matches_torchvision():
     from torchvision.models.vision_transformer import interpolate_embeddings
 
-    model = peers.torchvision_vit().model
+    model = peers.make_torchvision_vit().model
     state = interpolate_embeddings(48, 8, model.state_dict())
     positions = model.encoder.pos_embedding.detach()[0, 1:]
     side = round(len(positions) ** 0.5)

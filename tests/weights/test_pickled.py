@@ -36,7 +36,7 @@ RUN_CHILD = pickled.run_unpickle_child  # tests/conftest.py replaces this functi
 
 
 @pytest.fixture
-def separate_process(monkeypatch):
+def use_child_process(monkeypatch):
     """Start the child process as outside the tests."""
     monkeypatch.setattr(pickled, "run_unpickle_child", RUN_CHILD)
 
@@ -115,7 +115,7 @@ def make_malicious_files(marker: Path) -> dict[str, tuple[bytes, str]]:
         ),
         "another method.pt": (patch_zip_entry(zip_file, 10, b"\x63\0"), "method 99"),
         "after the pickle.pt": (
-            replace_members(valid_file, {"data.pkl": zipped_pickle(valid_file) + payload}),
+            replace_members(valid_file, {"data.pkl": read_zipped_pickle(valid_file) + payload}),
             "after its pickle",
         ),
         "module.pt": (to_torch_bytes(torch.nn.Linear(2, 2)), "torch.nn.modules.linear.Linear"),
@@ -140,7 +140,7 @@ def make_malicious_files(marker: Path) -> dict[str, tuple[bytes, str]]:
     return cases
 
 
-def zipped_pickle(content: bytes) -> bytes:
+def read_zipped_pickle(content: bytes) -> bytes:
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         return archive.read(next(name for name in archive.namelist() if name.endswith("data.pkl")))
 
@@ -300,7 +300,7 @@ def make_malformed_files() -> dict[str, tuple[bytes, str]]:
         "not a pickle": (replace_members(valid_file, {"data.pkl": None}), "neither numpy arrays nor"),
         "a pickle of nothing": (replace_members(valid_file, {"data.pkl": b""}), "damaged pickle"),
         "truncated pickle": (
-            replace_members(valid_file, {"data.pkl": zipped_pickle(valid_file)[:-9]}),
+            replace_members(valid_file, {"data.pkl": read_zipped_pickle(valid_file)[:-9]}),
             "damaged pickle",
         ),
         "a pickle of 5 MB": (
@@ -372,7 +372,7 @@ def test_fuzzed_pickles_are_rejected_or_give_the_same_tensors(tmp_path):
     valid_file = to_torch_bytes(
         {"model": {"a": torch.arange(6.0).reshape(2, 3).t(), "b": torch.nn.Parameter(torch.ones(2))}, "epoch": 3}
     )
-    text, accepted = zipped_pickle(valid_file), 0
+    text, accepted = read_zipped_pickle(valid_file), 0
     for trial in range(600):
         mutant = bytearray(text)
         if trial < len(text):
@@ -469,7 +469,7 @@ def test_state_dicts_are_read_bit_identically(tmp_path):
     assert are_states_equal(open_weights_file(path).read(), dict(module.state_dict()))
 
 
-def test_nested_files_are_read_bit_identically_without_leftovers(tmp_path, monkeypatch, separate_process):
+def test_nested_files_are_read_bit_identically_without_leftovers(tmp_path, monkeypatch, use_child_process):
     tensors = make_states()
     path, scratch = tmp_path / "a checkpoint.bin", tmp_path / "scratch"
     scratch.mkdir()
@@ -522,7 +522,7 @@ def test_a_flipped_bit_in_a_storage_is_noticed(tmp_path):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux enforces RLIMIT_AS")
-def test_the_child_process_has_memory_and_time_limits(tmp_path, monkeypatch, separate_process):
+def test_the_child_process_has_memory_and_time_limits(tmp_path, monkeypatch, use_child_process):
     path, script = tmp_path / "plain.pt", tmp_path / "child.py"
     torch.save({"w": torch.zeros(3)}, path)
     monkeypatch.setattr(pickled, "UNPICKLE_SCRIPT", script)
@@ -545,7 +545,7 @@ raise SystemExit(unpickle.main())
 """
 
 
-def test_the_child_process_rejects_objects_other_than_tensors(tmp_path, separate_process):
+def test_the_child_process_rejects_objects_other_than_tensors(tmp_path, use_child_process):
     """torch rejects code as well, should the scan of the pickle miss it."""
     marker, path = tmp_path / "marker", tmp_path / "evil.pt"
     path.write_bytes(to_torch_bytes({"x": PickleMarker(marker)}))
@@ -555,7 +555,7 @@ def test_the_child_process_rejects_objects_other_than_tensors(tmp_path, separate
 
 
 def test_all_opcodes_of_torch_save_are_allowed():
-    text = zipped_pickle(to_torch_bytes({"model": make_states(), "l": [1, 2.5, None, {}, []]}))
+    text = read_zipped_pickle(to_torch_bytes({"model": make_states(), "l": [1, 2.5, None, {}, []]}))
     assert not {
         code.name for code, _, _ in pickletools.genops(text) if not pickled.ALLOWED_OPCODES.fullmatch(code.name)
     }

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from tests.conftest import run_cli
 from tests.weights import peers
-from tests.weights.peers import compute_difference, make_images, timm_vit
+from tests.weights.peers import compute_difference, make_images, make_timm_vit
 from vitreous.apps.server import start
 from vitreous.errors import UsageError, VitreousError, WeightsError
 from vitreous.inference.predict import load
@@ -127,7 +127,7 @@ class ReferenceFile:
 
 
 def build_small_vit(**options: Any) -> Any:
-    return timm_vit(**({"depth": 1} | options)).model
+    return make_timm_vit(**({"depth": 1} | options)).model
 
 
 def copy_state(model: Any) -> dict[str, Tensor]:
@@ -187,7 +187,7 @@ def write_deit(folder: Path) -> ReferenceFile:
     )
 
 
-def deit_iii(folder: Path) -> ReferenceFile:
+def write_deit_iii(folder: Path) -> ReferenceFile:
     model = build_small_vit(init_values=1e-6, no_embed_class=True)
     renamed = {re.sub(r"\.ls(\d)\.gamma", r".gamma_\1", name): tensor for name, tensor in copy_state(model).items()}
     return ReferenceFile(
@@ -244,7 +244,7 @@ def write_google_npz(folder: Path, format_name: str = "google-npz", **options: A
 
 
 def write_torchvision(folder: Path) -> ReferenceFile:
-    model = peers.torchvision_vit().model
+    model = peers.make_torchvision_vit().model
 
     @torch.inference_mode()
     def reference(pixels: Tensor) -> Tensor:
@@ -267,7 +267,7 @@ DOCUMENTED_FORMATS: dict[str, Callable[[Path], ReferenceFile]] = {
     "DINO, `teacher` or `student`": lambda folder: write_dino(folder, head=False),
     "DeiT or MAE, under `model`": write_deit,
     "MAE, with its decoder": write_mae,
-    "DeiT-III": deit_iii,
+    "DeiT-III": write_deit_iii,
     "DINOv2": write_dinov2,
     "DINOv2, registers": lambda folder: write_dinov2(folder, 3),
     "torchvision": write_torchvision,
@@ -299,10 +299,10 @@ def test_zeros_in_the_last_row_match_the_code_of_google(tmp_path):
 
 
 TRANSFORMERS_FOLDERS: dict[str, tuple[Callable[[], peers.Peer], str]] = {
-    "transformers ViT, DeiT, ViTMAE, ViT-MSN, I-JEPA (no class token, mean)": (peers.transformers_vit, "bicubic"),
-    "transformers DINOv2": (peers.transformers_dinov2, "bicubic"),
-    "transformers DINOv2, registers": (lambda: peers.transformers_dinov2(3), "bicubic-antialias"),
-    "transformers CLIP": (peers.transformers_clip, "bicubic"),
+    "transformers ViT, DeiT, ViTMAE, ViT-MSN, I-JEPA (no class token, mean)": (peers.make_transformers_vit, "bicubic"),
+    "transformers DINOv2": (peers.make_transformers_dinov2, "bicubic"),
+    "transformers DINOv2, registers": (lambda: peers.make_transformers_dinov2(3), "bicubic-antialias"),
+    "transformers CLIP": (peers.make_transformers_clip, "bicubic"),
 }
 
 
@@ -317,7 +317,7 @@ def test_transformers_folders_define_the_resize_rule(row, tmp_path):
 def test_the_sam_encoder_of_timm_uses_the_rule_of_timm(tmp_path):
     from timm.layers import resample_abs_pos_embed_nhwc
 
-    peer = peers.timm_sam()
+    peer = peers.make_timm_sam()
     model = open_weights(peer.file(tmp_path), peer.settings).build_bundle().model
     for grid in ((8, 8), (12, 12), (8, 12), (5, 7)):
         theirs = resample_abs_pos_embed_nhwc(peer.model.pos_embed.detach(), list(grid))[0]
@@ -379,7 +379,7 @@ def test_timm_models_with_register_tokens_keep_the_rule_of_timm(tmp_path):
 
 
 def test_open_clips_folder_has_open_clips_rule(tmp_path):
-    clip = peers.transformers_clip(hidden_size=128, num_attention_heads=2)
+    clip = peers.make_transformers_clip(hidden_size=128, num_attention_heads=2)
     bundle = open_weights(clip.file(tmp_path)).build_bundle()
     clip_tensors = find_writable_formats(bundle.model.config)["clip"].to_file(
         bundle.model.config, bundle.model.state_dict()

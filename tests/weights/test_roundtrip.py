@@ -324,21 +324,21 @@ def test_transformers_saves_the_same_tensors(name, tmp_path):
 
 
 TIMM_PEERS = {
-    "ViT": peers.timm_vit,
-    "no head": lambda: peers.timm_vit(num_classes=0),
-    "mean": lambda: peers.timm_vit(global_pool="avg"),
-    "mean, no class token": lambda: peers.timm_vit(global_pool="avg", class_token=False, fc_norm=False),
-    "attention": lambda: peers.timm_vit(global_pool="map", class_token=False),
-    "registers": lambda: peers.timm_vit(reg_tokens=4, no_embed_class=True, init_values=1e-5),
-    "registers with positions": lambda: peers.timm_vit(reg_tokens=4),
-    "oblong": lambda: peers.timm_vit(
+    "ViT": peers.make_timm_vit,
+    "no head": lambda: peers.make_timm_vit(num_classes=0),
+    "mean": lambda: peers.make_timm_vit(global_pool="avg"),
+    "mean, no class token": lambda: peers.make_timm_vit(global_pool="avg", class_token=False, fc_norm=False),
+    "attention": lambda: peers.make_timm_vit(global_pool="map", class_token=False),
+    "registers": lambda: peers.make_timm_vit(reg_tokens=4, no_embed_class=True, init_values=1e-5),
+    "registers with positions": lambda: peers.make_timm_vit(reg_tokens=4),
+    "oblong": lambda: peers.make_timm_vit(
         img_size=(32, 48), patch_size=(8, 4), settings={"image": (32, 48)}, sizes=((32, 48),)
     ),
-    "distilled": peers.timm_distilled,
-    "hybrid": lambda: peers.timm_hybrid((1, 2), 1, (32, 32), (64, 48)),
-    "hybrid, root alone": lambda: peers.timm_hybrid((), 2, (32, 32), (48, 40)),
-    "BiT": peers.timm_bit,
-    "SAM": peers.timm_sam,
+    "distilled": peers.make_timm_distilled,
+    "hybrid": lambda: peers.make_timm_hybrid((1, 2), 1, (32, 32), (64, 48)),
+    "hybrid, root alone": lambda: peers.make_timm_hybrid((), 2, (32, 32), (48, 40)),
+    "BiT": peers.make_timm_bit,
+    "SAM": peers.make_timm_sam,
 }
 
 
@@ -373,7 +373,7 @@ def test_the_npz_loader_of_timm_reads_written_files(name, form, tmp_path):
 
 @pytest.mark.parametrize("representation", [None, 20])
 def test_torchvision_loads_written_weights_strictly(representation, tmp_path):
-    peer = peers.torchvision_vit(representation)
+    peer = peers.make_torchvision_vit(representation)
     config = open_model(peer.file(tmp_path), peer.settings).config
     model = build_random_model(config, seed=1)
     peer.model.load_state_dict(

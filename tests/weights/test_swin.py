@@ -47,7 +47,7 @@ SMALL_SWIN = SwinConfig(
 SMALL_SWIN_V2 = replace(SMALL_SWIN, version=2)
 
 
-def timm_swin(version=1, **options) -> Peer:
+def make_timm_swin(version=1, **options) -> Peer:
     from timm.models.swin_transformer import SwinTransformer
     from timm.models.swin_transformer_v2 import SwinTransformerV2
 
@@ -70,7 +70,7 @@ def timm_swin(version=1, **options) -> Peer:
     return Peer(model, lambda x: model.forward_features(x).flatten(1, 2), model, IMAGE_SIZES, settings)
 
 
-def transformers_swin(classes=7, version=1, **options) -> Peer:
+def make_transformers_swin(classes=7, version=1, **options) -> Peer:
     small = {
         "image_size": 32,
         "patch_size": 2,
@@ -83,10 +83,10 @@ def transformers_swin(classes=7, version=1, **options) -> Peer:
     name = "Swin" if version == 1 else "Swinv2"
     config = getattr(transformers, f"{name}Config")(**small | options)
     model = getattr(transformers, f"{name}{'ForImageClassification' if classes else 'Model'}")(config)
-    return peers.transformers_peer(model, bool(classes), IMAGE_SIZES)
+    return peers.make_transformers_peer(model, bool(classes), IMAGE_SIZES)
 
 
-def torchvision_swin(version=1, **options) -> Peer:
+def make_torchvision_swin(version=1, **options) -> Peer:
     from torchvision.models.swin_transformer import PatchMergingV2, SwinTransformer, SwinTransformerBlockV2
 
     options |= {"block": SwinTransformerBlockV2, "downsample_layer": PatchMergingV2} if version == 2 else {}
@@ -104,25 +104,27 @@ def torchvision_swin(version=1, **options) -> Peer:
 
 
 PEERS = {
-    "timm": timm_swin,
-    "timm, three stages and an oblong image": lambda: timm_swin(
+    "timm": make_timm_swin,
+    "timm, three stages and an oblong image": lambda: make_timm_swin(
         img_size=(32, 48), depths=(1, 2, 1), num_heads=(1, 2, 4), mlp_ratio=2.0
     ),
-    "timm, a stage smaller than a window": lambda: timm_swin(window_size=7, img_size=12),
-    "transformers": transformers_swin,
-    "transformers, no head": lambda: transformers_swin(classes=0),
-    "transformers, tanh GELU, no bias on q, k, v": lambda: transformers_swin(hidden_act="gelu_new", qkv_bias=False),
-    "torchvision": torchvision_swin,
-    "timm, V2": lambda: timm_swin(2),
-    "timm, V2, positions of other windows": lambda: timm_swin(2, pretrained_window_sizes=(3, 2)),
-    "timm, V2, a stage smaller than a window, no bias": lambda: timm_swin(
+    "timm, a stage smaller than a window": lambda: make_timm_swin(window_size=7, img_size=12),
+    "transformers": make_transformers_swin,
+    "transformers, no head": lambda: make_transformers_swin(classes=0),
+    "transformers, tanh GELU, no bias on q, k, v": lambda: make_transformers_swin(
+        hidden_act="gelu_new", qkv_bias=False
+    ),
+    "torchvision": make_torchvision_swin,
+    "timm, V2": lambda: make_timm_swin(2),
+    "timm, V2, positions of other windows": lambda: make_timm_swin(2, pretrained_window_sizes=(3, 2)),
+    "timm, V2, a stage smaller than a window, no bias": lambda: make_timm_swin(
         2, window_size=7, img_size=12, qkv_bias=False
     ),
-    "transformers, V2": lambda: transformers_swin(version=2),
-    "transformers, V2, no head, positions of other windows": lambda: transformers_swin(
+    "transformers, V2": lambda: make_transformers_swin(version=2),
+    "transformers, V2, no head, positions of other windows": lambda: make_transformers_swin(
         0, 2, pretrained_window_sizes=[3, 2], hidden_act="gelu_new"
     ),
-    "torchvision, V2": lambda: torchvision_swin(2),
+    "torchvision, V2": lambda: make_torchvision_swin(2),
 }
 
 
@@ -134,7 +136,7 @@ def test_features_and_logits_match_the_peer(name, tmp_path):
     check_agreement(ours, peer)
 
 
-def as_microsoft(state):
+def to_microsoft_names(state):
     """Convert timm's names to Microsoft's: merging at the end of a stage, buffers, and a plain head."""
     renamed = {}
     for name, tensor in state.items():
@@ -152,8 +154,8 @@ def as_microsoft(state):
 @pytest.fixture
 def microsoft_checkpoint(tmp_path):
     """Return a safetensors file in Microsoft's layout, with a .pth of the same tensors next to it, and its model."""
-    peer = timm_swin()
-    state = as_microsoft(peer.model.state_dict())
+    peer = make_timm_swin()
+    state = to_microsoft_names(peer.model.state_dict())
     torch.save({"model": state}, tmp_path / "swin.pth")
     save_file(state, tmp_path / "swin.safetensors")  # .pth files are read in a child process, which takes seconds
     return tmp_path / "swin.safetensors", peer
@@ -249,7 +251,10 @@ def test_other_libraries_load_written_weights(config, tmp_path):
     model = randomise(build_model(config))
     batch = make_images((32, 32))
     expected = model(batch)
-    for name, peer in (("timm", timm_swin(config.version)), ("torchvision", torchvision_swin(config.version))):
+    for name, peer in (
+        ("timm", make_timm_swin(config.version)),
+        ("torchvision", make_torchvision_swin(config.version)),
+    ):
         before = peer.model.state_dict()
         written = get_writable_format(name, config).to_file(config, model.state_dict())
         peer.model.load_state_dict(written, strict=True)
@@ -280,7 +285,7 @@ def test_bare_state_dicts_are_read(config, tmp_path):
 
 def test_other_windows_use_the_resize_rule_of_microsoft(tmp_path):
     """Bicubic interpolation of the offset table, as in `load_pretrained` of Microsoft's utils.py."""
-    peer = timm_swin()
+    peer = make_timm_swin()
     wide = build_model(SMALL_SWIN.with_options(attention={"window": 8}))
     weights = load_pretrained_weights(wide, open_weights(peer.file(tmp_path), {"image": (32, 32)}))
     assert weights.resized == "4 -> 8"
@@ -291,19 +296,19 @@ def test_other_windows_use_the_resize_rule_of_microsoft(tmp_path):
 
 
 def test_unsupported_files_are_rejected_with_a_hint(tmp_path):
-    peer = timm_swin(window_size=7, img_size=12)  # windows of 6 and 3
+    peer = make_timm_swin(window_size=7, img_size=12)  # windows of 6 and 3
     path = peer.file(tmp_path)
     assert open_weights(path).config.image == (12, 12)
     with pytest.raises(WeightsError, match="windows are 6 x 6, 3 x 3"):
         open_weights(path, {"image": (32, 32)})
-    state = timm_swin().model.state_dict()
+    state = make_timm_swin().model.state_dict()
     state["layers.0.blocks.0.attn.relative_position_bias_table"] = torch.zeros(50, 2)
     save_file(state, tmp_path / "odd.safetensors")
     with pytest.raises(WeightsError, match="50 relative positions do not match a square window"):
         open_weights(tmp_path / "odd.safetensors")
     with pytest.raises(UsageError, match="huggingface cannot represent"):
         get_writable_format("huggingface", replace(SMALL_SWIN, image=(32, 48)))
-    folder = transformers_swin().file(tmp_path)
+    folder = make_transformers_swin().file(tmp_path)
     settings = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(settings | {"use_absolute_embeddings": True}))
     with pytest.raises(WeightsError, match="use_absolute_embeddings"):
@@ -332,7 +337,7 @@ def test_a_class_map_selects_rows_of_the_head(microsoft_checkpoint, tmp_path):
 
 def test_v2_files_take_the_window_from_name_or_buffers(tmp_path):
     """The window size is read from buffers, file name, metadata or options; otherwise 8 is assumed with a note."""
-    state = timm_swin(2, depths=(1, 1, 1, 1), num_heads=(1, 1, 2, 2)).model.state_dict()
+    state = make_timm_swin(2, depths=(1, 1, 1, 1), num_heads=(1, 1, 2, 2)).model.state_dict()
     for name, window, trained, image in (
         ("swinv2_tiny_window16_256", 16, (), 256),
         ("swinv2_base_patch4_window12to24_192to384", 24, (12, 12, 12, 6), 384),
@@ -344,7 +349,7 @@ def test_v2_files_take_the_window_from_name_or_buffers(tmp_path):
         assert (weights.config.attention.window, weights.config.attention.pretrained_window) == (window, trained), name
         assert weights.config.image == (image // 2, image // 2), name
         assert any("windows" in text for text in weights.notes) == (name == "plain")
-    path = torchvision_swin(2).file(tmp_path)
+    path = make_torchvision_swin(2).file(tmp_path)
     assert open_weights(path).config.attention.window == 4
     written = tmp_path / "written.safetensors"
     config = SMALL_SWIN_V2.with_options(attention={"pretrained_window": (3, 2)})
@@ -354,7 +359,7 @@ def test_v2_files_take_the_window_from_name_or_buffers(tmp_path):
 
 
 def test_unused_key_biases_of_torchvision_are_zero(tmp_path):
-    peer = torchvision_swin(2)
+    peer = make_torchvision_swin(2)
     weights = open_weights(peer.file(tmp_path))
     written = get_writable_format("torchvision", weights.config).to_file(weights.config, weights.read_state())
     theirs = peer.model.state_dict()

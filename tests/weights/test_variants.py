@@ -211,7 +211,7 @@ def test_families_equivalent_to_vit_are_read(family, tmp_path):
         "ijepa": ("IJepaConfig", "IJepaForImageClassification"),
     }
     config = getattr(transformers, classes[family][0])(**peers.SMALL_CONFIG, intermediate_size=96, num_labels=7)
-    peer = peers.transformers_peer(
+    peer = peers.make_transformers_peer(
         getattr(transformers, classes[family][1])(config), True, interpolate_pos_encoding=True
     )
     check_agreement(open_model(peer.file(tmp_path)), peer)

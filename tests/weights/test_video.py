@@ -42,7 +42,7 @@ def build_transformers_model(class_name, options):
 def make_peer(class_name, options):
     """Return the peer of a transformers model that takes (B, T, C, H, W)."""
     model = build_transformers_model(class_name, options)
-    peer = peers.transformers_peer(model, False, (CLIP_SIZE,))
+    peer = peers.make_transformers_peer(model, False, (CLIP_SIZE,))
     body = getattr(model, model.base_model_prefix, model)
     peer.features = lambda x: body(x.transpose(1, 2)).last_hidden_state
     peer.logits = (lambda x: model(x.transpose(1, 2)).logits) if "Classification" in class_name else None

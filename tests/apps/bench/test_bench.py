@@ -144,7 +144,7 @@ def photo_folder(tmp_path_factory):
     return str(home)
 
 
-def max_logit_error(contender):
+def get_max_logit_error(contender):
     """Return the relative tolerance of a contender's logits.
 
     By default our model computes in the precision that the processor multiplies fastest.
@@ -168,7 +168,7 @@ def test_every_installed_contender_runs(task, photo_folder):
             step = contender.build(work)
             assert step() > 0, contender.label
             if isinstance(step, LogitsStep):
-                assert (step.error() or 0.0) < max_logit_error(contender), contender.label
+                assert (step.error() or 0.0) < get_max_logit_error(contender), contender.label
 
 
 def test_peak_throughput_is_computed_from_counted_operations():

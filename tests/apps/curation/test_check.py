@@ -80,7 +80,7 @@ def scan_split(split, workers):
     return scanning.scan_samples(split, range(len(split)), survey_images, workers)
 
 
-def findings_by_kind(document):
+def get_findings_by_code(document):
     """Map each kind of finding to its entry."""
     return {finding["code"]: finding for finding in document["findings"]}
 
@@ -153,7 +153,7 @@ def test_copies_across_splits_and_under_two_labels_fail(tmp_path):
     )
     (near_group,) = document["near_duplicates"]["listed_groups"]
     assert {os.path.basename(row["path"]) for row in near_group} == {"near.png", "near.jpg"}
-    findings = findings_by_kind(document)
+    findings = get_findings_by_code(document)
     assert {name for name, finding in findings.items() if finding["level"] == "error"} == {"leak", "conflicting_labels"}
     assert findings["near_leak"]["level"] == "warning" and "data dedup" in findings["leak"]["hint"]
 
@@ -188,8 +188,8 @@ def test_near_duplicates_of_whole_images_match_dedup(tmp_path):
     pairs = {(os.path.basename(copy["duplicate_of"]), os.path.basename(copy["path"])) for copy in every}
     assert pairs == quick | {("5.png", "cut to half.png")}
     assert (
-        "near-duplicates of other images" in findings_by_kind(document)["duplicates"]["message"]
-        and "data dedup" in findings_by_kind(document)["duplicates"]["hint"]
+        "near-duplicates of other images" in get_findings_by_code(document)["duplicates"]["message"]
+        and "data dedup" in get_findings_by_code(document)["duplicates"]["hint"]
     )
 
 
@@ -224,7 +224,7 @@ def test_small_missing_and_imbalanced_classes_are_reported(tmp_path):
     (root / "train" / "notes.txt").write_text("")
     make_image(5).save(root / "train" / "loose.png")
     document = check_to_document(root, workers=0)
-    findings = findings_by_kind(document)
+    findings = get_findings_by_code(document)
     assert document["passed"]
     assert "30" in findings["imbalance"]["message"] and "--sampling balanced" in findings["imbalance"]["hint"]
     assert document["class_balance"]["small_classes"] == {"cat": 2} and document["class_balance"][
@@ -273,7 +273,7 @@ def test_the_checked_input_size_is_that_of_train(tmp_path, size, input_side, cap
         run(Options(data=str(tmp_path / "photos"), workers=0, image_size=48), Console())["image_sizes"]["model_input"]
         == 48
     )
-    assert ("small" in findings_by_kind(document)) == (input_side == 224)
+    assert ("small" in get_findings_by_code(document)) == (input_side == 224)
 
 
 @pytest.mark.parametrize("home", ["", "train"])
@@ -489,7 +489,7 @@ def write_patient_images(root, count=12, images_per_patient=4):
     return root
 
 
-def patient_ids(split):
+def get_patient_ids(split):
     return {os.path.basename(split.name(sample)).split("_")[0] for sample in range(len(split))}
 
 
@@ -497,16 +497,16 @@ def test_groups_stay_together_in_train_resume_and_evaluate(tmp_path):
     root = write_patient_images(tmp_path / "photos")
     ungrouped = open_data(root)
     # without groups they are split
-    assert patient_ids(ungrouped.splits["train"]) & patient_ids(ungrouped.splits["val"])
+    assert get_patient_ids(ungrouped.splits["train"]) & get_patient_ids(ungrouped.splits["val"])
     opened = open_data(root, 0, r"(patient\d+)_")
-    assert not patient_ids(opened.splits["train"]) & patient_ids(opened.splits["val"]) and patient_ids(
+    assert not get_patient_ids(opened.splits["train"]) & get_patient_ids(opened.splits["val"]) and get_patient_ids(
         opened.splits["val"]
     )
     assert sum(map(len, opened.splits.values())) == 48 and "by 12 groups" in opened.notes[-1]
     split_data = opened.with_holdout(0.3, 1).splits
     assert (
-        not patient_ids(split_data["train"]) & patient_ids(split_data["val"])
-        and len(patient_ids(split_data["val"])) > 2
+        not get_patient_ids(split_data["train"]) & get_patient_ids(split_data["val"])
+        and len(get_patient_ids(split_data["val"])) > 2
     )
     options = {**TINY_RUN, "epochs": 1.0, "workers": 0, "ema": 0.0, "mixup": 0.0}
     summary = train(str(root), out=str(tmp_path / "run"), group_by=r"(patient\d+)_", **options)
@@ -536,7 +536,7 @@ def test_grid_trials_keep_groups_together_and_apply_exclusions(tmp_path):
         and len(set(opened.groups.tolist())) == 12
     )
     held_out = hold_out_inputs(opened, inputs, 0.25, 0)
-    assert not patient_ids(held_out.train) & patient_ids(held_out.val) and patient_ids(held_out.val)
+    assert not get_patient_ids(held_out.train) & get_patient_ids(held_out.val) and get_patient_ids(held_out.val)
 
 
 def test_invalid_group_expressions_are_rejected(tmp_path):
@@ -583,7 +583,7 @@ def test_groups_shared_by_provided_splits_are_reported_and_rejected(tmp_path):
     with open(root / "table.csv", "w", newline="") as file:
         csv.writer(file).writerows(rows)
     assert (
-        findings_by_kind(check_to_document(root / "table.csv", workers=0, group_by="group"))["groups"]["level"]
+        get_findings_by_code(check_to_document(root / "table.csv", workers=0, group_by="group"))["groups"]["level"]
         == "error"
     )
     with pytest.raises(DataError, match="more than one split"):
@@ -591,7 +591,7 @@ def test_groups_shared_by_provided_splits_are_reported_and_rejected(tmp_path):
     (root / "table.csv").write_text((root / "table.csv").read_text().replace(",group", ",patient"))
     assert check_to_document(root / "table.csv", workers=0)["passed"]
     assert (
-        findings_by_kind(check_to_document(root / "table.csv", workers=0, group_by="patient"))["groups"]["level"]
+        get_findings_by_code(check_to_document(root / "table.csv", workers=0, group_by="patient"))["groups"]["level"]
         == "error"
     )
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.apps.curation.test_check import findings_by_kind
+from tests.apps.curation.test_check import get_findings_by_code
 from tests.apps.curation.test_copies import draw_photo
 from tests.data.films import encode_video, write_clip, write_moves
 from vitreous.apps.curation.check import check_dataset
@@ -71,7 +71,7 @@ def checked_clips(faulty_clips):
     return check_dataset(faulty_clips, workers=0, image_size=choose_default_image_size)
 
 
-def base_names(rows):
+def get_base_names(rows):
     """Return the file names of paths."""
     return [os.path.basename(row["path"]) for row in rows]
 
@@ -86,7 +86,7 @@ def test_unreadable_clips_are_those_that_training_rejects(faulty_clips, checked_
         reasons[str(path)] = error.value.message.removeprefix(f"{path}: ")
     assert {row["path"]: row["reason"] for row in document["unreadable"]} == reasons
     assert (
-        findings_by_kind(document)["unreadable"]["message"]
+        get_findings_by_code(document)["unreadable"]["message"]
         == f"2 of 19 clips cannot be read; the first: {next(iter(reasons))}"
     )
 
@@ -110,22 +110,22 @@ def test_clip_statistics_are_reported(faulty_clips, checked_clips):
     frames = sum(path.stat().st_size for path in (faulty_clips / "test").rglob("*") if path.is_file())
     assert document["splits"]["test"]["bytes"] == frames
     assert document["formats"] == {"GIF": 5, "MOV": 4, "AVI": 2, "MATROSKA": 2, "MPEG": 1, "FRAMES": 3}
-    assert "from 10 to 25 frames/s" in findings_by_kind(document)["frame_rates"]["message"]
+    assert "from 10 to 25 frames/s" in get_findings_by_code(document)["frame_rates"]["message"]
 
 
 def test_blank_frozen_and_short_clips_are_reported(checked_clips):
     document, _ = checked_clips
-    assert base_names(document["clips"]["one_colour"]) == ["black.mp4"]
-    assert base_names(document["clips"]["without_motion"]) == ["still.webm"]
-    assert base_names(document["clips"]["short"]) == ["short.gif"]
+    assert get_base_names(document["clips"]["one_colour"]) == ["black.mp4"]
+    assert get_base_names(document["clips"]["without_motion"]) == ["still.webm"]
+    assert get_base_names(document["clips"]["short"]) == ["short.gif"]
     for word, name in (("one_colour", "black.mp4"), ("without_motion", "still.webm"), ("short_clips", "short.gif")):
-        finding = findings_by_kind(document)[word]
+        finding = get_findings_by_code(document)[word]
         assert finding["level"] == "warning" and "1 clip " in finding["message"] and finding["message"].endswith(name)
 
 
 def test_duplicate_clips_are_found_across_splits_and_classes(checked_clips):
     document, _ = checked_clips
-    assert [set(base_names(group)) for group in document["exact_duplicates"]["listed_groups"]] == [
+    assert [set(get_base_names(group)) for group in document["exact_duplicates"]["listed_groups"]] == [
         {"0.gif", "same.gif"},
         {"2", "same"},
     ]
@@ -133,9 +133,9 @@ def test_duplicate_clips_are_found_across_splits_and_classes(checked_clips):
         document["exact_duplicates"]["across_splits"] == {"train/test": 2}
         and document["exact_duplicates"]["conflicting_labels"] == 1
     )
-    near_groups = {tuple(base_names(group)) for group in document["near_duplicates"]["listed_groups"]}
+    near_groups = {tuple(get_base_names(group)) for group in document["near_duplicates"]["listed_groups"]}
     assert near_groups == {("1.mp4", "mirrored.mp4"), ("1.mp4", "recoded.webm")}
-    findings = findings_by_kind(document)
+    findings = get_findings_by_code(document)
     assert {word for word, finding in findings.items() if finding["level"] == "error"} == {
         "unreadable",
         "leak",
@@ -152,7 +152,7 @@ def test_clips_of_one_camera_are_duplicates_only_with_equal_motion(tmp_path):
         write_clip(tmp_path / "ab"[seed % 2] / f"{seed}.gif", make_clip_pixels(seed, background=7))
     write_clip(tmp_path / "b" / "again.mp4", make_clip_pixels(2, background=7))
     document, _ = check_dataset(tmp_path, workers=0)
-    assert [base_names(group) for group in document["near_duplicates"]["listed_groups"]] == [["2.gif", "again.mp4"]]
+    assert [get_base_names(group) for group in document["near_duplicates"]["listed_groups"]] == [["2.gif", "again.mp4"]]
     assert document["near_duplicates"]["conflicting_labels"] == 1 and document["passed"]
 
 
@@ -179,14 +179,14 @@ def test_valid_clips_pass_and_other_files_are_counted(tmp_path):
     write_clip(home / "stray.gif", make_clip_pixels(0))
     document, _ = check_dataset(home, workers=0, image_size=choose_default_image_size)
     assert document["passed"] and document["ignored_files"] == {"images": 1, ".txt": 1}
-    assert set(findings_by_kind(document)) == {"ignored_images", "ignored_files"}
+    assert set(get_findings_by_code(document)) == {"ignored_images", "ignored_files"}
     assert document["clips"]["frame_rate"]["max"] == pytest.approx(10) and document["image_sizes"]["model_input"] == 16
 
 
 def test_flat_folders_and_folders_of_unreadable_clips_are_checked(tmp_path):
     write_clip(tmp_path / "flat" / "0.gif", make_clip_pixels(0))
     document, _ = check_dataset(tmp_path / "flat", workers=0)
-    assert list(document["splits"]) == ["clips"] and "label_error" in findings_by_kind(document)
+    assert list(document["splits"]) == ["clips"] and "label_error" in get_findings_by_code(document)
     for label in ("a", "b"):
         (tmp_path / "bad" / label).mkdir(parents=True)
         (tmp_path / "bad" / label / "0.mp4").write_bytes(b"none")
@@ -203,7 +203,7 @@ def test_patients_in_two_splits_are_reported(tmp_path):
                 write_clip(tmp_path / split / label / f"patient{patient}_{number}.gif", make_clip_pixels(seed))
     document, _ = check_dataset(tmp_path, workers=0, group_by=r"patient(\d+)")
     assert document["groups"]["across_splits"] == [{"splits": ["train", "test"], "groups": 1, "names": ["2"]}]
-    assert findings_by_kind(document)["groups"]["level"] == "error"
+    assert get_findings_by_code(document)["groups"]["level"] == "error"
 
 
 def test_a_clip_that_times_out_is_the_only_one_skipped(tmp_path, monkeypatch):

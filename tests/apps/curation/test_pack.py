@@ -62,7 +62,7 @@ def read_files(home):
     return {path.name: path.read_bytes() for path in sorted(home.iterdir()) if path.is_file()}
 
 
-def sample_names(split, home=""):
+def list_sample_names(split, home=""):
     """Return the sample names, relative to their folder."""
     return [split.name(row).removeprefix(f"{home}/") for row in range(len(split))]
 
@@ -92,8 +92,10 @@ def test_packing_preserves_splits_labels_classes_ids_and_pixels(photos, tmp_path
         and np.bincount(data.full_train_split.labels).tolist() == np.bincount(source.full_train_split.labels).tolist()
     )
     if form == "uint8":
-        assert sample_names(data.splits["train"]) == sample_names(source.splits["train"], photos)
-        assert sorted(sample_names(data.full_train_split)) == sorted(sample_names(source.full_train_split, photos))
+        assert list_sample_names(data.splits["train"]) == list_sample_names(source.splits["train"], photos)
+        assert sorted(list_sample_names(data.full_train_split)) == sorted(
+            list_sample_names(source.full_train_split, photos)
+        )
         assert data.splits["train"].raw(0).dtype == np.uint8
         grey = [
             data.full_train_split.raw(row).ndim
@@ -200,7 +202,7 @@ def test_tar_packs_are_readable_by_webdataset(photos, tmp_path):
     rows = list(wds.WebDataset(shards, shardshuffle=False).decode("pil"))
     source = open_data(photos).splits["train"]
     assert [row["cls"] for row in rows] == source.labels.tolist()
-    assert [row["json"]["id"] for row in rows] == sample_names(source, photos)
+    assert [row["json"]["id"] for row in rows] == list_sample_names(source, photos)
     assert [row["json"]["label"] for row in rows] == [["ant", "bée"][label] for label in source.labels]
     packed_split = open_data(tmp_path / "out").splits["train"]
     for n, row in enumerate(rows):
@@ -254,7 +256,7 @@ def test_unreadable_images_are_listed_and_skipped_on_request(photos, tmp_path, f
     for name, split in source.splits.items():
         readable = [
             row
-            for row, sample_name in enumerate(sample_names(split, photos))
+            for row, sample_name in enumerate(list_sample_names(split, photos))
             if sample_name not in {entry["id"] for entry in unreadable}
         ]
         assert data.splits[name].labels.tolist() == split.labels[readable].tolist()

@@ -114,7 +114,7 @@ def run_pytorch(bundle: Bundle, pixels: np.ndarray) -> np.ndarray:
         return bundle.model(bundle.preprocess.normalise(torch.from_numpy(pixels))).numpy()
 
 
-def random_pixels(count: int, *shape: int) -> np.ndarray:
+def draw_random_pixels(count: int, *shape: int) -> np.ndarray:
     return np.random.default_rng(count).integers(0, 256, (count, *shape), dtype=np.uint8)
 
 
@@ -150,7 +150,7 @@ def test_an_encoder_without_a_head_gives_features(exported_folder, to, tmp_path)
     assert row["outputs"] == "features" and row["max_abs_logit_difference"] < 1e-4 and row["top1"] is None
     if to == "torch":
         return
-    exported, pixels = load(row["file"], headless=True), random_pixels(3, 3, 16, 24)
+    exported, pixels = load(row["file"], headless=True), draw_random_pixels(3, 3, 16, 24)
     assert np.allclose(exported.engine.features(pixels), run_pytorch(bundle, pixels), atol=1e-4)
     with pytest.raises(UsageError, match="has no head"):
         exported.predict(exported_folder / "photos" / "0.png")
@@ -188,7 +188,7 @@ def test_feature_agreement_is_by_angle():
 
 @pytest.mark.parametrize("batch", [1, 3, 65])
 def test_onnx_runtime_without_vitreous_gives_the_same_logits(exported_folder, onnx_file, batch):
-    pixels = random_pixels(batch, 3, 16, 24)
+    pixels = draw_random_pixels(batch, 3, 16, 24)
     assert (
         np.abs(run_onnx_session(onnx_file, pixels) - run_pytorch(load_bundle(exported_folder / "bundle"), pixels)).max()
         < 1e-4
@@ -196,7 +196,7 @@ def test_onnx_runtime_without_vitreous_gives_the_same_logits(exported_folder, on
 
 
 def test_exported_features_are_the_head_inputs(exported_folder, onnx_file):
-    bundle, pixels = load_bundle(exported_folder / "bundle"), random_pixels(3, 3, 16, 24)
+    bundle, pixels = load_bundle(exported_folder / "bundle"), draw_random_pixels(3, 3, 16, 24)
     with torch.inference_mode():
         images = bundle.preprocess.normalise(torch.from_numpy(pixels))
         expected = bundle.model.pool(bundle.model.features(images)).numpy()
@@ -228,7 +228,7 @@ def test_the_export_matches_the_run_within_its_precision(exported_folder, onnx_f
 
 
 def test_onnx_logits_are_independent_of_batch_composition(onnx_file):
-    runtime, pixels = OnnxFileEngine(onnx_file), random_pixels(7, 3, 16, 24)
+    runtime, pixels = OnnxFileEngine(onnx_file), draw_random_pixels(7, 3, 16, 24)
     assert runtime.session.get_session_options().get_session_config_entry("session.intra_op.allow_spinning") == "0"
     batch_logits = runtime.logits(pixels)
     assert all(np.array_equal(runtime.logits(pixels[i : i + 1])[0], batch_logits[i]) for i in range(7))
@@ -568,7 +568,7 @@ def test_every_model_family_exports_to_onnx(name, exported_folder, tmp_path):
     height, width = config.image
     step = (1, 1) if isinstance(config, BiTConfig) else config.patch
     for rows, columns in [(0, 0)] if name in FIXED_SIZE_MODELS else [(0, 0), (1, 0), (-1, 3), (4, 4)]:
-        pixels = random_pixels(3, config.channels, height + rows * step[0], width + columns * step[1])
+        pixels = draw_random_pixels(3, config.channels, height + rows * step[0], width + columns * step[1])
         assert np.abs(run_onnx_session(Path(export_report["file"]), pixels) - run_pytorch(bundle, pixels)).max() < 1e-4
     predictors = load(tmp_path / "b", precision="fp32"), load(export_report["file"])
     ours, theirs = (predictor.predict([photos / "1.png"], top=3) for predictor in predictors)
@@ -591,7 +591,7 @@ def test_int8_export_calibrates_on_half_of_the_images(to, exported_folder, tmp_p
         and export_report["quantised"] == "int8"
         and 1e-5 < export_report["max_abs_logit_difference"] < 1
     )
-    pixels = random_pixels(9, 3, 16, 24)
+    pixels = draw_random_pixels(9, 3, 16, 24)
     runtime = load(export_report["file"]).engine
     ours = run_pytorch(load_bundle(tmp_path / "b"), pixels)
     assert np.abs(runtime.logits(pixels) - ours).max() < 0.3 * np.ptp(ours)
@@ -612,7 +612,7 @@ def test_openvino_files_predict_and_detect_damage(exported_folder, tmp_path):
     import openvino
 
     compiled = openvino.Core().compile_model(os.fspath(out), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
-    bundle, pixels = load_bundle(exported_folder / "bundle"), random_pixels(3, 3, 24, 40)
+    bundle, pixels = load_bundle(exported_folder / "bundle"), draw_random_pixels(3, 3, 24, 40)
     images = bundle.preprocess.normalise(torch.from_numpy(pixels)).numpy()
     assert np.abs(compiled({"images": images})["logits"] - run_pytorch(bundle, pixels)).max() < 1e-4
     files = sorted((exported_folder / "photos").iterdir())
@@ -638,7 +638,7 @@ def test_torch_export_runs_without_vitreous(exported_folder, tmp_path):
     extra = {"vitreous.json": ""}
     module = torch.export.load(out, extra_files=extra).module()
     assert json.loads(extra["vitreous.json"])["card"]["classes"] == ["ant", "bée", "cat"]
-    bundle, pixels = load_bundle(exported_folder / "bundle"), random_pixels(3, 3, 24, 40)
+    bundle, pixels = load_bundle(exported_folder / "bundle"), draw_random_pixels(3, 3, 24, 40)
     logits = module(bundle.preprocess.normalise(torch.from_numpy(pixels)))[0].detach().numpy()
     assert np.abs(logits - run_pytorch(bundle, pixels)).max() < 1e-5
     assert str(Path(verb.__file__).parent).encode() not in out.read_bytes()

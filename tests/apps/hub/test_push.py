@@ -76,7 +76,7 @@ def point_client_at(address: str, home: Path, monkeypatch) -> None:
         monkeypatch.setattr(constants, name, value)
 
 
-def result_or_error(call: Callable[[], object]) -> object:
+def get_result_or_error(call: Callable[[], object]) -> object:
     """Return the result of a call, or its error as (code, text)."""
     try:
         return call()
@@ -93,7 +93,7 @@ def test_a_pushed_bundle_loads_back_with_its_card(hub_address, trained_run, tmp_
     assert loaded.card.classes == ("ant", "bee", "cat: a | pipe")
     state = loaded.model.state_dict()
     assert all(torch.equal(state[name], tensor) for name, tensor in model.state_dict().items())
-    code, text = result_or_error(lambda: vitreous.push(trained_run, "hf:me/pets"))
+    code, text = get_result_or_error(lambda: vitreous.push(trained_run, "hf:me/pets"))
     assert code == 2 and "already exists" in text and "update=True" in text
     assert vitreous.push(trained_run, "hf:me/pets", update=True)["commit"].startswith("c0ffee")
     files = FakeHub.repositories["me/pets"]
@@ -176,18 +176,18 @@ def test_a_bundle_without_a_run_is_pushed_without_metrics(trained_run, tmp_path)
 def test_hub_errors_are_reported_with_a_fix(hub_address, trained_run, monkeypatch, broken, token, code, words):
     FakeHub.broken = broken
     monkeypatch.setenv("HF_TOKEN", token)
-    result = result_or_error(lambda: vitreous.push(trained_run, "hf:me/pets"))
+    result = get_result_or_error(lambda: vitreous.push(trained_run, "hf:me/pets"))
     assert result[0] == code and all(word in result[1] for word in words), result
     assert "weights.safetensors" not in FakeHub.repositories.get("me/pets", {})
 
 
 def test_push_fails_fast_without_a_network(hub_address, trained_run, tmp_path, monkeypatch):
     monkeypatch.setenv("VITREOUS_OFFLINE", "1")
-    code, text = result_or_error(lambda: vitreous.push(trained_run, "hf:me/pets"))
+    code, text = get_result_or_error(lambda: vitreous.push(trained_run, "hf:me/pets"))
     assert code == 2 and "VITREOUS_OFFLINE disables" in text and not FakeHub.requests
     monkeypatch.delenv("VITREOUS_OFFLINE")
     point_client_at("http://127.0.0.1:9", tmp_path / "hub", monkeypatch)
-    code, text = result_or_error(lambda: vitreous.push(trained_run, "hf:me/pets"))
+    code, text = get_result_or_error(lambda: vitreous.push(trained_run, "hf:me/pets"))
     assert code == 6 and "cannot connect to" in text and "HF_ENDPOINT" in text
 
 

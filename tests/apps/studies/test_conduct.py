@@ -71,7 +71,7 @@ class LinkParser(HTMLParser):
             ]
 
 
-def table_rows(result):
+def get_table_rows(result):
     return [row[:-2] for row in result["table"]["rows"]]
 
 
@@ -125,7 +125,7 @@ def test_a_resumed_study_gives_the_same_table(toy_study, tmp_path, trained_runs)
     assert "vitreous study toy --resume" in stopped.value.hint and stopped.value.code == 143
     trained_runs.clear()
     resumed = make_study("toy", out=str(tmp_path / "cut"), resume=True, progress=False)
-    assert table_rows(resumed) == table_rows(uninterrupted) and len(trained_runs) == 3
+    assert get_table_rows(resumed) == get_table_rows(uninterrupted) and len(trained_runs) == 3
     assert make_study("toy", out=str(tmp_path / "cut"), resume=True, progress=False)["rows"] == resumed["rows"]
 
 
@@ -288,13 +288,13 @@ def test_every_study_writes_its_page(name, tmp_path):
 @pytest.mark.slow
 def test_a_ray_cluster_gives_the_same_table(toy_study, tmp_path):
     local_result = make_study("toy", out=str(tmp_path / "here"), **QUICK_OPTIONS)
-    assert table_rows(make_study("toy", out=str(tmp_path / "there"), ray="local", **QUICK_OPTIONS)) == table_rows(
-        local_result
-    )
+    assert get_table_rows(
+        make_study("toy", out=str(tmp_path / "there"), ray="local", **QUICK_OPTIONS)
+    ) == get_table_rows(local_result)
 
 
 def test_untrained_studies_log_nothing_about_training(monkeypatch, tmp_path):
     monkeypatch.setattr(speed, "measure_throughput", lambda subject, sides, seconds: [Measurement(("64",), 7.0, {})])
     listener = NoteListener()
     result = make_study("speed", listener, out=str(tmp_path), seeds=1, device="cpu")
-    assert len(table_rows(result)) == 3 and listener.notes == []
+    assert len(get_table_rows(result)) == 3 and listener.notes == []

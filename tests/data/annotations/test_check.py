@@ -25,7 +25,7 @@ def check_source(source):
     return check_dataset(str(source), workers=0)
 
 
-def findings_by_kind(document):
+def get_findings_by_code(document):
     return {row["code"]: row for row in document["findings"]}
 
 
@@ -39,8 +39,8 @@ def test_objects_are_counted(tmp_path, form):
         annotations["object_sizes"] == {"small": len(labels), "medium": 0, "large": 0}
         and annotations["without_objects"] == 1
     )
-    assert f"{len(labels)} objects" in findings_by_kind(document)["objects"]["message"]
-    assert "ignored_files" not in findings_by_kind(document)  # annotation files are not counted as ignored files
+    assert f"{len(labels)} objects" in get_findings_by_code(document)["objects"]["message"]
+    assert "ignored_files" not in get_findings_by_code(document)  # annotation files are not counted as ignored files
 
 
 def test_invalid_objects_are_reported(tmp_path):
@@ -60,7 +60,7 @@ def test_invalid_objects_are_reported(tmp_path):
     held_out["annotations"].append({"id": 1, "image_id": 97, "category_id": 98, "bbox": [1, 1, 5, 5], "iscrowd": 1})
     val_file.write_text(json.dumps(held_out))
     document, subject = check_source(home)
-    annotations, rows = document["annotations"], findings_by_kind(document)
+    annotations, rows = document["annotations"], get_findings_by_code(document)
     assert len(annotations["out_of_bounds"]) == 1 and annotations["out_of_bounds"][0]["box"] == [20, 10, 50, 19]
     assert len(annotations["duplicates"]) == 1 and len(annotations["duplicates"][0]["objects"]) == 2
     assert (
@@ -83,10 +83,10 @@ def test_unreadable_annotations_fail_the_check(tmp_path):
     home = FORMAT_WRITERS["voc"](tmp_path)
     Image.new("RGB", (9, 9)).save(home / "JPEGImages" / "3.png")
     document, _ = check_source(home)
-    assert not document["passed"] and "9 x 9 pixels" in findings_by_kind(document)["annotations"]["message"]
+    assert not document["passed"] and "9 x 9 pixels" in get_findings_by_code(document)["annotations"]["message"]
     (home / "Annotations" / "4.xml").write_text("<a>")
     document, _ = check_source(home)
-    assert not document["passed"] and "4.xml" in findings_by_kind(document)["layout_error"]["message"]
+    assert not document["passed"] and "4.xml" in get_findings_by_code(document)["layout_error"]["message"]
 
 
 def test_class_map_pixels_are_counted(tmp_path):
@@ -97,13 +97,15 @@ def test_class_map_pixels_are_counted(tmp_path):
         and annotations["pixels"]["square"] == 4 * 64
         and not annotations["objects"]
     )
-    assert "ground" in findings_by_kind(document)["pixels"]["message"] and "images" not in document["ignored_files"]
+    assert "ground" in get_findings_by_code(document)["pixels"]["message"] and "images" not in document["ignored_files"]
     assert "<th>share of pixels</th>" in render_check_page(document, subject)
 
 
 def test_object_masks_are_not_counted_as_images(tmp_path):
     document, _ = check_source(write_objects(tmp_path, 3))
-    assert document["annotations"]["objects"] == {"object": 6} and "ignored_images" not in findings_by_kind(document)
+    assert document["annotations"]["objects"] == {"object": 6} and "ignored_images" not in get_findings_by_code(
+        document
+    )
 
 
 def test_classification_data_have_no_annotations(tmp_path):
@@ -133,7 +135,7 @@ def test_image_sizes_are_compared_with_the_task_input_size(tmp_path, form, side)
             Image.open(path).resize((700, 700), Image.Resampling.NEAREST).save(path)
         first = tmp_path / "images" / "0.png"
     document, _ = check_dataset(str(tmp_path), workers=0, image_size=choose_default_image_size)
-    finding = findings_by_kind(document)["large"]
+    finding = get_findings_by_code(document)["large"]
     start = f"100% of the images are at least twice as large as the model input ({side} pixels)"
     assert finding["message"] == f"{start}, which wastes decoding time; the first: {first}"
     expected_hint = (
@@ -147,7 +149,7 @@ def test_duplicate_images_with_different_objects_are_reported(tmp_path):
     images = home / "train2017"
     shutil.copy(images / "0.png", images / "2.png")
     document, _ = check_source(home)
-    rows = {code: row["message"] for code, row in findings_by_kind(document).items()}
+    rows = {code: row["message"] for code, row in get_findings_by_code(document).items()}
     pair = f"; the first: {images / '2.png'} and {images / '0.png'}"
     assert rows["conflicting_labels"] == f"1 image found with different classes{pair}"
     assert not any("label" in text for text in rows.values())
@@ -187,7 +189,7 @@ def test_findings_name_a_file(tmp_path):
     (tmp_path / "notes.md").write_text("x")
     shutil.copy(tmp_path / "train/bee/2.png", tmp_path / "val/ant/9.png")
     document, _ = check_source(tmp_path)
-    rows = {code: row["message"] for code, row in findings_by_kind(document).items()}
+    rows = {code: row["message"] for code, row in get_findings_by_code(document).items()}
     for code, path in (*file_names.items(), ("unreadable", "train/bee/1.png"), ("ignored_files", "notes.md")):
         assert rows[code].endswith(f"; the first: {tmp_path / path}"), code
     pair = f"; the first: {tmp_path / 'train/bee/2.png'} and {tmp_path / 'val/ant/9.png'}"

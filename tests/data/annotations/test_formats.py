@@ -11,7 +11,7 @@ from tests.data.annotations.writing_scenes import (
     FORMAT_WRITERS,
     IMAGE_SIZE,
     SPLITS,
-    image_numbers,
+    list_image_numbers,
     make_objects,
     write_coco,
     write_yolo,
@@ -22,7 +22,7 @@ from vitreous.data.sources import open_data
 from vitreous.errors import DataError, UsageError
 
 
-def targets_by_image(data):
+def get_targets_by_image(data):
     """Map (split, image name) to the target."""
     return {
         (name, Path(split.name(sample)).stem): split.target(sample)
@@ -33,15 +33,15 @@ def targets_by_image(data):
 
 def check_scenes(data, masks=False):
     """Assert that all objects are those of the synthetic scenes."""
-    rows = targets_by_image(data)
+    rows = get_targets_by_image(data)
     assert data.classes == CLASSES and {name: len(split) for name, split in data.splits.items()} == SPLITS
     for split in SPLITS:
-        for number in image_numbers(split):
+        for number in list_image_numbers(split):
             target, expected = rows[split, str(number)], make_objects(number)
             boxes = [[min(edge, side) for edge, side in zip(box, (32, 24, 32, 24), strict=True)] for _, box in expected]
             assert target.size == IMAGE_SIZE and target.labels.tolist() == [label for label, _ in expected]
             assert np.allclose(target.boxes, np.array(boxes).reshape(-1, 4), atol=1e-4)
-            present = data.splits[split].labels[list(image_numbers(split)).index(number)]
+            present = data.splits[split].labels[list(list_image_numbers(split)).index(number)]
             assert set(np.flatnonzero(present)) == {label for label, _ in expected}
             for row, (left, top, right, bottom) in enumerate(boxes if masks else []):
                 mask = target.mask(row)
@@ -76,7 +76,7 @@ def test_conversion_preserves_targets(tmp_path, form, target_format):
     data = open_data(str(FORMAT_WRITERS[form](tmp_path / "in")))
     counts = convert_annotations(data, tmp_path / "out", target_format)["splits"]
     converted = open_data(str(tmp_path / "out"))
-    before, after = targets_by_image(data), targets_by_image(converted)
+    before, after = get_targets_by_image(data), get_targets_by_image(converted)
     assert counts["train"] == {"images": 3, "objects": sum(len(make_objects(number)) for number in range(3))}
     assert before.keys() == after.keys()
     for name, target in before.items():
@@ -92,8 +92,8 @@ def test_masks_survive_conversion_to_class_maps(tmp_path):
     convert_annotations(data, tmp_path / "out", "masks")
     converted = open_data(str(tmp_path / "out"))
     assert converted.classes == ("background", *CLASSES)
-    before = targets_by_image(data)
-    for name, target in targets_by_image(converted).items():
+    before = get_targets_by_image(data)
+    for name, target in get_targets_by_image(converted).items():
         expected = before[name].class_map(background=-2) + 1
         assert np.array_equal(target.class_map(), np.maximum(expected, 0))
 
@@ -128,13 +128,13 @@ def test_crowds_and_run_lengths_survive_conversion(tmp_path):
     crowd["segmentation"] = {"counts": mask_to_rle(mask), "size": list(IMAGE_SIZE)}
     document["annotations"].append(crowd)
     path.write_text(json.dumps(document))
-    target = targets_by_image(open_data(str(home)))["val", "3"]
+    target = get_targets_by_image(open_data(str(home)))["val", "3"]
     assert (
         target.crowd.tolist()[-1] and not target.crowd[:-1].any() and np.array_equal(target.mask(len(target) - 1), mask)
     )
     data = open_data(str(home))
     convert_annotations(data, tmp_path / "out", "coco")
-    converted = targets_by_image(open_data(str(tmp_path / "out")))["val", "3"]
+    converted = get_targets_by_image(open_data(str(tmp_path / "out")))["val", "3"]
     assert converted.crowd.tolist() == target.crowd.tolist() and np.array_equal(converted.masks(), target.masks())
 
 
@@ -147,7 +147,7 @@ def test_zero_based_voc_boxes_are_read_and_empty_boxes_dropped(tmp_path):
     rows = box.format(0, 4, 8, 9) + box.format(5, 5, 5, 9)
     path.write_text(f"<annotation>{rows}</annotation>")
     data = open_data(str(home))
-    assert targets_by_image(data)["val", "3"].boxes.tolist() == [[0, 4, 8, 9]]
+    assert get_targets_by_image(data)["val", "3"].boxes.tolist() == [[0, 4, 8, 9]]
     assert any("1 boxes without area" in note and "3.xml" in note for note in data.notes)
 
 

@@ -47,7 +47,7 @@ def measure_symmetry(maps, **options) -> MapSymmetry:
     return measure_statistics(maps, **options).symmetry
 
 
-def allowed_symmetries(maps, **options) -> tuple[bool, bool, bool]:
+def get_allowed_symmetries(maps, **options) -> tuple[bool, bool, bool]:
     symmetry = measure_symmetry(maps, **options)
     return symmetry.flip, symmetry.flip_vertical, symmetry.turn
 
@@ -59,14 +59,14 @@ def draw_maps(draw, count, first=0):
 @pytest.mark.parametrize("count", [3, 10, 40])
 @pytest.mark.parametrize("first", range(0, 1000, 100))
 def test_streets_allow_horizontal_flips_only(count, first):
-    assert allowed_symmetries(draw_maps(draw_street, count, first)) == (True, False, False)
+    assert get_allowed_symmetries(draw_maps(draw_street, count, first)) == (True, False, False)
 
 
 @pytest.mark.parametrize(("count", "least"), [(4, 17), (10, 19), (40, 19)])
 @pytest.mark.parametrize("draw", [draw_nuclei, draw_fields])
 def test_nuclei_and_fields_allow_everything(draw, count, least):
     """Three tests at significance level 0.005: about 1 of 70 sets without orientation is classified as oriented."""
-    results = [allowed_symmetries(draw_maps(draw, count, first)) for first in range(0, 2000, 100)]
+    results = [get_allowed_symmetries(draw_maps(draw, count, first)) for first in range(0, 2000, 100)]
     assert results.count(ALL_SYMMETRIES) >= least
 
 
@@ -78,7 +78,7 @@ def test_rotated_street_maps_allow_only_vertical_flips():
 
 def test_a_class_in_a_fixed_corner_forbids_every_flip():
     corner = [np.pad(np.ones((6, 6), np.uint8), ((2, 40 + n % 3), (3, 30))) for n in range(12)]
-    assert allowed_symmetries(corner) == (False, False, False)
+    assert get_allowed_symmetries(corner) == (False, False, False)
     assert measure_symmetry(corner).text.startswith("augmentation: no flips, as classes have fixed vertical positions")
 
 
@@ -91,7 +91,7 @@ def test_directional_borders_forbid_only_quarter_turns():
 
 def test_flipping_half_of_the_maps_allows_flips():
     maps = [class_map[::-1] if number % 2 else class_map for number, class_map in enumerate(draw_maps(draw_street, 40))]
-    assert allowed_symmetries(maps)[:2] == (True, True)
+    assert get_allowed_symmetries(maps)[:2] == (True, True)
 
 
 def test_the_symmetry_decision_is_logged_with_its_options():
@@ -108,11 +108,12 @@ def test_the_symmetry_decision_is_logged_with_its_options():
 def test_symmetry_ignores_unreadable_maps_and_absent_classes():
     maps = draw_maps(draw_street, 10)
     maps += [np.full((60, 80), 255, np.uint8), np.zeros((60, 80), np.uint8)]
-    assert allowed_symmetries(maps, broken=frozenset({3, 4})) == (True, False, False)
+    assert get_allowed_symmetries(maps, broken=frozenset({3, 4})) == (True, False, False)
     assert (
-        allowed_symmetries([], broken=frozenset()) == ALL_SYMMETRIES and allowed_symmetries(maps[10:]) == ALL_SYMMETRIES
+        get_allowed_symmetries([], broken=frozenset()) == ALL_SYMMETRIES
+        and get_allowed_symmetries(maps[10:]) == ALL_SYMMETRIES
     )
-    assert allowed_symmetries([maps[0]]) == ALL_SYMMETRIES  # a single map is not enough for a decision
+    assert get_allowed_symmetries([maps[0]]) == ALL_SYMMETRIES  # a single map is not enough for a decision
 
 
 def test_sampled_maps_are_evenly_spaced_and_deterministic():

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.data.annotations.writing_scenes import IMAGE_SIZE, SPLITS, image_numbers, save_image
+from tests.data.annotations.writing_scenes import IMAGE_SIZE, SPLITS, list_image_numbers, save_image
 from vitreous.apps.curation.convert import convert_annotations
 from vitreous.data.annotations.target import IGNORE_INDEX
 from vitreous.data.sources import open_data
@@ -39,7 +39,7 @@ def write_panoptic(home):
     for split in SPLITS:
         images, annotations = [], []
         path = home / "annotations" / f"panoptic_{split}2017.json"
-        for number in image_numbers(split):
+        for number in list_image_numbers(split):
             save_image(home / "images" / f"{split}2017" / f"{number}.png", number)
             ids, segments = make_segments(number)
             save_segments(path.with_suffix("") / f"{number}.png", ids)
