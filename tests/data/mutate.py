@@ -240,8 +240,8 @@ def read_child_lines(child: subprocess.Popen[bytes]):
 def main() -> int:
     """Run the command line and return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--count", type=int, default=2_000)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--count", type=int, default=2_000, help="number of mutants")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the mutations")
     parser.add_argument("--keep", type=Path, help="folder for the mutants with unexpected outcomes")
     parser.add_argument("--from", type=int, dest="start", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -258,7 +258,7 @@ def main() -> int:
         f"{arguments.count:,} mutants of {len(list_seed_files())} files (seed {arguments.seed}): {tally}, {time.monotonic() - begun:.0f} s"
     )
     for number, outcome in tally.misses.items():
-        print(f"  MISSED {number}: {outcome}")
+        print(f"  unexpected outcome of mutant {number}: {outcome}")
         if arguments.keep:
             arguments.keep.mkdir(parents=True, exist_ok=True)
             (arguments.keep / f"{arguments.seed}-{number}").write_bytes(make_mutant(arguments.seed, number))

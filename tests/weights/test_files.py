@@ -27,7 +27,7 @@ from vitreous.weights.files import open_weights_file
 from vitreous.weights.safetensors_file import SAFETENSORS_DTYPES
 
 #: Run in a fresh process: open files and print the time and memory used. Time is the best of three measurements, so
-# that other load does not count. Memory is the peak over all files above the usage after the imports.
+#: that other load does not count. Memory is the peak over all files above the usage after the imports.
 MEASURE_SCRIPT = """
 import json, sys, time
 from pathlib import Path

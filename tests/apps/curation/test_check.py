@@ -451,7 +451,7 @@ from vitreous.cli.main import main
 from vitreous.data.split import FileSplit
 real = FileSplit.raw
 FileSplit.raw = lambda split, sample: real(split, sample) if split.name(sample).endswith("0.png") else time.sleep(600)
-signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell runs in the background is born deaf to it
+signal.signal(signal.SIGINT, signal.default_int_handler)  # shells let background jobs ignore SIGINT
 main(sys.argv[1:])
 """
 
