@@ -399,23 +399,27 @@ def iterate_npy_cases() -> Iterator[HostileFile]:
     """Images stored by numpy."""
     from numpy.lib import format as npy
 
-    def header(shape: tuple[int, ...], descr: str = "|u1", body: bytes = b"") -> bytes:
+    def build_npy_file(shape: tuple[int, ...], descr: str = "|u1", body: bytes = b"") -> bytes:
         file = io.BytesIO()
         npy.write_array_header_1_0(file, {"descr": descr, "fortran_order": False, "shape": shape})
         return file.getvalue() + body
 
-    yield HostileFile("ok.npy", header((16, 24, 3), body=BLOCK_PIXELS.tobytes()), golden=BLOCK_PIXELS)
+    yield HostileFile("ok.npy", build_npy_file((16, 24, 3), body=BLOCK_PIXELS.tobytes()), golden=BLOCK_PIXELS)
     yield HostileFile(
-        "bands.npy", header((3, 16, 24), body=BLOCK_PIXELS.transpose(2, 0, 1).tobytes()), golden=BLOCK_PIXELS
+        "bands.npy", build_npy_file((3, 16, 24), body=BLOCK_PIXELS.transpose(2, 0, 1).tobytes()), golden=BLOCK_PIXELS
     )
     yield HostileFile(
-        "short.npy", header((16, 24, 3), body=BLOCK_PIXELS.tobytes()[:-1]), "bytes of data, but the header states"
+        "short.npy",
+        build_npy_file((16, 24, 3), body=BLOCK_PIXELS.tobytes()[:-1]),
+        "bytes of data, but the header states",
     )
-    yield HostileFile("huge.npy", header((2**20, 2**20, 4)), "bytes of data, but the header states")
+    yield HostileFile("huge.npy", build_npy_file((2**20, 2**20, 4)), "bytes of data, but the header states")
     yield HostileFile(
-        "objects.npy", header((8, 8), "|O", b"cos\nsystem\n(S'exit 1'\ntR."), "a damaged .npy header|is not supported"
+        "objects.npy",
+        build_npy_file((8, 8), "|O", b"cos\nsystem\n(S'exit 1'\ntR."),
+        "a damaged .npy header|is not supported",
     )
-    yield HostileFile("float.npy", header((8, 8), "<f4", bytes(256)), "the model expects 3 of uint8")
+    yield HostileFile("float.npy", build_npy_file((8, 8), "<f4", bytes(256)), "the model expects 3 of uint8")
 
 
 def iterate_rare_format_cases() -> Iterator[HostileFile]:

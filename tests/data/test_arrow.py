@@ -411,23 +411,23 @@ def test_invalid_hub_datasets_are_rejected(tmp_path, monkeypatch):
     for name in ("", "a/b/c", "../x", "/etc"):
         assert "is not a repository" in get_open_error(f"hf:{name}", UsageError)
 
-    def failing(error):
+    def make_failing_loader(error):
         def load(*_):
             raise error
 
         monkeypatch.setattr(datasets, "load_dataset", load)
         return get_open_error("hf:org/name", DataError)
 
-    assert "choose one: hf:org/name@CONFIG" in failing(
+    assert "choose one: hf:org/name@CONFIG" in make_failing_loader(
         ValueError("Config name is missing. Please pick one among: ['a', 'b']")
     )
-    assert "needs a loading script" in failing(
+    assert "needs a loading script" in make_failing_loader(
         RuntimeError("Dataset scripts are no longer supported, but found name.py")
     )
-    assert "the Hub has no such dataset" in failing(datasets.exceptions.DatasetNotFoundError("x"))
-    assert "could not be downloaded (ConnectionError: no route)" in failing(ConnectionError("no route"))
+    assert "the Hub has no such dataset" in make_failing_loader(datasets.exceptions.DatasetNotFoundError("x"))
+    assert "could not be downloaded (ConnectionError: no route)" in make_failing_loader(ConnectionError("no route"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    assert "HF_HUB_OFFLINE disables" in failing(ConnectionError("offline"))
+    assert "HF_HUB_OFFLINE disables" in make_failing_loader(ConnectionError("offline"))
 
 
 def test_a_missing_parquet_library_is_reported(monkeypatch):

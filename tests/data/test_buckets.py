@@ -61,11 +61,19 @@ def test_nearest_buckets_match_a_naive_loop(buckets, stride):
 
 
 def test_typical_forms_get_the_expected_buckets():
-    def of(*form):
+    def find_bucket(*form):
         return CLIP_BUCKETS[int(find_nearest_buckets(np.array([form]), CLIP_BUCKETS)[0])]
 
-    assert of(1, 480, 640) == (1, 24, 40) and of(1, 1000, 1000) == (1, 64, 64) and of(1, 30, 30) == (1, 32, 32)
-    assert of(100, 480, 480) == (8, 32, 32) and of(7, 480, 480) == (4, 32, 32) and of(3, 9, 16) == (1, 24, 40)
+    assert (
+        find_bucket(1, 480, 640) == (1, 24, 40)
+        and find_bucket(1, 1000, 1000) == (1, 64, 64)
+        and find_bucket(1, 30, 30) == (1, 32, 32)
+    )
+    assert (
+        find_bucket(100, 480, 480) == (8, 32, 32)
+        and find_bucket(7, 480, 480) == (4, 32, 32)
+        and find_bucket(3, 9, 16) == (1, 24, 40)
+    )
     # eight frames with a stride of three span 22 frames
     assert int(find_nearest_buckets(np.array([[22, 32, 32]]), CLIP_BUCKETS, 3)[0]) == 0
     assert int(find_nearest_buckets(np.array([[21, 32, 32]]), CLIP_BUCKETS, 3)[0]) == 1
@@ -171,7 +179,7 @@ def test_buckets_allow_clips_and_images_in_one_folder(mixed_folder, tmp_path):
 
 def test_unreadable_files_have_no_form(mixed_folder, tmp_path):
     (tmp_path / "a").mkdir()
-    for name, content in (("bad.png", b"no picture"), ("empty.png", b"")):
+    for name, content in (("bad.png", b"not an image"), ("empty.png", b"")):
         (tmp_path / "a" / name).write_bytes(content)
     Image.new("RGB", (20, 10)).save(tmp_path / "a" / "good.png")
     split = FileSplit(

@@ -87,7 +87,7 @@ def test_invalid_loader_options_are_rejected(photo_folder):
         vitreous.create_loader(photo_folder, batchsize=3)
     with pytest.raises(UsageError, match="batch_size=0"):
         vitreous.create_loader(photo_folder, batch_size=0)
-    (photo_folder / "train" / "ant" / "torn.png").write_bytes(b"no picture")
+    (photo_folder / "train" / "ant" / "torn.png").write_bytes(b"not an image")
     with pytest.raises(DataError, match=r"torn\.png"):
         list(vitreous.create_loader(photo_folder))
     with pytest.raises(DataError, match="no such folder"):

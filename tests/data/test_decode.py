@@ -71,11 +71,16 @@ def test_sixteen_bit_colour_keeps_the_high_byte(tmp_path):
     pixels_16_bit = GRADIENT_PIXELS.astype(">u2") * 257
     rows = b"".join(b"\0" + row.tobytes() for row in pixels_16_bit)
 
-    def chunk(chunk_type, body):
+    def build_chunk(chunk_type, body):
         return struct.pack(">I", len(body)) + chunk_type + body + struct.pack(">I", zlib.crc32(chunk_type + body))
 
     header = struct.pack(">IIBBBBB", 20, 12, 16, 2, 0, 0, 0)
-    content = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+    content = (
+        b"\x89PNG\r\n\x1a\n"
+        + build_chunk(b"IHDR", header)
+        + build_chunk(b"IDAT", zlib.compress(rows))
+        + build_chunk(b"IEND", b"")
+    )
     (tmp_path / "x.png").write_bytes(content)
     assert np.array_equal(np.asarray(decode_to_pillow(tmp_path / "x.png")), GRADIENT_PIXELS)
 

@@ -99,13 +99,13 @@ def predictor(tmp_path_factory) -> Predictor:
 def decode_results(corpus_files, predictor) -> dict[str, str]:
     """Map each name to the error of `decode_to_pillow`, or to the digest of the model's input."""
 
-    def verdict(path: Path) -> Tensor | DataError:
+    def decode(path: Path) -> Tensor | DataError:
         try:
             return predictor.bundle.preprocess.to_tensor(decode_to_pillow(path))
         except DataError as error:
             return error
 
-    return {name: describe_result(verdict(path)) for name, path in corpus_files.items()}
+    return {name: describe_result(decode(path)) for name, path in corpus_files.items()}
 
 
 def describe_result(result: Tensor | np.ndarray | DataError) -> str:
@@ -128,28 +128,28 @@ def test_special_files_are_rejected(decode_results):
 def test_every_code_path_gives_the_same_pixels_or_error(corpus_files, corpus_table, predictor, decode_results):
     split, preprocess = open_data(corpus_table).split("test"), predictor.bundle.preprocess
 
-    def judged(workers: int) -> list[str]:
+    def evaluate_samples(workers: int) -> list[str]:
         return [
             describe_result(image)
             for _, images in EvalLoader(split, preprocess, workers).iterate_batches(50)
             for image in images
         ]
 
-    def fed(loader: TrainLoader) -> list[str]:
+    def train_samples(loader: TrainLoader) -> list[str]:
         return [describe_result(DecodingDataset(loader)[sample, 0, 0][1]) for sample in range(len(split))]
 
     pixels, errors_by_index = screen_images(split, preprocess, 0, keep=True)
     assert pixels is not None
     paths = {
         "predict": [describe_result(read_predictor_input(predictor, path)) for path in corpus_files.values()],
-        "evaluate": judged(0),
-        "evaluate, in workers": judged(2),
+        "evaluate": evaluate_samples(0),
+        "evaluate, in workers": evaluate_samples(2),
         "screen": [describe_result(errors_by_index.get(sample, pixels[sample])) for sample in range(len(split))],
-        "train": fed(TrainLoader(split, preprocess, Augment(), 0)),
+        "train": train_samples(TrainLoader(split, preprocess, Augment(), 0)),
     }
     for name, results in paths.items():
         assert dict(zip(corpus_files, results, strict=True)) == decode_results, name
-    crops = fed(TrainLoader(split, preprocess, Augment(crop=(0.05, 1.0), flip=0.5), 0))
+    crops = train_samples(TrainLoader(split, preprocess, Augment(crop=(0.05, 1.0), flip=0.5), 0))
     assert get_rejected_files(dict(zip(corpus_files, crops, strict=True))) == get_rejected_files(decode_results)
 
 
@@ -206,13 +206,13 @@ def test_training_stops_at_or_skips_unreadable_files(corpus_files, corpus_table,
     assert error.value.message.splitlines()[0].endswith("images cannot be read:")
     assert not (tmp_path / "run").exists()
 
-    class Notes(NullListener):
+    class NoteListener(NullListener):
         """Keeps the notes."""
 
         def note(self, text: str) -> None:
             notes.append(text)
 
-    train(str(corpus_table), Notes(), bad_images="skip", **options)
+    train(str(corpus_table), NoteListener(), bad_images="skip", **options)
     left = next(match for note in notes if (match := re.match(r"(\d+) of (\d+) training images cannot be read", note)))
     data_document = json.loads((tmp_path / "run" / "data.json").read_text())
     assert data_document["train_images"] == int(left[2]) - int(left[1]) and 0 < int(left[1]) <= len(rejected)

@@ -115,26 +115,26 @@ def test_imagenet_21k_titles_are_read_from_words_txt(tmp_path):
 
 
 def test_missing_or_wrong_ground_truth_is_rejected(flat_ilsvrc2012):
-    def refusal():
+    def get_open_error():
         with pytest.raises(DataError) as error:
             open_data(flat_ilsvrc2012)
         return str(error.value)
 
-    assert "6 images without class folders and without ground truth\n  put LOC_val_solution.csv" in refusal()
+    assert "6 images without class folders and without ground truth\n  put LOC_val_solution.csv" in get_open_error()
     write_kaggle_solution(flat_ilsvrc2012)
     text = (flat_ilsvrc2012 / "LOC_val_solution.csv").read_text()
     (flat_ilsvrc2012 / "LOC_val_solution.csv").write_text(text.replace("val_00000004", "val_00000009"))
-    assert "1 of 6 images are not in the ground truth; the first is" in refusal()
+    assert "1 of 6 images are not in the ground truth; the first is" in get_open_error()
     (flat_ilsvrc2012 / "LOC_val_solution.csv").write_text(
         "ImageId,PredictionString\nILSVRC2012_val_00000001,tench 1 2 3 4\n"
     )
-    assert "a synset in every row" in refusal()
+    assert "a synset in every row" in get_open_error()
     (flat_ilsvrc2012 / "LOC_val_solution.csv").unlink()
     write_devkit(flat_ilsvrc2012)
     (flat_ilsvrc2012 / "ILSVRC2012_validation_ground_truth.txt").write_text("1\n2\n17\n")
-    assert "17 is not a synset index" in refusal()
+    assert "17 is not a synset index" in get_open_error()
     (flat_ilsvrc2012 / "meta.mat").write_bytes(b"MATLAB 5.0 MAT-file" + bytes(200))
-    assert "is not the meta.mat" in refusal()
+    assert "is not the meta.mat" in get_open_error()
 
 
 def make_data(classes, titles=None) -> Data:

@@ -211,11 +211,11 @@ def test_damaged_jpegs_match_full_decoding(seed):
         raw = bytes(content)
         expected = get_pixels_or_error(lambda raw=raw: as_array(decode_to_pillow(raw, 3, "x")))
 
-        def lazily(raw=raw) -> np.ndarray:
+        def decode_lazily(raw=raw) -> np.ndarray:
             image = open_lazy_image(raw, 3, "x")
             return as_array(image) if isinstance(image, Image.Image) else image.decode_region((0, 0, *image.size))
 
-        assert get_pixels_or_error(lazily) == expected, number
+        assert get_pixels_or_error(decode_lazily) == expected, number
         num_lazy += isinstance(jpeg.parse_plain_jpeg(raw, 3, "x", True), LazyJpeg)
         if expected[0] != "pixels":  # a crop of it is rejected too
             with pytest.raises(DataError):
@@ -224,10 +224,10 @@ def test_damaged_jpegs_match_full_decoding(seed):
 
 
 def test_a_failing_decoder_falls_back_to_pillow(monkeypatch):
-    def objects(content, shape, factor):
+    def raise_error(content, shape, factor):
         raise ValueError("not me")
 
-    monkeypatch.setattr(jpeg, "get_jpeg_decoder", lambda: objects)
+    monkeypatch.setattr(jpeg, "get_jpeg_decoder", lambda: raise_error)
     photograph = open_lazy_image(JPEG_VARIANTS["grey"], 3, "x")
     assert np.array_equal(
         photograph.decode_region((5, 6, 50, 60)), as_array(decode_to_pillow(JPEG_VARIANTS["grey"]).crop((5, 6, 50, 60)))

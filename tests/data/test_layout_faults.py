@@ -226,13 +226,13 @@ def test_files_without_permission_are_reported(tmp_path):
             path.chmod(0o755)
     (root / "bee" / "1.png").chmod(0)
 
-    def read() -> str:
+    def read_as_nobody() -> str:
         split = open_data(root).with_holdout(0.0, 0).split("train")
         return "\n".join(error.message for error in screen_images(split, SMALL_PREPROCESS, 0, keep=False)[1].values())
 
-    assert run_as_nobody(read) == f"{root}/bee/1.png: cannot be read (Permission denied)"
+    assert run_as_nobody(read_as_nobody) == f"{root}/bee/1.png: cannot be read (Permission denied)"
     (root / "cat").chmod(0)
-    assert run_as_nobody(read).startswith(f"DataError: {root}/cat: cannot be read (Permission denied)")
+    assert run_as_nobody(read_as_nobody).startswith(f"DataError: {root}/cat: cannot be read (Permission denied)")
 
 
 @pytest.mark.parametrize("share", [0.01, 0.1, 1.0])
@@ -300,8 +300,8 @@ def test_changed_class_folders_do_not_shift_predictions(copied_photos_and_run):
         shutil.rmtree(photos / split / "ant")
     smaller_evaluation = evaluate(run, photos, workers=0)
     assert {row["class"]: row["recall"] for row in smaller_evaluation["per_class"]} == {**recall, "ant": None}
-    picture_of_cat = photos / "test" / "cat" / "0.png"
-    before = load(run).predict([picture_of_cat])[0].probabilities
+    cat_image = photos / "test" / "cat" / "0.png"
+    before = load(run).predict([cat_image])[0].probabilities
     (run / "summary.json").unlink()
     with pytest.raises(DataError, match="has changed since the run began") as error:
         train(str(photos), out=str(run), resume=True)
@@ -311,8 +311,8 @@ def test_changed_class_folders_do_not_shift_predictions(copied_photos_and_run):
     for attempt in (lambda: evaluate(run, photos, workers=0), lambda: evaluate(run, workers=0)):
         with pytest.raises(DataError, match="the model has no classes named aardvark"):
             attempt()
-    assert load(run).predict([picture_of_cat])[0].probabilities == before
-    assert load(run).predict([picture_of_cat])[0].names == load(run).predict([picture_of_cat])[0].names
+    assert load(run).predict([cat_image])[0].probabilities == before
+    assert load(run).predict([cat_image])[0].names == load(run).predict([cat_image])[0].names
 
 
 def test_a_class_unseen_in_training_is_rejected(copied_photos_and_run):
@@ -375,7 +375,7 @@ def identical_datasets(tmp_path) -> list[Path]:
 def test_data_order_is_independent_of_hash_seed_and_locale(identical_datasets, seeds):
     locales = ["C", "C.UTF-8", "de_DE.UTF-8", "tr_TR.UTF-8", "POSIX"]
 
-    def printed(seed: int) -> list[str]:
+    def print_order(seed: int) -> list[str]:
         environment = {
             **os.environ,
             "PYTHONHASHSEED": str(seed),
@@ -386,7 +386,7 @@ def test_data_order_is_independent_of_hash_seed_and_locale(identical_datasets, s
         return subprocess.run(words, capture_output=True, text=True, check=True, env=environment).stdout.split()
 
     with ThreadPoolExecutor(2) as pool:
-        digests_seen = [digest for digests in pool.map(printed, range(seeds)) for digest in digests]
+        digests_seen = [digest for digests in pool.map(print_order, range(seeds)) for digest in digests]
     assert len(digests_seen) == 2 * seeds and len(set(digests_seen)) == 1
 
 

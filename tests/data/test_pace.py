@@ -83,12 +83,12 @@ def test_prefetched_batches_use_a_quarter_of_free_memory(free, expected, monkeyp
 
 
 def test_shared_memory_limits_the_prefetch_factor(monkeypatch):
-    class Status:
+    class DiskStatus:
         f_bavail, f_frsize = 2**10, 2**12  # 4 MiB
 
     monkeypatch.setattr(loader, "get_free_memory", lambda device: 2**40)
     monkeypatch.setattr(loader.os.path, "isdir", lambda path: True)
-    monkeypatch.setattr(loader.os, "statvfs", lambda path: Status, raising=False)
+    monkeypatch.setattr(loader.os, "statvfs", lambda path: DiskStatus, raising=False)
     assert [choose_prefetch_factor(size, 1) for size in (2**10, 2**19, 2**20, 2**30)] == [MAX_PREFETCH_BATCHES, 2, 1, 1]
 
 

@@ -160,7 +160,7 @@ def test_images_are_identical_for_any_workers_and_ranks(train_split):
 def test_endless_streams_are_read_lazily(train_split, workers):
     requested = []
 
-    def endless():
+    def iterate_endless():
         for low in itertools.count(0, 4):
             requested.append(low)
             yield low, low + 4
@@ -174,7 +174,7 @@ def test_endless_streams_are_read_lazily(train_split, workers):
         workers=workers if isinstance(workers, int) else 0,
         cached=cached,
     )
-    batches = loader.iterate_spans(endless())
+    batches = loader.iterate_spans(iterate_endless())
     assert not requested
     first = [next(batches)["samples"].tolist() for _ in range(5)]
     assert list(itertools.chain(*first)) == get_stream_samples(loader.sample_order, 0, 20)[0].tolist()

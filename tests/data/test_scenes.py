@@ -153,14 +153,14 @@ def test_crops_dominated_by_one_class_are_redrawn():
     classes[:, 224:] = 1  # one eighth: 1 of 9 positions of a 32-pixel crop contains enough of both classes
     image, target = Image.new("RGB", (256, 64)), create_empty_target((64, 256), classes)
 
-    def shares(scenes):
+    def measure_shares(scenes):
         views = (
             scenes.augment_scene(image, target, ImagePreprocess((32, 32)), key)["classes"].numpy() for key in range(300)
         )
         return np.array([measure_largest_class(view, IGNORE_INDEX) for view in views])
 
-    assert (shares(IDENTITY_VIEWS) >= 0.75).mean() == pytest.approx(1 - 16 / 224, abs=0.05)
-    dominated_share = (shares(replace(IDENTITY_VIEWS, max_class_share=0.75)) >= 0.75).mean()
+    assert (measure_shares(IDENTITY_VIEWS) >= 0.75).mean() == pytest.approx(1 - 16 / 224, abs=0.05)
+    dominated_share = (measure_shares(replace(IDENTITY_VIEWS, max_class_share=0.75)) >= 0.75).mean()
     # mmsegmentation checks ten crops and keeps the eleventh
     assert dominated_share == pytest.approx((1 - 16 / 224) ** 11, abs=0.08)
     assert measure_largest_class(np.full((4, 4), IGNORE_INDEX), IGNORE_INDEX) == 1

@@ -520,13 +520,13 @@ def test_the_archive_index_is_cached_while_valid(tmp_path, tar_cache, monkeypatc
     members = TarArchive.members
     monkeypatch.setattr(TarArchive, "members", lambda self: opened_paths.append(self.path) or members(self))
 
-    def same(index):
+    def is_same_index(index):
         return np.array_equal(index.samples, first.samples) and np.array_equal(index.names, first.names)
 
     reopened = tarindex.open_archive_index(paths)
     assert (
         not opened_paths
-        and same(reopened)
+        and is_same_index(reopened)
         and (reopened.label_words, reopened.folders, reopened.stamps)
         == (first.label_words, first.folders, first.stamps)
     )
@@ -539,7 +539,7 @@ def test_the_archive_index_is_cached_while_valid(tmp_path, tar_cache, monkeypatc
     ):
         cached_file.write_bytes(damaged)
         opened_paths.clear()
-        assert same(tarindex.open_archive_index(paths)) and len(opened_paths) == 2
+        assert is_same_index(tarindex.open_archive_index(paths)) and len(opened_paths) == 2
         assert cached_file.read_bytes() == index_bytes
     os.utime(paths[0], ns=(1, 1))
     opened_paths.clear()
@@ -547,7 +547,7 @@ def test_the_archive_index_is_cached_while_valid(tmp_path, tar_cache, monkeypatc
     assert len(opened_paths) == 2
     shutil.rmtree(tar_cache)
     tar_cache.write_text("in the way")
-    assert same(tarindex.open_archive_index(paths))
+    assert is_same_index(tarindex.open_archive_index(paths))
 
 
 def test_the_fingerprint_does_not_depend_on_path_or_mtime(tmp_path):

@@ -62,15 +62,15 @@ def test_dino_warns_only_when_features_fall_below_initialisation(objectives, nam
     """Untrained encoders may have low rank and similar features, so only a decrease is a warning."""
     unit = 1 / math.sqrt(EMBED_DIM)
 
-    def alarms(objective=objectives[name], **scalars):
+    def get_warnings(objective=objectives[name], **scalars):
         return [alarm for alarm, _ in objective.warnings(scalars, EARLY_PROGRESS)]
 
-    assert alarms(rankme=3.1, highest_rankme=6.3) == ["fallen rank"]
-    assert alarms(rankme=3.1, highest_rankme=6.1) == []  # more than half of the rank remains
-    assert alarms(rankme=3.3, highest_rankme=20.0) == []  # more than a tenth of the width
-    assert alarms(feature_std=0.06 * unit, first_feature_std=0.11 * unit) == []  # mean cosine 0.996, was 0.988
-    assert alarms(feature_std=0.05 * unit, first_feature_std=0.11 * unit) == ["same features"]
-    assert alarms(feature_std=0.11 * unit, first_feature_std=0.9 * unit) == []  # mean cosine 0.988
+    assert get_warnings(rankme=3.1, highest_rankme=6.3) == ["fallen rank"]
+    assert get_warnings(rankme=3.1, highest_rankme=6.1) == []  # more than half of the rank remains
+    assert get_warnings(rankme=3.3, highest_rankme=20.0) == []  # more than a tenth of the width
+    assert get_warnings(feature_std=0.06 * unit, first_feature_std=0.11 * unit) == []  # mean cosine 0.996, was 0.988
+    assert get_warnings(feature_std=0.05 * unit, first_feature_std=0.11 * unit) == ["same features"]
+    assert get_warnings(feature_std=0.11 * unit, first_feature_std=0.9 * unit) == []  # mean cosine 0.988
 
 
 @pytest.mark.parametrize("name", ["mae", "masked"])

@@ -104,12 +104,12 @@ def test_teacher_follows_its_schedule_in_float32(tmp_path, precision):
     assert {p.dtype for p in objective.teacher.parameters()} == {torch.float32}
     expected = {name: p.clone() for name, p in objective.teacher.named_parameters()}
 
-    def follow(state):
+    def follow_teacher(state):
         momentum = training_progress_at(state.run, state.step - 1).values["momentum"]  # momentum of the completed step
         for name, p in objective.model.named_parameters():
             expected[name] = expected[name].lerp(p.detach().float(), 1 - momentum)
 
-    run_training_loop(state, session.batches(state), [(1, follow)])
+    run_training_loop(state, session.batches(state), [(1, follow_teacher)])
     for name, p in objective.teacher.named_parameters():
         assert torch.allclose(p, expected[name], atol=1e-6), name
     assert objective.centre.abs().max() > 0 and state.progress.values["momentum"] == 1.0

@@ -73,12 +73,12 @@ def train_on_one_batch(name, home):
     session, state = create_session(name, home, batch_size=32, epochs=float(steps), optimizer=optimizer, **teacher)
     pair, logged = next(session.batches(state)), []
 
-    def note(state):
+    def record_step(state):
         logged.append({"loss": state.losses, **state.scalars})
         state.losses = 0.0
         state.scalars.clear()
 
-    run_training_loop(state, iter(lambda: pair, None), [(1, note)])
+    run_training_loop(state, iter(lambda: pair, None), [(1, record_step)])
     assert len(logged) == steps
     last = {key: sum(row[key] for row in logged[-20:]) / 20 for key in logged[0]}
     return logged[0], last, state.objective

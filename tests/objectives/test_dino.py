@@ -243,7 +243,7 @@ def run_in_threads(count, work):
     """
     barrier, rank_values, outcome = threading.Barrier(count, timeout=20), [None] * count, [None] * count
 
-    def begin(rank):
+    def run_rank(rank):
         def reduce(values):
             rank_values[rank] = values
             barrier.wait()
@@ -253,7 +253,7 @@ def run_in_threads(count, work):
 
         outcome[rank] = work(rank, reduce)
 
-    threads = [threading.Thread(target=begin, args=(rank,)) for rank in range(count)]
+    threads = [threading.Thread(target=run_rank, args=(rank,)) for rank in range(count)]
     [thread.start() for thread in threads]
     [thread.join() for thread in threads]
     return outcome
@@ -271,16 +271,16 @@ def test_sync_batch_norm_matches_the_whole_batch():
     torch.manual_seed(0)
     x, output_gradient = torch.randn(10, 6) * 3 + 5, torch.randn(10, 6)
 
-    def work(norm, a, b):
+    def run_rank(norm, a, b):
         rows = x[a:b].clone().requires_grad_()
         y = norm(rows)
         y.backward(output_gradient[a:b])
         return y.detach(), rows.grad
 
-    full_batch = work(lambda rows: F.batch_norm(rows, None, None, training=True), 0, 10)
+    full_batch = run_rank(lambda rows: F.batch_norm(rows, None, None, training=True), 0, 10)
     ends = [(0, 3, False), (3, 10, False), (2, 5, True)]
     rank_results = run_in_threads(
-        3, lambda n, reduce: work(lambda r: SyncBatchNormFunction.apply(r, reduce, ends[n][2]), *ends[n][:2])
+        3, lambda n, reduce: run_rank(lambda r: SyncBatchNormFunction.apply(r, reduce, ends[n][2]), *ends[n][:2])
     )
     for number in range(2):
         assert torch.allclose(torch.cat([result[number] for result in rank_results[:2]]), full_batch[number], atol=1e-6)

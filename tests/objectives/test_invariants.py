@@ -46,10 +46,10 @@ def test_mae_loss_ignores_predictions_of_visible_patches(mae_objective):
     batch = mae_objective.prepare(make_batch(torch.randn(2, 3, 32, 32)), TrainingProgress())
     before, shift = mae_objective(batch)["loss"], torch.zeros(1, 17, 1)
 
-    def moved(module, inputs, tokens):
+    def shift_outputs(module, inputs, tokens):
         return tokens + shift
 
-    mae_objective.decoder.encoder.register_forward_hook(moved)
+    mae_objective.decoder.encoder.register_forward_hook(shift_outputs)
     shift[:, 12:] = 5.0  # the 4 visible patches and the class token
     assert mae_objective(batch)["loss"] == before
     shift[:, 11] = torch.randn(1)
@@ -124,12 +124,12 @@ def test_prototypes_train_only_after_their_freeze(name, tmp_path):
     first = state.objective.head.mlp[0].weight.detach().clone()
     unchanged_by_step = []
 
-    def compare(state):
+    def record_unchanged(state):
         unchanged_by_step.append(
             [torch.equal(getattr(state.objective, head).prototypes.weight, before[head]) for head in heads]
         )
 
-    run_training_loop(state, session.batches(state), [(1, compare)])
+    run_training_loop(state, session.batches(state), [(1, record_unchanged)])
     assert all(all(row) for row in unchanged_by_step[:10]) and not any(any(row) for row in unchanged_by_step[11:])
     assert not torch.equal(state.objective.head.mlp[0].weight, first)
 

@@ -111,11 +111,11 @@ def test_segmentation_run_learns_and_evaluates_on_test(tmp_path):
 
 
 def test_head_is_loaded_only_for_the_same_classes(tmp_path):
-    def objective(head="unet"):
+    def build_objective(head="unet"):
         model = create_untrained_model("ViT-32x2/8", image_size=32, num_classes=0)
         return SegmentationConfig(head=head, head_width=8).build(model, ObjectiveSetting(classes=("a", "b")))
 
-    first = objective()
+    first = build_objective()
     Bundle(first.model.eval(), first.task(), ImagePreprocess((32, 32), 3, (0.5,) * 3, (0.5,) * 3)).save(tmp_path / "x")
     objective_state = open_objective_state(tmp_path / "x")
     for head, classes, is_loaded in (
@@ -123,7 +123,7 @@ def test_head_is_loaded_only_for_the_same_classes(tmp_path):
         ("unet", ["a", "c"], False),
         ("linear", ["a", "b"], False),
     ):
-        second = objective(head)
+        second = build_objective(head)
         adoption = load_into_objective(second, to_builtins(second.config) | {"classes": classes}, objective_state)
         assert (adoption.loaded == ["model.head"], adoption.skipped == ["model.head"]) == (is_loaded, not is_loaded)
         loaded_head, theirs = second.model.head.state_dict(), first.model.head.state_dict()
@@ -142,16 +142,16 @@ def test_resumed_segmentation_run_is_bit_identical(adapter, tmp_path):
     vitreous.train(str(home), out=str(tmp_path / "whole"), **run_options)
     stopped = tmp_path / "stopped"
 
-    class Stop(Exception):
+    class StopRun(Exception):
         pass
 
-    class Listener(vitreous.progress.NullListener):
+    class StoppingListener(vitreous.progress.NullListener):
         def progress(self, verb, done, total, text):
             if done >= 16:
-                raise Stop
+                raise StopRun
 
-    with pytest.raises(Stop):
-        vitreous.train(str(home), out=str(stopped), listener=Listener(), **run_options, log_every=1)
+    with pytest.raises(StopRun):
+        vitreous.train(str(home), out=str(stopped), listener=StoppingListener(), **run_options, log_every=1)
     assert not (stopped / "model").exists()
     vitreous.train(str(home), out=str(stopped), resume=True)
     first, second = (load_bundle(tmp_path / name / "model").model.state_dict() for name in ("whole", "stopped"))

@@ -193,7 +193,7 @@ def test_models_reject_data_of_another_modality(array_data, tmp_path, waves):
 
 
 def test_default_architecture_follows_the_data_size():
-    def model(size, **options):
+    def choose_model(size, **options):
         config = choose_architecture(
             TrainOptions("", **options),
             DatasetInfo(100, size, 2, (SignalPreprocess if len(size) == 1 else VolumePreprocess)(size)),
@@ -201,11 +201,11 @@ def test_default_architecture_follows_the_data_size():
         )
         return config.name(), config.image, config.channels
 
-    assert model((28, 28, 28)) == ("ViT-128x6/4x4x4", (28, 28, 28), 2)
-    assert model((155, 240, 240)) == ("ViT-192x6/8x8x8", (64, 64, 64), 2)
-    assert model((5, 60, 62)) == ("ViT-192x6/5x8x8", (5, 64, 64), 2)
-    assert model((40, 50, 60), model="ViT-Ti/16", image_size=32) == ("ViT-Ti/16x16x16", (32, 32, 32), 2)
-    assert model((250,)) == ("ViT-128x6/4", (248,), 2)
-    assert model((5000,)) == ("ViT-128x6/64", (4992,), 2)
-    assert model((10**6,)) == ("ViT-128x6/128", (16384,), 2)
-    assert model((1000,), patch_size=10, image_size=500) == ("ViT-128x6/10", (500,), 2)
+    assert choose_model((28, 28, 28)) == ("ViT-128x6/4x4x4", (28, 28, 28), 2)
+    assert choose_model((155, 240, 240)) == ("ViT-192x6/8x8x8", (64, 64, 64), 2)
+    assert choose_model((5, 60, 62)) == ("ViT-192x6/5x8x8", (5, 64, 64), 2)
+    assert choose_model((40, 50, 60), model="ViT-Ti/16", image_size=32) == ("ViT-Ti/16x16x16", (32, 32, 32), 2)
+    assert choose_model((250,)) == ("ViT-128x6/4", (248,), 2)
+    assert choose_model((5000,)) == ("ViT-128x6/64", (4992,), 2)
+    assert choose_model((10**6,)) == ("ViT-128x6/128", (16384,), 2)
+    assert choose_model((1000,), patch_size=10, image_size=500) == ("ViT-128x6/10", (500,), 2)

@@ -44,15 +44,15 @@ def test_model_names_have_a_patch_size_per_axis():
 
 @pytest.mark.parametrize("size", [(6, 8, 4), (7, 9, 13), (3, 20, 4), (14, 8, 1)])
 def test_tiled_segmentation_matches_the_whole_volume(size):
-    def compute(tiles):  # logit k of value v is -(v - k)^2
+    def compute_logits(tiles):  # logit k of value v is -(v - k)^2
         assert tiles.shape[1:] == (1, 6, 8, 4) and len(tiles) <= 8
         return -((tiles.astype(np.float32) - np.arange(3).reshape(3, 1, 1, 1)) ** 2)
 
     voxels = np.random.default_rng(1).integers(0, 3, (1, *size)).astype(np.float32)
-    assert np.allclose(segment_by_tiles(compute, voxels, (6, 8, 4)), compute_whole_volume(voxels), atol=1e-5)
-    assert np.array_equal(predict_class_map(compute, voxels, (6, 8, 4)), voxels[0])
+    assert np.allclose(segment_by_tiles(compute_logits, voxels, (6, 8, 4)), compute_whole_volume(voxels), atol=1e-5)
+    assert np.array_equal(predict_class_map(compute_logits, voxels, (6, 8, 4)), voxels[0])
     with pytest.raises(ValueError, match="must have the same number of spatial axes"):
-        predict_class_map(compute, voxels, (6, 8))
+        predict_class_map(compute_logits, voxels, (6, 8))
 
 
 def compute_whole_volume(voxels):
@@ -204,16 +204,18 @@ def test_resumed_volume_segmentation_run_is_bit_identical(volume_data, tmp_path)
     options = {**TRAIN_OPTIONS, "steps": 6, "batch_size": 2, "save_every": 2}
     vitreous.train(str(volume_data), out=str(tmp_path / "whole"), **options)
 
-    class Stop(Exception):
+    class StopRun(Exception):
         pass
 
-    class Listener(vitreous.progress.NullListener):
+    class StoppingListener(vitreous.progress.NullListener):
         def progress(self, verb, done, total, text):
             if done >= 6:
-                raise Stop
+                raise StopRun
 
-    with pytest.raises(Stop):
-        vitreous.train(str(volume_data), out=str(tmp_path / "stopped"), listener=Listener(), **options, log_every=1)
+    with pytest.raises(StopRun):
+        vitreous.train(
+            str(volume_data), out=str(tmp_path / "stopped"), listener=StoppingListener(), **options, log_every=1
+        )
     vitreous.train(str(volume_data), out=str(tmp_path / "stopped"), resume=True)
     first, second = (load_bundle(tmp_path / name / "model").model.state_dict() for name in ("whole", "stopped"))
     assert all(torch.equal(first[name], second[name]) for name in first)

@@ -330,14 +330,14 @@ def test_int8_is_always_calibrated_on_training_images(run_copy, photos, tmp_path
 
     sets = []
 
-    def recording(model, preprocess, options, iterate_images):
+    def record_calibration(model, preprocess, options, iterate_images):
         sets.append([bytes(image.numpy()) for image in iterate_images()])
         return TorchEngine(model, preprocess, precision="fp32")
 
-    monkeypatch.setattr(engine, "OpenVinoEngine", recording)
+    monkeypatch.setattr(engine, "OpenVinoEngine", record_calibration)
     how, p = InferenceOptions("cpu", "int8", "openvino"), load_bundle(run_copy / "model").preprocess
 
-    def seen(files):
+    def get_inputs(files):
         return [bytes(p.to_array(p.decode(file))) for file in files]
 
     other_data, files = make_folder(tmp_path / "others", {"": 4}), sorted((photos / "test").rglob("*.png"))
@@ -346,14 +346,14 @@ def test_int8_is_always_calibrated_on_training_images(run_copy, photos, tmp_path
     load(run_copy, how, files)
     load(run_copy, how)
     assert all(images == sets[0] for images in sets) and sorted(sets[0]) == sorted(
-        seen((photos / "train").rglob("*.png"))
+        get_inputs((photos / "train").rglob("*.png"))
     )
     load(run_copy / "model", how, files)
-    assert sets.pop() == seen(files)
+    assert sets.pop() == get_inputs(files)
     evaluate(run_copy / "model", str(photos), workers=0, how=how)
     assert sets.pop() == sets[0]  # the training split of the data
     (run_copy / "config.yaml").write_text(
         (run_copy / "config.yaml").read_text().replace(str(photos), str(tmp_path / "gone"))
     )
     load(run_copy, how, files)
-    assert sets.pop() == seen(files)
+    assert sets.pop() == get_inputs(files)

@@ -81,14 +81,14 @@ def detector_bundles(tmp_path_factory):
 def painted_engine(monkeypatch):
     """Replace the opened models by engines that find the painted rectangles."""
 
-    def make(model, preprocess, *options, **keywords):
+    def make_painted_engine(model, preprocess, *options, **keywords):
         return PaintedEngine(
             lambda pixels: painted_model(np.where(pixels > 150, 200, np.where(pixels > 50, 100, 0))),
             masks=model.config.masks,
         )
 
-    monkeypatch.setattr(scenes, "build_evaluation_engine", make)
-    monkeypatch.setattr(page, "make_engine", make)
+    monkeypatch.setattr(scenes, "build_evaluation_engine", make_painted_engine)
+    monkeypatch.setattr(page, "make_engine", make_painted_engine)
 
 
 def test_metrics_match_pycocotools(detector_bundles, painted_engine, tmp_path):
@@ -128,11 +128,11 @@ def test_metrics_match_pycocotools(detector_bundles, painted_engine, tmp_path):
 def test_boxes_are_evaluated_if_the_model_or_the_data_have_no_masks(detector_bundles, painted_engine, tmp_path):
     notes = []
 
-    class Listener(NullListener):
+    class NoteListener(NullListener):
         def note(self, text):
             notes.append(text)
 
-    options = {"workers": 0, "report": tmp_path / "page.html", "listener": Listener()}
+    options = {"workers": 0, "report": tmp_path / "page.html", "listener": NoteListener()}
     datasets = [write_coco(tmp_path / str(masks), 4, masks=masks) for masks in (True, False)]
     evaluations = [evaluate(detector_bundles / "boxes", truth, **options)["test"] for truth in datasets]
     assert (

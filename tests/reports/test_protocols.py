@@ -167,7 +167,7 @@ def test_fewshot_matches_a_direct_ridge_solve(short_run, photos):
             a, b = np.array(train_features), np.eye(3)[y[shot_indices]] * 2 - 1
             weight = np.linalg.solve(a.T @ a + 1024 * np.eye(33), a.T @ b)
             top1.append(float(((np.array(test_features) @ weight).argmax(1) == test_labels).mean()))
-        assert [vector["top1"] for vector in row["per_seed"]] == top1
+        assert [result["top1"] for result in row["per_seed"]] == top1
         assert row["top1"] == pytest.approx(np.mean(top1)) and row["std"] == pytest.approx(np.std(top1, ddof=1))
     assert found["shots"] == 5 and found["test"]["top1"] == found["results"][1]["top1"]
 
@@ -246,7 +246,7 @@ def test_unreadable_images_stop_or_count_as_wrong(short_run, tmp_path):
     source = make_folder(tmp_path / "photos", {"train": 12, "test": 6})
     readable_result = run_evaluate_json(short_run, str(source), "--protocol", "knn", "--k", "5")["test"]
     for damaged_file in ("test/ant/2.png", "train/bee/0.png"):
-        (source / damaged_file).write_bytes(b"no picture")
+        (source / damaged_file).write_bytes(b"not an image")
     assert "train/bee/0.png" in expect_error(3, short_run, str(source), "--protocol", "knn", "--k", "5")
     document = run_evaluate_json(short_run, str(source), "--protocol", "knn", "--k", "5", "--bad-images", "skip")[
         "test"
@@ -295,13 +295,13 @@ def test_label_set_metrics_match_values_by_hand():
     logits = np.array(
         [[5, 4, 3, 2, 1, 0, 0], [0, 1, 2, 3, 4, 5, 6], [9, 0, 0, 0, 0, 0, 0], [9, 8, 7, 6, 5, 4, 3]], float
     )
-    right = np.zeros((4, 7), bool)
+    is_correct = np.zeros((4, 7), bool)
     # ranks of a correct label: second, first, none, sixth
-    right[0, [1, 6]], right[1, [6, 0]], right[3, 5] = True, True, True
-    report = evaluate_label_sets(logits, right, np.ones(4, bool))
+    is_correct[0, [1, 6]], is_correct[1, [6, 0]], is_correct[3, 5] = True, True, True
+    report = evaluate_label_sets(logits, is_correct, np.ones(4, bool))
     assert (report.images, report.metrics["top1"], report.metrics["top5"]) == (3, 1 / 3, 2 / 3)
     assert report.intervals["top1"] == wilson_interval(1, 3)
-    report = evaluate_label_sets(logits, right, np.array([True, False, True, True]))
+    report = evaluate_label_sets(logits, is_correct, np.array([True, False, True, True]))
     assert (report.metrics["top1"], report.metrics["top5"], report.unreadable) == (0, 1 / 3, 1)
 
 
@@ -344,7 +344,7 @@ def test_real_uses_label_sets_in_file_name_order(thousand_class_bundle, tmp_path
         1,
     )
 
-    def why(content, source="val"):
+    def get_error(content, source="val"):
         (tmp_path / "bad.json").write_text(content)
         return expect_error(
             3,
@@ -356,13 +356,13 @@ def test_real_uses_label_sets_in_file_name_order(thousand_class_bundle, tmp_path
             str(tmp_path / "bad.json"),
         )
 
-    assert "not all among the 3" in why("[[1], [2], [3]]")
-    assert "the labels of image 2 are [1000]" in why("[[1], [1000], [3]]")
-    assert "not a list of lists" in why('{"1": [2]}')
-    assert "bad.json is not valid JSON" in why("[[1], ")
-    assert "no image of" in why(json.dumps([[]] * 6))
+    assert "not all among the 3" in get_error("[[1], [2], [3]]")
+    assert "the labels of image 2 are [1000]" in get_error("[[1], [1000], [3]]")
+    assert "not a list of lists" in get_error('{"1": [2]}')
+    assert "bad.json is not valid JSON" in get_error("[[1], ")
+    assert "no image of" in get_error(json.dumps([[]] * 6))
     make_folder(tmp_path / "other", {"": 2}, ("n00000001", "n00000002"))
-    assert "0.png is not an ImageNet validation image" in why(json.dumps(sets), "other")
+    assert "0.png is not an ImageNet validation image" in get_error(json.dumps(sets), "other")
 
 
 @pytest.mark.parametrize("form", ["json", "csv"])
@@ -372,10 +372,10 @@ def test_objectnet_maps_classes_and_cuts_the_frame(thousand_class_bundle, tmp_pa
         home = tmp_path / "images" / name
         home.mkdir(parents=True)
         for index in range(2):
-            plain_picture = make_image(10 * number + index)
-            plain_picture.save(tmp_path / f"{name}{index}.png")
+            unframed = make_image(10 * number + index)
+            unframed.save(tmp_path / f"{name}{index}.png")
             framed = Image.new("RGB", (18, 18), (255, 0, 0))
-            framed.paste(plain_picture, (1, 1))
+            framed.paste(unframed, (1, 1))
             framed.save(home / f"{index}.png")
             files.append(tmp_path / f"{name}{index}.png")
     scores = compute_logits(thousand_class_bundle, files)
@@ -410,15 +410,15 @@ def test_objectnet_maps_classes_and_cuts_the_frame(thousand_class_bundle, tmp_pa
 def test_invalid_class_maps_are_rejected(thousand_class_bundle, tmp_path):
     source = make_folder(tmp_path / "images", {"": 2})
 
-    def why(name, content):
+    def get_error(name, content):
         (tmp_path / name).write_text(content)
         return expect_error(
             3, thousand_class_bundle, str(source), "--protocol", "objectnet", "--labels", str(tmp_path / name)
         )
 
-    assert "contains no class of" in why("map.json", '{"dog": 1}')
-    assert "line 3: cat,x" in why("map.csv", "class,number\nant,3\ncat,x\n")
-    assert "ant is [1, true]" in why("map.json", '{"ant": [1, true]}').replace("True", "true")
+    assert "contains no class of" in get_error("map.json", '{"dog": 1}')
+    assert "line 3: cat,x" in get_error("map.csv", "class,number\nant,3\ncat,x\n")
+    assert "ant is [1, true]" in get_error("map.json", '{"ant": [1, true]}').replace("True", "true")
     assert "cannot be read" in expect_error(
         3, thousand_class_bundle, str(source), "--protocol", "objectnet", "--labels", str(tmp_path / "none.json")
     )

@@ -197,12 +197,12 @@ def test_the_first_of_equal_scores_is_chosen():
 
 @pytest.mark.parametrize("probe", PROBES)
 def test_each_probe_is_reproducible_and_leaves_the_bundle_unchanged(bundle, photos, probe):
-    def digest():
+    def compute_digest():
         return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in bundle.iterdir()}
 
-    before, words = digest(), ("--probe", probe, "--steps", "6", "--probe-batch", "20")
+    before, words = compute_digest(), ("--probe", probe, "--steps", "6", "--probe-batch", "20")
     document, repeated = run_evaluate_json(bundle, photos, *words), run_evaluate_json(bundle, photos, *words)
-    assert digest() == before
+    assert compute_digest() == before
     assert {**document, "wall_seconds": 0, "images_per_second": 0} == {
         **repeated,
         "wall_seconds": 0,
@@ -381,7 +381,7 @@ def test_unreadable_images_fail_or_are_skipped(bundle, photos, tmp_path):
     source = tmp_path / "photos"
     shutil.copytree(photos, source)
     for split in ("train", "test"):
-        next((source / split / "ant").iterdir()).write_bytes(b"no picture")
+        next((source / split / "ant").iterdir()).write_bytes(b"not an image")
     words = ("--protocol", "linear", "--probe", "dino", "--steps", "2")
     stopped = run_cli("evaluate", str(bundle), str(source), *words, *CPU_OPTIONS)
     assert stopped.returncode and "1 of 36 images cannot be read" in stopped.stderr

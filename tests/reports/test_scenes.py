@@ -67,11 +67,11 @@ def test_evaluate_matches_the_metrics_of_the_run(scenes_run):
 def test_evaluating_on_training_images_is_reported(scenes_run):
     notes = []
 
-    class Listener(vitreous.progress.NullListener):
+    class NoteListener(vitreous.progress.NullListener):
         def note(self, text):
             notes.append(text)
 
-    document = evaluate(scenes_run, split="train", workers=0, listener=Listener())
+    document = evaluate(scenes_run, split="train", workers=0, listener=NoteListener())
     assert document["trained_on"] and any("memorisation" in note for note in notes)
 
 

@@ -161,7 +161,7 @@ def test_tasks_are_resumed_one_by_one(bundle, tmp_path, monkeypatch):
         lambda name, *arguments: (computed.append(name), evaluate_task(name, *arguments))[1],
     )
 
-    def again(*words):
+    def evaluate_again(*words):
         computed.clear()
         words = (
             "evaluate",
@@ -177,7 +177,7 @@ def test_tasks_are_resumed_one_by_one(bundle, tmp_path, monkeypatch):
         )
         return parse_json_output(run_cli(*words, "--json", cwd=tmp_path))
 
-    found = again()
+    found = evaluate_again()
     assert computed == ["dtd", "pets"] and len(found["missing"]) == 16
     assert list(found["failed"]) == ["kitti"] and "missing.png" in found["failed"]["kitti"]
     assert [row["task"] for row in found["results"]] == ["dtd", "pets"]
@@ -185,14 +185,14 @@ def test_tasks_are_resumed_one_by_one(bundle, tmp_path, monkeypatch):
     assert (row["top1"], row["images"], row["train_images"], row["group"]) == (1.0, 9, 18, "natural")
     assert row["held_out"]["images"] == 6 and row["interval"]["top1"][0] < 1
     assert found["natural"] is found["mean"] is found["test"]["top1"] is None and found["test"]["images"] == 18
-    assert again()["results"] == found["results"] and computed == []
+    assert evaluate_again()["results"] == found["results"] and computed == []
     make_image(999, (20, 12), 0).save(root / "pets" / "18.png")
-    again()
+    evaluate_again()
     assert computed == ["pets"]
-    again("--l2", "0.1")
+    evaluate_again("--l2", "0.1")
     assert computed == ["dtd", "pets"]
     (bundle / "vtab.json").write_text(json.dumps({"dtd": 3}) + "torn")
-    again()
+    evaluate_again()
     assert computed == ["dtd", "pets"]
 
 

@@ -206,27 +206,27 @@ def make_golden_bit_paper(blocks, classes=7, seed=0):
     rng = np.random.default_rng(seed)
     arrays = {}
 
-    def kernel(name, *shape):
+    def add_kernel(name, *shape):
         arrays[f"params/{name}/kernel"] = (rng.normal(size=shape) * np.prod(shape[:-1]) ** -0.5).astype(np.float32)
 
-    def norm(name, width):
+    def add_norm(name, width):
         arrays[f"params/{name}/scale"] = (1 + 0.2 * rng.normal(size=(1, 1, 1, width))).astype(np.float32)
         arrays[f"params/{name}/bias"] = (0.2 * rng.normal(size=(1, 1, 1, width))).astype(np.float32)
 
-    kernel("root_block/conv_root", 7, 7, 3, 32)
+    add_kernel("root_block/conv_root", 7, 7, 3, 32)
     channels = 32
     for stage, units in enumerate(blocks, 1):
         inner = 32 * 2 ** (stage - 1)
         for unit in range(1, units + 1):
             name = f"block{stage}/unit{unit:02d}/"
             for n, shape in ((1, (1, 1, channels, inner)), (2, (3, 3, inner, inner)), (3, (1, 1, inner, 4 * inner))):
-                norm(f"{name}gn{n}", shape[2])
-                kernel(f"{name}conv{n}", *shape)
+                add_norm(f"{name}gn{n}", shape[2])
+                add_kernel(f"{name}conv{n}", *shape)
             if unit == 1:
-                kernel(f"{name}conv_proj", 1, 1, channels, 4 * inner)
+                add_kernel(f"{name}conv_proj", 1, 1, channels, 4 * inner)
             channels = 4 * inner
-    norm("norm-pre-head", channels)
-    kernel("head", channels, classes)
+    add_norm("norm-pre-head", channels)
+    add_kernel("head", channels, classes)
     arrays["params/head/bias"] = rng.normal(size=classes).astype(np.float32)
     return arrays
 

@@ -120,11 +120,11 @@ def test_rejected_conversions_write_nothing(tmp_path):
 def test_failed_writes_leave_no_files(tmp_path, monkeypatch):
     save_bundle(tmp_path / "a", transformer_config(**SMALL_CONFIG))
 
-    def torn(tensors, file_path, metadata=None):
+    def write_half_file(tensors, file_path, metadata=None):
         file_path.write_bytes(b"half")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("vitreous.weights.convert.save_file", torn)
+    monkeypatch.setattr("vitreous.weights.convert.save_file", write_half_file)
     with pytest.raises(Exception, match="No space left") as error:
         convert(tmp_path / "a", tmp_path / "b", "timm")
     assert error.value.code == 6

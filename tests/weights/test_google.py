@@ -33,34 +33,34 @@ def make_golden_arrays(classes=CLASSES, pre_logits=None, token=True, pool=False,
     rng = np.random.default_rng(seed)
     arrays = {}
 
-    def array(name, *shape, mean=0.0, scale=None):
+    def add_array(name, *shape, mean=0.0, scale=None):
         fan_in = np.prod(shape[:-1]) if len(shape) > 1 else 25
         arrays[name] = (mean + rng.normal(size=shape) * (scale or fan_in**-0.5)).astype(np.float32)
 
-    def dense(name, *shape):
-        array(f"{name}/kernel", *shape)
-        array(f"{name}/bias", *shape[1:])
+    def add_dense(name, *shape):
+        add_array(f"{name}/kernel", *shape)
+        add_array(f"{name}/bias", *shape[1:])
 
-    def norm(name, width):
-        array(f"{name}/scale", width, mean=1.0)
-        array(f"{name}/bias", width)
+    def add_norm(name, width):
+        add_array(f"{name}/scale", width, mean=1.0)
+        add_array(f"{name}/bias", width)
 
-    def attention(name):
+    def add_attention(name):
         for projection in ("query", "key", "value"):
-            array(f"{name}/{projection}/kernel", WIDTH, HEADS, WIDTH // HEADS, scale=WIDTH**-0.5)
-            array(f"{name}/{projection}/bias", HEADS, WIDTH // HEADS, scale=0.2)
-        array(f"{name}/out/kernel", HEADS, WIDTH // HEADS, WIDTH)
-        array(f"{name}/out/bias", WIDTH)
+            add_array(f"{name}/{projection}/kernel", WIDTH, HEADS, WIDTH // HEADS, scale=WIDTH**-0.5)
+            add_array(f"{name}/{projection}/bias", HEADS, WIDTH // HEADS, scale=0.2)
+        add_array(f"{name}/out/kernel", HEADS, WIDTH // HEADS, WIDTH)
+        add_array(f"{name}/out/bias", WIDTH)
 
-    def mlp(name):
-        dense(f"{name}/Dense_0", WIDTH, HIDDEN)
-        dense(f"{name}/Dense_1", HIDDEN, WIDTH)
+    def add_mlp(name):
+        add_dense(f"{name}/Dense_0", WIDTH, HIDDEN)
+        add_dense(f"{name}/Dense_1", HIDDEN, WIDTH)
 
     channels, patch = 3, PATCH
     if stem is not None:
         channels, patch = 32, 2 if not stem else 1
-        array("conv_root/kernel", 7, 7, 3, 32)
-        norm("gn_root", 32)
+        add_array("conv_root/kernel", 7, 7, 3, 32)
+        add_norm("gn_root", 32)
         for stage, units in enumerate(stem, 1):
             inner = 32 * 2 ** (stage - 1)
             for unit in range(1, units + 1):
@@ -68,33 +68,33 @@ def make_golden_arrays(classes=CLASSES, pre_logits=None, token=True, pool=False,
                 for number, shape in enumerate(
                     ((1, 1, channels, inner), (3, 3, inner, inner), (1, 1, inner, 4 * inner)), 1
                 ):
-                    array(f"{name}conv{number}/kernel", *shape)
-                    norm(f"{name}gn{number}", shape[3])
+                    add_array(f"{name}conv{number}/kernel", *shape)
+                    add_norm(f"{name}gn{number}", shape[3])
                 if unit == 1:
-                    array(f"{name}conv_proj/kernel", 1, 1, channels, 4 * inner)
-                    norm(f"{name}gn_proj", 4 * inner)
+                    add_array(f"{name}conv_proj/kernel", 1, 1, channels, 4 * inner)
+                    add_norm(f"{name}gn_proj", 4 * inner)
                 channels = 4 * inner
-    dense("embedding", patch, patch, channels, WIDTH)
+    add_dense("embedding", patch, patch, channels, WIDTH)
     arrays["embedding/bias"] = arrays["embedding/bias"].ravel()[:WIDTH].copy()
     if token:
-        array("cls", 1, 1, WIDTH, scale=0.5)
-    array("Transformer/posembed_input/pos_embedding", 1, 16 + token, WIDTH, scale=0.5)
+        add_array("cls", 1, 1, WIDTH, scale=0.5)
+    add_array("Transformer/posembed_input/pos_embedding", 1, 16 + token, WIDTH, scale=0.5)
     for index in range(DEPTH):
         block = BLOCK_PREFIX.format(index)
-        norm(f"{block}LayerNorm_0", WIDTH)
-        attention(f"{block}MultiHeadDotProductAttention_1")
-        norm(f"{block}LayerNorm_2", WIDTH)
-        mlp(f"{block}MlpBlock_3")
-    norm("Transformer/encoder_norm", WIDTH)
+        add_norm(f"{block}LayerNorm_0", WIDTH)
+        add_attention(f"{block}MultiHeadDotProductAttention_1")
+        add_norm(f"{block}LayerNorm_2", WIDTH)
+        add_mlp(f"{block}MlpBlock_3")
+    add_norm("Transformer/encoder_norm", WIDTH)
     if pool:
-        array("MAPHead_0/probe", 1, 1, WIDTH, scale=0.5)
-        attention("MAPHead_0/MultiHeadDotProductAttention_0")
-        norm("MAPHead_0/LayerNorm_0", WIDTH)
-        mlp("MAPHead_0/MlpBlock_0")
+        add_array("MAPHead_0/probe", 1, 1, WIDTH, scale=0.5)
+        add_attention("MAPHead_0/MultiHeadDotProductAttention_0")
+        add_norm("MAPHead_0/LayerNorm_0", WIDTH)
+        add_mlp("MAPHead_0/MlpBlock_0")
     if pre_logits:
-        dense("pre_logits", WIDTH, pre_logits)
+        add_dense("pre_logits", WIDTH, pre_logits)
     if classes:
-        dense("head", pre_logits or WIDTH, classes)
+        add_dense("head", pre_logits or WIDTH, classes)
     return arrays
 
 
@@ -421,14 +421,14 @@ def make_golden_bit(blocks, classes=7):
     rng = np.random.default_rng(0)
     arrays = {}
 
-    def convolution(name, *shape):
+    def add_convolution(name, *shape):
         arrays[f"resnet/{name}/kernel"] = (0.1 * rng.normal(size=shape)).astype(np.float32)
 
-    def norm(name, width):
+    def add_norm(name, width):
         arrays[f"resnet/{name}/gamma"] = (1 + 0.2 * rng.normal(size=width)).astype(np.float32)
         arrays[f"resnet/{name}/beta"] = (0.2 * rng.normal(size=width)).astype(np.float32)
 
-    convolution("root_block/standardized_conv2d", 7, 7, 3, 32)
+    add_convolution("root_block/standardized_conv2d", 7, 7, 3, 32)
     channels = 32
     for stage, units in enumerate(blocks, 1):
         inner = 32 * 2 ** (stage - 1)
@@ -439,13 +439,13 @@ def make_golden_bit(blocks, classes=7):
                 ("b", (3, 3, inner, inner)),
                 ("c", (1, 1, inner, 4 * inner)),
             ):
-                norm(f"{name}{letter}/group_norm", shape[2])
-                convolution(f"{name}{letter}/standardized_conv2d", *shape)
+                add_norm(f"{name}{letter}/group_norm", shape[2])
+                add_convolution(f"{name}{letter}/standardized_conv2d", *shape)
             if unit == 1:
-                convolution(f"{name}a/proj/standardized_conv2d", 1, 1, channels, 4 * inner)
+                add_convolution(f"{name}a/proj/standardized_conv2d", 1, 1, channels, 4 * inner)
             channels = 4 * inner
-    norm("group_norm", channels)
-    convolution("head/conv2d", 1, 1, channels, classes)
+    add_norm("group_norm", channels)
+    add_convolution("head/conv2d", 1, 1, channels, classes)
     arrays["resnet/head/conv2d/bias"] = rng.normal(size=classes).astype(np.float32)
     return arrays
 

@@ -348,19 +348,19 @@ def list_full_size_models():
     """Map names to functions that build models of published sizes, so that only one is in memory."""
     import timm
 
-    def made(name, sizes=((224, 224), (256, 192)), **options):
+    def make_vit(name, sizes=((224, 224), (256, 192)), **options):
         return lambda: peers.make_timm_peer(
             timm.create_model(name, num_classes=1000, dynamic_img_size=True, **options), None, sizes=sizes
         )
 
-    def bit():
+    def make_bit():
         peer = peers.make_timm_peer(
             timm.create_model("resnetv2_50x1_bit", num_classes=1000), None, sizes=((224, 224), (192, 256))
         )
         peer.features = lambda x: peer.model.forward_features(x).flatten(2).transpose(1, 2)
         return peer
 
-    def sam():
+    def make_sam():
         peer = peers.make_timm_peer(
             timm.create_model("samvit_base_patch16", num_classes=0), None, sizes=((1024, 1024),)
         )
@@ -370,13 +370,13 @@ def list_full_size_models():
     base_size = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072}
     sized = base_size | {"image_size": 224, "patch_size": 16}
     return {
-        "timm ViT-S/16": made("vit_small_patch16_224"),
-        "timm ViT-B/16": made("vit_base_patch16_224"),
-        "timm ViT-L/16": made("vit_large_patch16_224"),
-        "timm R50+ViT-B/16": made("vit_base_r50_s16_224"),
-        "timm BiT-R50x1": bit,
-        "timm DeiT-B distilled": made("deit_base_distilled_patch16_224"),
-        "timm SAM-B": sam,
+        "timm ViT-S/16": make_vit("vit_small_patch16_224"),
+        "timm ViT-B/16": make_vit("vit_base_patch16_224"),
+        "timm ViT-L/16": make_vit("vit_large_patch16_224"),
+        "timm R50+ViT-B/16": make_vit("vit_base_r50_s16_224"),
+        "timm BiT-R50x1": make_bit,
+        "timm DeiT-B distilled": make_vit("deit_base_distilled_patch16_224"),
+        "timm SAM-B": make_sam,
         "transformers ViT-B/16": lambda: peers.make_transformers_vit(classes=1000, **sized),
         "transformers DINOv2-B with registers": lambda: peers.make_transformers_dinov2(
             registers=4,

@@ -437,11 +437,11 @@ def count_calls(work) -> int:
     """Return the number of Python and C function calls made by `work`."""
     calls = 0
 
-    def count(frame, event, argument):
+    def count_event(frame, event, argument):
         nonlocal calls
         calls += event in ("call", "c_call")
 
-    sys.setprofile(count)
+    sys.setprofile(count_event)
     try:
         work()
     finally:
@@ -497,12 +497,12 @@ def test_legacy_files_are_read_bit_identically_and_nan_is_rejected(tmp_path):
     source, read_tensors = open_weights_file(path), pickled.read_pickled_tensors
     tensors_read = {}
 
-    def once(*arguments):
+    def read_once(*arguments):
         tensors_read.update(read_tensors(*arguments))
         return dict(tensors_read)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pickled, "read_pickled_tensors", once)
+        patch.setattr(pickled, "read_pickled_tensors", read_once)
         with pytest.raises(WeightsError, match="a value in bad that is NaN or infinite"):
             source.read()
     del tensors_read["bad"]

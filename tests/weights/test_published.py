@@ -211,18 +211,18 @@ def test_partial_digests_are_checked(server_url, tmp_path, digest):
 
 
 def test_a_full_disk_is_reported(server_url, tmp_path, monkeypatch):
-    class Full:
+    class FullDiskFile:
         def write(self, chunk: bytes) -> int:
             raise OSError(28, "No space left on device")
 
         def truncate(self, size: int) -> None: ...
-        def seek(self, path: int) -> None: ...
+        def seek(self, offset: int) -> None: ...
         def __enter__(self):
             return self
 
         def __exit__(self, *error: object) -> None: ...
 
-    monkeypatch.setattr(module, "open", lambda *a: Full(), raising=False)
+    monkeypatch.setattr(module, "open", lambda *a: FullDiskFile(), raising=False)
     monkeypatch.setitem(published.PUBLISHED_BY_NAME, "tiny", make_tiny_entry(f"{server_url}/whole/a.npz"))
     with pytest.raises(WeightsError, match=r"cannot write to the cache .*No space left"):
         fetch_weights("tiny")

@@ -247,7 +247,7 @@ def write_torchvision(folder: Path) -> ReferenceFile:
     model = peers.make_torchvision_vit().model
 
     @torch.inference_mode()
-    def reference(pixels: Tensor) -> Tensor:
+    def forward_reference(pixels: Tensor) -> Tensor:
         x = model.conv_proj(pixels)
         positions = model.encoder.pos_embedding.detach()[0]
         table = resize_like_torchvision(positions[1:], *x.shape[2:])
@@ -256,7 +256,7 @@ def write_torchvision(folder: Path) -> ReferenceFile:
         )
         return model.encoder.ln(model.encoder.layers(x))
 
-    return ReferenceFile(save_safetensors(folder, copy_state(model)), reference, "bicubic-aligned")
+    return ReferenceFile(save_safetensors(folder, copy_state(model)), forward_reference, "bicubic-aligned")
 
 
 #: formats of docs/weights.md whose resize code is restated here; test_parity covers those of transformers
@@ -536,15 +536,15 @@ def test_every_verb_reports_assumptions_and_accepts_source_options(verb, state_d
     monkeypatch.setattr(start, "serve", serve)
     name = re.sub(r"\W", "", verb)
 
-    def told(*source_options: str) -> Any:
+    def run_verb(*source_options: str) -> Any:
         words = [word.replace("WEIGHTS", "weights/weights.safetensors") for word in VERB_COMMANDS[verb]]
         words = [word.replace("OUT", f"{name}{len(source_options)}") for word in words]
         return run_cli(*words, *source_options, cwd=state_dict_folder)
 
-    without = told()
+    without = run_verb()
     assert "does not specify its position grid: assumed 5 x 5" in without.stderr, without.stderr
     assert "assumed bicubic-antialias" in without.stderr
-    result = told(*SOURCE_OPTIONS)
+    result = run_verb(*SOURCE_OPTIONS)
     assert result.returncode == (0 if verb != "serve" else without.returncode), result.stderr
     assert "positions" not in "".join(line for line in result.stderr.splitlines() if "does not specify" in line)
 

@@ -26,11 +26,11 @@ def build_timm_model(name: str, **options):
 def open_timm_model(tmp_path):
     """Return a function that saves and opens a timm model; `told` are settings that its state dict does not contain."""
 
-    def opened(model, **settings):
+    def save_and_open(model, **settings):
         save_file(model.state_dict(), tmp_path / "model.safetensors")
         return open_weights(tmp_path / "model.safetensors", settings).build_bundle().model
 
-    return opened
+    return save_and_open
 
 
 @torch.inference_mode()

@@ -13,12 +13,12 @@ from vitreous.apps.bench.work import LogitsStep
 def build_steady_step(work, rate=100.0):
     """Run at exactly `rate` images/s, regardless of how late a busy machine wakes the process."""
 
-    def turn():
+    def run_step():
         begun = time.perf_counter()
         time.sleep(0.01)
         return rate * (time.perf_counter() - begun)
 
-    return turn
+    return run_step
 
 
 def build_inexact_step(work):
@@ -44,13 +44,13 @@ def exit_on_build(work):
 def build_step_that_fails_later(work):
     calls = []
 
-    def turn():
+    def run_step():
         calls.append(None)
         if len(calls) > 1:
             raise RuntimeError("tired")
         return 1.0
 
-    return turn
+    return run_step
 
 
 def build_step_with_subprocess(work):

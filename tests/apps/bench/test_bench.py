@@ -36,18 +36,18 @@ def test_timing_doubles_the_steps_between_gpu_synchronizations(monkeypatch, devi
     """A fake clock: a step takes a second on the CPU; on the GPU, queued steps take their time at synchronization."""
     clock, launched, launched_at_wait = [0.0], [0], []
 
-    def turn() -> float:
+    def run_step() -> float:
         launched[0] += 1
         return 2.0
 
-    def wait(device: str) -> None:
+    def synchronize(device: str) -> None:
         clock[0] += launched[0]
         launched_at_wait.append(launched[0])
         launched[0] = 0
 
-    monkeypatch.setattr(race_module, "synchronize_device", wait)
+    monkeypatch.setattr(race_module, "synchronize_device", synchronize)
     monkeypatch.setattr(race_module.time, "perf_counter", lambda: clock[0])
-    assert race_module.run_steps_for(7.5, turn, device) == (16.0, 8.0)
+    assert race_module.run_steps_for(7.5, run_step, device) == (16.0, 8.0)
     assert launched_at_wait == runs
 
 

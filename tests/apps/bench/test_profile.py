@@ -62,11 +62,11 @@ def test_step_time_is_attributed_to_the_busy_cores():
 def test_profile_records_the_operators_of_a_step():
     left = torch.randn(256, 256)
 
-    def turn() -> float:
+    def run_step() -> float:
         _ = (left @ left).softmax(-1)
         return 1.0
 
-    profile = profile_steps(turn, 0.02)
+    profile = profile_steps(run_step, 0.02)
     (product,) = (calls for name, calls, _ in profile.operators if name == "aten::mm")
     assert product == 1 and profile.shares["products"] > 0 and profile.shares["softmax"] > 0
     assert profile.shares["optimiser"] == 0

@@ -392,7 +392,7 @@ def test_the_remaining_table_keeps_target_values(tmp_path):
     remaining = open_data(tmp_path / "rest.csv")
     assert remaining.targets == ("age", "size") and text.splitlines()[0] == "path,age,size,split"
 
-    def rows(opened):
+    def list_targets(opened):
         splits = opened.splits.items()
         return {
             split.name(row): (split_name, *split.labels[row])
@@ -400,8 +400,8 @@ def test_the_remaining_table_keeps_target_values(tmp_path):
             for row in range(len(split))
         }
 
-    before = {name: row for name, row in rows(data).items() if not name.endswith("b.png") and row[0] != "val"}
-    after = rows(remaining)
+    before = {name: row for name, row in list_targets(data).items() if not name.endswith("b.png") and row[0] != "val"}
+    after = list_targets(remaining)
     assert all(after[name][1:] == pytest.approx(row[1:], abs=0, nan_ok=True) for name, row in before.items())
     assert len(after) == 6
 

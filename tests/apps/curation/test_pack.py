@@ -283,13 +283,13 @@ def test_a_pack_killed_at_any_step_resumes_byte_identical(photos, tmp_path, form
     expected = read_files(tmp_path / "whole")
     replace, calls = os.replace, []
 
-    def counted(*paths):
+    def replace_or_kill(*paths):
         calls.append(paths)
         if len(calls) == count:
             raise SimulatedKill
         replace(*paths)
 
-    monkeypatch.setattr(os, "replace", counted)
+    monkeypatch.setattr(os, "replace", replace_or_kill)
     monkeypatch.setattr(packing, "require_disk_space", lambda *words: None)
     decoded, encode_sample = [], packing.SampleEncoder.encode_sample
     count, stopped = 1, 0
@@ -353,11 +353,11 @@ def test_a_killed_process_leaves_a_resumable_pack(tmp_path):
 
 
 def test_a_kill_after_the_last_file_leaves_a_complete_pack(photos, tmp_path, monkeypatch):
-    def killed(*words, **options):
+    def kill_run(*words, **options):
         raise SimulatedKill
 
     with monkeypatch.context() as patch, pytest.raises(SimulatedKill):
-        patch.setattr(shutil, "rmtree", killed)
+        patch.setattr(shutil, "rmtree", kill_run)
         pack_dataset(photos, tmp_path / "out", PackPlan("uint8"), workers=0)
     (tmp_path / "out" / ".unfinished" / "plan.json").unlink()
     assert len(open_data(tmp_path / "out").splits) == 3

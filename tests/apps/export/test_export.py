@@ -162,14 +162,14 @@ def test_npy_header_parsing_is_retried_if_the_python_parser_fails(failures, tmp_
     np.save(tmp_path / "a.npy", np.arange(12, dtype=np.uint8).reshape(3, 4))
     parse, left = npy.NPY_HEADER_READERS[(1, 0)], [failures]
 
-    def fail(onnx_file, **options):
+    def fail_to_parse(onnx_file, **options):
         result = parse(onnx_file, **options)
         left[0] -= 1
         if left[0] >= 0:
             raise SystemError("AST constructor recursion depth mismatch (before=24, after=22)")
         return result
 
-    monkeypatch.setitem(npy.NPY_HEADER_READERS, (1, 0), fail)
+    monkeypatch.setitem(npy.NPY_HEADER_READERS, (1, 0), fail_to_parse)
     content = (tmp_path / "a.npy").read_bytes()
     if failures == 2:
         assert npy.read_npy(content, "a.npy").tolist() == [[[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]]
@@ -322,10 +322,10 @@ def test_foreign_onnx_files_and_pt2_files_are_rejected(onnx_file, tmp_path):
 def test_a_differing_export_is_kept_only_if_accepted(exported_folder, onnx_file, tmp_path, monkeypatch):
     save_random_bundle(tmp_path / "other", transformer_config(**SMALL_CONFIG), seed=1)
 
-    def another(target: ExportTarget, file_path: Path) -> None:
+    def write_other_model(target: ExportTarget, file_path: Path) -> None:
         shutil.copy(onnx_file, file_path)
 
-    monkeypatch.setitem(EXPORT_FORMATS, "onnx", ExportFormat(".onnx", another))
+    monkeypatch.setitem(EXPORT_FORMATS, "onnx", ExportFormat(".onnx", write_other_model))
     words = ["export", str(tmp_path / "other"), "--images", str(exported_folder / "photos")]
     rejected = run_cli(*words)
     assert rejected.returncode == 1 and "error: the export failed the verification: " in rejected.stderr

@@ -66,7 +66,7 @@ def test_an_image_body_gets_the_prediction_of_python(site, predictor):
 def test_form_images_keep_their_order_and_broken_images_fail_separately(site, predictor):
     body, headers = encode_multipart(
         ("../../a\u202e.png", encode_noise_image(1)),
-        ("b.jpg", b"no picture"),
+        ("b.jpg", b"not an image"),
         ("c", encode_noise_image(2, kind="JPEG")),
     )
     status, document, _ = site.ask("POST", "/v1/predict?top=1", body, headers)
@@ -206,11 +206,11 @@ def test_positions_filters_and_neighbours_are_served(site, server, predictor, mo
     assert status == 404 and document["error"]["code"] == "not_available"
     nearest_calls = []
 
-    def nearest(features, count):
+    def record_nearest(features, count):
         nearest_calls.append((features, count))
         return [Neighbour("ant", "a.png", 0.5, b"jpeg"), Neighbour("cat", "c.png", 0.25, b"")]
 
-    monkeypatch.setattr(server.service.served, "index", SimpleNamespace(nearest=nearest))
+    monkeypatch.setattr(server.service.served, "index", SimpleNamespace(nearest=record_nearest))
     document = site.ask("POST", "/v1/neighbours?count=2", encode_noise_image(1), {"Content-Type": "image/png"})[1]
     assert document["neighbours"] == [
         {"label": "ant", "name": "a.png", "similarity": 0.5, "thumbnail": "data:image/jpeg;base64,anBlZw=="},
@@ -227,16 +227,16 @@ def test_metrics_count_requests_and_errors(site):
     site.predict(b"nothing")
     after = site.ask("GET", "/metrics")[1].decode()
 
-    def number(text: str, line: str) -> float:
+    def parse_metric(text: str, line: str) -> float:
         return next((float(row.split()[-1]) for row in text.splitlines() if row.startswith(line + " ")), 0.0)
 
     for line in (
         'vitreous_requests_total{route="predict",status="200"}',
         'vitreous_requests_total{route="predict",status="422"}',
     ):
-        assert number(after, line) == number(before, line) + 1
-    assert number(after, "vitreous_batch_images_count") == number(before, "vitreous_batch_images_count") + 1
-    assert number(after, "vitreous_queue_images") == 0
+        assert parse_metric(after, line) == parse_metric(before, line) + 1
+    assert parse_metric(after, "vitreous_batch_images_count") == parse_metric(before, "vitreous_batch_images_count") + 1
+    assert parse_metric(after, "vitreous_queue_images") == 0
 
 
 def test_only_the_page_and_its_static_files_are_served(site):

@@ -422,16 +422,16 @@ def test_a_stopping_server_completes_only_accepted_requests(fresh_pausable_serve
     wait_until(lambda: site.metric("vitreous_queue_images") == 3)
     server.loop.call_soon_threadsafe(server.stop)
     idle.sendall(b"GET /readyz HTTP/1.1\r\n" + HOST_HEADER + b"\r\n")
-    assert parse_status_or_error(read_response(idle)) == (503, "draining")
+    assert parse_readiness(read_response(idle)) == (503, "draining")
 
-    def closed() -> bool:
+    def is_closed() -> bool:
         try:
             site.connect(1).close()
         except OSError:
             return True
         return False
 
-    wait_until(closed)
+    wait_until(is_closed)
     engine.go.set()
     for link in links:
         response = receive_all(link)
@@ -440,7 +440,7 @@ def test_a_stopping_server_completes_only_accepted_requests(fresh_pausable_serve
     idle.close()
 
 
-def parse_status_or_error(response: bytes) -> tuple[int, str]:
+def parse_readiness(response: bytes) -> tuple[int, str]:
     """Return status and text of /readyz."""
     head, _, body = response.partition(b"\r\n\r\n")
     return int(head.split()[1]), json.loads(body)["status"]

@@ -59,18 +59,18 @@ def test_the_malformed_request_checker_detects_faults(request_modules):
     error = {"error": {"code": "bad_request", "message": "no", "request_id": "x"}}
     reply = ({b"x-request-id": b"x"}, json.dumps(error).encode())
 
-    def judged(replies, closed=True, **rules):
+    def check_replies(replies, closed=True, **rules):
         return sending.evaluate_outcome(requests.MalformedRequest("it", (b"GET",), **rules), replies, closed, 0.1).wrong
 
-    assert judged([(400, *reply)], strict=True, allowed=(400,)) == ""
-    assert "neither" in judged([], closed=False)
-    assert "fault" in judged([(500, *reply)])
-    assert "not refused" in judged([(200, *reply)], strict=True)
-    assert "read on" in judged([(400, *reply), (404, *reply)], strict=True)
-    assert "read on" in judged([(400, *reply)], closed=False, strict=True)
-    assert "among" in judged([(422, *reply)], allowed=(400,))
-    assert "JSON" in judged([(400, {b"x-request-id": b"y"}, reply[1])])
-    assert "JSON" in judged([(400, reply[0], b"no")])
+    assert check_replies([(400, *reply)], strict=True, allowed=(400,)) == ""
+    assert "neither" in check_replies([], closed=False)
+    assert "fault" in check_replies([(500, *reply)])
+    assert "not refused" in check_replies([(200, *reply)], strict=True)
+    assert "read on" in check_replies([(400, *reply), (404, *reply)], strict=True)
+    assert "read on" in check_replies([(400, *reply)], closed=False, strict=True)
+    assert "among" in check_replies([(422, *reply)], allowed=(400,))
+    assert "JSON" in check_replies([(400, {b"x-request-id": b"y"}, reply[1])])
+    assert "JSON" in check_replies([(400, reply[0], b"no")])
 
 
 def test_schemathesis_requests_cause_no_server_error(site):
@@ -89,12 +89,12 @@ def test_schemathesis_requests_cause_no_server_error(site):
             phases=[Phase.generate],
             suppress_health_check=list(HealthCheck),
         )
-        def call(case):
+        def send_case(case):
             nonlocal sent
             response = case.call(base_url=site.address, timeout=60)
             # 504: a deadline of one millisecond
             assert response.status_code < 500 or response.status_code == 504, response.text
             sent += 1
 
-        call()
+        send_case()
     assert sent >= MAX_SCHEMA_EXAMPLES

@@ -33,7 +33,7 @@ def start_server(tmp_path):
     """Start `vitreous serve …` in a new process; return a client, the process, and its log file."""
     processes = []
 
-    def begin(*words: str) -> tuple[ServerClient, subprocess.Popen[str], Path]:
+    def start(*words: str) -> tuple[ServerClient, subprocess.Popen[str], Path]:
         log = tmp_path / "log"
         with log.open("w") as err:
             command = [sys.executable, "-m", "vitreous", "serve", *words, "--port", "0", "--decoders", "1"]
@@ -46,7 +46,7 @@ def start_server(tmp_path):
         assert match, log.read_text()
         return ServerClient(match[0]), process, log
 
-    yield begin
+    yield start
     for process in processes:
         process.kill()
         process.wait()
@@ -106,7 +106,7 @@ def test_requests_after_a_reload_use_the_new_model(tmp_path):
 def test_the_server_is_alive_but_not_ready_while_loading(tmp_path):
     predictor, observed = load(save_bundle(tmp_path / "model")), []
 
-    class Slow:
+    class SlowEngine:
         """Requests the server's health before each prediction."""
 
         name, precision = "torch", "fp32"
@@ -122,7 +122,7 @@ def test_the_server_is_alive_but_not_ready_while_loading(tmp_path):
         patch.setattr(
             Server, "__init__", lambda server, *arguments: (servers.append(server), server_init(server, *arguments))[1]
         )
-        with serve_in_thread(replace(predictor, engine=Slow())) as server:
+        with serve_in_thread(replace(predictor, engine=SlowEngine())) as server:
             assert ServerClient(server.address).ask("GET", "/readyz")[0] == 200
     (alive, _), (ready, status), (predict_status, error) = observed
     assert (

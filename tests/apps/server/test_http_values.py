@@ -28,7 +28,7 @@ def value_model(tmp_path_factory):
     save_value_model(root / "model", TASK)
     for number in range(2):
         make_image(number).save(root / f"{number}.png")
-    (root / "notes.txt").write_text("no picture")
+    (root / "notes.txt").write_text("not an image")
     return root
 
 

@@ -68,7 +68,7 @@ def test_responses_with_wrong_ids_or_probabilities_are_errors(load_client):
         "last digit": lambda name: (name, {"predictions": [{"classes": [{"class": "a", "probability": 0.1 + 2e-17}]}]}),
     }
 
-    def asked(response):
+    def send_request(response):
         async def ask(port):
             client = load_client.Client(port)
             reply = await client.ask(load_client.make_request(port, "/", expected=expected))
@@ -77,7 +77,7 @@ def test_responses_with_wrong_ids_or_probabilities_are_errors(load_client):
 
         return asyncio.run(run_against_fake_server(ask, response))
 
-    assert {name: asked(response).right for name, response in responses.items()} == {
+    assert {name: send_request(response).right for name, response in responses.items()} == {
         "right": True,
         "another's": False,
         "last digit": False,

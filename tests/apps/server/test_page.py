@@ -66,7 +66,7 @@ def page_models(tmp_path_factory):
         write_index(root / "model", data)
     for number in range(2):
         make_image(number, (96, 64), number).save(root / f"{number}.png")
-    (root / "<i>notes.jpg").write_text("no picture")
+    (root / "<i>notes.jpg").write_text("not an image")
     (root / "large.png").write_bytes(bytes(2**20 + 1))
     return root
 

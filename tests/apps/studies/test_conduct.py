@@ -106,7 +106,7 @@ def test_runs_are_reused_by_other_studies(toy_study, tmp_path, trained_runs, mon
 def test_a_resumed_study_gives_the_same_table(toy_study, tmp_path, trained_runs):
     uninterrupted = make_study("toy", out=str(tmp_path / "whole"), **QUICK_OPTIONS)
 
-    class Stopper:
+    class StoppingListener:
         """Sends a signal once, in the second run."""
 
         sent = False
@@ -121,7 +121,7 @@ def test_a_resumed_study_gives_the_same_table(toy_study, tmp_path, trained_runs)
 
     options = {name: value for name, value in QUICK_OPTIONS.items() if name != "progress"}
     with pytest.raises(Interrupted, match="stopped in run 2 of 4") as stopped:
-        make_study("toy", Stopper(), out=str(tmp_path / "cut"), **options)
+        make_study("toy", StoppingListener(), out=str(tmp_path / "cut"), **options)
     assert "vitreous study toy --resume" in stopped.value.hint and stopped.value.code == 143
     trained_runs.clear()
     resumed = make_study("toy", out=str(tmp_path / "cut"), resume=True, progress=False)
@@ -163,20 +163,20 @@ def test_dry_runs_write_nothing_and_budgets_shorten_every_run(toy_study, tmp_pat
 
 
 def test_a_nonfinite_loss_is_reported_as_a_result(toy_study, tmp_path, monkeypatch):
-    def broken(setting):
+    def list_cells(setting):
         valid_cell, broken_cell = position_cells(setting)[:2]
         return valid_cell, replace(
             broken_cell, options=replace(broken_cell.options, optimizer="sgd", lr=1e30, clip_grad=1e30)
         )
 
-    monkeypatch.setitem(registry.STUDIES, "toy", replace(toy_study, cells=broken))
+    monkeypatch.setitem(registry.STUDIES, "toy", replace(toy_study, cells=list_cells))
     result = make_study("toy", out=str(tmp_path), **QUICK_OPTIONS)
     assert [row["verdict"] for row in result["rows"]] == ["no common seed", "non-finite loss"]
     assert result["rows"][1]["failed"] == 2 and "2 runs ended" in Path(result["page"]).read_text()
 
 
 def test_a_cell_starts_from_the_parent_run_of_its_seed(toy_study, tmp_path, monkeypatch):
-    def chained(setting):
+    def list_cells(setting):
         first = replace(position_cells(setting)[0], axis_values=())
         child_options = {"settings": {"objective.patch_dropout": "0.0"}}
         second = StudyCell(
@@ -184,7 +184,7 @@ def test_a_cell_starts_from_the_parent_run_of_its_seed(toy_study, tmp_path, monk
         )
         return (second,)
 
-    monkeypatch.setitem(registry.STUDIES, "toy", replace(toy_study, cells=chained))
+    monkeypatch.setitem(registry.STUDIES, "toy", replace(toy_study, cells=list_cells))
     result = make_study("toy", out=str(tmp_path), **QUICK_OPTIONS)
     configs = [(Path(run) / "config.yaml").read_text() for run in result["runs"]]
     assert len(configs) == 4 and len(result["rows"]) == 1

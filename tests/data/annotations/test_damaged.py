@@ -17,22 +17,22 @@ INVALID_TEXTS = ["", "{", "[]", "null", "\x00\xff", "<html>", "true", '{"images"
 def edit_json(change):
     """Return a function that edits JSON text by applying `change` to the document."""
 
-    def text(before):
+    def edit_text(before):
         document = json.loads(before)
         change(document)
         return json.dumps(document)
 
-    return text
+    return edit_text
 
 
 def replace_text(old, new):
     """Return a function that replaces `old`, which must occur in the text."""
 
-    def text(before):
+    def edit_text(before):
         assert old in before, before
         return before.replace(old, new, 1)
 
-    return text
+    return edit_text
 
 
 def set_first_entry(key, name, value):

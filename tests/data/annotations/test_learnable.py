@@ -83,12 +83,12 @@ def write_voc_shares(home):
 def write_labelme_shares(home):
     FORMAT_WRITERS["labelme"](home)
 
-    def divide(document):
+    def divide_points(document):
         for entry in document["shapes"]:
             entry["points"] = [[x / 40, y / 40] for x, y in entry["points"]]
 
     for path in home.rglob("*.json"):
-        edit_json(path, divide)
+        edit_json(path, divide_points)
     return home
 
 
@@ -201,13 +201,13 @@ def test_data_check_rejects_unlearnable_data(tmp_path):
 def test_panoptic_crowds_are_in_class_maps_but_not_objects(tmp_path):
     write_panoptic(tmp_path)
 
-    def crowd(document):
+    def set_crowd(document):
         for entry in document["annotations"]:
             for segment in entry["segments_info"]:
                 segment["iscrowd"] = "1"
 
     for path in (tmp_path / "annotations").glob("*.json"):
-        edit_json(path, crowd)
+        edit_json(path, set_crowd)
     data = open_data(str(tmp_path))
     assert find_unlearnable(data, "classes") is None and find_unlearnable(data) is None
     with pytest.raises(DataError, match="no object on 3 training images"):

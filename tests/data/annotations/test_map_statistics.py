@@ -119,12 +119,12 @@ def test_symmetry_ignores_unreadable_maps_and_absent_classes():
 def test_sampled_maps_are_evenly_spaced_and_deterministic():
     read_samples = []
 
-    class Counted(ClassMapSplit):
+    class RecordingSplit(ClassMapSplit):
         def target(self, sample):
             read_samples.append(sample)
             return super().target(sample)
 
-    split: Any = Counted([draw_nuclei(0)] * (3 * MAX_MAPS))
+    split: Any = RecordingSplit([draw_nuclei(0)] * (3 * MAX_MAPS))
     assert measure_class_maps(split, STREET_CLASSES) == measure_class_maps(split, STREET_CLASSES)
     assert len(read_samples) == 2 * MAX_MAPS and read_samples[:MAX_MAPS] == read_samples[MAX_MAPS:]
     assert read_samples[0] == 0 and read_samples[MAX_MAPS - 1] == 3 * MAX_MAPS - 1

@@ -113,7 +113,7 @@ def unknown_colour(file):
     (write_wrong_size, "1.png is 5 x 5 pixels, its image .*1.png 32 x 24"),
     (unknown_class, "1.png has class 7, but there are 3"),
     (unknown_colour, "1.png is a colour map, but class colours are not defined"),
-    (lambda file: file.write_bytes(b"no picture"), "1.png is not a readable mask"),
+    (lambda file: file.write_bytes(b"not an image"), "1.png is not a readable mask"),
     (lambda file: file.write_bytes(file.read_bytes()[:60]), "1.png is not a readable mask"),
     (lambda file: file.write_bytes(b""), "1.png"),
     (lambda file: file.unlink(), "1 of 8 have no mask; the first is .*images/1.png"),

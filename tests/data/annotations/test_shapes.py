@@ -44,7 +44,7 @@ def test_uniform_masks_survive_run_length_encoding(mask):
 
 
 def test_polygons_cover_pixels_by_their_centre():
-    def inside(x, y, corners):
+    def is_inside(x, y, corners):
         """Even-odd rule with a ray to the right."""
         count = 0
         for (x0, y0), (x1, y1) in zip(corners, np.roll(corners, -1, 0), strict=True):
@@ -54,7 +54,7 @@ def test_polygons_cover_pixels_by_their_centre():
 
     draw = np.random.default_rng(0)
     for corners in [draw.uniform(-4, 24, (count, 2)) for count in (3, 4, 5, 9)]:
-        expected = [[inside(x + 0.5, y + 0.5, corners) for x in range(20)] for y in range(16)]
+        expected = [[is_inside(x + 0.5, y + 0.5, corners) for x in range(20)] for y in range(16)]
         assert np.array_equal(polygon_to_mask(corners, (16, 20)), expected)
     square = np.array([(2, 3), (7, 3), (7, 9), (2, 9)])
     mask = polygon_to_mask(square, (16, 20))
