@@ -217,9 +217,9 @@ def test_repeat_factor_epochs_match_a_naive_loop():
     factors = np.array([1.0, 2.25, 1.0, 3.5, 1.0])
     counts = np.zeros(5)
     for epoch in range(400):
-        rng, listed = draw_uniform(derive_keys(7, epoch, np.arange(5), 3), 1)[:, 0], set()
+        uniform, listed = draw_uniform(derive_keys(7, epoch, np.arange(5), 3), 1)[:, 0], set()
         for image in range(5):
-            num_repeats = int(factors[image]) + (rng[image] < factors[image] - int(factors[image]))
+            num_repeats = int(factors[image]) + (uniform[image] < factors[image] - int(factors[image]))
             listed |= {(image, view) for view in range(num_repeats)}
         order, views = draw_repeat_factor_order(factors, 7, epoch, 100)
         assert len(order) == len(listed) and set(zip(order.tolist(), views.tolist(), strict=True)) == listed

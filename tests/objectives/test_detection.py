@@ -247,11 +247,11 @@ def test_federated_classes_are_sampled_by_root_frequency():
     present = np.zeros((6000, 8), bool)
     present[::2, 2] = present[::3, 0] = True
     keys = derive_keys(5, np.arange(6000))
-    counted, rng = draw_federated_classes(present, frequencies, 3, keys), draw_uniform(keys, 8)
+    counted, uniform = draw_federated_classes(present, frequencies, 3, keys), draw_uniform(keys, 8)
     for image in range(50):
         image_classes = set(np.flatnonzero(present[image]).tolist())
         times = {
-            k: -math.log1p(-rng[image, k]) / math.sqrt(frequencies[k])
+            k: -math.log1p(-uniform[image, k]) / math.sqrt(frequencies[k])
             for k in range(8)
             if frequencies[k] and k not in image_classes
         }

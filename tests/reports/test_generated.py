@@ -97,7 +97,7 @@ def test_latents_are_posterior_samples_of_each_image_and_its_mirror(latent_data)
     drawn_samples = {sample.tobytes() for sample in map(redrawn.split("val").raw, range(len(redrawn.split("val"))))}
     rows = {train.raw(i).tobytes(): i for i in range(24)}
     row_indices = {rows[key] for key in drawn_samples}
-    assert row_indices and {(key + 12) % 24 for key in row_indices} == row_indices  # no flipped image is missing
+    assert row_indices and {(row + 12) % 24 for row in row_indices} == row_indices  # no flipped image is missing
 
 
 def test_packing_latents_resumes_and_checks_options(latent_data, tmp_path):

@@ -91,8 +91,8 @@ def test_saved_arrays_match_the_library_functions(inspected_models):
     assert np.allclose(numbers["attention"]["maps"], raw.unflatten(-1, (4, 5)), atol=1e-6)
     assert np.allclose(numbers["attention"]["mean"], raw.mean(1).unflatten(-1, (4, 5)), atol=1e-6)
     assert np.array_equal(numbers["segments"]["kept"], threshold_attention_mass(raw, 0.5).unflatten(-1, (4, 5)))
-    speaking = compute_relevance(model, x, torch.tensor([2, 2]))
-    assert np.allclose(numbers["gradient"]["maps"], speaking.maps, rtol=1e-3, atol=1e-5)
+    relevance = compute_relevance(model, x, torch.tensor([2, 2]))
+    assert np.allclose(numbers["gradient"]["maps"], relevance.maps, rtol=1e-3, atol=1e-5)
     assert numbers["gradient"]["classes"].tolist() == ["cat", "cat"]
     rows = list(csv.DictReader((out / "distance.csv").open()))
     assert [(row["block"], row["head"]) for row in rows] == [("0", "0"), ("0", "1"), ("1", "0"), ("1", "1")]

@@ -177,15 +177,17 @@ def test_tasks_are_resumed_one_by_one(bundle, tmp_path, monkeypatch):
         )
         return parse_json_output(run_cli(*words, "--json", cwd=tmp_path))
 
-    found = evaluate_again()
-    assert computed == ["dtd", "pets"] and len(found["missing"]) == 16
-    assert list(found["failed"]) == ["kitti"] and "missing.png" in found["failed"]["kitti"]
-    assert [row["task"] for row in found["results"]] == ["dtd", "pets"]
-    row = found["results"][0]
+    document = evaluate_again()
+    assert computed == ["dtd", "pets"] and len(document["missing"]) == 16
+    assert list(document["failed"]) == ["kitti"] and "missing.png" in document["failed"]["kitti"]
+    assert [row["task"] for row in document["results"]] == ["dtd", "pets"]
+    row = document["results"][0]
     assert (row["top1"], row["images"], row["train_images"], row["group"]) == (1.0, 9, 18, "natural")
     assert row["held_out"]["images"] == 6 and row["interval"]["top1"][0] < 1
-    assert found["natural"] is found["mean"] is found["test"]["top1"] is None and found["test"]["images"] == 18
-    assert evaluate_again()["results"] == found["results"] and computed == []
+    assert (
+        document["natural"] is document["mean"] is document["test"]["top1"] is None and document["test"]["images"] == 18
+    )
+    assert evaluate_again()["results"] == document["results"] and computed == []
     make_image(999, (20, 12), 0).save(root / "pets" / "18.png")
     evaluate_again()
     assert computed == ["pets"]

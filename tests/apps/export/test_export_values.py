@@ -44,7 +44,7 @@ def test_exported_values_match_the_run(value_model, tmp_path, to, suffix):
     )
     assert [prediction.targets for prediction in predictions] == [TASK.targets] * 12
     assert np.allclose(
-        [model_path.values for model_path in predictions], [model_path.values for model_path in expected], rtol=1e-4
+        [prediction.values for prediction in predictions], [prediction.values for prediction in expected], rtol=1e-4
     )
 
 

@@ -93,7 +93,7 @@ def test_a_trained_detector_matches_predict_over_http(tmp_path):
             ]
             assert np.abs(np.array(boxes) - expected.boxes).max() < 0.01
             runs = [detected["segmentation"]["counts"] for detected in document["objects"]]
-            masks = np.stack([rle_to_mask(detected, tuple(document["size"])) for detected in runs])
+            masks = np.stack([rle_to_mask(run, tuple(document["size"])) for run in runs])
             assert np.mean(masks == expected.masks) > 0.999 and masks.any()
         _, document, _ = ServerClient(server.address).ask(
             "POST", "/v1/embed", photo.read_bytes(), {"Content-Type": "image/png"}
