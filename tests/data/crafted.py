@@ -13,7 +13,7 @@ from PIL import Image
 
 
 def encode_image(image: Image.Image | np.ndarray, image_format: str, **options: Any) -> bytes:
-    """Return an image encoded by Pillow in the format `kind`."""
+    """Return an image encoded by Pillow in the format `image_format`."""
     file = io.BytesIO()
     (Image.fromarray(image) if isinstance(image, np.ndarray) else image).save(file, image_format, **options)
     return file.getvalue()
@@ -143,7 +143,10 @@ def build_tiff(pages: list[dict[int, tuple[int, int, int]]], body: bytes = b"", 
 
 
 def make_page_tags(width: int, height: int, **extra_tags: tuple[int, int, int]) -> dict[int, tuple[int, int, int]]:
-    """Return the tags of one grey 8-bit page whose single strip is the file body; `more` as t320=(type, count, value)."""
+    """Return the tags of one grey 8-bit page whose single strip is the file body.
+
+    `extra_tags` are given as t320=(type, count, value).
+    """
     tags = {256: width, 257: height, 258: 8, 259: 1, 262: 1, 277: 1, 278: height}
     default_tags = {tag: (4, 1, value) for tag, value in tags.items()}
     return (

@@ -1,7 +1,7 @@
 """A test modality, which shows the code that a new modality needs.
 
-`GRIDS` is its entry of the modality table. A grid is a text file of numbers, one row per line, for example a height
-map.
+`GRID_MODALITIES` is its entry of the modality table. A grid is a text file of numbers, one row per line, for example a
+height map.
 """
 
 from __future__ import annotations

@@ -49,8 +49,8 @@ NO_RANGE = "no stated range"
 class HostileFile:
     """One file and its expected result.
 
-    `error_pattern`: text of the error message, or None if the file is accepted. `golden` (H, W, 3): expected pixels within a
-    tolerance of `tolerance`, if known.
+    `error_pattern`: text of the error message, or None if the file is accepted. `golden` (H, W, 3): expected pixels, if
+    known, which may differ by up to `tolerance`.
     """
 
     name: str

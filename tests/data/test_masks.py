@@ -196,7 +196,10 @@ def draw_reference_mask(draw: random.Random, side: int, count: int) -> np.ndarra
 
 
 def compute_mask_statistics(masks: np.ndarray) -> dict[str, np.ndarray]:
-    """Compute statistics of masks (n, h, w): share of patches, whether a row or column is full, neighbours that differ."""
+    """Compute the share of patches, whether a row or column is full, and the number of unequal neighbours.
+
+    `masks` is (n, h, w).
+    """
     has_full_line = np.array([mask.all(0).any() or mask.all(1).any() for mask in masks])
     edges = (masks[:, 1:] != masks[:, :-1]).mean((1, 2)) + (masks[:, :, 1:] != masks[:, :, :-1]).mean((1, 2))
     return {"share": masks.mean((1, 2)), "whole line": has_full_line.astype(float), "edges": edges}

@@ -1,3 +1,5 @@
+"""Class folders and the embedded digits as data sources, held-out splits, and errors of `open_data`."""
+
 import os
 import subprocess
 import sys

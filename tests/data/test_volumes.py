@@ -1,4 +1,4 @@
-"""Volumes: every format gives the same voxels; hostile files are rejected with one message, before memory is allocated."""
+"""Volumes: every format gives the same voxels; hostile files are rejected before memory is allocated."""
 
 import gzip
 import io

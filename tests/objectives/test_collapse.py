@@ -81,7 +81,7 @@ def test_reconstruction_objectives_accept_similar_features(objectives, name):
 
 
 def test_collapse_is_detected_at_the_first_evaluation(objectives):
-    """Metrics of DINO without KoLeo on 9,000 images of CIFAR-10, width 128: at the start, and after 66 and 100 steps."""
+    """Metrics of DINO without KoLeo on 9,000 CIFAR-10 images, width 128, after 0, 66 and 100 steps."""
     start = {"highest_rankme": 22.3, "first_feature_std": 0.0227}
     dino = DINO(
         build_model(replace(config_from_name("ViT-128x1/8", 16), classes=0)),

@@ -136,7 +136,7 @@ def collect_losses(name, precision, tmp_path):
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("name", TOY_RECIPES)
 def test_golden_curve(name, precision, tmp_path):
-    """Refactoring does not change the losses. `python -m tests.objectives.test_contract` writes new reference values."""
+    """Refactoring does not change the losses; `python -m tests.objectives.test_contract` writes new values."""
     golden = json.loads(GOLDEN_FILE.read_text())[f"{name} {precision}"]
     assert collect_losses(name, precision, tmp_path) == pytest.approx(
         golden, abs={"fp32": 2e-5, "bf16": 2e-2}[precision]

@@ -290,7 +290,7 @@ def test_sync_batch_norm_matches_the_whole_batch():
 
 @pytest.mark.parametrize("objective_class", [DINO, DINOv2])
 def test_head_batch_norm_removes_constant_offsets(objective_class):
-    """Views of one size are normalised together and views of another size separately; without the norm, offsets remain."""
+    """Views of each size are normalised separately; without the norm, offsets remain."""
     for batch_norm in (True, False):
         objective = build_objective(objective_class, batch_norm=batch_norm)
         assert objective.teacher_head.batch_norm is batch_norm

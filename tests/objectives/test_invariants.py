@@ -1,4 +1,4 @@
-"""Invariants of self-supervised and distillation objectives that hold for any hyperparameters: MAE, DINO, DINOv2, DeiT."""
+"""Invariants of MAE, DINO, DINOv2 and DeiT that hold for any hyperparameters."""
 
 from __future__ import annotations
 

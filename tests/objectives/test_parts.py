@@ -1,4 +1,4 @@
-"""Bundles of self-supervised runs also contain the state of the objective, and a run with the same objective loads it."""
+"""Bundles of self-supervised runs contain the objective's state, which another such run loads."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ def test_frozen_teacher_is_constant_and_the_student_average_follows(teacher_runs
 
 
 def test_student_run_resumes_and_ships_its_average(teacher_runs, tmp_path):
-    """The teacher's relative path refers to the folder where the run began; another teacher at that path is rejected."""
+    """The teacher's path is relative to the folder where the run began; another teacher there is rejected."""
     listener = NoteListener()
     options = {
         "listener": listener,

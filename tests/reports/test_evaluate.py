@@ -1,4 +1,4 @@
-"""`vitreous evaluate` of one run: temperature, abstention, outliers, suspected labels, and notes about training images."""
+"""`vitreous evaluate` of one run: temperature, abstention, outliers, suspected labels, and notes."""
 
 from __future__ import annotations
 
@@ -323,7 +323,7 @@ def test_one_image_is_evaluated_with_every_option(run_copy, tmp_path):
 
 
 def test_int8_is_always_calibrated_on_training_images(run_copy, photos, tmp_path, monkeypatch):
-    """`evaluate` and `predict` calibrate on the run's training images; a bare bundle is calibrated on the input files."""
+    """`evaluate` and `predict` calibrate on the run's training images; a bare bundle on its input files."""
     monkeypatch.chdir(tmp_path)
     from vitreous.inference import engine
     from vitreous.inference.engine import InferenceOptions, TorchEngine

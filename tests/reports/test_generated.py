@@ -35,7 +35,7 @@ def run_vitreous(*words):
 
 @pytest.fixture(scope="module")
 def latent_data(tmp_path_factory):
-    """Return a folder with photos of two classes, an autoencoder (4 channels, stride 2), and latents of both classes."""
+    """Return photos of two classes, an autoencoder (4 channels, stride 2), and latents of both classes."""
     latent_data = tmp_path_factory.mktemp("latents")
     save_autoencoder(latent_data / "vae", shift_factor=0.25)
     rng = np.random.default_rng(0)

@@ -1,4 +1,4 @@
-"""Appearance of report pages in a browser: dark theme, legible counts, and explanations by mouse, keyboard and touch."""
+"""Report pages in a browser: dark theme, legible counts, explanations by mouse, keyboard and touch."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ RUN_SETTINGS = {
 
 @pytest.fixture(scope="module")
 def pretrained_runs(tmp_path_factory):
-    """Return a folder of 24 unlabelled images, and a short run for each of `SETTINGS`."""
+    """Return a folder of 24 unlabelled images, and a short run for each of `RUN_SETTINGS`."""
     pretrained_runs = tmp_path_factory.mktemp("restored")
     (pretrained_runs / "photos").mkdir()
     for index in range(24):

@@ -1,3 +1,5 @@
+"""Bundles: round trips, invalid descriptions, damaged files, and saves that are killed."""
+
 import json
 import os
 from dataclasses import replace

@@ -29,7 +29,7 @@ BLOCK_PREFIX = "Transformer/encoderblock_{}/"
 
 
 def make_golden_arrays(classes=CLASSES, pre_logits=None, token=True, pool=False, stem=None, seed=0):
-    """Return arrays of a small ViT under their oldest names; `stem` lists the units of each ResNet stage of a hybrid."""
+    """Return arrays of a small ViT under their oldest names; `stem` lists the units of each ResNet stage."""
     rng = np.random.default_rng(seed)
     arrays = {}
 

@@ -1,4 +1,4 @@
-"""Swin Transformers of other libraries: same features and logits at native and other sizes; round trips of their files."""
+"""Swin Transformers of other libraries: same features and logits at any size; round trips of their files."""
 
 from __future__ import annotations
 

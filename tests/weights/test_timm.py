@@ -24,7 +24,7 @@ def build_timm_model(name: str, **options):
 
 @pytest.fixture
 def open_timm_model(tmp_path):
-    """Return a function that saves and opens a timm model; `told` are settings that its state dict does not contain."""
+    """Return a function that saves and opens a timm model; `settings` are not in its state dict."""
 
     def save_and_open(model, **settings):
         save_file(model.state_dict(), tmp_path / "model.safetensors")

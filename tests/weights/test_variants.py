@@ -1,4 +1,4 @@
-"""Files that lack tensors or belong to another family: accepted if a published model is like that, otherwise rejected."""
+"""Files that lack tensors or belong to another family: accepted only if a published model is like that."""
 
 from __future__ import annotations
 

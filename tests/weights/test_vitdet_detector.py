@@ -1,4 +1,4 @@
-"""Weights of ViTDet detectors under detectron2's names: names and shapes of ViTDet-B, layer outputs, and round trips."""
+"""ViTDet detectors under detectron2's names: names and shapes of ViTDet-B, layer outputs, round trips."""
 
 import pytest
 import torch

@@ -1,3 +1,5 @@
+"""`vitreous bench`: timing, failing contenders, ratios, logit errors and the report."""
+
 from __future__ import annotations
 
 import importlib.util

@@ -1,3 +1,5 @@
+"""`vitreous bench --profile`: operator groups and the time of a step."""
+
 from __future__ import annotations
 
 import pytest

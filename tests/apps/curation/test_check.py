@@ -1,3 +1,5 @@
+"""`data check` of classification data: unreadable files, duplicates, imbalance, groups and workers."""
+
 from __future__ import annotations
 
 import csv

@@ -158,7 +158,7 @@ def test_an_encoder_without_a_head_gives_features(exported_folder, to, tmp_path)
 
 @pytest.mark.parametrize("failures", [2, 20])
 def test_npy_header_parsing_is_retried_if_the_python_parser_fails(failures, tmp_path, monkeypatch):
-    """CPython 3.11's parser may fail with several threads: two failures are retried, a permanent failure is reported."""
+    """The parser of CPython 3.11 may fail in threads: two failures are retried, a permanent one is reported."""
     np.save(tmp_path / "a.npy", np.arange(12, dtype=np.uint8).reshape(3, 4))
     parse, left = npy.NPY_HEADER_READERS[(1, 0)], [failures]
 

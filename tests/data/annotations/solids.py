@@ -11,7 +11,7 @@ AFFINE = np.array([[0, -2.0, 0, 5], [1.5, 0, 0, -7], [0, 0, 3.0, 11], [0, 0, 0, 
 
 
 def make_solid(number: int, size: tuple[int, int, int] = (12, 17, 14)) -> tuple[np.ndarray, np.ndarray]:
-    """Return float32 voxels (D, H, W) in an arbitrary range and uint8 classes: 0 noise, 1 a bright box, 2 a dark ball."""
+    """Return float32 voxels (D, H, W) and uint8 classes: 0 noise, 1 a bright box, 2 a dark ball."""
     draw = np.random.default_rng(number)
     voxels = draw.normal(100, 5, size).astype(np.float32) * (1 + number)
     classes = np.zeros(size, np.uint8)

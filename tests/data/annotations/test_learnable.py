@@ -1,4 +1,4 @@
-"""Objects that cannot be trained on are counted by reason; `train` and `data check` reject data without usable objects."""
+"""Objects that cannot be trained on are counted by reason; data without usable objects are rejected."""
 
 import json
 import re
