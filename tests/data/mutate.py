@@ -197,7 +197,7 @@ def run_mutants(count: int, seed: int = 0, on_progress: Callable[[int], None] = 
     """
     tally, number = OutcomeTally(), 0
     while number < count:
-        words = [
+        command = [
             sys.executable,
             "-m",
             "tests.data.mutate",
@@ -208,7 +208,7 @@ def run_mutants(count: int, seed: int = 0, on_progress: Callable[[int], None] = 
             "--count",
             str(count),
         ]
-        with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as child:
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as child:
             for line in read_child_lines(child):
                 mutant, outcome = line.split(" ", 1)
                 tally.add(int(mutant), outcome)

@@ -96,10 +96,10 @@ def test_band_mismatches_report_found_and_expected_bands(tmp_path):
     five = write_tiff(tmp_path / "five.tif", make_bands(5, "float32"), planarconfig="separate").read_bytes()
     np.save(tmp_path / "five.npy", make_bands(5, "float32"))
     for raw in (five, (tmp_path / "five.npy").read_bytes()):
-        for channels, words in ((3, "3 of uint8 (RGB)"), (1, "1 of uint8 (grey)")):
+        for channels, message in ((3, "3 of uint8 (RGB)"), (1, "1 of uint8 (grey)")):
             with pytest.raises(DataError) as error:
                 decode_to_pillow(raw, channels, "five")
-            assert error.value.message == f"five: 5 bands of float32, but the model expects {words}"
+            assert error.value.message == f"five: 5 bands of float32, but the model expects {message}"
     with pytest.raises(DataError) as error:
         read_bands(np.zeros((8, 8, 3), np.uint8), 5, "uint16", "photo.png")
     assert error.value.message == "photo.png: 3 bands of uint8, but the model expects 5 bands of uint16"

@@ -230,9 +230,9 @@ def test_data_check_reports_the_same_errors(corpus_files, corpus_table, decode_r
 
 def test_rejecting_a_file_takes_under_100_ms_and_20_mb(corpus_files, decode_results):
     paths = {name: str(corpus_files[name]) for name in get_rejected_files(decode_results)}
-    words = [sys.executable, "-m", "tests.data.cost", *paths.values()]
+    command = [sys.executable, "-m", "tests.data.cost", *paths.values()]
     measurements = [
-        json.loads(subprocess.run(words, capture_output=True, text=True, check=True).stdout) for _ in range(2)
+        json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout) for _ in range(2)
     ]
     for name, path in paths.items():
         assert min(once[path][0] for once in measurements) < 0.1, name

@@ -55,7 +55,7 @@ def write_devkit(home: Path) -> None:
     home.mkdir(parents=True, exist_ok=True)
     numbers = {"n01440764": 3, "n02012849": 1, "n03126707": 2}
     field_types = [("ILSVRC2012_ID", "i8"), ("WNID", "O"), ("words", "O"), ("gloss", "O"), ("num_children", "i8")]
-    rows = [(numbers[synset], synset, words, "a thing", 0) for synset, words in SYNSET_WORDS.items()]
+    rows = [(numbers[synset], synset, title, "a thing", 0) for synset, title in SYNSET_WORDS.items()]
     savemat(home / "meta.mat", {"synsets": np.array([*rows, (4, "n00001740", "entity", "all", 3)], dtype=field_types)})
     truth = "".join(f"{numbers[list(SYNSET_WORDS)[synset_index]]}\n" for synset_index in VALIDATION_LABELS)
     (home / "ILSVRC2012_validation_ground_truth.txt").write_text(truth)
@@ -73,7 +73,7 @@ def assert_ground_truth(data: Data) -> None:
 def test_flat_images_are_labelled_by_the_kaggle_solution(flat_ilsvrc2012):
     write_kaggle_solution(flat_ilsvrc2012)
     (flat_ilsvrc2012 / "LOC_synset_mapping.txt").write_text(
-        "".join(f"{synset} {words}\n" for synset, words in SYNSET_WORDS.items())
+        "".join(f"{synset} {title}\n" for synset, title in SYNSET_WORDS.items())
     )
     data = open_data(flat_ilsvrc2012)
     assert_ground_truth(data)

@@ -116,7 +116,7 @@ def test_any_file_name_is_read(oddly_named_folder):
 
 def test_the_command_line_escapes_file_names(oddly_named_folder, trained_photos_and_run, tmp_path):
     make_image(0).save(tmp_path / "=1+1.png")
-    words = [
+    arguments = [
         "predict",
         str(trained_photos_and_run[1]),
         "=1+1.png",
@@ -125,7 +125,7 @@ def test_the_command_line_escapes_file_names(oddly_named_folder, trained_photos_
         "x.csv",
         "--json",
     ]
-    result = run_cli(*words, cwd=tmp_path)
+    result = run_cli(*arguments, cwd=tmp_path)
     paths = [row["path"] for row in json.loads(result.stdout)["predictions"]]
     assert paths[0] == "=1+1.png" and set(paths[1:]) == {str(path) for path in (oddly_named_folder / "a").iterdir()}, (
         "every name is unchanged"
@@ -382,8 +382,8 @@ def test_data_order_is_independent_of_hash_seed_and_locale(identical_datasets, s
             "LC_ALL": locales[seed % 5],
             "TZ": "Asia/Tokyo" if seed % 2 else "UTC",
         }
-        words = [sys.executable, "-c", PRINT_ORDER_SCRIPT, *map(str, identical_datasets)]
-        return subprocess.run(words, capture_output=True, text=True, check=True, env=environment).stdout.split()
+        command = [sys.executable, "-c", PRINT_ORDER_SCRIPT, *map(str, identical_datasets)]
+        return subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout.split()
 
     with ThreadPoolExecutor(2) as pool:
         digests_seen = [digest for digests in pool.map(print_order, range(seeds)) for digest in digests]

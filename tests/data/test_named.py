@@ -250,7 +250,7 @@ def open_written_dataset(name: str, root: Path) -> tuple[Data, str]:
 def test_labels_and_pixels_match_torchvision(name, tmp_path):
     data, source = open_written_dataset(name, tmp_path / "x")
     dataset_name, _, query = name.partition("?")
-    words = dict(option.split("=") for option in query.split("&") if option)
+    options = dict(option.split("=") for option in query.split("&") if option)
     spec = TORCHVISION_SPECS[dataset_name]
     assert (
         data.name == source
@@ -259,7 +259,7 @@ def test_labels_and_pixels_match_torchvision(name, tmp_path):
     )
     for split, further in spec.splits.items():
         quiet = {"download": False} if dataset_name == "SEMEION" else {}
-        theirs = getattr(torchvision.datasets, dataset_name)(str(tmp_path / "x"), **words, **further, **quiet)
+        theirs = getattr(torchvision.datasets, dataset_name)(str(tmp_path / "x"), **options, **further, **quiet)
         ours = data.full_train_split if split == "train" and data.full_train_split else data.splits[split]
         assert len(ours) == len(theirs) > 0
         for sample in range(len(ours)):

@@ -301,8 +301,8 @@ def swap_splits(root: Path) -> Path:
     table = root / "data.csv"
     if not table.exists():
         return root
-    words = table.read_text().replace("train", "held").replace("test", "train").replace("held", "test")
-    table.write_text(words)
+    table_text = table.read_text().replace("train", "held").replace("test", "train").replace("held", "test")
+    table.write_text(table_text)
     return table
 
 
@@ -395,9 +395,9 @@ def test_training_ends_with_a_report(tmp_path, monkeypatch, test_fault):
         for name in ("ant", "bee"):
             Path("data/test", name).mkdir()
             Path("data/test", name, "0.png").write_text("no image")
-    words = "train data --out run --model ViT-32x2/4 --image-size 16 --steps 2 --batch-size 4 --workers 0"
+    arguments = "train data --out run --model ViT-32x2/4 --image-size 16 --steps 2 --batch-size 4 --workers 0"
     with pytest.raises(SystemExit) as exit_info:
-        main([*words.split(), "--bad-images", "skip"])
+        main([*arguments.split(), "--bad-images", "skip"])
     assert exit_info.value.code == 0
     assert json.loads(Path("run/summary.json").read_text())["test"] is None
 
@@ -409,8 +409,8 @@ def test_a_run_with_an_unreadable_test_image_writes_its_summary(tmp_path, monkey
     for split in ("train", "test"):
         write_classes(Path("data", split))
     Path("data/test/ant/0.png").write_text("no image")
-    words = "train data --out run --model ViT-32x2/4 --image-size 16 --steps 2 --batch-size 4 --workers 0"
-    assert run_command(words.split()) == 0
+    arguments = "train data --out run --model ViT-32x2/4 --image-size 16 --steps 2 --batch-size 4 --workers 0"
+    assert run_command(arguments.split()) == 0
     assert json.loads(Path("run/summary.json").read_text())["test"] is None and Path("run/report.html").is_file()
     captured = capsys.readouterr()
     note = captured.err[captured.err.index("note: the test split is not evaluated: ") :]

@@ -150,7 +150,9 @@ INVALID_RUNS = {
 @pytest.mark.parametrize("case", INVALID_RUNS)
 def test_invalid_runs_are_rejected_before_writing(image_folders, tmp_path, case):
     data, recipe, options, settings, problem, fix = INVALID_RUNS[case]
-    settings = {path: [word.replace("HOME", str(image_folders)) for word in words] for path, words in settings.items()}
+    settings = {
+        path: [word.replace("HOME", str(image_folders)) for word in values] for path, values in settings.items()
+    }
     with pytest.raises(VitreousError) as error:
         train_tiny(image_folders / data, recipe, tmp_path / "run", settings, epochs=1.0, **options)
     assert problem in error.value.message and fix in error.value.hint

@@ -165,8 +165,8 @@ def test_onnx_teacher_matches_the_model(tmp_path):
     (tmp_path / "images").mkdir()
     for index in range(8):
         make_image(index, (16, 16), index % 3).save(tmp_path / "images" / f"{index}.png")
-    words = ("--to", "onnx", "--out", str(tmp_path / "t.onnx"), "--images", str(tmp_path / "images"))
-    result = run_cli("export", str(tmp_path / "teacher"), *words)
+    arguments = ("--to", "onnx", "--out", str(tmp_path / "t.onnx"), "--images", str(tmp_path / "images"))
+    result = run_cli("export", str(tmp_path / "teacher"), *arguments)
     assert result.returncode == 0, result.stderr
     exported = open_teacher(str(tmp_path / "t.onnx"))
     weights_teacher = WeightsTeacher("t", teacher_bundle)

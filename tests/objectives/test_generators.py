@@ -20,7 +20,7 @@ def test_partial_training_keeps_frozen_weights_bit_identical(train_arguments, pr
         "train", *TINY_ARGUMENTS, "--recipe", "dit", "--out", str(tmp_path / "first"), "--precision", precision
     )
     assert first.returncode == 0, first.stderr
-    words = [
+    arguments = [
         "train",
         *TINY_ARGUMENTS[:1],
         "--recipe",
@@ -30,7 +30,7 @@ def test_partial_training_keeps_frozen_weights_bit_identical(train_arguments, pr
         *TINY_ARGUMENTS[3:],
         *train_arguments,
     ]
-    result = run_cli(*words, "--out", str(tmp_path / "run"), "--precision", precision)
+    result = run_cli(*arguments, "--out", str(tmp_path / "run"), "--precision", precision)
     assert result.returncode == 0, result.stderr
     before, after = (open_weights(tmp_path / name).read_state() for name in ("first", "run"))
     unchanged = {name for name in before if (before[name] == after[name]).all()}

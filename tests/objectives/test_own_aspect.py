@@ -199,13 +199,13 @@ def test_plain_vits_predict_at_native_aspect_ratio(aspect_data, tmp_path):
     assert math.prod(size[1:]) <= 16 * 64 and size[1] != size[2]
     result = run_cli("predict", str(tmp_path / "vit"), str(file), "--native-aspect", "--tokens", "9", "--json")
     assert result.returncode == 0 and json.loads(result.stdout), result.stderr
-    for words, hint in (
+    for arguments, hint in (
         (("swin", "--native-aspect"), "(native aspect ratio) requires a plain ViT"),
         (("vit", "--tokens", "9"), "add --native-aspect"),
         (("vit", "--native-aspect", "--tokens", "3"), "use 4 or more, for example --tokens 256"),
         (("vit", "--native-aspect", "--merge-tokens", "2"), "leave --merge-tokens"),
     ):
-        result = run_cli("predict", str(tmp_path / words[0]), str(file), *words[1:])
+        result = run_cli("predict", str(tmp_path / arguments[0]), str(file), *arguments[1:])
         assert result.returncode == 2 and hint in result.stderr and "Traceback" not in result.stderr, result.stderr
 
 

@@ -205,14 +205,14 @@ def test_evaluate_and_predict_agree(measured_images, regression_run, tmp_path):
     ]
     errors = [abs(prediction.values[0] - label) for prediction, label in zip(predictions, labels, strict=True)]
     assert np.mean(errors) == pytest.approx(document["targets"][0]["mae"], rel=1e-3)
-    words = ["predict", str(out), *map(str, paths), "--device", "cpu"]
-    assert run_cli(*words, "--out", str(tmp_path / "p.csv")).returncode == 0
+    arguments = ["predict", str(out), *map(str, paths), "--device", "cpu"]
+    assert run_cli(*arguments, "--out", str(tmp_path / "p.csv")).returncode == 0
     head, *rows = (tmp_path / "p.csv").read_text().splitlines()
     assert head == "path,glow,size,error"
     assert [float(row.split(",")[1]) for row in rows] == pytest.approx(
         [prediction.values[0] for prediction in predictions], rel=1e-6
     )
-    listed = json.loads(run_cli(*words, "--json").stdout)["predictions"]
+    listed = json.loads(run_cli(*arguments, "--json").stdout)["predictions"]
     assert [row["values"]["size"] for row in listed] == pytest.approx(
         [prediction.values[1] for prediction in predictions]
     )
@@ -221,18 +221,18 @@ def test_evaluate_and_predict_agree(measured_images, regression_run, tmp_path):
 def test_prediction_file_is_resumed(measured_images, regression_run, tmp_path):
     """One row per image; a first value of 1 is not treated as a rank."""
     out, _ = regression_run
-    words = ["predict", str(out), *(str(measured_images / f"{n}.png") for n in range(6)), "--device", "cpu"]
-    words += ["--out", str(tmp_path / "p.csv")]
-    assert run_cli(*words).returncode == 0
+    arguments = ["predict", str(out), *(str(measured_images / f"{n}.png") for n in range(6)), "--device", "cpu"]
+    arguments += ["--out", str(tmp_path / "p.csv")]
+    assert run_cli(*arguments).returncode == 0
     complete_text = (tmp_path / "p.csv").read_text()
     (tmp_path / "p.csv").write_text("".join(line + "\n" for line in complete_text.splitlines()[:4]))
     job = json.loads((tmp_path / "p.csv.job.json").read_text())
     (tmp_path / "p.csv.job.json").write_text(json.dumps(job | {"finished": False}))
-    assert run_cli(*words, "--resume").returncode == 0
+    assert run_cli(*arguments, "--resume").returncode == 0
     assert (tmp_path / "p.csv").read_text() == complete_text
 
 
-@pytest.mark.parametrize(("words", "message"), [
+@pytest.mark.parametrize(("arguments", "message"), [
     (["evaluate", "RUN", "--calibrate"], "--calibrate is for image classification, and RUN predicts values of"),
     (["evaluate", "RUN", "--protocol", "knn"], "--protocol knn is for classes, but DATA has values of glow, size"),
     (["predict", "RUN", "IMAGE", "--top", "2"], "--top is for image classifiers"),
@@ -245,9 +245,9 @@ def test_prediction_file_is_resumed(measured_images, regression_run, tmp_path):
     (["train", "--resume", "RUN", "--targets", "size", "--epochs", "9"], "targets: ('glow', 'size') -> ('size',)"),
     (["data", "pack", "DATA", "--out", "PACK"], "DATA has values, but a pack stores only images and their classes"),
 ])  # fmt: skip
-def test_classification_options_are_rejected(measured_images, regression_run, tmp_path, words, message):
+def test_classification_options_are_rejected(measured_images, regression_run, tmp_path, arguments, message):
     names = {"RUN": regression_run[0], "DATA": measured_images / "values.csv", "IMAGE": measured_images / "1.png"}
-    result = run_cli(*(str(names.get(word, word)) for word in words), cwd=tmp_path)
+    result = run_cli(*(str(names.get(word, word)) for word in arguments), cwd=tmp_path)
     for name, path in names.items():
         message = message.replace(name, str(path))
     assert result.returncode and message in result.stderr and "Traceback" not in result.stderr

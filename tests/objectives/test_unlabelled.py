@@ -96,7 +96,7 @@ def test_stop_on_collapse_stops_the_run(unlabelled_images, tmp_path):
 
     Without the option the same run warns and completes.
     """
-    words = (
+    arguments = (
         "train",
         str(unlabelled_images),
         "--recipe",
@@ -108,10 +108,10 @@ def test_stop_on_collapse_stops_the_run(unlabelled_images, tmp_path):
         "--device",
         "cpu",
     )
-    words += ("--workers", "0", "--batch-size", "8", "--steps", "8", "--evaluate-every", "2", "--precision", "fp32")
-    words += ("--objective.prototypes", "32", "--objective.koleo", "0", "--optimizer", "adamw", "--lr", "1")
-    words += ("--schedules.momentum.start", "0", "--schedules.momentum.end", "0")  # the teacher equals the student
-    stopped = run_cli(*words, "--out", str(tmp_path / "run"), "--stop-on-collapse")
+    arguments += ("--workers", "0", "--batch-size", "8", "--steps", "8", "--evaluate-every", "2", "--precision", "fp32")
+    arguments += ("--objective.prototypes", "32", "--objective.koleo", "0", "--optimizer", "adamw", "--lr", "1")
+    arguments += ("--schedules.momentum.start", "0", "--schedules.momentum.end", "0")  # the teacher equals the student
+    stopped = run_cli(*arguments, "--out", str(tmp_path / "run"), "--stop-on-collapse")
     assert stopped.returncode == CollapseError.code == 7, stopped.stderr
     *_, error, hint = stopped.stderr.strip().splitlines()
     step = int(re.match(r"error: stopped at step (\d) of 8, saved: ", error)[1])
@@ -119,7 +119,7 @@ def test_stop_on_collapse_stops_the_run(unlabelled_images, tmp_path):
     assert (tmp_path / "run" / "checkpoints" / f"step-{step:08d}").is_dir()
     assert not (tmp_path / "run" / "summary.json").exists()
     assert {json.loads(line)["step"] for line in (tmp_path / "run" / "warnings.jsonl").open()} == {step}
-    complete = run_cli(*words, "--out", str(tmp_path / "complete"))
+    complete = run_cli(*arguments, "--out", str(tmp_path / "complete"))
     assert complete.returncode == 0 and error.split("saved: ")[1] in complete.stderr
 
 

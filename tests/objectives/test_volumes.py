@@ -115,12 +115,12 @@ def test_middle_planes_are_tiled_side_by_side():
     assert np.array_equal(planes[:, :3, 10:], volume[..., 2]) and (planes[:, 3, 5:] == -1).all()
 
 
-def run_predict(*words):
+def run_predict(*arguments):
     """Return the exit code of `vitreous predict`."""
     from vitreous.cli.main import main
 
     with pytest.raises(SystemExit) as stop:
-        main(["predict", *map(str, words), "--json"])
+        main(["predict", *map(str, arguments), "--json"])
     return stop.value.code
 
 

@@ -36,8 +36,8 @@ def compared_runs(tmp_path_factory):
     return photos, home / "good", home / "poor"
 
 
-def run_evaluate(*words, cwd):
-    result = run_cli("evaluate", *map(str, words), "--workers", "0", "--device", "cpu", cwd=cwd)
+def run_evaluate(*arguments, cwd):
+    result = run_cli("evaluate", *map(str, arguments), "--workers", "0", "--device", "cpu", cwd=cwd)
     return result
 
 
@@ -120,7 +120,7 @@ def test_unreadable_images_count_as_wrong_for_both_runs(compared_runs, tmp_path)
 
 
 @pytest.mark.parametrize(
-    "words, message",
+    "arguments, message",
     [
         (["GOOD", "POOR", "--calibrate"], "--calibrate applies to one run, not to two"),
         (["GOOD", "POOR", "--protocol", "knn"], "--protocol applies to one run, not to two"),
@@ -128,9 +128,9 @@ def test_unreadable_images_count_as_wrong_for_both_runs(compared_runs, tmp_path)
         (["GOOD", "POOR", "nowhere"], "no such folder"),
     ],
 )
-def test_invalid_comparisons_are_rejected(compared_runs, words, message, tmp_path):
+def test_invalid_comparisons_are_rejected(compared_runs, arguments, message, tmp_path):
     paths = dict(zip(("PHOTOS", "GOOD", "POOR"), map(str, compared_runs), strict=True))
-    result = run_evaluate(*(paths.get(word, word) for word in words), cwd=tmp_path)
+    result = run_evaluate(*(paths.get(word, word) for word in arguments), cwd=tmp_path)
     assert result.returncode in (2, 3) and message in result.stderr
 
 
@@ -165,8 +165,8 @@ def test_multilabel_runs_are_compared_by_map(tmp_path, compared_runs, monkeypatc
     assert json.loads(json.dumps(document, allow_nan=False)) == document
     result = run_evaluate(first_bundle, compared_runs[1], tmp_path / "x.csv", cwd=tmp_path)
     assert result.returncode == 2 and "classifies images into 2 classes (multi-label), " in result.stderr
-    for words in (["--abstain", "0.5"], ["--suspects", "s.csv"]):
-        result = run_evaluate(first_bundle, tmp_path / "x.csv", *words, cwd=tmp_path)
+    for arguments in (["--abstain", "0.5"], ["--suspects", "s.csv"]):
+        result = run_evaluate(first_bundle, tmp_path / "x.csv", *arguments, cwd=tmp_path)
         assert result.returncode == 2 and "needs single-label data" in result.stderr
 
 

@@ -58,10 +58,10 @@ def run_copy(trained_run, tmp_path, monkeypatch):
     return shutil.copytree(trained_run, tmp_path / "run")
 
 
-def run_evaluate_json(run, *words):
-    """Return the document of `vitreous evaluate RUN WORDS`, and its stderr."""
+def run_evaluate_json(run, *arguments):
+    """Return the document of `vitreous evaluate RUN ARGUMENTS`, and its stderr."""
     result = run_cli(
-        "evaluate", str(run), *map(str, words), "--workers", "0", "--device", "cpu", "--json", cwd=run.parent
+        "evaluate", str(run), *map(str, arguments), "--workers", "0", "--device", "cpu", "--json", cwd=run.parent
     )
     return parse_json_output(result), result.stderr
 
@@ -139,9 +139,9 @@ def test_temperature_defaults_to_one_and_invalid_values_are_rejected(run_copy):
 def test_a_temperature_survives_conversion_but_not_another_head(run_copy, tmp_path):
     run_evaluate_json(run_copy, "--calibrate")
     t = load_bundle(run_copy / "model").classification.temperature
-    for words, expected in (([], t), (["--image-size", "32"], t), (["--num-classes", "5"], 1.0)):
-        out = tmp_path / f"made{len(words)}{expected}"
-        assert run_cli("convert", str(run_copy), str(out), *words, cwd=tmp_path).returncode == 0
+    for arguments, expected in (([], t), (["--image-size", "32"], t), (["--num-classes", "5"], 1.0)):
+        out = tmp_path / f"made{len(arguments)}{expected}"
+        assert run_cli("convert", str(run_copy), str(out), *arguments, cwd=tmp_path).returncode == 0
         assert load_bundle(out).classification.temperature == expected
 
 
@@ -164,13 +164,13 @@ def test_abstention_in_evaluate_matches_predict(run_copy, photos, tmp_path):
     assert all(prediction.unsure == (prediction.probabilities[0] < 0.9) for prediction in predictions)
     assert "AURC" in stderr and 0 < document["abstain"]["coverage"] <= 1
     table = tmp_path / "x.csv"
-    words = ("predict", str(run_copy), str(photos / "test" / "ant"), "--abstain", "1", "--csv", str(table))
-    assert "unsure (" in run_cli(*words, cwd=tmp_path).stdout
+    arguments = ("predict", str(run_copy), str(photos / "test" / "ant"), "--abstain", "1", "--csv", str(table))
+    assert "unsure (" in run_cli(*arguments, cwd=tmp_path).stdout
     rows = list(csv.DictReader(table.open()))
     assert {row["unsure"] for row in rows} == {"unsure"} and rows[0]["probability"]
     assert all(
         prediction_row["unsure"]
-        for prediction_row in parse_json_output(run_cli(*words, "--json", cwd=tmp_path))["predictions"]
+        for prediction_row in parse_json_output(run_cli(*arguments, "--json", cwd=tmp_path))["predictions"]
     )
     for verb in ("evaluate", "predict"):
         result = run_cli(verb, str(run_copy), str(photos / "test"), "--abstain", "1.5", cwd=tmp_path)

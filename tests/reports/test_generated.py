@@ -29,8 +29,8 @@ from vitreous.weights.autoencoder import Autoencoder
 from vitreous.weights.bundle import Bundle, load_bundle
 
 
-def run_vitreous(*words):
-    return run_cli(*map(str, words))
+def run_vitreous(*arguments):
+    return run_cli(*map(str, arguments))
 
 
 @pytest.fixture(scope="module")
@@ -46,8 +46,18 @@ def latent_data(tmp_path_factory):
             for number in range(count // 2):
                 pixels = rng.integers(0, 256, (20, 24, 3), dtype=np.uint8)
                 Image.fromarray(pixels).save(folder / f"{number}.png")
-    words = ["--latents", latent_data / "vae", "--short-side", "16", "--mirror", "--workers", "0", "--shard-size", "1K"]
-    result = run_vitreous("data", "pack", latent_data / "photos", "--out", latent_data / "packed", *words)
+    arguments = [
+        "--latents",
+        latent_data / "vae",
+        "--short-side",
+        "16",
+        "--mirror",
+        "--workers",
+        "0",
+        "--shard-size",
+        "1K",
+    ]
+    result = run_vitreous("data", "pack", latent_data / "photos", "--out", latent_data / "packed", *arguments)
     assert result.returncode == 0 and "--recipe dit" in result.stdout, result.stderr
     return latent_data
 
@@ -101,18 +111,31 @@ def test_latents_are_posterior_samples_of_each_image_and_its_mirror(latent_data)
 
 
 def test_packing_latents_resumes_and_checks_options(latent_data, tmp_path):
-    words = ["--latents", latent_data / "vae", "--short-side", "16", "--mirror", "--workers", "0", "--shard-size", "1K"]
-    assert run_vitreous("data", "pack", latent_data / "photos", "--out", latent_data / "packed", *words).returncode == 0
+    arguments = [
+        "--latents",
+        latent_data / "vae",
+        "--short-side",
+        "16",
+        "--mirror",
+        "--workers",
+        "0",
+        "--shard-size",
+        "1K",
+    ]
+    assert (
+        run_vitreous("data", "pack", latent_data / "photos", "--out", latent_data / "packed", *arguments).returncode
+        == 0
+    )
     rejected = run_vitreous(
-        "data", "pack", latent_data / "photos", "--out", latent_data / "packed", *words[:4], *words[5:]
+        "data", "pack", latent_data / "photos", "--out", latent_data / "packed", *arguments[:4], *arguments[5:]
     )
     assert rejected.returncode == 2 and "another mirror" in rejected.stderr
-    for words, problem in (
+    for arguments, problem in (
         (["--mirror"], "latents and --mirror need an autoencoder"),
         (["--latents", latent_data / "vae", "--short-side", "15"], "is not a multiple of the autoencoder's 2"),
         (["--latents", latent_data / "photos"], "not an autoencoder folder"),
     ):
-        result = run_vitreous("data", "pack", latent_data / "photos", "--out", tmp_path / "x", *words)
+        result = run_vitreous("data", "pack", latent_data / "photos", "--out", tmp_path / "x", *arguments)
         assert result.returncode in (2, 3, 4) and problem in result.stderr and "Traceback" not in result.stderr
 
 
@@ -123,18 +146,18 @@ def test_a_latent_run_stores_the_scale_and_the_autoencoder(latent_data, generato
     vitreous.sample(generator_run, latent_data / "made", progress=False, classes=("cat",), steps=2, precision="fp32")
     assert Image.open(latent_data / "made" / "cat-00000.png").size == (16, 16)
     (latent_data / "vae").rename(latent_data / "moved")
-    for words, problem in (([], "is no longer at"), (["--vae", latent_data / "moved"], "")):
+    for arguments, problem in (([], "is no longer at"), (["--vae", latent_data / "moved"], "")):
         result = run_vitreous(
-            "sample", generator_run, "--class", "cat", "--steps", "1", "--out", latent_data / "x.png", *words
+            "sample", generator_run, "--class", "cat", "--steps", "1", "--out", latent_data / "x.png", *arguments
         )
         assert problem in result.stderr and bool(result.returncode) == bool(problem)
     (latent_data / "moved").rename(latent_data / "vae")
 
 
 def test_latent_generators_are_evaluated_on_latents_and_on_images(latent_data, generator_run):
-    words = ["--samples", "12", "--steps", "2", "--precision", "fp32", "--json"]
+    arguments = ["--samples", "12", "--steps", "2", "--precision", "fp32", "--json"]
     documents = [
-        json.loads(run_vitreous("evaluate", generator_run, *data, *words).stdout)
+        json.loads(run_vitreous("evaluate", generator_run, *data, *arguments).stdout)
         for data in ([], [latent_data / "photos"])
     ]
     assert [document["test"]["features"] for document in documents] == ["latents", "pixels"]
@@ -151,7 +174,7 @@ def inception_weights(tmp_path_factory):
     from torch_fidelity import feature_extractor_inceptionv3 as theirs
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(theirs, "load_state_dict_from_url", lambda *words, **options: {})
+        patch.setattr(theirs, "load_state_dict_from_url", lambda *arguments, **options: {})
         patch.setattr(torch.nn.Module, "load_state_dict", lambda self, state: None)
         torch.manual_seed(0)
         network = fidelity.FeatureExtractorInceptionV3("x", ["2048"])
@@ -170,9 +193,9 @@ def test_inception_metrics_match_fid_and_adm(inception_weights, tmp_path):
     features = network.features(real)
     assert [features[name].shape for name in ("rows", "spatial", "logits")] == [(8, 2048), (8, 2023), (8, 1008)]
     np.savez(tmp_path / "real.npz", arr_0=real)
-    words = ["--features", inception_weights, "--samples", "6", "--steps", "2", "--precision", "fp32", "--json"]
+    arguments = ["--features", inception_weights, "--samples", "6", "--steps", "2", "--precision", "fp32", "--json"]
     document = json.loads(
-        run_vitreous("evaluate", tmp_path / "model", "--reference", tmp_path / "real.npz", *words).stdout
+        run_vitreous("evaluate", tmp_path / "model", "--reference", tmp_path / "real.npz", *arguments).stdout
     )
     reference = document["reference"]
     assert (reference["images"], reference["samples"], reference["features"]) == (8, 6, "inception")
@@ -217,7 +240,7 @@ def test_invalid_references_are_rejected(inception_weights, tmp_path, latent_dat
     np.savez(tmp_path / "whole.npz", mu=np.zeros(2048), sigma=np.zeros((2048, 2048), np.float16))
     (tmp_path / "torn.npz").write_bytes((tmp_path / "odd.npz").read_bytes()[:100])
     sample_options = ["--samples", "4", "--steps", "1"]
-    for words, problem in (
+    for arguments, problem in (
         (["--reference", tmp_path / "none.npz"], "no reference file at"),
         (["--reference", tmp_path / "other.npz"], "contains none of the arrays of a reference file"),
         (["--reference", tmp_path / "odd.npz"], "not a mean and covariance"),
@@ -225,7 +248,7 @@ def test_invalid_references_are_rejected(inception_weights, tmp_path, latent_dat
         (["--reference", tmp_path / "whole.npz"], "contains moments of Inception features"),
         (["--reference", tmp_path / "odd.npz", "--split", "test"], "instead of the dataset"),
     ):
-        result = run_vitreous("evaluate", generator_run, *words, *sample_options)
+        result = run_vitreous("evaluate", generator_run, *arguments, *sample_options)
         assert result.returncode in (2, 3, 4) and problem in result.stderr and "Traceback" not in result.stderr, (
             result.stderr
         )

@@ -54,10 +54,10 @@ def inspected_models(tmp_path_factory) -> Path:
     return inspected_models
 
 
-def run_inspect(home, bundle, *words, to="out"):
+def run_inspect(home, bundle, *arguments, to="out"):
     """Run the command; return the figure documents by name, and the folder. Every image file is opened."""
     result = run_cli(
-        "inspect", bundle, *words, "--out", to, "--device", "cpu", "--precision", "fp32", "--json", cwd=home
+        "inspect", bundle, *arguments, "--out", to, "--device", "cpu", "--precision", "fp32", "--json", cwd=home
     )
     assert result.returncode == 0, result.stderr
     figures = {figure["name"]: figure for figure in json.loads(result.stdout)["figures"]}
@@ -74,8 +74,8 @@ def load_image_batch(home, names):
 
 def test_saved_arrays_match_the_library_functions(inspected_models):
     bundle, photos = "registers", ("photo 0.png", "photo 1.png")
-    words = ("--fusion", "max", "--residual", "0.3", "--discard", "0.25", "--mass", "0.5", "--of-class", "cat")
-    document, out = run_inspect(inspected_models, bundle, *photos, "--figures", *FIGURES, *words, to=bundle)
+    arguments = ("--fusion", "max", "--residual", "0.3", "--discard", "0.25", "--mass", "0.5", "--of-class", "cat")
+    document, out = run_inspect(inspected_models, bundle, *photos, "--figures", *FIGURES, *arguments, to=bundle)
     assert list(document) == ["distance", "rollout", "rollout-blocks", "attention", "gradient", "segments"]
     numbers = {name: np.load(out / figure["npz"]) for name, figure in document.items()}
     model, x = make_model(bundle), load_image_batch(inspected_models, photos)
@@ -103,8 +103,20 @@ def test_saved_arrays_match_the_library_functions(inspected_models):
 
 
 def test_layers_heads_and_image_sizes_can_be_selected(inspected_models):
-    words = ("--figures", "attention", "segments", "--layers", "0", "-1", "--heads", "1", "--image-size", "24", "16")
-    document, out = run_inspect(inspected_models, "registers", "photo 0.png", *words, to="chosen")
+    arguments = (
+        "--figures",
+        "attention",
+        "segments",
+        "--layers",
+        "0",
+        "-1",
+        "--heads",
+        "1",
+        "--image-size",
+        "24",
+        "16",
+    )
+    document, out = run_inspect(inspected_models, "registers", "photo 0.png", *arguments, to="chosen")
     assert list(document) == ["attention-0", "attention-1", "segments-0", "segments-1"]
     assert np.load(out / "attention-0.npz")["maps"].shape == (1, 1, 6, 4)
     assert np.load(out / "segments-1.npz")["kept"].shape == (1, 1, 6, 4)
@@ -151,7 +163,7 @@ def test_local_attention_models_have_distance_but_no_rollout(inspected_models, m
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("arguments", "message"),
     [
         (("registers", "--figures", "gradient", "--of-class", "bea"), "did you mean bee"),
         (("registers", "--figures", "gradient", "--of-class", "zebra"), "ant, bee"),
@@ -162,14 +174,14 @@ def test_local_attention_models_have_distance_but_no_rollout(inspected_models, m
         (("registers", "--figures", "segments", "--mass", "0"), "mass"),
     ],
 )
-def test_invalid_options_are_rejected_with_a_hint(inspected_models, words, message):
-    rejected = run_cli("inspect", words[0], "photo 0.png", *words[1:], "--device", "cpu", cwd=inspected_models)
+def test_invalid_options_are_rejected_with_a_hint(inspected_models, arguments, message):
+    rejected = run_cli("inspect", arguments[0], "photo 0.png", *arguments[1:], "--device", "cpu", cwd=inspected_models)
     assert rejected.returncode == 2 and message in rejected.stderr
 
 
 def test_captions_number_blocks_from_one_and_name_the_option(inspected_models):
-    words = ("--figures", "attention", "segments", "distance", "rollout", "--layers", "1", "--heads", "1")
-    document, out = run_inspect(inspected_models, "registers", "photo 0.png", *words, to="counted")
+    arguments = ("--figures", "attention", "segments", "distance", "rollout", "--layers", "1", "--heads", "1")
+    document, out = run_inspect(inspected_models, "registers", "photo 0.png", *arguments, to="counted")
     assert (
         document["attention"]["title"] == "Attention of block 2"
         and document["segments"]["title"] == "Segments of block 2"

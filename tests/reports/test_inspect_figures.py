@@ -62,13 +62,13 @@ def inspected_folder(tmp_path_factory):
     return root
 
 
-def inspect_model(inspected_folder, model, *figures, images=(), **words):
+def inspect_model(inspected_folder, model, *figures, images=(), **options):
     """Return the output of `inspect` after checking every file."""
     out = inspected_folder / "out" / f"{model}-{'-'.join(figures)}-{len(list(inspected_folder.glob('out/*')))}"
     inspect_options = InspectOptions(
         figures=figures,
         **{"data": str(inspected_folder / "photos"), "device": "cpu", "precision": "fp32", "count": 5, "batch_size": 2}
-        | words,
+        | options,
     )
     document = inspect(inspected_folder / model, images, out, inspect_options)
     for figure in document["figures"]:
@@ -84,7 +84,7 @@ def inspect_model(inspected_folder, model, *figures, images=(), **words):
 
 
 @pytest.mark.parametrize(
-    ("model", "shape", "words"),
+    ("model", "shape", "caption"),
     [
         ("plain", (15, 3, 8, 8), "in colour"),
         ("grey", (15, 1, 8, 8), "in grey"),
@@ -93,9 +93,9 @@ def inspect_model(inspected_folder, model, *figures, images=(), **words):
         ("bit", (15, 3, 7, 7), "root convolution"),
     ],
 )
-def test_patch_filters_are_drawn(inspected_folder, model, shape, words):
+def test_patch_filters_are_drawn(inspected_folder, model, shape, caption):
     figure, numbers = inspect_model(inspected_folder, model, "filters")["filters"]
-    assert numbers["components"].shape == shape and words in figure["caption"]
+    assert numbers["components"].shape == shape and caption in figure["caption"]
     assert numbers["share"].sum() == pytest.approx(1, abs=1e-4)
 
 
@@ -267,8 +267,19 @@ def test_a_model_without_tokens_reports_unavailable_figures(inspected_folder):
 
 
 def test_the_command_line(inspected_folder):
-    words = ["inspect", "plain", "photos/val", "--figures", "filters", "features", "--out", "said", "--device", "cpu"]
-    result = run_cli(*words, cwd=inspected_folder)
+    arguments = [
+        "inspect",
+        "plain",
+        "photos/val",
+        "--figures",
+        "filters",
+        "features",
+        "--out",
+        "said",
+        "--device",
+        "cpu",
+    ]
+    result = run_cli(*arguments, cwd=inspected_folder)
     assert result.returncode == 0, result.stderr
     assert {path.name for path in (inspected_folder / "said").iterdir()} >= {
         "filters.png",

@@ -215,7 +215,7 @@ def test_classification_options_are_rejected(detector_bundles, tmp_path):
 
 def test_the_command_prints_metrics_and_classes(detector_bundles, painted_engine, tmp_path, capsys):
     truth = write_coco(tmp_path / "data", 4)
-    words = [
+    arguments = [
         "evaluate",
         str(detector_bundles / "masks"),
         str(truth),
@@ -225,11 +225,11 @@ def test_the_command_prints_metrics_and_classes(detector_bundles, painted_engine
         str(tmp_path / "page.html"),
     ]
     with pytest.raises(SystemExit, match="0"):
-        main(words)
+        main(arguments)
     text = capsys.readouterr().out
     assert "AP50" in text and "box AP" in text and "AP50 points lost per error type: " in text and "background" in text
     with pytest.raises(SystemExit, match="0"):
-        main([*words, "--json"])
+        main([*arguments, "--json"])
     assert json.loads(capsys.readouterr().out)["evaluations"][0]["protocol"] == "coco"
 
 

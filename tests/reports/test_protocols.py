@@ -54,12 +54,12 @@ def short_run(photos, tmp_path_factory):
     return out
 
 
-def run_evaluate_json(run, *words):
-    return parse_json_output(run_cli("evaluate", str(run), *words, *CPU_OPTIONS, "--json", cwd=run.parent))
+def run_evaluate_json(run, *arguments):
+    return parse_json_output(run_cli("evaluate", str(run), *arguments, *CPU_OPTIONS, "--json", cwd=run.parent))
 
 
-def expect_error(code, run, *words):
-    result = run_cli("evaluate", str(run), *words, *CPU_OPTIONS, cwd=run.parent)
+def expect_error(code, run, *arguments):
+    result = run_cli("evaluate", str(run), *arguments, *CPU_OPTIONS, cwd=run.parent)
     assert result.returncode == code, result.stderr
     return result.stderr
 
@@ -102,12 +102,12 @@ def test_training_and_evaluation_images_are_reported(short_run, photos, tmp_path
     """For data with splits, and for a folder of classes, from which evaluation images are split."""
     flat_folder = tmp_path / "flat"
     flat_folder.symlink_to(photos / "train")
-    for words, source, split, bank, count in (
+    for arguments, source, split, bank, count in (
         ([], photos, "test", 36, 18),
         ([str(flat_folder)], flat_folder, "val", 33, 3),
     ):
         result = run_cli(
-            "evaluate", str(short_run), *words, "--protocol", protocol, *CPU_OPTIONS, "--json", cwd=short_run.parent
+            "evaluate", str(short_run), *arguments, "--protocol", protocol, *CPU_OPTIONS, "--json", cwd=short_run.parent
         )
         document = parse_json_output(result)
         assert document["train_data"] == {"data": str(source), "splits": ["train"], "images": bank}

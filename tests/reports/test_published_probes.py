@@ -55,14 +55,14 @@ def save_encoder(path, **options):
     return path
 
 
-def run_evaluate_json(bundle, photos, *words):
+def run_evaluate_json(bundle, photos, *arguments):
     return parse_json_output(
-        run_cli("evaluate", str(bundle), str(photos), "--protocol", "linear", *words, *CPU_OPTIONS, "--json")
+        run_cli("evaluate", str(bundle), str(photos), "--protocol", "linear", *arguments, *CPU_OPTIONS, "--json")
     )
 
 
-def expect_error(bundle, photos, *words):
-    result = run_cli("evaluate", str(bundle), str(photos), *words, *CPU_OPTIONS)
+def expect_error(bundle, photos, *arguments):
+    result = run_cli("evaluate", str(bundle), str(photos), *arguments, *CPU_OPTIONS)
     assert result.returncode == 2, result.stderr
     return " ".join(result.stderr.split())
 
@@ -200,8 +200,8 @@ def test_each_probe_is_reproducible_and_leaves_the_bundle_unchanged(bundle, phot
     def compute_digest():
         return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in bundle.iterdir()}
 
-    before, words = compute_digest(), ("--probe", probe, "--steps", "6", "--probe-batch", "20")
-    document, repeated = run_evaluate_json(bundle, photos, *words), run_evaluate_json(bundle, photos, *words)
+    before, arguments = compute_digest(), ("--probe", probe, "--steps", "6", "--probe-batch", "20")
+    document, repeated = run_evaluate_json(bundle, photos, *arguments), run_evaluate_json(bundle, photos, *arguments)
     assert compute_digest() == before
     assert {**document, "wall_seconds": 0, "images_per_second": 0} == {
         **repeated,
@@ -382,15 +382,15 @@ def test_unreadable_images_fail_or_are_skipped(bundle, photos, tmp_path):
     shutil.copytree(photos, source)
     for split in ("train", "test"):
         next((source / split / "ant").iterdir()).write_bytes(b"not an image")
-    words = ("--protocol", "linear", "--probe", "dino", "--steps", "2")
-    stopped = run_cli("evaluate", str(bundle), str(source), *words, *CPU_OPTIONS)
+    arguments = ("--protocol", "linear", "--probe", "dino", "--steps", "2")
+    stopped = run_cli("evaluate", str(bundle), str(source), *arguments, *CPU_OPTIONS)
     assert stopped.returncode and "1 of 36 images cannot be read" in stopped.stderr
     document = parse_json_output(
-        run_cli("evaluate", str(bundle), str(source), *words, "--bad-images", "skip", *CPU_OPTIONS, "--json")
+        run_cli("evaluate", str(bundle), str(source), *arguments, "--bad-images", "skip", *CPU_OPTIONS, "--json")
     )
     assert document["batch_size"] == 35 and document["test"]["unreadable"] == 1
     flat_folder = tmp_path / "flat"
     flat_folder.mkdir()
     shutil.copy(next((photos / "train" / "bee").iterdir()), flat_folder / "one.png")
-    unlabelled = run_cli("evaluate", str(bundle), str(flat_folder), *words, *CPU_OPTIONS)
+    unlabelled = run_cli("evaluate", str(bundle), str(flat_folder), *arguments, *CPU_OPTIONS)
     assert unlabelled.returncode and "label" in unlabelled.stderr and "Traceback" not in unlabelled.stderr

@@ -51,12 +51,12 @@ def pretrained_runs(tmp_path_factory):
     for index in range(24):
         make_image(index, (16, 16), index % 3).save(pretrained_runs / "photos" / f"{index}.png")
     for name, (recipe, settings) in RUN_SETTINGS.items():
-        words = {f"objective.{key}": value for key, value in settings.items()}
+        objective_options = {f"objective.{key}": value for key, value in settings.items()}
         vitreous.train(
             str(pretrained_runs / "photos"),
             recipe=recipe,
             out=str(pretrained_runs / name),
-            settings=words,
+            settings=objective_options,
             **TRAIN_OPTIONS,
         )
     return pretrained_runs
@@ -93,9 +93,9 @@ def test_predicted_colours_are_painted_in_place(pretrained_runs):
 
 def test_named_images_are_reconstructed_reproducibly(pretrained_runs, tmp_path):
     photo = str(pretrained_runs / "photos" / "3.png")
-    words = {"figures": ["reconstruction"], "device": "cpu"}
+    inspect_options = {"figures": ["reconstruction"], "device": "cpu"}
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
-        vitreous.inspect(str(pretrained_runs / "mae"), photo, out=tmp_path / name, seed=seed, **words)
+        vitreous.inspect(str(pretrained_runs / "mae"), photo, out=tmp_path / name, seed=seed, **inspect_options)
     a, b, c = (np.load(tmp_path / name / "reconstruction.npz") for name in "abc")
     assert (a["restored"] == b["restored"]).all() and not (a["predicted"] == c["predicted"]).all()
 
@@ -162,8 +162,8 @@ def test_the_page_of_dino_shows_entropies_and_no_reconstructions(pretrained_runs
 def test_the_page_shows_labels_of_neighbours_and_warnings(tmp_path, monkeypatch):
     monkeypatch.setattr("vitreous.objectives.unlabelled.MIN_RANKME", 1e9)
     photos = make_folder(tmp_path / "photos", {"train": 6, "val": 2}, size=(16, 16))
-    words = {f"objective.{key}": value for key, value in RUN_SETTINGS["mae"][1].items()}
-    vitreous.train(str(photos), recipe="mae", out=str(tmp_path / "run"), settings=words, **TRAIN_OPTIONS)
+    objective_options = {f"objective.{key}": value for key, value in RUN_SETTINGS["mae"][1].items()}
+    vitreous.train(str(photos), recipe="mae", out=str(tmp_path / "run"), settings=objective_options, **TRAIN_OPTIONS)
     page, learned = (tmp_path / "run" / "report.html").read_text(), read_learned_images(tmp_path / "run")
     assert learned["neighbours"]["rows"][0]["label"] in RunFolder(tmp_path / "run").run().data.classes
     assert "<h2>Warnings</h2>" in page and "Features vary along one direction only" in page and "--lr" in page

@@ -161,9 +161,9 @@ def test_tasks_are_resumed_one_by_one(bundle, tmp_path, monkeypatch):
         lambda name, *arguments: (computed.append(name), evaluate_task(name, *arguments))[1],
     )
 
-    def evaluate_again(*words):
+    def evaluate_again(*command):
         computed.clear()
-        words = (
+        command = (
             "evaluate",
             str(bundle),
             str(root),
@@ -173,9 +173,9 @@ def test_tasks_are_resumed_one_by_one(bundle, tmp_path, monkeypatch):
             "0",
             "--precision",
             "fp32",
-            *words,
+            *command,
         )
-        return parse_json_output(run_cli(*words, "--json", cwd=tmp_path))
+        return parse_json_output(run_cli(*command, "--json", cwd=tmp_path))
 
     document = evaluate_again()
     assert computed == ["dtd", "pets"] and len(document["missing"]) == 16
@@ -208,7 +208,7 @@ def test_images_are_resized_without_cropping(bundle, tmp_path):
         image.save(root / "dtd" / f"{index}.png")
     for name, rows in (("train800", range(8)), ("val200", range(8, 12)), ("test", range(12, 24))):
         (root / "dtd" / f"{name}.txt").write_text("".join(f"{index}.png {index % 2}\n" for index in rows))
-    words = (
+    command = (
         "evaluate",
         str(bundle),
         str(root),
@@ -220,7 +220,7 @@ def test_images_are_resized_without_cropping(bundle, tmp_path):
         "fp32",
         "--json",
     )
-    assert parse_json_output(run_cli(*words, cwd=tmp_path))["results"][0]["top1"] == 1.0
+    assert parse_json_output(run_cli(*command, cwd=tmp_path))["results"][0]["top1"] == 1.0
     assert open_data(root / "dtd").classes == ("0", "1")
 
 

@@ -133,11 +133,11 @@ def test_failed_writes_leave_no_files(tmp_path, monkeypatch):
 
 def test_the_command_line_prints_the_result(tmp_path):
     save_bundle(tmp_path / "a", transformer_config(**SMALL_CONFIG))
-    words = ["convert", str(tmp_path / "a"), str(tmp_path / "b"), "--to", "huggingface"]
-    result = parse_json_output(run_cli(*words, "--json"))
+    arguments = ["convert", str(tmp_path / "a"), str(tmp_path / "b"), "--to", "huggingface"]
+    result = parse_json_output(run_cli(*arguments, "--json"))
     assert result["model"] == "ViT-64x2/8" and result["tensors"] > 0
     assert json.loads((tmp_path / "b" / "config.json").read_text())["model_type"] == "vit"
-    repeated = run_cli(*words)
+    repeated = run_cli(*arguments)
     assert repeated.returncode == 2 and "already exists" in repeated.stderr
     rejected = run_cli("convert", str(tmp_path / "b" / "config.json"), str(tmp_path / "c"))
     assert rejected.returncode == 4 and "Traceback" not in rejected.stderr

@@ -409,12 +409,12 @@ def test_fuzzed_headers_are_rejected_or_match_safetensors(tmp_path):
         content = bytearray(sound)
         for _ in range(rng.randint(1, 3)):
             at = rng.randrange(min(len(content), 8 + sound[0]))
-            how = rng.randrange(4)
-            if how == 0:
+            mutation = rng.randrange(4)
+            if mutation == 0:
                 content[at] = rng.randrange(256)
-            elif how == 1:
+            elif mutation == 1:
                 del content[at : at + rng.randint(1, 6)]
-            elif how == 2:
+            elif mutation == 2:
                 content[at:at] = rng.choice(pieces)
             else:
                 content[at : at + 1] = rng.choice(pieces)

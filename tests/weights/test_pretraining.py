@@ -81,7 +81,7 @@ def transformers_mae(tmp_path_factory):
 def test_mae_predictions_match_transformers(transformers_mae, layout):
     home, model = transformers_mae
     objective = load_restoring_objective(home / layout)
-    # only the full file implies normalised targets by default
+    # the file does not contain this setting, whose default is True
     assert objective.config.normalise is (layout == "full.safetensors")
     objective.config = replace(objective.config, normalise=False)
     images, noise = torch.randn(3, 3, 32, 32), torch.rand(3, 16)

@@ -234,12 +234,12 @@ def make_tiny_entry(source: str, **fields: object) -> PublishedWeights:
 
 def test_concurrent_processes_download_a_file_once(server_url, tmp_path):
     code = "import sys, pathlib; from vitreous.weights.download import download_file; download_file(sys.argv[1], pathlib.Path(sys.argv[2]))"
-    words = [sys.executable, "-c", code, f"{server_url}/whole/a.npz", os.fspath(tmp_path / "a.npz")]
+    command = [sys.executable, "-c", code, f"{server_url}/whole/a.npz", os.fspath(tmp_path / "a.npz")]
     (tmp_path / ".a.npz.lock").touch()
     import filelock
 
     with filelock.FileLock(tmp_path / ".a.npz.lock"):
-        started = [subprocess.Popen(words) for _ in range(2)]
+        started = [subprocess.Popen(command) for _ in range(2)]
         with pytest.raises(subprocess.TimeoutExpired):
             started[0].wait(1.0)
     assert [process.wait(60) for process in started] == [0, 0]
@@ -328,8 +328,8 @@ def test_the_names_are_listed():
     assert all(row["licence"] == "Apache-2.0" and row["source"].startswith("https://") for row in rows)
     table = run_cli("models", "mae-*", "--weights").stdout
     assert "CC-BY-NC-4.0" in table and "83.6% top-1 once fine-tuned" in table and "md5" in table
-    for words, hint in ((["dinov2-s15"], "did you mean dinov2-s14?"), (["*", "--num-classes", "3"], "remove one")):
-        result = run_cli("models", *words, "--weights")
+    for arguments, hint in ((["dinov2-s15"], "did you mean dinov2-s14?"), (["*", "--num-classes", "3"], "remove one")):
+        result = run_cli("models", *arguments, "--weights")
         assert result.returncode == 2 and hint in result.stderr
 
 

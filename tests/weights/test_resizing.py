@@ -559,7 +559,7 @@ def test_source_options_apply_to_foreign_weights_not_bundles(state_dict_folder):
 
 
 def test_training_stores_the_source_options(state_dict_folder):
-    words = [
+    arguments = [
         "train",
         "data",
         "--init",
@@ -571,7 +571,7 @@ def test_training_stores_the_source_options(state_dict_folder):
         "--device",
         "cpu",
     ]
-    result = run_cli(*words, *SOURCE_OPTIONS, "--out", "run", cwd=state_dict_folder)
+    result = run_cli(*arguments, *SOURCE_OPTIONS, "--out", "run", cwd=state_dict_folder)
     assert result.returncode == 0, result.stderr
     config = (state_dict_folder / "run" / "config.yaml").read_text()
     assert "resize: bicubic\n" in config and re.search(r"init_source_size:\s*(\[48, 32\]|\n\s*- 48\n\s*- 32)", config)

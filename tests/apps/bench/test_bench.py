@@ -179,7 +179,7 @@ def test_peak_throughput_is_computed_from_counted_operations():
 
 
 @pytest.mark.parametrize(
-    "options, error, words",
+    "options, error, message",
     [
         ({"tasks": ["flight"]}, UsageError, "unknown task flight"),
         ({"tasks": ["predict"]}, UsageError, "--images"),
@@ -192,16 +192,16 @@ def test_peak_throughput_is_computed_from_counted_operations():
         ({"models": ["DiT-S/2"]}, UsageError, "the task inference cannot be measured: DiT-S/2 is generative"),
     ],
 )
-def test_unsupported_benchmark_options_are_rejected(options, error, words):
+def test_unsupported_benchmark_options_are_rejected(options, error, message):
     with pytest.raises(error) as raised:
         run_benchmarks(**options)
-    assert words in f"{raised.value.message} {raised.value.hint}"
+    assert message in f"{raised.value.message} {raised.value.hint}"
 
 
 def test_bench_prints_json_and_writes_a_page(tmp_path, monkeypatch):
     # one process less
     monkeypatch.setattr(run, "list_limit_contenders", lambda task, device: list_limit_contenders(task, device)[:1])
-    words = [
+    arguments = [
         "--models",
         "ViT-32x1/8",
         "--image-size",
@@ -216,7 +216,9 @@ def test_bench_prints_json_and_writes_a_page(tmp_path, monkeypatch):
         "inference",
         "--profile",
     ]
-    result = run_cli("bench", *words, "--seconds", "0.05", "--only", "vitreous, fp32", "--out", str(tmp_path), "--json")
+    result = run_cli(
+        "bench", *arguments, "--seconds", "0.05", "--only", "vitreous, fp32", "--out", str(tmp_path), "--json"
+    )
     document = parse_json_output(result)
     assert [row["task"] for row in document["results"]] == ["inference"]
     keys = {

@@ -460,7 +460,7 @@ main(sys.argv[1:])
 
 def test_ctrl_c_leaves_no_page_and_no_process(tmp_path):
     root = write_scenes(tmp_path / "photos", {"train": 2, "test": 2})
-    words = [
+    command = [
         sys.executable,
         "-c",
         ENDLESS_SCRIPT,
@@ -472,7 +472,7 @@ def test_ctrl_c_leaves_no_page_and_no_process(tmp_path):
         "--out",
         str(tmp_path / "report.html"),
     ]
-    process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
     assert process.stderr is not None and process.stderr.readline().startswith("check")
     os.killpg(process.pid, signal.SIGINT)
     assert process.wait(timeout=120) == 130

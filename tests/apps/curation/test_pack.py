@@ -290,7 +290,7 @@ def test_a_pack_killed_at_any_step_resumes_byte_identical(photos, tmp_path, form
         replace(*paths)
 
     monkeypatch.setattr(os, "replace", replace_or_kill)
-    monkeypatch.setattr(packing, "require_disk_space", lambda *words: None)
+    monkeypatch.setattr(packing, "require_disk_space", lambda *arguments: None)
     decoded, encode_sample = [], packing.SampleEncoder.encode_sample
     count, stopped = 1, 0
     while True:
@@ -305,7 +305,7 @@ def test_a_pack_killed_at_any_step_resumes_byte_identical(photos, tmp_path, form
             break
         with monkeypatch.context() as patch:
             patch.setattr(os, "replace", replace)
-            patch.setattr(packing, "require_disk_space", lambda *words: None)
+            patch.setattr(packing, "require_disk_space", lambda *arguments: None)
             patch.setattr(
                 packing.SampleEncoder,
                 "encode_sample",
@@ -325,7 +325,7 @@ def test_a_pack_killed_at_any_step_resumes_byte_identical(photos, tmp_path, form
 def test_a_killed_process_leaves_a_resumable_pack(tmp_path):
     make_folder(tmp_path / "x", {"train": 60, "val": 2}, size=(64, 64))
     out, plan = tmp_path / "out", PackPlan("uint8", 60, shard_size=100 * 1024)
-    words = [
+    command = [
         "data",
         "pack",
         str(tmp_path / "x"),
@@ -338,7 +338,9 @@ def test_a_killed_process_leaves_a_resumable_pack(tmp_path):
         "--out",
         str(out),
     ]
-    process = subprocess.Popen([sys.executable, "-m", "vitreous", *words, "--workers", "1"], stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "vitreous", *command, "--workers", "1"], stderr=subprocess.DEVNULL
+    )
     deadline = time.monotonic() + 60
     while not (out / "train-000002.npy").exists() and time.monotonic() < deadline:
         time.sleep(0.001)
@@ -353,7 +355,7 @@ def test_a_killed_process_leaves_a_resumable_pack(tmp_path):
 
 
 def test_a_kill_after_the_last_file_leaves_a_complete_pack(photos, tmp_path, monkeypatch):
-    def kill_run(*words, **options):
+    def kill_run(*arguments, **options):
         raise SimulatedKill
 
     with monkeypatch.context() as patch, pytest.raises(SimulatedKill):
@@ -388,7 +390,9 @@ def test_resuming_reuses_only_complete_shards_of_the_same_source(photos, tmp_pat
     out, plan = tmp_path / "out", PackPlan("uint8", 24, shard_size=9000)
     pack_dataset(photos, tmp_path / "whole", plan, workers=0)
     with monkeypatch.context() as patch, pytest.raises(SimulatedKill):
-        patch.setattr(packing, "write_split_index", lambda *words, **options: (_ for _ in ()).throw(SimulatedKill()))
+        patch.setattr(
+            packing, "write_split_index", lambda *arguments, **options: (_ for _ in ()).throw(SimulatedKill())
+        )
         pack_dataset(photos, out, plan, workers=0)
     second = out / "train-000001.npy"
     second.write_bytes(second.read_bytes()[:-1] + b"\0\0")
@@ -398,7 +402,9 @@ def test_resuming_reuses_only_complete_shards_of_the_same_source(photos, tmp_pat
     assert read_files(out) == read_files(tmp_path / "whole")
     shutil.rmtree(out)
     with monkeypatch.context() as patch, pytest.raises(SimulatedKill):
-        patch.setattr(packing, "write_split_index", lambda *words, **options: (_ for _ in ()).throw(SimulatedKill()))
+        patch.setattr(
+            packing, "write_split_index", lambda *arguments, **options: (_ for _ in ()).throw(SimulatedKill())
+        )
         pack_dataset(photos, out, plan, workers=0)
     (photos / "train" / "ant" / "0.png").unlink()
     with pytest.raises(UsageError, match="started with another source"):

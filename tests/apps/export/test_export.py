@@ -326,14 +326,14 @@ def test_a_differing_export_is_kept_only_if_accepted(exported_folder, onnx_file,
         shutil.copy(onnx_file, file_path)
 
     monkeypatch.setitem(EXPORT_FORMATS, "onnx", ExportFormat(".onnx", write_other_model))
-    words = ["export", str(tmp_path / "other"), "--images", str(exported_folder / "photos")]
-    rejected = run_cli(*words)
+    arguments = ["export", str(tmp_path / "other"), "--images", str(exported_folder / "photos")]
+    rejected = run_cli(*arguments)
     assert rejected.returncode == 1 and "error: the export failed the verification: " in rejected.stderr
     assert "add --accept-loss to keep it" in rejected.stderr
     assert sorted(path.name for path in (tmp_path / "other").iterdir()) == ["model.json", "weights.safetensors"]
-    (export_report,) = parse_json_output(run_cli(*words, "--accept-loss", "--json"))["exports"]
+    (export_report,) = parse_json_output(run_cli(*arguments, "--accept-loss", "--json"))["exports"]
     assert export_report["accepted_loss"] and Path(export_report["file"]).read_bytes() == onnx_file.read_bytes()
-    repeated = run_cli(*words, "--accept-loss")
+    repeated = run_cli(*arguments, "--accept-loss")
     assert repeated.returncode == 2 and "already exists and is not overwritten" in repeated.stderr
 
 
@@ -380,7 +380,7 @@ def test_export_requires_verification_images(exported_folder, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "words,message",
+    "arguments,message",
     [
         (["--to", "onx"], "unknown format"),
         (["--to", "timm", "--quantize", "int8"], "writes unchanged weights"),
@@ -390,8 +390,8 @@ def test_export_requires_verification_images(exported_folder, tmp_path):
         (["--out", "model.txt"], "does not end in .onnx"),
     ],
 )
-def test_invalid_export_options_are_rejected(exported_folder, words, message, tmp_path):
-    result = run_cli("export", str(exported_folder / "bundle"), *words, cwd=tmp_path)
+def test_invalid_export_options_are_rejected(exported_folder, arguments, message, tmp_path):
+    result = run_cli("export", str(exported_folder / "bundle"), *arguments, cwd=tmp_path)
     assert result.returncode == 2 and message in result.stderr and not list(tmp_path.iterdir())
 
 
@@ -416,14 +416,14 @@ def test_a_missing_extra_is_reported_before_images_are_collected(exported_folder
 def test_an_existing_export_is_replaced_only_with_overwrite(exported_folder, tmp_path, to, name):
     save_random_bundle(tmp_path / "run", transformer_config(**SMALL_CONFIG))
     image_arguments = ["--images", str(exported_folder / "photos")] if to == "torch" else []
-    words = ["export", str(tmp_path / "run"), "--to", to, *image_arguments]
-    assert run_cli(*words).returncode == 0
+    arguments = ["export", str(tmp_path / "run"), "--to", to, *image_arguments]
+    assert run_cli(*arguments).returncode == 0
     file_path = tmp_path / "run" / name
     marked = file_path / "config.json" if file_path.is_dir() else file_path
     marked.write_text("old")
-    rejected = run_cli(*words)
+    rejected = run_cli(*arguments)
     assert rejected.returncode == 2 and "--overwrite" in rejected.stderr and marked.read_text() == "old"
-    assert run_cli(*words, "--overwrite").returncode == 0 and marked.read_bytes() != b"old"
+    assert run_cli(*arguments, "--overwrite").returncode == 0 and marked.read_bytes() != b"old"
     assert {path.name for path in (tmp_path / "run").iterdir()} == {"model.json", "weights.safetensors", name}
 
 

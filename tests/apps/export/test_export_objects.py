@@ -48,8 +48,8 @@ def test_exported_detections_match_the_run(detector_folder, tmp_path, form):
         assert np.abs(ours.boxes - theirs.boxes).max() < 0.01 and np.abs(ours.scores - theirs.scores).max() < 1e-3
         assert np.mean(ours.masks == theirs.masks) > 0.999 and ours.masks.any()
     if library == "onnx":
-        words = [sys.executable, "-c", PREDICT_SCRIPT, tmp_path / name, image]
-        detections = json.loads(subprocess.run(words, capture_output=True, check=True, text=True).stdout)
+        command = [sys.executable, "-c", PREDICT_SCRIPT, tmp_path / name, image]
+        detections = json.loads(subprocess.run(command, capture_output=True, check=True, text=True).stdout)
         assert detections == [theirs.boxes.tolist(), list(theirs.names), theirs.scores.tolist(), False]
 
 

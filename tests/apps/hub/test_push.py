@@ -163,7 +163,7 @@ def test_a_bundle_without_a_run_is_pushed_without_metrics(trained_run, tmp_path)
 
 
 @pytest.mark.parametrize(
-    "broken,token,code,words",
+    "broken,token,code,messages",
     [
         ({}, "", 2, ["no Hub token found", "HF_TOKEN"]),
         ({}, "hf_wrong", 6, ["rejected the token (401)", "nothing was uploaded"]),
@@ -173,11 +173,11 @@ def test_a_bundle_without_a_run_is_pushed_without_metrics(trained_run, tmp_path)
         ({"/objects/": 413}, "hf_writes", 6, ["413"]),
     ],
 )
-def test_hub_errors_are_reported_with_a_fix(hub_address, trained_run, monkeypatch, broken, token, code, words):
+def test_hub_errors_are_reported_with_a_fix(hub_address, trained_run, monkeypatch, broken, token, code, messages):
     FakeHub.broken = broken
     monkeypatch.setenv("HF_TOKEN", token)
     result = get_result_or_error(lambda: vitreous.push(trained_run, "hf:me/pets"))
-    assert result[0] == code and all(word in result[1] for word in words), result
+    assert result[0] == code and all(word in result[1] for word in messages), result
     assert "weights.safetensors" not in FakeHub.repositories.get("me/pets", {})
 
 
@@ -198,7 +198,7 @@ def test_a_missing_hub_client_is_reported_with_the_install_command(trained_run, 
 
 
 @pytest.mark.parametrize(
-    "words,hint",
+    "arguments,hint",
     [
         (["RUN", "me/pets"], "use hf:ORG/NAME"),
         (["RUN", "hf:pets"], "use hf:ORG/NAME"),
@@ -209,9 +209,9 @@ def test_a_missing_hub_client_is_reported_with_the_install_command(trained_run, 
         (["FOLDER", "hf:me/pets", "--dry-run"], "vitreous convert"),
     ],
 )
-def test_invalid_pushes_are_rejected(trained_run, tmp_path, words, hint):
+def test_invalid_pushes_are_rejected(trained_run, tmp_path, arguments, hint):
     paths = {"RUN": str(trained_run), "FOLDER": str(tmp_path)}
-    result = run_cli("push", *(paths.get(word, word) for word in words))
+    result = run_cli("push", *(paths.get(word, word) for word in arguments))
     assert result.returncode == 2 and hint in result.stderr
 
 

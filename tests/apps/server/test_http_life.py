@@ -33,10 +33,10 @@ def start_server(tmp_path):
     """Start `vitreous serve …` in a new process; return a client, the process, and its log file."""
     processes = []
 
-    def start(*words: str) -> tuple[ServerClient, subprocess.Popen[str], Path]:
+    def start(*arguments: str) -> tuple[ServerClient, subprocess.Popen[str], Path]:
         log = tmp_path / "log"
         with log.open("w") as err:
-            command = [sys.executable, "-m", "vitreous", "serve", *words, "--port", "0", "--decoders", "1"]
+            command = [sys.executable, "-m", "vitreous", "serve", *arguments, "--port", "0", "--decoders", "1"]
             environment = {**os.environ, "OMP_NUM_THREADS": "1"}
             process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=err, text=True, env=environment)
         processes.append(process)
@@ -172,9 +172,11 @@ def test_startup_errors_are_reported_in_one_line(bundle, tmp_path):
             ("--port", "65536"): (2, "--port"),
             ("--host", "no.such.host.invalid", "--public"): (2, "no.such.host"),
         }
-        for words, (code, message) in cases.items():
-            result = run_cli("serve", str(bundle), *words)
-            assert result.returncode == code and message in result.stderr and "Traceback" not in result.stderr, words
+        for arguments, (code, message) in cases.items():
+            result = run_cli("serve", str(bundle), *arguments)
+            assert result.returncode == code and message in result.stderr and "Traceback" not in result.stderr, (
+                arguments
+            )
     assert run_cli("serve", str(tmp_path / "nothing"), "--port", "0").returncode == 2
     damaged = save_bundle(tmp_path / "damaged")
     (damaged / "weights.safetensors").write_bytes(b"x")

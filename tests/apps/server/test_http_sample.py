@@ -161,7 +161,7 @@ def test_inpainting_matches_sample(site, generator_folder, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("fields", "status", "words"),
+    ("fields", "status", "message"),
     [
         ({"image": encode_png(PHOTO_PIXELS)}, 400, "an image and a mask"),
         ({"settings": "{}"}, 400, "an image and a mask"),
@@ -176,15 +176,15 @@ def test_inpainting_matches_sample(site, generator_folder, tmp_path):
         ({"image": encode_png(PHOTO_PIXELS), "mask": encode_png(INPAINT_MASK), "settings": " " * 2**15}, 413, "the body is too large"),
     ],
 )  # fmt: skip
-def test_each_form_error_gets_one_message(site, fields, status, words):
+def test_each_form_error_gets_one_message(site, fields, status, message):
     got, document, _ = post_sample(site, *encode_form(**fields))
     error = document["error"]
-    assert got == status and words in f"{error['message']}; {error['hint']}" and len(json.dumps(error)) < 400
+    assert got == status and message in f"{error['message']}; {error['hint']}" and len(json.dumps(error)) < 400
     assert site.metric("vitreous_queue_images") == 0
 
 
 @pytest.mark.parametrize(
-    ("document", "status", "words"),
+    ("document", "status", "message"),
     [
         ({"class": "cow"}, 422, "unknown class cow"),
         ({"class": "x" * 9000}, 422, "unknown class xxx"),
@@ -221,11 +221,11 @@ def test_each_form_error_gets_one_message(site, fields, status, words):
         (b'{"seed": ' + b"9" * 9000 + b"}", 400, "not JSON"),
     ],
 )
-def test_each_request_error_gets_one_message(site, document, status, words):
+def test_each_request_error_gets_one_message(site, document, status, message):
     for headers in (JSON_HEADERS, NDJSON_HEADERS):
         got, response, _ = post_sample(site, document, headers)
         error = response["error"]
-        assert got == status and words in f"{error['message']}; {error['hint']}" and len(json.dumps(error)) < 400
+        assert got == status and message in f"{error['message']}; {error['hint']}" and len(json.dumps(error)) < 400
 
 
 def test_other_bodies_and_methods_are_rejected(site):
@@ -310,9 +310,9 @@ def test_an_unconditional_model_rejects_class_options(tmp_path):
             8,
             8,
         )
-        for document, words in (({"class": "cat"}, "no classes"), ({"guidance": 2}, "the model has none")):
+        for document, message in (({"class": "cat"}, "no classes"), ({"guidance": 2}, "the model has none")):
             status, response, _ = post_sample(site, document)
-            assert status == 422 and words in response["error"]["message"]
+            assert status == 422 and message in response["error"]["message"]
         assert site.ask("GET", "/v1/model")[1]["sampling"]["limits"]["guidance"] == 1
 
 

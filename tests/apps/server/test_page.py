@@ -200,10 +200,10 @@ def visit(request, browser, server_address):
     page_visit.leave()
 
 
-def compute_attention(predictor, file: Path, **words: str) -> dict:
+def compute_attention(predictor, file: Path, **query: str) -> dict:
     """Return Python's attention of a file."""
     return attention_to_json(
-        predictor.bundle, read_predictor_input(predictor, file), AttentionRequest.parse(words, predictor.bundle.model)
+        predictor.bundle, read_predictor_input(predictor, file), AttentionRequest.parse(query, predictor.bundle.model)
     )
 
 

@@ -202,8 +202,8 @@ def test_a_port_in_use_is_reported(finished_run):
 @pytest.mark.slow
 @pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_the_command_prints_its_address_and_stops_with_open_pages(finished_run, number, code):
-    words = ["watch", str(finished_run), "--port", "0", "--json"]
-    process = subprocess.Popen([sys.executable, "-m", "vitreous", *words], stdout=subprocess.PIPE, text=True)
+    arguments = ["watch", str(finished_run), "--port", "0", "--json"]
+    process = subprocess.Popen([sys.executable, "-m", "vitreous", *arguments], stdout=subprocess.PIPE, text=True)
     try:
         document = json.loads(process.stdout.readline())
         events = EventReader(document["address"])

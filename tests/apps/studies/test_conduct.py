@@ -151,8 +151,8 @@ def test_invalid_study_options_are_rejected(toy_study, tmp_path):
 
 
 def test_dry_runs_write_nothing_and_budgets_shorten_every_run(toy_study, tmp_path):
-    words = ["study", "toy", "--out", str(tmp_path / "plan"), "--device", "cpu", "--dry-run", "--json"]
-    planned = parse_json_output(run_cli(*words, "--steps", "100"))
+    arguments = ["study", "toy", "--out", str(tmp_path / "plan"), "--device", "cpu", "--dry-run", "--json"]
+    planned = parse_json_output(run_cli(*arguments, "--steps", "100"))
     assert planned["runs"] == 6 and planned["total_steps"] == 600 and planned["hours"] >= 0
     assert planned["peak_memory_bytes"] > 0 and not (tmp_path / "plan").exists()
     make = {**QUICK_OPTIONS, "steps": 100_000, "budget": "2s"}

@@ -98,8 +98,8 @@ def test_a_killed_worker_on_two_nodes_does_not_change_the_table(tmp_path):
         killer = WorkerKiller()
         killer.start()
         try:
-            words = (*STUDY_ARGUMENTS, "--out", str(tmp_path / "there"), "--ray", address)
-            cluster_result = parse_json_output(run_command(*words, timeout=700, **RAY_TOKEN_ENVIRONMENT))
+            arguments = (*STUDY_ARGUMENTS, "--out", str(tmp_path / "there"), "--ray", address)
+            cluster_result = parse_json_output(run_command(*arguments, timeout=700, **RAY_TOKEN_ENVIRONMENT))
         finally:
             killer.ended = True
             killer.join()

@@ -104,10 +104,10 @@ def test_insufficient_runs_are_reported_or_rejected():
     n, d, losses = simulate_runs(0, noise=0.05)
     narrow = (d > 1e7) & (n < 3e6)
     assert any("exponent b" in text for text in fit_law(n[narrow], d[narrow], losses[narrow], draws=40).doubts)
-    for runs, words in (
+    for runs, message in (
         ((n[:5], d[:5], losses[:5]), "5 runs"),
         ((np.full(36, 1e6), d, losses), "size of the model"),
         ((n, d, losses * np.nan), "above 0 and finite"),
     ):
-        with pytest.raises(DataError, match=words):
+        with pytest.raises(DataError, match=message):
             fit_law(*runs)

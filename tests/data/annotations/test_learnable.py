@@ -271,8 +271,8 @@ def write_pose(home, values, declared=True, polygons=False):
     for path in (home / "labels").rglob("*.txt"):
         path.write_text(f"0 0.5 0.5 0.5 0.5 {points}\n1 0.5 0.5 0.25 0.25 {points}\n")
     config = home / "data.yaml"
-    words = f"kpt_shape: [2, {values}]\n" if declared else "kpt_shape: null\n" if polygons else ""
-    config.write_text(config.read_text() + words)
+    kpt_shape = f"kpt_shape: [2, {values}]\n" if declared else "kpt_shape: null\n" if polygons else ""
+    config.write_text(config.read_text() + kpt_shape)
     return home
 
 

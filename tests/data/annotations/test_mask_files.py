@@ -163,7 +163,7 @@ def mark_void(classes, value=100):
 
 
 @pytest.mark.parametrize(
-    ("values", "words"),
+    ("values", "message"),
     [
         ({0, 1, 2, 100}, "use --ignore-index 100"),
         ({0, 1, 254}, "use --ignore-index 254"),
@@ -173,8 +173,8 @@ def mark_void(classes, value=100):
         (set(), ""),
     ],
 )
-def test_gaps_in_class_indices_are_described(values, words):
-    assert words in describe_class_gaps(values) and bool(words) == bool(describe_class_gaps(values))
+def test_gaps_in_class_indices_are_described(values, message):
+    assert message in describe_class_gaps(values) and bool(message) == bool(describe_class_gaps(values))
 
 
 def test_a_likely_ignore_index_is_suggested(tmp_path):
@@ -222,10 +222,10 @@ def test_ignore_index_requires_class_maps(tmp_path):
 
 def test_a_run_stores_the_ignore_index(tmp_path):
     home = store_maps(tmp_path / "data", "png", mark_void)
-    words = ("--recipe", "segment", "--model", "ViT-32x2/8", "--image-size", "32", "--steps", "1", "--workers", "0")
-    rejected = run_cli("train", str(home), *words, "--out", str(tmp_path / "run"))
+    arguments = ("--recipe", "segment", "--model", "ViT-32x2/8", "--image-size", "32", "--steps", "1", "--workers", "0")
+    rejected = run_cli("train", str(home), *arguments, "--out", str(tmp_path / "run"))
     assert rejected.returncode == 3 and "--ignore-index 100" in rejected.stderr
-    trained = run_cli("train", str(home), *words, "--ignore-index", "100", "--out", str(tmp_path / "run"))
+    trained = run_cli("train", str(home), *arguments, "--ignore-index", "100", "--out", str(tmp_path / "run"))
     assert trained.returncode == 0, trained.stderr
     assert "ignore_index: 100" in (tmp_path / "run" / "config.yaml").read_text()
     for data in ([], [str(home)]):
