@@ -31,10 +31,10 @@ def measure_decode_cost(path: str) -> list[float]:
             output = pipe.read()
         os.waitpid(child, 0)
         return json.loads(output)
-    before, begun = get_peak_memory(), time.process_time()
+    start_memory, start_time = get_peak_memory(), time.process_time()
     with suppress(DataError):
         decode_to_pillow(path)
-    os.write(writer, json.dumps([time.process_time() - begun, get_peak_memory() - before]).encode())
+    os.write(writer, json.dumps([time.process_time() - start_time, get_peak_memory() - start_memory]).encode())
     os._exit(0)
 
 

@@ -248,14 +248,14 @@ def main() -> int:
     if arguments.start is not None:
         decode_mutants(arguments.seed, arguments.start, arguments.count)
         return 0
-    begun = time.monotonic()
+    start_time = time.monotonic()
     tally = run_mutants(
         arguments.count,
         arguments.seed,
         lambda done: None if done % 10_000 else print(f"  {done:,}", file=sys.stderr, flush=True),
     )
     print(
-        f"{arguments.count:,} mutants of {len(list_seed_files())} files (seed {arguments.seed}): {tally}, {time.monotonic() - begun:.0f} s"
+        f"{arguments.count:,} mutants of {len(list_seed_files())} files (seed {arguments.seed}): {tally}, {time.monotonic() - start_time:.0f} s"
     )
     for number, outcome in tally.misses.items():
         print(f"  unexpected outcome of mutant {number}: {outcome}")

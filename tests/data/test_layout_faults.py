@@ -72,9 +72,9 @@ def test_special_files_are_reported_and_others_are_read(tmp_path, monkeypatch):
         (home / "deeper.jpg").mkdir()
         make_image(7).save(home / "deeper.jpg" / "7.png")
         (home / "up").symlink_to("..")
-        split, begun = open_data(root).split("train"), time.process_time()
+        split, start_time = open_data(root).split("train"), time.process_time()
         _, unreadable = screen_images(split, SMALL_PREPROCESS, 0, keep=False)
-    assert time.process_time() - begun < 2
+    assert time.process_time() - start_time < 2
     assert [error.message.split(": ")[0] for error in unreadable.values()] == [
         str(home / f"{name}.jpg") for name in ("dangling", "pipe", "self", "socket", "zero")
     ]
@@ -180,9 +180,9 @@ def test_thousands_of_single_image_classes_load_quickly(tmp_path, count):
     for number in range(count):
         os.mkdir(tmp_path / str(number))
         os.link(tmp_path / ".png", f"{tmp_path}/{number}/0.png")
-    begun = time.process_time()
+    start_time = time.process_time()
     data = open_data(tmp_path)
-    assert time.process_time() - begun < 20  # quadratic time would be minutes
+    assert time.process_time() - start_time < 20  # quadratic time would be minutes
     assert data.classes == tuple(map(str, range(count))) and data.notes == [
         "too few images to hold any out for validation"
     ]

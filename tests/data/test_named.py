@@ -257,9 +257,9 @@ def test_labels_and_pixels_match_torchvision(name, tmp_path):
         and (data.full_train_split is not None) == ("val" not in spec.splits)
         and set(data.splits) >= set(spec.splits)
     )
-    for split, further in spec.splits.items():
+    for split, split_options in spec.splits.items():
         quiet = {"download": False} if dataset_name == "SEMEION" else {}
-        theirs = getattr(torchvision.datasets, dataset_name)(str(tmp_path / "x"), **options, **further, **quiet)
+        theirs = getattr(torchvision.datasets, dataset_name)(str(tmp_path / "x"), **options, **split_options, **quiet)
         ours = data.full_train_split if split == "train" and data.full_train_split else data.splits[split]
         assert len(ours) == len(theirs) > 0
         for sample in range(len(ours)):

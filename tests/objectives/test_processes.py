@@ -122,9 +122,9 @@ def make_run_options(data_folder, out, name, **changes):
     } | ({"model": MODEL_NAMES[name]} if name in MODEL_NAMES else {})
 
 
-def make_process_order(world, options, **further):
+def make_process_order(world, options, **order_options):
     """Return an order for consecutive runs in the same processes."""
-    return {"world": world, "options": options, **further}
+    return {"world": world, "options": options, **order_options}
 
 
 def kill_and_resume_runs(data_folder, home, names, carry_out):  # noqa: F811
@@ -181,9 +181,9 @@ def train_with_world_sizes(data_folder, home, pairs, carry_out):  # noqa: F811
     pairs = [*(("one", name) for name in OBJECTIVE_VARIANTS if any(name == variant for _, variant in pairs)), *pairs]
     orders = {}
     for world, name in pairs:
-        further = {"parallel": "fsdp"} if world == "fsdp" else {}
+        parallel_options = {"parallel": "fsdp"} if world == "fsdp" else {}
         orders.setdefault(world, []).append(
-            make_run_options(data_folder, home / world, name, **shared_options, **further)
+            make_run_options(data_folder, home / world, name, **shared_options, **parallel_options)
         )
     codes, errors = carry_out(*(make_process_order(WORLD_SIZES[world], options) for world, options in orders.items()))
     assert codes == [[0] * WORLD_SIZES[world] for world in orders], errors

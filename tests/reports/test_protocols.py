@@ -145,7 +145,7 @@ def test_linear_reports_its_penalty_and_how_it_was_selected(short_run):
 
 
 def test_fewshot_matches_a_direct_ridge_solve(short_run, photos):
-    found, data = (
+    document, data = (
         run_evaluate_json(short_run, "--protocol", "fewshot", "--shots", "2", "5", "--seed", "1"),
         open_data(photos),
     )
@@ -153,7 +153,7 @@ def test_fewshot_matches_a_direct_ridge_solve(short_run, photos):
         compute_features(short_run, data.split("train")),
         compute_features(short_run, data.split("test")),
     )
-    for row in found["results"]:
+    for row in document["results"]:
         top1 = []
         for seed in (1, 2, 3):
             generator = np.random.default_rng(seed)
@@ -169,7 +169,7 @@ def test_fewshot_matches_a_direct_ridge_solve(short_run, photos):
             top1.append(float(((np.array(test_features) @ weight).argmax(1) == test_labels).mean()))
         assert [result["top1"] for result in row["per_seed"]] == top1
         assert row["top1"] == pytest.approx(np.mean(top1)) and row["std"] == pytest.approx(np.std(top1, ddof=1))
-    assert found["shots"] == 5 and found["test"]["top1"] == found["results"][1]["top1"]
+    assert document["shots"] == 5 and document["test"]["top1"] == document["results"][1]["top1"]
 
 
 def test_classes_with_fewer_images_than_shots_are_reported(short_run):
@@ -384,7 +384,7 @@ def test_objectnet_maps_classes_and_cuts_the_frame(thousand_class_bundle, tmp_pa
     if form == "json":
         (tmp_path / "map.json").write_text(json.dumps(numbers))
     else:
-        rows = [f"{name},{number}" for name, several in numbers.items() for number in several]
+        rows = [f"{name},{number}" for name, class_numbers in numbers.items() for number in class_numbers]
         (tmp_path / "map.csv").write_text("\n".join(["class,number", *rows]))
     document = run_evaluate_json(
         thousand_class_bundle,

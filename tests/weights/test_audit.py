@@ -55,14 +55,14 @@ FORBIDDEN_METHODS = {"extractall", "extract", "unsafe_load", "find_class"}
 
 def find_dangerous_names(tree: ast.AST) -> set[str]:
     """Return the dangerous modules and functions that a source uses."""
-    found, alias = set(), {}
+    names_found, alias = set(), {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for name in node.names:
                 alias[name.asname or name.name.split(".")[0]] = name.name if name.asname else name.name.split(".")[0]
-                found |= {name.name.split(".")[0]} & FORBIDDEN_MODULES
+                names_found |= {name.name.split(".")[0]} & FORBIDDEN_MODULES
         if isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            found |= {node.module.split(".")[0]} & FORBIDDEN_MODULES
+            names_found |= {node.module.split(".")[0]} & FORBIDDEN_MODULES
             for name in node.names:
                 alias[name.asname or name.name] = f"{node.module}.{name.name}"
     safe_loads = [  # numpy loads with `allow_pickle=False` are safe
@@ -74,27 +74,27 @@ def find_dangerous_names(tree: ast.AST) -> set[str]:
         if isinstance(node, (ast.Attribute, ast.Name)):
             head, dot, attributes = ast.unparse(node).partition(".")
             full = alias.get(head, head) + dot + attributes
-            found |= {full} & FORBIDDEN_ATTRIBUTES - ({"numpy.load"} if id(node) in safe_loads else set())
+            names_found |= {full} & FORBIDDEN_ATTRIBUTES - ({"numpy.load"} if id(node) in safe_loads else set())
             if isinstance(node, ast.Name):
-                found |= {node.id} & FORBIDDEN_CALLS
+                names_found |= {node.id} & FORBIDDEN_CALLS
             elif node.attr in FORBIDDEN_METHODS:
-                found.add(node.attr)
+                names_found.add(node.attr)
         if isinstance(node, ast.Call):
             for keyword in node.keywords:
                 is_disabled = isinstance(keyword.value, ast.Constant) and keyword.value.value is False
                 if keyword.arg in ("allow_pickle", "shell", "trust_remote_code") and not is_disabled:
-                    found.add(f"{keyword.arg}=True")
+                    names_found.add(f"{keyword.arg}=True")
                 if keyword.arg == "weights_only" and ast.unparse(keyword.value) != "True":
-                    found.add("weights_only=False")
-    return found
+                    names_found.add("weights_only=False")
+    return names_found
 
 
 @pytest.mark.parametrize("folder", sorted({name.partition("/")[0] for name in PACKAGE_FILES}))
 def test_no_file_executes_loaded_data(folder):
     for name, path in PACKAGE_FILES.items():
         if name.partition("/")[0] == folder:
-            found = find_dangerous_names(ast.parse(path.read_text("utf-8")))
-            assert not {finding for finding in found if name not in ALLOWED_FILES.get(finding, set())}, name
+            names_found = find_dangerous_names(ast.parse(path.read_text("utf-8")))
+            assert not {finding for finding in names_found if name not in ALLOWED_FILES.get(finding, set())}, name
 
 
 def test_torch_load_uses_weights_only():

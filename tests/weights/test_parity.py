@@ -243,9 +243,9 @@ def test_timm_and_open_clip_folders_are_read(tmp_path):
         described = {"model_cfg": {"embed_dim": 24, "vision_cfg": tower} | ({"quick_gelu": True} if quick else {})}
         (clip_folder / "open_clip_config.json").write_text(json.dumps(described))
         clip.sizes = clip.sizes[:1]  # at other sizes open_clip and transformers resize differently
-        found = open_model(clip_folder)
-        check_agreement(found, clip)
-        assert found.config.positions.resize == "bicubic-antialias"
+        clip_model = open_model(clip_folder)
+        check_agreement(clip_model, clip)
+        assert clip_model.config.positions.resize == "bicubic-antialias"
 
 
 def make_position_table(grid, width=6):
@@ -269,34 +269,34 @@ def test_the_resize_rule_matches_timm(old, new):
 
 
 @pytest.mark.parametrize(
-    "peer_name,how", [("vit", "bicubic"), ("mae", "bicubic"), ("deit", "bicubic"), ("clip", "bicubic")]
+    "peer_name,rule", [("vit", "bicubic"), ("mae", "bicubic"), ("deit", "bicubic"), ("clip", "bicubic")]
 )
 @pytest.mark.parametrize("new", [(6, 6), (7, 5), (3, 2)])
-def test_the_resize_rules_match_transformers(peer_name, how, new):
+def test_the_resize_rules_match_transformers(peer_name, rule, new):
     peer = {
         "vit": peers.make_transformers_vit,
         "mae": peers.make_transformers_mae,
         "deit": peers.make_transformers_deit,
         "clip": peers.make_transformers_clip,
     }
-    check_against_transformers(peer[peer_name]().model, how, new)
+    check_against_transformers(peer[peer_name]().model, rule, new)
 
 
-@pytest.mark.parametrize("registers,how", [(0, "bicubic"), (3, "bicubic-antialias")])
+@pytest.mark.parametrize("registers,rule", [(0, "bicubic"), (3, "bicubic-antialias")])
 @pytest.mark.parametrize("new", [(6, 6), (7, 5), (3, 2)])
-def test_the_resize_rule_matches_transformers_dinov2(registers, how, new):
-    check_against_transformers(peers.make_transformers_dinov2(registers).model, how, new)
+def test_the_resize_rule_matches_transformers_dinov2(registers, rule, new):
+    check_against_transformers(peers.make_transformers_dinov2(registers).model, rule, new)
 
 
 @torch.inference_mode()
-def check_against_transformers(model, how, new):
+def check_against_transformers(model, rule, new):
     embeddings = next(module for name, module in model.named_modules() if name.rpartition(".")[2] == "embeddings")
     position_embedding = getattr(embeddings, "position_embedding", None)
     positions = embeddings.position_embeddings if position_embedding is None else position_embedding.weight[None]
     count = positions.shape[1] - 16
     arriving = torch.zeros(1, count + new[0] * new[1], positions.shape[2])
     theirs = embeddings.interpolate_pos_encoding(arriving, new[0] * 8, new[1] * 8)
-    ours = resize_position_table(positions[0, count:].unflatten(0, (4, 4)), new, how).flatten(0, 1)
+    ours = resize_position_table(positions[0, count:].unflatten(0, (4, 4)), new, rule).flatten(0, 1)
     assert (ours - theirs[0, count:]).abs().max() <= 1e-6
 
 

@@ -41,11 +41,11 @@ WEIGHTS_PAGE = (Path(__file__).parents[2] / "docs" / "weights.md").read_text("ut
 IMAGE_SIZES = [(32, 32), (48, 48), (32, 48), (48, 32), (40, 56), (24, 16)]
 
 
-def interpolate_table(table: Tensor, height: int, width: int, **how: Any) -> Tensor:
+def interpolate_table(table: Tensor, height: int, width: int, **options: Any) -> Tensor:
     """Interpolate a square table (N, D) to (height * width, D) with PyTorch."""
     side = int(len(table) ** 0.5)
     source = table.reshape(1, side, side, -1).permute(0, 3, 1, 2)
-    resized = F.interpolate(source, **({"size": (height, width)} if "scale_factor" not in how else {}), **how)
+    resized = F.interpolate(source, **({"size": (height, width)} if "scale_factor" not in options else {}), **options)
     return resized.permute(0, 2, 3, 1).reshape(height * width, -1)
 
 
@@ -215,13 +215,13 @@ def write_dinov2(folder: Path, registers: int = 0) -> ReferenceFile:
     model = build_small_vit(num_classes=0, init_values=1e-5)
     tokens = 0.3 * torch.randn(1, registers, 48, generator=torch.Generator().manual_seed(1))
     renamed = copy_state(model) | {"mask_token": torch.ones(1, 48)} | ({"register_tokens": tokens} if registers else {})
-    rule, how = (
+    rule, resize_options = (
         (resize_like_dinov2_registers, "bicubic-antialias") if registers else (resize_like_dino, "bicubic-offset")
     )
     return ReferenceFile(
         save_safetensors(folder, renamed),
         partial(forward_with_rule, model, rule=rule, registers=tokens[0] if registers else None),
-        how,
+        resize_options,
     )
 
 

@@ -14,9 +14,9 @@ def build_steady_step(work, rate=100.0):
     """Run at exactly `rate` images/s, regardless of how late a busy machine wakes the process."""
 
     def run_step():
-        begun = time.perf_counter()
+        start_time = time.perf_counter()
         time.sleep(0.01)
-        return rate * (time.perf_counter() - begun)
+        return rate * (time.perf_counter() - start_time)
 
     return run_step
 

@@ -441,10 +441,10 @@ def test_model_features_find_duplicates_in_unlabelled_folders(tmp_path, monkeypa
         lambda features, *arguments: feature_shapes.append(features.shape) or search(features, *arguments),
     )
     monkeypatch.chdir(tmp_path)
-    found = run(
+    document = run(
         Options(data="photos", out="list.csv", against=("tests",), model="bundle", device="cpu", workers=0), Console()
     )
-    assert [copy["duplicate_of"] for copy in found["duplicates"]] == [f"tests/{seed}.png" for seed in range(5)]
+    assert [copy["duplicate_of"] for copy in document["duplicates"]] == [f"tests/{seed}.png" for seed in range(5)]
     assert feature_shapes == [(10, 32)]
     with pytest.raises(UsageError, match="no classes"):
         run(Options(data="photos", out="list.csv", within=True, apply_to="x.csv"), Console())

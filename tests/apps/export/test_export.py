@@ -474,14 +474,14 @@ def test_numpy_normalisation_is_bit_identical_to_torch(numbers):
     assert np.array_equal(preprocess.normalise_array(pixels), preprocess.normalise(torch.from_numpy(pixels)).numpy())
 
 
-@pytest.mark.parametrize("how", grid.RESIZE_MODES)
-def test_position_resizing_in_the_graph_matches_eager(how):
+@pytest.mark.parametrize("rule", grid.RESIZE_MODES)
+def test_position_resizing_in_the_graph_matches_eager(rule):
     for old in (1, 2, 3, 7, 14):
         source = torch.randn(old, 3, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(old))
         for new in ((new, new_width) for new in (1, 2, 3, 5, 7, 9, 14, 24, 37) for new_width in (3, 4)):
             assert torch.allclose(
-                graph.resize_to_symbolic_grid(source, new, how),
-                grid.resize_position_table(source, new, how),
+                graph.resize_to_symbolic_grid(source, new, rule),
+                grid.resize_position_table(source, new, rule),
                 rtol=0,
                 atol=1e-12,
             ), (old, new)

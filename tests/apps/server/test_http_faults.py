@@ -276,12 +276,12 @@ def test_a_request_survives_a_killed_decoder(site, server):
 
 
 def test_slow_clients_get_408_and_are_disconnected(site):
-    begun = (
+    partial_request = (
         b"POST /v1/predict HTTP/1.1\r\n" + HOST_HEADER + b"Content-Type: image/png\r\nContent-Length: 1000\r\n\r\nxyz"
     )
     with site.connect() as head, site.connect() as body, site.connect() as idle:
         head.sendall(b"GET / HTTP/1.1\r\nHost: loc")
-        body.sendall(begun)
+        body.sendall(partial_request)
         idle.sendall(b"GET /healthz HTTP/1.1\r\n" + HOST_HEADER + b"\r\n")
         assert parse_error(receive_all(head)) == (408, "too_slow") and parse_error(receive_all(body)) == (
             408,

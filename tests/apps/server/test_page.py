@@ -319,9 +319,9 @@ def test_clicking_a_patch_shows_its_attention(visit, page_models, predictor):
 def test_the_plain_image_is_shown_next_to_the_attention(visit, page_models):
     def read_plain() -> np.ndarray:
         url = visit.page.evaluate("document.getElementById('plain').toDataURL()")
-        found = Image.open(io.BytesIO(base64.b64decode(url.partition(",")[2]))).convert("RGB")
-        assert found.height == 144 and found.width == 216
-        return np.asarray(found.resize((96, 64), Image.Resampling.BOX), float)
+        plain_image = Image.open(io.BytesIO(base64.b64decode(url.partition(",")[2]))).convert("RGB")
+        assert plain_image.height == 144 and plain_image.width == 216
+        return np.asarray(plain_image.resize((96, 64), Image.Resampling.BOX), float)
 
     def average_blocks(pixels: np.ndarray) -> np.ndarray:
         return pixels.reshape(8, 8, 12, 8, 3).mean((1, 3))
