@@ -11,7 +11,7 @@ from vitreous.apps.bench.work import LogitsStep
 
 
 def build_steady_step(work, rate=100.0):
-    """Run at exactly `rate` images/s, regardless of how late a busy machine wakes the process."""
+    """Build a step that reports exactly `rate` images/s, regardless of how late a busy machine wakes the process."""
 
     def run_step():
         start_time = time.perf_counter()
@@ -22,14 +22,14 @@ def build_steady_step(work, rate=100.0):
 
 
 def build_inexact_step(work):
-    """Return logits that are off by a tenth."""
+    """Build a step whose logits are off by a tenth."""
     return LogitsStep(
         build_steady_step(work), lambda: np.array([[3.0, 4.5]], np.float32), lambda: np.array([[3.0, 4.0]], np.float32)
     )
 
 
 def build_zero_step(work):
-    """Return zeros."""
+    """Build a step whose logits are zero."""
     return LogitsStep(build_steady_step(work), lambda: np.zeros((1, 2)), lambda: np.zeros((1, 2)))
 
 
@@ -54,7 +54,7 @@ def build_step_that_fails_later(work):
 
 
 def build_step_with_subprocess(work):
-    """Start a child process, as data loaders do."""
+    """Build a step that starts a child process, as data loaders do."""
     import multiprocessing
 
     child = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(0,))

@@ -116,9 +116,8 @@ def test_ratios_refer_to_the_first_peer_and_to_the_measured_peak(race_results):
     assert rows[0]["ratio"] == pytest.approx(3.0, rel=0.2) and rows[1]["ratio"] == 1.0
     assert rows[0]["ratio_baseline"] == "peer, default"
     config = config_from_name("ViT-32x1/8", 16)
-    for row, cost in zip(
-        rows, (config.computed_macs(), config.macs()), strict=False
-    ):  # our classifier skips unused outputs
+    # our classifier skips unused outputs
+    for row, cost in zip(rows, (config.computed_macs(), config.macs()), strict=False):
         operations = 2 * cost
         assert row["fraction_of_peak"] == pytest.approx(
             row["images_per_second"] * operations / document["peak_throughput"]["fp32"]
