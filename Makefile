@@ -34,5 +34,5 @@ processor: ## what depends on the processor, as another kind of processor than t
 wheel: ## every verb by the installed wheel, outside of the checkout, on each Python that is here; minutes, and a download of PyTorch
 	$(PYTHON) -m tests.wheel
 
-reliability: ## the whole rig: kills, crash points, signals, damage; docs/reliability.md has what it counts
+reliability: ## the whole rig: kills, crash points, signals, damage; docs/explanation/reliability.md has what it counts
 	OMP_NUM_THREADS=1 $(PYTHON) -m tests.reliability

@@ -32,8 +32,9 @@ from vitreous.weights.convert import convert
 from vitreous.weights.published import PUBLISHED_BY_NAME
 
 ROOT = Path(__file__).parent.parent
-PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
-START_PAGE = (ROOT / "docs" / "start.md").read_text("utf-8")
+PAGES = (ROOT / "README.md", *sorted(page for page in (ROOT / "docs").rglob("*.md") if page.parent.name != "log"))
+TUTORIALS = ROOT / "docs" / "tutorials"
+START_PAGE = "".join((TUTORIALS / name).read_text("utf-8") for name in ("first-model.md", "own-photos.md"))
 CODE_BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 #: two spaces end a command: what it does follows
 COMMAND_PATTERN = re.compile(r"(?:^|\$ |-m |\| |/)vitreous (\S+(?: \S+)*)")
@@ -125,7 +126,12 @@ def test_options_in_prose_exist():
 @cache
 def option_names(verb: str) -> set[str]:
     """Every option in the help of a verb."""
-    return {"--json", *re.findall(r"--[a-z][a-z0-9-]*", run_cli(*verb.split(), "--help-all").stdout)}
+    return {
+        "--json",
+        "--help",
+        "--help-all",
+        *re.findall(r"--[a-z][a-z0-9-]*", run_cli(*verb.split(), "--help-all").stdout),
+    }
 
 
 #: what the test adds to a command of the first page: fewer steps, images of few pixels, a free port
@@ -149,7 +155,7 @@ EXPECTED_FILES = (
 @pytest.mark.slow
 @pytest.mark.timeout(900)  # a busy machine is no fault
 def test_the_start_page_runs(tmp_path, monkeypatch):
-    """Every command of docs/start.md in order, in a folder with photographs and a picture of a digit, without network."""
+    """Every command of docs/tutorials/first-model.md in order, in a folder with photographs and a picture of a digit, without network."""
     lines = block_commands(START_PAGE)
     assert set(EXTRA_OPTIONS) <= set(lines) and len(lines) == len(re.findall(r"^vitreous ", START_PAGE, re.MULTILINE))
     make_folder(tmp_path / "photos", {"": 20}, classes=("cat", "dog"), size=(64, 48))

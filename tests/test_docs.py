@@ -10,25 +10,26 @@ from typing import Any
 import pytest
 
 DOCS = Path(__file__).parents[1] / "docs"
+ROOT = DOCS.parent
+MARKDOWN = sorted(
+    page
+    for pattern in ("*.md", "docs/**/*.md", "benchmarks/**/*.md", "vitreous/**/*.md")
+    for page in ROOT.glob(pattern)
+)
 NOTEBOOKS = sorted((DOCS / "notebooks").glob("*.ipynb"))
 
 
-@pytest.mark.parametrize(
-    "page",
-    [
-        "dense.md",
-        "generating.md",
-        "hub.md",
-        "inside.md",
-        "interoperability.md",
-        "pretrained.md",
-        "regression.md",
-        "studies.md",
-        "video.md",
-        "volumes.md",
-        "windows.md",
-    ],
+#: pages whose Python needs files of the reader
+NEED_FILES = ("guides/distributed.md", "guides/export.md", "guides/prediction.md", "reference/models.md")
+#: pages whose blocks of Python run in order, without other files
+PYTHON_PAGES = sorted(
+    page.relative_to(DOCS).as_posix()
+    for page in DOCS.rglob("*.md")
+    if not page.as_posix().endswith(("log/2026-11.md", *NEED_FILES)) and "```python\n" in page.read_text("utf-8")
 )
+
+
+@pytest.mark.parametrize("page", PYTHON_PAGES)
 def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"```python\n(.*?)```", (DOCS / page).read_text("utf-8"), re.DOTALL)
@@ -55,7 +56,7 @@ def test_a_model_in_another_library(library, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     save_detector(tmp_path / "detector")
     write_photos(tmp_path / "pictures", 1)[0].rename("street.jpg")
-    page = (DOCS / "interoperability.md").read_text("utf-8")
+    page = (DOCS / "guides" / "interoperability.md").read_text("utf-8")
     blocks = re.findall(r"```(python|text)\n(.*?)```", page, re.DOTALL)
     (own,) = [block for kind, block in blocks if kind == "text" and f"{library}" in block.partition("\n")[0]]
     names: dict[str, Any] = {"torch": torch}
@@ -84,3 +85,23 @@ def test_notebooks_reproduce_their_output_types(notebook, tmp_path, monkeypatch)
     shown = site.output_types(site.execute_notebook(notebook, tmp_path))
     assert shown == site.output_types(json.loads(notebook.read_text("utf-8")))
     assert {"text/html", "image/png"} <= {kind for cell in shown for kind in cell}
+
+
+def heading_anchors(text: str) -> set[str]:
+    """The anchors of the headings of a page, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", re.sub(r"```.*?```", "", text, flags=re.DOTALL), re.MULTILINE)
+    titles = [re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading) for heading in headings]
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", MARKDOWN, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_links_lead_to_files_and_headings(page):
+    """Every relative link of a page names a file of the checkout, and its anchor a heading there."""
+    text = re.sub(r"```.*?```", "", page.read_text("utf-8"), flags=re.DOTALL)
+    for link in re.findall(r"\]\(([^()\s]+)\)", re.sub(r"`[^`\n]*`", "", text)):
+        if "://" in link or link.startswith("mailto:"):
+            continue
+        name, _, anchor = link.partition("#")
+        target = page.parent / name if name else page
+        assert target.exists(), f"{page.name}: {link}"
+        assert not anchor or target.suffix != ".md" or anchor in heading_anchors(target.read_text("utf-8")), link

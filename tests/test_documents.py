@@ -13,7 +13,7 @@ from vitreous.apps.server.openapi import DOCUMENT_SCHEMAS
 from vitreous.tasks import documents
 from vitreous.tasks.metrics import METRICS
 
-PAGE = (Path(__file__).parents[1] / "docs" / "documents.md").read_text("utf-8")
+PAGE = (Path(__file__).parents[1] / "docs" / "reference" / "documents.md").read_text("utf-8")
 CLASSES = {node.name: node for node in ast.parse(inspect.getsource(documents)).body if isinstance(node, ast.ClassDef)}
 JSON_TYPES = {"str": "string", "int": "integer", "float": "number", "bool": "boolean", "object": "any", "Row": "object"}
 

@@ -14,7 +14,7 @@ from PIL import Image
 
 ROOT = Path(__file__).parent.parent
 FIGURES = ROOT / "docs" / "figures"
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BUILT_PREFIXES = ("hero", "page", "terminal", "start", "task-")  # how the names of the files begin that build.py makes
 ANIMATED_FIGURES = ("page", "terminal")
 LARGEST_ANIMATION = 1_500_000  # bytes

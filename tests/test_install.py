@@ -107,7 +107,7 @@ def test_the_container_runs_without_root_and_is_watched():
 @CHECKOUT_ONLY
 def test_ci_runs_on_every_supported_python():
     jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yaml").read_text())["jobs"]
-    pythons = [line.rpartition(" ")[2] for line in PROJECT["classifiers"] if "Python ::" in line]
+    pythons = [line.rpartition(" ")[2] for line in PROJECT["classifiers"] if "Python :: 3." in line]
     assert jobs["check"]["strategy"]["matrix"]["python"] == pythons
     steps = [step for job in jobs.values() for step in job["steps"]]
     assert ".ci/run" in [step.get("run") for step in jobs["check"]["steps"]]

@@ -201,7 +201,7 @@ def test_links_and_figures_exist():
 def test_every_figure_of_the_docs_has_its_command_above():
     from vitreous.reports.inspect import FIGURES
 
-    page, made = (ROOT / "docs" / "inside.md").read_text("utf-8"), set()
+    page, made = (ROOT / "docs" / "guides" / "inspection.md").read_text("utf-8"), set()
     for part in re.split(r"(?=!\[)", page):
         shown = re.match(r"!\[[^]]+\]\(figures/(([a-z]+)[a-z-]*)\.png\)", part)
         if shown:

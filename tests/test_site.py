@@ -4,25 +4,30 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import json
 import os
 import re
 import subprocess
 import sys
+from dataclasses import fields
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import yaml
 
+from vitreous.apps.server.openapi import GET_ENDPOINTS, POST_ENDPOINTS
 from vitreous.cli.help import list_options
 from vitreous.cli.main import VERBS
 from vitreous.recipes.options import TrainOptions
+from vitreous.recipes.registry import RECIPES
+from vitreous.training.run import Run
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
-EQUATIONS_PAGE = (DOCS / "equations.md").read_text("utf-8")
+EQUATIONS_PAGE = (DOCS / "explanation" / "equations.md").read_text("utf-8")
 #: `vitreous.nn.grid.resize_position_table` as a link to its file
-NAME_LINKS = re.findall(r"\[`(vitreous(?:\.\w+)+)`\]\(\.\./(vitreous/[\w/]+\.py)\)", EQUATIONS_PAGE)
+NAME_LINKS = re.findall(r"\[`(vitreous(?:\.\w+)+)`\]\(\.\./\.\./(vitreous/[\w/]+\.py)\)", EQUATIONS_PAGE)
 pytestmark = pytest.mark.skipif(not (ROOT / ".ci" / "run").exists(), reason="not a checkout")
 
 
@@ -49,13 +54,20 @@ def cli_reference(site_builder):
     return load_script("command_line")
 
 
-def test_every_page_of_docs_is_in_the_navigation(site_builder):
+@pytest.fixture(scope="module")
+def reference_pages(site_builder):
+    """The script that writes the pages of recipes, config.yaml and the HTTP API."""
+    return load_script("reference_pages")
+
+
+def test_every_page_of_docs_is_in_the_navigation(site_builder, reference_pages):
     listed = site_builder.listed(yaml.safe_load((DOCS / "site" / "mkdocs.yml").read_text("utf-8"))["nav"])
     pages = {
         page for path, page in site_builder.page_map().items() if path.is_relative_to(DOCS) and page.endswith(".md")
     }
     assert pages <= listed
-    assert {page for page in listed if not page.endswith("*")} <= set(site_builder.page_map().values())
+    generated = {reference_pages.CONFIG, reference_pages.HTTP}
+    assert {page for page in listed if not page.endswith("*")} <= {*site_builder.page_map().values(), *generated}
 
 
 def test_names_on_the_equations_page_exist():
@@ -86,17 +98,19 @@ def test_the_equations_page_covers_the_paper():
 
 def test_repository_links_become_site_links(site_builder):
     pages = site_builder.page_map()
-    text = "see\n- [it](../benchmarks/README.md#answers)\n\n```text\n[x](data.md)\n```\n[`vitreous.nn.grid.resize_position_table`](../vitreous/nn/grid.py)"
-    moved = site_builder.relocate(site_builder.spaced(text), DOCS / "inside.md", "inside.md", pages)
+    text = "see\n- [it](../../benchmarks/README.md#answers)\n\n```text\n[x](data.md)\n```\n[`vitreous.nn.grid.resize_position_table`](../../vitreous/nn/grid.py)"
+    moved = site_builder.relocate(
+        site_builder.spaced(text), DOCS / "guides" / "inspection.md", "guides/inspection.md", pages
+    )
     assert moved.splitlines() == [
         "see",
         "",
-        "- [it](benchmarks/index.md#answers)",
+        "- [it](../benchmarks/index.md#answers)",
         "",
         "```text",
         "[x](data.md)",
         "```",
-        "[`vitreous.nn.grid.resize_position_table`](reference/python/nn.md#vitreous.nn.grid.resize_position_table)",
+        "[`vitreous.nn.grid.resize_position_table`](../reference/python/nn.md#vitreous.nn.grid.resize_position_table)",
     ]
 
 
@@ -139,3 +153,48 @@ def test_the_site_builds_strictly(tmp_path):
     assert not done.stdout.strip()
     page = (tmp_path / "site" / "site" / "reference" / "command-line" / "train.html").read_text("utf-8")
     assert "--recompute" in page and "ViT-S/16" in page
+
+
+def test_the_recipe_index_links_every_recipe(reference_pages):
+    index = reference_pages.recipe_index()
+    assert sorted(re.findall(r"^\| \[([\w.-]+)\]\(\1\.md\)", index, re.MULTILINE)) == sorted(RECIPES)
+
+
+def test_a_recipe_page_has_command_settings_and_published_results(reference_pages):
+    page = reference_pages.recipe_page("deit3")
+    assert "```text\nvitreous train DATA --recipe deit3 --model DeiT-III-B/16\n```" in page
+    assert "| `optimizer.lr` | `0.004` |" in page and "| DeiT-III-S/16 | ImageNet | 81.4 % |" in page
+
+
+def test_the_config_page_has_every_field_of_a_run_once(reference_pages):
+    page = reference_pages.config_page()
+    run = page.partition("\n## Run\n")[2].partition("\n## ")[0]
+    assert re.findall(r"^\| `(\w+)` \|", run, re.MULTILINE) == [field.name for field in fields(Run)]
+    for section in ("optimizer", "model (family: swin)", "objective (name: dino)", "preprocess (name: clips)"):
+        assert page.count(f"\n## {section}\n") == 1, section
+    assert "| `betas` | 2 x number | `[0.9, 0.999]` |" in page
+
+
+def test_the_http_page_has_every_endpoint(reference_pages):
+    page = reference_pages.http_page()
+    for path in (*POST_ENDPOINTS, "/v1/sample", *GET_ENDPOINTS):
+        assert len(re.findall(rf"^### (?:GET|POST) {path}$", page, re.MULTILINE)) == 1, path
+    assert "| `threshold` | query | number from 0 to 1 |" in page
+
+
+def test_versions_of_the_site_are_listed_newest_first(tmp_path):
+    versions = load_script("versions")
+    (tmp_path / "site").mkdir()
+    (tmp_path / "pages").mkdir()
+    for version in ("0.9.0", "0.10.0", "0.9.1"):
+        (tmp_path / "site" / "index.html").write_text(version)
+        listed = versions.add_version(tmp_path / "site", tmp_path / "pages", version)
+    assert listed == ["0.10.0", "0.9.1", "0.9.0"]
+    entries = json.loads((tmp_path / "pages" / "versions.json").read_text())
+    assert [(entry["version"], entry["aliases"]) for entry in entries] == [
+        ("0.10.0", ["latest"]), ("0.9.1", []), ("0.9.0", []),
+    ]  # fmt: skip
+    assert "url=0.10.0/" in (tmp_path / "pages" / "index.html").read_text()
+    assert (tmp_path / "pages" / "0.9.1" / "index.html").read_text() == "0.9.1"
+    with pytest.raises(ValueError, match="'v1'"):
+        versions.add_version(tmp_path / "site", tmp_path / "pages", "v1")

@@ -1,4 +1,4 @@
-"""docs/start.md and docs/index.md: the commands run as printed, and what the pages show exists."""
+"""docs/tutorials/first-model.md and docs/index.md: the commands run as printed, and what the pages show exists."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from vitreous.jobs.default_weights import find_available_weights
 pytestmark = pytest.mark.drawn
 
 DOCS = Path(__file__).parent.parent / "docs"
-START_PAGE, INDEX_PAGE = (DOCS / "start.md").read_text("utf-8"), (DOCS / "index.md").read_text("utf-8")
+START_PAGE = "".join((DOCS / "tutorials" / name).read_text("utf-8") for name in ("first-model.md", "own-photos.md"))
+INDEX_PAGE = (DOCS / "index.md").read_text("utf-8")
 CLASSES = ("cardboard", "glass", "metal", "paper", "plastic", "trash")
 #: additional options by the dataset of `train`, and the least test top-1 of `train digits`
 SETTINGS = {
@@ -49,7 +50,7 @@ def list_images(page: str) -> list[tuple[str, str]]:
 
 @pytest.fixture(scope="module", params=["short", pytest.param("as printed", marks=pytest.mark.slow)])
 def command_results(request, tmp_path_factory):
-    """Run every console command of docs/start.md in order, on synthetic photos: (setting, folder, outputs)."""
+    """Run every console command of docs/tutorials/first-model.md in order, on synthetic photos: (setting, folder, outputs)."""
     home = tmp_path_factory.mktemp("start")
     make_folder(home / "photos", {"train": 6, "val": 2, "test": 2}, CLASSES, size=(213, 160))
     (home / "new").mkdir()
@@ -118,13 +119,15 @@ def test_photos_start_from_published_weights_without_a_download(published_weight
     assert "training starts from the published weights vit-s16-augreg (cached)" in result.stderr
 
 
-@pytest.mark.parametrize(("page", "least"), [(START_PAGE, 4), (INDEX_PAGE, 11)], ids=["start", "index"])
+@pytest.mark.parametrize(
+    ("page", "least"), [("tutorials/first-model.md", 1), ("tutorials/own-photos.md", 3), ("index.md", 11)]
+)
 def test_images_exist_and_have_alternative_texts(page, least):
-    images = list_images(page)
+    images = list_images((DOCS / page).read_text("utf-8"))
     assert len(images) >= least
     for text, file in images:
         assert len(text.split()) >= 3, file
-        assert (DOCS / file).stat().st_size > 1000, file
+        assert (DOCS / page).parent.joinpath(file).stat().st_size > 1000, file
 
 
 def test_tiles_link_to_pages():

@@ -1,4 +1,4 @@
-"""Build the figures of README.md, docs/index.md and docs/start.md.
+"""Build the figures of README.md, docs/index.md and docs/tutorials/first-model.md.
 
     python docs/figures/build.py                  every figure; hours on two CPU cores
     python docs/figures/build.py terminal page    some of them

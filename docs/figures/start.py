@@ -1,7 +1,7 @@
-"""Draw the screenshots of docs/start.md and the tiles of docs/index.md.
+"""Draw the screenshots of docs/tutorials/ and the tiles of docs/index.md.
 
-The screenshots are made in headless Chromium from runs with the commands of docs/start.md, in the light scheme. Runs
-that are in the folder of `--work` are reused.
+The screenshots are made in headless Chromium, in the light scheme, from runs with the commands of the two first
+tutorials. Runs that are in the folder of `--work` are reused.
 
 Datasets:
 
@@ -9,7 +9,7 @@ Datasets:
   647 of the photos (396 train, 72 val, 179 test), reduced to 213 x 160 pixels.
 - `blood-cells` and `nuclei`: those of hero.py, whose detector and segmenter are reused.
 
-Tiles of figures that docs/inside.md and docs/generating.md show are crops of those files.
+Tiles of figures that docs/guides/inspection.md and docs/guides/generation.md show are crops of those files.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def run_vitreous(*words: str) -> str:
 
 
 def draw_screenshots(context: Any, runs: dict[str, Path], photo: Path) -> None:
-    """Write the screenshots of docs/start.md."""
+    """Write the screenshots of docs/tutorials/first-model.md."""
     from vitreous import load
     from vitreous.apps.server.server import serve_in_thread
     from vitreous.apps.server.settings import ServerSettings

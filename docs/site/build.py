@@ -46,7 +46,6 @@ ROOMS = (
     "system",
     "jobs",
     "apps.studies",
-    "serving",
     "apps.bench",
     "apps.export",
     "apps.hub",
@@ -57,6 +56,7 @@ ROOMS = (
 PYTHON, COMMANDS = "reference/python", "reference/command-line"
 #: the end of a link, with the name of something in the package where the link's text ends in one
 LINK = re.compile(r"(?:(?<=`)(vitreous(?:\.\w+)+)`)?\]\(([^()\s]+)\)")
+TEXT_LINK = re.compile(r"(?<!!)\[([^\[\]]+)\]\(([^()\s]+)\)")
 SOURCE = re.compile(r"Source code in <code>[^<]*</code> <pre>.*?</pre>", re.DOTALL)
 FETCHED = {"img": "src", "script": "src", "link": "href", "iframe": "src", "source": "src"}
 
@@ -67,13 +67,13 @@ def page_map() -> dict[Path, str]:
     pages[ROOT / "README.md"] = "index.md"
     pages[PACKAGE / "__init__.py"] = f"{PYTHON}/vitreous.md"
     pages[PACKAGE / "cli" / "main.py"] = f"{COMMANDS}/index.md"
-    pages |= {path: path.name for path in sorted((ROOT / "docs").glob("*.md"))}
+    docs = ROOT / "docs"
+    pages |= {path: path.relative_to(docs).as_posix() for path in sorted(docs.rglob("*.md"))}
     figures = (
         path for path in sorted((ROOT / "docs" / "figures").iterdir()) if path.is_file() and path.suffix != ".py"
     )
     pages |= {path: f"figures/{path.name}" for path in figures}
     pages |= {path: f"notebooks/{path.stem}.md" for path in sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))}
-    pages |= {path: f"log/{path.name}" for path in sorted((ROOT / "docs" / "log").glob("*.md"))}
     pages |= {path: f"benchmarks/{path.name}" for path in sorted((ROOT / "benchmarks" / "results").glob("*.md"))}
     pages[ROOT / "benchmarks" / "README.md"] = "benchmarks/index.md"
     return pages
@@ -97,7 +97,7 @@ def stage(folder: Path) -> None:
         elif path.name != "README.md" or path.parent != ROOT:
             target.write_text(relocate(spaced(path.read_text("utf-8")), path, page, pages), "utf-8")
     shutil.copyfile(HERE / "site.css", folder / "site.css")
-    for page, text in {**python_pages(), **command_pages()}.items():
+    for page, text in {**python_pages(), **command_pages(), **reference_pages()}.items():
         (folder / page).parent.mkdir(parents=True, exist_ok=True)
         (folder / page).write_text(text, "utf-8")
 
@@ -126,7 +126,8 @@ def spaced(text: str) -> str:
 def relocate(text: str, path: Path, page: str, pages: dict[Path, str]) -> str:
     """`text` of the repository's file `path` with its links as `page` of the site has them.
 
-    A link to a file of the package whose text is the name of something in it becomes one to the reference.
+    A link to a file of the package whose text is the name of something in it becomes one to the reference. Of a link
+    to another file outside the site only the text is left.
     """
 
     def moved(match: re.Match[str]) -> str:
@@ -140,7 +141,17 @@ def relocate(text: str, path: Path, page: str, pages: dict[Path, str]) -> str:
             return match[0]
         return match[0].removesuffix(f"({match[2]})") + f"({os.path.relpath(target, os.path.dirname(page) or '.')})"
 
-    lines = (LINK.sub(moved, line) if prose else line for line, prose in outside_code(text))
+    def without_outside_links(match: re.Match[str]) -> str:
+        name = match[2].partition("#")[0]
+        file = (path.parent / name).resolve() if name and "://" not in name else None
+        is_outside = file is not None and file.exists() and file not in pages
+        is_documented = match[1].startswith("`vitreous") and file is not None and file.is_relative_to(PACKAGE)
+        return match[1] if is_outside and not is_documented else match[0]
+
+    lines = (
+        LINK.sub(moved, TEXT_LINK.sub(without_outside_links, line)) if prose else line
+        for line, prose in outside_code(text)
+    )
     return "\n".join(lines) + "\n"
 
 
@@ -174,6 +185,13 @@ def command_pages() -> dict[str, str]:
 
     pages = {f"{COMMANDS}/index.md": overview_page()}
     return pages | {f"{COMMANDS}/{page_name(verb)}": verb_page(verb, about) for verb, (_, about) in VERBS.items()}
+
+
+def reference_pages() -> dict[str, str]:
+    """Pages of recipes, config.yaml and the HTTP API."""
+    from reference_pages import CONFIG, HTTP, config_page, http_page, recipe_pages
+
+    return {**recipe_pages(), CONFIG: config_page(), HTTP: http_page()}
 
 
 def title_of(page: Path) -> str:
@@ -280,11 +298,26 @@ def build(place: Path) -> list[str]:
 
 
 def trim_search(file: Path) -> None:
-    """Take source code out of the index that a reader's browser loads to search: signatures and text are left."""
+    """Remove items from the search index that would rank above guides, and source code from the text of the others."""
     index = json.loads(file.read_text("utf-8"))
+    index["items"] = [item for item in index["items"] if is_searchable(item["location"])]
     for item in index["items"]:
         item["text"] = SOURCE.sub("", item["text"])
     file.write_text(json.dumps(index, ensure_ascii=False), "utf-8")
+
+
+def is_searchable(location: str) -> bool:
+    """Whether the search finds a section: not those of logs, single benchmarks and settings of single recipes, and of
+    the modules of the package only their names."""
+    page, _, anchor = location.partition("#")
+    if page.startswith(("log/", "changelog", "benchmarks/")):
+        return page == "benchmarks/index.html"
+    if page.startswith("reference/recipes/"):
+        return not anchor
+    if page.startswith("reference/python/") and page != "reference/python/vitreous.html":
+        module = PACKAGE.joinpath(*anchor.split(".")[1:])
+        return module.is_dir() or module.with_suffix(".py").is_file()
+    return True
 
 
 if __name__ == "__main__":

@@ -185,7 +185,11 @@ def test_load_keywords_set_device_and_precision(bundle_folder):
 
 
 def test_python_examples_of_the_guide_run(tmp_path, monkeypatch):
-    guide = (Path(__file__).parent.parent.parent / "docs" / "using.md").read_text("utf-8").partition("\n## ")[0]
+    guide = (
+        (Path(__file__).parent.parent.parent / "docs" / "guides" / "prediction.md")
+        .read_text("utf-8")
+        .partition("\n## ")[0]
+    )
     blocks = re.findall(r"```python\n(.*?)```", guide, re.DOTALL)
     assert len(blocks) == 2
     make_tiny_bundle(classes=("cat", "dog")).save(tmp_path / "runs" / "pets")

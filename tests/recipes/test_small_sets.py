@@ -63,7 +63,9 @@ def get_pretraining_advice(recipe, images, size, **changes):
 def test_advice_for_unused_labels_contains_measurements(recipe):
     text = get_pretraining_advice(recipe, 9_000, SMALL_IMAGE)
     assert text.startswith(f"the images have labels, which {recipe} does not use: ")
-    assert {"dino": "53.1 %", "dinov2": "24.1 %"}.get(recipe, "19.8 %") in text and "(docs/pretraining.md)" in text
+    assert {"dino": "53.1 %", "dinov2": "24.1 %"}.get(
+        recipe, "19.8 %"
+    ) in text and "(docs/guides/pretraining.md)" in text
     assert (
         "\n" not in text
         and get_pretraining_advice(recipe, 500, PHOTO_SIZE)

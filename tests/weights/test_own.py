@@ -156,7 +156,7 @@ def test_invalid_save_options_are_rejected_and_write_nothing(options, message, t
 
 
 def test_the_example_of_the_guide_runs(tmp_path, monkeypatch):
-    page = (Path(__file__).parents[2] / "docs" / "using.md").read_text("utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "guides" / "prediction.md").read_text("utf-8")
     block = page.partition("## A model trained in Python")[2].partition("```python\n")[2].partition("```")[0]
     assert "vitreous.save(" in block and "state_dict()" in block
     monkeypatch.chdir(tmp_path)

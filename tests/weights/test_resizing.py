@@ -1,4 +1,4 @@
-"""Position resizing: each format of docs/weights.md is compared with a restatement of its authors' code.
+"""Position resizing: each format of docs/reference/weights.md is compared with a restatement of its authors' code.
 
 The models around the positions are those of timm or torchvision.
 """
@@ -36,7 +36,7 @@ from vitreous.weights.foreign import find_writable_formats
 from vitreous.weights.formats import google
 from vitreous.weights.options import WeightsSource
 
-WEIGHTS_PAGE = (Path(__file__).parents[2] / "docs" / "weights.md").read_text("utf-8")
+WEIGHTS_PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "weights.md").read_text("utf-8")
 #: native, larger, one native side, oblong, smaller; patches of 8 pixels
 IMAGE_SIZES = [(32, 32), (48, 48), (32, 48), (48, 32), (40, 56), (24, 16)]
 
@@ -259,7 +259,7 @@ def write_torchvision(folder: Path) -> ReferenceFile:
     return ReferenceFile(save_safetensors(folder, copy_state(model)), forward_reference, "bicubic-aligned")
 
 
-#: formats of docs/weights.md whose resize code is restated here; test_parity covers those of transformers
+#: formats of docs/reference/weights.md whose resize code is restated here; test_parity covers those of transformers
 DOCUMENTED_FORMATS: dict[str, Callable[[Path], ReferenceFile]] = {
     "timm, folder of the Hub": write_timm_folder,
     "timm, state dict alone": write_timm_state_dict,
@@ -325,7 +325,7 @@ def test_the_sam_encoder_of_timm_uses_the_rule_of_timm(tmp_path):
 
 
 def read_format_table() -> list[list[str]]:
-    """Return the cells of the format table in docs/weights.md, without its header."""
+    """Return the cells of the format table in docs/reference/weights.md, without its header."""
     lines = [line for line in WEIGHTS_PAGE.split("## Formats")[1].split("\n##")[0].splitlines() if line.startswith("|")]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
 

@@ -354,8 +354,8 @@ def load(
     `exact` decodes every JPEG at its full size. A model without a head is rejected unless `headless`. `quick` optimises
     the latency of single images over throughput. `resize`, a rule of `nn.grid.RESIZE_MODES`, and `source_size`, pixels
     of one side or (height, width), describe the position embeddings of foreign weights if their files do not
-    (docs/weights.md). `native_aspect` keeps the aspect ratio of every image, with at most `tokens` patches. Raises
-    UsageError for a missing run or an unknown option, WeightsError for a damaged bundle.
+    (docs/reference/weights.md). `native_aspect` keeps the aspect ratio of every image, with at most `tokens` patches.
+    Raises UsageError for a missing run or an unknown option, WeightsError for a damaged bundle.
     """
     if options:
         known_keywords = ("exact", "headless", "quick", "examples", "resize", "source_size", "native_aspect", "tokens")

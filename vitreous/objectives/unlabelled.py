@@ -36,7 +36,7 @@ MIN_FEATURE_SPREAD, MIN_RANKME_SHARE = (
     0.1,
 )  # spread of features; share of the highest RankMe: collapse of any objective
 # the same for objectives that compare views, whose loss depends only on features: mean cosine 0.99 and half of the
-# first spread, and half of the highest RankMe and a tenth of the width (docs/pretraining.md has the measurements)
+# first spread, and half of the highest RankMe and a tenth of the width (measured in docs/guides/pretraining.md)
 MIN_VIEW_FEATURE_SPREAD, MIN_VIEW_RANKME_SHARE, MIN_VIEW_RANKME_WIDTH_SHARE = 0.1, 0.5, 0.1
 
 

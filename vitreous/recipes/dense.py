@@ -41,9 +41,10 @@ def make_segment_run(model: ModelConfig, dataset_info: DatasetInfo, options: Tra
     vitreous train DATA --recipe NAME
 
     DATA has masks for its images. Crops of 256 pixels are taken from images scaled by 1/2 to 2. Flips and quarter
-    turns are chosen from the class maps of the training images (docs/dense.md). The loss is cross-entropy and
-    Dice; Muon optimises matrices and filters. --init accepts any weights; their blocks then have a lower learning rate
-    than the head, by layer decay. Crops of volumes have the size of the first volume, at most 64 voxels per side,
+    turns are chosen from the class maps of the training images (docs/guides/detection-and-segmentation.md). The loss is
+    cross-entropy and Dice; Muon optimises matrices and filters. --init accepts any weights; their blocks then have
+    a lower learning rate than the head, by layer decay. Crops of volumes have the size of the first volume, at most
+    64 voxels per side,
     with random scaling per axis, rotation, intensity changes and noise.
     """
     batch = max(1, min(8, dataset_info.images // 2))

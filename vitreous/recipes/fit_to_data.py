@@ -21,7 +21,7 @@ from vitreous.training.run import Run
 
 MIN_WEIGHTED_CLASSES = 8  # pixel classes; class weights raised mIoU with 11 classes and lowered it with 3
 
-#: docs/pretraining.md, "Is it worth the time": with labels for all images, and with few
+#: docs/guides/pretraining.md, "Is it worth the time": with labels for all images, and with few
 SHORT_RUN_RESULT = (
     "half a minute of {} and of fine-tuning gave {} % on 2,000 CIFAR-10 images, a minute from scratch 59.2 %"
 )
@@ -100,10 +100,12 @@ def advise_pretraining(run: Run, info: DatasetInfo, options: TrainOptions) -> st
     if len(run.data.classes) > 1:
         results = LABELLED_RESULTS.get(run.recipe, LABELLED_RESULTS["mae"])
         hint = "leave --recipe out unless most of your images have no labels"
-        return f"the images have labels, which {run.recipe} does not use: {results} (docs/pretraining.md); {hint}"
+        return (
+            f"the images have labels, which {run.recipe} does not use: {results} (docs/guides/pretraining.md); {hint}"
+        )
     if run.recipe == "mae":
         return (
-            f"mae is slow on small datasets: {FEW_LABELS_RESULT} (docs/pretraining.md); "
+            f"mae is slow on small datasets: {FEW_LABELS_RESULT} (docs/guides/pretraining.md); "
             f"use --recipe dino, or train longer"
         )
     return ""

@@ -117,7 +117,7 @@ class EvaluationDocument(TypedDict):
     """`vitreous.evaluate`: the metrics are stored under the name of the evaluated split, and in `evaluations`.
 
     A document of a protocol also has `protocol` and `results`; that of a comparison or of a generative model has other
-    keys (docs/documents.md).
+    keys (docs/reference/documents.md).
     """
 
     model: str

@@ -88,7 +88,7 @@ def get_source_options(source: str | os.PathLike[str]) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class WeightsOptions:
-    """Options of every verb that reads weights; docs/weights.md lists the settings that each format contains."""
+    """Options of all verbs that read weights; docs/reference/weights.md lists the settings of each format."""
 
     SECTIONS: ClassVar[dict[str, str]] = {"resize": "Weights"}
 

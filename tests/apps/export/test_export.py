@@ -55,7 +55,7 @@ pytestmark = pytest.mark.usefixtures("without_pages")  # report pages would slow
 onnx = pytest.importorskip("onnx")
 ort = pytest.importorskip("onnxruntime")
 
-EXPORT_GUIDE = Path(__file__).parents[3] / "docs" / "export.md"
+EXPORT_GUIDE = Path(__file__).parents[3] / "docs" / "guides" / "export.md"
 SMALL_CONFIG = {
     "image": (16, 24),
     "patch": (8, 8),

@@ -268,7 +268,7 @@ def test_the_study_list_contains_the_cost_of_every_scale():
 
 
 def test_the_documentation_lists_every_study():
-    page = (Path(__file__).parents[3] / "docs" / "studies.md").read_text("utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "guides" / "studies.md").read_text("utf-8")
     for name, study_entry in STUDIES.items():
         assert f"| `{name}` | {study_entry.question} | {study_entry.source} |" in page
 

@@ -88,4 +88,4 @@ def role_names_note(classes: Iterable[str]) -> list[str]:
     if not names or (len(names) == 1 and not has_role_name(names[0])):
         return []
     problem = f"folders named like splits, images or annotations are read as classes: {format_first_names(names, 5)}"
-    return [f"{problem}; if they are not classes, arrange the folder as docs/data.md describes"]
+    return [f"{problem}; if they are not classes, arrange the folder as docs/guides/data.md describes"]
