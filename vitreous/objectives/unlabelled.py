@@ -38,7 +38,8 @@ MIN_RANKME = 1.1  # RankMe below which features differ only in their length
 # by its highest value in the run
 MIN_FEATURE_SPREAD, MIN_RANKME_SHARE = 0.003, 0.1
 # thresholds for objectives that compare views, whose loss depends only on features: spread 0.1 (mean cosine 0.99) or
-# half of the initial spread, and half of the highest RankMe or a tenth of the width (measured in docs/guides/pretraining.md)
+# half of the initial spread, and half of the highest RankMe or a tenth of the width
+# (measured in docs/guides/pretraining.md)
 MIN_VIEW_FEATURE_SPREAD, MIN_VIEW_RANKME_SHARE, MIN_VIEW_RANKME_WIDTH_SHARE = 0.1, 0.5, 0.1
 
 
