@@ -1,7 +1,8 @@
-"""Map a position of the training stream to an image, as a function of the seed and of the position alone.
+"""Map a position of the training stream to a sample, as a function of the seed and the position alone.
 
-A run reads one endless stream of epochs, each in a separate random order with as many positions as images. A run can
-therefore resume from one integer. No sample is dropped at the end of an epoch: a batch may extend into the next one.
+A run reads one endless stream of epochs. Each epoch has as many positions as there are samples, in a separate random
+order. A run can therefore resume from its position, one integer. No sample is dropped at the end of an epoch: a batch
+may extend into the next epoch.
 """
 
 from __future__ import annotations
@@ -14,22 +15,23 @@ import numpy as np
 from vitreous.data.keys import derive_keys, draw_permutation, draw_uniform
 from vitreous.errors import UsageError
 
-#: the last key component of a class's sample order, of the class order in a block, and of repetitions
+#: last component of the keys for the sample order of a class, the class order of a block, and repeat-factor sampling
 _TURN_PART, _BLOCK_PART, _SHOWING_PART = 1, 2, 3
 LABEL_CHUNK_SIZE = 4096  # labels per chunk
 
 
 @dataclass(frozen=True, eq=False)
 class SampleOrder:
-    """The order of `samples` images in every epoch; `repeats` 1 without `labels` shows every image once.
+    """The order of `samples` images in every epoch. By default an epoch shows every image once, in random order.
 
-    `labels`, (samples,) int64: balanced sampling. Each block of C positions shows each of the C classes with images
-    once, in random order; the k-th sample of a class is the k-th of that class's order. A class with fewer images
-    starts again in a new order, with new views. `repeats` r > 1 is repeated augmentation (arXiv:1902.05509,
-    arXiv:2012.12877): an epoch has the first ceil(samples / r) images, each r times in succession, as r views.
-    `factors`, (samples,) float64 of at least 1: the sampling frequency of an image relative to factor 1, see
-    `draw_repeat_factor_order`. `buckets`, (samples,) int64: images of one bucket are grouped into batches of `batch`,
-    see `draw_bucket_order`.
+    - `labels`, (samples,) int64: balanced sampling. Each block of C positions shows each of the C classes with images
+      once, in random order. Within a class, images are shown in a random order; when all have been shown, the class
+      starts again in a new order, with new views.
+    - `repeats` r > 1: repeated augmentation (arXiv:1902.05509, arXiv:2012.12877). An epoch has the first
+      ceil(samples / r) images, each r times in succession, as r views.
+    - `factors`, (samples,) float64 of at least 1: repeat-factor sampling. An image is shown `factors` times as often as
+      an image of factor 1, see `draw_repeat_factor_order`.
+    - `buckets`, (samples,) int64: images of one bucket are grouped into batches of `batch`, see `draw_bucket_order`.
 
     Raises UsageError for labels without exactly one class per image, or fewer than one repeat.
     """
@@ -50,7 +52,7 @@ class SampleOrder:
             raise UsageError(f"repeats must be at least 1, not {self.repeats}")
 
     def draw_epoch(self, epoch_index: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the samples and views of one epoch, (samples,) int64 each."""
+        """Draw one epoch: the sample at each position and its view number, (samples,) int64 each."""
         distinct = -(-self.samples // self.repeats)
         if self.factors is not None:
             order, views = draw_repeat_factor_order(self.factors, self.seed, epoch_index, distinct)
@@ -69,9 +71,13 @@ class SampleOrder:
 
 
 def get_stream_samples(order: SampleOrder, start: int, stop: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the samples, epochs and views at positions [start, stop) of the stream, int64 each.
+    """Return the samples, epochs and view numbers at the positions [start, stop) of the stream, (stop - start,) int64
+    each.
 
-    for position in range(start, stop): samples[position % n], position // n, views[position % n], of that epoch
+        for position in range(start, stop):
+            epoch = position // n, for n samples
+            samples, views = order.draw_epoch(epoch)
+            samples[position % n], epoch, views[position % n]
     """
     epochs = np.arange(start, stop) // order.samples
     epoch_slices = []
@@ -87,7 +93,7 @@ def get_stream_samples(order: SampleOrder, start: int, stop: int) -> tuple[np.nd
 
 
 def find_bucket_boundaries(order: SampleOrder, start: int, stop: int) -> list[int]:
-    """Return the boundaries of runs of one bucket in the positions [start, stop)."""
+    """Return the positions that divide [start, stop) into spans of a single bucket, including start and stop."""
     if order.buckets is None:
         return [start, stop]
     bucket_of = order.buckets[get_stream_samples(order, start, stop)[0]]
@@ -95,9 +101,11 @@ def find_bucket_boundaries(order: SampleOrder, start: int, stop: int) -> list[in
 
 
 def draw_bucket_order(buckets: np.ndarray, batch: int, seed: int, epoch: int) -> np.ndarray:
-    """Draw an order of samples (n,) for buckets (n,) so that most batches have a single bucket.
+    """Draw the order of the samples of an epoch so that most batches have a single bucket: buckets (n,) -> samples (n,)
+    int64.
 
-    Batches are [k batch, (k + 1) batch) of the stream. With a single bucket, the result is the order without buckets.
+    Batches are the positions [k batch, (k + 1) batch) of the stream. If all samples have the same bucket, the order is
+    that without buckets.
 
         sort the order of the epoch by bucket, buckets by their first sample
         lead = the first (-epoch n) % batch samples, which complete the last batch of the previous epoch
@@ -117,8 +125,8 @@ def draw_bucket_order(buckets: np.ndarray, batch: int, seed: int, epoch: int) ->
 
 
 def draw_balanced_order(labels: np.ndarray, seed: int, epoch: int, length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Draw `length` samples with equal class frequencies from labels (n,), and their views: the pass through the
-    class."""
+    """Draw `length` samples with equal class frequencies: labels (n,) -> samples and their view numbers, (length,)
+    int64 each. The view number counts the passes through the samples of the class."""
     classes, counts = np.unique(labels, return_counts=True)
     members = np.split(np.argsort(labels, kind="stable"), np.cumsum(counts)[:-1])
     blocks = -(-length // len(classes))
@@ -135,7 +143,8 @@ def draw_balanced_order(labels: np.ndarray, seed: int, epoch: int, length: int) 
 
 
 def draw_repeat_factor_order(factors: np.ndarray, seed: int, epoch: int, length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Draw `length` samples, at most n, and their views by repeat-factor sampling from factors (n,) of at least 1.
+    """Draw `length` samples, at most n, by repeat-factor sampling: factors (n,) of at least 1 -> samples and their view
+    numbers, (length,) int64 each.
 
     LVIS, arXiv:1908.03195, appendix B.2. The list of an epoch is shuffled and truncated to `length`:
 
@@ -155,8 +164,8 @@ def draw_repeat_factor_order(factors: np.ndarray, seed: int, epoch: int, length:
 def compute_repeat_factors(labels: np.ndarray, threshold: float) -> np.ndarray:
     """Compute the repeat factor of each image, (n,) float64 of at least 1 (LVIS, arXiv:1908.03195, appendix B.2).
 
-    Labels are (n,) int64 classes, or (n, K) float32 with 1 for each class on an image; f[k] is the share of images with
-    class k.
+    Labels are (n,) int64 classes, or (n, K) float32 with 1 for each class that an image contains; f[k] is the share of
+    images with class k.
 
         for image in range(n):
             factor[image] = max(1, sqrt(threshold / f[k]) for classes k on the image)
@@ -164,13 +173,13 @@ def compute_repeat_factors(labels: np.ndarray, threshold: float) -> np.ndarray:
     Raises UsageError for a threshold outside 0 to 1.
     """
     if not 0 <= threshold <= 1:
-        raise UsageError(f"the repeat threshold {threshold:g} is not between 0 and 1", "use one from 0 to 1")
+        raise UsageError(f"the repeat threshold {threshold:g} is not between 0 and 1", "use a value from 0 to 1")
     counts = np.bincount(labels) if labels.ndim == 1 else (labels > 0).sum(0)
-    rates = np.sqrt(threshold * len(labels) / np.maximum(counts, 1))
+    class_factors = np.sqrt(threshold * len(labels) / np.maximum(counts, 1))
     if labels.ndim == 1:
-        return np.maximum(1.0, rates[labels])
+        return np.maximum(1.0, class_factors[labels])
     chunks = (labels[low : low + LABEL_CHUNK_SIZE] > 0 for low in range(0, len(labels), LABEL_CHUNK_SIZE))
-    return np.concatenate([np.where(chunk, rates, 1.0).max(1, initial=1.0) for chunk in chunks])
+    return np.concatenate([np.where(chunk, class_factors, 1.0).max(1, initial=1.0) for chunk in chunks])
 
 
 _cached_epoch = lru_cache(maxsize=2)(SampleOrder.draw_epoch)
