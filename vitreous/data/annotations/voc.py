@@ -49,7 +49,7 @@ def open_voc(root: Path, split_seed: int = 0) -> Data:
     """
     folder = find_voc_image_folder(root)
     assert folder is not None, "is_voc was checked"
-    index = FileIndex(list_images(folder), folder, stems=True)
+    index = FileIndex(list_images(folder), folder, ignore_suffixes=True)
     xml_paths = [path for path in sorted((root / "Annotations").glob("*.xml")) if not is_system_name(path.name)]
     files = {normalise_name(path.stem): path for path in xml_paths}
     names = read_image_sets(root, files)

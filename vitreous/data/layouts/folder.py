@@ -1,4 +1,4 @@
-"""Class folders, with or without split folders around them."""
+"""Image folders: one folder per class, with or without split folders around them."""
 
 from __future__ import annotations
 
@@ -60,10 +60,12 @@ FLAT_FOLDER_HINT = (
 
 
 def open_image_folder(root: Path, split_seed: int = 0) -> Data:
-    """Open `{train,val|valid|validation,test}/CLASS/*`, or `CLASS/*` with a tenth held out for validation.
+    """Open class folders of images: `{train,val|valid|validation,test}/CLASS/*`, or `CLASS/*`.
 
-    With fewer than two classes, all images below each folder, at any depth, are data without labels. Without `val`, a
-    tenth of `train` is held out, never `test`. Class order is natural (2 before 10), the same on every file system.
+    If there is no `val`, a tenth of `train` is held out. If there are fewer than two classes, all images below each
+    folder, at any depth, are opened without labels. Classes are in natural order (2 before 10), which does not depend
+    on the file system. Raises DataError if there are no images, for splits without `train`, and for a class that
+    `train` does not have.
     """
     split_folders, skipped = resolve_split_folders(root), Counter[str]()
     lister = partial(list_files_by_suffix, skipped=skipped)
@@ -78,8 +80,8 @@ def open_image_folder(root: Path, split_seed: int = 0) -> Data:
 
 @dataclass(frozen=True)
 class SampleFiles(FileSplit):
-    """Files with the noun `kind` (`Preprocess.noun`) and samples with `axes` axes, with labels (n,) int64 or (n, K)
-    float32."""
+    """Split of files that are not images, such as volumes or signals, with labels (n,) int64 or (n, K) float32. `kind`
+    is the noun for the samples (`Preprocess.noun`), `axes` their number of axes."""
 
     kind: str = "images"
     axes: int = 2
@@ -95,10 +97,10 @@ class SampleFiles(FileSplit):
 def open_class_folders(
     root: Path, split_seed: int, suffixes: frozenset[str], convert: Callable[[FileSplit], Split]
 ) -> Data:
-    """Open class folders of files with these `suffixes`, with or without split folders, as `open_image_folder` opens
-    images.
+    """Open class folders of files with these `suffixes`, with or without split folders, by the rules of
+    `open_image_folder`.
 
-    A tenth is `val` if there is none. `convert` turns the files into the layout's split. Raises DataError as
+    `convert` turns each split of files into the split class of the modality. Raises DataError as
     `open_image_folder`.
     """
     split_folders, list_files = resolve_split_folders(root), partial(list_files_by_suffix, suffixes=suffixes)
@@ -109,8 +111,8 @@ def open_class_folders(
 
 
 def resolve_split_folders(root: Path) -> dict[str, Path]:
-    """Return the split folders, or `root` as `train` if it has none, or if `train` is a class as in `bus`, `car`,
-    `train`. Raises DataError for splits without `train`."""
+    """Return {split: folder} of a dataset folder. `root` itself is `train` if there are no split folders, or if `train`
+    is the name of a class, as in `bus`, `car`, `train`. Raises DataError for split folders without `train`."""
     split_folders = find_split_folders(root)
     if split_folders and "train" not in split_folders:
         raise DataError(
@@ -126,7 +128,7 @@ def resolve_split_folders(root: Path) -> dict[str, Path]:
 
 
 def list_sibling_folders(folder: Path) -> list[Path]:
-    """List the sibling folders that are not named like splits, images or annotations, in natural order."""
+    """List the folders next to a folder that are not named like splits, images or annotations, in natural order."""
     names = [
         entry.name for entry in list_entries(os.fspath(folder.parent)) if is_folder(entry) and entry.name != folder.name
     ]
@@ -145,9 +147,11 @@ def build_classification_data(
     split_seed: int,
     lister: Callable[[str], list[str]] | None = None,
 ) -> Data:
-    """Build the dataset from the files of each class in each split; without labels if there are fewer than two classes.
+    """Build a classification dataset from `listed`, {split: {class: files}}.
 
-    `lister` lists the files below a folder, by default `list_files_by_suffix`. Raises DataError if there are no images.
+    If `train` has fewer than two classes, the data have no labels and consist of all files below the split folders.
+    `lister` lists the files below a folder, by default `list_files_by_suffix`. Raises DataError if there are no images,
+    and for a class that `train` does not have.
     """
     lister = lister or list_files_by_suffix
     classes = sort_class_names(listed["train"])
@@ -193,8 +197,8 @@ def build_classification_data(
 
 
 def lacks_class_folders(paths_by_class: dict[str, Paths], classes: Sequence[str]) -> bool:
-    """Return whether a split has no class folders: none, or a single one named like a split, as in `test/unknown` and
-    `test/test1` of competitions."""
+    """Return whether a split has no class folders: it has no folders, or a single folder that is no class of `classes`
+    and is named like a split or `unknown`, as in `test/test1` of competitions."""
     first_name = next(iter(paths_by_class), "")
     return not paths_by_class or (
         len(paths_by_class) == 1 and first_name not in classes and has_role_name(first_name, NO_CLASS_WORDS)
@@ -202,8 +206,8 @@ def lacks_class_folders(paths_by_class: dict[str, Paths], classes: Sequence[str]
 
 
 def no_classes_error(folder: Path, lister: Callable[[str], list[str]]) -> DataError:
-    """Return the error that explains why a folder without class folders has no labels. Raises DataError if there are no
-    images."""
+    """Return the error that explains why the images of a folder without class folders have no labels. Raises DataError
+    if there are no images at all."""
     if count := len(lister(os.fspath(folder))):
         images = f"{count:,} image" + ("" if count == 1 else "s")
         problem = f"is a flat folder: {images} and no class folders, so there are no labels"
@@ -219,9 +223,12 @@ def no_classes_error(folder: Path, lister: Callable[[str], list[str]]) -> DataEr
 
 
 def label_class_files(name: str, paths_by_class: dict[str, Paths], classes: list[str]) -> FileSplit:
-    """Label the files of one split by class name. Raises DataError for a class that training does not have."""
-    forms = {normalise_name(label): label for label in classes}
-    paths_by_class = {forms.get(normalise_name(label), label): paths for label, paths in paths_by_class.items()}
+    """Build the split `name` from the files of each class, with class indices (n,) int64 as labels. Raises DataError
+    for a class that is not in `classes`, those of `train`."""
+    train_name_by_normalised = {normalise_name(label): label for label in classes}
+    paths_by_class = {
+        train_name_by_normalised.get(normalise_name(label), label): paths for label, paths in paths_by_class.items()
+    }
     class_set = set(classes)
     if unknown := [label for label in sort_class_names(paths_by_class) if label not in class_set]:
         raise unknown_classes_error(name, unknown, classes)
@@ -231,8 +238,8 @@ def label_class_files(name: str, paths_by_class: dict[str, Paths], classes: list
 
 
 def list_class_files(folder: Path, list_files: Callable[[str], list[str]] | None = None) -> dict[str, Paths]:
-    """List the image files of each class at any depth, sorted, or the results of `list_files`; hidden folders and
-    folders without such files are left out."""
+    """List the files below each class folder, at any depth, in natural order -> {class: files}. `list_files` lists the
+    files below a folder, by default images. Hidden folders, and folders without such files, are left out."""
     folders = sorted(
         (entry for entry in list_entries(os.fspath(folder)) if is_folder(entry)), key=lambda entry: entry.name
     )
@@ -249,8 +256,8 @@ def list_images(folder: Path) -> list[Path]:
 def list_files_by_suffix(
     folder: str, suffixes: frozenset[str] = IMAGE_FILE_SUFFIXES, skipped: Counter[str] | None = None
 ) -> list[str]:
-    """List file paths as text whose names end in one of `suffixes`; `skipped` counts the suffixes of other image
-    files."""
+    """List the paths of the files below a folder whose names end in one of `suffixes`, as text in natural order. Image
+    files in unsupported formats are counted by suffix in `skipped`, if passed."""
     endings, paths = tuple(suffixes), []
     for entry in iterate_files(folder):
         name = entry.name.lower()
@@ -270,7 +277,8 @@ def skipped_notes(skipped: Counter[str]) -> list[str]:
 
 
 def siblings_note(root: Path, split_folders: dict[str, Path]) -> list[str]:
-    """Return the note about image folders next to the split folders, which are ignored; empty if there are none."""
+    """Return the note about image folders next to the split folders, which are ignored; empty if there are none or if
+    `root` has no split folders."""
     if split_folders["train"] == root:
         return []
     unread = [
