@@ -50,9 +50,8 @@ def parse_column_source(source: str) -> tuple[str, dict[str, str]]:
     for assignment in filter(None, column_text.split(",")):
         role, _, columns[role] = assignment.partition("=")
         if role not in ("image", "label") or not columns[role]:
-            raise UsageError(
-                f"{source}: unknown role {escape_unprintable(role)}", f"write {base}#image=COLUMN,label=COLUMN"
-            )
+            hint = f"write {base}#image=COLUMN,label=COLUMN"
+            raise UsageError(f"{source}: unknown role {escape_unprintable(role)}", hint)
     return base, columns
 
 
@@ -99,10 +98,8 @@ def open_parquet_data(source: str, split_seed: int = 0, targets: tuple[str, ...]
         if file.parent != base_folder and file.parent.name != "data" and not parse_split_name(file.parent.name)
     }
     if len(folders) > 1:
-        problem = (
-            f"{escape_unprintable(root)} has several datasets: {', '.join(map(escape_unprintable, sorted(folders)))}"
-        )
-        raise UsageError(problem, "open one of these folders")
+        folder_list = ", ".join(map(escape_unprintable, sorted(folders)))
+        raise UsageError(f"{escape_unprintable(root)} has several datasets: {folder_list}", "open one of these folders")
     unsplit = list(files_by_split) == [""]
     tables: dict[str, ArrowStreams] = {
         split or "train": ParquetFiles(tuple(group)) for split, group in files_by_split.items()
@@ -268,9 +265,8 @@ def read_target_columns(name: str, table: ArrowStreams, targets: tuple[str, ...]
     types, values = {field.name: field.type for field in table.schema}, list[np.ndarray]()
     for column in targets:
         if column not in types:
-            raise DataError(
-                f"{name} has no column {escape_unprintable(column)}", suggest_nearest(column, types) or ", ".join(types)
-            )
+            hint = suggest_nearest(column, types) or f"columns: {', '.join(types)}"
+            raise DataError(f"{name} has no column {escape_unprintable(column)}", hint)
         if not (pa.types.is_integer(types[column]) or pa.types.is_floating(types[column])):
             problem = f"{name}: the column {escape_unprintable(column)} has type {types[column]}, not numbers"
             raise DataError(problem, "choose numeric columns: --targets COLUMN")
@@ -327,9 +323,8 @@ def choose_columns(
     types = {field.name: field.type for field in table.schema}
     for column in columns.values():
         if column not in types:
-            raise UsageError(
-                f"{name} has no column {column}", suggest_nearest(column, types) or f"columns: {', '.join(types)}"
-            )
+            hint = suggest_nearest(column, types) or f"columns: {', '.join(types)}"
+            raise UsageError(f"{name} has no column {column}", hint)
     can_label = [column for column, column_type in types.items() if is_label_type(column_type)]
     label_candidates = {columns.get("label"), *(column for column in types if column.lower() in LABEL_COLUMN_NAMES)}
     can_label += [
@@ -366,12 +361,9 @@ def is_label_type(arrow_type: Any) -> bool:
     """Return whether an Arrow type can be that of labels: text, integers or booleans, or lists of those."""
     import pyarrow.types as pt
 
-    item = (
-        arrow_type.value_type
-        if pt.is_list(arrow_type) or pt.is_large_list(arrow_type) or pt.is_dictionary(arrow_type)
-        else arrow_type
-    )
-    return any(test(item) for test in (pt.is_integer, pt.is_boolean, pt.is_string, pt.is_large_string))
+    has_values = pt.is_list(arrow_type) or pt.is_large_list(arrow_type) or pt.is_dictionary(arrow_type)
+    value_type = arrow_type.value_type if has_values else arrow_type
+    return any(test(value_type) for test in (pt.is_integer, pt.is_boolean, pt.is_string, pt.is_large_string))
 
 
 def is_float_type(arrow_type: Any) -> bool:
@@ -379,9 +371,8 @@ def is_float_type(arrow_type: Any) -> bool:
     floating-point numbers."""
     import pyarrow.types as pt
 
-    return pt.is_floating(
-        arrow_type.value_type if pt.is_list(arrow_type) or pt.is_large_list(arrow_type) else arrow_type
-    )
+    is_list = pt.is_list(arrow_type) or pt.is_large_list(arrow_type)
+    return pt.is_floating(arrow_type.value_type if is_list else arrow_type)
 
 
 def labels_to_integers(values: Any, name: str, column: str) -> Any:
