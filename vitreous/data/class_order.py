@@ -15,7 +15,7 @@ from vitreous.errors import DataError
 
 
 def find_class_indices(data: Data, classes: tuple[str, ...]) -> np.ndarray:
-    """Find the index of each dataset class in the model's list `classes` -> (K,) int64.
+    """Find the index of each of the K dataset classes in the model's list `classes`: (K,) int64.
 
     A class matches by name. Otherwise its title, up to the first comma (`tench` of `tench, Tinca tinca`), is compared
     with the model's class names up to their first comma, if both are unique. A model whose classes are numbered 0 to K
@@ -36,9 +36,11 @@ def find_class_indices(data: Data, classes: tuple[str, ...]) -> np.ndarray:
         for name, title in zip(data.classes, titles, strict=True)
     ]
     match_counts = Counter(indices)
-    unknown = [name for name, index in zip(data.classes, indices, strict=True) if index < 0 or match_counts[index] > 1]
-    if unknown:
-        problem = f"the model has no classes named {', '.join(unknown[:20])}"
+    unmatched = [
+        name for name, index in zip(data.classes, indices, strict=True) if index < 0 or match_counts[index] > 1
+    ]
+    if unmatched:
+        problem = f"the model has no classes named {', '.join(unmatched[:20])}"
         raise DataError(problem, f"its classes are {', '.join(classes[:20])}")
     return np.array(indices, dtype=np.int64)
 
@@ -47,7 +49,7 @@ def align_labels(split: Split, data: Data, classes: tuple[str, ...], multilabel:
     """Convert the labels of a split to the model's class order: (n,) int64, or (n, K) float32 for multi-label data or
     if `multilabel`. K is the number of classes of the model.
 
-        Raises DataError for a class that the model does not have.
+    Raises DataError for a class that the model does not have.
     """
     order = find_class_indices(data, classes)
     labels = np.zeros((len(split), len(classes)), dtype=np.float32)

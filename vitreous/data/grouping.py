@@ -100,8 +100,8 @@ def iterate_group_texts(split: Split, source: str | os.PathLike[str]) -> Iterato
 
 
 def find_shared_groups(keys: dict[str, list[str]]) -> dict[tuple[str, str], list[str]]:
-    """Find the groups that are in two splits: {split: group of each sample} -> {(split, later split): groups in both}.
-    Groups are in the order of the later split; pairs without shared groups are left out."""
+    """Find the groups that are in two splits. `keys` is {split: group of each sample}; returns {(split, later split):
+    groups in both}. Groups are in the order of the later split; pairs without shared groups are left out."""
     group_sets = {name: set(group_names) for name, group_names in keys.items()}
     pairs = {
         (name, other_name): [

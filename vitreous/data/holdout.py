@@ -11,7 +11,7 @@ from vitreous.data.keys import derive_keys
 def draw_stratified_splits(
     labels: np.ndarray, seed: int, shares: dict[str, float], groups: np.ndarray | None = None
 ) -> dict[str, np.ndarray]:
-    """Draw `train` and held-out splits within each class -> {split: ascending sample indices, int64}.
+    """Draw `train` and held-out splits within each class. Returns {split: ascending sample indices, int64}.
 
     `shares` has the share of each held-out split. A class gives round(share * its size) samples to each held-out split,
     and always keeps at least one for training. Multi-label samples, (n, K) float32, are drawn over all classes
@@ -37,7 +37,7 @@ def draw_stratified_splits(
 
 
 def draw_multilabel_splits(labels: np.ndarray, seed: int, shares: dict[str, float]) -> dict[str, np.ndarray]:
-    """Draw `train` and held-out splits for multi-label samples -> {split: ascending sample indices}.
+    """Draw `train` and held-out splits for multi-label samples. Returns {split: ascending sample indices}.
 
     Labels are (n, K). A held-out split gets round(share * n) samples, but never the last training sample of a class.
     """
@@ -60,7 +60,7 @@ def draw_multilabel_splits(labels: np.ndarray, seed: int, shares: dict[str, floa
 def draw_group_splits(
     labels: np.ndarray, groups: np.ndarray, seed: int, shares: dict[str, float]
 ) -> dict[str, np.ndarray]:
-    """Draw `train` and held-out splits of complete groups -> {split: ascending sample indices}.
+    """Draw `train` and held-out splits of complete groups. Returns {split: ascending sample indices}.
 
     `labels` (n,) int64 or (n, K) float32, `groups` (n,) int64. Groups are visited in an order that the seed determines.
     A group is added to a held-out split if this reduces the split's distance to its share of every class: the sum over

@@ -30,7 +30,8 @@ def open_run_data(
     preprocess: Preprocess | None = None,
     targets: tuple[str, ...] = (),
 ) -> tuple[str, Data]:
-    """Open the dataset for evaluating a run: `data`, or the run's data with the run's splits -> its name and dataset.
+    """Open the dataset for evaluating a run: `data`, or the run's data with the run's splits. Returns its name and the
+    dataset.
 
     If `data` has no predefined splits, all its images form the test split, unless `split` selects another. `targets`
     are the columns whose values are the labels, by default those of the run. Files are opened as volumes or signals if
@@ -48,7 +49,7 @@ def open_run_data(
     if source is None:
         problem = f"{run} is a bundle without a run, so it has no evaluation data"
         raise UsageError(problem, "add the path of a dataset after it")
-    opened = (
+    dataset = (
         open_run_source(
             run,
             source,
@@ -63,9 +64,10 @@ def open_run_data(
         else open_for_model(source, split_seed, preprocess, stills=stills, ignore_index=ignore_index, targets=targets)
     )
     if labelled:
-        require_labels(opened)
-    opened = opened.with_holdout(share, split_seed)
-    return source, as_test_split(opened) if data is not None and opened.unsplit and split in (None, "test") else opened
+        require_labels(dataset)
+    dataset = dataset.with_holdout(share, split_seed)
+    is_test_data = data is not None and dataset.unsplit and split in (None, "test")
+    return source, as_test_split(dataset) if is_test_data else dataset
 
 
 def read_run_data(config: Path, preprocess: Preprocess | None = None) -> tuple[DataOptions, Preprocess]:
@@ -89,15 +91,15 @@ def open_for_model(
 ) -> Data:
     """Open a dataset for a model. Files that can be images, volumes or signals are opened as the input that
     `preprocess` requires. `stills`, `ignore_index` and `targets` as in `open_data`, as are the errors."""
-    axes, opened = preprocess.array_axes if preprocess is not None else None, None
+    axes, data = preprocess.array_axes if preprocess is not None else None, None
     try:
-        opened = open_data(source, split_seed, stills=stills, ignore_index=ignore_index, targets=targets)
-        if axes is None or get_sample_noun(next(iter(opened.splits.values()))) != "images":
-            return opened
+        data = open_data(source, split_seed, stills=stills, ignore_index=ignore_index, targets=targets)
+        if axes is None or get_sample_noun(next(iter(data.splits.values()))) != "images":
+            return data
         return open_data(source, split_seed, axes=axes, ignore_index=ignore_index, targets=targets)
     except DataError:
-        if opened is not None:
-            return opened  # images, which a later check of the model's input rejects
+        if data is not None:
+            return data  # images, which a later check of the model's input rejects
         if axes is None:
             raise
     return open_data(source, split_seed, axes=axes, ignore_index=ignore_index, targets=targets)

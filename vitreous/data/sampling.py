@@ -15,8 +15,9 @@ import numpy as np
 from vitreous.data.keys import derive_keys, draw_permutation, draw_uniform
 from vitreous.errors import UsageError
 
-#: last component of the keys for the sample order of a class, the class order of a block, and repeat-factor sampling
-_TURN_PART, _BLOCK_PART, _SHOWING_PART = 1, 2, 3
+#: last component of the random keys for the sample order of a class, the class order of a block, and repeat-factor
+#: sampling
+_SAMPLE_ORDER_KEY, _CLASS_ORDER_KEY, _REPEAT_FACTOR_KEY = 1, 2, 3
 LABEL_CHUNK_SIZE = 4096  # labels per chunk
 
 
@@ -133,10 +134,12 @@ def draw_balanced_order(labels: np.ndarray, seed: int, epoch: int, length: int) 
     samples, views = np.empty((blocks, len(classes)), np.int64), np.empty((blocks, len(classes)), np.int64)
     for column, class_samples in enumerate(members):
         turns = np.arange(-(-blocks // len(class_samples)))
-        orders = np.argsort(derive_keys(seed, epoch, class_samples[None], turns[:, None], _TURN_PART), axis=1)
+        orders = np.argsort(derive_keys(seed, epoch, class_samples[None], turns[:, None], _SAMPLE_ORDER_KEY), axis=1)
         samples[:, column] = class_samples[orders].ravel()[:blocks]
         views[:, column] = np.repeat(turns, len(class_samples))[:blocks]
-    block_orders = np.argsort(derive_keys(seed, epoch, np.arange(blocks)[:, None], classes[None], _BLOCK_PART), axis=1)
+    block_orders = np.argsort(
+        derive_keys(seed, epoch, np.arange(blocks)[:, None], classes[None], _CLASS_ORDER_KEY), axis=1
+    )
     return np.take_along_axis(samples, block_orders, 1).ravel()[:length], np.take_along_axis(
         views, block_orders, 1
     ).ravel()[:length]
@@ -153,11 +156,11 @@ def draw_repeat_factor_order(factors: np.ndarray, seed: int, epoch: int, length:
             append (image, view) to the list for view in range(showings)
     """
     samples = np.arange(len(factors))
-    chance = draw_uniform(derive_keys(seed, epoch, samples, _SHOWING_PART), 1)[:, 0]
+    chance = draw_uniform(derive_keys(seed, epoch, samples, _REPEAT_FACTOR_KEY), 1)[:, 0]
     showings = np.floor(factors).astype(np.int64) + (chance < factors - np.floor(factors))
     order = np.repeat(samples, showings)
     views = np.arange(len(order)) - np.repeat(np.cumsum(showings) - showings, showings)
-    kept_positions = np.argsort(derive_keys(seed, epoch, order, views, _SHOWING_PART), kind="stable")[:length]
+    kept_positions = np.argsort(derive_keys(seed, epoch, order, views, _REPEAT_FACTOR_KEY), kind="stable")[:length]
     return order[kept_positions], views[kept_positions]
 
 

@@ -266,15 +266,15 @@ def open_by_layout(
         raise UsageError(f"--axes {axes} is not 1, 2 or 3", "use 1 for signals, 2 for images, 3 for volumes")
     requested_modality = next((m for m in MODALITIES.values() if axes is not None and m.array_axes == axes), None)
     if requested_modality is not None and path.is_dir() and not (axes == 3 and has_volume_masks(path)):
-        opened = requested_modality.open_folder(path, split_seed, is_asked=True)
-        if opened is not None:
-            return opened
+        data = requested_modality.open_folder(path, split_seed, is_asked=True)
+        if data is not None:
+            return data
     if path.is_dir() and is_pack(path):
         return open_pack(path, split_seed)
     if is_parquet_source(name):
         return open_parquet_data(name, split_seed, targets)
     if path.is_dir():
-        listed = () if has_config(path) else ((has_image_lists, open_image_lists),)
+        list_layouts = () if has_config(path) else ((has_image_lists, open_image_lists),)
         clip_layout = (
             (has_clips, partial(open_clip_folder, stills=True)) if stills else (has_only_clips, open_clip_folder)
         )
@@ -284,7 +284,7 @@ def open_by_layout(
         )
         layouts = (
             (has_tar_archives, open_webdataset),
-            *listed,
+            *list_layouts,
             (is_imagenet, open_imagenet),
             *COCO_LAYOUTS,
             *mask_layouts,
@@ -294,8 +294,10 @@ def open_by_layout(
         )
         if reader := next((read for matches_layout, read in layouts if matches_layout(path)), None):
             return reader(path, split_seed)
-        opened = (modality.open_folder(path, split_seed) for modality in MODALITIES.values() if axes is None)
-        return next((data for data in opened if data is not None), None) or open_unannotated_folder(path, split_seed)
+        opened_data = (modality.open_folder(path, split_seed) for modality in MODALITIES.values() if axes is None)
+        return next((data for data in opened_data if data is not None), None) or open_unannotated_folder(
+            path, split_seed
+        )
     if path.name.lower().endswith((".tar", *COMPRESSED_SUFFIXES)) and (os.path.lexists(path) or "{" in name):
         return open_webdataset(path, split_seed)
     if path.suffix.lower() == ".json" and path.is_file():

@@ -35,7 +35,9 @@ class Split(Protocol):
     """
 
     @property
-    def labels(self) -> np.ndarray: ...
+    def labels(self) -> np.ndarray:
+        """The labels of the samples, in one of the forms above, (n,) or (n, K)."""
+        ...
 
     def __len__(self) -> int: ...
 
@@ -145,6 +147,7 @@ class FileSplit:
         return read_input_file(self.path(sample))
 
     def name(self, sample: int) -> str:
+        """Return the path of a sample for messages, with unprintable characters escaped."""
         return escape_unprintable(self.path(sample))
 
     def path(self, sample: int) -> str:
@@ -152,10 +155,12 @@ class FileSplit:
         return self.paths.text(sample)
 
     def take(self, indices: np.ndarray, labels: np.ndarray | None = None) -> Self:
+        """Return a split of the files at `indices` (m,), in this order; `labels` replaces their labels."""
         paths = Paths(self.paths.encoded_path(int(index)) for index in indices)
         return type(self)(paths, self.labels[indices] if labels is None else labels)
 
     def update(self, digest: Any) -> None:
+        """Update a hashlib digest with the paths of the files, relative to their common folder."""
         paths = [self.path(sample) for sample in range(len(self))]
         digest.update("\n".join(strip_common_folder(paths)).encode("utf-8", "surrogateescape"))
 
@@ -175,12 +180,15 @@ class ArraySplit:
         return self.pixels[sample]
 
     def name(self, sample: int) -> str:
+        """Return the number of a sample for messages."""
         return f"sample {sample}"
 
     def take(self, indices: np.ndarray, labels: np.ndarray | None = None) -> ArraySplit:
+        """Return a split of the images at `indices` (m,), in this order; `labels` replaces their labels."""
         return ArraySplit(self.pixels[indices], self.labels[indices] if labels is None else labels)
 
     def update(self, digest: Any) -> None:
+        """Update a hashlib digest with the pixels of all images."""
         digest.update(self.pixels.tobytes())
 
 
@@ -191,7 +199,9 @@ class Store(Protocol):
         """Return the stored bytes of an image file, or pixels (H, W[, C]). Raises DataError."""
         ...
 
-    def name(self, index: int) -> str: ...
+    def name(self, index: int) -> str:
+        """Return the name of the image in a row, for messages."""
+        ...
 
     def update(self, digest: Any, indices: np.ndarray) -> None:
         """Update a hashlib digest with the identities of the rows at `indices` (n,)."""
@@ -203,7 +213,8 @@ S = TypeVar("S", bound=Store)
 
 @dataclass(frozen=True, eq=False)
 class StoreSplit(Generic[S]):
-    """Split of images in a store: indices of its rows (n,) int64, and labels (n,) int64 or (n, K) float32."""
+    """Split of images in a store: the indices of the store's rows (n,) int64, and labels (n,) int64 or (n, K)
+    float32."""
 
     store: S
     row_indices: np.ndarray
@@ -217,12 +228,15 @@ class StoreSplit(Generic[S]):
         return self.store.read(int(self.row_indices[sample]))
 
     def name(self, sample: int) -> str:
+        """Return the store's name of a sample, for messages."""
         return self.store.name(int(self.row_indices[sample]))
 
     def take(self, indices: np.ndarray, labels: np.ndarray | None = None) -> StoreSplit[S]:
+        """Return a split of the images at `indices` (m,), in this order; `labels` replaces their labels."""
         return StoreSplit(self.store, self.row_indices[indices], self.labels[indices] if labels is None else labels)
 
     def update(self, digest: Any) -> None:
+        """Update a hashlib digest with the identities of the images in the store."""
         self.store.update(digest, self.row_indices)
 
 
@@ -235,7 +249,7 @@ class Data:
     splits: dict[str, Split]
     notes: list[str] = field(default_factory=list)
     unsplit: bool = False  # the source has no predefined splits, so `val` was drawn from the images
-    # all training images, if `val` is a part of them: drawn from them, or predefined (VTAB-1k)
+    # all training images, `train` and `val` together, if `val` was drawn from them or is a predefined subset (VTAB-1k)
     full_train_split: Split | None = None
     # class -> human-readable title, for classes with coded names (synsets)
     titles: dict[str, str] = field(default_factory=dict)
@@ -328,8 +342,8 @@ def require_labels(data: Data) -> None:
 def ensure_val_split(
     splits: dict[str, Split], seed: int, notes: list[str], groups: np.ndarray | None = None
 ) -> tuple[dict[str, Split], Split | None]:
-    """Drop unusable splits, draw a missing `val` from `train`, and order the splits -> splits, and the complete `train`
-    if `val` was drawn.
+    """Drop unusable splits, draw a missing `val` from `train`, and order the splits. Returns the splits and, if `val`
+    was drawn, the complete `train`.
 
     Appends a note for a drawn `val` to `notes`. `groups`, (n,) int64, are not divided between splits. Raises DataError
     if `train` has no images.
@@ -365,8 +379,8 @@ def drop_unusable_splits(splits: dict[str, Split], notes: list[str]) -> dict[str
 
 
 def hold_out_val(full_train: Split, seed: int, groups: np.ndarray | None = None) -> tuple[dict[str, Split], str]:
-    """Hold out a tenth of the training images as `val`, by complete groups (n,) if passed -> {split name: split} of
-    `train` and `val`, and a note. If there are too few images, there is no `val`."""
+    """Hold out a tenth of the training images as `val`, by complete groups (n,) if passed. Returns {split name: split}
+    of `train` and `val`, and a note. If there are too few images, there is no `val`."""
     indices_by_split = draw_stratified_splits(full_train.labels, seed, {"val": 0.1}, groups)
     if not len(indices_by_split["val"]):
         return {"train": full_train}, "too few images to hold any out for validation"

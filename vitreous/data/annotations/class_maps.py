@@ -141,7 +141,7 @@ def read_classes_file(root: Path) -> tuple[list[str], Palette | None]:
 
 
 def parse_class_line(line: str) -> tuple[str, tuple[int, ...]]:
-    """Parse a line of `classes.txt` -> the class name, and its colour (red, green, blue), which is empty if the line
+    """Parse a line of `classes.txt` into the class name and its colour (red, green, blue), which is empty if the line
     has none."""
     match = CLASS_COLOUR_LINE.fullmatch(line.strip())
     colour = tuple(int(value) for value in match.groups()[1:]) if match else ()
@@ -163,9 +163,9 @@ def collect_map_values(
             hint = f"write {CLASSES_FILE}, one class with its colour per line: road 128 64 128"
             raise DataError(f"{escape_unprintable(mask_path)} is a colour map, but class colours are not defined", hint)
         colours = [decode_colour(code) for code in np.unique(encode_colours(mask)).tolist()]
-        unknown = next((colour for colour in colours if colour not in palette), None)
+        unknown_colour = next((colour for colour in colours if colour not in palette), None)
         classes = {palette[colour] for colour in colours if colour in palette}
-        return classes, None if unknown is None else unknown_colour_error(unknown, mask_path, root)
+        return classes, None if unknown_colour is None else unknown_colour_error(unknown_colour, mask_path, root)
 
     with ThreadPoolExecutor(max(1, default_worker_count())) as pool:
         return list(pool.map(collect_class_indices, mask_paths))

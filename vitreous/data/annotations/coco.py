@@ -95,7 +95,7 @@ def has_class_folders(parent: Path) -> bool:
 
 
 def group_files_by_split(folder: Path, patterns: Sequence[str]) -> dict[str, list[Path]]:
-    """Group the annotation files of a folder by the split in their names -> {split: files}. The files are those of the
+    """Group the annotation files of a folder by the split in their names: {split: files}. The files are those of the
     first pattern with a match; they are `train` if no name contains a split. Raises DataError if only some names
     contain a split, and for a name with two splits."""
     for pattern in patterns:

@@ -83,7 +83,7 @@ def find_labelme_json(image: Path) -> Path:
 
 
 def parse_labelme_file(image: Path) -> ParsedObjects:
-    """Read the JSON file of an image -> objects with class names, and the stated (height, width), if any. Raises
+    """Read the JSON file of an image: the objects with class names, and the stated (height, width), if any. Raises
     DataError for invalid content."""
     json_path = find_labelme_json(image)
     if not json_path.is_file():

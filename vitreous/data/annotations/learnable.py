@@ -147,8 +147,8 @@ def describe_lost_objects(split: str, scenes: Sequence[Scene], tally: ObjectTall
     """Return the notes about the unusable objects of a split, boxes that do not fit their images, and missing label
     files."""
     notes = []
-    lost = tally.lost_counts.total() - tally.lost_counts[CROWD_REASON]
-    if lost or tally.lost_counts[CROWD_REASON] > MIN_NOTED_CROWD_SHARE * tally.objects:
+    num_lost = tally.lost_counts.total() - tally.lost_counts[CROWD_REASON]
+    if num_lost or tally.lost_counts[CROWD_REASON] > MIN_NOTED_CROWD_SHARE * tally.objects:
         share = (
             f"{tally.lost_counts.total():,} of {tally.objects:,} objects "
             f"({tally.lost_counts.total() / tally.objects:.0%})"
@@ -203,8 +203,8 @@ def find_unlearnable(data: Data, content: LearnableContent | None = None) -> Dat
 
 
 def find_learnable_target(split: Split, content: LearnableContent | None) -> tuple[Target | None, DataError | None]:
-    """Find the first target of a split with `content` to learn -> the target, or None, and the first error of
-    unreadable targets, if no target is usable."""
+    """Find the first target of a split that has the `content` to learn. If there is none, returns None and the first
+    error of an unreadable target, if any."""
     first_error = None
     assert isinstance(split, AnnotatedSplit)
     for sample_index in range(len(split)):

@@ -148,7 +148,7 @@ def measure_class_offsets(maps: Iterable[np.ndarray], classes: int) -> ClassOffs
 
 
 def measure_mean_positions(classes_map: np.ndarray, classes: int, axis: int) -> np.ndarray:
-    """Measure the mean position of each class along an axis of a class map (H, W) -> (K,) float64, relative to the
+    """Measure the mean position of each class along an axis of a class map (H, W): (K,) float64, relative to the
     centre, as a share of the length of the axis; NaN for absent classes."""
     length = classes_map.shape[axis]
     offsets = (np.arange(length) + 0.5) / length - 0.5
@@ -160,7 +160,7 @@ def measure_mean_positions(classes_map: np.ndarray, classes: int, axis: int) -> 
 
 
 def count_borders(classes_map: np.ndarray, classes: int, axis: int) -> np.ndarray:
-    """Count the borders of each class along an axis of a class map (H, W) -> (K,) int64. A border is a pair of adjacent
+    """Count the borders of each class along an axis of a class map (H, W): (K,) int64. A border is a pair of adjacent
     labelled pixels of which exactly one has the class."""
     first, second = (
         np.moveaxis(classes_map, axis, 0)[pixel_slice] for pixel_slice in (slice(None, -1), slice(1, None))

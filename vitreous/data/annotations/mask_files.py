@@ -182,10 +182,10 @@ def describe_class_gaps(values: set[int]) -> str:
     if not gaps:
         return ""
     unused = sum(high - low - 1 for low, high in gaps)
-    listed = ", ".join(map(str, class_indices[:MAX_LISTED_CLASS_NUMBERS])) + (
+    index_list = ", ".join(map(str, class_indices[:MAX_LISTED_CLASS_NUMBERS])) + (
         ", …" if len(class_indices) > MAX_LISTED_CLASS_NUMBERS else ""
     )
-    text = f"masks have the class indices {listed}: {unused:,} unused indices become classes without pixels"
+    text = f"masks have the class indices {index_list}: {unused:,} unused indices become classes without pixels"
     if len(gaps) == 1 and gaps[0][1] == class_indices[-1]:
         return f"{text}; if {class_indices[-1]} marks ignored pixels, use --ignore-index {class_indices[-1]}"
     return f"{text}; number the classes from 0 without gaps"

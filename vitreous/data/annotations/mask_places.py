@@ -236,9 +236,9 @@ def find_masks_beside_images(folder: Path) -> list[Path]:
     are named like masks contain no mask values."""
     endings = tuple(IMAGE_FILE_SUFFIXES)
     try:
-        with os.scandir(folder) as listed:
+        with os.scandir(folder) as entries:
             names = sorted(
-                entry.name for entry in islice(listed, MAX_PROBED_FILES) if entry.name.lower().endswith(endings)
+                entry.name for entry in islice(entries, MAX_PROBED_FILES) if entry.name.lower().endswith(endings)
             )
     except OSError:  # reported by the layout that reads the folder
         return []

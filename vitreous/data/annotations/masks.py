@@ -192,13 +192,14 @@ def open_masks(
     held_out = {name: location for name, location in locations.items() if name != "train"}
     unlabelled = {name: list_unmasked_images(location, reader) for name, location in held_out.items()}
     labelled = {name: location for name, location in locations.items() if unlabelled.get(name) is None}
-    listed = {name: list_masks_per_image(location, reader) for name, location in labelled.items()}
-    if "train" not in listed:
+    masks_per_split = {name: list_masks_per_image(location, reader) for name, location in labelled.items()}
+    if "train" not in masks_per_split:
         raise DataError(
-            f"{escape_unprintable(root)} has {', '.join(listed)} but no train folder", "rename one of them to train"
+            f"{escape_unprintable(root)} has {', '.join(masks_per_split)} but no train folder",
+            "rename one of them to train",
         )
-    maps = is_class_map_folder(root, [has_class_maps for has_class_maps, *_ in listed.values()])
-    masks_by_split = {name: masks for name, (_, _, masks) in listed.items()}
+    maps = is_class_map_folder(root, [has_class_maps for has_class_maps, *_ in masks_per_split.values()])
+    masks_by_split = {name: masks for name, (_, _, masks) in masks_per_split.items()}
     if maps:
         map_paths = {name: [files[0] for files in masks] for name, masks in masks_by_split.items()}
         read = partial(read_mask_values, palette=palette, reader=reader)
@@ -209,7 +210,7 @@ def open_masks(
         classes = build_object_classes(root, names, masks_by_split)
     names, notes = classes.names, classes.notes
     splits: dict[str, Split] = {}
-    for name, (_, images, files) in listed.items():
+    for name, (_, images, files) in masks_per_split.items():
         store = MaskAnnotations(
             root,
             images,
@@ -269,8 +270,8 @@ def mark_present_classes(present: Sequence[set[int]], num_classes: int) -> np.nd
 
 
 def list_masks_per_image(location: MaskLocation, reader: ImageMaskReader) -> tuple[bool, list[Path], list[list[Path]]]:
-    """List the images of a split and the mask files of each image -> whether masks are class maps, images, masks per
-    image. Raises DataError if images and masks do not match."""
+    """List the images of a split and the mask files of each image. Returns whether the masks are class maps, the
+    images, and the masks of each image. Raises DataError if images and masks do not match."""
     if location.masks is not None:
         images, masks = pair_images_with_masks(location, reader)
         return True, images, [[mask] for mask in masks]

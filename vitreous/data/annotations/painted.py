@@ -14,7 +14,7 @@ from vitreous.data.decoding.spectral import BAND_SUFFIXES, decode_void_mask
 from vitreous.data.split import Data, Split
 from vitreous.errors import DataError
 
-BACKGROUND_CLASS = "background"
+BACKGROUND_CLASS = "background"  # class 0 of class maps that are drawn from object masks
 BOXES_ONLY_HINT = "train on boxes only: --objective.masks false"
 
 
@@ -37,6 +37,7 @@ class TargetSplitWrapper:
         return self.split.raw(sample)
 
     def name(self, sample: int) -> str:
+        """Return the name of a sample for messages."""
         return self.split.name(sample)
 
     def take(self, indices: np.ndarray, labels: np.ndarray | None = None) -> Self:
@@ -44,6 +45,7 @@ class TargetSplitWrapper:
         return replace(self, split=self.split.take(indices))
 
     def update(self, digest: Any) -> None:
+        """Update a hashlib digest with the identities of the samples and their annotations."""
         self.split.update(digest)
 
     def target(self, sample: int) -> Target:

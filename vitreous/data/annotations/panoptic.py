@@ -91,10 +91,10 @@ class PanopticAnnotations:
         check_mask_size(colours.shape[:2], size, panoptic_image.segments_path, panoptic_image.image)
         segment_ids, inverse = np.unique(encode_colours(colours[..., ::-1]), return_inverse=True)
         inverse = inverse.reshape(size)
-        listed = {segment.segment_id: segment for segment in panoptic_image.segments}
+        segment_by_id = {segment.segment_id: segment for segment in panoptic_image.segments}
         for checked_ids, expected_ids, problem in (
-            (set(segment_ids.tolist()) - {0}, listed, "that is not listed in"),
-            (listed, set(segment_ids.tolist()), "without a pixel, listed in"),
+            (set(segment_ids.tolist()) - {0}, segment_by_id, "that is not listed in"),
+            (segment_by_id, set(segment_ids.tolist()), "without a pixel, listed in"),
         ):
             if mismatched_ids := sorted(segment_id for segment_id in checked_ids if segment_id not in expected_ids):
                 text = (
@@ -102,7 +102,7 @@ class PanopticAnnotations:
                     f"{problem} {escape_unprintable(panoptic_image.origin)}"
                 )
                 raise DataError(text, "correct one of them, or delete both")
-        segments = [listed.get(segment_id) for segment_id in segment_ids.tolist()]
+        segments = [segment_by_id.get(segment_id) for segment_id in segment_ids.tolist()]
         things = [segment for segment in segments if segment is not None and segment.is_thing]
         labels = [IGNORE_INDEX if segment is None else segment.label for segment in segments]
         classes = ignore_void_pixels(
@@ -244,8 +244,8 @@ def read_panoptic_images(
         panoptic_images.append(
             PanopticImage(images.find(name, origin), png_path, segments, path, size=get_stated_size(entry))
         )
-    if lost := sorted(annotations.keys() - image_ids):
-        raise DataError(f"{origin}: there is no image {lost[0]}", "add the image, or delete its annotation")
+    if missing_ids := sorted(annotations.keys() - image_ids):
+        raise DataError(f"{origin}: there is no image {missing_ids[0]}", "add the image, or delete its annotation")
     return panoptic_images
 
 
@@ -255,10 +255,10 @@ def parse_segments(
     """Parse the segments of an image's annotation. `labels` maps category ids to class indices. Raises DataError, with
     `location`, for missing, repeated or unknown ids."""
     segments: dict[int, PanopticSegment] = {}
-    listed = annotation.get("segments_info")
-    if not isinstance(listed, list) or not all(isinstance(entry, dict) for entry in listed):
+    entries = annotation.get("segments_info")
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise DataError(f"{location} has no segments_info", "add a list of id and category_id")
-    for entry in listed:
+    for entry in entries:
         segment_id, category = read_id(entry, "id", location), read_id(entry, "category_id", location)
         if not 0 < segment_id < 1 << 24 or segment_id in segments:
             raise DataError(f"{location}: invalid segment id {segment_id}", "use unique ids from 1 to 16777215")

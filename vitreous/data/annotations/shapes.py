@@ -41,7 +41,7 @@ class Shape:
         return bool(self.polygons) or self.runs is not None
 
     def mask(self, size: tuple[int, int]) -> np.ndarray:
-        """Rasterise the mask of the object on an image of `size` (H, W) -> (H, W) bool. Raises ValueError if the run
+        """Rasterise the mask of the object on an image of `size` (H, W): (H, W) bool. Raises ValueError if the run
         lengths do not cover the image."""
         if self.runs is not None:
             return rle_to_mask(self.runs, size)
@@ -125,7 +125,7 @@ def rle_to_mask(runs: Sequence[int], size: tuple[int, int]) -> np.ndarray:
 
 
 def rle_to_mask_window(runs: Sequence[int], size: tuple[int, int], window: tuple[int, int, int, int]) -> np.ndarray:
-    """Decode the window (left, top, right, bottom) of a mask of `size` (H, W) from its run lengths -> (h, w) bool.
+    """Decode the window (left, top, right, bottom) of a mask of `size` (H, W) from its run lengths: (h, w) bool.
     Equal to `rle_to_mask(runs, size)[top:bottom, left:right]`, but other columns are not decoded."""
     left, top, right, bottom = window
     edges = np.clip(np.cumsum([0, *runs]), left * size[0], right * size[0])
@@ -178,8 +178,8 @@ def encode_compressed_rle(runs: Sequence[int]) -> str:
 
 
 def mask_to_polygon(mask: np.ndarray) -> np.ndarray:
-    """Convert a mask (H, W) bool with at least one pixel to a single closed polygon along pixel edges -> its corners
-    (n, 2) int64 of x and y. `polygon_to_mask` converts the polygon back exactly.
+    """Convert a mask (H, W) bool with at least one pixel to a single closed polygon along pixel edges. Returns its
+    corners (n, 2) int64 of x and y. `polygon_to_mask` converts the polygon back exactly.
 
     The outlines of components and holes (`trace_outlines`) are connected to the first outline by a path to each and
     back, along x and then along y. A path that is traversed twice does not change the interior.
@@ -201,7 +201,7 @@ def box_to_corners(box: np.ndarray) -> np.ndarray:
 
 
 def trace_outlines(mask: np.ndarray) -> list[list[tuple[int, int]]]:
-    """Trace the closed outlines of the components and holes of a mask (H, W) bool -> (x, y) of the corners of each.
+    """Trace the closed outlines of the components and holes of a mask (H, W) bool. Returns the corners (x, y) of each.
 
     Pixel edges are followed from corner to corner, with the mask on the right, until an outline is closed.
     """

@@ -155,7 +155,7 @@ def mask_to_box(mask: np.ndarray) -> np.ndarray:
 
 
 def masks_to_boxes(masks: Iterable[np.ndarray]) -> np.ndarray:
-    """Compute the bounding box of each mask (H, W) bool -> (n, 4) float32."""
+    """Compute the bounding boxes of n masks, (H, W) bool each: (n, 4) float32."""
     return np.stack([*(mask_to_box(mask) for mask in masks), np.zeros(4, np.float32)])[:-1]
 
 
@@ -225,6 +225,7 @@ class AnnotatedFiles(FileSplit):
         return self.annotations.read(int(self.annotation_indices[sample]))
 
     def take(self, indices: np.ndarray, labels: np.ndarray | None = None) -> Self:
+        """Return a split of the images at `indices` (m,), in this order; `labels`, (m, K), replaces their labels."""
         paths = Paths(self.paths.encoded_path(int(index)) for index in indices)
         return type(self)(
             paths,
@@ -234,5 +235,6 @@ class AnnotatedFiles(FileSplit):
         )
 
     def update(self, digest: Any) -> None:
+        """Update a hashlib digest with the paths and the annotations of the images."""
         super().update(digest)
         self.annotations.update(digest, self.annotation_indices)

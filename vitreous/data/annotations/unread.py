@@ -24,9 +24,9 @@ def find_unused_annotations(root: Path) -> Path | None:
     COCO files, and files of Pascal VOC, LabelMe and YOLO that are next to an image of the same name."""
     for folder in iterate_nearby_folders(root):
         try:
-            with os.scandir(folder) as listed:
+            with os.scandir(folder) as entries:
                 names = sorted(
-                    entry.name for entry in islice(listed, MAX_FILES_PER_FOLDER) if not is_system_name(entry.name)
+                    entry.name for entry in islice(entries, MAX_FILES_PER_FOLDER) if not is_system_name(entry.name)
                 )
             if documents := find_coco_files(folder):
                 return documents[0]

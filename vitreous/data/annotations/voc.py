@@ -109,8 +109,8 @@ def parse_listed_stem(line: str, files: dict[str, Path]) -> str:
 
 
 def parse_voc_file(path: Path) -> tuple[list[NamedShape], tuple[int, int] | None]:
-    """Read an XML file -> the objects with class names, whose corners are as in the file, and the (height, width) of
-    the image, if stated.
+    """Read an XML file: the objects with class names, whose corners are as in the file, and the (height, width) of the
+    image, if stated.
 
     Raises DataError for invalid XML, for a file that states another image, and for a document that declares
     entities.

@@ -81,13 +81,13 @@ def open_yolo(root: Path, split_seed: int = 0) -> Data:
     if not names:
         names = {class_index: f"class {class_index}" for class_index in range(1 + max(class_indices, default=0))}
         notes.append(f"classes are numbered, as neither data.yaml nor {YOLO_CLASSES_FILE} names them")
-    if unknown := sorted(class_indices - names.keys()):
+    if unnamed_classes := sorted(class_indices - names.keys()):
         image = next(
             labelled_image
             for labelled_image, entries in lines.items()
-            if any(class_index == unknown[0] for class_index, _ in entries)
+            if any(class_index == unnamed_classes[0] for class_index, _ in entries)
         )
-        problem = f"{escape_unprintable(find_label_file(image))} has class {unknown[0]}, which has no name"
+        problem = f"{escape_unprintable(find_label_file(image))} has class {unnamed_classes[0]}, which has no name"
         raise DataError(problem, f"add it to {escape_unprintable(config_path or root / YOLO_CLASSES_FILE)}")
     classes = {class_index: position for position, class_index in enumerate(sorted(names))}
     scenes = {
@@ -99,8 +99,8 @@ def open_yolo(root: Path, split_seed: int = 0) -> Data:
 
 
 def read_data_yaml(config_path: Path) -> tuple[dict[int, str], dict[str, list[Path]], KeypointShape]:
-    """Read a data.yaml -> {class index: name}, {split: images}, and the keypoint shape. Raises DataError for an invalid
-    file and for missing folders."""
+    """Read a data.yaml. Returns {class index: name}, {split: images}, and the keypoint shape. Raises DataError for an
+    invalid file and for missing folders."""
     origin = escape_unprintable(config_path)
     try:
         config = read_yaml(read_text(config_path))
@@ -161,11 +161,11 @@ def find_label_file(image: Path) -> Path:
     """Return the path of the label file of an image, which may not exist. Its folder is that of the image with the last
     `images` of the path replaced by `labels`; otherwise the label file is next to the image."""
     sibling_path = image.with_suffix(".txt")
-    parts = list(image.parts)
+    path_parts = list(image.parts)
     label_path = sibling_path
-    if "images" in parts[:-1]:
-        parts[len(parts) - 2 - parts[-2::-1].index("images")] = "labels"
-        label_path = Path(*parts).with_suffix(".txt")
+    if "images" in path_parts[:-1]:
+        path_parts[len(path_parts) - 2 - path_parts[-2::-1].index("images")] = "labels"
+        label_path = Path(*path_parts).with_suffix(".txt")
         if not label_path.parent.is_dir() and (split := parse_split_name(label_path.parent.name)):
             label_path = find_split_folders(label_path.parent.parent).get(split, label_path.parent) / label_path.name
     return Path(resolve_unicode_path(label_path) or resolve_unicode_path(sibling_path) or label_path)

@@ -338,7 +338,7 @@ def compose_file_transform(
     augment: Augment, preprocess: PlanarPreprocess
 ) -> Callable[[Image.Image | LazyImage], Tensor]:
     """Compose the random transform from an opened image file to (C, *image) uint8. Cropped tensors are converted to
-    Pillow images only if a later transform needs them."""
+    PIL images only if a later transform needs them."""
     crop: Callable[[Any], Any] | None = create_random_crop(augment, preprocess.plane)
     if not preprocess.stacks:
         crop = NativeAspectCrop(crop, preprocess, augment.fewest_tokens)  # type: ignore[arg-type]  # `Run` rejects simple crops
@@ -365,12 +365,12 @@ def create_random_crop(augment: Augment, image: tuple[int, int]) -> AreaCrop | I
 
 
 def tensor_to_pillow(image: Image.Image | Tensor) -> Image.Image:
-    """Convert a tensor (C, H, W) uint8 to a Pillow image; return a Pillow image unchanged."""
+    """Convert a tensor (C, H, W) uint8 to a PIL image; return a PIL image unchanged."""
     return image if isinstance(image, Image.Image) else array_to_pillow(image.permute(1, 2, 0).numpy())
 
 
 def image_to_uint8_tensor(image: Image.Image | Tensor) -> Tensor:
-    """Convert a Pillow image or tensor to a contiguous tensor (C, H, W) uint8. numpy takes half the time of torch."""
+    """Convert a PIL image or tensor to a contiguous tensor (C, H, W) uint8. numpy takes half the time of torch."""
     return (
         image_to_tensor(image)
         if isinstance(image, Image.Image)
@@ -379,7 +379,7 @@ def image_to_uint8_tensor(image: Image.Image | Tensor) -> Tensor:
 
 
 def flip_horizontally_at_random(image: Image.Image | Tensor, probability: float) -> Image.Image | Tensor:
-    """Mirror a Pillow image or tensor (C, H, W) with `probability`, with the random number of torchvision's
+    """Mirror a PIL image or tensor (C, H, W) with `probability`, with the random number of torchvision's
     RandomHorizontalFlip."""
     if torch.rand(1) >= probability:
         return image
@@ -387,7 +387,7 @@ def flip_horizontally_at_random(image: Image.Image | Tensor, probability: float)
 
 
 def create_affine_transforms(augment: Augment) -> list:
-    """Return the transform for rotation, shift and zoom of a Pillow image as a list; empty if all are off."""
+    """Return the transform for rotation, shift and zoom of a PIL image as a list; empty if all are off."""
     if not (augment.rotate or augment.shift or augment.zoom):
         return []
     shift = (augment.shift, augment.shift) if augment.shift else None
@@ -398,7 +398,7 @@ def create_affine_transforms(augment: Augment) -> list:
 
 def create_colour_transforms(augment: Augment) -> list:
     """Return those of RandAugment, 3-Augment, TrivialAugment and colour jitter that are on, as a list of transforms of
-    Pillow images and tensors (C, H, W) uint8."""
+    PIL images and tensors (C, H, W) uint8."""
     steps, layers, magnitude = [], augment.rand_layers, augment.rand_magnitude
     if layers and augment.rand_style == "torchvision":
         steps.append(import_transforms_v2().RandAugment(layers, magnitude, fill=128))
@@ -439,7 +439,7 @@ def erase_with_noise(eraser: Callable[[Tensor], Tensor], image: Tensor) -> Tenso
 def apply_to_image_or_tensor(
     operation: Callable[[Image.Image], Image.Image], image: Image.Image | Tensor
 ) -> Image.Image | Tensor:
-    """Apply an operation for Pillow images to a Pillow image, or to a tensor (C, H, W) uint8: 1 channel is grey, 3 are
+    """Apply an operation for PIL images to a PIL image, or to a tensor (C, H, W) uint8: 1 channel is grey, 3 are
     RGB."""
     if isinstance(image, Image.Image):
         return operation(image)

@@ -130,7 +130,7 @@ class NativeAspectCrop:
     fewest: int = 0
 
     def __call__(self, image: Image.Image | LazyImage) -> Image.Image | Tensor:
-        """Crop an image at random and resize it to (C, height, width) uint8. Returns a Pillow image if `crop` is None.
+        """Crop an image at random and resize it to (C, height, width) uint8. Returns a PIL image if `crop` is None.
         Raises DataError if the image cannot be decoded."""
         max_tokens = self.preprocess.tokens
         tokens = int(torch.randint(self.fewest, max_tokens + 1, ())) if 0 < self.fewest < max_tokens else max_tokens
@@ -174,7 +174,7 @@ def crop_and_resize(source: Image.Image | LazyImage, box: PixelBox, size: tuple[
 
 
 def resize_with_pillow(image: Image.Image, size: tuple[int, int], filter: str) -> Image.Image:
-    """Resize a Pillow image to (height, width) with a filter of `RESAMPLING_FILTERS`; `aliased` does not antialias."""
+    """Resize a PIL image to (height, width) with a filter of `RESAMPLING_FILTERS`; `aliased` does not antialias."""
     height, width = size
     if filter == "aliased":
         full_box = (0, 0, image.width, image.height)
@@ -183,7 +183,7 @@ def resize_with_pillow(image: Image.Image, size: tuple[int, int], filter: str) -
 
 
 def array_to_pillow(pixels: np.ndarray) -> Image.Image:
-    """Convert pixels (H, W, C) uint8 to a Pillow image, grey for 1 channel and RGB for 3."""
+    """Convert pixels (H, W, C) uint8 to a PIL image, grey for 1 channel and RGB for 3."""
     return Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
 
 

@@ -53,7 +53,7 @@ class CropRegion:
 def crop_image(
     band: Image.Image, region: CropRegion, preprocess: Preprocess, colour: tuple[float, ...] = ()
 ) -> Image.Image:
-    """Resize a region of one Pillow image to the size of the view, with the filter of `preprocess`. Pixels outside the
+    """Resize a region of one PIL image to the size of the view, with the filter of `preprocess`. Pixels outside the
     image get `colour`, one value per channel; black if it is empty."""
     left, top, right, bottom = region.get_visible_window((band.height, band.width))
     fill_values = tuple(colour) if band.mode == "F" else tuple(map(round, colour))

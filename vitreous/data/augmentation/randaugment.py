@@ -1,4 +1,4 @@
-"""RandAugment (arXiv:1909.13719) as in big_vision and timm, and 3-Augment, on Pillow images.
+"""RandAugment (arXiv:1909.13719) as in big_vision and timm, and 3-Augment, on PIL images.
 
 An operation is a function of an image, a level, and the resampling filter for rotations and shears. The level is
 magnitude / 10; its sign is the direction of operations that have one. Pixels outside the image are filled with grey,

@@ -117,7 +117,7 @@ class SceneViews:
         return view | objects | {"boxes": rotate_and_flip_boxes(objects["boxes"], region.size, orientation)}
 
     def get_fill_colours(self, preprocess: Preprocess, bands: int) -> list[tuple[float, ...]]:
-        """Return the fill colour of pixels outside the image, for each of the `bands` Pillow images of a sample: one
+        """Return the fill colour of pixels outside the image, for each of the `bands` PIL images of a sample: one
         value per channel, or () for black."""
         if self.fill == "black":
             return [()] * bands

@@ -174,7 +174,7 @@ DINOV2_VIEWS = MultiCrop(global_area=(0.32, 1.0), local_area=(0.05, 0.32), blur=
 
 @cache
 def compose_view_transform(crops: MultiCrop, view_type: int, image: tuple[int, int], has_colours: bool):
-    """Compose the random transform from a Pillow image to a view. `view_type`: 0 for the first global view, 1 for the
+    """Compose the random transform from a PIL image to a view. `view_type`: 0 for the first global view, 1 for the
     second, 2 for local views. Random numbers are drawn from torch's generator, as in torchvision."""
     from torchvision.transforms import v2
 

@@ -52,7 +52,7 @@ PILLOW_MODES = {1: "L", 3: "RGB"}  # channels of the model -> mode of the decode
 def decode_to_pillow(
     raw: bytes | np.ndarray | Image.Image | str | os.PathLike[str], channels: int = 3, name: str | None = None
 ) -> Image.Image:
-    """Decode a path, a file's bytes, a Pillow image, or pixels (H, W[, C]) uint8 to an upright 8-bit Pillow image.
+    """Decode a path, a file's bytes, a PIL image, or pixels (H, W[, C]) uint8 to an upright 8-bit PIL image.
 
     The mode of the result is `RGB` for 3 `channels` and `L` for 1. The EXIF orientation is applied. 16-bit grey values
     are scaled by 1/257, transparent images are composited over white, and CMYK is converted to RGB. Of an animation,
@@ -103,7 +103,7 @@ def decode_to_pillow(
 
 
 def pixels_to_image(pixels: np.ndarray, name: str) -> Image.Image:
-    """Convert pixels (H, W[, C]) uint8 to a Pillow image. Raises DataError for other shapes and dtypes."""
+    """Convert pixels (H, W[, C]) uint8 to a PIL image. Raises DataError for other shapes and dtypes."""
     if pixels.ndim not in (2, 3):
         problem = f"pixels with {pixels.ndim} axes are not an image"
         raise DataError(f"{name}: {problem}", "use (H, W) or (H, W, C), or a model for clips")
@@ -115,7 +115,7 @@ def pixels_to_image(pixels: np.ndarray, name: str) -> Image.Image:
 
 
 def npy_to_image(content: bytes, name: str, channels: int) -> Image.Image:
-    """Convert the bytes of a .npy file to a Pillow image. Raises DataError unless it is a grey or RGB image of uint8.
+    """Convert the bytes of a .npy file to a PIL image. Raises DataError unless it is a grey or RGB image of uint8.
     `channels` are those that the model expects, for the message."""
     array = read_npy(content, name)
     if array.dtype != np.uint8 or len(array) not in PILLOW_MODES:

@@ -58,7 +58,7 @@ class LazyPixels:
         return np.array(self.pixels[box[1] : box[3], box[0] : box[2]], order="C")
 
     def decode_full(self) -> Image.Image:
-        """Return the complete image as a Pillow image, grey or RGB."""
+        """Return the complete image as a PIL image, grey or RGB."""
         return Image.fromarray(self.pixels[..., 0] if self.pixels.shape[-1] == 1 else self.pixels)
 
 

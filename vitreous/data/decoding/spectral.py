@@ -1,6 +1,6 @@
 """Read images with any number of bands or more than 8 bits: multispectral TIFF and GeoTIFF, .npy, 16-bit grey.
 
-Such an image is decoded to a tuple of Pillow images, one per band, of mode L for uint8 or F for other dtypes. Cropping,
+Such an image is decoded to a tuple of PIL images, one per band, of mode L for uint8 or F for other dtypes. Cropping,
 resizing and mirroring are applied to each band by the code for colour images. Colour augmentation is not applied.
 
 A pixel is void, that is, without data, if any band is NaN, infinite, or equal to the nodata value of a GeoTIFF. If the
@@ -52,7 +52,7 @@ NO_DATA_REASON = "no pixel has data"
 
 
 class Bands(tuple[Image.Image, ...]):
-    """The bands of an image, a tuple of Pillow images. `is_void` (H, W) bool marks the pixels without data; None if all
+    """The bands of an image, a tuple of PIL images. `is_void` (H, W) bool marks the pixels without data; None if all
     pixels have data."""
 
     is_void: np.ndarray | None
@@ -73,7 +73,7 @@ DecodedSample = Image.Image | tuple[Image.Image, ...] | np.ndarray
 
 
 def list_bands(sample: DecodedSample) -> tuple[Image.Image, ...]:
-    """Return the Pillow images of a sample: one for a colour image, or one per band. Raises UsageError for a volume."""
+    """Return the PIL images of a sample: one for a colour image, or one per band. Raises UsageError for a volume."""
     if isinstance(sample, np.ndarray):
         raise UsageError("image augmentations do not apply to volumes", "use --recipe segment, which supports volumes")
     return sample if isinstance(sample, tuple) else (sample,)
@@ -121,7 +121,7 @@ def read_bands(
     name: str | None = None,
     fill: Sequence[float] | None = None,
 ) -> Bands:
-    """Read a path, a file's bytes, or pixels (H, W[, C]) as one Pillow image per band, of mode L for uint8, else F.
+    """Read a path, a file's bytes, or pixels (H, W[, C]) as one PIL image per band, of mode L for uint8, else F.
 
     `channels` and `dtype_name` are the number of bands and the dtype that the model expects. Void pixels get the values
     `fill`, one per band, by default the mean of the other pixels of the band. Raises DataError for an unreadable file

@@ -43,8 +43,8 @@ HUB_NAME_PATTERN = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 
 
 def parse_column_source(source: str) -> tuple[str, dict[str, str]]:
-    """Split a source at the # -> the source without columns, and {role: column}. Raises UsageError for roles other than
-    image and label."""
+    """Split a source at the # into the source without columns, and {role: column}. Raises UsageError for roles other
+    than image and label."""
     base, _, column_text = source.partition("#")
     columns: dict[str, str] = {}
     for assignment in filter(None, column_text.split(",")):

@@ -80,14 +80,14 @@ def build_label_array(
     """
     index_by_class = {normalise_name(name): index for index, name in enumerate(classes)}
     distinct_labels = [tuple(map(normalise_name, label)) for label in distinct_labels]
-    unknown = [
+    unknown_names = [
         name
         for label in np.unique(label_indices).tolist()
         for name in distinct_labels[label]
         if name not in index_by_class
     ]
-    if unknown:
-        raise unknown_classes_error(origin, unknown, classes, listed)
+    if unknown_names:
+        raise unknown_classes_error(origin, unknown_names, classes, listed)
     if not multilabel:
         return np.array([index_by_class.get(label[0], -1) for label in distinct_labels], dtype=np.int64)[label_indices]
     if 4 * len(label_indices) * len(classes) > MAX_LABEL_ARRAY_BYTES:

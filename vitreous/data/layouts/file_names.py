@@ -77,8 +77,8 @@ class FileIndex:
         if len(best) > 1:
             best = [candidate for candidate in best if os.fspath(candidate[1]).endswith(name)] or best
         if len(best) > 1:
-            listed = format_first_names((os.fspath(path) for _, path in best), 3)
-            problem = f"{origin}: {escape_unprintable(name)} matches {len(best)} files: {listed}"
+            path_list = format_first_names((os.fspath(path) for _, path in best), 3)
+            problem = f"{origin}: {escape_unprintable(name)} matches {len(best)} files: {path_list}"
             raise DataError(problem, "use a longer path, or rename the files")
         return best[0][1] if best else None
 

@@ -87,9 +87,11 @@ class SampleFiles(FileSplit):
     axes: int = 2
 
     def take(self, indices: np.ndarray, labels: np.ndarray | None = None) -> SampleFiles:
+        """Return a split of the files at `indices` (m,), in this order; `labels` replaces their labels."""
         return replace(super().take(indices, labels), kind=self.kind, axes=self.axes)
 
     def update(self, digest: Any) -> None:
+        """Update a hashlib digest with the paths of the files, and with `kind`."""
         super().update(digest)
         digest.update(self.kind.encode())
 
@@ -104,8 +106,8 @@ def open_class_folders(
     `open_image_folder`.
     """
     split_folders, list_files = resolve_split_folders(root), partial(list_files_by_suffix, suffixes=suffixes)
-    listed = {name: list_class_files(folder, list_files) for name, folder in split_folders.items()}
-    data = build_classification_data(root, split_folders, listed, split_seed, list_files)
+    paths_by_split = {name: list_class_files(folder, list_files) for name, folder in split_folders.items()}
+    data = build_classification_data(root, split_folders, paths_by_split, split_seed, list_files)
     splits = {name: convert(split) for name, split in data.splits.items()}  # type: ignore[arg-type]
     return replace(data, splits=splits, full_train_split=data.full_train_split and convert(data.full_train_split))  # type: ignore[arg-type]
 
@@ -143,18 +145,18 @@ def contains_images(folder: Path) -> bool:
 def build_classification_data(
     root: Path,
     split_folders: dict[str, Path],
-    listed: dict[str, dict[str, Paths]],
+    paths_by_split: dict[str, dict[str, Paths]],
     split_seed: int,
     lister: Callable[[str], list[str]] | None = None,
 ) -> Data:
-    """Build a classification dataset from `listed`, {split: {class: files}}.
+    """Build a classification dataset from `paths_by_split`, {split: {class: files}}.
 
     If `train` has fewer than two classes, the data have no labels and consist of all files below the split folders.
     `lister` lists the files below a folder, by default `list_files_by_suffix`. Raises DataError if there are no images,
     and for a class that `train` does not have.
     """
     lister = lister or list_files_by_suffix
-    classes = sort_class_names(listed["train"])
+    classes = sort_class_names(paths_by_split["train"])
     notes: list[str] = []
     splits: dict[str, Split]
     unlabelled = None
@@ -173,12 +175,12 @@ def build_classification_data(
     else:
         unclassified = {
             name: lister(os.fspath(split_folders[name]))
-            for name, paths_by_class in listed.items()
+            for name, paths_by_class in paths_by_split.items()
             if lacks_class_folders(paths_by_class, classes)
         }
         splits = {
             name: label_class_files(name, paths_by_class, classes)
-            for name, paths_by_class in listed.items()
+            for name, paths_by_class in paths_by_split.items()
             if name not in unclassified
         }
         splits |= {name: FileSplit(paths, create_empty_labels(len(paths))) for name, paths in unclassified.items()}
@@ -230,15 +232,15 @@ def label_class_files(name: str, paths_by_class: dict[str, Paths], classes: list
         train_name_by_normalised.get(normalise_name(label), label): paths for label, paths in paths_by_class.items()
     }
     class_set = set(classes)
-    if unknown := [label for label in sort_class_names(paths_by_class) if label not in class_set]:
-        raise unknown_classes_error(name, unknown, classes)
+    if unknown_classes := [label for label in sort_class_names(paths_by_class) if label not in class_set]:
+        raise unknown_classes_error(name, unknown_classes, classes)
     counts = [len(paths_by_class.get(label, ())) for label in classes]
     paths = Paths.concatenate(paths_by_class[label] for label in classes if label in paths_by_class)
     return FileSplit(paths, np.repeat(np.arange(len(classes)), counts))
 
 
 def list_class_files(folder: Path, list_files: Callable[[str], list[str]] | None = None) -> dict[str, Paths]:
-    """List the files below each class folder, at any depth, in natural order -> {class: files}. `list_files` lists the
+    """Return {class: files}, the files below each class folder at any depth, in natural order. `list_files` lists the
     files below a folder, by default images. Hidden folders, and folders without such files, are left out."""
     folders = sorted(
         (entry for entry in list_entries(os.fspath(folder)) if is_folder(entry)), key=lambda entry: entry.name
@@ -272,8 +274,8 @@ def skipped_notes(skipped: Counter[str]) -> list[str]:
     """Return the note about image files in unsupported formats, by suffix; empty if there are none."""
     if not skipped:
         return []
-    listed = ", ".join(f"{count:,} {ending}" for ending, count in sorted(skipped.items()))
-    return [f"{skipped.total():,} image files are skipped, as their formats are not supported: {listed}"]
+    counts_by_suffix = ", ".join(f"{count:,} {ending}" for ending, count in sorted(skipped.items()))
+    return [f"{skipped.total():,} image files are skipped, as their formats are not supported: {counts_by_suffix}"]
 
 
 def siblings_note(root: Path, split_folders: dict[str, Path]) -> list[str]:
@@ -296,13 +298,13 @@ def iterate_images(folder: Path) -> Iterator[os.DirEntry[str]]:
 
 def iterate_files(root: str) -> Iterator[os.DirEntry[str]]:
     """Yield all files below a folder that are not hidden. A folder linked twice is visited once."""
-    seen, pending = set[str](), [root]
+    visited_folders, pending = set[str](), [root]
     while pending:
         folder = pending.pop()
         real_path = os.path.realpath(folder)
-        if real_path in seen:
+        if real_path in visited_folders:
             continue
-        seen.add(real_path)
+        visited_folders.add(real_path)
         for entry in list_entries(folder):
             if is_folder(entry):
                 pending.append(entry.path)

@@ -63,14 +63,14 @@ def open_imagenet(root: Path, split_seed: int = 0) -> Data:
     image_root = find_image_root(root)
     split_folders = resolve_split_folders(image_root)
     search_folders = [image_root, *list(image_root.absolute().parents)[: 3 if image_root.name == "CLS-LOC" else 1]]
-    listed = {}
+    paths_by_split = {}
     for name, folder in split_folders.items():
         classes = list_class_files(folder)
         unsorted_files = [] if classes or name == "train" else list_files_by_suffix(os.fspath(folder))
         if unsorted_files and name == "val":
             classes = group_by_synset(unsorted_files, search_folders)
-        listed[name] = classes
-    data = build_classification_data(image_root, split_folders, listed, split_seed)
+        paths_by_split[name] = classes
+    data = build_classification_data(image_root, split_folders, paths_by_split, split_seed)
     return replace(data, name=escape_unprintable(root), titles=read_class_titles(data.classes, search_folders))
 
 
@@ -83,9 +83,9 @@ def group_by_synset(files: list[str], search_folders: list[Path]) -> dict[str, P
         hint = f"put {SOLUTION_FILE}, or {GROUND_TRUTH_FILE} and meta.mat of the development kit, next to them"
         raise DataError(f"{escape_unprintable(os.path.dirname(files[0]))} has {problem}", hint)
     stems = [os.path.splitext(os.path.basename(path))[0] for path in files]
-    if unknown := [path for path, stem in zip(files, stems, strict=True) if stem not in synset_by_stem]:
-        problem = f"{len(unknown)} of {len(files)} images are not in the ground truth"
-        raise DataError(f"{problem}; the first is {escape_unprintable(unknown[0])}", "remove these images")
+    if unknown_paths := [path for path, stem in zip(files, stems, strict=True) if stem not in synset_by_stem]:
+        problem = f"{len(unknown_paths)} of {len(files)} images are not in the ground truth"
+        raise DataError(f"{problem}; the first is {escape_unprintable(unknown_paths[0])}", "remove these images")
     paths_by_synset: dict[str, list[str]] = {}
     for path, stem in zip(files, stems, strict=True):
         paths_by_synset.setdefault(synset_by_stem[stem], []).append(path)

@@ -45,10 +45,10 @@ def find_image_lists(root: Path) -> dict[str, str]:
     """Return {split: name of its list without suffix}, in the order train, val, test. Raises DataError if two lists
     belong to one split."""
     names = [path.stem for path in root.glob("*.txt") if path.is_file()]
-    listed = match_split_names(names, escape_unprintable(root)) | {
+    list_names = match_split_names(names, escape_unprintable(root)) | {
         split: name for split, name in VTAB_LISTS.items() if name in names
     }
-    return {split: listed[split] for split in SPLIT_NAMES if split in listed}
+    return {split: list_names[split] for split in SPLIT_NAMES if split in list_names}
 
 
 def open_image_lists(root: Path, split_seed: int = 0) -> Data:
@@ -93,11 +93,11 @@ def read_image_list(root: Path, name: str, held_out: bool = False) -> list[Liste
     """Read an image list, `name`.txt in `root`, without duplicate lines. The list of a `held_out` split may be empty or
     contain paths only, whose label is then NO_LABEL. Raises DataError, with the line, for invalid lines."""
     source = escape_unprintable(root / f"{name}.txt")
-    listed = read_lines(root / f"{name}.txt")
+    text_lines = read_lines(root / f"{name}.txt")
     lines: dict[str, ListedImage] = {}
-    if held_out and (unlabelled := read_unlabelled_paths(root, listed)):
+    if held_out and (unlabelled := read_unlabelled_paths(root, text_lines)):
         return [ListedImage(path, NO_LABEL, source) for path in unlabelled]
-    for line_number, line_text in enumerate(listed, 1):
+    for line_number, line_text in enumerate(text_lines, 1):
         if not line_text.strip():
             continue
         path, _, label = line_text.strip().rpartition(" " if "\t" not in line_text else "\t")

@@ -99,6 +99,7 @@ class Hdf5Images:
             ) from None
 
     def name(self, index: int) -> str:
+        """Return the name of an image for messages."""
         return f"{self.path}, row {index}"
 
     def update(self, digest: Any, indices: np.ndarray) -> None:

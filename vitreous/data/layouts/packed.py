@@ -60,6 +60,7 @@ class PackedImages:
         return values if self.dtype == np.uint8 else values.astype(np.float32)
 
     def name(self, index: int) -> str:
+        """Return the name of an image for messages."""
         line = self.ids[self.ends[index - 1] + 1 if index else 0 : self.ends[index]]
         return line.tobytes().decode("utf-8", "replace")
 

@@ -128,8 +128,8 @@ def open_table(
 def encode_table_labels(
     rows_by_split: dict[str, list[SampleRow]], rows: list[SampleRow], name: str, notes: list[str]
 ) -> tuple[tuple[str, ...], dict[str, np.ndarray], DataError | None]:
-    """Encode the label cells of a table -> the classes of `train`, the labels of each split, (n,) int64, (n, K) float32
-    or (n, 0), and the error that explains why the data have no labels, if so. Appends to `notes`."""
+    """Encode the label cells of a table. Returns the classes of `train`; the labels of each split, (n,) int64, (n, K)
+    float32 or (n, 0); and, if the data have no labels, the error that explains why. Appends to `notes`."""
     classes = sort_class_names(list({label for row in rows_by_split["train"] for label in row.labels or ()}))
     labelled = [
         row

@@ -84,8 +84,8 @@ class SampleRow(NamedTuple):
 def read_table_rows(
     source: Path, group_by: str | None, targets: tuple[str, ...], name: str
 ) -> tuple[TableHeader, list[SampleRow]]:
-    """Read and check a CSV file of samples -> its header, with its target columns, and its rows. `name` is the file's
-    name for messages. Raises DataError, with the line, for invalid columns and cells."""
+    """Read and check a CSV file of samples. Returns its header, with the target columns, and its rows. `name` is the
+    file's name for messages. Raises DataError, with the line, for invalid columns and cells."""
     lines = read_csv_lines(source, name)
     line, cells = next(lines)
     header, rows = parse_table_header(line, cells, group_by, name, targets), list(lines)
@@ -234,7 +234,7 @@ def parse_seconds(cell: str, column: str, default: float, location: str) -> floa
 
 
 def drop_duplicate_rows(rows: list[SampleRow], name: str) -> tuple[list[SampleRow], list[str]]:
-    """Drop rows with the same sample and split as an earlier row -> the other rows, and notes about duplicates.
+    """Drop rows with the same sample and split as an earlier row. Returns the other rows, and notes about duplicates.
 
     A sample in two splits stays in both, with a note. Raises DataError for a sample with contradictory labels, values
     or groups.

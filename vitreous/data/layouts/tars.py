@@ -114,7 +114,7 @@ def open_webdataset(source: Path, split_seed: int = 0) -> Data:
 
 
 def detect_clips(archive_index: ArchiveIndex) -> tuple[bool, np.ndarray]:
-    """Detect clips by the suffixes of the samples -> whether all samples are clips, and which samples are video files,
+    """Detect clips by the suffixes of the samples. Returns whether all samples are clips, and which are video files,
     (n,) bool. If all samples are GIFs, they must be animated. Raises DataError for an unreadable GIF."""
     tail_positions = np.maximum(archive_index.samples["end"][:, None] + np.arange(-MAX_VIDEO_SUFFIX_LENGTH, 0), 0)
     tails, inverse = np.unique(
@@ -139,8 +139,10 @@ def encode_split_labels(
     class_names: Sequence[str],
     notes: list[str],
 ) -> tuple[dict[str, np.ndarray], tuple[str, ...], DataError | None]:
-    """Encode the labels of archives -> the labels of each split, (n,) int64, (n, K) float32 or (n, 0), the classes, and
-    the error that explains why the data have no labels, if there are fewer than two classes.
+    """Encode the labels of the samples in archives.
+
+    Returns the labels of each split, (n,) int64, (n, K) float32 or (n, 0); the classes; and, if there are fewer than
+    two classes, the error that explains why the data have no labels.
 
     `codes`, (n,), are the indices of the samples' labels in `distinct_labels`, -1 for none. `class_names` are those of
     a file next to the archives. Appends to `notes`. Raises DataError for classes that `train` does not have.
@@ -294,8 +296,8 @@ def find_unlabelled_splits(
 
 
 def parse_archive_folders(folders: Sequence[str]) -> tuple[list[int], list[str]]:
-    """Parse the folders inside archives -> the index in SPLIT_NAMES of the split of each folder, or -1, and its class,
-    or "".
+    """Parse the split and the class of each folder inside archives. Returns the indices of the splits in SPLIT_NAMES,
+    -1 for none, and the classes, "" for none.
 
     A path is PREFIX/[SPLIT/]CLASS/..., with a prefix that is common to all folders. Splits are recognised if all
     folders have one.
@@ -323,13 +325,17 @@ def read_nearby_class_names(source: Path) -> tuple[str, ...]:
         if not file.is_file():
             continue
         try:
-            listed: Any = json.loads(read_text(file)).get("classes") if file.suffix == ".json" else read_lines(file)
+            names_json: Any = json.loads(read_text(file)).get("classes") if file.suffix == ".json" else read_lines(file)
         except (ValueError, AttributeError, RecursionError):
             hint = 'expected one name per line, or {"classes": [...]}'
             raise DataError(f"{escape_unprintable(file)} cannot be read", hint) from None
-        if file.suffix == ".json" and listed is None:
+        if file.suffix == ".json" and names_json is None:
             continue
-        names = [listed[key] for key in sorted(listed, key=natural_sort_key)] if isinstance(listed, dict) else listed
+        names = (
+            [names_json[key] for key in sorted(names_json, key=natural_sort_key)]
+            if isinstance(names_json, dict)
+            else names_json
+        )
         if not isinstance(names, list) or not all(isinstance(name, str) and name.strip() for name in names):
             raise DataError(f"{escape_unprintable(file)} has a class without a name", "name every class")
         names = [name.strip() for name in names]

@@ -78,6 +78,7 @@ class ClipFiles(FileSplit):
         return clip if segment is None else ClipSegment(clip, *segment)
 
     def name(self, sample: int) -> str:
+        """Return the path of a clip for messages, with the start and end of its segment."""
         segment = self.get_segment(sample)
         if segment is None:
             return super().name(sample)
@@ -86,11 +87,13 @@ class ClipFiles(FileSplit):
         )
 
     def take(self, indices: np.ndarray, labels: np.ndarray | None = None) -> ClipFiles:
+        """Return a split of the clips at `indices` (m,), in this order; `labels` replaces their labels."""
         return replace(
             super().take(indices, labels), segments=None if self.segments is None else self.segments[indices]
         )
 
     def update(self, digest: Any) -> None:
+        """Update a hashlib digest with the paths and the segments of the clips."""
         super().update(digest)
         if self.segments is not None:
             digest.update(self.segments.tobytes())
@@ -182,13 +185,13 @@ def list_clips(root: str, depth: int = 2, stills: bool = False) -> list[str] | N
     Folders of frames must be at least `depth` levels below `root`. If there are images that are not frames, `stills`
     lists them too; otherwise the function returns None. A folder linked twice is visited once.
     """
-    clips, seen, pending, probes_left = list[str](), set[str](), [(root, 0)], MAX_PROBED_CLIPS
+    clips, visited_folders, pending, probes_left = list[str](), set[str](), [(root, 0)], MAX_PROBED_CLIPS
     while pending:
         folder, level = pending.pop()
         real_path = os.path.realpath(folder)
-        if real_path in seen:
+        if real_path in visited_folders:
             continue
-        seen.add(real_path)
+        visited_folders.add(real_path)
         image_names = []
         for entry in list_entries(folder):
             suffix = os.path.splitext(entry.name)[1].lower()
@@ -239,8 +242,8 @@ def open_clip_folder(root: Path, split_seed: int = 0, stills: bool = False) -> D
     """
     split_folders = resolve_split_folders(root)
     list_files = partial(list_class_clips, stills=stills)
-    listed = {name: list_class_files(folder, list_files) for name, folder in split_folders.items()}
-    data = build_classification_data(root, split_folders, listed, split_seed, list_files)
+    paths_by_split = {name: list_class_files(folder, list_files) for name, folder in split_folders.items()}
+    data = build_classification_data(root, split_folders, paths_by_split, split_seed, list_files)
     splits: dict[str, Split] = {name: to_clip_files(split) for name, split in data.splits.items()}
     num_images = sum(to_clip_files(split).num_stills for split in splits.values())
     notes = [clips_note(sum(map(len, splits.values())), num_images), *data.notes]

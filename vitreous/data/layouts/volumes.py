@@ -61,9 +61,11 @@ class ArrayFiles(FileSplit):
         return "signals" if self.axes == 1 else "volumes"
 
     def take(self, indices: np.ndarray, labels: np.ndarray | None = None) -> ArrayFiles:
+        """Return a split of the files at `indices` (m,), in this order; `labels` replaces their labels."""
         return replace(super().take(indices, labels), axes=self.axes)
 
     def update(self, digest: Any) -> None:
+        """Update a hashlib digest with the paths of the files, and with `axes`."""
         super().update(digest)
         digest.update(b"axes %d" % self.axes)
 

@@ -1,7 +1,7 @@
 """The modality of images with any number of channels, or more than 8 bits per value, such as multispectral and thermal
 images.
 
-Each channel is decoded to a Pillow image of one band.
+Each channel is decoded to a PIL image of one band.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class BandPreprocess(StillPreprocess):
         return pixels.astype(np.float32) if self.numbers == "float32" else pixels
 
     def decode(self, raw: RawSample, name: str | None = None) -> Bands:
-        """Decode a file, its bytes, or pixels (H, W[, C]) to one Pillow image per channel. Raises DataError for an
+        """Decode a file, its bytes, or pixels (H, W[, C]) to one PIL image per channel. Raises DataError for an
         unreadable file or another dtype or number of channels."""
         pixels = np.asarray(raw) if isinstance(raw, Image.Image) else raw
         fill = [value * self.peak for value in self.mean] if len(self.mean) == self.channels else None
@@ -96,10 +96,10 @@ def find_band_form(raw: bytes | np.ndarray, name: str, dtype_name: str | None = 
     If `dtype_name` is passed, the image must have this dtype and is read by band even if it is a colour image. Raises
     DataError for an unreadable file.
     """
-    info = detect_channel_form(raw, name) if dtype_name is None else (len(read_channels(raw, name)), dtype_name)
-    if info is None:
+    channel_form = detect_channel_form(raw, name) if dtype_name is None else (len(read_channels(raw, name)), dtype_name)
+    if channel_form is None:
         return None
-    count, dtype = info
+    count, dtype = channel_form
     band = read_bands(raw, count, dtype, name)[0]
     size, moments = (band.height, band.width), BandPreprocess.default_moments(count)
     return SampleForm(size, count, BandPreprocess(size, count, *moments, numbers=dtype))  # type: ignore[arg-type]

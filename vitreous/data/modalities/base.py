@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 IMAGENET_MOMENTS = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 HALF_MOMENTS = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))  # of the ViT paper: pixels in [-1, 1]
 
-#: a sample before decoding: a path, a file's bytes, pixels, a Pillow image, or an opened clip
+#: a sample before decoding: a path, a file's bytes, pixels, a PIL image, or an opened clip
 RawSample = bytes | np.ndarray | Image.Image | str | os.PathLike[str] | Clip
 
 
@@ -69,7 +69,7 @@ class Preprocess(ABC):
     unit: ClassVar[str] = "pixels"
     #: suffixes of the modality's files, in lower case
     suffixes: ClassVar[frozenset[str]] = frozenset()
-    #: the result of `decode`: `images`, a Pillow image or a tuple with one per channel; `clips`, frames; `arrays`,
+    #: the result of `decode`: `images`, a PIL image or a tuple with one per channel; `clips`, frames; `arrays`,
     #: (C, *sizes). Recipes choose the model and the augmentation by this value
     form: ClassVar[Literal["images", "clips", "arrays"]] = "arrays"
     #: the hint of the error for a folder without files of the modality
@@ -221,7 +221,7 @@ class Preprocess(ABC):
         return torch.from_numpy(self.to_array(decoded))
 
     def transform(self, raw: RawSample) -> Tensor:
-        """Convert a Pillow image, a path, a file's bytes or pixels (H, W[, C]) to the model's input, (C, *image)
+        """Convert a PIL image, a path, a file's bytes or pixels (H, W[, C]) to the model's input, (C, *image)
         float32. The bound method can be pickled, as the transform of a torch Dataset. Raises DataError for unreadable
         samples."""
         return self.normalise(self.to_tensor(self.decode(raw))[None])[0]
@@ -428,14 +428,14 @@ class Preprocess(ABC):
 
 
 def image_to_tensor(image: Image.Image) -> Tensor:
-    """Convert a Pillow image to a tensor (C, height, width) uint8, or float32 for mode F."""
+    """Convert a PIL image to a tensor (C, height, width) uint8, or float32 for mode F."""
     import torch
 
     return torch.from_numpy(image_to_array(image))
 
 
 def image_to_array(image: Image.Image) -> np.ndarray:
-    """Convert a Pillow image to an array (C, height, width) uint8, or float32 for mode F, without torch."""
+    """Convert a PIL image to an array (C, height, width) uint8, or float32 for mode F, without torch."""
     array = np.array(image)
     return array[None] if array.ndim == 2 else array.transpose(2, 0, 1).copy()
 

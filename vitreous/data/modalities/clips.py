@@ -137,6 +137,6 @@ class ClipPreprocess(ColourMixin, SizedPreprocess):
 
 
 def open_as_clip(raw: RawSample, name: str | None = None) -> Clip:
-    """Open a path, a file's bytes, pixels (T, H, W, 3), an opened clip, or a Pillow image as a clip; an image becomes a
+    """Open a path, a file's bytes, pixels (T, H, W, 3), an opened clip, or a PIL image as a clip; an image becomes a
     clip of one frame. Raises DataError for an unreadable clip."""
     return open_clip(np.asarray(raw)[None] if isinstance(raw, Image.Image) else raw, name)

@@ -62,7 +62,7 @@ class PlanarPreprocess(Preprocess):
         return image.resize((plane[1], plane[0]), self.resampling, box=box)
 
     def to_array(self, decoded: Any) -> np.ndarray:
-        """Crop and resize a Pillow image, or a tuple with one per channel, to the input size: (C, height, width)."""
+        """Crop and resize a PIL image, or a tuple with one per channel, to the input size: (C, height, width)."""
         if isinstance(decoded, tuple):
             return np.concatenate([image_to_array(self.fit_image(band)) for band in decoded])
         return image_to_array(self.fit_image(decoded))
@@ -159,7 +159,7 @@ class StillPreprocess(SizedPreprocess):
     is_cacheable: ClassVar[bool] = True
 
     def is_within(self, decoded: Any) -> bool:
-        """Return whether a Pillow image, or each of a tuple of bands, is no larger than the model's input."""
+        """Return whether a PIL image, or each of a tuple of bands, is no larger than the model's input."""
         (width, height), (max_height, max_width) = list_bands(decoded)[0].size, self.plane
         return height <= max_height and width <= max_width
 
@@ -208,7 +208,7 @@ class ColourImageMixin(ColourMixin):
     """Common code of the modalities of colour images, of one size and at native aspect ratio."""
 
     def decode(self, raw: Any, name: str | None = None) -> Image.Image:
-        """Decode a file, its bytes, or pixels (H, W[, C]) to a Pillow image, RGB or grey by `channels`. Raises
+        """Decode a file, its bytes, or pixels (H, W[, C]) to a PIL image, RGB or grey by `channels`. Raises
         DataError for an unreadable file."""
         return decode_to_pillow(raw, self.channels, name)
 

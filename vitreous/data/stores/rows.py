@@ -69,6 +69,7 @@ class ImageColumn:
         return content
 
     def name(self, index: int) -> str:
+        """Return the name of an image for messages."""
         return f"{self.origin}, row {index}"
 
     def update(self, digest: Any, indices: np.ndarray) -> None:
@@ -176,8 +177,8 @@ def map_arrow_stream(stream: str | Path) -> pa.Table:
 
 
 def cache_parquet_column(file: Path, column: str) -> Path:
-    """Write one column of a Parquet file to an Arrow stream in the cache, unless it is cached already -> path of the
-    stream.
+    """Write a column of a Parquet file to an Arrow stream in the cache, unless it is cached already. Returns the path
+    of the stream.
 
     A changed file is written again. XDG_CACHE_HOME sets the location of the cache. Raises ResourceError if the disk is
     full.

@@ -162,8 +162,8 @@ class ArchiveIndexBuilder:
         return True
 
     def parse_cls(self, archive: TarArchive, member: ArchiveMember) -> int:
-        """Parse the label in a .cls member -> its index in `label_words`, -1 for an empty member. Raises DataError if
-        it is not text."""
+        """Parse the label in a .cls member and return its index in `label_words`, -1 for an empty member. Raises
+        DataError if it is not text."""
         content = read_label_member(archive, member)
         if content not in self.parsed:
             try:
@@ -177,8 +177,8 @@ class ArchiveIndexBuilder:
         return self.parsed[content]
 
     def parse_json(self, archive: TarArchive, member: ArchiveMember) -> int:
-        """Parse the label in a .json member -> its index in `label_words`, -1 if it has no label. Raises DataError if
-        it is not JSON."""
+        """Parse the label in a .json member and return its index in `label_words`, -1 if it has no label. Raises
+        DataError if it is not JSON."""
         try:
             document = json.loads(read_label_member(archive, member))
         except (ValueError, RecursionError):
