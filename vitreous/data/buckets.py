@@ -116,7 +116,7 @@ def parse_buckets(size_texts: tuple[str, ...], axes: int) -> tuple[tuple[int, ..
             raise UsageError(f"--buckets {size_text} is not a valid size", f"write {form}")
         sizes.append(tuple(map(int, lengths)))
     if len(set(sizes)) > MAX_BUCKETS:
-        raise UsageError(f"{len(set(sizes))} buckets exceed the limit", f"name at most {MAX_BUCKETS}")
+        raise UsageError(f"{len(set(sizes))} buckets exceed the limit of {MAX_BUCKETS}", "use fewer sizes")
     return tuple(dict.fromkeys(sizes))
 
 

@@ -154,7 +154,7 @@ def read_dataset_json_classes(json_path: Path) -> list[str]:
             for key, name in labels.items()
         }
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        hint = 'expected {"labels": {"0": "background", "1": "…"}}, or a classes.txt'
+        hint = 'write {"labels": {"0": "background", "1": "…"}}, or add a classes.txt'
         raise DataError(f"{escape_unprintable(json_path)} has no valid class names", hint) from None
     if sorted(names_by_index) != list(range(len(labels))):
         raise DataError(

@@ -2,7 +2,8 @@
 for image files, which uses Pillow.
 
 In shapes, n is views. Images are stored as (n, H, C, W), so that crop, mirroring, resizing and blur are one batched
-matrix product per axis. Each row of such a matrix has the weights of the input pixels of one output pixel.
+matrix product per axis. Each row of such a matrix has the weights of the input pixels for one output pixel, which sum
+to 1.
 """
 
 from __future__ import annotations

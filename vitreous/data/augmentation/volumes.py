@@ -37,8 +37,9 @@ class VolumeViews:
     scans share an orientation and positions are informative. The last one applies to a signal.
 
     Intensities, which `Preprocess` has standardised, are multiplied by a factor within 1 +- `contrast` and shifted
-    within +- `shift`. Before that, they are scaled to [0, 1] and raised to a power from 1 / (1 + `gamma`) to 1 +
-    `gamma`. Gaussian noise with a std in [0, `noise`] is added. Raises UsageError for values out of range.
+    within +- `shift`. Before that, gamma is changed: values are scaled to [0, 1] by the minimum and maximum of the
+    view, raised to a power from 1 / (1 + `gamma`) to 1 + `gamma`, and scaled back. Finally, Gaussian noise with a std
+    in [0, `noise`] is added. Raises UsageError for values out of range.
     """
 
     takes_regions: ClassVar[bool] = False
@@ -109,7 +110,7 @@ class VolumeViews:
         return offsets + centre[:, None, None, None]
 
     def draw_centre(self, volume_size: tuple[int, ...], crop_size: np.ndarray, draws: np.ndarray) -> np.ndarray:
-        """Draw the centre of a crop of `crop_size` (3,), in voxels, inside a volume of the size (D, H, W): (3,)
+        """Draw the centre of a crop of `crop_size` (3,), in voxels, for a volume of the size (D, H, W): (3,)
         float64. `draws` are (VOLUME_VIEW_DRAWS,) random numbers in [0, 1)."""
         margins = np.array(volume_size) - crop_size
         unshifted = np.minimum(0.0, margins) + np.abs(margins) * draws[3:6] + crop_size / 2

@@ -90,8 +90,10 @@ def detect_channel_form(raw: bytes | np.ndarray, name: str) -> tuple[int, str] |
 
     The following images are read by band:
 
-    - pixels (H, W[, C]) and .npy files, unless they are grey or RGB of uint8 - TIFF files whose samples are not colours
-    - TIFF files with several grey pages of one size - TIFF files with one grey page of signed or floating-point values
+    - pixels (H, W[, C]) and .npy files, unless they are grey or RGB of uint8
+    - TIFF files whose samples are not colours
+    - TIFF files with several grey pages of one size
+    - TIFF files with one grey page of signed or floating-point values
 
     The dtype is one of `MODEL_DTYPES` for files, and that of the array for pixels. Raises DataError for a damaged or
     unsupported file.

@@ -34,7 +34,7 @@ from vitreous.data.values import empty_if_all_missing
 from vitreous.errors import DataError, UsageError, escape_unprintable, install_hint, suggest_nearest
 
 PARQUET_LAYOUT_HINT = (
-    "expected x.parquet, or DIR with train-*.parquet and, if you like, validation-*.parquet and test-*.parquet"
+    "use x.parquet, or DIR with train-*.parquet and optionally validation-*.parquet and test-*.parquet"
 )
 LABEL_COLUMN_NAMES = ("label", "labels", "class", "target", "category")
 # first bytes of a file in each supported image format

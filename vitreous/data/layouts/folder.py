@@ -33,7 +33,7 @@ from vitreous.data.split import Data, FileSplit, Paths, Split, create_empty_labe
 from vitreous.errors import DataError, escape_unprintable, format_first_names
 
 FOLDER_LAYOUT_HINT = (
-    "expected DIR/CLASS/*.jpg, or DIR/train/CLASS/*.jpg with val/ and test/ next to it, or a CSV file with columns "
+    "use DIR/CLASS/*.jpg, or DIR/train/CLASS/*.jpg with val/ and test/ next to it, or a CSV file with columns "
     "path,label"
 )
 #: suffixes of image files that Pillow may read but this package does not

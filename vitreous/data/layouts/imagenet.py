@@ -101,7 +101,7 @@ def read_kaggle_solution(search_folders: list[Path]) -> dict[str, str]:
     rows = list(csv.reader(io.StringIO(read_text(file))))
     synset_by_stem = {row[0]: row[1].split(" ", 1)[0] for row in rows[1:] if len(row) == 2}
     if not synset_by_stem or not all(SYNSET_PATTERN.fullmatch(synset) for synset in synset_by_stem.values()):
-        problem = f"{escape_unprintable(file)}: expected ImageId,PredictionString and a synset in every row"
+        problem = f"{escape_unprintable(file)} has a row without ImageId or without a synset in PredictionString"
         raise DataError(problem, "download it again")
     return synset_by_stem
 

@@ -24,7 +24,7 @@ from vitreous.errors import DataError, escape_unprintable, format_first_lines
 FULL_TRAIN_LIST = "train800val200"  # VTAB-1k's list of all 1,000 training images, for the final training of a task
 VTAB_LISTS = {"train": "train800", "val": "val200"}  # VTAB-1k's list of each split, which other lists do not replace
 NO_LABEL = -1
-LIST_FORMAT_HINT = "expected a path below the folder and a class index in every line: images/train/000001.jpg 5"
+LIST_FORMAT_HINT = "write a path below the folder and a class index in every line: images/train/000001.jpg 5"
 
 
 class ListedImage(NamedTuple):

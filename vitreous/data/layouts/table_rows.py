@@ -25,7 +25,7 @@ MAX_LISTED_COLUMNS = 12  # columns listed in a note
 #: similarity to the name of a known column above which a column is taken for a misspelling: `splits`, but not `site`
 MISSPELLING_SIMILARITY = 0.85
 TABLE_FORMAT_HINT = (
-    "expected a header path,label[,split][,group][,start,end] and one image or clip per row; several labels as a|b"
+    "use a header path,label[,split][,group][,start,end] and one image or clip per row; several labels as a|b"
 )
 
 

@@ -43,7 +43,7 @@ from vitreous.data.text_files import read_lines, read_text
 from vitreous.errors import DataError, escape_unprintable, format_first_lines
 
 ARCHIVE_FORMAT_HINT = (
-    "expected DIR/*.tar or DIR/{train,val,test}/*.tar with samples NAME.jpg (or .mp4) and NAME.cls, or CLASS/NAME.jpg"
+    "use DIR/*.tar or DIR/{train,val,test}/*.tar with samples NAME.jpg (or .mp4) and NAME.cls, or CLASS/NAME.jpg"
 )
 COMPRESSED_SUFFIXES = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst", ".tar.lz4")
 CLASS_NAME_FILES = ("pack.json", "dataset.json", "classes.txt", "classnames.txt")
@@ -327,7 +327,7 @@ def read_nearby_class_names(source: Path) -> tuple[str, ...]:
         try:
             names_json: Any = json.loads(read_text(file)).get("classes") if file.suffix == ".json" else read_lines(file)
         except (ValueError, AttributeError, RecursionError):
-            hint = 'expected one name per line, or {"classes": [...]}'
+            hint = 'write one name per line, or {"classes": [...]}'
             raise DataError(f"{escape_unprintable(file)} cannot be read", hint) from None
         if file.suffix == ".json" and names_json is None:
             continue
