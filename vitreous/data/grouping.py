@@ -23,9 +23,9 @@ def split_by_groups(data: Data, group_by: str, source: str | os.PathLike[str], s
     """Split data so that no group is in two splits: if `val` is drawn from `train`, complete groups are drawn.
 
     `group_by` is the table column with which the data were opened, or a regular expression with one capture group, such
-    as `patient(\\d+)`, which is searched for in each path relative to the source. Raises UsageError for an invalid
-    expression. Raises DataError, with the name, for an image that the expression does not match, and for predefined
-    splits that share groups.
+    as `patient(\\d+)`. The expression is searched for in each path relative to the source. Raises UsageError for an
+    invalid expression. Raises DataError, with the name, for an image that the expression does not match, and for
+    predefined splits that share groups.
     """
     if group_by == data.group_column:
         if note := next((note for note in data.notes if SHARED_GROUPS_NOTE in note), None):

@@ -43,9 +43,9 @@ def create_memory_data(
     classes: Sequence[str] = (),
     targets: Sequence[str] = (),
 ) -> Data:
-    """Create a dataset with a training split only, from an array (n, H, W) or (n, H, W, C), or a list of arrays (H, W[,
-    C]), PIL images, or paths of image files.
+    """Create a dataset with a training split only.
 
+    `images` are an array (n, H, W) or (n, H, W, C), or a list of arrays (H, W[, C]), PIL images, or paths of files.
     `labels` (n,) int64 are indices in `classes`, or (n, T) float64 values of `targets`; None: no labels. Raises
     UsageError for a list of anything else.
     """

@@ -64,8 +64,11 @@ def match_masks_by_key(images: dict[str, Path], masks: dict[str, Path], location
 
 
 def select_best_masks(stem: str, candidates: list[str], keys: dict[str, FileKey]) -> list[str]:
-    """Select, among the stems of masks with the key of the image `stem`, those whose folder path shares the longest end
-    with that of the image, and of these the ones with the first variant of `MASK_VARIANTS`."""
+    """Select the best matches among `candidates`, the stems of masks with the key of the image `stem`.
+
+    These are the masks whose folder path shares the longest end with that of the image. If there are several, those
+    with the first variant of `MASK_VARIANTS` are selected.
+    """
     folders = os.path.dirname(stem).split("/")
     shared = {
         candidate: count_shared_end_parts(tuple(os.path.dirname(candidate).split("/")), tuple(folders))

@@ -240,8 +240,8 @@ def open_masks(
 
 
 def is_class_map_folder(root: Path, are_class_maps: Sequence[bool]) -> bool:
-    """Return whether the masks of a dataset are class maps rather than one mask per object. `are_class_maps` has the
-    answer for each split. Raises DataError if the splits differ."""
+    """Return whether the masks of a dataset are class maps rather than one mask per object. `are_class_maps` has
+    one value per split. Raises DataError if the splits differ."""
     if len(set(are_class_maps)) > 1:
         problem = f"{escape_unprintable(root)} has class maps in some splits and object masks in others"
         raise DataError(problem, "use either class maps or object masks in all splits")

@@ -88,10 +88,10 @@ def corrupt_patches(
     """Choose int(ratio N) patches of each image to predict, and their replacements, for masked patch prediction (ViT,
     arXiv:2010.11929, appendix B.1.2).
 
-    A predicted patch is replaced by the mask vector with probability `masked`, by a random other patch of the image
-    with probability `swapped` (the paper does not define which patch), and is otherwise unchanged. `keys` are (B,);
-    both arrays of the result are (B, *grid). Raises UsageError for an image of one patch, and for values outside
-    [0, 1].
+    A predicted patch is replaced by the mask vector with probability `masked`, or by a random other patch of the image
+    with probability `swapped`. Otherwise it is unchanged. The paper does not define which patches are swapped. `keys`
+    are (B,); both arrays of the result are (B, *grid). Raises UsageError for an image of one patch, and for values
+    outside [0, 1].
     """
     length = math.prod(grid)
     if min(ratio, masked, swapped) < 0 or ratio > 1 or masked + swapped > 1 or length < 2:

@@ -80,8 +80,8 @@ class VolumeViews:
         return {"images": values.flip(flips).contiguous(), "classes": classes.flip(flips).contiguous()}
 
     def choose_flip_axes(self, draws: np.ndarray) -> list[int]:
-        """Return the negative indices of the axes along which a view is flipped. `draws` are (VOLUME_VIEW_DRAWS,)
-        random numbers in [0, 1)."""
+        """Return the negative indices of the axes along which a view is flipped. `draws` (n,) are
+        `VOLUME_VIEW_DRAWS` random numbers in [0, 1)."""
         return [axis - 3 for axis in range(3) if draws[9 + axis] < self.flip[axis]]
 
     def compute_sample_positions(
@@ -90,7 +90,8 @@ class VolumeViews:
         """Compute where in the volume each voxel of a view is sampled: (3, *image) float64, coordinates in voxels.
 
         `volume_size` and `image` are the sizes (D, H, W) of volume and view. Coordinates are 0 at the outer face of the
-        first voxel of an axis. `draws` are (VOLUME_VIEW_DRAWS,) random numbers in [0, 1). For voxel i and rotation R:
+        first voxel of an axis. `draws` (n,) are `VOLUME_VIEW_DRAWS` random numbers in [0, 1). For voxel i and rotation
+        R:
 
             position = centre + R ((i + 1/2 - image / 2) / factor)
         """
@@ -111,7 +112,7 @@ class VolumeViews:
 
     def draw_centre(self, volume_size: tuple[int, ...], crop_size: np.ndarray, draws: np.ndarray) -> np.ndarray:
         """Draw the centre of a crop of `crop_size` (3,), in voxels, for a volume of the size (D, H, W): (3,)
-        float64. `draws` are (VOLUME_VIEW_DRAWS,) random numbers in [0, 1)."""
+        float64. `draws` (n,) are `VOLUME_VIEW_DRAWS` random numbers in [0, 1)."""
         margins = np.array(volume_size) - crop_size
         unshifted = np.minimum(0.0, margins) + np.abs(margins) * draws[3:6] + crop_size / 2
         return unshifted + self.translate * crop_size * (2 * draws[16:] - 1)

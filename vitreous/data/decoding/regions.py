@@ -65,8 +65,8 @@ class LazyPixels:
 class JpegLayout(NamedTuple):
     """Header of a plain JPEG.
 
-    `frame` is the byte offset of the height and width, `components` the number of colour components, `tall` the rows
-    per coded block, `pixel_offset` the byte offset of the scan, and `size` (width, height).
+    `frame` is the byte offset of the height and width, `pixel_offset` that of the scan. `components` is the number of
+    colour components, `tall` the number of rows per coded block, and `size` (width, height).
     """
 
     frame: int

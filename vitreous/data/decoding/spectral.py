@@ -172,8 +172,10 @@ def decode_void_mask(raw: bytes | np.ndarray, name: str) -> np.ndarray | None:
 
 
 def read_band_values(raw: bytes | np.ndarray, name: str) -> tuple[np.ndarray, np.ndarray | None]:
-    """Read a file's bytes or pixels (H, W[, C]) as bands (C, H, W) of a dtype in `MODEL_DTYPES`, and the mask of its
-    void pixels (H, W) bool, None if all pixels have data. Raises DataError for an unreadable file."""
+    """Read a file's bytes or pixels (H, W[, C]) as bands (C, H, W) of a dtype in `MODEL_DTYPES`.
+
+    Also returns the mask of the void pixels (H, W) bool, None if all pixels have data. Raises DataError for an
+    unreadable file."""
     array = read_channels(raw, name)
     with np.errstate(over="ignore"):  # values too large for float32 become infinite, and their pixels void
         values = array.astype(choose_model_dtype(array.dtype.name), copy=False)

@@ -123,7 +123,7 @@ def read_devkit_labels(search_folders: list[Path]) -> dict[str, str]:
 
 def read_devkit_synsets(meta: Path) -> list[tuple[int, str, str]]:
     """Read the ILSVRC2012 number, the synset and the title of every class from a development kit's `meta.mat`. Raises
-    DataError for another or a damaged file."""
+    DataError for a damaged file, and for one that is not the `meta.mat` of ILSVRC2012."""
     from scipy.io import loadmat  # a dependency of scikit-learn
 
     try:
