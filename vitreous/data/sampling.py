@@ -50,7 +50,7 @@ class SampleOrder:
         if self.labels is not None and self.labels.ndim != 1:
             raise UsageError("balanced sampling needs one class per image, not several", "use --sampling even")
         if self.repeats < 1:
-            raise UsageError(f"repeats must be at least 1, not {self.repeats}")
+            raise UsageError(f"repeats {self.repeats} is below 1", "use 1 or more")
 
     def draw_epoch(self, epoch_index: int) -> tuple[np.ndarray, np.ndarray]:
         """Draw one epoch: the sample at each position and its view number, (samples,) int64 each."""

@@ -62,7 +62,7 @@ class VolumeViews:
             problem = f"flip {self.flip} or contrast {self.contrast} is out of range"
             raise UsageError(problem, "use flip probabilities from 0 to 1, and a contrast of at least 0 and below 1")
         if min(self.rotate, self.shift, self.gamma, self.noise, self.translate) < 0:
-            raise UsageError("rotate, shift, gamma, noise and translate must be at least 0")
+            raise UsageError("rotate, shift, gamma, noise or translate is below 0", "use values of at least 0")
 
     def augment_scene(
         self, image: DecodedSample, target: Target, preprocess: Preprocess, sample_key: int

@@ -223,7 +223,7 @@ def open_split_tables(
         notes += one_class_note(classes)
         labels, classes = {split: create_empty_labels(len(split_labels)) for split, split_labels in labels.items()}, ()
     if not len(labels["train"]):
-        raise DataError(f"{name} has no rows")
+        raise DataError(f"{name} has no rows", PARQUET_LAYOUT_HINT)
     splits: dict[str, Split] = {
         split: StoreSplit(
             ImageColumn(tables[split].streams(image), image, f"{name}, {split}", base_folder),
@@ -273,7 +273,7 @@ def read_target_columns(name: str, table: ArrowStreams, targets: tuple[str, ...]
         column_values = np.asarray(table.values(column).cast(pa.float64()).to_numpy(), np.float64)
         if np.isinf(column_values).any():
             row = int(np.argmax(np.isinf(column_values)))
-            raise DataError(f"{name}: {escape_unprintable(column)} is infinite in row {row}")
+            raise DataError(f"{name}: {escape_unprintable(column)} is infinite in row {row}", "use finite values")
         values.append(column_values)
     return empty_if_all_missing(np.stack(values, 1))
 
@@ -298,7 +298,8 @@ def read_label_column(
             continue
         if missing.any():
             problem = f"{missing.sum()} of {len(missing)} labels of {split} are missing"
-            raise DataError(f"{name}: {problem}; the first is in row {np.argmax(missing)}")
+            problem = f"{name}: {problem}; the first is in row {np.argmax(missing)}"
+            raise DataError(problem, "fill in these labels, or delete the rows")
         classes = classes or sort_class_names(distinct_labels)
         labels[split] = create_empty_labels(len(codes) if counts is None else len(counts))
         if len(classes) != 1:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from vitreous.data.decoding.decode import IMAGE_FILE_SUFFIXES, describe_exception
-from vitreous.data.decoding.volumes import VOLUME_ONLY_SUFFIXES as VOLUMES
+from vitreous.data.decoding.volumes import VOLUME_ONLY_SUFFIXES
 from vitreous.data.layouts.classes import (
     natural_sort_key,
     one_class_note,
@@ -214,7 +214,7 @@ def no_classes_error(folder: Path, lister: Callable[[str], list[str]]) -> DataEr
         images = f"{count:,} image" + ("" if count == 1 else "s")
         problem = f"is a flat folder: {images} and no class folders, so there are no labels"
         return DataError(f"{escape_unprintable(folder)} {problem}", FLAT_FOLDER_HINT)
-    if volumes := list_files_by_suffix(os.fspath(folder), VOLUMES):
+    if volumes := list_files_by_suffix(os.fspath(folder), VOLUME_ONLY_SUFFIXES):
         problem = f"{len(volumes)} volumes without masks; the first is {escape_unprintable(volumes[0])}"
         hint = (
             "move each into a folder of its class; or all into images/ and masks of the same names into "

@@ -239,12 +239,14 @@ def expand_braces(pattern: str) -> list[Path]:
             low, high = int(range_match[1]), int(range_match[2])
             if not low <= high < low + MAX_ARCHIVES:
                 problem = f"{{{piece}}} expands to no archive, or to more than {MAX_ARCHIVES:,}"
-                raise DataError(f"{escape_unprintable(pattern)}: {problem}")
+                raise DataError(f"{escape_unprintable(pattern)}: {problem}", "correct the numbers in the braces")
             choices.append([str(value).zfill(len(range_match[1])) for value in range(low, high + 1)])
         else:
             choices.append(piece.split(",") if index % 2 else [piece])
     if math.prod(map(len, choices)) > MAX_ARCHIVES:
-        raise DataError(f"{escape_unprintable(pattern)} expands to more than {MAX_ARCHIVES:,} archives")
+        raise DataError(
+            f"{escape_unprintable(pattern)} expands to more than {MAX_ARCHIVES:,} archives", "use smaller ranges"
+        )
     return [Path("".join(pieces)) for pieces in itertools.product(*choices)]
 
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from vitreous.data.decoding.decode import IMAGE_FILE_SUFFIXES as PICTURES
+from vitreous.data.decoding.decode import IMAGE_FILE_SUFFIXES
 from vitreous.data.decoding.volumes import (
     SIGNAL_SUFFIXES,
     TEXT_SUFFIX,
@@ -114,10 +114,10 @@ def list_array_files(folder: str) -> list[str] | None:
     them."""
     paths = []
     for entry in iterate_files(folder):
-        ending = get_file_suffix(entry.name)
-        if ending in ARRAY_SUFFIXES:
+        suffix = get_file_suffix(entry.name)
+        if suffix in ARRAY_SUFFIXES:
             paths.append(entry.path.removeprefix("./"))
-        elif ending in PICTURES:
+        elif suffix in IMAGE_FILE_SUFFIXES:
             return None
     return sorted(paths, key=natural_sort_key)
 

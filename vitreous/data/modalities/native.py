@@ -71,7 +71,9 @@ class NativePreprocess(ColourImageMixin, PlanarPreprocess):
     def check_patch(self, patch: tuple[int, ...]) -> None:
         """Raise UsageError if `patch`, the model's patch size, differs from that of the preprocessing."""
         if self.patch != patch:
-            raise UsageError(f"preprocess.patch {self.patch} differs from the model's patch size {patch}")
+            raise UsageError(
+                f"preprocess.patch {self.patch} differs from the model's patch size {patch}", "use the latter"
+            )
 
     def longest_grid(self, grid: tuple[int, ...]) -> tuple[int, ...]:
         """Return `tokens` for each axis, since a narrow image may be a single row or column of patches."""

@@ -189,7 +189,7 @@ class TarArchive:
         if self.file.tell() >= self.size:
             return DataError(f"{self.name}: truncated: ends at byte {self.size:,}, inside a member", COPY_ARCHIVE_HINT)
         if not offset:
-            return DataError(f"{self.name}: not a tar archive")
+            return DataError(f"{self.name}: not a tar archive", COPY_ARCHIVE_HINT)
         return DataError(f"{self.name}: damaged at byte {offset:,} ({describe_exception(error)})", COPY_ARCHIVE_HINT)
 
     def check_archive_end(self, offset: int) -> None:

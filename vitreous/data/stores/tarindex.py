@@ -169,9 +169,8 @@ class ArchiveIndexBuilder:
             try:
                 text = content.decode("utf-8").strip()
             except UnicodeDecodeError:
-                raise DataError(
-                    f"{archive.name}: {escape_unprintable(os.fsdecode(member.name))} is not UTF-8 text"
-                ) from None
+                name = escape_unprintable(os.fsdecode(member.name))
+                raise DataError(f"{archive.name}: {name} is not UTF-8 text", "save the label as UTF-8") from None
             label = int(text) if text.isdecimal() and len(text) < 10 else text
             self.parsed[content] = self.label_words.setdefault((label,), len(self.label_words)) if text else -1
         return self.parsed[content]
@@ -182,7 +181,8 @@ class ArchiveIndexBuilder:
         try:
             document = json.loads(read_label_member(archive, member))
         except (ValueError, RecursionError):
-            raise DataError(f"{archive.name}: {escape_unprintable(os.fsdecode(member.name))} is not JSON") from None
+            name = escape_unprintable(os.fsdecode(member.name))
+            raise DataError(f"{archive.name}: {name} is not JSON", "fix or delete this member") from None
         if not isinstance(document, dict):
             return -1
         labels = [
@@ -228,7 +228,8 @@ def read_label_member(archive: TarArchive, member: ArchiveMember) -> bytes:
     """Return the content of a label member. Raises DataError if it is too long."""
     if member.size > MAX_LABEL_BYTES:
         name = escape_unprintable(os.fsdecode(member.name))
-        raise DataError(f"{archive.name}: {name} has {member.size:,} bytes, which exceeds the limit of a label")
+        problem = f"{name} has {member.size:,} bytes, which exceeds the limit of a label"
+        raise DataError(f"{archive.name}: {problem}", "check that it is a label, or delete it")
     return archive.read(member)
 
 
