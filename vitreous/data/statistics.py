@@ -51,7 +51,7 @@ def measure_channel_statistics(
             mean += difference * (num_pixels / total)
             count = total
     if not count:
-        raise error or DataError("there are no images to measure channel statistics on")
+        raise error or DataError("no image has valid pixels to measure channel statistics on", "use other images")
     std = np.sqrt(squared_deviations / count)
     std = np.where(std > STD_TOLERANCE * np.abs(mean), std, 1.0)
     return tuple(mean.tolist()), tuple(std.tolist())
