@@ -236,7 +236,7 @@ def test_inconsistent_splits_are_rejected(tmp_path):
     write_parquet(tmp_path / "a" / "test.parquet", {"image": make_image_column(2), "label": ["x", "z"]})
     assert "test has classes that train lacks: z" in get_open_error(tmp_path / "a")
     write_parquet(tmp_path / "a" / "other.parquet", {"image": make_image_column(2), "label": ["x", "z"]})
-    assert "other.parquet has no split, but others do" in get_open_error(tmp_path / "a")
+    assert "other.parquet has no split, but those of other files have" in get_open_error(tmp_path / "a")
     write_parquet(tmp_path / "b" / "test.parquet", {"image": make_image_column(2), "label": ["x", "z"]})
     assert "no split train" in get_open_error(tmp_path / "b")
     write_parquet(tmp_path / "c" / "train-0.parquet", {"image": make_image_column(4), "label": ["x", "y"] * 2})

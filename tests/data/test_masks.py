@@ -72,7 +72,7 @@ def test_random_masks_hide_tokens_uniformly():
 
 @pytest.mark.parametrize("share", [0.0, 1.0, 0.99, -0.5, 2.0])
 def test_masks_need_visible_and_hidden_tokens(share):
-    with pytest.raises(UsageError, match="tokens leaves"):
+    with pytest.raises(UsageError, match="patches leaves"):
         random_masks(SAMPLE_KEYS, (4, 4), share)
 
 

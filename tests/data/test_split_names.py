@@ -224,7 +224,7 @@ def test_image_suffixes_are_read_or_reported(tmp_path):
 def test_a_local_folder_digits_is_ambiguous(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_classes(tmp_path / "digits")
-    with pytest.raises(UsageError, match="embedded dataset") as raised:
+    with pytest.raises(UsageError, match="built-in dataset") as raised:
         open_data("digits")
     assert "./digits" in raised.value.hint
     assert open_data("./digits").classes == ("ant", "bee")

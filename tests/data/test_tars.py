@@ -277,7 +277,7 @@ def test_unknown_classes_and_ambiguous_splits_are_rejected(tmp_path):
     write_tar(tmp_path / "val-0.tar", make_members(range(3), lambda n: b"4"))
     assert "val has classes that train lacks: 4" in get_open_error(tmp_path)
     write_tar(tmp_path / "more.tar", make_members(range(3)))
-    assert "more.tar names no split, but others do" in get_open_error(tmp_path)
+    assert "more.tar has no split, but those of other archives have" in get_open_error(tmp_path)
     write_tar(tmp_path / "b" / "train-val.tar", make_members(range(3)))
     assert "contains two split names, train and val" in get_open_error(tmp_path / "b")
     write_tar(tmp_path / "c" / "test" / "0.tar", make_members(range(3)))

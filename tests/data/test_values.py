@@ -74,14 +74,14 @@ def test_groups_stay_together(tmp_path):
 
 
 @pytest.mark.parametrize(("columns", "targets", "message", "hint"), [
-    ([("age", lambda r: "old" if r == 4 else r)], (), "values.csv, line 1: unknown column age", "expected a header"),
+    ([("age", lambda r: "old" if r == 4 else r)], (), "values.csv, line 1: unknown column age", "use a header"),
     ([("age", lambda r: "old" if r == 4 else r)], ("age",), "line 6: age is old, which is not a number", "leave the cell"),
     ([("age", lambda r: '"1,5"')], ("age",), "line 2: age is 1,5, which is not a number", "write decimals with a point"),
     ([("age", lambda r: "inf")], ("age",), "line 2: age is inf", "leave the cell"),
     ([("age", lambda r: r)], ("agee",), "has no column agee", "did you mean age?"),
     ([("age", lambda r: r), ("split", lambda r: "train")], ("split",), "the column split cannot be a target", "choose columns with values"),
     ([("labels", lambda r: r)], (), "unknown column labels", "did you mean label?"),
-    ([("age", lambda r: "")], (), "unknown column age", "expected a header"),
+    ([("age", lambda r: "")], (), "unknown column age", "use a header"),
     ([("age", lambda r: r), ("city", lambda r: "x")], (), "unknown column city", "for regression, choose columns in train, "),
 ])  # fmt: skip
 def test_non_numeric_targets_are_rejected(tmp_path, columns, targets, message, hint):

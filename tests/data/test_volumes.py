@@ -163,7 +163,7 @@ HOSTILE_FILES = {
     "not an array": (build_npz("a.txt"), "0 arrays"),
     "two arrays": (build_npz("a.npy", "b.npy"), "2 arrays instead of one"),
     "a damaged zip": (build_npz("a.npy")[:60], "cannot be read as a volume"),
-    "pages of two sizes": (None, "2 kinds of pages"),
+    "pages of two sizes": (None, "pages of 2 sizes or dtypes"),
     "one page": (encode_tiff_stack(np.zeros((8, 9), np.uint8)), "not a stack of pages"),
     "truncated pages": (THREE_PAGE_TIFF[: len(THREE_PAGE_TIFF) - 900], "cannot be read|missing strips|missing"),
     "an image": (b"\x89PNG\r\n\x1a\n" + bytes(60), "not a volume of a known format"),
