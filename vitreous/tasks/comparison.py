@@ -177,7 +177,8 @@ def bootstrap_difference_intervals(
         if not multilabel:
             num_drawn = np.maximum(both_readable @ counts, 1)
             draws_a, draws_b = ((model_gaps.T @ counts / num_drawn).T for model_gaps in gaps)
-            draws["ece_lower"], draws["ece_upper"] = bound_difference_errors(*mean_gaps, draws_a, draws_b)
+            gaps_a, gaps_b = mean_gaps
+            draws["ece_lower"], draws["ece_upper"] = bound_difference_errors(gaps_a, gaps_b, draws_a, draws_b)
         return draws
 
     draws = bootstrap_metrics(
