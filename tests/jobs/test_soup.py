@@ -220,7 +220,7 @@ def test_invalid_soup_inputs_are_rejected(tmp_path):
     (tmp_path / "taken" / "file").touch()
     for runs, out, expected in [
         ([one], "soup", "a soup needs at least two models, not 1"),
-        ([one, same], "soup", "are the same weights"),
+        ([one, same], "soup", "have the same weights"),
         ([one, tmp_path / "nowhere"], "soup", "no run at"),
         ([one, tmp_path / "taken"], "soup", "is neither a run nor a bundle"),
         ([one, other], "taken", "taken already exists"),
