@@ -114,7 +114,7 @@ def test_the_compiler_comes_from_cc_or_the_path(monkeypatch, tmp_path):
 
 def test_a_failing_compiler_disables_the_library(library_loader, monkeypatch, tmp_path):
     monkeypatch.setenv("CC", shutil.which("false"))
-    assert library_loader().library is None and "false cannot compile them" in library_loader().note
+    assert library_loader().library is None and "false cannot compile the kernels" in library_loader().note
     assert list((tmp_path / "vitreous" / "native").iterdir()) == []
 
 

@@ -223,7 +223,7 @@ def test_invalid_soup_inputs_are_rejected(tmp_path):
     (tmp_path / "taken" / "file").touch()
     for runs, out, expected in [
         ([first], "soup", "a soup needs at least two models, not 1"),
-        ([first, same], "soup", "are the same weights"),
+        ([first, same], "soup", "have the same weights"),
         ([first, tmp_path / "nowhere"], "soup", "no run at"),
         ([first, tmp_path / "taken"], "soup", "is neither a run nor a bundle"),
         ([first, second], "taken", "taken already exists"),

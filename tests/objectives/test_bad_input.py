@@ -97,7 +97,7 @@ INVALID_RUNS = {
         "dinov2",
         {"batch_size": 1},
         {},
-        "a batch of 1 is too small for dinov2",
+        "batch size 1 is too small: dinov2 compares",
         "--batch-size 2",
     ),
     "not a plain ViT": (

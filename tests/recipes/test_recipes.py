@@ -589,9 +589,8 @@ def test_learning_rate_scales_with_batch_size_by_the_recipe_rule(recipe, before,
     if default_run.optimizer.lr != after:
         rule = RECIPES[recipe].lr_scaling
         note = (
-            f"learning rate {default_run.optimizer.lr:g} -> {after:g}: batch {before} -> {run.step_size}, {recipe}'s "
-            "rule "
-            f"is {rule}"
+            f"learning rate {default_run.optimizer.lr:g} -> {after:g}: batch {before} -> {run.step_size}, {rule} scaling "
+            f"rule of {recipe}"
         )
         assert note in notes
     else:
@@ -820,8 +819,8 @@ def test_requested_options_are_stored_in_the_run():
         ({"recipe": "finetune-cifar"}, "finetune-cifar needs initial weights\n  set them with init"),
         ({"recipe": "vit-imagenet", "model": "BiT-R50x1"}, "vit-imagenet is for Vision Transformers, not BiT-R50x1"),
         ({"recipe": "bit-imagenet", "model": "ViT-B/16"}, "use model='BiT-R50x1', or another recipe"),
-        ({"micro_batch": "half"}, "invalid micro_batch: half"),
-        ({"micro_batch": "0"}, "invalid micro_batch: 0"),
+        ({"micro_batch": "half"}, "invalid micro_batch half"),
+        ({"micro_batch": "0"}, "invalid micro_batch=0"),
     ],
 )
 def test_invalid_options_are_rejected(options, expected):

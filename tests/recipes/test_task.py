@@ -140,7 +140,7 @@ def test_numeric_labels_are_trained_as_regression(tmp_path, labels, number):
         return
     count = len(set(labels))
     description = f"{count} different numbers as labels of {len(labels)} images, such as {number}"
-    classes = "to learn each number as a class use --recipe photos"
+    classes = "to learn each number as a class, use --recipe photos"
     note = f"{csv_file} has {description}: training regression (--recipe regression); {classes}"
     assert choose_recipe_with_notes(csv_file) == ("regression", [note])
 

@@ -141,8 +141,8 @@ def test_the_task_survives_a_json_round_trip():
 
 
 @pytest.mark.parametrize(("change", "message"), [
-    ({"targets": []}, r"x: targets \[\]"), ({"targets": "age"}, "x: targets age"), ({"mean": [1]}, r"x: mean \[1\]"),
-    ({"std": [1, 0]}, r"x: std \[1, 0\]"), ({"std": [1, True]}, "std"), ({"mean": [1, None]}, "mean"),
+    ({"targets": []}, r"x: invalid targets \[\]"), ({"targets": "age"}, "x: invalid targets age"), ({"mean": [1]}, r"x: invalid mean \[1\]"),
+    ({"std": [1, 0]}, r"x: invalid std \[1, 0\]"), ({"std": [1, True]}, "std"), ({"mean": [1, None]}, "mean"),
 ])  # fmt: skip
 def test_a_damaged_description_is_rejected(change, message):
     with pytest.raises(WeightsError, match=message):
@@ -185,7 +185,7 @@ def test_targets_are_matched_by_name():
         TASK.align_labels(other_data.splits["train"], other_data)
     assert error.value.hint == "use a dataset with all targets of the model"
     classes = make_data(np.array([0, 1]), classes=("a", "b"))
-    with pytest.raises(DataError, match="x has classes, and the model predicts values"):
+    with pytest.raises(DataError, match="x has classes, but the model predicts values"):
         TASK.align_labels(classes.splits["train"], classes)
 
 

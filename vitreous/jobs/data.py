@@ -37,46 +37,38 @@ MAX_SCREENED_IMAGES = 20_000  # maximum number of training images that are decod
 
 def prepare_data(
     source: str | Data,
-    configured_run: Run | None,
+    config_run: Run | None,
     options: TrainOptions,
     listener: ProgressListener,
     folder: RunFolder | None = None,
 ) -> tuple[Data, Run, RunInputs]:
-    """Open the dataset, complete the run, and build its inputs. Images of a small dataset are decoded once to find
-    unreadable files.
+    """Open the dataset `source` unless it is open, complete the run, and build its inputs. Images of a small dataset
+    are decoded once to find unreadable files.
 
-    Args:
-        source: the dataset, or its name or path.
-        configured_run: the run of a config file or of a run to resume, to which the options are applied; None for a run
-            that is derived from the data and the options.
-        options: the options of `train`.
-        listener: receives notes about the data.
-        folder: the folder of a run to resume.
-
-    Raises UsageError for conflicting options, DataError for data that cannot be used.
+    The run is derived from the data and the options, or is `config_run`, from a config or a run to resume, with the
+    options applied. `folder` is the folder of a run to resume. Raises UsageError for conflicting options, DataError for
+    data that cannot be used.
     """
-    initial_weights = options.init or (configured_run and configured_run.init)
+    initial_weights = options.init or (config_run and config_run.init)
     if (options.resize or options.source_size) and (not initial_weights or initial_weights == INIT_FROM_SCRATCH):
         problem = "--resize and --source-size are for initial weights, but the run has none"
         raise UsageError(problem, "add --init, or leave --resize and --source-size out")
-    seed, share, group_by = resolve_split_options(configured_run, options)
-    exclude = options.exclude or (configured_run.data.exclude if configured_run else None)
-    axes = options.axes or (configured_run.data.axes if configured_run else None)
+    seed, share, group_by = resolve_split_options(config_run, options)
+    exclude = options.exclude or (config_run.data.exclude if config_run else None)
+    axes = options.axes or (config_run.data.axes if config_run else None)
     ignore_index = (
-        options.ignore_index
-        if options.ignore_index is not None or not configured_run
-        else configured_run.data.ignore_index
+        options.ignore_index if options.ignore_index is not None or not config_run else config_run.data.ignore_index
     )
-    use_buckets = options.buckets is not None or bool(configured_run and configured_run.preprocess.has_buckets)
+    use_buckets = options.buckets is not None or bool(config_run and config_run.preprocess.has_buckets)
     if isinstance(source, Data):
         dataset = source
     else:
-        targets = options.targets or (configured_run.data.targets if configured_run else ())
+        targets = options.targets or (config_run.data.targets if config_run else ())
         open_arguments = (source, seed, group_by, use_buckets, axes, ignore_index, tuple(targets))
         dataset = open_run_source(folder.path, *open_arguments) if folder else open_data(*open_arguments)
-    if configured_run is None:
+    if config_run is None:
         options = choose_recipe(dataset, options, listener.note)
-    objective = configured_run.objective if configured_run else get_objective_config(options)
+    objective = config_run.objective if config_run else get_objective_config(options)
     if objective.labelled:
         dataset = match_label_type(dataset, objective, seed, options)
         require_class_labels(dataset)
@@ -89,10 +81,10 @@ def prepare_data(
     for note in dataset.notes:
         listener.note(note)
     if exclude:
-        excluded_names = (
+        excluded = (
             json.loads((folder.path / "excluded.json").read_text("utf-8")) if folder else read_exclusion_list(exclude)
         )
-        dataset = exclude_images(dataset, frozenset(excluded_names), exclude, listener)
+        dataset = exclude_images(dataset, frozenset(excluded), exclude, listener)
     split_settings: dict[str, Any] = {
         "split_seed": seed,
         "hold_out": share,
@@ -102,20 +94,16 @@ def prepare_data(
     }
     split_settings |= {"ignore_index": ignore_index, "targets": dataset.targets}
     workers = count_scan_workers(dataset, options)
-    if configured_run is None and use_buckets:
+    if config_run is None and use_buckets:
         check_buckets(options, dataset)
     forms = measure_sample_forms(dataset.split("train"), workers) if use_buckets else None
-    if configured_run is None:
+    if config_run is None:
         run = derive_run(dataset, options, split_settings, listener, forms)
     else:
-        run = apply_train_options(configured_run, options)
+        run = apply_train_options(config_run, options)
         if folder is None:
             run = replace(run, data=replace(run.data, source=resolve_source(dataset.name)))
-        if (share, group_by, exclude) != (
-            configured_run.data.hold_out,
-            configured_run.data.group_by,
-            configured_run.data.exclude,
-        ):
+        if (share, group_by, exclude) != (config_run.data.hold_out, config_run.data.group_by, config_run.data.exclude):
             num_images, fingerprint = len(dataset.split("train")), dataset.fingerprint()
             run = replace(run, data=replace(run.data, **split_settings, images=num_images, fingerprint=fingerprint))
     if run.objective.annotated == "objects":
@@ -218,7 +206,7 @@ def exclude_images(data: Data, names: frozenset[str], exclude_path: str, listene
     )
 
 
-def resolve_split_options(configured_run: Run | None, options: TrainOptions) -> tuple[int, float | None, str | None]:
+def resolve_split_options(config_run: Run | None, options: TrainOptions) -> tuple[int, float | None, str | None]:
     """Return the seed of the validation split, its share of the training images, and the grouping rule, from the
     options or else from the configured run.
 
@@ -228,8 +216,8 @@ def resolve_split_options(configured_run: Run | None, options: TrainOptions) -> 
     settings = {
         path.removeprefix("data."): values for path, values in options.settings.items() if path.startswith("data.")
     }
-    configured_data = configured_run.data if configured_run else DataOptions("", (), 0, "")
-    data_options = set_dotted_paths(configured_data, settings, "data.")
+    config_data = config_run.data if config_run else DataOptions("", (), 0, "")
+    data_options = set_dotted_paths(config_data, settings, "data.")
     seed = options.split_seed if options.split_seed is not None else data_options.split_seed
     share = data_options.hold_out if options.lr_grid is None else 0.0
     return seed, share, options.group_by or data_options.group_by

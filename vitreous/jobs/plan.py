@@ -102,15 +102,15 @@ def plan_run(
             listener.note(f"{options.data} has changed since the run started; continuing with the current files")
             run = replace(run, data=replace(run.data, fingerprint=fingerprint, images=len(inputs.train)))
         return folder, run, inputs, dataset
-    configured_run = from_yaml(Run, read_config_file(options.config)) if options.config else None
-    if configured_run and (conflicts := list_conflicting_options(configured_run, options)):
+    config_run = from_yaml(Run, read_config_file(options.config)) if options.config else None
+    if config_run and (conflicts := list_conflicting_options(config_run, options)):
         raise UsageError(
             f"options differ from {options.config}: {', '.join(conflicts)}", "leave these options or --config out"
         )
     if options.keep_best and options.keep_last:
         raise UsageError("--keep-best and --keep-last exclude each other", "leave one of them out")
-    dataset, run, inputs = prepare_data(dataset or options.data, configured_run, options, listener)
-    if configured_run is None and should_keep_best(run, inputs, options):
+    dataset, run, inputs = prepare_data(dataset or options.data, config_run, options, listener)
+    if config_run is None and should_keep_best(run, inputs, options):
         run = replace(run, keep_best=True)
     out = (
         Path(options.out)
