@@ -129,7 +129,10 @@ VALID_VOLUME, NAN_VOLUME = np.ones((4, 5, 6), np.float32), np.full((4, 5, 6), np
 THREE_PAGE_TIFF = encode_tiff_stack(np.random.default_rng(0).integers(0, 255, (3, 40, 50), dtype=np.uint8))
 HOSTILE_FILES = {
     "npy of 10^12 voxels": (build_oversized_npy((10_000, 10_000, 10_000)), "more than 268,435,456 values"),
-    "npz of 10^12 voxels": (build_npz("a.npy", content=build_oversized_npy((10_000,) * 3)), "more than 268,435,456 values"),
+    "npz of 10^12 voxels": (
+        build_npz("a.npy", content=build_oversized_npy((10_000,) * 3)),
+        "more than 268,435,456 values",
+    ),
     "nifti of 10^12 voxels": (gzip.compress(build_nifti((32_000, 32_000, 1_000))), "more than 268,435,456 values"),
     "nifti that unpacks to more": (gzip.compress(build_nifti(body=bytes(2**24))), "more bytes than its header states"),
     "npz that unpacks to more": (
@@ -254,7 +257,7 @@ def test_mismatched_volume_masks_are_rejected_by_name(tmp_path):
     with pytest.raises(DataError, match="4 volumes without masks"):
         open_data(home / "images")
     (home / "masks" / "2.nii.gz").unlink()
-    with pytest.raises(DataError, match=r"1 of 4 have no mask.*images/2\.nii\.gz"):
+    with pytest.raises(DataError, match=r"1 of 4 images have no mask.*images/2\.nii\.gz"):
         open_data(home)
 
 
