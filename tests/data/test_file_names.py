@@ -91,7 +91,7 @@ def test_coco_files_with_different_categories_are_rejected(tmp_path):
     with pytest.raises(DataError, match="in another file"):
         open_data(tmp_path)
     (tmp_path / "annotations" / "train_b.json").rename(tmp_path / "annotations" / "extra.json")
-    with pytest.raises(DataError, match=r"extra\.json names no split"):
+    with pytest.raises(DataError, match=r"extra\.json has no split"):
         open_data(tmp_path)
     # AppleDouble files of macOS
     (tmp_path / "annotations" / "extra.json").rename(tmp_path / "annotations" / "._train_a.json")

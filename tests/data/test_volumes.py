@@ -128,9 +128,12 @@ def encode_tiff_stack(array, **options):
 VALID_VOLUME, NAN_VOLUME = np.ones((4, 5, 6), np.float32), np.full((4, 5, 6), np.nan, np.float32)
 THREE_PAGE_TIFF = encode_tiff_stack(np.random.default_rng(0).integers(0, 255, (3, 40, 50), dtype=np.uint8))
 HOSTILE_FILES = {
-    "npy of 10^12 voxels": (build_oversized_npy((10_000, 10_000, 10_000)), "to 268,435,456 values"),
-    "npz of 10^12 voxels": (build_npz("a.npy", content=build_oversized_npy((10_000,) * 3)), "to 268,435,456 values"),
-    "nifti of 10^12 voxels": (gzip.compress(build_nifti((32_000, 32_000, 1_000))), "to 268,435,456 values"),
+    "npy of 10^12 voxels": (build_oversized_npy((10_000, 10_000, 10_000)), "more than 268,435,456 values"),
+    "npz of 10^12 voxels": (
+        build_npz("a.npy", content=build_oversized_npy((10_000,) * 3)),
+        "more than 268,435,456 values",
+    ),
+    "nifti of 10^12 voxels": (gzip.compress(build_nifti((32_000, 32_000, 1_000))), "more than 268,435,456 values"),
     "nifti larger than declared": (gzip.compress(build_nifti(body=bytes(2**24))), "more bytes than its header states"),
     "npz larger than declared": (
         build_npz("a.npy", content=build_oversized_npy((2, 2, 2)) + bytes(2**24)),
@@ -244,7 +247,7 @@ def test_mismatched_volume_masks_are_rejected_by_name(tmp_path):
     home = write_solids(tmp_path, 4)
     write_volume(home / "masks" / "2.nii.gz", np.zeros((12, 17, 15), np.uint8))
     split = open_data(home).split("train")
-    with pytest.raises(DataError, match=r"masks/2\.nii\.gz is 12 x 17 x 15 voxels, its image .* 12 x 17 x 14"):
+    with pytest.raises(DataError, match=r"masks/2\.nii\.gz has 12 x 17 x 15 voxels, but its image .* has 12 x 17 x 14"):
         [split.target(sample) for sample in range(len(split))]
     write_volume(home / "masks" / "2.nii.gz", np.full((12, 17, 14), 7, np.uint8))
     with pytest.raises(DataError, match=r"2\.nii\.gz has class 7, but there are 3"):
@@ -254,7 +257,7 @@ def test_mismatched_volume_masks_are_rejected_by_name(tmp_path):
     with pytest.raises(DataError, match="4 volumes without masks"):
         open_data(home / "images")
     (home / "masks" / "2.nii.gz").unlink()
-    with pytest.raises(DataError, match=r"1 of 4 have no mask.*images/2\.nii\.gz"):
+    with pytest.raises(DataError, match=r"1 of 4 images have no mask.*images/2\.nii\.gz"):
         open_data(home)
 
 

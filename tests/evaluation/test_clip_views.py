@@ -119,7 +119,7 @@ def test_invalid_view_strings_are_rejected(words, problem):
 
 
 def test_unsupported_clip_views_are_rejected(clip_run, tmp_path):
-    with pytest.raises(UsageError, match="input is images"):
+    with pytest.raises(UsageError, match="model is for images"):
         parse_clip_views("4x3", ImagePreprocess((8, 8)))
     with pytest.raises(UsageError, match="whole frames, not crops\n  use 4x1"):
         parse_clip_views("4x3", ClipPreprocess((4, 8, 8), fit="squash"))

@@ -107,7 +107,7 @@ def test_greyscale_arrays_are_accepted():
         (np.zeros((3, 8, 9), np.uint8), r"image: an array of 3 x 8 x 9 is not \(H, W\) or \(H, W, C\)"),
         (torch.zeros(8, 9, 3), r"image: a tensor of 8 x 9 x 3 is not \(C, H, W\)"),
         (np.zeros((0, 4, 3)), "image: an array of 0 x 4 x 3"),
-        (np.full((4, 4, 3), 200.0), "pixels from 200 to 200\n  use unnormalised floats"),
+        (np.full((4, 4, 3), 200.0), "pixels from 200 to 200 are not in 0 to 1\n  use unnormalised floats"),
         (np.full((4, 4, 3), -0.5), "pixels from -0.5"),
         (np.full((4, 4, 3), np.nan), "pixels from nan"),
         (np.zeros((4, 4, 3), np.int64), "pixels of int64"),

@@ -107,9 +107,9 @@ NAMING_HINT = "name the mask of a.jpg a.png, or a_mask.png"
 def test_an_image_without_a_mask_and_a_mask_without_an_image_are_rejected(tmp_path):
     write_pairs(tmp_path, ("train/{0}.png", "trainannot/{0}_mask.png"))
     (tmp_path / "trainannot" / "1_mask.png").rename(tmp_path / "trainannot" / "7_mask.png")
-    assert get_open_error(tmp_path) == ("1 of 3 have no mask; the first is train/1.png", NAMING_HINT)
+    assert get_open_error(tmp_path) == ("1 of 3 images have no mask; the first is train/1.png", NAMING_HINT)
     Image.fromarray(make_scene(1)[1]).save(tmp_path / "trainannot" / "1_mask.png")
-    assert get_open_error(tmp_path) == ("1 of 4 have no image; the first is trainannot/7_mask.png", NAMING_HINT)
+    assert get_open_error(tmp_path) == ("1 of 4 masks have no image; the first is trainannot/7_mask.png", NAMING_HINT)
 
 
 def test_ambiguous_mask_names_are_rejected(tmp_path):

@@ -110,15 +110,15 @@ def unknown_colour(file):
 
 
 @pytest.mark.parametrize(("change", "text"), [
-    (write_wrong_size, "1.png is 5 x 5 pixels, its image .*1.png 32 x 24"),
+    (write_wrong_size, "1.png has 5 x 5 pixels, but its image .*1.png has 32 x 24"),
     (unknown_class, "1.png has class 7, but there are 3"),
     (unknown_colour, "1.png is a colour map, but class colours are not defined"),
     (lambda file: file.write_bytes(b"not an image"), "1.png is not a readable mask"),
     (lambda file: file.write_bytes(file.read_bytes()[:60]), "1.png is not a readable mask"),
     (lambda file: file.write_bytes(b""), "1.png"),
-    (lambda file: file.unlink(), "1 of 8 have no mask; the first is .*images/1.png"),
-    (lambda file: file.rename(file.with_name("other.png")), "1 of 8 have no mask"),
-    (lambda file: shutil.copy(file, file.with_name("extra.png")), "1 of 9 have no image; the first is .*extra.png"),
+    (lambda file: file.unlink(), "1 of 8 images have no mask; the first is .*images/1.png"),
+    (lambda file: file.rename(file.with_name("other.png")), "1 of 8 images have no mask"),
+    (lambda file: shutil.copy(file, file.with_name("extra.png")), "1 of 9 masks have no image; the first is .*extra.png"),
 ])  # fmt: skip
 def test_damaged_masks_are_rejected_by_name(tmp_path, change, text):
     home = write_maps(tmp_path)

@@ -57,16 +57,15 @@ def open_table(
     """Open the dataset of a CSV file (UTF-8).
 
     `axes`: open files as signals (1), images (2) or volumes (3), if their suffixes and the first file are ambiguous.
-    `group_by`: the column that defines the groups in place of `group`; a regular expression is ignored here, as
-    `vitreous.data.grouping` handles it. `targets`: the columns whose values are the labels, (n, T) float64, NaN for an
-    empty cell. They are all other numeric columns if there is no label column.
+    `group_by`: the column that defines the groups; a regular expression is handled by `vitreous.data.grouping` instead.
+    `targets`: the columns whose values are the labels, (n, T) float64, NaN for an empty cell; without a label column,
+    all other numeric columns.
 
     Labels are (n,) int64 if every image has exactly one; else (n, K) float32, 1 for each class of an image. If there
     are fewer than two classes, images are unlabelled. If there are no validation rows, a tenth of the training images
     is held out. Classes are in natural order, samples in file order.
 
-    Raises DataError, with the line, for invalid cells, columns, splits and classes, for one image with contradictory
-    labels or groups, and for missing files.
+    Raises DataError, with the line, for invalid cells, contradictory labels or groups of an image, and missing files.
     """
     name = escape_unprintable(source)
     header, rows = read_table_rows(source, group_by, targets, name)
