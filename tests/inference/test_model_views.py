@@ -273,7 +273,7 @@ def test_index_limit_is_deterministic_and_covers_all_classes(indexed_bundle, tmp
             assert index is not None and 8 <= len(index) <= 9
             names.append([(index.labels[row], index.names[row]) for row in range(len(index))])
         assert names[0] == names[1] and len({label for label, _ in names[0]}) == 3
-        with pytest.raises(UsageError, match="index of 0"):
+        with pytest.raises(UsageError, match="an index needs at least 1 image, not 0"):
             write_index(bundle, data, limit=0)
 
 

@@ -155,13 +155,13 @@ MALFORMED_HEADERS = {
         "needs 73,786,976,294,838,206,464",
     ),
     "shape mismatch": (make_safetensors({"a": make_tensor_entry(0, 8, (3,))}, EIGHT_BYTES), "needs 12"),
-    "unknown dtype": (make_safetensors({"a": make_tensor_entry(0, 8, (2,), "F31")}, EIGHT_BYTES), "as F31"),
+    "unknown dtype": (make_safetensors({"a": make_tensor_entry(0, 8, (2,), "F31")}, EIGHT_BYTES), "dtype F31"),
     "eight-bit floats": (
         make_safetensors({"a": make_tensor_entry(0, 8, (8,), "F8_E4M3")}, EIGHT_BYTES),
         "save it as one of F64, F32, F16, BF16",
     ),
-    "complex": (make_safetensors({"a": make_tensor_entry(0, 8, (1,), "C64")}, EIGHT_BYTES), "as C64"),
-    "a list as dtype": (make_safetensors({"a": make_tensor_entry(0, 8, (2,), ["F32"])}, EIGHT_BYTES), "as "),
+    "complex": (make_safetensors({"a": make_tensor_entry(0, 8, (1,), "C64")}, EIGHT_BYTES), "dtype C64"),
+    "a list as dtype": (make_safetensors({"a": make_tensor_entry(0, 8, (2,), ["F32"])}, EIGHT_BYTES), "with dtype "),
     "negative shape": (
         make_safetensors({"a": make_tensor_entry(0, 8, (-2,))}, EIGHT_BYTES),
         "not a list of nonnegative integers",
@@ -581,9 +581,9 @@ def test_malformed_arrays_are_rejected_from_their_header(tmp_path):
             "evil.pkl",
         ),
         "a checkpoint next to arrays": (make_zip({"a.npy": array_bytes, "archive/data.pkl": b"."}), "data.pkl"),
-        "text": (make_zip({"a.npy": to_npy_bytes(np.array(["ab"]))}), "as <U2"),
+        "text": (make_zip({"a.npy": to_npy_bytes(np.array(["ab"]))}), "dtype <U2"),
         "other byte order": (make_zip({"a.npy": to_npy_bytes(np.zeros(2, ">f4"))}), "dtype >f4"),
-        "complex": (make_zip({"a.npy": to_npy_bytes(np.zeros(2, np.complex64))}), "as <c8"),
+        "complex": (make_zip({"a.npy": to_npy_bytes(np.zeros(2, np.complex64))}), "dtype <c8"),
         "no elements": (make_zip({"a.npy": to_npy_bytes(np.zeros((0, 3), np.float32))}), "without elements"),
         "4 TB": (
             make_zip({"a.npy": make_npy_file(header.replace("2,", f"{1 << 40},"), EIGHT_BYTES)}),

@@ -275,7 +275,7 @@ CONFIG_CLAIMS = {
     "another width": ({"hidden_size": 128}, "settings have width 128, and its tensors have 64"),
     "another depth": ({"num_hidden_layers": 3}, "settings have depth 3"),
     "infinite depth": ({"num_hidden_layers": 10**6}, "settings have depth 1000000"),
-    "a depth of 300 digits": ({"num_hidden_layers": 10**300}, "no integer"),
+    "a depth of 300 digits": ({"num_hidden_layers": 10**300}, "not an integer"),
     "another hidden width": ({"intermediate_size": 97}, "settings have mlp.hidden 97"),
     "another patch": ({"patch_size": 16}, "settings have patch"),
     "other channels": ({"num_channels": 1}, "settings have channels 1"),
@@ -283,9 +283,9 @@ CONFIG_CLAIMS = {
     "heads that do not divide": ({"num_attention_heads": 5}, "not divisible by 5 heads"),
     "no heads": ({"num_attention_heads": 0}, "at least 1"),
     "heads as text": ({"num_attention_heads": "twelve"}, "num_attention_heads twelve, which is not an integer"),
-    "heads as a list": ({"num_attention_heads": [1]}, "no integer"),
-    "heads as a boolean": ({"num_attention_heads": True}, "no integer"),
-    "image size as text": ({"image_size": {"height": 32}}, "no integer"),
+    "heads as a list": ({"num_attention_heads": [1]}, "not an integer"),
+    "heads as a boolean": ({"num_attention_heads": True}, "not an integer"),
+    "image size as text": ({"image_size": {"height": 32}}, "not an integer"),
     "epsilon as text": ({"layer_norm_eps": "1e-12"}, "not a small number"),
     "infinite epsilon": ({"layer_norm_eps": float("inf")}, "not a small number"),
     "epsilon NaN": ({"layer_norm_eps": float("nan")}, "not a small number"),
@@ -472,7 +472,7 @@ def test_loading_pretrained_weights_lists_differences(tmp_path):
     lines = [line.strip() for line in error.value.message.split("\n")[1:]]
     mlp_prefix = "encoder.blocks.{}.mlp.part."
     assert lines == sorted(
-        f"{mlp_prefix.format(i)}{name} is {old}, not {new}"
+        f"{part.format(i)}{name} has shape {old}, not {new}"
         for i in range(2)
         for name, old, new in (
             ("fc1.bias", (80,), (96,)),

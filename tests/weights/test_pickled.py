@@ -286,7 +286,10 @@ def make_malformed_files() -> dict[str, tuple[bytes, str]]:
             "its tensors would take 2,097,152,000",
         ),
         "no elements": (make_checkpoint(make_tensor_pickle((0, 3), (3, 1))), "without elements"),
-        "no tensors": (to_torch_bytes({"epoch": 3, "weights": {"w": torch.zeros(1)}}), "but epoch, weights"),
+        "no tensors": (
+            to_torch_bytes({"epoch": 3, "weights": {"w": torch.zeros(1)}}),
+            "it has the keys epoch, weights",
+        ),
         "a single tensor": (to_torch_bytes(torch.zeros(3)), "no state dict"),
         "a list of tensors": (to_torch_bytes([torch.zeros(3)]), "no state dict"),
         "tensors with integer names": (to_torch_bytes({1: torch.zeros(3)}), "by number"),
@@ -339,7 +342,10 @@ def make_malformed_files() -> dict[str, tuple[bytes, str]]:
         ),
         "legacy, truncated": (legacy[:-1], "tensors need"),
         "legacy, trailing data": (legacy + b"\0", "tensors need"),
-        "legacy, other size": (legacy[:-32] + struct.pack("<q", 7) + legacy[-24:], "another size"),
+        "legacy, other size": (
+            legacy[:-32] + struct.pack("<q", 7) + legacy[-24:],
+            "size is not that of its 6 float32 numbers",
+        ),
         "legacy, no storages": (start + b"\x80\2}." + b"\x80\2]X\1\0\0\0aa.", "lists storages that differ"),
         "legacy, other version": (
             pickle.dumps(pickled.LEGACY_MAGIC, 2) + pickle.dumps(7, 2) + pickle.dumps({}, 2),

@@ -391,7 +391,8 @@ def find_writable_formats(config: ModelConfig) -> dict[str, WeightsFormat]:
 
 
 def can_round_trip(weights_format: WeightsFormat, config: ModelConfig, state: dict[str, Tensor]) -> bool:
-    """Return whether a model, written in a format and read back, is detected as the same model."""
+    """Return whether a model, written in a format and read back, is detected as the same model; only the shapes of
+    `state` matter."""
     settings: dict[str, Any] = {"image": config.image, "heads": 0} | config.head_count_field()
     if weights_format.describe:
         settings = parse_transformers_config(weights_format.describe(config))
