@@ -279,14 +279,14 @@ def test_the_model_endpoint_describes_sampling(site):
 def test_generators_and_image_models_reject_each_others_requests(site, tmp_path):
     for address in ("predict", "embed", "segment", "detect"):
         status, answer, _ = site.ask("POST", f"/v1/{address}", encode_noise_image(1), {"Content-Type": "image/png"})
-        assert status == 404 and answer["error"]["hint"] == "POST /v1/sample", address
+        assert status == 404 and answer["error"]["hint"] == "use POST /v1/sample", address
     for method, address in (("POST", "attention"), ("POST", "neighbours"), ("GET", "positions"), ("GET", "filters")):
         body = encode_noise_image(1) if method == "POST" else None
         assert site.ask(method, f"/v1/{address}", body, {"Content-Type": "image/png"})[0] == 404, address
     with serve_in_thread(vitreous.load(save_bundle(tmp_path / "model"))) as server:
         other = ServerClient(server.address)
         status, answer, _ = post_sample(other, {})
-        assert status == 404 and answer["error"]["hint"] == "POST /v1/predict"
+        assert status == 404 and answer["error"]["hint"] == "use POST /v1/predict"
         model = other.ask("GET", "/v1/model")[1]
         assert model["sampling"] is None and model["capabilities"]["sample"] is False
 
@@ -402,7 +402,7 @@ def test_a_latent_model_serves_decoded_images(tmp_path):
         refused, answer, _ = post_sample(
             ServerClient(server.address), *encode_form(image=encode_png(PHOTO_PIXELS), mask=encode_png(INPAINT_MASK))
         )
-        assert refused == 422 and "latents" in answer["error"]["message"]
+        assert refused == 422 and "latent" in answer["error"]["message"]
         assert ServerClient(server.address).ask("GET", "/v1/model")[1]["sampling"]["inpaint"] is False
     last = json.loads(body.splitlines()[-1])
     assert status == 200 and decode_data_uri(last["images"][0]["image"]).shape == (16, 16, 3)
