@@ -357,7 +357,7 @@ def test_a_worker_crash_or_hang_loses_only_one_file(monkeypatch):
 
 def test_workers_that_exit_at_start_fail_the_check(monkeypatch):
     monkeypatch.setattr(scanning, "start_scan_worker", lambda *words: os._exit(9))
-    with pytest.raises(ResourceError, match="processes end before they read an image"):
+    with pytest.raises(ResourceError, match="processes ended before they read an image"):
         scan_split(ArraySplit(np.zeros((4, 2, 2), np.uint8), np.zeros(4, np.int64)), 2)
 
 

@@ -375,7 +375,7 @@ def test_the_remaining_table_is_the_dataset_without_duplicates(tmp_path):
     }
     assert after == {(name, label) for name, label in before if name not in names}
     assert len(remaining.splits["test"]) == 6
-    with pytest.raises(UsageError, match="no image files"):
+    with pytest.raises(UsageError, match="does not consist of image files"):
         remaining_to_csv(open_data("digits"), frozenset(), tmp_path)
 
 

@@ -169,7 +169,7 @@ def test_a_bundle_without_a_run_is_pushed_without_metrics(trained_run, tmp_path)
         ({}, "hf_wrong", 6, ["rejected the token (401)", "nothing was uploaded"]),
         ({}, "hf_reads", 6, ["refused write access (403)", "nothing was uploaded"]),
         ({"/commit/": "cut"}, "hf_writes", 6, ["cannot connect to", "repeat the command with update=True"]),
-        ({"/commit/": 409}, "hf_writes", 6, ["was changed by someone else", "push again"]),
+        ({"/commit/": 409}, "hf_writes", 6, ["was changed during the upload", "push again"]),
         ({"/objects/": 413}, "hf_writes", 6, ["413"]),
     ],
 )

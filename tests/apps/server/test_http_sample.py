@@ -282,14 +282,14 @@ def test_the_model_endpoint_describes_sampling(site):
 def test_generators_and_image_models_reject_each_others_requests(site, tmp_path):
     for address in ("predict", "embed", "segment", "detect"):
         status, document, _ = site.ask("POST", f"/v1/{address}", encode_noise_image(1), {"Content-Type": "image/png"})
-        assert status == 404 and document["error"]["hint"] == "POST /v1/sample", address
+        assert status == 404 and document["error"]["hint"] == "use POST /v1/sample", address
     for method, address in (("POST", "attention"), ("POST", "neighbours"), ("GET", "positions"), ("GET", "filters")):
         body = encode_noise_image(1) if method == "POST" else None
         assert site.ask(method, f"/v1/{address}", body, {"Content-Type": "image/png"})[0] == 404, address
     with serve_in_thread(vitreous.load(save_bundle(tmp_path / "model"))) as server:
         image_site = ServerClient(server.address)
         status, document, _ = post_sample(image_site, {})
-        assert status == 404 and document["error"]["hint"] == "POST /v1/predict"
+        assert status == 404 and document["error"]["hint"] == "use POST /v1/predict"
         model = image_site.ask("GET", "/v1/model")[1]
         assert model["sampling"] is None and model["capabilities"]["sample"] is False
 
@@ -408,7 +408,7 @@ def test_a_latent_model_serves_decoded_images(tmp_path):
         rejected, document, _ = post_sample(
             ServerClient(server.address), *encode_form(image=encode_png(PHOTO_PIXELS), mask=encode_png(INPAINT_MASK))
         )
-        assert rejected == 422 and "latents" in document["error"]["message"]
+        assert rejected == 422 and "latent" in document["error"]["message"]
         assert ServerClient(server.address).ask("GET", "/v1/model")[1]["sampling"]["inpaint"] is False
     last = json.loads(body.splitlines()[-1])
     assert status == 200 and decode_data_uri(last["images"][0]["image"]).shape == (16, 16, 3)

@@ -49,7 +49,7 @@ def test_the_model_endpoint_lists_its_tasks(site):
 
 def test_unsupported_requests_are_rejected(site, predictor):
     status, document, _ = site.predict(encode_noise_image(1))
-    assert status == 404 and document["error"]["hint"] == "POST /v1/segment"
+    assert status == 404 and document["error"]["hint"] == "use POST /v1/segment"
     status, document, _ = site.ask(
         "POST", "/v1/segment?format=gif", encode_noise_image(1), {"Content-Type": "image/png"}
     )
