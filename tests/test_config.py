@@ -114,7 +114,7 @@ def test_the_family_selects_the_config_class():
     with pytest.raises(UsageError, match="unknown family 'swim'\n  did you mean swin"):
         from_builtins(ModelConfig, {"family": "swim"})
     for family in (["swin"], 3):
-        with pytest.raises(UsageError, match="unknown name"):
+        with pytest.raises(UsageError, match="unknown family"):
             from_builtins(ModelConfig, {"family": family})
     head = {"family": "segmenter", "backbone": to_builtins(replace(swin, classes=0))}
     assert type(from_builtins(ModelConfig, head).backbone) is SwinConfig

@@ -10,7 +10,7 @@ soup(runs, out, ...)    average runs of one model into a bundle, as `vitreous so
 save(model, folder)     save a model as a bundle with class names and preprocessing, for all commands and `load`
 load(run)               load a trained model: `.predict("dog.jpg")`, `.embed(["dog.jpg"])`, `.model`, `.transform`
 sample(run, out, ...)   generate images, as `vitreous sample`
-export(run, to="onnx")  export a model to a file for other runtimes, and verify it, as `vitreous export`
+export(run, to="onnx")  export a model to a verified file for other runtimes
 push(run, "hf:org/name") upload a bundle with its card to the Hugging Face Hub, as `vitreous push`
 serve(run)              serve a web page and an HTTP API until stopped, as `vitreous serve`
 """

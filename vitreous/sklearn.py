@@ -92,12 +92,9 @@ class ImageEstimator(BaseEstimator):
         classes: Sequence[str] = (),
         targets: Sequence[str] = (),
     ) -> None:
-        """Train a model, and set `bundle_`, `predictor_`, `summary_` and `history_`.
-
-        `labels` are indices into `classes`, (n,) int64; or values of `targets`, (n, T) float64; or None for training
-        without labels. `options` of `vitreous.train` override the parameters of this estimator. Raises the errors of
-        `vitreous.train`.
-        """
+        """Train a model, and set `bundle_`, `predictor_`, `summary_` and `history_`. `labels` are indices into
+        `classes`, (n,) int64; or values of `targets`, (n, T) float64; or None for training without labels. `options` of
+        `vitreous.train` override the parameters of this estimator. Raises the errors of `vitreous.train`."""
         run_options = self.build_train_options(options)
         display = ProgressDisplay() if self.verbose else None
         try:
@@ -114,11 +111,8 @@ class ImageEstimator(BaseEstimator):
         self.keep(bundle)
 
     def build_train_options(self, options: Mapping[str, object]) -> TrainOptions:
-        """Build the options of a run from this estimator's parameters, `options`, and `train_options`.
-
-        If several set an option, the last of these applies. Raises UsageError for an unsupported option, and as
-        `vitreous.train`.
-        """
+        """Build the options of a run from this estimator's parameters, `options`, and `train_options`. If several set
+        an option, the last of these applies. Raises UsageError for an unsupported option, and as `vitreous.train`."""
         parameters = {name: getattr(self, name, None) for name in ("model", "epochs", "batch_size", "lr", "init")}
         fit_options: dict[str, Any] = dict(options)
         train_options: dict[str, Any] = dict(self.train_options or {})
@@ -132,8 +126,7 @@ class ImageEstimator(BaseEstimator):
         return apply_keyword_options("train_options", merged, TrainOptions("memory"))[0]
 
     def should_augment(self, images: Images) -> bool:
-        """Return whether images are augmented: the parameter `augment`; if it is "auto", whether they are 8-bit
-        colours."""
+        """Return the parameter `augment`; if it is "auto", whether the images are 8-bit colours."""
         if self.augment != "auto":
             return bool(self.augment)
         return isinstance(images, list) or images.dtype == np.uint8
@@ -145,11 +138,9 @@ class ImageEstimator(BaseEstimator):
         self.predictor_ = build_predictor("", bundle, InferenceOptions(device=device))
 
     def read_images(self, X: ImagesLike, reset: bool) -> Images:
-        """Convert X to an array (n, H, W[, C]), uint8 or float32, or to a list of paths, PIL images or arrays.
-
-        Channels of X may come first or last. `reset` is that of scikit-learn's `validate_data`: True in `fit`. Raises
-        ValueError and TypeError as `validate_data`, and UsageError for an `image_shape` that does not fit.
-        """
+        """Convert X to an array (n, H, W[, C]), uint8 or float32, or to a list of paths, PIL images or arrays. Channels
+        of X may come first or last. `reset` is that of scikit-learn's `validate_data`: True in `fit`. Raises ValueError
+        and TypeError as `validate_data`, and UsageError for an `image_shape` that does not fit."""
         if (image_list := as_image_list(X)) is not None:
             if not image_list:
                 raise ValueError("Found array with 0 sample(s) while a minimum of 1 is required.")
@@ -184,16 +175,13 @@ class ImageEstimator(BaseEstimator):
         return build_items(images, preprocess)
 
     def compute_rows(self, X: ImagesLike, compute: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-        """Compute outputs (n, ...) of the model for the n images of X.
-
-        `compute` maps a batch of pixels (B, C, *image) to outputs (B, ...). Raises DataError for an unreadable file.
-        """
+        """Compute outputs (n, ...) of the model for the n images of X. `compute` maps a batch of pixels (B, C, *image)
+        to outputs (B, ...). Raises DataError for an unreadable file."""
         chunks = self.predictor_.iterate_outputs(self.items(X), compute, "stop")
         return np.stack([output for chunk in chunks for _, output in chunk if not isinstance(output, DataError)])
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Save the model as a bundle, a folder that all commands and `vitreous.load` accept. Raises UsageError if the
-        path exists."""
+        """Save the model as a bundle for all commands and `vitreous.load`. Raises UsageError if the path exists."""
         check_is_fitted(self, "bundle_")
         folder = Path(path)
         if folder.exists() or folder.is_symlink():
@@ -248,8 +236,7 @@ class SupervisedEstimator(ImageEstimator):
 
 
 def check_equal_lengths(images: Images, labels: np.ndarray) -> None:
-    """Raise ValueError, in the wording of scikit-learn, if the number of labels (n,) or (n, T) differs from that of
-    images."""
+    """Raise ValueError, in the wording of scikit-learn, unless there are as many labels, (n,) or (n, T), as images."""
     if len(labels) != len(images):
         raise ValueError(f"Found input variables with inconsistent numbers of samples: {len(images)}, {len(labels)}")
 
@@ -269,8 +256,7 @@ class VitreousClassifier(ClassifierMixin, SupervisedEstimator):
     """
 
     def fit(self, X: ImagesLike, y: ArrayLike) -> Self:
-        """Train on n images with classes y, (n,) of any type. Raises ValueError for y of another shape, and for a
-        single class."""
+        """Train on n images with classes y, (n,) of any type. Raises ValueError for other y, and for a single class."""
         images = self.read_training_images(X, y)
         check_classification_targets(y)
         column = column_or_1d(y, warn=True)
@@ -288,10 +274,8 @@ class VitreousClassifier(ClassifierMixin, SupervisedEstimator):
         return self.classes_[best]
 
     def predict_proba(self, X: ImagesLike) -> np.ndarray:
-        """Predict the probability of each class, (n, classes) float64, in the order of `classes_`.
-
-        Raises NotFittedError before `fit`, and DataError for an unreadable file.
-        """
+        """Predict the probability of each class, (n, classes) float64, in the order of `classes_`. Raises
+        NotFittedError before `fit`, and DataError for an unreadable file."""
         check_is_fitted(self, "bundle_")
         return self.compute_rows(X, self.predictor_.activations)
 
@@ -307,10 +291,8 @@ class VitreousRegressor(RegressorMixin, SupervisedEstimator):
     """
 
     def fit(self, X: ImagesLike, y: ArrayLike) -> Self:
-        """Train on n images with values y, numbers (n,) or (n, T).
-
-        Raises ValueError for y of another shape or type, for NaN with a single target, and for fewer than two images.
-        """
+        """Train on n images with values y, numbers (n,) or (n, T). Raises ValueError for y of another shape or type,
+        for NaN with a single target, and for fewer than two images."""
         images = self.read_training_images(X, y)
         names = list(map(str, getattr(y, "columns", [getattr(y, "name", None) or "target"])))
         check_options: dict[str, Any] = {"ensure_2d": False, "dtype": np.float64, "input_name": "y", "estimator": self}
@@ -330,10 +312,8 @@ class VitreousRegressor(RegressorMixin, SupervisedEstimator):
         return self
 
     def predict(self, X: ImagesLike) -> np.ndarray:
-        """Predict the values of each image, float64 of shape (n,) or (n, T), as y had.
-
-        Raises NotFittedError before `fit`, and DataError for an unreadable file.
-        """
+        """Predict the values of each image, float64 of shape (n,) or (n, T), as y had. Raises NotFittedError before
+        `fit`, and DataError for an unreadable file."""
         check_is_fitted(self, "bundle_")
         values = self.compute_rows(X, self.predictor_.activations)
         return values[:, 0] if self.is_one_column_ else values
@@ -371,10 +351,8 @@ class VitreousEmbedder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ImageE
         self.random_state, self.verbose, self.train_options = random_state, verbose, train_options
 
     def fit(self, X: ImagesLike, y: ArrayLike | None = None) -> Self:
-        """Load the weights, or train a model without labels; y is ignored.
-
-        Raises UsageError for an exported file, and the errors of `vitreous.load` and `vitreous.train`.
-        """
+        """Load the weights, or train a model without labels; y is ignored. Raises UsageError for an exported file, and
+        the errors of `vitreous.load` and `vitreous.train`."""
         images = self.read_images(X, reset=True)
         if self.weights is None:
             self.fit_model(images, None, {"recipe": self.recipe, **get_token_row_options(self, images)})
@@ -386,8 +364,7 @@ class VitreousEmbedder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ImageE
         return self
 
     def transform(self, X: ImagesLike) -> np.ndarray:
-        """Compute the features of images, (n, D) float32. Raises NotFittedError before `fit`, and DataError for an
-        unreadable file."""
+        """Compute features, (n, D) float32. Raises NotFittedError before `fit`, DataError for an unreadable file."""
         check_is_fitted(self, "bundle_")
         return self.compute_rows(X, self.predictor_.engine.features)
 
@@ -404,10 +381,8 @@ class VitreousEmbedder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ImageE
 
 def as_image_list(X: Any) -> list[Picture] | None:
     """Return X as a list if it contains paths, PIL images, or arrays (H, W[, C]) of different sizes; otherwise None.
-
     Paths may also be an array of texts, (n,) or (n, 1), or a column of a data frame. Raises ValueError for a single
-    image, and for a list of mixed types.
-    """
+    image, and for a list of mixed types."""
     column = X
     if hasattr(X, "iloc") or isinstance(X, np.ndarray):
         column = np.asarray(X)
@@ -434,29 +409,23 @@ def is_numeric(X: Any) -> bool:
 
 
 def as_pixel_array(array: np.ndarray) -> np.ndarray:
-    """Convert images (n, H, W[, C]) or (n, C, H, W) to (n, H, W[, C]), without the channel axis if C is 1.
-
-    uint8 arrays keep their dtype; others become float32.
-    """
+    """Convert images (n, H, W[, C]) or (n, C, H, W) to (n, H, W[, C]), without the channel axis if C is 1. uint8 arrays
+    keep their dtype; others become float32."""
     array = move_channels_last(array) if array.ndim == 4 else array
     array = array[..., 0] if array.ndim == 4 and array.shape[-1] == 1 else array
     return array if array.dtype == np.uint8 else array.astype(np.float32)
 
 
 def move_channels_last(array: np.ndarray) -> np.ndarray:
-    """Move channels last, (..., C, H, W) -> (..., H, W, C), if the array has channels first.
-
-    It has if the third axis from the end has length 1, 3 or 4, and the last axis has not. Other arrays are unchanged.
-    """
+    """Move channels last, (..., C, H, W) -> (..., H, W, C), if only the third axis from the
+    end can be channels, with a length of 1, 3 or 4. Other arrays are unchanged."""
     is_first = array.ndim >= 3 and array.shape[-3] in IMAGE_CHANNELS and array.shape[-1] not in IMAGE_CHANNELS
     return np.moveaxis(array, -3, -1) if is_first else array
 
 
 def as_token_rows(table: np.ndarray) -> np.ndarray:
-    """Convert tabular data (n, features) to images with one row of tokens, (n, 1, tokens, C) float32.
-
-    A token has C values; if C is 1, the result is (n, 1, tokens). The last token is zero-padded.
-    """
+    """Convert tabular data (n, features) to images with one row of tokens, (n, 1, tokens, C) float32. A token has C
+    values; if C is 1, the result is (n, 1, tokens). The last token is zero-padded."""
     values_per_token = -(-table.shape[1] // MAX_ROW_TOKENS)
     tokens = max(MIN_ROW_TOKENS, -(-table.shape[1] // values_per_token))
     token_rows = np.zeros((len(table), 1, tokens * values_per_token), np.float32)
@@ -465,14 +434,11 @@ def as_token_rows(table: np.ndarray) -> np.ndarray:
 
 
 def get_token_row_options(estimator: ImageEstimator, images: Images) -> dict[str, object]:
-    """Return the options of `train` for tabular data: the default model and a patch size of 1; an empty dict for
-    images."""
+    """Return the options of `train` for tabular data: default model and patch size 1; an empty dict for images."""
     if not isinstance(images, np.ndarray) or estimator.image_shape is not None or images.shape[1] != 1:
         return {}
     model = {} if getattr(estimator, "model", None) or getattr(estimator, "init", None) else {"model": ROW_MODEL}
     settings = {"model.patch": ["1", "1"]}
-    if (
-        getattr(estimator, "recipe", "") == "mae"
-    ):  # normalising a patch of one value would divide by a standard deviation of 0
+    if getattr(estimator, "recipe", "") == "mae":  # a patch of one value has a standard deviation of 0
         settings["objective.normalise"] = ["false"]
     return {**model, "settings": settings}

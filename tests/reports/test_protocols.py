@@ -114,7 +114,7 @@ def test_training_and_evaluation_images_are_reported(short_run, photos, tmp_path
         assert document["evaluated"] == {"data": str(source), "split": split, "images": count}
         assert (document["split"], document[split]["images"]) == (split, count)
         assert (
-            f"{protocol} trains on {bank} images of {source} (train), is evaluated on {count} others of it ({split})"
+            f"{protocol} trains on {bank} images of {source} (train) and is evaluated on {count} {split} images"
             in result.stderr
         )
 
@@ -185,7 +185,7 @@ def test_classes_with_fewer_images_than_shots_are_reported(short_run):
         *CPU_OPTIONS,
         cwd=short_run.parent,
     )
-    assert result.returncode == 0 and "3 of 3 classes have less than 25 training images" in result.stderr
+    assert result.returncode == 0 and "3 of 3 classes have fewer than 25 training images" in result.stderr
     document = run_evaluate_json(short_run, "--protocol", "fewshot")
     # of the default shots, those with enough images in a class
     assert [row["shots"] for row in document["results"]] == [1, 5, 10]
@@ -261,7 +261,7 @@ def test_protocol_errors_have_a_fix(short_run, tmp_path):
     assert "evaluate val or test" in expect_error(2, short_run, "--protocol", "linear", "--split", "train")
     assert "at least 1" in expect_error(2, short_run, "--protocol", "knn", "--k", "0")
     assert "above 0" in expect_error(2, short_run, "--protocol", "knn", "--temperature", "0")
-    assert "a folder with a folder for each task" in expect_error(2, short_run, "--protocol", "vtab")
+    assert "a folder with a subfolder for each task" in expect_error(2, short_run, "--protocol", "vtab")
     assert "needs --labels FILE" in expect_error(2, short_run, "--protocol", "real")
     assert "--calibrate applies to predictions of the head" in expect_error(
         2, short_run, "--protocol", "knn", "--calibrate"
@@ -356,7 +356,7 @@ def test_real_uses_label_sets_in_file_name_order(thousand_class_bundle, tmp_path
             str(tmp_path / "bad.json"),
         )
 
-    assert "not all among the 3" in get_error("[[1], [2], [3]]")
+    assert "do not all have one of the 3 label sets" in get_error("[[1], [2], [3]]")
     assert "the labels of image 2 are [1000]" in get_error("[[1], [1000], [3]]")
     assert "not a list of lists" in get_error('{"1": [2]}')
     assert "bad.json is not valid JSON" in get_error("[[1], ")

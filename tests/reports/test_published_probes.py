@@ -223,7 +223,7 @@ def test_notes_describe_the_probe(bundle, photos):
     result = run_cli("evaluate", str(bundle), str(photos), "--protocol", "linear", "--probe", "dinov2", *CPU_OPTIONS)
     text = " ".join((result.stdout + result.stderr).split())
     assert result.returncode == 0
-    assert "trains 52 heads on 36 images" in text and "12 others (val) select one of them" in text
+    assert "trains 52 heads on 36 images" in text and "12 other images (val) select one of them" in text
     assert (
         "batch 1024 -> 36" in text and "steps 12500 -> 100" in text and "100 steps are few compared with 12500" in text
     )
@@ -240,10 +240,10 @@ def test_the_page_names_the_probe_and_its_steps():
         "top1": 0.5,
     }
     assert (
-        format_evaluation_line(line | {"probe": "mae", "steps": 90, "augmented": True})["how"]
+        format_evaluation_line(line | {"probe": "mae", "steps": 90, "augmented": True})["protocol"]
         == "linear, probe mae, steps 90"
     )
-    assert format_evaluation_line(line | {"probe": "mae", "steps": 9, "augmented": False})["how"].endswith(
+    assert format_evaluation_line(line | {"probe": "mae", "steps": 9, "augmented": False})["protocol"].endswith(
         "steps 9, without crops"
     )
 

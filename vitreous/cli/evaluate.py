@@ -87,8 +87,7 @@ class Options(EvaluateOptions, ProtocolOptions, InferenceArguments):
     """Processes that decode images; does not change the results."""
 
     def __post_init__(self) -> None:
-        """Skip the checks of the base classes: `run` builds the dataclass of the head or of the protocol, which checks
-        its options."""
+        """Skip the checks of the base classes: the dataclass that `run` builds checks its options."""
 
 
 def run(options: Options, console: Console) -> dict[str, Any]:
@@ -172,19 +171,13 @@ def format_protocol_table(protocol: str, results: list[dict[str, Any]]) -> tuple
     names = (
         ["map", "macro_f1"] if "map" in results[0] else ["top1", "top5"] if results[0]["top5"] is not None else ["top1"]
     )
-    setting_key = "probe" if "probe" in results[0] else PROTOCOL_SETTING_KEYS[protocol]
-    settings = [
-        f"{result[setting_key]:.3g}" if isinstance(result[setting_key], float) else result[setting_key]
-        for result in results
-    ]
+    key = "probe" if "probe" in results[0] else PROTOCOL_SETTING_KEYS[protocol]
+    settings = [f"{result[key]:.3g}" if isinstance(result[key], float) else result[key] for result in results]
     cells = [
         [value, *(format_share_with_interval(result, name) for name in names)]
         for value, result in zip(settings, results, strict=True)
     ]
-    return [
-        "classes" if setting_key == "candidate_classes" else setting_key,
-        *(METRICS[name].label for name in names),
-    ], cells
+    return ["classes" if key == "candidate_classes" else key, *(METRICS[name].label for name in names)], cells
 
 
 def format_share_with_interval(result: dict[str, Any], name: str) -> str:
@@ -287,8 +280,7 @@ def describe_secondary_differences(document: dict[str, Any]) -> Iterator[str]:
 
 
 def target_differences(targets: list[dict[str, Any]]) -> tuple[list[str], list[list[Any]]]:
-    """Return header and rows of the comparison of two regression models: for each target, the metrics of the second run
-    minus those of the first."""
+    """Return header and rows for two regression models: per target, the second run's metrics minus the first's."""
     metrics = [METRICS[key] for key in targets[0]["difference"]]
     cells = []
     for target in targets:
@@ -361,8 +353,7 @@ def format_targets_table(targets: list[dict[str, Any]]) -> tuple[list[str], list
 
 
 def format_calibration_lines(document: dict[str, Any]) -> Iterator[str]:
-    """Yield lines on the temperature and its effect on NLL and ECE, and on the accuracy if uncertain predictions are
-    rejected (--abstain)."""
+    """Yield lines on the temperature with its effect on NLL and ECE, and on the accuracy with --abstain."""
     if calibration := document["calibration"]:
         fit_data = calibration["fitted_on"]
         fit_text = (
@@ -405,10 +396,8 @@ def format_outlier_lines(document: dict[str, Any]) -> Iterator[str]:
 
 
 def print_generator_evaluation(options: Any, console: Console) -> dict[str, Any]:
-    """Evaluate a generative model, print its metrics, and return the document.
-
-    Raises UsageError for options that do not apply to generative models.
-    """
+    """Evaluate a generative model, print its metrics, and return the document. Raises UsageError for options that do
+    not apply to generative models."""
     from vitreous.reports.evaluate import evaluate
     from vitreous.reports.generated import GenerationOptions
 

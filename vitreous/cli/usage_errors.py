@@ -1,4 +1,4 @@
-"""Find what is wrong with the options of a command that the parser rejects."""
+"""Find the invalid option, value or argument of a command that the parser rejects."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ NUMBERS = {"INT": (int, "a whole number"), "FLOAT": (float, "a number")}
 
 @dataclass(frozen=True)
 class Parameter:
-    """An option or argument of a verb: its names, and which values it takes.
+    """An option or argument of a verb: its names and its allowed values.
 
     `placeholder` is that of the help (`INT`), empty for an option without value. `choices` are the allowed values, if
-    they are listed. `takes_many`: any number of values.
+    they are listed. With `takes_many`, any number of values is allowed.
     """
 
     names: tuple[str, ...]
@@ -45,7 +45,7 @@ class Parameter:
 def explain_usage_error(options_type: type[Any], verb: str, arguments: Sequence[str]) -> UsageError:
     """Return the error for the first invalid option, value or argument, in the order of the command line."""
     options, positionals = list_parameters(options_type)
-    known = {name: option for option in options for name in option.names}
+    options_by_name = {name: option for option in options for name in option.names}
     words, values = list(arguments), []
     while words:
         word = words.pop(0)
@@ -54,21 +54,23 @@ def explain_usage_error(options_type: type[Any], verb: str, arguments: Sequence[
             continue
         name, equals, value = word.partition("=")
         name = name.replace("_", "-")
-        if name not in known:
+        if name not in options_by_name:
             setting = suggest_setting(name) if "settings" in options_type.__dataclass_fields__ else ""
-            hint = setting or suggest_nearest(name, known) or f"`vitreous {verb} --help-all` lists all options"
+            hint = (
+                setting or suggest_nearest(name, options_by_name) or f"`vitreous {verb} --help-all` lists all options"
+            )
             return UsageError(f"unknown option {name}", hint)
-        option = known[name]
+        option = options_by_name[name]
         if not option.placeholder:
             continue
-        given = [value] if equals else []
+        option_values = [value] if equals else []
         while words and not equals and (not words[0].startswith("-") or is_number(words[0])):
-            given.append(words.pop(0))
+            option_values.append(words.pop(0))
             if not option.takes_many:
                 break
-        if not given:
+        if not option_values:
             return UsageError(f"{name} needs a value", f"use {name} {option.placeholder}")
-        for item in given:
+        for item in option_values:
             if error := option.explain_value(name, item):
                 return error
     return explain_arguments(verb, positionals, values)
@@ -83,8 +85,8 @@ def explain_arguments(verb: str, positionals: Sequence[Parameter], values: Seque
             if parameter.is_required:
                 return UsageError(f"{parameter.names[0]} is missing", f"use {usage}")
             break
-        taken, remaining = (remaining, []) if parameter.takes_many else (remaining[:1], remaining[1:])
-        for value in taken:
+        parameter_values, remaining = (remaining, []) if parameter.takes_many else (remaining[:1], remaining[1:])
+        for value in parameter_values:
             if error := parameter.explain_value(parameter.names[0], value):
                 return error
     if remaining:

@@ -258,7 +258,7 @@ class TrainOptions(WeightsOptions):
     keep: Annotated[int | None, RunField("keep")] = None
     """Number of checkpoints to keep (default: 2)."""
     log_to: tuple[Literal["tensorboard", "wandb", "mlflow", "none"], ...] = ()
-    """Trackers that receive metrics, config, images and model (docs/guides/trackers.md); each needs the extra of its
+    """Trackers that receive metrics, config, images and model, see docs/guides/trackers.md. Each needs the extra of its
     name. A resumed run continues with its trackers; `none` turns them off."""
     log_timeout: float = 10.0
     """Seconds to wait for trackers at the end of the run."""

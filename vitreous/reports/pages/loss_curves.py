@@ -34,9 +34,9 @@ def build_loss_panel(lines: list[dict[str, Any]]) -> dict[str, Any] | None:
 def describe_overfitting(lines: list[dict[str, Any]]) -> str:
     """Return a sentence that describes overfitting, and its remedy; an empty string if the losses do not show it.
 
-    Losses show overfitting if each of the last two evaluations has a validation loss at least 5 % above the minimum so
-    far, and the training loss of the last evaluation is at least 5 % below that at the minimum. The training loss of an
-    evaluation is the mean of the log lines since the previous one.
+    Losses show overfitting if each of the last two evaluations has a validation loss at least 5 % above the minimum.
+    The training loss of the last evaluation must also be at least 5 % below that at the minimum. The training loss of
+    an evaluation is the mean of the log lines since the previous one.
     """
     losses = compute_mean_losses(lines)
     if len(losses) <= OVERFITTING_EVALUATIONS:
