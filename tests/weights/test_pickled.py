@@ -292,7 +292,7 @@ def make_malformed_files() -> dict[str, tuple[bytes, str]]:
         ),
         "a single tensor": (to_torch_bytes(torch.zeros(3)), "no state dict"),
         "a list of tensors": (to_torch_bytes([torch.zeros(3)]), "no state dict"),
-        "tensors with integer names": (to_torch_bytes({1: torch.zeros(3)}), "by number"),
+        "tensors with integer names": (to_torch_bytes({1: torch.zeros(3)}), "numbers as keys"),
         "a path as a name": (to_torch_bytes({"../../w": torch.zeros(3)}), "not a valid name"),
         "complex": (to_torch_bytes({"w": torch.zeros(3, dtype=torch.complex64)}), "ComplexFloatStorage"),
         "sparse": (to_torch_bytes({"w": torch.eye(3).to_sparse()}), "_rebuild_sparse_tensor"),
