@@ -1,11 +1,12 @@
-"""Two checkouts of this package: the same commands in alternating rounds, and whether their outputs are bit-identical.
+"""Compare two checkouts of this package: time the same commands in alternating rounds, and compare their outputs.
 
 python benchmarks/checkouts.py ../before --rounds 5
 
-For a refactoring, which has to keep speed and bits. `before` is another checkout, for example of
-`git worktree add ../before COMMIT`; both run in the Python environment of this command. Prints the median seconds of
-each command, the ratio before / after, and its spread over the rounds. Data are digits that the script writes. Also
-timed: requests to a server, and the loader alone, by `vitreous bench`.
+It checks that a refactoring keeps the speed, and that outputs stay bit-identical. `../before` is the other checkout,
+for example from `git worktree add ../before COMMIT`. Both run in the Python environment of this command. The script
+prints the median seconds of each command in both checkouts, the ratio before / after, and the range of the ratio over
+the rounds. It also times requests to a server, and the loader with `vitreous bench`. The data are digits, which the
+script writes.
 """
 
 from __future__ import annotations
@@ -38,15 +39,15 @@ COMMANDS = {
     "embed": (*VITREOUS_COMMAND, "embed", "run", "photos", "--engine", "torch", "--out", "features.npz"),
     "data check": (*VITREOUS_COMMAND, "data", "check", "photos", "--workers", "0"),
 }
-NUM_REQUESTS, NUM_CLIENTS = 2_000, 8  # to a server, and from how many connections
+NUM_REQUESTS, NUM_CLIENTS = 2_000, 8  # requests to a server in total, and concurrent connections
 LOADER_COMMAND = ("bench", "--tasks", "loader", "--images", "jpeg", "--only", "vitreous*", "--rounds", "3", "--json")
-#: files that have to be bit-identical, after the commands above
+#: outputs of `COMMANDS` that must be bit-identical
 OUTPUT_FILES = ("run/model/weights.safetensors", "predictions.jsonl", "features.npz")
 
 
 def write_digits(folder: Path) -> None:
     """Write the embedded digits as a folder of ten classes, in PNG files."""
-    images, labels = (np.asarray(part) for part in load_digits(return_X_y=True))
+    images, labels = (np.asarray(array) for array in load_digits(return_X_y=True))
     for number, (pixels, label) in enumerate(zip(images.reshape(-1, 8, 8), labels, strict=True)):
         (folder / str(label)).mkdir(parents=True, exist_ok=True)
         Image.fromarray((pixels * 15.9).astype(np.uint8)).save(folder / str(label) / f"{number}.png")
@@ -65,7 +66,8 @@ def build_environment(checkout: Path) -> dict[str, str]:
 
 
 def time_requests(checkout: Path, folder: Path) -> float:
-    """Return the seconds that a server of the trained run takes for `REQUESTS` images from `CLIENTS` connections."""
+    """Return the seconds that a server of the trained run takes for `NUM_REQUESTS` images from `NUM_CLIENTS`
+    connections."""
     images = [path.read_bytes() for path in sorted((folder / "photos" / "0").iterdir())[:NUM_CLIENTS]]
     words = (*VITREOUS_COMMAND, "serve", "run", "--port", "0", "--engine", "torch")
     pipe, null = subprocess.PIPE, subprocess.DEVNULL
@@ -101,14 +103,14 @@ def time_loader(checkout: Path, folder: Path) -> float:
         pixels = np.random.default_rng(number).integers(0, 256, (15, 20, 3), dtype=np.uint8)
         Image.fromarray(pixels).resize((320, 240)).save(folder / "jpeg" / f"{number}.jpg")
     words = (*VITREOUS_COMMAND, *LOADER_COMMAND)
-    done = subprocess.run(
+    result = subprocess.run(
         words, cwd=folder, env=build_environment(checkout), check=True, capture_output=True, text=True
     )
-    return 1000 / json.loads(done.stdout)["results"][0]["images_per_second"]
+    return 1000 / json.loads(result.stdout)["results"][0]["images_per_second"]
 
 
 def digest_output(path: Path) -> str:
-    """Return the SHA-256 of a file; of an .npz file, of its numeric arrays, as the archive has dates."""
+    """Return the SHA-256 of a file. Of an .npz file, which contains dates, only the arrays are hashed."""
     if path.suffix != ".npz":
         return hashlib.sha256(path.read_bytes()).hexdigest()
     arrays = np.load(path, allow_pickle=False)
@@ -125,9 +127,9 @@ def main() -> None:
     names = (*COMMANDS, "requests", "loader")
     seconds: dict[str, dict[str, list[float]]] = {name: {"before": [], "after": []} for name in names}
     with tempfile.TemporaryDirectory() as scratch:
-        for number in range(options.rounds):
-            for side in sorted(checkouts, reverse=bool(number % 2)):
-                folder = Path(scratch) / side / str(number)
+        for round_index in range(options.rounds):
+            for side in sorted(checkouts, reverse=bool(round_index % 2)):
+                folder = Path(scratch) / side / str(round_index)
                 write_digits(folder / "photos")
                 for name, words in COMMANDS.items():
                     seconds[name][side].append(time_command(words, checkouts[side], folder))
@@ -140,8 +142,10 @@ def main() -> None:
             print(
                 f"{name:14} {medians['before']:7.2f} s {medians['after']:7.2f} s  {statistics.median(ratios):.2f} ({spread})"
             )
-        last = [Path(scratch) / side / str(options.rounds - 1) for side in checkouts]
-        differing = [name for name in OUTPUT_FILES if len({digest_output(folder / name) for folder in last}) > 1]
+        last_folders = [Path(scratch) / side / str(options.rounds - 1) for side in checkouts]
+        differing = [
+            name for name in OUTPUT_FILES if len({digest_output(folder / name) for folder in last_folders}) > 1
+        ]
     print("different: " + ", ".join(differing) if differing else f"bit-identical: {', '.join(OUTPUT_FILES)}")
     sys.exit(bool(differing))
 

@@ -1,4 +1,4 @@
-"""`vitreous train digits` five times, beside scikit-learn's k-nearest neighbours on the same split.
+"""`vitreous train digits` with five seeds, compared with scikit-learn's k-nearest neighbours on the same split.
 
 python benchmarks/digits.py --out benchmarks/results/DATE-digits-HARDWARE.md
 """
@@ -23,24 +23,24 @@ from vitreous.system.machine import get_processor_name
 
 
 def train_digits(seed: int, scratch: str) -> tuple[float, float, float]:
-    """Validation and test top-1 of one run, and its seconds as a whole process."""
-    started = time.perf_counter()
-    words = ["train", "digits", "--seed", str(seed), "--json", "--out", f"{scratch}/{seed}"]
+    """Train with one seed, and return validation and test top-1, and the seconds of the whole process."""
+    start = time.perf_counter()
+    arguments = ["train", "digits", "--seed", str(seed), "--json", "--out", f"{scratch}/{seed}"]
     result = subprocess.run(
-        [sys.executable, "-m", "vitreous", *words], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True
+        [sys.executable, "-m", "vitreous", *arguments], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True
     )
     summary = json.loads(result.stdout)
-    return summary["val"]["top1"], summary["test"]["top1"], time.perf_counter() - started
+    return summary["val"]["top1"], summary["test"]["top1"], time.perf_counter() - start
 
 
 def measure_knn() -> tuple[int, float, float]:
-    """The number of neighbours that is best on the validation split, its accuracy there and on the test split."""
+    """Return the number of neighbours with the best validation accuracy, and its accuracy on `val` and on `test`."""
     splits = {name: split for name, split in open_digits().splits.items() if isinstance(split, ArraySplit)}
-    parts = {name: (split.pixels.reshape(len(split), -1), split.labels) for name, split in splits.items()}
+    arrays = {name: (split.pixels.reshape(len(split), -1), split.labels) for name, split in splits.items()}
     scores = []
     for k in (1, 3, 5, 7, 9):
-        model = KNeighborsClassifier(k).fit(*parts["train"])
-        scores.append((model.score(*parts["val"]), -k, model.score(*parts["test"])))
+        model = KNeighborsClassifier(k).fit(*arrays["train"])
+        scores.append((model.score(*arrays["val"]), -k, model.score(*arrays["test"])))
     val, k, test = max(scores)
     return -k, val, test
 
@@ -59,7 +59,7 @@ def main() -> None:
     rows += [
         (
             "`python benchmarks/digits.py`; the fixed split has 1,439 / 179 / 179 images, so one test image is 0.56 "
-            "points."
+            "percentage points."
         ),
         "",
     ]

@@ -1,12 +1,12 @@
-"""CIFAR-10 from scratch by models of one size and different kinds in the same minutes: a plain ViT, convolutions or a
-small ResNet before one, and Swin.
+"""CIFAR-10 from scratch with model families of similar size at equal CPU time: plain ViT, ViT with a convolutional stem
+or a small ResNet, and Swin.
 
     python benchmarks/families.py FOLDER --work DIR --rows ROWS.jsonl --out benchmarks/results/DATE-families-HARDWARE.md
 
-FOLDER has train/CLASS/* and test/CLASS/*. Each model has `vitreous train`'s recipe for small images, for as many
-epochs as the minutes hold on --cores cores. Its rate is counted in processor seconds of one thread, which other work on
-the machine changes little: those of a longer run less those of a shorter one (DIR/MODEL/rate.json). Runs are resumed,
-and models whose row is in ROWS skipped, so that models can be trained side by side: OMP_NUM_THREADS=1 for each.
+FOLDER has train/CLASS/* and test/CLASS/*. Each model is trained with the recipe `small`, for as many epochs as it can
+process in --minutes on --cores cores. Its throughput is measured in CPU seconds of one thread, which other load on the
+machine affects little: the difference between a longer and a shorter run (DIR/MODEL/rate.json). Runs are resumed, and
+models whose row is in ROWS.jsonl are skipped, so models can be trained concurrently, with OMP_NUM_THREADS=1 each.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pretraining import measure_processor_rate, train_or_load
 from vitreous.data.sources import open_data
 from vitreous.system.machine import get_processor_name
 
-#: what the table calls a model: its name, and fields of its config; about 1.2 million parameters each
+#: name in the table -> model name, and fields of its config; about 1.2 million parameters each
 MODELS: dict[str, tuple[str, dict[str, str]]] = {
     "plain ViT": ("ViT-128x6/4", {}),
     "Conv+ViT": ("Conv+ViT-128x4/8", {}),
@@ -45,17 +45,22 @@ MODELS: dict[str, tuple[str, dict[str, str]]] = {
 
 
 def build_train_options(name: str, folder: Path) -> dict[str, Any]:
-    """Options of `vitreous.train` for a model of the table."""
+    """Return the options of `vitreous.train` for a model of `MODELS`."""
     model, fields = MODELS[name]
     settings = {f"model.{field}": words.split() for field, words in fields.items()}
     return {"data": str(folder), "model": model, "recipe": "small", "image_size": 32, "settings": settings}
 
 
 def measure_row(name: str, folder: Path, home: Path, minutes: float, rate: float) -> dict[str, Any]:
-    """Train a model for as many images as so many processor minutes hold, and what the table says of it."""
-    given = build_train_options(name, folder)
+    """Train a model for this CPU time, and return its row of the table.
+
+    `rate` is its training throughput in images per CPU second, `home` the folder of its runs.
+    """
+    train_options = build_train_options(name, folder)
     epochs = round(rate * 60 * minutes / len(open_data(str(folder)).splits["train"]), 2)
-    summary = train_or_load(home / "run", Path(given.pop("data")), epochs=epochs, save_every=200, **given)
+    summary = train_or_load(
+        home / "run", Path(train_options.pop("data")), epochs=epochs, save_every=200, **train_options
+    )
     return {
         "model": name,
         "parameters": summary["parameters"],
@@ -69,16 +74,16 @@ def measure_row(name: str, folder: Path, home: Path, minutes: float, rate: float
 
 
 def build_page(rows: list[dict[str, Any]]) -> str:
-    """The table."""
+    """Return the page with the table of all rows."""
     lines = [
-        f"# CIFAR-10 (JPEG copy) from scratch by models of one size, {time.strftime('%Y-%m-%d')}",
+        f"# CIFAR-10 (JPEG copy) from scratch with models of similar size, {time.strftime('%Y-%m-%d')}",
         "",
-        f"{get_processor_name()}, torch {torch.__version__}, one thread. One run each, seed 0, of the recipe for small images as it",
-        f"stands, for as many images as {rows[0]['processor_minutes']:g} minutes of one processor core hold.",
+        f"{get_processor_name()}, torch {torch.__version__}, one thread. One run each, seed 0, with the recipe `small`, for",
+        f"as many images as the model can process in {rows[0]['processor_minutes']:g} minutes of one core.",
         "",
         "    python benchmarks/families.py FOLDER --work DIR --rows ROWS.jsonl",
         "",
-        "| | model | parameters | images per processor second, training | epochs | val top-1 | test top-1 |",
+        "| | model | parameters | training images per CPU second | epochs | val top-1 | test top-1 |",
         "|---|---|---|---|---|---|---|",
     ]
     for row in rows:
@@ -92,30 +97,30 @@ def build_page(rows: list[dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    """Make the rows that are not there yet, and print the page."""
+    """Compute the missing rows, and print and write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--work", type=Path, required=True, help="where runs are kept; a second call goes on with them")
-    parser.add_argument("--rows", type=Path, required=True, help="JSON lines, a model each")
+    parser.add_argument("--work", type=Path, required=True, help="folder of the runs; another call continues them")
+    parser.add_argument("--rows", type=Path, required=True, help="JSON lines file, one row per model")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--models", nargs="*", choices=tuple(MODELS), default=tuple(MODELS))
     parser.add_argument("--minutes", type=float, default=15.0)
-    parser.add_argument("--cores", type=int, default=2, help="cores that the minutes are of")
-    parser.add_argument("--measured", type=int, default=80, help="steps that measure the images a second")
-    given = parser.parse_args()
-    read = lambda: [json.loads(line) for line in given.rows.open()] if given.rows.is_file() else []  # noqa: E731
-    for name in given.models:
-        home = given.work / name.replace(" ", "-")
+    parser.add_argument("--cores", type=int, default=2, help="cores for which --minutes are meant")
+    parser.add_argument("--measured", type=int, default=80, help="steps that measure the throughput")
+    options = parser.parse_args()
+    read_rows = lambda: [json.loads(line) for line in options.rows.open()] if options.rows.is_file() else []  # noqa: E731
+    for name in options.models:
+        home = options.work / name.replace(" ", "-")
         home.mkdir(parents=True, exist_ok=True)
-        rate = measure_processor_rate(home, given.measured, **build_train_options(name, given.folder))
-        if name not in {row["model"] for row in read()}:
-            row = measure_row(name, given.folder, home, given.minutes * given.cores, rate)
-            with given.rows.open("a") as file:
+        rate = measure_processor_rate(home, options.measured, **build_train_options(name, options.folder))
+        if name not in {row["model"] for row in read_rows()}:
+            row = measure_row(name, options.folder, home, options.minutes * options.cores, rate)
+            with options.rows.open("a") as file:
                 file.write(json.dumps(row) + "\n")
-    if rows := read():
+    if rows := read_rows():
         print(build_page(rows))
-        if given.out:
-            given.out.write_text(build_page(rows))
+        if options.out:
+            options.out.write_text(build_page(rows))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The timed cases of `gpu.py`: which models and objectives run, at which batch sizes, and beside which libraries."""
+"""The timed cases of `gpu.py`: models, objectives, batch sizes, and the libraries they are compared with."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BuildStep = Callable[[Workload], BenchmarkStep]
 
 @dataclass(frozen=True)
 class BenchmarkCase:
-    """One contender at one piece of work; `compiles` where torch.compile takes part."""
+    """A library with its settings at a workload. `compiles`: it uses torch.compile."""
 
     work: Workload
     name: str
@@ -36,12 +36,14 @@ class BenchmarkCase:
 
     @property
     def label(self) -> str:
-        """`vitreous, default`."""
+        """Return library and settings: `vitreous, default`."""
         return f"{self.name}, {self.settings}"
 
     def flops(self, executed: bool = False) -> float:
-        """Floating-point operations of an image, two to a multiply-add; 0 where nobody counts them. `executed`: without
-        those of the last block that vitreous leaves out, since the head reads one token."""
+        """Return the floating-point operations per image, two per multiply-add; 0 if they are not counted for the task.
+
+        `executed` omits the operations of the last block that vitreous skips, because the head uses only one token.
+        """
         config = config_from_name(self.work.model, self.work.image_size)
         if self.work.task in ("inference", "train"):
             passes = 1 if self.work.task == "inference" else 3
@@ -61,7 +63,7 @@ class BenchmarkCase:
 
 
 def training_cases(device: str, tiny: bool) -> list[BenchmarkCase]:
-    """Supervised steps of plain ViTs at 224 pixels in bfloat16."""
+    """Return the cases of supervised training steps of plain ViTs at 224 pixels in bfloat16."""
     sizes = [("ViT-B/16", 224, (256, 64, 512)), ("ViT-L/16", 224, (128,))]
     cases: list[BenchmarkCase] = []
     timm = partial(models.build_timm_train_step, precision="bf16", compiled=True)
@@ -101,7 +103,7 @@ def training_cases(device: str, tiny: bool) -> list[BenchmarkCase]:
 
 
 def build_whole_graph_step(work: Workload) -> BenchmarkStep:
-    """A step whose objective is one compiled graph, losses included, in place of compiled blocks."""
+    """Build a training step in which the whole objective is one compiled graph, instead of compiled blocks."""
     shards = ours.Shards
     ours.Shards = lambda objective, flat: shards(objective, flat, torch.compile(objective))
     try:
@@ -111,14 +113,14 @@ def build_whole_graph_step(work: Workload) -> BenchmarkStep:
 
 
 def train_with_cudnn(work: Workload) -> BenchmarkStep:
-    """The default with cuDNN's attention in place of the kernel that PyTorch prefers; `gpu.reset` undoes it."""
+    """Build a default training step with the attention kernel of cuDNN; `gpu.reset_compiler` restores the default."""
     torch.backends.cuda.enable_flash_sdp(False)
     torch.backends.cuda.enable_mem_efficient_sdp(False)
     return ours.build_train_step(work, compiled=work.device != "cpu")
 
 
 def inference_cases(device: str, tiny: bool) -> list[BenchmarkCase]:
-    """Forward passes in bfloat16, from uint8 on the host and from tensors on the device."""
+    """Return the cases of forward passes in bfloat16, from uint8 images on the host and on the device."""
     cases: list[BenchmarkCase] = []
     for model, size, batch in [("ViT-64x2/16", 32, 2)] if tiny else [("ViT-B/16", 224, 256), ("ViT-B/16", 224, 1)]:
         work = Workload("inference", model, size, batch, device=device)
@@ -152,39 +154,39 @@ def inference_cases(device: str, tiny: bool) -> list[BenchmarkCase]:
 
 
 def timm_compiled(work: Workload, mode: str | None) -> BenchmarkStep:
-    """timm's model in bfloat16 by inductor; `mode` is that of torch.compile."""
+    """Build a forward pass of timm's model in bfloat16, compiled; `mode` is that of torch.compile."""
     return models.build_peer_inference_step(work, "timm", "bf16", True, mode).turn
 
 
 def build_device_step(work: Workload, compiled: bool = False) -> BenchmarkStep:
-    """The default engine on uint8 images that lie on the device, without the copy of the logits to the host."""
+    """Build a forward pass of the default engine on uint8 images on the device, without copying logits to the host."""
     engine = TorchEngine(*ours.build_random_classifier(work), work.device)
     if compiled:
         compile_blocks(engine.model)
     pixels = ours.make_noise_images(work, work.batch_size, 0).to(work.device)
 
-    def turn() -> float:
+    def run_step() -> float:
         engine.forward_chunk(pixels)
         return work.batch_size
 
-    return turn
+    return run_step
 
 
 def objective_cases(device: str, tiny: bool) -> list[BenchmarkCase]:
-    """Steps of the other objectives and families, each beside a peer."""
+    """Return the cases of training steps of other objectives and model families, each with a peer if there is one."""
 
-    def work(task: str, model: str, batch: int, size: int = 224) -> Workload:
-        models_ = {"dit": "DiT-64x2/2"}
+    def build_workload(task: str, model: str, batch: int, size: int = 224) -> Workload:
+        tiny_models = {"dit": "DiT-64x2/2"}
         return (
-            Workload(task, models_.get(task, "ViT-64x2/16"), 32, 4, device=device)
+            Workload(task, tiny_models.get(task, "ViT-64x2/16"), 32, 4, device=device)
             if tiny
             else Workload(task, model, size, batch, device=device)
         )
 
     if tiny:
         shrink_heads()
-    mae, dino = work("mae", "ViT-B/16", 256), work("dino", "ViT-S/16", 64)
-    dinov2, dit = work("dinov2", "ViT-S/16", 64), work("dit", "DiT-B/2", 256, 32)
+    mae, dino = build_workload("mae", "ViT-B/16", 256), build_workload("dino", "ViT-S/16", 64)
+    dinov2, dit = build_workload("dinov2", "ViT-S/16", 64), build_workload("dit", "DiT-B/2", 256, 32)
     swin = Workload(
         "train", "Swin-32x2-2/2-window2" if tiny else "Swin-T/4", 32 if tiny else 224, 4 if tiny else 128, device=device
     )
@@ -203,7 +205,7 @@ def objective_cases(device: str, tiny: bool) -> list[BenchmarkCase]:
             dino,
             "lightly",
             "bf16 autocast, views together",
-            partial(pretraining.build_lightly_dino_step, together=True, precision="bf16"),
+            partial(pretraining.build_lightly_dino_step, batch_views=True, precision="bf16"),
         ),
         *make_vitreous_cases(dinov2, pretraining_steps.build_pretraining_step),
         *make_vitreous_cases(dit, generating.build_dit_train_step),
@@ -231,17 +233,22 @@ def objective_cases(device: str, tiny: bool) -> list[BenchmarkCase]:
 
 
 def shrink_heads() -> None:
-    """Give the self-supervised objectives of `vitreous.apps.bench` decoders and heads that a CPU computes in a moment."""
+    """Replace decoders and heads of the self-supervised objectives of `vitreous.apps.bench` by small ones, for a
+    CPU."""
     table = pretraining_steps.PRETRAINING_CONFIGS
-    small = {"prototypes": 64, "head_width": 64, "bottleneck": 32}
-    smaller = {"mae": {"decoder_width": 32, "decoder_depth": 1, "decoder_heads": 2}, "dino": small, "dinov2": small}
-    for name, changes in smaller.items():
+    small_head = {"prototypes": 64, "head_width": 64, "bottleneck": 32}
+    small_settings = {
+        "mae": {"decoder_width": 32, "decoder_depth": 1, "decoder_heads": 2},
+        "dino": small_head,
+        "dinov2": small_head,
+    }
+    for name, changes in small_settings.items():
         config, *others = table[name]
         table[name] = (config.with_options(**changes), *others)  # type: ignore[assignment]
 
 
 def make_vitreous_cases(work: Workload, build: Callable[..., BenchmarkStep]) -> list[BenchmarkCase]:
-    """Ours with compiled blocks, and without."""
+    """Return the cases of vitreous with default settings and without compilation."""
     return [
         BenchmarkCase(work, "vitreous", "default: compiled blocks, CUDA graph", partial(build, compiled=True), True),
         BenchmarkCase(work, "vitreous", "eager", partial(build, compiled=False, graphs=False)),
@@ -249,7 +256,7 @@ def make_vitreous_cases(work: Workload, build: Callable[..., BenchmarkStep]) -> 
 
 
 def detection_backbone(work: Workload, is_ours: bool, compiled: bool = True) -> BenchmarkStep:
-    """Forward and backward pass of ViTDet's backbone: ours in bfloat16, the plain modules of `vitdet.py` in autocast."""
+    """Build a forward and backward pass of ViTDet's backbone: vitreous in bfloat16, or plain modules in autocast."""
     config: Any = config_from_name(work.model, work.image_size)
     dtype = torch.bfloat16 if is_ours else torch.float32
     model: Any = (
@@ -260,18 +267,18 @@ def detection_backbone(work: Workload, is_ours: bool, compiled: bool = True) -> 
     if is_ours and compiled:
         compile_blocks(model)
     if forward is None:
-        whole = torch.compile(model) if compiled else model
-        forward = lambda: whole(images)  # noqa: E731
+        compiled_model = torch.compile(model) if compiled else model
+        forward = lambda: compiled_model(images)  # noqa: E731
     context = nullcontext() if is_ours else torch.autocast(work.device.split(":")[0], torch.bfloat16)
 
-    def turn() -> float:
+    def run_step() -> float:
         model.zero_grad()
         with context:
             loss = forward().float().square().mean()
         loss.backward()
         return work.batch_size
 
-    return turn
+    return run_step
 
 
 SECTIONS: dict[str, Callable[[str, bool], list[BenchmarkCase]]] = {

@@ -1,4 +1,4 @@
-"""The parts of `gpu.py` that run `vitreous train` itself: files, images in memory, synchronisations, CIFAR-10."""
+"""Cases of `gpu.py` that run `vitreous train`: image files, images in memory, synchronisations, CIFAR-10."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from vitreous.system.cores import count_usable_cores
 from vitreous.training import session
 
 Row = dict[str, Any]
-NEVER = 10**9
-PROFILED_STEPS = (12, 22)  # steps under the profiler, then as many whose synchronisations are traced to a line
+NEVER = 10**9  # steps
+PROFILED_STEPS = (12, 22)  # first and last step with the profiler; as many following steps are traced
 
 
 def write_photos(folder: Path, count: int, size: tuple[int, int]) -> Path:
-    """Synthetic photographs as JPEG files of two classes: smooth random colours with a little noise."""
+    """Write synthetic photos as JPEG files of two classes to `folder`: smooth random colours with noise; return it."""
     for name in ("a", "b"):
         (folder / "train" / name).mkdir(parents=True, exist_ok=True)
     jobs = [(str(folder / "train" / "ab"[i % 2] / f"{i}.jpg"), i, size) for i in range(count)]
@@ -38,7 +38,7 @@ def write_photos(folder: Path, count: int, size: tuple[int, int]) -> Path:
 
 
 def write_photo(job: tuple[str, int, tuple[int, int]]) -> None:
-    """Write one of them; `job` is a path, a seed, and width and height."""
+    """Write a synthetic photo; `job` is (path, seed, (width, height))."""
     path, seed, size = job
     rng = np.random.default_rng(seed)
     coarse = Image.fromarray(rng.integers(0, 256, (9, 12, 3), dtype=np.uint8)).resize(size, Image.Resampling.BICUBIC)
@@ -47,8 +47,10 @@ def write_photo(job: tuple[str, int, tuple[int, int]]) -> None:
 
 
 class SynchronisationCounter:
-    """A hook of the training loop that counts CUDA synchronisations of steps, by the profiler and by PyTorch's own
-    debug mode, which names the line."""
+    """A hook of the training loop that counts CUDA synchronisations per step.
+
+    The profiler counts them by name, and PyTorch's synchronisation debug mode by source line.
+    """
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
@@ -57,12 +59,12 @@ class SynchronisationCounter:
         self.caught: Any = None
 
     def __call__(self, state: Any) -> None:
-        """After a step: begin or end what is recorded."""
+        """Start or stop recording after a step."""
         first, last = PROFILED_STEPS
         length = last - first
         if state.step == first and torch.cuda.is_available():
-            kinds = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
-            self.profiler = torch.profiler.profile(activities=kinds, acc_events=True)
+            activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+            self.profiler = torch.profiler.profile(activities=activities, acc_events=True)
             self.profiler.start()
         elif state.step == last and self.profiler:
             self.profiler.stop()
@@ -81,7 +83,7 @@ class SynchronisationCounter:
                     self.lines[f"{Path(item.filename).name}:{item.lineno}"] += 1
 
     def row(self) -> Row:
-        """Counts of a step."""
+        """Return the synchronisations per step, by name and by source line."""
         length = PROFILED_STEPS[1] - PROFILED_STEPS[0]
         return {
             "synchronisations_per_step": {name: count / length for name, count in self.counts.items()},
@@ -91,7 +93,7 @@ class SynchronisationCounter:
 
 @contextmanager
 def add_step_hook(hook: Callable[[Any], None]) -> Iterator[None]:
-    """Every run in this context calls the hook after each step."""
+    """Call `hook` after each step of every training run within this context."""
     fit = session.run_training_loop
     session.run_training_loop = lambda state, batches, hooks=(): fit(state, batches, [*hooks, (0, hook)])
     try:
@@ -101,13 +103,14 @@ def add_step_hook(hook: Callable[[Any], None]) -> Iterator[None]:
 
 
 def run_loop(name: str, data: str, steps: int, **options: Any) -> Row:
-    """Train for some steps and return what its log says of the second half, with synchronisations of a step."""
+    """Train for `steps` steps; return throughput, data wait and FLOPs utilisation of the last log lines, and
+    synchronisations per step."""
     counter = SynchronisationCounter()
     with tempfile.TemporaryDirectory() as scratch, add_step_hook(counter):
         out = Path(scratch) / "run"
-        every = {"log_every": max(1, steps // 10), "evaluate_every": NEVER, "save_every": NEVER}
+        intervals = {"log_every": max(1, steps // 10), "evaluate_every": NEVER, "save_every": NEVER}
         started = time.perf_counter()
-        train(data, progress=False, out=str(out), steps=steps, **every, **options)
+        train(data, progress=False, out=str(out), steps=steps, **intervals, **options)
         lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
         seconds = time.perf_counter() - started
     lines = [line for line in lines if "images_per_second" in line][-3:]
@@ -119,18 +122,18 @@ def run_loop(name: str, data: str, steps: int, **options: Any) -> Row:
 
 
 def loop_cases(device: str, tiny: bool, photos: Path, cifar: Path | None) -> list[tuple[str, Callable[[], Row]]]:
-    """What is run, by name."""
+    """Return (name, function) of each training run: photos in files, and images in memory."""
     steps = 8 if tiny else 60
-    small = {"device": device, "epochs": None, "warmup_steps": 1}
+    common_options = {"device": device, "epochs": None, "warmup_steps": 1}
     options: dict[str, dict[str, Any]] = {
-        "photographs in files, ViT-S/16, batch 256": {
+        "photo files, ViT-S/16, batch 256": {
             "model": "ViT-S/16",
             "batch_size": 256,
             "recipe": "photos",
             "compile": True,
         },
-        "photographs in files, MAE of ViT-S/16, batch 256": {"model": "ViT-S/16", "batch_size": 256, "recipe": "mae"},
-        "photographs in files, DINO of ViT-S/16, batch 64": {"model": "ViT-S/16", "batch_size": 64, "recipe": "dino"},
+        "photo files, MAE of ViT-S/16, batch 256": {"model": "ViT-S/16", "batch_size": 256, "recipe": "mae"},
+        "photo files, DINO of ViT-S/16, batch 64": {"model": "ViT-S/16", "batch_size": 64, "recipe": "dino"},
     }
     if tiny:
         options = {
@@ -138,28 +141,29 @@ def loop_cases(device: str, tiny: bool, photos: Path, cifar: Path | None) -> lis
         }
     cases: list[tuple[str, Callable[[], Row]]] = []
 
-    def add(name: str, data: str, given: dict[str, Any]) -> None:
-        cases.append((name, lambda: run_loop(name, data, steps, **small, **given)))
+    def add_case(name: str, data: str, train_options: dict[str, Any]) -> None:
+        cases.append((name, lambda: run_loop(name, data, steps, **common_options, **train_options)))
 
-    for name, given in options.items():
-        add(name, str(photos), given)
-    memory = str(cifar) if cifar else "digits"
+    for name, train_options in options.items():
+        add_case(name, str(photos), train_options)
+    memory_data = str(cifar) if cifar else "digits"
     title = "CIFAR-10" if cifar else "digits"
-    add(
+    add_case(
         f"{title} in memory, Conv+ViT-128x4/8, batch 512",
-        memory,
+        memory_data,
         {"model": "ViT-32x2/4" if tiny else "Conv+ViT-128x4/8", "batch_size": 16 if tiny else 512},
     )
-    add(
+    add_case(
         f"{title} in memory, ViT-S/4, batch 512",
-        memory,
+        memory_data,
         {"model": "ViT-32x2/4" if tiny else "ViT-384x12/4", "batch_size": 16 if tiny else 512},
     )
     return cases
 
 
 def unpack_cifar(source: Path | None, folder: Path) -> Path | None:
-    """The class folders of CIFAR-10: `source` itself, or what an archive of it holds; None without one."""
+    """Return the folder of CIFAR-10: `source` if it is a folder, else the content of the archive; None without a
+    source."""
     if source is None or source.is_dir():
         return source
     with tarfile.open(source) as archive:
@@ -168,7 +172,8 @@ def unpack_cifar(source: Path | None, folder: Path) -> Path | None:
 
 
 def train_cifar(data: Path, device: str, seconds: float, tiny: bool, model: str, batch_size: int, rate: float) -> Row:
-    """CIFAR-10 for so many seconds at `rate` images a second, and the test accuracy."""
+    """Train on CIFAR-10 for about `seconds`, given a throughput of `rate` images/s; return durations and test
+    accuracy."""
     with tempfile.TemporaryDirectory() as scratch:
         out = Path(scratch) / "run"
         started = time.perf_counter()
@@ -179,11 +184,11 @@ def train_cifar(data: Path, device: str, seconds: float, tiny: bool, model: str,
             str(data), progress=False, out=str(out), model=model, batch_size=batch_size, device=device,
             evaluate_every=NEVER, save_every=NEVER, **length,
         )  # fmt: skip
-        passed = time.perf_counter() - started
+        wall_seconds = time.perf_counter() - started
     return {
         "work": f"CIFAR-10, {model}, batch {batch_size}",
         "contender": "vitreous train",
-        "seconds": passed,
+        "seconds": wall_seconds,
         "training_seconds": summary["wall_seconds"],
         "epochs": summary["epochs"],
         "images_per_second": summary["images_per_second"],

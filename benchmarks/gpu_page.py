@@ -1,4 +1,4 @@
-"""The page of `gpu.py`: Markdown tables from its rows."""
+"""Build the page of `gpu.py`, Markdown tables, from its rows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TABLE_HEAD = "| work | contender | images/s (lowest to highest) | of peak, model
 
 
 def build_page(rows: list[Row]) -> str:
-    """The page of a run."""
+    """Return the page of a run of `gpu.py`, with one section per section of the rows."""
     cards = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     peaks = [row["peak"] for row in rows if row.get("peak")]
     lines = [
@@ -25,20 +25,20 @@ def build_page(rows: list[Row]) -> str:
         "",
         "    bash benchmarks/gpu.sh OUT",
         "",
-        "Each figure is the median of three windows of 0.4 s after warm-up. Executed FLOPs are those of the model without",
-        "what vitreous leaves out of the last block, of which the head reads one token. Shares are of the peak, measured",
-        "in the same process:",
+        "Each throughput is the median of three windows of 0.4 s after warm-up. Executed FLOPs omit the operations of the",
+        "last block that vitreous skips, because the head uses only one token. Shares are relative to the peak, which is",
+        "measured in the same process by",
         f"products of 8192 x 8192 matrices in bfloat16, {min(peaks, default=0) / 1e12:.0f} to {max(peaks, default=0) / 1e12:.0f} TFLOP/s.",
         "",
     ]
     for name in dict.fromkeys(row["section"] for row in rows if "section" in row):
-        own = [row for row in rows if row.get("section") == name]
-        lines += [f"## {name.capitalize()}", "", *SECTION_FORMATTERS.get(name, timed_lines)(own), ""]
+        section_rows = [row for row in rows if row.get("section") == name]
+        lines += [f"## {name.capitalize()}", "", *SECTION_FORMATTERS.get(name, timed_lines)(section_rows), ""]
     return "\n".join(lines)
 
 
 def timed_lines(rows: list[Row]) -> list[str]:
-    """A table of timed cases."""
+    """Return the table of timed cases, with their throughput, share of the peak, memory and start-up time."""
     lines = [TABLE_HEAD]
     for row in rows:
         if "work" not in row:
@@ -51,33 +51,33 @@ def timed_lines(rows: list[Row]) -> list[str]:
         if row.get("share_of_peak") is not None:
             share = f"{row['share_of_peak']:.1%} ({row.get('executed_share_of_peak', row['share_of_peak']):.1%})"
         start = f"{row['build_seconds']:.1f} + {row['first_seconds']:.1f}" if "build_seconds" in row else ""
-        rate = f"{row['images_per_second']:.1f} ({spread[0]:.1f} to {spread[1]:.1f})"
+        throughput = f"{row['images_per_second']:.1f} ({spread[0]:.1f} to {spread[1]:.1f})"
         lines.append(
-            f"| {row['work']} | {row['contender']} | {rate} | {share} | {row['memory_bytes'] / 2**30:.1f} | {start} |"
+            f"| {row['work']} | {row['contender']} | {throughput} | {share} | {row['memory_bytes'] / 2**30:.1f} | {start} |"
         )
     return [*lines, "", *format_duration(rows)]
 
 
 def format_rows(rows: list[Row]) -> list[str]:
-    """Each row as a list of its figures."""
+    """Return a list with all metrics of each row."""
     lines = []
     for row in rows:
         if "work" in row:
-            figures = {key: value for key, value in row.items() if key not in ("section", "work", "contender")}
+            metrics = {key: value for key, value in row.items() if key not in ("section", "work", "contender")}
             lines.append(
                 f"- {row['work']}, {row['contender']}: "
-                + ", ".join(f"{k} {format_value(v)}" for k, v in figures.items())
+                + ", ".join(f"{k} {format_value(v)}" for k, v in metrics.items())
             )
     return [*lines, "", *format_duration(rows)]
 
 
 def format_value(value: Any) -> str:
-    """A figure with four digits that count."""
+    """Format a number with four significant digits; other values as text."""
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def test_lines(rows: list[Row]) -> list[str]:
-    """What pytest said."""
+    """Return the counts of pytest, and the names of failed tests."""
     lines = []
     for row in rows:
         if "tests" in row:
@@ -91,7 +91,7 @@ def test_lines(rows: list[Row]) -> list[str]:
 
 
 def format_duration(rows: list[Row]) -> list[str]:
-    """The seconds that the section took."""
+    """Return the duration of a section in seconds, as a line."""
     return [f"{row['took']:.0f} s." for row in rows if "took" in row]
 
 

@@ -111,7 +111,7 @@ def test_the_family_selects_the_config_class():
     swin = from_builtins(ModelConfig, {"family": "swin", "width": 48})
     assert type(swin) is SwinConfig and swin.width == 48 and from_builtins(ModelConfig, to_builtins(swin)) == swin
     assert type(from_builtins(ModelConfig, {"width": 48, "heads": 4})) is ViTConfig  # the default family
-    with pytest.raises(UsageError, match="unknown name 'swim'\n  did you mean swin"):
+    with pytest.raises(UsageError, match="unknown family 'swim'\n  did you mean swin"):
         from_builtins(ModelConfig, {"family": "swim"})
     for family in (["swin"], 3):
         with pytest.raises(UsageError, match="unknown name"):
@@ -159,7 +159,9 @@ def test_fields_without_their_group_are_unknown():
     with pytest.raises(UsageError, match=r"unknown setting window\n  perhaps you meant attention\.window"):
         from_builtins(ModelConfig, {"window": 7})
     for config_class in (ViTConfig, SwinConfig):
-        with pytest.raises(UsageError, match="attention is a dict, but a constructor expects a group"):
+        with pytest.raises(
+            UsageError, match="attention is a dict, but the constructor of a config requires a config object"
+        ):
             config_class(attention={"window": 7})  # type: ignore[arg-type]
     with pytest.raises(UsageError, match=r"unknown setting mlp\.size\n  use one of hidden, kind, gelu"):
         ViTConfig().with_options(mlp={"size": 7})

@@ -149,4 +149,4 @@ def test_command_progress_reports_contention(monkeypatch, capsys):
     console = Console(False)
     for done in range(4):
         console.progress("train", done, 10)
-    assert capsys.readouterr().err.count("other work takes 50%") == 1
+    assert capsys.readouterr().err.count("other processes use 50%") == 1

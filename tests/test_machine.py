@@ -94,7 +94,7 @@ def test_a_lower_level_never_has_more(full_processor, monkeypatch):
 
 def test_unknown_levels_are_rejected(monkeypatch):
     monkeypatch.setenv("VITREOUS_CPU_ISA", "AVX3")
-    with pytest.raises(UsageError, match="AVX3 is not a level"):
+    with pytest.raises(UsageError, match="AVX3 is not an instruction set level"):
         get_cpu_features()
 
 

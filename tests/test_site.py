@@ -122,8 +122,8 @@ def test_site_faults_are_reported(site_builder, tmp_path):
     (tmp_path / "b.html").write_text('<a href="c.html">c</a><a href="https://x.org">elsewhere</a>')
     assert site_builder.site_faults(tmp_path) == [
         "a.html: fetches https://x.org/y.png",
-        "a.html: links to b.html#here, an anchor which is not there",
-        "b.html: links to c.html, which is not there",
+        "a.html: links to b.html#here, whose anchor does not exist",
+        "b.html: links to c.html, which does not exist",
     ]
 
 

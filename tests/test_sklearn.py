@@ -205,7 +205,7 @@ def test_embedders_work_in_a_pipeline(photos, tmp_path):
 
 def test_invalid_parameters_are_rejected(fitted_classifier, two_digits, photos, tmp_path):
     X, y = two_digits
-    with pytest.raises(UsageError, match=r"\(7, 8\) does not hold 64 features"):
+    with pytest.raises(UsageError, match=r"\(7, 8\) does not have 64 values"):
         clone(fitted_classifier).set_params(image_shape=(7, 8)).fit(X, y)
     with pytest.raises(UsageError, match="cannot have out, seed"):
         clone(fitted_classifier).set_params(train_options={"out": "runs/a", "seed": 1}).fit(X, y)
@@ -218,13 +218,13 @@ def test_invalid_parameters_are_rejected(fitted_classifier, two_digits, photos, 
     with pytest.raises(ValueError, match="X has 10 features, but"):
         fitted_classifier.predict(X[:, :10])
     for single_image in (photos[0][0], str(photos[0][0]), Image.open(photos[0][0])):
-        with pytest.raises(ValueError, match="X is one image"):
+        with pytest.raises(ValueError, match="X is a single image"):
             fitted_classifier.predict(single_image)
-    with pytest.raises(ValueError, match=r"give X\[None\]"):
+    with pytest.raises(ValueError, match=r"pass X\[None\]"):
         fitted_classifier.predict(np.asarray(Image.open(photos[0][0])))
     with pytest.raises(ValueError, match="X mixes PngImageFile and str"):
         clone(fitted_classifier).fit([str(photos[0][0]), Image.open(photos[0][1])], ["a", "b"])
-    with pytest.raises(ValueError, match="64 features, but the model needs images: give image_shape"):
+    with pytest.raises(ValueError, match="64 features, but the model needs images: set image_shape"):
         clone(fitted_classifier).set_params(image_shape=None).fit(X.reshape(-1, 8, 8), y).predict(X)
     (tmp_path / "torn.png").write_bytes(b"no picture")
     with pytest.raises(DataError, match="1 of 25 images cannot be read"):

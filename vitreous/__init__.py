@@ -1,8 +1,7 @@
-"""vitreous: Vision Transformers for training, evaluation and deployment. The public API, imported on first use (PEP
-562).
+"""vitreous: train, evaluate and deploy Vision Transformers. The public functions, imported on first use (PEP 562).
 
-create(name, ...)       create a model by name, with random weights, or `weights=` of a run, a file or another library
-wrap_backbone(module)   wrap an encoder of timm, transformers or your code for objectives, heads and engines
+create(name, ...)       create a model by name, with random weights or with `weights=` a run, a file or a published name
+wrap_backbone(module)   wrap an encoder of timm, transformers or your own code, to train it or to add a head
 create_loader(data)     create a loader of batches for a custom training loop
 train(data, ...)        train a model, as `vitreous train`; returns the run's summary
 evaluate(run, ...)      evaluate a model, as `vitreous evaluate`; returns its document
@@ -11,9 +10,9 @@ soup(runs, out, ...)    average runs of one model into a bundle, as `vitreous so
 save(model, folder)     save a model as a bundle with class names and preprocessing, for all commands and `load`
 load(run)               load a trained model: `.predict("dog.jpg")`, `.embed(["dog.jpg"])`, `.model`, `.transform`
 sample(run, out, ...)   generate images, as `vitreous sample`
-export(run, to="onnx")  export a model to a verified file for other runtimes, as `vitreous export`
+export(run, to="onnx")  export a model to a file for other runtimes, and verify it, as `vitreous export`
 push(run, "hf:org/name") upload a bundle with its card to the Hugging Face Hub, as `vitreous push`
-serve(run)              serve the page and the HTTP API until stopped, as `vitreous serve`
+serve(run)              serve a web page and an HTTP API until stopped, as `vitreous serve`
 """
 
 from __future__ import annotations
@@ -40,7 +39,8 @@ if TYPE_CHECKING:
     from vitreous.weights.bundle import save as save
     from vitreous.weights.create import create as create
 
-_HOMES = {
+#: public name -> module that defines it
+_MODULES = {
     "ViT": "vitreous.models.vit",
     "ViTConfig": "vitreous.models.config",
     "create": "vitreous.weights.create",
@@ -57,11 +57,11 @@ _HOMES = {
     "serve": "vitreous.apps.server.start",
     "save": "vitreous.weights.bundle",
 }
-__all__ = [*_HOMES, "__version__"]
+__all__ = [*_MODULES, "__version__"]
 
 
-#: functions and classes of timm and transformers -> the vitreous equivalent
-_ELSEWHERE = {
+#: function or class of timm or transformers -> the vitreous equivalent that the error suggests
+_EQUIVALENTS = {
     "create_model": "vitreous.create(NAME)",
     "from_pretrained": "vitreous.create(weights='hf:ORG/NAME'), or vitreous.load('hf:ORG/NAME')",
     "AutoModel": "vitreous.create(weights='hf:ORG/NAME')",
@@ -74,11 +74,11 @@ _ELSEWHERE = {
 if not TYPE_CHECKING:  # type checkers use the names above and reject others
 
     def __getattr__(name):
-        if name in _HOMES:
-            return getattr(import_module(_HOMES[name]), name)
+        if name in _MODULES:
+            return getattr(import_module(_MODULES[name]), name)
         problem = f"module 'vitreous' has no attribute '{name}'"
-        if name in _ELSEWHERE:
-            raise AttributeError(f"{problem}: use {_ELSEWHERE[name]}")
+        if name in _EQUIVALENTS:
+            raise AttributeError(f"{problem}: use {_EQUIVALENTS[name]}")
         raise AttributeError(problem, name=name, obj=import_module("vitreous"))
 
 

@@ -1,4 +1,4 @@
-"""`python -m vitreous`."""
+"""Run the command line: `python -m vitreous VERB …` is the same as `vitreous VERB …`."""
 
 from vitreous.cli.main import main
 

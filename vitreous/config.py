@@ -1,4 +1,4 @@
-"""Convert frozen dataclasses to and from YAML and JSON: strict, typed, with all errors reported together."""
+"""Convert frozen dataclasses to and from YAML and JSON, with type checks; all errors are reported together."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
 T = TypeVar("T")
-#: return type of `json.loads`
+#: any JSON value, as returned by `json.loads`
 Json: TypeAlias = dict[str, Any] | list[Any] | str | float | bool | None
 
 
 def is_mapping(value: object) -> TypeGuard[Mapping[str, Any]]:
-    """Return whether a value is a mapping, as the settings of a group are."""
+    """Return whether a value is a mapping with string keys, such as a group of settings."""
     return isinstance(value, Mapping)
 
 
@@ -34,59 +34,66 @@ MAX_YAML_CHARACTERS = 1_000_000
 
 
 class FilePath:
-    """Marks an option, by `Annotated[str, FilePath]`, as a path or a name of weights: text in its dataclass, but Python
-    callers may pass any `os.PathLike`."""
+    """Marks a text field, by `Annotated[str, FilePath]`, as a path or a name of weights.
+
+    Python callers may pass any `os.PathLike`, which is converted to text.
+    """
 
 
 OptionalPath: TypeAlias = Annotated[str | None, FilePath]
 
 
 class OptionAliases:
-    """Marks an option, by `Annotated[type, OptionAliases(name, ...)]`, with its names in other libraries. An error for
-    an unknown keyword of such a name suggests the option."""
+    """Marks a field, by `Annotated[type, OptionAliases(name, ...)]`, with its names in other libraries.
+
+    The error for an unknown keyword that is one of these names suggests the field.
+    """
 
     def __init__(self, *names: str) -> None:
         self.names = names
 
 
 class TaggedUnion:
-    """Marks a field, by `Annotated[base, TaggedUnion(table)]`, or a base class, by its attribute `tagged`, as one of a
-    table of dataclasses. The `key` in the value selects the row; if it is missing, the `default`, or the first
-    row. Rows are classes, or their names for `import_object`."""
+    """A union of dataclasses of which a tag in the value selects one: the config class of a model, for example.
+
+    `table` maps tags to classes, or to their names for `import_object`. `key` is the key of the tag in the value. If it
+    is missing, the tag is `default` or, if that is empty, the first of the table. A field is marked by
+    `Annotated[base, TaggedUnion(table)]`, a base class by its attribute `tagged`.
+    """
 
     def __init__(self, table: Mapping[str, Any], key: str = "name", default: str = "") -> None:
         self.table, self.key, self.default = table, key, default
 
     def pick(self, value: Any) -> Any:
-        """Return the dataclass of a dict. Raises UsageError for a name that is not in the table."""
+        """Return the class that the tag of `value` selects. Raises UsageError for a tag that is not in the table."""
         name = value.get(self.key) if isinstance(value, dict) else None
         if name is not None and (not isinstance(name, str) or name not in self.table):
             raise UsageError(
-                f"unknown name {name!r}",
+                f"unknown {self.key} {name!r}",
                 suggest_nearest(str(name), self.table) or f"use one of {', '.join(self.table)}",
             )
         return self.row(name or self.default or next(iter(self.table)))
 
     def row(self, name: str) -> Any:
-        """Return the table's class for a name, imported if necessary."""
+        """Return the class with the tag `name`, imported if necessary."""
         entry = self.table[name]
         return import_object(entry) if isinstance(entry, str) else entry
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
-        """Accept any value: `from_builtins` has already converted it to a row of the table."""
+        """Make pydantic accept any value, because `from_builtins` has already converted it to a class of the table."""
         from pydantic_core import core_schema
 
         return core_schema.any_schema()
 
 
 def import_object(name: str) -> Any:
-    """Import the object named "package.module:Class"."""
+    """Import an object by its name, such as `package.module:Class`."""
     module, _, attribute = name.partition(":")
     return getattr(import_module(module), attribute)
 
 
 def to_builtins(value: Any) -> Any:
-    """Convert a dataclass to dicts, lists, numbers and strings."""
+    """Convert a dataclass, recursively, to dicts, lists, numbers and strings."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: to_builtins(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, (list, tuple)):
@@ -96,49 +103,51 @@ def to_builtins(value: Any) -> Any:
     return value
 
 
-def list_field_names(kind: Any) -> tuple[str, ...]:
-    """Return the names of the fields of a dataclass, or of an instance, in order. Raises TypeError for others."""
-    return tuple(field.name for field in dataclasses.fields(kind))
+def list_field_names(dataclass_or_instance: Any) -> tuple[str, ...]:
+    """Return the field names of a dataclass or an instance, in order. Raises TypeError for other classes."""
+    return tuple(field.name for field in dataclasses.fields(dataclass_or_instance))
 
 
 @cache
 def get_annotated_hints(dataclass_type: Any) -> dict[str, Any]:
-    """Return the types of a dataclass's fields by name, cached, since resolving them takes longer than reading a
-    config."""
+    """Return field name -> type of a dataclass, including `Annotated`; cached because resolving types is slow."""
     hints = typing.get_type_hints(dataclass_type, include_extras=True)
     return {field.name: hints[field.name] for field in dataclasses.fields(dataclass_type)}
 
 
 @cache
 def get_field_types(dataclass_type: Any) -> dict[str, Any]:
-    """Return the types of a dataclass's fields by name, without the marks of `Annotated`."""
+    """Return field name -> type of a dataclass, without `Annotated`."""
     hints = typing.get_type_hints(dataclass_type)
     return {field.name: hints[field.name] for field in dataclasses.fields(dataclass_type)}
 
 
 def get_field_markers(dataclass_type: Any, marker_type: type[T]) -> dict[str, T]:
-    """Return the marks of one type in the annotations of a dataclass, by the names of the fields that have one."""
+    """Return field name -> marker for the fields of a dataclass that are annotated with a marker of `marker_type`."""
     metadata_by_field = {
         name: getattr(hint, "__metadata__", ()) for name, hint in get_annotated_hints(dataclass_type).items()
     }
     return {
-        name: marker for name, marks in metadata_by_field.items() for marker in marks if isinstance(marker, marker_type)
+        name: marker
+        for name, markers in metadata_by_field.items()
+        for marker in markers
+        if isinstance(marker, marker_type)
     }
 
 
 @cache
 def get_type_adapter(target_type: Any) -> TypeAdapter[Any]:
-    """Return the validator of a type, cached, since creating it takes longer than using it."""
+    """Return the pydantic validator of a type; cached because creating it is slow."""
     from pydantic import TypeAdapter
 
     return TypeAdapter(target_type)
 
 
 def from_builtins(target_type: type[T] | Any, value: Any) -> T:
-    """Convert dicts, lists, numbers and strings to a dataclass, or to the member of a union that their `family`
-    selects.
+    """Convert dicts, lists, numbers and strings to a dataclass, the inverse of `to_builtins`.
 
-    Raises UsageError with every unknown key and every value of a wrong type, by its dotted path.
+    Of a union, the value selects the class (`resolve_config_class`). Raises UsageError that lists every unknown key, or
+    every value of a wrong type, by its dotted path.
     """
     from pydantic import ValidationError
 
@@ -163,10 +172,11 @@ def from_builtins(target_type: type[T] | Any, value: Any) -> T:
 
 
 def resolve_config_class(target_type: Any, value: Any) -> Any:
-    """Resolve a union type to the dataclass that a value selects; other types are returned unchanged.
+    """Return the dataclass that a value selects from a union; other types are returned unchanged.
 
-    A tagged union selects by its tag. A plain union selects the member with the value's `family`, else the first
-    member."""
+    From a `TaggedUnion`, the tag selects the class. From a plain union, it is the member with the value's `family`,
+    otherwise the first member.
+    """
     if table := get_tagged_union(target_type):
         return type(value) if dataclasses.is_dataclass(value) else table.pick(value)
     member_types = [member for member in typing.get_args(target_type) if dataclasses.is_dataclass(member)]
@@ -180,20 +190,22 @@ def resolve_config_class(target_type: Any, value: Any) -> Any:
 
 
 def get_tagged_union(hint: Any) -> TaggedUnion | None:
-    """Return the tagged union of a field or a base class, if it has one."""
+    """Return the `TaggedUnion` of an annotated type or a base class; None if it has none."""
     class_union = hint.__dict__.get("tagged") if isinstance(hint, type) else None
     return class_union or next(
-        (mark for mark in getattr(hint, "__metadata__", ()) if isinstance(mark, TaggedUnion)), None
+        (marker for marker in getattr(hint, "__metadata__", ()) if isinstance(marker, TaggedUnion)), None
     )
 
 
 def find_unknown_keys(target_type: Any, value: Any, path: str = "") -> list[tuple[str, str]]:
-    """List dotted paths in `value` that are not fields of `target_type`, each with a suggestion of the nearest
-    field."""
+    """Return (dotted path, suggestion) for each key of `value` that is not a field of `target_type`.
+
+    `path` is the prefix of the paths. The suggestion is the nearest field, or an empty string.
+    """
     target_type = resolve_config_class(target_type, value)
     if typing.get_origin(target_type) is dict and isinstance(value, dict):
-        inner = typing.get_args(target_type)[1]
-        return [pair for key, item in value.items() for pair in find_unknown_keys(inner, item, f"{path}{key}.")]
+        value_type = typing.get_args(target_type)[1]
+        return [pair for key, item in value.items() for pair in find_unknown_keys(value_type, item, f"{path}{key}.")]
     if not dataclasses.is_dataclass(target_type) or not isinstance(value, dict):
         return []
     hints = get_annotated_hints(target_type)
@@ -211,11 +223,10 @@ def apply_keyword_options(
 ) -> tuple[Any, ...]:
     """Return copies of dataclass instances with the keyword options of a Python call applied as fields.
 
-    An option sets the field of the first dataclass that has one of its name.
-
-    Lists become tuples, a single value becomes a tuple of one, and paths become text. `extra_names` are additional
-    names for suggestions. Raises UsageError for an unknown option, with the option that lists it in its `OptionAliases`
-    or the nearest one, and for a value of a wrong type.
+    An option sets the field of this name in the first instance that has it. Lists become tuples, a single value of a
+    tuple field becomes a tuple of one, and paths become text. `extra_names` are further names that the error may
+    suggest. Raises UsageError for an unknown option, which suggests the field that has it as an alias
+    (`OptionAliases`) or the nearest name; and for a value of a wrong type.
     """
     field_sets = [{field.name for field in dataclasses.fields(value)} for value in instances]
     names = {*extra_names, *(name for field_set in field_sets for name in field_set)}
@@ -224,11 +235,11 @@ def apply_keyword_options(
         option_by_alias = {
             alias: name
             for value in instances
-            for name, mark in get_field_markers(type(value), OptionAliases).items()
-            for alias in mark.names
+            for name, aliases in get_field_markers(type(value), OptionAliases).items()
+            for alias in aliases.names
         }
-        best = option_by_alias.get(unknown[0]) or find_closest_match(unknown[0], sorted(names))
-        hint = f"perhaps you meant {best}" if best else f"use one of {', '.join(sorted(names))}"
+        suggestion = option_by_alias.get(unknown[0]) or find_closest_match(unknown[0], sorted(names))
+        hint = f"perhaps you meant {suggestion}" if suggestion else f"use one of {', '.join(sorted(names))}"
         raise UsageError(f"{verb} has no option {', '.join(unknown)}", hint)
     from pydantic import ValidationError
 
@@ -255,7 +266,7 @@ def apply_keyword_options(
 
 
 def get_literal_values(hint: Any) -> tuple[Any, ...]:
-    """Return the values of a literal type, or of the literal in a union; empty for others."""
+    """Return the values of a `Literal` type, or of the literals in a union; an empty tuple for other types."""
     if typing.get_origin(hint) is typing.Literal:
         return typing.get_args(hint)
     return tuple(
@@ -267,11 +278,12 @@ def get_literal_values(hint: Any) -> tuple[Any, ...]:
 
 
 def set_dotted_paths(value: T, settings: dict[str, list[str]], prefix: str = "") -> T:
-    """Copy a dataclass, or a dict of them, with fields at dotted paths set from command-line words, each converted to
-    its field's type.
+    """Return a copy of a dataclass, or of a dict of dataclasses, with fields set by dotted path.
 
-    The fields of one dataclass are set together, so that settings that depend on each other can be changed. `prefix` is
-    prepended to paths in messages. Raises UsageError for an unknown path, with the nearest one, or for invalid words.
+    `settings` maps a path, such as `optimizer.betas`, to words of the command line, which are converted to the type of
+    the field. All fields of a dataclass are set at once, so that fields that depend on each other can be changed.
+    `prefix` is prepended to paths in messages. Raises UsageError for an unknown path, which suggests the nearest path,
+    and for invalid words.
     """
     import yaml
     from pydantic import TypeAdapter, ValidationError
@@ -281,8 +293,8 @@ def set_dotted_paths(value: T, settings: dict[str, list[str]], prefix: str = "")
     changes: dict[str, Any] = {}
     nested_settings: dict[str, dict[str, list[str]]] = {}
     for path, words in settings.items():
-        head, _, subpath = path.partition(".")
-        name, full_path = head.replace("-", "_"), f"{prefix}{path}"
+        first_name, _, subpath = path.partition(".")
+        name, full_path = first_name.replace("-", "_"), f"{prefix}{path}"
         if name not in hints:
             hint = suggest_path(name, hints, prefix) or f"use one of {', '.join(hints)}"
             raise UsageError(f"unknown setting {full_path}", hint)
@@ -298,21 +310,24 @@ def set_dotted_paths(value: T, settings: dict[str, list[str]], prefix: str = "")
             changes[name] = TypeAdapter(hints[name]).validate_python(parsed if takes_many else parsed[0])
         except ValidationError as error:
             raise UsageError(f"{full_path} cannot be {' '.join(words)} ({error.errors()[0]['msg']})") from None
-    for name, inner in nested_settings.items():
+    for name, inner_settings in nested_settings.items():
         child = dict_or_empty(value)[name] if name in dict_or_empty(value) else getattr(value, name)
-        changes[name] = set_dotted_paths(child, inner, f"{prefix}{name}.")
+        changes[name] = set_dotted_paths(child, inner_settings, f"{prefix}{name}.")
     if isinstance(value, dict):
         changed: Any = {**value, **changes}
         return changed
     if not changes:
         return value
-    with_options = getattr(value, "with_options", None)  # for a dataclass whose type depends on its fields
+    with_options = getattr(value, "with_options", None)  # a method of dataclasses whose class depends on their fields
     return with_options(**changes) if with_options else dataclasses.replace(value, **changes)  # type: ignore[type-var]
 
 
 def suggest_path(name: str, hints: Mapping[str, Any], prefix: str = "") -> str:
-    """Suggest the path of an unknown setting, with the prefix `prefix`: the group that has a field of this name, else
-    the nearest field by its type in `hints`; "" if none is near."""
+    """Return a hint for an unknown setting: the path of a field of this name in a group, or the nearest name in
+    `hints`.
+
+    `hints` maps field names to types. The hint is an empty string if no name is near.
+    """
     groups = {key: hint for key, hint in hints.items() if isinstance(hint, type) and dataclasses.is_dataclass(hint)}
     for key, group in groups.items():
         if name in get_annotated_hints(group):
@@ -321,14 +336,14 @@ def suggest_path(name: str, hints: Mapping[str, Any], prefix: str = "") -> str:
 
 
 def nest_paths(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return values by dotted path as nested dicts: `{"attention.window": 7}` is `{"attention": {"window": 7}}`."""
+    """Convert values by dotted path to nested dicts: `{"attention.window": 7}` -> `{"attention": {"window": 7}}`."""
     nested: dict[str, Any] = {}
     for path, value in values.items():
         *groups, name = path.split(".")
-        inner = nested
+        group_values = nested
         for group in groups:
-            inner = inner.setdefault(group, {})
-        inner[name] = value
+            group_values = group_values.setdefault(group, {})
+        group_values[name] = value
     return nested
 
 
@@ -336,16 +351,16 @@ def list_paths(values: Mapping[str, Any]) -> dict[str, Any]:
     """Flatten nested dicts to values by dotted path, the inverse of `nest_paths`."""
     paths: dict[str, Any] = {}
     for name, value in values.items():
-        inner = list_paths(value) if isinstance(value, Mapping) else {}
-        paths |= {f"{name}.{path}": leaf for path, leaf in inner.items()} or {name: value}
+        inner_paths = list_paths(value) if isinstance(value, Mapping) else {}
+        paths |= {f"{name}.{path}": leaf for path, leaf in inner_paths.items()} or {name: value}
     return paths
 
 
 def change_fields(value: T, changes: Mapping[str, Any], prefix: str = "") -> T:
-    """Copy a dataclass with these fields changed.
+    """Return a copy of a dataclass with the fields in `changes` replaced.
 
-    If a field is a dataclass, a dict changes only the fields that it contains. `prefix` is prepended to field names in
-    messages. Raises UsageError for an unknown field.
+    For a field that is a dataclass, a dict replaces only the fields that it contains. `prefix` is prepended to field
+    names in messages. Raises UsageError for an unknown field.
     """
     changed: dict[str, Any] = {}
     for name, change in changes.items():
@@ -361,12 +376,12 @@ def change_fields(value: T, changes: Mapping[str, Any], prefix: str = "") -> T:
 
 
 def dict_or_empty(value: Any) -> dict[str, Any]:
-    """Return a dict with string keys; empty for any other value."""
+    """Return a value that is a dict; an empty dict for any other value."""
     return value if isinstance(value, dict) else {}
 
 
 def to_yaml(value: Any) -> str:
-    """Convert a dataclass to YAML, with fields in their order."""
+    """Convert a dataclass to YAML; fields keep their order."""
     import yaml
 
     return yaml.safe_dump(to_builtins(value), sort_keys=False, allow_unicode=True)
@@ -387,12 +402,12 @@ def read_yaml(text: str) -> Any:
     try:
         may_have_aliases = (
             "&" in text or "*" in text
-        )  # true for every anchor and alias; scanning takes as long as parsing
+        )  # fast check: the exact one, scanning for tokens, takes as long as parsing
         if may_have_aliases and any(
             isinstance(token, (yaml.AliasToken, yaml.AnchorToken)) for token in yaml.scan(text)
         ):
             raise UsageError("the config has YAML anchors or aliases", "write the values out")
-        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)(text)  # libyaml's takes a tenth of the time
+        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)(text)  # the loader of libyaml takes a tenth of the time
         try:
             return loader.get_single_data()
         finally:
@@ -402,7 +417,8 @@ def read_yaml(text: str) -> Any:
 
 
 def list_differences(old: Any, new: Any, path: str = "") -> list[str]:
-    """List the differences of two dataclasses of the same type: `optimizer.lr: 0.001 -> 0.003`."""
+    """Return one line per field that differs between two dataclasses of the same type: `optimizer.lr: 0.001 ->
+    0.003`."""
     if dataclasses.is_dataclass(old) and type(old) is type(new):
         names = [field.name for field in dataclasses.fields(old)]
         return [

@@ -1,4 +1,4 @@
-"""Errors with a fix: what is wrong, where, and the option or command that fixes it.
+"""Expected errors: a message with the problem and its place, and a hint with the option or command that fixes it.
 
 Every command prints a `VitreousError` as two lines on stderr and exits with its code; other exceptions are bugs.
 `message` and `hint` name options as on the command line, `--image-size 240`. `str(error)` has them as Python keywords,
@@ -16,26 +16,26 @@ from functools import cache
 from importlib.util import find_spec
 from itertools import islice
 
-#: words that are values of options; other words after an option belong to the sentence
+#: words that are the value of an option if they follow it; other words after an option belong to the sentence
 OPTION_VALUES = """
 auto balanced bf16 bicubic bicubic-antialias bicubic-offset class coco compiled cpu crop cuda ddim ddp ddpm detect
 digits dino dinov2 dit dpm-solver euler even false fp16 fp32 fsdp heun huber inception int8 knn l1 linear local mae
 masks mean-colour mlflow mse multiscale onnx openvino pixels regression repeat-factor segment sigmoid sit skip softmax
 tensorboard test timm torch torchvision train true val videomae vtab wandb yolo
 """
-#: flags (options without a value), by their names as keywords
+#: keyword names of options without a value
 BOOLEAN_OPTIONS = """
 allow_data_change boundary calibrate compile dry_run dynamic_size exact greedy keep_best live native_aspect override
 overwrite private recompute reproducible resume tiles transformers update
 """
-KEYWORD_NAMES = {"license": "licence"}  # options whose keyword has another name
-FOREIGN_OPTIONS = ("nproc-per-node", "shm-size", "upgrade", "force-reinstall")  # of torchrun, docker and pip
-PYTHON_VERBS = ("train", "evaluate", "inspect", "soup", "sample", "export", "push", "serve")  # public functions
+KEYWORD_NAMES = {"license": "licence"}  # option -> keyword, if their names differ
+FOREIGN_OPTIONS = ("nproc-per-node", "shm-size", "upgrade", "force-reinstall")  # options of torchrun, docker and pip
+PYTHON_VERBS = ("train", "evaluate", "inspect", "soup", "sample", "export", "push", "serve")  # verbs with a function
 NUMBER_PATTERN = r"-?\d+(?:\.\d+)?(?:e-?\d+)?"
 
 
 class VitreousError(Exception):
-    """An expected error with a fix. `hint` is the second line of the message, `code` the exit code."""
+    """An expected error. `message` is the problem, `hint` the fix, `code` the exit code of the command."""
 
     code: int = 1
 
@@ -83,13 +83,13 @@ class ResourceError(VitreousError):
 
 
 class CollapseError(VitreousError):
-    """A run without labels that stopped because its features or targets collapsed (`--stop-on-collapse`)."""
+    """A self-supervised run that stopped because its features or targets collapsed (`--stop-on-collapse`)."""
 
     code = 7
 
 
 class Interrupted(VitreousError):
-    """A run stopped by a signal, with everything saved. SIGINT exits with 130, SIGTERM with 143."""
+    """A command stopped by a signal, after its state was saved. The exit code is 130 for SIGINT, 143 for SIGTERM."""
 
     def __init__(self, message: str, hint: str = "", code: int = 130) -> None:
         super().__init__(message, hint)
@@ -112,10 +112,10 @@ def options_to_keywords(text: str) -> str:
 
 @cache
 def compile_option_patterns() -> tuple[re.Pattern[str], re.Pattern[str]]:
-    """Compile the patterns of an option with its value, and of a command of this package with its arguments.
+    """Compile two patterns: an option with its value, and a command of this package with its arguments.
 
-    A value is quoted, one or several numbers, a placeholder in capitals, one of OPTION_VALUES, or contains a character
-    that is not used in words, as in paths and sizes.
+    The value of an option is a quoted text, one or more numbers, a placeholder in capitals, a word of OPTION_VALUES, or
+    a text with a character that words do not contain, such as a path or a size.
     """
     value_words = "|".join(re.escape(word) for word in sorted(OPTION_VALUES.split(), key=len, reverse=True))
     value = (
@@ -128,7 +128,7 @@ def compile_option_patterns() -> tuple[re.Pattern[str], re.Pattern[str]]:
 
 
 def _format_call(match: re.Match[str]) -> str:
-    """Format a command as a Python call; unchanged if there is no such function."""
+    """Format a command as a Python call; a command without a Python function is returned unchanged."""
     verb, argument_text = match.groups()
     if verb not in PYTHON_VERBS:
         return match.group()
@@ -138,7 +138,7 @@ def _format_call(match: re.Match[str]) -> str:
 
 
 def _format_keyword(match: re.Match[str]) -> str:
-    """Format an option as a keyword; an option with a dot is a setting of the run."""
+    """Format an option as a Python keyword; an option with a dot as an entry of the keyword `settings`."""
     negated, option, value = match.groups()
     if option in FOREIGN_OPTIONS:
         return match.group()
@@ -153,33 +153,37 @@ def _format_keyword(match: re.Match[str]) -> str:
 
 
 def _format_value(value: str) -> str:
-    """Format a value in Python syntax; placeholders in capitals are unchanged."""
+    """Format an option's value in Python syntax; placeholders in capitals are returned unchanged."""
     if re.fullmatch(rf"{NUMBER_PATTERN}|[A-Z][A-Z0-9-]*|'.*'|\.\.\.", value):
         return value
     return value.title() if value in ("true", "false", "True", "False") else f"'{value}'"
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an error means out of memory, of Python or PyTorch, on a GPU or a CPU; for the latter PyTorch
-    raises a plain RuntimeError."""
+    """Return whether an error of Python or PyTorch means that memory ran out, on a GPU or a CPU.
+
+    For a CPU, PyTorch raises a RuntimeError, which only its message distinguishes.
+    """
     return isinstance(error, MemoryError) or "out of memory" in str(error) or "can't allocate memory" in str(error)
 
 
 def escape_unprintable(path: str | os.PathLike[str]) -> str:
-    """Return a path as one line of printable text, for any bytes."""
+    """Return a path as printable text on one line; unprintable characters and invalid bytes are escaped."""
     text = os.fspath(path)
     return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def format_first_lines(lines: Iterable[str], count: int, limit: int = 20) -> str:
-    """Format the first `limit` of `count` lines for appending to a message: one indented line each, then the number of
-    omitted lines."""
+    """Format the first `limit` of `count` lines for the end of a message, one indented line each.
+
+    If lines are omitted, their number follows.
+    """
     more = [f"and {count - limit} more"] if count > limit else []
     return "".join(f"\n    {line}" for line in [*islice(lines, limit), *more])
 
 
 def format_first_names(names: Iterable[str], limit: int = 20) -> str:
-    """Format the first `limit` names for a message, separated by commas, then the number of omitted names."""
+    """Format the first `limit` names for a message, separated by commas: `a, b and 3 more`."""
     names = list(names)
     more = f" and {len(names) - limit:,} more" if len(names) > limit else ""
     return ", ".join(map(escape_unprintable, names[:limit])) + more
@@ -188,10 +192,11 @@ def format_first_names(names: Iterable[str], limit: int = 20) -> str:
 def install_hint(*extras: str, pip: str = "pip") -> str:
     """Return the command that installs extras of this package, for error hints: `pip install 'vitreous[serve]'`.
 
-    In an environment with the package, from an index or from a checkout, pip only adds the extras' libraries.
+    If the package is already installed, from an index or from a checkout, pip only installs the libraries of the
+    extras.
 
     Args:
-        extras: names of extras; without any, the command installs what the package itself requires.
+        extras: names of extras; if there are none, the command installs the required libraries of the package.
         pip: the command that runs pip.
     """
     requirement = f"vitreous[{','.join(extras)}]" if extras else "vitreous"
@@ -199,15 +204,17 @@ def install_hint(*extras: str, pip: str = "pip") -> str:
 
 
 def require_installed(libraries: Iterable[str], extra: str) -> None:
-    """Raise ResourceError for a library that is not installed, with the extra that contains it."""
+    """Raise ResourceError, with the command that installs `extra`, if one of its `libraries` is not installed."""
     for name in libraries:
         if find_spec(name) is None:
             raise ResourceError(f"{name} is not installed", install_hint(extra))
 
 
 def check_path_argument(value: object, argument: str) -> None:
-    """Raise UsageError for a value that is not a path or a name, such as a torch.nn.Module; `argument` is the argument
-    in messages, `load(run)`."""
+    """Raise UsageError for a value that is not a path or a name, such as a torch.nn.Module.
+
+    `argument` names the argument in the message: `load(run)`.
+    """
     if isinstance(value, (str, os.PathLike)):
         return
     type_name = type(value).__name__
@@ -221,12 +228,12 @@ def check_path_argument(value: object, argument: str) -> None:
 
 
 def suggest_nearest(name: str, candidates: Iterable[str]) -> str:
-    """Return the text `did you mean X?` for the known word most similar to `name`, or an empty string."""
+    """Return the hint `did you mean X?` for the candidate that is most similar to `name`; empty if none is similar."""
     match = find_closest_match(name, candidates)
     return f"did you mean {match}?" if match else ""
 
 
 def find_closest_match(name: str, candidates: Iterable[str]) -> str:
-    """Return the known word most similar to `name`, or an empty string."""
+    """Return the candidate that is most similar to `name`; an empty string if none is similar."""
     matches = difflib.get_close_matches(name, list(candidates), n=1, cutoff=0.6)
     return matches[0] if matches else ""

@@ -1,4 +1,4 @@
-"""Progress display: a bar in a terminal or a notebook, else plain lines."""
+"""Show progress: a bar in a terminal or a notebook, otherwise plain lines."""
 
 from __future__ import annotations
 
@@ -12,15 +12,18 @@ from vitreous.errors import options_to_keywords
 from vitreous.system.cores import ContentionMonitor
 from vitreous.system.notebook import format_progress_html, open_updatable_cell
 
-CELL_UPDATE_SECONDS = 0.5  # interval between updates of a bar in a notebook
-LINE_INTERVAL_SECONDS = 10.0  # interval between progress lines if stderr is not a terminal
-MIN_BAR_COLUMNS = 100  # in a narrower terminal, the text of a bar is printed below it
-#: names of threads whose work was abandoned; a process does not wait for them when it exits
+CELL_UPDATE_SECONDS = 0.5  # seconds between updates of the bar in a notebook
+LINE_INTERVAL_SECONDS = 10.0  # seconds between progress lines if stderr is not a terminal
+MIN_BAR_COLUMNS = 100  # in a narrower terminal, the text of the bar is below it
+#: names of threads that the process does not wait for when it exits
 ABANDONED_THREADS: set[str] = set()
 
 
 class ProgressListener(Protocol):
-    """Receives the progress events of a piece of work: notes, and how much of it is done (`total` None: unknown)."""
+    """The interface through which functions report to their caller: notes to print, and progress.
+
+    `progress` receives the name of the work, the number of steps done and in total (None: unknown), and further text.
+    """
 
     def note(self, text: str) -> None: ...
     def progress(self, label: str, done: int, total: int | None, text: str = "") -> None: ...
@@ -41,29 +44,33 @@ LAUNCHER_VARIABLES = (
     "WORLD_SIZE",
     "MASTER_ADDR",
     "MASTER_PORT",
-)  # what every launcher of torch.distributed sets
+)  # environment variables that every launcher of torch.distributed sets
 
 
 def is_distributed_launch() -> bool:
-    """Return whether `torchrun` or another launcher started this process; other programs set RANK as well."""
+    """Return whether `torchrun` or another launcher started this process. RANK alone does not suffice: other programs
+    set it too."""
     return all(name in os.environ for name in LAUNCHER_VARIABLES)
 
 
 def is_main_process() -> bool:
-    """Return whether this process prints output: the first of those that a launcher started."""
+    """Return whether this process prints output: the one of rank 0, or the only process."""
     return not is_distributed_launch() or os.environ["RANK"] == "0"
 
 
 def write_line(text: str, stream: TextIO | None) -> None:
-    """Print a line. If the stream is missing or closed, or the reader of a pipe has exited, this line and all later
-    ones are dropped, and the work continues."""
+    """Print a line, and flush the stream.
+
+    If the stream is missing or closed, or the reader of a pipe has exited, this line and all later lines are dropped,
+    and no error is raised.
+    """
     if stream is None or getattr(stream, "closed", False):
         return
     try:
         print(text, file=stream, flush=True)
     except OSError as error:
         if stream is not sys.stderr and not isinstance(error, BrokenPipeError):
-            raise  # for example a full disk that stores results
+            raise  # such as a full disk, on which results would be lost
         redirect_to_null(stream)
 
 
@@ -73,7 +80,7 @@ def is_terminal(stream: TextIO | None) -> bool:
 
 
 def redirect_to_null(stream: TextIO) -> None:
-    """Redirect the file descriptor of a stream to the null device."""
+    """Redirect the file descriptor of a stream to the null device, so that further output is dropped."""
     if (descriptor := get_file_descriptor(stream)) is not None:
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, descriptor)
@@ -89,24 +96,24 @@ def get_file_descriptor(stream: TextIO) -> int | None:
 
 
 class ProgressDisplay:
-    """Displays a run on stderr: its notes and its progress, as a `ProgressListener`."""
+    """A `ProgressListener` that prints notes and progress on stderr."""
 
-    with_options = staticmethod(options_to_keywords)  # the form of options in notes
+    with_options = staticmethod(options_to_keywords)  # converts the options in notes: to Python keywords
 
     def __init__(self) -> None:
         self.terminal = is_terminal(sys.stderr) and os.environ.get("TERM") != "dumb"
         self.bar = None
         self.task = None
-        self.cell: Callable[[str], None] | None = None  # the output cell of a notebook
-        self.header: Any = None  # drawn by rich above the bar, while there is one
+        self.cell: Callable[[str], None] | None = None  # updates the output cell of a notebook with HTML
+        self.header: Any = None  # renderable that rich draws above the bar; None for none
         self.label = ""
         self.last_line = 0.0
         self.began = time.monotonic()
-        self.initial_done = 0  # steps done when the label began, for example in a resumed run
+        self.initial_done = 0  # steps done at the first report of a label, such as in a resumed run
         self.contention_monitor = ContentionMonitor(self.note, siblings=is_distributed_launch())
 
     def note(self, text: str) -> None:
-        """Print a note on stderr, with options as keywords: `vitreous.cli` prints them as options."""
+        """Print a note on stderr. Options in the text are printed as Python keywords, by `Console` unchanged."""
         self.close()
         write_line(f"note: {self.with_options(text)}", sys.stderr)
 
@@ -116,8 +123,10 @@ class ProgressDisplay:
         write_line(text, sys.stderr)
 
     def progress(self, label: str, done: int, total: int | None, text: str = "") -> None:
-        """Show the progress: a bar with the remaining time, or a plain line at intervals. Without a total: the amount
-        done."""
+        """Show the progress of `label`: a bar with the remaining time, or a plain line every few seconds.
+
+        Without a total, only the number of steps done is shown.
+        """
         self.contention_monitor.poll()
         if self.terminal:
             self.draw(label, done, total, text)
@@ -142,13 +151,13 @@ class ProgressDisplay:
             write_line(f"{label} {done / max(total, 1):4.0%}  {text}{remaining_text}", sys.stderr)
 
     def seconds_left(self, now: float, done: int, total: int) -> float | None:
-        """Estimate the remaining seconds from the throughput so far; None if it is unknown, or nothing is left."""
+        """Estimate the remaining seconds from the throughput so far; None before the first step and after the last."""
         if not self.initial_done < done < total:
             return None
         return (now - self.began) / (done - self.initial_done) * (total - done)
 
     def draw(self, label: str, done: int, total: int | None, text: str) -> None:
-        """Draw the bar, with its text after it or, in a terminal of fewer than `MIN_BAR_COLUMNS`, below it."""
+        """Draw the bar in a terminal. Its text is next to it or, in fewer than `MIN_BAR_COLUMNS` columns, below it."""
         from rich.console import Console as Terminal
         from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
         from rich.text import Text
@@ -173,7 +182,7 @@ class ProgressDisplay:
         self.bar.update(self.task, completed=done, text=text)  # type: ignore[arg-type]
 
     def close(self) -> None:
-        """End the bar, if there is one."""
+        """Stop drawing the bar, if there is one."""
         if self.bar is not None:
             self.bar.stop()
             self.bar = None

@@ -1,18 +1,19 @@
-"""Vision Transformers as scikit-learn estimators: for pipelines, grid search, cross-validation and pickles.
+"""Vision Transformers as scikit-learn estimators, for pipelines, grid search, cross-validation and pickles.
 
     VitreousClassifier    classifies images, trained as by `vitreous train`
-    VitreousRegressor     predicts one or several values per image, trained in the same way
-    VitreousEmbedder      extracts features of images, from weights or by training without labels
+    VitreousRegressor     predicts one or several values per image, trained as by `vitreous train`
+    VitreousEmbedder      extracts features of images, with loaded weights or with a model trained without labels
 
 `fit` and all other methods accept n images in one of these forms:
 
-- an array (n, H, W) or (n, H, W, C): images; uint8 with C of 1 or 3 are 8-bit colours, all other arrays are numeric
+- an array (n, H, W) or (n, H, W, C) of images; uint8 with C of 1 or 3 are 8-bit colours, all other arrays are numeric
   values, whose mean and standard deviation are measured
-- an array or data frame (n, features): images, reshaped to `image_shape`; without it, rows of values, one token each
+- an array or data frame (n, features), reshaped to images of `image_shape`; if that is not set, tabular data, of which
+  each value is a token
 - a list of paths of image files, or one column of them
 - a list of PIL images, or of arrays (H, W[, C]), of any sizes
 
-Rows of values should be standardised first: `make_pipeline(StandardScaler(), VitreousClassifier())`.
+Standardise tabular data first: `make_pipeline(StandardScaler(), VitreousClassifier())`.
 """
 
 from __future__ import annotations
@@ -48,11 +49,11 @@ from vitreous.progress import NullListener, ProgressDisplay
 from vitreous.recipes.options import TrainOptions
 from vitreous.weights.bundle import Bundle
 
-ROW_MODEL = "ViT-32x2/1"  # default model for rows of values
-MAX_ROW_TOKENS = 64  # largest number of tokens per row: longer rows have several values per token
-IMAGE_CHANNELS = (1, 3, 4)  # channels of grey images, RGB and RGBA
-MIN_ROW_TOKENS = 4  # smallest number of tokens per row, zero-padded: some recipes mask tokens
-SEED_RANGE = 2**31  # range of the seed of a run
+ROW_MODEL = "ViT-32x2/1"  # default model for tabular data
+MAX_ROW_TOKENS = 64  # maximum number of tokens per row: in longer rows, a token has several values
+IMAGE_CHANNELS = (1, 3, 4)  # numbers of channels of grey, RGB and RGBA images
+MIN_ROW_TOKENS = 4  # minimum number of tokens per row, by zero-padding: some recipes mask tokens
+SEED_RANGE = 2**31  # seeds are 0 to SEED_RANGE - 1
 UNSUPPORTED_TRAIN_OPTIONS = (
     "out",
     "resume",
@@ -69,10 +70,10 @@ ImagesLike: TypeAlias = ArrayLike | Sequence[str | os.PathLike[str] | Image.Imag
 
 
 class ImageEstimator(BaseEstimator):
-    """Shared code of the estimators: reading X, training, and storing the model.
+    """Base class of the estimators: conversion of X, training, and storage of the model.
 
-    `bundle_` is the trained model with its task and preprocessing, and `predictor_` predicts with it, as
-    `vitreous.load`.
+    `bundle_` is the trained model with its task and preprocessing. `predictor_` predicts with it and is the object that
+    `vitreous.load` returns.
     """
 
     image_shape: tuple[int, ...] | None
@@ -91,9 +92,12 @@ class ImageEstimator(BaseEstimator):
         classes: Sequence[str] = (),
         targets: Sequence[str] = (),
     ) -> None:
-        """Train on images with labels (n,) int64 into `classes`, with (n, T) float64 values of `targets`, or without
-        labels; `options` of `train` override this estimator's parameters. Sets `bundle_`, `predictor_`, `summary_` and
-        `history_`. Raises the errors of `train`."""
+        """Train a model, and set `bundle_`, `predictor_`, `summary_` and `history_`.
+
+        `labels` are indices into `classes`, (n,) int64; or values of `targets`, (n, T) float64; or None for training
+        without labels. `options` of `vitreous.train` override the parameters of this estimator. Raises the errors of
+        `vitreous.train`.
+        """
         run_options = self.build_train_options(options)
         display = ProgressDisplay() if self.verbose else None
         try:
@@ -110,36 +114,42 @@ class ImageEstimator(BaseEstimator):
         self.keep(bundle)
 
     def build_train_options(self, options: Mapping[str, object]) -> TrainOptions:
-        """Return the options of a run: this estimator's parameters, then `options`, then `train_options`. Raises
-        UsageError for an unsupported option, and as `train` does."""
+        """Build the options of a run from this estimator's parameters, `options`, and `train_options`.
+
+        If several set an option, the last of these applies. Raises UsageError for an unsupported option, and as
+        `vitreous.train`.
+        """
         parameters = {name: getattr(self, name, None) for name in ("model", "epochs", "batch_size", "lr", "init")}
         fit_options: dict[str, Any] = dict(options)
-        extra: dict[str, Any] = dict(self.train_options or {})
-        if refused := sorted(set(extra) & set(UNSUPPORTED_TRAIN_OPTIONS)):
+        train_options: dict[str, Any] = dict(self.train_options or {})
+        if unsupported := sorted(set(train_options) & set(UNSUPPORTED_TRAIN_OPTIONS)):
             hint = "use random_state for the seed; the run folder is temporary, so use save(FOLDER) to keep the model"
-            raise UsageError(f"train_options cannot have {', '.join(refused)}", hint)
-        settings = {**fit_options.pop("settings", {}), **extra.pop("settings", {})}
+            raise UsageError(f"train_options cannot have {', '.join(unsupported)}", hint)
+        settings = {**fit_options.pop("settings", {}), **train_options.pop("settings", {})}
         seed = int(check_random_state(self.random_state).randint(SEED_RANGE))
         parameters = {name: value for name, value in parameters.items() if value is not None}
-        merged = {**parameters, **fit_options, **extra, "seed": seed, "settings": settings}
+        merged = {**parameters, **fit_options, **train_options, "seed": seed, "settings": settings}
         return apply_keyword_options("train_options", merged, TrainOptions("memory"))[0]
 
     def should_augment(self, images: Images) -> bool:
-        """Return whether images are augmented: by the parameter `augment`; with "auto", if they are 8-bit colours."""
+        """Return whether images are augmented: the parameter `augment`; if it is "auto", whether they are 8-bit
+        colours."""
         if self.augment != "auto":
             return bool(self.augment)
         return isinstance(images, list) or images.dtype == np.uint8
 
     def keep(self, bundle: Bundle) -> None:
-        """Store a model, ready for predictions."""
+        """Store a model as `bundle_`, and build its `predictor_`."""
         device = str((self.train_options or {}).get("device") or "auto")
         self.bundle_ = bundle
         self.predictor_ = build_predictor("", bundle, InferenceOptions(device=device))
 
     def read_images(self, X: ImagesLike, reset: bool) -> Images:
-        """Convert X to an array (n, H, W[, C]), uint8 or float32, or a list of paths, PIL images or arrays; channels
-        may be first. `reset` is as in scikit-learn's `validate_data`. Raises ValueError and TypeError as that does, and
-        UsageError for an `image_shape` that does not fit."""
+        """Convert X to an array (n, H, W[, C]), uint8 or float32, or to a list of paths, PIL images or arrays.
+
+        Channels of X may come first or last. `reset` is that of scikit-learn's `validate_data`: True in `fit`. Raises
+        ValueError and TypeError as `validate_data`, and UsageError for an `image_shape` that does not fit.
+        """
         if (image_list := as_image_list(X)) is not None:
             if not image_list:
                 raise ValueError("Found array with 0 sample(s) while a minimum of 1 is required.")
@@ -152,36 +162,38 @@ class ImageEstimator(BaseEstimator):
                     f"Found array with dim {array.ndim}, expected (n, H, W), (n, H, W, C) or (n, C, H, W)."
                 )
             if array.ndim == 3 and array.dtype == np.uint8 and array.shape[2] in (3, 4):
-                raise ValueError(f"X of shape {array.shape} is a single colour image: give X[None]")
+                raise ValueError(f"X of shape {array.shape} is a single colour image: pass X[None]")
             return as_pixel_array(array)
         untyped_input: Any = X
         table: Any = validate_data(self, untyped_input, reset=reset, dtype=None if is_numeric(X) else "numeric")
         if self.image_shape is None:
             if not reset and self.bundle_.preprocess.image[0] != 1:
-                raise ValueError(f"X has {table.shape[1]} features, but the model needs images: give image_shape")
+                raise ValueError(f"X has {table.shape[1]} features, but the model needs images: set image_shape")
             return as_token_rows(table)
         shape = tuple(self.image_shape)
         if int(np.prod(shape)) != table.shape[1] or len(shape) not in (2, 3):
-            problem = f"image_shape={shape} does not hold {table.shape[1]} features"
-            raise UsageError(problem, "give (H, W) or (H, W, C) whose product is the number of features")
+            problem = f"image_shape={shape} does not have {table.shape[1]} values, the number of features of X"
+            raise UsageError(problem, "set image_shape to (H, W) or (H, W, C) whose product is the number of features")
         return as_pixel_array(table.reshape(len(table), *shape))
 
     def items(self, X: ImagesLike) -> list[Item]:
-        """Convert X to inputs of the predictor. Raises as `read_images`."""
+        """Convert X to input items of the predictor. Raises as `read_images`."""
         images, preprocess = self.read_images(X, reset=False), self.predictor_.card.preprocess
         if isinstance(images, np.ndarray):
             images = list(preprocess.cast_pixels(images))
         return build_items(images, preprocess)
 
     def compute_rows(self, X: ImagesLike, compute: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-        """Compute the rows (n, ...) of `compute`, (B, C, *image) -> (B, ...), for the images of X. Raises DataError for
-        an unreadable file."""
+        """Compute outputs (n, ...) of the model for the n images of X.
+
+        `compute` maps a batch of pixels (B, C, *image) to outputs (B, ...). Raises DataError for an unreadable file.
+        """
         chunks = self.predictor_.iterate_outputs(self.items(X), compute, "stop")
         return np.stack([output for chunk in chunks for _, output in chunk if not isinstance(output, DataError)])
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Save the model as a bundle, a folder for all commands and `vitreous.load`. Raises UsageError if the path
-        exists."""
+        """Save the model as a bundle, a folder that all commands and `vitreous.load` accept. Raises UsageError if the
+        path exists."""
         check_is_fitted(self, "bundle_")
         folder = Path(path)
         if folder.exists() or folder.is_symlink():
@@ -191,7 +203,7 @@ class ImageEstimator(BaseEstimator):
 
     def __getstate__(self) -> dict[str, object]:
         """Return the state without the predictor, which is rebuilt after unpickling."""
-        state: Any = super().__getstate__()  # scikit-learn's, with its version
+        state: Any = super().__getstate__()  # the state of scikit-learn, which contains its version
         return {name: value for name, value in state.items() if name != "predictor_"}
 
     def __setstate__(self, state: dict[str, object]) -> None:
@@ -207,7 +219,7 @@ class ImageEstimator(BaseEstimator):
 
 
 class SupervisedEstimator(ImageEstimator):
-    """The parameters of supervised estimators; `VitreousClassifier` describes them."""
+    """Base class of classifier and regressor, with their parameters; `VitreousClassifier` documents these."""
 
     def __init__(
         self,
@@ -228,7 +240,7 @@ class SupervisedEstimator(ImageEstimator):
         self.random_state, self.verbose, self.train_options = random_state, verbose, train_options
 
     def read_training_images(self, X: ImagesLike, y: ArrayLike | None) -> Images:
-        """Read X as `read_images`, for training. Raises ValueError without y, and as `read_images`."""
+        """Convert the X of `fit` to images. Raises ValueError if y is None, and as `read_images`."""
         images = self.read_images(X, reset=True)
         if y is None:
             raise ValueError("requires y to be passed, but the target y is None")
@@ -236,27 +248,29 @@ class SupervisedEstimator(ImageEstimator):
 
 
 def check_equal_lengths(images: Images, labels: np.ndarray) -> None:
-    """Raise ValueError, in scikit-learn's wording, unless there is a label per image; labels are (n,) or (n, T)."""
+    """Raise ValueError, in the wording of scikit-learn, if the number of labels (n,) or (n, T) differs from that of
+    images."""
     if len(labels) != len(images):
         raise ValueError(f"Found input variables with inconsistent numbers of samples: {len(images)}, {len(labels)}")
 
 
 class VitreousClassifier(ClassifierMixin, SupervisedEstimator):
-    """A Vision Transformer that classifies images, trained as by `vitreous train` (the data's recipe, same loop).
+    """A Vision Transformer that classifies images, trained as by `vitreous train` with its default recipe for the data.
 
-    `model`: a name that `vitreous models` lists (None: chosen for the data). `init`: initial weights, as in
-    `vitreous train --init`. `image_shape`: (H, W) or (H, W, C) of the rows of a flat X. `epochs`, `batch_size` and
-    `lr`: None for the recipe's values. `augment`: whether images are augmented as in the recipe; "auto": 8-bit colours
-    only. `random_state`: an int for reproducible weights. `verbose` shows progress. `train_options`: any other option
-    of `vitreous.train` by name, and `settings`, values of the run by path: `{"recipe": "deit3", "device": "cpu",
-    "settings": {"optimizer.betas": ["0.9", "0.95"]}}`.
+    `model`: a name that `vitreous models` lists (None: chosen for the data). `init`: initial weights, as in `vitreous
+    train --init`. `image_shape`: the shape, (H, W) or (H, W, C), of the images in an X of shape (n, features).
+    `epochs`, `batch_size` and `lr`: None for the values of the recipe. `augment`: whether images are augmented as in
+    the recipe; "auto": 8-bit colours only. `random_state`: an int for reproducible weights. `verbose` shows progress.
+    `train_options`: any other option of `vitreous.train` by name, and `settings`, values of the run by path:
+    `{"recipe": "deit3", "device": "cpu", "settings": {"optimizer.betas": ["0.9", "0.95"]}}`.
 
-    Fitted attributes: `classes_`, `bundle_` (model, task, preprocessing), `predictor_` (as of `vitreous.load`),
-    `summary_`, and `history_`, the metrics per epoch. `fit` raises the errors of `vitreous.train`.
+    Fitted attributes: `classes_`, `bundle_` (model, task, preprocessing), `predictor_` (the object that `vitreous.load`
+    returns), `summary_`, and `history_`, the metrics per epoch. `fit` raises the errors of `vitreous.train`.
     """
 
     def fit(self, X: ImagesLike, y: ArrayLike) -> Self:
-        """Train on n images with classes y, (n,) of any type. Raises ValueError for other y, and for a single class."""
+        """Train on n images with classes y, (n,) of any type. Raises ValueError for y of another shape, and for a
+        single class."""
         images = self.read_training_images(X, y)
         check_classification_targets(y)
         column = column_or_1d(y, warn=True)
@@ -269,13 +283,15 @@ class VitreousClassifier(ClassifierMixin, SupervisedEstimator):
         return self
 
     def predict(self, X: ImagesLike) -> np.ndarray:
-        """Predict the class of each image, (n,) of the type of y."""
+        """Predict the class of each image, (n,), as a value of `classes_`."""
         best = self.predict_proba(X).argmax(1)
         return self.classes_[best]
 
     def predict_proba(self, X: ImagesLike) -> np.ndarray:
-        """Predict the probability of each class, (n, classes) float64, columns as `classes_`. Raises NotFittedError,
-        and DataError for an unreadable file."""
+        """Predict the probability of each class, (n, classes) float64, in the order of `classes_`.
+
+        Raises NotFittedError before `fit`, and DataError for an unreadable file.
+        """
         check_is_fitted(self, "bundle_")
         return self.compute_rows(X, self.predictor_.activations)
 
@@ -286,34 +302,38 @@ class VitreousRegressor(RegressorMixin, SupervisedEstimator):
     The parameters are those of `VitreousClassifier`, and `train_options={"loss": "huber"}` sets the loss. Several
     targets are columns of y; missing values of one of several targets are NaN.
 
-    Fitted attributes: `targets_`, their names, and those of `VitreousClassifier` except `classes_`. `fit` raises the
-    errors of `vitreous.train`.
+    Fitted attributes: `targets_`, the names of the targets, and those of `VitreousClassifier` except `classes_`. `fit`
+    raises the errors of `vitreous.train`.
     """
 
     def fit(self, X: ImagesLike, y: ArrayLike) -> Self:
-        """Train on n images with values y, (n,) or (n, T) numbers. Raises ValueError for other y, for NaN with a single
-        target, and for fewer than two images."""
+        """Train on n images with values y, numbers (n,) or (n, T).
+
+        Raises ValueError for y of another shape or type, for NaN with a single target, and for fewer than two images.
+        """
         images = self.read_training_images(X, y)
         names = list(map(str, getattr(y, "columns", [getattr(y, "name", None) or "target"])))
-        settings: dict[str, Any] = {"ensure_2d": False, "dtype": np.float64, "input_name": "y", "estimator": self}
-        allowed: dict[str, Any] = {**settings, "ensure_all_finite": "allow-nan"}
-        values: np.ndarray = check_array(y, **allowed)
+        check_options: dict[str, Any] = {"ensure_2d": False, "dtype": np.float64, "input_name": "y", "estimator": self}
+        nan_check_options: dict[str, Any] = {**check_options, "ensure_all_finite": "allow-nan"}
+        values: np.ndarray = check_array(y, **nan_check_options)
         if values.ndim == 1 or values.shape[1] == 1:
-            check_array(values, **settings)
+            check_array(values, **check_options)
         check_equal_lengths(images, values)
         if len(values) < 2:
             raise ValueError("Regressor can't train on n_samples = 1.")
         self.is_one_column_ = values.ndim == 1
         values = values.reshape(len(values), -1)
-        count = values.shape[1]
-        self.targets_ = names if len(names) == count else [f"target {index}" for index in range(count)]
+        num_targets = values.shape[1]
+        self.targets_ = names if len(names) == num_targets else [f"target {index}" for index in range(num_targets)]
         options = {"recipe": "regression", **get_token_row_options(self, images)}
         self.fit_model(images, values, options, targets=self.targets_)
         return self
 
     def predict(self, X: ImagesLike) -> np.ndarray:
-        """Predict the values of each image, (n,) or (n, T) float64 as in y. Raises NotFittedError, and DataError for an
-        unreadable file."""
+        """Predict the values of each image, float64 of shape (n,) or (n, T), as y had.
+
+        Raises NotFittedError before `fit`, and DataError for an unreadable file.
+        """
         check_is_fitted(self, "bundle_")
         values = self.compute_rows(X, self.predictor_.activations)
         return values[:, 0] if self.is_one_column_ else values
@@ -325,11 +345,11 @@ class VitreousRegressor(RegressorMixin, SupervisedEstimator):
 
 
 class VitreousEmbedder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ImageEstimator):
-    """Features of images, (n, D) float32: the input of a Vision Transformer's head.
+    """A transformer that computes features of images, (n, D) float32: the input of a Vision Transformer's head.
 
-    `weights`: a run, a bundle, or foreign weights as for `vitreous.load`; then `fit` does not train. None: `fit` trains
-    a model on X without labels by `recipe` (`mae`, `dino`, …; listed by `vitreous recipes`). The other parameters are
-    those of `VitreousClassifier`.
+    `weights`: a run, a bundle, or foreign weights, as for `vitreous.load`; `fit` then loads them. If it is None, `fit`
+    trains a model on X without labels, by `recipe` (`mae`, `dino`, …; `vitreous recipes` lists all). The other
+    parameters are those of `VitreousClassifier`.
     """
 
     def __init__(
@@ -351,8 +371,10 @@ class VitreousEmbedder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ImageE
         self.random_state, self.verbose, self.train_options = random_state, verbose, train_options
 
     def fit(self, X: ImagesLike, y: ArrayLike | None = None) -> Self:
-        """Load the weights, or train without labels; y is ignored. Raises UsageError for an exported file, and the
-        errors of `vitreous.load` and `vitreous.train`."""
+        """Load the weights, or train a model without labels; y is ignored.
+
+        Raises UsageError for an exported file, and the errors of `vitreous.load` and `vitreous.train`.
+        """
         images = self.read_images(X, reset=True)
         if self.weights is None:
             self.fit_model(images, None, {"recipe": self.recipe, **get_token_row_options(self, images)})
@@ -364,13 +386,14 @@ class VitreousEmbedder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ImageE
         return self
 
     def transform(self, X: ImagesLike) -> np.ndarray:
-        """Compute features, (n, D) float32. Raises NotFittedError, and DataError for an unreadable file."""
+        """Compute the features of images, (n, D) float32. Raises NotFittedError before `fit`, and DataError for an
+        unreadable file."""
         check_is_fitted(self, "bundle_")
         return self.compute_rows(X, self.predictor_.engine.features)
 
     @property
     def _n_features_out(self) -> int:
-        """Return D, for the column names of a data frame."""
+        """Return the number of features D, from which scikit-learn makes column names."""
         return self.bundle_.model.config.width
 
     def __sklearn_tags__(self) -> Tags:
@@ -380,9 +403,11 @@ class VitreousEmbedder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ImageE
 
 
 def as_image_list(X: Any) -> list[Picture] | None:
-    """Return X as a list if it is a list of paths, PIL images or arrays (H, W[, C]) of different sizes, an array of
-    texts, (n,) or (n, 1), or one column of them; else None. Raises ValueError for a single image, and for a list of
-    mixed types."""
+    """Return X as a list if it contains paths, PIL images, or arrays (H, W[, C]) of different sizes; otherwise None.
+
+    Paths may also be an array of texts, (n,) or (n, 1), or a column of a data frame. Raises ValueError for a single
+    image, and for a list of mixed types.
+    """
     column = X
     if hasattr(X, "iloc") or isinstance(X, np.ndarray):
         column = np.asarray(X)
@@ -390,7 +415,7 @@ def as_image_list(X: Any) -> list[Picture] | None:
             return None
         column = column.ravel()
     if isinstance(X, str | os.PathLike | bytes | Image.Image):
-        raise ValueError(f"X is one image, a {type(X).__name__}: give [X]")
+        raise ValueError(f"X is a single image ({type(X).__name__}): pass [X]")
     if not isinstance(column, np.ndarray | list | tuple):
         return None
     images = [os.fspath(image) if isinstance(image, str | os.PathLike) else image for image in column]
@@ -398,34 +423,40 @@ def as_image_list(X: Any) -> list[Picture] | None:
         return images
     if any(isinstance(image, str | Image.Image) for image in images) and isinstance(X, list | tuple):
         type_names = sorted({type(image).__name__ for image in images})
-        raise ValueError(f"X mixes {' and '.join(type_names)}: give one type of images")
+        raise ValueError(f"X mixes {' and '.join(type_names)}: pass images of one type")
     arrays = all(isinstance(image, np.ndarray) and image.ndim in (2, 3) for image in images)
     return images if arrays and len({image.shape for image in images if isinstance(image, np.ndarray)}) > 1 else None
 
 
 def is_numeric(X: Any) -> bool:
-    """Return whether X is an array of numbers, whose dtype can stay."""
+    """Return whether X is an array of numbers, which scikit-learn need not convert."""
     return isinstance(X, np.ndarray) and X.dtype.kind in "buif"
 
 
 def as_pixel_array(array: np.ndarray) -> np.ndarray:
-    """Convert (n, H, W[, C]) or (n, C, H, W) of any numbers to (n, H, W[, C]), uint8 if it is that, else float32; a
-    single channel has no axis."""
+    """Convert images (n, H, W[, C]) or (n, C, H, W) to (n, H, W[, C]), without the channel axis if C is 1.
+
+    uint8 arrays keep their dtype; others become float32.
+    """
     array = move_channels_last(array) if array.ndim == 4 else array
     array = array[..., 0] if array.ndim == 4 and array.shape[-1] == 1 else array
     return array if array.dtype == np.uint8 else array.astype(np.float32)
 
 
 def move_channels_last(array: np.ndarray) -> np.ndarray:
-    """Move channels last, (..., C, H, W) -> (..., H, W, C), if only the third axis from the end can be 1, 3 or 4
-    channels; other arrays are unchanged."""
+    """Move channels last, (..., C, H, W) -> (..., H, W, C), if the array has channels first.
+
+    It has if the third axis from the end has length 1, 3 or 4, and the last axis has not. Other arrays are unchanged.
+    """
     is_first = array.ndim >= 3 and array.shape[-3] in IMAGE_CHANNELS and array.shape[-1] not in IMAGE_CHANNELS
     return np.moveaxis(array, -3, -1) if is_first else array
 
 
 def as_token_rows(table: np.ndarray) -> np.ndarray:
-    """Convert (n, features) to images of one row of tokens, (n, 1, tokens, C) float32, of C values each; (n, 1, tokens)
-    if C is 1. The end is zero-padded."""
+    """Convert tabular data (n, features) to images with one row of tokens, (n, 1, tokens, C) float32.
+
+    A token has C values; if C is 1, the result is (n, 1, tokens). The last token is zero-padded.
+    """
     values_per_token = -(-table.shape[1] // MAX_ROW_TOKENS)
     tokens = max(MIN_ROW_TOKENS, -(-table.shape[1] // values_per_token))
     token_rows = np.zeros((len(table), 1, tokens * values_per_token), np.float32)
@@ -434,11 +465,14 @@ def as_token_rows(table: np.ndarray) -> np.ndarray:
 
 
 def get_token_row_options(estimator: ImageEstimator, images: Images) -> dict[str, object]:
-    """Return options of `train` for rows of values, with one token per position; empty for images."""
+    """Return the options of `train` for tabular data: the default model and a patch size of 1; an empty dict for
+    images."""
     if not isinstance(images, np.ndarray) or estimator.image_shape is not None or images.shape[1] != 1:
         return {}
     model = {} if getattr(estimator, "model", None) or getattr(estimator, "init", None) else {"model": ROW_MODEL}
     settings = {"model.patch": ["1", "1"]}
-    if getattr(estimator, "recipe", "") == "mae":  # a patch of one value has no standard deviation to divide by
+    if (
+        getattr(estimator, "recipe", "") == "mae"
+    ):  # normalising a patch of one value would divide by a standard deviation of 0
         settings["objective.normalise"] = ["false"]
     return {**model, "settings": settings}

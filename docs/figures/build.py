@@ -4,7 +4,7 @@
     python docs/figures/build.py terminal page    some of them
     python docs/figures/build.py --list           names, files and datasets
 
-Trained runs are kept in --work and reused. Datasets that no package contains are folders that you name, for example
+Trained runs are kept in --work and reused. Datasets are passed as folders, for example
 `--data blood-cells=BCCD_Dataset/BCCD`. Each module in `MODULES` documents the sources and licences of its datasets.
 Pages are rendered with Playwright in headless Chromium (`pip install '.[test]'`).
 """
@@ -18,17 +18,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 FIGURES = Path(__file__).resolve().parent
-#: the figures by name: the module beside this file with `OUTPUTS`, `DATASETS` and `build(context)`
+#: modules of this folder that draw figures; each defines `OUTPUTS`, `DATASETS` and `build(context)`
 MODULES = ("hero", "page", "terminal", "start")
 
 
 @dataclass(frozen=True)
 class Context:
-    """Where a figure module finds its inputs and writes its outputs.
+    """The input and output folders of a figure module.
 
     Args:
         work: folder of trained runs, created if missing.
-        datasets: dataset name to folder, from `--data NAME=FOLDER`.
+        datasets: dataset name -> folder, from `--data NAME=FOLDER`.
         out: folder of the finished figures.
     """
 

@@ -1,7 +1,7 @@
-"""The strip of six panels at the top of README.md, in light and dark, wide and narrow; a tile of docs/index.md.
+"""Draw the six panels at the top of README.md, for light and dark pages, wide and narrow; and a tile of docs/index.md.
 
-Every panel is the output of a model that was trained from scratch for it by `vitreous.train`, with the options in
-`build`. The first four panels show one photo that no model was trained on. Datasets:
+Every panel shows the output of a model that `vitreous.train` trained from scratch, with the options in `build`. The
+first four panels show one photo that no model was trained on. Datasets:
 
 - `blood-cells`: BCCD, 364 photos of blood smears with boxes, MIT licence, by Nicolas Chen, cosmicad and akshaylamba,
   https://github.com/Shenggan/BCCD_Dataset; the folder `BCCD`. The photo is BloodImage_00098 of the test split.
@@ -20,11 +20,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from build import Context
 from PIL import Image
 from rendering import data_uri, save_webp, screenshot
 
 import vitreous
+from build import Context
 from vitreous.inspection.attention import compute_attention_maps
 from vitreous.inspection.features import fit_pca
 
@@ -37,14 +37,14 @@ OUTPUTS = (
 )
 DATASETS = ("blood-cells", "nuclei")
 PHOTO = "BloodImage_00098"
-CROP = (20, 0, 500, 480)  # left, top, right, bottom: the square of the 640 x 480 photo that is shown
-PANEL = 480  # pixels, height and width of a panel before it is scaled
+CROP = (20, 0, 500, 480)  # left, top, right, bottom in pixels: the shown square of the 640 x 480 photo
+PANEL = 480  # height and width of a panel in pixels, before it is scaled
 GENERATED = {"WBC": 6, "RBC": 6, "Platelets": 4}  # images of each class in the last panel
-HEAD = 1  # of the six heads of the last block, the one that attends to red cells; chosen by eye
+HEAD = 1  # the head of the last block (of six) that attends to red cells; chosen by eye
 
 
 def build(context: Context) -> None:
-    """Train the models that are missing in `context.work` and draw the panels."""
+    """Train the models that are missing in `context.work`, and draw the panels and the tile."""
     blood, work = context.datasets["blood-cells"], context.work
     detector = train_once(work / "detector", blood, recipe="detect", steps=555)
     dino = train_once(
@@ -91,7 +91,7 @@ def build(context: Context) -> None:
 
 
 def train_once(run: Path, data: Path, **options: Any) -> Path:
-    """Train a model into the folder `run`, unless it has one already; return `run`."""
+    """Train a model with `options` into the folder `run`, unless the run is complete; return `run`."""
     if not (run / "summary.json").is_file():
         shutil.rmtree(run, ignore_errors=True)
         vitreous.train(str(data), out=str(run), seed=0, init="none", **options)
@@ -99,35 +99,37 @@ def train_once(run: Path, data: Path, **options: Any) -> Path:
 
 
 def split_names(blood: Path, *splits: str) -> list[str]:
-    """Names of the photos of BCCD's splits, without ending."""
+    """Return the names of the photos of BCCD's `splits`, without file extension."""
     lists = (blood / "ImageSets" / "Main" / f"{split}.txt" for split in splits)
     return [name for file in lists for name in file.read_text("utf-8").split()]
 
 
 def link_unlabelled(blood: Path, out: Path) -> Path:
-    """A flat folder of links to the 292 photos of BCCD's training and validation splits."""
+    """Link the 292 photos of BCCD's training and validation splits into the folder `out`; return `out`."""
     for name in split_names(blood, "train", "val"):
         link_file(blood / "JPEGImages" / f"{name}.jpg", out / f"{name}.jpg")
     return out
 
 
 def link_nuclei(nuclei: Path, out: Path) -> Path:
-    """Links to the nuclei images in splits by name: 20 % test, 10 % validation, as in benchmarks/dense.py."""
-    for home in sorted(path for path in nuclei.iterdir() if path.is_dir()):
-        share = int(hashlib.sha256(home.name.encode()).hexdigest()[:8], 16) / 2**32
-        link_file(home, out / ("test" if share < 0.2 else "val" if share < 0.3 else "train") / home.name)
+    """Link the nuclei images into the split folders of `out`: 20 % test, 10 % validation, by a hash of the name, as in
+    benchmarks/dense.py; return `out`."""
+    for folder in sorted(path for path in nuclei.iterdir() if path.is_dir()):
+        share = int(hashlib.sha256(folder.name.encode()).hexdigest()[:8], 16) / 2**32
+        link_file(folder, out / ("test" if share < 0.2 else "val" if share < 0.3 else "train") / folder.name)
     return out
 
 
-def link_file(path: Path, place: Path) -> None:
-    """Create a symbolic link at `place`, unless it exists."""
-    place.parent.mkdir(parents=True, exist_ok=True)
-    if not place.exists():
-        place.symlink_to(path.resolve())
+def link_file(path: Path, link: Path) -> None:
+    """Create a symbolic link to `path` at `link`, unless it exists."""
+    link.parent.mkdir(parents=True, exist_ok=True)
+    if not link.exists():
+        link.symlink_to(path.resolve())
 
 
 def crop_cells(blood: Path, out: Path) -> Path:
-    """Class folders of 32 x 32 crops around the annotated cells of the training and validation photos."""
+    """Write 32 x 32 crops of the annotated cells of the training and validation photos to class folders in `out`;
+    return `out`."""
     if out.is_dir():
         return out
     for name in split_names(blood, "train", "val"):
@@ -140,7 +142,10 @@ def crop_cells(blood: Path, out: Path) -> Path:
 
 
 def cell_squares(annotation: Path, size: tuple[int, int]) -> Iterator[tuple[str, tuple[int, int, int, int]]]:
-    """Class and square of each cell of a VOC file that lies inside the photo; red cells only if they are round."""
+    """Yield class and square (left, top, right, bottom) of each cell of a VOC file whose square is inside the photo.
+
+    Red cells are omitted unless they are round.
+    """
     for item in ElementTree.parse(annotation).getroot().iter("object"):
         label = item.findtext("name", "")
         left, top, right, bottom = (
@@ -157,11 +162,14 @@ def cell_squares(annotation: Path, size: tuple[int, int]) -> Iterator[tuple[str,
 
 
 def look_inside(run: Path, photo: Image.Image) -> tuple[Image.Image, Image.Image]:
-    """The attention of the class token by one head of the last block over the photo, and the principal components of
-    the patch tokens as colours; both of the photo's size."""
+    """Return two images of the photo's size: attention over the photo, and features as colours.
+
+    The attention is that of the class token in one head of the last block; the colours are the first three principal
+    components of the patch tokens.
+    """
     predictor = vitreous.load(str(run), headless=True)
     model, size = predictor.model.eval(), (photo.height * 3 // 4, photo.width * 3 // 4)
-    model.any_size = True  # pre-trained at 128 x 128
+    model.any_size = True  # the model was pre-trained at 128 x 128 pixels
     pixels = torch.from_numpy(np.array(photo.resize(size[::-1], Image.Resampling.BICUBIC))).permute(2, 0, 1) / 255
     preprocess = predictor.card.preprocess
     mean, std = (torch.tensor(values).view(3, 1, 1) for values in (preprocess.mean, preprocess.std))
@@ -179,7 +187,7 @@ def look_inside(run: Path, photo: Image.Image) -> tuple[Image.Image, Image.Image
 
 
 def overlay_heat(heat: np.ndarray, photo: Image.Image) -> Image.Image:
-    """Attention (rows, columns) as the brightness and colour of a grey copy of the photo."""
+    """Overlay an attention map `heat` (rows, columns) as colours on a grey copy of the photo."""
     from matplotlib import colormaps
 
     scaled = np.clip(heat / np.percentile(heat, 99.5), 0, 1)
@@ -191,7 +199,7 @@ def overlay_heat(heat: np.ndarray, photo: Image.Image) -> Image.Image:
 
 
 def draw_tile(photo: Image.Image, components: Image.Image) -> Image.Image:
-    """The tile on pre-training: the left half of a white cell as a photo, the right half as features."""
+    """Draw the tile on pre-training: a white cell, whose left half is the photo and whose right half shows features."""
     left, top, right, bottom = 25, 80, 505, 368
     tile, middle = photo.crop((left, top, right, bottom)), (left + right) // 2
     tile.paste(components.crop((middle, top, right, bottom)), (middle - left, 0))
@@ -199,22 +207,23 @@ def draw_tile(photo: Image.Image, components: Image.Image) -> Image.Image:
 
 
 def detect_objects(run: Path, photo: Image.Image) -> Image.Image:
-    """The photo with the detected boxes, drawn as `vitreous predict --overlay` does."""
+    """Return the photo with the detected boxes, as `vitreous predict --overlay` draws them."""
     return vitreous.load(str(run)).detect(photo, keep_images=True).draw_overlay()
 
 
 def segment_nuclei(run: Path, nuclei: Path) -> Image.Image:
-    """The test image with the most annotated nuclei, a square of it, with the predicted nuclei in colour."""
-    masks = {path.parent: len(list(path.glob("*.png"))) for path in sorted((nuclei / "test").glob("*/masks"))}
-    shown = max(masks, key=lambda home: masks[home])
-    image = Image.open(next((shown / "images").glob("*.png"))).convert("RGB")
+    """Return a square of the test image with the most annotated nuclei, with the predicted nuclei in colour."""
+    mask_counts = {path.parent: len(list(path.glob("*.png"))) for path in sorted((nuclei / "test").glob("*/masks"))}
+    shown_folder = max(mask_counts, key=lambda folder: mask_counts[folder])
+    image = Image.open(next((shown_folder / "images").glob("*.png"))).convert("RGB")
     side = min(image.size)
     segmented = vitreous.load(str(run)).segment(image, keep_images=True).draw_overlay()
     return segmented.crop((0, 0, side, side)).resize((PANEL, PANEL), Image.Resampling.LANCZOS)
 
 
 def generate_cells(run: Path, work: Path) -> Image.Image:
-    """Sixteen generated cells of seed 0: the first six white cells, six red cells and four platelets."""
+    """Return a grid of sixteen cells generated with seed 0: the first six white cells, six red cells and four
+    platelets."""
     folder = work / "generated"
     vitreous.sample(str(run), str(folder), count=18, guidance=2.0, progress=False)
     files = [file for label, count in GENERATED.items() for file in sorted(folder.glob(f"{label}-*.png"))[:count]]
@@ -226,20 +235,22 @@ def generate_cells(run: Path, work: Path) -> Image.Image:
 
 
 def render_page(panels: list[tuple[str, str, Image.Image]], columns: int, dark: bool) -> str:
-    """HTML of the strip: each panel with its title and a line on the data."""
-    ink, quiet, edge = ("#f0f6fc", "#9198a1", "#3d444d") if dark else ("#1f2328", "#59636e", "#d1d9e0")
-    narrow = columns == 3
+    """Return the HTML of the panels (title, detail, image) in `columns` columns."""
+    text_colour, detail_colour, edge_colour = (
+        ("#f0f6fc", "#9198a1", "#3d444d") if dark else ("#1f2328", "#59636e", "#d1d9e0")
+    )
+    is_narrow = columns == 3
     figures = "".join(
         f'<figure><img src="{data_uri(image)}"><figcaption><b>{title}</b><span>{detail}</span></figcaption></figure>'
         for title, detail, image in panels
     )
     return f"""<!doctype html><meta charset="utf-8"><style>
-    body {{ margin: 0; padding: 2px; color: {ink};
-      font: {22 if narrow else 17}px/1.25 system-ui, "DejaVu Sans", sans-serif; }}
+    body {{ margin: 0; padding: 2px; color: {text_colour};
+      font: {22 if is_narrow else 17}px/1.25 system-ui, "DejaVu Sans", sans-serif; }}
     main {{ display: grid; grid-template-columns: repeat({columns}, 1fr);
-      gap: {18 if narrow else 14}px {10 if narrow else 14}px; }}
+      gap: {18 if is_narrow else 14}px {10 if is_narrow else 14}px; }}
     figure {{ margin: 0; }}
-    img {{ display: block; width: 100%; aspect-ratio: 1; border-radius: 8px; outline: 1px solid {edge}; }}
+    img {{ display: block; width: 100%; aspect-ratio: 1; border-radius: 8px; outline: 1px solid {edge_colour}; }}
     figcaption {{ padding: 6px 2px 0; }} b {{ font-weight: 600; }}
-    span {{ display: {"none" if narrow else "block"}; color: {quiet}; font-size: 14px; }}
+    span {{ display: {"none" if is_narrow else "block"}; color: {detail_colour}; font-size: 14px; }}
     </style><main>{figures}</main>"""

@@ -1,8 +1,8 @@
 """Draw `page.webp` and `page-dark.webp`: the page of `vitreous serve` with a photo, its prediction and its attention.
 
-The script serves a trained classifier, drives the page in headless Chromium and keeps its screenshots as frames. Three
-things are added to the page: a pointer, the dropped photo under it, and the caption at the bottom. The attention
-request waits until the prediction has been photographed.
+The script serves a trained classifier, controls the page in headless Chromium, and uses its screenshots as frames. It
+adds three elements to the page: a pointer, the dropped photo under it, and the caption at the bottom. The attention
+request is delayed until a screenshot of the prediction has been taken.
 
 Dataset `leaf-symptoms`: 5 classes of photographed coffee leaves (leaf miner, rust, phoma, cercospora, healthy), from
 the folder classification/dataset/symptom of https://github.com/esgario/lara2018, MIT licence. Cite: Esgario, Krohling,
@@ -39,14 +39,14 @@ TRAINING = (
     *("--epochs", "100", "--batch-size", "32", "--lr", "0.0005", "--device", "cpu", "--seed", "0"),
 )
 PHOTO = "test/rust/1347_*.jpg"
-#: patches that are clicked, as (row, column) from 0 of 16 x 16: the lesion, the vein above it, the healthy leaf
+#: clicked patches, (row, column) from 0 in a grid of 16 x 16: the lesion, the vein above it, the healthy leaf
 PATCHES = ((8, 8), (2, 12), (12, 3))
 
-VIEWPORT = {"width": 1148, "height": 886}  # CSS pixels, of which the caption takes the last `CAPTION_HEIGHT`
+VIEWPORT = {"width": 1148, "height": 886}  # in CSS pixels; the last `CAPTION_HEIGHT` rows show the caption
 CAPTION_HEIGHT = 76
-WIDTH = 1000  # pixels of the figure
-MOVE_STEPS, MOVE_MS = 5, 55  # frames of a movement of the pointer, and milliseconds of each
-QUALITY = 80  # of the WebP, 0 to 100
+WIDTH = 1000  # width of the figure in pixels
+MOVE_STEPS, MOVE_MS = 5, 55  # frames per movement of the pointer, and milliseconds per frame
+QUALITY = 80  # quality of the WebP file, 0 to 100
 
 ADDITIONS = """(photo) => {
   const add = (id, style, html = "") => {
@@ -57,14 +57,14 @@ ADDITIONS = """(photo) => {
   add("figure-caption", `left: 0; right: 0; bottom: 0; height: HEIGHTpx; display: grid; place-items: center;
     background: #10363a; color: #fff; font: 600 35px/1 system-ui, sans-serif; white-space: nowrap;`);
   add("figure-photo", "left: -200px; top: 0;", `<img src="${photo}">`);
-  const image = document.querySelector("#figure-photo img"); // the page refuses style attributes
+  const image = document.querySelector("#figure-photo img"); // the security policy of the page forbids style attributes
   image.style.cssText = `display: block; width: 130px; border-radius: 8px; border: 3px solid #fff;
     box-shadow: 0 4px 16px #0008;`;
   add("figure-pointer", "left: -200px; top: 0; width: 44px; filter: drop-shadow(0 2px 2px #0008);",
     `<svg viewBox="0 0 22 30"><path d="M2 2v22l5.5-5 3.6 8.4 4-1.7-3.5-8.2H19z" fill="#fff"
       stroke="#000" stroke-width="1.8" stroke-linejoin="round"/></svg>`);
 }""".replace("HEIGHT", str(CAPTION_HEIGHT))
-#: a drag event with the photo, dispatched at the stage
+#: script that dispatches a drag event with the photo to the element `stage`
 DRAG = """([kind, data, name]) => {
   const transfer = new DataTransfer(), bytes = Uint8Array.from(atob(data), (letter) => letter.charCodeAt(0));
   transfer.items.add(new File([bytes], name, { type: "image/jpeg" }));
@@ -74,13 +74,13 @@ DRAG = """([kind, data, name]) => {
 
 
 def build(context: Any) -> None:
-    """Train the classifier, if it is not there yet, and record its page in the light and the dark scheme.
+    """Train the classifier, if there is no run yet, and record its page in the light and the dark colour scheme.
 
     Args:
         context: the `Context` of build.py.
 
     Raises:
-        SystemExit: the dataset has no such photo, or there is no Chromium.
+        SystemExit: the dataset does not contain `PHOTO`, or Chromium is not installed.
     """
     data, run = context.datasets["leaf-symptoms"], context.work / "leaf-symptoms"
     photo = next(iter(sorted(data.glob(PHOTO))), None)
@@ -96,7 +96,7 @@ def build(context: Any) -> None:
 
 @contextmanager
 def serve_run(run: Path) -> Iterator[str]:
-    """The address of a server of a run at a free port, for as long as the block runs."""
+    """Serve a run at a free port within the `with` block; the context is the address."""
     from vitreous import load
     from vitreous.apps.server.server import serve_in_thread
     from vitreous.apps.server.settings import ServerSettings
@@ -106,13 +106,13 @@ def serve_run(run: Path) -> Iterator[str]:
 
 
 class Recorder:
-    """Moves a visible pointer over a page and keeps screenshots.
+    """Moves a visible pointer over a page and records screenshots.
 
     Args:
-        page: the page, with `ADDITIONS`.
+        page: the page, to which `ADDITIONS` has added pointer, photo and caption.
 
     Attributes:
-        frames: PNG files with the milliseconds that each is shown.
+        frames: (content of a PNG file, milliseconds for which it is shown).
     """
 
     def __init__(self, page: Page) -> None:
@@ -122,12 +122,12 @@ class Recorder:
         self.place_pointer()
 
     def capture(self, milliseconds: int) -> None:
-        """Keep a frame once the page has been drawn."""
+        """Wait until the page has been drawn, and record a frame of this duration."""
         self.page.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
         self.frames.append((self.page.screenshot(), milliseconds))
 
     def place_pointer(self) -> None:
-        """Draw the pointer, and the photo under it while that is carried, at the position."""
+        """Draw the pointer at the current position, with the photo under it while it is dragged."""
         script = """([x, y, carried]) => {
           const [pointer, photo] = ["pointer", "photo"].map((name) => document.getElementById(`figure-${name}`).style);
           Object.assign(pointer, { left: `${x - 4}px`, top: `${y - 4}px` });
@@ -136,7 +136,7 @@ class Recorder:
         self.page.evaluate(script, [*self.position, self.carried])
 
     def move_to(self, x: float, y: float, hover: bool = True) -> None:
-        """Move the pointer to a point of the page, in CSS pixels, slower at both ends."""
+        """Move the pointer to a point in CSS pixels, slower at both ends, and record the movement."""
         left, top = self.position
         for step in range(1, MOVE_STEPS + 1):
             share = step / MOVE_STEPS
@@ -148,35 +148,35 @@ class Recorder:
             self.capture(MOVE_MS)
 
     def click(self, hold: int) -> None:
-        """Click at the pointer and show the result for some milliseconds."""
+        """Click at the pointer, and record the result for `hold` milliseconds."""
         self.page.mouse.down()
         self.page.mouse.up()
         self.settle()
         self.capture(hold)
 
     def settle(self) -> None:
-        """Wait for the attention map."""
+        """Wait until the page shows the attention map."""
         self.page.wait_for_timeout(50)
         self.page.wait_for_selector("#busy", state="hidden")
 
     def caption(self, text: str) -> None:
-        """Write the caption."""
+        """Set the text of the caption."""
         self.page.evaluate("text => { document.getElementById('figure-caption').textContent = text; }", text)
 
     def middle_of(self, selector: str) -> tuple[float, float]:
-        """The middle of an element, in CSS pixels."""
+        """Return the centre of an element in CSS pixels."""
         box = self.page.locator(selector).bounding_box()
         assert box is not None, selector
         return box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
 
 
 def record_page(address: str, photo: Path, scheme: str) -> list[tuple[bytes, int]]:
-    """Drop a photo, click patches and move the controls; return PNG frames with their milliseconds.
+    """Record the page: drop a photo, click patches, move the controls. Returns PNG frames with their milliseconds.
 
-    The first frame shows the prediction and its rollout, so that viewers without animation show no empty page.
+    The first frame shows the prediction and its rollout, because viewers without animation show only that frame.
 
     Raises:
-        SystemExit: there is no Chromium.
+        SystemExit: Chromium is not installed.
     """
     chromium = find_chromium()
     with sync_playwright() as play:
@@ -202,9 +202,9 @@ def record_page(address: str, photo: Path, scheme: str) -> list[tuple[bytes, int
 
 
 def drop_photo(recorder: Recorder, data: str) -> None:
-    """Drop the photo, of base64 `data`, on the page; show the prediction first and then the attention rollout."""
-    page, held = recorder.page, []
-    page.route("**/v1/attention*", lambda route: held.append(route), times=1)
+    """Drop the photo, which is `data` in base64, on the page; record the prediction, then the attention rollout."""
+    page, attention_requests = recorder.page, []
+    page.route("**/v1/attention*", lambda route: attention_requests.append(route), times=1)
     recorder.carried = True
     recorder.place_pointer()
     recorder.caption("Drop a photo")
@@ -215,18 +215,18 @@ def drop_photo(recorder: Recorder, data: str) -> None:
     recorder.carried = False
     recorder.place_pointer()
     page.wait_for_selector("#history li")
-    while not held:
+    while not attention_requests:
         page.wait_for_timeout(20)
     recorder.caption("Classes with probabilities")
     recorder.capture(1000)
-    held[0].continue_()
+    attention_requests[0].continue_()
     recorder.settle()
     recorder.caption("Attention rollout of the prediction")
     recorder.capture(1200)
 
 
 def click_patches(recorder: Recorder) -> None:
-    """Choose raw attention, then click one patch after the other."""
+    """Select raw attention, then click the patches of `PATCHES`."""
     recorder.caption("Click a patch: what it attends to")
     recorder.move_to(*recorder.middle_of("input[name=kind][value=raw]"))
     recorder.click(300)
@@ -237,11 +237,11 @@ def click_patches(recorder: Recorder) -> None:
 
 
 def locate_patch(page: Page, patch: tuple[int, int]) -> tuple[float, float]:
-    """The middle of a patch, (row, column) from 0, on the page in CSS pixels."""
+    """Return the centre of a patch, (row, column) from 0, on the page in CSS pixels."""
     script = """async ([row, column]) => {
       const canvas = document.getElementById("picture"), frame = canvas.getBoundingClientRect();
       const { naturalWidth: wide, naturalHeight: high } = document.querySelector("#figure-photo img");
-      // the model sees the square in the middle
+      // the input of the model is the central square
       const side = Math.min(wide, high) * Math.min(frame.width / wide, frame.height / high) / 16;
       return [frame.left + frame.width / 2 + (column - 7.5) * side, frame.top + frame.height / 2 + (row - 7.5) * side];
     }"""
@@ -250,7 +250,7 @@ def locate_patch(page: Page, patch: tuple[int, int]) -> tuple[float, float]:
 
 
 def move_controls(recorder: Recorder) -> None:
-    """Go through the heads of the last block, then back through the blocks."""
+    """Select several heads of the last block, then earlier blocks."""
     page = recorder.page
     recorder.caption("Every head …")
     for number in (1, 2, 3):
@@ -263,12 +263,12 @@ def move_controls(recorder: Recorder) -> None:
 
 
 def drag_slider(recorder: Recorder, name: str, value: int, hold: int) -> None:
-    """Move the pointer to where a slider has a value, and set it."""
+    """Move the pointer to the position of a value on a slider, set the value, and record it for `hold` milliseconds."""
     page = recorder.page
     box = page.locator(f"#{name}").bounding_box()
     assert box is not None
-    most, thumb = float(page.locator(f"#{name}").get_attribute("max") or 1), 16.0
-    x = box["x"] + thumb / 2 + (box["width"] - thumb) * value / most
+    max_value, thumb_width = float(page.locator(f"#{name}").get_attribute("max") or 1), 16.0
+    x = box["x"] + thumb_width / 2 + (box["width"] - thumb_width) * value / max_value
     recorder.move_to(x, box["y"] + box["height"] / 2)
     page.locator(f"#{name}").fill(str(value))
     recorder.settle()
@@ -276,7 +276,7 @@ def drag_slider(recorder: Recorder, name: str, value: int, hold: int) -> None:
 
 
 def write_animation(file: Path, frames: list[tuple[bytes, int]]) -> None:
-    """Scale frames down to `WIDTH` and write an animated WebP that repeats."""
+    """Scale frames down to `WIDTH`, and write them as an animated WebP that repeats forever."""
     height = round(VIEWPORT["height"] * WIDTH / VIEWPORT["width"])
     images = [
         Image.open(io.BytesIO(png)).convert("RGB").resize((WIDTH, height), Image.Resampling.LANCZOS)

@@ -14,10 +14,10 @@ BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-c
 
 
 def find_chromium() -> str:
-    """Path of an installed Chromium.
+    """Return the path of an installed Chromium.
 
     Raises:
-        SystemExit: there is none.
+        SystemExit: none of `BROWSERS` is installed.
     """
     browser = next(filter(None, map(shutil.which, BROWSERS)), None)
     if browser is None:
@@ -26,15 +26,17 @@ def find_chromium() -> str:
 
 
 def data_uri(image: Image.Image) -> str:
-    """The image as a PNG in a `data:` URI."""
+    """Encode an image as a PNG in a data URI."""
     stream = io.BytesIO()
     image.save(stream, "PNG")
     return f"data:image/png;base64,{base64.b64encode(stream.getvalue()).decode()}"
 
 
 def screenshot(html: str, width: int, scale: float = 1.5) -> Image.Image:
-    """The whole page at `width` CSS pixels of `scale` device pixels each, in RGBA: transparent where the page has no
-    background."""
+    """Render HTML as an RGBA image of the whole page, transparent where the page has no background.
+
+    The page is `width` CSS pixels wide; a CSS pixel has `scale` pixels of the image.
+    """
     with sync_playwright() as playwright:
         chromium = playwright.chromium.launch(executable_path=find_chromium(), args=["--no-sandbox"])
         page = chromium.new_page(viewport={"width": width, "height": 100}, device_scale_factor=scale)
@@ -45,5 +47,5 @@ def screenshot(html: str, width: int, scale: float = 1.5) -> Image.Image:
 
 
 def save_webp(image: Image.Image, place: Path, quality: int = 82) -> None:
-    """Write the image as WebP."""
+    """Write an image as WebP."""
     image.save(place, "WEBP", quality=quality, method=6)

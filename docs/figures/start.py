@@ -1,15 +1,15 @@
 """Draw the screenshots of docs/tutorials/ and the tiles of docs/index.md.
 
-The screenshots are made in headless Chromium, in the light scheme, from runs with the commands of the two first
-tutorials. Runs that are in the folder of `--work` are reused.
+The runs are those of the commands of the first two tutorials; runs that are in the folder of `--work` are reused. The
+screenshots are taken in headless Chromium with the light colour scheme.
 
 Datasets:
 
 - `trash`: photos of trash in 6 classes, MIT licence, https://github.com/garythung/trashnet. The figures were made with
   647 of the photos (396 train, 72 val, 179 test), reduced to 213 x 160 pixels.
-- `blood-cells` and `nuclei`: those of hero.py, whose detector and segmenter are reused.
+- `blood-cells` and `nuclei`: the datasets of hero.py, whose detector and segmenter are reused.
 
-Tiles of figures that docs/guides/inspection.md and docs/guides/generation.md show are crops of those files.
+Some tiles are crops of figures of docs/guides/inspection.md and docs/guides/generation.md.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ OUTPUTS = (
 )
 DATASETS = ("trash", "blood-cells", "nuclei")
 
-#: run folder -> dataset and options of its training
+#: run folder -> dataset, and options of `vitreous train`
 TRAININGS = {
     "digits": ("digits", ()),
     "photos": ("trash", ("--init", "none")),
@@ -67,15 +67,15 @@ TRAININGS = {
 }
 PHOTO = "test/metal/metal114.jpg"
 DETECTED = "JPEGImages/BloodImage_00007.jpg"
-TILE = (360, 216)  # pixels (width, height)
-#: figures of the docs -> the part that a tile shows (left, top, right, bottom), in pixels
+TILE = (360, 216)  # width and height of a tile in pixels
+#: figure of the docs -> region that a tile shows, (left, top, right, bottom) in pixels
 CROPS = {
     "features.png": (30, 0, 1112, 649),
     "generated-cifar10.png": (0, 0, 338, 203),
     "nearest.png": (0, 0, 1204, 722),
     "attention.png": (0, 0, 700, 420),
 }
-QUALITY = 80  # of the WebP files, 0 to 100
+QUALITY = 80  # quality of the WebP files, 0 to 100
 
 
 def build(context: Any) -> None:
@@ -85,7 +85,7 @@ def build(context: Any) -> None:
         context: the `Context` of build.py.
 
     Raises:
-        SystemExit: there is no Chromium, or the trash photos lack `PHOTO`.
+        SystemExit: Chromium is not installed, or the trash dataset does not contain `PHOTO`.
     """
     photo = context.datasets["trash"] / PHOTO
     if not photo.is_file():
@@ -98,7 +98,7 @@ def build(context: Any) -> None:
 
 
 def train_run(context: Any, name: str) -> Path:
-    """Return the folder of a run of `TRAININGS`, trained first if it is missing."""
+    """Return the folder of the run `name` of `TRAININGS`; if it is missing, train it first."""
     data, options = TRAININGS[name]
     run = context.work / name
     if not (run / "summary.json").is_file():
@@ -107,7 +107,7 @@ def train_run(context: Any, name: str) -> Path:
 
 
 def run_vitreous(*words: str) -> str:
-    """Run a command of vitreous and return its standard output."""
+    """Run a vitreous command, and return its standard output."""
     command = [sys.executable, "-m", "vitreous", *words]
     return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env={**os.environ}).stdout
 
@@ -143,14 +143,14 @@ def draw_screenshots(context: Any, runs: dict[str, Path], photo: Path) -> None:
 def save_screenshot(
     page: Page, out: Path, start: str | None = None, until: str | None = None, height: float | None = None
 ) -> None:
-    """Save the part of a report between two of its headings, in CSS pixels.
+    """Save a screenshot of the part of a report between two headings.
 
     Args:
         page: the opened report.
         out: the WebP file.
-        start: text of the heading where the part begins (default: the top of the page).
-        until: text of the heading before which it ends.
-        height: height of the part, in place of `until` (default: to the end of the page).
+        start: text of the heading at which the part starts (default: the top of the page).
+        until: text of the heading before which the part ends (default: the end of the page).
+        height: height of the part in CSS pixels, instead of `until`.
     """
     top, bottom = (
         page.locator("h2, h3", has_text=name).first.bounding_box() if name else None for name in (start, until)
@@ -163,7 +163,7 @@ def save_screenshot(
 
 
 def save_webp(content: bytes, out: Path) -> None:
-    """Save a PNG file's bytes as a WebP file."""
+    """Convert the content of a PNG file to a WebP file."""
     Image.open(io.BytesIO(content)).convert("RGB").save(out, quality=QUALITY, method=6)
 
 
@@ -193,7 +193,7 @@ def draw_tiles(context: Any, runs: dict[str, Path]) -> None:
 
 
 def cover_tile(image: Image.Image) -> Image.Image:
-    """Scale an image and crop it around its top centre so that it fills a tile."""
+    """Scale an image to fill a tile, and crop it: equally at left and right, and at the bottom."""
     scale = max(TILE[0] / image.width, TILE[1] / image.height)
     size = (round(image.width * scale), round(image.height * scale))
     image = image.convert("RGB").resize(size, Image.Resampling.LANCZOS)
@@ -202,19 +202,19 @@ def cover_tile(image: Image.Image) -> Image.Image:
 
 
 def crop_figure(context: Any, name: str) -> Image.Image:
-    """Return the part of a figure of the docs that `CROPS` names."""
+    """Return the region of a figure of the docs that `CROPS` defines."""
     return Image.open(context.out / name).convert("RGB").crop(CROPS[name])
 
 
 def find_nuclei(context: Any) -> Path:
-    """Return the first test image of at least 25 nuclei."""
+    """Return the path of the first test image with at least 25 nuclei."""
     folders = sorted(path.parent.parent for path in context.datasets["nuclei"].glob("test/*/images/*.png"))
     folder = next(path for path in folders if len(list((path / "masks").glob("*.png"))) >= 25)
     return next((folder / "images").glob("*.png"))
 
 
 def draw_overlay(context: Any, run: Path, image: Path, class_maps: bool = False) -> Image.Image:
-    """Return an image with the predicted boxes and masks, or the class map, of a run over it."""
+    """Return an image overlaid with the predictions of a run: boxes and masks, or the class map if `class_maps`."""
     with tempfile.TemporaryDirectory(dir=context.work) as folder:
         out = Path(folder) / "overlay"
         maps = ("--out", f"{folder}/maps") if class_maps else ()
@@ -224,7 +224,7 @@ def draw_overlay(context: Any, run: Path, image: Path, class_maps: bool = False)
 
 
 def draw_instances(context: Any, run: Path, image: Path) -> Image.Image:
-    """Return an image with each predicted mask of a run in a colour of its own."""
+    """Return an image overlaid with the predicted masks of a run, each in a different colour."""
     with tempfile.TemporaryDirectory(dir=context.work) as folder:
         run_vitreous("predict", str(run), str(image), "--out", f"{folder}/masks")
         (file,) = Path(folder).glob("masks/**/*.png")
@@ -237,7 +237,7 @@ def draw_instances(context: Any, run: Path, image: Path) -> Image.Image:
 
 
 def draw_classified(context: Any, run: Path) -> Image.Image:
-    """Return the first correctly classified test photo of each class, with its probability below."""
+    """Return a grid of the first correctly classified test photo of each class, with class and probability below."""
     root = context.datasets["trash"] / "test"
     document = json.loads(run_vitreous("predict", str(run), str(root), "--json"))
     correct: dict[str, tuple[Path, float]] = {}
@@ -256,7 +256,7 @@ def draw_classified(context: Any, run: Path) -> Image.Image:
 
 
 def draw_frames() -> Image.Image:
-    """Return four frames of a synthetic clip: a digit of the embedded dataset that moves to the right."""
+    """Return four frames of a synthetic clip, in which a digit of the dataset `digits` moves to the right."""
     from vitreous.data.sources import open_data
 
     digit = Image.fromarray(np.asarray(open_data("digits").splits["test"].raw(3))).convert("L").resize((64, 64), 0)
@@ -269,17 +269,17 @@ def draw_frames() -> Image.Image:
 
 
 def draw_volume() -> Image.Image:
-    """Return slices of a synthetic volume of four spheres, one behind the other."""
+    """Return five slices of a synthetic volume of four spheres, each partly covered by the next."""
     axes = np.mgrid[0:64, 0:64, 0:64].astype(np.float32)
     volume = np.zeros((64, 64, 64), np.float32)
     for radius, *centre in ((22, 30, 34, 30), (11, 22, 12, 48), (9, 44, 50, 54), (8, 36, 12, 12)):
-        distance = np.sqrt(sum((axis - at) ** 2 for axis, at in zip(axes, centre, strict=True)))
+        distance = np.sqrt(sum((axis - depth) ** 2 for axis, depth in zip(axes, centre, strict=True)))
         volume = np.maximum(volume, np.clip((radius - distance) / 4, 0, 1) * (0.55 + radius / 50))
     canvas = Image.new("RGB", TILE, "white")
     draw = ImageDraw.Draw(canvas)
-    for number, at in enumerate((12, 22, 30, 38, 48)):
+    for number, depth in enumerate((12, 22, 30, 38, 48)):
         x, y = 6 + 60 * number, 6 + 24 * number
-        piece = Image.fromarray((30 + 215 * volume[at]).clip(0, 255).astype(np.uint8)).resize((108, 108))
-        canvas.paste(piece.convert("RGB"), (x, y))
+        slice_image = Image.fromarray((30 + 215 * volume[depth]).clip(0, 255).astype(np.uint8)).resize((108, 108))
+        canvas.paste(slice_image.convert("RGB"), (x, y))
         draw.rectangle((x, y, x + 108, y + 108), outline="white", width=2)
     return canvas

@@ -1,13 +1,12 @@
 """Draw `terminal.svg`: a run of `vitreous train digits` in a terminal, played faster than it was recorded.
 
-`python docs/figures/build.py terminal` trains the digits model in a pseudo-terminal and keeps what it printed, with the
-time of each write, in WORK/terminal/recording.json; a later build reuses that file. The recording is changed in two
-ways, and the title bar of the figure names the first: it is played `SPEED` times as fast, and pauses of more than
-`LONGEST_PAUSE` seconds of playing time are shortened to that. The run does not measure other work on its cores (`RUN`),
-which it would note.
+`python docs/figures/build.py terminal` trains the digits model in a pseudo-terminal, and stores the output with the
+time of each write in WORK/terminal/recording.json; a later build reuses that file. The recording is played `SPEED`
+times as fast, as the title bar of the figure states, and pauses are limited to `LONGEST_PAUSE` seconds of playing time.
+The script of the run (`RUN`) disables the measurement of other load on the cores, which would print a note.
 
-The figure is an SVG animated by CSS: GitHub plays it in an `<img>`, and text is sharp at every width. A renderer
-without animations, and a reader who prefers reduced motion, get the last screen.
+The figure is an SVG animated by CSS: GitHub plays it in an `<img>`, and text is sharp at every width. Renderers without
+animations, and readers who prefer reduced motion, see the last screen.
 """
 
 from __future__ import annotations
@@ -42,13 +41,13 @@ main()"""
 ARGUMENTS = ("train", "digits", "--out", "runs/digits")
 COLUMNS, ROWS = 78, 21
 SPEED = 14
-LONGEST_PAUSE = 0.6  # seconds of playing time
+LONGEST_PAUSE = 0.6  # maximum pause in seconds of playing time
 KEY_EVERY = 0.05  # seconds between two typed characters
-LAST_SCREEN = 3.5  # seconds that the last screen is held
-FIRST_SCREEN = 1.0  # seconds of the last screen with which the figure begins, so that it never begins empty
+LAST_SCREEN = 3.5  # seconds for which the last screen is shown at the end
+FIRST_SCREEN = 1.0  # seconds for which the last screen is shown at the start, so that the first frame is not empty
 
 PROMPT = "\x1b[1;32m$\x1b[0m "
-#: size of a character cell and of the window around the cells, in units of the SVG
+#: sizes of a character cell and of the window frame, in units of the SVG
 CELL_WIDTH, CELL_HEIGHT, FONT_SIZE, MARGIN, TITLE_HEIGHT = 10.0, 22.0, 16.5, 16.0, 38.0
 THEME = TerminalTheme(
     (22, 27, 34),
@@ -62,7 +61,7 @@ FONTS = "ui-monospace,SFMono-Regular,'SF Mono',Menlo,Consolas,'DejaVu Sans Mono'
 
 
 def build(context: Any) -> None:
-    """Record the run, if there is no recording yet, and draw it.
+    """Record the run, if there is no recording yet, and draw the figure.
 
     Args:
         context: the `Context` of build.py.
@@ -77,8 +76,7 @@ def build(context: Any) -> None:
 
 
 def record_run(folder: Path) -> list[tuple[float, str]]:
-    """Train in a pseudo-terminal of `COLUMNS` x `ROWS` and return what was printed, each write with its time in
-    seconds.
+    """Train in a pseudo-terminal of `COLUMNS` x `ROWS`, and return (seconds since the start, text) of each write.
 
     Raises:
         SystemExit: the run failed.
@@ -90,15 +88,15 @@ def record_run(folder: Path) -> list[tuple[float, str]]:
         environment = dict(os.environ, TERM="xterm-256color", COLUMNS=str(COLUMNS), LINES=str(ROWS))
         os.execve(sys.executable, [sys.executable, "-c", RUN, *ARGUMENTS], environment)
     fcntl.ioctl(descriptor, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
-    began, writes, pending = time.monotonic(), [], b""
+    start_time, writes, pending = time.monotonic(), [], b""
     while True:
         try:
             pending += os.read(descriptor, 65536)
-        except OSError:  # how Linux ends the output of a pseudo-terminal
+        except OSError:  # on Linux, the end of the output of a pseudo-terminal
             break
-        text = pending.decode(errors="ignore")  # a character may be cut in two
+        text = pending.decode(errors="ignore")  # the bytes of a character may be split between two reads
         pending = pending[len(text.encode()) :]
-        writes.append((time.monotonic() - began, text))
+        writes.append((time.monotonic() - start_time, text))
     code = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
     if code:
         raise SystemExit(
@@ -108,9 +106,9 @@ def record_run(folder: Path) -> list[tuple[float, str]]:
 
 
 class Screen:
-    """The lines of a terminal, for the few control sequences that rich's progress bar prints.
+    """The lines of a terminal. It supports the few control sequences that the progress bar of rich prints.
 
-    A line is kept with its colours; it is wrapped at `COLUMNS` when it is shown.
+    Lines contain ANSI colours, and are wrapped at `COLUMNS` by `visible_rows`.
     """
 
     TOKEN = re.compile(r"\x1b\[([?\d;]*)([A-Za-z])|(\r)|(\n)|([^\x1b\r\n]+)")
@@ -119,10 +117,10 @@ class Screen:
         self.lines, self.line, self.at_start = lines, len(lines) - 1, True
 
     def feed_output(self, text: str) -> None:
-        """Print text.
+        """Process output of the program: text and control sequences.
 
         Raises:
-            ValueError: the text has a control sequence that is not implemented.
+            ValueError: a control sequence is not supported.
         """
         for parameters, command, carriage_return, newline, plain in self.TOKEN.findall(text):
             if carriage_return:
@@ -140,33 +138,33 @@ class Screen:
                     self.lines[self.line] = ""
                 self.at_start = self.at_start and not plain
                 self.lines[self.line] += plain or f"\x1b[{parameters}m"
-            elif parameters != "?25":  # shows and hides the cursor
+            elif parameters != "?25":  # ESC[?25h and ESC[?25l show and hide the cursor
                 raise ValueError(f"terminal.py cannot play the control sequence ESC[{parameters}{command}")
 
     def visible_rows(self) -> list[str]:
-        """The last `ROWS` rows, markup of rich's `Text`, at most `COLUMNS` characters each."""
+        """Return the last `ROWS` rows as markup of rich, at most `COLUMNS` characters each."""
         rows = [row for line in self.lines for row in wrap_line(line)]
         return rows[-ROWS:]
 
 
 def wrap_line(line: str) -> list[str]:
-    """Cut a line with its colours into rows of `COLUMNS` characters, as a terminal does."""
+    """Wrap a line with ANSI colours into rows of `COLUMNS` characters, as markup of rich."""
     text = Text.from_ansi(line)
     return [row.markup for row in text.divide(range(COLUMNS, len(text), COLUMNS))]
 
 
 def time_screens(writes: list[tuple[float, str]]) -> list[tuple[float, list[str]]]:
-    """Screens with the seconds, of playing time, that each is shown: the last one, the command as it is typed, then the
+    """Return (seconds of playing time, rows) of each screen: the last screen, the typing of the command, the
     recording."""
     command = "vitreous " + " ".join(ARGUMENTS)
     screens = [(0.4, [PROMPT_MARKUP])]
     screens += [(KEY_EVERY, [PROMPT_MARKUP + command[:end]]) for end in range(1, len(command) + 1)]
-    screen, before = Screen([PROMPT + command, ""]), 0.0
+    screen, previous_moment = Screen([PROMPT + command, ""]), 0.0
     for moment, text in writes:
-        pause = min((moment - before) / SPEED, LONGEST_PAUSE)
+        pause = min((moment - previous_moment) / SPEED, LONGEST_PAUSE)
         screens[-1] = (screens[-1][0] + pause, screens[-1][1])
         screen.feed_output(text)
-        rows, before = screen.visible_rows(), moment
+        rows, previous_moment = screen.visible_rows(), moment
         if rows != screens[-1][1]:
             screens.append((0.0, rows))
     rows = [*screens[-1][1][:-1], PROMPT_MARKUP]
@@ -177,7 +175,7 @@ PROMPT_MARKUP = wrap_line(PROMPT)[0]
 
 
 def draw_svg(screens: list[tuple[float, list[str]]]) -> str:
-    """The animated SVG: a row that changes is drawn once for each of its contents, and CSS shows one at a time."""
+    """Return the animated SVG. Every content of a row is a separate element, and CSS shows one of them at a time."""
     total = sum(seconds for seconds, _ in screens)
     last = screens[-1][1]
     styles, drawn = [], []
@@ -209,26 +207,26 @@ def draw_svg(screens: list[tuple[float, list[str]]]) -> str:
 
 
 def row_intervals(screens: list[tuple[float, list[str]]]) -> Iterator[tuple[int, str, list[tuple[float, float]]]]:
-    """Every content of every row, with the intervals in seconds in which it is shown."""
-    found: dict[tuple[int, str], list[tuple[float, float]]] = {}
+    """Yield (row, content, intervals) for every content of every row; it is shown in these intervals, in seconds."""
+    spans_by_content: dict[tuple[int, str], list[tuple[float, float]]] = {}
     begin = 0.0
     for seconds, rows in screens:
         for row, content in enumerate(rows):
             if not content:
                 continue
-            spans = found.setdefault((row, content), [])
+            spans = spans_by_content.setdefault((row, content), [])
             if spans and abs(spans[-1][1] - begin) < 1e-9:
                 spans[-1] = (spans[-1][0], begin + seconds)
             elif seconds:
                 spans.append((begin, begin + seconds))
         begin += seconds
-    for (row, content), spans in found.items():
+    for (row, content), spans in spans_by_content.items():
         if spans:
             yield row, content, spans
 
 
 def css_rule(name: str, spans: list[tuple[float, float]], total: float, is_last: bool) -> str:
-    """The CSS that shows an element in its intervals; without animations it is shown if it `is_last`."""
+    """Return the CSS that shows an element in its intervals `spans`; without animations, it is shown if `is_last`."""
     frames = {0.0: False}
     for begin, end in spans:
         frames |= {100 * begin / total: True, 100 * end / total: False}
@@ -240,7 +238,8 @@ def css_rule(name: str, spans: list[tuple[float, float]], total: float, is_last:
 
 
 def draw_row(row: int, content: str) -> Iterator[str]:
-    """The SVG elements of a row: text as wide as its cells whatever the font, and the bar as a rectangle."""
+    """Yield the SVG elements of a row: text, stretched to the width of its cells for any font, and the bar as
+    rectangles."""
     console = Console(width=COLUMNS, color_system="truecolor")
     column, top = 0, TITLE_HEIGHT + row * CELL_HEIGHT
     for segment in Text.from_markup(content).render(console):
@@ -264,5 +263,5 @@ def draw_row(row: int, content: str) -> Iterator[str]:
 
 
 def to_hex(colour: Any) -> str:
-    """A colour of red, green and blue, 0 to 255, as CSS has it."""
+    """Convert a colour (red, green, blue), 0 to 255 each, to CSS: `#ff8000`."""
     return "#{:02x}{:02x}{:02x}".format(*colour)

@@ -1,9 +1,9 @@
 """Build the documentation site: `python docs/site/build.py`, or `make docs`. Needs the extra `docs`.
 
-docs/*.md, the notebooks, the benchmarks and the pages beside README.md are laid out below build/docs/source, with links
-as the site has them; the reference is written beside them, from docstrings and from the parser of each verb. zensical
-makes the site in build/docs/site. Errors, with exit code 1, are a broken link, a missing anchor or reference, a page
-that is not in the navigation, and anything that a reader's browser would fetch from elsewhere.
+The sources are written to build/docs/source: docs/*.md, the notebooks, the benchmarks, CONTRIBUTING.md and CHANGELOG.md
+with links adapted to the site, and the reference, which is generated from docstrings and from the options of each verb.
+zensical builds the site in build/docs/site. The script exits with 1 for a broken link, a missing anchor or reference, a
+page that is not in the navigation, and a page that loads content from another server.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import yaml
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 PACKAGE = ROOT / "vitreous"
-#: rooms of the reference, a page each; of a folder, the modules in it
+#: packages and modules of the Python reference: one page each, with the modules of a package
 ROOMS = (
     "nn",
     "models",
@@ -54,15 +54,16 @@ ROOMS = (
     "errors",
 )
 PYTHON, COMMANDS = "reference/python", "reference/command-line"
-#: the end of a link, with the name of something in the package where the link's text ends in one
+#: the end of a Markdown link; group 1 is the name of an object of the package, if the link text ends with one
 LINK = re.compile(r"(?:(?<=`)(vitreous(?:\.\w+)+)`)?\]\(([^()\s]+)\)")
+#: a Markdown link that is not an image: its text, and its target
 TEXT_LINK = re.compile(r"(?<!!)\[([^\[\]]+)\]\(([^()\s]+)\)")
 SOURCE = re.compile(r"Source code in <code>[^<]*</code> <pre>.*?</pre>", re.DOTALL)
 FETCHED = {"img": "src", "script": "src", "link": "href", "iframe": "src", "source": "src"}
 
 
 def page_map() -> dict[Path, str]:
-    """{file of the repository: its page or file in the site}."""
+    """Return file of the repository -> page or file of the site, for all files that are copied or generated."""
     pages = {ROOT / name: f"{Path(name).stem.lower()}.md" for name in ("CONTRIBUTING.md", "CHANGELOG.md")}
     pages[ROOT / "README.md"] = "index.md"
     pages[PACKAGE / "__init__.py"] = f"{PYTHON}/vitreous.md"
@@ -80,7 +81,7 @@ def page_map() -> dict[Path, str]:
 
 
 def stage(folder: Path) -> None:
-    """Write all that the site is made of to `folder`."""
+    """Write all sources of the site to `folder`: adapted pages, figures, notebooks, and the generated reference."""
     from notebooks import notebook_page
 
     pages = page_map()
@@ -91,7 +92,7 @@ def stage(folder: Path) -> None:
             target.write_text(notebook_page(path), "utf-8")
             shutil.copyfile(path, target.with_suffix(".ipynb"))
         elif path.is_relative_to(PACKAGE):
-            continue  # written below
+            continue  # the reference is written below
         elif path.suffix != ".md":
             shutil.copyfile(path, target)
         elif path.name != "README.md" or path.parent != ROOT:
@@ -103,7 +104,7 @@ def stage(folder: Path) -> None:
 
 
 def outside_code(text: str) -> Iterator[tuple[str, bool]]:
-    """Lines, and whether each is prose: neither within ``` fences nor one of them."""
+    """Yield (line, is prose) for each line of a Markdown text; ``` fences and the lines between them are not prose."""
     inside = False
     for line in text.splitlines():
         fence = line.lstrip().startswith("```")
@@ -112,25 +113,26 @@ def outside_code(text: str) -> Iterator[tuple[str, bool]]:
 
 
 def spaced(text: str) -> str:
-    """Put an empty line before tables and lists that follow a paragraph: GitHub needs none, Python-Markdown does."""
-    out: list[str] = []
-    for line, prose in outside_code(text):
-        before = out[-1] if out else ""
-        opens = (line.startswith("|") and not before.startswith("|")) or (
-            re.match(r"(?:- |\d+\. )", line) and not re.match(r"\s*(?:- |\d+\. )|\s", before)
+    """Insert an empty line before tables and lists that follow a paragraph: Python-Markdown needs it, GitHub does
+    not."""
+    output_lines: list[str] = []
+    for line, is_prose in outside_code(text):
+        previous_line = output_lines[-1] if output_lines else ""
+        starts_block = (line.startswith("|") and not previous_line.startswith("|")) or (
+            re.match(r"(?:- |\d+\. )", line) and not re.match(r"\s*(?:- |\d+\. )|\s", previous_line)
         )
-        out += ["", line] if prose and before and opens else [line]
-    return "\n".join(out) + "\n"
+        output_lines += ["", line] if is_prose and previous_line and starts_block else [line]
+    return "\n".join(output_lines) + "\n"
 
 
 def relocate(text: str, path: Path, page: str, pages: dict[Path, str]) -> str:
-    """`text` of the repository's file `path` with its links as `page` of the site has them.
+    """Adapt the links in the text of the file `path` of the repository to its `page` of the site.
 
-    A link to a file of the package whose text is the name of something in it becomes one to the reference. Of a link
-    to another file outside the site only the text is left.
+    A link to a module of the package, whose text is the name of an object in it, becomes a link to the reference. A
+    link to another file that is not on the site is replaced by its text.
     """
 
-    def moved(match: re.Match[str]) -> str:
+    def adapt_link(match: re.Match[str]) -> str:
         name, anchor = (match[2].split("#", 1) + [""])[:2]
         file = (path.parent / name).resolve() if name and "://" not in name else None
         if file in pages:
@@ -141,7 +143,7 @@ def relocate(text: str, path: Path, page: str, pages: dict[Path, str]) -> str:
             return match[0]
         return match[0].removesuffix(f"({match[2]})") + f"({os.path.relpath(target, os.path.dirname(page) or '.')})"
 
-    def without_outside_links(match: re.Match[str]) -> str:
+    def drop_outside_link(match: re.Match[str]) -> str:
         name = match[2].partition("#")[0]
         file = (path.parent / name).resolve() if name and "://" not in name else None
         is_outside = file is not None and file.exists() and file not in pages
@@ -149,36 +151,45 @@ def relocate(text: str, path: Path, page: str, pages: dict[Path, str]) -> str:
         return match[1] if is_outside and not is_documented else match[0]
 
     lines = (
-        LINK.sub(moved, TEXT_LINK.sub(without_outside_links, line)) if prose else line
+        LINK.sub(adapt_link, TEXT_LINK.sub(drop_outside_link, line)) if prose else line
         for line, prose in outside_code(text)
     )
     return "\n".join(lines) + "\n"
 
 
 def room_of(file: Path) -> str:
-    """The page of the reference that a file of the package is on."""
+    """Return the name of the reference page that documents a file of the package."""
     parts = file.relative_to(PACKAGE).with_suffix("").parts
     return parts[0] if len(parts) == 1 else ".".join(parts[:-1])
 
 
 def python_pages() -> dict[str, str]:
-    """Pages of the reference, from docstrings: the public functions, then a page for each room."""
+    """Return path -> content of the pages of the Python reference: the public functions, and one page per entry of
+    `ROOMS`."""
     import vitreous
 
     names = [name for name in vitreous.__all__ if not name.startswith("_")]
-    about = "What `import vitreous` gives; the modules that these come from are on the pages of the rooms."
+    about = "The public functions and classes of `import vitreous`. The other pages document the modules."
     pages = {f"{PYTHON}/vitreous.md": "\n\n".join(["# vitreous", about, *(f"::: vitreous.{name}" for name in names)])}
     for room in ROOMS:
-        place = PACKAGE.joinpath(*room.split("."))
-        modules = sorted(p.stem for p in place.glob("*.py") if p.stem != "__init__") if place.is_dir() else [""]
-        head = ast.get_docstring(ast.parse((place / "__init__.py").read_text("utf-8"))) if place.is_dir() else None
+        source_path = PACKAGE.joinpath(*room.split("."))
+        modules = (
+            sorted(p.stem for p in source_path.glob("*.py") if p.stem != "__init__") if source_path.is_dir() else [""]
+        )
+        package_docstring = (
+            ast.get_docstring(ast.parse((source_path / "__init__.py").read_text("utf-8")))
+            if source_path.is_dir()
+            else None
+        )
         blocks = [f"::: vitreous.{'.'.join(filter(None, (room, module)))}" for module in modules]
-        pages[f"{PYTHON}/{room}.md"] = "\n\n".join([f"# vitreous.{room}", *([head] if head else []), *blocks]) + "\n"
+        pages[f"{PYTHON}/{room}.md"] = (
+            "\n\n".join([f"# vitreous.{room}", *([package_docstring] if package_docstring else []), *blocks]) + "\n"
+        )
     return pages
 
 
 def command_pages() -> dict[str, str]:
-    """Pages of the command line: one of all verbs, and one for each."""
+    """Return path -> content of the pages of the command line: an overview, and one page per verb."""
     from command_line import overview_page, page_name, verb_page
 
     from vitreous.cli.main import VERBS
@@ -188,19 +199,19 @@ def command_pages() -> dict[str, str]:
 
 
 def reference_pages() -> dict[str, str]:
-    """Pages of recipes, config.yaml and the HTTP API."""
+    """Return path -> content of the reference pages of recipes, config.yaml and the HTTP API."""
     from reference_pages import CONFIG, HTTP, config_page, http_page, recipe_pages
 
     return {**recipe_pages(), CONFIG: config_page(), HTTP: http_page()}
 
 
 def title_of(page: Path) -> str:
-    """The first heading of a page."""
+    """Return the first heading of a Markdown page."""
     return next(line[2:].strip() for line in page.read_text("utf-8").splitlines() if line.startswith("# "))
 
 
 def configuration(folder: Path) -> dict[str, Any]:
-    """The configuration for what lies in `folder`, its navigation filled in."""
+    """Return the configuration of the site for the sources in `folder`, with the complete navigation."""
     config = yaml.safe_load((HERE / "mkdocs.yml").read_text("utf-8"))
     python = config["plugins"][1]["mkdocstrings"]["handlers"]["python"]
     python["paths"] = [str(ROOT)]
@@ -210,27 +221,27 @@ def configuration(folder: Path) -> dict[str, Any]:
 
 
 def expand(entry: Any, folder: Path) -> Any:
-    """An entry of the navigation with `folder/*` as the pages of that folder, its index first, and their titles."""
+    """Expand an entry of the navigation: `folder/*` becomes the pages of that folder with their titles, index first."""
     ((title, value),) = entry.items()
     if isinstance(value, list):
-        return {title: [expand(part, folder) for part in value]}
+        return {title: [expand(child, folder) for child in value]}
     if not value.endswith("/*"):
         return entry
-    order = {f"{room}.md": place for place, room in enumerate(("vitreous", *ROOMS))}
+    order = {f"{room}.md": position for position, room in enumerate(("vitreous", *ROOMS))}
     files = sorted((folder / value[:-2]).glob("*.md"), key=lambda p: (p.stem != "index", order.get(p.name, 0), p.name))
     relative = [path.relative_to(folder).as_posix() for path in files]
     return {title: [page if page.endswith("/index.md") else {title_of(folder / page): page} for page in relative]}
 
 
 def listed(nav: Any) -> set[str]:
-    """The pages of a navigation."""
+    """Return the paths of all pages of a navigation."""
     if isinstance(nav, str):
         return {nav}
-    return set().union(*(listed(part) for part in (nav.values() if isinstance(nav, dict) else nav)))
+    return set().union(*(listed(child) for child in (nav.values() if isinstance(nav, dict) else nav)))
 
 
 class Page(HTMLParser):
-    """Of a page of the site: anchors, links, and what a browser fetches with it."""
+    """Parses an HTML page of the site: its anchors, its links, and the URLs that a browser loads with it."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -240,7 +251,7 @@ class Page(HTMLParser):
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Note what the tag names, links to or fetches."""
+        """Record the anchors of a tag, its link, and the URL that it loads."""
         values = {name: value or "" for name, value in attrs}
         self.anchors |= {values[name] for name in ("id", "name") if name in values}
         if tag == "a" and "href" in values:
@@ -250,7 +261,7 @@ class Page(HTMLParser):
 
 
 def site_faults(site: Path) -> list[str]:
-    """What is wrong with a built site: links to nothing, and what would be fetched from elsewhere."""
+    """Return the faults of a built site: broken links, missing anchors, and content loaded from other servers."""
     pages = {path.resolve(): Page(path.read_text("utf-8")) for path in sorted(site.rglob("*.html"))}
     faults = []
     for path, page in pages.items():
@@ -262,22 +273,25 @@ def site_faults(site: Path) -> list[str]:
             name, anchor = (link.split("#", 1) + [""])[:2]
             target = (path.parent / unquote(name)).resolve() if name else path
             if not target.exists():
-                faults.append(f"{where}: links to {link}, which is not there")
+                faults.append(f"{where}: links to {link}, which does not exist")
             elif anchor and target in pages and unquote(anchor) not in pages[target].anchors:
-                faults.append(f"{where}: links to {link}, an anchor which is not there")
+                faults.append(f"{where}: links to {link}, whose anchor does not exist")
     return sorted(set(faults))
 
 
-def build(place: Path) -> list[str]:
-    """Build the site in `place`/site. Returns what is wrong with it, a line each; nothing if all is well."""
-    shutil.rmtree(place, ignore_errors=True)
-    source = place / "source"
+def build(out_folder: Path) -> list[str]:
+    """Build the site in `out_folder`/site. Returns its faults, one line each; an empty list if there are none."""
+    shutil.rmtree(out_folder, ignore_errors=True)
+    source = out_folder / "source"
     stage(source)
     config = configuration(source)
-    (place / "mkdocs.yml").write_text(yaml.safe_dump(config, sort_keys=False, allow_unicode=True), "utf-8")
+    (out_folder / "mkdocs.yml").write_text(yaml.safe_dump(config, sort_keys=False, allow_unicode=True), "utf-8")
     missing = {path.relative_to(source).as_posix() for path in source.rglob("*.md")} ^ listed(config["nav"])
     if missing:
-        return [f"{page}: is not in the navigation, or is only there: docs/site/mkdocs.yml" for page in sorted(missing)]
+        return [
+            f"{page}: is missing in the navigation (docs/site/mkdocs.yml), or exists only there"
+            for page in sorted(missing)
+        ]
     command = [
         sys.executable,
         "-m",
@@ -286,19 +300,19 @@ def build(place: Path) -> list[str]:
         "--strict",
         "--clean",
         "--config-file",
-        str(place / "mkdocs.yml"),
+        str(out_folder / "mkdocs.yml"),
     ]
-    path = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")]))  # of docstrings.py
+    path = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")]))  # finds docstrings.py
     environment = {**os.environ, "NO_COLOR": "1", "PYTHONPATH": path}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
-    if done.returncode:
-        return [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
-    trim_search(place / "site" / "search.json")
-    return site_faults(place / "site")
+    result = subprocess.run(command, capture_output=True, text=True, env=environment)
+    if result.returncode:
+        return [line for line in (result.stdout + result.stderr).splitlines() if line.strip()]
+    trim_search(out_folder / "site" / "search.json")
+    return site_faults(out_folder / "site")
 
 
 def trim_search(file: Path) -> None:
-    """Remove items from the search index that would rank above guides, and source code from the text of the others."""
+    """Remove items that would rank above guides from the search index, and source code from the other items."""
     index = json.loads(file.read_text("utf-8"))
     index["items"] = [item for item in index["items"] if is_searchable(item["location"])]
     for item in index["items"]:
@@ -307,8 +321,11 @@ def trim_search(file: Path) -> None:
 
 
 def is_searchable(location: str) -> bool:
-    """Whether the search finds a section: not those of logs, single benchmarks and settings of single recipes, and of
-    the modules of the package only their names."""
+    """Return whether a section of the site is in the search index.
+
+    Omitted are the log, the changelog, single benchmarks, the sections of single recipes, and the objects of the Python
+    reference other than modules and public functions.
+    """
     page, _, anchor = location.partition("#")
     if page.startswith(("log/", "changelog", "benchmarks/")):
         return page == "benchmarks/index.html"

@@ -1,4 +1,4 @@
-"""Docstrings as Markdown, for mkdocstrings."""
+"""An extension of mkdocstrings that converts docstrings to Markdown."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from plain_text import to_markdown
 
 
 class PlainText(griffe.Extension):
-    """Rewrites every docstring before it is rendered."""
+    """Converts every docstring with `to_markdown` before it is rendered."""
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
+        """Convert the docstring of a documented object, if it has one."""
         if obj.docstring is not None:
             obj.docstring.value = to_markdown(obj.docstring.value)

@@ -1,8 +1,8 @@
-"""Run the notebooks and keep what they show: `python docs/site/notebooks.py [NAME ...]`, or `make notebooks`.
+"""Run the notebooks and store their outputs: `python docs/site/notebooks.py [NAME ...]`, or `make notebooks`.
 
-Each runs in a kernel of its own, in an empty folder. Kept are the results of cells and their prints; what goes to
-stderr, times and the version of Python are not, so that a second run changes as little as it can. Needs the
-extra `dev`.
+Each notebook runs in a separate kernel, in an empty folder. The results and prints of cells are stored. Output on
+stderr, times and the version of Python are removed, so that another run changes as little as possible. Needs the extra
+`dev`.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from pathlib import Path
 from typing import Any
 
 NOTEBOOKS = Path(__file__).resolve().parents[1] / "notebooks"
-FORMS = ("image/png", "text/html", "text/plain")  # of an output, of which the first that it has is kept
+FORMS = ("image/png", "text/html", "text/plain")  # formats of an output; the first available one is stored
 
 
 def execute_notebook(path: Path, folder: Path) -> dict[str, Any]:
-    """The notebook as JSON, with its outputs, when its cells have run in `folder`."""
+    """Run the cells of a notebook in `folder`, and return it with its outputs as JSON."""
     import nbformat
     from nbclient import NotebookClient
 
-    book = nbformat.read(path, 4)
+    notebook = nbformat.read(path, 4)
     resources = {"metadata": {"path": str(folder)}}
-    NotebookClient(book, timeout=900, kernel_name="python3", resources=resources).execute()
-    book.metadata.pop("language_info", None)
-    for cell in book.cells:
+    NotebookClient(notebook, timeout=900, kernel_name="python3", resources=resources).execute()
+    notebook.metadata.pop("language_info", None)
+    for cell in notebook.cells:
         cell.metadata.pop("execution", None)
         if cell.cell_type == "code":
             cell.execution_count = None
@@ -35,46 +35,46 @@ def execute_notebook(path: Path, folder: Path) -> dict[str, Any]:
             for output in cell.outputs:
                 if "execution_count" in output:
                     output.execution_count = None
-                if "data" in output:  # pictures and tables need no text, which has addresses in it
-                    form = next(form for form in FORMS if form in output.data)
-                    output.data = {form: output.data[form]}
-    return json.loads(nbformat.writes(book))
+                if "data" in output:  # the text form of images and tables contains memory addresses
+                    output_format = next(output_format for output_format in FORMS if output_format in output.data)
+                    output.data = {output_format: output.data[output_format]}
+    return json.loads(nbformat.writes(notebook))
 
 
 def output_types(book: dict[str, Any]) -> list[list[str]]:
-    """What each code cell of a notebook shows: the form of each output, such as `text/html`, or `stream` for prints."""
+    """Return the formats of the outputs of each code cell, such as `text/html`, or `stream` for prints."""
     cells = [cell for cell in book["cells"] if cell["cell_type"] == "code"]
     return [[next(iter(o["data"])) if "data" in o else o["output_type"] for o in cell["outputs"]] for cell in cells]
 
 
 def notebook_page(path: Path) -> str:
-    """A notebook as a page of the site: text, code and outputs, and the file itself to take along."""
-    parts = [part for cell in json.loads(path.read_text("utf-8"))["cells"] for part in cell_parts(cell)]
-    title, _, rest = parts[0].partition("\n")
-    return "\n\n".join([title, f"The notebook itself: [{path.name}]({path.name}).", rest, *parts[1:]]) + "\n"
+    """Return a notebook as a Markdown page with text, code and outputs, and a link to download it."""
+    blocks = [block for cell in json.loads(path.read_text("utf-8"))["cells"] for block in cell_parts(cell)]
+    title, _, first_text = blocks[0].partition("\n")
+    return "\n\n".join([title, f"Download the notebook: [{path.name}]({path.name}).", first_text, *blocks[1:]]) + "\n"
 
 
 def cell_parts(cell: dict[str, Any]) -> Iterator[str]:
-    """The Markdown of a cell and of its outputs."""
+    """Yield the Markdown blocks of a cell: its text, or its code and its outputs."""
     source = "".join(cell["source"])
     if cell["cell_type"] == "markdown":
         yield source
         return
     yield f"```python\n{source}\n```"
     for output in cell["outputs"]:
-        ((form, lines),) = output.get("data", {"text/plain": output.get("text")}).items()
+        ((output_format, lines),) = output.get("data", {"text/plain": output.get("text")}).items()
         text = "".join(lines).strip()
-        if form == "image/png":
+        if output_format == "image/png":
             text = f'<img alt="figure" src="data:image/png;base64,{text}">'
         yield (
             f"```text\n{text}\n```"
-            if form == "text/plain"
+            if output_format == "text/plain"
             else f'<div class="output">{"".join(text.splitlines())}</div>'
         )
 
 
 def main() -> None:
-    """Run the notebooks that are named, or all, and write them with their outputs."""
+    """Run the notebooks that the arguments name, or all, and write them with their outputs."""
     for path in [NOTEBOOKS / f"{name}.ipynb" for name in sys.argv[1:]] or sorted(NOTEBOOKS.glob("*.ipynb")):
         with tempfile.TemporaryDirectory() as folder:
             book = execute_notebook(path, Path(folder))

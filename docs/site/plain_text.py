@@ -1,4 +1,7 @@
-"""Plain text as Markdown: of ours, where `*` is a star and an indented line is code."""
+"""Convert plain text, such as docstrings and help texts, to Markdown.
+
+In plain text, characters such as `*` have no special meaning, and indented lines are code.
+"""
 
 from __future__ import annotations
 
@@ -9,29 +12,30 @@ SPECIAL = re.compile(r"([*_\[\]#<|~^\\])")
 
 
 def escape(text: str) -> str:
-    """Escape what Markdown would take for markup, but for `code`."""
-    parts = CODE.split(text)
-    return "".join(part if n % 2 else SPECIAL.sub(r"\\\1", part) for n, part in enumerate(parts))
+    """Escape the special characters of Markdown, except within backquotes."""
+    pieces = CODE.split(text)
+    return "".join(piece if index % 2 else SPECIAL.sub(r"\\\1", piece) for index, piece in enumerate(pieces))
 
 
 def is_verbatim(line: str) -> bool:
-    """Whether a line is laid out by hand: indented by four, or in columns; no row of a table is."""
+    """Return whether the layout of a line must be kept: it is indented by four spaces, or has columns; rows of Markdown
+    tables do not count."""
     return not line.startswith("|") and (line.startswith("    ") or bool(re.search(r"\S {2,}\S", line)))
 
 
 def to_markdown(text: str) -> str:
-    """A docstring as Markdown: paragraphs, lists and tables stay what they are, lines that are laid out become code."""
-    out: list[str] = []
+    """Convert a docstring to Markdown. Paragraphs, lists and tables are kept; lines with a fixed layout become code."""
+    output_lines: list[str] = []
     for block in re.split(r"\n\s*\n", text):
-        lines, verbatim, inside = block.splitlines(), [], False
+        lines, is_code, in_code = block.splitlines(), [], False
         for line in lines:
-            verbatim.append(is_verbatim(line) or (inside and line.startswith(" ")))
-            inside = verbatim[-1]
+            is_code.append(is_verbatim(line) or (in_code and line.startswith(" ")))
+            in_code = is_code[-1]
         for number, line in enumerate(lines):
-            opens = verbatim[number] and not (number and verbatim[number - 1])
-            closes = verbatim[number] and not (number + 1 < len(lines) and verbatim[number + 1])
-            out += ["", "```text"] if opens else []
-            out.append(line if verbatim[number] or line.startswith("|") else escape(line))
-            out += ["```", ""] if closes else []
-        out.append("")
-    return "\n".join(out).strip()
+            starts_code = is_code[number] and not (number and is_code[number - 1])
+            ends_code = is_code[number] and not (number + 1 < len(lines) and is_code[number + 1])
+            output_lines += ["", "```text"] if starts_code else []
+            output_lines.append(line if is_code[number] or line.startswith("|") else escape(line))
+            output_lines += ["```", ""] if ends_code else []
+        output_lines.append("")
+    return "\n".join(output_lines).strip()

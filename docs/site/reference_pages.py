@@ -1,4 +1,4 @@
-"""Pages of the reference that are generated from the package: recipes, config.yaml, and the HTTP API."""
+"""Generate the reference pages of recipes, config.yaml and the HTTP API from the package."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from vitreous.config import TaggedUnion, get_annotated_hints, get_tagged_union, 
 
 RECIPES, CONFIG, HTTP = "reference/recipes", "reference/config.md", "reference/http-api.md"
 YAML_TYPES: dict[Any, str] = {int: "integer", float: "number", str: "text", bool: "true or false", NoneType: "null"}
-#: modules of vitreous.recipes with recipes -> heading of their table, in this order
+#: module of vitreous.recipes -> heading of the table of its recipes, in the order of the page
 RECIPE_GROUPS = {
     "ours": "Defaults",
     "pretrain": "ViT paper: training from scratch",
@@ -38,7 +38,7 @@ RECIPE_GROUPS = {
 
 
 def recipe_pages() -> dict[str, str]:
-    """The index of all recipes, and a page for each."""
+    """Return path -> content of the pages of recipes: an index, and one page per recipe."""
     from vitreous.recipes.registry import RECIPES as recipes
 
     pages = {f"{RECIPES}/index.md": recipe_index()}
@@ -46,20 +46,20 @@ def recipe_pages() -> dict[str, str]:
 
 
 def recipe_index() -> str:
-    """A table for each group of recipes, with the best published result of each recipe."""
+    """Return the index page: a table per group of recipes, with a published result of each recipe."""
     from vitreous.cli.recipes import describe_recipe, format_length
     from vitreous.recipes.registry import RECIPES as recipes
     from vitreous.recipes.registry import build_example_run
 
     groups: dict[str, list[str]] = {title: [] for title in RECIPE_GROUPS.values()}
     for recipe in recipes.values():
-        facts = describe_recipe(recipe, build_example_run(recipe.name))
+        summary = describe_recipe(recipe, build_example_run(recipe.name))
         published = "; ".join(f"{result} ({model}, {data})" for model, data, result in recipe.published[:1])
         cells = [
             f"[{recipe.name}]({recipe.name}.md)",
             recipe.about,
-            format_length(facts),
-            f"{facts['lr']:g}",
+            format_length(summary),
+            f"{summary['lr']:g}",
             published,
         ]
         title = RECIPE_GROUPS[recipe.make.__module__.rpartition(".")[2]]
@@ -72,13 +72,13 @@ def recipe_index() -> str:
     )
     lines = ["# Training recipes", "", about, ""]
     for title, rows in groups.items():
-        head = ["recipe", "for", "length", "learning rate", "published"]
-        lines += [f"## {title}", "", *table_head(head), *rows, ""]
+        titles = ["recipe", "for", "length", "learning rate", "published"]
+        lines += [f"## {title}", "", *table_head(titles), *rows, ""]
     return "\n".join(lines)
 
 
 def recipe_page(name: str) -> str:
-    """One recipe as `vitreous recipes NAME` prints it: text, command, models, settings, published results."""
+    """Return the page of a recipe, as `vitreous recipes NAME` prints it: text, command, models, settings, results."""
     from vitreous.cli.recipes import list_recipe_settings, print_recipe
     from vitreous.recipes.registry import RECIPES as recipes
     from vitreous.recipes.registry import build_example_run
@@ -92,8 +92,11 @@ def recipe_page(name: str) -> str:
         lines.append(format_row(cells))
     run = document["run"]
     lines += ["", f"On {recipe.data}: {run['data']['images']:,} training images.", ""]
-    for kind, length in recipe.lengths:
-        lines += [f"Epochs on other datasets ({kind}): {length.num_samples:,.0f} / training images, {length.text}.", ""]
+    for dataset_type, length in recipe.lengths:
+        lines += [
+            f"Epochs on other datasets ({dataset_type}): {length.num_samples:,.0f} / training images, {length.text}.",
+            "",
+        ]
     lines += ["## Settings", "", *table_head(["setting", "value"])]
     lines += [format_row((f"`{path}`", f"`{value}`")) for path, value in list_recipe_settings(build_example_run(name))]
     if recipe.published:
@@ -103,7 +106,7 @@ def recipe_page(name: str) -> str:
 
 
 class SilentConsole:
-    """A console that prints nothing."""
+    """A replacement of `Console` that prints nothing."""
 
     def table(self, *_: Any) -> None:
         """Ignore a table."""
@@ -113,7 +116,7 @@ class SilentConsole:
 
 
 def config_page() -> str:
-    """Every field of config.yaml by its path, with type, default and description."""
+    """Return the page of config.yaml: every field by its path, with type, default and description."""
     from vitreous.training.run import Run
 
     about = (
@@ -123,43 +126,48 @@ def config_page() -> str:
     )
     lines = ["# Configuration file: config.yaml", "", about, ""]
     described: set[type[Any]] = set()
-    for title, kind in list_config_sections(Run):
-        lines += [] if kind in described else config_section(title, kind)
-        described.add(kind)
+    for title, config_type in list_config_sections(Run):
+        lines += [] if config_type in described else config_section(title, config_type)
+        described.add(config_type)
     return "\n".join(lines)
 
 
-def list_config_sections(kind: type[Any], path: str = "", variant: str = "") -> Iterator[tuple[str, type[Any]]]:
-    """Yield (title, dataclass) for a config, its parts and the variants of each part; each class may occur again."""
-    yield f"{path} {variant}".strip() or "Run", kind
-    for name, hint in get_annotated_hints(kind).items():
+def list_config_sections(config_type: type[Any], path: str = "", variant: str = "") -> Iterator[tuple[str, type[Any]]]:
+    """Yield (title, dataclass) of a config, of its nested configs, and of their variants; a class may occur repeatedly.
+
+    `path` is the path of the config in the file, `variant` the variant to which it belongs.
+    """
+    yield f"{path} {variant}".strip() or "Run", config_type
+    for name, hint in get_annotated_hints(config_type).items():
         field_path, union = f"{path}.{name}".strip("."), get_tagged_union(hint)
-        if union and not (path and name in ("encoder", "backbone")):  # a model inside a model
+        if union and not (
+            path and name in ("encoder", "backbone")
+        ):  # the config of a nested model, whose fields are already listed
             for choice in union.table:
                 yield from list_config_sections(union.row(choice), field_path, f"({union.key}: {choice})")
         elif is_dataclass(hint) and isinstance(hint, type):
             yield from list_config_sections(hint, field_path, variant)
 
 
-def config_section(title: str, kind: type[Any]) -> list[str]:
-    """The lines of one dataclass: its docstring, and a table of its fields."""
-    hints, comments = get_annotated_hints(kind), read_field_comments(kind)
+def config_section(title: str, config_type: type[Any]) -> list[str]:
+    """Return the Markdown lines of a dataclass: its docstring, and a table of its fields."""
+    hints, comments = get_annotated_hints(config_type), read_field_comments(config_type)
     rows = []
-    for field in fields(kind):
+    for field in fields(config_type):
         if field.init:
             value_type = escape(yaml_type(hints[field.name]))
             rows.append(
                 (f"`{field.name}`", value_type, format_field_default(field), escape(comments.get(field.name, "")))
             )
-    text = to_markdown(inspect.cleandoc(kind.__doc__ or ""))
+    text = to_markdown(inspect.cleandoc(config_type.__doc__ or ""))
     table = [*table_head(["field", "type", "default", "description"]), *map(format_row, rows), ""] if rows else []
     return [f"## {title}", "", text, "", *table]
 
 
-def read_field_comments(kind: type[Any]) -> dict[str, str]:
-    """Descriptions of the fields of a dataclass and its bases: the string below a field, or its comment."""
-    found: dict[str, str] = {}
-    for base in reversed(kind.__mro__[:-1]):
+def read_field_comments(config_type: type[Any]) -> dict[str, str]:
+    """Return field name -> description for a dataclass and its bases: the string below the field, or its comment."""
+    descriptions: dict[str, str] = {}
+    for base in reversed(config_type.__mro__[:-1]):
         if not is_dataclass(base):
             continue
         source = textwrap.dedent(inspect.getsource(base))
@@ -177,33 +185,37 @@ def read_field_comments(kind: type[Any]) -> dict[str, str]:
             while line in comments and comments[line][1]:
                 above.insert(0, comments[line][0])
                 line -= 1
-            beside = comments.get(node.end_lineno or node.lineno, ("", True))
-            text = " ".join(above) if above else ("" if beside[1] else beside[0])
+            same_line = comments.get(node.end_lineno or node.lineno, ("", True))
+            text = " ".join(above) if above else ("" if same_line[1] else same_line[0])
             if isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant):
                 text = " ".join(str(following.value.value).split())
-            found |= {node.target.id: text} if text else {}
-    return found
+            descriptions |= {node.target.id: text} if text else {}
+    return descriptions
 
 
 def yaml_type(hint: Any) -> str:
-    """The type of a field in YAML: text, integer, number, true or false, list, section."""
+    """Return the type of a field in YAML, such as `text`, `integer`, `list of number` or `section`."""
     arguments = get_args(hint)
     if get_origin(hint) is Annotated:
-        return "section" if any(isinstance(mark, TaggedUnion) for mark in arguments[1:]) else yaml_type(arguments[0])
+        return (
+            "section" if any(isinstance(marker, TaggedUnion) for marker in arguments[1:]) else yaml_type(arguments[0])
+        )
     if get_origin(hint) in (Union, UnionType):
         return " or ".join(dict.fromkeys(map(yaml_type, arguments)))
     if get_origin(hint) is Literal:
         return ", ".join(f"`{value}`" for value in arguments)
     if get_origin(hint) is tuple:
-        kinds = list(dict.fromkeys(yaml_type(argument) for argument in arguments if argument is not Ellipsis))
+        item_types = list(dict.fromkeys(yaml_type(argument) for argument in arguments if argument is not Ellipsis))
         return (
-            f"list of {' and '.join(kinds)}" if Ellipsis in arguments else f"{len(arguments)} x {' and '.join(kinds)}"
+            f"list of {' and '.join(item_types)}"
+            if Ellipsis in arguments
+            else f"{len(arguments)} x {' and '.join(item_types)}"
         )
     return YAML_TYPES.get(hint, "section")
 
 
 def format_field_default(field: Field[Any]) -> str:
-    """The default of a field as it is written in YAML; empty if the field is required or a section."""
+    """Format the default of a field in YAML; an empty string if the field is required or a section."""
     if field.default is MISSING:
         return ""
     value = to_builtins(field.default)
@@ -215,7 +227,7 @@ def format_field_default(field: Field[Any]) -> str:
 
 
 def http_page() -> str:
-    """Endpoints, parameters, documents and errors, from the OpenAPI description that the server returns."""
+    """Return the page of the HTTP API, with endpoints, errors and documents, from the server's OpenAPI description."""
     from vitreous.apps.server.openapi import ERROR_DESCRIPTIONS, build_openapi_document
     from vitreous.apps.server.settings import ServerLimits
 
@@ -240,7 +252,7 @@ def http_page() -> str:
 
 
 def endpoint_lines(operation: dict[str, Any]) -> list[str]:
-    """Summary, parameters, body and responses of an endpoint."""
+    """Return the Markdown lines of an endpoint: summary, parameters, body and responses."""
     lines = [f"{escape(operation['summary'])}.", ""]
     if parameters := operation.get("parameters"):
         lines += table_head(["parameter", "in", "type", "description"])
@@ -249,12 +261,15 @@ def endpoint_lines(operation: dict[str, Any]) -> list[str]:
             lines.append(format_row(cells))
         lines.append("")
     if body := operation.get("requestBody"):
-        kinds = [f"`{kind}`" for kind in body["content"] if not kind.startswith(("image/", "video/"))]
-        kinds += [
-            f"`{family}/*`" for family in ("image", "video") if any(k.startswith(family) for k in body["content"])
+        content_types = [
+            f"`{content_type}`" for content_type in body["content"] if not content_type.startswith(("image/", "video/"))
+        ]
+        content_types += [
+            f"`{family}/*`" for family in ("image", "video") if any(name.startswith(family) for name in body["content"])
         ]
         lines += [
-            f"Body: {', '.join(kinds)}." + (f" {escape(body['description'])}." if "description" in body else ""),
+            f"Body: {', '.join(content_types)}."
+            + (f" {escape(body['description'])}." if "description" in body else ""),
             "",
         ]
         schema = body["content"].get("application/json", {}).get("schema", {})
@@ -265,13 +280,16 @@ def endpoint_lines(operation: dict[str, Any]) -> list[str]:
             lines.append("")
     for code, response in operation["responses"].items():
         if code == "200":
-            kinds = [f"{type_name(value['schema'])} (`{kind}`)" for kind, value in response["content"].items()]
-            lines += [f"Response: {', '.join(kinds)}.", ""]
+            content_types = [
+                f"{type_name(value['schema'])} (`{content_type}`)"
+                for content_type, value in response["content"].items()
+            ]
+            lines += [f"Response: {', '.join(content_types)}.", ""]
     return lines
 
 
 def type_name(schema: dict[str, Any]) -> str:
-    """A JSON schema as text: `array of number`, with a link for a document."""
+    """Format the type of a JSON schema: `array of number`; a document is a link to its section."""
     if "$ref" in schema:
         name = schema["$ref"].rpartition("/")[2]
         return f"[{name}](#{name.lower()})"
@@ -283,16 +301,16 @@ def type_name(schema: dict[str, Any]) -> str:
         return f"array of {type_name(schema['items'])}" if "items" in schema else "array"
     if schema.get("type") == "object" and "properties" in schema:
         return f"object with {', '.join(f'`{key}`' for key in schema['properties'])}"
-    kinds = schema.get("type", "any")
+    json_type = schema.get("type", "any")
     limits = [f"{word} {schema[key]:,}" for key, word in (("minimum", "from"), ("maximum", "to")) if key in schema]
-    return " ".join([kinds if isinstance(kinds, str) else " or ".join(kinds), *limits])
+    return " ".join([json_type if isinstance(json_type, str) else " or ".join(json_type), *limits])
 
 
 def table_head(titles: list[str]) -> list[str]:
-    """The two head lines of a Markdown table."""
+    """Return the header line and the separator line of a Markdown table."""
     return [format_row(titles), format_row(["---"] * len(titles))]
 
 
 def format_row(cells: Any) -> str:
-    """A row of a Markdown table."""
+    """Format cells as a row of a Markdown table."""
     return f"| {' | '.join(str(cell).replace('|', '&#124;') for cell in cells)} |"

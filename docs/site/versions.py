@@ -18,8 +18,10 @@ REDIRECT = (
 
 
 def add_version(site: Path, pages: Path, version: str) -> list[str]:
-    """Copy `site` to `pages`/`version` and return all versions, newest first. Raises ValueError for a version that is
-    not three numbers."""
+    """Copy `site` to the folder `version` of `pages`, and return all versions, newest first.
+
+    Raises ValueError for a version that is not three numbers.
+    """
     if not re.fullmatch(r"\d+\.\d+\.\d+", version):
         raise ValueError(f"the version {version!r} is not three numbers such as 1.2.0")
     shutil.rmtree(pages / version, ignore_errors=True)

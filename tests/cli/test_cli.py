@@ -132,7 +132,7 @@ def test_bad_data_exit_3(words, tmp_path):
     make_folder(tmp_path / "one", {"": 3}, classes=("ant",))
     started = time.process_time()
     result = run_cli("train", *words, "--json", cwd=tmp_path)
-    assert result.returncode == 3 and "expected DIR/CLASS" in result.stderr and "Traceback" not in result.stderr
+    assert result.returncode == 3 and "use DIR/CLASS" in result.stderr and "Traceback" not in result.stderr
     assert json.loads(result.stdout)["error"]["code"] == 3
     assert time.process_time() - started < 30
 

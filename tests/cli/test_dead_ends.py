@@ -124,14 +124,14 @@ def test_a_run_is_resumed_by_its_folder_name(two_runs, complete_run):
     assert train(str(complete_run), resume=True)["run"] == str(complete_run)
     result = run_cli("train", "--resume", "runs/real", "--out", "runs/a", cwd=two_runs)
     assert result.returncode == 2
-    assert result.stderr == ("error: --resume names two runs: runs/real and --out runs/a\n  leave one of them out\n")
+    assert result.stderr == ("error: --resume runs/real and --out runs/a are different runs\n  leave one of them out\n")
 
 
 def test_a_run_folder_is_not_a_dataset(two_runs, complete_run):
     result = run_cli("train", "runs/real", cwd=two_runs)
     assert result.returncode == 2
     assert result.stderr == (
-        "error: runs/real is a run, not a dataset\n  continue it: vitreous train --resume runs/real; or start from "
+        "error: runs/real is a run, not a dataset\n  to continue the run: vitreous train --resume runs/real; to start from "
         "its weights: vitreous train DATA --init runs/real\n"
     )
     with pytest.raises(UsageError, match="is a run, not a dataset"):
@@ -154,7 +154,7 @@ def test_a_flat_folder_error_suggests_self_supervised_recipes(tmp_path):
     assert result.returncode == 3
     assert result.stderr.startswith(f"error: {tmp_path} is a flat folder: 4 images and no class folders")
     commands = [line.strip() for line in result.stderr.splitlines()[2:]]
-    assert result.stderr.splitlines()[1].endswith("; or train on unlabelled images:")
+    assert result.stderr.splitlines()[1].endswith("; or train without labels:")
     assert commands == [f"vitreous train {tmp_path} --recipe {name}" for name in ("mae", "dino", "dinov2", "dit")]
 
 

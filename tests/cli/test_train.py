@@ -122,7 +122,9 @@ def test_training_few_photos_from_scratch_suggests_pretrained_weights(photo_fold
 @pytest.mark.parametrize("name", ["ViT-B/16", "vit_base_patch16_224", "B/16"])
 def test_a_model_name_is_rejected_as_weights(photo_folder, name):
     result = run_cli("train", str(photo_folder), "--init", name)
-    assert result.returncode == 4 and f"no weights at {name}: it is a model name without weights" in result.stderr
+    assert (
+        result.returncode == 4 and f"no weights at {name}: it is the name of a model, not of weights" in result.stderr
+    )
     assert "use vit-b16-augreg, or another name of `vitreous models --weights`" in result.stderr
     assert "Traceback" not in result.stderr
 

@@ -1,4 +1,4 @@
-"""Files of many bands as GDAL and numpy write them: GeoTIFF in every layout, dtype and compression, and .npy."""
+"""Multi-band image files as GDAL and numpy write them: GeoTIFF in every layout, dtype and compression, and .npy."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image
 
 NODATA = 42113
-#: pixel scale, tie point and directory of keys: UTM zone 11 north, pixels of 30 m
+#: pixel scale, tie point and GeoKeyDirectory: UTM zone 11 north, pixels of 30 m
 GEOREFERENCE: dict[int, tuple[Any, ...]] = {
     33550: (30.0, 30.0, 0.0),
     33922: (0.0, 0.0, 0.0, 500000.0, 4000000.0, 0.0),
@@ -19,41 +19,45 @@ GEOREFERENCE: dict[int, tuple[Any, ...]] = {
 IMAGE_SIDE = 32
 
 
-def write_tiff(place: Path, bands: np.ndarray, nodata: float | None = None, located: bool = True, **options) -> Path:
-    """Write bands (C, H, W) as GDAL does: samples of a pixel together, unless `planarconfig` is separate. `options` are
-    those of tifffile."""
+def write_tiff(path: Path, bands: np.ndarray, nodata: float | None = None, located: bool = True, **options) -> Path:
+    """Write bands (C, H, W) as GDAL does: pixel-interleaved unless `planarconfig` is "separate".
+
+    `options` are passed to tifffile.
+    """
     import tifffile
 
-    kinds = {33550: "d", 33922: "d", 34735: "H"}
-    tags: list[tuple] = [(tag, kinds[tag], len(row), row, True) for tag, row in GEOREFERENCE.items() if located]
+    tag_types = {33550: "d", 33922: "d", 34735: "H"}
+    tags: list[tuple] = [(tag, tag_types[tag], len(row), row, True) for tag, row in GEOREFERENCE.items() if located]
     if nodata is not None:
         tags.append((NODATA, "s", 0, repr(nodata), True))
     planar = options.pop("planarconfig", "contig")
     if len(bands) > 1:
         options |= {"planarconfig": planar, "extrasamples": ["unspecified"] * (len(bands) - 1)}
     values = bands[0] if len(bands) == 1 else bands if planar == "separate" else np.moveaxis(bands, 0, -1)
-    tifffile.imwrite(place, values, photometric="minisblack", extratags=tags, metadata=None, **options)
-    return place
+    tifffile.imwrite(path, values, photometric="minisblack", extratags=tags, metadata=None, **options)
+    return path
 
 
-def mark_as_lzw(place: Path) -> Path:
-    """Write LZW as the compression of a TIFF into its header, without compressing it."""
-    raw = place.read_bytes()
-    place.write_bytes(raw.replace(struct.pack("<HHII", 259, 3, 1, 1), struct.pack("<HHII", 259, 3, 1, 5)))
-    assert place.read_bytes() != raw
-    return place
+def mark_as_lzw(path: Path) -> Path:
+    """Set the compression tag of a TIFF to LZW without compressing its data."""
+    raw = path.read_bytes()
+    path.write_bytes(raw.replace(struct.pack("<HHII", 259, 3, 1, 1), struct.pack("<HHII", 259, 3, 1, 5)))
+    assert path.read_bytes() != raw
+    return path
 
 
 def make_bands(count: int, dtype: str, seed: int = 0, size: tuple[int, int] = (IMAGE_SIDE, IMAGE_SIDE)) -> np.ndarray:
-    """Make reflectances (C, H, W), never 0, in the range of a dtype."""
+    """Return random non-zero reflectances (C, H, W) in the range of `dtype`."""
     values = np.random.default_rng(seed).uniform(0.1, 0.4, (count, *size))
     peak = {"uint8": 255, "int8": 127}.get(dtype, 10_000 if np.dtype(dtype).kind in "iu" else 1)
     return (values * peak).astype(dtype)
 
 
 def write_scenes(home: Path, count: int, change=lambda number, bands: None, dtype: str = "float32", **options) -> Path:
-    """Write images/*.tif of five bands and masks/*.png, 1 where the last band is bright. `change(number, bands)` edits
-    the bands of an image in place."""
+    """Write images/*.tif with five bands and masks/*.png that are 1 where the last band is bright.
+
+    `change(number, bands)` edits the bands of an image in place.
+    """
     for folder in ("images", "masks"):
         (home / folder).mkdir(parents=True)
     for number in range(count):

@@ -1,6 +1,7 @@
-"""A modality that only the tests have: what a new one has to write. `GRIDS` is its row of the table.
+"""A test modality, which shows the code that a new modality needs.
 
-A grid is a text file of numbers, one row a line, as measured heights are.
+`GRID_MODALITIES` is its entry of the modality table. A grid is a text file of numbers, one row per line, for example a
+height map.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from vitreous.errors import DataError
 
 @dataclass(frozen=True)
 class GridPreprocess(Preprocess):
-    """Grids (1, H, W) float32 in units of `unit_height`, cut or filled up with 0 around their middle."""
+    """Grids (1, H, W) float32 in units of `unit_height`, centre-cropped or zero-padded."""
 
     noun: ClassVar[str] = "grids"
     unit: ClassVar[str] = "heights"
@@ -45,7 +46,7 @@ GRID_MODALITIES = {"grids": GridPreprocess}
 
 
 def read_grid(raw: Any, name: str) -> np.ndarray:
-    """A path, a file's bytes, or an array (H, W) -> (1, H, W) float32. Raises DataError."""
+    """Read a path, a file's bytes or an array (H, W) as (1, H, W) float32. Raises DataError."""
     if isinstance(raw, np.ndarray):
         return raw[None].astype(np.float32)
     content = raw if isinstance(raw, bytes) else read_input_file(raw)
@@ -56,7 +57,7 @@ def read_grid(raw: Any, name: str) -> np.ndarray:
 
 
 def write_grids(home: Any, count: int, size: tuple[int, int] = (10, 12)) -> Any:
-    """Write a folder of two classes, hills in the middle and slopes, with splits `train` and `test`."""
+    """Write a folder of two classes (central hills, slopes) with the splits `train` and `test`."""
     rng = np.random.default_rng(0)
     y, x = (np.linspace(-1, 1, side) for side in size)
     shapes = {"hill": np.exp(-3 * (y[:, None] ** 2 + x**2)), "slope": np.broadcast_to((x + 1) / 2, size)}

@@ -1,4 +1,4 @@
-"""Parquet files and the Hub's datasets: columns, splits, labels, and what cannot be."""
+"""Parquet files and Hugging Face Hub datasets: columns, splits, labels, and rejected files."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def encode_random_png(seed: int) -> bytes:
 
 
 def make_image_column(count: int, start: int = 0) -> pa.Array:
-    """A column as the Hub's datasets have it."""
+    """Return an image column as Hub datasets store it."""
     return pa.array([{"bytes": encode_random_png(start + row), "path": f"{row}.png"} for row in range(count)])
 
 
 def with_hub_features(table: pa.Table, features: str) -> pa.Table:
-    """A table with the Hub's note of its columns' types."""
+    """Return a table with the Hub's description of its column types in the metadata."""
     return table.replace_schema_metadata({"huggingface": '{"info": {"features": ' + features + "}}"})
 
 
@@ -51,8 +51,8 @@ def write_parquet(path, columns, features=None, **options):
     return path
 
 
-def get_open_error(source, kind=(DataError, UsageError)):
-    with pytest.raises(kind) as error:
+def get_open_error(source, error_types=(DataError, UsageError)):
+    with pytest.raises(error_types) as error:
         open_data(source)
     return str(error.value)
 
@@ -66,15 +66,18 @@ def test_parquet_rows_keep_their_labels_and_pixels(tmp_path):
         row_group_size=7,
     )
     data = open_data(file)
-    assert data.classes == ("cat", "ant"), "a ClassLabel's own order"
+    assert data.classes == ("cat", "ant"), "the order of the ClassLabel"
     assert {name: len(split) for name, split in data.splits.items()} == {"train": 26, "val": 4} and data.unsplit
     assert data.full_train_split.labels.tolist() == labels.tolist()
     for split in (data.full_train_split, data.splits["train"]):
         for sample, row in enumerate(split.row_indices):
             assert split.raw(sample) == encode_random_png(row) and split.labels[sample] == row % 2
             assert split.name(sample) == f"{file}, train, row {row}"
-    back = data.full_train_split.take(np.array([5, 3]))
-    assert [back.raw(0), back.raw(1)] == [encode_random_png(5), encode_random_png(3)] and back.labels.tolist() == [1, 1]
+    subset = data.full_train_split.take(np.array([5, 3]))
+    assert [subset.raw(0), subset.raw(1)] == [
+        encode_random_png(5),
+        encode_random_png(3),
+    ] and subset.labels.tolist() == [1, 1]
 
 
 SPLIT_FILE_LAYOUTS = [
@@ -125,24 +128,26 @@ def test_every_label_type_is_read(case, tmp_path):
 
 
 def test_labels_stored_as_floats(tmp_path):
-    """pandas stores integers as floats where one is missing."""
+    """pandas stores integers as floats if a value is missing."""
     for name, values in {"one": [1.0, 0.0, 1.0, 2.0], "several": [[1.0, 0.0], [0.0], [], [2.0]]}.items():
-        for kind in (pa.float64(), pa.float32()):
-            column = pa.array(values, pa.list_(kind) if name == "several" else kind)
-            whole = pa.array(values, pa.list_(pa.int64()) if name == "several" else pa.int64())
-            found = open_data(
+        for float_type in (pa.float64(), pa.float32()):
+            column = pa.array(values, pa.list_(float_type) if name == "several" else float_type)
+            integer_column = pa.array(values, pa.list_(pa.int64()) if name == "several" else pa.int64())
+            float_data = open_data(
                 write_parquet(tmp_path / "float.parquet", {"image": make_image_column(4), "label": column})
             )
-            wanted = open_data(write_parquet(tmp_path / "int.parquet", {"image": make_image_column(4), "label": whole}))
-            assert found.classes == wanted.classes == ("0", "1", "2")
-            assert np.array_equal(found.splits["train"].labels, wanted.splits["train"].labels)
+            integer_data = open_data(
+                write_parquet(tmp_path / "int.parquet", {"image": make_image_column(4), "label": integer_column})
+            )
+            assert float_data.classes == integer_data.classes == ("0", "1", "2")
+            assert np.array_equal(float_data.splits["train"].labels, integer_data.splits["train"].labels)
     fraction = write_parquet(tmp_path / "a.parquet", {"image": make_image_column(2), "label": pa.array([0.0, 1.5])})
     assert open_data(fraction).targets == ("label",)
-    several = write_parquet(
+    multilabel_file = write_parquet(
         tmp_path / "d.parquet",
         {"image": make_image_column(2), "label": pa.array([[0.0], [1.5]], pa.list_(pa.float64()))},
     )
-    assert "label is 1.5 in row 1" in str(get_open_error(several))
+    assert "label is 1.5 in row 1" in str(get_open_error(multilabel_file))
     missing = write_parquet(
         tmp_path / "b.parquet", {"image": make_image_column(2), "label": pa.array([0.0, float("nan")])}
     )
@@ -150,7 +155,7 @@ def test_labels_stored_as_floats(tmp_path):
     score = write_parquet(
         tmp_path / "c.parquet", {"image": make_image_column(4), "score": pa.array([0.0, 1.0, 0.0, 1.0])}
     )
-    assert not open_data(score).classes  # any column of floats may be something else
+    assert not open_data(score).classes  # a float column of another name may be anything
     assert open_data(f"{score}#label=score").classes == ("0", "1")
 
 
@@ -175,10 +180,10 @@ def test_ambiguous_columns_require_options(tmp_path):
         "id": np.arange(20),
     }
     file = write_parquet(tmp_path / "x.parquet", columns, features)
-    told = get_open_error(file, UsageError)
-    assert "2 columns can be the image: left, right" in told and f"{file}#image=left" in told
-    told = get_open_error(f"{file}#image=right", UsageError)
-    assert "2 columns can be the label: fine, coarse" in told and "#label=fine" in told
+    error_text = get_open_error(file, UsageError)
+    assert "2 columns can be the image: left, right" in error_text and f"{file}#image=left" in error_text
+    error_text = get_open_error(f"{file}#image=right", UsageError)
+    assert "2 columns can be the label: fine, coarse" in error_text and "#label=fine" in error_text
     data = open_data(f"{file}#image=right,label=coarse")
     assert data.classes == ("s", "t") and data.full_train_split.raw(2) == encode_random_png(52)
     assert "no column lable" in get_open_error(f"{file}#image=left,label=lable", UsageError)
@@ -191,15 +196,15 @@ def test_ambiguous_columns_require_options(tmp_path):
 
 INVALID_LABELS = {
     "a null": ({"label": ["a", "b", None] * 4}, "4 of 12 labels of train are missing; the first is in row 2"),
-    "a number that is no name": ({"label": [0, 1, 5] * 4}, "labels of train are missing; the first is in row 2"),
+    "a number without a class name": ({"label": [0, 1, 5] * 4}, "labels of train are missing; the first is in row 2"),
     "case": ({"label": ["Cat", "cat"] * 6}, "differ only in case"),
 }
 
 
 @pytest.mark.parametrize("case", INVALID_LABELS)
 def test_invalid_labels_are_rejected(case, tmp_path):
-    columns, told = INVALID_LABELS[case]
-    assert told in get_open_error(
+    columns, message = INVALID_LABELS[case]
+    assert message in get_open_error(
         write_parquet(
             tmp_path / "x.parquet",
             {"image": make_image_column(12), **columns},
@@ -231,14 +236,14 @@ def test_inconsistent_splits_are_rejected(tmp_path):
     write_parquet(tmp_path / "a" / "test.parquet", {"image": make_image_column(2), "label": ["x", "z"]})
     assert "test has classes that train lacks: z" in get_open_error(tmp_path / "a")
     write_parquet(tmp_path / "a" / "other.parquet", {"image": make_image_column(2), "label": ["x", "z"]})
-    assert "other.parquet has no split, but others do" in get_open_error(tmp_path / "a")
+    assert "other.parquet has no split, but those of other files have" in get_open_error(tmp_path / "a")
     write_parquet(tmp_path / "b" / "test.parquet", {"image": make_image_column(2), "label": ["x", "z"]})
     assert "no split train" in get_open_error(tmp_path / "b")
     write_parquet(tmp_path / "c" / "train-0.parquet", {"image": make_image_column(4), "label": ["x", "y"] * 2})
     write_parquet(tmp_path / "c" / "train-1.parquet", {"image": make_image_column(4), "label": [1, 2] * 2})
     assert "train-1.parquet differs in columns from" in get_open_error(tmp_path / "c")
-    for kind in ("full", "small"):
-        write_parquet(tmp_path / "d" / kind / "train-0.parquet", {"image": make_image_column(4), "label": [1, 2] * 2})
+    for folder in ("full", "small"):
+        write_parquet(tmp_path / "d" / folder / "train-0.parquet", {"image": make_image_column(4), "label": [1, 2] * 2})
     assert "several datasets" in get_open_error(tmp_path / "d", UsageError)
 
 
@@ -264,15 +269,15 @@ def test_missing_images_are_reported(tmp_path):
     assert split.raw(2) == encode_random_png(9) and split.raw(3) == encode_random_png(3)
 
 
-def test_damaged_files(tmp_path):
+def test_damaged_parquet_files_are_rejected(tmp_path):
     file = write_parquet(
         tmp_path / "x.parquet",
         {"image": make_image_column(40), "label": ["a", "b"] * 20},
         compression="none",
         row_group_size=10,
     )
-    whole = file.read_bytes()
-    for content in (b"", b"PAR1", whole[:-20], whole[: len(whole) // 2]):
+    whole_file = file.read_bytes()
+    for content in (b"", b"PAR1", whole_file[:-20], whole_file[: len(whole_file) // 2]):
         file.write_bytes(content)
         assert "cannot be read as Parquet" in get_open_error(file, DataError)
     (tmp_path / "y.parquet").mkdir()
@@ -297,14 +302,14 @@ def test_nothing_in_a_file_is_executed(tmp_path):
 def test_the_unpacked_cache_is_reused_until_the_file_changes(tmp_path, monkeypatch):
     file = write_parquet(tmp_path / "x.parquet", {"image": make_image_column(20), "label": ["a", "b"] * 10})
     first = open_data(file)
-    (kept,) = (tmp_path / "cache").rglob("*.arrow")
-    before, fingerprint = kept.stat().st_mtime_ns, first.fingerprint()
-    assert open_data(file).fingerprint() == fingerprint and kept.stat().st_mtime_ns == before
-    content = kept.read_bytes()[:500]
-    kept.unlink()
-    kept.write_bytes(content)
-    again = open_data(file)
-    assert again.full_train_split.raw(19) == encode_random_png(19) and again.fingerprint() == fingerprint
+    (cached_file,) = (tmp_path / "cache").rglob("*.arrow")
+    before, fingerprint = cached_file.stat().st_mtime_ns, first.fingerprint()
+    assert open_data(file).fingerprint() == fingerprint and cached_file.stat().st_mtime_ns == before
+    content = cached_file.read_bytes()[:500]
+    cached_file.unlink()
+    cached_file.write_bytes(content)
+    reopened = open_data(file)
+    assert reopened.full_train_split.raw(19) == encode_random_png(19) and reopened.fingerprint() == fingerprint
     write_parquet(file, {"image": make_image_column(20, 100), "label": ["a", "b"] * 10})
     assert (
         open_data(file).full_train_split.raw(0) == encode_random_png(100)
@@ -355,10 +360,10 @@ def test_row_groups_are_streamed(tmp_path):
         compression="none",
     )
     assert pq.ParquetFile(file).num_row_groups == 1 and file.stat().st_size > 5.9e7
-    grown = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", PEAK_MEMORY_SCRIPT, file], capture_output=True, text=True, check=True
     ).stdout
-    assert int(grown) < 4e7
+    assert int(process) < 4e7
 
 
 datasets = pytest.importorskip("datasets")
@@ -366,16 +371,16 @@ datasets = pytest.importorskip("datasets")
 
 @pytest.fixture
 def fake_hub(tmp_path, monkeypatch):
-    """The Hub as it were: `hf:org/name` is what these files hold, kept by the library as it keeps what it fetches."""
+    """Replace the Hub by local files: `hf:org/name` opens them as files in the library's cache."""
     files = {}
     for number, split in enumerate(("train", "validation", "extra")):
-        part = datasets.Dataset.from_dict(
+        dataset = datasets.Dataset.from_dict(
             {"img": [{"bytes": encode_random_png(10 * number + row), "path": None} for row in range(9)], "fine": [0, 1, 2] * 3, "coarse": [1, 0, 0] * 3},
             features=datasets.Features({"img": datasets.Image(), "fine": datasets.ClassLabel(names=["p", "q", "r"]),
                                         "coarse": datasets.ClassLabel(names=["s", "t"])}),
         )  # fmt: skip
         files[split] = str(tmp_path / f"{split}.parquet")
-        part.to_parquet(files[split])
+        dataset.to_parquet(files[split])
     load = datasets.load_dataset
     monkeypatch.setattr(
         datasets, "load_dataset", lambda *_: load("parquet", data_files=files, cache_dir=str(tmp_path / "hf"))
@@ -384,8 +389,8 @@ def fake_hub(tmp_path, monkeypatch):
 
 
 def test_hub_datasets_are_read(fake_hub):
-    told = get_open_error("hf:org/name@plain", UsageError)
-    assert "fine, coarse" in told and "hf:org/name@plain#label=fine" in told
+    error_text = get_open_error("hf:org/name@plain", UsageError)
+    assert "fine, coarse" in error_text and "hf:org/name@plain#label=fine" in error_text
     data = open_data("hf:org/name#label=coarse")
     assert data.classes == ("s", "t") and list(data.splits) == ["train", "val"] and data.name == "hf:org/name"
     assert data.notes == ["the split extra is ignored"]
@@ -395,8 +400,8 @@ def test_hub_datasets_are_read(fake_hub):
             encode_random_png(10 * number + row) for row in range(9)
         ]
     local = open_data(f"{fake_hub['train']}#label=coarse").with_holdout(0.0, 0).split("train")
-    here, there = (np.asarray(decode_sample(split, 4, 3)) for split in (local, data.splits["train"]))
-    assert np.array_equal(here, there)
+    local_pixels, hub_pixels = (np.asarray(decode_sample(split, 4, 3)) for split in (local, data.splits["train"]))
+    assert np.array_equal(local_pixels, hub_pixels)
 
 
 def test_invalid_hub_datasets_are_rejected(tmp_path, monkeypatch):
@@ -406,25 +411,25 @@ def test_invalid_hub_datasets_are_rejected(tmp_path, monkeypatch):
     for name in ("", "a/b/c", "../x", "/etc"):
         assert "is not a repository" in get_open_error(f"hf:{name}", UsageError)
 
-    def failing(error):
+    def make_failing_loader(error):
         def load(*_):
             raise error
 
         monkeypatch.setattr(datasets, "load_dataset", load)
         return get_open_error("hf:org/name", DataError)
 
-    assert "choose one: hf:org/name@CONFIG" in failing(
+    assert "choose one: hf:org/name@CONFIG" in make_failing_loader(
         ValueError("Config name is missing. Please pick one among: ['a', 'b']")
     )
-    assert "needs a loading script" in failing(
+    assert "needs a loading script" in make_failing_loader(
         RuntimeError("Dataset scripts are no longer supported, but found name.py")
     )
-    assert "the Hub has no such dataset" in failing(datasets.exceptions.DatasetNotFoundError("x"))
-    assert "could not be downloaded (ConnectionError: no route)" in failing(ConnectionError("no route"))
+    assert "the Hub has no such dataset" in make_failing_loader(datasets.exceptions.DatasetNotFoundError("x"))
+    assert "could not be downloaded (ConnectionError: no route)" in make_failing_loader(ConnectionError("no route"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    assert "HF_HUB_OFFLINE disables" in failing(ConnectionError("offline"))
+    assert "HF_HUB_OFFLINE disables" in make_failing_loader(ConnectionError("offline"))
 
 
-def test_without_the_library(monkeypatch):
+def test_a_missing_parquet_library_is_reported(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     assert "pip install 'vitreous[datasets]'" in get_open_error("hf:org/name", UsageError)

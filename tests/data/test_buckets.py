@@ -1,4 +1,4 @@
-"""Buckets: each image at the nearest size, each batch of one size, each image once an epoch."""
+"""Size buckets: each image uses the nearest size, each batch has one size, each image occurs once per epoch."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ SAMPLE_FORMS = np.stack(
 
 
 def find_nearest_bucket_by_loop(form, buckets, stride):
-    """The loop of `find_nearest_buckets`'s docstring."""
+    """Return the nearest bucket by the loop in the docstring of `find_nearest_buckets`."""
     frames, height, width = map(int, form)
     sizes = [(1, *bucket) if len(bucket) == 2 else bucket for bucket in buckets]
     fill = 1 + (frames - 1) // stride if stride else frames
     length = max((t for t, _, _ in sizes if t <= fill), default=min(t for t, _, _ in sizes))
     best, chosen = (math.inf, math.inf), -1
     for number, (t, h, w) in enumerate(sizes):
-        far = round(abs(math.log(width / height) - math.log(w / h)), 9), abs(math.log(height * width / (h * w)))
-        if t == length and far < best:
-            best, chosen = far, number
+        distance = round(abs(math.log(width / height) - math.log(w / h)), 9), abs(math.log(height * width / (h * w)))
+        if t == length and distance < best:
+            best, chosen = distance, number
     return chosen
 
 
@@ -61,21 +61,28 @@ def test_nearest_buckets_match_a_naive_loop(buckets, stride):
 
 
 def test_typical_forms_get_the_expected_buckets():
-    def of(*form):
+    def find_bucket(*form):
         return CLIP_BUCKETS[int(find_nearest_buckets(np.array([form]), CLIP_BUCKETS)[0])]
 
-    assert of(1, 480, 640) == (1, 24, 40) and of(1, 1000, 1000) == (1, 64, 64) and of(1, 30, 30) == (1, 32, 32)
-    assert of(100, 480, 480) == (8, 32, 32) and of(7, 480, 480) == (4, 32, 32) and of(3, 9, 16) == (1, 24, 40)
     assert (
-        int(find_nearest_buckets(np.array([[22, 32, 32]]), CLIP_BUCKETS, 3)[0]) == 0
-    )  # eight frames three apart take 22
+        find_bucket(1, 480, 640) == (1, 24, 40)
+        and find_bucket(1, 1000, 1000) == (1, 64, 64)
+        and find_bucket(1, 30, 30) == (1, 32, 32)
+    )
+    assert (
+        find_bucket(100, 480, 480) == (8, 32, 32)
+        and find_bucket(7, 480, 480) == (4, 32, 32)
+        and find_bucket(3, 9, 16) == (1, 24, 40)
+    )
+    # eight frames with a stride of three span 22 frames
+    assert int(find_nearest_buckets(np.array([[22, 32, 32]]), CLIP_BUCKETS, 3)[0]) == 0
     assert int(find_nearest_buckets(np.array([[21, 32, 32]]), CLIP_BUCKETS, 3)[0]) == 1
 
 
 def test_chosen_buckets_fit_the_data():
     photographs = np.array([(1, 480, 640)] * 60 + [(1, 640, 480)] * 25 + [(1, 500, 500)] * 14 + [(1, 50, 900)])
     buckets = choose_buckets(photographs, (64, 64), (4, 4))
-    assert buckets == ((56, 76), (76, 56), (64, 64))  # the panorama goes to the widest that there are
+    assert buckets == ((56, 76), (76, 56), (64, 64))  # the panorama is assigned to the widest bucket
     assert all(abs(math.log(h * w / 64**2)) < 0.05 for h, w in buckets)
     films = np.array([(30, 90, 160)] * 8 + [(1, 90, 160)] * 3 + [(3, 90, 160)] * 2)
     assert choose_buckets(films, (8, 32, 32), (1, 4, 4)) == ((8, 24, 44), (1, 24, 44), (2, 24, 44))
@@ -100,25 +107,28 @@ def test_bucket_strings_are_parsed_and_validated():
     st.lists(st.integers(0, 4), min_size=1, max_size=70), st.integers(1, 9), st.integers(0, 5), st.integers(0, 2**20)
 )
 def test_bucketed_epochs_show_every_image_once(buckets, batch, epochs, seed):
-    own = np.array(buckets)
-    order, n = SampleOrder(len(own), seed, None, 1, factors=None, buckets=own, batch=batch), len(own)
+    assigned_buckets = np.array(buckets)
+    order, n = (
+        SampleOrder(len(assigned_buckets), seed, None, 1, factors=None, buckets=assigned_buckets, batch=batch),
+        len(assigned_buckets),
+    )
     samples, _, views = get_stream_samples(order, 0, (epochs + 1) * n)
     assert not views.any()
     assert all(sorted(samples[low : low + n]) == list(range(n)) for low in range(0, len(samples), n))
     for low in range(0, len(samples), batch):
         ends = find_bucket_boundaries(order, low, min(low + batch, len(samples)))
         assert ends[0] == low and ends[-1] == min(low + batch, len(samples)) and ends == sorted(set(ends))
-        parts = [own[samples[a:b]] for a, b in itertools.pairwise(ends)]
-        assert all(len(set(part.tolist())) == 1 for part in parts)
-        assert all(before[-1] != after[0] for before, after in itertools.pairwise(parts))
+        batch_buckets = [assigned_buckets[samples[a:b]] for a, b in itertools.pairwise(ends)]
+        assert all(len(set(bucket_indices.tolist())) == 1 for bucket_indices in batch_buckets)
+        assert all(before[-1] != after[0] for before, after in itertools.pairwise(batch_buckets))
 
 
 def test_most_bucketed_batches_have_a_single_size():
-    own = FORM_GENERATOR.integers(0, 4, 1000)
-    order = SampleOrder(1000, 3, None, 1, factors=None, buckets=own, batch=16)
+    assigned_buckets = FORM_GENERATOR.integers(0, 4, 1000)
+    order = SampleOrder(1000, 3, None, 1, factors=None, buckets=assigned_buckets, batch=16)
     samples = get_stream_samples(order, 0, 5000)[0]
     mixed = [len(find_bucket_boundaries(order, low, low + 16)) > 2 for low in range(0, 4992, 16)]
-    assert sum(mixed) < 5 * 4  # an epoch ends with what is left of each of four buckets
+    assert sum(mixed) < 5 * 4  # an epoch ends with the remainder of each of four buckets
     assert not np.array_equal(samples[:1000], samples[1000:2000])
 
 
@@ -131,7 +141,7 @@ def test_a_single_bucket_keeps_the_unbucketed_order():
 
 @pytest.fixture(scope="module")
 def mixed_folder(tmp_path_factory):
-    """A folder of two classes with GIFs, video files, folders of frames and pictures of several sizes."""
+    """Return a folder of two classes with GIFs, video files, frame folders, and images of several sizes."""
     home = tmp_path_factory.mktemp("mixed")
     for right, name in enumerate(("left", "right")):
         for number, suffix in enumerate((".gif", ".mp4", "", ".gif")):
@@ -155,21 +165,21 @@ def test_buckets_allow_clips_and_images_in_one_folder(mixed_folder, tmp_path):
     }
     assert forms["clip0.gif"] == forms["clip1.mp4"] == forms["clip2"] == [8, 16, 16]
     assert forms["clip3.gif"] == [3, 16, 16] and forms["0002.png"] == [1, 12, 24]
-    # without, a photograph among clips makes pictures of all of them, as ever
+    # without buckets, one photo among clips makes the dataset an image dataset
     assert type(open_data(mixed_folder).split("train")) is FileSplit
-    # a folder of pictures alone is one of pictures, numbered ones too, in classes of splits as well
+    # a folder of images stays an image dataset, also with numbered files and with splits
     for split in ("train", "val"):
         for name in ("a", "b"):
             for number in range(3):
-                place = tmp_path / split / name / f"{number:03}.png"
-                place.parent.mkdir(parents=True, exist_ok=True)
-                Image.new("RGB", (16, 16), (number, 0, 0)).save(place)
+                path = tmp_path / split / name / f"{number:03}.png"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                Image.new("RGB", (16, 16), (number, 0, 0)).save(path)
     assert type(open_data(tmp_path, stills=True).split("train")) is FileSplit
 
 
 def test_unreadable_files_have_no_form(mixed_folder, tmp_path):
     (tmp_path / "a").mkdir()
-    for name, content in (("bad.png", b"no picture"), ("empty.png", b"")):
+    for name, content in (("bad.png", b"not an image"), ("empty.png", b"")):
         (tmp_path / "a" / name).write_bytes(content)
     Image.new("RGB", (20, 10)).save(tmp_path / "a" / "good.png")
     split = FileSplit(
@@ -182,23 +192,23 @@ def test_bucketed_samples_match_a_run_at_that_size(mixed_folder):
     split = open_data(mixed_folder, stills=True).full_train_split
     assert split is not None
     sizes = ((8, 16, 16), (1, 16, 16), (1, 12, 24), (1, 24, 12))
-    own = find_nearest_buckets(measure_sample_forms(split), sizes)
-    plain = ClipPreprocess((8, 16, 16), buckets=sizes)
-    loader = TrainLoader(split, plain, Augment(flip=0.5), 5, buckets=own, batch_size=4)
+    assigned_buckets = find_nearest_buckets(measure_sample_forms(split), sizes)
+    preprocess = ClipPreprocess((8, 16, 16), buckets=sizes)
+    loader = TrainLoader(split, preprocess, Augment(flip=0.5), 5, buckets=assigned_buckets, batch_size=4)
     spans = [
         (a, b)
         for low in range(0, 36, 4)
         for ends in [find_bucket_boundaries(loader.sample_order, low, low + 4)]
         for a, b in itertools.pairwise(ends)
     ]
-    seen = []
+    positions = []
     for batch in loader.iterate_spans(spans):
-        (bucket,) = set(own[batch["samples"].numpy()].tolist())
+        (bucket,) = set(assigned_buckets[batch["samples"].numpy()].tolist())
         assert batch["images"].shape[1:] == (3, *sizes[bucket])
-        seen += batch["samples"].tolist()
-        alone = TrainLoader(split, ClipPreprocess(sizes[bucket]), Augment(flip=0.5), 5)
-        epoch = (len(seen) - 1) // 18
-        if (len(seen) - len(batch["samples"])) // 18 == epoch:
-            images: list[Any] = [alone.load_sample(sample, epoch, 0) for sample in batch["samples"].tolist()]
+        positions += batch["samples"].tolist()
+        single_loader = TrainLoader(split, ClipPreprocess(sizes[bucket]), Augment(flip=0.5), 5)
+        epoch = (len(positions) - 1) // 18
+        if (len(positions) - len(batch["samples"])) // 18 == epoch:
+            images: list[Any] = [single_loader.load_sample(sample, epoch, 0) for sample in batch["samples"].tolist()]
             assert torch.equal(batch["images"], torch.stack(images))
-    assert sorted(seen) == sorted([*range(18)] * 2)
+    assert sorted(positions) == sorted([*range(18)] * 2)

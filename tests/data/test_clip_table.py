@@ -1,4 +1,4 @@
-"""Tables of clips: whole files, parts of them by start and end, and groups that are never drawn apart."""
+"""Tables of clips: whole files, segments with start and end, and groups that are never split."""
 
 from __future__ import annotations
 
@@ -25,36 +25,36 @@ from vitreous.errors import DataError
 from vitreous.weights.bundle import load_bundle
 
 
-def write_table(place: Path, *rows: str) -> Path:
-    """A CSV file of these rows."""
-    place.write_text("\n".join(rows) + "\n")
-    return place
+def write_table(path: Path, *rows: str) -> Path:
+    """Write a CSV file with these rows."""
+    path.write_text("\n".join(rows) + "\n")
+    return path
 
 
 def get_clip_split(data, name="train") -> ClipFiles:
-    """A split, which is of clips."""
+    """Return a split after checking that it consists of clips."""
     split = data.split(name)
     assert isinstance(split, ClipFiles)
     return split
 
 
-def write_greys(place: Path, pixels: np.ndarray) -> None:
-    """A GIF of 10 frames a second with exactly the greys of (T, H, W) uint8."""
-    first, *others = map(Image.fromarray, pixels)
-    first.save(place, save_all=True, append_images=others, duration=100)
+def write_greys(path: Path, pixels: np.ndarray) -> None:
+    """Write a GIF of 10 frames/s with exactly the grey values (T, H, W) uint8."""
+    first, *later_frames = map(Image.fromarray, pixels)
+    first.save(path, save_all=True, append_images=later_frames, duration=100)
 
 
 def test_a_clip_table_is_video_data(tmp_path):
     for name in ("1.mp4", "2.gif", "frames"):
         write_clip(tmp_path / name, make_grey_frames(10))
     data = open_data(write_table(tmp_path / "a.csv", "path,label", "1.mp4,a", "2.gif,b", "frames,a"))
-    whole = data.full_train_split or data.split("train")
-    assert isinstance(whole, ClipFiles) and whole.segments is None and data.groups is None
-    assert data.notes[0].startswith("the data are 3 clips; `--frames`") and len(whole.open_clip(2)) == 10
-    assert [os.path.basename(whole.name(row)) for row in range(3)] == ["1.mp4", "2.gif", "frames"]
+    train_split = data.full_train_split or data.split("train")
+    assert isinstance(train_split, ClipFiles) and train_split.segments is None and data.groups is None
+    assert data.notes[0].startswith("the data are 3 clips; `--frames`") and len(train_split.open_clip(2)) == 10
+    assert [os.path.basename(train_split.name(row)) for row in range(3)] == ["1.mp4", "2.gif", "frames"]
     Image.new("RGB", (8, 8)).save(tmp_path / "photo.png")
-    pictures = open_data(write_table(tmp_path / "b.csv", "path,label", "2.gif,b", "photo.png,a"))
-    assert type(pictures.full_train_split or pictures.split("train")) is FileSplit
+    image_data = open_data(write_table(tmp_path / "b.csv", "path,label", "2.gif,b", "photo.png,a"))
+    assert type(image_data.full_train_split or image_data.split("train")) is FileSplit
 
 
 def test_start_and_end_cut_a_clip(tmp_path):
@@ -73,8 +73,8 @@ def test_start_and_end_cut_a_clip(tmp_path):
     assert names == ["1.gif from 0 s to 0.5 s", "1.gif from 0.5 s", "1.gif", "2.mkv from 0.7 s to 2.05 s"]
     assert any("1 rows are duplicates" in note for note in open_data(tmp_path / "a.csv").notes)
     assert split.take(np.array([3, 0])).get_segment(0) == (0.7, 2.05) and split.get_segment(2) is None
-    other = open_data(write_table(tmp_path / "b.csv", rows[0], "1.gif,a,,0.6", *rows[2:5])).with_holdout(0.0, 0)
-    assert other.fingerprint() != data.fingerprint()
+    changed_data = open_data(write_table(tmp_path / "b.csv", rows[0], "1.gif,a,,0.6", *rows[2:5])).with_holdout(0.0, 0)
+    assert changed_data.fingerprint() != data.fingerprint()
 
 
 def test_segments_of_one_file_or_group_stay_together(tmp_path):
@@ -89,12 +89,12 @@ def test_segments_of_one_file_or_group_stay_together(tmp_path):
     data = open_data(write_table(tmp_path / "b.csv", *patients), group_by="group")
     numbers = {name: {int(Path(split.path(row)).stem) // 4 for row in range(len(split))} for name in ("train", "val") for split in (get_clip_split(data, name),)}  # fmt: skip
     assert numbers["val"] and not numbers["train"] & numbers["val"]
-    parted = write_table(
+    grouped_table = write_table(
         tmp_path / "c.csv", "path,label,split,end", "0.gif,a,train,0.2", "1.gif,b,train,", "0.gif,a,test,"
     )
-    assert any("1 groups are in more than one split" in note for note in open_data(parted).notes)
+    assert any("1 groups are in more than one split" in note for note in open_data(grouped_table).notes)
     with pytest.raises(DataError, match="1 groups are in more than one split"):
-        open_data(parted, group_by="path")
+        open_data(grouped_table, group_by="path")
 
 
 @pytest.mark.parametrize(("rows", "problem"), [
@@ -144,7 +144,7 @@ def test_check_reads_clip_segments(tmp_path):
 
 def test_training_on_segments_matches_training_on_cut_files(tmp_path):
     header = "path,label,split,start,end"
-    parts, files = [header], ["path,label,split"]
+    segment_rows, files = [header], ["path,label,split"]
     for number in range(12):
         split = ("train", "val", "test")[max(number - 9, 0)]
         left, right = (
@@ -154,9 +154,9 @@ def test_training_on_segments_matches_training_on_cut_files(tmp_path):
         write_greys(tmp_path / f"{number}.gif", np.concatenate([left, right]))
         for label, pixels, ends in (("left", left, ",0.8"), ("right", right, "0.8,")):
             write_clip(tmp_path / f"{number}{label}", np.repeat(pixels[..., None], 3, -1))
-            parts.append(f"{number}.gif,{label},{split},{ends}")
+            segment_rows.append(f"{number}.gif,{label},{split},{ends}")
             files.append(f"{number}{label},{label},{split}")
-    cut, whole = write_table(tmp_path / "parts.csv", *parts), write_table(tmp_path / "files.csv", *files)
+    cut, files_table = write_table(tmp_path / "parts.csv", *segment_rows), write_table(tmp_path / "files.csv", *files)
     options = {**TRAIN_OPTIONS, "model": "ViViT-32x2/8x2", "steps": 4, "save_every": 2, "frames": 4}
     vitreous.train(str(cut), out=str(tmp_path / "parts"), **options)
     with pytest.raises(KeyError):
@@ -164,8 +164,8 @@ def test_training_on_segments_matches_training_on_cut_files(tmp_path):
     vitreous.train(out=str(tmp_path / "stopped"), resume=True)
     states = [load_bundle(tmp_path / run / "model").model.state_dict() for run in ("parts", "stopped")]
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
-    judged = [
+    evaluations = [
         vitreous.evaluate(str(tmp_path / "parts"), data, device="cpu", precision="fp32", split="test")
-        for data in (None, str(whole))
+        for data in (None, str(files_table))
     ]
-    assert judged[0]["test"]["nll"] == judged[1]["test"]["nll"] and judged[0]["test"]["images"] == 2
+    assert evaluations[0]["test"]["nll"] == evaluations[1]["test"]["nll"] and evaluations[0]["test"]["images"] == 2

@@ -1,4 +1,4 @@
-"""Clips: every format gives the same frames by their numbers, and hostile files one message each."""
+"""Clips: every format gives the same frames by index, and hostile files are rejected with one message."""
 
 from __future__ import annotations
 
@@ -18,27 +18,20 @@ from vitreous.data.modalities.clips import ClipPreprocess
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.errors import DataError, UsageError
 
-TRUNCATION_FRACTIONS = {
-    "mp4": 0.5,
-    "mov": 0.8,
-    "avi": 0.9,
-    "mkv": 0.8,
-    "webm": 0.8,
-    "mpeg": 0.3,
-    "gif": 0.7,
-}  # of a file
+#: format -> fraction of the file that is kept
+TRUNCATION_FRACTIONS = {"mp4": 0.5, "mov": 0.8, "avi": 0.9, "mkv": 0.8, "webm": 0.8, "mpeg": 0.3, "gif": 0.7}
 
 
-@pytest.mark.parametrize("kind", [*CODECS, "gif", "folder"])
-def test_frames_of_every_format_are_read_by_index(tmp_path, kind):
-    place = write_clip(tmp_path / ("clip" if kind == "folder" else f"clip.{kind}"), make_grey_frames(10))
-    film = open_clip(place)
+@pytest.mark.parametrize("file_format", [*CODECS, "gif", "folder"])
+def test_frames_of_every_format_are_read_by_index(tmp_path, file_format):
+    path = write_clip(tmp_path / ("clip" if file_format == "folder" else f"clip.{file_format}"), make_grey_frames(10))
+    film = open_clip(path)
     assert len(film) == 10 and film.size == (16, 16)
     numbers = np.array([7, 0, 9, 0])
     frames = film.read_frames(numbers)
     assert frames.shape == (4, 16, 16, 3) and frames.dtype == np.uint8
     assert np.abs(frames.astype(int) - make_grey_frames(10)[numbers]).max() <= 4
-    if kind not in ("folder", "mpeg"):
+    if file_format not in ("folder", "mpeg"):
         assert np.allclose(film.times, np.arange(10) / 10, atol=0.002)
 
 
@@ -50,34 +43,36 @@ def test_frames_are_indexed_as_decoded_at_any_frame_rate():
 
 def test_unbuffered_frames_are_decoded_again(monkeypatch):
     content = encode_video(make_moving_square(1, True), "webm")
-    whole = open_clip(content).read_frames(np.array([2, 5, 8]))
+    expected_frames = open_clip(content).read_frames(np.array([2, 5, 8]))
     monkeypatch.setattr(video, "MAX_BUFFERED_BYTES", 1500)
     film = open_clip(content)
-    assert film.buffered_frames is None and np.array_equal(film.read_frames(np.array([2, 5, 8])), whole)  # type: ignore[attr-defined]
+    assert film.buffered_frames is None and np.array_equal(film.read_frames(np.array([2, 5, 8])), expected_frames)  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("kind", TRUNCATION_FRACTIONS)
-def test_truncated_clips_are_rejected_by_name(tmp_path, kind):
-    place = write_clip(tmp_path / f"a.{kind}", make_moving_square(3, True))
-    place.write_bytes(place.read_bytes()[: int(TRUNCATION_FRACTIONS[kind] * place.stat().st_size)])
-    with pytest.raises(DataError, match=rf"a\.{kind}: .*(cut short|cannot be read|damaged|no video stream)") as error:
-        open_clip(place)
+@pytest.mark.parametrize("file_format", TRUNCATION_FRACTIONS)
+def test_truncated_clips_are_rejected_by_name(tmp_path, file_format):
+    path = write_clip(tmp_path / f"a.{file_format}", make_moving_square(3, True))
+    path.write_bytes(path.read_bytes()[: int(TRUNCATION_FRACTIONS[file_format] * path.stat().st_size)])
+    with pytest.raises(
+        DataError, match=rf"a\.{file_format}: .*(cut short|cannot be read|damaged|no video stream)"
+    ) as error:
+        open_clip(path)
     assert error.value.hint
 
 
-@pytest.mark.parametrize("kind", ["mkv", "webm"])
-def test_a_clip_truncated_to_one_frame_is_rejected(kind):
-    content = encode_video(make_moving_square(3, True, 30), kind)
-    for size in range(len(content), 300, -40):  # to the first cut that leaves one frame
+@pytest.mark.parametrize("file_format", ["mkv", "webm"])
+def test_a_clip_truncated_to_one_frame_is_rejected(file_format):
+    content = encode_video(make_moving_square(3, True, 30), file_format)
+    for size in range(len(content), 300, -40):  # find the first cut that leaves one frame
         with av.open(io.BytesIO(content[:size]), format="matroska") as container:
             frames = len(list(container.decode(video=0)))
         if frames == 1:
             break
     else:
-        pytest.fail("no cut leaves one frame")
+        pytest.fail("no truncation leaves exactly one frame")
     with pytest.raises(DataError, match=r"cut short, 0\.0 seconds of 3\.0"):
         open_clip(content[:size])
-    assert len(open_clip(encode_video(make_moving_square(3, True, 1), kind))) == 1
+    assert len(open_clip(encode_video(make_moving_square(3, True, 1), file_format))) == 1
 
 
 @pytest.mark.parametrize(("content", "problem"), [
@@ -88,46 +83,47 @@ def test_a_clip_truncated_to_one_frame_is_rejected(kind):
     (b"GIF89a\x60\xea\x60\xea\0\0\0,\0\0\0\0\x60\xea\x60\xea\0\x02\0;", "60000 x 60000 pixels, more than"),
 ])  # fmt: skip
 def test_hostile_clips_are_rejected_with_one_message(tmp_path, content, problem):
-    place = tmp_path / "bad.mp4"
-    place.write_bytes(content)
+    path = tmp_path / "bad.mp4"
+    path.write_bytes(content)
     with pytest.raises(DataError, match=rf"bad\.mp4: ?.*{problem}"):
-        open_clip(place)
+        open_clip(path)
 
 
 def test_large_frames_are_rejected_before_decoding(tmp_path):
     content = encode_video(make_grey_frames(2), "avi")
-    for marker in (b"\xff\xc0\0\x11\x08", b"\x10\0\0\0\x10\0\0\0\x01\0\x18\0"):  # of a JPEG, of AVI's header
-        place = content.find(marker)
-        while place >= 0:
+    # size fields of a JPEG frame and of the AVI header
+    for marker in (b"\xff\xc0\0\x11\x08", b"\x10\0\0\0\x10\0\0\0\x01\0\x18\0"):
+        offset = content.find(marker)
+        while offset >= 0:
             size = b"\x40\0\x40\0" if marker[0] == 0xFF else b"\0\x40\0\0\0\x40\0\0"
-            at = place + 5 if marker[0] == 0xFF else place
+            at = offset + 5 if marker[0] == 0xFF else offset
             content = content[:at] + size + content[at + len(size) :]
-            place = content.find(marker, place + 1)
+            offset = content.find(marker, offset + 1)
     (tmp_path / "wide.avi").write_bytes(content)
     with pytest.raises(DataError, match=r"wide\.avi: "):
         open_clip(tmp_path / "wide.avi")
 
 
-def test_limits(monkeypatch, tmp_path):
-    place = write_clip(tmp_path / "a.gif", make_grey_frames(10))
+def test_clip_limits_are_enforced(monkeypatch, tmp_path):
+    path = write_clip(tmp_path / "a.gif", make_grey_frames(10))
     monkeypatch.setattr(clip, "MAX_CLIP_BYTES", 4 * 16 * 16 * 3)
-    assert open_clip(place).read_frames(np.arange(4)).shape[0] == 4
+    assert open_clip(path).read_frames(np.arange(4)).shape[0] == 4
     with pytest.raises(DataError, match=r"a\.gif: 5 frames of 16 x 16 pixels take 0 MiB"):
-        open_clip(place).read_frames(np.arange(5))
+        open_clip(path).read_frames(np.arange(5))
     monkeypatch.setattr(clip, "MAX_FRAMES", 9)
-    for source in (place, write_clip(tmp_path / "a.mp4", make_grey_frames(10))):
+    for source in (path, write_clip(tmp_path / "a.mp4", make_grey_frames(10))):
         with pytest.raises(DataError, match="more than 9 frames"):
             open_clip(source)
 
 
 def test_without_pyav_only_gifs_are_read(monkeypatch, tmp_path):
-    place, gif = (
+    path, gif = (
         write_clip(tmp_path / "a.mp4", make_grey_frames(3)),
         write_clip(tmp_path / "a.gif", make_grey_frames(3)),
     )
     monkeypatch.setattr(video, "find_spec", lambda name: None)
     with pytest.raises(DataError, match=r"a\.mp4: .*need PyAV") as error:
-        open_clip(place)
+        open_clip(path)
     assert "pip install 'vitreous[video]'" in error.value.hint and len(open_clip(gif)) == 3
 
 
@@ -140,10 +136,10 @@ def test_gif_durations_are_parsed(tmp_path):
 
 
 def test_frame_folders_with_mixed_sizes_are_rejected(tmp_path):
-    place = write_clip(tmp_path / "clip", make_grey_frames(5))
-    Image.new("RGB", (9, 9)).save(place / "frame_003.png")
+    path = write_clip(tmp_path / "clip", make_grey_frames(5))
+    Image.new("RGB", (9, 9)).save(path / "frame_003.png")
     with pytest.raises(DataError, match="clip: its frames have 2 sizes, 16 x 16 and 9 x 9"):
-        open_clip(place).read_frames(np.arange(5))
+        open_clip(path).read_frames(np.arange(5))
     with pytest.raises(DataError, match="a folder without images is not a clip"):
         (tmp_path / "none").mkdir()
         open_clip(tmp_path / "none")
@@ -155,9 +151,9 @@ def test_frame_indices_are_sampled_evenly_or_by_stride():
     for count in (1, 3, 8, 30):
         assert sample_frames_evenly(count, 8).tolist() == [(2 * t + 1) * count // 16 for t in range(8)]
         draws = np.random.default_rng(count).random(8)
-        drawn = sample_frames_evenly(count, 8, draws)
-        assert all(t * count / 8 - 1 < number <= (t + 1) * count / 8 for t, number in enumerate(drawn))
-        assert (drawn < count).all() and (np.diff(drawn) >= 0).all()
+        frame_indices = sample_frames_evenly(count, 8, draws)
+        assert all(t * count / 8 - 1 < number <= (t + 1) * count / 8 for t, number in enumerate(frame_indices))
+        assert (frame_indices < count).all() and (np.diff(frame_indices) >= 0).all()
     assert sample_frames_by_stride(10, 4, 2, 0).tolist() == [0, 2, 4, 6] and sample_frames_by_stride(
         10, 4, 2, 0.999
     ).tolist() == [3, 5, 7, 9]
@@ -165,27 +161,33 @@ def test_frame_indices_are_sampled_evenly_or_by_stride():
 
 
 def test_all_frames_share_one_view_drawn_by_the_key():
-    still = np.repeat(make_moving_square(5, True, 1, 24), 12, 0)
+    constant_clip = np.repeat(make_moving_square(5, True, 1, 24), 12, 0)
     preprocess = ClipPreprocess((6, 16, 16))
     views = Augment(crop=(0.2, 1.0), flip=0.5, rand_layers=2, jitter=(0.4, 0.4, 0.4), rotate=20.0, erase=1.0, shift=0.1)
-    drawn = [views.augment_image(open_clip(still), preprocess, sample_key) for sample_key in range(4)]
-    assert all(view.shape == (3, 6, 16, 16) and (view == view[:, :1]).all() for view in drawn)
-    assert not (drawn[0] == drawn[1]).all() and (drawn[3] == views.augment_image(open_clip(still), preprocess, 3)).all()
+    augmented = [views.augment_image(open_clip(constant_clip), preprocess, sample_key) for sample_key in range(4)]
+    assert all(view.shape == (3, 6, 16, 16) and (view == view[:, :1]).all() for view in augmented)
+    assert (
+        not (augmented[0] == augmented[1]).all()
+        and (augmented[3] == views.augment_image(open_clip(constant_clip), preprocess, 3)).all()
+    )
     rising = open_clip(make_grey_frames(12, 24))
     numbers = {tuple((Augment().augment_image(rising, preprocess, key)[0, :, 0, 0] // 20).tolist()) for key in range(9)}
     assert len(numbers) > 5 and all(number // 2 == t for row in numbers for t, number in enumerate(row))
-    dense = ClipPreprocess((4, 16, 16), stride=2)
-    starts = {tuple((Augment().augment_image(rising, dense, key)[0, :, 0, 0] // 20).tolist()) for key in range(40)}
+    strided_preprocess = ClipPreprocess((4, 16, 16), stride=2)
+    starts = {
+        tuple((Augment().augment_image(rising, strided_preprocess, key)[0, :, 0, 0] // 20).tolist())
+        for key in range(40)
+    }
     assert starts == {(s, s + 2, s + 4, s + 6) for s in range(6)}
 
 
 def test_clip_preprocessing_matches_images_per_frame(tmp_path):
     pixels = make_moving_square(4, True, 9, 20)
-    preprocess, picture = ClipPreprocess((3, 8, 12), share=0.9), ImagePreprocess((8, 12), share=0.9)
-    own = preprocess.transform(pixels)
-    assert own.shape == (3, 3, 8, 12)
-    for place, number in enumerate((1, 4, 7)):
-        assert (own[:, place] == picture.transform(pixels[number])).all()
+    preprocess, image_preprocess = ClipPreprocess((3, 8, 12), share=0.9), ImagePreprocess((8, 12), share=0.9)
+    clip_tensor = preprocess.transform(pixels)
+    assert clip_tensor.shape == (3, 3, 8, 12)
+    for frame_index, number in enumerate((1, 4, 7)):
+        assert (clip_tensor[:, frame_index] == image_preprocess.transform(pixels[number])).all()
     assert ClipPreprocess((2, 8, 8), channels=1, mean=(0.5,), std=(0.5,)).transform(pixels).shape == (1, 2, 8, 8)
     with pytest.raises(UsageError, match="invalid stride of -1 frames"):
         ClipPreprocess((2, 8, 8), stride=-1)

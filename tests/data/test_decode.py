@@ -1,4 +1,4 @@
-"""Every kind of file, to the right pixels or to a refusal that names it."""
+"""Every image file is decoded to the correct pixels, or rejected with an error that names the file."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def save_image(path, image, **options):
 
 
 @pytest.mark.parametrize("suffix,tolerance", [("png", 0), ("bmp", 0), ("tif", 0), ("webp", 0), ("jpg", 12)])
-def test_rgb(tmp_path, suffix, tolerance):
+def test_rgb_images_are_decoded(tmp_path, suffix, tolerance):
     options = {"lossless": True} if suffix == "webp" else {"quality": 95, "subsampling": 0} if suffix == "jpg" else {}
     path = save_image(tmp_path / f"x.{suffix}", Image.fromarray(GRADIENT_PIXELS), **options)
     assert np.abs(np.asarray(decode_to_pillow(path)).astype(int) - GRADIENT_PIXELS).max() <= tolerance
@@ -50,7 +50,7 @@ def test_one_bit_images_are_decoded(tmp_path):
     assert np.array_equal(np.asarray(decode_to_pillow(path))[..., 0], (GRADIENT_PIXELS[..., 0] > 100) * 255)
 
 
-def test_palette(tmp_path):
+def test_palette_images_become_rgb(tmp_path):
     path = save_image(tmp_path / "x.png", Image.fromarray(GRADIENT_PIXELS).quantize(200))
     assert np.array_equal(np.asarray(decode_to_pillow(path)), np.asarray(Image.open(path).convert("RGB")))
 
@@ -68,14 +68,19 @@ def test_sixteen_bit_grey_is_scaled_not_clipped(tmp_path):
 
 
 def test_sixteen_bit_colour_keeps_the_high_byte(tmp_path):
-    deep = GRADIENT_PIXELS.astype(">u2") * 257
-    rows = b"".join(b"\0" + row.tobytes() for row in deep)
+    pixels_16_bit = GRADIENT_PIXELS.astype(">u2") * 257
+    rows = b"".join(b"\0" + row.tobytes() for row in pixels_16_bit)
 
-    def chunk(kind, body):
-        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+    def build_chunk(chunk_type, body):
+        return struct.pack(">I", len(body)) + chunk_type + body + struct.pack(">I", zlib.crc32(chunk_type + body))
 
     header = struct.pack(">IIBBBBB", 20, 12, 16, 2, 0, 0, 0)
-    content = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+    content = (
+        b"\x89PNG\r\n\x1a\n"
+        + build_chunk(b"IHDR", header)
+        + build_chunk(b"IDAT", zlib.compress(rows))
+        + build_chunk(b"IEND", b"")
+    )
     (tmp_path / "x.png").write_bytes(content)
     assert np.array_equal(np.asarray(decode_to_pillow(tmp_path / "x.png")), GRADIENT_PIXELS)
 
@@ -109,19 +114,19 @@ def test_half_transparency_is_mixed(tmp_path):
     assert np.abs(np.asarray(decode_to_pillow(save_image(tmp_path / "x.png", half))).astype(int) - 127).max() <= 1
 
 
-def test_cmyk(tmp_path):
+def test_cmyk_images_become_rgb(tmp_path):
     path = save_image(tmp_path / "x.jpg", Image.fromarray(GRADIENT_PIXELS).convert("CMYK"), quality=98, subsampling=0)
     assert np.abs(np.asarray(decode_to_pillow(path)).astype(int) - GRADIENT_PIXELS).mean() < 6
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_all_exif_orientations_come_out_upright(tmp_path, orientation):
-    back = {
+    transpositions = {
         1: [], 2: [Image.Transpose.FLIP_LEFT_RIGHT], 3: [Image.Transpose.ROTATE_180], 4: [Image.Transpose.FLIP_TOP_BOTTOM],
         5: [Image.Transpose.TRANSPOSE], 6: [Image.Transpose.ROTATE_90], 7: [Image.Transpose.TRANSVERSE], 8: [Image.Transpose.ROTATE_270],
     }  # fmt: skip
     image = Image.fromarray(GRADIENT_PIXELS)
-    for operation in back[orientation]:
+    for operation in transpositions[orientation]:
         image = image.transpose(operation)
     exif = Image.Exif()
     exif[0x0112] = orientation
@@ -152,7 +157,7 @@ def test_the_content_decides_not_the_name(tmp_path):
     )
 
 
-def jpeg_bytes(size=(300, 200)) -> bytes:
+def encode_jpeg_bytes(size=(300, 200)) -> bytes:
     file = io.BytesIO()
     Image.fromarray(np.random.default_rng(0).integers(0, 255, (*size, 3), dtype=np.uint8)).save(file, "JPEG")
     return file.getvalue()
@@ -167,8 +172,8 @@ def jpeg_bytes(size=(300, 200)) -> bytes:
         (b"%PDF-1.7 ...", "not an image"),
         (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "not an image"),
         (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "not an image"),
-        (jpeg_bytes()[:10_000], "truncated"),
-        (jpeg_bytes()[:-200], "truncated|broken|cannot be read"),
+        (encode_jpeg_bytes()[:10_000], "truncated"),
+        (encode_jpeg_bytes()[:-200], "truncated|broken|cannot be read"),
     ],
 )
 def test_invalid_images_are_rejected_by_name(tmp_path, content, reason):
@@ -180,7 +185,7 @@ def test_invalid_images_are_rejected_by_name(tmp_path, content, reason):
 
 
 @pytest.mark.parametrize("cut", [0.3, 0.8])
-def test_truncated_png(tmp_path, cut):
+def test_truncated_pngs_are_rejected(tmp_path, cut):
     path = save_image(
         tmp_path / "x.png", Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 64, 3), dtype=np.uint8))
     )
@@ -190,7 +195,7 @@ def test_truncated_png(tmp_path, cut):
         decode_to_pillow(path)
 
 
-def test_pixels_without_a_range_are_refused(tmp_path):
+def test_float_pixels_are_rejected(tmp_path):
     path = save_image(tmp_path / "x.tif", Image.fromarray(np.random.default_rng(0).random((8, 8), dtype=np.float32)))
     with pytest.raises(DataError, match="no stated range"):
         decode_to_pillow(path)
@@ -227,7 +232,7 @@ def test_error_messages_escape_file_names(tmp_path):
     assert "\n" not in error.value.message and "\x1b" not in error.value.message
 
 
-def test_tiff_with_floating_point_tags_is_the_library_s_business(tmp_path):
+def test_tiff_with_floating_point_tags_is_left_to_the_library(tmp_path):
     info = TiffImagePlugin.ImageFileDirectory_v2()
     info[282] = 72.0
     assert np.array_equal(

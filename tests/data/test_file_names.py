@@ -1,4 +1,4 @@
-"""Annotations and images are paired by the longest end of a path that one file alone has, in any Unicode form."""
+"""Annotations are matched to images by the longest path suffix that is unique, in any Unicode normal form."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ DECOMPOSED_NAME = unicodedata.normalize("NFD", COMPOSED_NAME)
 VOC_BOX = "<xmin>1</xmin><ymin>1</ymin><xmax>5</xmax><ymax>5</ymax>"
 
 
-def write_coco(place: Path, boxes: dict[str, list[int]], category: str = "ant") -> None:
+def write_coco(path: Path, boxes: dict[str, list[int]], category: str = "ant") -> None:
     images = [{"id": number, "file_name": name} for number, name in enumerate(boxes, 1)]
     rows = [{"id": n, "image_id": n, "category_id": 1, "bbox": box} for n, box in enumerate(boxes.values(), 1)]
-    place.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     document = {"images": images, "annotations": rows, "categories": [{"id": 1, "name": category}]}
-    place.write_text(json.dumps(document, ensure_ascii=False))
+    path.write_text(json.dumps(document, ensure_ascii=False))
 
 
 def read_boxes(source: Path) -> dict[str, list[list[float]]]:
@@ -42,7 +42,7 @@ def test_files_are_found_by_the_end_of_their_path():
     index = FileIndex(paths, Path("d"))
     assert index.find("upload/a/0.png", "x") == Path("d/a/0.png")
     assert index.find("C:\\photos\\b\\0.png", "x") == Path("d/b/0.png")
-    assert index.find("0.png", "x") == Path("d/0.png")  # the whole path below the folder
+    assert index.find("0.png", "x") == Path("d/0.png")  # matched by the whole path below the folder
     assert index.find("elsewhere/1.png", "x") == Path("d/b/1.png")
     assert index.match("2.png", "x") is None
     with pytest.raises(DataError, match="matches 3 files"):
@@ -93,20 +93,21 @@ def test_coco_files_with_different_categories_are_rejected(tmp_path):
     (tmp_path / "annotations" / "train_b.json").rename(tmp_path / "annotations" / "extra.json")
     with pytest.raises(DataError, match=r"extra\.json names no split"):
         open_data(tmp_path)
-    (tmp_path / "annotations" / "extra.json").rename(tmp_path / "annotations" / "._train_a.json")  # of macOS
+    # AppleDouble files of macOS
+    (tmp_path / "annotations" / "extra.json").rename(tmp_path / "annotations" / "._train_a.json")
     assert len(open_data(tmp_path).split("train")) == 1
 
 
 def test_several_panoptic_files_of_a_split_are_merged(tmp_path):
     for number in range(2):
-        place = tmp_path / "annotations" / f"panoptic_train_{number}.json"
+        path = tmp_path / "annotations" / f"panoptic_train_{number}.json"
         write_image(tmp_path / "images" / f"{number}.png")
-        place.with_suffix("").mkdir(parents=True)
-        Image.new("RGB", (12, 10), (7, 0, 0)).save(place.with_suffix("") / f"{number}.png")
+        path.with_suffix("").mkdir(parents=True)
+        Image.new("RGB", (12, 10), (7, 0, 0)).save(path.with_suffix("") / f"{number}.png")
         segments = [{"id": 7, "category_id": 1}]
         rows = [{"image_id": 1, "file_name": f"{number}.png", "segments_info": segments}]
         document = {"images": [{"id": 1, "file_name": f"{number}.png"}], "annotations": rows}
-        place.write_text(json.dumps(document | {"categories": [{"id": 1, "name": "ant", "isthing": 1}]}))
+        path.write_text(json.dumps(document | {"categories": [{"id": 1, "name": "ant", "isthing": 1}]}))
     assert len(read_boxes(tmp_path)) == 2
 
 
@@ -117,7 +118,7 @@ def write_voc(root: Path, image: str, stem: str, name: str = "ant") -> None:
     (root / "Annotations" / f"{stem}.xml").write_text(text, "utf-8")
 
 
-def test_voc(tmp_path):
+def test_voc_files_match_their_images(tmp_path):
     write_voc(tmp_path, f"{DECOMPOSED_NAME}.jpg", COMPOSED_NAME, COMPOSED_NAME)
     write_voc(tmp_path, "1.jpg", "1", DECOMPOSED_NAME)
     assert open_data(tmp_path).classes == (COMPOSED_NAME,)
@@ -127,11 +128,11 @@ def test_voc(tmp_path):
 
 
 @pytest.mark.parametrize("twice", [False, True])
-def test_yolo(tmp_path, twice):
+def test_yolo_files_match_their_images(tmp_path, twice):
     write_image(tmp_path / "images" / "train" / f"{COMPOSED_NAME}.png")
-    place = tmp_path / "labels" / "train" / f"{DECOMPOSED_NAME}.txt"
-    place.parent.mkdir(parents=True)
-    place.write_text("0 0.5 0.5 0.5 0.5\n")
+    path = tmp_path / "labels" / "train" / f"{DECOMPOSED_NAME}.txt"
+    path.parent.mkdir(parents=True)
+    path.write_text("0 0.5 0.5 0.5 0.5\n")
     if not twice:
         assert list(read_boxes(tmp_path).values()) == [[[3, 2.5, 9, 7.5]]]
         return
@@ -140,13 +141,13 @@ def test_yolo(tmp_path, twice):
         open_data(tmp_path)
 
 
-@pytest.mark.parametrize("place", ["data.yaml", "classes.txt"])
-def test_yolo_class_names_are_unicode_normalised(tmp_path, place):
+@pytest.mark.parametrize("file_name", ["data.yaml", "classes.txt"])
+def test_yolo_class_names_are_unicode_normalised(tmp_path, file_name):
     write_image(tmp_path / "images" / "train" / "0.png")
     (tmp_path / "labels" / "train").mkdir(parents=True)
     (tmp_path / "labels" / "train" / "0.txt").write_text("0 0.5 0.5 0.5 0.5\n")
     texts = {"data.yaml": f"train: images/train\nnames: [{DECOMPOSED_NAME}]\n", "classes.txt": f"{DECOMPOSED_NAME}\n"}
-    (tmp_path / place).write_text(texts[place])
+    (tmp_path / file_name).write_text(texts[file_name])
     assert open_data(tmp_path).classes == (COMPOSED_NAME,)
 
 
@@ -158,7 +159,7 @@ def test_mask_class_names_are_unicode_normalised(tmp_path):
     assert open_data(tmp_path).classes == ("ground", COMPOSED_NAME)
 
 
-def test_paths_in_parquet_files(tmp_path):
+def test_parquet_paths_match_their_images(tmp_path):
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -176,7 +177,7 @@ def test_yolo_folder_names_are_case_insensitive(tmp_path):
     assert len(read_boxes(tmp_path)[str(tmp_path / "images/Train/0.png")]) == 1
 
 
-def test_labelme(tmp_path):
+def test_labelme_files_match_their_images(tmp_path):
     shape = {"label": DECOMPOSED_NAME, "shape_type": "rectangle", "points": [[1, 1], [5, 5]]}
     write_image(tmp_path / f"{COMPOSED_NAME}.png")
     (tmp_path / f"{DECOMPOSED_NAME}.json").write_text(json.dumps({"shapes": [shape]}))
@@ -187,14 +188,14 @@ def test_labelme(tmp_path):
         open_data(tmp_path)
 
 
-def test_masks(tmp_path):
+def test_masks_match_their_images(tmp_path):
     write_image(tmp_path / "images" / f"{COMPOSED_NAME}.png")
     (tmp_path / "masks").mkdir()
     Image.fromarray(np.eye(10, 12, dtype=np.uint8)).save(tmp_path / "masks" / f"{DECOMPOSED_NAME}.png")
     assert open_data(tmp_path).split("train").target(0).classes.sum() == 10
 
 
-def test_tables_and_lists(tmp_path):
+def test_table_and_list_entries_match_their_images(tmp_path):
     for number, name in enumerate((f"{DECOMPOSED_NAME}/{DECOMPOSED_NAME} 0.png", f"{DECOMPOSED_NAME}/1.png")):
         write_image(tmp_path / name, number)
     rows = [(f"{COMPOSED_NAME}/{COMPOSED_NAME} 0.png", COMPOSED_NAME), (f"{COMPOSED_NAME}/1.png", "bee")]
@@ -228,11 +229,12 @@ def test_files_in_both_unicode_forms_are_distinguished(tmp_path):
 def test_annotations_of_a_different_image_are_rejected(tmp_path):
     write_voc(tmp_path / "voc", "1.jpg", "1")
     write_voc(tmp_path / "voc", "2.jpg", "2")
-    place = tmp_path / "voc" / "Annotations" / "2.xml"
-    text = place.read_text()
-    place.write_text(text.replace("<object>", "<filename>C:\\old\\elsewhere.jpg</filename><object>", 1))
-    assert len(read_boxes(tmp_path / "voc")) == 2  # no such image: the name of the file decides
-    place.write_text(text.replace("<object>", "<filename>1.jpg</filename><object>", 1))
+    path = tmp_path / "voc" / "Annotations" / "2.xml"
+    text = path.read_text()
+    path.write_text(text.replace("<object>", "<filename>C:\\old\\elsewhere.jpg</filename><object>", 1))
+    # the <filename> matches no image, so the name of the XML file is used
+    assert len(read_boxes(tmp_path / "voc")) == 2
+    path.write_text(text.replace("<object>", "<filename>1.jpg</filename><object>", 1))
     with pytest.raises(DataError, match=r"named like the image 2 and states the image 1\.jpg"):
         open_data(tmp_path / "voc")
     shape = {"label": "ant", "shape_type": "rectangle", "points": [[1, 1], [5, 5]]}

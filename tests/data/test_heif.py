@@ -1,4 +1,4 @@
-"""AVIF and HEIC: read where Pillow can, else counted, and named with what would read them."""
+"""AVIF and HEIC files are decoded if Pillow supports them; otherwise they are counted, with the package to install."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from vitreous.data.decoding.decode import decode_to_pillow, read_upright_size
 from vitreous.data.sources import open_data
 from vitreous.errors import DataError
 
-pytestmark = pytest.mark.usefixtures("without_pages")  # training is repeated many times
+pytestmark = pytest.mark.usefixtures("without_pages")  # report pages would slow down the many trainings
 
 pytest.importorskip("pillow_heif")
 HEIF_SUFFIXES = {"AVIF": ".avif", "HEIF": ".heic"}
@@ -26,47 +26,47 @@ RAMP_PIXELS = np.stack(np.broadcast_arrays(np.arange(96)[None] * 2, np.arange(64
 )
 
 
-def encode_heif(kind: str, pixels: np.ndarray = RAMP_PIXELS, orientation: int = 1) -> bytes:
-    """Pixels as a file of that kind."""
-    heif.register_pillow_reader(kind)
+def encode_heif(heif_format: str, pixels: np.ndarray = RAMP_PIXELS, orientation: int = 1) -> bytes:
+    """Encode pixels in the given format."""
+    heif.register_pillow_reader(heif_format)
     exif = Image.Exif()
     exif[0x0112] = orientation
-    Image.fromarray(pixels).save(file := io.BytesIO(), kind, quality=95, exif=exif.tobytes())
+    Image.fromarray(pixels).save(file := io.BytesIO(), heif_format, quality=95, exif=exif.tobytes())
     return file.getvalue()
 
 
 @pytest.fixture
 def without_heif(monkeypatch):
-    """A machine on which neither can be read."""
-    monkeypatch.setattr(heif, "is_format_readable", lambda kind: False)
+    """Simulate an installation that cannot decode AVIF or HEIC."""
+    monkeypatch.setattr(heif, "is_format_readable", lambda heif_format: False)
 
 
-@pytest.mark.parametrize("kind", HEIF_SUFFIXES)
-def test_heif_pixels_are_decoded_upright(kind):
-    content = encode_heif(kind)
-    assert heif.detect_heif_format(content) == kind
+@pytest.mark.parametrize("heif_format", HEIF_SUFFIXES)
+def test_heif_pixels_are_decoded_upright(heif_format):
+    content = encode_heif(heif_format)
+    assert heif.detect_heif_format(content) == heif_format
     assert np.abs(np.asarray(decode_to_pillow(content)).astype(int) - RAMP_PIXELS).mean() < 2
     assert decode_to_pillow(content, channels=1).mode == "L" and read_upright_size(content, "image") == (96, 64)
-    for orientation, turned in (
+    for orientation, exif_file in (
         (3, RAMP_PIXELS[::-1, ::-1]),
         (6, np.rot90(RAMP_PIXELS, -1)),
         (8, np.rot90(RAMP_PIXELS)),
     ):
-        content = encode_heif(kind, orientation=orientation)
-        assert np.abs(np.asarray(decode_to_pillow(content)).astype(int) - turned).mean() < 2, orientation
-        assert read_upright_size(content, "image") == (turned.shape[1], turned.shape[0])
+        content = encode_heif(heif_format, orientation=orientation)
+        assert np.abs(np.asarray(decode_to_pillow(content)).astype(int) - exif_file).mean() < 2, orientation
+        assert read_upright_size(content, "image") == (exif_file.shape[1], exif_file.shape[0])
 
 
-@pytest.mark.parametrize("kind", HEIF_SUFFIXES)
-def test_transparency_is_laid_over_white(kind):
-    clear = np.dstack([RAMP_PIXELS, np.zeros(RAMP_PIXELS.shape[:2], np.uint8)])
-    assert np.asarray(decode_to_pillow(encode_heif(kind, clear))).min() > 250
+@pytest.mark.parametrize("heif_format", HEIF_SUFFIXES)
+def test_transparency_is_laid_over_white(heif_format):
+    transparent_pixels = np.dstack([RAMP_PIXELS, np.zeros(RAMP_PIXELS.shape[:2], np.uint8)])
+    assert np.asarray(decode_to_pillow(encode_heif(heif_format, transparent_pixels))).min() > 250
 
 
-@pytest.mark.parametrize("kind", HEIF_SUFFIXES)
+@pytest.mark.parametrize("heif_format", HEIF_SUFFIXES)
 @pytest.mark.parametrize("share", [0.3, 0.9, 0.99])
-def test_truncated_heif_files_are_rejected(kind, share):
-    content = encode_heif(kind)
+def test_truncated_heif_files_are_rejected(heif_format, share):
+    content = encode_heif(heif_format)
     with pytest.raises(DataError, match="cannot be read as an image"):
         decode_to_pillow(content[: int(share * len(content))])
 
@@ -85,21 +85,21 @@ def test_brands_tell_the_format():
 
 
 @pytest.mark.parametrize(
-    "kind, way", [("AVIF", "pip install --upgrade pillow"), ("HEIF", r"pip install 'vitreous\[heif\]'")]
+    "heif_format, install_hint", [("AVIF", "pip install --upgrade pillow"), ("HEIF", r"pip install 'vitreous\[heif\]'")]
 )
-def test_unsupported_heif_files_suggest_what_to_install(without_heif, kind, way):
-    with pytest.raises(DataError, match=f"photo: an? (AVIF|HEIC) image, .*{way}"):
-        decode_to_pillow(encode_heif(kind), name="photo")
-    assert read_upright_size(encode_heif(kind), "photo") == (0, 0)
+def test_unsupported_heif_files_suggest_what_to_install(without_heif, heif_format, install_hint):
+    with pytest.raises(DataError, match=f"photo: an? (AVIF|HEIC) image, .*{install_hint}"):
+        decode_to_pillow(encode_heif(heif_format), name="photo")
+    assert read_upright_size(encode_heif(heif_format), "photo") == (0, 0)
 
 
 @pytest.fixture
 def photos_with_heif(tmp_path):
-    """A folder of PNG files with two of each of the others."""
+    """Return a folder of PNG files with two files of each HEIF format."""
     root = make_folder(tmp_path / "photos", {"train": 6, "val": 2}, classes=("ant", "bee"))
-    for kind, suffix in HEIF_SUFFIXES.items():
+    for heif_format, suffix in HEIF_SUFFIXES.items():
         for name in ("ant", "bee"):
-            (root / "train" / name / f"phone{suffix}").write_bytes(encode_heif(kind))
+            (root / "train" / name / f"phone{suffix}").write_bytes(encode_heif(heif_format))
     return root
 
 

@@ -1,5 +1,4 @@
-"""ImageNet's folders, with names and ground truth from what lies beside them; and models that know the classes by other
-names."""
+"""ImageNet folders: class names and labels come from the accompanying files; models match classes by other names."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ from vitreous.data.split import Data, FileSplit
 from vitreous.errors import DataError
 
 SYNSET_WORDS = {"n01440764": "tench, Tinca tinca", "n02012849": "crane", "n03126707": "crane"}
-VALIDATION_LABELS = [2, 0, 1, 1, 2, 0]  # of the images to validate on, places among the synsets
+VALIDATION_LABELS = [2, 0, 1, 1, 2, 0]  # labels of the validation images, as indices into the synsets
 
 
 def save_jpeg(path: Path, seed: int) -> None:
@@ -35,7 +34,7 @@ def write_training_images(home: Path) -> Path:
 
 @pytest.fixture
 def flat_ilsvrc2012(tmp_path):
-    """ILSVRC2012 as it comes: images to validate on without folders."""
+    """Return ILSVRC2012 in its original layout: validation images without class folders."""
     write_training_images(tmp_path / "x" / "train")
     for number in range(1, 7):
         save_jpeg(tmp_path / "x" / "val" / f"ILSVRC2012_val_{number:08d}.JPEG", 100 + number)
@@ -45,24 +44,24 @@ def flat_ilsvrc2012(tmp_path):
 
 def write_kaggle_solution(home: Path) -> None:
     rows = [
-        f"ILSVRC2012_val_{n:08d},{list(SYNSET_WORDS)[place]} 85 1 499 272 {list(SYNSET_WORDS)[place]} 1 2 3 4\n"
-        for n, place in enumerate(VALIDATION_LABELS, 1)
+        f"ILSVRC2012_val_{n:08d},{list(SYNSET_WORDS)[synset_index]} 85 1 499 272 {list(SYNSET_WORDS)[synset_index]} 1 2 3 4\n"
+        for n, synset_index in enumerate(VALIDATION_LABELS, 1)
     ]
     (home / "LOC_val_solution.csv").write_text("ImageId,PredictionString\n" + "".join(reversed(rows)))
 
 
 def write_devkit(home: Path) -> None:
-    """The development kit has numbers of its own, and inner nodes of the tree after the leaves."""
+    """Write a development kit with its own numbering, and inner nodes of the tree after the leaves."""
     home.mkdir(parents=True, exist_ok=True)
     numbers = {"n01440764": 3, "n02012849": 1, "n03126707": 2}
-    kinds = [("ILSVRC2012_ID", "i8"), ("WNID", "O"), ("words", "O"), ("gloss", "O"), ("num_children", "i8")]
-    rows = [(numbers[synset], synset, words, "a thing", 0) for synset, words in SYNSET_WORDS.items()]
-    savemat(home / "meta.mat", {"synsets": np.array([*rows, (4, "n00001740", "entity", "all", 3)], dtype=kinds)})
-    truth = "".join(f"{numbers[list(SYNSET_WORDS)[place]]}\n" for place in VALIDATION_LABELS)
+    field_types = [("ILSVRC2012_ID", "i8"), ("WNID", "O"), ("words", "O"), ("gloss", "O"), ("num_children", "i8")]
+    rows = [(numbers[synset], synset, title, "a thing", 0) for synset, title in SYNSET_WORDS.items()]
+    savemat(home / "meta.mat", {"synsets": np.array([*rows, (4, "n00001740", "entity", "all", 3)], dtype=field_types)})
+    truth = "".join(f"{numbers[list(SYNSET_WORDS)[synset_index]]}\n" for synset_index in VALIDATION_LABELS)
     (home / "ILSVRC2012_validation_ground_truth.txt").write_text(truth)
 
 
-def assert_true(data: Data) -> None:
+def assert_ground_truth(data: Data) -> None:
     val = data.splits["val"]
     assert data.classes == tuple(SYNSET_WORDS) and len(val) == 6 and "test" not in data.splits
     assert {int(path.stem[-8:]): label for path, label in zip(val.paths, val.labels, strict=True)} == dict(
@@ -74,29 +73,29 @@ def assert_true(data: Data) -> None:
 def test_flat_images_are_labelled_by_the_kaggle_solution(flat_ilsvrc2012):
     write_kaggle_solution(flat_ilsvrc2012)
     (flat_ilsvrc2012 / "LOC_synset_mapping.txt").write_text(
-        "".join(f"{synset} {words}\n" for synset, words in SYNSET_WORDS.items())
+        "".join(f"{synset} {title}\n" for synset, title in SYNSET_WORDS.items())
     )
     data = open_data(flat_ilsvrc2012)
-    assert_true(data)
+    assert_ground_truth(data)
     assert data.titles == SYNSET_WORDS and data.full_train_split is None
 
 
-@pytest.mark.parametrize("place", [".", "ILSVRC2012_devkit_t12/data", "../ILSVRC2012_devkit_t12/data"])
-def test_flat_images_are_labelled_by_the_development_kit(flat_ilsvrc2012, place):
-    write_devkit(flat_ilsvrc2012 / place)
+@pytest.mark.parametrize("folder", [".", "ILSVRC2012_devkit_t12/data", "../ILSVRC2012_devkit_t12/data"])
+def test_flat_images_are_labelled_by_the_development_kit(flat_ilsvrc2012, folder):
+    write_devkit(flat_ilsvrc2012 / folder)
     data = open_data(flat_ilsvrc2012)
-    assert_true(data)
+    assert_ground_truth(data)
     assert data.titles == SYNSET_WORDS
 
 
 @pytest.mark.parametrize("named", [".", "ILSVRC/Data/CLS-LOC"])
-def test_kaggles_tree(flat_ilsvrc2012, tmp_path, named):
+def test_imagenet_in_the_kaggle_layout_is_read(flat_ilsvrc2012, tmp_path, named):
     (tmp_path / "kaggle" / "ILSVRC" / "Data").mkdir(parents=True)
     flat_ilsvrc2012.rename(tmp_path / "kaggle" / "ILSVRC" / "Data" / "CLS-LOC")
     write_kaggle_solution(tmp_path / "kaggle")
     (tmp_path / "kaggle" / "LOC_synset_mapping.txt").write_text("n01440764 tench, Tinca tinca\n")
     data = open_data(tmp_path / "kaggle" / named)
-    assert_true(data)
+    assert_ground_truth(data)
     assert data.titles == {"n01440764": "tench, Tinca tinca"} and data.name == str(tmp_path / "kaggle" / named)
 
 
@@ -116,26 +115,26 @@ def test_imagenet_21k_titles_are_read_from_words_txt(tmp_path):
 
 
 def test_missing_or_wrong_ground_truth_is_rejected(flat_ilsvrc2012):
-    def refusal():
+    def get_open_error():
         with pytest.raises(DataError) as error:
             open_data(flat_ilsvrc2012)
         return str(error.value)
 
-    assert "6 images without class folders and without ground truth\n  put LOC_val_solution.csv" in refusal()
+    assert "6 images without class folders and without ground truth\n  put LOC_val_solution.csv" in get_open_error()
     write_kaggle_solution(flat_ilsvrc2012)
     text = (flat_ilsvrc2012 / "LOC_val_solution.csv").read_text()
     (flat_ilsvrc2012 / "LOC_val_solution.csv").write_text(text.replace("val_00000004", "val_00000009"))
-    assert "1 of 6 images are not in the ground truth; the first is" in refusal()
+    assert "1 of 6 images are not in the ground truth; the first is" in get_open_error()
     (flat_ilsvrc2012 / "LOC_val_solution.csv").write_text(
         "ImageId,PredictionString\nILSVRC2012_val_00000001,tench 1 2 3 4\n"
     )
-    assert "a synset in every row" in refusal()
+    assert "without a synset" in get_open_error()
     (flat_ilsvrc2012 / "LOC_val_solution.csv").unlink()
     write_devkit(flat_ilsvrc2012)
     (flat_ilsvrc2012 / "ILSVRC2012_validation_ground_truth.txt").write_text("1\n2\n17\n")
-    assert "17 is not a synset index" in refusal()
+    assert "17 is not a synset index" in get_open_error()
     (flat_ilsvrc2012 / "meta.mat").write_bytes(b"MATLAB 5.0 MAT-file" + bytes(200))
-    assert "is not the meta.mat" in refusal()
+    assert "is not the meta.mat" in get_open_error()
 
 
 def make_data(classes, titles=None) -> Data:
@@ -146,25 +145,25 @@ def make_data(classes, titles=None) -> Data:
 def test_model_classes_match_by_title():
     titles = {"n01440764": "tench, Tinca tinca", "n01443537": "goldfish, Carassius auratus"}
     data = make_data(titles, titles)
-    for known in (
+    for model_classes in (
         ("goldfish", "tench"),
         ("goldfish, Carassius auratus", "tench, Tinca tinca"),
         ("n01443537", "n01440764"),
     ):
-        assert find_class_indices(data, (*known, "shark")).tolist() == [1, 0]
-        assert align_labels(data.splits["test"], data, (*known, "shark")).labels.tolist() == [1, 0]
-    for titles, known in (
+        assert find_class_indices(data, (*model_classes, "shark")).tolist() == [1, 0]
+        assert align_labels(data.splits["test"], data, (*model_classes, "shark")).labels.tolist() == [1, 0]
+    for titles, model_classes in (
         (SYNSET_WORDS, ("tench", "crane", "bird")),
         ({**SYNSET_WORDS, "n03126707": "lift"}, ("tench", "crane", "crane, bird", "lift")),
     ):
         with pytest.raises(DataError, match="has no classes named n02012849"):
-            find_class_indices(make_data(SYNSET_WORDS, titles), known)
+            find_class_indices(make_data(SYNSET_WORDS, titles), model_classes)
     with pytest.raises(DataError, match="has no classes named tench"):
         find_class_indices(make_data(["tench", "n01440764"], {"n01440764": "tench"}), ("tench", "goldfish"))
 
 
 def list_imagenet_1k_synsets() -> list[str]:
-    """The synsets of ILSVRC2012 in their order, as timm has them in a file."""
+    """Return the ILSVRC2012 synsets in order, from timm's file."""
     spec = importlib.util.find_spec("timm")
     assert spec and spec.origin
     return (Path(spec.origin).parent / "data" / "_info" / "imagenet_synsets.txt").read_text().split()

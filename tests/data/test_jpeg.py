@@ -1,4 +1,4 @@
-"""A crop of a photograph shows what the whole photograph shows there, and no file is taken that `decode_to_pillow` refuses."""
+"""Region decoding of JPEGs matches a crop of the full image, and rejects every file that `decode_to_pillow` rejects."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ IMAGE_SIZE = (131, 97)
 def make_noisy_image(
     size: tuple[int, int] = IMAGE_SIZE, channels: int = 3, seed: int = 0, noise: float = 20.0
 ) -> Image.Image:
-    """Slopes, blobs and some noise, (width, height)."""
+    """Return an image of size (width, height) with slopes, blobs and some noise."""
     generator = torch.Generator().manual_seed(seed)
     coarse = torch.rand(1, channels, 7, 7, generator=generator) * 220 + 15
     fine = F.interpolate(coarse, size[::-1], mode="bicubic")[0] + noise * torch.randn(
@@ -63,7 +63,7 @@ JPEG_VARIANTS = {
 
 @pytest.fixture(params=["simplejpeg", "pillow"])
 def either_decoder(request, monkeypatch):
-    """With the extra, and as if it were not there."""
+    """Run the test with the optional JPEG decoder, and with the decoder hidden."""
     if request.param == "simplejpeg":
         pytest.importorskip("simplejpeg")
     else:
@@ -91,20 +91,20 @@ def as_array(image: Image.Image) -> np.ndarray:
 def test_decoded_regions_match_crops_of_the_full_image(name, channels):
     photograph = open_lazy_image(JPEG_VARIANTS[name], channels, name)
     assert isinstance(photograph, LazyJpeg)
-    whole = decode_to_pillow(JPEG_VARIANTS[name], channels)
-    assert photograph.size == whole.size
-    for box in draw_boxes(*whole.size):
-        assert np.array_equal(photograph.decode_region(box), as_array(whole.crop(box)))
+    full_image = decode_to_pillow(JPEG_VARIANTS[name], channels)
+    assert photograph.size == full_image.size
+    for box in draw_boxes(*full_image.size):
+        assert np.array_equal(photograph.decode_region(box), as_array(full_image.crop(box)))
 
 
 @pytest.mark.usefixtures("either_decoder")
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_a_region_is_upright(orientation):
     content = encode_jpeg(make_noisy_image(), orientation, subsampling=2)
-    photograph, whole = open_lazy_image(content, 3, "x"), decode_to_pillow(content)
-    assert isinstance(photograph, LazyJpeg) and photograph.size == whole.size
-    for box in draw_boxes(*whole.size):
-        assert np.array_equal(photograph.decode_region(box), as_array(whole.crop(box)))
+    photograph, full_image = open_lazy_image(content, 3, "x"), decode_to_pillow(content)
+    assert isinstance(photograph, LazyJpeg) and photograph.size == full_image.size
+    for box in draw_boxes(*full_image.size):
+        assert np.array_equal(photograph.decode_region(box), as_array(full_image.crop(box)))
 
 
 def test_rows_below_a_crop_are_not_decoded(monkeypatch):
@@ -112,7 +112,7 @@ def test_rows_below_a_crop_are_not_decoded(monkeypatch):
     monkeypatch.setattr(
         LazyJpeg,
         "decode_rows",
-        lambda self, count, factor, read=LazyJpeg.decode_rows: rows.append(count) or read(self, count, factor),
+        lambda self, count, factor, decode=LazyJpeg.decode_rows: rows.append(count) or decode(self, count, factor),
     )
     photograph = open_lazy_image(JPEG_VARIANTS["4:2:0"], 3, "x")
     for bottom in (10, 33, 97):
@@ -129,16 +129,18 @@ def test_reduced_decoding_is_close_to_the_full_crop(factor, subsampling, monkeyp
     content = encode_jpeg(make_noisy_image((800, 600), noise=8.0), orientation=6, subsampling=subsampling, quality=90)
     exact, rough = (open_lazy_image(content, 3, "x", exact) for exact in (True, False))
     size = (520 // (2 * factor), 400 // (2 * factor))
-    seen = []
+    factors = []
     monkeypatch.setattr(
-        LazyJpeg, "decode_rows", lambda self, rows, f, read=LazyJpeg.decode_rows: seen.append(f) or read(self, rows, f)
+        LazyJpeg,
+        "decode_rows",
+        lambda self, rows, f, decode=LazyJpeg.decode_rows: factors.append(f) or decode(self, rows, f),
     )
     box = (40, 48, 40 + 400, 48 + 520)
-    expected, found = (crop_and_resize(picture, box, size, "bicubic").float() for picture in (exact, rough))
-    assert seen == [1, factor]
-    assert (expected - found).abs().mean() < 1.5 and (expected - found).abs().max() < 24
-    elsewhere = crop_and_resize(exact, (box[0] + 8 * factor, *box[1:]), size, "bicubic").float()
-    assert (expected - elsewhere).abs().mean() > 2 * (expected - found).abs().mean()
+    expected, reduced_crop = (crop_and_resize(image, box, size, "bicubic").float() for image in (exact, rough))
+    assert factors == [1, factor]
+    assert (expected - reduced_crop).abs().mean() < 1.5 and (expected - reduced_crop).abs().max() < 24
+    shifted_crop = crop_and_resize(exact, (box[0] + 8 * factor, *box[1:]), size, "bicubic").float()
+    assert (expected - shifted_crop).abs().mean() > 2 * (expected - reduced_crop).abs().mean()
 
 
 def test_both_jpeg_decoders_reduce_identically():
@@ -166,23 +168,21 @@ def test_the_reduction_factor_keeps_enough_resolution():
 
 DAMAGED_JPEGS = {
     "truncated": JPEG_VARIANTS["4:2:0"][:-900],
-    "no end": JPEG_VARIANTS["4:2:0"][:-2],
-    "a second picture behind": JPEG_VARIANTS["4:2:0"] * 2,
-    "a second picture within": JPEG_VARIANTS["4:2:0"][:-500] + JPEG_VARIANTS["4:2:0"] + JPEG_VARIANTS["4:2:0"][-500:],
-    "a marker among the pixels": JPEG_VARIANTS["4:2:0"][:-500] + b"\xff\xd8" + JPEG_VARIANTS["4:2:0"][-500:],
-    "tables among the pixels": JPEG_VARIANTS["4:2:0"][:-500]
-    + b"\xff\xc4\x00\x08123456"
-    + JPEG_VARIANTS["4:2:0"][-500:],
-    "bytes behind": JPEG_VARIANTS["4:2:0"] + b"and more",
+    "no end marker": JPEG_VARIANTS["4:2:0"][:-2],
+    "a second image appended": JPEG_VARIANTS["4:2:0"] * 2,
+    "a second image embedded": JPEG_VARIANTS["4:2:0"][:-500] + JPEG_VARIANTS["4:2:0"] + JPEG_VARIANTS["4:2:0"][-500:],
+    "a marker inside the scan": JPEG_VARIANTS["4:2:0"][:-500] + b"\xff\xd8" + JPEG_VARIANTS["4:2:0"][-500:],
+    "tables inside the scan": JPEG_VARIANTS["4:2:0"][:-500] + b"\xff\xc4\x00\x08123456" + JPEG_VARIANTS["4:2:0"][-500:],
+    "trailing bytes": JPEG_VARIANTS["4:2:0"] + b"and more",
     "progressive": encode_jpeg(make_noisy_image(), progressive=True),
     "cmyk": encode_jpeg(make_noisy_image().convert("CMYK")),
-    "no jpeg": b"\xff\xd8\xff\xd9",
-    "start alone": b"\xff\xd8",
+    "not a JPEG": b"\xff\xd8\xff\xd9",
+    "start marker only": b"\xff\xd8",
 }
 
 
-def decode_or_error(call) -> tuple[str, bytes]:
-    """What comes of a file: its pixels, or the reason that there are none."""
+def get_pixels_or_error(call) -> tuple[str, bytes]:
+    """Return ("pixels", content), or the type and text of the error."""
     try:
         return "pixels", call().tobytes()
     except DataError as error:
@@ -192,45 +192,42 @@ def decode_or_error(call) -> tuple[str, bytes]:
 @pytest.mark.usefixtures("either_decoder")
 @pytest.mark.parametrize("name", DAMAGED_JPEGS)
 def test_unusual_jpegs_fall_back_to_full_decoding(name):
-    opened = decode_or_error(
-        lambda: as_array(open_lazy_image(DAMAGED_JPEGS[name], 3, name))
-    )  # a Jpeg would be no array of pixels
-    assert opened == decode_or_error(lambda: as_array(decode_to_pillow(DAMAGED_JPEGS[name], 3, name)))
+    # these fall back, so the result is no lazy Jpeg
+    opened = get_pixels_or_error(lambda: as_array(open_lazy_image(DAMAGED_JPEGS[name], 3, name)))
+    assert opened == get_pixels_or_error(lambda: as_array(decode_to_pillow(DAMAGED_JPEGS[name], 3, name)))
 
 
 @pytest.mark.usefixtures("either_decoder")
 @pytest.mark.parametrize("seed", range(3))
 def test_damaged_jpegs_match_full_decoding(seed):
-    """Bytes changed, taken out and put in, anywhere: the same pixels or the same words as from `decode_to_pillow`."""
-    random, taken = np.random.default_rng(seed), 0
+    """Random byte changes, removals and insertions give the same pixels or message as `decode_to_pillow`."""
+    random, num_lazy = np.random.default_rng(seed), 0
     for number in range(150):
         content = bytearray(list(JPEG_VARIANTS.values())[number % len(JPEG_VARIANTS)])
         for _ in range(random.integers(1, 4)):
             at = int(random.integers(2, len(content) if number % 2 else min(700, len(content))))
-            kind = random.integers(3)
-            content[at : at + int(kind > 0)] = bytes([int(random.integers(256))]) * int(kind < 2)
+            mutation = random.integers(3)
+            content[at : at + int(mutation > 0)] = bytes([int(random.integers(256))]) * int(mutation < 2)
         raw = bytes(content)
-        expected = decode_or_error(lambda raw=raw: as_array(decode_to_pillow(raw, 3, "x")))
+        expected = get_pixels_or_error(lambda raw=raw: as_array(decode_to_pillow(raw, 3, "x")))
 
-        def lazily(raw=raw) -> np.ndarray:
-            picture = open_lazy_image(raw, 3, "x")
-            return (
-                as_array(picture) if isinstance(picture, Image.Image) else picture.decode_region((0, 0, *picture.size))
-            )
+        def decode_lazily(raw=raw) -> np.ndarray:
+            image = open_lazy_image(raw, 3, "x")
+            return as_array(image) if isinstance(image, Image.Image) else image.decode_region((0, 0, *image.size))
 
-        assert decode_or_error(lazily) == expected, number
-        taken += isinstance(jpeg.parse_plain_jpeg(raw, 3, "x", True), LazyJpeg)
-        if expected[0] != "pixels":  # and a crop of it is refused too
+        assert get_pixels_or_error(decode_lazily) == expected, number
+        num_lazy += isinstance(jpeg.parse_plain_jpeg(raw, 3, "x", True), LazyJpeg)
+        if expected[0] != "pixels":  # a crop of it is rejected too
             with pytest.raises(DataError):
                 Augment(crop=(0.1, 0.2)).augment_image(open_lazy_image(raw, 3, "x"), ImagePreprocess((16, 16)), 0)
-    assert taken > 30
+    assert num_lazy > 30
 
 
 def test_a_failing_decoder_falls_back_to_pillow(monkeypatch):
-    def objects(content, shape, factor):
+    def raise_error(content, shape, factor):
         raise ValueError("not me")
 
-    monkeypatch.setattr(jpeg, "get_jpeg_decoder", lambda: objects)
+    monkeypatch.setattr(jpeg, "get_jpeg_decoder", lambda: raise_error)
     photograph = open_lazy_image(JPEG_VARIANTS["grey"], 3, "x")
     assert np.array_equal(
         photograph.decode_region((5, 6, 50, 60)), as_array(decode_to_pillow(JPEG_VARIANTS["grey"]).crop((5, 6, 50, 60)))
@@ -247,11 +244,13 @@ def test_in_memory_pixels_are_cropped_without_decoding(channels):
         as_array(stored.decode_full()),
         as_array(decode_to_pillow(pixels[..., 0] if channels == 1 else pixels, channels)),
     )
-    for other in (pixels.astype(np.uint16) * 257, pixels[..., :1] if channels == 3 else np.repeat(pixels, 3, -1)):
-        if other.shape[-1] == 1:
-            other = other[..., 0]
-        opened = decode_or_error(lambda other=other: as_array(open_lazy_image(other, channels, "x")))
-        assert opened == decode_or_error(lambda other=other: as_array(decode_to_pillow(other, channels, "x")))
+    for mismatched in (pixels.astype(np.uint16) * 257, pixels[..., :1] if channels == 3 else np.repeat(pixels, 3, -1)):
+        if mismatched.shape[-1] == 1:
+            mismatched = mismatched[..., 0]
+        opened = get_pixels_or_error(lambda pixels=mismatched: as_array(open_lazy_image(pixels, channels, "x")))
+        assert opened == get_pixels_or_error(
+            lambda pixels=mismatched: as_array(decode_to_pillow(pixels, channels, "x"))
+        )
 
 
 @pytest.mark.parametrize("size", [(500, 375), (375, 500), (1, 400), (400, 1), (20, 20)])
@@ -276,23 +275,25 @@ def test_crop_resizing_is_as_accurate_as_pillow(filter):
     image, box = make_noisy_image((300, 200), noise=30.0), (20, 10, 280, 190)
     exact = torch.from_numpy(as_array(image.crop(box)).astype(np.float64)).permute(2, 0, 1)[None]
     for size in ((64, 64), (224, 224)):
-        wanted = F.interpolate(exact, size, mode=filter, antialias=True)[0].clamp(0, 255)
+        reference = F.interpolate(exact, size, mode=filter, antialias=True)[0].clamp(0, 255)
         pillow = as_array(image.crop(box).resize(size[::-1], getattr(Image.Resampling, filter.upper()))).transpose(
             2, 0, 1
         )
         ours = crop_and_resize(image, box, size, filter).numpy()
-        assert np.abs(ours - wanted.numpy()).mean() < 0.35 and np.abs(ours.astype(int) - pillow).mean() < 0.35
+        assert np.abs(ours - reference.numpy()).mean() < 0.35 and np.abs(ours.astype(int) - pillow).mean() < 0.35
 
 
 @pytest.mark.parametrize("name", ["4:4:4", "grey"])
 def test_lazy_and_decoded_images_are_augmented_identically(name):
-    """A file not yet decoded, its picture, and its pixels are augmented alike, the draws and all."""
+    """A lazy JPEG, its decoded image and its pixel array are augmented identically, with the same random draws."""
     augment, preprocess = Augment(crop=(0.1, 1.0), flip=0.5, jitter=(0.2, 0.0, 0.0)), ImagePreprocess((24, 20))
-    picture = decode_to_pillow(JPEG_VARIANTS[name], 3)
-    ways = [open_lazy_image(JPEG_VARIANTS[name], 3, "x"), picture, LazyPixels(np.asarray(picture))]
+    decoded = decode_to_pillow(JPEG_VARIANTS[name], 3)
+    representations = [open_lazy_image(JPEG_VARIANTS[name], 3, "x"), decoded, LazyPixels(np.asarray(decoded))]
     for sample_key in range(10):
-        first, *others = (augment.augment_image(way, preprocess, sample_key) for way in ways)
-        assert first.is_contiguous() and all(torch.equal(first, other) for other in others)
+        first, *other_results = (
+            augment.augment_image(representation, preprocess, sample_key) for representation in representations
+        )
+        assert first.is_contiguous() and all(torch.equal(first, result) for result in other_results)
 
 
 def test_a_broken_jpeg_is_reported_by_name():
@@ -302,12 +303,14 @@ def test_a_broken_jpeg_is_reported_by_name():
 
 
 def test_decoded_regions_are_writable(either_decoder):
-    """torch warns of memory that may not be; Pillow's pixels are such, where a crop is as wide as the picture."""
+    """Crops are writable (torch warns otherwise), even if a crop is as wide as the image."""
     for content in JPEG_VARIANTS.values():
         channels = 1 if content is JPEG_VARIANTS["grey"] else 3
         for box in draw_boxes(*IMAGE_SIZE):
-            picture = open_lazy_image(content, channels, "x.jpg", exact=False)
-            assert picture.decode_region(box).flags.writeable and picture.decode_region(box, (8, 8)).flags.writeable
+            lazy_image = open_lazy_image(content, channels, "x.jpg", exact=False)
+            assert (
+                lazy_image.decode_region(box).flags.writeable and lazy_image.decode_region(box, (8, 8)).flags.writeable
+            )
             with warnings.catch_warnings():
                 warnings.simplefilter("error")
-                crop_and_resize(picture, box, (8, 8), "bicubic")
+                crop_and_resize(lazy_image, box, (8, 8), "bicubic")

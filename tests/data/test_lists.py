@@ -1,4 +1,4 @@
-"""Folders with lists: the layout of VTAB-1k's copies, and every fault with its file and line."""
+"""Folders with list files (the layout of VTAB-1k copies): splits, and every error with its file and line."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from vitreous.errors import DataError
 
 @pytest.fixture
 def vtab_task(tmp_path):
-    """A task of three classes: 12 images to train on, 6 to choose by, 9 to judge."""
-    parts = {"train800": ("train", range(12)), "val200": ("train", range(12, 18)), "test": ("test", range(9))}
-    for number, (name, (home, images)) in enumerate(parts.items()):
+    """Return a task of three classes: 12 training, 6 validation and 9 test images."""
+    list_images = {"train800": ("train", range(12)), "val200": ("train", range(12, 18)), "test": ("test", range(9))}
+    for number, (name, (home, images)) in enumerate(list_images.items()):
         for index in images:
             path = tmp_path / "images" / home / f"{index:06d}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -40,7 +40,9 @@ def test_vtab_lists_are_read_as_splits(vtab_task):
     assert {name: len(split) for name, split in data.splits.items()} == {"train": 12, "val": 6, "test": 9}
     for split in data.splits.values():
         assert [int(path.stem) % 3 for path in split.paths] == split.labels.tolist() and split.labels.dtype == np.int64
-    assert [int(path.stem) for path in data.splits["train"].paths] == list(reversed(range(12))), "the order of the list"
+    assert [int(path.stem) for path in data.splits["train"].paths] == list(reversed(range(12))), (
+        "samples are in list order"
+    )
 
 
 def test_without_holdout_all_1000_images_are_trained_on(vtab_task):
@@ -90,11 +92,14 @@ INVALID_LINES = {
         "images/train/000001.png\n",
         "train800.txt, line 13: images/train/000001.png is not a path and a class index",
     ),
-    "a name for a number": ("images/train/000001.png cat\n", "line 13: images/train/000001.png cat is not a path"),
-    "below nothing": ("images/train/000001.png -1\n", "line 13:"),
+    "a name as label": ("images/train/000001.png cat\n", "line 13: images/train/000001.png cat is not a path"),
+    "a negative label": ("images/train/000001.png -1\n", "line 13:"),
     "elsewhere": ("../x.png 1\n", "line 13: ../x.png is not below"),
     "absolute": ("/etc/passwd 1\n", "line 13: /etc/passwd is not below"),
-    "two answers": ("images/train/000001.png 2\n", "line 13: images/train/000001.png is of class 2, but of class 1 in"),
+    "contradictory labels": (
+        "images/train/000001.png 2\n",
+        "line 13: images/train/000001.png is of class 2, but of class 1 in",
+    ),
     "missing": (
         "images/train/999999.png 2\n",
         "1 listed files are missing:\n    {}/train800.txt, line 13: images/train/999999.png",
@@ -104,11 +109,11 @@ INVALID_LINES = {
 
 @pytest.mark.parametrize("case", INVALID_LINES)
 def test_every_invalid_line_is_reported(case, vtab_task):
-    line, told = INVALID_LINES[case]
+    line, message = INVALID_LINES[case]
     (vtab_task / "train800val200.txt").unlink()
     with open(vtab_task / "train800.txt", "a") as file:
         file.write(line)
-    assert told.format(vtab_task) in get_open_error(vtab_task)
+    assert message.format(vtab_task) in get_open_error(vtab_task)
 
 
 def test_contradictory_lists_are_rejected(vtab_task):

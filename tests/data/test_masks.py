@@ -1,4 +1,4 @@
-"""Masks hide what their papers say, each a function of its picture's key alone."""
+"""Mask generators follow their papers, and each mask depends only on the key of its image."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ TOKEN_GRIDS = [(14, 14), (7, 12), (4, 6, 8)]
 SAMPLE_KEYS = derive_keys(0, np.arange(40))
 
 
-def to_list(made) -> list[np.ndarray]:
-    """One or several arrays, as a list."""
-    return [made] if isinstance(made, np.ndarray) else list(made)
+def to_list(arrays) -> list[np.ndarray]:
+    """Return one or several arrays as a list."""
+    return [arrays] if isinstance(arrays, np.ndarray) else list(arrays)
 
 
 @pytest.mark.parametrize("make", [random_masks, corrupt_patches, block_masks, ibot_masks])
 @pytest.mark.parametrize("grid", TOKEN_GRIDS)
 def test_masks_depend_only_on_their_key(make, grid):
-    whole = to_list(make(SAMPLE_KEYS, grid))
+    full_batch = to_list(make(SAMPLE_KEYS, grid))
     order = np.argsort(derive_keys(1, np.arange(len(SAMPLE_KEYS))))
-    for one, shuffled in zip(whole, to_list(make(SAMPLE_KEYS[order], grid)), strict=True):
-        assert np.array_equal(one[order], shuffled)
-    alone = [to_list(make(SAMPLE_KEYS[row : row + 1], grid)) for row in range(3)]
+    for masks, shuffled in zip(full_batch, to_list(make(SAMPLE_KEYS[order], grid)), strict=True):
+        assert np.array_equal(masks[order], shuffled)
+    single_masks = [to_list(make(SAMPLE_KEYS[row : row + 1], grid)) for row in range(3)]
     assert all(
-        np.array_equal(part[row], own[0])
-        for row, parts in enumerate(alone)
-        for part, own in zip(whole, parts, strict=True)
+        np.array_equal(batch_mask[row], single_mask[0])
+        for row, row_masks in enumerate(single_masks)
+        for batch_mask, single_mask in zip(full_batch, row_masks, strict=True)
     )
-    assert len({row.tobytes() for row in whole[0]}) >= (12 if make is ibot_masks else 30)
+    assert len({row.tobytes() for row in full_batch[0]}) >= (12 if make is ibot_masks else 30)
     assert len(to_list(make(SAMPLE_KEYS[:0], grid))[0]) == 0
 
 
@@ -51,11 +51,11 @@ def test_random_masks_hide_all_but_a_permutations_beginning(grid, share):
     keep, mask = random_masks(SAMPLE_KEYS, grid, share)
     length = math.prod(grid)
     assert keep.shape == (40, int(length * (1 - share))) and mask.shape == (40, *grid)
-    for own, row in zip(keep, mask.reshape(40, -1), strict=True):
-        seen = np.ones(length, bool)
-        for token in own:
-            seen[token] = False
-        assert np.array_equal(seen, row) and len(set(own.tolist())) == len(own)
+    for kept_tokens, row in zip(keep, mask.reshape(40, -1), strict=True):
+        is_hidden = np.ones(length, bool)
+        for token in kept_tokens:
+            is_hidden[token] = False
+        assert np.array_equal(is_hidden, row) and len(set(kept_tokens.tolist())) == len(kept_tokens)
     assert (
         random_masks(SAMPLE_KEYS, (14, 14))[0].shape == (40, 49)
         and random_masks(SAMPLE_KEYS, (14, 14))[1].sum() == 40 * 147
@@ -66,20 +66,21 @@ def test_random_masks_hide_tokens_uniformly():
     _, mask = random_masks(derive_keys(3, np.arange(20_000)), (4, 5))
     assert np.abs(mask.mean(0) - 0.75).max() < 0.015
     pairs = np.corrcoef(mask.reshape(-1, 20).T)[~np.eye(20, dtype=bool)]
-    assert np.abs(pairs + 1 / 19).max() < 0.03  # tokens of a fixed number hidden: each other's as little as can be
+    # with a fixed number of hidden tokens, two tokens have a correlation of -1/19
+    assert np.abs(pairs + 1 / 19).max() < 0.03
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0, 0.99, -0.5, 2.0])
 def test_masks_need_visible_and_hidden_tokens(share):
-    with pytest.raises(UsageError, match="tokens leaves"):
+    with pytest.raises(UsageError, match="patches leaves"):
         random_masks(SAMPLE_KEYS, (4, 4), share)
 
 
 def corrupt_patches_by_loop(
     k: np.ndarray, length: int, share: float, masked: float, swapped: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The loop that `corrupt_patches` replaces, for one key."""
-    order = [int(place) for place in random_masks(k[None], (length,), 1 - share - 1e-9).keep[0]]
+    """Corrupt patches for one key with a naive loop, as a reference for `corrupt_patches`."""
+    order = [int(token) for token in random_masks(k[None], (length,), 1 - share - 1e-9).keep[0]]
     u, v = (draw_uniform(derive_keys(k, 0x6D61736C, draw)[None], length)[0] for draw in range(2))
     predicted, source = np.zeros(length, bool), np.arange(length)
     for token in order[: int(share * length)]:
@@ -93,8 +94,8 @@ def corrupt_patches_by_loop(
 
 @pytest.mark.parametrize("shares", [(0.5, 0.8, 0.1), (0.25, 0.2, 0.7)])
 def test_corruptions_match_a_naive_loop(shares):
-    made = corrupt_patches(SAMPLE_KEYS, (6, 7), *shares)
-    for k, *rows in zip(SAMPLE_KEYS, *made, strict=True):
+    corrupted = corrupt_patches(SAMPLE_KEYS, (6, 7), *shares)
+    for k, *rows in zip(SAMPLE_KEYS, *corrupted, strict=True):
         for row, expected in zip(rows, corrupt_patches_by_loop(k, 42, *shares), strict=True):
             assert np.array_equal(row.ravel(), expected)
 
@@ -104,11 +105,16 @@ def test_half_is_predicted_and_80_percent_of_it_masked():
     tokens = np.arange(48).reshape(6, 8)
     assert (predicted.sum((1, 2)) == 24).all()
     assert np.array_equal(source[~predicted], np.broadcast_to(tokens, source.shape)[~predicted])
-    kinds = source[predicted], np.broadcast_to(tokens, source.shape)[predicted]
-    masked, stayed = (kinds[0] == MASK_VECTOR).mean(), (kinds[0] == kinds[1]).mean()
+    corrupted_and_original = source[predicted], np.broadcast_to(tokens, source.shape)[predicted]
+    masked, stayed = (
+        (corrupted_and_original[0] == MASK_VECTOR).mean(),
+        (corrupted_and_original[0] == corrupted_and_original[1]).mean(),
+    )
     assert abs(masked - 0.8) < 0.006 and abs(stayed - 0.1) < 0.006
-    others = (kinds[0] - kinds[1])[(kinds[0] != MASK_VECTOR) & (kinds[0] != kinds[1])] % 48
-    assert np.abs(np.bincount(others, minlength=48)[1:] * 47 / len(others) - 1).max() < 0.25
+    differences = (corrupted_and_original[0] - corrupted_and_original[1])[
+        (corrupted_and_original[0] != MASK_VECTOR) & (corrupted_and_original[0] != corrupted_and_original[1])
+    ] % 48
+    assert np.abs(np.bincount(differences, minlength=48)[1:] * 47 / len(differences) - 1).max() < 0.25
     with pytest.raises(UsageError, match="invalid shares"):
         corrupt_patches(SAMPLE_KEYS, (6, 8), 0.5, 0.8, 0.3)
     with pytest.raises(UsageError, match="invalid shares"):
@@ -116,7 +122,7 @@ def test_half_is_predicted_and_80_percent_of_it_masked():
 
 
 def block_mask_by_loop(k: np.ndarray, height: int, width: int, share: float, least: int) -> np.ndarray:
-    """The loop that `block_masks` replaces, for one key."""
+    """Generate the mask of one key with a naive loop, as a reference for `block_masks`."""
     mask, room, failed, attempt = np.zeros((height, width), bool), int(share * height * width), 0, 0
     while room > 0 and failed < 10:
         u = draw_uniform(derive_keys(k, 0x6D61736D, attempt)[None], 4)[0]
@@ -128,19 +134,19 @@ def block_mask_by_loop(k: np.ndarray, height: int, width: int, share: float, lea
         if not (0 < tall < height and 0 < wide < width):
             continue
         top, left = int(u[2] * (height - tall + 1)), int(u[3] * (width - wide + 1))
-        more = int((~mask[top : top + tall, left : left + wide]).sum())
-        if 0 < more <= room:
+        num_new = int((~mask[top : top + tall, left : left + wide]).sum())
+        if 0 < num_new <= room:
             mask[top : top + tall, left : left + wide] = True
-            room, failed = room - more, 0
+            room, failed = room - num_new, 0
     return mask
 
 
 @pytest.mark.parametrize("grid", [(14, 14), (7, 12), (3, 20)])
 @pytest.mark.parametrize(("share", "least"), [(0.4, 16), (0.3, 4), (0.9, 4), (0.0, 4), (0.02, 16)])
 def test_block_masks_match_a_naive_loop(grid, share, least):
-    made = block_masks(SAMPLE_KEYS, grid, share, least)
-    assert np.array_equal(made, np.stack([block_mask_by_loop(k, *grid, share, least) for k in SAMPLE_KEYS]))
-    assert made.sum((1, 2)).max() <= share * math.prod(grid)
+    masks = block_masks(SAMPLE_KEYS, grid, share, least)
+    assert np.array_equal(masks, np.stack([block_mask_by_loop(k, *grid, share, least) for k in SAMPLE_KEYS]))
+    assert masks.sum((1, 2)).max() <= share * math.prod(grid)
 
 
 def test_beits_blocks_hide_nearly_two_fifths_in_few_pieces():
@@ -162,12 +168,15 @@ def test_ibot_masks_half_of_the_images_by_10_to_50_percent():
     shares = ibot_masks(derive_keys(4, np.arange(4000)), (14, 14)).mean((1, 2))
     masked = shares[shares > 0]
     assert abs(len(masked) / 4000 - 0.5) < 0.03 and masked.max() <= 0.5
-    assert abs(masked.mean() - 0.298) < 0.01  # what DINOv2's own generator gives
+    assert abs(masked.mean() - 0.298) < 0.01  # mean share of DINOv2's generator
     assert abs(np.corrcoef(shares, draw_uniform(derive_keys(4, np.arange(4000)), 2)[:, 1])[0, 1]) < 0.05
 
 
-def authors_mask(draw: random.Random, side: int, count: int) -> np.ndarray:
-    """One mask of `count` patches by DINOv2's generator, restated: blocks smaller than the grid along both axes."""
+def draw_reference_mask(draw: random.Random, side: int, count: int) -> np.ndarray:
+    """Return one mask of `count` patches from a restatement of DINOv2's generator.
+
+    Its blocks are smaller than the grid along both axes.
+    """
     mask, left = np.zeros((side, side), bool), count
     while left > 0:
         for _ in range(10):
@@ -177,37 +186,44 @@ def authors_mask(draw: random.Random, side: int, count: int) -> np.ndarray:
                 continue
             top, first = draw.randint(0, side - tall), draw.randint(0, side - wide)
             block = mask[top : top + tall, first : first + wide]
-            if 0 < (more := int((~block).sum())) <= left:
+            if 0 < (num_new := int((~block).sum())) <= left:
                 block[:] = True
-                left -= more
+                left -= num_new
                 break
         else:
             break
     return mask
 
 
-def mask_statistics(masks: np.ndarray) -> dict[str, np.ndarray]:
-    """For each of (n, h, w) masks: the share of patches, whether a row or column is whole, neighbours that differ."""
-    whole = np.array([mask.all(0).any() or mask.all(1).any() for mask in masks])
+def compute_mask_statistics(masks: np.ndarray) -> dict[str, np.ndarray]:
+    """Compute the share of patches, whether a row or column is full, and the number of unequal neighbours.
+
+    `masks` is (n, h, w).
+    """
+    has_full_line = np.array([mask.all(0).any() or mask.all(1).any() for mask in masks])
     edges = (masks[:, 1:] != masks[:, :-1]).mean((1, 2)) + (masks[:, :, 1:] != masks[:, :, :-1]).mean((1, 2))
-    return {"share": masks.mean((1, 2)), "whole line": whole.astype(float), "edges": edges}
+    return {"share": masks.mean((1, 2)), "whole line": has_full_line.astype(float), "edges": edges}
 
 
 def compare_masks(draws: int) -> dict[str, tuple[float, float, float]]:
-    """Of masks of half of 14 x 14 patches: mean of each statistic, the authors', and the difference in standard
-    errors."""
+    """Compare masks of half of 14 x 14 patches with DINOv2's generator.
+
+    Returns for each statistic: our mean, the reference mean, and the difference in standard errors.
+    """
     generator = random.Random(0)
-    theirs = mask_statistics(np.stack([authors_mask(generator, 14, 98) for _ in range(draws)]))
-    ours = mask_statistics(ibot_masks(derive_keys(7, np.arange(draws)), (14, 14), (0.5, 0.5), mask_probability=1.0))
+    theirs = compute_mask_statistics(np.stack([draw_reference_mask(generator, 14, 98) for _ in range(draws)]))
+    ours = compute_mask_statistics(
+        ibot_masks(derive_keys(7, np.arange(draws)), (14, 14), (0.5, 0.5), mask_probability=1.0)
+    )
     errors = {name: math.sqrt((ours[name].var() + theirs[name].var()) / draws) for name in ours}
     means = {name: (float(ours[name].mean()), float(theirs[name].mean())) for name in ours}
     return {name: (*means[name], abs(means[name][0] - means[name][1]) / errors[name]) for name in ours}
 
 
 def test_ibot_mask_statistics_match_the_reference_code():
-    """Blocks as large as the grid along an axis would make 22 % of the masks hold a whole row or column, not 17 %."""
-    for name, (found, expected, errors) in compare_masks(3000).items():
-        assert errors < 4, f"{name}: {found:.4f}, theirs {expected:.4f}"
+    """If blocks could span the grid along an axis, 22 % of the masks would have a full row or column, not 17 %."""
+    for name, (mean, expected, errors) in compare_masks(3000).items():
+        assert errors < 4, f"{name}: {mean:.4f}, DINOv2 {expected:.4f}"
 
 
 def test_masks_are_independent_of_augmentation():

@@ -1,4 +1,4 @@
-"""The contract of modalities: every row of the table keeps it, and a new one needs no other file (`grids.py`)."""
+"""The contract of modalities: every entry of the table keeps it, and `grids.py` adds a modality in one file."""
 
 import pickle
 import subprocess
@@ -30,7 +30,7 @@ from vitreous.weights.bundle import load_bundle
 
 EXAMPLE_GENERATOR = np.random.default_rng(0)
 RGB_PIXELS = EXAMPLE_GENERATOR.integers(0, 256, (20, 30, 3), dtype=np.uint8)
-#: a preprocessing of each modality, and pixels that it takes
+#: a preprocessing of each modality, and matching raw arrays
 MODALITY_EXAMPLES = {
     "images": (ImagePreprocess((16, 24), share=0.9), RGB_PIXELS),
     "bands": (BandPreprocess((16, 24), 5, (0.4,) * 5, (0.2,) * 5, numbers="float32"), EXAMPLE_GENERATOR.random((20, 30, 5), np.float32)),
@@ -59,15 +59,15 @@ def test_every_modality_has_an_example():
 def test_a_modality_keeps_the_contract(name):
     preprocess, pixels = MODALITY_EXAMPLES[name]
     assert preprocess.name == name and len(preprocess.image) == preprocess.axes
-    # what is stored and sent is the same again
-    plain = to_builtins(preprocess)
-    assert from_builtins(AnyPreprocess, plain) == preprocess and pickle.loads(pickle.dumps(preprocess)) == preprocess
-    assert plain["name"] == name and plain.keys() == {field.name for field in fields(preprocess)}
+    # serialised configs and samples are restored unchanged
+    builtins = to_builtins(preprocess)
+    assert from_builtins(AnyPreprocess, builtins) == preprocess and pickle.loads(pickle.dumps(preprocess)) == preprocess
+    assert builtins["name"] == name and builtins.keys() == {field.name for field in fields(preprocess)}
     with pytest.raises(UsageError, match="unknown setting noun"):
-        from_builtins(AnyPreprocess, plain | {"noun": "toys"})
+        from_builtins(AnyPreprocess, builtins | {"noun": "toys"})
     with pytest.raises(UsageError, match=f"the size of {preprocess.noun} has {preprocess.axes} axes"):
-        from_builtins(AnyPreprocess, plain | {"image": [8, 8, 8, 8]})
-    # shapes, types and ranges are as they say
+        from_builtins(AnyPreprocess, builtins | {"image": [8, 8, 8, 8]})
+    # shapes, dtypes and ranges match the declared ones
     array = preprocess.to_array(preprocess.decode(preprocess.from_pixels(pixels, "x")))
     assert array.dtype == preprocess.array_dtype and array.nbytes <= preprocess.nbytes
     assert array.shape[0] == preprocess.channels and array.ndim == preprocess.axes + 1
@@ -76,14 +76,14 @@ def test_a_modality_keeps_the_contract(name):
     assert tensor.dtype == preprocess.dtype == preprocess.blank().dtype
     batch = preprocess.collate([tensor, tensor])
     assert (batch.shape == (2, *array.shape)) if preprocess.stacks else len(batch) == 2
-    # normalised with and without PyTorch to the same bits, and back
+    # normalisation with and without PyTorch is bit-identical, and invertible
     normal = preprocess.normalise(tensor[None])
     assert normal.dtype == torch.float32 and torch.equal(
         normal, torch.from_numpy(preprocess.normalise_array(array[None]))
     )
     assert torch.allclose(preprocess.denormalise(normal), tensor[None].float(), rtol=1e-4, atol=1e-3)
     assert preprocess.noise(2).shape == (2, preprocess.channels, *preprocess.image)
-    # settings of others are left out, sizes are changed
+    # settings of other modalities are dropped, sizes are updated
     assert preprocess.adjust(tubes=3, mean=preprocess.mean) == preprocess
     larger = preprocess.with_image(tuple(2 * side for side in preprocess.image))
     assert larger.with_image(preprocess.image) == preprocess
@@ -104,8 +104,8 @@ for preprocess, file in ((images((8, 8)), "a.png"), (clips((2, 8, 8)), "a.gif"),
     print(array.shape)
 assert "torch" not in sys.modules
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path)
-    assert done.stdout.split("\n")[:3] == ["(3, 8, 8)", "(3, 2, 8, 8)", "(1, 8, 8, 8)"], done.stderr
+    process = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path)
+    assert process.stdout.split("\n")[:3] == ["(3, 8, 8)", "(3, 2, 8, 8)", "(1, 8, 8, 8)"], process.stderr
 
 
 @pytest.fixture(scope="module")
@@ -126,30 +126,30 @@ def test_folders_of_a_new_modality_are_read(grid_folder, tmp_path):
 
 @pytest.mark.usefixtures("_register_grids")
 def test_a_new_modality_is_trained_evaluated_and_predicted(grid_folder, tmp_path, capsys):
-    """A run learns what hills and slopes are, workers read as one process, its bundle comes back, and commands take
-    files, folders and arrays."""
-    ways = {"device": "cpu", "precision": "fp32"}
+    """A run learns the classes of grids; workers, its bundle, and files, folders or arrays as input agree."""
+    predict_options = {"device": "cpu", "precision": "fp32"}
     settings = {"preprocess.unit_height": ["0.5"]}
     options = {"model": "ViT-32x1/4", "epochs": 8, "batch_size": 8, "workers": 1, "settings": settings}
-    summary = vitreous.train(grid_folder, out=tmp_path / "run", progress=False, **options, **ways)
+    summary = vitreous.train(grid_folder, out=tmp_path / "run", progress=False, **options, **predict_options)
     assert summary["test"]["top1"] == 1.0, summary["test"]
     bundle = load_bundle(tmp_path / "run" / "model")
     preprocess = bundle.preprocess
     assert isinstance(preprocess, GridPreprocess) and preprocess.unit_height == 0.5 and preprocess.image == (8, 12)
-    document = vitreous.evaluate(tmp_path / "run", **ways)
+    document = vitreous.evaluate(tmp_path / "run", **predict_options)
     assert document["test"]["nll"] == pytest.approx(summary["test"]["nll"], abs=1e-3)
     split = open_data(grid_folder).splits["test"]
-    one, two = (next(EvalLoader(split, preprocess, workers).iterate_batches(20))[1] for workers in (0, 2))
-    assert all(torch.equal(a, b) for a, b in zip(one, two, strict=True))
+    in_process, in_workers = (next(EvalLoader(split, preprocess, workers).iterate_batches(20))[1] for workers in (0, 2))
+    assert all(torch.equal(a, b) for a, b in zip(in_process, in_workers, strict=True))
     file = grid_folder / "test" / "hill" / "0.grid"
-    predictor = vitreous.load(tmp_path / "run", **ways)
+    predictor = vitreous.load(tmp_path / "run", **predict_options)
     by_path, by_array = predictor.predict([file, np.loadtxt(file, dtype=np.float32)])
     assert by_path.names[0] == by_array.names[0] == "hill"
-    assert by_path.probabilities == pytest.approx(by_array.probabilities, abs=1e-5)  # the file has five decimals
+    # the text file stores five decimals
+    assert by_path.probabilities == pytest.approx(by_array.probabilities, abs=1e-5)
     capsys.readouterr()
-    with pytest.raises(SystemExit) as done:
+    with pytest.raises(SystemExit) as exit_info:
         main(["predict", str(tmp_path / "run"), str(grid_folder / "test"), "--json", "--device", "cpu"])
-    assert not done.value.code and capsys.readouterr().out.count(".grid") == 20
+    assert not exit_info.value.code and capsys.readouterr().out.count(".grid") == 20
     (tmp_path / "empty").mkdir()
     with pytest.raises(SystemExit):
         main(["predict", str(tmp_path / "run"), str(tmp_path / "empty"), "--device", "cpu"])

@@ -1,5 +1,4 @@
-"""torchvision's datasets by name: on small copies in each set's own layout, the same labels and pixels as torchvision
-gives."""
+"""torchvision's datasets by name: small copies in each layout give the labels and pixels that torchvision gives."""
 
 from __future__ import annotations
 
@@ -28,7 +27,7 @@ CHECKSUMMED_MODULES = ("cifar", "stl10", "svhn", "flowers102", "imagenet", "plac
 
 @pytest.fixture(autouse=True)
 def skip_checksum_verification(monkeypatch):
-    """torchvision knows the checksums of whole sets; and nothing here may reach for the network."""
+    """Skip torchvision's checksums, which are those of the full datasets, and block network access."""
     for module in CHECKSUMMED_MODULES:
         present = lambda path, md5=None: os.path.isfile(path)  # noqa: E731
         monkeypatch.setattr(f"torchvision.datasets.{module}.check_integrity", present)
@@ -63,15 +62,15 @@ def write_cifar100(root):
 
 
 def write_idx_files(root: Path, home: str, prefixes: tuple[str, str], labels: np.ndarray) -> None:
-    """Files as MNIST has them: a magic number, the sizes, the bytes."""
+    """Write MNIST's IDX files: a magic number, the sizes, the bytes."""
     (root / home / "raw").mkdir(parents=True)
     for seed, prefix in enumerate(prefixes):
-        for kind, values in (
+        for suffix, values in (
             ("images-idx3", draw_pixels(len(labels), 28, 28, seed=seed)),
             ("labels-idx1", np.roll(labels, seed)),
         ):
             header = b"".join(int(number).to_bytes(4, "big") for number in (2048 + values.ndim, *values.shape))
-            (root / home / "raw" / f"{prefix}-{kind}-ubyte").write_bytes(header + values.tobytes())
+            (root / home / "raw" / f"{prefix}-{suffix}-ubyte").write_bytes(header + values.tobytes())
 
 
 def write_mnist(root):
@@ -145,7 +144,7 @@ def write_dtd(root):
     home = root / "dtd" / "dtd"
     (home / "labels").mkdir(parents=True)
     for seed, split in enumerate(("train", "val", "test")):
-        names = [f"{kind}/{split}_{number}.jpg" for kind in ("dotted", "banded") for number in range(3)]
+        names = [f"{class_name}/{split}_{number}.jpg" for class_name in ("dotted", "banded") for number in range(3)]
         for number, name in enumerate(names):
             save_random_image(home / "images" / name, 10 * seed + number)
         (home / "labels" / f"{split}1.txt").write_text("\n".join(names) + "\n")
@@ -169,7 +168,10 @@ def write_pcam(root):
 def write_food(root):
     home = root / "food-101"
     for seed, split in enumerate(("train", "test")):
-        listed = {kind: [f"{kind}/{split}{number}" for number in range(12)] for kind in ("ramen", "apple_pie")}
+        listed = {
+            class_name: [f"{class_name}/{split}{number}" for number in range(12)]
+            for class_name in ("ramen", "apple_pie")
+        }
         for number, name in enumerate(name for names in listed.values() for name in names):
             save_random_image(home / "images" / f"{name}.jpg", 30 * seed + number)
         (home / "meta").mkdir(exist_ok=True)
@@ -213,8 +215,10 @@ def write_cars(root):
 
 def write_caltech(root):
     for seed in range(24):
-        kind = ("ant", "crab")[seed % 2]
-        save_random_image(root / "caltech101" / "101_ObjectCategories" / kind / f"image_{seed // 2 + 1:04d}.jpg", seed)
+        class_name = ("ant", "crab")[seed % 2]
+        save_random_image(
+            root / "caltech101" / "101_ObjectCategories" / class_name / f"image_{seed // 2 + 1:04d}.jpg", seed
+        )
     (root / "caltech101" / "101_ObjectCategories" / "BACKGROUND_Google").mkdir()
 
 
@@ -233,7 +237,7 @@ DATASET_WRITERS = {
     "USPS": write_usps, "SEMEION": write_semeion, "Flowers102": write_flowers, "OxfordIIITPet": write_pets, "DTD": write_dtd, "EuroSAT": write_eurosat, "PCAM": write_pcam,
     "Food101": write_food, "GTSRB": write_gtsrb, "FGVCAircraft": write_aircraft, "StanfordCars": write_cars, "Caltech101": write_caltech, "ImageNet": write_imagenet,
 }  # fmt: skip
-LABEL_OFFSETS = {"EMNIST?split=letters": 1}  # torchvision's letters count from 1
+LABEL_OFFSETS = {"EMNIST?split=letters": 1}  # labels of torchvision's "letters" split start at 1
 
 
 def open_written_dataset(name: str, root: Path) -> tuple[Data, str]:
@@ -245,17 +249,17 @@ def open_written_dataset(name: str, root: Path) -> tuple[Data, str]:
 @pytest.mark.parametrize("name", DATASET_WRITERS)
 def test_labels_and_pixels_match_torchvision(name, tmp_path):
     data, source = open_written_dataset(name, tmp_path / "x")
-    plain, _, query = name.partition("?")
-    words = dict(part.split("=") for part in query.split("&") if part)
-    known = TORCHVISION_SPECS[plain]
+    dataset_name, _, query = name.partition("?")
+    options = dict(option.split("=") for option in query.split("&") if option)
+    spec = TORCHVISION_SPECS[dataset_name]
     assert (
         data.name == source
-        and (data.full_train_split is not None) == ("val" not in known.splits)
-        and set(data.splits) >= set(known.splits)
+        and (data.full_train_split is not None) == ("val" not in spec.splits)
+        and set(data.splits) >= set(spec.splits)
     )
-    for split, further in known.splits.items():
-        quiet = {"download": False} if plain == "SEMEION" else {}
-        theirs = getattr(torchvision.datasets, plain)(str(tmp_path / "x"), **words, **further, **quiet)
+    for split, split_options in spec.splits.items():
+        quiet = {"download": False} if dataset_name == "SEMEION" else {}
+        theirs = getattr(torchvision.datasets, dataset_name)(str(tmp_path / "x"), **options, **split_options, **quiet)
         ours = data.full_train_split if split == "train" and data.full_train_split else data.splits[split]
         assert len(ours) == len(theirs) > 0
         for sample in range(len(ours)):
@@ -270,8 +274,8 @@ def test_labels_and_pixels_match_torchvision(name, tmp_path):
 
 
 def test_named_datasets_have_their_class_names(tmp_path):
-    some = ("CIFAR10", "MNIST", "EMNIST?split=letters", "OxfordIIITPet", "ImageNet", "PCAM")
-    names = {name: open_written_dataset(name, tmp_path / name)[0] for name in some}
+    dataset_names = ("CIFAR10", "MNIST", "EMNIST?split=letters", "OxfordIIITPet", "ImageNet", "PCAM")
+    names = {name: open_written_dataset(name, tmp_path / name)[0] for name in dataset_names}
     assert names["CIFAR10"].classes[:2] == ("kind 0", "kind 1") and names["MNIST"].classes == tuple("0123456789")
     assert names["EMNIST?split=letters"].classes == tuple("abcdefghijklmnopqrstuvwxyz")
     assert names["PCAM"].classes == ("normal", "tumor") and len(names["OxfordIIITPet"].classes) == 2
@@ -304,7 +308,7 @@ def test_split_order_does_not_depend_on_the_file_system(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "source, told",
+    "source, message",
     [
         ("torchvision:cifar", "did you mean torchvision:CIFAR10?"),
         ("torchvision:Kinetics", "no classification dataset Kinetics"),
@@ -312,10 +316,10 @@ def test_split_order_does_not_depend_on_the_file_system(tmp_path, monkeypatch):
         ("torchvision:EMNIST?split=digit", "has no split digit\n  valid values: balanced"),
     ],
 )
-def test_invalid_dataset_names_are_rejected(source, told):
+def test_invalid_dataset_names_are_rejected(source, message):
     with pytest.raises(UsageError) as error:
         open_data(source)
-    assert told in str(error.value)
+    assert message in str(error.value)
 
 
 def test_a_failed_download_is_reported(tmp_path, monkeypatch):

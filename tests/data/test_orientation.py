@@ -1,4 +1,4 @@
-"""Masks of volumes on the grid of their images, and masks with palettes beside the colours of classes."""
+"""Volume masks are resampled to the grid of their images; palette masks and class colours are combined."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from vitreous.errors import DataError
 nibabel = pytest.importorskip("nibabel")
 
 
-def write_nifti(place: Path, voxels: np.ndarray, affine: np.ndarray | None) -> None:
-    place.parent.mkdir(parents=True, exist_ok=True)
-    nibabel.save(nibabel.Nifti1Image(voxels, affine), place)
+def write_nifti(path: Path, voxels: np.ndarray, affine: np.ndarray | None) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    nibabel.save(nibabel.Nifti1Image(voxels, affine), path)
 
 
 def read_classes(root: Path) -> np.ndarray:
     return open_data(root).split("train").target(0).classes
 
 
-def reorient(values: np.ndarray, turn: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The same voxels in another order, and their affine."""
-    affine = AFFINE @ nibabel.orientations.inv_ornt_aff(turn, values.shape)
-    return nibabel.orientations.apply_orientation(values, turn), affine
+def reorient(values: np.ndarray, axis_matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the same voxels with permuted and flipped axes, and their affine."""
+    affine = AFFINE @ nibabel.orientations.inv_ornt_aff(axis_matrix, values.shape)
+    return nibabel.orientations.apply_orientation(values, axis_matrix), affine
 
 
 @pytest.mark.parametrize("axes", list(permutations(range(3))))
@@ -37,38 +37,38 @@ def test_masks_are_reoriented_to_their_image(tmp_path, axes):
     voxels, classes = make_solid(1)
     for signs in product((1, -1), repeat=3):
         write_nifti(tmp_path / "images" / "0.nii.gz", voxels, AFFINE)
-        turned, affine = reorient(classes, np.array(list(zip(axes, signs, strict=True)), float))
-        write_nifti(tmp_path / "masks" / "0.nii.gz", turned, affine)
+        reoriented, affine = reorient(classes, np.array(list(zip(axes, signs, strict=True)), float))
+        write_nifti(tmp_path / "masks" / "0.nii.gz", reoriented, affine)
         assert np.array_equal(read_classes(tmp_path), classes)
 
 
 def test_reoriented_images_match_their_masks(tmp_path):
     voxels, classes = make_solid(1)
-    turned, affine = reorient(voxels, np.array([[1, -1], [0, 1], [2, -1]], float))
-    write_nifti(tmp_path / "images" / "0.nii.gz", turned, affine)
+    reoriented, affine = reorient(voxels, np.array([[1, -1], [0, 1], [2, -1]], float))
+    write_nifti(tmp_path / "images" / "0.nii.gz", reoriented, affine)
     write_nifti(tmp_path / "masks" / "0.nii.gz", classes, AFFINE)
-    assert np.isclose(turned[read_classes(tmp_path) == 1].mean(), voxels[classes == 1].mean())
+    assert np.isclose(reoriented[read_classes(tmp_path) == 1].mean(), voxels[classes == 1].mean())
 
 
 def test_masks_off_the_image_grid_are_rejected(tmp_path):
     voxels, classes = make_solid(1)
     write_nifti(tmp_path / "images" / "0.nii.gz", voxels, AFFINE)
-    moved = AFFINE.copy()
-    moved[0, 3] += 4
-    for affine in (moved, AFFINE * [[1.1], [1.1], [1.1], [1]], np.eye(4)):
+    shifted_affine = AFFINE.copy()
+    shifted_affine[0, 3] += 4
+    for affine in (shifted_affine, AFFINE * [[1.1], [1.1], [1.1], [1]], np.eye(4)):
         write_nifti(tmp_path / "masks" / "0.nii.gz", classes, affine)
         with pytest.raises(DataError, match=r"off the grid|another axis order"):
             read_classes(tmp_path)
-    near = AFFINE.copy()
-    near[0, 3] += 0.01
-    write_nifti(tmp_path / "masks" / "0.nii.gz", classes, near)
+    close_affine = AFFINE.copy()
+    close_affine[0, 3] += 0.01
+    write_nifti(tmp_path / "masks" / "0.nii.gz", classes, close_affine)
     assert np.array_equal(read_classes(tmp_path), classes)
 
 
 def test_masks_without_an_affine_are_read(tmp_path):
     voxels, classes = make_solid(1)
     write_nifti(tmp_path / "images" / "0.nii.gz", voxels, AFFINE)
-    write_nifti(tmp_path / "masks" / "0.nii.gz", classes, None)  # the codes of both forms are 0
+    write_nifti(tmp_path / "masks" / "0.nii.gz", classes, None)  # without sform and qform codes
     assert np.array_equal(read_classes(tmp_path), classes)
     (tmp_path / "masks" / "0.nii.gz").unlink()
     np.savez(tmp_path / "masks" / "0.npz", classes)
@@ -85,11 +85,11 @@ def test_nearly_integer_mask_values_are_rounded(tmp_path):
         read_classes(tmp_path)
 
 
-def write_palette(place: Path, numbers: np.ndarray, palette: list[tuple[int, int, int]]) -> None:
-    place.parent.mkdir(parents=True, exist_ok=True)
+def write_palette(path: Path, numbers: np.ndarray, palette: list[tuple[int, int, int]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
     image = Image.fromarray(numbers.astype(np.uint8), "P")
     image.putpalette([value for colour in palette for value in colour])
-    image.save(place)
+    image.save(path)
 
 
 ROAD, SKY, CAR = (128, 64, 128), (70, 130, 180), (0, 0, 142)

@@ -1,4 +1,4 @@
-"""As many processes decode as it takes, whatever the machine; and batches that wait never fill its memory."""
+"""The number of decoding workers suits the machine, and prefetched batches stay within its memory."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from vitreous.system.cores import count_usable_cores
 
 
 def compute_throughput(workers: int, seconds: float, rate: float, cores: int) -> float:
-    """Images a second of `workers` decoders and a model that share cores: the decoders' cores are lost to the model."""
+    """Return images/s of `workers` decoders and a model on shared cores; busy decoders slow down the model."""
     best = 0.0
-    for share in np.linspace(0.001, 1, 1000):  # of their time that the decoders are busy
+    for share in np.linspace(0.001, 1, 1000):  # fraction of time in which the decoders are busy
         left = cores - workers * share
         best = max(best, min(workers * share / seconds, rate * left / cores)) if left > 0 else best
     return best
@@ -68,7 +68,7 @@ def test_decode_seconds_are_measured(tmp_path, monkeypatch):
     assert choose_worker_count(split, preprocess, Augment(), throughput=1e9) == count_usable_cores()
 
 
-def test_nothing_readable_costs_nothing():
+def test_unreadable_samples_have_no_decode_cost():
     arrays = ArraySplit(np.zeros((3, 4, 4, 7), np.uint8), np.zeros(3, np.int64))
     assert measure_decode_seconds(TrainLoader(arrays, ImagePreprocess((16, 16)), Augment(), 0)) == 0.0
 
@@ -83,25 +83,25 @@ def test_prefetched_batches_use_a_quarter_of_free_memory(free, expected, monkeyp
 
 
 def test_shared_memory_limits_the_prefetch_factor(monkeypatch):
-    class Status:
+    class DiskStatus:
         f_bavail, f_frsize = 2**10, 2**12  # 4 MiB
 
     monkeypatch.setattr(loader, "get_free_memory", lambda device: 2**40)
     monkeypatch.setattr(loader.os.path, "isdir", lambda path: True)
-    monkeypatch.setattr(loader.os, "statvfs", lambda path: Status, raising=False)
+    monkeypatch.setattr(loader.os, "statvfs", lambda path: DiskStatus, raising=False)
     assert [choose_prefetch_factor(size, 1) for size in (2**10, 2**19, 2**20, 2**30)] == [MAX_PREFETCH_BATCHES, 2, 1, 1]
 
 
 def test_exact_loaders_decode_at_full_resolution(tmp_path):
-    """A feed that is exact shows what the whole picture shows; one that is not, less of the detail."""
+    """Exact loaders decode the full image; other loaders lose some detail by reduced decoding."""
     home = tmp_path / "train" / "ant"
     home.mkdir(parents=True)
     make_image(0, (256, 256)).save(home / "0.jpg", quality=95)
     split = FileSplit([home / "0.jpg"], np.zeros(1, np.int64))
     crop = Augment(crop=(0.9, 1.0), ratio=(1.0, 1.0))
     exact, rough = (TrainLoader(split, ImagePreprocess((32, 32)), crop, 0, exact=exact) for exact in (True, False))
-    whole = crop.augment_image(
+    full_crop = crop.augment_image(
         decode_to_pillow(home / "0.jpg"), exact.preprocess, int(derive_keys(exact.seed, 0, 0, 0))
     ).float()
-    assert torch.equal(exact.load_sample(0, 0, 0).float(), whole)
-    assert 0 < (rough.load_sample(0, 0, 0).float() - whole).abs().mean() < 8
+    assert torch.equal(exact.load_sample(0, 0, 0).float(), full_crop)
+    assert 0 < (rough.load_sample(0, 0, 0).float() - full_crop).abs().mean() < 8

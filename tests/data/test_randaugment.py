@@ -20,7 +20,7 @@ from vitreous.data.modalities.images import ImagePreprocess
 IMAGE_SIZE = (47, 61)
 TRIVIAL_AUGMENT = Augment(trivial=True)
 MAGNITUDE_LEVELS = np.arange(31) / 30
-#: the operations of arXiv:2103.10158, Table 7 (wide), that leave every pixel in its place, at all of their levels
+#: the operations of arXiv:2103.10158, Table 7 (wide), that move no pixel, at all levels
 COLOUR_OPERATIONS: dict[str, Callable[[Image.Image], list[Image.Image]]] = {
     "identity": lambda image: [image],
     "autocontrast": lambda image: [ImageOps.autocontrast(image)],
@@ -42,7 +42,7 @@ COLOUR_OPERATIONS: dict[str, Callable[[Image.Image], list[Image.Image]]] = {
 
 
 def make_noise_image(channels: int = 3) -> Image.Image:
-    """A picture (61, 47) of coarse noise, without the values at the ends."""
+    """Return an image (61, 47) of coarse noise, without extreme values."""
     coarse = torch.rand(1, channels, 6, 6, generator=torch.Generator().manual_seed(1)) * 190 + 30
     fine = torch.nn.functional.interpolate(coarse, IMAGE_SIZE, mode="bilinear")[0].to(torch.uint8).numpy()
     return Image.fromarray(fine[0] if channels == 1 else np.ascontiguousarray(fine.transpose(1, 2, 0)))
@@ -72,34 +72,39 @@ def test_trivial_augment_matches_torchvision_with_grey_fill():
 
 
 def test_trivial_augment_covers_the_wide_space():
-    image, seen = make_noise_image(), dict.fromkeys([*COLOUR_OPERATIONS, "moved"], 0)
-    known: dict[bytes, str] = {}
+    image, counts = make_noise_image(), dict.fromkeys([*COLOUR_OPERATIONS, "moved"], 0)
+    colour_results: dict[bytes, str] = {}
     for name, results in COLOUR_OPERATIONS.items():
         for result in results(image):
-            known.setdefault(result.tobytes(), name)
+            colour_results.setdefault(result.tobytes(), name)
     levels = set()
     for k in range(1400):
-        shown = TRIVIAL_AUGMENT.augment_image(image, ImagePreprocess(IMAGE_SIZE), k).permute(1, 2, 0).numpy().tobytes()
-        name = known.get(shown, "moved")
-        seen[name] += 1
-        levels.add((name, shown))
-    assert abs(seen["moved"] - 500) < 70, seen  # five of fourteen: two shears, two shifts, a turn
-    assert all(abs(seen[name] - 100) < 45 for name in ("autocontrast", "equalize", "color", "contrast", "sharpness")), (
-        seen
-    )
-    assert sum(name == "contrast" for name, _ in levels) > 30  # both ways from the picture
+        augmented = (
+            TRIVIAL_AUGMENT.augment_image(image, ImagePreprocess(IMAGE_SIZE), k).permute(1, 2, 0).numpy().tobytes()
+        )
+        name = colour_results.get(augmented, "moved")
+        counts[name] += 1
+        levels.add((name, augmented))
+    # five of the fourteen operations: two shears, two translations, a rotation
+    assert abs(counts["moved"] - 500) < 70, counts
+    assert all(
+        abs(counts[name] - 100) < 45 for name in ("autocontrast", "equalize", "color", "contrast", "sharpness")
+    ), counts
+    assert sum(name == "contrast" for name, _ in levels) > 30  # in both directions from the original
 
 
 def test_trivial_augment_rotates_to_135_degrees_and_shifts_32_pixels():
-    """A white dot in the middle shows where a picture went: turned it stays, shifted it moves along an axis."""
+    """A white dot in the centre locates the image: rotation keeps it, translation moves it along an axis."""
     dark = np.full((*IMAGE_SIZE, 3), 100, np.uint8)
     dark[23, 30] = 255
     reach, corners = set(), set()
     for k in range(1400):
-        shown = TRIVIAL_AUGMENT.augment_image(Image.fromarray(dark), ImagePreprocess(IMAGE_SIZE), k)
-        rows, columns = np.nonzero(shown[0].numpy() > 200)
+        augmented = TRIVIAL_AUGMENT.augment_image(Image.fromarray(dark), ImagePreprocess(IMAGE_SIZE), k)
+        rows, columns = np.nonzero(augmented[0].numpy() > 200)
         if len(rows) == 1 and (rows[0] == 23) != (columns[0] == 30):
             reach |= {abs(int(rows[0]) - 23), abs(int(columns[0]) - 30)}
-        corners |= {tuple(shown[0, row, column].item() == 128 for row, column in itertools.product((0, -1), (0, -1)))}
+        corners |= {
+            tuple(augmented[0, row, column].item() == 128 for row, column in itertools.product((0, -1), (0, -1)))
+        }
     assert max(reach) > 18 and max(reach) <= 32
     assert (True,) * 4 in corners

@@ -1,4 +1,4 @@
-"""Order and augmentation are functions of (seed, epoch, sample, view) and of nothing else."""
+"""Order and augmentation depend only on (seed, epoch, sample, view)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FULL_AUGMENT = Augment(crop=(0.3, 1.0), shift=0.1, rotate=10, zoom=0.1, flip=0.5
 PLAIN_PREPROCESS = ImagePreprocess((16, 16))
 
 
-def test_keys_are_unique_and_depend_on_every_part():
+def test_keys_are_unique_and_depend_on_every_argument():
     grid = [
         derive_keys(seed, epoch, np.arange(1000), view)
         for seed, epoch, view in itertools.product(range(5), range(10), range(2))
@@ -32,8 +32,8 @@ def test_keys_are_unique_and_depend_on_every_part():
 
 
 def test_derive_key_matches_derive_keys():
-    for parts in [(0,), (1, 2, 3, 4), (-1, 5), (2**64 - 1, 2**63), tuple(np.arange(9)), (int(derive_keys(7)), 0)]:
-        assert derive_key(*parts) == int(derive_keys(*parts))
+    for values in [(0,), (1, 2, 3, 4), (-1, 5), (2**64 - 1, 2**63), tuple(np.arange(9)), (int(derive_keys(7)), 0)]:
+        assert derive_key(*values) == int(derive_keys(*values))
 
 
 def test_drawn_numbers_are_uniform():
@@ -72,21 +72,21 @@ def train_split(tmp_path_factory):
     ]
 
 
-def concatenate_images(feed, *span):
-    return torch.cat([batch["images"].float() for batch in feed.iterate_batches(*span)])
+def concatenate_images(loader, *span):
+    return torch.cat([batch["images"].float() for batch in loader.iterate_batches(*span)])
 
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_streams_do_not_depend_on_workers_batches_or_resuming(train_split, workers):
-    feed = TrainLoader(train_split, PLAIN_PREPROCESS, FULL_AUGMENT, seed=1)
-    whole = concatenate_images(feed, 0, 60, 7)
+    loader = TrainLoader(train_split, PLAIN_PREPROCESS, FULL_AUGMENT, seed=1)
+    reference_images = concatenate_images(loader, 0, 60, 7)
     assert torch.equal(
         concatenate_images(TrainLoader(train_split, PLAIN_PREPROCESS, FULL_AUGMENT, 1, workers=workers), 0, 60, 7),
-        whole,
+        reference_images,
     )
     assert torch.equal(
         concatenate_images(TrainLoader(train_split, PLAIN_PREPROCESS, FULL_AUGMENT, 1, workers=workers), 31, 60, 4),
-        whole[31:],
+        reference_images[31:],
     )
 
 
@@ -94,16 +94,16 @@ def test_in_memory_streams_resume_at_any_position(train_split):
     cached = torch.stack(
         [PLAIN_PREPROCESS.to_tensor(decode_sample(train_split, i, 3)) for i in range(len(train_split))]
     )
-    feed = TrainLoader(train_split, PLAIN_PREPROCESS, FULL_AUGMENT, seed=1, cached=cached)
-    whole = concatenate_images(feed, 0, 60, 7)
-    assert torch.allclose(concatenate_images(feed, 31, 60, 4), whole[31:], atol=1e-3)
-    batches = list(feed.iterate_batches(0, 60, 7))
+    loader = TrainLoader(train_split, PLAIN_PREPROCESS, FULL_AUGMENT, seed=1, cached=cached)
+    reference_images = concatenate_images(loader, 0, 60, 7)
+    assert torch.allclose(concatenate_images(loader, 31, 60, 4), reference_images[31:], atol=1e-3)
+    batches = list(loader.iterate_batches(0, 60, 7))
     assert [len(batch["labels"]) for batch in batches] == [7] * 8 + [4]
     for batch in batches:
         assert torch.equal(batch["labels"], torch.from_numpy(train_split.labels)[batch["samples"]])
 
 
-def test_no_two_epochs_samples_or_seeds_are_augmented_alike(train_split):
+def test_augmentation_differs_between_epochs_samples_and_seeds(train_split):
     views = [
         TrainLoader(train_split, PLAIN_PREPROCESS, FULL_AUGMENT, seed).load_sample(sample, epoch, 0)
         for seed in (0, 1)
@@ -115,18 +115,18 @@ def test_no_two_epochs_samples_or_seeds_are_augmented_alike(train_split):
 
 def test_disabled_augmentation_changes_nothing():
     pixels = torch.from_numpy(np.stack([np.asarray(make_image(i)).transpose(2, 0, 1) for i in range(4)]).copy())
-    same = Augment().augment_batch(pixels, derive_keys(0, np.arange(4)))
-    assert torch.equal(same, pixels)
+    unchanged = Augment().augment_batch(pixels, derive_keys(0, np.arange(4)))
+    assert torch.equal(unchanged, pixels)
     assert torch.equal(Augment().augment_image(make_image(1), PLAIN_PREPROCESS, 5), pixels[1])
 
 
-def test_flips_and_shifts_move_whole_pixels():
+def test_flips_and_shifts_are_integer_translations():
     pixels = torch.from_numpy(np.asarray(make_image(0)).transpose(2, 0, 1).copy())[None].repeat(64, 1, 1, 1)
     flipped = Augment(flip=1.0).augment_batch(pixels, derive_keys(0, np.arange(64)))
     assert torch.equal(flipped, pixels.flip(-1))
-    moved = Augment(shift=0.125, border="zeros").augment_batch(pixels, derive_keys(0, np.arange(64)))
-    seen = set()
-    for image in moved:
+    augmented = Augment(shift=0.125, border="zeros").augment_batch(pixels, derive_keys(0, np.arange(64)))
+    offsets = set()
+    for image in augmented:
         matches = [
             (dy, dx)
             for dy in range(-2, 3)
@@ -134,17 +134,17 @@ def test_flips_and_shifts_move_whole_pixels():
             if torch.equal(image[:, 2:-2, 2:-2], pixels[0].roll((dy, dx), (1, 2))[:, 2:-2, 2:-2])
         ]
         assert len(matches) == 1
-        seen.add(matches[0])
-    assert len(seen) > 15
+        offsets.add(matches[0])
+    assert len(offsets) > 15
 
 
 def test_rotation_preserves_shapes_on_non_square_images():
-    """A centred disc stays where it is under rotation, whatever the aspect of the picture."""
+    """A centred disc is unchanged by rotation for any aspect ratio of the image."""
     rows, columns = np.mgrid[:20, :40]
     disc = ((rows - 9.5) ** 2 + (columns - 19.5) ** 2 < 36).astype(np.uint8) * 255
     pixels = torch.from_numpy(disc)[None, None].repeat(16, 3, 1, 1)
-    turned = Augment(rotate=90, border="zeros").augment_batch(pixels, derive_keys(3, np.arange(16)))
-    assert (turned - pixels.float()).abs().mean() < 4
+    rotated = Augment(rotate=90, border="zeros").augment_batch(pixels, derive_keys(3, np.arange(16)))
+    assert (rotated - pixels.float()).abs().mean() < 4
 
 
 @pytest.mark.parametrize("options", [{"mixup": 0.8}, {"cutmix": 1.0}, {"mixup": 0.8, "cutmix": 1.0}])
@@ -152,10 +152,10 @@ def test_mixed_labels_are_distributions_determined_by_the_step(options):
     images, labels = torch.randn(6, 3, 8, 8), torch.arange(6) % 3
     augment = Augment(**options)
     mixed, soft = augment.mix_batch(images, labels, 3, seed=0, batch=4)
-    again, _ = augment.mix_batch(images, labels, 3, seed=0, batch=4)
-    other, _ = augment.mix_batch(images, labels, 3, seed=0, batch=5)
+    repeated, _ = augment.mix_batch(images, labels, 3, seed=0, batch=4)
+    next_batch, _ = augment.mix_batch(images, labels, 3, seed=0, batch=5)
     assert soft.shape == (6, 3) and torch.allclose(soft.sum(1), torch.ones(6))
-    assert torch.equal(mixed, again) and not torch.equal(mixed, other)
+    assert torch.equal(mixed, repeated) and not torch.equal(mixed, next_batch)
     assert not torch.equal(mixed, images)
 
 

@@ -1,4 +1,4 @@
-"""Views of scenes: an image and its class map move together, and chance is a function of the key."""
+"""Views for segmentation: an image and its class map move together, and randomness depends only on the key."""
 
 import colorsys
 from dataclasses import replace
@@ -21,11 +21,11 @@ IDENTITY_VIEWS = SceneViews(scale=(1.0, 1.0), flip=0.0)
 
 
 def make_ramp_view(scenes, image=(24, 32), key=5):
-    """A view of a picture of (24, 32) pixels that grow by 4 a row and 2 a column, each of which is its own class."""
+    """Return a view of a (24, 32) image whose values rise by 4 per row and 2 per column; each value is a class."""
     ramp = 4 * np.arange(24)[:, None] + 2 * np.arange(32)[None]
-    picture = Image.fromarray(np.stack([ramp.astype(np.uint8)] * 3, -1))
+    image_ramp = Image.fromarray(np.stack([ramp.astype(np.uint8)] * 3, -1))
     return scenes.augment_scene(
-        picture, create_empty_target((24, 32), ramp.astype(np.int32)), ImagePreprocess(image), key
+        image_ramp, create_empty_target((24, 32), ramp.astype(np.int32)), ImagePreprocess(image), key
     ), ramp
 
 
@@ -40,24 +40,25 @@ def test_an_identity_view_is_the_image():
 ])  # fmt: skip
 def test_images_and_class_maps_move_together(change):
     scenes = replace(IDENTITY_VIEWS, **change)
-    moved = 0
+    num_moved = 0
     for key in range(12):
         view, classes = make_ramp_view(scenes, image=(32, 32), key=key)
-        known, pixels = view["classes"] != IGNORE_INDEX, view["images"][0].int()
-        assert known.float().mean() > 0.05
-        # half a pixel along both axes to the nearest one, and what a filter reads beyond the edge of the image
-        assert (pixels - view["classes"])[known].abs().max() <= 6
-        assert (pixels - view["classes"])[known].float().mean().abs() <= 3
-        assert (pixels[~known] == 0).all()
-        moved += not np.array_equal(view["classes"][:24].numpy(), classes)
-    assert moved >= 4
+        is_valid, pixels = view["classes"] != IGNORE_INDEX, view["images"][0].int()
+        assert is_valid.float().mean() > 0.05
+        # nearest-neighbour error of half a pixel along both axes, and interpolation beyond the edge of the image
+        assert (pixels - view["classes"])[is_valid].abs().max() <= 6
+        assert (pixels - view["classes"])[is_valid].float().mean().abs() <= 3
+        assert (pixels[~is_valid] == 0).all()
+        num_moved += not np.array_equal(view["classes"][:24].numpy(), classes)
+    assert num_moved >= 4
 
 
 def test_pixels_outside_the_image_are_ignored():
     view, classes = make_ramp_view(IDENTITY_VIEWS, image=(48, 48))
-    known = view["classes"] != IGNORE_INDEX  # the image lies between pixels: those at its edges are not whole
-    assert (24 - 1) * (32 - 1) <= known.sum() <= classes.size
-    assert known.any(0).sum() * known.any(1).sum() == known.sum()
+    # with an offset of half a pixel, edge pixels are interpolated with the padding
+    is_valid = view["classes"] != IGNORE_INDEX
+    assert (24 - 1) * (32 - 1) <= is_valid.sum() <= classes.size
+    assert is_valid.any(0).sum() * is_valid.any(1).sum() == is_valid.sum()
     assert (view["images"][:, view["classes"] == IGNORE_INDEX] == 0).all()
 
 
@@ -75,9 +76,9 @@ def test_batches_are_identical_for_any_workers(tmp_path):
         for workers in (0, 2)
     ]
     first, second = (list(loader.iterate_spans([(0, 4), (4, 4), (4, 7)])) for loader in loaders)
-    for one, other in zip(first, second, strict=True):
-        assert one.keys() == other.keys() == {"images", "classes", "samples"}
-        assert all(torch.equal(one[name], other[name]) for name in one)
+    for first_batch, second_batch in zip(first, second, strict=True):
+        assert first_batch.keys() == second_batch.keys() == {"images", "classes", "samples"}
+        assert all(torch.equal(first_batch[name], second_batch[name]) for name in first_batch)
     assert first[1]["images"].shape == (0, 3, 16, 16) and first[1]["classes"].shape == (0, 16, 16)
 
 
@@ -94,8 +95,10 @@ def test_invalid_scene_views_are_rejected(change):
 
 
 def distort_as_mmsegmentation(pixels, draws):
-    """mmsegmentation's `PhotoMetricDistortion` pixel by pixel: brightness +-32, contrast and saturation 0.5 to 1.5,
-    hue +-18 of 180, each with probability 0.5."""
+    """Apply mmsegmentation's `PhotoMetricDistortion` in a loop over pixels.
+
+    Brightness +-32, contrast and saturation 0.5 to 1.5, hue +-18 of 180; each with probability 0.5.
+    """
 
     def to_bytes(values):
         return [int(min(255, max(0, value))) for value in values]
@@ -127,10 +130,12 @@ def test_colours_are_distorted_as_in_mmsegmentation():
         draws = generator.random(DISTORTION_DRAWS)
         ours = distort_colours(torch.from_numpy(pixels.copy()), (32 / 255, 0.5, 0.5), 0.1, 0.5, draws).numpy()
         theirs = distort_as_mmsegmentation(pixels.astype(np.float64), draws)
-        # bytes of hue and saturation, which contrast may enlarge by half
+        # rounding of hue and saturation to bytes, which contrast may scale by 1.5
         assert np.abs(ours - theirs).max() < 8 and np.abs(ours - theirs).mean() < 2
-    still = distort_colours(torch.from_numpy(pixels), (0.1, 0.5, 0.5), 0.1, 0.0, generator.random(DISTORTION_DRAWS))
-    assert np.array_equal(still.numpy(), pixels)
+    undistorted = distort_colours(
+        torch.from_numpy(pixels), (0.1, 0.5, 0.5), 0.1, 0.0, generator.random(DISTORTION_DRAWS)
+    )
+    assert np.array_equal(undistorted.numpy(), pixels)
     assert distort_colours(torch.from_numpy(pixels[:1]), (0.1, 0.5, 0.5), 0.1, 1.0, draws).shape == (1, 6, 7)
 
 
@@ -145,19 +150,19 @@ def test_padding_keeps_its_colour_under_jitter():
 
 def test_crops_dominated_by_one_class_are_redrawn():
     classes = np.zeros((64, 256), np.int32)
-    classes[:, 224:] = 1  # an eighth: one crop of 32 pixels in nine has enough of both
-    picture, target = Image.new("RGB", (256, 64)), create_empty_target((64, 256), classes)
+    classes[:, 224:] = 1  # one eighth: 1 of 9 positions of a 32-pixel crop contains enough of both classes
+    image, target = Image.new("RGB", (256, 64)), create_empty_target((64, 256), classes)
 
-    def shares(scenes):
+    def measure_shares(scenes):
         views = (
-            scenes.augment_scene(picture, target, ImagePreprocess((32, 32)), key)["classes"].numpy()
-            for key in range(300)
+            scenes.augment_scene(image, target, ImagePreprocess((32, 32)), key)["classes"].numpy() for key in range(300)
         )
         return np.array([measure_largest_class(view, IGNORE_INDEX) for view in views])
 
-    assert (shares(IDENTITY_VIEWS) >= 0.75).mean() == pytest.approx(1 - 16 / 224, abs=0.05)
-    drawn = (shares(replace(IDENTITY_VIEWS, max_class_share=0.75)) >= 0.75).mean()
-    assert drawn == pytest.approx((1 - 16 / 224) ** 11, abs=0.08)  # mmsegmentation: ten checks, the eleventh crop stays
+    assert (measure_shares(IDENTITY_VIEWS) >= 0.75).mean() == pytest.approx(1 - 16 / 224, abs=0.05)
+    dominated_share = (measure_shares(replace(IDENTITY_VIEWS, max_class_share=0.75)) >= 0.75).mean()
+    # mmsegmentation checks ten crops and keeps the eleventh
+    assert dominated_share == pytest.approx((1 - 16 / 224) ** 11, abs=0.08)
     assert measure_largest_class(np.full((4, 4), IGNORE_INDEX), IGNORE_INDEX) == 1
 
 
@@ -166,5 +171,5 @@ def test_scales_follow_the_fit_and_spacing_options():
     for fit, unit in (("native", 1.0), ("whole", 0.25), ("short", 0.5)):
         for spacing, mean in (("linear", 1.25), ("log", 1.5 / np.log(4))):
             scenes = SceneViews(scale=(0.5, 2.0), fit=fit, scale_spacing=spacing)
-            parts = [scenes.draw_crop_region((128, 256), (64, 64), draws) for draws in generator.random((2000, 3))]
-            assert np.mean([64 / part.height for part in parts]) == pytest.approx(unit * mean, rel=0.03)
+            regions = [scenes.draw_crop_region((128, 256), (64, 64), draws) for draws in generator.random((2000, 3))]
+            assert np.mean([64 / region.height for region in regions]) == pytest.approx(unit * mean, rel=0.03)

@@ -1,3 +1,5 @@
+"""Class folders and the embedded digits as data sources, held-out splits, and errors of `open_data`."""
+
 import os
 import subprocess
 import sys
@@ -24,11 +26,11 @@ def test_digits_are_split_once_and_for_all():
 
 def test_held_out_samples_are_disjoint_and_stratified():
     labels = np.repeat(np.arange(5), [3, 10, 40, 1, 100])
-    parts = draw_stratified_splits(labels, 0, {"val": 0.1, "test": 0.1})
-    rows = np.concatenate(list(parts.values()))
+    split_rows = draw_stratified_splits(labels, 0, {"val": 0.1, "test": 0.1})
+    rows = np.concatenate(list(split_rows.values()))
     assert sorted(rows) == list(range(len(labels)))
-    assert set(labels[parts["train"]]) == set(range(5))
-    assert (np.bincount(labels[parts["test"]], minlength=5) == [0, 1, 4, 0, 10]).all()
+    assert set(labels[split_rows["train"]]) == set(range(5))
+    assert (np.bincount(labels[split_rows["test"]], minlength=5) == [0, 1, 4, 0, 10]).all()
 
 
 def test_split_folders(photo_folder):

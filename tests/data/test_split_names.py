@@ -1,4 +1,4 @@
-"""Names of splits in all layouts, folders that are no classes, and datasets whose names are ambiguous."""
+"""Split names in all layouts, folders that are not classes, and datasets with ambiguous names."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_names_are_split_names_in_any_case():
 @pytest.mark.parametrize(
     "train,val,test", [("Training", "Validation", "Testing"), ("TRAIN", "Valid", "Test"), ("train", "val", "testing")]
 )
-def test_class_folders(tmp_path, train, val, test):
+def test_split_names_of_class_folders(tmp_path, train, val, test):
     for name, count in ((train, 3), (val, 1), (test, 2)):
         write_classes(tmp_path / name, count=count)
     assert open_data(tmp_path).classes == ("ant", "bee")
@@ -60,26 +60,26 @@ def test_two_folders_of_one_split_are_rejected(tmp_path):
 
 
 @pytest.mark.parametrize("inside", [True, False])
-def test_masks(tmp_path, inside):
-    for split, other, count in (("Training", "train", 3), ("Testing", "test", 2)):
+def test_split_names_of_masks(tmp_path, inside):
+    for split, lower_name, count in (("Training", "train", 3), ("Testing", "test", 2)):
         for number in range(count):
             image = f"{split}/images" if inside else f"images/{split}"
-            mask = f"{split}/masks" if inside else f"masks/{other}"
+            mask = f"{split}/masks" if inside else f"masks/{lower_name}"
             write_image(tmp_path / image / f"{number}.png", number)
             (tmp_path / mask).mkdir(parents=True, exist_ok=True)
             Image.fromarray(np.eye(10, 12, dtype=np.uint8)).save(tmp_path / mask / f"{number}.png")
     assert get_split_sizes(tmp_path) == {"train": 3, "test": 2}
 
 
-def write_coco(place: Path, names: list[str], first: int = 1) -> None:
+def write_coco(path: Path, names: list[str], first: int = 1) -> None:
     rows = [{"id": first + number, "file_name": name, "width": 12, "height": 10} for number, name in enumerate(names)]
     boxes = [{"id": row["id"], "image_id": row["id"], "category_id": 1, "bbox": [1, 1, 4, 4]} for row in rows]
-    place.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     document = {"images": rows, "annotations": boxes, "categories": [{"id": 1, "name": "ant"}]}
-    place.write_text(json.dumps(document))
+    path.write_text(json.dumps(document))
 
 
-def test_coco(tmp_path):
+def test_split_names_of_coco(tmp_path):
     for split in ("Training", "Testing"):
         write_image(tmp_path / split / "0.png")
         write_coco(tmp_path / "annotations" / f"instances_{split}.json", ["0.png"])
@@ -90,7 +90,7 @@ def test_coco(tmp_path):
     }
 
 
-def test_yolo_keys_and_folders(tmp_path):
+def test_split_names_of_yolo_keys_and_folders(tmp_path):
     for split in ("Training", "Testing"):
         write_image(tmp_path / "images" / split / "0.png")
         (tmp_path / "labels" / split).mkdir(parents=True)
@@ -103,25 +103,25 @@ def test_yolo_keys_and_folders(tmp_path):
         open_data(tmp_path)
 
 
-def test_voc_lists(tmp_path):
+def test_split_names_of_voc_lists(tmp_path):
     for number in range(3):
         write_image(tmp_path / "JPEGImages" / f"{number}.jpg")
-        place = tmp_path / "Annotations" / f"{number}.xml"
-        place.parent.mkdir(exist_ok=True)
+        path = tmp_path / "Annotations" / f"{number}.xml"
+        path.parent.mkdir(exist_ok=True)
         box = "<xmin>1</xmin><ymin>1</ymin><xmax>5</xmax><ymax>5</ymax>"
-        place.write_text(f"<annotation><object><name>ant</name><bndbox>{box}</bndbox></object></annotation>")
+        path.write_text(f"<annotation><object><name>ant</name><bndbox>{box}</bndbox></object></annotation>")
     lists = tmp_path / "ImageSets" / "Main"
     lists.mkdir(parents=True)
     (lists / "Training.txt").write_text("0\n1\n")
     (lists / "valid.txt").write_text("2\n")
-    (lists / "ant_train.txt").write_text("0 1\n")  # of one class, as VOC has them
+    (lists / "ant_train.txt").write_text("0 1\n")  # per-class list, as in Pascal VOC
     assert get_split_sizes(tmp_path) == {"train": 2, "val": 1}
     (lists / "val.txt").write_text("0\n")
     with pytest.raises(DataError, match="two val splits"):
         open_data(tmp_path)
 
 
-def test_labelme(tmp_path):
+def test_split_names_of_labelme(tmp_path):
     shape = {"label": "ant", "shape_type": "rectangle", "points": [[1, 1], [5, 5]]}
     for split in ("Training", "Testing"):
         write_image(tmp_path / split / "0.png")
@@ -143,7 +143,7 @@ def test_split_names_in_tables_are_read(tmp_path):
     assert get_split_sizes(tmp_path / "b.csv") == {"train": 2, "test": 1}
 
 
-def test_lists(tmp_path):
+def test_split_names_of_lists(tmp_path):
     for number in range(3):
         write_image(tmp_path / f"{number}.png")
     (tmp_path / "Train.txt").write_text("0.png 0\n1.png 1\n")
@@ -154,7 +154,7 @@ def test_lists(tmp_path):
         open_data(tmp_path)
 
 
-def test_archives(tmp_path):
+def test_split_names_of_archives_are_read(tmp_path):
     image = write_image(tmp_path / "image.png").read_bytes()
     for split, count in (("Training", 4), ("Testing", 2)):
         with tarfile.open(tmp_path / f"{split}-0.tar", "w") as archive:
@@ -168,7 +168,7 @@ def test_archives(tmp_path):
     assert (len(data.split("test")), len(data.full_train_split)) == (2, 4)
 
 
-def test_parquet(tmp_path):
+def test_split_names_of_parquet(tmp_path):
     arrow = pytest.importorskip("pyarrow")
     import pyarrow.parquet as parquet
 
@@ -202,7 +202,7 @@ def test_annotation_folders_read_as_classes_are_reported(tmp_path):
     for name in ("images", "trainannot"):
         write_image(tmp_path / name / "0.png")
     assert any("read as classes: images, trainannot" in note for note in open_data(tmp_path).notes)
-    assert role_names_note(["mask", "no mask"]) == []  # a usual pair of classes
+    assert role_names_note(["mask", "no mask"]) == []  # a common pair of classes
     assert role_names_note(["img", "mask"])
 
 
@@ -224,11 +224,11 @@ def test_image_suffixes_are_read_or_reported(tmp_path):
 def test_a_local_folder_digits_is_ambiguous(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_classes(tmp_path / "digits")
-    with pytest.raises(UsageError, match="embedded dataset") as raised:
+    with pytest.raises(UsageError, match="built-in dataset") as raised:
         open_data("digits")
     assert "./digits" in raised.value.hint
     assert open_data("./digits").classes == ("ant", "bee")
-    (tmp_path / "digits" / "config.yaml").write_text("")  # a run of that name
+    (tmp_path / "digits" / "config.yaml").write_text("")  # a run with that name
     assert len(open_data("digits").classes) == 10
 
 

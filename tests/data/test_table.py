@@ -1,4 +1,4 @@
-"""CSV files: what they may say, and every fault with its line."""
+"""CSV datasets: accepted columns and dialects, and every error with its line."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from vitreous.errors import DataError
 
 @pytest.fixture
 def table_folder(tmp_path):
-    """Twenty images to list."""
+    """Return a folder of twenty images for tables."""
     (tmp_path / "images").mkdir()
     for index in range(20):
         make_image(index).save(tmp_path / "images" / f"{index}.png")
@@ -31,7 +31,7 @@ def write_table(table_folder, text, encoding="utf-8"):
 
 
 def make_rows(labels, start=0):
-    """Rows of `path,label` for images from `start` on."""
+    """Return lines `path,label` for images from `start` on."""
     return "".join(f"images/{start + index}.png,{label}\n" for index, label in enumerate(labels))
 
 
@@ -61,8 +61,8 @@ def test_multilabel_tables_are_read(table_folder):
     )
     data = open_data(write_table(table_folder, text))
     assert data.multilabel and not data.unsplit and list(data.splits) == ["train", "val", "test"]
-    found = {name: split.labels.tolist() for name, split in data.splits.items()}
-    assert found == {"train": [[1, 1]], "val": [[0, 1], [0, 0]], "test": [[1, 1]]}
+    labels_by_split = {name: split.labels.tolist() for name, split in data.splits.items()}
+    assert labels_by_split == {"train": [[1, 1]], "val": [[0, 1], [0, 0]], "test": [[1, 1]]}
     assert data.splits["val"].labels.dtype == np.float32
     assert data.notes == ["multi-label: 2 of 4 images have several labels, 1 have none"]
 
@@ -117,7 +117,7 @@ INVALID_TABLES = {
         "line 4: test has classes that train lacks: cats\n  did you mean cat?",
     ),
     "case": ("path,label\n" + make_rows(["cat", "Cat", "dog"]), "differ only in case"),
-    "two answers": (
+    "contradictory labels": (
         "path,label\n" + make_rows("ab") + "./images/0.png,b\n",
         "1 rows contradict the labels of an earlier row:\n    line 4",
     ),
@@ -173,27 +173,27 @@ def test_the_fingerprint_covers_labels_and_order(table_folder):
         "path,label\n" + make_rows(["a", "b", "b"] * 4),
         "path,label\n" + make_rows(["a", "b|a", "a"] * 4),
     ]
-    found = [open_data(write_table(table_folder, text)).fingerprint() for text in texts]
-    assert len(set(found)) == 3
-    assert open_data(write_table(table_folder, texts[0])).fingerprint() == found[0]
+    fingerprints = [open_data(write_table(table_folder, text)).fingerprint() for text in texts]
+    assert len(set(fingerprints)) == 3
+    assert open_data(write_table(table_folder, texts[0])).fingerprint() == fingerprints[0]
 
 
 def test_multilabel_splits_keep_every_class_in_train():
     labels = (np.random.default_rng(0).random((200, 12)) < 0.1).astype(np.float32)
     labels[:, 11] = 0
-    labels[7, 11] = 1  # the only one of its class
+    labels[7, 11] = 1  # the only image of its class
     for seed in range(20):
-        parts = draw_stratified_splits(labels, seed, {"val": 0.1, "test": 0.25})
-        assert {name: len(rows) for name, rows in parts.items()} == {"train": 130, "val": 20, "test": 50}
-        assert sorted(np.concatenate(list(parts.values()))) == list(range(200))
-        assert 7 in parts["train"] and (labels[parts["train"]].sum(0) > 0).all()
+        split_rows = draw_stratified_splits(labels, seed, {"val": 0.1, "test": 0.25})
+        assert {name: len(rows) for name, rows in split_rows.items()} == {"train": 130, "val": 20, "test": 50}
+        assert sorted(np.concatenate(list(split_rows.values()))) == list(range(200))
+        assert 7 in split_rows["train"] and (labels[split_rows["train"]].sum(0) > 0).all()
     assert all(
-        np.array_equal(parts[name], rows)
+        np.array_equal(split_rows[name], rows)
         for name, rows in draw_stratified_splits(labels, seed, {"val": 0.1, "test": 0.25}).items()
     )
-    assert not np.array_equal(parts["val"], draw_stratified_splits(labels, 0, {"val": 0.1, "test": 0.25})["val"])
-    alone = np.eye(4, dtype=np.float32)
-    assert len(draw_stratified_splits(alone, 0, {"val": 0.5})["val"]) == 0
+    assert not np.array_equal(split_rows["val"], draw_stratified_splits(labels, 0, {"val": 0.1, "test": 0.25})["val"])
+    single_class_labels = np.eye(4, dtype=np.float32)
+    assert len(draw_stratified_splits(single_class_labels, 0, {"val": 0.5})["val"]) == 0
 
 
 @pytest.mark.parametrize(

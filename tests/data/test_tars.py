@@ -1,5 +1,4 @@
-"""WebDataset archives: every layout and every way to say a label, what is refused, and that nothing in them is ever
-carried out."""
+"""WebDataset archives: layouts, label formats, rejected archives, and safety against malicious content."""
 
 from __future__ import annotations
 
@@ -29,19 +28,19 @@ from vitreous.errors import DataError
 
 @pytest.fixture(autouse=True)
 def tar_cache(tmp_path, monkeypatch):
-    """A cache of its own for every test."""
+    """Give each test a separate cache."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path / "cache" / "vitreous" / "tars"
 
 
-def encode_sample_image(seed: int, kind: str = "PNG", size=(16, 16)) -> bytes:
+def encode_sample_image(seed: int, image_format: str = "PNG", size=(16, 16)) -> bytes:
     buffer = io.BytesIO()
-    make_image(seed, size, seed).save(buffer, kind)
+    make_image(seed, size, seed).save(buffer, image_format)
     return buffer.getvalue()
 
 
 def write_tar(path, members, form=tarfile.USTAR_FORMAT):
-    """Members in order: (name, bytes), or a TarInfo as it is."""
+    """Write an archive; a member is (name, bytes), or a TarInfo without data."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tarfile.open(path, "w", format=form) as tar:
         for member in members:
@@ -55,7 +54,7 @@ def write_tar(path, members, form=tarfile.USTAR_FORMAT):
 
 
 def make_members(numbers, label=lambda n: b"%d" % (n % 3)):
-    """A picture and a .cls of each number."""
+    """Return an image member and a .cls member for each number."""
     return [
         member for n in numbers for member in ((f"{n:05d}.png", encode_sample_image(n)), (f"{n:05d}.cls", label(n)))
     ]
@@ -67,13 +66,15 @@ def get_open_error(source) -> str:
     return str(error.value)
 
 
-def has_samples(data, split, numbers):
-    """Whether a split has these samples in this order, each with its own picture and class."""
-    own = data.splits[split]
-    assert [own.name(row).split("/")[-1] for row in range(len(own))] == [f"{n:05d}.png" for n in numbers]
+def contains_samples(data, split, numbers):
+    """Return whether a split contains exactly these samples in order, each with the right image and class."""
+    dataset_split = data.splits[split]
+    assert [dataset_split.name(row).split("/")[-1] for row in range(len(dataset_split))] == [
+        f"{n:05d}.png" for n in numbers
+    ]
     for row, n in enumerate(numbers):
-        assert own.raw(row) == encode_sample_image(n)
-        assert data.classes[own.labels[row]] == str(n % 3)
+        assert dataset_split.raw(row) == encode_sample_image(n)
+        assert data.classes[dataset_split.labels[row]] == str(n % 3)
     return True
 
 
@@ -91,9 +92,9 @@ def test_tar_splits_are_read_from_folders_names_and_members(tmp_path):
         data = open_data(source)
         assert list(data.splits) == ["train", "val", "test"] and not data.unsplit and data.full_train_split is None
         assert (
-            has_samples(data, "train", range(12))
-            and has_samples(data, "val", range(12, 15))
-            and has_samples(data, "test", range(15, 18))
+            contains_samples(data, "train", range(12))
+            and contains_samples(data, "val", range(12, 15))
+            and contains_samples(data, "test", range(15, 18))
         )
     inside = [
         (f"./photos/{split}/c{n % 3}/{n}.png", encode_sample_image(n))
@@ -115,15 +116,15 @@ def test_archives_without_splits_hold_a_tenth_out(tmp_path):
     assert len(data.full_train_split) == 60 and data.notes == [
         "held out 6 of 60 training images for validation (split seed 0)"
     ]
-    seen = [split.name(row) for split in data.splits.values() for row in range(len(split))]
-    assert len(set(seen)) == 60
+    sample_names = [split.name(row) for split in data.splits.values() for row in range(len(split))]
+    assert len(set(sample_names)) == 60
     pattern = open_data(str(tmp_path / "a" / "shard-{000..001}.tar"))
     assert pattern.fingerprint() == data.fingerprint() != open_data(tmp_path / "a", 1).fingerprint()
-    one = open_data(tmp_path / "a" / "shard-001.tar")
-    assert len(one.full_train_split) == 30
+    single_shard = open_data(tmp_path / "a" / "shard-001.tar")
+    assert len(single_shard.full_train_split) == 30
 
 
-def test_patterns(tmp_path):
+def test_archive_patterns_are_expanded(tmp_path):
     assert [path.name for path in expand_braces("x/a-{08..11}.tar")] == ["a-08.tar", "a-09.tar", "a-10.tar", "a-11.tar"]
     assert [path.name for path in expand_braces("{a,b}-{0..1}.tar")] == ["a-0.tar", "a-1.tar", "b-0.tar", "b-1.tar"]
     write_tar(tmp_path / "s-0.tar", make_members(range(6)))
@@ -140,7 +141,7 @@ LABEL_MEMBERS = {
         ("0", "1"),
         (0, 1),
     ),
-    "a word before a number": (
+    "text is preferred to a number": (
         lambda n, name: [("json", json.dumps({"label": n % 2, "class": name}).encode())],
         ("ant", "bee"),
         (0, 1),
@@ -150,16 +151,16 @@ LABEL_MEMBERS = {
 }
 
 
-@pytest.mark.parametrize("kind", LABEL_MEMBERS)
-def test_every_label_format_is_read(tmp_path, kind):
-    fields, classes, expected = LABEL_MEMBERS[kind]
+@pytest.mark.parametrize("label_format", LABEL_MEMBERS)
+def test_every_label_format_is_read(tmp_path, label_format):
+    fields, classes, expected = LABEL_MEMBERS[label_format]
     members = []
     for n in range(8):
-        beside = [(f"some.dir/{n}.{ext}", content) for ext, content in fields(n, ["ant", "bee"][n % 2])]
+        label_members = [(f"some.dir/{n}.{ext}", content) for ext, content in fields(n, ["ant", "bee"][n % 2])]
         members += (
-            [(f"some.dir/{n}.png", encode_sample_image(n)), *beside]
+            [(f"some.dir/{n}.png", encode_sample_image(n)), *label_members]
             if n % 3
-            else [*beside, (f"some.dir/{n}.PNG", encode_sample_image(n))]
+            else [*label_members, (f"some.dir/{n}.PNG", encode_sample_image(n))]
         )
     data = open_data(write_tar(tmp_path / "x.tar", members))
     assert data.classes == classes
@@ -176,11 +177,14 @@ def test_member_folders_are_classes(tmp_path):
 
 
 def test_multilabel_archives_are_read(tmp_path):
-    told = [["cat", "dog"], ["dog"], [], ["cat"]]
+    sample_labels = [["cat", "dog"], ["dog"], [], ["cat"]]
     members = [
         member
         for n in range(8)
-        for member in ((f"{n}.png", encode_sample_image(n)), (f"{n}.json", json.dumps({"label": told[n % 4]}).encode()))
+        for member in (
+            (f"{n}.png", encode_sample_image(n)),
+            (f"{n}.json", json.dumps({"label": sample_labels[n % 4]}).encode()),
+        )
     ]
     data = open_data(write_tar(tmp_path / "x.tar", members))
     assert data.multilabel and data.classes == ("cat", "dog")
@@ -192,7 +196,7 @@ def test_multilabel_archives_are_read(tmp_path):
 
 @pytest.mark.parametrize("file", ["classes.txt", "dataset.json"])
 def test_class_lists_keep_their_order(tmp_path, file):
-    """A number is a position in the list even where a name looks like a number; a word is a name."""
+    """A number is a class index even if a class name looks like a number; other text is a class name."""
     names = ["zebra", "ant", "0"]
     (tmp_path / file).write_text("\n".join(names) if file.endswith("txt") else json.dumps({"classes": names}))
     write_tar(tmp_path / "train" / "0.tar", make_members(range(9)))
@@ -238,8 +242,8 @@ INVALID_ARCHIVES = {
         "two images of one sample: 0.a.png, 0.b.png",
     ),
     "not JSON": ([("0.png", encode_sample_image(0)), ("0.json", b"{")], "0.json is not JSON"),
-    "deep JSON": ([("0.png", encode_sample_image(0)), ("0.json", b"[" * 100_000)], "0.json is not JSON"),
-    "no text": ([("0.png", encode_sample_image(0)), ("0.cls", b"\xff\xfe")], "0.cls is not UTF-8"),
+    "deeply nested JSON": ([("0.png", encode_sample_image(0)), ("0.json", b"[" * 100_000)], "0.json is not JSON"),
+    "label is not text": ([("0.png", encode_sample_image(0)), ("0.cls", b"\xff\xfe")], "0.cls is not UTF-8"),
     "a long label": ([("0.png", encode_sample_image(0)), ("0.cls", bytes(2**20 + 1))], "exceeds the limit of a label"),
     "case": (make_members(range(4), lambda n: [b"Cat", b"cat"][n % 2]), "differ only in case"),
 }
@@ -255,15 +259,15 @@ UNLABELLED_ARCHIVES = {
     "no label and no folder": ([(f"{n}.png", encode_sample_image(n)) for n in range(12)], "no sample has a label"),
     "one class": (make_members(range(12), lambda n: b"5"), "one class only (5)"),
     "one folder": ([(f"a/{n}.png", encode_sample_image(n)) for n in range(12)], "one class only (a)"),
-    "lists of nothing": ([m for n in range(12) for m in ((f"{n}.png", encode_sample_image(n)), (f"{n}.json", b'{"label": []}'))], "no labels"),
+    "empty lists": ([m for n in range(12) for m in ((f"{n}.png", encode_sample_image(n)), (f"{n}.json", b'{"label": []}'))], "no labels"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("case", UNLABELLED_ARCHIVES)
 def test_images_without_labels(tmp_path, case):
-    members, why = UNLABELLED_ARCHIVES[case]
+    members, message = UNLABELLED_ARCHIVES[case]
     data = open_data(write_tar(tmp_path / "x.tar", members))
-    assert not data.labelled and data.classes == () and why in str(data.unlabelled)
+    assert not data.labelled and data.classes == () and message in str(data.unlabelled)
     assert data.full_train_split.labels.shape == (12, 0) and data.full_train_split.labels.dtype == np.float32
     assert data.splits["val"].labels.shape == (1, 0) and data.full_train_split.raw(3) == encode_sample_image(3)
 
@@ -273,7 +277,7 @@ def test_unknown_classes_and_ambiguous_splits_are_rejected(tmp_path):
     write_tar(tmp_path / "val-0.tar", make_members(range(3), lambda n: b"4"))
     assert "val has classes that train lacks: 4" in get_open_error(tmp_path)
     write_tar(tmp_path / "more.tar", make_members(range(3)))
-    assert "more.tar names no split, but others do" in get_open_error(tmp_path)
+    assert "more.tar has no split, but those of other archives have" in get_open_error(tmp_path)
     write_tar(tmp_path / "b" / "train-val.tar", make_members(range(3)))
     assert "contains two split names, train and val" in get_open_error(tmp_path / "b")
     write_tar(tmp_path / "c" / "test" / "0.tar", make_members(range(3)))
@@ -281,56 +285,56 @@ def test_unknown_classes_and_ambiguous_splits_are_rejected(tmp_path):
 
 
 def test_truncated_and_damaged_archives_are_rejected(tmp_path):
-    good = write_tar(tmp_path / "x.tar", make_members(range(9)))
-    content = good.read_bytes()
-    assert len(open_data(good).full_train_split) == 9
+    valid_archive = write_tar(tmp_path / "x.tar", make_members(range(9)))
+    content = valid_archive.read_bytes()
+    assert len(open_data(valid_archive).full_train_split) == 9
     for cut in (1, 700, 5 * 512 + 3, len(content) // 2 + 100):
-        good.write_bytes(content[:cut])
-        assert "truncated" in (told := get_open_error(good)) and "x.tar" in told
-    good.write_bytes(content[: 5 * 512] + bytes([content[5 * 512] ^ 1]) + content[5 * 512 + 1 :])
-    assert "x.tar: damaged at byte 2,560" in get_open_error(good)
-    good.write_bytes(b"")
-    assert "empty file" in get_open_error(good)
-    good.write_bytes(encode_sample_image(0) * 100)
-    assert "not a tar archive" in get_open_error(good)
-    with tarfile.open(good, "w:gz") as tar:
+        valid_archive.write_bytes(content[:cut])
+        assert "truncated" in (error_text := get_open_error(valid_archive)) and "x.tar" in error_text
+    valid_archive.write_bytes(content[: 5 * 512] + bytes([content[5 * 512] ^ 1]) + content[5 * 512 + 1 :])
+    assert "x.tar: damaged at byte 2,560" in get_open_error(valid_archive)
+    valid_archive.write_bytes(b"")
+    assert "empty file" in get_open_error(valid_archive)
+    valid_archive.write_bytes(encode_sample_image(0) * 100)
+    assert "not a tar archive" in get_open_error(valid_archive)
+    with tarfile.open(valid_archive, "w:gz") as tar:
         tar.addfile(tarfile.TarInfo("0.png"))
-    assert "a compressed archive" in (told := get_open_error(good)) and "gunzip" in told
-    shutil.copy(good, tmp_path / "y.tar.gz")
+    assert "a compressed archive" in (error_text := get_open_error(valid_archive)) and "gunzip" in error_text
+    shutil.copy(valid_archive, tmp_path / "y.tar.gz")
     assert "gunzip" in get_open_error(tmp_path / "y.tar.gz")
-    os.unlink(good)
-    os.mkfifo(good)
-    assert "not a regular file" in get_open_error(good)
+    os.unlink(valid_archive)
+    os.mkfifo(valid_archive)
+    assert "not a regular file" in get_open_error(valid_archive)
 
 
 def test_missing_end_markers_and_trailing_data_are_reported(tmp_path):
-    good = write_tar(tmp_path / "x.tar", make_members(range(9)))
-    content = good.read_bytes()
+    valid_archive = write_tar(tmp_path / "x.tar", make_members(range(9)))
+    content = valid_archive.read_bytes()
     end = len(content.rstrip(b"\0")) // 512 * 512 + 512
-    good.write_bytes(content[:end])
-    assert "1 archives have no end marker (check whether they were copied completely)" in open_data(good).notes
-    good.write_bytes(content[: end + 1024] + content)
-    assert any("have data after the end marker" in note for note in open_data(good).notes)
+    valid_archive.write_bytes(content[:end])
+    assert "1 archives have no end marker (check whether they were copied completely)" in open_data(valid_archive).notes
+    valid_archive.write_bytes(content[: end + 1024] + content)
+    assert any("have data after the end marker" in note for note in open_data(valid_archive).notes)
 
 
 def open_archive(path):
     return TarArchive(path, read_file_stamp(path), Counter())
 
 
-def make_special_member(name, kind, target=""):
+def make_special_member(name, member_type, target=""):
     info = tarfile.TarInfo(name)
-    info.type, info.linkname = kind, target
+    info.type, info.linkname = member_type, target
     return info
 
 
 class MaliciousPickle:
-    """Makes a folder when it is unpickled."""
+    """Creates a folder when it is unpickled."""
 
-    def __init__(self, place):
-        self.place = place
+    def __init__(self, path):
+        self.path = path
 
     def __reduce__(self):
-        return os.mkdir, (self.place,)
+        return os.mkdir, (self.path,)
 
 
 def test_archive_contents_are_never_executed_or_followed(tmp_path):
@@ -388,8 +392,8 @@ def test_a_replaced_archive_is_detected(tmp_path):
     write_tar(source, make_members(range(10, 20)))
     with pytest.raises(DataError, match="changed since"):
         data.full_train_split.raw(0)
-    again = open_data(source)
-    assert again.full_train_split.raw(0) == encode_sample_image(10)
+    reopened = open_data(source)
+    assert reopened.full_train_split.raw(0) == encode_sample_image(10)
 
 
 MEMBER_NAMES = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=300).filter(
@@ -407,20 +411,22 @@ MEMBER_TYPES = st.sampled_from(
 def test_members_match_the_tarfile_module(tmp_path_factory, members, form):
     path = tmp_path_factory.mktemp("tar") / "x.tar"
     with tarfile.open(path, "w", format=form, encoding="utf-8") as tar:
-        for name, kind, size in members:
-            info = make_special_member(name, kind, "x" * size if kind in (tarfile.SYMTYPE, tarfile.LNKTYPE) else "")
-            info.size = size if kind == tarfile.REGTYPE else 0
+        for name, member_type, size in members:
+            info = make_special_member(
+                name, member_type, "x" * size if member_type in (tarfile.SYMTYPE, tarfile.LNKTYPE) else ""
+            )
+            info.size = size if member_type == tarfile.REGTYPE else 0
             tar.addfile(info, io.BytesIO(bytes(size)))
     with tarfile.open(path, encoding="utf-8") as tar:
         expected = [(m.name, m.offset_data, m.size) for m in tar.getmembers() if m.isreg()]
-    known = read_file_stamp(path)
-    with TarArchive(path, known, Counter()) as archive:
-        found = [(os.fsdecode(m.name), m.start, m.size) for m in archive.members()]
-    assert found == [member for member in expected if not member[0].endswith("/")]
+    file_stamp = read_file_stamp(path)
+    with TarArchive(path, file_stamp, Counter()) as archive:
+        members_read = [(os.fsdecode(m.name), m.start, m.size) for m in archive.members()]
+    assert members_read == [member for member in expected if not member[0].endswith("/")]
 
 
 def test_large_sizes_and_sparse_files_are_understood(tmp_path):
-    """A number in 256s, as GNU writes more than 8 GiB; and a sparse member, which is passed over whole."""
+    """GNU's base-256 sizes (above 8 GiB) are parsed; a sparse member is skipped completely."""
     info = tarfile.TarInfo("big.png")
     info.size = 2**33
     header = info.tobuf(tarfile.GNU_FORMAT)
@@ -439,11 +445,11 @@ def test_large_sizes_and_sparse_files_are_understood(tmp_path):
 
 
 HOSTILE_HEADERS = {
-    "goes backwards": {"size": "-1024"},
-    "goes backwards far": {"size": str(-(2**62))},
-    "a size that is none": {"size": "many"},
-    "sparse of no map": {"GNU.sparse.map": "1,x", "GNU.sparse.size": "-4"},
-    "sparse of a short map": {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": "9"},
+    "negative size": {"size": "-1024"},
+    "very negative size": {"size": str(-(2**62))},
+    "invalid size": {"size": "many"},
+    "invalid sparse map": {"GNU.sparse.map": "1,x", "GNU.sparse.size": "-4"},
+    "short sparse map": {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": "9"},
 }
 
 
@@ -466,13 +472,13 @@ def test_false_extended_headers_stop_reading(tmp_path, records):
 
 @pytest.mark.timeout(20)
 def test_extended_headers_are_bounded(tmp_path):
-    """Neither a chain of a hundred thousand of them nor one of gigabytes is followed."""
+    """Neither a chain of 100,000 extended headers nor a header of gigabytes is followed."""
     path = tmp_path / "x.tar"
     path.write_bytes(make_special_member("x", tarfile.XHDTYPE).tobuf(tarfile.USTAR_FORMAT) * 100_000 + bytes(1024))
     with pytest.raises(DataError, match=r"x\.tar"), open_archive(path) as archive:
         list(archive.members())
-    for kind in (tarfile.GNUTYPE_LONGNAME, tarfile.XHDTYPE, tarfile.XGLTYPE):
-        info = make_special_member("x", kind)
+    for member_type in (tarfile.GNUTYPE_LONGNAME, tarfile.XHDTYPE, tarfile.XGLTYPE):
+        info = make_special_member("x", member_type)
         info.size = 2**21
         path.write_bytes(tarfile.TarInfo("0.png").tobuf() + info.tobuf(tarfile.GNU_FORMAT) + bytes(2**22))
         with pytest.raises(DataError, match=r"damaged at byte 512 .*2,097,152"), open_archive(path) as archive:
@@ -480,67 +486,68 @@ def test_extended_headers_are_bounded(tmp_path):
 
 
 def test_random_damage_only_raises_data_errors(tmp_path):
-    """400 mutations: nothing but DataError, and no sample that reaches beyond the archive."""
+    """400 mutations raise only DataError, and no sample extends beyond the archive."""
     content = write_tar(tmp_path / "o.tar", make_members(range(5)), tarfile.PAX_FORMAT).read_bytes()
-    long = write_tar(
+    long_names = write_tar(
         tmp_path / "l.tar", [(f"{'d' * 120}/{n}.png", encode_sample_image(n)) for n in range(4)], tarfile.PAX_FORMAT
     ).read_bytes()
-    draw, refused = random.Random(0), []
-    for turn in range(400):
-        damaged = bytearray(content if turn % 2 else long)
+    draw, rejected = random.Random(0), []
+    for trial in range(400):
+        damaged = bytearray(content if trial % 2 else long_names)
         for _ in range(draw.choice((1, 1, 3))):
             low = draw.randrange(len(damaged) // 512) * 512
             damaged[low + draw.randrange(512)] = draw.choice((0, 0x80, 0xFF, 0x30, 0x37, draw.randrange(256)))
             header = damaged[low : low + 512]
-            if draw.random() < 0.5 and header[257:262] == b"ustar":  # with a checksum that agrees
+            if draw.random() < 0.5 and header[257:262] == b"ustar":  # with a matching checksum
                 damaged[low + 148 : low + 156] = b"%06o\0 " % (sum(header) - sum(header[148:156]) + 256)
-        path = tmp_path / f"{turn}.tar"
+        path = tmp_path / f"{trial}.tar"
         path.write_bytes(damaged[: draw.choice((len(damaged), draw.randrange(len(damaged))))])
         try:
-            found = tarindex.open_archive_index([path])
-            assert (found.samples["start"] + found.samples["size"] <= path.stat().st_size).all()
+            index = tarindex.open_archive_index([path])
+            assert (index.samples["start"] + index.samples["size"] <= path.stat().st_size).all()
         except DataError as error:
-            refused.append(f"{turn}.tar" in str(error))
+            rejected.append(f"{trial}.tar" in str(error))
         path.unlink()
-    assert all(refused) and 50 < len(refused) < 400
+    assert all(rejected) and 50 < len(rejected) < 400
     open_archive_cached.cache_clear()
 
 
 def test_the_archive_index_is_cached_while_valid(tmp_path, tar_cache, monkeypatch):
     paths = [write_tar(tmp_path / f"{n}.tar", make_members(range(6 * n, 6 * n + 6))) for n in range(2)]
     first = tarindex.open_archive_index(paths)
-    (kept,) = tar_cache.iterdir()
-    looked = []
+    (cached_file,) = tar_cache.iterdir()
+    opened_paths = []
     members = TarArchive.members
-    monkeypatch.setattr(TarArchive, "members", lambda self: looked.append(self.path) or members(self))
+    monkeypatch.setattr(TarArchive, "members", lambda self: opened_paths.append(self.path) or members(self))
 
-    def same(found):
-        return np.array_equal(found.samples, first.samples) and np.array_equal(found.names, first.names)
+    def is_same_index(index):
+        return np.array_equal(index.samples, first.samples) and np.array_equal(index.names, first.names)
 
-    again = tarindex.open_archive_index(paths)
+    reopened = tarindex.open_archive_index(paths)
     assert (
-        not looked
-        and same(again)
-        and (again.label_words, again.folders, again.stamps) == (first.label_words, first.folders, first.stamps)
+        not opened_paths
+        and is_same_index(reopened)
+        and (reopened.label_words, reopened.folders, reopened.stamps)
+        == (first.label_words, first.folders, first.stamps)
     )
-    whole = kept.read_bytes()
+    index_bytes = cached_file.read_bytes()
     for damaged in (
         b"",
-        whole[:-30],
-        whole[: len(whole) // 2] + b"\1" * 40 + whole[len(whole) // 2 + 40 :],
+        index_bytes[:-30],
+        index_bytes[: len(index_bytes) // 2] + b"\1" * 40 + index_bytes[len(index_bytes) // 2 + 40 :],
         b"not a zip",
     ):
-        kept.write_bytes(damaged)
-        looked.clear()
-        assert same(tarindex.open_archive_index(paths)) and len(looked) == 2
-        assert kept.read_bytes() == whole
+        cached_file.write_bytes(damaged)
+        opened_paths.clear()
+        assert is_same_index(tarindex.open_archive_index(paths)) and len(opened_paths) == 2
+        assert cached_file.read_bytes() == index_bytes
     os.utime(paths[0], ns=(1, 1))
-    looked.clear()
+    opened_paths.clear()
     tarindex.open_archive_index(paths)
-    assert len(looked) == 2
+    assert len(opened_paths) == 2
     shutil.rmtree(tar_cache)
     tar_cache.write_text("in the way")
-    assert same(tarindex.open_archive_index(paths))
+    assert is_same_index(tarindex.open_archive_index(paths))
 
 
 def test_the_fingerprint_does_not_depend_on_path_or_mtime(tmp_path):

@@ -1,4 +1,4 @@
-"""Text files in every encoding: read as they are meant, or refused with the encoding named."""
+"""Text files in every Unicode encoding are read; other encodings are rejected by name."""
 
 import csv
 import json
@@ -27,30 +27,30 @@ ENCODED_NAMES = {"latin-1": "zèbre", "cp1252": "zèbre “b”"}
 
 @pytest.mark.parametrize("encoding", READABLE_ENCODINGS)
 def test_unicode_encodings_are_read(tmp_path, encoding):
-    place = tmp_path / "names.txt"
-    place.write_bytes("zèbre\r\nnut\rowl\n".encode(encoding))
-    assert read_lines(place) == ["zèbre", "nut", "owl"]
-    assert read_text(place) == "zèbre\r\nnut\rowl\n"
+    path = tmp_path / "names.txt"
+    path.write_bytes("zèbre\r\nnut\rowl\n".encode(encoding))
+    assert read_lines(path) == ["zèbre", "nut", "owl"]
+    assert read_text(path) == "zèbre\r\nnut\rowl\n"
 
 
 @pytest.mark.parametrize("encoding", REJECTED_ENCODINGS)
 def test_other_encodings_are_rejected_by_name(encoding):
     text = "cell\n" + ENCODED_NAMES.get(encoding, "zebre") + "\n"
-    with pytest.raises(DataError, match=REJECTED_ENCODINGS[encoding]) as refusal:
+    with pytest.raises(DataError, match=REJECTED_ENCODINGS[encoding]) as error:
         decode_text(text.encode(encoding), "names.txt")
-    assert "UTF-8" in refusal.value.hint
+    assert "UTF-8" in error.value.hint
     if encoding in ENCODED_NAMES:
-        assert "line 2" in refusal.value.message
+        assert "line 2" in error.value.message
 
 
-def test_damaged_and_binary_files_are_refused(tmp_path):
+def test_damaged_and_binary_files_are_rejected(tmp_path):
     with pytest.raises(DataError, match="not valid UTF-16"):
         decode_text(b"\xff\xfea\x00b", "names.txt")
     with pytest.raises(DataError, match="NUL bytes"):
         decode_text(b"cell\n\x00\x00\x00\x00abcdefghijk\n", "names.txt")
-    place = tmp_path / "empty.txt"
-    place.write_bytes(b"")
-    assert read_text(place) == "" and read_lines(place) == []
+    path = tmp_path / "empty.txt"
+    path.write_bytes(b"")
+    assert read_text(path) == "" and read_lines(path) == []
 
 
 def test_byte_order_marks_inside_the_text_are_removed():
@@ -58,16 +58,16 @@ def test_byte_order_marks_inside_the_text_are_removed():
 
 
 def rename_class(text):
-    """A class with a letter outside ASCII."""
+    """Rename a class to a name with a non-ASCII letter."""
     return re.sub(r"\bcat\b", "c\u00e4t", text)
 
 
-def rewrite_encoded(place, encoding, change=lambda text: text):
-    """Write a text file in another encoding."""
-    place.write_bytes(change(place.read_text("utf-8")).encode(encoding))
+def rewrite_encoded(path, encoding, change=lambda text: text):
+    """Rewrite a text file in another encoding."""
+    path.write_bytes(change(path.read_text("utf-8")).encode(encoding))
 
 
-#: format -> the files that are written in another encoding
+#: format -> the files to rewrite in another encoding
 TEXT_FILES = {
     "coco": ["annotations/instances_train2017.json", "annotations/instances_val2017.json"],
     "voc": [
@@ -86,18 +86,18 @@ TEXT_FILES = {
 @pytest.mark.parametrize("form", TEXT_FILES)
 def test_annotations_in_unicode_encodings(tmp_path, form, encoding):
     source = FORMAT_WRITERS[form](tmp_path)
-    plain = open_data(str(source))
+    original = open_data(str(source))
     for name in TEXT_FILES[form]:
         rewrite_encoded(tmp_path / name, encoding, rename_class)
-    read = open_data(str(source))
-    assert read.classes != plain.classes and set(read.classes) == {"c\u00e4t", "dog", "owl"}
-    for name, split in plain.splits.items():
+    data = open_data(str(source))
+    assert data.classes != original.classes and set(data.classes) == {"c\u00e4t", "dog", "owl"}
+    for name, split in original.splits.items():
         for sample in range(len(split)):
-            assert np.array_equal(split.target(sample).boxes, read.splits[name].target(sample).boxes)
+            assert np.array_equal(split.target(sample).boxes, data.splits[name].target(sample).boxes)
 
 
 @pytest.mark.parametrize("form", TEXT_FILES)
-def test_annotations_in_latin_1_are_refused(tmp_path, form):
+def test_annotations_in_latin_1_are_rejected(tmp_path, form):
     source = FORMAT_WRITERS[form](tmp_path)
     for name in TEXT_FILES[form]:
         rewrite_encoded(tmp_path / name, "latin-1", rename_class)
@@ -120,14 +120,14 @@ def test_mask_class_lists_are_read_in_every_encoding(tmp_path, encoding):
     assert open_data(str(tmp_path)).classes == ("ground", "z\u00e8bre  b", "disc")
 
 
-def test_class_lists_in_latin_1_are_refused(tmp_path):
+def test_class_lists_in_latin_1_are_rejected(tmp_path):
     write_maps(tmp_path, names="")
     (tmp_path / "classes.txt").write_bytes("ground\nz\u00e8bre\ndisc\n".encode("latin-1"))
     with pytest.raises(DataError, match=r"classes.txt, line 2.*Latin-1"):
         open_data(str(tmp_path))
 
 
-def test_tables_and_lists(tmp_path):
+def test_table_encodings_are_read_or_rejected(tmp_path):
     for name in "ab":
         Image.fromarray(np.zeros((4, 4, 3), np.uint8)).save(tmp_path / f"{name}.png")
     (tmp_path / "t.csv").write_bytes("path,label\na.png,é\nb.png,o\n".encode("utf-16"))
@@ -144,21 +144,21 @@ def test_tables_and_lists(tmp_path):
 @pytest.mark.parametrize("key", ["image_id", "category_id"])
 def test_non_integer_coco_ids_are_rejected(tmp_path, key, value):
     source = FORMAT_WRITERS["coco"](tmp_path)
-    place = tmp_path / "annotations" / "instances_train2017.json"
-    document = json.loads(place.read_text())
+    path = tmp_path / "annotations" / "instances_train2017.json"
+    document = json.loads(path.read_text())
     document["annotations"][0][key] = value
     if value == "absent":
         del document["annotations"][0][key]
-    place.write_text(json.dumps(document))
+    path.write_text(json.dumps(document))
     with pytest.raises(DataError, match=key):
         open_data(str(source))
 
 
 def test_integral_float_coco_ids_are_accepted(tmp_path):
     source = FORMAT_WRITERS["coco"](tmp_path)
-    for place in (tmp_path / "annotations").iterdir():
-        document = json.loads(place.read_text())
+    for path in (tmp_path / "annotations").iterdir():
+        document = json.loads(path.read_text())
         for entry in (*document["annotations"], *document["images"], *document["categories"]):
             entry |= {key: float(entry[key]) for key in ("id", "image_id", "category_id") if key in entry}
-        place.write_text(json.dumps(document))
+        path.write_text(json.dumps(document))
     assert len(open_data(str(source)).split("train")) == 3

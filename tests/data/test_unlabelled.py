@@ -1,4 +1,4 @@
-"""Images without labels as data: flat folders, folders of one class, and what needs labels."""
+"""Unlabelled image data: flat folders, folders with one class, and commands that need labels."""
 
 import os
 
@@ -25,7 +25,7 @@ def write_images(home, count, first=0):
     return home
 
 
-def sample_names(split):
+def list_sample_names(split):
     return [os.path.basename(split.name(sample)) for sample in range(len(split))]
 
 
@@ -36,9 +36,9 @@ def test_flat_and_single_class_folders_are_unlabelled(tmp_path, inner):
     assert data.classes == () and not data.labelled and not data.multilabel and data.unsplit
     assert [len(data.splits[name]) for name in ("train", "val")] == [36, 4] and len(data.full_train_split) == 40
     assert data.splits["train"].labels.shape == (36, 0) and data.splits["train"].labels.dtype == np.float32
-    assert not set(sample_names(data.splits["train"])) & set(sample_names(data.splits["val"]))
-    assert sample_names(data.splits["val"]) == sample_names(open_data(tmp_path).splits["val"])
-    assert sample_names(data.splits["val"]) != sample_names(open_data(tmp_path, 1).splits["val"])
+    assert not set(list_sample_names(data.splits["train"])) & set(list_sample_names(data.splits["val"]))
+    assert list_sample_names(data.splits["val"]) == list_sample_names(open_data(tmp_path).splits["val"])
+    assert list_sample_names(data.splits["val"]) != list_sample_names(open_data(tmp_path, 1).splits["val"])
     assert any("one class, ant" in note for note in data.notes) == bool(inner)
     with pytest.raises(DataError, match=r"one class only \(ant\)" if inner else "flat folder: 40 images"):
         require_labels(data)
@@ -72,7 +72,7 @@ def test_any_share_is_held_out_and_one_training_image_remains(tmp_path, share, v
 
 def test_groups_are_kept_together(tmp_path):
     data = open_data(write_images(tmp_path, 40), group_by=r"(p\d)-")
-    groups = [{name[:2] for name in sample_names(split)} for split in data.splits.values()]
+    groups = [{name[:2] for name in list_sample_names(split)} for split in data.splits.values()]
     assert len(groups) == 2 and not groups[0] & groups[1] and len(groups[0] | groups[1]) == 4
     assert data.groups is not None and len(data.groups) == 40
 
@@ -81,9 +81,11 @@ def test_the_fingerprint_covers_images_and_exclusions(tmp_path):
     data = open_data(write_images(tmp_path, 12))
     assert data.fingerprint() == open_data(tmp_path).fingerprint() != open_data(tmp_path, 1).fingerprint()
     left = data.split("train").name(0)
-    less = exclude_images(data, frozenset([left]), "list.csv", NullListener())
-    assert len(less.split("train")) == len(data.split("train")) - 1 and left not in sample_names(less.split("train"))
-    assert less.fingerprint() == data.fingerprint() and not less.labelled
+    reduced = exclude_images(data, frozenset([left]), "list.csv", NullListener())
+    assert len(reduced.split("train")) == len(data.split("train")) - 1 and left not in list_sample_names(
+        reduced.split("train")
+    )
+    assert reduced.fingerprint() == data.fingerprint() and not reduced.labelled
     write_images(tmp_path, 1, 12)
     assert open_data(tmp_path).fingerprint() != data.fingerprint()
 
@@ -91,11 +93,13 @@ def test_the_fingerprint_covers_images_and_exclusions(tmp_path):
 def test_flat_folder_images_are_opened_in_order(tmp_path):
     opened = open_images(write_images(tmp_path / "flat", 12))
     assert isinstance(opened, FileSplit) and len(opened) == 12 and opened.labels.shape == (12, 0)
-    assert sample_names(opened) == sorted(sample_names(opened), key=lambda name: (int(name[1]), int(name[3:-4])))
+    assert list_sample_names(opened) == sorted(
+        list_sample_names(opened), key=lambda name: (int(name[1]), int(name[3:-4]))
+    )
 
 
 @pytest.mark.parametrize("inner, message", [("", "flat folder: 8 images"), ("ant", "one class only")])
-def test_learning_classes_is_refused(tmp_path, inner, message):
+def test_classification_without_labels_is_rejected(tmp_path, inner, message):
     write_images(tmp_path / inner, 8)
     with pytest.raises(DataError, match=message) as error:
         prepare_data(str(tmp_path), None, TrainOptions(str(tmp_path)), NullListener())

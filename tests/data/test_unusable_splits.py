@@ -1,4 +1,4 @@
-"""Held-out splits without images or without labels: left out with a note, in every layout."""
+"""Held-out splits without images or without labels are ignored with a note, in every layout."""
 
 from __future__ import annotations
 
@@ -51,17 +51,25 @@ def write_synset_folders(root: Path) -> str:
 
 
 def write_unlabelled_signals(root: Path) -> str:
-    for place in (*(f"train/{name}/{n}.npz" for name in ("ant", "bee") for n in range(3)), "test/0.npz", "test/1.npz"):
-        (root / place).parent.mkdir(parents=True, exist_ok=True)
-        np.savez(root / place, np.arange(16, dtype=np.float32))
+    for file_name in (
+        *(f"train/{name}/{n}.npz" for name in ("ant", "bee") for n in range(3)),
+        "test/0.npz",
+        "test/1.npz",
+    ):
+        (root / file_name).parent.mkdir(parents=True, exist_ok=True)
+        np.savez(root / file_name, np.arange(16, dtype=np.float32))
     return NO_LABELS
 
 
 def write_unlabelled_animations(root: Path) -> str:
     frames = [Image.new("L", (8, 8), value) for value in (0, 255)]
-    for place in (*(f"train/{name}/{n}.gif" for name in ("ant", "bee") for n in range(3)), "test/0.gif", "test/1.gif"):
-        (root / place).parent.mkdir(parents=True, exist_ok=True)
-        frames[0].save(root / place, save_all=True, append_images=frames[1:])
+    for file_name in (
+        *(f"train/{name}/{n}.gif" for name in ("ant", "bee") for n in range(3)),
+        "test/0.gif",
+        "test/1.gif",
+    ):
+        (root / file_name).parent.mkdir(parents=True, exist_ok=True)
+        frames[0].save(root / file_name, save_all=True, append_images=frames[1:])
     return NO_LABELS
 
 
@@ -90,9 +98,9 @@ def write_empty_list(root: Path) -> str:
 def write_unlabelled_archives(root: Path, count: int = 2) -> str:
     image = write_image(root / "image.png").read_bytes()
     (root / "image.png").unlink()
-    for split, many in (("train", 6), ("test", count)):
+    for split, num_images in (("train", 6), ("test", count)):
         with tarfile.open(root / f"{split}-0.tar", "w") as archive:
-            for number in range(many):
+            for number in range(num_images):
                 label = [(f"{split}{number}.cls", b"%d" % (number % 2))] if split == "train" else []
                 for name, content in ((f"{split}{number}.png", image), *label):
                     member = tarfile.TarInfo(name)
@@ -105,7 +113,7 @@ def write_empty_archive(root: Path) -> str:
     return write_unlabelled_archives(root, 0)
 
 
-def parquet_files(root: Path, count: int = 2) -> str:
+def write_unlabelled_parquet(root: Path, count: int = 2) -> str:
     arrow = pytest.importorskip("pyarrow")
     import pyarrow.parquet as parquet
 
@@ -119,14 +127,14 @@ def parquet_files(root: Path, count: int = 2) -> str:
 
 
 def write_empty_parquet(root: Path) -> str:
-    return parquet_files(root, 0)
+    return write_unlabelled_parquet(root, 0)
 
 
 def write_unlabelled_coco(root: Path, count: int = 2) -> str:
-    for split, many in (("train", 4), ("test", count)):
+    for split, num_images in (("train", 4), ("test", count)):
         (root / split).mkdir(parents=True)
-        images = [{"id": number, "file_name": f"{number}.png"} for number in range(many)]
-        boxes = [{"id": n, "image_id": n, "category_id": 1, "bbox": [1, 1, 4, 4]} for n in range(many)]
+        images = [{"id": number, "file_name": f"{number}.png"} for number in range(num_images)]
+        boxes = [{"id": n, "image_id": n, "category_id": 1, "bbox": [1, 1, 4, 4]} for n in range(num_images)]
         for row in images:
             write_image(root / split / row["file_name"])
         document = {"images": images, "annotations": boxes if split == "train" else []}
@@ -140,10 +148,10 @@ def write_empty_coco(root: Path) -> str:
 
 
 def write_unlabelled_panoptic(root: Path) -> str:
-    for split, many in (("train", 4), ("test", 2)):
+    for split, num_images in (("train", 4), ("test", 2)):
         home = root / "annotations" / f"panoptic_{split}"
         home.mkdir(parents=True)
-        images = [{"id": number, "file_name": f"{number}.png"} for number in range(many)]
+        images = [{"id": number, "file_name": f"{number}.png"} for number in range(num_images)]
         rows = []
         for row in images:
             write_image(root / split / row["file_name"])
@@ -157,10 +165,10 @@ def write_unlabelled_panoptic(root: Path) -> str:
 
 
 def write_unlabelled_yolo(root: Path, count: int = 2) -> str:
-    for split, many in (("train", 4), ("test", count)):
-        for kind in ("images", "labels"):
-            (root / kind / split).mkdir(parents=True)
-        for number in range(many):
+    for split, num_images in (("train", 4), ("test", count)):
+        for folder in ("images", "labels"):
+            (root / folder / split).mkdir(parents=True)
+        for number in range(num_images):
             write_image(root / "images" / split / f"{number}.png")
             if split == "train":
                 (root / "labels" / split / f"{number}.txt").write_text("0 0.5 0.5 0.2 0.2\n")
@@ -191,15 +199,15 @@ def write_empty_voc(root: Path) -> str:
 
 def write_unlabelled_labelme(root: Path) -> str:
     shape = {"label": "ant", "shape_type": "rectangle", "points": [[1, 1], [5, 5]]}
-    for split, many in (("train", 4), ("test", 2)):
-        for number in range(many):
+    for split, num_images in (("train", 4), ("test", 2)):
+        for number in range(num_images):
             write_image(root / split / f"{number}.png")
             if split == "train":
                 (root / split / f"{number}.json").write_text(json.dumps({"shapes": [shape]}))
     return NO_LABELS
 
 
-def box_table(root: Path) -> str:
+def write_unlabelled_box_table(root: Path) -> str:
     rows = [(f"{number}.png", "ant", "train", 1, 1, 4, 4) for number in range(4)]
     rows += [(f"{number}.png", "", "test", "", "", "", "") for number in (4, 5)]
     for path, *_ in rows:
@@ -210,9 +218,9 @@ def box_table(root: Path) -> str:
 
 
 def write_unlabelled_masks(root: Path, inside: bool = True) -> str:
-    for split, many in (("train", 4), ("test", 2)):
-        for number in range(many):
-            images, maps = (f"{split}/{kind}" if inside else f"{kind}/{split}" for kind in ("images", "masks"))
+    for split, num_images in (("train", 4), ("test", 2)):
+        for number in range(num_images):
+            images, maps = (f"{split}/{folder}" if inside else f"{folder}/{split}" for folder in ("images", "masks"))
             write_image(root / images / f"{number}.png")
             if split == "train":
                 (root / maps).mkdir(parents=True, exist_ok=True)
@@ -225,11 +233,11 @@ def write_unlabelled_masks_outside(root: Path) -> str:
 
 
 def write_unlabelled_volumes(root: Path) -> str:
-    for split, many in (("train", 4), ("test", 2)):
-        for kind in ("images", "masks") if split == "train" else ("images",):
-            (root / split / kind).mkdir(parents=True)
-            for number in range(many):
-                np.savez(root / split / kind / f"{number}.npz", np.eye(4, dtype=np.uint8)[None].repeat(4, 0))
+    for split, num_images in (("train", 4), ("test", 2)):
+        for folder in ("images", "masks") if split == "train" else ("images",):
+            (root / split / folder).mkdir(parents=True)
+            for number in range(num_images):
+                np.savez(root / split / folder / f"{number}.npz", np.eye(4, dtype=np.uint8)[None].repeat(4, 0))
     return NO_LABELS
 
 
@@ -244,7 +252,7 @@ CLASS_WRITERS = (
     write_unlabelled_lists,
     write_empty_list,
 )
-STORE_WRITERS = (write_unlabelled_archives, write_empty_archive, parquet_files, write_empty_parquet)
+STORE_WRITERS = (write_unlabelled_archives, write_empty_archive, write_unlabelled_parquet, write_empty_parquet)
 OBJECT_WRITERS = (
     write_unlabelled_coco,
     write_empty_coco,
@@ -254,7 +262,7 @@ OBJECT_WRITERS = (
     write_unlabelled_voc,
     write_empty_voc,
     write_unlabelled_labelme,
-    box_table,
+    write_unlabelled_box_table,
 )
 MASK_WRITERS = (write_unlabelled_masks, write_unlabelled_masks_outside, write_unlabelled_volumes)
 
@@ -277,30 +285,36 @@ def test_train_and_check_accept_the_other_splits(tmp_path, write):
     note = write(tmp_path)
     source = tmp_path / "data.csv" if (tmp_path / "data.csv").exists() else tmp_path
     require_learnable(open_data(source), "classes" if write in MASK_WRITERS else "objects")
-    facts, subject = check_dataset(source, workers=0)
-    assert note in facts["notes"] and facts["target_error"] is facts["layout_error"] is None
-    assert list(subject.splits) == ["train"] and facts["passed"], facts["findings"]
+    document, subject = check_dataset(source, workers=0)
+    assert note in document["notes"] and document["target_error"] is document["layout_error"] is None
+    assert list(subject.splits) == ["train"] and document["passed"], document["findings"]
 
 
 def swap_splits(root: Path) -> Path:
-    """Exchange the names `train` and `test` of files and folders, and in a table."""
-    for place in sorted(root.rglob("*train*"), reverse=True):
-        other = place.with_name(place.name.replace("train", "test"))
-        held = place.rename(place.with_name("held"))
-        if other.exists():
-            other.rename(place)
-        held.rename(other)
+    """Swap the names `train` and `test` of files and folders, and in a table."""
+    for path in sorted(root.rglob("*train*"), reverse=True):
+        test_path = path.with_name(path.name.replace("train", "test"))
+        temporary = path.rename(path.with_name("held"))
+        if test_path.exists():
+            test_path.rename(path)
+        temporary.rename(test_path)
     table = root / "data.csv"
     if not table.exists():
         return root
-    words = table.read_text().replace("train", "held").replace("test", "train").replace("held", "test")
-    table.write_text(words)
+    table_text = table.read_text().replace("train", "held").replace("test", "train").replace("held", "test")
+    table.write_text(table_text)
     return table
 
 
 @pytest.mark.parametrize(
     "write",
-    [write_unlabelled_coco, write_unlabelled_yolo, write_unlabelled_voc, write_unlabelled_labelme, box_table],
+    [
+        write_unlabelled_coco,
+        write_unlabelled_yolo,
+        write_unlabelled_voc,
+        write_unlabelled_labelme,
+        write_unlabelled_box_table,
+    ],
     ids=lambda write: write.__name__,
 )
 def test_train_and_check_refuse_training_images_without_objects(tmp_path, write):
@@ -309,10 +323,10 @@ def test_train_and_check_refuse_training_images_without_objects(tmp_path, write)
     if write is write_unlabelled_voc:
         for name in "45":
             (tmp_path / "Annotations" / f"{name}.xml").write_text("<annotation></annotation>")
-    with pytest.raises(DataError, match="none of 2 training images has an annotated object") as refused:
+    with pytest.raises(DataError, match="none of 2 training images has an annotated object") as rejected:
         require_learnable(open_data(source), "objects")
-    facts, _ = check_dataset(source, workers=0)
-    assert facts["target_error"]["message"] == refused.value.message and not facts["passed"]
+    document, _ = check_dataset(source, workers=0)
+    assert document["target_error"]["message"] == rejected.value.message and not document["passed"]
 
 
 def write_void_masks(root: Path) -> None:
@@ -324,10 +338,10 @@ def write_void_masks(root: Path) -> None:
 
 def write_empty_segments(root: Path) -> None:
     write_unlabelled_panoptic(root)
-    place = root / "annotations" / "panoptic_test.json"
-    document = json.loads(place.read_text())
+    path = root / "annotations" / "panoptic_test.json"
+    document = json.loads(path.read_text())
     rows = [{"image_id": n, "file_name": f"{n}.png", "segments_info": []} for n in range(2)]
-    place.write_text(json.dumps(document | {"annotations": rows}))
+    path.write_text(json.dumps(document | {"annotations": rows}))
 
 
 @pytest.mark.parametrize("write", [write_void_masks, write_empty_segments])
@@ -371,20 +385,20 @@ def test_unlabelled_splits_are_kept_when_train_is_unlabelled():
         drop_unusable_splits(splits | {"train": ArraySplit(images[:0], create_empty_labels(0))}, notes)
 
 
-@pytest.mark.parametrize("kind", ["flat", "unreadable"])
-def test_training_ends_with_a_report(tmp_path, monkeypatch, kind):
+@pytest.mark.parametrize("test_fault", ["flat", "unreadable"])
+def test_training_ends_with_a_report(tmp_path, monkeypatch, test_fault):
     from vitreous.cli.main import main
 
     monkeypatch.chdir(tmp_path)
     write_flat_test_folder(Path("data"))
-    if kind == "unreadable":
+    if test_fault == "unreadable":
         for name in ("ant", "bee"):
             Path("data/test", name).mkdir()
             Path("data/test", name, "0.png").write_text("no image")
-    words = "train data --out run --model ViT-32x2/4 --image-size 16 --steps 2 --batch-size 4 --workers 0"
-    with pytest.raises(SystemExit) as ended:
-        main([*words.split(), "--bad-images", "skip"])
-    assert ended.value.code == 0
+    arguments = "train data --out run --model ViT-32x2/4 --image-size 16 --steps 2 --batch-size 4 --workers 0"
+    with pytest.raises(SystemExit) as exit_info:
+        main([*arguments.split(), "--bad-images", "skip"])
+    assert exit_info.value.code == 0
     assert json.loads(Path("run/summary.json").read_text())["test"] is None
 
 
@@ -395,10 +409,10 @@ def test_a_run_with_an_unreadable_test_image_writes_its_summary(tmp_path, monkey
     for split in ("train", "test"):
         write_classes(Path("data", split))
     Path("data/test/ant/0.png").write_text("no image")
-    words = "train data --out run --model ViT-32x2/4 --image-size 16 --steps 2 --batch-size 4 --workers 0"
-    assert run_command(words.split()) == 0
+    arguments = "train data --out run --model ViT-32x2/4 --image-size 16 --steps 2 --batch-size 4 --workers 0"
+    assert run_command(arguments.split()) == 0
     assert json.loads(Path("run/summary.json").read_text())["test"] is None and Path("run/report.html").is_file()
     captured = capsys.readouterr()
     note = captured.err[captured.err.index("note: the test split is not evaluated: ") :]
     assert "data/test/ant/0.png: not an image" in note
-    assert "; `vitreous evaluate run --bad-images skip` evaluates the rest\n" in note
+    assert "; to skip such images: vitreous evaluate run --bad-images skip\n" in note

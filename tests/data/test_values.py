@@ -1,4 +1,4 @@
-"""Values as labels: columns of tables and Parquet files, numbers in the place of classes, and how they are split."""
+"""Regression targets: numeric columns of tables and Parquet files, numeric class folders, and their splits."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from vitreous.errors import DataError
 
 
 def write_value_table(home, text, count=12):
-    """A table, and black images that it may name."""
+    """Write a table, and black images for its rows."""
     for row in range(count):
         Image.new("L", (4, 4)).save(home / f"{row}.png")
-    place = home / "values.csv"
-    place.write_text(text)
-    return place
+    path = home / "values.csv"
+    path.write_text(text)
+    return path
 
 
 def format_table(*columns, count=12):
-    """The text of a table: a header, and in row r the value of each of the columns' functions."""
+    """Return CSV text with a header; each column is a function of the row number."""
     names = ["path", *(name for name, _ in columns)]
     rows = [[f"{r}.png", *(str(value(r)) for _, value in columns)] for r in range(count)]
     return "\n".join(",".join(row) for row in [names, *rows]) + "\n"
 
 
 def test_numeric_columns_are_targets(tmp_path):
-    place = write_value_table(
+    path = write_value_table(
         tmp_path,
         format_table(
             ("age", lambda r: r + 0.5),
@@ -42,22 +42,22 @@ def test_numeric_columns_are_targets(tmp_path):
             ("split", lambda r: "val" if r > 8 else "train"),
         ),
     )
-    data = open_data(place)
+    data = open_data(path)
     train, val = data.splits["train"].labels, data.splits["val"].labels
     assert data.targets == ("age", "height") and data.classes == () and data.labelled and not data.multilabel
     assert train.dtype == np.float64 and train[:, 0].tolist() == [r + 0.5 for r in range(9)] and val.shape == (3, 2)
     assert np.isnan(train[::3, 1]).all() and train[1, 1] == 1
     require_values(data)
-    assert open_data(place, targets=("height",)).splits["train"].labels.shape == (9, 1)
-    assert data.fingerprint() != open_data(place, targets=("age",)).fingerprint()
+    assert open_data(path, targets=("height",)).splits["train"].labels.shape == (9, 1)
+    assert data.fingerprint() != open_data(path, targets=("age",)).fingerprint()
 
 
 def test_named_target_columns_replace_labels(tmp_path):
-    place = write_value_table(
+    path = write_value_table(
         tmp_path, format_table(("label", lambda r: "ab"[r % 2]), ("age", lambda r: r), ("site", lambda r: "x"))
     )
-    assert open_data(place).classes == ("a", "b")
-    data = open_data(place, targets=("age",))
+    assert open_data(path).classes == ("a", "b")
+    data = open_data(path, targets=("age",))
     assert data.targets == ("age",) and data.splits["train"].labels.shape == (11, 1)
     assert data.notes == [
         "ignored columns: label, site",
@@ -66,22 +66,22 @@ def test_named_target_columns_replace_labels(tmp_path):
 
 
 def test_groups_stay_together(tmp_path):
-    place = write_value_table(tmp_path, format_table(("age", lambda r: r), ("group", lambda r: f"g{r // 3}")))
-    data = open_data(place)
+    path = write_value_table(tmp_path, format_table(("age", lambda r: r), ("group", lambda r: f"g{r // 3}")))
+    data = open_data(path)
     assert {int(v) // 3 for v in data.splits["val"].labels[:, 0]}.isdisjoint(
         int(v) // 3 for v in data.splits["train"].labels[:, 0]
     )
 
 
 @pytest.mark.parametrize(("columns", "targets", "message", "hint"), [
-    ([("age", lambda r: "old" if r == 4 else r)], (), "values.csv, line 1: unknown column age", "expected a header"),
+    ([("age", lambda r: "old" if r == 4 else r)], (), "values.csv, line 1: unknown column age", "use a header"),
     ([("age", lambda r: "old" if r == 4 else r)], ("age",), "line 6: age is old, which is not a number", "leave the cell"),
     ([("age", lambda r: '"1,5"')], ("age",), "line 2: age is 1,5, which is not a number", "write decimals with a point"),
     ([("age", lambda r: "inf")], ("age",), "line 2: age is inf", "leave the cell"),
     ([("age", lambda r: r)], ("agee",), "has no column agee", "did you mean age?"),
     ([("age", lambda r: r), ("split", lambda r: "train")], ("split",), "the column split cannot be a target", "choose columns with values"),
     ([("labels", lambda r: r)], (), "unknown column labels", "did you mean label?"),
-    ([("age", lambda r: "")], (), "unknown column age", "expected a header"),
+    ([("age", lambda r: "")], (), "unknown column age", "use a header"),
     ([("age", lambda r: r), ("city", lambda r: "x")], (), "unknown column city", "for regression, choose columns in train, "),
 ])  # fmt: skip
 def test_non_numeric_targets_are_rejected(tmp_path, columns, targets, message, hint):
@@ -90,11 +90,11 @@ def test_non_numeric_targets_are_rejected(tmp_path, columns, targets, message, h
     assert message in error.value.message and error.value.hint.startswith(hint)
 
 
-def test_an_image_with_two_values_is_refused(tmp_path):
+def test_an_image_with_two_values_is_rejected(tmp_path):
     with pytest.raises(DataError, match="1 rows contradict the values of an earlier row"):
         open_data(write_value_table(tmp_path, format_table(("age", lambda r: r)) + "3.png,4\n"))
-    same = open_data(write_value_table(tmp_path, format_table(("age", lambda r: r)) + "3.png,3\n"))
-    assert "1 rows are duplicates and are ignored" in same.notes
+    deduplicated = open_data(write_value_table(tmp_path, format_table(("age", lambda r: r)) + "3.png,3\n"))
+    assert "1 rows are duplicates and are ignored" in deduplicated.notes
 
 
 @pytest.mark.parametrize(("value", "message"), [
@@ -116,19 +116,19 @@ def test_a_split_without_values_is_ignored(tmp_path):
     assert "3 of 12 images have no value" in data.notes
 
 
-def write_parquet(place, **columns):
-    """A Parquet file of small images with columns."""
+def write_parquet(path, **columns):
+    """Write a Parquet file of small images with extra columns."""
     content = io.BytesIO()
     Image.new("L", (4, 4)).save(content, "PNG")
     count = len(next(iter(columns.values())))
-    pyarrow.parquet.write_table(pa.table({"image": [content.getvalue()] * count, **columns}), place)
-    return place
+    pyarrow.parquet.write_table(pa.table({"image": [content.getvalue()] * count, **columns}), path)
+    return path
 
 
 def test_parquet_columns_are_targets(tmp_path):
     age, height = [float(r) for r in range(12)], [None if r == 2 else r for r in range(12)]
-    place = write_parquet(tmp_path / "a.parquet", age=age, height=height, name=["x"] * 12)
-    data = open_data(place, targets=("age", "height"))
+    path = write_parquet(tmp_path / "a.parquet", age=age, height=height, name=["x"] * 12)
+    data = open_data(path, targets=("age", "height"))
     assert (
         data.targets == ("age", "height")
         and data.full_train_split.labels[2, 0] == 2
@@ -136,7 +136,7 @@ def test_parquet_columns_are_targets(tmp_path):
     )
     for name, message in (("name", "has type string, not numbers"), ("agee", "has no column agee")):
         with pytest.raises((DataError, Exception), match=message):
-            open_data(place, targets=("age", name))
+            open_data(path, targets=("age", name))
     fractions = open_data(write_parquet(tmp_path / "b.parquet", label=[r / 2 for r in range(12)]))
     assert fractions.targets == ("label",) and fractions.full_train_split.labels[:, 0].tolist() == [
         r / 2 for r in range(12)
@@ -148,8 +148,8 @@ def test_numeric_class_folders_are_targets(tmp_path):
     classes = open_data(tmp_path / "ages")
     data = open_data(tmp_path / "ages", targets=("age",))
     assert are_measurements(classes) and data.targets == ("age",) and data.classes == ()
-    drawn = np.concatenate([split.labels for split in data.splits.values()])
-    assert sorted(drawn[:, 0].tolist()) == sorted([0.5, 3, 12] * 6)
+    values = np.concatenate([split.labels for split in data.splits.values()])
+    assert sorted(values[:, 0].tolist()) == sorted([0.5, 3, 12] * 6)
     with pytest.raises(DataError, match="has no columns age, size"):
         open_data(tmp_path / "ages", targets=("age", "size"))
     make_folder(tmp_path / "names", {"": 6})
@@ -159,6 +159,8 @@ def test_numeric_class_folders_are_targets(tmp_path):
 
 def test_regression_data_are_held_out_as_one_class():
     labels = np.random.default_rng(0).normal(size=(50, 2))
-    parts = draw_stratified_splits(labels, 3, {"val": 0.2})
-    same = draw_stratified_splits(np.zeros(50, np.int64), 3, {"val": 0.2})
-    assert len(parts["val"]) == 10 and all(np.array_equal(parts[name], same[name]) for name in parts)
+    split_rows = draw_stratified_splits(labels, 3, {"val": 0.2})
+    expected_rows = draw_stratified_splits(np.zeros(50, np.int64), 3, {"val": 0.2})
+    assert len(split_rows["val"]) == 10 and all(
+        np.array_equal(split_rows[name], expected_rows[name]) for name in split_rows
+    )

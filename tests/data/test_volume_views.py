@@ -1,4 +1,4 @@
-"""Views of volumes: voxels and classes move together, and chance is a function of the key."""
+"""Views of volumes: voxels and classes move together, and randomness depends only on the key."""
 
 import math
 from dataclasses import replace
@@ -25,13 +25,15 @@ VOLUME_SIZE = (12, 16, 14)
 
 
 def make_preprocess(image):
-    """How volumes become input at this size."""
+    """Return the preprocessing of volumes for this input size."""
     return VolumePreprocess(image, 1, (0.0,), (1.0,))
 
 
 def make_ramp_view(scenes, image=VOLUME_SIZE, key=5):
-    """A view of a volume of SIDES that grows by 5, 3 and 2 along its axes, each number its own class."""
-    ramp = sum(step * place for step, place in zip((5, 3, 2), np.ogrid[tuple(map(slice, VOLUME_SIZE))], strict=True))
+    """Return a view of a volume that rises by 5, 3 and 2 along its axes; each value is a class."""
+    ramp = sum(
+        step * coordinate for step, coordinate in zip((5, 3, 2), np.ogrid[tuple(map(slice, VOLUME_SIZE))], strict=True)
+    )
     target = create_empty_target(VOLUME_SIZE, ramp.astype(np.int32))
     return scenes.augment_scene(ramp[None].astype(np.float32), target, make_preprocess(image), key), ramp
 
@@ -46,43 +48,46 @@ def test_an_identity_view_is_the_volume():
     {"flip": (1.0, 0.0, 0.0)}, {"flip": (0.0, 1.0, 1.0)}, {"scale": (0.6, 1.7)}, {"rotate": 40.0},
 ])  # fmt: skip
 def test_voxels_and_classes_move_together(change):
-    scenes, others = replace(IDENTITY_VIEWS, **change), 0
+    scenes, num_valid = replace(IDENTITY_VIEWS, **change), 0
     for key in range(8):
         view, ramp = make_ramp_view(scenes, key=key)
-        known = view["classes"] != IGNORE_INDEX
-        assert known.float().mean() > 0.1
-        apart = (view["images"][0] - view["classes"])[known]  # a nearest voxel is half a voxel away along each axis
-        assert apart.abs().max() <= 5.5 and apart.mean().abs() <= 1.5
-        others += not np.array_equal(view["classes"].numpy(), ramp)
-    assert others == 8
+        is_valid = view["classes"] != IGNORE_INDEX
+        assert is_valid.float().mean() > 0.1
+        # a nearest-neighbour position is off by up to half a voxel along each axis
+        difference = (view["images"][0] - view["classes"])[is_valid]
+        assert difference.abs().max() <= 5.5 and difference.mean().abs() <= 1.5
+        num_valid += not np.array_equal(view["classes"].numpy(), ramp)
+    assert num_valid == 8
 
 
 def test_volume_padding_is_reflected_and_ignored():
     view, ramp = make_ramp_view(IDENTITY_VIEWS, image=(20, 16, 14))
-    known = (view["classes"] != IGNORE_INDEX).all((1, 2))
-    first = int(known.nonzero()[0])
-    assert known.sum() in (11, 12) and known[first : first + int(known.sum())].all()
-    inside = view["images"][0][known]
+    is_valid = (view["classes"] != IGNORE_INDEX).all((1, 2))
+    first = int(is_valid.nonzero()[0])
+    assert is_valid.sum() in (11, 12) and is_valid[first : first + int(is_valid.sum())].all()
+    inside = view["images"][0][is_valid]
     assert inside.min() >= ramp.min() - 0.01 and view["images"].max() <= ramp.max() + 0.01
-    outside = view["images"][0][~known]
-    assert outside.min() >= ramp.min() - 0.01 and (view["classes"][~known] == IGNORE_INDEX).all() and outside.std() > 1
+    outside = view["images"][0][~is_valid]
+    assert (
+        outside.min() >= ramp.min() - 0.01 and (view["classes"][~is_valid] == IGNORE_INDEX).all() and outside.std() > 1
+    )
 
 
 def test_sampling_positions_match_a_loop_over_voxels():
     scenes, draws = replace(IDENTITY_VIEWS, scale=(0.5, 2.0), rotate=30.0), np.random.default_rng(0).random(19)
-    places = scenes.compute_sample_positions(VOLUME_SIZE, (4, 6, 5), draws)
+    positions = scenes.compute_sample_positions(VOLUME_SIZE, (4, 6, 5), draws)
     factors = 0.5 * 4.0 ** draws[:3]
     sides = np.array((4, 6, 5)) / factors
     room = np.array(VOLUME_SIZE) - sides
     centre = np.minimum(0, room) + np.abs(room) * draws[3:6] + sides / 2
-    turn = np.eye(3)
+    rotation = np.eye(3)
     for draw, (a, b) in zip(draws[6:9], ((1, 2), (0, 2), (0, 1)), strict=True):
-        angle, one = math.radians(30 * (2 * draw - 1)), np.eye(3)
-        one[[a, a, b, b], [a, b, a, b]] = math.cos(angle), -math.sin(angle), math.sin(angle), math.cos(angle)
-        turn = one @ turn
-    for place in np.ndindex(4, 6, 5):
-        offset = (np.array(place) + 0.5 - np.array((4, 6, 5)) / 2) / factors
-        assert places[(slice(None), *place)] == pytest.approx(centre + turn @ offset)
+        angle, axis_rotation = math.radians(30 * (2 * draw - 1)), np.eye(3)
+        axis_rotation[[a, a, b, b], [a, b, a, b]] = math.cos(angle), -math.sin(angle), math.sin(angle), math.cos(angle)
+        rotation = axis_rotation @ rotation
+    for voxel in np.ndindex(4, 6, 5):
+        offset = (np.array(voxel) + 0.5 - np.array((4, 6, 5)) / 2) / factors
+        assert positions[(slice(None), *voxel)] == pytest.approx(centre + rotation @ offset)
 
 
 def test_intensities_change_within_their_ranges():
@@ -92,11 +97,11 @@ def test_intensities_change_within_their_ranges():
     changed = [
         scenes.augment_scene(volume, target, make_preprocess((8, 8, 8)), key)["images"].numpy() for key in range(20)
     ]
-    for one in changed:  # of the same order, between moved and scaled ends
-        assert np.array_equal(np.argsort(one.ravel(), kind="stable"), np.argsort(volume.ravel(), kind="stable"))
+    for volume_view in changed:  # voxels keep their order
+        assert np.array_equal(np.argsort(volume_view.ravel(), kind="stable"), np.argsort(volume.ravel(), kind="stable"))
         low, high = sorted((volume.min() * 0.7, volume.min() * 1.3))
-        assert low - 0.21 <= one.min() <= high + 0.21
-    assert np.std([one.mean() for one in changed]) > 0.05
+        assert low - 0.21 <= volume_view.min() <= high + 0.21
+    assert np.std([volume_view.mean() for volume_view in changed]) > 0.05
     noisy = (
         replace(IDENTITY_VIEWS, noise=0.5)
         .augment_scene(volume, target, make_preprocess((8, 8, 8)), 3)["images"]
@@ -113,30 +118,30 @@ def test_views_depend_only_on_their_key(tmp_path):
         first = TrainLoader(data.split("train"), make_preprocess((8, 12, 8)), VolumeViews(), seed=3)
         batches = list(first.iterate_batches(0, 8, 3))
         torch.manual_seed(2)
-        again = list(
+        repeated = list(
             TrainLoader(data.split("train"), make_preprocess((8, 12, 8)), VolumeViews(), seed=3).iterate_batches(
                 0, 8, 8
             )
         )
     assert [len(batch["samples"]) for batch in batches] == [3, 3, 2]
     for name in ("images", "classes"):
-        assert torch.equal(torch.cat([batch[name] for batch in batches]), again[0][name])
+        assert torch.equal(torch.cat([batch[name] for batch in batches]), repeated[0][name])
     assert batches[0]["images"].shape == (3, 1, 8, 12, 8) and batches[0]["classes"].dtype == torch.int32
-    other = next(
+    next_epoch = next(
         iter(
             TrainLoader(data.split("train"), make_preprocess((8, 12, 8)), VolumeViews(), seed=4).iterate_batches(
                 0, 8, 8
             )
         )
     )
-    assert not torch.equal(other["images"], again[0]["images"])
+    assert not torch.equal(next_epoch["images"], repeated[0]["images"])
     assert VolumeViews().collate([], make_preprocess((8, 12, 8)))["images"].shape == (0, 1, 8, 12, 8)
 
 
 def test_invalid_volume_views_are_rejected():
-    for wrong in ({"scale": (0.0, 1.0)}, {"flip": (0.5, 2.0, 0.0)}, {"noise": -1.0}, {"contrast": 1.0}):
+    for options in ({"scale": (0.0, 1.0)}, {"flip": (0.5, 2.0, 0.0)}, {"noise": -1.0}, {"contrast": 1.0}):
         with pytest.raises(UsageError):
-            VolumeViews(**wrong)
+            VolumeViews(**options)
     volume, target = np.zeros((1, 4, 4, 4), np.float32), create_empty_target((4, 4), np.zeros((4, 4), np.int32))
     for views in (Augment(), MultiCrop(locals=0)):
         with pytest.raises(UsageError, match="volume"):
@@ -151,8 +156,13 @@ def test_invalid_volume_views_are_rejected():
 def test_other_sizes_are_centre_cropped_or_padded(size):
     volume = np.random.default_rng(0).normal(size=(2, *size)).astype(np.float32)
     fitted = make_preprocess((8, 8, 8)).to_array(volume)
-    both = [min(8, side) for side in size]
-    of = tuple(slice((side - own) // 2, (side - own) // 2 + own) for side, own in zip(size, both, strict=True))
-    to = tuple(slice((8 - own) // 2, (8 - own) // 2 + own) for own in both)
-    assert fitted.shape == (2, 8, 8, 8) and np.array_equal(fitted[(slice(None), *to)], volume[(slice(None), *of)])
-    assert np.count_nonzero(fitted) == 2 * np.prod(both)
+    common_size = [min(8, side) for side in size]
+    source_slices = tuple(
+        slice((side - length) // 2, (side - length) // 2 + length)
+        for side, length in zip(size, common_size, strict=True)
+    )
+    target_slices = tuple(slice((8 - length) // 2, (8 - length) // 2 + length) for length in common_size)
+    assert fitted.shape == (2, 8, 8, 8) and np.array_equal(
+        fitted[(slice(None), *target_slices)], volume[(slice(None), *source_slices)]
+    )
+    assert np.count_nonzero(fitted) == 2 * np.prod(common_size)

@@ -1,4 +1,4 @@
-"""Volumes: every format gives the same voxels, hostile files one message each, and limits hold before memory is taken."""
+"""Volumes: every format gives the same voxels; hostile files are rejected before memory is allocated."""
 
 import gzip
 import io
@@ -33,9 +33,9 @@ VOLUME_SUFFIXES = (".nii.gz", ".nii", ".npy", ".npz", ".tif")
 def test_every_format_gives_the_same_voxels(tmp_path, ending, dtype):
     voxels, classes = make_solid(3)
     voxels = np.clip(voxels / 4, 0, 255).astype(dtype)
-    place = write_volume(tmp_path / f"a{ending}", voxels)
+    path = write_volume(tmp_path / f"a{ending}", voxels)
     expected = standardise_channels(voxels.astype(np.float32)[None])
-    for raw in (place, place.read_bytes(), voxels):
+    for raw in (path, path.read_bytes(), voxels):
         assert read_volume_form(raw) == (1, voxels.shape)
         assert np.array_equal(read_volume(raw, 1), expected)
     assert np.array_equal(read_label_volume(write_volume(tmp_path / f"m{ending}", classes.astype(dtype))), classes)
@@ -44,22 +44,22 @@ def test_every_format_gives_the_same_voxels(tmp_path, ending, dtype):
 @pytest.mark.parametrize("ending", VOLUME_SUFFIXES)
 def test_channels_are_the_last_axis(tmp_path, ending):
     voxels = np.random.default_rng(0).normal(size=(5, 6, 7, 3)).astype(np.float32)
-    place = write_volume(tmp_path / f"a{ending}", voxels)
-    assert read_volume_form(place) == (3, (5, 6, 7))
-    for channel, own in zip(read_volume(place, 3), np.moveaxis(voxels, -1, 0), strict=True):
-        assert np.array_equal(channel, standardise_channels(own[None].copy())[0])
+    path = write_volume(tmp_path / f"a{ending}", voxels)
+    assert read_volume_form(path) == (3, (5, 6, 7))
+    for channel, expected in zip(read_volume(path, 3), np.moveaxis(voxels, -1, 0), strict=True):
+        assert np.array_equal(channel, standardise_channels(expected[None].copy())[0])
     with pytest.raises(DataError, match="3 channels, but the model expects 1"):
-        read_volume(place, 1)
+        read_volume(path, 1)
     with pytest.raises(DataError, match="a mask of 3 channels"):
-        read_label_volume(place)
+        read_label_volume(path)
 
 
 def test_each_channel_is_standardised_by_a_stated_rule():
     volume = np.random.default_rng(1).gamma(2.0, 50.0, (2, 9, 10, 11)).astype(np.float32)
-    volume[0, 0, 0, 0] = 1e9  # a voxel far above the others moves none of them
-    for own, before in zip(standardise_channels(volume.copy()), volume, strict=True):
+    volume[0, 0, 0, 0] = 1e9  # one extreme voxel does not shift the others
+    for standardised, before in zip(standardise_channels(volume.copy()), volume, strict=True):
         clipped = np.clip(before, *np.percentile(before, (0.5, 99.5)))
-        assert own == pytest.approx((clipped - clipped.mean()) / clipped.std(), abs=1e-4)
+        assert standardised == pytest.approx((clipped - clipped.mean()) / clipped.std(), abs=1e-4)
     assert np.allclose(standardise_channels(3 * volume + 40), standardise_channels(volume.copy()), atol=1e-3)
     assert (standardise_channels(np.full((1, 2, 2, 2), 7, np.float32)) == 0).all()
 
@@ -83,7 +83,7 @@ def test_extra_axes_of_length_one_are_dropped(tmp_path):
 
 
 def build_nifti(shape=(4, 5, 6), code=16, bits=32, offset=352, body=None, magic=b"n+1\0"):
-    """The bytes of a NIfTI-1 file with this header."""
+    """Return the bytes of a NIfTI-1 file with this header."""
     head = bytearray(352)
     struct.pack_into("<i", head, 0, 348)
     struct.pack_into(f"<h{len(shape)}h", head, 40, len(shape), *shape)
@@ -94,21 +94,21 @@ def build_nifti(shape=(4, 5, 6), code=16, bits=32, offset=352, body=None, magic=
 
 
 def encode_npy(array, **options):
-    """The bytes of a .npy file."""
+    """Return the bytes of a .npy file."""
     file = io.BytesIO()
     np.save(file, array, **options)
     return file.getvalue()
 
 
 def build_oversized_npy(shape, descr="<f4"):
-    """A .npy file whose header promises a shape, with one number in it."""
+    """Return a .npy file that contains one number, with a header for a larger shape."""
     file = io.BytesIO()
     np.lib.format.write_array_header_1_0(file, {"descr": descr, "fortran_order": False, "shape": shape})
     return file.getvalue() + b"\0\0\0\0"
 
 
 def build_npz(*names, content=None):
-    """A .npz file of these members."""
+    """Return a .npz file with these members."""
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
         for name in names:
@@ -117,7 +117,7 @@ def build_npz(*names, content=None):
 
 
 def encode_tiff_stack(array, **options):
-    """A TIFF of pages."""
+    """Return the bytes of a multi-page TIFF."""
     import tifffile
 
     file = io.BytesIO()
@@ -131,21 +131,21 @@ HOSTILE_FILES = {
     "npy of 10^12 voxels": (build_oversized_npy((10_000, 10_000, 10_000)), "to 268,435,456 values"),
     "npz of 10^12 voxels": (build_npz("a.npy", content=build_oversized_npy((10_000,) * 3)), "to 268,435,456 values"),
     "nifti of 10^12 voxels": (gzip.compress(build_nifti((32_000, 32_000, 1_000))), "to 268,435,456 values"),
-    "nifti that unpacks to more": (gzip.compress(build_nifti(body=bytes(2**24))), "more bytes than its header states"),
-    "npz that unpacks to more": (
+    "nifti larger than declared": (gzip.compress(build_nifti(body=bytes(2**24))), "more bytes than its header states"),
+    "npz larger than declared": (
         build_npz("a.npy", content=build_oversized_npy((2, 2, 2)) + bytes(2**24)),
         "33 bytes of voxels",
     ),
-    "gzip cut short": (gzip.compress(build_nifti(body=np.random.default_rng(0).bytes(480)))[:-40], "gzip: cut short"),
-    "gzip of a damaged sum": (gzip.compress(build_nifti())[:-8] + b"12345678", "gzip: .*check"),
-    "gzip of something else": (gzip.compress(b"hello" * 200), "not a volume of a known format"),
-    "nifti cut short": (build_nifti()[:500], "148 bytes of voxels, but the header states 480"),
+    "truncated gzip": (gzip.compress(build_nifti(body=np.random.default_rng(0).bytes(480)))[:-40], "gzip: cut short"),
+    "gzip with a wrong checksum": (gzip.compress(build_nifti())[:-8] + b"12345678", "gzip: .*check"),
+    "gzip of other content": (gzip.compress(b"hello" * 200), "not a volume of a known format"),
+    "truncated nifti": (build_nifti()[:500], "148 bytes of voxels, but the header states 480"),
     "nifti without a body": (build_nifti(body=b""), "0 bytes of voxels, but the header states 480"),
-    "nifti of two files": (build_nifti(magic=b"ni1\0"), "not a volume of a known format"),
+    "nifti in two files": (build_nifti(magic=b"ni1\0"), "not a volume of a known format"),
     "nifti of two axes": (build_nifti((4, 5)), "4 x 5 is not a volume"),
     "nifti of six axes": (build_nifti((2, 2, 2, 2, 2, 2)), "is not a volume"),
-    "nifti over time": (build_nifti((2, 2, 2, 300)), "300 channels"),
-    "nifti of a side below 0": (build_nifti((4, -5, 6)), "is not a volume"),
+    "nifti with a time axis": (build_nifti((2, 2, 2, 300)), "300 channels"),
+    "nifti with a negative size": (build_nifti((4, -5, 6)), "is not a volume"),
     "nifti of colours": (build_nifti(code=128, bits=24), "unsupported voxel dtype"),
     "nifti of complex numbers": (build_nifti(code=32, bits=64), "unsupported voxel dtype complex64"),
     "nifti of an unknown type": (build_nifti(code=77), "cannot be read as a volume"),
@@ -153,27 +153,27 @@ HOSTILE_FILES = {
     "objects": (encode_npy(np.array([[[{}]]], object), allow_pickle=True), "unsupported voxel dtype object"),
     "texts": (encode_npy(np.array([[["a"]]])), "unsupported voxel dtype <U1"),
     "a damaged header": (encode_npy(VALID_VOLUME).replace(b"'descr'", b"'dexxx'"), "damaged .npy header"),
-    "npy cut short": (encode_npy(VALID_VOLUME)[:-7], "473 bytes of voxels, but the header states 480"),
-    "npy with more": (encode_npy(VALID_VOLUME) + b"123", "483 bytes of voxels, but the header states 480"),
+    "truncated npy": (encode_npy(VALID_VOLUME)[:-7], "473 bytes of voxels, but the header states 480"),
+    "npy with trailing data": (encode_npy(VALID_VOLUME) + b"123", "483 bytes of voxels, but the header states 480"),
     "five axes": (encode_npy(np.zeros((1, 1, 1, 1, 1))), "is not a volume"),
     "no voxels": (encode_npy(np.zeros((3, 0, 4))), "3 x 0 x 4 is not a volume"),
     "a number": (encode_npy(np.float32(3)), "no axes is not a volume"),
     "not a number": (encode_npy(NAN_VOLUME), "120 of its values are NaN"),
     "infinite": (encode_npy(NAN_VOLUME * 0 + np.inf), "NaN or infinite"),
-    "no array": (build_npz("a.txt"), "0 arrays"),
+    "not an array": (build_npz("a.txt"), "0 arrays"),
     "two arrays": (build_npz("a.npy", "b.npy"), "2 arrays instead of one"),
-    "a zip that is damaged": (build_npz("a.npy")[:60], "cannot be read as a volume"),
-    "pages of two sizes": (None, "2 kinds of pages"),
+    "a damaged zip": (build_npz("a.npy")[:60], "cannot be read as a volume"),
+    "pages of two sizes": (None, "pages of 2 sizes or dtypes"),
     "one page": (encode_tiff_stack(np.zeros((8, 9), np.uint8)), "not a stack of pages"),
-    "pages cut short": (THREE_PAGE_TIFF[: len(THREE_PAGE_TIFF) - 900], "cannot be read|missing strips|missing"),
-    "a picture": (b"\x89PNG\r\n\x1a\n" + bytes(60), "not a volume of a known format"),
+    "truncated pages": (THREE_PAGE_TIFF[: len(THREE_PAGE_TIFF) - 900], "cannot be read|missing strips|missing"),
+    "an image": (b"\x89PNG\r\n\x1a\n" + bytes(60), "not a volume of a known format"),
     "nothing": (b"\0", "not a volume of a known format"),
 }
 
 
-@pytest.mark.parametrize("kind", HOSTILE_FILES)
-def test_hostile_volumes_are_rejected_with_one_message(kind, monkeypatch):
-    content, problem = HOSTILE_FILES[kind]
+@pytest.mark.parametrize("case", HOSTILE_FILES)
+def test_hostile_volumes_are_rejected_with_one_message(case, monkeypatch):
+    content, problem = HOSTILE_FILES[case]
     if content is None:
         import tifffile
 
@@ -182,12 +182,12 @@ def test_hostile_volumes_are_rejected_with_one_message(kind, monkeypatch):
             writer.write(np.zeros((4, 8, 9), np.uint8), photometric="minisblack")
             writer.write(np.zeros((8, 7), np.uint8), photometric="minisblack")
         content = file.getvalue()
-    taken = []
+    allocations = []
     real = volumes.inflate_gzip
-    monkeypatch.setattr(volumes, "inflate_gzip", lambda *a, **k: taken.append(len(out := real(*a, **k))) or out)
+    monkeypatch.setattr(volumes, "inflate_gzip", lambda *a, **k: allocations.append(len(out := real(*a, **k))) or out)
     with pytest.raises(DataError, match=f"(?s)scan.nii: .*({problem})") as error:
         read_volume(content, 1, "scan.nii")
-    assert "\n" not in error.value.message and max(taken, default=0) <= 70_000
+    assert "\n" not in error.value.message and max(allocations, default=0) <= 70_000
 
 
 @pytest.mark.parametrize(("values", "problem"), [
@@ -267,6 +267,6 @@ def test_check_reports_volume_sizes_classes_and_unreadable_files(tmp_path):
     assert document["image_sizes"]["height"]["max"] == 17 and document["image_sizes"]["width"]["min"] == 14
     assert [row["path"].rpartition("/")[2] for row in document["unreadable"]] == ["1.nii.gz"]
     assert document["channels"] == {"count": 1, "dtype": "voxels"} and document["formats"] == {"NIFTI": 4}
-    wrong = [row["path"].rpartition("/")[2] for row in document["annotations"]["unreadable"]]
-    assert "3.nii.gz" in wrong and document["annotations"]["pixels"]["box"] > 0
+    unreadable_names = [row["path"].rpartition("/")[2] for row in document["annotations"]["unreadable"]]
+    assert "3.nii.gz" in unreadable_names and document["annotations"]["pixels"]["box"] > 0
     assert "images" not in document["ignored_files"]

@@ -312,7 +312,7 @@ def test_a_model_is_evaluated_on_a_split(workers):
 def test_mask_metrics_require_mask_data():
     split = make_painted_split(2)
     split.targets = [target.without_masks() for target in split.targets]
-    with pytest.raises(DataError, match="boxes, no masks"):
+    with pytest.raises(DataError, match="boxes but no masks"):
         CocoEvaluator(("dark", "light"), masks=True)(PaintedEngine(detect_painted_rectangles), split, 0)
     engine = PaintedEngine(detect_painted_rectangles, masks=False)
     assert CocoEvaluator(("dark", "light"))(engine, split, 0).metrics["ap50"] == pytest.approx((1 + 51 / 101) / 2)

@@ -47,7 +47,7 @@ def test_samples_are_excluded_from_their_own_neighbours(monkeypatch):
     _, expected = NearestNeighbors(n_neighbors=39, metric="cosine").fit(memory).kneighbors()
     _, neighbours = find_nearest_neighbours(memory, memory, 39, exclude_self=True)
     assert np.array_equal(neighbours, expected)
-    with pytest.raises(ValueError, match="40 neighbours of 39"):
+    with pytest.raises(ValueError, match="40 neighbours were requested, but there are only 39"):
         find_nearest_neighbours(memory, memory, 40, exclude_self=True)
 
 

@@ -73,7 +73,7 @@ def test_few_images_and_constant_features_are_accepted():
         fit_mahalanobis_detector(features, labels, 4).scores(draw_clusters(9, width=40, seed=2)[0])
     ).all()
     assert np.isfinite(fit_gaussian(np.ones((6, 3), np.float32), np.zeros(6, int), 1).whiten).all()
-    with pytest.raises(DataError, match="two at least"):
+    with pytest.raises(DataError, match="use at least 2"):
         fit_mahalanobis_detector(features[:1], labels[:1], 4)
 
 

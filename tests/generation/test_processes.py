@@ -286,7 +286,7 @@ def test_default_samplers_and_steps_depend_on_the_process():
             SamplingOptions(**wrong).resolve_sampler(process)
     with pytest.raises(UsageError, match="1 to 1000"):
         SamplingOptions(steps=1001).resolve_sampler(Diffusion())
-    with pytest.raises(UsageError, match="above 1"):
+    with pytest.raises(UsageError, match="more than 20 steps"):
         Diffusion(steps=20)
 
 

@@ -283,13 +283,13 @@ def test_mismatched_or_damaged_index_is_rejected(indexed_bundle, tmp_path):
     other_bundle = save_bundle(tmp_path / "other", seed=1, classes=("ant", "bee", "cat"))
     assert open_index(other_bundle) is None
     (other_bundle / INDEX_FILE).write_bytes(content)
-    with pytest.raises(WeightsError, match="another model"):
+    with pytest.raises(WeightsError, match="other weights or another preprocessing"):
         open_index(other_bundle)
     same = load_bundle(bundle)
     same.preprocess = ImagePreprocess((32, 32), share=0.5)
     same.save(tmp_path / "same")
     (tmp_path / "same" / INDEX_FILE).write_bytes(content)
-    with pytest.raises(WeightsError, match="another model"):
+    with pytest.raises(WeightsError, match="other weights or another preprocessing"):
         open_index(tmp_path / "same")
     indexed = save_bundle(tmp_path / "whole", classes=("ant", "bee", "cat"))
     for broken in (

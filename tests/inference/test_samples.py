@@ -152,9 +152,9 @@ def test_file_names_are_derived_from_classes():
         (["--count", "0"], "--count must be"),
         (["--steps", "0"], "--steps 0 cannot be"),
         (["--steps", "1001"], "--steps 1001 cannot be"),
-        (["--sampler", "ddim"], "--sampler ddim is not for a flow"),
-        (["--inpaint", "x.png"], "belong together"),
-        (["--to-seed", "3"], "--to-seed goes"),
+        (["--sampler", "ddim"], "--sampler ddim does not support models with a flow process"),
+        (["--inpaint", "x.png"], "must be set together"),
+        (["--to-seed", "3"], "--to-seed 3 needs at least 2 images"),
         (["--interval", "0.9", "0.1"], "--interval"),
         (["--guidance", "-2"], "--guidance"),
     ],
@@ -230,7 +230,7 @@ def test_latents_are_decoded_by_the_autoencoder(tmp_path):
     assert decoded.shape == (16, 16, 3) and np.abs(decoded - expected.numpy()).max() <= 1
     save_autoencoder(tmp_path / "three", latent_channels=3)
     for autoencoder, problem in (
-        ("three", "three has 3 latent channels, the model needs 4"),
+        ("three", "three has 3 latent channels, but the model needs 4"),
         ("model", "not an autoencoder folder"),
     ):
         with pytest.raises((UsageError, WeightsError), match=problem):

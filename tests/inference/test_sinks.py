@@ -141,9 +141,9 @@ def test_resuming_with_other_options_or_images_is_rejected(small_chunks):
     with pytest.raises(UsageError, match="top 2, now 3"):
         OutputFile("x.jsonl", kind, {**JOB_OPTIONS, "top": 3}, True)
     for other_rows, match in (
-        (rows[1:], "image 1, is a.png; the next is"),
-        ([rows[0], *rows[2:]], "image 2, is new"),
-        (rows[:2], "end before"),
+        (rows[1:], "image 1 in x.jsonl is a.png, but this job has"),
+        ([rows[0], *rows[2:]], "image 2 in x.jsonl is new"),
+        (rows[:2], "but this job has no more images"),
     ):
         with pytest.raises(UsageError, match=match):
             write_rows("x.jsonl", kind, other_rows, resume=True)

@@ -96,7 +96,7 @@ def test_table_paths_are_relative_to_the_table(image_files, tmp_path, monkeypatc
     with pytest.raises(UsageError, match="the image column is unknown"):
         list_image_names("p/b.csv")
     Path("p/c.csv").write_text('path\n0.png\n"open\n')
-    with pytest.raises(DataError, match="not CSV"):
+    with pytest.raises(DataError, match="not valid CSV"):
         list_image_names("p/c.csv")
     Path("p/d.csv").write_text("id,path\n0,0.png\n1\n")
     with pytest.raises(DataError, match="line 3: no path"):

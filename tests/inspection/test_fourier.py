@@ -37,7 +37,7 @@ def test_diagonal_frequencies():
     assert get_diagonal_frequencies((14, 14))[-1] == pytest.approx(6 / 7)
     assert get_diagonal_frequencies((7, 7)).tolist() == pytest.approx([0, 2 / 7, 4 / 7, 6 / 7])
     for grid in ((2, 9), (1, 1)):
-        with pytest.raises(UsageError, match="no frequencies"):
+        with pytest.raises(UsageError, match="frequencies require a grid of at least 3 patches"):
             get_diagonal_frequencies(grid)
 
 

@@ -110,7 +110,7 @@ def test_methods_that_require_all_tokens_reject_swin(swin_model, images):
         lambda: compute_relevance(swin_model, images),
         lambda: compute_attention_maps(swin_model, images, [3]),
     ):
-        with pytest.raises(UsageError, match="only attends to its window, not to all tokens"):
+        with pytest.raises(UsageError, match="attends only to its window, not to all tokens"):
             inspect_model()
     with pytest.raises(UsageError, match="grids of different sizes"):
         FourierSpectra(swin_model).add(images)

@@ -192,7 +192,7 @@ def test_ranks_share_batches_split_by_bucket(mixed_data, tmp_path):
 
 @pytest.mark.parametrize(("change", "problem"), [
     ({"recipe": None, "model": None}, "buckets needs a generative model"),
-    ({"buckets": ("16x16",)}, "'16x16' is not a valid size"), ({"buckets": ("4x18x16",)}, "is not divisible into patches"),
+    ({"buckets": ("16x16",)}, "'16x16' is not a valid size"), ({"buckets": ("4x18x16",)}, "is not divisible by patch size"),
     ({"reproducible": True}, "reproducible=True cannot be combined with buckets"), ({"parallel": "fsdp"}, "fsdp"),
     ({"sampling": "balanced"}, "another sampling than even cannot be combined with buckets"),
     ({"micro_batch": "auto"}, "micro_batch='auto' does not support buckets"),

@@ -230,7 +230,9 @@ def test_invalid_soup_inputs_are_rejected(tmp_path):
     ]:
         with pytest.raises(UsageError, match=expected):
             soup(runs, tmp_path / out)
-    with pytest.raises(UsageError, match="not runs on one dataset\n  give one with validation images: data=DATA"):
+    with pytest.raises(
+        UsageError, match="not trained on the same dataset\n  give a dataset with validation images: data=DATA"
+    ):
         soup([first, second], tmp_path / "soup", greedy=True)
     assert not (tmp_path / "soup").exists() and [path.name for path in (tmp_path / "taken").iterdir()] == ["file"]
 

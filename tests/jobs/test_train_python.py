@@ -100,9 +100,9 @@ def test_listener_replaces_the_progress_display(photos, tmp_path, capsys):
         ({"precision": "fp8"}, "train: precision cannot be 'fp8'"),
         (
             {"model": torch.nn.Linear(2, 2)},
-            r"train\(model=…\) takes a name, not a module \(Linear\)\n  give model='ViT-S/16'.*vitreous\.save",
+            r"train\(model=…\) must be a name, not a module \(Linear\)\n  give a name .* model='ViT-S/16'.*vitreous\.save",
         ),
-        ({"init": torch.nn.Linear(2, 2)}, r"train\(init=…\) takes a name, not a module"),
+        ({"init": torch.nn.Linear(2, 2)}, r"train\(init=…\) must be a name, not a module"),
     ],
 )
 def test_invalid_options_are_rejected_with_a_hint(tmp_path, options, message, monkeypatch):

@@ -162,7 +162,7 @@ def test_invalid_block_indices_are_rejected():
         model.forward_intermediates(images, [2])
     with pytest.raises(ValueError, match="cannot take the last 3 of 2 blocks: use 1 to 2"):
         model.get_intermediate_layers(images, 3)
-    with pytest.raises(ValueError, match="output_fmt must be 'NCHW' or 'NLC', not 'NHWC'"):
+    with pytest.raises(ValueError, match="output_fmt must be 'NCHW' or 'NLC', got 'NHWC'"):
         model.forward_intermediates(images, output_fmt="NHWC")
 
 

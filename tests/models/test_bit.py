@@ -191,14 +191,14 @@ def test_initial_values():
 @pytest.mark.parametrize(
     "changes,message",
     [
-        ({"family": "vit"}, "is not a BiT"),
+        ({"family": "vit"}, "is not the family of a BiTConfig"),
         ({"width": 0}, "at least 1"),
         ({"classes": -1}, "classes at least 0"),
         ({"image": (32, 32, 32)}, "two axes"),
         ({"blocks": ()}, "at least one stage"),
         ({"blocks": (3, 0)}, "at least one stage"),
         ({"numerics": "googel"}, "did you mean google"),
-        ({"axial": True, "width": 24}, "not a multiple of 16"),
+        ({"axial": True, "width": 24}, "not divisible by 16"),
     ],
 )
 def test_invalid_configs_are_rejected(changes, message):

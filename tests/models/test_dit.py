@@ -173,7 +173,7 @@ def test_alternating_blocks_names_costs_and_errors():
     less = 2 * (64 * 2 * (64 - 16) * 96) + 2 * (64 * 2 * (64 - 4) * 96)  # keys outside a query's row or column
     assert joint.macs() - config.macs() == less
     for changes in ({"image": (8, 8), "patch": (2, 2)}, {**CLIP_OPTIONS, "depth": 1}):
-        with pytest.raises(UsageError, match="alternating blocks need a depth of at least 2 and images with 3 axes"):
+        with pytest.raises(UsageError, match="alternating blocks require a depth of at least 2 and images with 3 axes"):
             replace(TINY_CONFIG, **{**changes, "arrangement": "alternating"})
 
 

@@ -157,11 +157,11 @@ def test_names_need_no_pytorch():
         ({"attention": {"window": 7, "global_blocks": (2, 12)}}, "blocks from 0 to 11"),
         ({"neck": 8, "class_token": False, "pool": "mean"}, "attention.kind=decomposed"),
         ({"positions": {"at": "each", "kind": "none"}}, "require positions"),
-        ({"pool": "distilled", "class_token": False}, "needs a class token"),
-        ({"stem": StemConfig((3, 4, 9)), "patch": (8, 8)}, "not a multiple of the stem's stride 16"),
+        ({"pool": "distilled", "class_token": False}, "requires a class token"),
+        ({"stem": StemConfig((3, 4, 9)), "patch": (8, 8)}, "not divisible by the stem's stride 16"),
         (
             {"stem": ConvStemConfig(widths=(8, 16, 32), blocks=(0, 0, 0)), "patch": (14, 14)},
-            "not a multiple of the stem's stride 4",
+            "not divisible by the stem's stride 4",
         ),
     ],
 )
@@ -191,7 +191,7 @@ def test_options_determine_the_model_family():
         )
         == plain
     )
-    with pytest.raises(UsageError, match="no model family has all of stem and axial"):
+    with pytest.raises(UsageError, match="no model family has all options stem and axial"):
         hybrid.with_options(axial=True)
     with pytest.raises(UsageError, match="unknown family vitt\n  did you mean vit"):
         transformer_config(family="vitt")
@@ -339,6 +339,6 @@ def test_the_model_list_covers_the_paper():
 
 
 def test_classes_option_suggests_num_classes():
-    with pytest.raises(UsageError, match="a ViT has no classes") as caught:
+    with pytest.raises(UsageError, match="a ViT has no option classes") as caught:
         create_untrained_model("ViT-32x2/8", 32, classes=3)
     assert "num_classes" in caught.value.hint

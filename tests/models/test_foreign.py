@@ -146,11 +146,11 @@ def test_unsupported_encoders_are_rejected(tmp_path):
 
     with pytest.raises(UsageError, match="the image size of PatchEncoder is unknown"):
         wrap_backbone(PatchEncoder())
-    with pytest.raises(UsageError, match="4 tokens of 16 pixels are not patches of 4"):
+    with pytest.raises(UsageError, match="4 tokens for images of 16 pixels, which do not match patches of 4 pixels"):
         wrap_backbone(PatchEncoder(), image_size=16, patch_size=4)
-    with pytest.raises(UsageError, match="does not take"):
+    with pytest.raises(UsageError, match="does not accept images of"):
         wrap_backbone(create_timm_vit(), image_size=48)
-    with pytest.raises(UsageError, match="not tokens"):
+    with pytest.raises(UsageError, match="must return tokens"):
         wrap_backbone(timm.create_model("resnet18"), image_size=32, patch_size=32)
     model, _ = wrap_encoder("timm", 3)
     with pytest.raises(UsageError, match=r"ForeignModel is not a model of vitreous\.create"):
@@ -347,7 +347,7 @@ def test_unknown_names_and_unsupported_recipes_are_reported(monkeypatch):
     code, text = run_train_dry_run("--model", "timm:test_resnet,no_such=1")
     assert code == 2 and "cannot build" in text and "no_such" in text
     code, text = run_train_dry_run("--model", "hf:nowhere/at/all")
-    assert code == 2 and "is not the config" in text
+    assert code == 2 and "does not contain the config" in text
     for recipe in ("mae", "masked-patches", "dinov2"):
         code, text = run_train_dry_run("--recipe", recipe, "--model", "timm:test_resnet")
         assert code == 2 and "blocks all attend to every token" in text, text

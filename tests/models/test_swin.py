@@ -159,7 +159,7 @@ def test_unknown_names_are_rejected(wrong):
     [
         ({"blocks": (2, 0)}, "do not define stages"),
         ({"heads": (2,)}, "do not define stages"),
-        ({"heads": (3, 3)}, "not a multiple of 3 heads"),
+        ({"heads": (3, 3)}, "not divisible by 3 heads"),
         ({"attention": {"window": 0}}, "at least 1"),
         ({"attention": {"pad": "none"}}, "pad=none"),
         ({"version": 3}, "version=3"),
@@ -167,7 +167,7 @@ def test_unknown_names_are_rejected(wrong):
         ({"version": 2, "attention": {"pretrained_window": (3,)}}, "each of 2 stages"),
         ({"image": (16,)}, "two axes"),
         ({"mlp": {"ratio": 0.01}}, "no hidden channel"),
-        ({"family": "vit"}, "is not a Swin"),
+        ({"family": "vit"}, "is not the family of a SwinConfig"),
     ],
 )
 def test_invalid_configs_are_rejected(changes, message):

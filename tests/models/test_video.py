@@ -190,9 +190,9 @@ def test_model_names_round_trip(name):
     [
         ({"image": (32, 32), "patch": (8, 8)}, "takes clips"),
         ({"arrangement": "factorised-attention", "attention": {"kind": "rotary"}}, "requires attention.kind=plain"),
-        ({"arrangement": "factorised-encoder", "temporal_depth": 0}, "at least one block"),
-        ({"arrangement": "factorised-dot-product", "heads": 3}, "cannot be split into two halves"),
-        ({"attention": {"kind": "rotary"}, "heads": 6}, "cannot be rotated"),
+        ({"arrangement": "factorised-encoder", "temporal_depth": 0}, "temporal_depth of at least 1"),
+        ({"arrangement": "factorised-dot-product", "heads": 3}, "heads must be even"),
+        ({"attention": {"kind": "rotary"}, "heads": 6}, "even number of channels per head"),
         ({"no_key_bias": True, "attention": {"qkv_bias": False}}, "qkv_bias=true"),
     ],
 )

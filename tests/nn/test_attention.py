@@ -119,7 +119,7 @@ def test_query_key_and_value_weights_have_xavier_limits():
 
 
 def test_heads_must_divide_the_width():
-    with pytest.raises(ValueError, match="not a multiple of 5 heads"):
+    with pytest.raises(ValueError, match="not divisible by 5 heads"):
         Attention(12, heads=5)
 
 

@@ -56,7 +56,7 @@ def test_blocks_after_the_last_requested_depth_are_skipped():
     first, second = encoder.features(x, (1, 2))
     assert first is x and torch.equal(second, encoder.blocks[1](x))
     for taps in ((), (-1,), (4,)):
-        with pytest.raises(ValueError, match="taps must be one or more depths from 0 to 3, not "):
+        with pytest.raises(ValueError, match="taps must be one or more depths from 0 to 3, got "):
             encoder.features(x, taps)
 
 

@@ -122,7 +122,7 @@ def test_frozen_windowed_attention_matches_and_exports():
 
 
 def test_invalid_shifts_and_padding_are_rejected():
-    with pytest.raises(ValueError, match="is not smaller than window size"):
+    with pytest.raises(ValueError, match="must be smaller than window size"):
         WindowedAttention(build_block(), (3, 4), (3, 0))
-    with pytest.raises(ValueError, match="not one of mask, zeros and"):
+    with pytest.raises(ValueError, match="must be mask, zeros or"):
         WindowedAttention(build_block(), (3, 4), pad="reflect")

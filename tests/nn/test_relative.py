@@ -225,7 +225,7 @@ def test_learned_axes_positions_concatenate_one_table_per_axis():
     for i in range(2):
         for j in range(3):
             assert torch.equal(table[i, j], torch.cat([position.tables[1][j], position.tables[0][i]]))
-    with pytest.raises(ValueError, match="not a multiple"):
+    with pytest.raises(ValueError, match="not divisible by the number of axes"):
         LearnedAxesPosition((2, 3, 4), 8)
 
 

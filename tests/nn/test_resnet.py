@@ -210,7 +210,7 @@ def test_axial_attention_applies_rows_columns_and_average_pooling(stride, size):
 
 
 def test_heads_must_divide_half_the_width():
-    with pytest.raises(ValueError, match="not a multiple of 16"):
+    with pytest.raises(ValueError, match="not divisible by 16"):
         LineAttention(24, 5, "bit")
 
 

@@ -1,4 +1,4 @@
-"""Sessions of every objective on 32 patterned pictures in memory: seconds long, through the loop that trains."""
+"""Short training sessions of every objective on 32 synthetic images in memory, through the training loop."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ MODEL_CONFIG = ViTConfig(
 )
 HEAD_OPTIONS = {"prototypes": 32, "head_width": 24, "bottleneck": 16, "frozen": 0.1}
 PATCH_HEAD_OPTIONS: dict[str, Any] = {"centring": "sinkhorn", "patch_prototypes": 24, "patch_bottleneck": 8}
-#: the objective of each run; a teacher is put where there is to be one
+#: objective config of each session; a TEACHER placeholder is replaced by a teacher
 OBJECTIVE_CONFIGS = {
     "mean-colour": MaskedPatchesConfig(),
     "small-colours": MaskedPatchesConfig(target="small-colours"),
@@ -77,29 +77,31 @@ TEACHER_SCHEDULES = {
 
 
 def make_image_split() -> ArraySplit:
-    """32 pictures of four squares, each of its colour, under stripes of one of four kinds; and the kinds as labels.
+    """Return 32 images of four coloured squares with one of four stripe patterns; the patterns are the labels.
 
-    What is masked can be told from what is seen: the squares are larger than a patch, the stripes as long as one.
+    Masked patches are predictable from visible ones: a square covers several patches, a stripe period is one patch.
     """
     generator = np.random.default_rng(0)
     colours = generator.integers(40, 216, (NUM_IMAGES, 2, 2, 3)).repeat(8, 1).repeat(8, 2)
-    kinds = np.arange(NUM_IMAGES) % 4
+    patterns = np.arange(NUM_IMAGES) % 4
     row, column = np.mgrid[:16, :16]
-    stripes = np.stack([row, column, row + column, row - column])[kinds] % 4 * 24 - 36
+    stripes = np.stack([row, column, row + column, row - column])[patterns] % 4 * 24 - 36
     pixels = (colours + stripes[..., None]).clip(0, 255).astype(np.uint8)
-    return ArraySplit(pixels, (kinds % 3).astype(np.int64))
+    return ArraySplit(pixels, (patterns % 3).astype(np.int64))
 
 
-def with_colour_values(split: ArraySplit) -> ArraySplit:
-    """The pictures with the brightness of red and that of blue as labels, some of them missing."""
+def add_colour_values(split: ArraySplit) -> ArraySplit:
+    """Return the images with the mean red and blue as regression labels, some of them missing."""
     values = split.pixels.mean((1, 2))[:, [0, 2]]
     values[::5, 0], values[1::3, 1] = np.nan, np.nan
     return ArraySplit(split.pixels, values)
 
 
 def create_session(name: str, home: Path, **changes: Any) -> tuple[Session, Any]:
-    """A session of an objective of `OBJECTIVES`, and its state: 20 steps of 8 images. `changes` are fields of the
-    run."""
+    """Return a session of an objective in `OBJECTIVE_CONFIGS` and its state: 20 steps of 8 images.
+
+    `changes` are fields of the run.
+    """
     split, objective = make_image_split(), OBJECTIVE_CONFIGS[name]
     distilled = isinstance(objective, DistillationConfig)
     if distilled:
@@ -107,7 +109,7 @@ def create_session(name: str, home: Path, **changes: Any) -> tuple[Session, Any]
         objective = replace(objective, teacher=str(home / "teacher"))
     labelled = distilled or objective.generates
     if objective.of_values:
-        split = with_colour_values(split)
+        split = add_colour_values(split)
         objective = objective.fitted(split.labels)
     elif not labelled:
         split = ArraySplit(split.pixels, np.zeros((NUM_IMAGES, 0), np.float32))
@@ -140,9 +142,9 @@ def create_session(name: str, home: Path, **changes: Any) -> tuple[Session, Any]
 
 
 def collect_losses(session: Session, state: Any) -> list[float]:
-    """The loss of every step, and the run behind them."""
-    found: list[float] = []
+    """Return the loss of every step."""
+    losses: list[float] = []
     run_training_loop(
-        state, session.batches(state), [(1, lambda s: (found.append(s.losses), setattr(s, "losses", 0.0)))]
+        state, session.batches(state), [(1, lambda s: (losses.append(s.losses), setattr(s, "losses", 0.0)))]
     )
-    return found
+    return losses

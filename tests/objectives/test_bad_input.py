@@ -1,5 +1,4 @@
-"""What cannot be learned without labels or from a teacher: one message with the way out, before anything is written;
-and labels are never learned from where they are not asked for."""
+"""Runs without labels or teachers are rejected before writing, and self-supervised training ignores labels."""
 
 from __future__ import annotations
 
@@ -28,12 +27,12 @@ TINY_OPTIONS = {
 
 @pytest.fixture(scope="module")
 def image_folders(tmp_path_factory):
-    """24 images in a flat folder and in two classes, and a run of MAE on them."""
+    """Return a folder with 24 images (flat, and in two classes) and a short MAE run on them."""
     image_folders = tmp_path_factory.mktemp("data")
     for index in range(24):
-        for place in ("flat", f"classes/{'ab'[index % 2]}"):
-            (image_folders / place).mkdir(parents=True, exist_ok=True)
-            make_image(index, (16, 16), index % 3).save(image_folders / place / f"{index}.png")
+        for folder in ("flat", f"classes/{'ab'[index % 2]}"):
+            (image_folders / folder).mkdir(parents=True, exist_ok=True)
+            make_image(index, (16, 16), index % 3).save(image_folders / folder / f"{index}.png")
     for suffix in ("pt", "onnx"):
         (image_folders / f"junk.{suffix}").write_text("junk")
     shape = {
@@ -52,16 +51,23 @@ def image_folders(tmp_path_factory):
 
 
 def train_tiny(data, recipe, out, settings=(), **options):
-    """A tiny run."""
+    """Train a tiny model."""
     options = {**TINY_OPTIONS, "settings": {**OBJECTIVE_SETTINGS.get(recipe, {}), **dict(settings)}, **options}
     return vitreous.train(str(data), recipe=recipe, out=str(out), progress=False, **options)
 
 
-#: what is wrong -> data, recipe, options; settings; what the message and its hint say
+#: error -> data, recipe, options; settings; text of the message and its hint
 INVALID_RUNS = {
-    "a mask of all": ("flat", "mae", {}, {"objective.mask": ["0.99"]}, "16 patches leaves no visible", "smaller"),
+    "all patches masked": ("flat", "mae", {}, {"objective.mask": ["0.99"]}, "16 patches leaves no visible", "smaller"),
     "one patch": ("flat", "mae", {"model": "ViT-16x1/16"}, {}, "0.75 of 1 patches leaves no", "smaller patches"),
-    "no patch": ("flat", "masked-patches", {}, {"objective.share": ["0.01"]}, "0.01 of 16 patches", "smaller patches"),
+    "no masked patch": (
+        "flat",
+        "masked-patches",
+        {},
+        {"objective.share": ["0.01"]},
+        "0.01 of 16 patches",
+        "smaller patches",
+    ),
     "image below a patch": (
         "flat",
         "mae",
@@ -70,8 +76,22 @@ INVALID_RUNS = {
         "2 is not divisible by patch size 4",
         "--image-size 4",
     ),
-    "crop below a patch": ("flat", "dino", {}, {"views.local_image": ["2", "2"]}, "local views of 2", "image 4 4"),
-    "crops that divide not": ("flat", "dinov2", {}, {"views.local_image": ["10", "8"]}, "10x8", "local-image 8 8"),
+    "crop below a patch": (
+        "flat",
+        "dino",
+        {},
+        {"views.local_image": ["2", "2"]},
+        "the size of local views, 2",
+        "image 4 4",
+    ),
+    "crops not divisible by the patch": (
+        "flat",
+        "dinov2",
+        {},
+        {"views.local_image": ["10", "8"]},
+        "10x8",
+        "local-image 8 8",
+    ),
     "a batch of one": (
         "flat",
         "dinov2",
@@ -80,7 +100,7 @@ INVALID_RUNS = {
         "a batch of 1 is too small for dinov2",
         "--batch-size 2",
     ),
-    "no plain ViT": (
+    "not a plain ViT": (
         "flat",
         "mae",
         {"model": "BiT-R50x1"},
@@ -88,9 +108,16 @@ INVALID_RUNS = {
         "mae requires a ViT or hybrid whose blocks all attend to every token",
         "--model ViT-B/16",
     ),
-    "balance": ("classes", "dino", {"sampling": "balanced"}, {}, "balanced needs classes", "leave it out"),
-    "class weights": ("classes", "mae", {"class_weights": "balanced"}, {}, "balanced needs classes", "leave it out"),
-    "the best of none": (
+    "balance": ("classes", "dino", {"sampling": "balanced"}, {}, "balanced needs classes", "leave --sampling out"),
+    "class weights": (
+        "classes",
+        "mae",
+        {"class_weights": "balanced"},
+        {},
+        "balanced needs classes",
+        "leave --class-weights out",
+    ),
+    "best checkpoint without labels": (
         "flat",
         "mae",
         {"keep_best": True},
@@ -98,14 +125,28 @@ INVALID_RUNS = {
         "--keep-best requires labelled validation images, but the data has no labels",
         "classes",
     ),
-    "a grid": ("classes", "mae", {"lr_grid": (0.1,)}, {}, "--lr-grid needs labels to choose by", "--lr"),
+    "learning rate grid": (
+        "classes",
+        "mae",
+        {"lr_grid": (0.1,)},
+        {},
+        "--lr-grid needs labels to compare trials",
+        "--lr",
+    ),
     "no labels": ("flat", "small", {}, {}, "so there are no labels", "folder of its class"),
     "no labels for a student": ("flat", "distil", {}, {}, "so there are no labels", "folder of its class"),
     "no teacher": ("classes", "distil", {}, {}, "no teacher is set", "--objective.teacher"),
-    "a teacher that is nowhere": ("classes", "distil", {}, {"objective.teacher": ["nowhere"]}, "no weights at", "name"),
+    "missing teacher path": ("classes", "distil", {}, {"objective.teacher": ["nowhere"]}, "no weights at", "name"),
     "a damaged teacher": ("classes", "distil", {}, {"objective.teacher": ["HOME/junk.pt"]}, "damaged", "again"),
     "a damaged file": ("classes", "distil", {}, {"objective.teacher": ["HOME/junk.onnx"]}, "cannot run", "again"),
-    "no file": ("classes", "distil", {}, {"objective.teacher": ["HOME/none.onnx"]}, "cannot be read", "the path of"),
+    "missing teacher file": (
+        "classes",
+        "distil",
+        {},
+        {"objective.teacher": ["HOME/none.onnx"]},
+        "cannot be read",
+        "the path of",
+    ),
     "a teacher without a head": ("classes", "distil", {}, {"objective.teacher": ["HOME/mae"]}, "not classes", "use"),
     "a teacher of other classes": ("classes", "distil", {}, {"objective.teacher": ["HOME/cd"]}, "2 classes", "fine"),
     "a teacher of grey images": (
@@ -116,7 +157,7 @@ INVALID_RUNS = {
         "1 channels",
         "another",
     ),
-    "a deviation of 0": (
+    "a standard deviation of 0": (
         "classes",
         "distil",
         {},
@@ -129,11 +170,13 @@ INVALID_RUNS = {
 
 @pytest.mark.parametrize("case", INVALID_RUNS)
 def test_invalid_runs_are_rejected_before_writing(image_folders, tmp_path, case):
-    data, recipe, options, settings, problem, way = INVALID_RUNS[case]
-    settings = {path: [word.replace("HOME", str(image_folders)) for word in words] for path, words in settings.items()}
+    data, recipe, options, settings, problem, fix = INVALID_RUNS[case]
+    settings = {
+        path: [word.replace("HOME", str(image_folders)) for word in values] for path, values in settings.items()
+    }
     with pytest.raises(VitreousError) as error:
         train_tiny(image_folders / data, recipe, tmp_path / "run", settings, epochs=1.0, **options)
-    assert problem in error.value.message and way in error.value.hint
+    assert problem in error.value.message and fix in error.value.hint
     assert error.value.code in (UsageError.code, DataError.code, WeightsError.code) and not (tmp_path / "run").exists()
 
 
@@ -156,33 +199,33 @@ def test_resuming_with_another_objective_is_rejected(image_folders, options, pro
 
 @pytest.mark.parametrize("protocol", ["knn", "linear", "fewshot"])
 def test_protocols_report_missing_labels(image_folders, protocol):
-    found = run_cli("evaluate", str(image_folders / "mae"), str(image_folders / "flat"), "--protocol", protocol)
-    assert found.returncode == 3 and "so there are no labels" in found.stderr and "path,label" in found.stderr
+    result = run_cli("evaluate", str(image_folders / "mae"), str(image_folders / "flat"), "--protocol", protocol)
+    assert result.returncode == 3 and "so there are no labels" in result.stderr and "path,label" in result.stderr
 
 
 def write_label_table(home, labels):
-    """The flat folder as a table with splits of its own and these labels, or none."""
-    place = home / f"{'none' if labels is None else ''.join(labels)}.csv"
-    with place.open("w", newline="") as file:
+    """Write a table of the flat images with splits, and with these labels if not None."""
+    path = home / f"{'none' if labels is None else ''.join(labels)}.csv"
+    with path.open("w", newline="") as file:
         rows = csv.writer(file)
         rows.writerow(["path", "split", *(["label"] if labels is not None else [])])
         for index in range(24):
             split = "val" if index % 6 == 5 else "train"
             rows.writerow([f"flat/{index}.png", split, *([labels[index]] if labels is not None else [])])
-    return place
+    return path
 
 
 @pytest.mark.parametrize("recipe", OBJECTIVE_SETTINGS)
 def test_self_supervised_training_ignores_labels(image_folders, tmp_path, recipe):
-    """The same weights to the bit with labels, with these permuted, and with none."""
+    """Weights are bit-identical with labels, permuted labels, and no labels."""
     labels = list("ab" * 12)
     permuted = [labels[at] for at in np.random.default_rng(0).permutation(24)]
-    shipped = []
-    for number, own in enumerate((labels, permuted, None)):
+    saved_weights = []
+    for number, used_labels in enumerate((labels, permuted, None)):
         out = tmp_path / str(number)
-        summary = train_tiny(write_label_table(image_folders, own), recipe, out, epochs=2.0, evaluate_every=2)
-        assert own is None or summary["val"] is not None  # measured by them all the same
-        shipped.append(load_file(out / "model" / "weights.safetensors"))
-    for other in shipped[1:]:
-        assert other.keys() == shipped[0].keys()
-        assert all(other[name].equal(tensor) for name, tensor in shipped[0].items())
+        summary = train_tiny(write_label_table(image_folders, used_labels), recipe, out, epochs=2.0, evaluate_every=2)
+        assert used_labels is None or summary["val"] is not None  # labels are still used for validation metrics
+        saved_weights.append(load_file(out / "model" / "weights.safetensors"))
+    for weights in saved_weights[1:]:
+        assert weights.keys() == saved_weights[0].keys()
+        assert all(weights[name].equal(tensor) for name, tensor in saved_weights[0].items())

@@ -1,4 +1,4 @@
-"""Classes of clips: learned from scratch and from pictures, judged, and stopped and resumed with workers."""
+"""Clip classification: training from scratch and from image weights, evaluation, and resumption with workers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TRAIN_OPTIONS = {"workers": 0, "device": "cpu", "precision": "fp32", "batch_size
 
 
 class StoppingListener(NullListener):
-    """Remembers notes, and stops a run after so many pictures."""
+    """Stores notes, and stops a run after `stop` images."""
 
     def __init__(self, stop: int = 10**9) -> None:
         self.notes, self.stop = list[str](), stop
@@ -35,16 +35,16 @@ class StoppingListener(NullListener):
 
 @pytest.fixture(scope="module")
 def moving_squares(tmp_path_factory):
-    """Squares that move left or right, in three splits."""
+    """Return clips of squares that move left or right, in three splits."""
     moving_squares = tmp_path_factory.mktemp("clips")
-    for place, (name, count) in enumerate((("train", 18), ("val", 3), ("test", 6))):
-        write_moves(moving_squares / name, count, first=1000 * place)
+    for split_index, (name, count) in enumerate((("train", 18), ("val", 3), ("test", 6))):
+        write_moves(moving_squares / name, count, first=1000 * split_index)
     return moving_squares
 
 
 @pytest.fixture(scope="module")
 def clip_run(moving_squares, tmp_path_factory):
-    """A run that has learned directions, from the default model, and what it noted."""
+    """Return a run of the default model trained on directions, and its notes."""
     out, listener = tmp_path_factory.mktemp("runs") / "run", StoppingListener()
     vitreous.train(str(moving_squares), out=str(out), steps=40, frames=4, listener=listener, **TRAIN_OPTIONS)
     return out, listener.notes
@@ -78,8 +78,8 @@ def test_resumed_clip_run_is_bit_identical(moving_squares, tmp_path):
     vitreous.train(str(moving_squares), out=str(tmp_path / "stopped"), resume=True)
     first, second = (load_bundle(tmp_path / name / "model") for name in ("whole", "stopped"))
     assert first.preprocess == second.preprocess and first.preprocess.stride == 2
-    own, other = first.model.state_dict(), second.model.state_dict()
-    assert all(torch.equal(own[name], other[name]) for name in own)
+    uninterrupted, resumed = first.model.state_dict(), second.model.state_dict()
+    assert all(torch.equal(uninterrupted[name], resumed[name]) for name in uninterrupted)
     with pytest.raises(UsageError, match="frames: 4 -> 8"):
         vitreous.train(out=str(tmp_path / "stopped"), resume=True, frames=8)
 
@@ -91,20 +91,20 @@ def test_clip_runs_start_from_image_and_clip_weights(moving_squares, clip_run, t
     )
     config = load_bundle(tmp_path / "a" / "model").model.config
     assert document["steps"] == 1 and config.name() == "ViViT-64x2/8x2" and config.image == (8, 24, 24)
-    named = {**TRAIN_OPTIONS, "model": "ViViT-64x2/8x4-factorised-encoder", "steps": 1, "image_size": 16}
-    vitreous.train(str(moving_squares), out=str(tmp_path / "b"), init=str(tmp_path / "flat"), **named)
+    train_options = {**TRAIN_OPTIONS, "model": "ViViT-64x2/8x4-factorised-encoder", "steps": 1, "image_size": 16}
+    vitreous.train(str(moving_squares), out=str(tmp_path / "b"), init=str(tmp_path / "flat"), **train_options)
     assert load_bundle(tmp_path / "b" / "model").model.config.image == (8, 16, 16)
     mean = replace_known_fields(
         config_from_name("ViT-64x2/8", 24), {"pool": "mean", "class_token": False, "registers": 2}
     )
-    vitreous.save(ViT(mean), tmp_path / "mean")  # as small pictures are learned
-    vitreous.train(str(moving_squares), out=str(tmp_path / "d"), init=str(tmp_path / "mean"), **named)
+    vitreous.save(ViT(mean), tmp_path / "mean")  # an image model with mean pooling
+    vitreous.train(str(moving_squares), out=str(tmp_path / "d"), init=str(tmp_path / "mean"), **train_options)
     config = load_bundle(tmp_path / "d" / "model").model.config
     assert (config.pool, config.class_token, config.registers) == ("mean", False, 2)
-    more = vitreous.train(
+    summary = vitreous.train(
         str(moving_squares), out=str(tmp_path / "c"), init=str(clip_run[0]), steps=1, frames=6, **TRAIN_OPTIONS
     )
-    assert more["steps"] == 1 and load_bundle(tmp_path / "c" / "model").model.config.image == (6, 16, 16)
+    assert summary["steps"] == 1 and load_bundle(tmp_path / "c" / "model").model.config.image == (6, 16, 16)
 
 
 @pytest.mark.parametrize(("change", "problem"), [

@@ -1,4 +1,4 @@
-"""Alarms of objectives without labels: raised for features and targets that collapsed, and not for healthy ones."""
+"""Collapse warnings of self-supervised objectives: raised for collapsed features and targets, not for healthy ones."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ EARLY_PROGRESS, LATER_PROGRESS = TrainingProgress(1, 1, 100), TrainingProgress(5
 
 @pytest.fixture(scope="module")
 def objectives():
-    """One of each, of a tiny model."""
+    """Return one objective of each kind with a tiny model."""
     config = replace(config_from_name(f"ViT-{EMBED_DIM}x1/8", 16), classes=0)
     return {
         "mae": MAE(build_model(config), MAEConfig(decoder_width=16, decoder_depth=1, decoder_heads=2)),
@@ -34,9 +34,9 @@ def objectives():
     }
 
 
-def compute_feature_metrics(rows, **more):
-    """What an evaluation says of features (n, d)."""
-    return {"rankme": compute_rankme(rows), "feature_std": compute_feature_std(rows), **more}
+def compute_feature_metrics(rows, **metrics):
+    """Return an evaluation's metrics of features (n, d)."""
+    return {"rankme": compute_rankme(rows), "feature_std": compute_feature_std(rows), **metrics}
 
 
 @pytest.mark.parametrize("name", ["mae", "masked", "dino", "dinov2"])
@@ -45,44 +45,43 @@ def test_only_collapsed_features_raise_a_warning(objectives, name):
     healthy = draw.normal(size=(200, EMBED_DIM)) + 1.0
     start = {"highest_rankme": 30.0, "first_feature_std": compute_feature_std(healthy)}
     assert not list(objective.warnings(compute_feature_metrics(healthy, **start), LATER_PROGRESS))
-    same = np.tile(draw.normal(size=(1, EMBED_DIM)), (200, 1)) + 1e-4 * draw.normal(size=(200, EMBED_DIM))
-    found = dict(
-        objective.warnings(compute_feature_metrics(same, **start), EARLY_PROGRESS)
-    )  # at the first evaluation, however early
-    assert found.keys() == {"same features", "one direction"}
-    assert all(objective.collapse_hint in text and "--" in text for text in found.values())
-    assert "mean cosine 1.0000, 0.5" in found["same features"] and f"of {EMBED_DIM})" in found["one direction"]
-    few = draw.normal(size=(200, 2)) @ draw.normal(size=(2, EMBED_DIM))
-    assert dict(objective.warnings(compute_feature_metrics(few, highest_rankme=25.0), LATER_PROGRESS)).keys() == {
+    identical = np.tile(draw.normal(size=(1, EMBED_DIM)), (200, 1)) + 1e-4 * draw.normal(size=(200, EMBED_DIM))
+    # even at an early first evaluation
+    alarms = dict(objective.warnings(compute_feature_metrics(identical, **start), EARLY_PROGRESS))
+    assert alarms.keys() == {"same features", "one direction"}
+    assert all(objective.collapse_hint in text and "--" in text for text in alarms.values())
+    assert "mean cosine 1.0000, 0.5" in alarms["same features"] and f"of {EMBED_DIM})" in alarms["one direction"]
+    low_rank = draw.normal(size=(200, 2)) @ draw.normal(size=(2, EMBED_DIM))
+    assert dict(objective.warnings(compute_feature_metrics(low_rank, highest_rankme=25.0), LATER_PROGRESS)).keys() == {
         "fallen rank"
     }
 
 
 @pytest.mark.parametrize("name", ["dino", "dinov2"])
 def test_dino_warns_only_when_features_fall_below_initialisation(objectives, name):
-    """An untrained encoder may have few directions and features that are nearly the same: only less is an alarm."""
+    """Untrained encoders may have low rank and similar features, so only a decrease is a warning."""
     unit = 1 / math.sqrt(EMBED_DIM)
 
-    def alarms(objective=objectives[name], **scalars):
+    def get_warnings(objective=objectives[name], **scalars):
         return [alarm for alarm, _ in objective.warnings(scalars, EARLY_PROGRESS)]
 
-    assert alarms(rankme=3.1, highest_rankme=6.3) == ["fallen rank"]
-    assert alarms(rankme=3.1, highest_rankme=6.1) == []  # half is left
-    assert alarms(rankme=3.3, highest_rankme=20.0) == []  # more than a tenth of the width
-    assert alarms(feature_std=0.06 * unit, first_feature_std=0.11 * unit) == []  # cosine 0.996, and 0.988 before
-    assert alarms(feature_std=0.05 * unit, first_feature_std=0.11 * unit) == ["same features"]
-    assert alarms(feature_std=0.11 * unit, first_feature_std=0.9 * unit) == []  # 0.988
+    assert get_warnings(rankme=3.1, highest_rankme=6.3) == ["fallen rank"]
+    assert get_warnings(rankme=3.1, highest_rankme=6.1) == []  # more than half of the rank remains
+    assert get_warnings(rankme=3.3, highest_rankme=20.0) == []  # more than a tenth of the width
+    assert get_warnings(feature_std=0.06 * unit, first_feature_std=0.11 * unit) == []  # mean cosine 0.996, was 0.988
+    assert get_warnings(feature_std=0.05 * unit, first_feature_std=0.11 * unit) == ["same features"]
+    assert get_warnings(feature_std=0.11 * unit, first_feature_std=0.9 * unit) == []  # mean cosine 0.988
 
 
 @pytest.mark.parametrize("name", ["mae", "masked"])
 def test_reconstruction_objectives_accept_similar_features(objectives, name):
-    """MAE on 2,000 images of CIFAR-10, at the start and after 17 steps: it restores pixels all the same."""
+    """Metrics of MAE on 2,000 CIFAR-10 images, at the start and after 17 steps; it reconstructs despite them."""
     measured = {"rankme": 1.9, "highest_rankme": 8.3, "feature_std": 0.0027, "first_feature_std": 0.0175}
     assert not list(objectives[name].warnings(measured, EARLY_PROGRESS))
 
 
 def test_collapse_is_detected_at_the_first_evaluation(objectives):
-    """DINO without KoLeo on 9,000 images of CIFAR-10, width 128: at the start, after 66 steps and after 100."""
+    """Metrics of DINO without KoLeo on 9,000 CIFAR-10 images, width 128, after 0, 66 and 100 steps."""
     start = {"highest_rankme": 22.3, "first_feature_std": 0.0227}
     dino = DINO(
         build_model(replace(config_from_name("ViT-128x1/8", 16), classes=0)),
@@ -118,7 +117,7 @@ def test_collapsed_targets_raise_a_warning(objectives, name):
     assert not list(objective.warnings(healthy, LATER_PROGRESS))
     uniform = {**healthy, "teacher_entropy": most, "prototype_entropy": most}
     assert dict(objective.warnings(uniform, LATER_PROGRESS)).keys() == {"uniform teacher"}
-    one = {**healthy, "teacher_entropy": 0.0, "prototype_entropy": 0.0}
-    assert dict(objective.warnings(one, LATER_PROGRESS)).keys() == {"one prototype"}
-    alike = {**healthy, "feature_std": 0.0}
-    assert dict(objective.warnings(alike, LATER_PROGRESS)).keys() == {"same features"}
+    one_prototype = {**healthy, "teacher_entropy": 0.0, "prototype_entropy": 0.0}
+    assert dict(objective.warnings(one_prototype, LATER_PROGRESS)).keys() == {"one prototype"}
+    same_features = {**healthy, "feature_std": 0.0}
+    assert dict(objective.warnings(same_features, LATER_PROGRESS)).keys() == {"same features"}

@@ -1,5 +1,4 @@
-"""The contract of objectives, held by two that only the tests have: through `train`'s own path, on images without
-labels."""
+"""The contract of objectives, checked with two test objectives: trained by `train` on unlabelled images."""
 
 from __future__ import annotations
 
@@ -43,7 +42,7 @@ TRAIN_OPTIONS = {
 
 @pytest.fixture(autouse=True)
 def toy_objectives(monkeypatch):
-    """The objectives and recipes of the tests beside the usual ones."""
+    """Register the toy objectives and their recipes."""
     toys.register_toys(monkeypatch.setattr)
     yield
     toys.unregister_toys()
@@ -51,7 +50,7 @@ def toy_objectives(monkeypatch):
 
 @pytest.fixture
 def unlabelled_images(tmp_path):
-    """32 images in one folder, without classes."""
+    """Return a folder of 32 images without classes."""
     home = tmp_path / "flat"
     home.mkdir()
     for index in range(32):
@@ -65,28 +64,28 @@ def test_unlabelled_training_produces_an_embedding_model(unlabelled_images, tmp_
     summary = vitreous.train(
         str(unlabelled_images), recipe=name, out=str(out), workers=0, device="cpu", **TRAIN_OPTIONS
     )
-    assert summary["steps"] == math.ceil(3 * summary_images(out) / 8) and summary["val"] is None
+    assert summary["steps"] == math.ceil(3 * read_num_train_images(out) / 8) and summary["val"] is None
     lines = [json.loads(line) for line in (out / "metrics.jsonl").open()]
     logged = {"tiny-dino": "train/entropy", "tiny-pixels": "train/worst"}[name]
     assert all(math.isfinite(line["train/loss"]) and math.isfinite(line[logged]) for line in lines)
     assert load_bundle(out / "model").task == FeatureExtraction()
     with pytest.raises(UsageError, match="features, not classes"):
         vitreous.load(str(out))
-    found = run_cli(
+    result = run_cli(
         "embed", str(out), str(unlabelled_images), "--out", str(tmp_path / "vectors.npz"), "--device", "cpu"
     )
-    assert found.returncode == 0, found.stderr
+    assert result.returncode == 0, result.stderr
     vectors = np.load(tmp_path / "vectors.npz")["embeddings"]
     assert vectors.shape == (32, 32) and np.isfinite(vectors).all() and vectors.std(0).max() > 0
 
 
-def summary_images(out):
-    """Training images of a run."""
+def read_num_train_images(out):
+    """Return the number of training images of a run."""
     return RunFolder(out).run().data.images
 
 
 def create_session(name, tmp_path, **changes):
-    """A session on random images in memory, and its state."""
+    """Return a session on random images in memory, and its state."""
     pixels = np.random.default_rng(0).integers(0, 256, (24, 16, 16, 3), dtype=np.uint8)
     split = ArraySplit(pixels, np.zeros((24, 0), np.float32))
     model = ViTConfig(image=(16, 16), patch=(4, 4), classes=0, width=32, depth=2, heads=2, mlp=MlpConfig(hidden=64))
@@ -105,12 +104,12 @@ def test_teacher_follows_its_schedule_in_float32(tmp_path, precision):
     assert {p.dtype for p in objective.teacher.parameters()} == {torch.float32}
     expected = {name: p.clone() for name, p in objective.teacher.named_parameters()}
 
-    def follow(state):
-        momentum = training_progress_at(state.run, state.step - 1).values["momentum"]  # of the step that was made
+    def follow_teacher(state):
+        momentum = training_progress_at(state.run, state.step - 1).values["momentum"]  # momentum of the completed step
         for name, p in objective.model.named_parameters():
             expected[name] = expected[name].lerp(p.detach().float(), 1 - momentum)
 
-    run_training_loop(state, session.batches(state), [(1, follow)])
+    run_training_loop(state, session.batches(state), [(1, follow_teacher)])
     for name, p in objective.teacher.named_parameters():
         assert torch.allclose(p, expected[name], atol=1e-6), name
     assert objective.centre.abs().max() > 0 and state.progress.values["momentum"] == 1.0
@@ -119,12 +118,12 @@ def test_teacher_follows_its_schedule_in_float32(tmp_path, precision):
         for p, q in zip(objective.teacher.parameters(), objective.model.parameters(), strict=True)
         if p.ndim > 1
     )
-    shipped = dict(state.flat.averaged_model().named_parameters())
-    assert all(torch.equal(shipped[name], p) for name, p in objective.teacher.named_parameters())
+    averaged = dict(state.flat.averaged_model().named_parameters())
+    assert all(torch.equal(averaged[name], p) for name, p in objective.teacher.named_parameters())
 
 
 def collect_losses(name, precision, tmp_path):
-    """The loss of every step of a short run."""
+    """Return the loss of every step of a short run."""
     session, state = create_session(name, tmp_path, precision=precision)
     losses = []
     run_training_loop(
@@ -137,7 +136,7 @@ def collect_losses(name, precision, tmp_path):
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("name", TOY_RECIPES)
 def test_golden_curve(name, precision, tmp_path):
-    """Equal after any refactoring. `python -m tests.objectives.test_contract` writes them anew."""
+    """Refactoring does not change the losses; `python -m tests.objectives.test_contract` writes new values."""
     golden = json.loads(GOLDEN_FILE.read_text())[f"{name} {precision}"]
     assert collect_losses(name, precision, tmp_path) == pytest.approx(
         golden, abs={"fp32": 2e-5, "bf16": 2e-2}[precision]
@@ -165,8 +164,8 @@ def test_micro_batch_losses_average_to_the_batch_loss(tmp_path):
     session, state = create_session("tiny-pixels", tmp_path)
     _, batch = next(session.batches(state))
     objective = state.objective.eval()
-    parts = [objective({name: e[a : a + 2] for name, e in batch.items()})["loss"].item() for a in range(0, 8, 2)]
-    assert np.mean(parts) == pytest.approx(objective(batch)["loss"].item(), rel=1e-5)
+    micro_losses = [objective({name: e[a : a + 2] for name, e in batch.items()})["loss"].item() for a in range(0, 8, 2)]
+    assert np.mean(micro_losses) == pytest.approx(objective(batch)["loss"].item(), rel=1e-5)
 
 
 def test_supervised_training_requires_labels(unlabelled_images, tmp_path):

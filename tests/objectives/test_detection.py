@@ -1,4 +1,4 @@
-"""Learning objects: the losses of a batch, and whole runs on folders of annotations."""
+"""Training of object detection: the losses of a batch, and complete runs on annotated folders."""
 
 import json
 import math
@@ -47,22 +47,22 @@ def test_detection_run_learns_and_reports_average_precision(tmp_path):
     summary = train_detector(tmp_path / "run", data=str(tmp_path / "data"), steps=80, lr=3e-3, settings=settings)
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").open()]
     logged = [line for line in lines if "train/loss" in line]
-    parts = ("objectness", "proposals", "classes", "boxes", "masks")
+    loss_names = ("objectness", "proposals", "classes", "boxes", "masks")
     for line in logged:
-        assert line["train/loss"] == pytest.approx(sum(line[f"train/{name}"] for name in parts), rel=1e-5)
-    assert all(logged[-1][f"train/{name}"] > 0 for name in parts)
+        assert line["train/loss"] == pytest.approx(sum(line[f"train/{name}"] for name in loss_names), rel=1e-5)
+    assert all(logged[-1][f"train/{name}"] > 0 for name in loss_names)
     assert logged[-1]["train/loss"] < 0.6 * logged[0]["train/loss"]
     assert summary["val"]["primary"] == "ap" and summary["val"]["box_ap50"] > 0.3 and summary["val"]["ap50"] > 0.1
     bundle = load_bundle(tmp_path / "run" / "model")
     assert bundle.task == Detection(("object",), masks=True) and bundle.model.config.masks
 
 
-def test_from_weights_everything_moves_or_the_heads_or_adapters(tmp_path):
+def test_pretrained_backbones_are_trained_frozen_or_adapted(tmp_path):
     home = write_objects(tmp_path / "data", 8)
     once = {"data": str(home), "steps": 2, "save_every": 10}
     train_detector(tmp_path / "first", **once)
     before = load_bundle(tmp_path / "first" / "model").model.backbone.state_dict()
-    oblong = with_setting("model.image", ["24", "32"])
+    oblong = make_setting_arguments("model.image", ["24", "32"])
     for name, change in {
         "all": {},
         "heads": {"last_blocks": 0},
@@ -74,8 +74,14 @@ def test_from_weights_everything_moves_or_the_heads_or_adapters(tmp_path):
         )
         after = load_bundle(tmp_path / name / "model").model.backbone.state_dict()
         assert json.loads((tmp_path / name / "model" / "model.json").read_text())["preprocess"]["image"] == [24, 32]
-        moved = {part for part in before if part != "position.table" and not torch.equal(before[part], after[part])}
-        assert {"all": bool(moved), "best": bool(moved), "heads": not moved}.get(name, moved == LORA_PARAMETERS), name
+        changed = {
+            parameter
+            for parameter in before
+            if parameter != "position.table" and not torch.equal(before[parameter], after[parameter])
+        }
+        assert {"all": bool(changed), "best": bool(changed), "heads": not changed}.get(
+            name, changed == LORA_PARAMETERS
+        ), name
     summary = json.loads((tmp_path / "best" / "summary.json").read_text())
     assert summary["selection"]["best"]["metric"] == "AP"
 
@@ -83,20 +89,20 @@ def test_from_weights_everything_moves_or_the_heads_or_adapters(tmp_path):
 LORA_PARAMETERS = {"encoder.blocks.0.attention.part.qkv.weight"}
 
 
-def test_masks_follow_from_the_data_or_from_the_user(tmp_path):
+def test_mask_prediction_follows_the_data_or_the_option(tmp_path):
     boxes, masks = str(write_voc(tmp_path / "voc")), str(write_coco(tmp_path / "coco"))
     once = {"steps": 1, "batch_size": 2, "save_every": 10}
     train_detector(tmp_path / "boxes", data=boxes, **once)
     assert load_bundle(tmp_path / "boxes" / "model").task == Detection(("cat", "dog", "owl"), masks=False)
     with pytest.raises(DataError, match=r"no masks[\s\S]*'objective.masks': \['false'\]"):
-        train_detector(tmp_path / "no", data=boxes, **once, **with_setting("objective.masks", ["true"]))
+        train_detector(tmp_path / "no", data=boxes, **once, **make_setting_arguments("objective.masks", ["true"]))
     train_detector(tmp_path / "masks", data=masks, **once)
     assert load_bundle(tmp_path / "masks" / "model").task.masks
-    train_detector(tmp_path / "less", data=masks, **once, **with_setting("objective.masks", ["false"]))
+    train_detector(tmp_path / "less", data=masks, **once, **make_setting_arguments("objective.masks", ["false"]))
     assert not load_bundle(tmp_path / "less" / "model").task.masks
 
 
-def with_setting(name: str, value: list[str]) -> dict:
+def make_setting_arguments(name: str, value: list[str]) -> dict:
     return {"settings": TRAIN_OPTIONS["settings"] | {name: value}}
 
 
@@ -113,7 +119,10 @@ def test_detection_targets_contain_only_objects(tmp_path):
 
 
 def objective_and_batch(**changes):
-    """An objective without chance but in what is learned from, and a batch of 4 images of a square each."""
+    """Return an objective without random augmentation, and a batch of 4 images with one square each.
+
+    Only the sampling of anchors and regions is random.
+    """
     config = DetectionConfig(**SMALL_OBJECTIVE | changes)
     torch.manual_seed(0)
     model = vitreous.create("Conv8-16-16+ViT-32x1/8", image_size=32, num_classes=0)
@@ -133,15 +142,22 @@ def objective_and_batch(**changes):
 def test_detector_for_other_classes_loads_pyramid_and_proposals(tmp_path):
     (first, _), (second, _) = objective_and_batch(), objective_and_batch()
     Bundle(first.model.eval(), first.task(), ImagePreprocess((32, 32), 3, (0.5,) * 3, (0.5,) * 3)).save(tmp_path / "x")
-    parts = open_objective_state(tmp_path / "x")
+    objective_state = open_objective_state(tmp_path / "x")
     for tensor in second.model.parameters():
         tensor.data.zero_()
-    other = load_into_objective(second, {"classes": ["c", "d"]}, parts)
-    assert set(other.loaded) == {"model.pyramid", "model.proposals"} and other.skipped == ["model.regions"]
+    loading_report = load_into_objective(second, {"classes": ["c", "d"]}, objective_state)
+    assert set(loading_report.loaded) == {"model.pyramid", "model.proposals"} and loading_report.skipped == [
+        "model.regions"
+    ]
     assert not any(tensor.any() for tensor in second.model.regions.parameters())
-    assert set(load_into_objective(second, {"classes": ["a", "b"]}, parts).loaded) == {*other.loaded, *other.skipped}
-    own, theirs = second.model.state_dict(), first.model.state_dict()
-    assert all(torch.equal(own[name], theirs[name]) for name in own if not name.startswith("backbone."))
+    assert set(load_into_objective(second, {"classes": ["a", "b"]}, objective_state).loaded) == {
+        *loading_report.loaded,
+        *loading_report.skipped,
+    }
+    loaded_state, theirs = second.model.state_dict(), first.model.state_dict()
+    assert all(
+        torch.equal(loaded_state[name], theirs[name]) for name in loaded_state if not name.startswith("backbone.")
+    )
 
 
 def test_sampling_keys_depend_only_on_seed_and_position():
@@ -151,10 +167,12 @@ def test_sampling_keys_depend_only_on_seed_and_position():
         keys[2:], objective.prepare({**batch, "positions": torch.arange(2, 4)}, TrainingProgress())["keys"]
     )
     assert len(set(keys.tolist())) == 4
-    first, again = (objective(objective.prepare(batch, TrainingProgress())) for _ in range(2))
-    assert all(torch.equal(first[name], again[name]) for name in first)
-    parts = [objective({name: rows[i : i + 1] for name, rows in (batch | {"keys": keys}).items()}) for i in range(4)]
-    assert first["loss"].item() == pytest.approx(sum(part["loss"].item() for part in parts) / 4, rel=1e-5)
+    first, repeated = (objective(objective.prepare(batch, TrainingProgress())) for _ in range(2))
+    assert all(torch.equal(first[name], repeated[name]) for name in first)
+    sample_losses = [
+        objective({name: rows[i : i + 1] for name, rows in (batch | {"keys": keys}).items()}) for i in range(4)
+    ]
+    assert first["loss"].item() == pytest.approx(sum(losses["loss"].item() for losses in sample_losses) / 4, rel=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -175,7 +193,7 @@ def test_losses_are_float32_and_decrease(dtype):
 
 
 def compute_loss_curve(masks: bool) -> list[float]:
-    """The losses of eight steps of SGD on one batch, that of step n with the draws of position n on."""
+    """Return the losses of eight SGD steps on one batch; step n uses the random draws from position n."""
     objective, batch = objective_and_batch(masks=masks)
     optimizer, losses = torch.optim.SGD(objective.parameters(), 0.02, momentum=0.9), []
     for step in range(8):
@@ -191,7 +209,7 @@ def compute_loss_curve(masks: bool) -> list[float]:
 
 @pytest.mark.parametrize("masks", [False, True])
 def test_golden_curve(masks):
-    """Equal after any refactoring; `curve` gives them anew."""
+    """Refactoring does not change the losses; `compute_loss_curve` computes new reference values."""
     assert compute_loss_curve(masks) == pytest.approx(GOLDEN_LOSSES[masks], abs=2e-3)
 
 
@@ -229,34 +247,36 @@ def test_federated_classes_are_sampled_by_root_frequency():
     present = np.zeros((6000, 8), bool)
     present[::2, 2] = present[::3, 0] = True
     keys = derive_keys(5, np.arange(6000))
-    counted, chance = draw_federated_classes(present, frequencies, 3, keys), draw_uniform(keys, 8)
+    counted, uniform = draw_federated_classes(present, frequencies, 3, keys), draw_uniform(keys, 8)
     for image in range(50):
-        own = set(np.flatnonzero(present[image]).tolist())
+        image_classes = set(np.flatnonzero(present[image]).tolist())
         times = {
-            k: -math.log1p(-chance[image, k]) / math.sqrt(frequencies[k])
+            k: -math.log1p(-uniform[image, k]) / math.sqrt(frequencies[k])
             for k in range(8)
-            if frequencies[k] and k not in own
+            if frequencies[k] and k not in image_classes
         }
-        drawn = sorted(times, key=lambda k: times[k])[: 3 - len(own)]
-        assert set(np.flatnonzero(counted[image]).tolist()) == own | set(drawn)
+        sampled = sorted(times, key=lambda k: times[k])[: 3 - len(image_classes)]
+        assert set(np.flatnonzero(counted[image]).tolist()) == image_classes | set(sampled)
     assert (counted.sum(1) == 3).all() and not counted[1::2, [2, 6]].any()
     first = draw_federated_classes(np.zeros((6000, 8), bool), frequencies, 1, keys).mean(0)
     assert first == pytest.approx(np.sqrt(frequencies) / np.sqrt(frequencies).sum(), abs=0.02)
     assert np.array_equal(draw_federated_classes(present[10:20], frequencies, 3, keys[10:20]), counted[10:20])
-    few = draw_federated_classes(present[:2], frequencies, 50, keys[:2])
-    assert few.sum(1).tolist() == [7, 6]  # a class that no image has is not drawn
+    few_sampled = draw_federated_classes(present[:2], frequencies, 50, keys[:2])
+    assert few_sampled.sum(1).tolist() == [7, 6]  # classes without any image are not sampled
 
 
-def test_a_federated_loss_counts_frequencies_and_is_a_mean_over_images():
+def test_federated_loss_is_a_mean_over_images():
     objective, batch = objective_and_batch(scores="sigmoid", federated=1, frequencies=(3, 1))
     prepared = objective.prepare(batch, TrainingProgress())
     assert torch.equal(prepared["federated"], torch.tensor([[True, False], [False, True]] * 2))
-    whole = objective(prepared)
-    assert whole["classes"].isfinite() and whole["classes"] > 0
-    parts = [objective({name: rows[i : i + 1] for name, rows in prepared.items()}) for i in range(4)]
-    assert whole["loss"].item() == pytest.approx(sum(part["loss"].item() for part in parts) / 4, rel=1e-5)
-    both, _ = objective_and_batch(scores="sigmoid", federated=2)
-    assert both.prepare(batch, TrainingProgress())["federated"].all()
+    batch_losses = objective(prepared)
+    assert batch_losses["classes"].isfinite() and batch_losses["classes"] > 0
+    sample_losses = [objective({name: rows[i : i + 1] for name, rows in prepared.items()}) for i in range(4)]
+    assert batch_losses["loss"].item() == pytest.approx(
+        sum(losses["loss"].item() for losses in sample_losses) / 4, rel=1e-5
+    )
+    all_classes, _ = objective_and_batch(scores="sigmoid", federated=2)
+    assert all_classes.prepare(batch, TrainingProgress())["federated"].all()
     config = DetectionConfig(scores="sigmoid", federated=50)
     assert config.fitted(np.array([[1.0, 0.0], [1.0, 1.0]], np.float32)).frequencies == (2, 1)
     assert DetectionConfig().fitted(np.ones((2, 2), np.float32)) == DetectionConfig()
@@ -266,11 +286,11 @@ def test_a_federated_loss_counts_frequencies_and_is_a_mean_over_images():
     model = replace(config_from_name("ViT-32x2/8", 32), classes=0)
     with pytest.raises(UsageError, match=r"'objective.scores': \['sigmoid'\]"):
         DetectionConfig(federated=5).check(model, ("a", "b"), SceneViews())
-    with pytest.raises(UsageError, match="3 frequencies for 2 classes"):
+    with pytest.raises(UsageError, match="frequencies has 3 numbers for 2 classes"):
         replace(config, frequencies=(1, 2, 3)).check(model, ("a", "b"), SceneViews())
 
 
-def test_lvis_options_for_rare_classes(tmp_path):
+def test_lvis_options_are_applied_to_rare_classes(tmp_path):
     changes = {"objective.scores": ["sigmoid"], "objective.federated": ["2"], "data.repeat_threshold": ["0.9"]}
     settings = TRAIN_OPTIONS["settings"] | changes
     data = str(write_coco(tmp_path / "coco"))

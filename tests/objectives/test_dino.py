@@ -1,4 +1,4 @@
-"""DINO and DINOv2: losses against the loops of their docstrings, and the invariants of the papers."""
+"""DINO and DINOv2: losses match the loops in their docstrings, and invariants of the papers hold."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ VIEWS = MultiCrop(locals=3, local_image=(16, 16))
 TRAINING_PROGRESS = TrainingProgress(0, 0, 100, {"teacher_temperature": 0.05, "momentum": 0.9})
 
 
-def build_objective(kind=DINO, config=None, model=SMALL_CONFIG, **settings):
-    """An objective on a small model, in training."""
+def build_objective(objective_class=DINO, config=None, model=SMALL_CONFIG, **settings):
+    """Return an objective on a small model, in training mode."""
     torch.manual_seed(0)
-    config = config or {DINO: DINOConfig, DINOv2: DINOv2Config}[kind](**HEAD_OPTIONS, **settings)
-    return kind(build_model(model), config, ObjectiveSetting(views=VIEWS)).train()
+    config = config or {DINO: DINOConfig, DINOv2: DINOv2Config}[objective_class](**HEAD_OPTIONS, **settings)
+    return objective_class(build_model(model), config, ObjectiveSetting(views=VIEWS)).train()
 
 
-def batch_for(own, images=4):
-    """A prepared batch of random views."""
+def make_view_batch(objective, images=4):
+    """Return a prepared batch of random views."""
     generator = torch.Generator().manual_seed(1)
     batch = {
         "images": torch.randn(images, 2, 3, 32, 32, generator=generator),
@@ -51,7 +51,7 @@ def batch_for(own, images=4):
         "positions": torch.arange(images),
         "samples": torch.arange(images),
     }
-    return own.prepare(batch, TRAINING_PROGRESS)
+    return objective.prepare(batch, TRAINING_PROGRESS)
 
 
 def test_cross_view_entropy_averages_pairs_of_different_views():
@@ -72,7 +72,7 @@ def test_uniform_outputs_have_the_loss_ln_k():
 def test_heads_have_the_published_parameters(width, count):
     with torch.device("meta"):
         head = DINOHead(width, HeadOptions())
-    lengths = 65536  # which the authors' code counts, though they are one
+    lengths = 65536  # the authors' code has trainable lengths in its parameter count, but fixes them to one
     assert sum(p.numel() for p in head.parameters()) + lengths == count
 
 
@@ -103,64 +103,68 @@ def test_head_outputs_cosine_similarity_to_prototypes():
 
 
 def test_centre_is_updated_only_after_the_step():
-    own = build_objective()
-    batch = batch_for(own)
-    before = own(batch)["loss"]
-    assert own.centre.abs().max() == 0
-    answers = own.compute_teacher_outputs(batch["images"])
-    own.after_step(TRAINING_PROGRESS)
-    assert torch.allclose(own.centre, 0.1 * answers.mean((0, 1)), atol=1e-6)
-    assert own.outputs.abs().max() == 0 and own(batch)["loss"] != before
+    objective = build_objective()
+    batch = make_view_batch(objective)
+    before = objective(batch)["loss"]
+    assert objective.centre.abs().max() == 0
+    teacher_outputs = objective.compute_teacher_outputs(batch["images"])
+    objective.after_step(TRAINING_PROGRESS)
+    assert torch.allclose(objective.centre, 0.1 * teacher_outputs.mean((0, 1)), atol=1e-6)
+    assert objective.outputs.abs().max() == 0 and objective(batch)["loss"] != before
 
 
 def test_teacher_is_a_momentum_average_without_gradients():
-    own = build_objective(model=SMALL_CONFIG.with_options(regularization={"drop_path": 0.5}))
-    own(batch_for(own))["loss"].backward()
-    assert all(p.grad is None and not p.requires_grad for p in own.teacher.parameters())
-    assert not own.teacher.training and own.model.training
-    moved = {name: p + 1 for name, p in own.model.state_dict().items()}
-    own.model.load_state_dict(moved)
-    before = {name: p.clone() for name, p in own.teacher.state_dict().items()}
-    own.after_step(TRAINING_PROGRESS)
-    for name, p in own.teacher.state_dict().items():
-        assert torch.allclose(p, 0.9 * before[name] + 0.1 * moved[name], atol=1e-6)
-    own.after_step(TRAINING_PROGRESS._replace(values={"momentum": 1.0}))
+    objective = build_objective(model=SMALL_CONFIG.with_options(regularization={"drop_path": 0.5}))
+    objective(make_view_batch(objective))["loss"].backward()
+    assert all(p.grad is None and not p.requires_grad for p in objective.teacher.parameters())
+    assert not objective.teacher.training and objective.model.training
+    shifted_state = {name: p + 1 for name, p in objective.model.state_dict().items()}
+    objective.model.load_state_dict(shifted_state)
+    before = {name: p.clone() for name, p in objective.teacher.state_dict().items()}
+    objective.after_step(TRAINING_PROGRESS)
+    for name, p in objective.teacher.state_dict().items():
+        assert torch.allclose(p, 0.9 * before[name] + 0.1 * shifted_state[name], atol=1e-6)
+    objective.after_step(TRAINING_PROGRESS._replace(values={"momentum": 1.0}))
 
 
 def test_momentum_of_one_keeps_the_teacher():
-    own = build_objective()
-    own.model.load_state_dict({name: p + 1 for name, p in own.model.state_dict().items()})
-    before = {name: p.clone() for name, p in own.teacher.state_dict().items()}
-    own(batch_for(own))
-    own.after_step(TRAINING_PROGRESS._replace(values={"momentum": 1.0}))
-    assert all(torch.equal(p, before[name]) for name, p in own.teacher.state_dict().items())
+    objective = build_objective()
+    objective.model.load_state_dict({name: p + 1 for name, p in objective.model.state_dict().items()})
+    before = {name: p.clone() for name, p in objective.teacher.state_dict().items()}
+    objective(make_view_batch(objective))
+    objective.after_step(TRAINING_PROGRESS._replace(values={"momentum": 1.0}))
+    assert all(torch.equal(p, before[name]) for name, p in objective.teacher.state_dict().items())
 
 
-def test_local_views_count():
-    own = build_objective()
-    batch = batch_for(own)
-    with_locals = own(batch)["loss"]
-    assert own({**batch, "local": batch["local"] + 1})["loss"] != with_locals
-    assert torch.isfinite(own({**batch, "local": batch["local"][:, :0]})["loss"])
+def test_local_views_contribute_to_the_loss():
+    objective = build_objective()
+    batch = make_view_batch(objective)
+    with_locals = objective(batch)["loss"]
+    assert objective({**batch, "local": batch["local"] + 1})["loss"] != with_locals
+    assert torch.isfinite(objective({**batch, "local": batch["local"][:, :0]})["loss"])
 
 
 def test_koleo_loss_is_added_with_its_weight():
-    plain, spread = (build_objective(koleo=weight) for weight in (0.0, 0.3))
-    spread.load_state_dict(plain.state_dict())
-    batch = batch_for(plain)
-    features = plain.model(batch["images"].flatten(0, 1)).unflatten(0, batch["images"].shape[:2])
-    expected = plain(batch)["loss"] + 0.3 * sum(koleo_loss(view, gather_single_process) for view in features.unbind(1))
-    assert spread(spread.prepare(batch, TRAINING_PROGRESS))["loss"].item() == pytest.approx(expected.item(), rel=1e-5)
-    assert DINOConfig().koleo == 0.0  # as in the authors' code
+    without_koleo, with_koleo = (build_objective(koleo=weight) for weight in (0.0, 0.3))
+    with_koleo.load_state_dict(without_koleo.state_dict())
+    batch = make_view_batch(without_koleo)
+    features = without_koleo.model(batch["images"].flatten(0, 1)).unflatten(0, batch["images"].shape[:2])
+    expected = without_koleo(batch)["loss"] + 0.3 * sum(
+        koleo_loss(view, gather_single_process) for view in features.unbind(1)
+    )
+    assert with_koleo(with_koleo.prepare(batch, TRAINING_PROGRESS))["loss"].item() == pytest.approx(
+        expected.item(), rel=1e-5
+    )
+    assert DINOConfig().koleo == 0.0  # default of the authors' code
 
 
-@pytest.mark.parametrize(("kind", "update"), [(DINO, "skip"), (DINOv2, "zero-lr")])
-def test_prototypes_are_frozen_only_at_the_start(kind, update):
-    own = build_objective(kind)
-    names = own.frozen_at_start()
-    assert "head.prototypes.weight" in names and set(names) <= set(dict(own.named_parameters()))
-    assert own.frozen_update(TrainingProgress(0, 0, 1000)) == update
-    assert own.frozen_update(TrainingProgress(10, 10, 1000)) is None
+@pytest.mark.parametrize(("objective_class", "update"), [(DINO, "skip"), (DINOv2, "zero-lr")])
+def test_prototypes_are_frozen_only_at_the_start(objective_class, update):
+    objective = build_objective(objective_class)
+    names = objective.frozen_at_start()
+    assert "head.prototypes.weight" in names and set(names) <= set(dict(objective.named_parameters()))
+    assert objective.frozen_update(TrainingProgress(0, 0, 1000)) == update
+    assert objective.frozen_update(TrainingProgress(10, 10, 1000)) is None
 
 
 def test_masked_patch_loss_is_averaged_per_image():
@@ -187,17 +191,17 @@ def test_koleo_loss_matches_the_loop():
 
 
 def test_koleo_loss_across_ranks_matches_the_whole_batch():
-    whole = torch.randn(8, 5, requires_grad=True)
-    loss = koleo_loss(whole, gather_single_process)
-    (expected,) = torch.autograd.grad(loss, whole)
-    parts = []
+    batch = torch.randn(8, 5, requires_grad=True)
+    loss = koleo_loss(batch, gather_single_process)
+    (expected,) = torch.autograd.grad(loss, batch)
+    weighted_losses = []
     for start in (0, 4):
-        rows = F.normalize(whole.detach(), dim=-1)
-        own = whole[start : start + 4]
-        part = koleo_loss(own, lambda _, rows=rows, start=start: (rows, start))
-        assert part.item() == pytest.approx(loss.item(), rel=1e-6)
-        parts.append(part * 4 / 8)  # as a process's loss is weighed
-    (gradient,) = torch.autograd.grad(sum(parts), whole)
+        rows = F.normalize(batch.detach(), dim=-1)
+        rank_features = batch[start : start + 4]
+        rank_loss = koleo_loss(rank_features, lambda _, rows=rows, start=start: (rows, start))
+        assert rank_loss.item() == pytest.approx(loss.item(), rel=1e-6)
+        weighted_losses.append(rank_loss * 4 / 8)  # weighted like the loss of one process
+    (gradient,) = torch.autograd.grad(sum(weighted_losses), batch)
     assert torch.allclose(gradient, expected, atol=1e-6)
 
 
@@ -208,16 +212,16 @@ def test_koleo_of_one_image_is_zero_and_batch_size_one_is_rejected():
         replace(run, batch_size=1)
 
 
-def test_an_idle_batch_counts_nowhere():
-    own = build_objective()
-    batch = batch_for(own)
-    own.is_idle = True
-    own(batch)
-    assert own.outputs.abs().max() == 0
+def test_an_idle_batch_contributes_nothing():
+    objective = build_objective()
+    batch = make_view_batch(objective)
+    objective.is_idle = True
+    objective(batch)
+    assert objective.outputs.abs().max() == 0
     assert koleo_loss(torch.randn(3, 4), gather_single_process, idle=True) == 0
-    brought = []
-    sinkhorn_knopp(torch.randn(3, 5), lambda values: brought.append(values) or values, idle=True)
-    assert all(values.abs().max() == 0 for values in brought)
+    reduced_values = []
+    sinkhorn_knopp(torch.randn(3, 5), lambda values: reduced_values.append(values) or values, idle=True)
+    assert all(values.abs().max() == 0 for values in reduced_values)
 
 
 def test_sinkhorn_matches_the_documented_loop():
@@ -233,21 +237,23 @@ def test_sinkhorn_matches_the_documented_loop():
 
 
 def run_in_threads(count, work):
-    """What `work(rank, reduce)` gives in each of `count` threads that stand for processes: each `reduce` is the mean of
-    what all bring."""
-    barrier, brought, outcome = threading.Barrier(count, timeout=20), [None] * count, [None] * count
+    """Return the results of `work(rank, reduce)` in `count` threads that simulate processes.
 
-    def begin(rank):
+    `reduce` returns the mean of the values of all threads.
+    """
+    barrier, rank_values, outcome = threading.Barrier(count, timeout=20), [None] * count, [None] * count
+
+    def run_rank(rank):
         def reduce(values):
-            brought[rank] = values
+            rank_values[rank] = values
             barrier.wait()
-            mean = sum(brought) / count
+            mean = sum(rank_values) / count
             barrier.wait()
             return mean
 
         outcome[rank] = work(rank, reduce)
 
-    threads = [threading.Thread(target=begin, args=(rank,)) for rank in range(count)]
+    threads = [threading.Thread(target=run_rank, args=(rank,)) for rank in range(count)]
     [thread.start() for thread in threads]
     [thread.join() for thread in threads]
     return outcome
@@ -255,75 +261,77 @@ def run_in_threads(count, work):
 
 def test_sinkhorn_across_ranks_matches_the_whole_batch():
     scores = torch.randn(10, 6) * 3
-    parts = [scores[:3], scores[3:]]
-    outcome = run_in_threads(2, lambda rank, reduce: sinkhorn_knopp(parts[rank], reduce))
+    rank_scores = [scores[:3], scores[3:]]
+    outcome = run_in_threads(2, lambda rank, reduce: sinkhorn_knopp(rank_scores[rank], reduce))
     assert torch.allclose(torch.cat(outcome), sinkhorn_knopp(scores, reduce_single_process), atol=1e-6)
 
 
 def test_sync_batch_norm_matches_the_whole_batch():
-    """Values and gradients, beside torch's own; an idle process has rows that count nowhere and get no gradient."""
+    """Values and gradients match torch's SyncBatchNorm; rows of an idle process do not count and get no gradient."""
     torch.manual_seed(0)
-    x, upstream = torch.randn(10, 6) * 3 + 5, torch.randn(10, 6)
+    x, output_gradient = torch.randn(10, 6) * 3 + 5, torch.randn(10, 6)
 
-    def work(norm, a, b):
+    def run_rank(norm, a, b):
         rows = x[a:b].clone().requires_grad_()
         y = norm(rows)
-        y.backward(upstream[a:b])
+        y.backward(output_gradient[a:b])
         return y.detach(), rows.grad
 
-    whole = work(lambda rows: F.batch_norm(rows, None, None, training=True), 0, 10)
+    full_batch = run_rank(lambda rows: F.batch_norm(rows, None, None, training=True), 0, 10)
     ends = [(0, 3, False), (3, 10, False), (2, 5, True)]
-    parts = run_in_threads(
-        3, lambda n, reduce: work(lambda r: SyncBatchNormFunction.apply(r, reduce, ends[n][2]), *ends[n][:2])
+    rank_results = run_in_threads(
+        3, lambda n, reduce: run_rank(lambda r: SyncBatchNormFunction.apply(r, reduce, ends[n][2]), *ends[n][:2])
     )
     for number in range(2):
-        assert torch.allclose(torch.cat([part[number] for part in parts[:2]]), whole[number], atol=1e-6)
-    assert parts[2][1].abs().max() == 0
+        assert torch.allclose(torch.cat([result[number] for result in rank_results[:2]]), full_batch[number], atol=1e-6)
+    assert rank_results[2][1].abs().max() == 0
     assert torch.isfinite(SyncBatchNormFunction.apply(torch.randn(0, 6), reduce_single_process, False)).all()
 
 
-@pytest.mark.parametrize("kind", [DINO, DINOv2])
-def test_head_batch_norm_removes_constant_offsets(kind):
-    """Views of one size are normalised together, those of another apart; without the norm an offset is seen."""
+@pytest.mark.parametrize("objective_class", [DINO, DINOv2])
+def test_head_batch_norm_removes_constant_offsets(objective_class):
+    """Views of each size are normalised separately; without the norm, offsets remain."""
     for batch_norm in (True, False):
-        own = build_objective(kind, batch_norm=batch_norm)
-        assert own.teacher_head.batch_norm is batch_norm
+        objective = build_objective(objective_class, batch_norm=batch_norm)
+        assert objective.teacher_head.batch_norm is batch_norm
         views = [torch.randn(8, 32), torch.randn(12, 32)]
-        plain = compute_prototype_logits(own.head, views, 4, reduce_single_process, False)
-        moved = compute_prototype_logits(own.head, [views[0] + 3, views[1] - 5], 4, reduce_single_process, False)
-        assert plain.shape == (4, 5, 24)
-        assert torch.allclose(plain, moved, atol=1e-4) is batch_norm
+        prototype_logits = compute_prototype_logits(objective.head, views, 4, reduce_single_process, False)
+        shifted_logits = compute_prototype_logits(
+            objective.head, [views[0] + 3, views[1] - 5], 4, reduce_single_process, False
+        )
+        assert prototype_logits.shape == (4, 5, 24)
+        assert torch.allclose(prototype_logits, shifted_logits, atol=1e-4) is batch_norm
 
 
 @pytest.mark.parametrize("centring", ["moving", "sinkhorn"])
 @pytest.mark.parametrize("patch_prototypes", [0, 12])
 def test_every_dinov2_parameter_gets_a_gradient(centring, patch_prototypes):
-    own = build_objective(DINOv2, centring=centring, patch_prototypes=patch_prototypes)
-    outputs = own(batch_for(own))
+    objective = build_objective(DINOv2, centring=centring, patch_prototypes=patch_prototypes)
+    outputs = objective(make_view_batch(objective))
     outputs["loss"].backward()
-    assert {name for name, p in own.named_parameters() if p.requires_grad and p.grad is None} == set()
+    assert {name for name, p in objective.named_parameters() if p.requires_grad and p.grad is None} == set()
     expected = outputs["dino"] + outputs["ibot"] + 0.1 * outputs["koleo"]
     assert outputs["loss"].item() == pytest.approx(expected.item(), rel=1e-6)
-    own.after_step(TRAINING_PROGRESS)
-    assert (own.centre.abs().max() > 0) == (centring == "moving")
+    objective.after_step(TRAINING_PROGRESS)
+    assert (objective.centre.abs().max() > 0) == (centring == "moving")
 
 
 def test_masked_patches_are_replaced_by_the_mask_token():
-    own = build_objective(DINOv2)
-    own.mask_token.data.normal_()
+    objective = build_objective(DINOv2)
+    objective.mask_token.data.normal_()
     images, masks = torch.randn(2, 3, 32, 32), torch.zeros(2, 16, dtype=torch.bool)
     masks[0, 5] = True
-    features, patches = own.encode(images, masks)
+    features, patches = objective.encode(images, masks)
     assert patches.shape == (1, 32)
-    images[0, :, 8:16, 8:16] = 9.0  # the masked patch
-    again, _ = own.encode(images, masks)
-    assert torch.allclose(features, again, atol=1e-6)
-    assert torch.allclose(own.encode(images, masks & False)[0], own.model(images), atol=1e-5)
+    images[0, :, 8:16, 8:16] = 9.0  # inside the masked patch
+    masked_features, _ = objective.encode(images, masks)
+    assert torch.allclose(features, masked_features, atol=1e-6)
+    assert torch.allclose(objective.encode(images, masks & False)[0], objective.model(images), atol=1e-5)
 
 
 def test_half_of_the_views_are_masked():
-    own = build_objective(DINOv2)
-    masks = batch_for(own, 64)["masks"].flatten(2)
+    objective = build_objective(DINOv2)
+    masks = make_view_batch(objective, 64)["masks"].flatten(2)
     happened = masks.any(-1).float().mean().item()
     assert 0.3 < happened < 0.7 and masks.float().mean(-1).max() <= 0.5
 
@@ -347,10 +355,10 @@ def test_conv_stem_does_not_leak_masked_pixels():
     images = torch.randn(2, 3, 32, 32, requires_grad=True)
     masks = torch.zeros(2, 16, dtype=torch.bool)
     masks[0, 5:7] = True
-    whole, patches = objective.encode(images, masks)
-    (whole.square().sum() + patches.square().sum()).backward()
-    moved = images.grad.abs().amax(1).unflatten(1, (4, 8)).unflatten(3, (4, 8)).amax((2, 4)).flatten(1) > 0
-    assert torch.equal(moved, ~masks)
+    class_features, patches = objective.encode(images, masks)
+    (class_features.square().sum() + patches.square().sum()).backward()
+    is_used = images.grad.abs().amax(1).unflatten(1, (4, 8)).unflatten(3, (4, 8)).amax((2, 4)).flatten(1) > 0
+    assert torch.equal(is_used, ~masks)
 
 
 def test_resnets_are_supported_by_dino_but_not_dinov2():
@@ -374,18 +382,18 @@ def test_invalid_hyperparameters_are_rejected(settings):
 
 def test_target_collapse_is_detected():
     later = TrainingProgress(10, 10, 100)
-    one = torch.zeros(8, 16)
-    one[:, 3] = 1
+    same_prototype = torch.zeros(8, 16)
+    same_prototype[:, 3] = 1
     features = torch.randn(8, 4)
-    for targets, name in ((one, "one prototype"), (torch.full((8, 16), 1 / 16), "uniform teacher")):
+    for targets, name in ((same_prototype, "one prototype"), (torch.full((8, 16), 1 / 16), "uniform teacher")):
         scalars = {key: value.item() for key, value in compute_target_metrics(targets, features).items()}
-        assert [told for told, _ in detect_target_collapse(scalars, 16, later)] == [name]
+        assert [warning_name for warning_name, _ in detect_target_collapse(scalars, 16, later)] == [name]
         assert not list(detect_target_collapse(scalars, 16, TrainingProgress(1, 1, 100)))
     healthy = {key: value.item() for key, value in compute_target_metrics(torch.eye(8, 16), features).items()}
     assert healthy["teacher_entropy"] == pytest.approx(0, abs=1e-6)
     assert healthy["prototype_entropy"] == pytest.approx(math.log(8), rel=1e-5)
     assert not list(detect_target_collapse(healthy, 16, later))
-    assert compute_target_metrics(one, torch.ones(8, 4))["feature_std"] == 0
+    assert compute_target_metrics(same_prototype, torch.ones(8, 4))["feature_std"] == 0
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0])

@@ -1,4 +1,4 @@
-"""Training of models that make images, from the command line: in part, by class, and what is refused."""
+"""Training of generative models from the command line: partial training, class conditioning, rejected options."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ TINY_ARGUMENTS = ["digits", "--model", "DiT-32x2/2", "--steps", "3", "--batch-si
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("part", [["--last-blocks", "1"], ["--lora", "2"]])
-def test_partial_training_keeps_frozen_weights_bit_identical(part, precision, tmp_path):
-    """What stays as it is computes in the run's precision, and is in the bundle to the bit."""
+@pytest.mark.parametrize("train_arguments", [["--last-blocks", "1"], ["--lora", "2"]])
+def test_partial_training_keeps_frozen_weights_bit_identical(train_arguments, precision, tmp_path):
+    """Frozen weights compute in the run's precision, and are stored in the bundle bit-identically."""
     first = run_cli(
         "train", *TINY_ARGUMENTS, "--recipe", "dit", "--out", str(tmp_path / "first"), "--precision", precision
     )
     assert first.returncode == 0, first.stderr
-    words = [
+    arguments = [
         "train",
         *TINY_ARGUMENTS[:1],
         "--recipe",
@@ -28,13 +28,13 @@ def test_partial_training_keeps_frozen_weights_bit_identical(part, precision, tm
         "--init",
         str(tmp_path / "first"),
         *TINY_ARGUMENTS[3:],
-        *part,
+        *train_arguments,
     ]
-    done = run_cli(*words, "--out", str(tmp_path / "run"), "--precision", precision)
-    assert done.returncode == 0, done.stderr
+    result = run_cli(*arguments, "--out", str(tmp_path / "run"), "--precision", precision)
+    assert result.returncode == 0, result.stderr
     before, after = (open_weights(tmp_path / name).read_state() for name in ("first", "run"))
-    same = {name for name in before if (before[name] == after[name]).all()}
-    assert {"projection.weight", "encoder.blocks.0.mlp.fc1.weight"} <= same < set(before)
+    unchanged = {name for name in before if (before[name] == after[name]).all()}
+    assert {"projection.weight", "encoder.blocks.0.mlp.fc1.weight"} <= unchanged < set(before)
 
 
 @pytest.mark.parametrize("recipe", [None, "dino", "photos"])
@@ -45,13 +45,13 @@ def test_generative_models_reject_recognition_recipes(recipe, tmp_path):
 
 
 def test_generators_support_balanced_sampling_but_not_class_weights(tmp_path):
-    done = run_cli(
+    result = run_cli(
         "train", *TINY_ARGUMENTS, "--recipe", "sit", "--sampling", "balanced", "--out", str(tmp_path / "run")
     )
-    assert done.returncode == 0, done.stderr
-    done = run_cli(
+    assert result.returncode == 0, result.stderr
+    result = run_cli(
         "train", *TINY_ARGUMENTS, "--recipe", "sit", "--class-weights", "balanced", "--out", str(tmp_path / "other")
     )
-    assert done.returncode == 2 and "--class-weights balanced" in done.stderr
-    done = run_cli("soup", str(tmp_path / "run"), str(tmp_path / "run"), "--out", str(tmp_path / "soup"))
-    assert done.returncode == 2 and "run is a generative model, which soups do not support" in done.stderr
+    assert result.returncode == 2 and "--class-weights balanced" in result.stderr
+    result = run_cli("soup", str(tmp_path / "run"), str(tmp_path / "run"), "--out", str(tmp_path / "soup"))
+    assert result.returncode == 2 and "run is a generative model, which soups do not support" in result.stderr

@@ -1,4 +1,4 @@
-"""Masked autoencoding: the same loss and gradients as transformers' ViTMAE, and the paper's invariants."""
+"""Masked autoencoding: loss and gradients match transformers' ViTMAE, and invariants of the paper hold."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SMALL_MAE_CONFIG = MAEConfig(decoder_width=16, decoder_depth=2, decoder_heads=2)
 
 
 def make_batch(images):
-    """A batch as the loader gives it."""
+    """Return a batch as the loader does."""
     return {"images": images, "positions": torch.arange(len(images)), "samples": torch.arange(len(images))}
 
 
@@ -43,22 +43,23 @@ def mae_objective():
 
 
 def convert_transformers_state(theirs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Tensors of transformers' ViTMAE by our names, pixels of a patch in our order."""
-    pixels = torch.arange(3 * 64).view(3, 8, 8).permute(1, 2, 0).flatten().argsort()  # theirs have channels last
+    """Rename the tensors of transformers' ViTMAE to our names, and reorder the pixels of patches."""
+    # the reference stores patch pixels channels-last
+    pixels = torch.arange(3 * 64).view(3, 8, 8).permute(1, 2, 0).flatten().argsort()
     head = "decoder.decoder_pred"
     tensors = {
         "model.projection.weight": theirs["vit.embeddings.patch_embeddings.projection.weight"].flatten(1),
         "model.projection.bias": theirs["vit.embeddings.patch_embeddings.projection.bias"],
         "model.prefix": theirs["vit.embeddings.cls_token"][0],
         "decoder.mask_token": theirs["decoder.mask_token"].flatten(),
-        **{f"decoder.head.{part}": theirs[f"{head}.{part}"][pixels] for part in ("weight", "bias")},
+        **{f"decoder.head.{parameter}": theirs[f"{head}.{parameter}"][pixels] for parameter in ("weight", "bias")},
     }
-    for own, other in (
+    for our_name, their_name in (
         ("model.encoder.norm", "vit.layernorm"),
         ("decoder.embed", "decoder.decoder_embed"),
         ("decoder.encoder.norm", "decoder.decoder_norm"),
     ):
-        tensors |= {f"{own}.{part}": theirs[f"{other}.{part}"] for part in ("weight", "bias")}
+        tensors |= {f"{our_name}.{parameter}": theirs[f"{their_name}.{parameter}"] for parameter in ("weight", "bias")}
     inside = {
         "attention.norm": "layernorm_before",
         "attention.part.out": "attention.o_proj",
@@ -66,12 +67,18 @@ def convert_transformers_state(theirs: dict[str, torch.Tensor]) -> dict[str, tor
         "mlp.part.fc1": "mlp.fc1",
         "mlp.part.fc2": "mlp.fc2",
     }
-    for own, other in (("model.encoder.blocks", "vit.layers"), ("decoder.encoder.blocks", "decoder.decoder_layers")):
-        for block, part in ((block, part) for block in range(2) for part in ("weight", "bias")):
-            where = f"{other}.{block}"
-            tensors |= {f"{own}.{block}.{a}.{part}": theirs[f"{where}.{b}.{part}"] for a, b in inside.items()}
-            qkv = [theirs[f"{where}.attention.{letter}_proj.{part}"] for letter in "qkv"]
-            tensors[f"{own}.{block}.attention.part.qkv.{part}"] = torch.cat(qkv)
+    for our_name, their_name in (
+        ("model.encoder.blocks", "vit.layers"),
+        ("decoder.encoder.blocks", "decoder.decoder_layers"),
+    ):
+        for block, parameter in ((block, parameter) for block in range(2) for parameter in ("weight", "bias")):
+            block_prefix = f"{their_name}.{block}"
+            tensors |= {
+                f"{our_name}.{block}.{a}.{parameter}": theirs[f"{block_prefix}.{b}.{parameter}"]
+                for a, b in inside.items()
+            }
+            qkv = [theirs[f"{block_prefix}.attention.{letter}_proj.{parameter}"] for letter in "qkv"]
+            tensors[f"{our_name}.{block}.attention.part.qkv.{parameter}"] = torch.cat(qkv)
     return tensors
 
 
@@ -86,7 +93,8 @@ def test_loss_and_gradients_match_transformers(mae_objective, normalise):
     )  # fmt: skip
     torch.manual_seed(1)
     theirs = ViTMAEForPreTraining(settings).train()
-    theirs.vit.embeddings.patch_embeddings.projection._is_hf_initialized = False  # else positions stay zero
+    # otherwise transformers leaves positions at zero
+    theirs.vit.embeddings.patch_embeddings.projection._is_hf_initialized = False
     theirs.vit.embeddings.initialize_weights()
     theirs.decoder.initialize_weights(16)
     mae_objective = MAE(mae_objective.model, replace(SMALL_MAE_CONFIG, normalise=normalise))
@@ -112,16 +120,20 @@ def test_a_quarter_of_the_patches_is_visible_per_image():
     mae = MAE(build_model(replace(config_from_name("ViT-Ti/16"), classes=0, depth=1)), SMALL_MAE_CONFIG)
     batch = mae.prepare(make_batch(torch.randn(2, 3, 224, 224)), TrainingProgress())
     assert batch["visible"].shape == (2, 49) and batch["masked"].shape == (2, 147)
-    both = torch.cat([batch["visible"], batch["masked"]], 1)
-    assert (both.sort(1).values == torch.arange(196)).all()
+    all_indices = torch.cat([batch["visible"], batch["masked"]], 1)
+    assert (all_indices.sort(1).values == torch.arange(196)).all()
     assert not torch.equal(batch["visible"][0].sort().values, batch["visible"][1].sort().values)
 
 
 def test_masks_depend_only_on_the_sample_position(mae_objective):
     images = torch.randn(4, 3, 32, 32)
-    whole = mae_objective.prepare(make_batch(images), TrainingProgress())
-    part = mae_objective.prepare({name: entry[2:] for name, entry in make_batch(images).items()}, TrainingProgress())
-    assert torch.equal(whole["visible"][2:], part["visible"]) and torch.equal(whole["targets"][2:], part["targets"])
+    full_batch = mae_objective.prepare(make_batch(images), TrainingProgress())
+    last_samples = mae_objective.prepare(
+        {name: entry[2:] for name, entry in make_batch(images).items()}, TrainingProgress()
+    )
+    assert torch.equal(full_batch["visible"][2:], last_samples["visible"]) and torch.equal(
+        full_batch["targets"][2:], last_samples["targets"]
+    )
 
 
 def test_targets_are_normalised_by_the_unbiased_variance(mae_objective):
@@ -130,24 +142,26 @@ def test_targets_are_normalised_by_the_unbiased_variance(mae_objective):
     assert batch["targets"].square().mean().item() == pytest.approx((values - 1) / values, rel=1e-4)
 
 
-def test_masked_patches_are_not_seen(mae_objective):
+def test_masked_patches_do_not_affect_predictions(mae_objective):
     images = torch.randn(2, 3, 32, 32)
     batch = mae_objective.prepare(make_batch(images), TrainingProgress())
     patches = patchify(images, (8, 8)).flatten(1, 2)
     changed = patches.scatter(1, batch["masked"][..., None].expand(-1, -1, 192), 7.0)
-    other = unpatchify(changed.unflatten(1, (4, 4)), (8, 8))
-    places = batch["visible"], batch["masked"]
-    assert torch.allclose(mae_objective.predict(images, *places), mae_objective.predict(other, *places), atol=1e-6)
+    changed_images = unpatchify(changed.unflatten(1, (4, 4)), (8, 8))
+    indices = batch["visible"], batch["masked"]
+    assert torch.allclose(
+        mae_objective.predict(images, *indices), mae_objective.predict(changed_images, *indices), atol=1e-6
+    )
 
 
 def test_reconstruction_keeps_visible_patches(mae_objective):
     images = torch.randn(2, 3, 32, 32)
-    seen, restored, hidden, predicted = mae_objective.reconstruct(images, np.arange(2))
-    shown = seen != 0
+    visible_images, restored, hidden, predicted = mae_objective.reconstruct(images, np.arange(2))
+    is_visible = visible_images != 0
     assert hidden.sum().item() == 24 and torch.equal(hidden, predicted)
-    assert shown.float().mean().item() == pytest.approx(0.25)
-    assert torch.equal(restored[shown], images[shown]) and torch.isfinite(restored).all()
-    assert not torch.equal(restored[~shown], images[~shown])
+    assert is_visible.float().mean().item() == pytest.approx(0.25)
+    assert torch.equal(restored[is_visible], images[is_visible]) and torch.isfinite(restored).all()
+    assert not torch.equal(restored[~is_visible], images[~is_visible])
 
 
 def test_mae_of_3d_inputs():
@@ -174,11 +188,11 @@ def test_published_parameter_counts_follow_the_formula(name, count, trainable):
     config = config_from_name(name).with_options(classes=0, positions={"kind": "sincos"})
     with torch.device("meta"):
         model = build_model(config)
-    own = sum(p.numel() for p in model.parameters())
+    num_encoder = sum(p.numel() for p in model.parameters())
     width, tokens = 512, 197
     decoder = config.width * width + width + width + 8 * (12 * width**2 + 13 * width) + 2 * width + width * 768 + 768
-    assert own + decoder == trainable
-    assert own + decoder + tokens * (config.width + width) == count
+    assert num_encoder + decoder == trainable
+    assert num_encoder + decoder + tokens * (config.width + width) == count
 
 
 @pytest.mark.parametrize("mask", [0.0, 0.99, 1.0])
@@ -194,7 +208,7 @@ def test_models_that_need_every_patch_are_rejected():
 
 
 def test_conv_stem_does_not_leak_masked_pixels():
-    """Neighbouring tokens of a hybrid read each other's pixels: hidden ones are 0 before the stem."""
+    """Neighbouring tokens of a hybrid overlap in the stem, so masked pixels are set to 0 before it."""
     config = config_from_name("Conv+ViT-128x4/8", 32).with_options(classes=0, width=32, heads=4, mlp={"hidden": 64})
     objective = MAEConfig(decoder_width=16, decoder_depth=1, decoder_heads=4).build(
         build_model(config), ObjectiveSetting()
@@ -202,9 +216,9 @@ def test_conv_stem_does_not_leak_masked_pixels():
     images = torch.randn(2, 3, 32, 32, requires_grad=True)
     batch = objective.prepare(make_batch(images.detach()), TrainingProgress())
     objective.predict(images, batch["visible"], batch["masked"]).square().sum().backward()
-    moved = patchify(images.grad.abs(), (8, 8)).flatten(1, 2).amax(-1)  # (B, N)
-    assert not moved.gather(1, batch["masked"]).any()
-    assert moved.gather(1, batch["visible"]).all()
+    pixel_gradients = patchify(images.grad.abs(), (8, 8)).flatten(1, 2).amax(-1)  # (B, N)
+    assert not pixel_gradients.gather(1, batch["masked"]).any()
+    assert pixel_gradients.gather(1, batch["visible"]).all()
 
 
 def test_invalid_decoders_are_rejected():
@@ -228,14 +242,14 @@ def test_objective_setting_is_stored():
 def test_trainable_parameter_counts_match_the_published_models(name, decoder, count):
     config = config_from_name(name, 224).with_options(classes=0, positions={"kind": "sincos"})  # type: ignore[arg-type, call-arg]
     with torch.device("meta"):
-        own = MAEConfig().build(build_model(config), ObjectiveSetting())
-    assert sum(p.numel() for p in own.parameters() if p.requires_grad) == count
+        objective = MAEConfig().build(build_model(config), ObjectiveSetting())
+    assert sum(p.numel() for p in objective.parameters() if p.requires_grad) == count
     if decoder:
-        assert sum(p.numel() for p in own.decoder.parameters()) == decoder
+        assert sum(p.numel() for p in objective.decoder.parameters()) == decoder
 
 
 @pytest.mark.parametrize(("classes", "name"), [((), "rankme"), (("cell",), "rankme"), (("cat", "dog"), "knn_top1")])
 def test_knn_evaluator_is_used_only_with_several_classes(classes, name):
     objective = MAE(build_model(SMALL_CONFIG), SMALL_MAE_CONFIG, ObjectiveSetting(classes=classes))
     train = ArraySplit(np.zeros((4, 8, 8), np.uint8), np.zeros(4, np.int64))
-    assert [one.name for one in objective.evaluators(train)] == [name]
+    assert [evaluator.name for evaluator in objective.evaluators(train)] == [name]

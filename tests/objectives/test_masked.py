@@ -1,4 +1,4 @@
-"""Masked patch prediction: the three targets and the corruption of the paper's appendix B.1.2."""
+"""Masked patch prediction: the three targets, and the corruption of appendix B.1.2 of the ViT paper."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TARGET_KINDS = ("mean-colour", "small-colours", "pixels")
 
 
 def make_batch(pixels, setting=RGB_SETTING):
-    """A batch as the loader gives it, of pixels in 0 .. 1."""
+    """Return a batch of pixels in 0 .. 1 as the loader does."""
     mean, std = (torch.tensor(numbers).view(-1, 1, 1) for numbers in setting.normalisation)
     return {
         "images": (pixels - mean) / std,
@@ -34,7 +34,7 @@ def make_batch(pixels, setting=RGB_SETTING):
 
 
 def build_objective(target="mean-colour", config=SMALL_CONFIG, **settings):
-    """An objective on a small model."""
+    """Return an objective on a small model."""
     torch.manual_seed(0)
     return MaskedPatchesObjective(build_model(config), MaskedPatchesConfig(target=target, **settings), RGB_SETTING)
 
@@ -44,19 +44,19 @@ def test_corruption_ratios_match_the_paper():
         build_model(replace(config_from_name("ViT-Ti/16"), classes=0, depth=1)), setting=RGB_SETTING
     )
     batch = objective.prepare(make_batch(torch.rand(64, 3, 224, 224)), TrainingProgress())
-    source, places = batch["source"], batch["masked_positions"]
-    assert source.shape == (64, 196) and places.shape == (64, 98)
-    chosen = torch.zeros(64, 196, dtype=torch.bool).scatter_(1, places, True)
+    source, masked_positions = batch["source"], batch["masked_positions"]
+    assert source.shape == (64, 196) and masked_positions.shape == (64, 98)
+    chosen = torch.zeros(64, 196, dtype=torch.bool).scatter_(1, masked_positions, True)
     itself = torch.arange(196).expand(64, 196)
     assert (source[~chosen] == itself[~chosen]).all()
     shares = [(source[chosen] == MASK_VECTOR).float().mean(), (source[chosen] == itself[chosen]).float().mean()]
     assert shares[0].item() == pytest.approx(0.8, abs=0.02) and shares[1].item() == pytest.approx(0.1, abs=0.02)
 
 
-def test_a_mean_colour_is_three_bits_a_channel():
+def test_mean_colours_have_three_bits_per_channel():
     objective, pixels = build_objective(share=1.0), torch.zeros(1, 3, 32, 32)
     pixels[0, 0], pixels[0, 1], pixels[0, 2] = 1.0, 0.51, 0.13  # levels 7, 4 and 1
-    pixels[0, 2, :4, :8] = 0.9  # half of the first patch: mean 0.515, level 4
+    pixels[0, 2, :4, :8] = 0.9  # half of the first patch changes: mean 0.515, level 4
     batch = objective.prepare(make_batch(pixels), TrainingProgress())
     colours = torch.zeros(16, dtype=torch.int64).scatter_(0, batch["masked_positions"][0], batch["targets"][0])
     assert colours[0] == 64 * 7 + 8 * 4 + 4 and (colours[1:] == 64 * 7 + 8 * 4 + 1).all()
@@ -65,17 +65,17 @@ def test_a_mean_colour_is_three_bits_a_channel():
 def test_small_colour_targets_are_downsampled_patches():
     objective, pixels = build_objective("small-colours"), torch.rand(2, 3, 32, 32)
     batch = objective.prepare(make_batch(pixels), TrainingProgress())
-    place = int(batch["masked_positions"][1, 3])
-    row, column = divmod(place, 4)
+    position = int(batch["masked_positions"][1, 3])
+    row, column = divmod(position, 4)
     patch = pixels[1, :, 8 * row : 8 * row + 8, 8 * column : 8 * column + 8]
     levels = (torch.nn.functional.avg_pool2d(patch, 2) * 8).floor().clamp(max=7).long()
     expected = 64 * levels[0] + 8 * levels[1] + levels[2]
     agree = (batch["targets"][1, 3] == expected.flatten()).float().mean()
-    assert batch["targets"].shape == (2, 8, 16) and agree > 0.9  # a level at an edge may round the other way
+    assert batch["targets"].shape == (2, 8, 16) and agree > 0.9  # levels at a bin edge may round differently
 
 
 @pytest.mark.parametrize(("side", "length"), [(4, 8), (4, 14), (4, 4), (1, 6)])
-def test_shrinking_is_adaptive_pooling(side, length):
+def test_target_downsampling_is_adaptive_pooling(side, length):
     patches = torch.rand(3, 5, length, length)
     expected = torch.nn.functional.adaptive_avg_pool2d(patches, side).flatten(-2)
     assert torch.allclose(average_pool_patches(patches, side, 2), expected, atol=1e-6)
@@ -113,11 +113,11 @@ def test_conv_stem_does_not_leak_masked_pixels():
     images = torch.randn(2, 3, 32, 32, requires_grad=True)
     batch = objective.prepare(make_batch(images.detach()), TrainingProgress())
     objective.predict(images, batch["source"], batch["masked_positions"]).square().sum().backward()
-    moved = patchify(images.grad.abs(), (8, 8)).flatten(1, 2).amax(-1) > 0
-    read = torch.zeros_like(moved)
+    is_used = patchify(images.grad.abs(), (8, 8)).flatten(1, 2).amax(-1) > 0
+    expected = torch.zeros_like(is_used)
     for row, sources in enumerate(batch["source"]):
-        read[row, sources[sources >= 0]] = True
-    assert torch.equal(moved, read)
+        expected[row, sources[sources >= 0]] = True
+    assert torch.equal(is_used, expected)
 
 
 @pytest.mark.parametrize("target", TARGET_KINDS)

@@ -1,4 +1,4 @@
-"""Training on pictures at their own aspect ratio: as each alone, judged and asked as trained, stopped and resumed."""
+"""Training at native aspect ratio: outputs equal those of single images; evaluation, prediction and resumption."""
 
 from __future__ import annotations
 
@@ -40,22 +40,22 @@ NATIVE_ASPECT_OPTIONS = {**TRAIN_OPTIONS, "native_aspect": True, "tokens": "8-16
 
 @pytest.fixture(scope="module")
 def aspect_data(tmp_path_factory):
-    """Three classes by colour, in pictures of five sizes."""
+    """Return three classes of different colours, in images of five sizes."""
     aspect_data = tmp_path_factory.mktemp("aspects")
-    for place, (split, count) in enumerate((("train", 12), ("val", 3), ("test", 5))):
+    for split_index, (split, count) in enumerate((("train", 12), ("val", 3), ("test", 5))):
         for label, name in enumerate(("ant", "bee", "cat")):
             (aspect_data / split / name).mkdir(parents=True)
             for index in range(count):
-                one = make_image(
-                    1000 * place + 100 * label + index, IMAGE_SIZES[(index + label) % len(IMAGE_SIZES)], label
+                image = make_image(
+                    1000 * split_index + 100 * label + index, IMAGE_SIZES[(index + label) % len(IMAGE_SIZES)], label
                 )
-                one.save(aspect_data / split / name / f"{index}.png")
+                image.save(aspect_data / split / name / f"{index}.png")
     return aspect_data
 
 
 @pytest.fixture(scope="module")
 def aspect_run(aspect_data, tmp_path_factory):
-    """A run that has learned the colours."""
+    """Return a run trained on the colours."""
     out = tmp_path_factory.mktemp("runs") / "run"
     vitreous.train(str(aspect_data), out=str(out), steps=30, progress=False, **NATIVE_ASPECT_OPTIONS)
     return out
@@ -87,26 +87,26 @@ def test_packed_loss_and_gradients_match_single_images(dropout):
     loss.backward()
     packed = {name: p.grad.clone() for name, p in objective.named_parameters()}
     objective.zero_grad()
-    alone = 0.0
-    for number in range(5):  # as images (1, C, h, w) that were never in a list
-        one = {name: entry[number : number + 1] for name, entry in batch.items()}
-        one["images"] = one["images"][0][None]
+    total_loss = 0.0
+    for number in range(5):  # as an unpacked image (1, C, h, w)
+        sample = {name: entry[number : number + 1] for name, entry in batch.items()}
+        sample["images"] = sample["images"][0][None]
         if dropout:
-            one["keep"] = one["keep"][0][None]
-            patches = math.prod(one["images"].shape[2:]) // 16
-            assert one["keep"].shape[1] == round(patches * (1 - dropout))
-        part = objective(one)["loss"] / 5
-        part.backward()
-        alone += float(part.detach())
-    assert float(loss.detach()) == pytest.approx(alone, abs=1e-5)
+            sample["keep"] = sample["keep"][0][None]
+            patches = math.prod(sample["images"].shape[2:]) // 16
+            assert sample["keep"].shape[1] == round(patches * (1 - dropout))
+        sample_loss = objective(sample)["loss"] / 5
+        sample_loss.backward()
+        total_loss += float(sample_loss.detach())
+    assert float(loss.detach()) == pytest.approx(total_loss, abs=1e-5)
     for name, parameter in objective.named_parameters():
         assert torch.allclose(packed[name], parameter.grad, atol=1e-5), name
 
 
 def test_patch_dropout_is_identical_in_micro_batches():
     objective, progress, batch = build_objective(patch_dropout=0.5), TrainingProgress(0, 0, 100, {}), make_batch()
-    whole, part = objective.prepare(batch, progress), objective.prepare(slice_batch(batch, 2, 5), progress)
-    assert all(torch.equal(a, b) for a, b in zip(whole["keep"][2:], part["keep"], strict=True))
+    full_batch, micro_batch = objective.prepare(batch, progress), objective.prepare(slice_batch(batch, 2, 5), progress)
+    assert all(torch.equal(a, b) for a, b in zip(full_batch["keep"][2:], micro_batch["keep"], strict=True))
 
 
 def test_native_aspect_views_depend_only_on_the_sample(aspect_data):
@@ -119,17 +119,17 @@ def test_native_aspect_views_depend_only_on_the_sample(aspect_data):
     counts = [math.prod(image.shape[1:]) // 16 for image in batch["images"]]
     assert min(counts) >= 1 and max(counts) <= 16 and len(set(counts)) > 5
     for image, sample in zip(batch["images"], batch["samples"].tolist(), strict=True):
-        own = preprocess.decode(split.raw(sample)).size
-        wide, flat = own[0] / own[1], image.shape[2] / image.shape[1]
+        source_size = preprocess.decode(split.raw(sample)).size
+        source_aspect, view_aspect = source_size[0] / source_size[1], image.shape[2] / image.shape[1]
         assert image.dtype == torch.uint8 and not any(side % 4 for side in image.shape[1:])
-        assert (wide - 1) * (flat - 1) >= 0 or wide == pytest.approx(1, rel=0.6)
+        assert (source_aspect - 1) * (view_aspect - 1) >= 0 or source_aspect == pytest.approx(1, rel=0.6)
     later = next(loader.iterate_batches(36, 72, 36))
     with_workers = next(replace(loader, workers=1).iterate_batches(0, 72, 72))
     assert all(torch.equal(a, b) for a, b in zip(batch["images"][36:], later["images"], strict=True))
     assert all(torch.equal(a, b) for a, b in zip(batch["images"], with_workers["images"], strict=True))
-    whole = TrainLoader(split, preprocess, Augment(), seed=5)
+    image_loader = TrainLoader(split, preprocess, Augment(), seed=5)
     for image, sample in zip(
-        *(next(whole.iterate_batches(0, 9, 9))[name] for name in ("images", "samples")), strict=True
+        *(next(image_loader.iterate_batches(0, 9, 9))[name] for name in ("images", "samples")), strict=True
     ):
         assert torch.equal(image, preprocess.to_tensor(preprocess.decode(split.raw(int(sample)))))
 
@@ -139,23 +139,23 @@ def test_images_are_resized_to_whole_patches_at_their_aspect():
     for size in ((100, 100), (400, 50), (30, 90)):
         pixels = preprocess.to_tensor(preprocess.decode(Image.new("RGB", size)))
         assert tuple(pixels.shape[1:]) == fit_size_to_tokens(size[::-1], (8, 8), 16)
-    for wrong in ({"tokens": 0}, {"patch": (4, 4, 4)}, {"image": (8, 8, 8)}):
+    for options in ({"tokens": 0}, {"patch": (4, 4, 4)}, {"image": (8, 8, 8)}):
         with pytest.raises(UsageError):
-            NativePreprocess(**{"image": (8, 8), "tokens": 5, "patch": (4, 4), **wrong})
+            NativePreprocess(**{"image": (8, 8), "tokens": 5, "patch": (4, 4), **options})
     with pytest.raises(UsageError, match="volumes of voxels do not support native aspect ratios"):
         NativePreprocess.from_preprocess(VolumePreprocess((8, 8, 8), 1), 5, (4, 4))
 
 
 def test_engine_outputs_match_single_images(aspect_run):
     bundle = load_bundle(aspect_run / "model")
-    pictures = [torch.randint(0, 256, (3, h, w), dtype=torch.uint8) for w, h in IMAGE_SIZES]
+    images = [torch.randint(0, 256, (3, h, w), dtype=torch.uint8) for w, h in IMAGE_SIZES]
     engine = TorchEngine(bundle.model, bundle.preprocess, "cpu", "fp32")
     bundle.model.any_size = True
     with torch.no_grad():
-        alone = torch.cat([bundle.model(bundle.preprocess.normalise(one[None])) for one in pictures])
-    assert torch.allclose(engine(pictures), alone, atol=1e-5)
-    assert torch.allclose(engine(pictures[::-1]), alone.flip(0), atol=1e-5)
-    arrays = [picture.numpy() for picture in pictures]
+        expected = torch.cat([bundle.model(bundle.preprocess.normalise(single_image[None])) for single_image in images])
+    assert torch.allclose(engine(images), expected, atol=1e-5)
+    assert torch.allclose(engine(images[::-1]), expected.flip(0), atol=1e-5)
+    arrays = [image.numpy() for image in images]
     assert np.array_equal(engine.logits(arrays)[1:2], engine.logits(arrays[1:2]))
 
 
@@ -171,14 +171,17 @@ def test_native_aspect_run_learns_and_works_with_every_verb(aspect_data, aspect_
     assert document["test"]["nll"] == pytest.approx(summary["test"]["nll"], abs=1e-4)
     files = sorted((aspect_data / "test").glob("*/*.png"))
     predictor = vitreous.load(aspect_run, device="cpu", precision="fp32")
-    together = predictor.predict(files)
-    for file, answer in zip(files, together, strict=True):
-        assert predictor.predict(file).probabilities == answer.probabilities  # to the bit, whatever is beside it
+    predictions = predictor.predict(files)
+    for file, prediction in zip(files, predictions, strict=True):
+        # bit-identical, regardless of batch composition
+        assert predictor.predict(file).probabilities == prediction.probabilities
     assert predictor.embed(files).shape == (15, 32)
-    right = np.mean([answer.names[0] == file.parent.name for file, answer in zip(files, together, strict=True)])
+    right = np.mean(
+        [prediction.names[0] == file.parent.name for file, prediction in zip(files, predictions, strict=True)]
+    )
     assert right == pytest.approx(summary["test"]["top1"])
     fewer = vitreous.load(aspect_run, device="cpu", precision="fp32", tokens=6).predict(files[0])
-    assert fewer.probabilities != together[0].probabilities
+    assert fewer.probabilities != predictions[0].probabilities
     result = run_cli("export", str(aspect_run), "--to", "onnx", "--out", str(tmp_path / "x.onnx"))
     assert result.returncode == 2 and "uses native aspect ratios, but a graph needs a fixed image size" in result.stderr
     result = run_cli(
@@ -196,13 +199,13 @@ def test_plain_vits_predict_at_native_aspect_ratio(aspect_data, tmp_path):
     assert math.prod(size[1:]) <= 16 * 64 and size[1] != size[2]
     result = run_cli("predict", str(tmp_path / "vit"), str(file), "--native-aspect", "--tokens", "9", "--json")
     assert result.returncode == 0 and json.loads(result.stdout), result.stderr
-    for words, hint in (
+    for arguments, hint in (
         (("swin", "--native-aspect"), "(native aspect ratio) requires a plain ViT"),
         (("vit", "--tokens", "9"), "add --native-aspect"),
         (("vit", "--native-aspect", "--tokens", "3"), "use 4 or more, for example --tokens 256"),
         (("vit", "--native-aspect", "--merge-tokens", "2"), "leave --merge-tokens"),
     ):
-        result = run_cli("predict", str(tmp_path / words[0]), str(file), *words[1:])
+        result = run_cli("predict", str(tmp_path / arguments[0]), str(file), *arguments[1:])
         assert result.returncode == 2 and hint in result.stderr and "Traceback" not in result.stderr, result.stderr
 
 
@@ -214,8 +217,10 @@ def test_resumed_native_aspect_run_is_bit_identical(aspect_data, tmp_path):
         stop = {**options, "workers": 2, "log_every": 1}
         vitreous.train(str(aspect_data), out=str(tmp_path / "stopped"), listener=StoppingListener(36), **stop)
     vitreous.train(out=str(tmp_path / "stopped"), resume=True, progress=False)
-    own, other = (load_bundle(tmp_path / name / "model").model.state_dict() for name in ("whole", "stopped"))
-    assert all(torch.equal(own[name], other[name]) for name in own)
+    uninterrupted, resumed = (
+        load_bundle(tmp_path / name / "model").model.state_dict() for name in ("whole", "stopped")
+    )
+    assert all(torch.equal(uninterrupted[name], resumed[name]) for name in uninterrupted)
     with pytest.raises(UsageError, match="tokens"):
         vitreous.train(out=str(tmp_path / "stopped"), resume=True, native_aspect=True, tokens="16", progress=False)
 
@@ -237,7 +242,7 @@ def test_options_incompatible_with_native_aspect_are_rejected(aspect_data, tmp_p
         (aspect_data, {"recipe": "mae", "model": None}, "one size"),
         (tmp_path / "clips", {"model": None}, "leave native_aspect=True out"),
     ):
-        with pytest.raises(UsageError) as caught:
+        with pytest.raises(UsageError) as error:
             vitreous.train(str(data), out=str(tmp_path / "no"), progress=False, **{**NATIVE_ASPECT_OPTIONS, **changes})
-        assert match in f"{caught.value} {caught.value.hint}", (changes, caught.value.hint)
+        assert match in f"{error.value} {error.value.hint}", (changes, error.value.hint)
     assert not (tmp_path / "no").exists()

@@ -1,4 +1,4 @@
-"""A bundle has beside the encoder what its objective needs to go on, and a run of the same objective starts from it."""
+"""Bundles of self-supervised runs contain the objective's state, which another such run loads."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def train_run(home, recipe, out, listener=None, **options):
 
 @pytest.fixture(scope="module")
 def pretrained_runs(tmp_path_factory):
-    """A folder of 16 images without labels, and a short run of each recipe on it."""
+    """Return a folder of 16 unlabelled images, and a short run of each recipe."""
     pretrained_runs = tmp_path_factory.mktemp("parts")
     (pretrained_runs / "photos").mkdir()
     for index in range(16):
@@ -58,28 +58,38 @@ def pretrained_runs(tmp_path_factory):
 
 @pytest.mark.parametrize("recipe", OBJECTIVE_SETTINGS)
 def test_objective_state_matches_the_last_checkpoint(pretrained_runs, recipe):
-    parts = open_objective_state(pretrained_runs / recipe)
-    assert {name.partition(".")[0] for name in parts.state} == OBJECTIVE_STATE_PARTS[recipe]
-    place = max((pretrained_runs / recipe / "checkpoints").iterdir())
-    held = {name: t for file in ("model", "frozen") if (place / f"{file}.safetensors").is_file()
-            for name, t in load_file(place / f"{file}.safetensors").items()}  # fmt: skip
-    assert parts.state and all(torch.equal(tensor, held[name].float()) for name, tensor in parts.state.items())
-    shipped = load_file(pretrained_runs / recipe / "model" / "weights.safetensors")
-    own = "teacher." if recipe.startswith("dino") else "model."
-    from_checkpoint = open_weights(place).read_state()
-    assert from_checkpoint.keys() == shipped.keys()
-    assert all(torch.equal(tensor, held[own + name].float()) for name, tensor in shipped.items())
-    assert all(torch.equal(tensor, from_checkpoint[name].float()) for name, tensor in shipped.items())
+    objective_state = open_objective_state(pretrained_runs / recipe)
+    assert {name.partition(".")[0] for name in objective_state.state} == OBJECTIVE_STATE_PARTS[recipe]
+    path = max((pretrained_runs / recipe / "checkpoints").iterdir())
+    checkpoint_tensors = {name: t for file in ("model", "frozen") if (path / f"{file}.safetensors").is_file()
+            for name, t in load_file(path / f"{file}.safetensors").items()}  # fmt: skip
+    assert objective_state.state and all(
+        torch.equal(tensor, checkpoint_tensors[name].float()) for name, tensor in objective_state.state.items()
+    )
+    bundle_weights = load_file(pretrained_runs / recipe / "model" / "weights.safetensors")
+    prefix = "teacher." if recipe.startswith("dino") else "model."
+    from_checkpoint = open_weights(path).read_state()
+    assert from_checkpoint.keys() == bundle_weights.keys()
+    assert all(
+        torch.equal(tensor, checkpoint_tensors[prefix + name].float()) for name, tensor in bundle_weights.items()
+    )
+    assert all(torch.equal(tensor, from_checkpoint[name].float()) for name, tensor in bundle_weights.items())
 
 
 @pytest.mark.parametrize("recipe", OBJECTIVE_SETTINGS)
 def test_run_of_the_same_objective_continues_its_state(pretrained_runs, recipe, tmp_path):
-    """At a rate of next to nothing everything but what follows the data stays as it was."""
-    heard = NoteListener()
+    """With a learning rate of almost zero, only teacher and centre change."""
+    listener = NoteListener()
     train_run(
-        pretrained_runs, recipe, f"{recipe}-on", heard, init=str(pretrained_runs / recipe), optimizer="adamw", lr=1e-30
+        pretrained_runs,
+        recipe,
+        f"{recipe}-on",
+        listener,
+        init=str(pretrained_runs / recipe),
+        optimizer="adamw",
+        lr=1e-30,
     )
-    assert any(note.startswith(f"{recipe} continues with its") for note in heard.notes)
+    assert any(note.startswith(f"{recipe} continues with its") for note in listener.notes)
     before, after = (
         open_objective_state(pretrained_runs / recipe),
         open_objective_state(pretrained_runs / f"{recipe}-on"),
@@ -91,16 +101,16 @@ def test_run_of_the_same_objective_continues_its_state(pretrained_runs, recipe, 
 
 
 def test_mismatched_objective_state_is_newly_initialised(pretrained_runs):
-    heard = NoteListener()
+    listener = NoteListener()
     train_run(
-        pretrained_runs, "dino", "wider", heard, init=str(pretrained_runs / "dino"), objective={"prototypes": ["24"]}
+        pretrained_runs, "dino", "wider", listener, init=str(pretrained_runs / "dino"), objective={"prototypes": ["24"]}
     )
-    (note,) = [note for note in heard.notes if note.startswith("dino continues with")]
+    (note,) = [note for note in listener.notes if note.startswith("dino continues with")]
     assert note.startswith("dino continues with its model; newly initialised") and "teacher_head" in note
     assert open_objective_state(pretrained_runs / "wider").state["centre"].shape == (24,)
-    heard = NoteListener()
-    train_run(pretrained_runs, "masked-patches", "other", heard, init=str(pretrained_runs / "mae"))
-    assert not any("continues with" in note for note in heard.notes)
+    listener = NoteListener()
+    train_run(pretrained_runs, "masked-patches", "other", listener, init=str(pretrained_runs / "mae"))
+    assert not any("continues with" in note for note in listener.notes)
 
 
 def test_damaged_objective_state_is_rejected(pretrained_runs, tmp_path):

@@ -1,7 +1,6 @@
-"""Every objective by `train`'s own path in processes of its own: to the same bits after SIGKILL, and the same for 1, 2
-and 4 processes and under FSDP2.
+"""Training in new processes: bit-identical after SIGKILL, and equal for 1, 2 and 4 processes and FSDP2.
 
-All runs of a kind are made by the same processes, one after the other, for most of a short run is its start.
+Runs with the same number of processes share these processes, because starting takes most of the time of a short run.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ SMALL_OPTIONS = {
     "batch_size": 8,
 }
 HEAD_OPTIONS = {"prototypes": 32, "head_width": 24, "bottleneck": 16}
-#: recipe, and settings of the objective
+#: recipe and objective settings
 OBJECTIVE_VARIANTS = {
     "mean-colour": ("masked-patches", {}),
     "small-colours": ("masked-patches", {"target": "small-colours"}),
@@ -49,17 +48,19 @@ OBJECTIVE_VARIANTS = {
     "tiny-dino": ("tiny-dino", {}),
     "tiny-pixels": ("tiny-pixels", {}),
 }
+# the other student has a single head for labels and teacher
 MODEL_SETTINGS = {
     "hard": {"model.pool": ["distilled"], "model.class_token": ["True"], "model.positions.slots": ["2"]},
     "diffusion": {"model.learned_variance": ["True"]},
-}  # the other student has one head for labels and teacher
-#: students of another family
+}
+#: student models of another family
 MODEL_NAMES = {"soft": "Swin-32x1-2/2-window2", "diffusion": "DiT-32x2/4", "flow": "DiT-32x2/4"}
-#: a run of more than an epoch: four steps of 8 images, and a last one of 2 or 3, in which some of 4 processes have none
+#: a run of more than one epoch: four steps of 8 images, and a last step of 2 or 3 images, where some of 4 processes are
+#: idle
 TRAIN_OPTIONS = {**SMALL_OPTIONS, "workers": 0, "epochs": 1.2, "evaluate_every": 100, "drop_path": 0.0}
 WORLD_SIZES = {"one": 1, "two": 2, "four": 4, "fsdp": 2}
-#: by two processes every objective; under FSDP2 those whose statistics or gradients are put
-#: together in a way of their own. Other targets and heads of an objective, all by four, and killed ones, in slow tests
+#: Two processes train every objective; FSDP2 only objectives with special reductions of statistics or gradients. Other
+#: targets and heads, four processes and killed variants are in slow tests.
 COMBINED_VARIANTS = ("mae", "dino", "dinov2-sinkhorn", "hard", "detect")
 SLOW_VARIANTS = ("small-colours", "pixels", "dinov2-taught", "soft")
 FAST_VARIANTS = [name for name in OBJECTIVE_VARIANTS if name not in SLOW_VARIANTS]
@@ -74,8 +75,11 @@ SLOW_CASES = [("two", name) for name in SLOW_VARIANTS] + [
 
 @pytest.fixture(scope="module")
 def data_folder(tmp_path_factory):
-    """29 training images without classes, with values, or with class maps, or 30 of three classes, 3 and 6 more to judge on; a teacher that classifies,
-    and one of prototypes."""
+    """Return a folder with the data of all objectives and two teachers.
+
+    32 images are unlabelled, and also have values, class maps or objects. 30 training and 6 validation images have
+    three classes.
+    """
     home = tmp_path_factory.mktemp("data")
     (home / "flat").mkdir()
     for index in range(32):
@@ -91,7 +95,7 @@ def data_folder(tmp_path_factory):
 
 
 def make_run_options(data_folder, out, name, **changes):
-    """Options of a short run."""
+    """Return options of a short run."""
     recipe, settings = OBJECTIVE_VARIANTS[name]
     folder = data_folder / {
         "distil": "photos",
@@ -118,18 +122,21 @@ def make_run_options(data_folder, out, name, **changes):
     } | ({"model": MODEL_NAMES[name]} if name in MODEL_NAMES else {})
 
 
-def make_order(world, options, **further):
-    """Runs one after the other in the same processes."""
-    return {"world": world, "options": options, **further}
+def make_process_order(world, options, **order_options):
+    """Return an order for consecutive runs in the same processes."""
+    return {"world": world, "options": options, **order_options}
 
 
 def kill_and_resume_runs(data_folder, home, names, carry_out):  # noqa: F811
-    """A folder with runs as they are `whole`, and `killed` after the third step and resumed."""
+    """Return a folder with `whole` runs, and `killed` runs that were killed after the third step and resumed."""
     often = {"save_every": 1}
     codes, errors = carry_out(
-        make_order(1, [make_run_options(data_folder, home / "whole", name, **often) for name in names]),
-        *(make_order(1, make_run_options(data_folder, home / "killed", name, **often), kill=[0, 3]) for name in names),
-        make_order(1, [{"data": "", "out": str(home / "killed" / name), "resume": True} for name in names]),
+        make_process_order(1, [make_run_options(data_folder, home / "whole", name, **often) for name in names]),
+        *(
+            make_process_order(1, make_run_options(data_folder, home / "killed", name, **often), kill=[0, 3])
+            for name in names
+        ),
+        make_process_order(1, [{"data": "", "out": str(home / "killed" / name), "resume": True} for name in names]),
     )
     assert codes == [[0], *[[-9]] * len(names), [0]], errors
     return home
@@ -158,35 +165,41 @@ def test_killed_run_resumes_bit_identical_for_other_variants(slow_killed_runs, n
 
 
 def assert_resumed_run_is_identical(home, name):
-    """Assert that a killed run ended as the whole one, and that its checkpoints hold what follows the weights."""
-    whole = read_outcome(home / "whole" / name)
-    assert whole == read_outcome(home / "killed" / name) and whole[0] == "step-00000005"
+    """Assert that a resumed run matches the uninterrupted one, and that its checkpoints contain the derived state."""
+    uninterrupted = read_outcome(home / "whole" / name)
+    assert uninterrupted == read_outcome(home / "killed" / name) and uninterrupted[0] == "step-00000005"
     if "dino" in name:
-        held = load_file(max((home / "whole" / name / "checkpoints").glob("step-*")) / "frozen.safetensors")
+        frozen_tensors = load_file(max((home / "whole" / name / "checkpoints").glob("step-*")) / "frozen.safetensors")
         head = "teacher_head.weight" if "tiny" in name else "teacher_head.prototypes.weight"
-        assert {"centre", head, "teacher.projection.weight"} <= held.keys()
-        assert (held["centre"].abs().max() == 0) == (name == "dinov2-sinkhorn")
+        assert {"centre", head, "teacher.projection.weight"} <= frozen_tensors.keys()
+        assert (frozen_tensors["centre"].abs().max() == 0) == (name == "dinov2-sinkhorn")
 
 
 def train_with_world_sizes(data_folder, home, pairs, carry_out):  # noqa: F811
-    """A folder with the runs by one process, and each of the ways in which it is also made."""
-    same = {"optimizer": "sgd", "lr": 0.05, "save_every": 100}
-    pairs = [*(("one", name) for name in OBJECTIVE_VARIANTS if any(name == other for _, other in pairs)), *pairs]
+    """Train each variant in one process, and in the requested world sizes; return the folder."""
+    shared_options = {"optimizer": "sgd", "lr": 0.05, "save_every": 100}
+    pairs = [*(("one", name) for name in OBJECTIVE_VARIANTS if any(name == variant for _, variant in pairs)), *pairs]
     orders = {}
-    for way, name in pairs:
-        further = {"parallel": "fsdp"} if way == "fsdp" else {}
-        orders.setdefault(way, []).append(make_run_options(data_folder, home / way, name, **same, **further))
-    codes, errors = carry_out(*(make_order(WORLD_SIZES[way], options) for way, options in orders.items()))
-    assert codes == [[0] * WORLD_SIZES[way] for way in orders], errors
+    for world, name in pairs:
+        parallel_options = {"parallel": "fsdp"} if world == "fsdp" else {}
+        orders.setdefault(world, []).append(
+            make_run_options(data_folder, home / world, name, **shared_options, **parallel_options)
+        )
+    codes, errors = carry_out(*(make_process_order(WORLD_SIZES[world], options) for world, options in orders.items()))
+    assert codes == [[0] * WORLD_SIZES[world] for world in orders], errors
     return home
 
 
-def assert_runs_agree(home, way, name):
-    """Assert that a run by several processes has the weights, state and losses of that by one."""
-    one, other = load_checkpoint_states(home / "one" / name), load_checkpoint_states(home / way / name)
-    assert one.keys() == other.keys()
-    assert [key for key in one if not torch.allclose(one[key], other[key].reshape(one[key].shape), atol=1e-5)] == []
-    assert read_losses(home / way / name) == pytest.approx(read_losses(home / "one" / name), rel=1e-4)
+def assert_runs_agree(home, world, name):
+    """Assert that a multi-process run has the weights, state and losses of the single-process run."""
+    expected, actual = load_checkpoint_states(home / "one" / name), load_checkpoint_states(home / world / name)
+    assert expected.keys() == actual.keys()
+    assert [
+        key
+        for key in expected
+        if not torch.allclose(expected[key], actual[key].reshape(expected[key].shape), atol=1e-5)
+    ] == []
+    assert read_losses(home / world / name) == pytest.approx(read_losses(home / "one" / name), rel=1e-4)
 
 
 @pytest.fixture(scope="module")
@@ -194,9 +207,9 @@ def shared_runs(data_folder, tmp_path_factory, carry_out):  # noqa: F811
     return train_with_world_sizes(data_folder, tmp_path_factory.mktemp("shared"), FAST_CASES, carry_out)
 
 
-@pytest.mark.parametrize(("way", "name"), FAST_CASES)
-def test_runs_agree_for_any_number_of_processes(shared_runs, way, name):
-    assert_runs_agree(shared_runs, way, name)
+@pytest.mark.parametrize(("world", "name"), FAST_CASES)
+def test_runs_agree_for_any_number_of_processes(shared_runs, world, name):
+    assert_runs_agree(shared_runs, world, name)
 
 
 @pytest.fixture(scope="module")
@@ -205,19 +218,19 @@ def slow_shared_runs(data_folder, tmp_path_factory, carry_out):  # noqa: F811
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("way", "name"), SLOW_CASES)
-def test_runs_agree_for_any_number_of_processes_and_variant(slow_shared_runs, way, name):
-    assert_runs_agree(slow_shared_runs, way, name)
+@pytest.mark.parametrize(("world", "name"), SLOW_CASES)
+def test_slow_variants_agree_for_any_number_of_processes(slow_shared_runs, world, name):
+    assert_runs_agree(slow_shared_runs, world, name)
 
 
 def load_checkpoint_states(out):
-    """Tensors of the last checkpoint, by part and name."""
-    place = max((out / "checkpoints").glob("step-*"))
+    """Return the tensors of the last checkpoint, by file and name."""
+    path = max((out / "checkpoints").glob("step-*"))
     return {
-        f"{part}/{n}": t for part in ("model", "frozen", "ema") for n, t in load_checkpoint_tensors(place, part).items()
+        f"{file}/{n}": t for file in ("model", "frozen", "ema") for n, t in load_checkpoint_tensors(path, file).items()
     }
 
 
 def read_losses(out):
-    """The loss of every step."""
+    """Return the loss of every step."""
     return [line["train/loss"] for line in map(json.loads, (out / "metrics.jsonl").open()) if "train/loss" in line]

@@ -1,4 +1,4 @@
-"""DINOv2's smaller models: a student of a frozen teacher's prototypes."""
+"""DINOv2's distillation: small students trained on the prototypes of a frozen teacher."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def train_run(home, out, model, **options):
 
 @pytest.fixture(scope="module")
 def teacher_runs(tmp_path_factory):
-    """16 images without labels, and a teacher with heads of its own for images and patches, of 4 x 4 pixels."""
+    """Return 16 unlabelled images, and a teacher with 4 x 4 patches and separate heads for images and patches."""
     teacher_runs = tmp_path_factory.mktemp("prototypes")
     (teacher_runs / "photos").mkdir()
     for index in range(16):
@@ -57,7 +57,7 @@ def teacher_runs(tmp_path_factory):
 
 
 def build_objective(home, **settings):
-    """A student of the teacher, in training."""
+    """Return a student of the teacher, in training mode."""
     torch.manual_seed(0)
     config = DINOv2Config(teacher=str(home / "teacher"), head_width=16, bottleneck=8, **settings)
     config = config.with_absolute_paths(STUDENT_CONFIG, ())
@@ -65,23 +65,23 @@ def build_objective(home, **settings):
     return config.build(build_model(STUDENT_CONFIG), setting).train()
 
 
-def batch_for(own):
+def make_view_batch(objective):
     generator = torch.Generator().manual_seed(1)
     sizes = {"images": (3, 2, 3, 16, 16), "local": (3, 2, 3, 8, 8)}
     images = {name: torch.randn(size, generator=generator) for name, size in sizes.items()}
-    return own.prepare({**images, "positions": torch.arange(3), "samples": torch.arange(3)}, TRAINING_PROGRESS)
+    return objective.prepare({**images, "positions": torch.arange(3), "samples": torch.arange(3)}, TRAINING_PROGRESS)
 
 
 def test_loss_matches_the_loop(teacher_runs):
-    """Teacher: its own normalisation, at as many patches as the student has, each 4 x 4 for one of 8 x 8."""
-    own, teacher = build_objective(teacher_runs), PrototypeTeacher(str(teacher_runs / "teacher"))
-    assert (own.config.prototypes, own.config.patch_prototypes) == (16, 12)
-    batch = batch_for(own)
+    """The teacher uses its own normalisation, and as many 4 x 4 patches as the student has 8 x 8 patches."""
+    objective, teacher = build_objective(teacher_runs), PrototypeTeacher(str(teacher_runs / "teacher"))
+    assert (objective.config.prototypes, objective.config.patch_prototypes) == (16, 12)
+    batch = make_view_batch(objective)
     assert batch["masks"].all() and batch["masks"].shape == (3, 2, 2, 2)
-    outputs = own(batch)
-    seen = batch["images"].flatten(0, 1) * 0.2 + 0.4
+    outputs = objective(batch)
+    images = batch["images"].flatten(0, 1) * 0.2 + 0.4
     mean, std = (torch.tensor(numbers).view(3, 1, 1) for numbers in teacher.normalisation)
-    small = F.interpolate((seen - mean) / std, (8, 8), mode="bicubic", antialias=True)
+    small = F.interpolate((images - mean) / std, (8, 8), mode="bicubic", antialias=True)
     encoder = teacher.model
     encoder.any_size = True
     with torch.no_grad():
@@ -93,62 +93,66 @@ def test_loss_matches_the_loop(teacher_runs):
         for i in range(2):
             for v in range(4):
                 if v != i:
-                    logits = own.head(own.model(views[v])) / 0.1
+                    logits = objective.head(objective.model(views[v])) / 0.1
                     dino = dino - (targets[:, i] * logits.log_softmax(-1)).sum(-1).mean() / 6
-        whole = own.model.features(batch["images"].flatten(0, 1))
-        logits = own.patch_head(whole[:, 1:].flatten(0, 1)).view(6, 4, 12) / 0.1
+        student_tokens = objective.model.features(batch["images"].flatten(0, 1))
+        logits = objective.patch_head(student_tokens[:, 1:].flatten(0, 1)).view(6, 4, 12) / 0.1
         ibot = -(patch_targets * logits.log_softmax(-1)).sum(-1).mean()
-        spread = sum(koleo_loss(own.model(view), lambda rows: (rows, 0)) for view in views[:2])
-    for name, expected in (("dino", dino), ("ibot", ibot), ("koleo", spread)):
+        koleo = sum(koleo_loss(objective.model(view), lambda rows: (rows, 0)) for view in views[:2])
+    for name, expected in (("dino", dino), ("ibot", ibot), ("koleo", koleo)):
         assert outputs[name].item() == pytest.approx(float(expected), rel=1e-5), name
-    assert outputs["loss"].item() == pytest.approx(float(dino + ibot + 0.1 * spread), rel=1e-5)
+    assert outputs["loss"].item() == pytest.approx(float(dino + ibot + 0.1 * koleo), rel=1e-5)
 
 
 def test_frozen_teacher_is_constant_and_the_student_average_follows(teacher_runs):
-    own = build_objective(teacher_runs, centring="sinkhorn")
-    frozen = own.frozen
+    objective = build_objective(teacher_runs, centring="sinkhorn")
+    frozen = objective.frozen
     assert frozen is not None
-    before = copy.deepcopy((frozen.model.state_dict(), frozen.heads.state_dict(), own.teacher.state_dict()))
-    own(batch_for(own))["loss"].backward()
-    assert all(p.grad is not None for p in own.parameters() if p.requires_grad)
+    before = copy.deepcopy((frozen.model.state_dict(), frozen.heads.state_dict(), objective.teacher.state_dict()))
+    objective(make_view_batch(objective))["loss"].backward()
+    assert all(p.grad is not None for p in objective.parameters() if p.requires_grad)
     assert all(p.grad is None for module in (frozen.model, frozen.heads) for p in module.parameters())
-    assert not any("frozen" in name for name in own.state_dict()) and "digest" in own.state_dict()
+    assert not any("frozen" in name for name in objective.state_dict()) and "digest" in objective.state_dict()
     with torch.no_grad():
-        for p in own.model.parameters():
+        for p in objective.model.parameters():
             p += 1
-    own.after_step(TRAINING_PROGRESS)
+    objective.after_step(TRAINING_PROGRESS)
     for state, module in zip(before, (frozen.model, frozen.heads), strict=False):
         assert all(torch.equal(state[name], tensor) for name, tensor in module.state_dict().items())
-    for name, tensor in own.deployed_model().state_dict().items():
+    for name, tensor in objective.deployed_model().state_dict().items():
         assert torch.allclose(tensor, before[2][name] + 0.1, atol=1e-6), name
 
 
 def test_student_run_resumes_and_ships_its_average(teacher_runs, tmp_path):
-    """From a path relative to where the run began; another teacher there later is refused."""
-    heard = NoteListener()
-    options = {"listener": heard, "settings": {"objective.teacher": [str(teacher_runs / "teacher")]}, "save_every": 1}
+    """The teacher's path is relative to the folder where the run began; another teacher there is rejected."""
+    listener = NoteListener()
+    options = {
+        "listener": listener,
+        "settings": {"objective.teacher": [str(teacher_runs / "teacher")]},
+        "save_every": 1,
+    }
     train_run(teacher_runs, "student", "ViT-24x2/8", **options)
     run = teacher_runs / "student"
-    shipped = open_weights(run).read_state()
-    held = open_weights(max((run / "checkpoints").iterdir())).read_state()
-    assert all(torch.equal(tensor, held[name].float()) for name, tensor in shipped.items())
+    bundle_state = open_weights(run).read_state()
+    checkpoint_state = open_weights(max((run / "checkpoints").iterdir())).read_state()
+    assert all(torch.equal(tensor, checkpoint_state[name].float()) for name, tensor in bundle_state.items())
     assert vitreous.train(str(teacher_runs / "photos"), NoteListener(), out=str(run), resume=True)["steps"] == 2
     assert open_weights(teacher_runs / "teacher").config.patch == (4, 4)
-    own = build_objective(teacher_runs)
-    own.digest[0] += 1
+    objective = build_objective(teacher_runs)
+    objective.digest[0] += 1
     with pytest.raises(WeightsError, match="has changed since the run began"):
-        own(batch_for(own))
+        objective(make_view_batch(objective))
 
 
 def test_teacher_head_batch_norm_uses_batch_statistics(teacher_runs):
     train_run(teacher_runs, "normed", "ViT-32x1/4", settings={"objective.batch_norm": ["True"]})
     teacher = PrototypeTeacher(str(teacher_runs / "normed"))
     assert teacher.patch_prototypes == 0 and len(teacher.heads) == 1 and teacher.heads[0].batch_norm
-    images, seen = torch.randn(4, 3, 16, 16), ((0.5,) * 3, (0.5,) * 3)
-    whole, patches = teacher.compute_targets(images, seen, (4, 4), reduce_single_process, False)
-    assert whole.shape == (4, 16) and patches.shape == (4, 16, 16)
-    alone, _ = teacher.compute_targets(images[:2], seen, (4, 4), reduce_single_process, False)
-    assert not torch.allclose(whole[:2], alone, atol=1e-3)
+    images, moments = torch.randn(4, 3, 16, 16), ((0.5,) * 3, (0.5,) * 3)
+    image_targets, patches = teacher.compute_targets(images, moments, (4, 4), reduce_single_process, False)
+    assert image_targets.shape == (4, 16) and patches.shape == (4, 16, 16)
+    first_half_targets, _ = teacher.compute_targets(images[:2], moments, (4, 4), reduce_single_process, False)
+    assert not torch.allclose(image_targets[:2], first_half_targets, atol=1e-3)
     assert teacher.flops(16) > teacher.flops() > 0
 
 
@@ -156,26 +160,34 @@ def test_teacher_head_batch_norm_uses_batch_statistics(teacher_runs):
     ("teacher", "model", "text"),
     [
         ("", STUDENT_CONFIG, "no teacher"),
-        ("dino", STUDENT_CONFIG, "needs the heads of DINOv2, and .* has those of dino\n  use a run of recipe='dinov2'"),
+        (
+            "dino",
+            STUDENT_CONFIG,
+            "requires the heads of DINOv2, but .* has those of dino\n  use a run of recipe='dinov2'",
+        ),
         ("nowhere", STUDENT_CONFIG, "no weights at"),
-        ("teacher", transformer_config(**{**vars(STUDENT_CONFIG), "channels": 1}), "takes 3 channels, the student 1"),
+        (
+            "teacher",
+            transformer_config(**{**vars(STUDENT_CONFIG), "channels": 1}),
+            "requires 3 channels, but the student has 1",
+        ),
         (
             "teacher",
             transformer_config(**{**vars(STUDENT_CONFIG), "image": (16,) * 3, "patch": (8,) * 3}),
-            "another number of axes",
+            "images with 2 axes, but the student has 3",
         ),
     ],
 )
 def test_invalid_teachers_are_rejected(teacher_runs, teacher, model, text):
-    with pytest.raises((UsageError, WeightsError), match=text) as caught:
+    with pytest.raises((UsageError, WeightsError), match=text) as error:
         if teacher:
             DINOv2Config(teacher=str(teacher_runs / teacher)).with_absolute_paths(model, ())
         else:
             PrototypeTeacher("")
-    assert caught.value.hint
+    assert error.value.hint
 
 
-def test_without_a_teacher_nothing_changes():
-    own = DINOv2Config()
-    assert own.with_absolute_paths(STUDENT_CONFIG, ()) is own
+def test_dinov2_without_a_teacher_is_unfrozen():
+    config = DINOv2Config()
+    assert config.with_absolute_paths(STUDENT_CONFIG, ()) is config
     assert DINOv2(build_model(STUDENT_CONFIG), DINOv2Config(prototypes=8, head_width=8, bottleneck=4)).frozen is None

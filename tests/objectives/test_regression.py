@@ -1,4 +1,4 @@
-"""Learning values: the loss against its loop, missing labels, and runs through `train`."""
+"""Regression: the loss matches its loop, missing labels, and runs of `train`."""
 
 from __future__ import annotations
 
@@ -52,23 +52,27 @@ def test_value_loss_matches_the_loop(loss):
     weights = torch.tensor([1.0, 2.0, 0.5])
     total = 0.0
     for row in range(5):
-        for place in range(3):
-            if not math.isnan(labels[row, place]):
-                total += weights[place] * LOSS_FORMULAS[loss]((outputs[row, place] - labels[row, place]).item())
+        for target_index in range(3):
+            if not math.isnan(labels[row, target_index]):
+                total += weights[target_index] * LOSS_FORMULAS[loss](
+                    (outputs[row, target_index] - labels[row, target_index]).item()
+                )
     outputs.requires_grad_(True)
-    found = value_loss(outputs, labels, loss, delta=0.7, weights=weights)
-    assert found.item() == pytest.approx(total.item() / 15)
-    found.backward()
+    computed = value_loss(outputs, labels, loss, delta=0.7, weights=weights)
+    assert computed.item() == pytest.approx(total.item() / 15)
+    computed.backward()
     assert outputs.grad.isfinite().all() and not outputs.grad[3].any() and outputs.grad[0, 1] == 0
 
 
 def test_micro_batch_losses_average_to_the_batch_loss(tmp_path):
-    """Whatever is missing in it: the sum is divided by the images, not by the values that there are."""
+    """With missing values, the sum is divided by the number of images, not of values."""
     session, state = create_session("values", tmp_path)
     _, batch = next(session.batches(state))
     assert batch["labels"].isnan().any()
-    parts = [state.objective({name: e[a : a + 2] for name, e in batch.items()})["loss"].item() for a in range(0, 8, 2)]
-    assert np.mean(parts) == pytest.approx(state.objective(batch)["loss"].item(), rel=1e-5)
+    micro_losses = [
+        state.objective({name: e[a : a + 2] for name, e in batch.items()})["loss"].item() for a in range(0, 8, 2)
+    ]
+    assert np.mean(micro_losses) == pytest.approx(state.objective(batch)["loss"].item(), rel=1e-5)
 
 
 def test_targets_are_standardised():
@@ -80,11 +84,14 @@ def test_targets_are_standardised():
         build_model(MODEL_CONFIG), config, ObjectiveSetting(targets=("year", "size"), views=Augment())
     )
     batch = {"images": torch.zeros(3, 3, 8, 8), "labels": torch.from_numpy(labels), "positions": torch.arange(3)}
-    found = objective.prepare(batch, TrainingProgress())["labels"]
-    assert found.dtype == torch.float32
-    assert torch.allclose(found.nanmean(0), torch.zeros(2), atol=1e-6) and found[1].isnan().tolist() == [False, True]
+    standardised = objective.prepare(batch, TrainingProgress())["labels"]
+    assert standardised.dtype == torch.float32
+    assert torch.allclose(standardised.nanmean(0), torch.zeros(2), atol=1e-6) and standardised[1].isnan().tolist() == [
+        False,
+        True,
+    ]
     assert objective.task() == RegressionTask(("year", "size"), config.mean, config.std)
-    # each target counts as much as any other: its share of the images is made up for
+    # targets have equal weight: missing labels are compensated for
     assert objective.weights.tolist() == pytest.approx([1, 1.5])
 
 
@@ -101,14 +108,14 @@ def test_invalid_settings_are_rejected(changes, message):
 def test_incompatible_models_and_views_are_rejected():
     config = RegressionConfig()
     config.check(MODEL_CONFIG, ("a", "b"), Augment())
-    with pytest.raises(UsageError, match="the model has 2 outputs, the data 1 targets"):
+    with pytest.raises(UsageError, match="the model has 2 outputs, but the data have 1 targets"):
         config.check(MODEL_CONFIG, ("a",), Augment())
     with pytest.raises(UsageError, match="MixUp and CutMix mix classes"):
         config.check(MODEL_CONFIG, ("a", "b"), Augment(mixup=0.2))
 
 
 def test_regression_learns_one_batch(tmp_path):
-    """Of 32 pictures, the brightness of red and of blue: one batch again and again."""
+    """The targets are the mean red and blue of 32 images; every step uses the same batch."""
     session, state = create_session("values", tmp_path, batch_size=32, epochs=60.0)
     pair, losses = next(session.batches(state)), []
     run_training_loop(
@@ -119,7 +126,7 @@ def test_regression_learns_one_batch(tmp_path):
 
 @pytest.fixture(scope="module")
 def measured_images(tmp_path_factory):
-    """A table of 40 pictures with their brightness in a unit of its own, and the size of which half are missing."""
+    """Return a table of 40 images with their brightness in an arbitrary unit, and a size of which half are missing."""
     home = tmp_path_factory.mktemp("measured")
     rows = ["path,glow,size,split"]
     for index in range(40):
@@ -134,7 +141,7 @@ def measured_images(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def regression_run(measured_images, tmp_path_factory):
-    """A run of two targets, and its summary."""
+    """Return a run with two targets, and its summary."""
     out = tmp_path_factory.mktemp("run") / "run"
     return out, vitreous.train(measured_images / "values.csv", out=out, progress=False, **QUICK_OPTIONS)
 
@@ -153,16 +160,16 @@ def test_run_stores_targets_and_standardisation(measured_images, regression_run)
     assert any(line.get("val/mae") is not None for line in lines)
     page = (out / "report.html").read_text()
     assert "glow: predicted and true" in page and "glow: residuals" in page and "<h2>Targets</h2>" in page
-    assert "size: residuals" not in page  # no test image has a value of it
+    assert "size: residuals" not in page  # no test image has a size
     assert "Images with the largest error" in page and "<h2>Metrics per class</h2>" not in page
 
 
 class StopRun(Exception):
-    """Raised by a listener to end a run."""
+    """Raised by a listener to stop a run."""
 
 
 class StopAfterImages(vitreous.progress.NullListener):
-    """Ends a run once it has trained on `images`."""
+    """Stops a run after `images` training images."""
 
     def __init__(self, images: int) -> None:
         self.images = images
@@ -179,10 +186,10 @@ def test_resumed_regression_run_is_bit_identical(measured_images, regression_run
         vitreous.train(measured_images / "values.csv", out=stopped, listener=StopAfterImages(32), **QUICK_OPTIONS)
     assert not (stopped / "model").exists() and list((stopped / "checkpoints").glob("step-*"))
     vitreous.train(resume=True, out=stopped, progress=False)
-    whole, resumed = (load_bundle(place / "model") for place in (out, stopped))
-    assert whole.task == resumed.task
+    uninterrupted, resumed = (load_bundle(model_path / "model") for model_path in (out, stopped))
+    assert uninterrupted.task == resumed.task
     tensors = resumed.model.state_dict()
-    assert all(torch.equal(tensor, tensors[name]) for name, tensor in whole.model.state_dict().items())
+    assert all(torch.equal(tensor, tensors[name]) for name, tensor in uninterrupted.model.state_dict().items())
 
 
 def test_evaluate_and_predict_agree(measured_images, regression_run, tmp_path):
@@ -191,37 +198,41 @@ def test_evaluate_and_predict_agree(measured_images, regression_run, tmp_path):
     assert document["test"]["mae"] == pytest.approx(summary["test"]["mae"])
     assert [row["target"] for row in document["targets"]] == ["glow", "size"] and document["most_confused"] is None
     paths = [measured_images / f"{index}.png" for index in range(9, 40, 10)]
-    found = vitreous.load(out, device="cpu").predict(paths)
+    predictions = vitreous.load(out, device="cpu").predict(paths)
     labels = [
         float((measured_images / "values.csv").read_text().splitlines()[1 + index].split(",")[1])
         for index in range(9, 40, 10)
     ]
-    errors = [abs(answer.values[0] - label) for answer, label in zip(found, labels, strict=True)]
+    errors = [abs(prediction.values[0] - label) for prediction, label in zip(predictions, labels, strict=True)]
     assert np.mean(errors) == pytest.approx(document["targets"][0]["mae"], rel=1e-3)
-    words = ["predict", str(out), *map(str, paths), "--device", "cpu"]
-    assert run_cli(*words, "--out", str(tmp_path / "p.csv")).returncode == 0
+    arguments = ["predict", str(out), *map(str, paths), "--device", "cpu"]
+    assert run_cli(*arguments, "--out", str(tmp_path / "p.csv")).returncode == 0
     head, *rows = (tmp_path / "p.csv").read_text().splitlines()
     assert head == "path,glow,size,error"
-    assert [float(row.split(",")[1]) for row in rows] == pytest.approx([answer.values[0] for answer in found], rel=1e-6)
-    listed = json.loads(run_cli(*words, "--json").stdout)["predictions"]
-    assert [row["values"]["size"] for row in listed] == pytest.approx([answer.values[1] for answer in found])
+    assert [float(row.split(",")[1]) for row in rows] == pytest.approx(
+        [prediction.values[0] for prediction in predictions], rel=1e-6
+    )
+    listed = json.loads(run_cli(*arguments, "--json").stdout)["predictions"]
+    assert [row["values"]["size"] for row in listed] == pytest.approx(
+        [prediction.values[1] for prediction in predictions]
+    )
 
 
 def test_prediction_file_is_resumed(measured_images, regression_run, tmp_path):
-    """One row an image, whatever its first value: 1 is no rank."""
+    """One row per image; a first value of 1 is not treated as a rank."""
     out, _ = regression_run
-    words = ["predict", str(out), *(str(measured_images / f"{n}.png") for n in range(6)), "--device", "cpu"]
-    words += ["--out", str(tmp_path / "p.csv")]
-    assert run_cli(*words).returncode == 0
-    whole = (tmp_path / "p.csv").read_text()
-    (tmp_path / "p.csv").write_text("".join(line + "\n" for line in whole.splitlines()[:4]))
+    arguments = ["predict", str(out), *(str(measured_images / f"{n}.png") for n in range(6)), "--device", "cpu"]
+    arguments += ["--out", str(tmp_path / "p.csv")]
+    assert run_cli(*arguments).returncode == 0
+    complete_text = (tmp_path / "p.csv").read_text()
+    (tmp_path / "p.csv").write_text("".join(line + "\n" for line in complete_text.splitlines()[:4]))
     job = json.loads((tmp_path / "p.csv.job.json").read_text())
     (tmp_path / "p.csv.job.json").write_text(json.dumps(job | {"finished": False}))
-    assert run_cli(*words, "--resume").returncode == 0
-    assert (tmp_path / "p.csv").read_text() == whole
+    assert run_cli(*arguments, "--resume").returncode == 0
+    assert (tmp_path / "p.csv").read_text() == complete_text
 
 
-@pytest.mark.parametrize(("words", "message"), [
+@pytest.mark.parametrize(("arguments", "message"), [
     (["evaluate", "RUN", "--calibrate"], "--calibrate is for image classification, and RUN predicts values of"),
     (["evaluate", "RUN", "--protocol", "knn"], "--protocol knn is for classes, but DATA has values of glow, size"),
     (["predict", "RUN", "IMAGE", "--top", "2"], "--top is for image classifiers"),
@@ -234,51 +245,51 @@ def test_prediction_file_is_resumed(measured_images, regression_run, tmp_path):
     (["train", "--resume", "RUN", "--targets", "size", "--epochs", "9"], "targets: ('glow', 'size') -> ('size',)"),
     (["data", "pack", "DATA", "--out", "PACK"], "DATA has values, but a pack stores only images and their classes"),
 ])  # fmt: skip
-def test_classification_options_are_rejected(measured_images, regression_run, tmp_path, words, message):
+def test_classification_options_are_rejected(measured_images, regression_run, tmp_path, arguments, message):
     names = {"RUN": regression_run[0], "DATA": measured_images / "values.csv", "IMAGE": measured_images / "1.png"}
-    ended = run_cli(*(str(names.get(word, word)) for word in words), cwd=tmp_path)
-    for name, place in names.items():
-        message = message.replace(name, str(place))
-    assert ended.returncode and message in ended.stderr and "Traceback" not in ended.stderr
+    result = run_cli(*(str(names.get(word, word)) for word in arguments), cwd=tmp_path)
+    for name, path in names.items():
+        message = message.replace(name, str(path))
+    assert result.returncode and message in result.stderr and "Traceback" not in result.stderr
 
 
 @pytest.fixture(scope="module")
 def worse_run(regression_run, tmp_path_factory):
-    """The model of `regression_run` with its targets in the other order and a mean that is off by one unit of std."""
+    """Return the model of `regression_run` with swapped targets and a mean that is off by one std."""
     bundle = load_bundle(regression_run[0] / "model")
     task, state = bundle.task, bundle.model.state_dict()
     bundle.model.load_state_dict(state | {name: state[name].flip(0) for name in state if name.startswith("head.")})
     bundle.model.head.bias.data += 1
-    place = tmp_path_factory.mktemp("worse") / "worse"
-    replace(bundle, task=RegressionTask(task.targets[::-1], task.mean[::-1], task.std[::-1])).save(place)
-    return place
+    path = tmp_path_factory.mktemp("worse") / "worse"
+    replace(bundle, task=RegressionTask(task.targets[::-1], task.mean[::-1], task.std[::-1])).save(path)
+    return path
 
 
 def test_paired_comparison_of_regression_runs(measured_images, regression_run, worse_run, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)  # for the page of a bundle
+    monkeypatch.chdir(tmp_path)  # reports of bundles are written to the working directory
     out, _ = regression_run
-    found = compare_two_runs(out, worse_run, split="train", computing=EvaluationSettings(workers=0))
-    alone = [
+    document = compare_two_runs(out, worse_run, split="train", evaluation_settings=EvaluationSettings(workers=0))
+    evaluations = [
         evaluate(run, measured_images / "values.csv", split="train", workers=0)["train"] for run in (out, worse_run)
     ]
     for key in ("r2", "mae", "rmse", "spearman"):
-        assert found["metrics"][key] == pytest.approx([one[key] for one in alone])
-        assert found["difference"][key] == pytest.approx(alone[1][key] - alone[0][key])
-    assert [row["target"] for row in found["targets"]] == ["glow", "size"]
-    assert [row["images"] for row in found["targets"]] == [32, 16]
-    low, high = found["interval"]["r2"]
-    assert low <= found["difference"]["r2"] <= high
-    assert json.loads(json.dumps(found, allow_nan=False)) == found and found["mcnemar_p"] is None
-    itself = compare_two_runs(out, out / "model", split="val", computing=EvaluationSettings(workers=0))
+        assert document["metrics"][key] == pytest.approx([evaluation[key] for evaluation in evaluations])
+        assert document["difference"][key] == pytest.approx(evaluations[1][key] - evaluations[0][key])
+    assert [row["target"] for row in document["targets"]] == ["glow", "size"]
+    assert [row["images"] for row in document["targets"]] == [32, 16]
+    low, high = document["interval"]["r2"]
+    assert low <= document["difference"]["r2"] <= high
+    assert json.loads(json.dumps(document, allow_nan=False)) == document and document["mcnemar_p"] is None
+    itself = compare_two_runs(out, out / "model", split="val", evaluation_settings=EvaluationSettings(workers=0))
     assert itself["verdict"] == "no significant difference: both have the same R² (95 % interval 0.000 to 0.000)"
 
 
 def test_a_comparison_is_printed(regression_run, worse_run, tmp_path):
-    ended = run_cli(
+    result = run_cli(
         "evaluate", str(regression_run[0]), str(worse_run), "--split", "train", "--workers", "0", cwd=tmp_path
     )
-    assert ended.returncode == 0 and "second minus first" in ended.stdout and "MAE +" in ended.stdout
-    assert ended.stdout.splitlines()[-1].startswith("run is better by ") and " R² (95 % interval " in ended.stdout
+    assert result.returncode == 0 and "second minus first" in result.stdout and "MAE +" in result.stdout
+    assert result.stdout.splitlines()[-1].startswith("run is better by ") and " R² (95 % interval " in result.stdout
 
 
 def test_comparing_runs_without_common_targets_is_rejected(regression_run, tmp_path):
@@ -289,13 +300,15 @@ def test_comparing_runs_without_common_targets_is_rejected(regression_run, tmp_p
 
 
 def test_regression_soup_is_selected_by_r2(measured_images, regression_run, worse_run, tmp_path):
-    """Heads are averaged by the names of their targets, and a soup is not better with a model that is off."""
+    """Heads are averaged by target name, and a soup with a biased model is not selected."""
     runs = [regression_run[0], worse_run]
     document = soup(runs, tmp_path / "both", workers=0)
-    ours, theirs, made = (load_bundle(place) for place in (runs[0] / "model", worse_run, tmp_path / "both"))
-    order = [made.task.targets.index(name) for name in ours.task.targets]
-    rows = made.model.head.bias.detach()[order], ours.model.head.bias.detach() + 0.5
-    assert torch.allclose(*rows) and made.task.outputs in (ours.task.outputs, theirs.task.outputs)
+    ours, theirs, averaged = (
+        load_bundle(model_path) for model_path in (runs[0] / "model", worse_run, tmp_path / "both")
+    )
+    order = [averaged.task.targets.index(name) for name in ours.task.targets]
+    rows = averaged.model.head.bias.detach()[order], ours.model.head.bias.detach() + 0.5
+    assert torch.allclose(*rows) and averaged.task.outputs in (ours.task.outputs, theirs.task.outputs)
     scores = {row["run"]: row["score"] for row in document["ingredients"]}
     assert document["val"]["primary"] == "r2"
     measured_alone = evaluate(runs[0], measured_images / "values.csv", split="val", workers=0)["val"]
@@ -315,24 +328,24 @@ def test_soup_rejects_differently_standardised_targets(regression_run, tmp_path)
 
 
 def test_checkpoint_stores_the_regression_task(regression_run):
-    """Its config.yaml has the targets and the numbers that they are standardised by."""
-    place = next((regression_run[0] / "checkpoints").glob("step-*"))
+    """The checkpoint's config.yaml contains the targets and their standardisation."""
+    path = next((regression_run[0] / "checkpoints").glob("step-*"))
     task = load_bundle(regression_run[0] / "model").task
-    assert open_weights(place).task == task and read_weights_info(place).classifies
+    assert open_weights(path).task == task and read_weights_info(path).classifies
 
 
 def test_regression_fine_tuning_with_same_and_other_targets(measured_images, regression_run, tmp_path):
-    """The head of the same targets goes on, another one is new; `--init` takes the numbers of fine-tuning."""
+    """The head is reused for the same targets and reset for others; `--init` uses fine-tuning hyperparameters."""
     out, _ = regression_run
     options = {**QUICK_OPTIONS, "epochs": 1, "init": str(out / "model"), "ema": 0, "progress": False}
     options.pop("model")
-    same, other = tmp_path / "same", tmp_path / "other"
-    vitreous.train(measured_images / "values.csv", out=same, **options, lr=1e-9, weight_decay=0.0)
-    before, after = (load_bundle(place / "model").model.state_dict() for place in (out, same))
+    same_targets, other_targets = tmp_path / "same", tmp_path / "other"
+    vitreous.train(measured_images / "values.csv", out=same_targets, **options, lr=1e-9, weight_decay=0.0)
+    before, after = (load_bundle(model_path / "model").model.state_dict() for model_path in (out, same_targets))
     assert torch.allclose(before["head.weight"], after["head.weight"], atol=1e-6)
-    vitreous.train(measured_images / "values.csv", out=other, targets=["size"], loss="l1", **options)
-    task = load_bundle(other / "model").task
-    assert task.targets == ("size",) and RunFolder(other).run().objective.loss == "l1"
+    vitreous.train(measured_images / "values.csv", out=other_targets, targets=["size"], loss="l1", **options)
+    task = load_bundle(other_targets / "model").task
+    assert task.targets == ("size",) and RunFolder(other_targets).run().objective.loss == "l1"
 
 
 def test_a_loader_gives_values(measured_images):
@@ -350,8 +363,8 @@ def test_lr_grid_is_scored_by_r2(measured_images, tmp_path):
         progress=False,
         **QUICK_OPTIONS | {"epochs": 1},
     )
-    why = summary["lr_grid"]["choice"]["reason"]
-    assert summary["lr_grid"]["trials"][0]["metric"] == "r2" and "%" not in why
+    reason = summary["lr_grid"]["choice"]["reason"]
+    assert summary["lr_grid"]["trials"][0]["metric"] == "r2" and "%" not in reason
 
 
 def test_non_numeric_labels_are_rejected(tmp_path):

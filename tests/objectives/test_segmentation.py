@@ -1,4 +1,4 @@
-"""Learning a class for every pixel: the losses, and whole runs on a folder with masks."""
+"""Semantic segmentation: the losses, and complete runs on a folder with masks."""
 
 import json
 import math
@@ -42,14 +42,16 @@ def draw_logits_and_truth(images=3, classes=4, size=(5, 6)):
 def test_losses_match_loops_over_labelled_pixels():
     logits, truth = draw_logits_and_truth()
     entropies, overlaps = [], []
-    for row, own in zip(logits, truth, strict=True):
+    for row, image_truth in zip(logits, truth, strict=True):
         shares = row.softmax(0)
-        places = [(y, x) for y in range(5) for x in range(6) if own[y, x] != IGNORE_INDEX]
-        entropies.append(sum(-shares[own[p], p[0], p[1]].log() for p in places) / max(1, len(places)))
+        labelled_pixels = [(y, x) for y in range(5) for x in range(6) if image_truth[y, x] != IGNORE_INDEX]
+        entropies.append(
+            sum(-shares[image_truth[p], p[0], p[1]].log() for p in labelled_pixels) / max(1, len(labelled_pixels))
+        )
         for k in range(4):
-            both = sum(shares[k, y, x] for y, x in places if own[y, x] == k)
-            total = sum(shares[k, y, x] + float(own[y, x] == k) for y, x in places)
-            overlaps.append(1 - (2 * both + 1) / (total + 1))
+            overlap = sum(shares[k, y, x] for y, x in labelled_pixels if image_truth[y, x] == k)
+            total = sum(shares[k, y, x] + float(image_truth[y, x] == k) for y, x in labelled_pixels)
+            overlaps.append(1 - (2 * overlap + 1) / (total + 1))
     assert pixel_cross_entropy(logits, truth).item() == pytest.approx(float(sum(entropies)) / 3, abs=1e-6)
     assert dice_loss(logits, truth).item() == pytest.approx(float(sum(overlaps)) / 12, abs=1e-6)
     (pixel_cross_entropy(logits, truth) + dice_loss(logits, truth)).backward()
@@ -60,14 +62,16 @@ def test_class_weights_give_a_weighted_pixel_mean():
     logits, truth = draw_logits_and_truth()
     weights = torch.tensor([0.5, 1.0, 4.0, 2.0])
     for image in (0, 1):
-        kept = truth[image] != IGNORE_INDEX
-        expected = torch.nn.functional.cross_entropy(logits[image][:, kept].T, truth[image][kept], weights)
+        has_class = truth[image] != IGNORE_INDEX
+        expected = torch.nn.functional.cross_entropy(logits[image][:, has_class].T, truth[image][has_class], weights)
         assert pixel_cross_entropy(logits[image : image + 1], truth[image : image + 1], weights).item() == (
             pytest.approx(expected.item(), abs=1e-6)
         )
     assert pixel_cross_entropy(logits[2:], truth[2:], weights) == 0  # no pixel has a class
-    unweighted, even = (pixel_cross_entropy(logits, truth, one) for one in (None, torch.full((4,), 3.0)))
-    assert even.item() == pytest.approx(unweighted.item(), abs=1e-6)
+    unweighted, equal_weights = (
+        pixel_cross_entropy(logits, truth, class_weights) for class_weights in (None, torch.full((4,), 3.0))
+    )
+    assert equal_weights.item() == pytest.approx(unweighted.item(), abs=1e-6)
 
 
 @pytest.mark.parametrize("weights", [(1.0, 0.0), (1.0, -1.0), (1.0, math.inf), (1.0, math.nan)])
@@ -78,7 +82,7 @@ def test_invalid_class_weights_are_rejected(weights):
 
 def test_number_of_class_weights_must_match_classes():
     config = SegmentationConfig(class_weights=(1.0, 2.0))
-    with pytest.raises(UsageError, match="2 class weights for 3 classes"):
+    with pytest.raises(UsageError, match="class_weights has 2 numbers for 3 classes"):
         config.check(config_from_name("ViT-32x2/8"), ("a", "b", "c"), SceneViews())
 
 
@@ -98,53 +102,56 @@ def test_segmentation_run_learns_and_evaluates_on_test(tmp_path):
         open_bundle(tmp_path / "run")
     notes: list[str] = []
     encoder = open_bundle(tmp_path / "run", headless=True, note=notes.append)
-    again = vitreous.train(
+    reloaded = vitreous.train(
         str(tmp_path / "data"), out=str(tmp_path / "again"), init=str(tmp_path / "run"), steps=1,
         **{name: option for name, option in TRAIN_OPTIONS.items() if name not in ("model", "image_size")},
     )  # fmt: skip
-    assert again["steps"] == 1 and again["test"]["miou"] > 0.5  # the head goes on, too
+    assert reloaded["steps"] == 1 and reloaded["test"]["miou"] > 0.5  # the head is reused, too
     assert encoder.task == FeatureExtraction() and encoder.model.config == bundle.model.config.backbone and notes
 
 
 def test_head_is_loaded_only_for_the_same_classes(tmp_path):
-    def objective(head="unet"):
+    def build_objective(head="unet"):
         model = create_untrained_model("ViT-32x2/8", image_size=32, num_classes=0)
         return SegmentationConfig(head=head, head_width=8).build(model, ObjectiveSetting(classes=("a", "b")))
 
-    first = objective()
+    first = build_objective()
     Bundle(first.model.eval(), first.task(), ImagePreprocess((32, 32), 3, (0.5,) * 3, (0.5,) * 3)).save(tmp_path / "x")
-    parts = open_objective_state(tmp_path / "x")
-    for head, classes, taken in (
+    objective_state = open_objective_state(tmp_path / "x")
+    for head, classes, is_loaded in (
         ("unet", ["a", "b"], True),
         ("unet", ["a", "c"], False),
         ("linear", ["a", "b"], False),
     ):
-        second = objective(head)
-        adoption = load_into_objective(second, to_builtins(second.config) | {"classes": classes}, parts)
-        assert (adoption.loaded == ["model.head"], adoption.skipped == ["model.head"]) == (taken, not taken)
-        own, theirs = second.model.head.state_dict(), first.model.head.state_dict()
-        assert (own.keys() == theirs.keys() and all(torch.equal(own[name], theirs[name]) for name in own)) == taken
+        second = build_objective(head)
+        adoption = load_into_objective(second, to_builtins(second.config) | {"classes": classes}, objective_state)
+        assert (adoption.loaded == ["model.head"], adoption.skipped == ["model.head"]) == (is_loaded, not is_loaded)
+        loaded_head, theirs = second.model.head.state_dict(), first.model.head.state_dict()
+        assert (
+            loaded_head.keys() == theirs.keys()
+            and all(torch.equal(loaded_head[name], theirs[name]) for name in loaded_head)
+        ) == is_loaded
     assert open_objective_state(tmp_path / "x").config["name"] == "segmentation"
 
 
 @pytest.mark.parametrize("adapter", ["none", "batch"])
 def test_resumed_segmentation_run_is_bit_identical(adapter, tmp_path):
     home = write_objects(tmp_path / "data", 8)
-    whole = {**TRAIN_OPTIONS, "steps": 6, "save_every": 2}
-    whole["settings"] = {"objective.adapter": [adapter], **TRAIN_OPTIONS["settings"]}
-    vitreous.train(str(home), out=str(tmp_path / "whole"), **whole)
+    run_options = {**TRAIN_OPTIONS, "steps": 6, "save_every": 2}
+    run_options["settings"] = {"objective.adapter": [adapter], **TRAIN_OPTIONS["settings"]}
+    vitreous.train(str(home), out=str(tmp_path / "whole"), **run_options)
     stopped = tmp_path / "stopped"
 
-    class Stop(Exception):
+    class StopRun(Exception):
         pass
 
-    class Listener(vitreous.progress.NullListener):
+    class StoppingListener(vitreous.progress.NullListener):
         def progress(self, verb, done, total, text):
             if done >= 16:
-                raise Stop
+                raise StopRun
 
-    with pytest.raises(Stop):
-        vitreous.train(str(home), out=str(stopped), listener=Listener(), **whole, log_every=1)
+    with pytest.raises(StopRun):
+        vitreous.train(str(home), out=str(stopped), listener=StoppingListener(), **run_options, log_every=1)
     assert not (stopped / "model").exists()
     vitreous.train(str(home), out=str(stopped), resume=True)
     first, second = (load_bundle(tmp_path / name / "model").model.state_dict() for name in ("whole", "stopped"))
@@ -172,9 +179,9 @@ def test_vit_adapter_is_added_and_left_out_when_weights_initialise_a_vit(tmp_pat
     assert torch.equal(load_bundle(tmp_path / "x").model(images), model(images))
     start = read_weights_info(tmp_path / "x")
     assert start.config == backbone.config
-    other = create_untrained_model("ViT-32x2/8", 32, num_classes=0)
-    load_pretrained_weights(other, tmp_path / "x")
-    assert all(torch.equal(x, y) for x, y in zip(other.parameters(), backbone.parameters(), strict=True))
+    plain_vit = create_untrained_model("ViT-32x2/8", 32, num_classes=0)
+    load_pretrained_weights(plain_vit, tmp_path / "x")
+    assert all(torch.equal(x, y) for x, y in zip(plain_vit.parameters(), backbone.parameters(), strict=True))
     with pytest.raises(UsageError, match="backbone has stages"):
         config.check(config_from_name("Swin-T/4", 224), ("a", "b"), SceneViews())
 

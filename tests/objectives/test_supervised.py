@@ -1,4 +1,4 @@
-"""What the losses are: the formulas, class by class, and that parts of a batch add up to the whole."""
+"""Classification losses match their formulas, and micro-batch losses add up to the batch loss."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CLASS_WEIGHTS = (0.5, 1.0, 2.0, 0.0)
 
 
 def cross_entropy_by_loop(logits, targets, loss, smoothing, weights):
-    """The sum over images and classes, one term after the other."""
+    """Return the sum over images and classes, term by term."""
     total = 0.0
     for row, target in zip(logits.tolist(), targets.tolist(), strict=True):
         log_z = math.log(sum(math.exp(s) for s in row))
@@ -55,8 +55,8 @@ LABEL_KINDS = {
 def test_losses_match_their_formulas(logits, loss, targets, smoothing, weights):
     labels = LABEL_KINDS[targets]
     full = F.one_hot(labels, NUM_CLASSES).float() if labels.ndim == 1 else labels
-    found = cross_entropy(logits, labels, loss, smoothing, None if weights is None else torch.tensor(weights))
-    assert float(found) == pytest.approx(
+    computed = cross_entropy(logits, labels, loss, smoothing, None if weights is None else torch.tensor(weights))
+    assert float(computed) == pytest.approx(
         cross_entropy_by_loop(logits, full, loss, smoothing, weights or (1.0,) * NUM_CLASSES), rel=1e-5
     )
 
@@ -89,18 +89,18 @@ def build_objective(loss, weights=CLASS_WEIGHTS, **options):
 @pytest.mark.parametrize("loss", ["softmax", "sigmoid", "binary"])
 @pytest.mark.parametrize("targets", LABEL_KINDS)
 def test_gradients_of_uneven_micro_batches_add_up(loss, targets):
-    """Weights of classes do not change what a part weighs: its images, whatever classes they have."""
+    """Micro-batches are weighted by their number of images, regardless of class weights."""
     torch.manual_seed(0)
     images, labels = torch.randn(6, 3, 16, 16), LABEL_KINDS[targets]
-    found = []
+    gradients = []
     for ends in ((0, 6), (0, 1, 3, 6)):
         objective = build_objective(loss).eval()
         for start, stop in pairwise(ends):
-            part = objective({"images": images[start:stop], "labels": labels[start:stop]})["loss"]
-            (part * (stop - start) / 6).backward()
-        found.append(torch.cat([p.grad.flatten() for p in objective.parameters()]))
-    assert found[0].norm() > 0.01
-    assert (found[0] - found[1]).norm() < 1e-5 * found[0].norm()
+            micro_loss = objective({"images": images[start:stop], "labels": labels[start:stop]})["loss"]
+            (micro_loss * (stop - start) / 6).backward()
+        gradients.append(torch.cat([p.grad.flatten() for p in objective.parameters()]))
+    assert gradients[0].norm() > 0.01
+    assert (gradients[0] - gradients[1]).norm() < 1e-5 * gradients[0].norm()
 
 
 def test_zero_class_weight_gives_zero_gradient_with_sigmoid_loss():
@@ -126,7 +126,8 @@ def test_class_without_images_has_weight_one():
 
 
 @pytest.mark.parametrize(
-    "loss,weights,message", [("hinge", (), "unknown loss hinge"), ("softmax", (1.0, 2.0), "2 class weights for 4")]
+    "loss,weights,message",
+    [("hinge", (), "unknown loss hinge"), ("softmax", (1.0, 2.0), "class_weights has 2 numbers for 4")],
 )
 def test_invalid_loss_options_are_rejected(loss, weights, message):
     with pytest.raises(UsageError, match=message):

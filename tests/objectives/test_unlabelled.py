@@ -1,4 +1,4 @@
-"""Runs without labels, by `train`'s own path: what they log and what they ship."""
+"""Unlabelled runs of `train`: logged metrics and saved files."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ LOGGED_METRICS = {"dino": TARGET_METRICS, "dinov2": ("dino", "ibot", "koleo", *T
 
 @pytest.fixture(scope="module")
 def unlabelled_images(tmp_path_factory):
-    """32 images in one folder, without classes."""
+    """Return a folder of 32 images without classes."""
     home = tmp_path_factory.mktemp("data") / "flat"
     home.mkdir()
     for index in range(32):
@@ -48,7 +48,7 @@ def unlabelled_images(tmp_path_factory):
 
 
 def make_run_options(name, **changes):
-    """Options of a short run."""
+    """Return options of a short run."""
     return {"recipe": name, **TRAIN_OPTIONS, "settings": OBJECTIVE_SETTINGS[name], **changes}
 
 
@@ -56,17 +56,17 @@ def make_run_options(name, **changes):
 def test_unlabelled_training_produces_an_embedding_model(unlabelled_images, tmp_path, name):
     out = tmp_path / "run"
     summary = vitreous.train(str(unlabelled_images), out=str(out), workers=0, device="cpu", **make_run_options(name))
-    assert summary["steps"] == math.ceil(2 * summary_images(out) / 8)
+    assert summary["steps"] == math.ceil(2 * read_num_train_images(out) / 8)
     assert summary["val"]["primary"] == "rankme" and summary["val"]["images"] == 3
     lines = [json.loads(line) for line in (out / "metrics.jsonl").open()]
     for figure in ("loss", *LOGGED_METRICS.get(name, ())):
         assert all(math.isfinite(line[f"train/{figure}"]) for line in lines if "train/loss" in line), figure
     assert 1 <= lines[-1]["val/rankme"] <= 3 and lines[-1]["step"] == summary["steps"]
     assert load_bundle(out / "model").task == FeatureExtraction()
-    found = run_cli(
+    result = run_cli(
         "embed", str(out), str(unlabelled_images), "--out", str(tmp_path / "vectors.npz"), "--device", "cpu"
     )
-    assert found.returncode == 0, found.stderr
+    assert result.returncode == 0, result.stderr
     vectors = np.load(tmp_path / "vectors.npz")["embeddings"]
     assert vectors.shape == (32, 32) and np.isfinite(vectors).all() and vectors.std(0).max() > 0
 
@@ -87,14 +87,16 @@ def test_warnings_are_stored_with_the_run(unlabelled_images, tmp_path, monkeypat
     vitreous.train(
         str(unlabelled_images), out=str(out), workers=0, device="cpu", **make_run_options("mae", evaluate_every=2)
     )
-    (kept,) = [json.loads(line) for line in (out / "warnings.jsonl").open()]
-    assert kept["name"] == "one direction" and kept["step"] == 2 and "--lr" in kept["text"]
+    (warning,) = [json.loads(line) for line in (out / "warnings.jsonl").open()]
+    assert warning["name"] == "one direction" and warning["step"] == 2 and "--lr" in warning["text"]
 
 
 def test_stop_on_collapse_stops_the_run(unlabelled_images, tmp_path):
-    """A checkpoint, no summary, exit code 7, and one message with the cause and the setting. Without the option the
-    same run warns, and is completed."""
-    words = (
+    """Stops with a checkpoint, no summary, exit code 7, and one message with the cause and the setting.
+
+    Without the option the same run warns and completes.
+    """
+    arguments = (
         "train",
         str(unlabelled_images),
         "--recipe",
@@ -106,10 +108,10 @@ def test_stop_on_collapse_stops_the_run(unlabelled_images, tmp_path):
         "--device",
         "cpu",
     )
-    words += ("--workers", "0", "--batch-size", "8", "--steps", "8", "--evaluate-every", "2", "--precision", "fp32")
-    words += ("--objective.prototypes", "32", "--objective.koleo", "0", "--optimizer", "adamw", "--lr", "1")
-    words += ("--schedules.momentum.start", "0", "--schedules.momentum.end", "0")  # the teacher is the student
-    stopped = run_cli(*words, "--out", str(tmp_path / "run"), "--stop-on-collapse")
+    arguments += ("--workers", "0", "--batch-size", "8", "--steps", "8", "--evaluate-every", "2", "--precision", "fp32")
+    arguments += ("--objective.prototypes", "32", "--objective.koleo", "0", "--optimizer", "adamw", "--lr", "1")
+    arguments += ("--schedules.momentum.start", "0", "--schedules.momentum.end", "0")  # the teacher equals the student
+    stopped = run_cli(*arguments, "--out", str(tmp_path / "run"), "--stop-on-collapse")
     assert stopped.returncode == CollapseError.code == 7, stopped.stderr
     *_, error, hint = stopped.stderr.strip().splitlines()
     step = int(re.match(r"error: stopped at step (\d) of 8, saved: ", error)[1])
@@ -117,7 +119,7 @@ def test_stop_on_collapse_stops_the_run(unlabelled_images, tmp_path):
     assert (tmp_path / "run" / "checkpoints" / f"step-{step:08d}").is_dir()
     assert not (tmp_path / "run" / "summary.json").exists()
     assert {json.loads(line)["step"] for line in (tmp_path / "run" / "warnings.jsonl").open()} == {step}
-    complete = run_cli(*words, "--out", str(tmp_path / "complete"))
+    complete = run_cli(*arguments, "--out", str(tmp_path / "complete"))
     assert complete.returncode == 0 and error.split("saved: ")[1] in complete.stderr
 
 
@@ -130,12 +132,12 @@ def test_a_healthy_run_does_not_stop(unlabelled_images, tmp_path):
 
 
 def test_stop_on_collapse_is_rejected_for_supervised_runs(tmp_path):
-    with pytest.raises(UsageError, match="stop_on_collapse needs an objective without labels, not supervised"):
+    with pytest.raises(UsageError, match="stop_on_collapse requires a self-supervised objective, not supervised"):
         vitreous.train("digits", out=str(tmp_path / "run"), stop_on_collapse=True, progress=False)
 
 
-def summary_images(out):
-    """Training images of a run."""
+def read_num_train_images(out):
+    """Return the number of training images of a run."""
     from vitreous.training.folder import RunFolder
 
     return RunFolder(out).run().data.images

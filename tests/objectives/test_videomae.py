@@ -1,4 +1,4 @@
-"""VideoMAE: tube masks, targets of each channel, parameters as published, and runs on clips."""
+"""VideoMAE: tube masks, targets per channel, published parameter counts, and runs on clips."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ DECODER_SETTINGS = {
 
 
 def make_tiny_config(**fields):
-    """VideoMAE's encoder for clips of 4 frames of 16 pixels."""
+    """Return a config of VideoMAE's encoder for clips of 4 frames of 16 pixels."""
     shape = {"image": (4, 16, 16), "classes": 0, "norm": {"final": "tokens"}, **fields}
     return config_from_name("VideoMAE-32x2/4x2").with_options(**shape)
 
 
 def make_batch(clips):
-    """A batch as the loader gives it."""
+    """Return a batch as the loader does."""
     return {"images": clips, "positions": torch.arange(len(clips)), "samples": torch.arange(len(clips))}
 
 
@@ -50,10 +50,12 @@ def test_tube_masks_are_constant_over_time():
     keep, mask = tube_masks(derive_keys(np.arange(64)), (8, 14, 14), 0.9)
     assert keep.shape == (64, 160) and mask.shape == (64, 8, 14, 14)
     assert (mask == mask[:, :1]).all() and (mask[:, 0].sum((1, 2)) == 176).all()
-    seen = ~mask.reshape(64, -1)
-    assert all((np.flatnonzero(row) == places).all() for row, places in zip(seen, keep, strict=True))
+    is_visible = ~mask.reshape(64, -1)
+    assert all(
+        (np.flatnonzero(row) == visible_indices).all() for row, visible_indices in zip(is_visible, keep, strict=True)
+    )
     assert len({row.tobytes() for row in mask}) == 64
-    assert (np.abs(mask[:, 0].mean(0) - 176 / 196) < 0.2).all()  # no place is preferred
+    assert (np.abs(mask[:, 0].mean(0) - 176 / 196) < 0.2).all()  # all positions are masked equally often
     for share in (0.0, 1.0):
         with pytest.raises(UsageError, match="visible"):
             tube_masks(np.arange(2), (8, 14, 14), share)
@@ -65,8 +67,8 @@ def test_targets_are_normalised_per_channel_and_tubelet():
     batch = objective.prepare(make_batch(clips), TrainingProgress())
     assert batch["masked"].shape == (2, 24) and batch["visible"].shape == (2, 8)
     for sample in range(2):
-        for place, target in zip(batch["masked"][sample].tolist(), batch["targets"][sample], strict=True):
-            t, i, j = place // 16, place % 16 // 4, place % 4
+        for position, target in zip(batch["masked"][sample].tolist(), batch["targets"][sample], strict=True):
+            t, i, j = position // 16, position % 16 // 4, position % 4
             for channel, values in enumerate(target.view(3, -1)):
                 pixels = clips[sample, channel, 2 * t : 2 * t + 2, 4 * i : 4 * i + 4, 4 * j : 4 * j + 4].flatten()
                 mean = pixels.sum() / 32
@@ -78,8 +80,8 @@ def test_pretraining_parameter_counts_match_the_paper():
     run = build_example_run("videomae")
     with torch.device("meta"):
         objective = run.objective.build(build_model(run.model), ObjectiveSetting())
-    counts = [sum(p.numel() for p in part.parameters()) for part in (objective, objective.model, objective.decoder)]
-    between = 768 * 384 + 384  # the decoder's first layer, and the mask token
+    counts = [sum(p.numel() for p in module.parameters()) for module in (objective, objective.model, objective.decoder)]
+    between = 768 * 384 + 384  # the decoder's input layer and the mask token
     assert counts == [94_210_944, 86_227_200, 7_688_448 + between]
     assert run.objective.visible(run.model.grid) == 160 and run.preprocess.stride == 4
     sizes = {size: build_example_run("videomae", f"VideoMAE-{size}/16x2").objective for size in "SLH"}
@@ -106,14 +108,20 @@ def test_videomae_overfits_few_clips():
 def test_encoder_sees_only_visible_pixels():
     objective = MAE(build_model(make_tiny_config()), TINY_MAE_CONFIG).eval()
     clips, keys = torch.randn(2, 3, 4, 16, 16), derive_keys(np.arange(2))
-    seen, restored, hidden, _ = objective.reconstruct(clips, keys)
+    visible_clips, restored, hidden, _ = objective.reconstruct(clips, keys)
     assert (hidden == hidden[:, :1]).all() and hidden.shape == (2, 2, 4, 4)
-    shown = ~hidden.repeat_interleave(2, 1).repeat_interleave(4, 2).repeat_interleave(4, 3)[:, None].expand_as(clips)
-    assert torch.equal(restored[shown], clips[shown]) and not seen[~shown].any() and torch.isfinite(restored).all()
+    visible_pixels = ~hidden.repeat_interleave(2, 1).repeat_interleave(4, 2).repeat_interleave(4, 3)[:, None].expand_as(
+        clips
+    )
+    assert (
+        torch.equal(restored[visible_pixels], clips[visible_pixels])
+        and not visible_clips[~visible_pixels].any()
+        and torch.isfinite(restored).all()
+    )
     visible, masked = objective.draw_masks(keys, clips.device)
-    other = torch.where(shown, clips, torch.full_like(clips, 7.0))
+    changed_clips = torch.where(visible_pixels, clips, torch.full_like(clips, 7.0))
     with torch.no_grad():
-        assert torch.equal(objective.predict(clips, visible, masked), objective.predict(other, visible, masked))
+        assert torch.equal(objective.predict(clips, visible, masked), objective.predict(changed_clips, visible, masked))
 
 
 @pytest.mark.parametrize(("config", "model", "problem"), [
@@ -130,13 +138,13 @@ def test_invalid_videomae_configs_are_rejected(config, model, problem):
 
 @pytest.fixture(scope="module")
 def moving_squares(tmp_path_factory):
-    """Squares that move left or right."""
+    """Return clips of squares that move left or right."""
     return write_moves(tmp_path_factory.mktemp("clips"), 12, (".gif", ""))
 
 
 @pytest.fixture(scope="module")
 def videomae_run(moving_squares, tmp_path_factory):
-    """A run of `videomae` on them."""
+    """Return a `videomae` run on the clips."""
     out = tmp_path_factory.mktemp("runs") / "run"
     options = {
         **TRAIN_OPTIONS,

@@ -1,4 +1,4 @@
-"""Classes of volumes and signals through every verb: learned, judged, asked about, looked into, stopped and resumed."""
+"""Classification of volumes and signals with every verb: training, resumption, evaluation, prediction, inspection."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ TRAIN_OPTIONS = {"workers": 0, "device": "cpu", "precision": "fp32", "batch_size
 
 @pytest.fixture(scope="module")
 def array_data(tmp_path_factory):
-    """Balls, below `balls`, and waves, below `waves`, each in three splits."""
+    """Return a folder with three splits of balls below `balls`, and of waves below `waves`."""
     array_data = tmp_path_factory.mktemp("arrays")
-    for place, (name, count) in enumerate((("train", 18), ("val", 3), ("test", 8))):
-        write_balls(array_data / "balls" / name, count, first=1000 * place)
-        write_waves(array_data / "waves" / name, count, first=1000 * place)
+    for split_index, (name, count) in enumerate((("train", 18), ("val", 3), ("test", 8))):
+        write_balls(array_data / "balls" / name, count, first=1000 * split_index)
+        write_waves(array_data / "waves" / name, count, first=1000 * split_index)
     return array_data
 
 
 @pytest.fixture(scope="module")
 def balls(array_data, tmp_path_factory):
-    """A run that has learned the size of balls, and what it noted."""
+    """Return a run trained on the size of balls, and its notes."""
     out, listener = tmp_path_factory.mktemp("runs") / "balls", StoppingListener()
     options = {**TRAIN_OPTIONS, "model": "ViT-64x2/4x4x4", "steps": 30}
     vitreous.train(str(array_data / "balls"), out=str(out), listener=listener, **options)
@@ -49,34 +49,39 @@ def balls(array_data, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def waves(array_data, tmp_path_factory):
-    """A run that has learned the period of waves, and what it noted."""
+    """Return a run trained on the period of waves, and its notes."""
     out, listener = tmp_path_factory.mktemp("runs") / "waves", StoppingListener()
     options = {**TRAIN_OPTIONS, "model": "ViT-64x2/4", "steps": 40, "axes": 1}
     vitreous.train(str(array_data / "waves"), out=str(out), listener=listener, **options)
     return out, listener.notes
 
 
-@pytest.mark.parametrize("kind", ["balls", "waves"])
-def test_volume_and_signal_runs_learn_and_work_with_every_verb(array_data, request, kind):
-    folder, notes = request.getfixturevalue(kind)
-    called, made = ("volumes", "ViT-64x2/4x4x4") if kind == "balls" else ("signals", "ViT-64x2/4")
-    assert f"the data are 58 {called}" in notes
+@pytest.mark.parametrize("dataset", ["balls", "waves"])
+def test_volume_and_signal_runs_learn_and_work_with_every_verb(array_data, request, dataset):
+    folder, notes = request.getfixturevalue(dataset)
+    modality, model_name = ("volumes", "ViT-64x2/4x4x4") if dataset == "balls" else ("signals", "ViT-64x2/4")
+    assert f"the data are 58 {modality}" in notes
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["test"]["images"] == 16 and summary["test"]["top1"] > 0.9, summary["test"]
     bundle = load_bundle(folder / "model")
-    assert bundle.model.config.name() == made and bundle.preprocess.noun == called
-    assert bundle.preprocess.image == ((12, 12, 16) if kind == "balls" else (48,))
-    document = vitreous.evaluate(str(folder), str(array_data / kind / "test"), device="cpu", precision="fp32")
+    assert bundle.model.config.name() == model_name and bundle.preprocess.noun == modality
+    assert bundle.preprocess.image == ((12, 12, 16) if dataset == "balls" else (48,))
+    document = vitreous.evaluate(str(folder), str(array_data / dataset / "test"), device="cpu", precision="fp32")
     assert document["test"]["nll"] == pytest.approx(summary["test"]["nll"], abs=1e-4)
     predictor = load(str(folder), device="cpu", precision="fp32")
-    paths = sorted(map(str, (array_data / kind / "test").rglob("*.n*")))
-    answers = predictor.predict(paths)
-    right = sum(one.names[0] == path.split("/")[-2] for one, path in zip(answers, paths, strict=True))
+    paths = sorted(map(str, (array_data / dataset / "test").rglob("*.n*")))
+    predictions = predictor.predict(paths)
+    right = sum(prediction.names[0] == path.split("/")[-2] for prediction, path in zip(predictions, paths, strict=True))
     assert right == round(16 * document["test"]["top1"])
-    array = make_ball(2000, True) if kind == "balls" else make_wave(2000, True)
-    given = [array, torch.from_numpy(array)[None]]
-    own = predictor.predict([str(array_data / kind / "test" / ("large/0.nii.gz" if kind == "balls" else "fast/0.npy"))])
-    assert all(np.allclose(one.probabilities, own[0].probabilities, atol=1e-4) for one in predictor.predict(given))
+    array = make_ball(2000, True) if dataset == "balls" else make_wave(2000, True)
+    array_inputs = [array, torch.from_numpy(array)[None]]
+    file_prediction = predictor.predict(
+        [str(array_data / dataset / "test" / ("large/0.nii.gz" if dataset == "balls" else "fast/0.npy"))]
+    )
+    assert all(
+        np.allclose(prediction.probabilities, file_prediction[0].probabilities, atol=1e-4)
+        for prediction in predictor.predict(array_inputs)
+    )
     features = predictor.embed(paths[:2])
     with torch.no_grad():
         inputs = torch.stack([bundle.preprocess.transform(path) for path in paths[:2]])
@@ -92,13 +97,15 @@ def test_resumed_volume_run_is_bit_identical(array_data, tmp_path):
         stop = {**options, "workers": 2, "log_every": 1}
         vitreous.train(str(array_data / "balls"), out=str(tmp_path / "stopped"), listener=StoppingListener(36), **stop)
     vitreous.train(str(array_data / "balls"), out=str(tmp_path / "stopped"), resume=True)
-    own, other = (load_bundle(tmp_path / name / "model").model.state_dict() for name in ("whole", "stopped"))
-    assert all(torch.equal(own[name], other[name]) for name in own)
+    uninterrupted, resumed = (
+        load_bundle(tmp_path / name / "model").model.state_dict() for name in ("whole", "stopped")
+    )
+    assert all(torch.equal(uninterrupted[name], resumed[name]) for name in uninterrupted)
     with pytest.raises(UsageError, match=r"data\.axes"):
         vitreous.train(out=str(tmp_path / "stopped"), resume=True, axes=2)
 
 
-def test_larger_volumes_are_scaled_and_values_can_stay(array_data, tmp_path):
+def test_larger_volumes_are_resized_and_standardisation_is_optional(array_data, tmp_path):
     listener = StoppingListener()
     options = {**TRAIN_OPTIONS, "model": "ViT-32x1/8x8x8", "image_size": 8, "steps": 1}
     settings = {"preprocess.standardise": ["data"]}
@@ -116,17 +123,17 @@ def test_larger_volumes_are_scaled_and_values_can_stay(array_data, tmp_path):
 
 
 def test_inspect_draws_middle_slices_of_volumes(array_data, balls, tmp_path):
-    place = array_data / "balls/test/large/0.nii.gz"
-    document = inspect(balls[0], place, tmp_path / "out", device="cpu", precision="fp32")
-    assert [one["name"] for one in document["figures"]] == ["slices", "distance"]
+    path = array_data / "balls/test/large/0.nii.gz"
+    document = inspect(balls[0], path, tmp_path / "out", device="cpu", precision="fp32")
+    assert [entry["name"] for entry in document["figures"]] == ["slices", "distance"]
     bundle = load_bundle(balls[0] / "model")
-    pixels = bundle.preprocess.to_tensor(bundle.preprocess.decode(place))
+    pixels = bundle.preprocess.to_tensor(bundle.preprocess.decode(path))
     maps = np.load(tmp_path / "out/slices.npz")["maps"]
     assert maps.shape == (1, 3, 3, 4) and (maps >= 0).all() and maps.sum() == pytest.approx(1, abs=1e-3)
     for axis, cells in enumerate(((1, slice(None), slice(None)), (slice(None), 1), (slice(None), slice(None), 2))):
         number, plane, weights = take_middle_slice(pixels, torch.from_numpy(maps[0]), axis)
-        own = pixels[0].select(axis, pixels.shape[1 + axis] // 2)
-        grey = (own - pixels.min()) * 255 / (pixels.max() - pixels.min())
+        middle_slice = pixels[0].select(axis, pixels.shape[1 + axis] // 2)
+        grey = (middle_slice - pixels.min()) * 255 / (pixels.max() - pixels.min())
         assert number == (6, 6, 8)[axis] and np.array_equal(weights, maps[0][cells])
         assert np.abs(np.asarray(plane)[..., 0] - grey.numpy()).max() <= 1
     with Image.open(tmp_path / "out/slices.png") as figure:
@@ -139,9 +146,9 @@ def test_inspect_draws_attention_along_signals(array_data, waves, tmp_path):
     for number in range(2):
         write_signal(tmp_path / f"new/{number}.csv", make_wave(number, fast=True))
     document = inspect(waves[0], tmp_path / "new", tmp_path / "out", device="cpu", precision="fp32")
-    assert [one["name"] for one in document["figures"]] == ["curves", "distance"] and len(document["images"]) == 2
+    assert [figure["name"] for figure in document["figures"]] == ["curves", "distance"] and len(document["images"]) == 2
     assert np.load(tmp_path / "out/curves.npz")["maps"].shape == (2, 12)
-    assert {answer["classes"][0]["class"] for answer in document["predictions"]} <= {"fast", "slow"}
+    assert {prediction["classes"][0]["class"] for prediction in document["predictions"]} <= {"fast", "slow"}
     (tmp_path / "none").mkdir()
     with pytest.raises(DataError, match="no signals in"):
         inspect(waves[0], tmp_path / "none", figures=["curves"])
@@ -186,19 +193,19 @@ def test_models_reject_data_of_another_modality(array_data, tmp_path, waves):
 
 
 def test_default_architecture_follows_the_data_size():
-    def model(size, **options):
-        made = choose_architecture(
+    def choose_model(size, **options):
+        config = choose_architecture(
             TrainOptions("", **options),
             DatasetInfo(100, size, 2, (SignalPreprocess if len(size) == 1 else VolumePreprocess)(size)),
             3,
         )
-        return made.name(), made.image, made.channels
+        return config.name(), config.image, config.channels
 
-    assert model((28, 28, 28)) == ("ViT-128x6/4x4x4", (28, 28, 28), 2)
-    assert model((155, 240, 240)) == ("ViT-192x6/8x8x8", (64, 64, 64), 2)
-    assert model((5, 60, 62)) == ("ViT-192x6/5x8x8", (5, 64, 64), 2)
-    assert model((40, 50, 60), model="ViT-Ti/16", image_size=32) == ("ViT-Ti/16x16x16", (32, 32, 32), 2)
-    assert model((250,)) == ("ViT-128x6/4", (248,), 2)
-    assert model((5000,)) == ("ViT-128x6/64", (4992,), 2)
-    assert model((10**6,)) == ("ViT-128x6/128", (16384,), 2)
-    assert model((1000,), patch_size=10, image_size=500) == ("ViT-128x6/10", (500,), 2)
+    assert choose_model((28, 28, 28)) == ("ViT-128x6/4x4x4", (28, 28, 28), 2)
+    assert choose_model((155, 240, 240)) == ("ViT-192x6/8x8x8", (64, 64, 64), 2)
+    assert choose_model((5, 60, 62)) == ("ViT-192x6/5x8x8", (5, 64, 64), 2)
+    assert choose_model((40, 50, 60), model="ViT-Ti/16", image_size=32) == ("ViT-Ti/16x16x16", (32, 32, 32), 2)
+    assert choose_model((250,)) == ("ViT-128x6/4", (248,), 2)
+    assert choose_model((5000,)) == ("ViT-128x6/64", (4992,), 2)
+    assert choose_model((10**6,)) == ("ViT-128x6/128", (16384,), 2)
+    assert choose_model((1000,), patch_size=10, image_size=500) == ("ViT-128x6/10", (500,), 2)

@@ -1,4 +1,4 @@
-"""A class for every voxel: learned, judged, used, and stopped and resumed."""
+"""Voxel segmentation: training, resumption, evaluation, prediction and export."""
 
 import json
 
@@ -38,31 +38,31 @@ def test_model_names_have_a_patch_size_per_axis():
     assert config_from_name("ViT-S/8x16").patch == (8, 16) and config_from_name("ViT-S/8").patch == (8, 8)
     with pytest.raises(UsageError, match="unknown model"):
         config_from_name("ViT-S/8x8x8x8")
-    with pytest.raises(UsageError, match="at least one pixel"):
+    with pytest.raises(UsageError, match="patch is below 1 pixel"):
         config_from_name("ViT-S/8x0x8")
 
 
 @pytest.mark.parametrize("size", [(6, 8, 4), (7, 9, 13), (3, 20, 4), (14, 8, 1)])
 def test_tiled_segmentation_matches_the_whole_volume(size):
-    def compute(tiles):  # logit k of value v is -(v - k)^2
+    def compute_logits(tiles):  # logit k of value v is -(v - k)^2
         assert tiles.shape[1:] == (1, 6, 8, 4) and len(tiles) <= 8
         return -((tiles.astype(np.float32) - np.arange(3).reshape(3, 1, 1, 1)) ** 2)
 
     voxels = np.random.default_rng(1).integers(0, 3, (1, *size)).astype(np.float32)
-    assert np.allclose(segment_by_tiles(compute, voxels, (6, 8, 4)), compute_whole_volume(voxels), atol=1e-5)
-    assert np.array_equal(predict_class_map(compute, voxels, (6, 8, 4)), voxels[0])
+    assert np.allclose(segment_by_tiles(compute_logits, voxels, (6, 8, 4)), compute_whole_volume(voxels), atol=1e-5)
+    assert np.array_equal(predict_class_map(compute_logits, voxels, (6, 8, 4)), voxels[0])
     with pytest.raises(ValueError, match="must have the same number of spatial axes"):
-        predict_class_map(compute, voxels, (6, 8))
+        predict_class_map(compute_logits, voxels, (6, 8))
 
 
 def compute_whole_volume(voxels):
-    """The logits of the whole volume at once."""
+    """Return the logits of the whole volume at once."""
     return -((voxels - np.arange(3).reshape(3, 1, 1, 1)) ** 2)
 
 
 @pytest.fixture(scope="module")
 def volume_data(tmp_path_factory):
-    """Volumes in three splits, of two sizes."""
+    """Return volumes of two sizes in three splits."""
     volume_data = tmp_path_factory.mktemp("solids")
     for split, count in (("train", 8), ("val", 2), ("test", 3)):
         write_solids(volume_data / split, count, names="")
@@ -75,10 +75,12 @@ def volume_data(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def volume_run(volume_data, tmp_path_factory):
-    """A run that has learned them."""
+    """Return a run trained on the volumes."""
     out = tmp_path_factory.mktemp("runs") / "run"
-    calm = {"views.scale": ["0.9", "1.1"], "views.rotate": ["0"]}
-    vitreous.train(str(volume_data), out=str(out), steps=40, lr=1e-2, batch_size=4, settings=calm, **TRAIN_OPTIONS)
+    view_settings = {"views.scale": ["0.9", "1.1"], "views.rotate": ["0"]}
+    vitreous.train(
+        str(volume_data), out=str(out), steps=40, lr=1e-2, batch_size=4, settings=view_settings, **TRAIN_OPTIONS
+    )
     return out
 
 
@@ -88,17 +90,21 @@ def test_volume_segmentation_run_learns_and_writes_a_report(volume_data, volume_
     bundle = load_bundle(volume_run / "model")
     assert bundle.preprocess.name == "volumes" and bundle.preprocess.image == bundle.model.config.image == (12, 16, 16)
     assert bundle.preprocess.mean == (0.0,) and bundle.preprocess.std == (1.0,)
-    as_it_did = vitreous.evaluate(str(volume_run), device="cpu")  # in the precision of use
-    assert as_it_did["test"]["dice"] == pytest.approx(summary["test"]["dice"], abs=1e-6)
+    default_evaluation = vitreous.evaluate(str(volume_run), device="cpu")  # default precision
+    assert default_evaluation["test"]["dice"] == pytest.approx(summary["test"]["dice"], abs=1e-6)
     document = vitreous.evaluate(str(volume_run), device="cpu", precision="fp32")
     page = (volume_run / "report.html").read_text()
     assert page.count("data:image/") >= 12 and "Dice per image" in page
-    split, predictor, own = open_data(volume_data).split("test"), vitreous.load(volume_run, precision="fp32"), []
+    split, predictor, dice_scores = (
+        open_data(volume_data).split("test"),
+        vitreous.load(volume_run, precision="fp32"),
+        [],
+    )
     for sample in range(len(split)):
-        answer = predictor.segment(split.raw(sample)).classes == 1
+        predicted = predictor.segment(split.raw(sample)).classes == 1
         truth = split.target(sample).class_map() == 1
-        own.append(2 * (answer & truth).sum() / (answer.sum() + truth.sum()))
-    assert document["per_class"][1]["image_dice"] == pytest.approx(np.mean(own), abs=1e-6)
+        dice_scores.append(2 * (predicted & truth).sum() / (predicted.sum() + truth.sum()))
+    assert document["per_class"][1]["image_dice"] == pytest.approx(np.mean(dice_scores), abs=1e-6)
 
 
 def test_middle_planes_are_tiled_side_by_side():
@@ -109,12 +115,12 @@ def test_middle_planes_are_tiled_side_by_side():
     assert np.array_equal(planes[:, :3, 10:], volume[..., 2]) and (planes[:, 3, 5:] == -1).all()
 
 
-def run_predict(*words):
-    """The exit code of `vitreous predict`."""
+def run_predict(*arguments):
+    """Return the exit code of `vitreous predict`."""
     from vitreous.cli.main import main
 
     with pytest.raises(SystemExit) as stop:
-        main(["predict", *map(str, words), "--json"])
+        main(["predict", *map(str, arguments), "--json"])
     return stop.value.code
 
 
@@ -134,10 +140,10 @@ def test_nifti_class_maps_keep_the_image_affine(volume_data, volume_run, tmp_pat
         written = nibabel.load(tmp_path / "out" / name)  # type: ignore[attr-defined]
         assert np.allclose(written.affine, AFFINE) and written.get_data_dtype() == np.uint8
         assert np.array_equal(np.asarray(written.dataobj), predictor.segment(images / name).classes)
-    again = vitreous.train(
+    reloaded = vitreous.train(
         str(link_predictions_as_dataset(tmp_path, images)), out=str(tmp_path / "again"), steps=1, **TRAIN_OPTIONS
     )
-    assert again["steps"] == 1  # what was written is read as masks
+    assert reloaded["steps"] == 1  # the written class maps are valid masks
     assert (
         run_predict(
             volume_run,
@@ -155,24 +161,24 @@ def test_nifti_class_maps_keep_the_image_affine(volume_data, volume_run, tmp_pat
     capsys.readouterr()
 
 
-def link_predictions_as_dataset(place, images):
-    """Data of the images and of the maps that were written for them."""
-    (place / "data").mkdir()
-    (place / "data" / "images").symlink_to(images)
-    (place / "data" / "masks").symlink_to(place / "out")
-    return place / "data"
+def link_predictions_as_dataset(path, images):
+    """Create a dataset of images and their predicted class maps."""
+    (path / "data").mkdir()
+    (path / "data" / "images").symlink_to(images)
+    (path / "data" / "masks").symlink_to(path / "out")
+    return path / "data"
 
 
 def test_class_maps_of_other_formats_are_written_as_arrays(volume_run, tmp_path, capsys):
     voxels, _ = make_solid(3)
-    place = write_volume(tmp_path / "a.npy", voxels)
-    assert run_predict(volume_run, place, "--out", tmp_path / "out") == 0
+    path = write_volume(tmp_path / "a.npy", voxels)
+    assert run_predict(volume_run, path, "--out", tmp_path / "out") == 0
     capsys.readouterr()
     predictor = vitreous.load(volume_run)
     assert np.array_equal(np.load(tmp_path / "out" / "a.npy"), predictor.segment(voxels).classes)
-    answers = predictor.segment([voxels, torch.from_numpy(voxels)[None], place], keep_images=True)
-    assert all(np.array_equal(one.classes, answers[0].classes) for one in answers)
-    assert answers[0].draw_overlay().size == (14 + 14 + 17, 17)  # three planes side by side
+    segmentations = predictor.segment([voxels, torch.from_numpy(voxels)[None], path], keep_images=True)
+    assert all(np.array_equal(segmentation.classes, segmentations[0].classes) for segmentation in segmentations)
+    assert segmentations[0].draw_overlay().size == (14 + 14 + 17, 17)  # three planes next to each other
     assert predictor.embed(voxels).shape == (32,)
     with pytest.raises(UsageError, match="batch"):
         predictor.segment(voxels[None, None])
@@ -184,42 +190,46 @@ def test_class_maps_of_other_formats_are_written_as_arrays(volume_run, tmp_path,
 
 
 def test_onnx_export_matches_the_run(volume_data, volume_run, tmp_path):
-    images = [str(path) for part in ("train", "test") for path in sorted((volume_data / part / "images").iterdir())]
+    images = [str(path) for split in ("train", "test") for path in sorted((volume_data / split / "images").iterdir())]
     document = vitreous.export(volume_run, "onnx", tmp_path / "model.onnx", images)
     assert document["exports"][0]["top1_agreement"] > 0.999
     voxels = volume_data / "test" / "images" / "odd.nii.gz"
-    one, other = (vitreous.load(place, precision="fp32") for place in (volume_run, tmp_path / "model.onnx"))
-    assert np.mean(one.segment(voxels).classes == other.segment(voxels).classes) > 0.999
+    run_predictor, onnx_predictor = (
+        vitreous.load(model_path, precision="fp32") for model_path in (volume_run, tmp_path / "model.onnx")
+    )
+    assert np.mean(run_predictor.segment(voxels).classes == onnx_predictor.segment(voxels).classes) > 0.999
 
 
 def test_resumed_volume_segmentation_run_is_bit_identical(volume_data, tmp_path):
     options = {**TRAIN_OPTIONS, "steps": 6, "batch_size": 2, "save_every": 2}
     vitreous.train(str(volume_data), out=str(tmp_path / "whole"), **options)
 
-    class Stop(Exception):
+    class StopRun(Exception):
         pass
 
-    class Listener(vitreous.progress.NullListener):
+    class StoppingListener(vitreous.progress.NullListener):
         def progress(self, verb, done, total, text):
             if done >= 6:
-                raise Stop
+                raise StopRun
 
-    with pytest.raises(Stop):
-        vitreous.train(str(volume_data), out=str(tmp_path / "stopped"), listener=Listener(), **options, log_every=1)
+    with pytest.raises(StopRun):
+        vitreous.train(
+            str(volume_data), out=str(tmp_path / "stopped"), listener=StoppingListener(), **options, log_every=1
+        )
     vitreous.train(str(volume_data), out=str(tmp_path / "stopped"), resume=True)
     first, second = (load_bundle(tmp_path / name / "model").model.state_dict() for name in ("whole", "stopped"))
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
 def test_volume_runs_start_from_volume_weights_only(volume_data, volume_run, tmp_path):
-    more = {name: value for name, value in TRAIN_OPTIONS.items() if name != "model"}
+    options = {name: value for name, value in TRAIN_OPTIONS.items() if name != "model"}
     assert (
-        vitreous.train(str(volume_data), out=str(tmp_path / "more"), init=str(volume_run), steps=1, **more)["steps"]
+        vitreous.train(str(volume_data), out=str(tmp_path / "more"), init=str(volume_run), steps=1, **options)["steps"]
         == 1
     )
     vitreous.save(vitreous.create("ViT-32x2/8", 32, 2), tmp_path / "flat")
     with pytest.raises(UsageError, match="are for images, but the data are volumes"):
-        vitreous.train(str(volume_data), out=str(tmp_path / "no"), init=str(tmp_path / "flat"), steps=1, **more)
+        vitreous.train(str(volume_data), out=str(tmp_path / "no"), init=str(tmp_path / "flat"), steps=1, **options)
 
 
 @pytest.mark.parametrize(("change", "problem"), [
@@ -249,9 +259,9 @@ def test_image_only_features_reject_volumes(volume_data, volume_run, tmp_path):
         find_copies([data.split("train")], [], within=True)
     with pytest.raises(UsageError, match="requires views of type volumes"):
         SegmentationConfig().check(config_from_name("ViT-32x2/4x4x4"), ("a", "b"), SceneViews())
-    pictures = write_maps(tmp_path / "pictures", 4)
+    image_data = write_maps(tmp_path / "pictures", 4)
     with pytest.raises(DataError, match="classes"):
-        vitreous.evaluate(str(volume_run), str(pictures), device="cpu")
+        vitreous.evaluate(str(volume_run), str(image_data), device="cpu")
     with pytest.raises(DataError, match="not a volume"):
-        vitreous.load(volume_run).segment(pictures / "images" / "0.png")
+        vitreous.load(volume_run).segment(image_data / "images" / "0.png")
     assert read_volume(volume_data / "test" / "images" / "odd.nii.gz", 1).shape == (1, 17, 9, 15)

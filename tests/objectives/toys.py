@@ -1,7 +1,7 @@
-"""Two objectives that only the tests have, each with its recipe: what a new family of methods has to write.
+"""Two test objectives with recipes, which show the code that a new method needs.
 
-`tiny-dino` has a teacher that follows by a schedule, a centre and views of several sizes, and needs no labels;
-`tiny-pixels` predicts a number for every pixel. `install` puts both into the tables.
+`tiny-dino` needs no labels; it has a teacher with a momentum schedule, a centre, and views of several sizes.
+`tiny-pixels` predicts a value for every pixel. `register_toys` adds both to the tables.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from vitreous.training.run import OptimizerConfig, RampConfig, Run
 
 @dataclass(frozen=True)
 class TinyDINOConfig(ObjectiveConfig):
-    """Views of an image against a teacher's, centred (arXiv:2104.14294, Algorithm 1)."""
+    """Self-distillation between views with a centred teacher (arXiv:2104.14294, Algorithm 1)."""
 
     can_split_batch = False
     name: Literal["tiny-dino"] = "tiny-dino"
@@ -44,9 +44,9 @@ class TinyDINO(Objective):
     def __init__(self, model: nn.Module, config: TinyDINOConfig, setting: ObjectiveSetting) -> None:
         super().__init__()
         self.model, self.head, self.setting = model, nn.Linear(model.config.width, config.out), setting
-        self.teacher, self.teacher_head = (copy.deepcopy(part).requires_grad_(False) for part in (model, self.head))
+        self.teacher, self.teacher_head = (copy.deepcopy(module).requires_grad_(False) for module in (model, self.head))
         self.register_buffer("centre", torch.zeros(config.out))
-        self.register_buffer("seen", torch.zeros(config.out + 1), persistent=False)  # sum of outputs, and their count
+        self.register_buffer("seen", torch.zeros(config.out + 1), persistent=False)  # sum and count of outputs
 
     def forward(self, batch):
         large, local = (batch[name].transpose(0, 1) for name in ("images", "local"))
@@ -61,8 +61,8 @@ class TinyDINO(Objective):
 
     def after_step(self, progress: TrainingProgress) -> None:
         momentum = progress.values["momentum"]
-        for own, follower in ((self.model, self.teacher), (self.head, self.teacher_head)):
-            for weight, average in zip(own.parameters(), follower.parameters(), strict=True):
+        for student, follower in ((self.model, self.teacher), (self.head, self.teacher_head)):
+            for weight, average in zip(student.parameters(), follower.parameters(), strict=True):
                 average.lerp_(weight.float(), 1 - momentum)
         mean = self.reduce(self.seen)
         self.centre.lerp_(mean[:-1] / mean[-1], 0.1)
@@ -82,7 +82,7 @@ class TinyDINO(Objective):
 
 
 def tiny_dino(model, facts, options) -> Run:
-    """Learn from images without labels."""
+    """Train on unlabelled images."""
     views = MultiCrop(locals=2, local_image=(8, 8))
     run = Run(
         **base_run_fields(model, facts), objective=TinyDINOConfig(), views=views, optimizer=OptimizerConfig(lr=1e-3)
@@ -94,7 +94,7 @@ def tiny_dino(model, facts, options) -> Run:
 
 @dataclass(frozen=True)
 class TinyPixelsConfig(ObjectiveConfig):
-    """The brightness of every pixel, from images under noise."""
+    """Predict the brightness of every pixel from noisy images."""
 
     name: Literal["tiny-pixels"] = "tiny-pixels"
     noise: float = 0.5
@@ -139,13 +139,13 @@ class TinyPixels(Objective):
 
 
 def tiny_pixels(model, facts, options) -> Run:
-    """Learn from pixels."""
+    """Train on pixels."""
     run = Run(**base_run_fields(model, facts), objective=TinyPixelsConfig(), views=Augment(flip=0.5), ema=0.9)
     return replace(run, optimizer=OptimizerConfig(lr=3e-3), batch_size=8, epochs=3)
 
 
 def register_toys(patch: Callable[[Any, str, Any], None] = setattr) -> None:
-    """Put both into the tables, by `setattr` or by a monkeypatch's."""
+    """Add both objectives to the tables; `patch` is `setattr` or a monkeypatch's."""
     recipes = [
         Recipe("tiny-dino", tiny_dino, "views", "tests", lr_scaling="fixed", objective=TinyDINOConfig),
         Recipe("tiny-pixels", tiny_pixels, "pixels", "tests", lr_scaling="fixed", objective=TinyPixelsConfig),
@@ -156,7 +156,7 @@ def register_toys(patch: Callable[[Any, str, Any], None] = setattr) -> None:
 
 
 def unregister_toys() -> None:
-    """Take both out of the tables again."""
+    """Remove both objectives from the tables."""
     for name in ("tiny-dino", "tiny-pixels"):
         registry.RECIPES.pop(name, None)
         OBJECTIVES.pop(name, None)

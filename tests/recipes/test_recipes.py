@@ -613,8 +613,8 @@ def test_recipe_is_adapted_to_a_small_dataset():
     assert run.optimizer.lr == pytest.approx(3e-3 * 1000 / 4096)
     assert notes == [
         "batch 4096 -> 1000: the training set has 1000 images",
-        "learning rate 0.003 -> 0.0007324: batch 4096 -> 1000, vit-imagenet's rule is linear",
-        "warm-up 10000 -> 30 steps: a tenth of the run, which is shorter than vit-imagenet's 93836",
+        "learning rate 0.003 -> 0.0007324: batch 4096 -> 1000, linear scaling rule of vit-imagenet",
+        "warm-up 10000 -> 30 steps: a tenth of the run, which has fewer steps than vit-imagenet (93836)",
     ]
     assert derive_run("vit-imagenet", images=1000, warmup_steps=200).schedule.warmup_steps == 200
 
@@ -910,7 +910,7 @@ def test_recipe_option_on_the_command_line(capsys, tmp_path, monkeypatch):
         "vit-imagenet",
     )
     assert plan["run"]["model"]["head"]["representation"] == 32 and plan["run"]["optimizer"]["decay_on"] == "all"
-    assert "learning rate 0.003 -> 0.0001875: batch 4096 -> 256, vit-imagenet's rule is linear" in notes
+    assert "learning rate 0.003 -> 0.0001875: batch 4096 -> 256, linear scaling rule of vit-imagenet" in notes
     assert not list(tmp_path.iterdir())
 
 

@@ -20,14 +20,14 @@ from vitreous.recipes.options import TrainOptions
 from vitreous.recipes.task import choose_recipe
 
 BOXES_NOTE = (
-    "{0} has boxes: training object detection (--recipe detect); for multi-label classification use --recipe photos"
+    "{0} has boxes: training object detection (--recipe detect); for multi-label classification, use --recipe photos"
 )
 MASKS_NOTE = (
-    "{0} has masks of objects: training instance segmentation (--recipe detect); for semantic segmentation use "
-    "--recipe segment; for multi-label classification use --recipe photos"
+    "{0} has masks of objects: training instance segmentation (--recipe detect); for semantic segmentation, use "
+    "--recipe segment; for multi-label classification, use --recipe photos"
 )
 CLASS_MAPS_NOTE = (
-    "{0} has class maps: training semantic segmentation (--recipe segment); for multi-label classification use "
+    "{0} has class maps: training semantic segmentation (--recipe segment); for multi-label classification, use "
     "--recipe photos"
 )
 VOLUMES_NOTE = "{0} has class maps: training semantic segmentation (--recipe segment)"
@@ -76,7 +76,7 @@ def test_classification_options_are_rejected(tmp_path):
     write_voc(tmp_path)
     assert expect_error(tmp_path, loss="sigmoid") == (
         "--loss is for classification, and DATA has boxes",
-        "leave it out, or add --recipe photos to classify whole images",
+        "leave --loss out, or add --recipe photos to classify whole images",
     )
     assert expect_error(tmp_path, lr_grid=())[0] == "--lr-grid is for classification, and DATA has boxes"
 

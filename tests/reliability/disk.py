@@ -103,7 +103,7 @@ def check_full_disks(bench: Bench, tally: Tally, share: int = 1) -> None:
             expect((code := child.wait()) == 6, f"exit {code}: {child.text}")
             log = " ".join(child.text.split())
             expect("checkpoint of step 15 not saved in" in log and "Traceback" not in log, log)
-            expect(name != "too little space" or "1 MB needed and 20 % to spare, 1 MB free" in log, log)
+            expect(name != "too little space" or "1 MB and a reserve of 20 % required, but only 1 MB free" in log, log)
             expect(
                 find_newest_step(out) == 6 and find_damage(CheckpointStore(out / "checkpoints").get_path(6)) is None,
                 f"newest {find_newest_step(out)}",

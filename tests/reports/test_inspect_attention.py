@@ -1,4 +1,4 @@
-"""The figures of attention as the command makes them: files, their numbers, and refusals."""
+"""Attention figures of `inspect`: files, arrays, and rejected options."""
 
 from __future__ import annotations
 
@@ -36,10 +36,12 @@ FIGURES = ("distance", "rollout", "attention", "gradient", "segments")
 
 @pytest.fixture(scope="module")
 def inspected_models(tmp_path_factory) -> Path:
-    """Bundles of several kinds for images of 16 x 20, photographs, and a dataset."""
+    """Return bundles of several architectures for images of 16 x 20, photos, and a dataset."""
     inspected_models = tmp_path_factory.mktemp("inspect")
-    for kind in ("registers", *LOCAL_MODEL_KINDS):
-        Bundle(make_model(kind), Classification(CLASSES), ImagePreprocess((16, 20))).save(inspected_models / kind)
+    for model_kind in ("registers", *LOCAL_MODEL_KINDS):
+        Bundle(make_model(model_kind), Classification(CLASSES), ImagePreprocess((16, 20))).save(
+            inspected_models / model_kind
+        )
     Bundle(make_model(num_classes=0), FeatureExtraction(), ImagePreprocess((16, 20))).save(
         inspected_models / "headless"
     )
@@ -52,17 +54,17 @@ def inspected_models(tmp_path_factory) -> Path:
     return inspected_models
 
 
-def run_inspect(home, bundle, *words, to="out"):
-    """Run the command; its figures' documents by name, and the folder. Every picture is opened."""
+def run_inspect(home, bundle, *arguments, to="out"):
+    """Run the command; return the figure documents by name, and the folder. Every image file is opened."""
     result = run_cli(
-        "inspect", bundle, *words, "--out", to, "--device", "cpu", "--precision", "fp32", "--json", cwd=home
+        "inspect", bundle, *arguments, "--out", to, "--device", "cpu", "--precision", "fp32", "--json", cwd=home
     )
     assert result.returncode == 0, result.stderr
-    made = {one["name"]: one for one in json.loads(result.stdout)["figures"]}
-    for one in made.values():
-        assert np.asarray(Image.open(home / to / one["png"]).convert("L")).std() > 5
-        assert one["caption"].endswith(".")
-    return made, home / to
+    figures = {figure["name"]: figure for figure in json.loads(result.stdout)["figures"]}
+    for figure in figures.values():
+        assert np.asarray(Image.open(home / to / figure["png"]).convert("L")).std() > 5
+        assert figure["caption"].endswith(".")
+    return figures, home / to
 
 
 def load_image_batch(home, names):
@@ -72,15 +74,15 @@ def load_image_batch(home, names):
 
 def test_saved_arrays_match_the_library_functions(inspected_models):
     bundle, photos = "registers", ("photo 0.png", "photo 1.png")
-    words = ("--fusion", "max", "--residual", "0.3", "--discard", "0.25", "--mass", "0.5", "--of-class", "cat")
-    found, out = run_inspect(inspected_models, bundle, *photos, "--figures", *FIGURES, *words, to=bundle)
-    assert list(found) == ["distance", "rollout", "rollout-blocks", "attention", "gradient", "segments"]
-    numbers = {name: np.load(out / one["npz"]) for name, one in found.items()}
+    arguments = ("--fusion", "max", "--residual", "0.3", "--discard", "0.25", "--mass", "0.5", "--of-class", "cat")
+    document, out = run_inspect(inspected_models, bundle, *photos, "--figures", *FIGURES, *arguments, to=bundle)
+    assert list(document) == ["distance", "rollout", "rollout-blocks", "attention", "gradient", "segments"]
+    numbers = {name: np.load(out / figure["npz"]) for name, figure in document.items()}
     model, x = make_model(bundle), load_image_batch(inspected_models, photos)
     prefix = model.config.prefix
-    far = compute_attention_distances(model, [x])
-    assert np.allclose(numbers["distance"]["distance"], far.mean) and np.allclose(
-        numbers["distance"]["std"], far.std, atol=1e-6
+    distances = compute_attention_distances(model, [x])
+    assert np.allclose(numbers["distance"]["distance"], distances.mean) and np.allclose(
+        numbers["distance"]["std"], distances.std, atol=1e-6
     )
     mixed = compute_rollout(model, x, RolloutOptions(0.3, "max", 0.25))
     assert np.allclose(numbers["rollout"]["maps"], mixed.maps, atol=1e-6)
@@ -89,27 +91,39 @@ def test_saved_arrays_match_the_library_functions(inspected_models):
     assert np.allclose(numbers["attention"]["maps"], raw.unflatten(-1, (4, 5)), atol=1e-6)
     assert np.allclose(numbers["attention"]["mean"], raw.mean(1).unflatten(-1, (4, 5)), atol=1e-6)
     assert np.array_equal(numbers["segments"]["kept"], threshold_attention_mass(raw, 0.5).unflatten(-1, (4, 5)))
-    speaking = compute_relevance(model, x, torch.tensor([2, 2]))
-    assert np.allclose(numbers["gradient"]["maps"], speaking.maps, rtol=1e-3, atol=1e-5)
+    relevance = compute_relevance(model, x, torch.tensor([2, 2]))
+    assert np.allclose(numbers["gradient"]["maps"], relevance.maps, rtol=1e-3, atol=1e-5)
     assert numbers["gradient"]["classes"].tolist() == ["cat", "cat"]
     rows = list(csv.DictReader((out / "distance.csv").open()))
     assert [(row["block"], row["head"]) for row in rows] == [("0", "0"), ("0", "1"), ("1", "0"), ("1", "1")]
-    assert [float(row["distance_px"]) for row in rows] == pytest.approx(far.mean.flatten().tolist(), abs=1e-4)
+    assert [float(row["distance_px"]) for row in rows] == pytest.approx(distances.mean.flatten().tolist(), abs=1e-4)
     assert [float(row["uniform_px"]) for row in rows] == pytest.approx(
         [uniform_attention_distance((4, 5), (4, 4))] * 4, abs=1e-4
     )
 
 
 def test_layers_heads_and_image_sizes_can_be_selected(inspected_models):
-    words = ("--figures", "attention", "segments", "--layers", "0", "-1", "--heads", "1", "--image-size", "24", "16")
-    found, out = run_inspect(inspected_models, "registers", "photo 0.png", *words, to="chosen")
-    assert list(found) == ["attention-0", "attention-1", "segments-0", "segments-1"]
+    arguments = (
+        "--figures",
+        "attention",
+        "segments",
+        "--layers",
+        "0",
+        "-1",
+        "--heads",
+        "1",
+        "--image-size",
+        "24",
+        "16",
+    )
+    document, out = run_inspect(inspected_models, "registers", "photo 0.png", *arguments, to="chosen")
+    assert list(document) == ["attention-0", "attention-1", "segments-0", "segments-1"]
     assert np.load(out / "attention-0.npz")["maps"].shape == (1, 1, 6, 4)
     assert np.load(out / "segments-1.npz")["kept"].shape == (1, 1, 6, 4)
 
 
 def test_images_default_to_the_dataset(inspected_models):
-    found, out = run_inspect(
+    document, out = run_inspect(
         inspected_models,
         "grey",
         "--data",
@@ -125,25 +139,31 @@ def test_images_default_to_the_dataset(inspected_models):
     )
     assert len(np.load(out / "distance.npz")["images"]) == 5
     assert len(np.load(out / "rollout.npz")["images"]) == 4
-    assert "5 images" in found["distance"]["caption"] and "the mean-pooled output" in found["rollout"]["caption"]
+    assert "5 images" in document["distance"]["caption"] and "the mean-pooled output" in document["rollout"]["caption"]
 
 
-@pytest.mark.parametrize("kind", LOCAL_MODEL_KINDS)
-def test_local_attention_models_have_distance_but_no_rollout(inspected_models, kind):
-    found, out = run_inspect(inspected_models, kind, "photo 0.png", "--figures", "distance", to=f"{kind}-out")
-    assert set(np.load(out / "distance.npz")["spans"]) == ({"row", "column"} if kind == "axial" else {"window", "all"})
-    assert list(found) == ["distance"]
+@pytest.mark.parametrize("model_kind", LOCAL_MODEL_KINDS)
+def test_local_attention_models_have_distance_but_no_rollout(inspected_models, model_kind):
+    document, out = run_inspect(
+        inspected_models, model_kind, "photo 0.png", "--figures", "distance", to=f"{model_kind}-out"
+    )
+    assert set(np.load(out / "distance.npz")["spans"]) == (
+        {"row", "column"} if model_kind == "axial" else {"window", "all"}
+    )
+    assert list(document) == ["distance"]
     for figure in ("rollout", "gradient"):
-        refused = run_cli("inspect", kind, "photo 0.png", "--figures", figure, "--device", "cpu", cwd=inspected_models)
+        rejected = run_cli(
+            "inspect", model_kind, "photo 0.png", "--figures", figure, "--device", "cpu", cwd=inspected_models
+        )
         assert (
-            refused.returncode == 2
-            and "distance" in refused.stderr
-            and ("row" in refused.stderr or "window" in refused.stderr)
+            rejected.returncode == 2
+            and "distance" in rejected.stderr
+            and ("row" in rejected.stderr or "window" in rejected.stderr)
         )
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("arguments", "message"),
     [
         (("registers", "--figures", "gradient", "--of-class", "bea"), "did you mean bee"),
         (("registers", "--figures", "gradient", "--of-class", "zebra"), "ant, bee"),
@@ -154,25 +174,28 @@ def test_local_attention_models_have_distance_but_no_rollout(inspected_models, k
         (("registers", "--figures", "segments", "--mass", "0"), "mass"),
     ],
 )
-def test_invalid_options_are_rejected_with_a_hint(inspected_models, words, told):
-    refused = run_cli("inspect", words[0], "photo 0.png", *words[1:], "--device", "cpu", cwd=inspected_models)
-    assert refused.returncode == 2 and told in refused.stderr
+def test_invalid_options_are_rejected_with_a_hint(inspected_models, arguments, message):
+    rejected = run_cli("inspect", arguments[0], "photo 0.png", *arguments[1:], "--device", "cpu", cwd=inspected_models)
+    assert rejected.returncode == 2 and message in rejected.stderr
 
 
 def test_captions_number_blocks_from_one_and_name_the_option(inspected_models):
-    words = ("--figures", "attention", "segments", "distance", "rollout", "--layers", "1", "--heads", "1")
-    found, out = run_inspect(inspected_models, "registers", "photo 0.png", *words, to="counted")
-    assert found["attention"]["title"] == "Attention of block 2" and found["segments"]["title"] == "Segments of block 2"
-    assert "Attention of block 2 of 2 (--layers 1) from" in found["attention"]["caption"]
-    assert "in each head of block 2 of 2 (--layers 1) " in found["segments"]["caption"]
+    arguments = ("--figures", "attention", "segments", "distance", "rollout", "--layers", "1", "--heads", "1")
+    document, out = run_inspect(inspected_models, "registers", "photo 0.png", *arguments, to="counted")
+    assert (
+        document["attention"]["title"] == "Attention of block 2"
+        and document["segments"]["title"] == "Segments of block 2"
+    )
+    assert "Attention of block 2 of 2 (--layers 1) from" in document["attention"]["caption"]
+    assert "in each head of block 2 of 2 (--layers 1) " in document["segments"]["caption"]
     assert np.load(out / "distance.npz")["layers"].tolist() == [1] and np.load(out / "attention.npz")[
         "heads"
     ].tolist() == [1]
-    assert "over 1 image, in" in found["distance"]["caption"]
+    assert "over 1 image, in" in document["distance"]["caption"]
 
 
 def list_figure_labels(figure) -> list[str]:
-    """Titles and tick labels of the panels of a figure."""
+    """Return titles and tick labels of the panels of a figure."""
     return [
         text.get_text()
         for axes in figure.axes
@@ -208,39 +231,42 @@ def test_the_page_starts_with_the_input_images_and_predictions(inspected_models)
         inspected_models / "asked",
         InspectOptions(device="cpu", precision="fp32"),
     )
-    assert [one["name"] for one in document["figures"]] == [
+    assert [entry["name"] for entry in document["figures"]] == [
         "rollout",
         "rollout-blocks",
         "filters",
         "positions",
         "distance",
     ]
-    wanted = load(inspected_models / "registers", InferenceOptions(device="cpu", precision="fp32"), exact=True).predict(
-        [inspected_models / "photo 0.png"], top=3
-    )[0]
-    (told,) = document["predictions"]
-    assert told["path"].endswith("photo 0.png") and [one["class"] for one in told["classes"]] == list(wanted.names)
-    assert [one["probability"] for one in told["classes"]] == pytest.approx(wanted.probabilities, abs=1e-4)
+    expected = load(
+        inspected_models / "registers", InferenceOptions(device="cpu", precision="fp32"), exact=True
+    ).predict([inspected_models / "photo 0.png"], top=3)[0]
+    (prediction,) = document["predictions"]
+    assert prediction["path"].endswith("photo 0.png") and [entry["class"] for entry in prediction["classes"]] == list(
+        expected.names
+    )
+    assert [entry["probability"] for entry in prediction["classes"]] == pytest.approx(expected.probabilities, abs=1e-4)
     page = (inspected_models / "asked" / "index.html").read_text()
     assert (
         page.index("data:image/png")
         < page.index("photo 0.")
-        < page.index(wanted.names[0])
+        < page.index(expected.names[0])
         < page.index("Attention rollout")
     )
-    plain = inspect_run(
+    filters_only = inspect_run(
         inspected_models / "registers",
         [],
         inspected_models / "not-asked",
         InspectOptions(device="cpu", data=str(inspected_models / "data"), count=2),
     )
-    assert plain["figures"][0]["name"] == "filters" and plain["predictions"] == []
-    bare = inspect_run(
+    assert filters_only["figures"][0]["name"] == "filters" and filters_only["predictions"] == []
+    without_predictions = inspect_run(
         inspected_models / "headless",
         [inspected_models / "photo 0.png"],
         inspected_models / "bare",
         InspectOptions(figures=("filters",), device="cpu"),
     )
     assert (
-        bare["predictions"][0]["classes"] == [] and "photo 0." in (inspected_models / "bare" / "index.html").read_text()
+        without_predictions["predictions"][0]["classes"] == []
+        and "photo 0." in (inspected_models / "bare" / "index.html").read_text()
     )

@@ -1,4 +1,4 @@
-"""The figure of what is attended over time, of models that see a whole clip and of those that see its slots apart."""
+"""Attention figures over time, for models with joint and with factorised attention."""
 
 import numpy as np
 import pytest
@@ -24,17 +24,17 @@ def test_clip_figures_show_attention_in_every_frame(tmp_path, arrangement):
     clips = write_moves(tmp_path / "clips", 1)
     run = save_video_model(tmp_path / "model", f"ViViT-64x2/4x2{arrangement}")
     document = inspect(run, clips, tmp_path / "out", figures=["clips", "distance"], device="cpu", precision="fp32")
-    figure = next(one for one in document["figures"] if one["name"] == "clips")
+    figure = next(entry for entry in document["figures"] if entry["name"] == "clips")
     maps = np.load(tmp_path / "out/clips.npz")["maps"]
     assert maps.shape == (2, 2, 4, 4) and (maps >= 0).all() and len(document["images"]) == 2
     if arrangement:
-        sums = maps.sum((2, 3))  # of each slot, beside its class token
+        sums = maps.sum((2, 3))  # for each slot, in addition to its class token
         assert (sums > 0.5).all() and (sums < 1).all() and "within each slot" in figure["caption"]
     else:
         bundle = load_bundle(run)
         pixels = [bundle.preprocess.to_tensor(bundle.preprocess.decode(name)) for name in document["images"]]
-        seen = compute_rollout(bundle.model, bundle.preprocess.normalise(torch.stack(pixels)))
-        np.testing.assert_allclose(maps, seen.maps[:, -1], atol=1e-6)
+        rollout = compute_rollout(bundle.model, bundle.preprocess.normalise(torch.stack(pixels)))
+        np.testing.assert_allclose(maps, rollout.maps[:, -1], atol=1e-6)
     with Image.open(tmp_path / "out" / figure["gif"]) as animation:
         assert animation.n_frames == 4 and animation.size == (2 * 224 + 2, 2 * 224 + 2)
         first = np.asarray(animation.convert("RGB"))
@@ -69,15 +69,13 @@ def test_image_size_applies_to_frames(tmp_path):
 
 
 def test_only_the_labelled_segment_of_a_video_is_shown(tmp_path):
-    write_clip(
-        tmp_path / "film.gif", np.concatenate([make_grey_frames(5), make_grey_frames(5) + 100])
-    )  # ten frames a second
+    write_clip(tmp_path / "film.gif", np.concatenate([make_grey_frames(5), make_grey_frames(5) + 100]))  # ten frames/s
     rows = ["path,label,split,start,end", "film.gif,dark,train,,0.5", "film.gif,light,train,0.5,"]
     (tmp_path / "parts.csv").write_text("\n".join([*rows, *(row.replace("train", "val") for row in rows[1:])]) + "\n")
     bundle = load_bundle(save_video_model(tmp_path / "model", "ViViT-32x2/4x2"))
     scene = FigureContext(
         "", bundle, InspectOptions(), bundle.preprocess, device="cpu", images=(), listener=NullListener()
     )
-    shown = dict(scene.iterate_readable(open_data(tmp_path / "parts.csv").split("train")))
-    assert len(shown) == 2 and all(one.pixels.shape == (3, 4, 16, 16) for one in shown.values())
-    assert shown[0].pixels.max() < 100 <= shown[1].pixels.min()
+    clips = dict(scene.iterate_readable(open_data(tmp_path / "parts.csv").split("train")))
+    assert len(clips) == 2 and all(clip.pixels.shape == (3, 4, 16, 16) for clip in clips.values())
+    assert clips[0].pixels.max() < 100 <= clips[1].pixels.min()

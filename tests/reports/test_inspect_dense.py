@@ -1,4 +1,4 @@
-"""`inspect`, `embed` and `convert` of models that say what is where: their backbones, or a reason why not."""
+"""`inspect`, `embed` and `convert` of detection and segmentation models use the backbone, or report why they cannot."""
 
 from pathlib import Path
 
@@ -23,8 +23,8 @@ from vitreous.weights.bundle import Bundle
 from vitreous.weights.convert import convert
 
 CLASS_NAMES = ("ant", "bee", "cat")
-UNAVAILABLE_FIGURES = {"gradient", "nearest", "reconstruction"}  # without classes, data and a decoder
-#: a model, and what it cannot be asked beside those
+UNAVAILABLE_FIGURES = {"gradient", "nearest", "reconstruction"}  # need classes, data or a decoder
+#: model -> unavailable figures in addition to these
 MODELS = {
     "detector on windows": (DetectorConfig(backbone=PLAIN["vitdet"], classes=3, **SMALL_DETECTOR_OPTIONS), {"rollout"}),
     "detector on an adapter": (
@@ -69,17 +69,17 @@ def save_model(home: Path, name: str) -> Path:
 def test_figures_use_the_backbone_or_give_a_reason(tmp_path, name, monkeypatch):
     monkeypatch.setattr(cost, "TIMING_SECONDS", 0.0)  # the number of passes is tested in tests/inspection
     model, notes = save_model(tmp_path, name), NoteListener()
-    layers = (3,) if name == "detector on windows" else ()  # a block that sees the whole image
+    layers = (3,) if name == "detector on windows" else ()  # a block with global attention
     images = tmp_path / "photos"
     document = inspect(model, images, listener=notes, all=True, device="cpu", batch_sizes=(1,), layers=layers)
     assert set(document["skipped"]) == UNAVAILABLE_FIGURES | MODELS[name][1]
     assert all(len(reason) > 20 for reason in document["skipped"].values())
-    shown = {one["name"].partition("-")[0] for one in document["figures"]}
-    assert shown == FIGURES.keys() - document["skipped"].keys() - {"clips", "slices", "curves"}
+    drawn_figures = {figure["name"].partition("-")[0] for figure in document["figures"]}
+    assert drawn_figures == FIGURES.keys() - document["skipped"].keys() - {"clips", "slices", "curves"}
     assert any("only the backbone is used" in text for text in notes.texts)
     assert any("figures show the ViT without its adapter" in text for text in notes.texts) == ("adapter" in name)
-    for one in document["figures"]:
-        numbers = np.load(tmp_path / "model" / "inspect" / one["npz"])
+    for figure in document["figures"]:
+        numbers = np.load(tmp_path / "model" / "inspect" / figure["npz"])
         assert all(np.isfinite(numbers[key]).all() for key in numbers if numbers[key].dtype.kind == "f")
 
 
@@ -96,8 +96,8 @@ def test_other_formats_export_only_the_backbone_with_a_note(tmp_path):
     notes, model = [], save_model(tmp_path, "segmenter on a Swin")
     document = convert(model, tmp_path / "swin", "timm", note=notes.append)
     assert any("only the backbone of" in text for text in notes) and document["model"].startswith("Swin")
-    again, whole = (vitreous.load(place, headless=True).model for place in (document["out"], model))
-    images = torch.rand(1, 3, *whole.config.image, generator=torch.Generator().manual_seed(0))
+    exported, full_model = (vitreous.load(model_path, headless=True).model for model_path in (document["out"], model))
+    images = torch.rand(1, 3, *full_model.config.image, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        assert torch.allclose(again.features(images), whole.backbone.features(images), atol=1e-5)
+        assert torch.allclose(exported.features(images), full_model.backbone.features(images), atol=1e-5)
     assert "backbone" not in " ".join(convert(model, tmp_path / "copy", note=notes.append)["notes"])

@@ -1,5 +1,4 @@
-"""Figures of `inspect` that look at weights, features and cost: files that open, numbers that are finite, and refusals
-that help."""
+"""Figures of `inspect` for weights, features and cost: valid files, finite values, and helpful rejections."""
 
 from __future__ import annotations
 
@@ -45,7 +44,7 @@ MODELS = {
 
 @pytest.fixture(scope="module")
 def inspected_folder(tmp_path_factory):
-    """Bundles of random weights by their names, and a dataset in `photos`."""
+    """Return random bundles by name, and a dataset in `photos`."""
     from vitreous.models.config import StemConfig
 
     root = tmp_path_factory.mktemp("looked-into")
@@ -53,39 +52,39 @@ def inspected_folder(tmp_path_factory):
         if name == "hybrid":
             changes = changes | {"stem": StemConfig((1, 1), 16)}
         torch.manual_seed(0)
-        made = create_untrained_model(model, **{"image_size": 32, "num_classes": 3, **changes})
-        channels = made.config.channels
+        network = create_untrained_model(model, **{"image_size": 32, "num_classes": 3, **changes})
+        channels = network.config.channels
         modality = BandPreprocess if channels == 4 else ImagePreprocess
         preprocess = modality((32, 32), channels, (0.5,) * channels, (0.5,) * channels)
-        classes = CLASSES if made.config.classes else ()
-        Bundle(randomise(made).eval(), Classification(classes), preprocess).save(root / name)
+        classes = CLASSES if network.config.classes else ()
+        Bundle(randomise(network).eval(), Classification(classes), preprocess).save(root / name)
     make_folder(root / "photos", {"train": 4, "val": 2}, size=(40, 32))
     return root
 
 
-def inspect_model(inspected_folder, model, *figures, images=(), **words):
-    """What `inspect` made, after a look at every file of it."""
+def inspect_model(inspected_folder, model, *figures, images=(), **options):
+    """Return the output of `inspect` after checking every file."""
     out = inspected_folder / "out" / f"{model}-{'-'.join(figures)}-{len(list(inspected_folder.glob('out/*')))}"
-    looking = InspectOptions(
+    inspect_options = InspectOptions(
         figures=figures,
         **{"data": str(inspected_folder / "photos"), "device": "cpu", "precision": "fp32", "count": 5, "batch_size": 2}
-        | words,
+        | options,
     )
-    document = inspect(inspected_folder / model, images, out, looking)
-    for one in document["figures"]:
-        with Image.open(out / one["png"]) as image:
+    document = inspect(inspected_folder / model, images, out, inspect_options)
+    for figure in document["figures"]:
+        with Image.open(out / figure["png"]) as image:
             assert image.width > 200 and len(image.convert("L").resize((64, 64)).getcolors()) > 3
-        numbers = np.load(out / one["npz"])
+        numbers = np.load(out / figure["npz"])
         assert all(np.isfinite(numbers[key]).all() for key in numbers if numbers[key].dtype.kind == "f")
-        assert one["caption"].endswith(".") and "nan" not in one["caption"]
-        if "csv" in one:
-            rows = list(csv.reader((out / one["csv"]).read_text("utf-8").splitlines()))
+        assert figure["caption"].endswith(".") and "nan" not in figure["caption"]
+        if "csv" in figure:
+            rows = list(csv.reader((out / figure["csv"]).read_text("utf-8").splitlines()))
             assert len(rows) > 1 and len({len(row) for row in rows}) == 1
-    return {one["name"]: (one, np.load(out / one["npz"])) for one in document["figures"]}
+    return {figure["name"]: (figure, np.load(out / figure["npz"])) for figure in document["figures"]}
 
 
 @pytest.mark.parametrize(
-    ("model", "shape", "words"),
+    ("model", "shape", "caption"),
     [
         ("plain", (15, 3, 8, 8), "in colour"),
         ("grey", (15, 1, 8, 8), "in grey"),
@@ -94,24 +93,24 @@ def inspect_model(inspected_folder, model, *figures, images=(), **words):
         ("bit", (15, 3, 7, 7), "root convolution"),
     ],
 )
-def test_filters(inspected_folder, model, shape, words):
-    one, numbers = inspect_model(inspected_folder, model, "filters")["filters"]
-    assert numbers["components"].shape == shape and words in one["caption"]
+def test_patch_filters_are_drawn(inspected_folder, model, shape, caption):
+    figure, numbers = inspect_model(inspected_folder, model, "filters")["filters"]
+    assert numbers["components"].shape == shape and caption in figure["caption"]
     assert numbers["share"].sum() == pytest.approx(1, abs=1e-4)
 
 
 def test_positions_before_and_after_resizing(inspected_folder):
-    made = inspect_model(inspected_folder, "plain", "positions", image_size=(64, 144))
-    assert list(made) == ["positions", "positions-resized"]
-    similar = made["positions"][1]["similarity_input"]
+    figures = inspect_model(inspected_folder, "plain", "positions", image_size=(64, 144))
+    assert list(figures) == ["positions", "positions-resized"]
+    similar = figures["positions"][1]["similarity_input"]
     assert similar.shape == (4, 4, 4, 4)
     pairs = similar.reshape(16, 16)[~np.eye(16, dtype=bool)]
-    assert f"Colours span {pairs.min():.2f} to {pairs.max():.2f}, the range" in made["positions"][0]["caption"]
-    one, numbers = made["positions-resized"]
+    assert f"Colours span {pairs.min():.2f} to {pairs.max():.2f}, the range" in figures["positions"][0]["caption"]
+    figure, numbers = figures["positions-resized"]
     assert numbers["similarity_input"].shape == (4, 9, 8, 18) and numbers["step"] == 2
-    assert "8 × 18" in one["title"] and "second row" in one["caption"]
-    row, column, other, contrast = made["positions"][1]["structure"][0]
-    assert contrast == pytest.approx((row + column) / 2 - other)
+    assert "8 × 18" in figure["title"] and "second row" in figure["caption"]
+    row, column, distant, contrast = figures["positions"][1]["structure"][0]
+    assert contrast == pytest.approx((row + column) / 2 - distant)
 
 
 def test_position_colours_span_the_range_of_the_data():
@@ -150,21 +149,23 @@ def test_every_kind_of_position_embedding_is_drawn(inspected_folder):
     assert list(heads) == ["similarity_block_1_head_1"] and heads["similarity_block_1_head_1"].shape == (33, 33)
     with pytest.raises(UsageError, match="heads=2: a block has 2"):
         inspect_model(inspected_folder, "relative", "positions", heads=(2,))
-    turned = inspect_model(inspected_folder, "rotary", "positions", image_size=(32, 48))["positions-rotary"][1]
-    assert turned["kernel"].shape == (7, 11) and turned["kernel"][3, 5] == 1
-    made = inspect_model(inspected_folder, "windows", "positions")
-    assert list(made) == ["positions", "positions-relative"]
-    assert made["positions-relative"][1]["similarity_block_1_columns"].shape == (7, 7)
+    rotary_positions = inspect_model(inspected_folder, "rotary", "positions", image_size=(32, 48))["positions-rotary"][
+        1
+    ]
+    assert rotary_positions["kernel"].shape == (7, 11) and rotary_positions["kernel"][3, 5] == 1
+    figures = inspect_model(inspected_folder, "windows", "positions")
+    assert list(figures) == ["positions", "positions-relative"]
+    assert figures["positions-relative"][1]["similarity_block_1_columns"].shape == (7, 7)
 
 
-def test_fourier(inspected_folder):
-    one, numbers = inspect_model(inspected_folder, "plain", "fourier")["fourier"]
+def test_fourier_figures_are_drawn(inspected_folder):
+    figure, numbers = inspect_model(inspected_folder, "plain", "fourier")["fourier"]
     assert numbers["frequency"].tolist() == [0, 0.5] and numbers["relative"].shape == (5, 2)
-    assert not numbers["relative"][:, 0].any() and "mean over 5 images" in one["caption"]
+    assert not numbers["relative"][:, 0].any() and "mean over 5 images" in figure["caption"]
     assert numbers["after"].tolist() == ["embedding", "attention", "mlp", "attention", "mlp"]
     oblong = inspect_model(inspected_folder, "headless", "fourier", image_size=(24, 40))["fourier"][0]
     assert "oblong" in oblong["caption"]
-    with pytest.raises(UsageError, match="no frequencies"):
+    with pytest.raises(UsageError, match="frequencies require a grid of at least 3 patches"):
         inspect_model(inspected_folder, "plain", "fourier", image_size=(16,))
 
 
@@ -175,23 +176,23 @@ def test_features_of_images_smaller_than_a_patch_are_drawn(inspected_folder, mod
         make_image(number, (5, 3)).save(path)
     _, numbers = inspect_model(inspected_folder, model, "features", images=small, data=None)["features"]
     assert numbers["all"].shape == (2, 4, 4, 3) and numbers["foreground"].dtype == bool
-    _, one = inspect_model(inspected_folder, model, "features", images=small[:1], data=None, image_size=(32, 64))[
+    _, arrays = inspect_model(inspected_folder, model, "features", images=small[:1], data=None, image_size=(32, 64))[
         "features"
     ]
-    assert one["inside"].shape == (1, 4, 8, 3)
+    assert arrays["inside"].shape == (1, 4, 8, 3)
 
 
 def test_the_nearest_training_image_is_the_image_itself(inspected_folder):
-    named = inspected_folder / "photos" / "train" / "bee" / "1.png"
-    made = inspect_model(inspected_folder, "plain", "nearest", images=[named])["nearest"]
-    assert made[1]["similarity"].shape == (1, 6) and made[1]["similarity"][0, 0] == pytest.approx(1, abs=1e-5)
+    image_path = inspected_folder / "photos" / "train" / "bee" / "1.png"
+    figure = inspect_model(inspected_folder, "plain", "nearest", images=[image_path])["nearest"]
+    assert figure[1]["similarity"].shape == (1, 6) and figure[1]["similarity"][0, 0] == pytest.approx(1, abs=1e-5)
     rows = list(
         csv.DictReader(
             (inspected_folder / "out").glob("plain-nearest-*/nearest.csv").__next__().read_text().splitlines()
         )
     )
     assert rows[0]["training_image"].endswith("bee/1.png") and rows[0]["class"] == "bee"
-    assert "12 training images" in made[0]["caption"]
+    assert "12 training images" in figure[0]["caption"]
 
 
 @pytest.mark.parametrize("model", ["headless", "bit", "grey"])
@@ -203,31 +204,33 @@ def test_nearest_training_images_of_validation_images(inspected_folder, model):
 
 def test_nearest_excludes_the_shown_images_from_their_split(inspected_folder):
     numbers = inspect_model(inspected_folder, "plain", "nearest", split="train")["nearest"][1]
-    assert numbers["sample"].shape == (8, 4)  # twelve less the eight that are shown
+    assert numbers["sample"].shape == (8, 4)  # twelve images minus the eight that are shown
 
 
 def test_similarity_within_and_between_models(inspected_folder):
-    own = inspect_model(inspected_folder, "plain", "similarity")["similarity"][1]
+    within_model = inspect_model(inspected_folder, "plain", "similarity")["similarity"][1]
     assert (
-        own["cka"].shape == (5, 5) and np.allclose(own["cka"].diagonal(), 1) and np.allclose(own["cka"], own["cka"].T)
+        within_model["cka"].shape == (5, 5)
+        and np.allclose(within_model["cka"].diagonal(), 1)
+        and np.allclose(within_model["cka"], within_model["cka"].T)
     )
-    one, numbers = inspect_model(inspected_folder, "plain", "similarity", other=str(inspected_folder / "bit"))[
+    figure, numbers = inspect_model(inspected_folder, "plain", "similarity", other=str(inspected_folder / "bit"))[
         "similarity"
     ]
-    assert numbers["cka"].shape == numbers["cka_biased"].shape == (5, 3) and "bit" in one["caption"]
+    assert numbers["cka"].shape == numbers["cka_biased"].shape == (5, 3) and "bit" in figure["caption"]
     assert numbers["other_layers"].tolist() == ["root", "stage 0 unit 0", "stage 1 unit 0"]
     assert count_from_one("stage 0 unit 11") == "stage 1 unit 12"
-    named = [inspected_folder / "photos" / "val" / name / "0.png" for name in CLASSES]
+    image_paths = [inspected_folder / "photos" / "val" / name / "0.png" for name in CLASSES]
     with pytest.raises(UsageError, match="too few"):
-        inspect_model(inspected_folder, "plain", "similarity", images=named)
+        inspect_model(inspected_folder, "plain", "similarity", images=image_paths)
 
 
-def test_a_model_beside_itself_is_the_model(inspected_folder):
-    own = inspect_model(inspected_folder, "plain", "similarity")["similarity"][1]
-    beside = inspect_model(inspected_folder, "plain", "similarity", other=str(inspected_folder / "plain"))[
+def test_comparing_a_model_with_itself_gives_its_self_similarity(inspected_folder):
+    within_model = inspect_model(inspected_folder, "plain", "similarity")["similarity"][1]
+    between_copies = inspect_model(inspected_folder, "plain", "similarity", other=str(inspected_folder / "plain"))[
         "similarity"
     ][1]
-    assert np.allclose(own["cka"], beside["cka"])
+    assert np.allclose(within_model["cka"], between_copies["cka"])
 
 
 def test_half_precision_figures_are_close_to_full_precision(inspected_folder):
@@ -241,29 +244,42 @@ def test_half_precision_figures_are_close_to_full_precision(inspected_folder):
 
 
 @pytest.mark.parametrize("model", ["plain", "bit"])
-def test_cost(inspected_folder, model, monkeypatch):
+def test_cost_figures_contain_time_and_memory(inspected_folder, model, monkeypatch):
     from vitreous.reports.figures import layers
 
-    monkeypatch.setattr(layers, "DEFAULT_IMAGE_SIZES", (64,))  # beside the model's own 32
-    one, numbers = inspect_model(inspected_folder, model, "cost", batch_sizes=(1, 2), data=None)["cost"]
+    monkeypatch.setattr(layers, "DEFAULT_IMAGE_SIZES", (64,))  # in addition to the model's native size of 32
+    figure, numbers = inspect_model(inspected_folder, model, "cost", batch_sizes=(1, 2), data=None)["cost"]
     assert numbers["image"].tolist() == [[32, 32], [64, 64]] and (numbers["images_per_second"] > 0).all()
-    assert numbers["memory_bytes"][1] > numbers["memory_bytes"][0] and "an estimate" in one["caption"]
+    assert numbers["memory_bytes"][1] > numbers["memory_bytes"][0] and "an estimate" in figure["caption"]
 
 
 def test_a_model_without_tokens_reports_unavailable_figures(inspected_folder):
     out = inspected_folder / "out" / "bit-all"
-    named = [inspected_folder / "photos" / "val" / name / f"{number}.png" for name in CLASSES for number in range(2)]
+    image_paths = [
+        inspected_folder / "photos" / "val" / name / f"{number}.png" for name in CLASSES for number in range(2)
+    ]
     for figure in ("positions", "fourier"):
-        with pytest.raises(UsageError, match="BiT") as refused:
-            inspect(inspected_folder / "bit", named, out, InspectOptions(figures=(figure,), device="cpu"))
-        assert "filters" in refused.value.hint
-    with pytest.raises(UsageError, match="no positions"):
+        with pytest.raises(UsageError, match="BiT") as rejected:
+            inspect(inspected_folder / "bit", image_paths, out, InspectOptions(figures=(figure,), device="cpu"))
+        assert "filters" in rejected.value.hint
+    with pytest.raises(UsageError, match="no position embeddings"):
         inspect_model(inspected_folder, "placeless", "positions")
 
 
 def test_the_command_line(inspected_folder):
-    words = ["inspect", "plain", "photos/val", "--figures", "filters", "features", "--out", "said", "--device", "cpu"]
-    result = run_cli(*words, cwd=inspected_folder)
+    arguments = [
+        "inspect",
+        "plain",
+        "photos/val",
+        "--figures",
+        "filters",
+        "features",
+        "--out",
+        "said",
+        "--device",
+        "cpu",
+    ]
+    result = run_cli(*arguments, cwd=inspected_folder)
     assert result.returncode == 0, result.stderr
     assert {path.name for path in (inspected_folder / "said").iterdir()} >= {
         "filters.png",
@@ -271,7 +287,7 @@ def test_the_command_line(inspected_folder):
         "index.html",
         "inspect.json",
     }
-    bad = run_cli(
+    rejected = run_cli(
         "inspect",
         "plain",
         "photos/val",
@@ -283,4 +299,4 @@ def test_the_command_line(inspected_folder):
         "cpu",
         cwd=inspected_folder,
     )
-    assert bad.returncode == 2 and "larger --image-size" in bad.stderr
+    assert rejected.returncode == 2 and "larger --image-size" in rejected.stderr

@@ -1,4 +1,4 @@
-"""How pages look in a browser: dark where the theme is dark, legible counts, explanations by mouse, keyboard and touch."""
+"""Report pages in a browser: dark theme, legible counts, explanations by mouse, keyboard and touch."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from vitreous.weights.bundle import Bundle
 
 pytestmark = [pytest.mark.drawn, needs_chromium]
 
-#: elements of at least 20 x 20 pixels whose background is lighter than a mid-grey, but for the little of tooltips
+#: elements of at least 20 x 20 pixels with a background lighter than mid-grey, except tooltips
 LIGHT_ELEMENTS_JS = """all => all.filter(one => {
   const box = one.getBoundingClientRect(), colour = getComputedStyle(one).backgroundColor.match(/[\\d.]+/g).map(Number);
   const opaque = colour.length < 4 || colour[3] > 0.5;
   return box.width >= 20 && box.height >= 20 && opaque && (colour[0] + colour[1] + colour[2]) / 3 > 128;
 }).map(one => one.outerHTML.slice(0, 80))"""
-#: filled shapes of a drawing of at least 20 x 20 pixels that are light and opaque
+#: light opaque shapes of at least 20 x 20 pixels in a drawing
 LIGHT_SHAPES_JS = """all => all.filter(one => {
   const box = one.getBoundingClientRect(), fill = getComputedStyle(one).fill.match(/[\\d.]+/g)?.map(Number) ?? [0];
   const solid = getComputedStyle(one).opacity * getComputedStyle(one).fillOpacity > 0.6;
@@ -40,7 +40,7 @@ FILL_COLOURS_JS = "all => [...new Set(all.map(one => getComputedStyle(one).fill)
 
 @pytest.fixture(scope="module")
 def report_pages(tmp_path_factory):
-    """The report and the figures of a run of seconds, and the report of sixty classes with 10,000 images in cells."""
+    """Return the pages of a short run, and the report of 10,000 images with sixty classes."""
     root = tmp_path_factory.mktemp("look")
     photos = make_folder(root / "photos", {"train": 12, "val": 4, "test": 4})
     train(str(photos), out=str(root / "run"), workers=0, **TINY_RUN)
@@ -50,35 +50,35 @@ def report_pages(tmp_path_factory):
         settings=InspectOptions(figures=("rollout", "distance", "positions", "similarity")),
     )
     torch.manual_seed(0)
-    names, labels = tuple(f"kind {place}" for place in range(60)), np.arange(60)
+    names, labels = tuple(f"kind {class_index}" for class_index in range(60)), np.arange(60)
     logits = np.eye(60, dtype=np.float32)[np.roll(labels, 1)]
     model = create_untrained_model("ViT-16x2/8", image_size=16, num_classes=60, heads=2).eval()
     split = ArraySplit(np.zeros((60, 16, 16, 3), np.uint8), labels)
     bundle = Bundle(model, Classification(names, False, "softmax"), ImagePreprocess((16, 16)))
-    answers = SplitPredictions(
+    predictions = SplitPredictions(
         "x", bundle, "sixty", Data("sixty", names, {"test": split}), "test", split, logits, frozenset(), 0.0
     )
-    report = evaluate_classification(logits, labels, names, answers.readable)
+    report = evaluate_classification(logits, labels, names, predictions.readable)
     report.confusion_cells[:, 2] = 10_000
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("vitreous.reports.pages.report.MAX_CLASS_MATRIX_SIZE", 60)
-        write_report(root / "sixty.html", None, answers, report)
+        write_report(root / "sixty.html", None, predictions, report)
     return {"run": root / "run/report.html", "inside": root / "inside/index.html", "sixty": root / "sixty.html"}
 
 
 @contextmanager
 def open_page(path, width=1440, scheme="light", **options):
-    """A page in a browser that complains of nothing and requests nothing from elsewhere."""
+    """Yield a page in a browser; assert that it logs no errors and makes no external requests."""
     playwright = pytest.importorskip("playwright.sync_api")
     with playwright.sync_playwright() as player:
         browser = player.chromium.launch(executable_path=find_chromium(), args=["--no-sandbox"])
         context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme, **options)
-        page, said, asked = context.new_page(), [], []
-        page.on("console", lambda message: said.append(message.text))
-        page.on("request", lambda request: asked.append(request.url))
+        page, messages, requests = context.new_page(), [], []
+        page.on("console", lambda message: messages.append(message.text))
+        page.on("request", lambda request: requests.append(request.url))
         page.goto(f"file://{path}")
         yield page
-        assert not said and [url for url in asked if not url.startswith(("file:", "data:"))] == []
+        assert not messages and [url for url in requests if not url.startswith(("file:", "data:"))] == []
         browser.close()
 
 
@@ -120,22 +120,22 @@ def test_counts_of_ten_thousand_fit_their_cells(report_pages, width):
 
 
 def test_metrics_are_explained_by_mouse_keyboard_and_touch(report_pages):
-    shown = "all => all.filter(one => one.checkVisibility()).map(one => one.textContent)"
+    visible_texts = "all => all.filter(one => one.checkVisibility()).map(one => one.textContent)"
     nll = "Negative log-likelihood"
     with open_page(report_pages["run"]) as page:
         term = page.locator(".figures .term button", has_text="NLL")
-        assert page.eval_on_selector_all("[role=tooltip]", shown) == []
+        assert page.eval_on_selector_all("[role=tooltip]", visible_texts) == []
         term.hover()
-        (text,) = page.eval_on_selector_all("[role=tooltip]", shown)
+        (text,) = page.eval_on_selector_all("[role=tooltip]", visible_texts)
         assert text.startswith(nll)
         page.mouse.move(0, 0)
         reached = []
         for _ in range(8):
             page.keyboard.press("Tab")
-            reached += page.eval_on_selector_all("[role=tooltip]", shown)
-        assert any(one.startswith(nll) for one in reached) and len(set(reached)) >= 5
-        about = term.get_attribute("aria-describedby")
-        assert page.locator(f"#{about}").text_content().startswith(nll)
+            reached += page.eval_on_selector_all("[role=tooltip]", visible_texts)
+        assert any(explanation.startswith(nll) for explanation in reached) and len(set(reached)) >= 5
+        tooltip_id = term.get_attribute("aria-describedby")
+        assert page.locator(f"#{tooltip_id}").text_content().startswith(nll)
     with open_page(report_pages["run"], 390, has_touch=True, is_mobile=True) as page:
         for label in ("recall", "F1"):
             button = page.locator(".wide .term button", has_text=label).first

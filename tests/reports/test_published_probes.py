@@ -1,5 +1,7 @@
-"""The linear protocols of MAE, DINO and DINOv2: heads that do not know of each other, chosen on validation images
-alone, at the published rates, on a model that stays as it is."""
+"""The linear protocols of MAE, DINO and DINOv2 with the published hyperparameters and a frozen model.
+
+Heads train independently, and are selected on validation images only.
+"""
 
 from __future__ import annotations
 
@@ -36,37 +38,37 @@ CPU_OPTIONS = ("--precision", "fp32", "--device", "cpu", "--workers", "0")
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory):
-    """Three classes of 12 training, 4 validation and 6 test images, which a tint tells apart."""
+    """Return three classes with 12 training, 4 validation and 6 test images each, which differ by a tint."""
     return make_folder(tmp_path_factory.mktemp("photos") / "photos", {"train": 12, "val": 4, "test": 6})
 
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory):
-    """A random encoder with a class token."""
+    """Return a random encoder with a class token."""
     torch.manual_seed(0)
     return save_encoder(tmp_path_factory.mktemp("bundle") / "model")
 
 
-def save_encoder(place, **options):
+def save_encoder(path, **options):
     model = create_untrained_model("ViT-16x2/8", image_size=16, num_classes=0, **options)
-    vitreous.save(model, place, preprocess=ImagePreprocess((16, 16), 3))
-    return place
+    vitreous.save(model, path, preprocess=ImagePreprocess((16, 16), 3))
+    return path
 
 
-def run_evaluate_json(bundle, photos, *words):
+def run_evaluate_json(bundle, photos, *arguments):
     return parse_json_output(
-        run_cli("evaluate", str(bundle), str(photos), "--protocol", "linear", *words, *CPU_OPTIONS, "--json")
+        run_cli("evaluate", str(bundle), str(photos), "--protocol", "linear", *arguments, *CPU_OPTIONS, "--json")
     )
 
 
-def expect_error(bundle, photos, *words):
-    result = run_cli("evaluate", str(bundle), str(photos), *words, *CPU_OPTIONS)
+def expect_error(bundle, photos, *arguments):
+    result = run_cli("evaluate", str(bundle), str(photos), *arguments, *CPU_OPTIONS)
     assert result.returncode == 2, result.stderr
     return " ".join(result.stderr.split())
 
 
 def make_feature_batches(steps=30, batch=32, width=12, classes=4):
-    """Batches of separable features, as a generator that may be made again."""
+    """Return a function that generates the same batches of separable features in each call."""
     generator = torch.Generator().manual_seed(1)
     centres = 3 * torch.randn(classes, width, generator=generator)
     for step in range(steps):
@@ -82,21 +84,25 @@ def test_heads_trained_together_match_heads_trained_alone():
         HeadConfig(0.1, HeadInput(1), "lars", normed=True)
     ]
     columns = [list(range(12)), [0, 1, 2, 9, 10, 11]]
-    heads = [LinearHead(config, own, 4, seed=3) for config in configs for own in columns]
+    heads = [LinearHead(config, head_columns, 4, seed=3) for config in configs for head_columns in columns]
     train_heads(heads, make_feature_batches())
     for number, head in enumerate(heads):
-        alone = LinearHead(head.config, columns[number % 2], 4, seed=3)
-        before = alone.weight.clone()
-        train_heads([alone], make_feature_batches())
-        assert not torch.equal(alone.weight, before)
-        for one, other in ((head.weight, alone.weight), (head.bias, alone.bias), (head.mean, alone.mean)):
-            assert torch.allclose(one, other, atol=1e-6, rtol=0)
+        single_head = LinearHead(head.config, columns[number % 2], 4, seed=3)
+        before = single_head.weight.clone()
+        train_heads([single_head], make_feature_batches())
+        assert not torch.equal(single_head.weight, before)
+        for joint_value, single_value in (
+            (head.weight, single_head.weight),
+            (head.bias, single_head.bias),
+            (head.mean, single_head.mean),
+        ):
+            assert torch.allclose(joint_value, single_value, atol=1e-6, rtol=0)
     assert len({float(head.weight.norm()) for head in heads}) == len(heads)
 
 
 @pytest.mark.parametrize("normed", [False, True])
 def test_a_head_learns_as_pytorch_does(normed):
-    """Gradients by autograd, the steps written out as in torch.optim.SGD and in MAE's util/lars.py."""
+    """The reference uses autograd, with update steps as in torch.optim.SGD and in MAE's util/lars.py."""
     head = LinearHead(HeadConfig(0.5, HeadInput(1), "lars" if normed else "sgd", normed), list(range(12)), 4, seed=0)
     linear, norm = torch.nn.Linear(12, 4), torch.nn.BatchNorm1d(12, affine=False, eps=1e-6)
     linear.weight.data, linear.bias.data = head.weight.clone(), head.bias.clone()
@@ -132,7 +138,7 @@ def test_learning_rates_scale_with_the_batch_size():
 
 
 def test_plans_match_the_published_settings():
-    """Batch, steps, warm-up, schedule on ImageNet; cut where there are fewer images."""
+    """Batch size, steps, warm-up and schedule on ImageNet; reduced for fewer images."""
     config, images = create_untrained_model("ViT-16x2/8", image_size=16, num_classes=0).config, 1_281_167
     wide = replace(config, width=768, heads=12, depth=12)
     mae, dino, dinov2 = (plan_probe(ProtocolOptions("linear", probe=probe), wide, images) for probe in PROBES)
@@ -150,20 +156,23 @@ def test_plans_match_the_published_settings():
     assert [head.reading for head in dino.heads] == [HeadInput(1, mean=True)]
     small = plan_probe(ProtocolOptions("linear", probe="dino"), replace(config, depth=12), images)
     assert [head.reading for head in small.heads] == [HeadInput(4)]
-    few = plan_probe(ProtocolOptions("linear", probe="dinov2"), wide, 500)
-    assert (few.batch, few.steps) == (500, 100)
-    asked = plan_probe(ProtocolOptions("linear", probe="mae", epochs=3, probe_batch=50), wide, 500)
-    assert (asked.batch, asked.steps) == (50, 30)
+    small_plan = plan_probe(ProtocolOptions("linear", probe="dinov2"), wide, 500)
+    assert (small_plan.batch, small_plan.steps) == (500, 100)
+    requested_plan = plan_probe(ProtocolOptions("linear", probe="mae", epochs=3, probe_batch=50), wide, 500)
+    assert (requested_plan.batch, requested_plan.steps) == (50, 30)
     assert plan_probe(ProtocolOptions("linear", probe="dino", steps=7), wide, 500).steps == 7
     for probe, filter in zip(PROBES, ("bicubic", "bilinear", "bicubic"), strict=True):
         views = plan_probe(ProtocolOptions("linear", probe=probe), wide, 500).views
         assert (views.crop, views.crop_filter, views.flip) == ((0.08, 1.0), filter, 0.5)
-        plain = plan_probe(ProtocolOptions("linear", probe=probe, probe_augment=False), wide, 500).views
-        assert (plain.crop, plain.flip) == ((1.0, 1.0), 0)
+        unaugmented = plan_probe(ProtocolOptions("linear", probe=probe, probe_augment=False), wide, 500).views
+        assert (unaugmented.crop, unaugmented.flip) == ((1.0, 1.0), 0)
 
 
 def test_probe_features_match_the_tokens_of_the_model(bundle):
-    """Class tokens after the last norm, the last block first; the mean of its patches; each where `columns` says."""
+    """Return the class tokens after the last norm, last block first, and the mean of the patches.
+
+    `columns` gives the position of each.
+    """
     model, images = open_bundle(bundle, headless=True).model.eval(), torch.randn(2, 3, 16, 16)
     reader = TokenReader(model, (HeadInput(1), HeadInput(2, mean=True)))
     with torch.inference_mode():
@@ -173,8 +182,8 @@ def test_probe_features_match_the_tokens_of_the_model(bundle):
     assert torch.allclose(
         rows[:, reader.get_columns(HeadInput(1, mean=True))], torch.cat([last[:, 0], last[:, 1:].mean(1)], 1)
     )
-    whole = torch.cat([last[:, 0], first[:, 0], last[:, 1:].mean(1)], 1)
-    assert torch.allclose(rows[:, reader.get_columns(HeadInput(2, mean=True))], whole)
+    expected = torch.cat([last[:, 0], first[:, 0], last[:, 1:].mean(1)], 1)
+    assert torch.allclose(rows[:, reader.get_columns(HeadInput(2, mean=True))], expected)
 
 
 def test_the_first_of_equal_scores_is_chosen():
@@ -183,22 +192,26 @@ def test_the_first_of_equal_scores_is_chosen():
     )
 
 
-# through the command line
+# on the command line
 
 
 @pytest.mark.parametrize("probe", PROBES)
 def test_each_probe_is_reproducible_and_leaves_the_bundle_unchanged(bundle, photos, probe):
-    def digest():
+    def compute_digest():
         return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in bundle.iterdir()}
 
-    before, words = digest(), ("--probe", probe, "--steps", "6", "--probe-batch", "20")
-    found, again = run_evaluate_json(bundle, photos, *words), run_evaluate_json(bundle, photos, *words)
-    assert digest() == before
-    assert {**found, "wall_seconds": 0, "images_per_second": 0} == {**again, "wall_seconds": 0, "images_per_second": 0}
-    assert (found["probe"], found["steps"], found["batch_size"]) == (probe, 6, 20)
-    assert found["train_data"]["images"] == 36 and found["train_data"]["splits"] == ["train"]
-    assert found["validation"] == {"split": "val", "images": 12} and found["evaluated"]["images"] == 18
-    test, selection = found["test"], found["selection"]
+    before, arguments = compute_digest(), ("--probe", probe, "--steps", "6", "--probe-batch", "20")
+    document, repeated = run_evaluate_json(bundle, photos, *arguments), run_evaluate_json(bundle, photos, *arguments)
+    assert compute_digest() == before
+    assert {**document, "wall_seconds": 0, "images_per_second": 0} == {
+        **repeated,
+        "wall_seconds": 0,
+        "images_per_second": 0,
+    }
+    assert (document["probe"], document["steps"], document["batch_size"]) == (probe, 6, 20)
+    assert document["train_data"]["images"] == 36 and document["train_data"]["splits"] == ["train"]
+    assert document["validation"] == {"split": "val", "images": 12} and document["evaluated"]["images"] == 18
+    test, selection = document["test"], document["selection"]
     assert test["images"] == 18 and test["interval"]["top1"][0] <= test["top1"] <= test["interval"]["top1"][1]
     scores = [row["val"] for row in selection["candidates"]]
     assert len(scores) == {"mae": 1, "dino": 1, "dinov2": 52}[probe] and all(0 <= score <= 1 for score in scores)
@@ -207,9 +220,9 @@ def test_each_probe_is_reproducible_and_leaves_the_bundle_unchanged(bundle, phot
 
 
 def test_notes_describe_the_probe(bundle, photos):
-    shown = run_cli("evaluate", str(bundle), str(photos), "--protocol", "linear", "--probe", "dinov2", *CPU_OPTIONS)
-    text = " ".join((shown.stdout + shown.stderr).split())
-    assert shown.returncode == 0
+    result = run_cli("evaluate", str(bundle), str(photos), "--protocol", "linear", "--probe", "dinov2", *CPU_OPTIONS)
+    text = " ".join((result.stdout + result.stderr).split())
+    assert result.returncode == 0
     assert "trains 52 heads on 36 images" in text and "12 others (val) select one of them" in text
     assert (
         "batch 1024 -> 36" in text and "steps 12500 -> 100" in text and "100 steps are few compared with 12500" in text
@@ -235,7 +248,7 @@ def test_the_page_names_the_probe_and_its_steps():
     )
 
 
-def test_mistakes_are_answered(bundle, photos, tmp_path):
+def test_probe_errors_have_a_fix(bundle, photos, tmp_path):
     linear = ("--protocol", "linear", "--probe")
     assert "invalid choice" in expect_error(bundle, photos, *linear, "maee").lower()
     with pytest.raises(UsageError, match="did you mean dinov2"):
@@ -252,9 +265,9 @@ def test_mistakes_are_answered(bundle, photos, tmp_path):
         bundle, photos, "--protocol", "linear", "--no-probe-augment"
     )
     assert "leave --engine openvino" in expect_error(bundle, photos, *linear, "mae", "--merge-tokens", "1")
-    plain = save_encoder(tmp_path / "plain", class_token=False, pool="mean")
+    without_token = save_encoder(tmp_path / "plain", class_token=False, pool="mean")
     for probe in ("dino", "dinov2"):
-        assert "has none use --probe mae" in expect_error(plain, photos, *linear, probe)
+        assert "has none use --probe mae" in expect_error(without_token, photos, *linear, probe)
     windows = tmp_path / "windows"
     torch.manual_seed(0)
     vitreous.save(
@@ -263,23 +276,23 @@ def test_mistakes_are_answered(bundle, photos, tmp_path):
         preprocess=ImagePreprocess((16, 16), 3),
     )
     assert "has none use --probe mae" in expect_error(windows, photos, *linear, "dino")
-    for model in (plain, windows):
+    for model in (without_token, windows):
         assert (
             run_evaluate_json(model, photos, "--probe", "mae", "--steps", "2")["selection"]["selected"]["blocks"] == 0
         )
 
 
-# what chooses
+# selection of heads
 
 
-def make_data(counts, seed=0, splits=("train", "val", "test"), **facts):
-    """Two classes that brightness tells apart, beside noise."""
-    random, parts = np.random.default_rng(seed), {}
+def make_data(counts, seed=0, splits=("train", "val", "test"), **fields):
+    """Return two noisy classes that differ in brightness."""
+    random, split_data = np.random.default_rng(seed), {}
     for name, count in zip(splits, counts, strict=True):
         labels = np.arange(count) % 2
         pixels = random.integers(0, 120, (count, 16, 16, 3)) + 60 * labels[:, None, None, None]
-        parts[name] = ArraySplit(pixels.astype(np.uint8), labels)
-    return Data("made", ("dark", "light"), parts, **facts)
+        split_data[name] = ArraySplit(pixels.astype(np.uint8), labels)
+    return Data("made", ("dark", "light"), split_data, **fields)
 
 
 def run_probe(bundle, data, probe="dinov2", split="test", computing=None, **options):
@@ -293,31 +306,32 @@ def run_probe(bundle, data, probe="dinov2", split="test", computing=None, **opti
 def test_heads_are_selected_on_validation_images_only(bundle):
     data = make_data((40, 20, 30))
     first, test = run_probe(bundle, data), data.splits["test"]
-    wrong = replace(data, splits=data.splits | {"test": test.take(np.arange(30), 1 - test.labels)})
-    second = run_probe(bundle, wrong)
+    flipped_test = replace(data, splits=data.splits | {"test": test.take(np.arange(30), 1 - test.labels)})
+    second = run_probe(bundle, flipped_test)
     assert first.extra["selection"] == second.extra["selection"]
     assert first.report.metrics["top1"] == pytest.approx(1 - second.report.metrics["top1"])
     val = data.splits["val"]
-    other = replace(data, splits=data.splits | {"val": val.take(np.arange(20), 1 - val.labels)})
-    third = run_probe(bundle, other).extra["selection"]
+    flipped_val = replace(data, splits=data.splits | {"val": val.take(np.arange(20), 1 - val.labels)})
+    third = run_probe(bundle, flipped_val).extra["selection"]
     assert third["selected"] != first.extra["selection"]["selected"]
     pairs = zip(first.extra["selection"]["candidates"], third["candidates"], strict=True)
-    assert all(one["val"] == pytest.approx(1 - two["val"]) for one, two in pairs)
+    assert all(entry["val"] == pytest.approx(1 - two["val"]) for entry, two in pairs)
 
 
 def test_heads_are_selected_on_held_out_training_images_without_val(bundle):
-    found = run_probe(bundle, make_data((50, 20), splits=("train", "test")))
-    assert found.extra["validation"] == {"split": "held out of train", "images": 10}
-    assert found.extra["train_data"]["images"] == 40
-    alone = run_probe(bundle, make_data((50, 20), splits=("train", "test")), "mae")  # has nothing to choose
-    assert alone.extra["validation"] is None and alone.extra["train_data"]["images"] == 50
-    assert alone.extra["selection"]["candidates"][0]["val"] is None
-    over = run_probe(bundle, make_data((50, 20), splits=("train", "val")), split="val")  # what is judged never chooses
-    assert over.extra["validation"] == {"split": "held out of train", "images": 10}
-    whole = make_data((50, 20, 20))
-    whole = replace(whole, full_train_split=make_data((70,), splits=("train",)).splits["train"])
-    assert run_probe(bundle, whole).extra["validation"] == {"split": "val", "images": 20}
-    assert run_probe(bundle, whole, "dino").extra["train_data"] == {
+    with_selection = run_probe(bundle, make_data((50, 20), splits=("train", "test")))
+    assert with_selection.extra["validation"] == {"split": "held out of train", "images": 10}
+    assert with_selection.extra["train_data"]["images"] == 40
+    without_selection = run_probe(bundle, make_data((50, 20), splits=("train", "test")), "mae")  # nothing to select
+    assert without_selection.extra["validation"] is None and without_selection.extra["train_data"]["images"] == 50
+    assert without_selection.extra["selection"]["candidates"][0]["val"] is None
+    # evaluation images are never used for selection
+    evaluated_on_val = run_probe(bundle, make_data((50, 20), splits=("train", "val")), split="val")
+    assert evaluated_on_val.extra["validation"] == {"split": "held out of train", "images": 10}
+    data = make_data((50, 20, 20))
+    data = replace(data, full_train_split=make_data((70,), splits=("train",)).splits["train"])
+    assert run_probe(bundle, data).extra["validation"] == {"split": "val", "images": 20}
+    assert run_probe(bundle, data, "dino").extra["train_data"] == {
         "data": "made",
         "splits": ["train", "val"],
         "images": 70,
@@ -327,54 +341,56 @@ def test_heads_are_selected_on_held_out_training_images_without_val(bundle):
 
 
 def test_the_encoder_is_unchanged_and_runs_once_per_batch(bundle, monkeypatch):
-    opened, seen = open_bundle(bundle, headless=True), []
+    opened, batch_sizes = open_bundle(bundle, headless=True), []
     before = {name: tensor.clone() for name, tensor in opened.model.state_dict().items()}
     monkeypatch.setattr("tests.reports.test_published_probes.open_bundle", lambda *_, **__: opened)
     original = TokenReader.forward
 
     def forward(self, images):
-        seen.append(len(images))
+        batch_sizes.append(len(images))
         return original(self, images)
 
     monkeypatch.setattr(TokenReader, "forward", forward)
     run_probe(bundle, make_data((40, 20, 30)))
-    assert sum(seen) == 8 * 16 + 20 + 30
+    assert sum(batch_sizes) == 8 * 16 + 20 + 30
     after = opened.model.state_dict()
     assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
 
 
 def test_data_with_one_class_or_multiple_labels_are_rejected(bundle, monkeypatch):
-    same = make_data((20, 10, 10))
-    train = same.splits["train"]
-    same = replace(same, splits=same.splits | {"train": train.take(np.arange(20), np.zeros(20, np.int64))})
+    one_class = make_data((20, 10, 10))
+    train = one_class.splits["train"]
+    one_class = replace(
+        one_class, splits=one_class.splits | {"train": train.take(np.arange(20), np.zeros(20, np.int64))}
+    )
     with pytest.raises(DataError, match="have one class"):
-        run_probe(bundle, same)
-    both = make_data((20, 10, 10))
+        run_probe(bundle, one_class)
+    multilabel = make_data((20, 10, 10))
     tagged = {
-        name: one.take(np.arange(len(one)), np.eye(2, dtype=np.float32)[one.labels])
-        for name, one in both.splits.items()
+        name: split_data.take(np.arange(len(split_data)), np.eye(2, dtype=np.float32)[split_data.labels])
+        for name, split_data in multilabel.splits.items()
     }
     with pytest.raises(UsageError, match="several labels per image"):
-        run_probe(bundle, replace(both, splits=tagged))
+        run_probe(bundle, replace(multilabel, splits=tagged))
     monkeypatch.setattr(LinearHead, "is_finite", False)
     with pytest.raises(NonFiniteError, match="not finite"):
-        run_probe(bundle, both, "mae")
+        run_probe(bundle, multilabel, "mae")
 
 
 def test_unreadable_images_fail_or_are_skipped(bundle, photos, tmp_path):
     source = tmp_path / "photos"
     shutil.copytree(photos, source)
     for split in ("train", "test"):
-        next((source / split / "ant").iterdir()).write_bytes(b"no picture")
-    words = ("--protocol", "linear", "--probe", "dino", "--steps", "2")
-    stopped = run_cli("evaluate", str(bundle), str(source), *words, *CPU_OPTIONS)
+        next((source / split / "ant").iterdir()).write_bytes(b"not an image")
+    arguments = ("--protocol", "linear", "--probe", "dino", "--steps", "2")
+    stopped = run_cli("evaluate", str(bundle), str(source), *arguments, *CPU_OPTIONS)
     assert stopped.returncode and "1 of 36 images cannot be read" in stopped.stderr
-    found = parse_json_output(
-        run_cli("evaluate", str(bundle), str(source), *words, "--bad-images", "skip", *CPU_OPTIONS, "--json")
+    document = parse_json_output(
+        run_cli("evaluate", str(bundle), str(source), *arguments, "--bad-images", "skip", *CPU_OPTIONS, "--json")
     )
-    assert found["batch_size"] == 35 and found["test"]["unreadable"] == 1
-    flat = tmp_path / "flat"
-    flat.mkdir()
-    shutil.copy(next((photos / "train" / "bee").iterdir()), flat / "one.png")
-    none = run_cli("evaluate", str(bundle), str(flat), *words, *CPU_OPTIONS)
-    assert none.returncode and "label" in none.stderr and "Traceback" not in none.stderr
+    assert document["batch_size"] == 35 and document["test"]["unreadable"] == 1
+    flat_folder = tmp_path / "flat"
+    flat_folder.mkdir()
+    shutil.copy(next((photos / "train" / "bee").iterdir()), flat_folder / "one.png")
+    unlabelled = run_cli("evaluate", str(bundle), str(flat_folder), *arguments, *CPU_OPTIONS)
+    assert unlabelled.returncode and "label" in unlabelled.stderr and "Traceback" not in unlabelled.stderr

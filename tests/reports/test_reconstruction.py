@@ -1,4 +1,4 @@
-"""What runs without labels restore and learn: `inspect --figures reconstruction`, and their pages."""
+"""Reconstructions of self-supervised runs by `inspect --figures reconstruction`, and their report pages."""
 
 from __future__ import annotations
 
@@ -45,18 +45,18 @@ RUN_SETTINGS = {
 
 @pytest.fixture(scope="module")
 def pretrained_runs(tmp_path_factory):
-    """A folder of 24 images without labels, and a short run of each of `SETTINGS` on it."""
+    """Return a folder of 24 unlabelled images, and a short run for each of `RUN_SETTINGS`."""
     pretrained_runs = tmp_path_factory.mktemp("restored")
     (pretrained_runs / "photos").mkdir()
     for index in range(24):
         make_image(index, (16, 16), index % 3).save(pretrained_runs / "photos" / f"{index}.png")
     for name, (recipe, settings) in RUN_SETTINGS.items():
-        words = {f"objective.{key}": value for key, value in settings.items()}
+        objective_options = {f"objective.{key}": value for key, value in settings.items()}
         vitreous.train(
             str(pretrained_runs / "photos"),
             recipe=recipe,
             out=str(pretrained_runs / name),
-            settings=words,
+            settings=objective_options,
             **TRAIN_OPTIONS,
         )
     return pretrained_runs
@@ -66,16 +66,16 @@ def pretrained_runs(tmp_path_factory):
 def test_only_predicted_patches_change(pretrained_runs, name, tmp_path):
     document = vitreous.inspect(str(pretrained_runs / name), figures=["reconstruction"], out=tmp_path, device="cpu")
     (figure,) = document["figures"]
-    made = np.load(tmp_path / figure["npz"])
-    image, seen, restored = (made[part].astype(int) for part in ("image", "seen", "restored"))
-    predicted = made["predicted"].repeat(4, 1).repeat(4, 2)
-    assert image.shape == seen.shape == restored.shape == (2, 16, 16, 3)
-    assert (restored[~predicted] == image[~predicted]).all() and (seen[~predicted] == image[~predicted]).all()
+    arrays = np.load(tmp_path / figure["npz"])
+    image, visible, restored = (arrays[array_name].astype(int) for array_name in ("image", "seen", "restored"))
+    predicted = arrays["predicted"].repeat(4, 1).repeat(4, 2)
+    assert image.shape == visible.shape == restored.shape == (2, 16, 16, 3)
+    assert (restored[~predicted] == image[~predicted]).all() and (visible[~predicted] == image[~predicted]).all()
     patches = np.abs(restored - image).reshape(2, 4, 4, 4, 4, 3).sum((2, 4, 5))
-    assert ((patches > 0) == made["predicted"]).mean() > 0.9
+    assert ((patches > 0) == arrays["predicted"]).mean() > 0.9
     share = 0.75 if RUN_SETTINGS[name][0] == "mae" else 0.5
-    assert made["predicted"].mean() == share
-    hidden = (seen == HIDDEN_PATCH_GREY).all(-1)
+    assert arrays["predicted"].mean() == share
+    hidden = (visible == HIDDEN_PATCH_GREY).all(-1)
     assert (hidden == predicted).all() if share == 0.75 else (predicted[hidden].all() and hidden.mean() > 0.25)
     assert ("true mean" in figure["caption"] or "std of the original patch" in figure["caption"]) == (name == "mae")
     assert (tmp_path / figure["png"]).read_bytes().startswith(b"\x89PNG")
@@ -83,29 +83,29 @@ def test_only_predicted_patches_change(pretrained_runs, name, tmp_path):
 
 def test_predicted_colours_are_painted_in_place(pretrained_runs):
     objective = load_restoring_objective(pretrained_runs / "small-colours")
-    answers = torch.zeros(1, 1, 16, 512)
-    answers[0, 0, 1, 0o705] = 1.0  # the second of the first row: all red, no green, level 5 of blue
+    logits = torch.zeros(1, 1, 16, 512)
+    logits[0, 0, 1, 0o705] = 1.0  # second patch of the first row: full red, no green, blue level 5
     mean, std = (torch.tensor(values)[:, None, None] for values in objective.setting.normalisation)
-    patch = objective.paint(answers.flatten(2)).unflatten(-1, (3, 4, 4))[0, 0] * std + mean
+    patch = objective.paint(logits.flatten(2)).unflatten(-1, (3, 4, 4))[0, 0] * std + mean
     assert torch.allclose(patch[:, 0, 1], (torch.tensor([7.0, 0.0, 5.0]) + 0.5) / 8, atol=1e-6)
     assert torch.allclose(patch[:, 1, 0], torch.full((3,), 0.5 / 8), atol=1e-6)
 
 
 def test_named_images_are_reconstructed_reproducibly(pretrained_runs, tmp_path):
     photo = str(pretrained_runs / "photos" / "3.png")
-    words = {"figures": ["reconstruction"], "device": "cpu"}
+    inspect_options = {"figures": ["reconstruction"], "device": "cpu"}
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
-        vitreous.inspect(str(pretrained_runs / "mae"), photo, out=tmp_path / name, seed=seed, **words)
+        vitreous.inspect(str(pretrained_runs / "mae"), photo, out=tmp_path / name, seed=seed, **inspect_options)
     a, b, c = (np.load(tmp_path / name / "reconstruction.npz") for name in "abc")
     assert (a["restored"] == b["restored"]).all() and not (a["predicted"] == c["predicted"]).all()
 
 
 def test_runs_without_reconstruction_are_rejected(pretrained_runs, tmp_path):
-    found = run_cli(
+    result = run_cli(
         "inspect", str(pretrained_runs / "dino"), "--figures", "reconstruction", "--out", str(tmp_path / "x")
     )
-    assert found.returncode == 2 and "was trained with dino, which does not reconstruct images" in found.stderr
-    assert "--recipe mae" in found.stderr and "Traceback" not in found.stderr
+    assert result.returncode == 2 and "was trained with dino, which does not reconstruct images" in result.stderr
+    assert "--recipe mae" in result.stderr and "Traceback" not in result.stderr
     with pytest.raises(UsageError, match="image_size"):
         vitreous.inspect(str(pretrained_runs / "mae"), figures=["reconstruction"], image_size=[32], out=tmp_path / "y")
     vitreous.save(vitreous.create("ViT-16x1/4", 16, 0), tmp_path / "bare")
@@ -120,7 +120,8 @@ def test_bundles_reconstruct_images_and_damaged_decoders_are_rejected(pretrained
     file = tmp_path / "bundle" / "objective.safetensors"
     content = file.read_bytes()
     file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    assert open_weights(tmp_path / "bundle").build_bundle().model is not None  # who uses the encoder does not read it
+    # loading the encoder does not read the decoder
+    assert open_weights(tmp_path / "bundle").build_bundle().model is not None
     with pytest.raises(WeightsError, match="was modified"):
         load_restoring_objective(tmp_path / "bundle")
     file.unlink()
@@ -137,11 +138,11 @@ def test_the_page_of_mae_shows_reconstructions_and_no_empty_tables(pretrained_ru
         assert f"<h2>{heading}</h2>" in page, heading
     for heading in ("Metrics per class", "Confusion matrix", "Calibration", "Highest-loss images", "Warnings"):
         assert f"<h2>{heading}</h2>" not in page, heading
-    pictures = [uri for row in learned["reconstructions"]["rows"] for uri in row["images"]]
-    assert len(set(pictures)) == 6 and all(uri in page for uri in pictures)
+    image_uris = [uri for row in learned["reconstructions"]["rows"] for uri in row["images"]]
+    assert len(set(image_uris)) == 6 and all(uri in page for uri in image_uris)
     assert "RankMe" in page and "k-NN" not in page and "vitreous embed" in page and "<td>classes</td>" not in page
-    shown = re.findall(r'<svg role="img" aria-label="([^"]*)"', page)
-    assert {"Training loss", "Validation RankMe", "Std of validation features", "Learning rate"} == set(shown)
+    chart_labels = re.findall(r'<svg role="img" aria-label="([^"]*)"', page)
+    assert {"Training loss", "Validation RankMe", "Std of validation features", "Learning rate"} == set(chart_labels)
 
 
 def test_the_page_of_dino_shows_entropies_and_no_reconstructions(pretrained_runs):
@@ -161,8 +162,8 @@ def test_the_page_of_dino_shows_entropies_and_no_reconstructions(pretrained_runs
 def test_the_page_shows_labels_of_neighbours_and_warnings(tmp_path, monkeypatch):
     monkeypatch.setattr("vitreous.objectives.unlabelled.MIN_RANKME", 1e9)
     photos = make_folder(tmp_path / "photos", {"train": 6, "val": 2}, size=(16, 16))
-    words = {f"objective.{key}": value for key, value in RUN_SETTINGS["mae"][1].items()}
-    vitreous.train(str(photos), recipe="mae", out=str(tmp_path / "run"), settings=words, **TRAIN_OPTIONS)
+    objective_options = {f"objective.{key}": value for key, value in RUN_SETTINGS["mae"][1].items()}
+    vitreous.train(str(photos), recipe="mae", out=str(tmp_path / "run"), settings=objective_options, **TRAIN_OPTIONS)
     page, learned = (tmp_path / "run" / "report.html").read_text(), read_learned_images(tmp_path / "run")
     assert learned["neighbours"]["rows"][0]["label"] in RunFolder(tmp_path / "run").run().data.classes
     assert "<h2>Warnings</h2>" in page and "Features vary along one direction only" in page and "--lr" in page
@@ -174,8 +175,8 @@ def test_a_run_whose_images_are_gone_still_has_a_page(pretrained_runs, tmp_path)
     os.remove(tmp_path / "mae" / "learned.json")
     config = tmp_path / "mae" / "config.yaml"
     config.write_text(config.read_text().replace(str(pretrained_runs / "photos"), str(tmp_path / "nowhere")))
-    heard = NoteListener()
-    write_learned_images(RunFolder(tmp_path / "mae"), heard)
-    assert "no images of learned features" in heard.notes[-1]
+    listener = NoteListener()
+    write_learned_images(RunFolder(tmp_path / "mae"), listener)
+    assert "no images of learned features" in listener.notes[-1]
     write_report(tmp_path / "page.html", RunFolder(tmp_path / "mae"))
     assert "<h2>Training curves</h2>" in (tmp_path / "page.html").read_text()

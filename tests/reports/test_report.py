@@ -1,4 +1,4 @@
-"""The page of a run: everything is on it, it needs nothing else, and a browser shows it on a phone and on a desk."""
+"""The report page of a run: complete, self-contained, and usable in a browser on phone and desktop sizes."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ pytestmark = pytest.mark.drawn
 
 
 class NoteListener(NullListener):
-    """A listener that keeps what it is told."""
+    """A listener that stores notes."""
 
     def __init__(self):
         self.notes = []
@@ -65,28 +65,28 @@ class NoteListener(NullListener):
         self.notes.append(text)
 
 
-def evaluate_noise(classes: int, images: int, several: bool = False, names=None, bad=frozenset()):
-    """Answers of an untrained model to noise, and what they come to."""
+def evaluate_noise(classes: int, images: int, multilabel: bool = False, names=None, unreadable=frozenset()):
+    """Return an evaluation of random predictions."""
     draw = np.random.default_rng(0)
     model = create_untrained_model("ViT-16x2/8", image_size=16, num_classes=classes, heads=2).eval()
     labels = draw.integers(0, classes, images)
-    if several:
+    if multilabel:
         labels = (draw.random((images, classes)) < 0.3).astype(np.float32)
     logits = draw.normal(size=(images, classes)).astype(np.float32)
     split = ArraySplit(draw.integers(0, 255, (images, 16, 16, 3), dtype=np.uint8), labels)
     names = names or tuple(f"class {index}" for index in range(classes))
     bundle = Bundle(
-        model, Classification(names, several, "sigmoid" if several else "softmax"), ImagePreprocess((16, 16))
+        model, Classification(names, multilabel, "sigmoid" if multilabel else "softmax"), ImagePreprocess((16, 16))
     )
-    found = SplitPredictions(
-        "x", bundle, "noise", Data("noise", names, {"test": split}), "test", split, logits, frozenset(bad), 0.0
+    predictions = SplitPredictions(
+        "x", bundle, "noise", Data("noise", names, {"test": split}), "test", split, logits, frozenset(unreadable), 0.0
     )
-    return found, evaluate_classification(logits, labels, names, found.readable)
+    return predictions, evaluate_classification(logits, labels, names, predictions.readable)
 
 
 @pytest.fixture(scope="module")
 def reported_run(tmp_path_factory):
-    """A run of seconds, judged on its test split, with its page."""
+    """Return a short run with a test evaluation and its page."""
     root = tmp_path_factory.mktemp("report")
     photos = make_folder(root / "photos", {"train": 12, "val": 4, "test": 4})
     train(str(photos), out=str(root / "run"), workers=0, **TINY_RUN)
@@ -113,12 +113,12 @@ def test_train_writes_a_complete_page(reported_run):
     assert re.search(r"<td>\d[\d.,]* (M|G|T)FLOPs</td>", page) and "exaFLOPs" not in page and "device-hours" not in page
     assert page.count("data:image/") - page.count("attention rollout over") >= min(MAX_CARD_IMAGES, 12)
     assert page.count("attention rollout over") >= min(MAX_CARD_IMAGES, 12)
-    shown = re.findall(r'<svg role="img" aria-label="([^"]*)"', page)
-    assert shown[:3] == ["loss: training and validation (NLL)", "Validation top-1", "Learning rate"]
+    chart_labels = re.findall(r'<svg role="img" aria-label="([^"]*)"', page)
+    assert chart_labels[:3] == ["loss: training and validation (NLL)", "Validation top-1", "Learning rate"]
 
 
 def make_loss_lines(*validation: float, falls: float = 0.5) -> list[dict[str, float]]:
-    """Lines of metrics with an evaluation an epoch; training loss falls by a share of `falls` in each."""
+    """Return metric lines with one evaluation per epoch; training loss is multiplied by `falls` in each."""
     lines, train = [], 2.0
     for epoch, loss in enumerate(validation, 1):
         lines += [{"epoch": epoch - 0.5, "train/loss": train}, {"epoch": float(epoch), "val/nll": loss}]
@@ -135,7 +135,8 @@ def test_overfitting_is_reported_only_by_its_rule():
     assert describe_overfitting(make_loss_lines(1.0, 0.8, 0.83, 0.9)) == ""  # one evaluation is less than 5 % above
     assert describe_overfitting(make_loss_lines(1.0, 0.8, 0.9, 0.83)) == ""
     assert describe_overfitting(make_loss_lines(1.0, 0.9, 0.8, 0.9)) == ""  # the minimum is among the last two
-    assert describe_overfitting(make_loss_lines(1.0, 0.8, 0.86, 0.9, falls=0.98)) == ""  # training loss hardly fell
+    # training loss decreased too little
+    assert describe_overfitting(make_loss_lines(1.0, 0.8, 0.86, 0.9, falls=0.98)) == ""
     assert describe_overfitting(make_loss_lines(1.0, 2.0)) == describe_overfitting([]) == ""
     assert describe_overfitting([{"epoch": 1.0, "val/nll": 1.0}] * 4) == ""  # no training loss
 
@@ -148,8 +149,12 @@ def test_the_losses_are_two_series_of_one_chart():
         assert (
             len(re.findall(rf'<path d="[^"]+" clip-path="[^"]+" style="[^"]*stroke: {colour}', panel["drawing"])) == 1
         )
-    alone = build_loss_panel([{"epoch": 1.0, "train/loss": 1.0}])
-    assert alone["title"] == "Training loss" and "validation" not in alone["drawing"] and build_loss_panel([]) is None
+    training_only = build_loss_panel([{"epoch": 1.0, "train/loss": 1.0}])
+    assert (
+        training_only["title"] == "Training loss"
+        and "validation" not in training_only["drawing"]
+        and build_loss_panel([]) is None
+    )
 
 
 def test_rankme_is_drawn_from_zero_to_the_feature_width():
@@ -161,7 +166,11 @@ def test_rankme_is_drawn_from_zero_to_the_feature_width():
     before = {"step": 0, "epoch": 0.0, "val/rankme": 30.25}
     references = get_rankme_scale([before, *lines], "val/rankme", run)["references"]
     assert references == {"feature width, 64": 64.0, "untrained encoder, 30.2": 30.25}
-    panel = next(one for one in draw_logged_curves([before, *lines], run) if one["title"] == "Validation RankMe")
+    panel = next(
+        candidate
+        for candidate in draw_logged_curves([before, *lines], run)
+        if candidate["title"] == "Validation RankMe"
+    )
     assert ">untrained encoder, 30.2</text>" in panel["drawing"] and ">feature width, 64</text>" in panel["drawing"]
     assert panel["text"] == explain_metric("rankme")
 
@@ -190,7 +199,8 @@ def test_metric_terms_have_unique_ids_and_escape_labels():
     first, second = term("<b>", "top1"), term("top-1", "val/top1")
     assert "&lt;b&gt;" in first and "<b>" not in first and explain_metric("top1") in second
     ids = [
-        re.search(r'aria-describedby="([^"]+)">.*role="tooltip" id="([^"]+)"', one).groups() for one in (first, second)
+        re.search(r'aria-describedby="([^"]+)">.*role="tooltip" id="([^"]+)"', markup).groups()
+        for markup in (first, second)
     ]
     assert ids[0] == ("term-1",) * 2 and ids[1] == ("term-2",) * 2
     assert term("<i>", "no metric") == "&lt;i&gt;"
@@ -198,7 +208,7 @@ def test_metric_terms_have_unique_ids_and_escape_labels():
 
 def test_counts_of_sixty_classes_fit_their_cells():
     counts = np.full((60, 60), 10_000)
-    drawing = draw_confusion_plot(counts, [f"class {place}" for place in range(60)])
+    drawing = draw_confusion_plot(counts, [f"class {class_index}" for class_index in range(60)])
     sizes = [float(size) for size in re.findall(r'<g class="count">\s*<text style="font-size: ([\d.]+)px', drawing)]
     assert len(sizes) == 3600 and [format_compact_count(count) for count in (9999, 10_000, 999_499, 999_500, 12_345_678)] == [
         "9999", "10k", "999k", "1.0M", "12M",
@@ -214,7 +224,7 @@ def test_attention_maps_span_their_percentiles():
     assert scale_attention_map(np.full((4, 4), 3.0)).max() == 0  # uniform attention has no contrast
     assert scale_attention_map(np.array([[1.0, 1.001]])).max() < 0.02
     light = np.asarray(overlay_heat_map(Image.new("RGB", (8, 8), "white"), np.zeros((2, 2))))
-    assert light.mean() > 150  # where nothing is attended to the image stays visible
+    assert light.mean() > 150  # the image stays visible where attention is low
 
 
 def test_shares_have_two_significant_digits_and_never_round_to_100():
@@ -262,12 +272,12 @@ def test_class_tables_scroll_by_keyboard_and_break_long_names(tmp_path):
 def test_an_unwritable_page_does_not_affect_the_metrics(reported_run, tmp_path):
     out = tmp_path / "run"
     shutil.copytree(reported_run, out, ignore=shutil.ignore_patterns("checkpoints"))
-    heard = NoteListener()
+    listener = NoteListener()
     document = evaluate(
-        out, settings=EvaluateOptions(report=str(tmp_path / "no" / "page.html")), workers=0, listener=heard
+        out, settings=EvaluateOptions(report=str(tmp_path / "no" / "page.html")), workers=0, listener=listener
     )
     assert document["report"] is None and document["test"]["images"] == 12
-    assert any("no page at" in note for note in heard.notes)
+    assert any("no page at" in note for note in listener.notes)
 
 
 def test_every_evaluation_has_a_separate_page(reported_run, tmp_path):
@@ -319,7 +329,7 @@ def test_ten_thousand_classes_are_sampled(tmp_path):
 
 
 def test_pages_for_multilabel_data_and_for_one_image(tmp_path):
-    write_report(tmp_path / "several.html", None, *evaluate_noise(4, 12, several=True))
+    write_report(tmp_path / "several.html", None, *evaluate_noise(4, 12, multilabel=True))
     page = (tmp_path / "several.html").read_text()
     assert "mAP" in page and "<h2>Confusion matrix</h2>" not in page and ">AP</button>" in page
     write_report(tmp_path / "one.html", None, *evaluate_noise(3, 1))
@@ -327,30 +337,34 @@ def test_pages_for_multilabel_data_and_for_one_image(tmp_path):
 
 
 def test_unreadable_images_are_counted_and_never_shown(tmp_path):
-    found, report = evaluate_noise(3, 12, bad=range(6))
-    shown = cards.build_image_cards(found.bundle, found.split, found.logits, found.unreadable)
-    assert {card["name"] for card in shown["unsure"]} == {f"sample {sample}" for sample in range(6, 12)}
-    write_report(tmp_path / "page.html", None, found, report)
+    predictions, report = evaluate_noise(3, 12, unreadable=range(6))
+    image_cards = cards.build_image_cards(
+        predictions.bundle, predictions.split, predictions.logits, predictions.unreadable
+    )
+    assert {card["name"] for card in image_cards["unsure"]} == {f"sample {sample}" for sample in range(6, 12)}
+    write_report(tmp_path / "page.html", None, predictions, report)
     assert "6 are unreadable" in (tmp_path / "page.html").read_text()
 
 
-def test_the_worst_and_the_least_certain_against_a_loop():
+def test_example_scores_match_a_naive_loop():
     draw = np.random.default_rng(3)
     logits, labels = draw.normal(size=(50, 5)).astype(np.float32) * 3, draw.integers(0, 5, 50)
-    loss, margin, wrong = score_images(logits, labels)
+    loss, margin, is_wrong = score_images(logits, labels)
     for row in range(50):
         p = torch.tensor(logits[row]).double().softmax(0)
         best = p.sort(descending=True).values
         assert loss[row] == pytest.approx(-float(p[labels[row]].log()))
-        assert margin[row] == pytest.approx(float(best[0] - best[1])) and wrong[row] == (int(p.argmax()) != labels[row])
+        assert margin[row] == pytest.approx(float(best[0] - best[1])) and is_wrong[row] == (
+            int(p.argmax()) != labels[row]
+        )
 
 
 def test_a_model_without_attention_shows_only_its_images():
     model = create_untrained_model("BiT-R50x1", image_size=32, num_classes=3, blocks=(1,), width=16).eval()
     bundle = Bundle(model, Classification(("a", "b", "c")), ImagePreprocess((32, 32)))
     split = ArraySplit(np.stack([np.asarray(make_image(seed, (32, 32))) for seed in range(3)]), np.arange(3))
-    found = cards.build_image_cards(bundle, split, np.eye(3, dtype=np.float32)[[1, 1, 1]], frozenset())
-    assert [card["attention"] for card in found["worst"]] == [None, None]
+    image_cards = cards.build_image_cards(bundle, split, np.eye(3, dtype=np.float32)[[1, 1, 1]], frozenset())
+    assert [card["attention"] for card in image_cards["worst"]] == [None, None]
 
 
 SCROLL_STATE_JS = """table => {
@@ -364,13 +378,13 @@ SCROLL_STATE_JS = """table => {
 @pytest.mark.parametrize("width", [390, 1440])
 def test_the_page_has_no_browser_errors_or_requests(reported_run, width):
     playwright = pytest.importorskip("playwright.sync_api")
-    said, asked = [], []
+    messages, requests = [], []
     with playwright.sync_playwright() as play:
         browser = play.chromium.launch(executable_path=find_chromium(), args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": width, "height": 900})
-        page.on("console", lambda message: said.append(message.text))
-        page.on("pageerror", lambda error: said.append(str(error)))
-        page.on("request", lambda request: asked.append(request.url))
+        page.on("console", lambda message: messages.append(message.text))
+        page.on("pageerror", lambda error: messages.append(str(error)))
+        page.on("request", lambda request: requests.append(request.url))
         page.goto(f"file://{os.path.abspath(reported_run / 'report.html')}")
         images = page.eval_on_selector_all(
             "img", "all => all.map(one => one.complete && one.naturalWidth > 0 && one.offsetWidth > 0)"
@@ -380,9 +394,9 @@ def test_the_page_has_no_browser_errors_or_requests(reported_run, width):
         sides = page.eval_on_selector_all(".cards img", "all => all.map(one => one.getBoundingClientRect().width)")
         scrolls = page.eval_on_selector(".wide[aria-label=classes]", SCROLL_STATE_JS)
         browser.close()
-    assert not said and [url for url in asked if not url.startswith(("file:", "data:"))] == []
+    assert not messages and [url for url in requests if not url.startswith(("file:", "data:"))] == []
     assert len(images) >= MAX_CARD_IMAGES and all(images)
-    assert len(drawings) >= 5 and all(100 < drawn <= width for drawn in drawings)
+    assert len(drawings) >= 5 and all(100 < drawing_width <= width for drawing_width in drawings)
     assert wide <= width
     small = [side for side in sides if side < (150 if width == 390 else 110)]
     assert len(sides) >= MAX_CARD_IMAGES and small == []

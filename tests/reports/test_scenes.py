@@ -1,4 +1,4 @@
-"""`evaluate` of models that give a class to every pixel."""
+"""`evaluate` of semantic segmentation models."""
 
 import json
 
@@ -25,7 +25,7 @@ CLASSES = ["ground", "square", "disc"]
 
 @pytest.fixture(scope="module")
 def scenes_run(tmp_path_factory):
-    """A run on scenes, for one step, with a split for testing."""
+    """Return a one-step run on segmentation data with a test split."""
     home = tmp_path_factory.mktemp("scenes")
     for split, count in (("train", 6), ("val", 2), ("test", 3)):
         write_maps(home / "data" / split, count, "")
@@ -42,16 +42,16 @@ def test_metrics_match_counts_pixel_by_pixel(scenes_run):
     )
     matrix = np.zeros((3, 3), int)
     for sample in range(len(split)):
-        answer = predictor.segment(split.path(sample)).classes
-        np.add.at(matrix, (split.target(sample).class_map(), answer), 1)
+        predicted = predictor.segment(split.path(sample)).classes
+        np.add.at(matrix, (split.target(sample).class_map(), predicted), 1)
     union = matrix.sum(0) + matrix.sum(1) - np.diag(matrix)
     assert document["split"] == "test" and document["classes"] == CLASSES
     assert document["test"]["miou"] == pytest.approx((np.diag(matrix) / union)[union > 0].mean())
     assert document["test"]["pixel_accuracy"] == pytest.approx(np.diag(matrix).sum() / matrix.sum())
     assert document["confusion"] == matrix.tolist()
     assert document["trained_on_images"] == 0 and not document["trained_on"]
-    wrong = matrix[0, 1] + matrix[1, 0], matrix[0, 2] + matrix[2, 0], matrix[1, 2] + matrix[2, 1]
-    assert sum(pair["count"] for pair in document["most_confused"]["unordered"]) == sum(wrong)
+    confused_pairs = matrix[0, 1] + matrix[1, 0], matrix[0, 2] + matrix[2, 0], matrix[1, 2] + matrix[2, 1]
+    assert sum(pair["count"] for pair in document["most_confused"]["unordered"]) == sum(confused_pairs)
 
 
 def test_evaluate_matches_the_metrics_of_the_run(scenes_run):
@@ -67,11 +67,11 @@ def test_evaluate_matches_the_metrics_of_the_run(scenes_run):
 def test_evaluating_on_training_images_is_reported(scenes_run):
     notes = []
 
-    class Listener(vitreous.progress.NullListener):
+    class NoteListener(vitreous.progress.NullListener):
         def note(self, text):
             notes.append(text)
 
-    document = evaluate(scenes_run, split="train", workers=0, listener=Listener())
+    document = evaluate(scenes_run, split="train", workers=0, listener=NoteListener())
     assert document["trained_on"] and any("memorisation" in note for note in notes)
 
 
@@ -130,17 +130,17 @@ def test_the_task_type_is_read_from_the_description(scenes_run, tmp_path):
 
 def test_two_runs_are_compared_on_the_same_images(scenes_run, tmp_path):
     vitreous.train(str(scenes_run.parent / "data"), out=str(tmp_path / "b"), steps=30, lr=1e-2, **TRAIN_OPTIONS)
-    document = compare_two_runs(scenes_run, tmp_path / "b", computing=EvaluationSettings(workers=0))
-    alone = [evaluate(one, workers=0)["test"] for one in (scenes_run, tmp_path / "b")]
+    document = compare_two_runs(scenes_run, tmp_path / "b", evaluation_settings=EvaluationSettings(workers=0))
+    evaluations = [evaluate(run, workers=0)["test"] for run in (scenes_run, tmp_path / "b")]
     for name in ("miou", "dice", "pixel_accuracy"):
-        assert document["metrics"][name] == [side[name] for side in alone]
-        assert document["difference"][name] == pytest.approx(alone[1][name] - alone[0][name])
+        assert document["metrics"][name] == [side[name] for side in evaluations]
+        assert document["difference"][name] == pytest.approx(evaluations[1][name] - evaluations[0][name])
         low, high = document["interval"][name]
         assert low <= document["difference"][name] <= high
     assert document["significant"] == (document["interval"]["miou"][0] > 0) and "mIoU" in document["verdict"]
-    assert compare_two_runs(scenes_run, scenes_run / "model", computing=EvaluationSettings(workers=0))["interval"][
-        "miou"
-    ] == [0, 0]
+    assert compare_two_runs(scenes_run, scenes_run / "model", evaluation_settings=EvaluationSettings(workers=0))[
+        "interval"
+    ]["miou"] == [0, 0]
     vitreous.save(vitreous.create("ViT-32x2/8", 32, 2), tmp_path / "images")
     with pytest.raises(UsageError, match="does not"):
         compare_two_runs(scenes_run, tmp_path / "images")

@@ -1,4 +1,4 @@
-"""VTAB: the rules of its labels, its 1,000 images, tasks resumed one by one, means only of what is whole."""
+"""VTAB: label mappings, the 1,000 training images, resumption by task, and means over complete groups only."""
 
 from __future__ import annotations
 
@@ -24,14 +24,13 @@ from vitreous.weights.bundle import Bundle
 
 @pytest.fixture(scope="module", autouse=True)
 def feature_cache(tmp_path_factory):
-    """A cache of the module's own."""
+    """Use a separate feature cache for this module."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         yield
 
 
 def test_there_are_19_tasks_in_three_groups():
-    """SPEC-VIT.md part 5.4."""
     assert [sum(task.group == group for task in VTAB_TASKS.values()) for group in VTAB_GROUPS] == [7, 4, 8]
     unflipped = {name for name, task in VTAB_TASKS.items() if not task.flip}
     uncropped = {name for name, task in VTAB_TASKS.items() if not task.crop}
@@ -59,8 +58,8 @@ def test_division_is_even_and_distances_follow_their_definition():
     assert set(np.bincount(orientation)) == {2, 3} and len(np.bincount(orientation)) == 16
     for name, edges in (("clevr_distance", (0, 8, 8.5, 9, 9.5, 10, 100)), ("kitti", (-100, 8, 20, 999))):
         for distance in np.random.default_rng(0).uniform(0.01, 99, 50):
-            wanted = max(index for index, edge in enumerate(edges) if edge < distance)
-            assert VTAB_TASKS[name].rule(np.array([distance]))[0] == wanted
+            expected = max(index for index, edge in enumerate(edges) if edge < distance)
+            assert VTAB_TASKS[name].rule(np.array([distance]))[0] == expected
 
 
 def test_only_raw_labels_are_changed():
@@ -73,10 +72,10 @@ def test_only_raw_labels_are_changed():
 
 def test_means_need_complete_groups():
     top1 = {name: index / 100 for index, name in enumerate(VTAB_TASKS)}
-    found = average_by_group(top1)
-    assert found["natural"] == pytest.approx(0.03) and found["mean"] == pytest.approx(0.09)
+    means = average_by_group(top1)
+    assert means["natural"] == pytest.approx(0.03) and means["mean"] == pytest.approx(0.09)
     del top1["dtd"]
-    assert average_by_group(top1) == {**found, "natural": None, "mean": None}
+    assert average_by_group(top1) == {**means, "natural": None, "mean": None}
 
 
 def test_folders_are_found_by_their_common_names(tmp_path):
@@ -87,10 +86,10 @@ def test_folders_are_found_by_their_common_names(tmp_path):
 
 
 def make_data(images, classes=3, val=0, name="made"):
-    """A dataset in memory."""
+    """Return a dataset in memory."""
     splits = {
-        part: ArraySplit(np.zeros((count, 2, 2, 3), np.uint8), np.arange(count) % classes)
-        for part, count in images.items()
+        split_name: ArraySplit(np.zeros((count, 2, 2, 3), np.uint8), np.arange(count) % classes)
+        for split_name, count in images.items()
         if count
     }
     return Data(name, tuple(map(str, range(classes))), splits)
@@ -98,16 +97,16 @@ def make_data(images, classes=3, val=0, name="made"):
 
 def test_1000_training_images_are_drawn_and_reported():
     task = VTAB_TASKS["svhn"]
-    found, note = prepare_task_data(task, make_data({"train": 3000, "val": 100, "test": 30}, 10), 0)
-    assert {name: len(split) for name, split in found.splits.items()} == {"train": 800, "val": 200, "test": 30}
+    task_data, note = prepare_task_data(task, make_data({"train": 3000, "val": 100, "test": 30}, 10), 0)
+    assert {name: len(split) for name, split in task_data.splits.items()} == {"train": 800, "val": 200, "test": 30}
     assert "1000 of 3000 training images drawn with seed 0" in note
-    again, other = (
+    repeated, other_seed = (
         prepare_task_data(task, make_data({"train": 3000, "test": 30}, 10), seed)[0].split("train").labels
         for seed in (0, 1)
     )
-    assert np.array_equal(found.split("train").labels, again) and not np.array_equal(again, other)
-    whole, note = prepare_task_data(task, make_data({"train": 800, "val": 200, "test": 30}, 10), 0)
-    assert len(whole.split("train")) == 800 and note == ""
+    assert np.array_equal(task_data.split("train").labels, repeated) and not np.array_equal(repeated, other_seed)
+    vtab_copy, note = prepare_task_data(task, make_data({"train": 800, "val": 200, "test": 30}, 10), 0)
+    assert len(vtab_copy.split("train")) == 800 and note == ""
     assert (
         prepare_task_data(task, make_data({"train": 8, "val": 2, "test": 3}, 3), 0)[1]
         == "3 classes instead of the task's 10"
@@ -117,19 +116,21 @@ def test_1000_training_images_are_drawn_and_reported():
 
 
 def test_raw_labels_are_mapped_to_task_labels():
-    found, _ = prepare_task_data(
+    task_data, _ = prepare_task_data(
         VTAB_TASKS["dsprites_orientation"], make_data({"train": 400, "val": 80, "test": 80}, 40), 0
     )
-    assert len(found.classes) == 16 and found.split("test").labels.tolist() == [n % 40 * 2 // 5 for n in range(80)]
+    assert len(task_data.classes) == 16 and task_data.split("test").labels.tolist() == [
+        n % 40 * 2 // 5 for n in range(80)
+    ]
     with pytest.raises(DataError, match="labels 0 to 62 are not those"):
         prepare_task_data(VTAB_TASKS["dsprites_location"], make_data({"train": 400, "val": 80, "test": 80}, 64), 0)
 
 
-def task_folder(home, seed):
-    """A task as copies have it: 12 images to train on, 6 to choose by, 9 to judge, told apart by their tint."""
-    parts = {"train800": range(12), "val200": range(12, 18), "test": range(18, 27)}
+def write_task_folder(home, seed):
+    """Write a task in the common layout: 12 training, 6 validation and 9 test images, which differ by a tint."""
+    split_images = {"train800": range(12), "val200": range(12, 18), "test": range(18, 27)}
     home.mkdir(parents=True)
-    for name, images in parts.items():
+    for name, images in split_images.items():
         for index in images:
             make_image(seed + index, (20, 12), index).save(home / f"{index}.png")
         (home / f"{name}.txt").write_text("".join(f"{index}.png {index % 3}\n" for index in images))
@@ -138,7 +139,7 @@ def task_folder(home, seed):
 
 @pytest.fixture
 def bundle(tmp_path):
-    """Random weights, always the same."""
+    """Return a bundle with the same random weights in each call."""
     torch.manual_seed(0)
     Bundle(
         create_untrained_model("ViT-32x1/8", image_size=16, num_classes=0),
@@ -151,16 +152,18 @@ def bundle(tmp_path):
 def test_tasks_are_resumed_one_by_one(bundle, tmp_path, monkeypatch):
     root = tmp_path / "vtab"
     for seed, name in enumerate(("dtd", "pets", "kitti")):
-        task_folder(root / name, 100 * seed)
+        write_task_folder(root / name, 100 * seed)
     (root / "kitti" / "test.txt").write_text("missing.png 0\n")
-    computed, judged = [], module.evaluate_vtab_task
+    computed, evaluate_task = [], module.evaluate_vtab_task
     monkeypatch.setattr(
-        module, "evaluate_vtab_task", lambda name, *rest: (computed.append(name), judged(name, *rest))[1]
+        module,
+        "evaluate_vtab_task",
+        lambda name, *arguments: (computed.append(name), evaluate_task(name, *arguments))[1],
     )
 
-    def again(*words):
+    def evaluate_again(*command):
         computed.clear()
-        words = (
+        command = (
             "evaluate",
             str(bundle),
             str(root),
@@ -170,31 +173,33 @@ def test_tasks_are_resumed_one_by_one(bundle, tmp_path, monkeypatch):
             "0",
             "--precision",
             "fp32",
-            *words,
+            *command,
         )
-        return parse_json_output(run_cli(*words, "--json", cwd=tmp_path))
+        return parse_json_output(run_cli(*command, "--json", cwd=tmp_path))
 
-    found = again()
-    assert computed == ["dtd", "pets"] and len(found["missing"]) == 16
-    assert list(found["failed"]) == ["kitti"] and "missing.png" in found["failed"]["kitti"]
-    assert [row["task"] for row in found["results"]] == ["dtd", "pets"]
-    row = found["results"][0]
+    document = evaluate_again()
+    assert computed == ["dtd", "pets"] and len(document["missing"]) == 16
+    assert list(document["failed"]) == ["kitti"] and "missing.png" in document["failed"]["kitti"]
+    assert [row["task"] for row in document["results"]] == ["dtd", "pets"]
+    row = document["results"][0]
     assert (row["top1"], row["images"], row["train_images"], row["group"]) == (1.0, 9, 18, "natural")
     assert row["held_out"]["images"] == 6 and row["interval"]["top1"][0] < 1
-    assert found["natural"] is found["mean"] is found["test"]["top1"] is None and found["test"]["images"] == 18
-    assert again()["results"] == found["results"] and computed == []
+    assert (
+        document["natural"] is document["mean"] is document["test"]["top1"] is None and document["test"]["images"] == 18
+    )
+    assert evaluate_again()["results"] == document["results"] and computed == []
     make_image(999, (20, 12), 0).save(root / "pets" / "18.png")
-    again()
+    evaluate_again()
     assert computed == ["pets"]
-    again("--l2", "0.1")
+    evaluate_again("--l2", "0.1")
     assert computed == ["dtd", "pets"]
     (bundle / "vtab.json").write_text(json.dumps({"dtd": 3}) + "torn")
-    again()
+    evaluate_again()
     assert computed == ["dtd", "pets"]
 
 
 def test_images_are_resized_without_cropping(bundle, tmp_path):
-    """A broad picture's ends are seen: a centre crop would not tell these classes apart."""
+    """The ends of wide images are preserved: after a centre crop these classes would be identical."""
     root = tmp_path / "vtab"
     (root / "dtd").mkdir(parents=True)
     for index in range(24):
@@ -203,7 +208,7 @@ def test_images_are_resized_without_cropping(bundle, tmp_path):
         image.save(root / "dtd" / f"{index}.png")
     for name, rows in (("train800", range(8)), ("val200", range(8, 12)), ("test", range(12, 24))):
         (root / "dtd" / f"{name}.txt").write_text("".join(f"{index}.png {index % 2}\n" for index in rows))
-    words = (
+    command = (
         "evaluate",
         str(bundle),
         str(root),
@@ -215,11 +220,11 @@ def test_images_are_resized_without_cropping(bundle, tmp_path):
         "fp32",
         "--json",
     )
-    assert parse_json_output(run_cli(*words, cwd=tmp_path))["results"][0]["top1"] == 1.0
+    assert parse_json_output(run_cli(*command, cwd=tmp_path))["results"][0]["top1"] == 1.0
     assert open_data(root / "dtd").classes == ("0", "1")
 
 
-def test_a_folder_without_tasks_is_refused(bundle, tmp_path):
+def test_a_folder_without_tasks_is_rejected(bundle, tmp_path):
     source = make_folder(tmp_path / "photos", {"train": 2, "test": 2})
     result = run_cli("evaluate", str(bundle), str(source), "--protocol", "vtab", cwd=tmp_path)
     assert result.returncode == 3 and "has no VTAB task" in result.stderr and "caltech101" in result.stderr

@@ -240,7 +240,7 @@ def test_a_damaged_best_checkpoint_falls_back_to_the_last_weights(photos, tmp_pa
     monkeypatch.setattr(Session, "load_best_weights", damaged)
     summary = train(str(photos), out=str(out), **make_options(keep_best=True))
     assert (summary["selection"]["weights"], summary["selection"]["weights_step"]) == ("last", 12)
-    assert any("the checkpoint of step 6, the best one, is missing or damaged" in note for note in notes)
+    assert any("the best checkpoint (step 6) is missing or damaged" in note for note in notes)
 
 
 def test_the_command_prints_which_weights_were_kept(photos, tmp_path, fixed_evaluations):

@@ -177,7 +177,7 @@ def test_a_full_disk_keeps_old_checkpoints_and_no_partial_files(tmp_path, monkey
     assert error.value.code == 6
     assert sorted(p.name for p in tmp_path.iterdir()) == ["step-00000001"]
     monkeypatch.setattr(shutil, "disk_usage", lambda path: type("Usage", (), {"free": 5_000_000})())
-    with pytest.raises(ResourceError, match=r"8 MB needed and 20 % to spare, 5 MB free"):
+    with pytest.raises(ResourceError, match=r"8 MB and a reserve of 20 % required, but only 5 MB free"):
         store.save(2, make_writers(2), size=8_000_000)
     assert store.newest() == store.get_path(1)
     monkeypatch.undo()

@@ -53,7 +53,9 @@ def test_slow_data_loading_is_reported_with_a_hint(messages):
     state = SimpleNamespace(run=SimpleNamespace(data=SimpleNamespace(workers=2)))
     for waiting in [0.9] * (SLOW_LOADING_LINES - 1) + [0.1] + [0.5] * SLOW_LOADING_LINES:
         health.line(waiting, state, False)
-    assert messages == ["50% of the time the model waits for images; raise --workers (2 now) or use smaller files"]
+    assert messages == [
+        "the model waits for images 50% of the time; raise --workers (now 2), or use smaller image files"
+    ]
 
 
 def test_constant_predictions_are_reported(messages):

@@ -215,8 +215,7 @@ def test_accumulation_beyond_an_epoch_is_rejected(tmp_path):
     with pytest.raises(UsageError) as error:
         make_session(tmp_path, batch_size=16, accumulate=8)
     assert (
-        str(error.value)
-        == "accumulate=8 with 3 batches per epoch gives no optimiser step\n  use accumulate=3 or a smaller "
+        str(error.value) == "accumulate=8 is above the 3 batches of an epoch\n  use accumulate=3 or a smaller "
         "batch_size"
     )
 

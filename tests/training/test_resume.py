@@ -58,7 +58,7 @@ def test_resuming_a_finished_run_changes_nothing(photo_folder, finished_run):
 
 def test_runs_are_not_overwritten_and_keep_their_settings(photo_folder, finished_run):
     result = run_cli("train", str(photo_folder), "--out", str(finished_run))
-    assert result.returncode == 2 and "use --resume to continue it, or another --out" in result.stderr
+    assert result.returncode == 2 and "use --resume to continue the run, or another --out" in result.stderr
     result = run_cli(
         "train",
         str(photo_folder),

@@ -173,13 +173,13 @@ def test_the_plan_uses_the_given_number_of_images():
         (["--dry-run", "--world", "8"], "error: --world needs --device\n"),
         (
             ["--dry-run", "--world", "8", "--device", "h101"],
-            "error: --device h101 has no data sheet, which --world needs\n",
+            "error: --world needs the data sheet of a device, and --device h101 has none\n",
         ),
         (["--dry-run", "--world", "0", "--device", "h100"], "must be at least 1"),
         (["--world", "8"], "apply to --dry-run only"),
         (
             ["--dry-run", "--world", "4096", "--device", "h100", "--recipe", "digits"],
-            "fewer images than there are processes",
+            "is below the number of processes, 4096",
         ),
     ],
 )

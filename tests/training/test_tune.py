@@ -317,15 +317,15 @@ def test_trained_adapters_merge_into_the_original_architecture():
         ("plain", FineTuneConfig(last_blocks=-1), "use 0 (only the head) to 3"),
         ("plain", FineTuneConfig(last_blocks=1, lora_rank=2), "use one of them"),
         ("plain", FineTuneConfig(lora_rank=-1), "lora_rank must be at least 0"),
-        ("plain", FineTuneConfig(lora_rank=2, lora_dropout=1.0), "lora_dropout at least 0 and below 1"),
+        ("plain", FineTuneConfig(lora_rank=2, lora_dropout=1.0), "lora_dropout at least 0 and below 1, not"),
         (
             "plain",
             FineTuneConfig(lora_rank=2, lora_targets=("qkv", "query")),
-            "query matches no layers\n  the model has fc1, fc2, out, projection, qkv",
+            "query matches no layer\n  use linear layers of the model: fc1, fc2, out, projection, qkv",
         ),
-        ("plain", FineTuneConfig(lora_rank=2, lora_targets=("head",)), "head matches no layers"),
-        ("plain", FineTuneConfig(lora_rank=2, lora_targets=("norm",)), "norm matches other than linear layers"),
-        ("BiT", FineTuneConfig(lora_rank=2), "the model has no linear layers before its head"),
+        ("plain", FineTuneConfig(lora_rank=2, lora_targets=("head",)), "head matches no layer"),
+        ("plain", FineTuneConfig(lora_rank=2, lora_targets=("norm",)), "norm matches layers that are not linear"),
+        ("BiT", FineTuneConfig(lora_rank=2), "use linear layers of the model: none before its head"),
     ],
 )
 def test_unsupported_fine_tuning_is_rejected(kind, tune, expected):

@@ -43,8 +43,8 @@ def read_steps(page: str) -> list[Step]:
 
 
 def run_steps(steps: Sequence[Step], home: Path, options: Mapping[str, Sequence[str]] | None = None) -> list[Step]:
-    """Run the commands in `home`, in order. `options`: additional options of `vitreous train`, by its dataset. Blocks of
-    `python -c` run in this process. Raises AssertionError for other programs."""
+    """Run the commands in `home`, in order. `options`: additional options of `vitreous train`, by its dataset; `--steps`
+    replaces `--epochs` of the page. `python -c` runs in this process. Raises AssertionError for other programs."""
     finished = []
     for step in steps:
         program, *words = shlex.split(step.command)
@@ -55,6 +55,9 @@ def run_steps(steps: Sequence[Step], home: Path, options: Mapping[str, Sequence[
             continue
         assert program == "vitreous", step.command
         extra = (options or {}).get(words[1], ()) if words[0] == "train" else ()
+        if "--epochs" in words and "--steps" in extra:
+            position = words.index("--epochs")
+            del words[position : position + 2]
         result = run_cli(*words, *extra, cwd=home)
         finished.append(Step(step.command, step.printed, result.returncode, result.stdout, result.stderr))
     return finished

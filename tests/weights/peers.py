@@ -1,4 +1,4 @@
-"""Small models of other libraries, every number in them random, and what they answer."""
+"""Small models of other libraries with random parameters, as references for our features and logits."""
 
 from __future__ import annotations
 
@@ -16,13 +16,12 @@ from torch import Tensor, nn
 from vitreous.models.zoo import Model
 from vitreous.weights.adopt import open_weights
 
-ERROR_LIMIT = 1e-5  # relative, of float32 against float32
+ERROR_LIMIT = 1e-5  # relative, both in float32
 IMAGE_SIZE, OBLONG_SIZE = (32, 32), (48, 40)
 
 
 def randomise(model: nn.Module, seed: int = 0) -> nn.Module:
-    """Every parameter random, in a size that keeps answers near one: norms and scales too, which start as ones and
-    zeros."""
+    """Randomise every parameter, norms and layer scales included, at a scale that keeps outputs near one."""
     draw = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
         noise = torch.randn(parameter.shape, generator=draw)
@@ -35,7 +34,10 @@ def randomise(model: nn.Module, seed: int = 0) -> nn.Module:
 
 @dataclass
 class Peer:
-    """A foreign model: how it is saved, what it answers, at which sizes, and what its file does not tell of it."""
+    """A reference model: its features and logits, input sizes, and settings that its file does not contain.
+
+    `save` overrides how the model is saved; the default is a safetensors state dict.
+    """
 
     model: nn.Module
     features: Callable[[Tensor], Tensor]
@@ -45,7 +47,7 @@ class Peer:
     save: Callable[[Path], Path] | None = None
 
     def file(self, folder: Path) -> Path:
-        """The file or folder that a user would have of it."""
+        """Save the model and return the file or folder."""
         if self.save:
             return self.save(folder)
         save_file(
@@ -55,18 +57,18 @@ class Peer:
 
 
 def open_model(path: Path, settings: dict[str, Any] | None = None) -> Model:
-    """Our model of it."""
+    """Open a file or folder as our model."""
     return open_weights(path, settings).build_bundle().model
 
 
 def make_images(size: tuple[int, int], count: int = 2, channels: int = 3) -> Tensor:
-    """Noise, the same each time."""
+    """Return the same noise images (count, channels, height, width) in each call."""
     return torch.randn(count, channels, *size, generator=torch.Generator().manual_seed(size[0] * 1000 + size[1]))
 
 
 @torch.inference_mode()
 def compute_difference(a: Tensor, b: Tensor) -> float:
-    """The largest difference, relative to the largest value; answers that say nothing are no evidence."""
+    """Return the largest difference relative to the largest value; fail if `b` is constant or out of range."""
     assert a.shape == b.shape
     assert 0.05 < b.abs().max() < 100
     assert b.std() > 0.01
@@ -75,25 +77,25 @@ def compute_difference(a: Tensor, b: Tensor) -> float:
 
 @torch.inference_mode()
 def check_agreement(ours: Model, peer: Peer, limit: float = ERROR_LIMIT) -> float:
-    """Features, and logits where there are some, at all sizes; the largest difference."""
-    worst = 0.0
+    """Check features, and logits if the model has a head, at all sizes; return the largest difference."""
+    max_difference = 0.0
     for size in peer.sizes:
         batch = make_images(size, channels=ours.config.channels).to(next(ours.parameters()).dtype)
-        worst = max(worst, compute_difference(ours.features(batch), peer.features(batch)))
+        max_difference = max(max_difference, compute_difference(ours.features(batch), peer.features(batch)))
         if peer.logits:
-            worst = max(worst, compute_difference(ours(batch), peer.logits(batch)))
-    assert worst <= limit, worst
-    return worst
+            max_difference = max(max_difference, compute_difference(ours(batch), peer.logits(batch)))
+    assert max_difference <= limit, max_difference
+    return max_difference
 
 
-def timm_peer(model: nn.Module, heads: int | None = 4, **options: Any) -> Peer:
-    """One of timm's ViTs or ResNets."""
+def make_timm_peer(model: nn.Module, heads: int | None = 4, **options: Any) -> Peer:
+    """Return the peer of a timm ViT or ResNet."""
     settings = options.pop("settings", {}) | ({"heads": heads} if heads else {})
     return Peer(randomise(model), model.forward_features, model, settings=settings, **options)  # type: ignore[arg-type]
 
 
-def timm_vit(**options: Any) -> Peer:
-    """A ViT of timm, of three blocks."""
+def make_timm_vit(**options: Any) -> Peer:
+    """Return a three-block ViT of timm."""
     from timm.models.vision_transformer import VisionTransformer
 
     outside = {key: options.pop(key) for key in ("settings", "sizes") if key in options}
@@ -105,23 +107,25 @@ def timm_vit(**options: Any) -> Peer:
         "num_heads": 4,
         "mlp_ratio": 2,
     }
-    return timm_peer(VisionTransformer(**(small | {"num_classes": 7, "dynamic_img_size": True} | options)), **outside)
+    return make_timm_peer(
+        VisionTransformer(**(small | {"num_classes": 7, "dynamic_img_size": True} | options)), **outside
+    )
 
 
-def timm_distilled() -> Peer:
-    """A distilled DeiT of timm."""
+def make_timm_distilled() -> Peer:
+    """Return a distilled DeiT of timm."""
     from timm.models.deit import VisionTransformerDistilled
 
     model = VisionTransformerDistilled(
         img_size=IMAGE_SIZE, patch_size=8, embed_dim=48, depth=3, num_heads=4, num_classes=7, dynamic_img_size=True
     )
-    return timm_peer(model)
+    return make_timm_peer(model)
 
 
-def timm_hybrid(
+def make_timm_hybrid(
     blocks: tuple[int, ...], patch: int, image: tuple[int, int], oblong: tuple[int, int], **options: Any
 ) -> Peer:
-    """A hybrid of timm whose ResNet has half the width."""
+    """Return a timm hybrid whose ResNet has half the width."""
     from timm.layers import HybridEmbed, StdConv2dSame
     from timm.models.resnetv2 import ResNetV2, create_resnetv2_stem
     from timm.models.vision_transformer import VisionTransformer
@@ -129,14 +133,14 @@ def timm_hybrid(
     conv = partial(StdConv2dSame, eps=1e-8)
     if blocks:
         channels = tuple(128 * 2**i for i in range(len(blocks)))
-        made: dict[str, Any] = {
+        resnet_options: dict[str, Any] = {
             "channels": channels,
             "stem_chs": 32,
             "stem_type": "same",
             "preact": False,
             "conv_layer": conv,
         }
-        backbone = ResNetV2(blocks, num_classes=0, global_pool="", **made)
+        backbone = ResNetV2(blocks, num_classes=0, global_pool="", **resnet_options)
     else:
         backbone = create_resnetv2_stem(3, 32, stem_type="same", preact=False, conv_layer=conv)
     settings = options.pop("settings", {})
@@ -144,24 +148,24 @@ def timm_hybrid(
     model = VisionTransformer(
         img_size=image, patch_size=patch, embed_layer=partial(HybridEmbed, backbone=backbone), **(small | options)
     )  # type: ignore[arg-type]
-    return timm_peer(model, sizes=(image, oblong), settings=settings)
+    return make_timm_peer(model, sizes=(image, oblong), settings=settings)
 
 
-def timm_bit(blocks: tuple[int, ...] = (2, 1, 1)) -> Peer:
-    """A BiT of timm, of half the width."""
+def make_timm_bit(blocks: tuple[int, ...] = (2, 1, 1)) -> Peer:
+    """Return a timm BiT of half the width."""
     from timm.layers import StdConv2d
     from timm.models.resnetv2 import ResNetV2
 
     channels = tuple(128 * 2**i for i in range(len(blocks)))
     conv = partial(StdConv2d, eps=1e-8)
     model = ResNetV2(blocks, channels, num_classes=7, stem_chs=32, stem_type="fixed", conv_layer=conv)  # type: ignore[arg-type]
-    peer = timm_peer(model, heads=None, sizes=((64, 64), (96, 56)))
+    peer = make_timm_peer(model, heads=None, sizes=((64, 64), (96, 56)))
     peer.features = lambda x: model.forward_features(x).flatten(2).transpose(1, 2)
     return peer
 
 
-def timm_sam(image: int = 64, window: int = 3, **options: Any) -> Peer:
-    """SAM's image encoder in timm."""
+def make_timm_sam(image: int = 64, window: int = 3, **options: Any) -> Peer:
+    """Return SAM's image encoder from timm."""
     from timm.models.vision_transformer_sam import VisionTransformerSAM
 
     small: dict[str, Any] = {
@@ -175,7 +179,7 @@ def timm_sam(image: int = 64, window: int = 3, **options: Any) -> Peer:
     model = VisionTransformerSAM(
         img_size=image, window_size=window, use_rel_pos=True, num_classes=0, **(small | options)
     )
-    peer = timm_peer(model, sizes=((image, image),))
+    peer = make_timm_peer(model, sizes=((image, image),))
     peer.features = lambda x: model.forward_features(x).flatten(2).transpose(1, 2)
     return peer
 
@@ -189,10 +193,10 @@ SMALL_CONFIG: dict[str, Any] = {
 }
 
 
-def transformers_peer(
+def make_transformers_peer(
     model: nn.Module, logits: bool, sizes: tuple[tuple[int, int], ...] = (IMAGE_SIZE, OBLONG_SIZE), **options: Any
 ) -> Peer:
-    """One of transformers' models, saved as a folder. `options` go to its forward."""
+    """Return the peer of a transformers model, saved as a folder; `options` are passed to its forward."""
     randomise(model)
 
     def save(folder: Path) -> Path:
@@ -205,27 +209,27 @@ def transformers_peer(
     return Peer(model, features, (lambda x: model(x, **options).logits) if logits else None, sizes, save=save)
 
 
-def transformers_vit(classes: int = 7, **options: Any) -> Peer:
-    """A ViT of transformers, with a classifier or without a head."""
+def make_transformers_vit(classes: int = 7, **options: Any) -> Peer:
+    """Return a ViT of transformers, with a classifier or without a head."""
     import transformers
 
     config = transformers.ViTConfig(**(SMALL_CONFIG | {"intermediate_size": 96} | options), num_labels=max(1, classes))
     model = transformers.ViTForImageClassification(config) if classes else transformers.ViTModel(config)
-    return transformers_peer(model, bool(classes), interpolate_pos_encoding=True)
+    return make_transformers_peer(model, bool(classes), interpolate_pos_encoding=True)
 
 
-def transformers_deit() -> Peer:
-    """A DeiT with a head for the teacher."""
+def make_transformers_deit() -> Peer:
+    """Return a transformers DeiT with a teacher head."""
     import transformers
 
     model = transformers.DeiTForImageClassificationWithTeacher(
         transformers.DeiTConfig(**SMALL_CONFIG, intermediate_size=96, num_labels=7)
     )
-    return transformers_peer(model, True, interpolate_pos_encoding=True)
+    return make_transformers_peer(model, True, interpolate_pos_encoding=True)
 
 
-def transformers_mae() -> Peer:
-    """The encoder of an MAE, with nothing masked and nothing shuffled."""
+def make_transformers_mae() -> Peer:
+    """Return the encoder of a transformers MAE, without masking and shuffling."""
     import transformers
 
     decoder = {
@@ -237,7 +241,7 @@ def transformers_mae() -> Peer:
     model = transformers.ViTMAEForPreTraining(
         transformers.ViTMAEConfig(**SMALL_CONFIG, **decoder, intermediate_size=96, mask_ratio=0.0)
     )
-    peer = transformers_peer(model, False)
+    peer = make_transformers_peer(model, False)
 
     def features(x: Tensor) -> Tensor:
         order = torch.arange(x.shape[2] * x.shape[3] // 64).expand(len(x), -1) / 1000
@@ -247,24 +251,24 @@ def transformers_mae() -> Peer:
     return peer
 
 
-def transformers_dinov2(registers: int = 0, swiglu: bool = False, **options: Any) -> Peer:
-    """A DINOv2 of transformers."""
+def make_transformers_dinov2(registers: int = 0, swiglu: bool = False, **options: Any) -> Peer:
+    """Return a DINOv2 of transformers."""
     import transformers
 
     values = SMALL_CONFIG | {"mlp_ratio": 4, "use_swiglu_ffn": swiglu} | options
     if registers:
         config = transformers.Dinov2WithRegistersConfig(**values, num_register_tokens=registers)
-        return transformers_peer(transformers.Dinov2WithRegistersModel(config), False)
-    return transformers_peer(transformers.Dinov2Model(transformers.Dinov2Config(**values)), False)
+        return make_transformers_peer(transformers.Dinov2WithRegistersModel(config), False)
+    return make_transformers_peer(transformers.Dinov2Model(transformers.Dinov2Config(**values)), False)
 
 
-def transformers_clip(projected: bool = True, **options: Any) -> Peer:
-    """CLIP's image encoder in transformers."""
+def make_transformers_clip(projected: bool = True, **options: Any) -> Peer:
+    """Return CLIP's image encoder from transformers."""
     import transformers
 
     config = transformers.CLIPVisionConfig(**(SMALL_CONFIG | {"intermediate_size": 96, "projection_dim": 24} | options))
     model = (transformers.CLIPVisionModelWithProjection if projected else transformers.CLIPVisionModel)(config)
-    peer = transformers_peer(model, False)
+    peer = make_transformers_peer(model, False)
     peer.features = lambda x: model(x, interpolate_pos_encoding=True).last_hidden_state
     if projected:
         peer.logits = lambda x: model(x, interpolate_pos_encoding=True).image_embeds
@@ -273,8 +277,8 @@ def transformers_clip(projected: bool = True, **options: Any) -> Peer:
     return peer
 
 
-def transformers_sam(image: int = 64, window: int = 3, **options: Any) -> Peer:
-    """SAM's image encoder in transformers."""
+def make_transformers_sam(image: int = 64, window: int = 3, **options: Any) -> Peer:
+    """Return SAM's image encoder from transformers."""
     import transformers
 
     values = SMALL_CONFIG | {
@@ -286,13 +290,13 @@ def transformers_sam(image: int = 64, window: int = 3, **options: Any) -> Peer:
     }
     config = transformers.SamVisionConfig(**(values | {"output_channels": 24, "num_pos_feats": 12} | options))
     model = transformers.SamVisionModel(config)
-    peer = transformers_peer(model, False, ((image, image),))
+    peer = make_transformers_peer(model, False, ((image, image),))
     peer.features = lambda x: model(x).last_hidden_state.flatten(2).transpose(1, 2)
     return peer
 
 
-def transformers_bit(blocks: tuple[int, ...] = (2, 1, 1), classes: int = 7, **options: Any) -> Peer:
-    """A BiT of transformers."""
+def make_transformers_bit(blocks: tuple[int, ...] = (2, 1, 1), classes: int = 7, **options: Any) -> Peer:
+    """Return a BiT of transformers."""
     import transformers
 
     sizes = [128 * 2**i for i in range(len(blocks))]
@@ -300,14 +304,14 @@ def transformers_bit(blocks: tuple[int, ...] = (2, 1, 1), classes: int = 7, **op
         embedding_size=32, hidden_sizes=sizes, depths=list(blocks), num_labels=max(1, classes), **options
     )
     model = transformers.BitForImageClassification(config) if classes else transformers.BitModel(config)
-    peer = transformers_peer(model, bool(classes), ((64, 64), (96, 56)))
+    peer = make_transformers_peer(model, bool(classes), ((64, 64), (96, 56)))
     body = model.bit if classes else model
     peer.features = lambda x: body(x).last_hidden_state.flatten(2).transpose(1, 2)
     return peer
 
 
-def torchvision_vit(representation: int | None = None, **options: Any) -> Peer:
-    """A ViT of torchvision, which takes its own size alone."""
+def make_torchvision_vit(representation: int | None = None, **options: Any) -> Peer:
+    """Return a ViT of torchvision, which accepts only its native size."""
     from torchvision.models import VisionTransformer
 
     values: dict[str, Any] = {
@@ -329,14 +333,16 @@ def torchvision_vit(representation: int | None = None, **options: Any) -> Peer:
 
 
 def rename_tensors(peer: Peer, *names: tuple[str, str], **changes: Any) -> Peer:
-    """The same model, saved under other names: (what to find, what stands there instead), as patterns; `changes` of its
-    fields."""
+    """Return the same model, saved with renamed tensors.
+
+    `names` are pairs (regular expression, replacement); `changes` are fields of the peer.
+    """
 
     def save(folder: Path) -> Path:
-        found = peer.model.state_dict()
+        state = peer.model.state_dict()
         for old, new in names:
-            found = {re.sub(old, new, name): tensor for name, tensor in found.items()}
-        save_file({name: tensor.contiguous() for name, tensor in found.items()}, folder / "peer.safetensors")
+            state = {re.sub(old, new, name): tensor for name, tensor in state.items()}
+        save_file({name: tensor.contiguous() for name, tensor in state.items()}, folder / "peer.safetensors")
         return folder / "peer.safetensors"
 
     return replace(peer, save=save, **changes)

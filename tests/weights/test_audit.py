@@ -1,4 +1,4 @@
-"""The package's own source: what could run code out of data is in the one place made for it, or nowhere."""
+"""Audit of the package's source: functions that could execute loaded data are used only in the files listed here."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import pytest
 PACKAGE = Path(__file__).parent.parent.parent / "vitreous"
 PACKAGE_FILES = {path.relative_to(PACKAGE).as_posix(): path for path in sorted(PACKAGE.rglob("*.py"))}
 
-#: what may be called or imported in these files only; nowhere, where there are none
+#: modules and functions that may be used only in these files; an empty set allows no file
 ALLOWED_FILES = {
     "torch.load": {"weights/unpickle.py"},
-    "torch.export.load": {"apps/export/formats.py"},  # what was written a moment before, to be judged; no other
-    "pickletools": {"weights/pickled.py"},  # tells a pickle's instructions apart, and follows none
-    "pickle": {"weights/pickled.py"},  # follows those that `scan` passed, with descriptions in the place of every name
+    "torch.export.load": {"apps/export/formats.py"},  # verifies a file right after exporting it
+    "pickletools": {"weights/pickled.py"},  # parses the instructions of a pickle without executing them
+    "pickle": {"weights/pickled.py"},  # executes scanned instructions, with each name replaced by a description
 }
 FORBIDDEN_CALLS = {"eval", "exec", "__import__"}
 FORBIDDEN_ATTRIBUTES = {
@@ -54,47 +54,47 @@ FORBIDDEN_METHODS = {"extractall", "extract", "unsafe_load", "find_class"}
 
 
 def find_dangerous_names(tree: ast.AST) -> set[str]:
-    """The names of dangerous things in a source."""
-    found, alias = set(), {}
+    """Return the dangerous modules and functions that a source uses."""
+    names_found, alias = set(), {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for name in node.names:
                 alias[name.asname or name.name.split(".")[0]] = name.name if name.asname else name.name.split(".")[0]
-                found |= {name.name.split(".")[0]} & FORBIDDEN_MODULES
+                names_found |= {name.name.split(".")[0]} & FORBIDDEN_MODULES
         if isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            found |= {node.module.split(".")[0]} & FORBIDDEN_MODULES
+            names_found |= {node.module.split(".")[0]} & FORBIDDEN_MODULES
             for name in node.names:
                 alias[name.asname or name.name] = f"{node.module}.{name.name}"
-    plain = [  # numpy's own format, with what it could run forbidden at the very place
+    safe_loads = [  # numpy loads with `allow_pickle=False` are safe
         id(node.func)
         for node in ast.walk(tree)
         if isinstance(node, ast.Call) and any(ast.unparse(keyword) == "allow_pickle=False" for keyword in node.keywords)
     ]
     for node in ast.walk(tree):
         if isinstance(node, (ast.Attribute, ast.Name)):
-            head, dot, rest = ast.unparse(node).partition(".")
-            full = alias.get(head, head) + dot + rest
-            found |= {full} & FORBIDDEN_ATTRIBUTES - ({"numpy.load"} if id(node) in plain else set())
+            head, dot, attributes = ast.unparse(node).partition(".")
+            full = alias.get(head, head) + dot + attributes
+            names_found |= {full} & FORBIDDEN_ATTRIBUTES - ({"numpy.load"} if id(node) in safe_loads else set())
             if isinstance(node, ast.Name):
-                found |= {node.id} & FORBIDDEN_CALLS
+                names_found |= {node.id} & FORBIDDEN_CALLS
             elif node.attr in FORBIDDEN_METHODS:
-                found.add(node.attr)
+                names_found.add(node.attr)
         if isinstance(node, ast.Call):
             for keyword in node.keywords:
-                off = isinstance(keyword.value, ast.Constant) and keyword.value.value is False
-                if keyword.arg in ("allow_pickle", "shell", "trust_remote_code") and not off:
-                    found.add(f"{keyword.arg}=True")
+                is_disabled = isinstance(keyword.value, ast.Constant) and keyword.value.value is False
+                if keyword.arg in ("allow_pickle", "shell", "trust_remote_code") and not is_disabled:
+                    names_found.add(f"{keyword.arg}=True")
                 if keyword.arg == "weights_only" and ast.unparse(keyword.value) != "True":
-                    found.add("weights_only=False")
-    return found
+                    names_found.add("weights_only=False")
+    return names_found
 
 
 @pytest.mark.parametrize("folder", sorted({name.partition("/")[0] for name in PACKAGE_FILES}))
 def test_no_file_executes_loaded_data(folder):
     for name, path in PACKAGE_FILES.items():
         if name.partition("/")[0] == folder:
-            found = find_dangerous_names(ast.parse(path.read_text("utf-8")))
-            assert not {finding for finding in found if name not in ALLOWED_FILES.get(finding, set())}, name
+            names_found = find_dangerous_names(ast.parse(path.read_text("utf-8")))
+            assert not {finding for finding in names_found if name not in ALLOWED_FILES.get(finding, set())}, name
 
 
 def test_torch_load_uses_weights_only():
@@ -104,7 +104,7 @@ def test_torch_load_uses_weights_only():
 
 
 @pytest.mark.parametrize(
-    "source,what",
+    "source,name",
     [
         ("import pickle", "pickle"),
         ("from pickle import loads as read", "pickle"),
@@ -127,8 +127,8 @@ def test_torch_load_uses_weights_only():
         ("eval('1', allow_pickle=False)", "eval"),
     ],
 )
-def test_the_audit_detects_dangerous_code(source, what):
-    assert what in find_dangerous_names(ast.parse(source))
+def test_the_audit_detects_dangerous_code(source, name):
+    assert name in find_dangerous_names(ast.parse(source))
 
 
 @pytest.mark.parametrize(

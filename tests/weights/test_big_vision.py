@@ -1,6 +1,6 @@
-"""What big_vision has beside Google's published files: fixed positions, an optimiser's state, and its own BiT.
+"""big_vision's checkpoints compared with a numpy reference: fixed positions, optimiser states, and its BiT.
 
-Judged by the arithmetic of its code, restated in numpy, one image at a time, in float64.
+The reference restates big_vision's code for one image at a time, in float64.
 """
 
 from __future__ import annotations
@@ -32,29 +32,28 @@ from vitreous.weights.convert import convert
 
 
 def posemb_sincos_2d(height, width, channels):
-    """models/vit.py: column x and row y of each place, `channels` / 4 frequencies from 1 down to 1 / 10000, the ends
-    included."""
-    found = np.zeros((height * width, channels))
+    """models/vit.py: `channels` / 4 frequencies from 1 to 1 / 10000 (inclusive), applied to each column x and row y."""
+    table = np.zeros((height * width, channels))
     quarter = channels // 4
     for row in range(height):
         for column in range(width):
             for k in range(quarter):
                 omega = 10_000.0 ** (-k / (quarter - 1))
-                place = found[row * width + column]
-                place[k], place[quarter + k] = np.sin(column * omega), np.cos(column * omega)
-                place[2 * quarter + k], place[3 * quarter + k] = np.sin(row * omega), np.cos(row * omega)
-    return found
+                entry = table[row * width + column]
+                entry[k], entry[quarter + k] = np.sin(column * omega), np.cos(column * omega)
+                entry[2 * quarter + k], entry[3 * quarter + k] = np.sin(row * omega), np.cos(row * omega)
+    return table
 
 
 def add_fixed_positions(p, height, width):
-    """The same model under its oldest names, with those positions for a grid; none for the class token."""
+    """Return the model under its oldest names, with sin-cos positions for a grid and zeros for the class token."""
     table = posemb_sincos_2d(height, width, WIDTH)
     table = np.concatenate([np.zeros((1, WIDTH)), table]) if "cls" in p else table
     return p | {"Transformer/posembed_input/pos_embedding": table[None]}
 
 
 def remove_positions(p, layout=big_vision):
-    """As big_vision saves it: without a leaf for the positions."""
+    """Return the model as big_vision saves it with fixed positions: without a position tensor."""
     return {
         name: array
         for name, array in layout(add_fixed_positions(p, 4, 4)).items()
@@ -72,16 +71,16 @@ POOLING_OPTIONS = {
 
 @pytest.mark.parametrize("pool", POOLING_OPTIONS)
 def test_fixed_positions_are_computed_for_every_grid(pool, tmp_path):
-    """Native, larger, one side native, and oblong: nothing is resized."""
+    """Native size, larger size, one native side, and an oblong image: positions are computed, not resized."""
     p = make_golden_arrays(**POOLING_OPTIONS[pool])
-    found = open_weights(write_npz(tmp_path / "vit.npz", remove_positions(p)), {"image": (16, 16)})
-    assert (found.config.positions.kind, found.config.prefix_position_count, found.config.image) == (
+    weights = open_weights(write_npz(tmp_path / "vit.npz", remove_positions(p)), {"image": (16, 16)})
+    assert (weights.config.positions.kind, weights.config.prefix_position_count, weights.config.image) == (
         "sincos-big-vision",
         0,
         (16, 16),
     )
-    assert any("big_vision's fixed ones (sincos2d)" in text for text in found.notes)
-    model = found.build_bundle().model
+    assert any("big_vision's fixed ones (sincos2d)" in text for text in weights.notes)
+    model = weights.build_bundle().model
     for height, width in ((16, 16), (24, 24), (16, 24), (12, 20)):
         batch = make_images((height, width))
         grid = height // PATCH, width // PATCH
@@ -93,11 +92,11 @@ def test_fixed_positions_are_computed_for_every_grid(pool, tmp_path):
             assert compute_difference(logits[number].double(), torch.from_numpy(expected[1])) <= 1e-5
 
 
-def test_fixed_positions_in_stacked_blocks_and_without_a_size(tmp_path):
-    found = open_weights(
+def test_fixed_positions_are_detected_in_stacked_blocks(tmp_path):
+    weights = open_weights(
         write_npz(tmp_path / "vit.npz", remove_positions(make_golden_arrays(token=False), to_scanned_blocks))
     )
-    assert (found.config.positions.kind, found.config.image) == ("sincos-big-vision", (224, 224))
+    assert (weights.config.positions.kind, weights.config.image) == ("sincos-big-vision", (224, 224))
 
 
 def test_widths_without_fixed_positions_are_rejected(tmp_path):
@@ -114,22 +113,29 @@ def test_widths_without_fixed_positions_are_rejected(tmp_path):
 def test_fixed_positions_survive_a_round_trip(tmp_path):
     path = write_npz(tmp_path / "vit.npz", remove_positions(make_golden_arrays(token=False)))
     convert(path, tmp_path / "again.npz", "big-vision-npz", settings={"image": (16, 16)})
-    with np.load(tmp_path / "again.npz") as again, np.load(path) as first:
-        assert {f"params/{name}" for name in again} == set(first)
-        assert all(np.array_equal(again[name.removeprefix("params/")], first[name]) for name in first)
+    with np.load(tmp_path / "again.npz") as converted_arrays, np.load(path) as original_arrays:
+        assert {f"params/{name}" for name in converted_arrays} == set(original_arrays)
+        assert all(
+            np.array_equal(converted_arrays[name.removeprefix("params/")], original_arrays[name])
+            for name in original_arrays
+        )
 
 
-def with_state(p, layout):
-    """A training checkpoint: parameters and, for each, the first and the second moment of Adam; step and clock."""
-    p, found = layout(p), {}
+def to_training_checkpoint(p, layout):
+    """Return a training checkpoint: parameters with Adam's first and second moments, step and clock."""
+    p, arrays = layout(p), {}
     for name, array in p.items():
-        short = name.removeprefix("params/")
-        found |= {f"params/{short}": array, f"opt/0/1/mu/{short}": array + 1, f"opt/0/1/nu/{short}": array * array}
-    return found | {"opt/0/0/count": np.int32(90), "extra/accum_train_time": np.float64(3.5)}
+        short_name = name.removeprefix("params/")
+        arrays |= {
+            f"params/{short_name}": array,
+            f"opt/0/1/mu/{short_name}": array + 1,
+            f"opt/0/1/nu/{short_name}": array * array,
+        }
+    return arrays | {"opt/0/0/count": np.int32(90), "extra/accum_train_time": np.float64(3.5)}
 
 
-def with_flax_state(p, layout):
-    """The same by flax's older optimisers."""
+def to_flax_checkpoint(p, layout):
+    """Return a training checkpoint of flax's older optimisers."""
     target = {f"opt/target/{name.removeprefix('params/')}": array for name, array in layout(p).items()}
     state = {
         name.replace("opt/target/", "opt/state/param_states/") + "/grad_ema": array + 1
@@ -139,13 +145,15 @@ def with_flax_state(p, layout):
 
 
 @pytest.mark.parametrize("layout", [big_vision, to_scanned_blocks, to_linen_names])
-@pytest.mark.parametrize("state", [with_state, with_flax_state])
+@pytest.mark.parametrize("state", [to_training_checkpoint, to_flax_checkpoint])
 def test_parameters_are_read_from_training_checkpoints(state, layout, tmp_path):
     p = make_golden_arrays(classes=CLASSES, token=layout is not to_linen_names)
     arrays = state(p, layout)
-    found = open_weights(write_npz(tmp_path / "checkpoint.npz", arrays))
-    compare_outputs(found, p, 16, 1e-5)
-    assert len(found.unused) >= len(p) and not any(name.startswith(("params/", "opt/target/")) for name in found.unused)
+    weights = open_weights(write_npz(tmp_path / "checkpoint.npz", arrays))
+    compare_outputs(weights, p, 16, 1e-5)
+    assert len(weights.unused) >= len(p) and not any(
+        name.startswith(("params/", "opt/target/")) for name in weights.unused
+    )
 
 
 def standardize_kernel(kernel):
@@ -154,11 +162,11 @@ def standardize_kernel(kernel):
 
 
 def extract_padded_windows(x, size, stride, fill):
-    """(H, W, C) -> (h, w, size, size, C): what a kernel sees when every side is padded by (size - 1) / 2."""
+    """Return all windows of (H, W, C), padded by (size - 1) / 2, as (h, w, size, size, C)."""
     pad = (size - 1) // 2
     x = np.pad(x, ((pad, pad), (pad, pad), (0, 0)), constant_values=fill)
-    found = np.lib.stride_tricks.sliding_window_view(x, (size, size), (0, 1))[::stride, ::stride]
-    return found.transpose(0, 1, 3, 4, 2)
+    windows = np.lib.stride_tricks.sliding_window_view(x, (size, size), (0, 1))[::stride, ::stride]
+    return windows.transpose(0, 1, 3, 4, 2)
 
 
 def convolve(p, name, x, stride=1):
@@ -173,8 +181,11 @@ def apply_group_norm(p, name, x):
     return groups.reshape(x.shape) * p[f"{name}/scale"].ravel() + p[f"{name}/bias"].ravel()
 
 
-def bit_paper(p, image, blocks, fill=-np.inf):
-    """models/bit_paper.py: (C, H, W) -> the last map (h w, C) and logits. `fill`: what pads the max-pooling."""
+def forward_bit_paper(p, image, blocks, fill=-np.inf):
+    """models/bit_paper.py: map an image (C, H, W) to the last feature map (h w, C) and logits.
+
+    `fill`: padding value of the max-pooling.
+    """
     p = {name.removeprefix("params/"): array.astype(np.float64) for name, array in p.items()}
     x = convolve(p, "root_block/conv_root", image.transpose(1, 2, 0).astype(np.float64), 2)
     x = extract_padded_windows(x, 3, 2, fill).max((2, 3))
@@ -190,68 +201,67 @@ def bit_paper(p, image, blocks, fill=-np.inf):
     return x, x.mean(0) @ p["head/kernel"] + p["head/bias"]
 
 
-def golden_bit_paper(blocks, classes=7, seed=0):
-    """Arrays of a small BiT under big_vision's names."""
+def make_golden_bit_paper(blocks, classes=7, seed=0):
+    """Return random arrays of a small BiT under big_vision's names."""
     rng = np.random.default_rng(seed)
-    found = {}
+    arrays = {}
 
-    def kernel(name, *shape):
-        found[f"params/{name}/kernel"] = (rng.normal(size=shape) * np.prod(shape[:-1]) ** -0.5).astype(np.float32)
+    def add_kernel(name, *shape):
+        arrays[f"params/{name}/kernel"] = (rng.normal(size=shape) * np.prod(shape[:-1]) ** -0.5).astype(np.float32)
 
-    def norm(name, width):
-        found[f"params/{name}/scale"] = (1 + 0.2 * rng.normal(size=(1, 1, 1, width))).astype(np.float32)
-        found[f"params/{name}/bias"] = (0.2 * rng.normal(size=(1, 1, 1, width))).astype(np.float32)
+    def add_norm(name, width):
+        arrays[f"params/{name}/scale"] = (1 + 0.2 * rng.normal(size=(1, 1, 1, width))).astype(np.float32)
+        arrays[f"params/{name}/bias"] = (0.2 * rng.normal(size=(1, 1, 1, width))).astype(np.float32)
 
-    kernel("root_block/conv_root", 7, 7, 3, 32)
+    add_kernel("root_block/conv_root", 7, 7, 3, 32)
     channels = 32
     for stage, units in enumerate(blocks, 1):
         inner = 32 * 2 ** (stage - 1)
         for unit in range(1, units + 1):
             name = f"block{stage}/unit{unit:02d}/"
             for n, shape in ((1, (1, 1, channels, inner)), (2, (3, 3, inner, inner)), (3, (1, 1, inner, 4 * inner))):
-                norm(f"{name}gn{n}", shape[2])
-                kernel(f"{name}conv{n}", *shape)
+                add_norm(f"{name}gn{n}", shape[2])
+                add_kernel(f"{name}conv{n}", *shape)
             if unit == 1:
-                kernel(f"{name}conv_proj", 1, 1, channels, 4 * inner)
+                add_kernel(f"{name}conv_proj", 1, 1, channels, 4 * inner)
             channels = 4 * inner
-    norm("norm-pre-head", channels)
-    kernel("head", channels, classes)
-    found["params/head/bias"] = rng.normal(size=classes).astype(np.float32)
-    return found
+    add_norm("norm-pre-head", channels)
+    add_kernel("head", channels, classes)
+    arrays["params/head/bias"] = rng.normal(size=classes).astype(np.float32)
+    return arrays
 
 
 @pytest.mark.parametrize("blocks", [(1,), (2, 1)])
+# the original BiT code pads with zeros
 def test_bit_pads_the_pooling_with_minus_infinity(blocks, tmp_path):
-    p = golden_bit_paper(blocks)
-    found = open_weights(write_npz(tmp_path / "bit.npz", p))
-    assert (found.config.numerics, found.config.blocks, found.config.classes) == ("big-vision", blocks, 7)
-    model = found.build_bundle().model
+    p = make_golden_bit_paper(blocks)
+    weights = open_weights(write_npz(tmp_path / "bit.npz", p))
+    assert (weights.config.numerics, weights.config.blocks, weights.config.classes) == ("big-vision", blocks, 7)
+    model = weights.build_bundle().model
     for size in ((32, 32), (40, 24)):
         batch = make_images(size)
         with torch.inference_mode():
             features, logits = model.features(batch), model(batch)
         for number, image in enumerate(batch.numpy()):
-            tokens, expected = bit_paper(p, image, blocks)
+            tokens, expected = forward_bit_paper(p, image, blocks)
             assert compute_difference(features[number].double(), torch.from_numpy(tokens)) <= 1e-5
             assert compute_difference(logits[number].double(), torch.from_numpy(expected)) <= 1e-5
-            zeros = bit_paper(p, image, blocks, 0.0)[1]
-            assert (
-                compute_difference(logits[number].double(), torch.from_numpy(zeros)) > 1e-4
-            )  # what BiT's other code answers
+            zeros = forward_bit_paper(p, image, blocks, 0.0)[1]
+            assert compute_difference(logits[number].double(), torch.from_numpy(zeros)) > 1e-4
 
 
 def test_bit_is_written_with_the_shapes_of_big_vision(tmp_path):
-    p = golden_bit_paper((2, 1))
+    p = make_golden_bit_paper((2, 1))
     convert(write_npz(tmp_path / "bit.npz", p), tmp_path / "again.npz", "big-vision-npz")
-    with np.load(tmp_path / "again.npz") as again:
-        assert {f"params/{name}": again[name].shape for name in again} == {
+    with np.load(tmp_path / "again.npz") as converted_arrays:
+        assert {f"params/{name}": converted_arrays[name].shape for name in converted_arrays} == {
             name: array.shape for name, array in p.items()
         }
-        assert all(np.array_equal(again[name.removeprefix("params/")], p[name]) for name in p)
+        assert all(np.array_equal(converted_arrays[name.removeprefix("params/")], p[name]) for name in p)
 
 
 def test_bit_written_for_other_readers_reports_the_numerics(tmp_path):
-    path = write_npz(tmp_path / "bit.npz", golden_bit_paper((1,)))
+    path = write_npz(tmp_path / "bit.npz", make_golden_bit_paper((1,)))
     document = convert(path, tmp_path / "tf.npz", "bit-npz")
     assert document["assumed_settings"] == ["numerics big-vision -> bit"]
 
@@ -259,13 +269,14 @@ def test_bit_written_for_other_readers_reports_the_numerics(tmp_path):
 def test_big_vision_numerics_change_only_the_border():
     assert NUMERICS["big-vision"]._replace(border=0.0) == NUMERICS["bit"]
     config = BiTConfig(image=(32, 32), classes=0, blocks=(1,), width=32, numerics="big-vision")
-    model, other = (
+    model, bit_model = (
         build_model(config).eval(),
         build_model(BiTConfig(image=(32, 32), classes=0, blocks=(1,), width=32)).eval(),
     )
-    other.load_state_dict(model.state_dict())
-    dark = -torch.ones(1, 32, 12, 12)  # a map without a positive value: its maximum at the edge is not 0
-    for root in (model.body.root, other.body.root):
+    bit_model.load_state_dict(model.state_dict())
+    # a map without positive values, where zero padding changes the maximum at the edge
+    dark = -torch.ones(1, 32, 12, 12)
+    for root in (model.body.root, bit_model.body.root):
         root.conv = torch.nn.Identity()
     assert torch.equal(model.body.root(dark).unique(), torch.tensor([-1.0]))
-    assert torch.equal(other.body.root(dark).unique(), torch.tensor([-1.0, 0.0]))
+    assert torch.equal(bit_model.body.root(dark).unique(), torch.tensor([-1.0, 0.0]))

@@ -1,3 +1,5 @@
+"""Bundles: round trips, invalid descriptions, damaged files, and saves that are killed."""
+
 import json
 import os
 from dataclasses import replace
@@ -21,28 +23,32 @@ from vitreous.weights.bundle import Bundle, load_bundle
 def bundle(tmp_path):
     model = create_untrained_model("ViT-mu/8", 16, 3, registers=1)
     torch.nn.init.normal_(model.head.weight)
-    made = Bundle(
+    saved_bundle = Bundle(
         model, Classification(("ant", "bee", "cat")), ImagePreprocess((16, 16), fit="squash"), {"data": "photos"}
     )
-    made.save(tmp_path / "model")
-    return made
+    saved_bundle.save(tmp_path / "model")
+    return saved_bundle
 
 
 def test_a_bundle_survives_a_round_trip(bundle, tmp_path):
-    again = load_bundle(tmp_path / "model")
+    reloaded = load_bundle(tmp_path / "model")
     images = torch.randn(2, 3, 16, 16)
-    assert torch.equal(again.model(images), bundle.model.eval()(images))
-    assert (again.classes, again.preprocess, again.provenance) == (bundle.classes, bundle.preprocess, bundle.provenance)
-    assert all(p.requires_grad for p in again.model.parameters())
-    again.save(tmp_path / "again")
+    assert torch.equal(reloaded.model(images), bundle.model.eval()(images))
+    assert (reloaded.classes, reloaded.preprocess, reloaded.provenance) == (
+        bundle.classes,
+        bundle.preprocess,
+        bundle.provenance,
+    )
+    assert all(p.requires_grad for p in reloaded.model.parameters())
+    reloaded.save(tmp_path / "again")
     for name in ("weights.safetensors", "model.json"):
         assert (tmp_path / "again" / name).read_bytes() == (tmp_path / "model" / name).read_bytes()
 
 
 def test_loss_and_multilabel_are_stored_and_default_to_softmax(bundle, tmp_path):
     replace(bundle, task=Classification(bundle.classes, True, "sigmoid")).save(tmp_path / "several")
-    again = open_weights(tmp_path / "several").build_bundle()
-    assert (again.classification.loss, again.classification.multilabel) == ("sigmoid", True)
+    reloaded = open_weights(tmp_path / "several").build_bundle()
+    assert (reloaded.classification.loss, reloaded.classification.multilabel) == ("sigmoid", True)
     path = tmp_path / "model" / "model.json"
     old = json.loads(path.read_text())
     del old["loss"], old["multilabel"]
@@ -92,13 +98,13 @@ def test_invalid_descriptions_are_rejected(bundle, tmp_path, change, message):
         load_bundle(tmp_path / "model")
 
 
-def test_a_folder_without_a_bundle_is_refused(tmp_path):
+def test_a_folder_without_a_bundle_is_rejected(tmp_path):
     with pytest.raises(WeightsError, match="not a model bundle"):
         load_bundle(tmp_path)
 
 
 def test_weights_of_another_architecture_are_listed(bundle, tmp_path):
-    with pytest.raises(WeightsError, match=r"encoder.blocks.0.mlp.part.fc1.bias is \(128,\), not \(64,\)"):
+    with pytest.raises(WeightsError, match=r"encoder.blocks.0.mlp.part.fc1.bias has shape \(128,\), not \(64,\)"):
         load_pretrained_weights(
             create_untrained_model("ViT-mu/8", 16, 3, registers=1, mlp={"hidden": 64}), tmp_path / "model"
         )
@@ -120,35 +126,38 @@ def test_a_killed_save_leaves_a_complete_bundle_or_none(bundle, tmp_path):
     home = tmp_path / "home"
     points = run_and_kill(home, lambda: bundle.save(home / "model"))
     assert points >= 7
-    for at in range(1, points + 1):
-        home = tmp_path / str(at)
+    for kill_point in range(1, points + 1):
+        home = tmp_path / str(kill_point)
         home.mkdir()
-        run_and_kill(home, lambda home=home: bundle.save(home / "model"), at)
+        run_and_kill(home, lambda home=home: bundle.save(home / "model"), kill_point)
         assert not (home / "model").exists() or read_contents(home / "model") == read_contents(tmp_path / "model")
         bundle.save(home / "model")
         assert os.listdir(home) == ["model"] and read_contents(home / "model") == read_contents(tmp_path / "model")
 
 
 def test_a_killed_overwrite_leaves_a_valid_or_a_rejected_bundle(bundle, tmp_path):
-    """Two files cannot be replaced in one step: between the renames the bundle is refused, and the next save mends it."""
-    place, old = tmp_path / "model", read_contents(tmp_path / "model")
-    other = replace(bundle, model=create_untrained_model("ViT-mu/8", 16, 3, registers=1))
-    other.save(tmp_path / "other")
-    new, refused = read_contents(tmp_path / "other"), 0
+    """A save replaces two files.
+
+    Between the renames the bundle is rejected, and the next save repairs it.
+    """
+    path, old = tmp_path / "model", read_contents(tmp_path / "model")
+    new_bundle = replace(bundle, model=create_untrained_model("ViT-mu/8", 16, 3, registers=1))
+    new_bundle.save(tmp_path / "other")
+    new, rejected = read_contents(tmp_path / "other"), 0
     (tmp_path / "count").mkdir()
     bundle.save(tmp_path / "count")
-    points = run_and_kill(tmp_path / "count", lambda: other.save(tmp_path / "count"))
-    for at in range(1, points + 1):
-        run_and_kill(place, lambda: other.save(place), at)
-        current = read_contents(place)
-        whole = {name: current[name] for name in old}
-        if whole not in (old, new):
-            refused += 1
+    points = run_and_kill(tmp_path / "count", lambda: new_bundle.save(tmp_path / "count"))
+    for kill_point in range(1, points + 1):
+        run_and_kill(path, lambda: new_bundle.save(path), kill_point)
+        current = read_contents(path)
+        bundle_files = {name: current[name] for name in old}
+        if bundle_files not in (old, new):
+            rejected += 1
             with pytest.raises(WeightsError, match="is missing or was modified after it was saved"):
-                load_bundle(place)
-        bundle.save(place)
-        assert read_contents(place) == old
-    assert refused <= 4, "two syncs, a removal and a rename lie between the two, and nothing that takes long"
+                load_bundle(path)
+        bundle.save(path)
+        assert read_contents(path) == old
+    assert rejected <= 4, "only two syncs, a removal and a rename are between the replacements"
 
 
 def test_classification_bundles_are_compatible_with_older_readers(bundle, tmp_path):
@@ -170,10 +179,10 @@ def test_feature_bundles_embed_and_do_not_predict(tmp_path):
     model = create_untrained_model("ViT-mu/8", 16, 0).eval()
     Bundle(model, FeatureExtraction(), ImagePreprocess((16, 16))).save(tmp_path / "model")
     assert json.loads((tmp_path / "model" / "model.json").read_text())["task"] == {"name": "features"}
-    again = load_bundle(tmp_path / "model")
+    reloaded = load_bundle(tmp_path / "model")
     assert (
-        again.task == FeatureExtraction()
-        and again.classes == ()
+        reloaded.task == FeatureExtraction()
+        and reloaded.classes == ()
         and open_weights(tmp_path / "model").build_bundle().task == FeatureExtraction()
     )
     pixels = np.zeros((16, 16, 3), np.uint8)
@@ -181,7 +190,7 @@ def test_feature_bundles_embed_and_do_not_predict(tmp_path):
         vitreous.load(tmp_path / "model")
     predictor = vitreous.load(tmp_path / "model", precision="fp32", headless=True)
     with torch.inference_mode():
-        expected = model(again.preprocess.normalise(torch.zeros(1, 3, 16, 16, dtype=torch.uint8)))[0]
+        expected = model(reloaded.preprocess.normalise(torch.zeros(1, 3, 16, 16, dtype=torch.uint8)))[0]
     assert np.allclose(predictor.embed(pixels), expected.numpy(), atol=1e-5)
     with pytest.raises(UsageError, match=r"ViT-mu/8 .*features, not classes.*\n?.*vitreous embed"):
         predictor.predict(pixels)

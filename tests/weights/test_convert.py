@@ -1,4 +1,4 @@
-"""The verb `convert`: what is written is what was read, and what is asked for is done and told."""
+"""The verb `convert`: weights are unchanged, and requested changes are applied and reported."""
 
 from __future__ import annotations
 
@@ -31,36 +31,40 @@ SMALL_CONFIG = {
 }
 
 
-def save_bundle(place, config):
+def save_bundle(path, config):
     torch.manual_seed(0)
     model = contracts.randomise(build_model(config)).eval()
     names = tuple(f"class {i}" for i in range(config.classes))
     Bundle(
         model, Classification(names), ImagePreprocess((32, 32), mean=(0.1, 0.2, 0.3), std=(0.4, 0.5, 0.6), share=0.8)
-    ).save(place)
+    ).save(path)
     return model
 
 
-@pytest.mark.parametrize("to", ["timm", "google-npz", "linen-npz", "huggingface", "torchvision"])
-def test_a_plain_vit_survives_a_round_trip_through_every_format(to, tmp_path):
+@pytest.mark.parametrize("target_format", ["timm", "google-npz", "linen-npz", "huggingface", "torchvision"])
+def test_a_plain_vit_survives_a_round_trip_through_every_format(target_format, tmp_path):
     model = save_bundle(tmp_path / "a", transformer_config(**SMALL_CONFIG))
-    made = convert(tmp_path / "a", tmp_path / "b", to)
-    assert made["format"] == "a bundle" and made["to"] == to
-    back = convert(made["out"], tmp_path / "c", settings=None if to in ("google-npz", "huggingface") else {"heads": 2})
-    again = load_bundle(tmp_path / "c")
-    assert back["unused"] == back["new"] == []
-    state = again.model.state_dict()
+    document = convert(tmp_path / "a", tmp_path / "b", target_format)
+    assert document["format"] == "a bundle" and document["to"] == target_format
+    conversion_back = convert(
+        document["out"],
+        tmp_path / "c",
+        settings=None if target_format in ("google-npz", "huggingface") else {"heads": 2},
+    )
+    reloaded = load_bundle(tmp_path / "c")
+    assert conversion_back["unused"] == conversion_back["new"] == []
+    state = reloaded.model.state_dict()
     assert all(torch.equal(state[name], tensor) for name, tensor in model.state_dict().items())
-    if to == "huggingface":  # the one format that has a place for them
-        assert again.classes == ("class 0", "class 1", "class 2")
-        assert again.preprocess == ImagePreprocess((32, 32), mean=(0.1, 0.2, 0.3), std=(0.4, 0.5, 0.6), share=0.8)
+    if target_format == "huggingface":  # the only format that stores classes and preprocessing
+        assert reloaded.classes == ("class 0", "class 1", "class 2")
+        assert reloaded.preprocess == ImagePreprocess((32, 32), mean=(0.1, 0.2, 0.3), std=(0.4, 0.5, 0.6), share=0.8)
 
 
 def test_a_rectangular_grid_is_stored_in_the_file(tmp_path):
-    # 48 patches and a class token: 49 would be a square
+    # 48 patches and a class token, together 49: a square number
     save_bundle(tmp_path / "a", transformer_config(**{**SMALL_CONFIG, "image": (48, 64)}))
-    made = convert(tmp_path / "a", tmp_path / "b", "timm")
-    weights = open_weights(made["out"])
+    document = convert(tmp_path / "a", tmp_path / "b", "timm")
+    weights = open_weights(document["out"])
     assert isinstance(weights.config, ViTConfig)
     assert (weights.config.image, weights.config.heads, weights.config.positions.slots) == ((48, 64), 2, 1)
     with pytest.raises(UsageError, match="google-npz cannot represent"):
@@ -69,42 +73,42 @@ def test_a_rectangular_grid_is_stored_in_the_file(tmp_path):
 
 def test_differences_of_the_reader_are_reported(tmp_path):
     save_bundle(tmp_path / "a", transformer_config(**SMALL_CONFIG))
-    told: list[str] = []
-    assert convert(tmp_path / "a", tmp_path / "b", "google-npz", note=told.append)["assumed_settings"] == [
+    notes: list[str] = []
+    assert convert(tmp_path / "a", tmp_path / "b", "google-npz", note=notes.append)["assumed_settings"] == [
         "mlp.gelu none -> tanh"
     ]
-    assert "gelu none -> tanh" in told[-1] and told[-1].endswith(
+    assert "gelu none -> tanh" in notes[-1] and notes[-1].endswith(
         "(train with --model.mlp.gelu tanh for identical outputs)"
     )
     save_bundle(tmp_path / "tanh", transformer_config(**SMALL_CONFIG).with_options(mlp={"gelu": "tanh"}))
-    assert convert(tmp_path / "tanh", tmp_path / "same", "google-npz", note=told.append)["assumed_settings"] == []
-    assert "assume other settings" not in told[-1]
+    assert convert(tmp_path / "tanh", tmp_path / "same", "google-npz", note=notes.append)["assumed_settings"] == []
+    assert "assume other settings" not in notes[-1]
     assert convert(tmp_path / "a", tmp_path / "c", "huggingface")["assumed_settings"] == []
     save_bundle(tmp_path / "d", BiTConfig(image=(32, 32), classes=3, blocks=(1, 1), width=32))
     assert convert(tmp_path / "d", tmp_path / "e", "bit-npz")["assumed_settings"] == []
     assert convert(tmp_path / "d", tmp_path / "f", "timm")["assumed_settings"] == ["numerics bit -> timm"]
 
 
-def test_another_size_head_and_channels(tmp_path):
+def test_image_size_head_and_channels_can_be_changed(tmp_path):
     save_bundle(tmp_path / "a", transformer_config(**SMALL_CONFIG))
-    made = convert(tmp_path / "a", tmp_path / "b", image_size=(32, 48), num_classes=5, channels=1)
-    again = load_bundle(tmp_path / "b")
-    assert (made["resized"], made["channels"]) == ("4 -> 4x6", "3 -> 1")
-    assert sorted(made["new"]) == sorted(made["unused"]) == ["head.bias", "head.weight"]
-    assert again.model(torch.randn(2, 1, 32, 48)).shape == (2, 5)
-    assert again.preprocess.image == (32, 48) and len(again.preprocess.mean) == 1 and len(again.classes) == 5
+    document = convert(tmp_path / "a", tmp_path / "b", image_size=(32, 48), num_classes=5, channels=1)
+    reloaded = load_bundle(tmp_path / "b")
+    assert (document["resized"], document["channels"]) == ("4 -> 4x6", "3 -> 1")
+    assert sorted(document["new"]) == sorted(document["unused"]) == ["head.bias", "head.weight"]
+    assert reloaded.model(torch.randn(2, 1, 32, 48)).shape == (2, 5)
+    assert reloaded.preprocess.image == (32, 48) and len(reloaded.preprocess.mean) == 1 and len(reloaded.classes) == 5
 
 
 def test_rejected_conversions_write_nothing(tmp_path):
     save_bundle(tmp_path / "a", transformer_config(**SMALL_CONFIG))
     before = sorted(path.name for path in tmp_path.iterdir())
-    for kind, change in (
+    for error_type, change in (
         (UsageError, {"to": "sam"}),
         (UsageError, {"to": "timn"}),
         (UsageError, {"image_size": 33}),
         (UsageError, {"channels": 0}),
     ):
-        with pytest.raises(kind):
+        with pytest.raises(error_type):
             convert(tmp_path / "a", tmp_path / "b", **change)
     with pytest.raises(UsageError, match="already exists"):
         convert(tmp_path / "a", tmp_path / "a")
@@ -116,32 +120,32 @@ def test_rejected_conversions_write_nothing(tmp_path):
 def test_failed_writes_leave_no_files(tmp_path, monkeypatch):
     save_bundle(tmp_path / "a", transformer_config(**SMALL_CONFIG))
 
-    def torn(tensors, place, metadata=None):
-        place.write_bytes(b"half")
+    def write_half_file(tensors, file_path, metadata=None):
+        file_path.write_bytes(b"half")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("vitreous.weights.convert.save_file", torn)
+    monkeypatch.setattr("vitreous.weights.convert.save_file", write_half_file)
     with pytest.raises(Exception, match="No space left") as error:
         convert(tmp_path / "a", tmp_path / "b", "timm")
     assert error.value.code == 6
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
-def test_the_command(tmp_path):
+def test_the_command_line_prints_the_result(tmp_path):
     save_bundle(tmp_path / "a", transformer_config(**SMALL_CONFIG))
-    words = ["convert", str(tmp_path / "a"), str(tmp_path / "b"), "--to", "huggingface"]
-    found = parse_json_output(run_cli(*words, "--json"))
-    assert found["model"] == "ViT-64x2/8" and found["tensors"] > 0
+    arguments = ["convert", str(tmp_path / "a"), str(tmp_path / "b"), "--to", "huggingface"]
+    result = parse_json_output(run_cli(*arguments, "--json"))
+    assert result["model"] == "ViT-64x2/8" and result["tensors"] > 0
     assert json.loads((tmp_path / "b" / "config.json").read_text())["model_type"] == "vit"
-    again = run_cli(*words)
-    assert again.returncode == 2 and "already exists" in again.stderr
-    wrong = run_cli("convert", str(tmp_path / "b" / "config.json"), str(tmp_path / "c"))
-    assert wrong.returncode == 4 and "Traceback" not in wrong.stderr
+    repeated = run_cli(*arguments)
+    assert repeated.returncode == 2 and "already exists" in repeated.stderr
+    rejected = run_cli("convert", str(tmp_path / "b" / "config.json"), str(tmp_path / "c"))
+    assert rejected.returncode == 4 and "Traceback" not in rejected.stderr
 
 
 @pytest.mark.parametrize("family", ["dinov2", "bit-npz"])
 def test_wrapper_prefixes_are_removed_from_names(family, tmp_path):
-    """DINOv2's training files number chunks before blocks, TensorFlow numbers layers that would have one name."""
+    """DINOv2's training files number chunks before blocks; TensorFlow numbers layers with equal names."""
     if family == "dinov2":
         config = transformer_config(
             **{**SMALL_CONFIG, "classes": 0, "norm": {"layer_scale": 0.1}, "positions": {"resize": "bicubic-offset"}}
@@ -149,8 +153,8 @@ def test_wrapper_prefixes_are_removed_from_names(family, tmp_path):
     else:
         config = BiTConfig(image=(32, 32), classes=3, blocks=(1, 2), width=32)
     model = save_bundle(tmp_path / "a", config)
-    made = convert(tmp_path / "a", tmp_path / "b", family)
-    source = files.open_weights_file(made["out"])
+    document = convert(tmp_path / "a", tmp_path / "b", family)
+    source = files.open_weights_file(document["out"])
     renamed = {
         "backbone." + name.replace("blocks.", "blocks.7.")
         if family == "dinov2"

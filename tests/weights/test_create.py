@@ -1,4 +1,4 @@
-"""`vitreous.create` with weights, and by the names that timm has for options."""
+"""`vitreous.create` with weights, and with timm's option names."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from vitreous.errors import UsageError, WeightsError
 
 @pytest.fixture(scope="module")
 def saved_model(tmp_path_factory):
-    """A model of two classes with a head that is not 0, and its bundle."""
+    """Return a model of two classes with a nonzero head, and its bundle."""
     torch.manual_seed(0)
     model = vitreous.create("ViT-32x2/8", image_size=32, num_classes=2).eval()
     torch.nn.init.normal_(model.head.weight)
@@ -35,24 +35,24 @@ def test_timm_names_are_ours():
 def test_created_models_reproduce_the_outputs_of_the_weights(saved_model):
     model, folder = saved_model
     images = torch.randn(2, 3, 32, 32)
-    for same in (vitreous.create(weights=folder), vitreous.create("ViT-32x2/8", pretrained_path=folder)):
-        assert torch.equal(same.eval()(images), model(images))
-        assert same.config == model.config and all(p.requires_grad for p in same.parameters())
+    for created in (vitreous.create(weights=folder), vitreous.create("ViT-32x2/8", pretrained_path=folder)):
+        assert torch.equal(created.eval()(images), model(images))
+        assert created.config == model.config and all(p.requires_grad for p in created.parameters())
 
 
 def test_classes_image_size_and_channels_can_change(saved_model, caplog):
     model, folder = saved_model
     with caplog.at_level(logging.INFO, "vitreous"):
-        other = vitreous.create(
+        changed = vitreous.create(
             weights=folder, num_classes=7, image_size=48, channels=1, regularization={"drop_path": 0.2}
         ).eval()
     assert "head is new" in caplog.text and "4 -> 6" in caplog.text and "3 -> 1" in caplog.text
-    assert not other(torch.randn(2, 1, 48, 48)).any() and other.config.regularization.drop_path == 0.2
-    state, own = model.state_dict(), other.state_dict()
-    assert all(torch.equal(own[name], state[name]) for name in state if ".blocks." in name)
+    assert not changed(torch.randn(2, 1, 48, 48)).any() and changed.config.regularization.drop_path == 0.2
+    state, changed_state = model.state_dict(), changed.state_dict()
+    assert all(torch.equal(changed_state[name], state[name]) for name in state if ".blocks." in name)
     images = torch.randn(2, 3, 32, 32)
-    bare = vitreous.create(weights=folder, num_classes=0).eval()
-    assert torch.allclose(bare(images), model.pool(model.features(images)), atol=1e-5)
+    headless = vitreous.create(weights=folder, num_classes=0).eval()
+    assert torch.allclose(headless(images), model.pool(model.features(images)), atol=1e-5)
 
 
 def test_weights_of_timm_are_loaded(tmp_path):
@@ -76,7 +76,7 @@ def test_weights_of_timm_are_loaded(tmp_path):
         ({"name": "ViT-B/16", "weights": True}, "is ViT-32x2/8, not ViT-B/16"),
         ({"weights": True, "width": 64}, "width is defined by the weights"),
         ({"weights": True, "regularization": {"drop_paht": 0.1}}, "did you mean regularization.drop_path"),
-        ({"weights": True, "drop_path": 0.1}, "with weights there are regularization.dropout"),
+        ({"weights": True, "drop_path": 0.1}, "with weights, change only regularization.dropout"),
         ({"name": "ViT-B/16", "drop_path": 0.1}, "use regularization="),
         ({"name": "ViT-B/16", "attention": {"windw": 7}}, "attention.windw"),
         ({"weights": True, "image_size": 33}, "not divisible by patch size 8"),

@@ -1,5 +1,4 @@
-"""Weights of DiTs: the authors' files and diffusers' folders, read and written, and what is said of those that do not
-fit."""
+"""DiT weights: the authors' files and diffusers folders are read and written; mismatched files are rejected."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ CONFIG = DiTConfig(image=(8, 8), channels=4, classes=5, width=64, depth=2, heads
 
 
 def make_official_state(config=CONFIG):
-    """A state dict as facebookresearch/DiT's model gives it: names and shapes written out here."""
+    """Return a state dict with the names and shapes of facebookresearch/DiT's model, which are listed here."""
     d, out = config.width, config.out_channels * 4
     shapes = {
         "x_embedder.proj.weight": (d, config.channels, 2, 2),
@@ -58,10 +57,10 @@ def test_official_files_are_read_and_written_bit_identically(tmp_path):
     torch.save(state, tmp_path / "DiT.pt")
     weights = open_weights(tmp_path / "DiT.pt")
     assert weights.config == CONFIG and weights.task == Generation(tuple("01234"))
-    done = run_cli("convert", str(tmp_path / "DiT.pt"), str(tmp_path / "again"), "--to", "dit")
-    assert done.returncode == 0, done.stderr
-    again = load_file(tmp_path / "again.safetensors")
-    assert again.keys() == state.keys() and all(torch.equal(again[name], state[name]) for name in state)
+    result = run_cli("convert", str(tmp_path / "DiT.pt"), str(tmp_path / "again"), "--to", "dit")
+    assert result.returncode == 0, result.stderr
+    reloaded = load_file(tmp_path / "again.safetensors")
+    assert reloaded.keys() == state.keys() and all(torch.equal(reloaded[name], state[name]) for name in state)
 
 
 def test_the_ema_of_a_training_checkpoint_is_read(tmp_path):
@@ -79,15 +78,16 @@ def test_diffusers_folders_are_read_and_written_bit_identically(tmp_path):
     (tmp_path / "theirs").mkdir()
     save_file(tensors, tmp_path / "theirs" / "diffusion_pytorch_model.safetensors")
     (tmp_path / "theirs" / "config.json").write_text(json.dumps(DIFFUSERS.describe(config)))
-    done = run_cli("convert", str(tmp_path / "theirs"), str(tmp_path / "again"), "--to", "diffusers")
-    assert done.returncode == 0, done.stderr
-    again = load_file(tmp_path / "again" / "diffusion_pytorch_model.safetensors")
-    assert again.keys() == tensors.keys() and all(torch.equal(again[name], tensors[name]) for name in tensors)
+    result = run_cli("convert", str(tmp_path / "theirs"), str(tmp_path / "again"), "--to", "diffusers")
+    assert result.returncode == 0, result.stderr
+    reloaded = load_file(tmp_path / "again" / "diffusion_pytorch_model.safetensors")
+    assert reloaded.keys() == tensors.keys() and all(torch.equal(reloaded[name], tensors[name]) for name in tensors)
     assert json.loads((tmp_path / "again" / "config.json").read_text())["_class_name"] == "DiTTransformer2DModel"
 
 
 def test_formats_reject_unsupported_configs():
-    assert DIT.holds(CONFIG) and not DIFFUSERS.holds(CONFIG)  # diffusers reads times by other frequencies
+    # diffusers uses other frequencies in the timestep embedding
+    assert DIT.holds(CONFIG) and not DIFFUSERS.holds(CONFIG)
     assert not DIT.holds(replace(CONFIG, time_shift=1)) and not DIT.holds(replace(CONFIG, qk_norm=True))
 
 
@@ -97,7 +97,7 @@ def test_blocks_with_separate_embeddings_are_rejected(tmp_path):
     name = "transformer_blocks.1.norm1.emb.timestep_embedder.linear_1.weight"
     tensors[name] = tensors[name] + 1
     save_file(tensors, tmp_path / "model.safetensors")
-    with pytest.raises(WeightsError, match="a DiT shares one across blocks"):
+    with pytest.raises(WeightsError, match="blocks of a DiT share one"):
         open_weights(tmp_path / "model.safetensors").read_state()
 
 
@@ -119,4 +119,4 @@ def test_class_embeddings_are_reordered_or_reset(tmp_path):
     fewer = DiT(replace(CONFIG, classes=2))
     before = fewer.classes.weight.clone()
     adoption = load_pretrained_weights(fewer, weights, ("x", "y"))
-    assert torch.equal(fewer.classes.weight, before) and "classes are new" in adoption.text()
+    assert torch.equal(fewer.classes.weight, before) and "the class embedding is new" in adoption.text()

@@ -1,4 +1,4 @@
-"""Weights from elsewhere: a small Hub and a small web site on this machine, and what goes wrong with them."""
+"""Downloads of weights from a small local Hub and web server, and their failures."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ COMMIT, OLD_COMMIT = "c0ffee" + "0" * 34, "0" * 40
 WEIGHTS_INDEX = json.dumps(
     {"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}}
 ).encode()
-#: repository -> its files
+#: repository -> {path: content}
 REPOSITORIES = {
-    "org/whole": {
+    "org/complete": {
         "model.safetensors": b"whole",
         "pytorch_model.bin": b"pickle",
         "config.json": b"{}",
@@ -53,14 +53,14 @@ CONTENT_HASH = hashlib.sha256(CONTENT).hexdigest()
 
 
 class HubHandler(BaseHTTPRequestHandler):
-    """The Hub's `resolve` addresses, and /web/ for everything else."""
+    """Serves the Hub's `resolve` addresses, and /web/ for everything else."""
 
     requests: list[str]
 
     def log_message(self, format: str, *args: object) -> None:
-        """Nothing on stderr."""
+        """Log nothing to stderr."""
 
-    def answer(self, status: int, content: bytes = b"", length: int | None = None, **headers: str) -> None:
+    def respond(self, status: int, content: bytes = b"", length: int | None = None, **headers: str) -> None:
         self.send_response(status)
         self.send_header("Content-Length", str(len(content) if length is None else length))
         for name, value in headers.items():
@@ -70,45 +70,47 @@ class HubHandler(BaseHTTPRequestHandler):
             self.wfile.write(content)
 
     def do_HEAD(self) -> None:
-        """The same as GET, without the content."""
+        """Respond as to GET, without the content."""
         self.do_GET()
 
     def do_GET(self) -> None:
-        """One file, or the reason why not."""
+        """Respond with a file or an error."""
         self.requests.append(f"{self.command} {self.path}")
-        found = re.fullmatch(r"/(\w+/[\w.]+)/resolve/([^/]+)/(.+)", self.path)
-        return self.hub(*found.groups()) if found else self.web(self.path.removeprefix("/web/"))
+        match = re.fullmatch(r"/(\w+/[\w.]+)/resolve/([^/]+)/(.+)", self.path)
+        return self.respond_as_hub(*match.groups()) if match else self.respond_as_web(self.path.removeprefix("/web/"))
 
-    def hub(self, repository: str, revision: str, file: str) -> None:
-        """What the Hub answers, with its headers."""
+    def respond_as_hub(self, repository: str, revision: str, file: str) -> None:
+        """Respond like the Hub, with its headers."""
         if repository == "org/gated":
-            return self.answer(403, X_Error_Code="GatedRepo", X_Error_Message="Access to model org/gated is restricted")
+            return self.respond(
+                403, X_Error_Code="GatedRepo", X_Error_Message="Access to model org/gated is restricted"
+            )
         allowed = repository != "org/private" or self.headers.get("Authorization") == "Bearer hf_secret"
         if repository not in REPOSITORIES or not allowed:
-            return self.answer(401, X_Error_Code="RepoNotFound", X_Error_Message="Repository not found")
+            return self.respond(401, X_Error_Code="RepoNotFound", X_Error_Message="Repository not found")
         if revision not in ("main", COMMIT):
-            return self.answer(404, X_Error_Code="RevisionNotFound", X_Repo_Commit=COMMIT)
+            return self.respond(404, X_Error_Code="RevisionNotFound", X_Repo_Commit=COMMIT)
         if file not in REPOSITORIES[repository]:
-            return self.answer(404, X_Error_Code="EntryNotFound", X_Repo_Commit=COMMIT)
+            return self.respond(404, X_Error_Code="EntryNotFound", X_Repo_Commit=COMMIT)
         content = REPOSITORIES[repository][file]
-        return self.answer(200, content, ETag=f'"{hashlib.sha1(content).hexdigest()}"', X_Repo_Commit=COMMIT)
+        return self.respond(200, content, ETag=f'"{hashlib.sha1(content).hexdigest()}"', X_Repo_Commit=COMMIT)
 
-    def web(self, name: str) -> None:
-        """Files that come whole, cut, elsewhere, or not."""
+    def respond_as_web(self, name: str) -> None:
+        """Respond with a complete or truncated file, a redirect, an invalid response or an error."""
         host = f"http://{self.headers['Host']}/web"
-        elsewhere = {
+        redirects = {
             "moved": f"{host}/a.npz",
             "round": f"{host}/round",
             "plain": "http://example.invalid/a",
             "file": "file:///etc/passwd",
         }
-        if name in elsewhere:
-            return self.answer(302, Location=elsewhere[name])
+        if name in redirects:
+            return self.respond(302, Location=redirects[name])
         if name == "cut.npz":
-            self.answer(200, CONTENT[:1000], len(CONTENT))
+            self.respond(200, CONTENT[:1000], len(CONTENT))
             return self.connection.close()
         if name == "vast.npz":
-            return self.answer(200, CONTENT, 1 << 50)
+            return self.respond(200, CONTENT, 1 << 50)
         if name == "silent.npz":
             self.wfile.write(b"HTTP/1.0 200 OK\r\n\r\n" + CONTENT)
             return None
@@ -116,21 +118,21 @@ class HubHandler(BaseHTTPRequestHandler):
             self.wfile.write(b"\x80\2]q\0.\r\n\r\n")
             return None
         return (
-            self.answer(200, CONTENT)
+            self.respond(200, CONTENT)
             if name in ("a.npz", "a.exe", "b.npz")
-            else self.answer(404, b"<html>not here</html>")
+            else self.respond(404, b"<html>not here</html>")
         )
 
 
 @pytest.fixture(scope="module")
 def hub_server() -> Iterator[ThreadingHTTPServer]:
     HubHandler.requests = []
-    made = ThreadingHTTPServer(("127.0.0.1", 0), HubHandler)
-    made.handle_error = lambda *arguments: None  # a client that hangs up is what some tests are about
-    threading.Thread(target=made.serve_forever, args=(0.05,), daemon=True).start()
-    yield made
-    made.shutdown()
-    made.server_close()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), HubHandler)
+    server.handle_error = lambda *arguments: None  # some tests disconnect the client on purpose
+    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+    yield server
+    server.shutdown()
+    server.server_close()
 
 
 CLIENT_SCRIPT = """
@@ -146,11 +148,11 @@ for source in json.load(sys.stdin):
 
 
 def fetch_in_process(home: Path, port: int, *sources: str, **environment: str) -> list:
-    """Fetch from the small Hub -> paths, or errors as [code, text].
+    """Fetch `sources` from the local Hub in a new process; return paths, or errors as [code, text].
 
-    In a process of its own, since the Hub's client reads its settings when it is imported.
+    A new process is needed because the Hub's client reads its settings on import.
     """
-    clean = {
+    child_environment = {
         key: value
         for key, value in os.environ.items()
         if not key.startswith("HF_") and not key.lower().endswith("_proxy")
@@ -161,16 +163,16 @@ def fetch_in_process(home: Path, port: int, *sources: str, **environment: str) -
         "HF_HUB_DISABLE_XET": "1",
         "HF_HUB_DISABLE_TELEMETRY": "1",
     }
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", CLIENT_SCRIPT],
         input=json.dumps(sources),
         capture_output=True,
         text=True,
         timeout=280,
-        env=clean | settings | environment,
+        env=child_environment | settings | environment,
     )
-    assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    assert process.returncode == 0, process.stderr
+    return [json.loads(line) for line in process.stdout.splitlines()]
 
 
 def read_files(folder: str) -> dict[str, bytes]:
@@ -181,40 +183,41 @@ def read_files(folder: str) -> dict[str, bytes]:
 
 def test_repositories_are_downloaded_once_and_work_offline(hub_server, tmp_path):
     sources = [
-        "org/whole",
+        "org/complete",
         "org/bare",
         "org/sharded",
         "org/pickled",
-        f"org/whole@{COMMIT}",
+        f"org/complete@{COMMIT}",
         "org/files:sub/other.npz",
         "org/bare@main",
     ]
     sources = [f"hf:{name}" for name in sources] + ["timm:vit_tiny.tag"]
     HubHandler.requests.clear()
-    found = fetch_in_process(tmp_path, hub_server.server_port, *sources)
-    assert all(isinstance(path, str) and path.startswith(os.fspath(tmp_path)) for path in found), found
-    whole, bare, sharded, pickled, pinned, file, again, timm = found
-    assert read_files(whole) == {
-        key: value for key, value in REPOSITORIES["org/whole"].items() if key != "pytorch_model.bin"
+    results = fetch_in_process(tmp_path, hub_server.server_port, *sources)
+    assert all(isinstance(path, str) and path.startswith(os.fspath(tmp_path)) for path in results), results
+    complete, main_branch, sharded, pickled, pinned, file, main_again, timm = results
+    assert read_files(complete) == {
+        key: value for key, value in REPOSITORIES["org/complete"].items() if key != "pytorch_model.bin"
     }
     for folder, repository in {
-        bare: "org/bare",
+        main_branch: "org/bare",
         sharded: "org/sharded",
         pickled: "org/pickled",
         timm: "timm/vit_tiny.tag",
     }.items():
         assert read_files(folder) == REPOSITORIES[repository]
         assert Path(folder).name == COMMIT
-    assert (pinned, again) == (whole, bare)
+    assert (pinned, main_again) == (complete, main_branch)
     assert Path(file).read_bytes() == b"other"
-    assert sum(line.startswith("GET") for line in HubHandler.requests) == 3 + 1 + 4 + 2 + 2 + 2  # no file twice
+    # no file is requested twice
+    assert sum(line.startswith("GET") for line in HubHandler.requests) == 3 + 1 + 4 + 2 + 2 + 2
     before = len(HubHandler.requests)
     missing = "hf:org/never"
     *offline, error = fetch_in_process(tmp_path, hub_server.server_port, *sources, missing, HF_HUB_OFFLINE="1")
-    assert (offline, len(HubHandler.requests)) == (found, before)
+    assert (offline, len(HubHandler.requests)) == (results, before)
     assert error[0] == 4 and "HF_HUB_OFFLINE" in error[1]
-    *unplugged, error = fetch_in_process(tmp_path, 9, *sources, missing)  # nothing listens there
-    assert unplugged == found
+    *unplugged, error = fetch_in_process(tmp_path, 9, *sources, missing)  # nothing listens on port 9
+    assert unplugged == results
     assert error[0] == 4 and "http://127.0.0.1:9/org/never cannot be reached" in error[1] and "HF_ENDPOINT" in error[1]
 
 
@@ -223,21 +226,21 @@ def test_hub_errors_are_reported_with_a_hint(hub_server, tmp_path):
         "hf:org/nowhere": (4, "no such repository, or it is private"),
         "hf:org/private": (4, "HF_TOKEN"),
         "hf:org/gated": (4, "accept its terms at http://127.0.0.1"),
-        f"hf:org/whole@{OLD_COMMIT}": (4, f"no revision {OLD_COMMIT}"),
-        "hf:org/whole@v2": (4, "no revision v2"),
-        "hf:org/whole:missing.npz": (4, "no file missing.npz"),
+        f"hf:org/complete@{OLD_COMMIT}": (4, f"no revision {OLD_COMMIT}"),
+        "hf:org/complete@v2": (4, "no revision v2"),
+        "hf:org/complete:missing.npz": (4, "no file missing.npz"),
         "hf:org/files": (4, "neither model.safetensors nor pytorch_model.bin"),
         "hf:org/half": (4, "lists model-00002-of-00002.safetensors, which does not exist"),
         "hf:org/outside": (4, "files other than .safetensors in its folder"),
         "hf:org/odd": (4, "not a weights index"),
         "hf:org/x--y": (4, "is not a repository name"),
-        "hf:whole": (2, "write hf:org/name"),
-        "hf:org/whole:../../x": (2, "write hf:org/name"),
+        "hf:complete": (2, "write hf:org/name"),
+        "hf:org/complete:../../x": (2, "write hf:org/name"),
         "hf:": (2, "write hf:org/name"),
     }
-    found = fetch_in_process(tmp_path, hub_server.server_port, *cases)
-    for (source, (code, word)), answer in zip(cases.items(), found, strict=True):
-        assert isinstance(answer, list) and answer[0] == code and word in answer[1], (source, answer)
+    results = fetch_in_process(tmp_path, hub_server.server_port, *cases)
+    for (source, (code, word)), result in zip(cases.items(), results, strict=True):
+        assert isinstance(result, list) and result[0] == code and word in result[1], (source, result)
     (path,) = fetch_in_process(tmp_path, hub_server.server_port, "hf:org/private", HF_TOKEN="hf_secret")
     assert read_files(path) == {"model.safetensors": b"private"}
 
@@ -256,16 +259,16 @@ def test_anything_else_is_a_path(name):
 
 
 class RecordingListener:
-    """A listener that remembers."""
+    """A listener that stores all calls."""
 
     def __init__(self) -> None:
-        self.heard: list[tuple] = []
+        self.calls: list[tuple] = []
 
     def note(self, text: str) -> None:
-        self.heard.append((text,))
+        self.calls.append((text,))
 
     def progress(self, label: str, done: int, total: int, text: str = "") -> None:
-        self.heard.append((label, done, total))
+        self.calls.append((label, done, total))
 
 
 @pytest.fixture
@@ -283,7 +286,7 @@ def test_a_pinned_file_is_downloaded_once(web_address, tmp_path):
     path = fetch_weights(f"{web_address}/a.npz#sha256={CONTENT_HASH.upper()}", listener)
     assert path == tmp_path / "cache" / "vitreous" / "weights" / f"{CONTENT_HASH}.npz"
     assert path.read_bytes() == CONTENT
-    assert listener.heard[-1] == ("download", len(CONTENT), len(CONTENT))
+    assert listener.calls[-1] == ("download", len(CONTENT), len(CONTENT))
     assert (
         fetch_weights(f"{web_address}/a.npz#sha256={CONTENT_HASH}")
         == fetch_weights(f"{web_address}/b.npz#sha256={CONTENT_HASH}")
@@ -312,10 +315,10 @@ def test_redirects_and_responses_without_a_length_are_downloaded(web_address, na
         ("a.npz", f"has SHA-256 {CONTENT_HASH}, not {'0' * 64}"),
         ("cut.npz", "ended after 1,000 of 1,280,000 bytes"),
         ("vast.npz", "serves 1,125,899,906,842,624 bytes, more than"),
-        ("gone.npz", "answers 404"),
+        ("gone.npz", "returned HTTP status 404"),
         ("plain", "http://example.invalid/a is not https"),
         ("file", "'file:///etc/passwd' is not allowed"),
-        ("round", "answers 302"),
+        ("round", "returned HTTP status 302"),
         ("garbage", "could not be downloaded"),
     ],
 )
@@ -324,7 +327,9 @@ def test_failed_downloads_leave_no_files(web_address, tmp_path, name, word):
         fetch_weights(f"{web_address}/{name}#sha256={'0' * 64}")
     files = [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
     left = [path.name for path in files if path.suffix not in (".json", ".lock")]
-    assert left == ([f".{'0' * 64}.npz.part"] if name in ("cut.npz",) else []), "a cut may be gone on with, no more"
+    assert left == ([f".{'0' * 64}.npz.part"] if name in ("cut.npz",) else []), (
+        "only the partial file of an interrupted download may remain"
+    )
 
 
 def test_the_size_limit_applies_without_a_content_length(web_address, monkeypatch):
@@ -347,9 +352,9 @@ def test_the_size_limit_applies_without_a_content_length(web_address, monkeypatc
     ],
 )
 def test_addresses_without_a_hash_are_rejected_before_any_request(web_address, pin):
-    with pytest.raises(UsageError, match="not pinned") as caught:
+    with pytest.raises(UsageError, match="not pinned") as error:
         fetch_weights(f"{web_address}/a.npz{pin}")
-    assert "sha256sum" in caught.value.hint
+    assert "sha256sum" in error.value.hint
     assert HubHandler.requests == []
 
 

@@ -1,5 +1,4 @@
-"""Foreign weight files: sound ones are read to the bit; every other is refused from its header, quickly, in little
-memory."""
+"""Foreign weight files: valid files are read bit-identically; others are rejected from the header."""
 
 from __future__ import annotations
 
@@ -27,8 +26,8 @@ from vitreous.weights.entry import TensorInfo
 from vitreous.weights.files import open_weights_file
 from vitreous.weights.safetensors_file import SAFETENSORS_DTYPES
 
-#: run in a fresh process: opens files, and tells what it took. The best of three is the time, since other work on the
-#: machine is no part of it; memory is the peak over all files above what the process had once it had imported the code.
+#: Run in a fresh process: open files and print the time and memory used. Time is the best of three measurements, so
+#: that other load does not count. Memory is the peak over all files above the usage after the imports.
 MEASURE_SCRIPT = """
 import json, sys, time
 from pathlib import Path
@@ -61,20 +60,20 @@ print(json.dumps({"found": found, "megabytes": (memory("VmHWM") - before) / 1000
 MAX_MILLISECONDS, MAX_MEGABYTES = 100, 50
 
 
-def collect_refusals(paths: list[Path], milliseconds: float = MAX_MILLISECONDS) -> dict[str, str]:
-    """Open each file in a fresh process -> the refusals by file name.
+def collect_rejections(paths: list[Path], milliseconds: float = MAX_MILLISECONDS) -> dict[str, str]:
+    """Open each file in a fresh process; return the rejections by file name.
 
-    Each has to be within the limits, with nothing run, nothing heavy imported, and no connection made.
+    Each must be within the limits, execute nothing, import nothing heavy and make no connection.
     """
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", MEASURE_SCRIPT],
         input=json.dumps([os.fspath(path) for path in paths]),
         capture_output=True,
         text=True,
         timeout=280,
     )
-    assert done.returncode == 0, done.stderr
-    report = json.loads(done.stdout)
+    assert process.returncode == 0, process.stderr
+    report = json.loads(process.stdout)
     slow = {Path(path).name: round(ms) for path, (ms, _) in report["found"].items() if ms > milliseconds}
     assert not slow, f"slower than {milliseconds} ms: {slow}"
     assert report["megabytes"] <= MAX_MEGABYTES
@@ -84,7 +83,7 @@ def collect_refusals(paths: list[Path], milliseconds: float = MAX_MILLISECONDS) 
 
 
 def make_safetensors(header: str | bytes | dict, data: bytes = b"", length: int | None = None) -> bytes:
-    """A safetensors file of that header."""
+    """Return a safetensors file with that header."""
     text = json.dumps(header) if isinstance(header, dict) else header
     raw = text.encode() if isinstance(text, str) else text
     return struct.pack("<Q", len(raw) if length is None else length) + raw + data
@@ -95,7 +94,7 @@ def make_tensor_entry(begin: int = 0, end: int = 8, shape=(2,), dtype="F32") -> 
 
 
 def make_header(count: int, size: int = 4) -> str:
-    """A header of so many tensors of `size` bytes."""
+    """Return a header of `count` tensors of `size` bytes each."""
     shape = "[1]" if size else "[0]"
     lines = (
         f'"t{i}":{{"dtype":"F32","shape":{shape},"data_offsets":[{size * i},{size * (i + 1)}]}}' for i in range(count)
@@ -105,7 +104,7 @@ def make_header(count: int, size: int = 4) -> str:
 
 EIGHT_BYTES = bytes(8)
 TENSOR_LINE = '"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}'
-#: what is wrong -> the file (large ones when they are needed; some go on with a hole), and a word of the refusal
+#: fault -> (file content, text of the message); large or sparse files are created when needed
 MALFORMED_HEADERS = {
     "empty": (b"", "is empty"),
     "only a length": (struct.pack("<Q", 8), "header length does not match the file size"),
@@ -122,7 +121,7 @@ MALFORMED_HEADERS = {
     "invalid UTF-8": (make_safetensors(b'{"\xff\xfe":{}}', EIGHT_BYTES), "not JSON"),
     "a byte order mark": (make_safetensors("\ufeff{" + TENSOR_LINE + "}", EIGHT_BYTES), "not JSON"),
     "array root": (make_safetensors("[1,2]", EIGHT_BYTES), "not a JSON object"),
-    "nothing but braces": (make_safetensors("{}"), "no tensors"),
+    "only braces": (make_safetensors("{}"), "no tensors"),
     "cut JSON": (make_safetensors("{" + TENSOR_LINE, EIGHT_BYTES), "not JSON"),
     "negative offset": (
         make_safetensors({"a": make_tensor_entry(-8, 0)}, EIGHT_BYTES),
@@ -137,7 +136,7 @@ MALFORMED_HEADERS = {
         make_safetensors({"a": make_tensor_entry(0, 8), "b": make_tensor_entry(4, 12)}, bytes(12)),
         "a tensor that overlaps b",
     ),
-    "the same place twice": (
+    "overlapping tensors": (
         make_safetensors({"a": make_tensor_entry(), "b": make_tensor_entry()}, EIGHT_BYTES),
         "a tensor that overlaps b",
     ),
@@ -185,26 +184,26 @@ MALFORMED_HEADERS = {
     ),
     "NaN as a shape": (make_safetensors(TENSOR_LINE.join("{}").replace("[2]", "[NaN]"), EIGHT_BYTES), "not JSON"),
     "one field missing": (make_safetensors({"a": {"dtype": "F32", "shape": [2]}}, EIGHT_BYTES), "with keys other than"),
-    "one field more": (
+    "an extra field": (
         make_safetensors({"a": make_tensor_entry() | {"stride": [1]}}, EIGHT_BYTES),
         "with keys other than",
     ),
-    "a tensor that is a number": (make_safetensors({"a": 3}, EIGHT_BYTES), "with keys other than"),
+    "a number as a tensor": (make_safetensors({"a": 3}, EIGHT_BYTES), "with keys other than"),
     "nested 100,000 deep": (
         make_safetensors("{" + TENSOR_LINE + ',"b":' + "[" * 100_000 + "]" * 100_000 + "}", EIGHT_BYTES),
         "not JSON",
     ),
     "objects 100,000 deep": (make_safetensors('{"a":' * 100_000 + "1" + "}" * 100_000, EIGHT_BYTES), "not JSON"),
-    "metadata that is no text": (
+    "a number in the metadata": (
         make_safetensors({"a": make_tensor_entry(), "__metadata__": {"n": 3}}, EIGHT_BYTES),
         "metadata",
     ),
-    "metadata that is a list": (
+    "a list as metadata": (
         make_safetensors({"a": make_tensor_entry(), "__metadata__": ["n"]}, EIGHT_BYTES),
         "metadata",
     ),
     "header of 101 MB": (lambda: struct.pack("<Q", 101 << 20) + b"{", "a header of"),
-    # what the format's own library lets pass
+    # accepted by the safetensors library
     "a key twice": (make_safetensors("{" + TENSOR_LINE + "," + TENSOR_LINE + "}", EIGHT_BYTES), "'a' twice"),
     "a key twice, once in escapes": (
         make_safetensors("{" + TENSOR_LINE + "," + TENSOR_LINE.replace('"a"', '"\\u0061"') + "}", EIGHT_BYTES),
@@ -218,7 +217,7 @@ MALFORMED_HEADERS = {
         make_safetensors({"a": make_tensor_entry(), "z": make_tensor_entry(8, 8, (0, 3))}, EIGHT_BYTES),
         "without elements",
     ),
-    "no elements in the place of others": (
+    "empty tensor inside another": (
         make_safetensors({"a": make_tensor_entry(), "z": make_tensor_entry(0, 0, (0,))}, EIGHT_BYTES),
         "without elements",
     ),
@@ -228,7 +227,7 @@ MALFORMED_HEADERS = {
     "an empty name": (make_safetensors({"": make_tensor_entry()}, EIGHT_BYTES), "not a valid name"),
     "a newline in a name": (make_safetensors({"a\nb": make_tensor_entry()}, EIGHT_BYTES), r"'a\nb'"),
     "an escape sequence as a name": (make_safetensors({"\x1b[2J": make_tensor_entry()}, EIGHT_BYTES), r"'\x1b[2J'"),
-    "half a character as a name": (
+    "an incomplete character in a name": (
         make_safetensors('{"\\ud800":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}', EIGHT_BYTES),
         r"'\ud800'",
     ),
@@ -253,7 +252,7 @@ MALFORMED_HEADERS = {
         "plain ASCII",
     ),
 }
-#: no weights at all
+#: not weights
 FOREIGN_FILES = {
     "page.safetensors": (b"<!DOCTYPE html><title>404</title>", "web page"),
     "pointer.safetensors": (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "Git LFS pointer"),
@@ -275,16 +274,16 @@ def test_malformed_headers_are_rejected_before_allocation(tmp_path):
         if " MB" in name:
             os.truncate(paths[-1], max(paths[-1].stat().st_size, 102 << 20))
         expected[name] = word
-    found = collect_refusals(paths)
-    assert {name: text for name, text in found.items() if expected[name] not in text} == {}
-    assert all(name in text for name, text in found.items())  # every refusal says which file
+    refusals = collect_rejections(paths)
+    assert {name: text for name, text in refusals.items() if expected[name] not in text} == {}
+    assert all(name in text for name, text in refusals.items())  # each message names its file
 
 
 def test_the_largest_header_is_checked_within_time_and_memory_limits(tmp_path):
-    """Of 5,000 tensors the last is wrong."""
+    """A header of 5,000 tensors, of which the last is invalid."""
     path = tmp_path / "last one wrong.safetensors"
     path.write_bytes(make_safetensors(make_header(5_000)[:-3] + "9]}}", bytes(20_000)))
-    assert "t4999" in collect_refusals([path])[path.name]
+    assert "t4999" in collect_rejections([path])[path.name]
 
 
 @pytest.mark.parametrize("name", ["nothing", "folder", "pipe", "a\0b"])
@@ -300,12 +299,16 @@ def test_folders_and_pipes_are_rejected_without_blocking(tmp_path, name):
 
 def make_sample_tensors() -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
-    made = {"scalar": torch.tensor(2.5), "flags": torch.tensor([True, False, True]), "ünïcode/naïve:0": torch.ones(1)}
+    tensors = {
+        "scalar": torch.tensor(2.5),
+        "flags": torch.tensor([True, False, True]),
+        "ünïcode/naïve:0": torch.ones(1),
+    }
     for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
-        made[str(dtype)] = torch.randn(3, 5, generator=generator).to(dtype)
+        tensors[str(dtype)] = torch.randn(3, 5, generator=generator).to(dtype)
     for dtype in (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8):
-        made[str(dtype)] = torch.randint(0, 100, (2, 1, 3), generator=generator).to(dtype)
-    return made
+        tensors[str(dtype)] = torch.randint(0, 100, (2, 1, 3), generator=generator).to(dtype)
+    return tensors
 
 
 def are_states_equal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
@@ -335,7 +338,7 @@ def test_tensors_are_independent_of_later_file_changes(tmp_path):
     tensors = open_weights_file(path).read()
     path.write_bytes(bytes(path.stat().st_size))
     assert torch.equal(tensors["a"], torch.ones(4))
-    tensors["a"].zero_()  # and is writable
+    tensors["a"].zero_()  # is writable
 
 
 def test_padded_and_unordered_headers_are_read(tmp_path):
@@ -349,9 +352,9 @@ def test_padded_and_unordered_headers_are_read(tmp_path):
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
 def test_non_finite_values_are_rejected_by_name(tmp_path, value, dtype):
-    path, bad = tmp_path / "weights.safetensors", torch.zeros(2, 3, dtype=dtype)
-    bad[1, 1] = value
-    path.write_bytes(save({"good": torch.ones(3), "bad": bad}))
+    path, invalid_values = tmp_path / "weights.safetensors", torch.zeros(2, 3, dtype=dtype)
+    invalid_values[1, 1] = value
+    path.write_bytes(save({"good": torch.ones(3), "bad": invalid_values}))
     source = open_weights_file(path)
     assert list(source.read(["good"])) == ["good"]
     with pytest.raises(WeightsError, match="a value in bad that is NaN or infinite"):
@@ -379,7 +382,7 @@ def test_files_that_change_before_reading_are_rejected(tmp_path):
 
 
 def test_fuzzed_headers_are_rejected_or_match_safetensors(tmp_path):
-    """Mutations of a sound file: never another error than a refusal, and nothing that is accepted is read otherwise."""
+    """Mutated files are rejected with a WeightsError; accepted files are read as the safetensors library reads them."""
     rng, path = random.Random(0), tmp_path / "fuzzed.safetensors"
     sound = save(
         {"a.weight": torch.arange(6.0).reshape(2, 3), "b": torch.arange(4, dtype=torch.int16)}, {"format": "pt"}
@@ -406,16 +409,16 @@ def test_fuzzed_headers_are_rejected_or_match_safetensors(tmp_path):
         content = bytearray(sound)
         for _ in range(rng.randint(1, 3)):
             at = rng.randrange(min(len(content), 8 + sound[0]))
-            how = rng.randrange(4)
-            if how == 0:
+            mutation = rng.randrange(4)
+            if mutation == 0:
                 content[at] = rng.randrange(256)
-            elif how == 1:
+            elif mutation == 1:
                 del content[at : at + rng.randint(1, 6)]
-            elif how == 2:
+            elif mutation == 2:
                 content[at:at] = rng.choice(pieces)
             else:
                 content[at : at + 1] = rng.choice(pieces)
-        if rng.random() < 0.5:  # so that more than the length is tried
+        if rng.random() < 0.5:  # repair the length, so that the parser of the header is reached
             header = bytes(content[8 : len(content) - 32])
             content = bytearray(make_safetensors(header, bytes(content[-32:])))
         path.write_bytes(content)
@@ -430,7 +433,7 @@ def test_fuzzed_headers_are_rejected_or_match_safetensors(tmp_path):
                 ours = {name: source.read([name])[name] for name in source.entries}
                 assert all(torch.equal(theirs.get_tensor(name), value) for name, value in ours.items())
         except SafetensorError as error:
-            pytest.fail(f"accepted what the library refuses: {error} in {bytes(content[:200])}")
+            pytest.fail(f"accepted a file that the library rejects: {error} in {bytes(content[:200])}")
         except WeightsError as error:
             if "NaN" not in str(error):
                 raise
@@ -452,7 +455,7 @@ TENSOR_NAMES = st.text(st.characters(codec="utf-8", categories=("L", "N", "P")),
     )
 )
 @settings(max_examples=100)
-def test_saving_again_gives_the_same_file(tmp_path_factory, specs):
+def test_saving_is_deterministic(tmp_path_factory, specs):
     generator = torch.Generator().manual_seed(0)
     tensors = {
         name: torch.randint(0, 2, shape, generator=generator).to(dtype) for name, (dtype, shape) in specs.items()
@@ -472,7 +475,7 @@ def to_npy_bytes(array: np.ndarray) -> bytes:
 
 
 def make_npy_file(text: str, data: bytes = b"", version: int = 1) -> bytes:
-    """An .npy file with that header."""
+    """Return a .npy file with that header."""
     raw = text.encode()
     return b"\x93NUMPY" + bytes([version, 0]) + struct.pack("<H" if version == 1 else "<I", len(raw)) + raw + data
 
@@ -486,20 +489,19 @@ def make_zip(members: dict[str, bytes], method: int = zipfile.ZIP_STORED) -> byt
 
 
 def patch_zip_entry(content: bytes, offset: int, value: bytes, directory: bool = True, local: bool = True) -> bytes:
-    """A zip with bytes of its first member's entries replaced, `offset` being where they are in the directory's
-    entry."""
-    made = bytearray(content)
+    """Return a zip with changed bytes in its first member's entries; `offset` is that in the directory entry."""
+    patched = bytearray(content)
     if directory:
-        at = made.index(b"PK\1\2") + offset
-        made[at : at + len(value)] = value
+        at = patched.index(b"PK\1\2") + offset
+        patched[at : at + len(value)] = value
     if local:
-        at = made.index(b"PK\3\4") + offset - 2
-        made[at : at + len(value)] = value
-    return bytes(made)
+        at = patched.index(b"PK\3\4") + offset - 2
+        patched[at : at + len(value)] = value
+    return bytes(patched)
 
 
 class PickleMarker:
-    """Would make a file if it were unpickled."""
+    """Creates a file when it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -525,10 +527,10 @@ def test_arrays_are_read_bit_identically(tmp_path):
         assert all(value.is_contiguous() for value in source.read().values())
 
 
-@pytest.mark.parametrize("kind", ["|V2", "<V2"])
-def test_two_byte_void_arrays_are_bfloat16(tmp_path, kind):
+@pytest.mark.parametrize("dtype_code", ["|V2", "<V2"])
+def test_two_byte_void_arrays_are_bfloat16(tmp_path, dtype_code):
     values = torch.randn(4, 3, generator=torch.Generator().manual_seed(0)).bfloat16()
-    text = f"{{'descr': '{kind}', 'fortran_order': False, 'shape': (4, 3), }}"
+    text = f"{{'descr': '{dtype_code}', 'fortran_order': False, 'shape': (4, 3), }}"
     (tmp_path / "a.npz").write_bytes(
         make_zip({"a.npy": make_npy_file(text, values.view(torch.int16).numpy().tobytes())})
     )
@@ -542,99 +544,110 @@ def test_all_npy_header_versions_are_read(tmp_path):
 
 
 def test_malformed_arrays_are_rejected_from_their_header(tmp_path):
-    marker, whole = tmp_path / "marker", to_npy_bytes(np.arange(6.0, dtype=np.float32))
+    marker, array_bytes = tmp_path / "marker", to_npy_bytes(np.arange(6.0, dtype=np.float32))
     evil = to_npy_bytes(np.array([PickleMarker(marker)], dtype=object))
-    plain = "{'descr': '<f4', 'fortran_order': False, 'shape': (2,), }"
-    good = make_zip({"a.npy": whole})
+    header = "{'descr': '<f4', 'fortran_order': False, 'shape': (2,), }"
+    valid_archive = make_zip({"a.npy": array_bytes})
     big = io.BytesIO()
     with zipfile.ZipFile(big, "w", zipfile.ZIP_DEFLATED) as archive, archive.open("bomb.npy", "w") as member:
-        member.write(make_npy_file(plain.replace("2,", f"{25 << 20},")))
+        member.write(make_npy_file(header.replace("2,", f"{25 << 20},")))
         for _ in range(100):
             member.write(bytes(1 << 20))
-    twice = make_zip({"a.npy": whole, "b.npy": whole}).replace(b"b.npy", b"a.npy")
+    duplicate_members = make_zip({"a.npy": array_bytes, "b.npy": array_bytes}).replace(b"b.npy", b"a.npy")
     cases = {
         "objects": (make_zip({"a.npy": evil}), "has objects in 'a'"),
-        "objects behind a sound array": (make_zip({"a.npy": whole, "b.npy": evil}), "has objects in 'b'"),
+        "objects after a valid array": (make_zip({"a.npy": array_bytes, "b.npy": evil}), "has objects in 'b'"),
         "objects, other header": (
-            make_zip({"a.npy": make_npy_file(plain.replace("<f4", "|O"), bytes(8))}),
+            make_zip({"a.npy": make_npy_file(header.replace("<f4", "|O"), bytes(8))}),
             "has objects",
         ),
-        "fields": (make_zip({"a.npy": to_npy_bytes(np.zeros(2, [("x", "<f4"), ("y", "<f4")]))}), "is not numpy's"),
+        "fields": (
+            make_zip({"a.npy": to_npy_bytes(np.zeros(2, [("x", "<f4"), ("y", "<f4")]))}),
+            "an invalid numpy header",
+        ),
         "code as a dtype": (
             make_zip(
-                {"a.npy": make_npy_file(plain.replace("'<f4'", "__import__('os').system('touch x')"), EIGHT_BYTES)}
+                {"a.npy": make_npy_file(header.replace("'<f4'", "__import__('os').system('touch x')"), EIGHT_BYTES)}
             ),
-            "is not numpy's",
+            "an invalid numpy header",
         ),
         "pickle in the dtype's metadata": (
-            make_zip({"a.npy": make_npy_file(plain.replace("'<f4'", "('<f4', {'pickle': 1})"), EIGHT_BYTES)}),
+            make_zip({"a.npy": make_npy_file(header.replace("'<f4'", "('<f4', {'pickle': 1})"), EIGHT_BYTES)}),
             "objects",
         ),
         "a pickle as an array": (make_zip({"a.npy": b"cos\nsystem\n(S'touch x'\ntR."}), "which is not an array"),
-        "a pickle beside arrays": (
-            make_zip({"a.npy": whole, "evil.pkl": b"cos\nsystem\n(S'touch x'\ntR."}),
+        "a pickle next to arrays": (
+            make_zip({"a.npy": array_bytes, "evil.pkl": b"cos\nsystem\n(S'touch x'\ntR."}),
             "evil.pkl",
         ),
-        "a checkpoint beside arrays": (make_zip({"a.npy": whole, "archive/data.pkl": b"."}), "data.pkl"),
+        "a checkpoint next to arrays": (make_zip({"a.npy": array_bytes, "archive/data.pkl": b"."}), "data.pkl"),
         "text": (make_zip({"a.npy": to_npy_bytes(np.array(["ab"]))}), "as <U2"),
-        "other byte order": (make_zip({"a.npy": to_npy_bytes(np.zeros(2, ">f4"))}), "as >f4"),
+        "other byte order": (make_zip({"a.npy": to_npy_bytes(np.zeros(2, ">f4"))}), "dtype >f4"),
         "complex": (make_zip({"a.npy": to_npy_bytes(np.zeros(2, np.complex64))}), "as <c8"),
         "no elements": (make_zip({"a.npy": to_npy_bytes(np.zeros((0, 3), np.float32))}), "without elements"),
         "4 TB": (
-            make_zip({"a.npy": make_npy_file(plain.replace("2,", f"{1 << 40},"), EIGHT_BYTES)}),
+            make_zip({"a.npy": make_npy_file(header.replace("2,", f"{1 << 40},"), EIGHT_BYTES)}),
             "needs 4,398,046,511,104",
         ),
         "4 TB, deflated": (
-            make_zip({"a.npy": make_npy_file(plain.replace("2,", f"{1 << 40},"), EIGHT_BYTES)}, zipfile.ZIP_DEFLATED),
+            make_zip({"a.npy": make_npy_file(header.replace("2,", f"{1 << 40},"), EIGHT_BYTES)}, zipfile.ZIP_DEFLATED),
             "needs 4,398",
         ),
-        "more than the header says": (
-            make_zip({"a.npy": make_npy_file(plain, bytes(100))}, zipfile.ZIP_DEFLATED),
+        "more data than in the header": (
+            make_zip({"a.npy": make_npy_file(header, bytes(100))}, zipfile.ZIP_DEFLATED),
             "needs 8",
         ),
         "a bomb of 100 MB": (big.getvalue(), "would unpack to 104,857,"),
         "negative shape": (
-            make_zip({"a.npy": make_npy_file(plain.replace("2,", "-2,"), EIGHT_BYTES)}),
-            "is not numpy's",
+            make_zip({"a.npy": make_npy_file(header.replace("2,", "-2,"), EIGHT_BYTES)}),
+            "an invalid numpy header",
         ),
-        "a header longer than the member": (make_zip({"a.npy": b"\x93NUMPY\2\0\xff\xff\xff\x7f{"}), "is not numpy's"),
-        "version 9": (make_zip({"a.npy": make_npy_file(plain, EIGHT_BYTES, 9)}), "which is not an array"),
-        "nested brackets": (make_zip({"a.npy": make_npy_file("(" * 9000)}), "is not numpy's"),
-        "a path as a name": (make_zip({"../../etc/a.npy": whole}), "not a valid name"),
-        "the same name twice": (twice, "'a.npy' twice"),
-        "encrypted": (patch_zip_entry(good, 8, b"\1\0"), "encrypted"),
-        "encrypted, says the directory alone": (patch_zip_entry(good, 8, b"\1\0", local=False), "encrypted"),
-        "encrypted, says the member alone": (
-            patch_zip_entry(good, 8, b"\1\0", directory=False),
+        "a header longer than the member": (
+            make_zip({"a.npy": b"\x93NUMPY\2\0\xff\xff\xff\x7f{"}),
+            "an invalid numpy header",
+        ),
+        "version 9": (make_zip({"a.npy": make_npy_file(header, EIGHT_BYTES, 9)}), "which is not an array"),
+        "nested brackets": (make_zip({"a.npy": make_npy_file("(" * 9000)}), "an invalid numpy header"),
+        "a path as a name": (make_zip({"../../etc/a.npy": array_bytes}), "not a valid name"),
+        "the same name twice": (duplicate_members, "'a.npy' twice"),
+        "encrypted": (patch_zip_entry(valid_archive, 8, b"\1\0"), "encrypted"),
+        "encryption flag in the directory only": (patch_zip_entry(valid_archive, 8, b"\1\0", local=False), "encrypted"),
+        "encryption flag in the member only": (
+            patch_zip_entry(valid_archive, 8, b"\1\0", directory=False),
             "contradicts its directory",
         ),
-        "strongly encrypted": (patch_zip_entry(good, 8, b"\x40\0"), "encrypted"),
-        "another method": (patch_zip_entry(good, 10, b"\x0c\0"), "method 12"),
+        "strongly encrypted": (patch_zip_entry(valid_archive, 8, b"\x40\0"), "encrypted"),
+        "another method": (patch_zip_entry(valid_archive, 10, b"\x0c\0"), "method 12"),
         "another method in the member": (
-            patch_zip_entry(good, 10, b"\x08\0", directory=False),
+            patch_zip_entry(valid_archive, 10, b"\x08\0", directory=False),
             "contradicts its directory",
         ),
-        "two sizes": (patch_zip_entry(good, 24, struct.pack("<I", 9)), "contradictory sizes"),
-        "a size beyond the file": (patch_zip_entry(good, 20, struct.pack("<2I", 1 << 24, 1 << 24)), "overlap"),
-        "another name in the member": (good.replace(b"a.npy", b"b.npy", 1), "contradicts its directory"),
-        "a member in the directory": (
-            patch_zip_entry(good, 42, struct.pack("<I", 100), local=False),
+        "two sizes": (patch_zip_entry(valid_archive, 24, struct.pack("<I", 9)), "contradictory sizes"),
+        "a size beyond the file": (patch_zip_entry(valid_archive, 20, struct.pack("<2I", 1 << 24, 1 << 24)), "overlap"),
+        "another name in the member": (valid_archive.replace(b"a.npy", b"b.npy", 1), "contradicts its directory"),
+        "a member offset in the directory": (
+            patch_zip_entry(valid_archive, 42, struct.pack("<I", 100), local=False),
             "contradicts its directory",
         ),
-        "cut": (good[:-5], "truncated"),
-        "a comment": (good[:-2] + b"\3\0abc", "after its end"),
-        "something before": (b"PK\3\4" + good, "before or inside"),
-        "a directory elsewhere": (good[:-6] + struct.pack("<I", 7) + b"\0\0", "before or inside"),
-        "half a directory": (good[:-10] + struct.pack("<2I", 10, len(good) - 32) + b"\0\0", "damaged zip"),
-        "members without end": (make_zip({f"{i}": b"" for i in range(10_001)}), "more than 10,000 members"),
+        "cut": (valid_archive[:-5], "truncated"),
+        "a comment": (valid_archive[:-2] + b"\3\0abc", "after its end"),
+        "data before the zip": (b"PK\3\4" + valid_archive, "before or inside"),
+        "a wrong directory offset": (valid_archive[:-6] + struct.pack("<I", 7) + b"\0\0", "before or inside"),
+        "a truncated directory": (
+            valid_archive[:-10] + struct.pack("<2I", 10, len(valid_archive) - 32) + b"\0\0",
+            "damaged zip",
+        ),
+        "too many members": (make_zip({f"{i}": b"" for i in range(10_001)}), "more than 10,000 members"),
         "no arrays": (make_zip({"a.txt": b"a"}), "neither numpy arrays nor"),
         "no members": (make_zip({}), "neither numpy arrays nor"),
     }
     paths = [tmp_path / f"{name}.npz" for name in cases]
     for path, (content, _) in zip(paths, cases.values(), strict=True):
         path.write_bytes(content)
-    found = collect_refusals(paths)
-    assert {name: found[f"{name}.npz"] for name, (_, word) in cases.items() if word not in found[f"{name}.npz"]} == {}
+    refusals = collect_rejections(paths)
+    assert {
+        name: refusals[f"{name}.npz"] for name, (_, word) in cases.items() if word not in refusals[f"{name}.npz"]
+    } == {}
     assert not marker.exists()
 
 

@@ -1,7 +1,6 @@
-"""Google's `.npz` files against a plain forward pass in numpy, and against timm's own loader of them.
+"""Google's `.npz` files compared with a reference forward pass in numpy, and with timm's loader.
 
-The forward pass is written from the papers' code (vision_transformer/vit_jax, big_vision), one image at a time, in
-float64.
+The reference follows the papers' code (vision_transformer/vit_jax, big_vision), for one image at a time, in float64.
 """
 
 from __future__ import annotations
@@ -13,7 +12,14 @@ import numpy as np
 import pytest
 import torch
 
-from tests.weights.peers import compute_difference, make_images, randomise, timm_bit, timm_hybrid, timm_vit
+from tests.weights.peers import (
+    compute_difference,
+    make_images,
+    make_timm_bit,
+    make_timm_hybrid,
+    make_timm_vit,
+    randomise,
+)
 from vitreous.models.config import StemConfig
 from vitreous.weights.adopt import open_weights
 from vitreous.weights.formats.google import unstack_scanned_blocks
@@ -23,38 +29,38 @@ BLOCK_PREFIX = "Transformer/encoderblock_{}/"
 
 
 def make_golden_arrays(classes=CLASSES, pre_logits=None, token=True, pool=False, stem=None, seed=0):
-    """Arrays of a small ViT under their oldest names; `stem` has the units of each stage of a hybrid's ResNet."""
+    """Return arrays of a small ViT under their oldest names; `stem` lists the units of each ResNet stage."""
     rng = np.random.default_rng(seed)
-    found = {}
+    arrays = {}
 
-    def array(name, *shape, mean=0.0, scale=None):
+    def add_array(name, *shape, mean=0.0, scale=None):
         fan_in = np.prod(shape[:-1]) if len(shape) > 1 else 25
-        found[name] = (mean + rng.normal(size=shape) * (scale or fan_in**-0.5)).astype(np.float32)
+        arrays[name] = (mean + rng.normal(size=shape) * (scale or fan_in**-0.5)).astype(np.float32)
 
-    def dense(name, *shape):
-        array(f"{name}/kernel", *shape)
-        array(f"{name}/bias", *shape[1:])
+    def add_dense(name, *shape):
+        add_array(f"{name}/kernel", *shape)
+        add_array(f"{name}/bias", *shape[1:])
 
-    def norm(name, width):
-        array(f"{name}/scale", width, mean=1.0)
-        array(f"{name}/bias", width)
+    def add_norm(name, width):
+        add_array(f"{name}/scale", width, mean=1.0)
+        add_array(f"{name}/bias", width)
 
-    def attention(name):
-        for part in ("query", "key", "value"):
-            array(f"{name}/{part}/kernel", WIDTH, HEADS, WIDTH // HEADS, scale=WIDTH**-0.5)
-            array(f"{name}/{part}/bias", HEADS, WIDTH // HEADS, scale=0.2)
-        array(f"{name}/out/kernel", HEADS, WIDTH // HEADS, WIDTH)
-        array(f"{name}/out/bias", WIDTH)
+    def add_attention(name):
+        for projection in ("query", "key", "value"):
+            add_array(f"{name}/{projection}/kernel", WIDTH, HEADS, WIDTH // HEADS, scale=WIDTH**-0.5)
+            add_array(f"{name}/{projection}/bias", HEADS, WIDTH // HEADS, scale=0.2)
+        add_array(f"{name}/out/kernel", HEADS, WIDTH // HEADS, WIDTH)
+        add_array(f"{name}/out/bias", WIDTH)
 
-    def mlp(name):
-        dense(f"{name}/Dense_0", WIDTH, HIDDEN)
-        dense(f"{name}/Dense_1", HIDDEN, WIDTH)
+    def add_mlp(name):
+        add_dense(f"{name}/Dense_0", WIDTH, HIDDEN)
+        add_dense(f"{name}/Dense_1", HIDDEN, WIDTH)
 
     channels, patch = 3, PATCH
     if stem is not None:
         channels, patch = 32, 2 if not stem else 1
-        array("conv_root/kernel", 7, 7, 3, 32)
-        norm("gn_root", 32)
+        add_array("conv_root/kernel", 7, 7, 3, 32)
+        add_norm("gn_root", 32)
         for stage, units in enumerate(stem, 1):
             inner = 32 * 2 ** (stage - 1)
             for unit in range(1, units + 1):
@@ -62,34 +68,34 @@ def make_golden_arrays(classes=CLASSES, pre_logits=None, token=True, pool=False,
                 for number, shape in enumerate(
                     ((1, 1, channels, inner), (3, 3, inner, inner), (1, 1, inner, 4 * inner)), 1
                 ):
-                    array(f"{name}conv{number}/kernel", *shape)
-                    norm(f"{name}gn{number}", shape[3])
+                    add_array(f"{name}conv{number}/kernel", *shape)
+                    add_norm(f"{name}gn{number}", shape[3])
                 if unit == 1:
-                    array(f"{name}conv_proj/kernel", 1, 1, channels, 4 * inner)
-                    norm(f"{name}gn_proj", 4 * inner)
+                    add_array(f"{name}conv_proj/kernel", 1, 1, channels, 4 * inner)
+                    add_norm(f"{name}gn_proj", 4 * inner)
                 channels = 4 * inner
-    dense("embedding", patch, patch, channels, WIDTH)
-    found["embedding/bias"] = found["embedding/bias"].ravel()[:WIDTH].copy()
+    add_dense("embedding", patch, patch, channels, WIDTH)
+    arrays["embedding/bias"] = arrays["embedding/bias"].ravel()[:WIDTH].copy()
     if token:
-        array("cls", 1, 1, WIDTH, scale=0.5)
-    array("Transformer/posembed_input/pos_embedding", 1, 16 + token, WIDTH, scale=0.5)
+        add_array("cls", 1, 1, WIDTH, scale=0.5)
+    add_array("Transformer/posembed_input/pos_embedding", 1, 16 + token, WIDTH, scale=0.5)
     for index in range(DEPTH):
         block = BLOCK_PREFIX.format(index)
-        norm(f"{block}LayerNorm_0", WIDTH)
-        attention(f"{block}MultiHeadDotProductAttention_1")
-        norm(f"{block}LayerNorm_2", WIDTH)
-        mlp(f"{block}MlpBlock_3")
-    norm("Transformer/encoder_norm", WIDTH)
+        add_norm(f"{block}LayerNorm_0", WIDTH)
+        add_attention(f"{block}MultiHeadDotProductAttention_1")
+        add_norm(f"{block}LayerNorm_2", WIDTH)
+        add_mlp(f"{block}MlpBlock_3")
+    add_norm("Transformer/encoder_norm", WIDTH)
     if pool:
-        array("MAPHead_0/probe", 1, 1, WIDTH, scale=0.5)
-        attention("MAPHead_0/MultiHeadDotProductAttention_0")
-        norm("MAPHead_0/LayerNorm_0", WIDTH)
-        mlp("MAPHead_0/MlpBlock_0")
+        add_array("MAPHead_0/probe", 1, 1, WIDTH, scale=0.5)
+        add_attention("MAPHead_0/MultiHeadDotProductAttention_0")
+        add_norm("MAPHead_0/LayerNorm_0", WIDTH)
+        add_mlp("MAPHead_0/MlpBlock_0")
     if pre_logits:
-        dense("pre_logits", WIDTH, pre_logits)
+        add_dense("pre_logits", WIDTH, pre_logits)
     if classes:
-        dense("head", pre_logits or WIDTH, classes)
-    return found
+        add_dense("head", pre_logits or WIDTH, classes)
+    return arrays
 
 
 def layer_norm(p, name, x):
@@ -110,7 +116,7 @@ def mlp(p, name, x):
 
 
 def attention(p, name, queries, x):
-    """Head by head: (M, D) queries and (N, D) tokens -> (M, D)."""
+    """Compute attention head by head: queries (M, D) and tokens (N, D) -> (M, D)."""
     out = p[f"{name}/out/bias"].copy()
     for head in range(HEADS):
         q = queries @ p[f"{name}/query/kernel"][:, head] + p[f"{name}/query/bias"][head]
@@ -124,18 +130,18 @@ def attention(p, name, queries, x):
 
 
 def extract_windows(x, size, stride, fill):
-    """(H, W, C) -> (h, w, size, size, C): what a kernel sees under TensorFlow's SAME padding."""
+    """Return all windows of (H, W, C) with TensorFlow's SAME padding as (h, w, size, size, C)."""
     pads = []
     for length in x.shape[:2]:
         total = max((-(-length // stride) - 1) * stride + size - length, 0)
         pads.append((total // 2, total - total // 2))
     x = np.pad(x, (*pads, (0, 0)), constant_values=fill)
-    seen = np.lib.stride_tricks.sliding_window_view(x, (size, size), (0, 1))[::stride, ::stride]
-    return seen.transpose(0, 1, 3, 4, 2)
+    windows = np.lib.stride_tricks.sliding_window_view(x, (size, size), (0, 1))[::stride, ::stride]
+    return windows.transpose(0, 1, 3, 4, 2)
 
 
 def convolution(p, name, x, stride=1):
-    """A standardised convolution: each filter to mean 0 and deviation 1, 1e-5 added to the deviation."""
+    """Convolve with standardised filters: mean 0, std 1, with 1e-5 added to the std."""
     kernel = p[f"{name}/kernel"]
     mean, deviation = kernel.mean((0, 1, 2)), kernel.std((0, 1, 2))
     return np.tensordot(extract_windows(x, kernel.shape[0], stride, 0.0), (kernel - mean) / (deviation + 1e-5), 3)
@@ -154,7 +160,7 @@ def relu(x):
 
 
 def resnet(p, x):
-    """(H, W, 3) -> (h, w, C): the hybrid's ResNet."""
+    """Apply the hybrid's ResNet: (H, W, 3) -> (h, w, C)."""
     x = relu(group_norm(p, "gn_root", convolution(p, "conv_root", x, 2)))
     x = extract_windows(x, 3, 2, -np.inf).max((2, 3))
     stage = 1
@@ -174,7 +180,7 @@ def resnet(p, x):
 
 
 def forward(p, image):
-    """(C, H, W) -> tokens after the last norm (T, D), and logits, or what the head would read."""
+    """Map an image (C, H, W) to tokens (T, D) after the last norm, and logits or the head's input features."""
     p = {name: array.astype(np.float64) for name, array in p.items()}
     x = image.transpose(1, 2, 0).astype(np.float64)
     if "conv_root/kernel" in p:
@@ -207,7 +213,7 @@ def to_oldest_names(p):
 
 
 def to_linen_names(p):
-    """The names that flax's linen gives the same modules."""
+    """Rename arrays to the names that flax.linen gives the modules."""
     names = (
         ("MultiHeadDotProductAttention_1", "MultiHeadDotProductAttention_0"),
         ("LayerNorm_2", "LayerNorm_1"),
@@ -219,26 +225,29 @@ def to_linen_names(p):
 
 
 def big_vision(p):
-    """linen's, with positions at the root, the class token's folded into it, under `params/`."""
+    """Rename arrays to big_vision's layout.
+
+    Names are those of linen under `params/`; the position of the class token is added to the token.
+    """
     p = to_linen_names(p)
-    place = p.pop("Transformer/posembed_input/pos_embedding")
+    positions = p.pop("Transformer/posembed_input/pos_embedding")
     if "cls" in p:
-        p["cls"], place = p["cls"] + place[:, :1], place[:, 1:]
-    return {f"params/{name}": array for name, array in (p | {"pos_embedding": place}).items()}
+        p["cls"], positions = p["cls"] + positions[:, :1], positions[:, 1:]
+    return {f"params/{name}": array for name, array in (p | {"pos_embedding": positions}).items()}
 
 
 def to_scanned_blocks(p):
-    """big_vision's, all blocks stacked in one."""
+    """Return big_vision's layout with all blocks stacked in one array."""
     p = big_vision(p)
-    found = {name: array for name, array in p.items() if "encoderblock_" not in name}
+    stacked = {name: array for name, array in p.items() if "encoderblock_" not in name}
     for name in [name for name in p if "encoderblock_0/" in name]:
         blocks = [p[name.replace("encoderblock_0", f"encoderblock_{index}")] for index in range(DEPTH)]
-        found[name.replace("encoderblock_0", "encoderblock")] = np.stack(blocks)
-    return found
+        stacked[name.replace("encoderblock_0", "encoderblock")] = np.stack(blocks)
+    return stacked
 
 
-def two_towers(p):
-    """The image tower of an image-text model."""
+def to_image_tower(p):
+    """Return the image tower of an image-text model."""
     text = {
         "params/txt/head/kernel": np.ones((3, 3), np.float32),
         "params/t": np.ones(1, np.float32),
@@ -248,7 +257,7 @@ def two_towers(p):
 
 
 def to_wide_norms(p):
-    """Group norms as (1, 1, 1, C)."""
+    """Reshape group norms to (1, 1, 1, C)."""
     return {
         name: array[None, None, None] if re.search(r"gn(\d|_root|_proj)/", name) else array for name, array in p.items()
     }
@@ -258,7 +267,7 @@ def add_optimizer_prefix(p):
     return {f"opt/target/{name}": array for name, array in p.items()}
 
 
-LAYOUTS = [to_oldest_names, to_linen_names, big_vision, to_scanned_blocks, two_towers, add_optimizer_prefix]
+LAYOUTS = [to_oldest_names, to_linen_names, big_vision, to_scanned_blocks, to_image_tower, add_optimizer_prefix]
 MODELS = {
     "pre_logits": {"pre_logits": 12},
     "AugReg": {},
@@ -267,7 +276,7 @@ MODELS = {
     "attention": {"token": False, "pool": True},
 }
 HYBRIDS = {"root": (), "one stage": (1,), "two stages": (1, 2)}
-#: pixels along a side of which each makes 16 tokens
+#: image size that gives 16 tokens
 IMAGE_SIDES = {None: 16, (): 32, (1,): 16, (1, 2): 32}
 
 
@@ -277,8 +286,8 @@ def write_npz(path, arrays):
     return path
 
 
-def compare_outputs(found, p, side, limit=1e-4):
-    model, batch = found.build_bundle().model, make_images((side, side))
+def compare_outputs(weights, p, side, limit=1e-4):
+    model, batch = weights.build_bundle().model, make_images((side, side))
     with torch.inference_mode():
         features, logits = model.features(batch), model(batch)
     for number, image in enumerate(batch.numpy()):
@@ -300,24 +309,28 @@ def test_the_reference_forward_pass_matches_values_by_hand():
 @pytest.mark.parametrize("model", MODELS)
 def test_every_name_layout_gives_the_same_model(model, layout, tmp_path):
     p = make_golden_arrays(**MODELS[model])
-    found = open_weights(write_npz(tmp_path / "vit.npz", layout(p)))
-    assert (found.config.heads, found.config.mlp.gelu, found.config.positions.resize) == (HEADS, "tanh", "zoom-scipy")
-    assert found.config.head.representation == MODELS[model].get("pre_logits")
-    compare_outputs(found, p, IMAGE_SIDES[None], 1e-5)
+    weights = open_weights(write_npz(tmp_path / "vit.npz", layout(p)))
+    assert (weights.config.heads, weights.config.mlp.gelu, weights.config.positions.resize) == (
+        HEADS,
+        "tanh",
+        "zoom-scipy",
+    )
+    assert weights.config.head.representation == MODELS[model].get("pre_logits")
+    compare_outputs(weights, p, IMAGE_SIDES[None], 1e-5)
 
 
 @pytest.mark.parametrize("norms", [to_oldest_names, to_wide_norms])
 @pytest.mark.parametrize("stem", HYBRIDS)
-def test_hybrids(stem, norms, tmp_path):
+def test_hybrids_match_the_reference_forward_pass(stem, norms, tmp_path):
     p = make_golden_arrays(stem=HYBRIDS[stem])
-    found = open_weights(write_npz(tmp_path / "hybrid.npz", norms(p)))
-    assert found.config.stem == StemConfig(HYBRIDS[stem], 32, "google")
-    compare_outputs(found, p, IMAGE_SIDES[HYBRIDS[stem]])
+    weights = open_weights(write_npz(tmp_path / "hybrid.npz", norms(p)))
+    assert weights.config.stem == StemConfig(HYBRIDS[stem], 32, "google")
+    compare_outputs(weights, p, IMAGE_SIDES[HYBRIDS[stem]])
 
 
 def test_odd_image_sizes_are_padded_like_tensorflow(tmp_path):
     p = make_golden_arrays(stem=(1,))
-    side = 28  # a map of 7, from 14 places: the padding differs from that of 16
+    side = 28  # the map of 14 is reduced to 7, with other padding than from 16
     p["Transformer/posembed_input/pos_embedding"] = np.tile(p["Transformer/posembed_input/pos_embedding"], (1, 3, 1))[
         :, :50
     ]
@@ -327,23 +340,25 @@ def test_odd_image_sizes_are_padded_like_tensorflow(tmp_path):
 def test_two_byte_void_arrays_are_bfloat16(tmp_path):
     p = make_golden_arrays()
     halves = {name: (array.view(np.uint32) >> 16).astype(np.uint16) for name, array in p.items()}
-    found = open_weights(write_npz(tmp_path / "half.npz", {name: array.view("V2") for name, array in halves.items()}))
+    weights = open_weights(write_npz(tmp_path / "half.npz", {name: array.view("V2") for name, array in halves.items()}))
     rounded = {name: (array.astype(np.uint32) << 16).view(np.float32) for name, array in halves.items()}
     assert any((rounded[name] != p[name]).any() for name in p)
-    assert all(tensor.dtype == torch.float32 for tensor in found.read_state().values())
-    compare_outputs(found, rounded, IMAGE_SIDES[None], 1e-5)
+    assert all(tensor.dtype == torch.float32 for tensor in weights.read_state().values())
+    compare_outputs(weights, rounded, IMAGE_SIDES[None], 1e-5)
 
 
 def test_weight_standardisation_uses_the_published_epsilon(tmp_path):
-    """Filters of small numbers tell the rules of weight standardisation apart, which usual ones hardly do."""
+    """Filters with small values make the variants of weight standardisation distinguishable."""
     p = make_golden_arrays(stem=(1,))
     p = {name: array * 1e-4 if "conv" in name else array for name, array in p.items()}
-    found = open_weights(write_npz(tmp_path / "hybrid.npz", p))
-    compare_outputs(found, p, 16)
-    other = replace(found, config=found.config.with_options(stem=replace(found.config.stem, numerics="timm")))
+    weights = open_weights(write_npz(tmp_path / "hybrid.npz", p))
+    compare_outputs(weights, p, 16)
+    timm_numerics = replace(
+        weights, config=weights.config.with_options(stem=replace(weights.config.stem, numerics="timm"))
+    )
     with torch.inference_mode():
         batch = make_images((16, 16))
-        assert compute_difference(other.build_bundle().model(batch), found.build_bundle().model(batch)) > 1e-3
+        assert compute_difference(timm_numerics.build_bundle().model(batch), weights.build_bundle().model(batch)) > 1e-3
 
 
 def test_oversized_block_stacks_are_not_unstacked():
@@ -355,34 +370,34 @@ def test_oversized_block_stacks_are_not_unstacked():
     ]
 
 
-UNSUPPORTED_COMBINATION = ("attention", to_oldest_names)  # the oldest names are of a time before attention pooling
+UNSUPPORTED_COMBINATION = ("attention", to_oldest_names)  # the oldest names predate attention pooling
 
 
-def against_timm(model, path, settings=None, limit=1e-5, side=16):
+def compare_with_timm(model, path, settings=None, limit=1e-5, side=16):
     randomise(model, 1).load_pretrained(str(path))
-    found = open_weights(path, settings)
+    weights = open_weights(path, settings)
     batch = make_images((side, side))
     with torch.inference_mode():
-        assert compute_difference(found.build_bundle().model(batch), model(batch)) <= limit
+        assert compute_difference(weights.build_bundle().model(batch), model(batch)) <= limit
 
 
 @pytest.mark.parametrize(
-    "kind,layout",
+    "pooling,layout",
     [
-        (kind, layout)
-        for kind in ("AugReg", "mean", "attention")
+        (pooling, layout)
+        for pooling in ("AugReg", "mean", "attention")
         for layout in (to_oldest_names, big_vision, to_scanned_blocks)
-        if (kind, layout) != UNSUPPORTED_COMBINATION
+        if (pooling, layout) != UNSUPPORTED_COMBINATION
     ],
 )
-def test_timm_loads_the_same_vit(kind, layout, tmp_path):
+def test_timm_loads_the_same_vit(pooling, layout, tmp_path):
     pytest.importorskip("timm")
     options = {"AugReg": {}, "mean": {"class_token": False, "global_pool": "avg", "fc_norm": False}}
     options["attention"] = {"class_token": False, "global_pool": "map"}
     shape = {"img_size": 16, "patch_size": PATCH, "embed_dim": WIDTH, "num_heads": HEADS, "mlp_ratio": HIDDEN / WIDTH}
-    more = {"no_embed_class": True} if layout is not to_oldest_names and kind == "AugReg" else {}
-    peer = timm_vit(**shape, num_classes=CLASSES, act_layer="gelu_tanh", **options[kind], **more)
-    against_timm(peer.model, write_npz(tmp_path / "vit.npz", layout(make_golden_arrays(**MODELS[kind]))))
+    embed_options = {"no_embed_class": True} if layout is not to_oldest_names and pooling == "AugReg" else {}
+    peer = make_timm_vit(**shape, num_classes=CLASSES, act_layer="gelu_tanh", **options[pooling], **embed_options)
+    compare_with_timm(peer.model, write_npz(tmp_path / "vit.npz", layout(make_golden_arrays(**MODELS[pooling]))))
 
 
 @pytest.mark.parametrize("stem", HYBRIDS)
@@ -396,24 +411,24 @@ def test_timm_loads_the_same_hybrid(stem, tmp_path):
         "mlp_ratio": HIDDEN / WIDTH,
         "num_classes": CLASSES,
     }
-    peer = timm_hybrid(blocks, 1 if blocks else 2, (side, side), (side, side), act_layer="gelu_tanh", **shape)
+    peer = make_timm_hybrid(blocks, 1 if blocks else 2, (side, side), (side, side), act_layer="gelu_tanh", **shape)
     path = write_npz(tmp_path / "hybrid.npz", to_wide_norms(make_golden_arrays(stem=blocks)))
-    against_timm(peer.model, path, {"stem": StemConfig(blocks, 32, "timm")}, side=side)
+    compare_with_timm(peer.model, path, {"stem": StemConfig(blocks, 32, "timm")}, side=side)
 
 
-def golden_bit(blocks, classes=7):
-    """Arrays of a BiT of half the width under TensorFlow's names."""
+def make_golden_bit(blocks, classes=7):
+    """Return arrays of a BiT of half the width under TensorFlow's names."""
     rng = np.random.default_rng(0)
-    found = {}
+    arrays = {}
 
-    def convolution(name, *shape):
-        found[f"resnet/{name}/kernel"] = (0.1 * rng.normal(size=shape)).astype(np.float32)
+    def add_convolution(name, *shape):
+        arrays[f"resnet/{name}/kernel"] = (0.1 * rng.normal(size=shape)).astype(np.float32)
 
-    def norm(name, width):
-        found[f"resnet/{name}/gamma"] = (1 + 0.2 * rng.normal(size=width)).astype(np.float32)
-        found[f"resnet/{name}/beta"] = (0.2 * rng.normal(size=width)).astype(np.float32)
+    def add_norm(name, width):
+        arrays[f"resnet/{name}/gamma"] = (1 + 0.2 * rng.normal(size=width)).astype(np.float32)
+        arrays[f"resnet/{name}/beta"] = (0.2 * rng.normal(size=width)).astype(np.float32)
 
-    convolution("root_block/standardized_conv2d", 7, 7, 3, 32)
+    add_convolution("root_block/standardized_conv2d", 7, 7, 3, 32)
     channels = 32
     for stage, units in enumerate(blocks, 1):
         inner = 32 * 2 ** (stage - 1)
@@ -424,20 +439,20 @@ def golden_bit(blocks, classes=7):
                 ("b", (3, 3, inner, inner)),
                 ("c", (1, 1, inner, 4 * inner)),
             ):
-                norm(f"{name}{letter}/group_norm", shape[2])
-                convolution(f"{name}{letter}/standardized_conv2d", *shape)
+                add_norm(f"{name}{letter}/group_norm", shape[2])
+                add_convolution(f"{name}{letter}/standardized_conv2d", *shape)
             if unit == 1:
-                convolution(f"{name}a/proj/standardized_conv2d", 1, 1, channels, 4 * inner)
+                add_convolution(f"{name}a/proj/standardized_conv2d", 1, 1, channels, 4 * inner)
             channels = 4 * inner
-    norm("group_norm", channels)
-    convolution("head/conv2d", 1, 1, channels, classes)
-    found["resnet/head/conv2d/bias"] = rng.normal(size=classes).astype(np.float32)
-    return found
+    add_norm("group_norm", channels)
+    add_convolution("head/conv2d", 1, 1, channels, classes)
+    arrays["resnet/head/conv2d/bias"] = rng.normal(size=classes).astype(np.float32)
+    return arrays
 
 
 @pytest.mark.parametrize("blocks", [(1,), (2, 1, 1)])
 def test_timm_loads_the_same_bit(blocks, tmp_path):
     pytest.importorskip("timm")
-    path = write_npz(tmp_path / "bit.npz", golden_bit(blocks))
+    path = write_npz(tmp_path / "bit.npz", make_golden_bit(blocks))
     assert open_weights(path).config.numerics == "bit"
-    against_timm(timm_bit(blocks).model, path, side=64)
+    compare_with_timm(make_timm_bit(blocks).model, path, side=64)

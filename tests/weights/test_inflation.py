@@ -1,4 +1,4 @@
-"""Weights of pictures start models of clips: what is seen of one frame, or of a clip that stands still, is the same."""
+"""Image weights initialise clip models: a single frame or a constant clip gives the image model's outputs."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ MEAN_POOLING = {"class_token": False, "pool": "mean"}
 
 
 def make_weights_source(config):
-    """A model of this config, random, and its weights as a source."""
+    """Return a random model with this config, and its weights as a source."""
     model = peers.randomise(build_model(config))
     preprocess = ImagePreprocess((config.image[-2], config.image[-1]))
     return model, PretrainedWeights("somewhere", "a bundle", config, preprocess, FeatureExtraction(), model.state_dict)
@@ -34,7 +34,7 @@ def clip_config(frames, **changes):
 @pytest.mark.parametrize("position", ["learned", "space-time"])
 @pytest.mark.parametrize("inflate", ["central", "average"])
 def test_one_slot_clips_match_the_image_model(arrangement, position, inflate):
-    """Central inflation on any clip, average inflation on a clip that stands still."""
+    """Central inflation on any clip, average inflation on a constant clip."""
     image, source = make_weights_source(transformer_config(**SMALL_CONFIG, image=(16, 24), patch=(8, 8), registers=1))
     model = build_model(
         clip_config(3, arrangement=arrangement, positions={"kind": position}, inflate=inflate, registers=1)
@@ -64,7 +64,7 @@ def test_untrained_longer_clips_match_the_mean_of_their_frames(arrangement):
 
 @pytest.mark.parametrize("inflate", ["central", "average"])
 def test_clip_tokens_match_the_tokens_of_the_frames(inflate):
-    """The projection and the positions alone, at every slot, and at another size of picture."""
+    """Compare projection and positions only, for every slot, at another image size."""
     image, source = make_weights_source(
         transformer_config(**SMALL_CONFIG, **MEAN_POOLING, image=(24, 24), patch=(8, 8))
     )

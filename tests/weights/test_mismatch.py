@@ -1,4 +1,4 @@
-"""Weights that do not fit what they seem to be: every difference is listed, and nothing is loaded in part."""
+"""Weights that do not fit their model: every difference is listed, and no tensor is loaded."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def build_random_model(config=CONFIG, seed=0):
 
 
 def export_tensors(name="timm", config=CONFIG):
-    """A model as a format has it, its names without prefix."""
+    """Return the tensors of a random model in a format, without name prefix."""
     written = find_writable_formats(config)[name].to_foreign_tensors(config, build_random_model(config).state_dict())
     return {key: tensor.contiguous() for key, tensor in written.items()}
 
@@ -46,15 +46,15 @@ def save_tensors(folder, state, name="weights.safetensors"):
 
 
 def get_error_message(path, settings=None):
-    """What the refusal says, whose exit code is that of weights."""
-    with pytest.raises(WeightsError) as caught:
+    """Return the error text after checking that the exit code is that of weights errors."""
+    with pytest.raises(WeightsError) as error:
         open_weights(path, settings).read_state()
-    assert caught.value.code == 4
-    return caught.value.message
+    assert error.value.code == 4
+    return error.value.message
 
 
 def list_differences(path, settings=None):
-    """The list in a refusal."""
+    """Return the list of differences from the error message."""
     first, *lines = get_error_message(path, settings).split("\n")
     assert first.endswith("does not fit it:")
     return [line.strip() for line in lines]
@@ -67,16 +67,16 @@ TENSOR_CHANGES = {
         lambda s: s.update({"blocks.0.attn.q_norm.weight": torch.ones(64)}),
         ["unknown blocks.0.attn.q_norm.weight"],
     ),
-    "wrong shape": (lambda s: s.update({"norm.weight": torch.ones(63)}), ["norm.weight is (63,), not (64,)"]),
+    "wrong shape": (lambda s: s.update({"norm.weight": torch.ones(63)}), ["norm.weight has shape (63,), not (64,)"]),
     "transposed": (
         lambda s: s.update({"blocks.1.mlp.fc1.weight": s["blocks.1.mlp.fc1.weight"].T}),
-        ["blocks.1.mlp.fc1.weight is (64, 96), not (96, 64)"],
+        ["blocks.1.mlp.fc1.weight has shape (64, 96), not (96, 64)"],
     ),
     "one axis too few": (
         lambda s: s.update({"cls_token": s["cls_token"][0]}),
-        ["cls_token is (1, 64), not (1, 1, 64)"],
+        ["cls_token has shape (1, 64), not (1, 1, 64)"],
     ),
-    "no axis": (lambda s: s.update({"norm.weight": torch.tensor(1.0)}), ["norm.weight is (), not (64,)"]),
+    "no axis": (lambda s: s.update({"norm.weight": torch.tensor(1.0)}), ["norm.weight has shape (), not (64,)"]),
     "integers": (
         lambda s: s.update({"norm.weight": torch.ones(64, dtype=torch.int8)}),
         ["norm.weight has dtype int8, not floating-point numbers"],
@@ -87,24 +87,24 @@ TENSOR_CHANGES = {
     ),
     "several": (
         lambda s: (s.pop("norm.bias"), s.update({"norm.weight": torch.ones(1), "extra": torch.ones(1)})),
-        ["missing norm.bias", "norm.weight is (1,), not (64,)", "unknown extra"],
+        ["missing norm.bias", "norm.weight has shape (1,), not (64,)", "unknown extra"],
     ),
     "head of other width": (
         lambda s: s.update({"head.weight": torch.ones(5, 63)}),
-        ["head.weight is (5, 63), not (5, 64)"],
+        ["head.weight has shape (5, 63), not (5, 64)"],
     ),
-    "head without bias": (lambda s: s.update({"head.bias": torch.ones(6)}), ["head.bias is (6,), not (5,)"]),
+    "head without bias": (lambda s: s.update({"head.bias": torch.ones(6)}), ["head.bias has shape (6,), not (5,)"]),
     "a gap between blocks": (
         lambda s: [
             s.update({k.replace("blocks.1.", "blocks.2."): s.pop(k)}) for k in list(s) if k.startswith("blocks.1.")
         ],
         None,
     ),
-    "a block far away": (
+    "a huge block number": (
         lambda s: s.update({"blocks.999999999.norm1.weight": torch.ones(64)}),
         ["unknown blocks.999999999.norm1.weight"],
     ),
-    "a block that is no number": (
+    "a block name that is not a number": (
         lambda s: s.update({"blocks.-1.norm1.weight": torch.ones(64)}),
         ["unknown blocks.-1.norm1.weight"],
     ),
@@ -157,9 +157,9 @@ def test_names_are_printed_without_control_characters(tmp_path):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_other_floating_point_types_become_float32(dtype, tmp_path):
     state = {name: tensor.to(dtype) for name, tensor in export_tensors().items()}
-    found = open_weights(save_tensors(tmp_path, state)).read_state()
-    assert {tensor.dtype for tensor in found.values()} == {torch.float32}
-    assert torch.equal(found["encoder.norm.weight"], state["norm.weight"].float())
+    weights = open_weights(save_tensors(tmp_path, state)).read_state()
+    assert {tensor.dtype for tensor in weights.values()} == {torch.float32}
+    assert torch.equal(weights["encoder.norm.weight"], state["norm.weight"].float())
     assert torch.isfinite(
         open_weights(tmp_path / "weights.safetensors").build_bundle().model(make_images((32, 32)))
     ).all()
@@ -167,8 +167,8 @@ def test_other_floating_point_types_become_float32(dtype, tmp_path):
 
 def test_mixed_floating_point_types_are_read(tmp_path):
     state = {name: tensor.half() if i % 2 else tensor for i, (name, tensor) in enumerate(export_tensors().items())}
-    found = open_weights(save_tensors(tmp_path, state)).read_state()
-    assert {tensor.dtype for tensor in found.values()} == {torch.float32}
+    weights = open_weights(save_tensors(tmp_path, state)).read_state()
+    assert {tensor.dtype for tensor in weights.values()} == {torch.float32}
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -199,7 +199,7 @@ def test_positions_of_another_grid_are_rejected(tmp_path):
     assert "21 positions form no grid of that image of patches" in get_error_message(path, {"image": (64, 64)})
     assert open_weights(path, {"image": (32, 40)}).config.grid == (4, 5)
     state["pos_embed"] = torch.ones(2, 17, 64)
-    assert list_differences(save_tensors(tmp_path, state)) == ["pos_embed is (2, 17, 64), not (1, 17, 64)"]
+    assert list_differences(save_tensors(tmp_path, state)) == ["pos_embed has shape (2, 17, 64), not (1, 17, 64)"]
 
 
 def test_duplicate_names_are_rejected(tmp_path):
@@ -214,7 +214,7 @@ def test_unknown_layouts_are_rejected(tmp_path):
     assert "unknown layout: layer1.0.conv1.weight" in message
 
 
-def test_a_classifier_beside_a_token_for_a_teacher_is_not_dropped_in_silence(tmp_path):
+def test_a_classifier_next_to_a_distillation_token_is_not_dropped_silently(tmp_path):
     config = CONFIG.with_options(pool="distilled", classes=0, positions={"slots": 2})
     state = export_tensors("huggingface", config) | {
         "classifier.weight": torch.ones(5, 64),
@@ -232,20 +232,20 @@ def test_resnets_with_billions_of_units_are_rejected(name, tmp_path):
         "huggingface": "encoder.stages.0.layers.0.",
         "bit-npz": "resnet/block1/unit01/",
     }[name]
-    far = (
+    num_units = (
         first.replace(".0.blocks.0.", ".0.blocks.999999999.")
         .replace(".layers.0.", ".layers.999999999.")
         .replace("unit01", "unit999999999")
     )
-    state |= {key.replace(first, far): tensor.clone() for key, tensor in state.items() if key.startswith(first)}
+    state |= {key.replace(first, num_units): tensor.clone() for key, tensor in state.items() if key.startswith(first)}
     lines = list_differences(save_tensors(tmp_path, state))
     assert lines and all(line.startswith("unknown") and "999999999" in line for line in lines)
-    state = {key.replace(first, far): tensor for key, tensor in export_tensors(name, config).items()}
+    state = {key.replace(first, num_units): tensor for key, tensor in export_tensors(name, config).items()}
     assert get_error_message(save_tensors(tmp_path, state))
 
 
 def write_sparse_file(path, shapes):
-    """A safetensors file that claims these shapes, of zeros that take no room."""
+    """Write a sparse safetensors file that claims tensors of these shapes."""
     header, position = {}, 0
     for name, shape in shapes.items():
         size = 4 * int(np.prod(shape))
@@ -274,23 +274,23 @@ def test_oversized_models_are_rejected_before_allocation(width, depth, message, 
 CONFIG_CLAIMS = {
     "another width": ({"hidden_size": 128}, "settings have width 128, and its tensors have 64"),
     "another depth": ({"num_hidden_layers": 3}, "settings have depth 3"),
-    "a depth without end": ({"num_hidden_layers": 10**6}, "settings have depth 1000000"),
-    "a number of hundreds of digits": ({"num_hidden_layers": 10**300}, "no integer"),
+    "infinite depth": ({"num_hidden_layers": 10**6}, "settings have depth 1000000"),
+    "a depth of 300 digits": ({"num_hidden_layers": 10**300}, "no integer"),
     "another hidden width": ({"intermediate_size": 97}, "settings have mlp.hidden 97"),
     "another patch": ({"patch_size": 16}, "settings have patch"),
     "other channels": ({"num_channels": 1}, "settings have channels 1"),
     "another image": ({"image_size": 64}, "17 positions form no grid of that image"),
-    "heads that do not divide": ({"num_attention_heads": 5}, "not a multiple of 5 heads"),
+    "heads that do not divide": ({"num_attention_heads": 5}, "not divisible by 5 heads"),
     "no heads": ({"num_attention_heads": 0}, "at least 1"),
-    "heads in words": ({"num_attention_heads": "twelve"}, "num_attention_heads twelve, which is no integer"),
+    "heads as text": ({"num_attention_heads": "twelve"}, "num_attention_heads twelve, which is not an integer"),
     "heads as a list": ({"num_attention_heads": [1]}, "no integer"),
-    "heads as truth": ({"num_attention_heads": True}, "no integer"),
-    "an image of words": ({"image_size": {"height": 32}}, "no integer"),
-    "an epsilon of words": ({"layer_norm_eps": "1e-12"}, "not a small number"),
-    "an epsilon without end": ({"layer_norm_eps": float("inf")}, "not a small number"),
-    "an epsilon that is no number": ({"layer_norm_eps": float("nan")}, "not a small number"),
-    "an activation that is not known": ({"hidden_act": "relu"}, "hidden_act relu, which is not supported"),
-    "an activation that is no word": ({"hidden_act": {"gelu": 1}}, "not supported"),
+    "heads as a boolean": ({"num_attention_heads": True}, "no integer"),
+    "image size as text": ({"image_size": {"height": 32}}, "no integer"),
+    "epsilon as text": ({"layer_norm_eps": "1e-12"}, "not a small number"),
+    "infinite epsilon": ({"layer_norm_eps": float("inf")}, "not a small number"),
+    "epsilon NaN": ({"layer_norm_eps": float("nan")}, "not a small number"),
+    "unknown activation": ({"hidden_act": "relu"}, "hidden_act relu, which is not supported"),
+    "activation not text": ({"hidden_act": {"gelu": 1}}, "not supported"),
 }
 
 
@@ -332,7 +332,17 @@ def test_resnets_other_than_bit_are_rejected(claims, tmp_path):
         "1" * 10_000,
         '{"a": ' + "1" * 5000 + "}",
     ],
-    ids=["nested lists", "nested objects", "a list", "null", "cut short", "text", "no text", "digits", "digits inside"],
+    ids=[
+        "nested lists",
+        "nested objects",
+        "a list",
+        "null",
+        "truncated",
+        "text",
+        "not text",
+        "digits",
+        "nested digits",
+    ],
 )
 def test_configs_that_are_not_json_objects_are_rejected(text, tmp_path):
     folder = write_model_folder(tmp_path, {}, config=replace(CONFIG, classes=0))
@@ -341,7 +351,7 @@ def test_configs_that_are_not_json_objects_are_rejected(text, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "told",
+    "preprocessing",
     [
         {"image_mean": "white"},
         {"image_mean": [None, 1, 2]},
@@ -353,9 +363,9 @@ def test_configs_that_are_not_json_objects_are_rejected(text, tmp_path):
         {"resample": [3]},
     ],
 )
-def test_invalid_preprocessing_is_rejected(told, tmp_path):
+def test_invalid_preprocessing_is_rejected(preprocessing, tmp_path):
     folder = write_model_folder(tmp_path, {}, config=replace(CONFIG, classes=0))
-    (folder / "preprocessor_config.json").write_text(json.dumps(told))
+    (folder / "preprocessor_config.json").write_text(json.dumps(preprocessing))
     assert "preprocessing of" in get_error_message(folder)
 
 
@@ -366,15 +376,15 @@ def test_irrelevant_config_fields_are_ignored(tmp_path):
 
 
 INVALID_INDEXES = {
-    "a folder above": {"weight_map": {"norm.weight": "../model.safetensors"}},
-    "a root": {"weight_map": {"norm.weight": "/etc/passwd"}},
-    "a folder below": {"weight_map": {"norm.weight": "below/model.safetensors"}},
+    "a parent folder": {"weight_map": {"norm.weight": "../model.safetensors"}},
+    "an absolute path": {"weight_map": {"norm.weight": "/etc/passwd"}},
+    "a subfolder": {"weight_map": {"norm.weight": "below/model.safetensors"}},
     "this folder": {"weight_map": {"norm.weight": ".."}},
     "no names": {"weight_map": {}},
     "no map": {"metadata": {}},
     "a list": {"weight_map": ["model.safetensors"]},
     "numbers": {"weight_map": {"norm.weight": 7}},
-    "a file that is not there": {"weight_map": {"norm.weight": "model-00001-of-00002.safetensors"}},
+    "a missing file": {"weight_map": {"norm.weight": "model-00001-of-00002.safetensors"}},
 }
 
 
@@ -390,13 +400,13 @@ def test_shards_are_combined_and_missing_tensors_are_reported(tmp_path):
     state, half = export_tensors(), {}
     for number, name in enumerate(sorted(state)):
         half.setdefault(number % 2, {})[name] = state[name]
-    for number, part in half.items():
-        save_tensors(tmp_path, part, f"model-{number}.safetensors")
-    index = {"weight_map": {name: f"model-{number}.safetensors" for number, part in half.items() for name in part}}
+    for number, shard in half.items():
+        save_tensors(tmp_path, shard, f"model-{number}.safetensors")
+    index = {"weight_map": {name: f"model-{number}.safetensors" for number, shard in half.items() for name in shard}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
-    together = open_weights(tmp_path).read_state()
-    alone = open_weights(save_tensors(tmp_path, state, "whole.safetensors")).read_state()
-    assert all(torch.equal(together[name], alone[name]) for name in alone)
+    combined = open_weights(tmp_path).read_state()
+    single_file = open_weights(save_tensors(tmp_path, state, "whole.safetensors")).read_state()
+    assert all(torch.equal(combined[name], single_file[name]) for name in single_file)
     lost = half[0].pop(min(half[0]))
     save_tensors(tmp_path, half[0], "model-0.safetensors")
     assert len(list_differences(tmp_path)) == 1
@@ -410,34 +420,34 @@ def test_shards_are_combined_and_missing_tensors_are_reported(tmp_path):
 
 @pytest.mark.parametrize("name", [name for name, (_, formats) in test_roundtrip.MODELS.items() if formats])
 def test_damaged_files_are_rejected_or_read_correctly(name, tmp_path):
-    """Tensors dropped, renamed and reshaped at random: the model is as the file says, or there is none."""
+    """Tensors are dropped, renamed or reshaped at random: the file is rejected, or the model equals the file."""
     config, formats = test_roundtrip.MODELS[name]
-    chance = random.Random(name)
+    rng = random.Random(name)
     for form in sorted(formats):
-        whole = export_tensors(form, config)
+        original_state = export_tensors(form, config)
         for _ in range(6):
-            state = dict(whole)
-            for key in chance.sample(sorted(state), chance.choice((1, 1, 2, 5))):
+            state = dict(original_state)
+            for key in rng.sample(sorted(state), rng.choice((1, 1, 2, 5))):
                 tensor = state.pop(key)
-                what = chance.choice(("drop", "rename", "flat", "none", "axis", "short"))
-                if what == "rename":
+                damage = rng.choice(("drop", "rename", "flat", "none", "axis", "short"))
+                if damage == "rename":
                     state[key + "x"] = tensor
-                elif what != "drop":
+                elif damage != "drop":
                     shapes = {
                         "flat": tensor.flatten(),
                         "none": torch.tensor(1.0),
                         "axis": tensor[None],
                         "short": tensor[: len(tensor) // 2 + 1],
                     }
-                    state[key] = shapes[what]
+                    state[key] = shapes[damage]
             path = save_tensors(tmp_path, state)
             settings = {"image": config.image} | ({} if isinstance(config, BiTConfig) else {"heads": config.heads})
             try:
-                found = open_weights(path, settings)
+                weights = open_weights(path, settings)
             except WeightsError:
                 pass
             else:
-                assert found.build_bundle().model.state_dict().keys() == found.read_state().keys()
+                assert weights.build_bundle().model.state_dict().keys() == weights.read_state().keys()
 
 
 def test_mismatched_weights_leave_the_model_unchanged(tmp_path):
@@ -457,12 +467,12 @@ def test_mismatched_weights_leave_the_model_unchanged(tmp_path):
 
 def test_loading_pretrained_weights_lists_differences(tmp_path):
     path = save_tensors(tmp_path, export_tensors(config=CONFIG.with_options(mlp={"hidden": 80})))
-    with pytest.raises(WeightsError) as caught:
+    with pytest.raises(WeightsError) as error:
         load_pretrained_weights(build_random_model(), path)
-    lines = [line.strip() for line in caught.value.message.split("\n")[1:]]
-    part = "encoder.blocks.{}.mlp.part."
+    lines = [line.strip() for line in error.value.message.split("\n")[1:]]
+    mlp_prefix = "encoder.blocks.{}.mlp.part."
     assert lines == sorted(
-        f"{part.format(i)}{name} is {old}, not {new}"
+        f"{mlp_prefix.format(i)}{name} is {old}, not {new}"
         for i in range(2)
         for name, old, new in (
             ("fc1.bias", (80,), (96,)),
@@ -482,16 +492,16 @@ def test_a_new_head_is_zero_initialised_and_reported(tmp_path):
     batch = make_images((32, 32))
     with torch.inference_mode():
         assert torch.equal(target.eval().features(batch), build_random_model().features(batch))
-    bare = build_model(replace(CONFIG, classes=0))
-    assert sorted(load_pretrained_weights(bare, path).unused) == ["head.bias", "head.weight"]
+    headless = build_model(replace(CONFIG, classes=0))
+    assert sorted(load_pretrained_weights(headless, path).unused) == ["head.bias", "head.weight"]
 
 
 def test_positions_are_resized_by_the_rule_of_the_config(tmp_path):
     path = save_tensors(tmp_path, export_tensors())
-    for how in ("bicubic", "zoom"):
-        target = build_model(CONFIG.with_options(image=(48, 40), positions={"resize": how}))
+    for rule in ("bicubic", "zoom"):
+        target = build_model(CONFIG.with_options(image=(48, 40), positions={"resize": rule}))
         assert "; positions resized 4 -> 6x5" in load_pretrained_weights(target, path).text()
-        source = build_model(CONFIG.with_options(positions={"resize": how})).eval()
+        source = build_model(CONFIG.with_options(positions={"resize": rule})).eval()
         source.load_state_dict(build_random_model().state_dict())
         batch = make_images((48, 40))
         with torch.inference_mode():
@@ -499,7 +509,7 @@ def test_positions_are_resized_by_the_rule_of_the_config(tmp_path):
 
 
 def load_with_channels(config, channels, tmp_path):
-    """A model of that many channels with the weights of one of three, and that one."""
+    """Return a model with `channels` channels that loaded weights of a three-channel model, and the latter."""
     source = build_random_model(config)
     form = find_writable_formats(config)["timm"]
     path = save_tensors(tmp_path, form.to_foreign_tensors(config, source.state_dict()))
@@ -523,7 +533,7 @@ def test_new_channels_repeat_the_old_channels(channels, tmp_path):
     old, new = (m.projection.weight.unflatten(1, (-1, 64)) for m in (source, target))
     for channel in range(channels):
         assert torch.equal(new[:, channel], old[:, channel % 3] * (3 / channels))
-    if channels == 12:  # a picture four times over is that picture
+    if channels == 12:  # repeating an image four times does not change the outputs
         batch = make_images((32, 32))
         with torch.inference_mode():
             assert peers.compute_difference(target(batch.repeat(1, 4, 1, 1)), source(batch)) <= 1e-5
@@ -536,7 +546,7 @@ def test_new_channels_repeat_the_old_channels(channels, tmp_path):
 def test_the_resnet_root_adapts_to_other_channels(config, tmp_path):
     source, target = load_with_channels(config, 12, tmp_path)
     batch = make_images((32, 32))
-    # filters are standardised: four copies look alike, and each weighs half as much as alone
+    # standardisation removes the scale: four copies of a filter each have half the weight
     with torch.inference_mode():
         assert torch.isfinite(target(batch.repeat(1, 4, 1, 1))).all()
     root = (m.stem.root if hasattr(m, "stem") else m.body.root for m in (source, target))
@@ -566,20 +576,22 @@ def test_heads_are_reordered_by_class_name_or_reset(tmp_path):
     config = replace(CONFIG, classes=3)
     source = build_random_model(config)
     Bundle(source.eval(), Classification(("ant", "bee", "cat")), ImagePreprocess((32, 32))).save(tmp_path / "bundle")
-    same, turned, other = (build_model(config) for _ in range(3))
-    assert not load_pretrained_weights(same, tmp_path / "bundle", ("ant", "bee", "cat")).initialised
-    assert torch.equal(same.head.weight, source.head.weight)
-    assert not load_pretrained_weights(turned, tmp_path / "bundle", ("cat", "ant", "bee")).initialised
-    assert torch.equal(turned.head.weight, source.head.weight[[2, 0, 1]]) and torch.equal(
-        turned.head.bias, source.head.bias[[2, 0, 1]]
+    same_classes, reordered_classes, other_classes = (build_model(config) for _ in range(3))
+    assert not load_pretrained_weights(same_classes, tmp_path / "bundle", ("ant", "bee", "cat")).initialised
+    assert torch.equal(same_classes.head.weight, source.head.weight)
+    assert not load_pretrained_weights(reordered_classes, tmp_path / "bundle", ("cat", "ant", "bee")).initialised
+    assert torch.equal(reordered_classes.head.weight, source.head.weight[[2, 0, 1]]) and torch.equal(
+        reordered_classes.head.bias, source.head.bias[[2, 0, 1]]
     )
-    found = load_pretrained_weights(other, tmp_path / "bundle", ("ant", "bee", "cow"))
-    assert sorted(found.initialised) == ["head.bias", "head.weight"] and "zero-initialised" in found.text()
-    assert not other.head.weight.any() and torch.equal(other.projection.weight, source.projection.weight)
+    adoption = load_pretrained_weights(other_classes, tmp_path / "bundle", ("ant", "bee", "cow"))
+    assert sorted(adoption.initialised) == ["head.bias", "head.weight"] and "zero-initialised" in adoption.text()
+    assert not other_classes.head.weight.any() and torch.equal(
+        other_classes.projection.weight, source.projection.weight
+    )
 
 
 def test_new_attention_windows_are_reported(tmp_path):
-    """With what they cost; nothing where the weights have them, or there are none."""
+    """The report contains the cost in GFLOPs; it is absent if the weights have windows or the model has none."""
     windowed = CONFIG.with_options(attention={"window": 3, "global_blocks": (1,)})
     Bundle(build_random_model(), Classification(tuple("abcde")), ImagePreprocess((32, 32))).save(tmp_path / "plain")
     text = load_pretrained_weights(build_random_model(windowed), tmp_path / "plain").text()

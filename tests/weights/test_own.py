@@ -1,4 +1,4 @@
-"""Models of `vitreous.create` as people save them: as a bare state dict, and as a bundle by `vitreous.save`."""
+"""Models of `vitreous.create` saved as a bare state dict, or as a bundle by `vitreous.save`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from vitreous.models.config import ViTConfig
 from vitreous.models.zoo import build_model
 from vitreous.weights.adopt import load_pretrained_weights, open_weights
 
-#: models whose options a state dict does not describe
+#: models whose options cannot be inferred from a state dict
 AMBIGUOUS_MODELS = (
     "SAM",
     "SAM, everything global",
@@ -35,7 +35,7 @@ AMBIGUOUS_MODELS = (
     *(name for name in MODELS if name.startswith("VideoMAE")),
 )
 CLIP_SETTINGS = {"image": (4, 16, 32)}
-#: those that need to be told more than the heads
+#: model -> settings that are needed in addition to the number of heads
 REQUIRED_SETTINGS = {
     "ViT, patches that are not square": {"image": (32, 16)},
     "ViT, oblong": {"image": (32, 48)},
@@ -44,7 +44,7 @@ REQUIRED_SETTINGS = {
     "ViViT, no head": CLIP_SETTINGS | {"arrangement": "joint"},
     "ViViT, mean": CLIP_SETTINGS | {"arrangement": "joint"},
     "ViViT, factorised": CLIP_SETTINGS | {"arrangement": "factorised-dot-product"},
-    "ViT, mean of normed tokens beside a class token": {"pool": "mean"},
+    "ViT, class token and mean of normed tokens": {"pool": "mean"},
     "ViT, class token normed alone": {"pool": "class"},
     "rotary": {"attention.kind": "rotary"},
     "sines": {"positions.kind": "sincos", "image": (32, 32)},
@@ -91,7 +91,8 @@ def test_missing_settings_are_requested(name, tmp_path):
 def test_missing_and_unknown_tensors_are_rejected(tmp_path):
     path, state = save_state_dict(MODELS["ViT"][0], tmp_path)
     save_file(
-        {key: one for key, one in state.items() if key != "encoder.blocks.1.mlp.norm.bias"} | {"extra": torch.ones(1)},
+        {key: tensor for key, tensor in state.items() if key != "encoder.blocks.1.mlp.norm.bias"}
+        | {"extra": torch.ones(1)},
         path,
     )
     with pytest.raises(WeightsError, match=r"missing encoder.blocks.1.mlp.norm.bias\n    unknown extra"):
@@ -100,22 +101,25 @@ def test_missing_and_unknown_tensors_are_rejected(tmp_path):
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
 def test_predict_evaluate_and_init_read_a_state_dict(suffix, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)  # where the page of weights that are no run goes
-    """On the embedded digits, whose classes are 0 to 9."""
+    """Evaluates on the embedded digits, whose classes are 0 to 9."""
+    monkeypatch.chdir(tmp_path)  # reports of bare weights are written to the working directory
     model = vitreous.create("ViT-64x1/4", image_size=8, num_classes=10, channels=1)
     torch.nn.init.normal_(model.head.weight)
     path = tmp_path / f"model{suffix}"
     (save_file if suffix == ".safetensors" else torch.save)(model.state_dict(), path)
     Image.fromarray(np.arange(64, dtype=np.uint8).reshape(8, 8)).save(tmp_path / "a.png")
     vitreous.save(model.eval(), tmp_path / "bundle")
-    answers = [vitreous.load(one).predict([str(tmp_path / "a.png")], top=10)[0] for one in (path, tmp_path / "bundle")]
-    assert answers[0].names == answers[1].names and answers[0].probabilities == answers[1].probabilities
+    predictions = [
+        vitreous.load(weights_path).predict([str(tmp_path / "a.png")], top=10)[0]
+        for weights_path in (path, tmp_path / "bundle")
+    ]
+    assert predictions[0].names == predictions[1].names and predictions[0].probabilities == predictions[1].probabilities
     document = vitreous.evaluate(str(path), "digits")
     assert document["test"]["images"] > 0
-    other = build_model(replace(model.config, classes=3))
-    adoption = load_pretrained_weights(other, path)
+    three_class_model = build_model(replace(model.config, classes=3))
+    adoption = load_pretrained_weights(three_class_model, path)
     assert adoption.title == "a state dict of vitreous" and sorted(adoption.initialised) == ["head.bias", "head.weight"]
-    assert torch.equal(other.projection.weight, model.projection.weight)
+    assert torch.equal(three_class_model.projection.weight, model.projection.weight)
 
 
 def test_save_stores_classes_and_preprocessing(tmp_path):
@@ -125,10 +129,10 @@ def test_save_stores_classes_and_preprocessing(tmp_path):
     assert (weights.config, weights.classes) == (model.config, ("cat", "dog"))
     assert (weights.preprocess.image, weights.preprocess.channels, weights.preprocess.mean) == ((32, 48), 4, (0.5,) * 4)
     assert are_states_equal(weights.read_state(), model.state_dict())
-    mine = ImagePreprocess((32, 48), channels=4, mean=(0.1,) * 4, std=(0.2,) * 4, fit="squash")
-    vitreous.save(model, tmp_path / "b", preprocess=mine)
+    preprocess = ImagePreprocess((32, 48), channels=4, mean=(0.1,) * 4, std=(0.2,) * 4, fit="squash")
+    vitreous.save(model, tmp_path / "b", preprocess=preprocess)
     weights = open_weights(tmp_path / "b")
-    assert (weights.preprocess, weights.classes) == (mine, ("0", "1"))
+    assert (weights.preprocess, weights.classes) == (preprocess, ("0", "1"))
 
 
 @pytest.mark.parametrize(
@@ -145,9 +149,9 @@ def test_save_stores_classes_and_preprocessing(tmp_path):
 )
 def test_invalid_save_options_are_rejected_and_write_nothing(options, message, tmp_path):
     model = vitreous.create("ViT-32x1/8", image_size=32, num_classes=2)
-    with pytest.raises(UsageError) as caught:
+    with pytest.raises(UsageError) as error:
         vitreous.save(model, tmp_path / "a", **options)
-    assert message in str(caught.value)
+    assert message in str(error.value)
     assert not (tmp_path / "a").exists()
 
 

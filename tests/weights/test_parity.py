@@ -1,7 +1,7 @@
-"""Parity: the weights of other libraries, saved as they save them and opened here, give the same features and logits.
+"""Weights saved by other libraries give the same features and logits when opened here.
 
-Every number is random, norms and scales too. At the native size, and at one that is neither native nor square wherever
-the other library can do that.
+All parameters are random, norms and layer scales included. Inputs have the native size, and where the other library
+supports it, a size that is neither native nor square.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from tests.weights import peers
-from tests.weights.peers import check_agreement, compute_difference, make_images, open_model, timm_vit
+from tests.weights.peers import check_agreement, compute_difference, make_images, make_timm_vit, open_model
 from vitreous.nn.grid import resize_position_table
 from vitreous.weights.adopt import open_weights
 from vitreous.weights.formats import others
@@ -36,48 +36,48 @@ CLIP_OPTIONS = {
 def make_swiglu_peer():
     from timm.layers import SwiGLUPacked
 
-    return timm_vit(
+    return make_timm_vit(
         mlp_layer=SwiGLUPacked, act_layer=nn.SiLU, mlp_ratio=4, init_values=1e-5, reg_tokens=4, no_embed_class=True
     )
 
 
 PEERS = {
-    "timm ViT": timm_vit,
-    "timm ViT, patches that are not square": lambda: timm_vit(patch_size=(8, 4), settings={"image": (32, 32)}),
-    "timm ViT, tanh GELU": lambda: timm_vit(act_layer="gelu_tanh", settings={"mlp.gelu": "tanh"}),
-    "timm DeiT, distilled": peers.timm_distilled,
-    "timm DeiT-III": lambda: timm_vit(init_values=1e-6, no_embed_class=True),
-    "timm DINOv2": lambda: timm_vit(init_values=1e-5),
-    "timm DINOv2, registers": lambda: timm_vit(init_values=1e-5, reg_tokens=4, no_embed_class=True),
+    "timm ViT": make_timm_vit,
+    "timm ViT, patches that are not square": lambda: make_timm_vit(patch_size=(8, 4), settings={"image": (32, 32)}),
+    "timm ViT, tanh GELU": lambda: make_timm_vit(act_layer="gelu_tanh", settings={"mlp.gelu": "tanh"}),
+    "timm DeiT, distilled": peers.make_timm_distilled,
+    "timm DeiT-III": lambda: make_timm_vit(init_values=1e-6, no_embed_class=True),
+    "timm DINOv2": lambda: make_timm_vit(init_values=1e-5),
+    "timm DINOv2, registers": lambda: make_timm_vit(init_values=1e-5, reg_tokens=4, no_embed_class=True),
     "timm DINOv2, registers and SwiGLU": make_swiglu_peer,
-    "timm CLIP": lambda: timm_vit(**CLIP_OPTIONS),
-    "timm hybrid, root alone": lambda: peers.timm_hybrid((), 2, (32, 32), (48, 40)),
-    "timm hybrid, R26": lambda: peers.timm_hybrid((1, 1, 1, 1), 1, (64, 64), (96, 64)),
-    "timm hybrid, R50 of three stages": lambda: peers.timm_hybrid((1, 2, 3), 1, (32, 32), (64, 48)),
-    "timm BiT": peers.timm_bit,
-    "timm SAM": peers.timm_sam,
-    "timm SAM, other window": lambda: peers.timm_sam(48, 4, global_attn_indexes=(0,)),
-    "transformers ViT": peers.transformers_vit,
-    "transformers ViT, tanh GELU": lambda: peers.transformers_vit(hidden_act="gelu_new"),
-    "transformers ViT, quick GELU": lambda: peers.transformers_vit(hidden_act="quick_gelu"),
-    "transformers ViT, larger epsilon": lambda: peers.transformers_vit(layer_norm_eps=1e-2),
-    "transformers ViT, no bias on q, k, v": lambda: peers.transformers_vit(qkv_bias=False),
-    "transformers ViT, no head": lambda: peers.transformers_vit(classes=0),
-    "transformers DeiT with teacher": peers.transformers_deit,
-    "transformers ViTMAE": peers.transformers_mae,
-    "transformers DINOv2": peers.transformers_dinov2,
-    "transformers DINOv2, registers": lambda: peers.transformers_dinov2(registers=3),
-    "transformers DINOv2, SwiGLU": lambda: peers.transformers_dinov2(swiglu=True),
-    "transformers DINOv2, registers and SwiGLU": lambda: peers.transformers_dinov2(registers=4, swiglu=True),
-    "transformers CLIP, projected": peers.transformers_clip,
-    "transformers CLIP, no projection": lambda: peers.transformers_clip(False),
-    "transformers CLIP, exact GELU": lambda: peers.transformers_clip(hidden_act="gelu"),
-    "transformers SAM": peers.transformers_sam,
-    "transformers SAM, other window": lambda: peers.transformers_sam(48, 4, global_attn_indexes=[0]),
-    "transformers BiT": peers.transformers_bit,
-    "transformers BiT, no head": lambda: peers.transformers_bit(classes=0),
-    "torchvision ViT": peers.torchvision_vit,
-    "torchvision ViT, representation": lambda: peers.torchvision_vit(representation=20),
+    "timm CLIP": lambda: make_timm_vit(**CLIP_OPTIONS),
+    "timm hybrid, root alone": lambda: peers.make_timm_hybrid((), 2, (32, 32), (48, 40)),
+    "timm hybrid, R26": lambda: peers.make_timm_hybrid((1, 1, 1, 1), 1, (64, 64), (96, 64)),
+    "timm hybrid, R50 of three stages": lambda: peers.make_timm_hybrid((1, 2, 3), 1, (32, 32), (64, 48)),
+    "timm BiT": peers.make_timm_bit,
+    "timm SAM": peers.make_timm_sam,
+    "timm SAM, other window": lambda: peers.make_timm_sam(48, 4, global_attn_indexes=(0,)),
+    "transformers ViT": peers.make_transformers_vit,
+    "transformers ViT, tanh GELU": lambda: peers.make_transformers_vit(hidden_act="gelu_new"),
+    "transformers ViT, quick GELU": lambda: peers.make_transformers_vit(hidden_act="quick_gelu"),
+    "transformers ViT, larger epsilon": lambda: peers.make_transformers_vit(layer_norm_eps=1e-2),
+    "transformers ViT, no bias on q, k, v": lambda: peers.make_transformers_vit(qkv_bias=False),
+    "transformers ViT, no head": lambda: peers.make_transformers_vit(classes=0),
+    "transformers DeiT with teacher": peers.make_transformers_deit,
+    "transformers ViTMAE": peers.make_transformers_mae,
+    "transformers DINOv2": peers.make_transformers_dinov2,
+    "transformers DINOv2, registers": lambda: peers.make_transformers_dinov2(registers=3),
+    "transformers DINOv2, SwiGLU": lambda: peers.make_transformers_dinov2(swiglu=True),
+    "transformers DINOv2, registers and SwiGLU": lambda: peers.make_transformers_dinov2(registers=4, swiglu=True),
+    "transformers CLIP, projected": peers.make_transformers_clip,
+    "transformers CLIP, no projection": lambda: peers.make_transformers_clip(False),
+    "transformers CLIP, exact GELU": lambda: peers.make_transformers_clip(hidden_act="gelu"),
+    "transformers SAM": peers.make_transformers_sam,
+    "transformers SAM, other window": lambda: peers.make_transformers_sam(48, 4, global_attn_indexes=[0]),
+    "transformers BiT": peers.make_transformers_bit,
+    "transformers BiT, no head": lambda: peers.make_transformers_bit(classes=0),
+    "torchvision ViT": peers.make_torchvision_vit,
+    "torchvision ViT, representation": lambda: peers.make_torchvision_vit(representation=20),
 }
 
 
@@ -87,43 +87,42 @@ def test_features_and_logits_match_the_peer(name, tmp_path):
     check_agreement(open_model(peer.file(tmp_path), peer.settings), peer)
 
 
-def test_original_deit_iii(tmp_path):
-    peer = timm_vit(init_values=1e-6, no_embed_class=True)
+def test_original_deit_iii_files_match(tmp_path):
+    peer = make_timm_vit(init_values=1e-6, no_embed_class=True)
     peer = peers.rename_tensors(peer, (r"\.ls(\d)\.gamma", r".gamma_\1"))
-    peer.sizes = peer.sizes[:1]  # at others timm's rule is not the original's: test_resizing
+    peer.sizes = peer.sizes[:1]  # at other sizes timm resizes differently from the original: test_resizing
     check_agreement(open_model(peer.file(tmp_path), peer.settings), peer)
 
 
 @pytest.mark.parametrize("registers", [0, 4])
 @pytest.mark.parametrize("gated", [False, True])
-def test_original_dinov2(registers, gated, tmp_path):
-    """The original names; timm's own conversion of them is the reference. They differ only away from the native
-    size."""
+def test_original_dinov2_files_match(registers, gated, tmp_path):
+    """Original names, with timm's conversion as the reference; the resize rules differ at other sizes."""
     from timm.layers import SwiGLUPacked
     from timm.models.vision_transformer import checkpoint_filter_fn
 
     options = {"mlp_layer": SwiGLUPacked, "act_layer": nn.SiLU} if gated else {}
-    peer = timm_vit(init_values=1e-5, num_classes=0, reg_tokens=registers, no_embed_class=registers > 0, **options)
-    named = {}
+    peer = make_timm_vit(init_values=1e-5, num_classes=0, reg_tokens=registers, no_embed_class=registers > 0, **options)
+    renamed = {}
     for name, tensor in peer.model.state_dict().items():
         name = name.replace("mlp.fc1", "mlp.w12").replace("mlp.fc2", "mlp.w3") if gated else name
-        named["register_tokens" if name == "reg_token" else name] = tensor.clone()
+        renamed["register_tokens" if name == "reg_token" else name] = tensor.clone()
     if registers:
-        named["pos_embed"] = torch.cat([0.3 * torch.ones(1, 1, 48), named["pos_embed"]], 1)
-    named["mask_token"] = torch.ones(1, 48)
-    save_file(named, tmp_path / "dinov2.safetensors")
-    peer.model.load_state_dict(checkpoint_filter_fn(dict(named), peer.model))
+        renamed["pos_embed"] = torch.cat([0.3 * torch.ones(1, 1, 48), renamed["pos_embed"]], 1)
+    renamed["mask_token"] = torch.ones(1, 48)
+    save_file(renamed, tmp_path / "dinov2.safetensors")
+    peer.model.load_state_dict(checkpoint_filter_fn(dict(renamed), peer.model))
     peer.logits, peer.sizes = None, peer.sizes if registers else peer.sizes[:1]
-    found = open_weights(tmp_path / "dinov2.safetensors", peer.settings)
-    assert (found.title, found.unused) == ("the original DINOv2", ["mask_token"])
-    check_agreement(found.build_bundle().model, peer)
+    weights = open_weights(tmp_path / "dinov2.safetensors", peer.settings)
+    assert (weights.title, weights.unused) == ("the original DINOv2", ["mask_token"])
+    check_agreement(weights.build_bundle().model, peer)
 
 
 @pytest.mark.parametrize("projected", [True, False])
-def test_original_clip(projected, tmp_path):
+def test_original_clip_files_match(projected, tmp_path):
     from timm.models.vision_transformer import checkpoint_filter_fn
 
-    peer = timm_vit(**CLIP_OPTIONS, num_classes=24 if projected else 0)
+    peer = make_timm_vit(**CLIP_OPTIONS, num_classes=24 if projected else 0)
     state = peer.model.state_dict()
     swaps = [
         ("patch_embed.proj", "conv1"),
@@ -132,7 +131,7 @@ def test_original_clip(projected, tmp_path):
         ("attn.proj", "attn.out_proj"),
     ]
     swaps += [("mlp.fc1", "mlp.c_fc"), ("mlp.fc2", "mlp.c_proj"), ("norm1", "ln_1"), ("norm2", "ln_2")]
-    named = {"text_projection": torch.ones(3, 3), "logit_scale": torch.ones(())}
+    renamed = {"text_projection": torch.ones(3, 3), "logit_scale": torch.ones(())}
     for name, tensor in state.items():
         for ours, theirs in swaps:
             name = name.replace(ours, theirs)
@@ -148,9 +147,9 @@ def test_original_clip(projected, tmp_path):
         elif name == "head.weight":
             name, tensor = "proj", tensor.T
         if name != "head.bias":
-            named[f"visual.{name}"] = tensor.contiguous()
-    save_file(named, tmp_path / "clip.safetensors")
-    peer.model.load_state_dict(checkpoint_filter_fn(dict(named), peer.model))  # the head's bias is zero there
+            renamed[f"visual.{name}"] = tensor.contiguous()
+    save_file(renamed, tmp_path / "clip.safetensors")
+    peer.model.load_state_dict(checkpoint_filter_fn(dict(renamed), peer.model))  # the bias of this head is zero
     ours = open_model(tmp_path / "clip.safetensors", {"heads": 4})
     assert ours.config.head.bias is False
     batch = make_images(peers.IMAGE_SIZE)
@@ -161,19 +160,19 @@ def test_original_clip(projected, tmp_path):
 def test_original_sam_files_with_a_decoder_are_read(tmp_path):
     from timm.models.vision_transformer_sam import checkpoint_filter_fn
 
-    peer = peers.timm_sam()
-    named = {
+    peer = peers.make_timm_sam()
+    renamed = {
         f"image_encoder.{name.replace('mlp.fc', 'mlp.lin')}": tensor for name, tensor in peer.model.state_dict().items()
     }
-    named |= {
+    renamed |= {
         "mask_decoder.iou_token.weight": torch.ones(1, 8),
         "prompt_encoder.no_mask_embed.weight": torch.ones(1, 8),
     }
-    save_file(named, tmp_path / "sam.safetensors")
-    peer.model.load_state_dict(checkpoint_filter_fn(named, peer.model))
-    found = open_weights(tmp_path / "sam.safetensors", peer.settings)
-    assert len(found.unused) == 2
-    check_agreement(found.build_bundle().model, peer)
+    save_file(renamed, tmp_path / "sam.safetensors")
+    peer.model.load_state_dict(checkpoint_filter_fn(renamed, peer.model))
+    weights = open_weights(tmp_path / "sam.safetensors", peer.settings)
+    assert len(weights.unused) == 2
+    check_agreement(weights.build_bundle().model, peer)
 
 
 def test_full_clip_and_sam_folders_are_read(tmp_path):
@@ -192,7 +191,7 @@ def test_full_clip_and_sam_folders_are_read(tmp_path):
     with torch.inference_mode():
         theirs = clip.visual_projection(clip.vision_model(batch, interpolate_pos_encoding=True).pooler_output)
         assert compute_difference(ours(batch), theirs) <= peers.ERROR_LIMIT
-    vision = peers.transformers_sam().model.config
+    vision = peers.make_transformers_sam().model.config
     decoder = {
         "hidden_size": 16,
         "mlp_dim": 16,
@@ -216,7 +215,7 @@ def test_full_clip_and_sam_folders_are_read(tmp_path):
 
 
 def test_timm_and_open_clip_folders_are_read(tmp_path):
-    peer = timm_vit(**CLIP_OPTIONS, num_classes=7)
+    peer = make_timm_vit(**CLIP_OPTIONS, num_classes=7)
     (tmp_path / "timm").mkdir()
     peer.file(tmp_path / "timm").rename(tmp_path / "timm" / "model.safetensors")
     settings = {
@@ -227,30 +226,30 @@ def test_timm_and_open_clip_folders_are_read(tmp_path):
     (tmp_path / "timm" / "config.json").write_text(json.dumps(settings))
     check_agreement(open_model(tmp_path / "timm", {"heads": 4}), peer)
     for quick in (True, False):
-        clip = peers.transformers_clip(
+        clip = peers.make_transformers_clip(
             hidden_act="quick_gelu" if quick else "gelu", hidden_size=128, num_attention_heads=2
         )
         folder = tmp_path / f"open_clip_{quick}"
         folder.mkdir()
         model = open_model(clip.file(folder))
-        named = others.CLIP.to_foreign_tensors(model.config, model.state_dict())
-        other = tmp_path / f"open_clip_{quick}_original"
-        other.mkdir()
+        foreign_tensors = others.CLIP.to_foreign_tensors(model.config, model.state_dict())
+        clip_folder = tmp_path / f"open_clip_{quick}_original"
+        clip_folder.mkdir()
         save_file(
-            {f"visual.{name}": tensor.contiguous() for name, tensor in named.items()},
-            other / "open_clip_model.safetensors",
+            {f"visual.{name}": tensor.contiguous() for name, tensor in foreign_tensors.items()},
+            clip_folder / "open_clip_model.safetensors",
         )
         tower = {"image_size": 32, "layers": 3, "width": 128, "patch_size": 8}
         described = {"model_cfg": {"embed_dim": 24, "vision_cfg": tower} | ({"quick_gelu": True} if quick else {})}
-        (other / "open_clip_config.json").write_text(json.dumps(described))
-        clip.sizes = clip.sizes[:1]  # at others open_clip's rule is not that of transformers
-        found = open_model(other)
-        check_agreement(found, clip)
-        assert found.config.positions.resize == "bicubic-antialias"
+        (clip_folder / "open_clip_config.json").write_text(json.dumps(described))
+        clip.sizes = clip.sizes[:1]  # at other sizes open_clip and transformers resize differently
+        clip_model = open_model(clip_folder)
+        check_agreement(clip_model, clip)
+        assert clip_model.config.positions.resize == "bicubic-antialias"
 
 
 def make_position_table(grid, width=6):
-    return 0.2 * torch.randn(*grid, width, generator=torch.Generator().manual_seed(0))  # near what positions are
+    return 0.2 * torch.randn(*grid, width, generator=torch.Generator().manual_seed(0))  # the scale of trained positions
 
 
 GRID_PAIRS = [((4, 4), (6, 6)), ((6, 6), (4, 4)), ((4, 4), (7, 5)), ((14, 14), (24, 24)), ((7, 7), (3, 9))]
@@ -269,33 +268,35 @@ def test_the_resize_rule_matches_timm(old, new):
     assert (resize_position_table(source, new, "bilinear").flatten(0, 1) - theirs[0]).abs().max() <= 1e-6
 
 
-@pytest.mark.parametrize("kind,how", [("vit", "bicubic"), ("mae", "bicubic"), ("deit", "bicubic"), ("clip", "bicubic")])
+@pytest.mark.parametrize(
+    "peer_name,rule", [("vit", "bicubic"), ("mae", "bicubic"), ("deit", "bicubic"), ("clip", "bicubic")]
+)
 @pytest.mark.parametrize("new", [(6, 6), (7, 5), (3, 2)])
-def test_the_resize_rules_match_transformers(kind, how, new):
+def test_the_resize_rules_match_transformers(peer_name, rule, new):
     peer = {
-        "vit": peers.transformers_vit,
-        "mae": peers.transformers_mae,
-        "deit": peers.transformers_deit,
-        "clip": peers.transformers_clip,
+        "vit": peers.make_transformers_vit,
+        "mae": peers.make_transformers_mae,
+        "deit": peers.make_transformers_deit,
+        "clip": peers.make_transformers_clip,
     }
-    check_against_transformers(peer[kind]().model, how, new)
+    check_against_transformers(peer[peer_name]().model, rule, new)
 
 
-@pytest.mark.parametrize("registers,how", [(0, "bicubic"), (3, "bicubic-antialias")])
+@pytest.mark.parametrize("registers,rule", [(0, "bicubic"), (3, "bicubic-antialias")])
 @pytest.mark.parametrize("new", [(6, 6), (7, 5), (3, 2)])
-def test_the_resize_rule_matches_transformers_dinov2(registers, how, new):
-    check_against_transformers(peers.transformers_dinov2(registers).model, how, new)
+def test_the_resize_rule_matches_transformers_dinov2(registers, rule, new):
+    check_against_transformers(peers.make_transformers_dinov2(registers).model, rule, new)
 
 
 @torch.inference_mode()
-def check_against_transformers(model, how, new):
-    embeddings = next(part for name, part in model.named_modules() if name.rpartition(".")[2] == "embeddings")
-    own = getattr(embeddings, "position_embedding", None)
-    positions = embeddings.position_embeddings if own is None else own.weight[None]
+def check_against_transformers(model, rule, new):
+    embeddings = next(module for name, module in model.named_modules() if name.rpartition(".")[2] == "embeddings")
+    position_embedding = getattr(embeddings, "position_embedding", None)
+    positions = embeddings.position_embeddings if position_embedding is None else position_embedding.weight[None]
     count = positions.shape[1] - 16
     arriving = torch.zeros(1, count + new[0] * new[1], positions.shape[2])
     theirs = embeddings.interpolate_pos_encoding(arriving, new[0] * 8, new[1] * 8)
-    ours = resize_position_table(positions[0, count:].unflatten(0, (4, 4)), new, how).flatten(0, 1)
+    ours = resize_position_table(positions[0, count:].unflatten(0, (4, 4)), new, rule).flatten(0, 1)
     assert (ours - theirs[0, count:]).abs().max() <= 1e-6
 
 
@@ -344,44 +345,46 @@ def test_zoom_matches_values_by_hand():
 
 
 def list_full_size_models():
-    """Published sizes, made one at a time: name -> what makes it."""
+    """Map names to functions that build models of published sizes, so that only one is in memory."""
     import timm
 
-    def made(name, sizes=((224, 224), (256, 192)), **options):
-        return lambda: peers.timm_peer(
+    def make_vit(name, sizes=((224, 224), (256, 192)), **options):
+        return lambda: peers.make_timm_peer(
             timm.create_model(name, num_classes=1000, dynamic_img_size=True, **options), None, sizes=sizes
         )
 
-    def bit():
-        peer = peers.timm_peer(
+    def make_bit():
+        peer = peers.make_timm_peer(
             timm.create_model("resnetv2_50x1_bit", num_classes=1000), None, sizes=((224, 224), (192, 256))
         )
         peer.features = lambda x: peer.model.forward_features(x).flatten(2).transpose(1, 2)
         return peer
 
-    def sam():
-        peer = peers.timm_peer(timm.create_model("samvit_base_patch16", num_classes=0), None, sizes=((1024, 1024),))
+    def make_sam():
+        peer = peers.make_timm_peer(
+            timm.create_model("samvit_base_patch16", num_classes=0), None, sizes=((1024, 1024),)
+        )
         peer.features, peer.logits = lambda x: peer.model.forward_features(x).flatten(2).transpose(1, 2), None
         return peer
 
-    whole = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072}
-    sized = whole | {"image_size": 224, "patch_size": 16}
+    base_size = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072}
+    sized = base_size | {"image_size": 224, "patch_size": 16}
     return {
-        "timm ViT-S/16": made("vit_small_patch16_224"),
-        "timm ViT-B/16": made("vit_base_patch16_224"),
-        "timm ViT-L/16": made("vit_large_patch16_224"),
-        "timm R50+ViT-B/16": made("vit_base_r50_s16_224"),
-        "timm BiT-R50x1": bit,
-        "timm DeiT-B distilled": made("deit_base_distilled_patch16_224"),
-        "timm SAM-B": sam,
-        "transformers ViT-B/16": lambda: peers.transformers_vit(classes=1000, **sized),
-        "transformers DINOv2-B with registers": lambda: peers.transformers_dinov2(
+        "timm ViT-S/16": make_vit("vit_small_patch16_224"),
+        "timm ViT-B/16": make_vit("vit_base_patch16_224"),
+        "timm ViT-L/16": make_vit("vit_large_patch16_224"),
+        "timm R50+ViT-B/16": make_vit("vit_base_r50_s16_224"),
+        "timm BiT-R50x1": make_bit,
+        "timm DeiT-B distilled": make_vit("deit_base_distilled_patch16_224"),
+        "timm SAM-B": make_sam,
+        "transformers ViT-B/16": lambda: peers.make_transformers_vit(classes=1000, **sized),
+        "transformers DINOv2-B with registers": lambda: peers.make_transformers_dinov2(
             registers=4,
-            **{key: value for key, value in whole.items() if key != "intermediate_size"},
+            **{key: value for key, value in base_size.items() if key != "intermediate_size"},
             image_size=518,
             patch_size=14,
         ),
-        "transformers CLIP-L/14": lambda: peers.transformers_clip(
+        "transformers CLIP-L/14": lambda: peers.make_transformers_clip(
             hidden_size=1024,
             num_hidden_layers=24,
             num_attention_heads=16,
@@ -390,7 +393,7 @@ def list_full_size_models():
             patch_size=14,
             projection_dim=768,
         ),
-        "torchvision vit_b_16": lambda: peers.torchvision_vit(
+        "torchvision vit_b_16": lambda: peers.make_torchvision_vit(
             image_size=224, patch_size=16, num_layers=12, num_heads=12, hidden_dim=768, mlp_dim=3072, num_classes=1000
         ),
     }
@@ -398,11 +401,10 @@ def list_full_size_models():
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_the_published_sizes(tmp_path, capsys):
-    """Heads are told by nobody: they are those of the published model.
+def test_models_of_published_sizes_match(tmp_path, capsys):
+    """The number of heads is inferred from the published models.
 
-    A ResNet of fifty layers rounds by more than 1e-5 in float32, so there float64 has to show that nothing else
-    differs.
+    Float32 rounding in a ResNet-50 exceeds 1e-5, so hybrids and ResNets are also compared in float64.
     """
     for number, (name, make) in enumerate(list_full_size_models().items()):
         peer = make()
@@ -414,9 +416,9 @@ def test_the_published_sizes(tmp_path, capsys):
         for path in sorted(folder.rglob("*"), reverse=True):
             path.rmdir() if path.is_dir() else path.unlink()
         with capsys.disabled():
-            deep = "R50" in name
-            print(f"\n{name}: {check_agreement(ours, peer, 5e-5 if deep else peers.ERROR_LIMIT):.1e}", end="")
-            if deep:
+            is_deep = "R50" in name
+            print(f"\n{name}: {check_agreement(ours, peer, 5e-5 if is_deep else peers.ERROR_LIMIT):.1e}", end="")
+            if is_deep:
                 ours, peer.model = ours.double(), peer.model.double()
                 print(f", in float64 {check_agreement(ours, peer, 1e-8):.1e}", end="")
         del peer, ours
@@ -425,7 +427,7 @@ def test_the_published_sizes(tmp_path, capsys):
 def test_the_resize_rule_matches_torchvision():
     from torchvision.models.vision_transformer import interpolate_embeddings
 
-    model = peers.torchvision_vit().model
+    model = peers.make_torchvision_vit().model
     state = interpolate_embeddings(48, 8, model.state_dict())
     positions = model.encoder.pos_embedding.detach()[0, 1:]
     side = round(len(positions) ** 0.5)

@@ -1,4 +1,4 @@
-"""Others' files of pre-training: the decoder of MAE and the head of DINO come with the encoder, to the same numbers."""
+"""Pre-training files of other projects: MAE's decoder and DINO's head are loaded and give the same outputs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from vitreous.reports.figures.reconstruction import load_restoring_objective
 from vitreous.weights.adopt import open_objective_state, open_weights
 from vitreous.weights.objective_parts import load_into_objective
 
-#: names of transformers' checkpoints -> those of the original MAE
+#: names in transformers' checkpoints -> names in the original MAE
 ORIGINAL_NAMES = [
     ("vit.embeddings.cls_token", "cls_token"),
     ("vit.embeddings.position_embeddings", "pos_embed"),
@@ -40,7 +40,7 @@ ORIGINAL_NAMES = [
 
 @pytest.fixture(scope="module")
 def transformers_mae(tmp_path_factory):
-    """transformers' ViTMAE with random weights, as a folder of its own and as a file of the original's layout."""
+    """Return a random transformers ViTMAE, saved as a folder and as a file in the original layout."""
     from transformers import ViTMAEConfig, ViTMAEForPreTraining
 
     home = tmp_path_factory.mktemp("mae")
@@ -52,7 +52,8 @@ def transformers_mae(tmp_path_factory):
             decoder_intermediate_size=256, norm_pix_loss=False, layer_norm_eps=1e-6, attn_implementation="eager",
         )
     ).eval()  # fmt: skip
-    model.vit.embeddings.patch_embeddings.projection._is_hf_initialized = False  # else positions stay zero
+    # otherwise transformers leaves positions at zero
+    model.vit.embeddings.patch_embeddings.projection._is_hf_initialized = False
     model.vit.embeddings.initialize_weights()
     model.decoder.initialize_weights(16)
     for parameter in model.parameters():
@@ -67,8 +68,11 @@ def transformers_mae(tmp_path_factory):
         renamed[name] = tensor
     for start in sorted({name.partition("attention.attention.")[0] for name in renamed if ".query." in name}):
         for end in ("weight", "bias"):
-            parts = [renamed.pop(f"{start}attention.attention.{part}.{end}") for part in ("query", "key", "value")]
-            renamed[f"{start}attn.qkv.{end}"] = torch.cat(parts)
+            qkv = [
+                renamed.pop(f"{start}attention.attention.{projection}.{end}")
+                for projection in ("query", "key", "value")
+            ]
+            renamed[f"{start}attn.qkv.{end}"] = torch.cat(qkv)
     save_file(renamed, home / "full.safetensors")
     return home, model
 
@@ -77,7 +81,8 @@ def transformers_mae(tmp_path_factory):
 def test_mae_predictions_match_transformers(transformers_mae, layout):
     home, model = transformers_mae
     objective = load_restoring_objective(home / layout)
-    assert objective.config.normalise is (layout == "full.safetensors")  # which does not tell
+    # the file does not contain this setting, whose default is True
+    assert objective.config.normalise is (layout == "full.safetensors")
     objective.config = replace(objective.config, normalise=False)
     images, noise = torch.randn(3, 3, 32, 32), torch.rand(3, 16)
     with torch.no_grad():
@@ -85,7 +90,8 @@ def test_mae_predictions_match_transformers(transformers_mae, layout):
     order = noise.argsort(1)
     visible, masked = order[:, :4].sort(1).values, order[:, 4:].sort(1).values
     predicted = objective.predict(images, visible, masked)
-    pixels = torch.arange(192).view(3, 8, 8).permute(1, 2, 0).flatten()  # theirs have channels last
+    # the reference stores patch pixels channels-last
+    pixels = torch.arange(192).view(3, 8, 8).permute(1, 2, 0).flatten()
     logits = expected.logits[torch.arange(3)[:, None], masked]
     assert torch.allclose(predicted[..., pixels], logits, atol=1e-5)
     loss = (predicted - objective.targets(images, masked)).square().mean()
@@ -93,9 +99,11 @@ def test_mae_predictions_match_transformers(transformers_mae, layout):
 
 
 def test_decoders_with_other_heads_are_not_loaded(transformers_mae):
-    parts = open_objective_state(transformers_mae[0] / "full.safetensors")
+    objective_state = open_objective_state(transformers_mae[0] / "full.safetensors")
     objective = load_restoring_objective(transformers_mae[0] / "full.safetensors")
-    assert load_into_objective(objective, parts.config | {"decoder_heads": 4}, parts).skipped == ["decoder"]
+    assert load_into_objective(objective, objective_state.config | {"decoder_heads": 4}, objective_state).skipped == [
+        "decoder"
+    ]
 
 
 @pytest.mark.parametrize("layout", ["transformers", "full.safetensors"])
@@ -104,13 +112,13 @@ def test_training_continues_with_the_decoder(transformers_mae, layout, tmp_path)
     (tmp_path / "photos").mkdir()
     for index in range(12):
         make_image(index, (32, 32), index % 3).save(tmp_path / "photos" / f"{index}.png")
-    heard, sizes = NoteListener(), {"decoder_width": ["64"], "decoder_depth": ["2"], "decoder_heads": ["2"]}
+    listener, sizes = NoteListener(), {"decoder_width": ["64"], "decoder_depth": ["2"], "decoder_heads": ["2"]}
     vitreous.train(
-        str(tmp_path / "photos"), heard, recipe="mae", init=str(home / layout), lr=1e-30, epochs=1.0, batch_size=6,
+        str(tmp_path / "photos"), listener, recipe="mae", init=str(home / layout), lr=1e-30, epochs=1.0, batch_size=6,
         precision="fp32", workers=0, device="cpu", out=str(tmp_path / "run"),
         settings={f"objective.{name}": value for name, value in sizes.items()},
     )  # fmt: skip
-    assert "mae continues with its decoder" in heard.notes
+    assert "mae continues with its decoder" in listener.notes
     before, after = open_objective_state(home / layout), open_objective_state(tmp_path / "run")
     assert before.state.keys() == after.state.keys() and len(before.state) == 31
     assert all(torch.equal(tensor, after.state[name]) for name, tensor in before.state.items())
@@ -129,7 +137,7 @@ def test_unknown_and_missing_decoder_tensors_are_listed(transformers_mae, tmp_pa
 
 
 class OfficialDINOHead(nn.Module):
-    """DINO's head in its own words: a weight-normed last layer after features of length one."""
+    """DINO's head restated: features of unit length and a weight-normalised last layer."""
 
     def __init__(self, width: int, count: int, sizes: tuple[int, int] = (24, 16)) -> None:
         super().__init__()
@@ -157,16 +165,23 @@ def test_the_dino_teacher_head_gives_the_same_outputs(fixed, tmp_path):
         torch.save({"teacher": state, "student": {f"module.{k}": v for k, v in state.items()}, "epoch": 3}, file)
     else:
         save_file({name: tensor.contiguous() for name, tensor in state.items()}, file)
-    parts = open_objective_state(file)
-    assert parts.config == {
+    objective_state = open_objective_state(file)
+    assert objective_state.config == {
         "name": "dino", "prototypes": 40, "bottleneck": 16, "head_layers": 3, "head_width": 24,
         "unit_prototypes": fixed,
     }  # fmt: skip
-    assert ("head.lengths" in parts.state) is not fixed
-    sizes = {name: value for name, value in parts.config.items() if name != "name"}
-    own = DINO(open_weights(file).build_bundle().model, DINOConfig(**sizes))
-    assert set(load_into_objective(own, parts.config, parts).loaded) == {"head", "teacher_head", *["model"] * fixed}
+    assert ("head.lengths" in objective_state.state) is not fixed
+    sizes = {name: value for name, value in objective_state.config.items() if name != "name"}
+    objective = DINO(open_weights(file).build_bundle().model, DINOConfig(**sizes))
+    assert set(load_into_objective(objective, objective_state.config, objective_state).loaded) == {
+        "head",
+        "teacher_head",
+        *["model"] * fixed,
+    }
     images = torch.randn(5, 3, 16, 16)
     expected = head(backbone(images)).detach().numpy()
-    for answer in (own.head(own.model.eval()(images)), own.teacher_head(own.teacher.eval()(images))):
-        assert np.allclose(answer.detach().numpy(), expected, atol=1e-5)
+    for outputs in (
+        objective.head(objective.model.eval()(images)),
+        objective.teacher_head(objective.teacher.eval()(images)),
+    ):
+        assert np.allclose(outputs.detach().numpy(), expected, atol=1e-5)

@@ -1,4 +1,4 @@
-"""Files of pre-training as others have them, written by `convert`: others' code reads them, and so do we."""
+"""Pre-training files written by `convert` are read by the original code, and by this package."""
 
 from __future__ import annotations
 
@@ -34,25 +34,25 @@ SMALL_CONFIG = {
 HEAD_OPTIONS = {"prototypes": 12, "head_width": 20, "bottleneck": 8}
 
 
-def save_pretrained_bundle(place, config, **fields):
-    """Save a bundle as a run of an objective ships it, with random weights; returns the objective."""
+def save_pretrained_bundle(path, config, **fields):
+    """Save a bundle as a run of an objective does, with random weights; return the objective."""
     torch.manual_seed(5)
     objective = config.build(ViT(transformer_config(**{**SMALL_CONFIG, **fields})), ObjectiveSetting())
     with torch.no_grad():
-        for name, tensor in objective.state_dict().items():  # so that a teacher differs from its student
+        for name, tensor in objective.state_dict().items():  # makes the teacher differ from its student
             if tensor.ndim < 3 and "position" not in name:
                 tensor.copy_(torch.randn(tensor.shape) * 0.1)
-    shipped = objective.deployed_model().eval()
-    kept = {id(tensor) for tensor in shipped.state_dict(keep_vars=True).values()}
+    deployed = objective.deployed_model().eval()
+    model_tensor_ids = {id(tensor) for tensor in deployed.state_dict(keep_vars=True).values()}
     state = objective.state_dict(keep_vars=True)
-    parts = {name: tensor.detach() for name, tensor in state.items() if id(tensor) not in kept}
-    assert 0 < len(parts) < len(state)
+    objective_tensors = {name: tensor.detach() for name, tensor in state.items() if id(tensor) not in model_tensor_ids}
+    assert 0 < len(objective_tensors) < len(state)
     Bundle(
-        shipped,
+        deployed,
         FeatureExtraction(),
         ImagePreprocess((32, 32)),
-        objective_state=ObjectiveState(to_builtins(config), parts),
-    ).save(place)
+        objective_state=ObjectiveState(to_builtins(config), objective_tensors),
+    ).save(path)
     return objective.eval()
 
 
@@ -61,16 +61,16 @@ def mae_files(tmp_path_factory):
     home = tmp_path_factory.mktemp("mae")
     config = MAEConfig(decoder_width=32, decoder_depth=2, decoder_heads=2, normalise=False)
     objective = save_pretrained_bundle(home / "bundle", config, positions={"kind": "sincos"})
-    told: list[str] = []
-    convert(home / "bundle", home / "hf", "huggingface-mae", note=told.append)
-    return home, objective, told
+    notes: list[str] = []
+    convert(home / "bundle", home / "hf", "huggingface-mae", note=notes.append)
+    return home, objective, notes
 
 
 def test_transformers_loads_the_written_mae(mae_files):
     from transformers import ViTMAEForPreTraining
 
-    home, objective, told = mae_files
-    assert any("fixed positions are written as a table" in text for text in told)
+    home, objective, notes = mae_files
+    assert any("fixed positions are written as a table" in text for text in notes)
     model, info = ViTMAEForPreTraining.from_pretrained(home / "hf", output_loading_info=True)
     assert not any(info[name] for name in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     images, noise = torch.randn(2, 3, 32, 32), torch.rand(2, 16)
@@ -84,9 +84,9 @@ def test_transformers_loads_the_written_mae(mae_files):
 
 def test_the_original_layout_has_the_same_tensors(mae_files):
     home, _, _ = mae_files
-    made = convert(home / "bundle", home / "full", "mae")
-    assert made["out"].endswith("full.pth")
-    state = torch.load(made["out"], weights_only=True)["model"]
+    document = convert(home / "bundle", home / "full", "mae")
+    assert document["out"].endswith("full.pth")
+    state = torch.load(document["out"], weights_only=True)["model"]
     renamed = {}
     for name, tensor in load_file(home / "hf" / "model.safetensors").items():
         for old, new in ORIGINAL_NAMES:
@@ -94,8 +94,11 @@ def test_the_original_layout_has_the_same_tensors(mae_files):
         renamed[name] = tensor
     for start in sorted({name.partition("attention.attention.")[0] for name in renamed if ".query." in name}):
         for end in ("weight", "bias"):
-            parts = [renamed.pop(f"{start}attention.attention.{part}.{end}") for part in ("query", "key", "value")]
-            renamed[f"{start}attn.qkv.{end}"] = torch.cat(parts)
+            qkv = [
+                renamed.pop(f"{start}attention.attention.{projection}.{end}")
+                for projection in ("query", "key", "value")
+            ]
+            renamed[f"{start}attn.qkv.{end}"] = torch.cat(qkv)
     assert renamed.keys() == state.keys()
     assert all(torch.equal(tensor, state[name]) for name, tensor in renamed.items())
     assert state["decoder_pos_embed"].shape == (1, 17, 32) and not state["decoder_pos_embed"][0, 0].any()
@@ -104,16 +107,20 @@ def test_the_original_layout_has_the_same_tensors(mae_files):
 def test_bundles_of_foreign_weights_keep_the_decoder(mae_files):
     home, objective, _ = mae_files
     convert(home / "hf", home / "back")
-    parts = open_objective_state(home / "back")
-    assert parts is not None and parts.config["decoder_heads"] == 2 and parts.config["normalise"] is False
-    assert all(torch.equal(tensor, objective.state_dict()[name]) for name, tensor in parts.state.items())
+    objective_state = open_objective_state(home / "back")
+    assert (
+        objective_state is not None
+        and objective_state.config["decoder_heads"] == 2
+        and objective_state.config["normalise"] is False
+    )
+    assert all(torch.equal(tensor, objective.state_dict()[name]) for name, tensor in objective_state.state.items())
 
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
 def test_dino_training_files_are_written(tmp_path):
     objective = save_pretrained_bundle(tmp_path / "bundle", DINOConfig(**HEAD_OPTIONS, unit_prototypes=False))
-    made = convert(tmp_path / "bundle", tmp_path / "dino.pth", "dino")
-    content = torch.load(made["out"], weights_only=True)
+    document = convert(tmp_path / "bundle", tmp_path / "dino.pth", "dino")
+    content = torch.load(document["out"], weights_only=True)
     assert content.keys() == {"student", "teacher", "dino_loss"}
     features = torch.randn(3, 64)
     for section, start, head in (
@@ -128,7 +135,7 @@ def test_dino_training_files_are_written(tmp_path):
         assert torch.allclose(head(features), theirs(features), atol=1e-6)
     assert torch.equal(content["dino_loss"]["center"], objective.centre[None])
     student = {name: value for name, value in content["student"].items() if "backbone" in name}
-    assert len(student) == len(objective.model.state_dict()) - 1  # positions of class token and patches are one
+    assert len(student) == len(objective.model.state_dict()) - 1  # class token and patches share one position tensor
     assert not torch.equal(student["module.backbone.cls_token"], content["teacher"]["backbone.cls_token"])
 
 
@@ -141,35 +148,37 @@ def test_heads_with_batch_norm_are_rejected(tmp_path):
 def test_dinov2_teacher_files_are_written(tmp_path):
     config = DINOv2Config(**HEAD_OPTIONS, patch_prototypes=10, patch_bottleneck=6)
     objective = save_pretrained_bundle(tmp_path / "bundle", config, norm={"layer_scale": 1.0})
-    told: list[str] = []
-    made = convert(tmp_path / "bundle", tmp_path / "teacher", "dinov2-teacher", note=told.append)
-    assert told[-1].endswith(": centre, head, model, patch_centre, patch_head")
-    content = torch.load(made["out"], weights_only=True)["teacher"]
+    notes: list[str] = []
+    document = convert(tmp_path / "bundle", tmp_path / "teacher", "dinov2-teacher", note=notes.append)
+    assert notes[-1].endswith(": centre, head, model, patch_centre, patch_head")
+    content = torch.load(document["out"], weights_only=True)["teacher"]
     assert {name.partition(".")[0] for name in content} == {"backbone", "dino_head", "ibot_head"}
     assert torch.equal(content["backbone.mask_token"], objective.mask_token[None])
-    parts = open_objective_state(made["out"])
-    assert parts is not None and torch.equal(parts.state["head.mlp.0.weight"], objective.teacher_head.mlp[0].weight)
-    assert parts.config["patch_prototypes"] == 10 and parts.config["patch_bottleneck"] == 6
+    objective_state = open_objective_state(document["out"])
+    assert objective_state is not None and torch.equal(
+        objective_state.state["head.mlp.0.weight"], objective.teacher_head.mlp[0].weight
+    )
+    assert objective_state.config["patch_prototypes"] == 10 and objective_state.config["patch_bottleneck"] == 6
 
 
 def test_missing_or_mismatched_objective_modules_are_rejected(mae_files, tmp_path):
     home, _, _ = mae_files
-    with pytest.raises(UsageError, match=r"needs the modules of dino, but .* has those of mae") as caught:
+    with pytest.raises(UsageError, match=r"needs the training state of dino, but .* has that of mae") as error:
         convert(home / "bundle", tmp_path / "x", "dino")
-    assert caught.value.hint == "use mae or huggingface-mae"
-    told: list[str] = []
-    convert(home / "bundle", tmp_path / "timm", "timm", note=told.append)
-    assert told[-1].endswith("--to mae or huggingface-mae or bundle")
-    with pytest.raises(UsageError, match="has none") as caught:
+    assert error.value.hint == "use mae or huggingface-mae"
+    notes: list[str] = []
+    convert(home / "bundle", tmp_path / "timm", "timm", note=notes.append)
+    assert notes[-1].endswith("--to mae or huggingface-mae or bundle")
+    with pytest.raises(UsageError, match="has none") as error:
         convert(tmp_path / "timm.safetensors", tmp_path / "x", "mae")
-    assert "timm" in caught.value.hint and not (tmp_path / "x").exists()
-    told.clear()
-    convert(home / "bundle", tmp_path / "grey", channels=1, note=told.append)
+    assert "timm" in error.value.hint and not (tmp_path / "x").exists()
+    notes.clear()
+    convert(home / "bundle", tmp_path / "grey", channels=1, note=notes.append)
     assert (
-        any("mae, is omitted: it needs 3 channels, not 1" in text for text in told)
+        any("mae, is omitted: it needs 3 channels, not 1" in text for text in notes)
         and open_objective_state(tmp_path / "grey") is None
     )
-    again = open_weights(tmp_path / "timm.safetensors", {"heads": 1}).build_bundle().model.eval()
-    own = open_weights(home / "bundle").build_bundle().model.eval()
+    reloaded = open_weights(tmp_path / "timm.safetensors", {"heads": 1}).build_bundle().model.eval()
+    bundle_model = open_weights(home / "bundle").build_bundle().model.eval()
     images = torch.randn(2, 3, 32, 32)
-    assert torch.allclose(again(images), own(images), atol=1e-6)
+    assert torch.allclose(reloaded(images), bundle_model(images), atol=1e-6)

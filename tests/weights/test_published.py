@@ -1,4 +1,4 @@
-"""Published weights by name: the table, and downloads from a server that cuts, lies, refuses and forgets."""
+"""Published weights by name: the table, and downloads from servers that truncate, change, refuse or corrupt files."""
 
 from __future__ import annotations
 
@@ -37,14 +37,17 @@ DIGEST = f"sha256:{hashlib.sha256(CONTENT).hexdigest()}"
 
 
 class FileHandler(BaseHTTPRequestHandler):
-    """A server of one file. The first part of a path says what is wrong with it, and `log` has what was asked."""
+    """Serves one file.
+
+    The first component of a path selects a fault, and `log` records (fault, Range header).
+    """
 
     log: list[tuple[str, str]]
     content = CONTENT
     etag = '"one"'
 
     def log_message(self, format: str, *args: object) -> None:
-        """Nothing on stderr."""
+        """Log nothing to stderr."""
 
     def reply(self, status: int, content: bytes = b"", length: int | None = None, **headers: str) -> None:
         self.send_response(status)
@@ -55,39 +58,39 @@ class FileHandler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def do_GET(self) -> None:
-        """The file, from where it is asked for; or what the path says."""
-        kind = self.path.split("/")[1]
-        asked = self.headers.get("Range", "")
-        self.log.append((kind, asked))
-        begin = int(asked.removeprefix("bytes=").rstrip("-") or 0)
-        if kind.isdigit() and kind != "206":
-            wait = {"Retry_After": "0"} if kind == "429" else {}
-            return self.reply(int(kind), **wait)
-        if kind == "busy-once" and len(self.log) == 1:
+        """Respond with the file from the requested offset, or with the fault in the path."""
+        fault = self.path.split("/")[1]
+        byte_range = self.headers.get("Range", "")
+        self.log.append((fault, byte_range))
+        begin = int(byte_range.removeprefix("bytes=").rstrip("-") or 0)
+        if fault.isdigit() and fault != "206":
+            wait = {"Retry_After": "0"} if fault == "429" else {}
+            return self.reply(int(fault), **wait)
+        if fault == "busy-once" and len(self.log) == 1:
             return self.reply(503)
-        if kind == "page":
+        if fault == "page":
             return self.reply(200, b"<html>log in", Content_Type="text/html; charset=utf-8")
-        if kind in ("ignores-range", "no-validator"):
+        if fault in ("ignores-range", "no-validator"):
             begin = 0
         if self.headers.get("If-Range", self.etag) != self.etag:
             begin = 0
         if begin and begin >= len(self.content):
             return self.reply(416, Content_Range=f"bytes */{len(self.content)}")
         body = self.content[begin:]
-        headers = {} if kind == "no-validator" else {"ETag": self.etag}
+        headers = {} if fault == "no-validator" else {"ETag": self.etag}
         if begin:
-            first = begin + 7 if kind == "wrong-part" else begin
+            first = begin + 7 if fault == "wrong-part" else begin
             headers["Content_Range"] = f"bytes {first}-{len(self.content) - 1}/{len(self.content)}"
-        cut = {"cuts": 100_000, "ignores-range": 100_000 if len(self.log) < 3 else 0, "no-validator": 5}.get(kind, 0)
-        cut = 1000 if kind == "wrong-part" and not begin else cut
-        short = {"says-less": 1000, "says-more": -1000}.get(kind, 0)
-        self.reply(206 if begin else 200, body[:cut] if cut else body, len(body) - short, **headers)
-        return self.connection.close() if cut or short else None
+        cut = {"cuts": 100_000, "ignores-range": 100_000 if len(self.log) < 3 else 0, "no-validator": 5}.get(fault, 0)
+        cut = 1000 if fault == "wrong-part" and not begin else cut
+        missing_bytes = {"small-length": 1000, "large-length": -1000}.get(fault, 0)
+        self.reply(206 if begin else 200, body[:cut] if cut else body, len(body) - missing_bytes, **headers)
+        return self.connection.close() if cut or missing_bytes else None
 
 
 @pytest.fixture
 def server_url(tmp_path, monkeypatch) -> Iterator[str]:
-    """A server of its own, and a cache of its own."""
+    """Start a server, and use a separate cache."""
     FileHandler.log, FileHandler.content, FileHandler.etag = [], CONTENT, '"one"'
     monkeypatch.setenv("XDG_CACHE_HOME", os.fspath(tmp_path / "cache"))
     monkeypatch.setattr(module, "RETRY_SECONDS", 0.001)
@@ -110,10 +113,10 @@ def test_published_entries_have_valid_names_models_and_addresses():
     )
     for row in PUBLISHED_WEIGHTS:
         assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", row.name), row.name
-        size = None if row.model.startswith("VideoMAE") else row.image_size  # clips have three sides
+        size = None if row.model.startswith("VideoMAE") else row.image_size  # clips also have a frame count
         assert row.model in MODEL_NAMES and config_from_name(row.model, size), row.name
-        parts = urlsplit(row.source)
-        assert row.source.startswith("hf:") or (parts.scheme == "https" and re.search(r"\.(npz|pth)$", parts.path))
+        url = urlsplit(row.source)
+        assert row.source.startswith("hf:") or (url.scheme == "https" and re.search(r"\.(npz|pth)$", url.path))
         assert row.digest == "" or re.fullmatch(r"(sha256|md5):[0-9a-f]{6,64}", row.digest)
         assert row.accuracy is None or 0.7 < row.accuracy < 0.9
         assert row.resize in ("", *RESIZE_MODES) and row.licence and row.reference
@@ -166,30 +169,30 @@ def test_complete_partial_downloads_are_used(server_url, tmp_path):
     assert (tmp_path / "a.npz").read_bytes() == CONTENT and FileHandler.log == [("whole", f"bytes={len(CONTENT)}-")]
 
 
-@pytest.mark.parametrize("kind", ["ignores-range", "busy-once", "says-more", "whole"])
-def test_downloads_succeed_after_retries(server_url, tmp_path, kind):
-    download_file(f"{server_url}/{kind}/a.npz", tmp_path / "a.npz", DIGEST)
+@pytest.mark.parametrize("fault", ["ignores-range", "busy-once", "large-length", "whole"])
+def test_downloads_succeed_after_retries(server_url, tmp_path, fault):
+    download_file(f"{server_url}/{fault}/a.npz", tmp_path / "a.npz", DIGEST)
     assert (tmp_path / "a.npz").read_bytes() == CONTENT
 
 
 @pytest.mark.parametrize(
-    "kind,message,hint,requests",
+    "fault,message,hint,requests",
     [
-        ("404", "answers 404", "check the address", 1),
-        ("403", "answers 403", "download the file yourself", 1),
-        ("429", "answers 429", "VITREOUS_MIRROR", module.MAX_FAILED_ATTEMPTS),
-        ("500", "answers 500", "try again", module.MAX_FAILED_ATTEMPTS),
+        ("404", "returned HTTP status 404", "check the address", 1),
+        ("403", "returned HTTP status 403", "download the file yourself", 1),
+        ("429", "returned HTTP status 429", "VITREOUS_MIRROR", module.MAX_FAILED_ATTEMPTS),
+        ("500", "returned HTTP status 500", "try again", module.MAX_FAILED_ATTEMPTS),
         ("page", "serves a web page, not a file", "require a login", 1),
-        ("says-less", "has SHA-256", "trust the change", 1),
+        ("small-length", "has SHA-256", "trust the change", 1),
         ("wrong-part", "serves another byte range than requested", "try again", None),
         ("no-validator", "ended after 5 of", "try again", module.MAX_FAILED_ATTEMPTS),
     ],
 )
-def test_permanent_server_errors_are_reported(server_url, tmp_path, kind, message, hint, requests):
-    digest = "" if kind == "no-validator" else DIGEST
-    with pytest.raises(WeightsError, match=message) as refused:
-        download_file(f"{server_url}/{kind}/a.npz", tmp_path / "a.npz", digest)
-    assert hint in refused.value.hint and not (tmp_path / "a.npz").exists()
+def test_permanent_server_errors_are_reported(server_url, tmp_path, fault, message, hint, requests):
+    digest = "" if fault == "no-validator" else DIGEST
+    with pytest.raises(WeightsError, match=message) as rejected:
+        download_file(f"{server_url}/{fault}/a.npz", tmp_path / "a.npz", digest)
+    assert hint in rejected.value.hint and not (tmp_path / "a.npz").exists()
     assert requests is None or len(FileHandler.log) == requests
 
 
@@ -202,41 +205,41 @@ def test_files_with_a_wrong_digest_are_rejected_and_deleted(server_url, tmp_path
 
 @pytest.mark.parametrize("digest", ["sha256", "md5"])
 def test_partial_digests_are_checked(server_url, tmp_path, digest):
-    whole = hashlib.new(digest, CONTENT).hexdigest()
-    download_file(f"{server_url}/whole/a.npz", tmp_path / "a.npz", f"{digest}:{whole[:8]}")
+    full_digest = hashlib.new(digest, CONTENT).hexdigest()
+    download_file(f"{server_url}/whole/a.npz", tmp_path / "a.npz", f"{digest}:{full_digest[:8]}")
     assert (tmp_path / "a.npz").read_bytes() == CONTENT
 
 
 def test_a_full_disk_is_reported(server_url, tmp_path, monkeypatch):
-    class Full:
+    class FullDiskFile:
         def write(self, chunk: bytes) -> int:
             raise OSError(28, "No space left on device")
 
         def truncate(self, size: int) -> None: ...
-        def seek(self, place: int) -> None: ...
+        def seek(self, offset: int) -> None: ...
         def __enter__(self):
             return self
 
         def __exit__(self, *error: object) -> None: ...
 
-    monkeypatch.setattr(module, "open", lambda *a: Full(), raising=False)
+    monkeypatch.setattr(module, "open", lambda *a: FullDiskFile(), raising=False)
     monkeypatch.setitem(published.PUBLISHED_BY_NAME, "tiny", make_tiny_entry(f"{server_url}/whole/a.npz"))
     with pytest.raises(WeightsError, match=r"cannot write to the cache .*No space left"):
         fetch_weights("tiny")
 
 
-def make_tiny_entry(source: str, **facts: object) -> PublishedWeights:
-    return replace(PublishedWeights("tiny", "ViT-32x2/8", source, 32, "MIT", "this test"), **facts)
+def make_tiny_entry(source: str, **fields: object) -> PublishedWeights:
+    return replace(PublishedWeights("tiny", "ViT-32x2/8", source, 32, "MIT", "this test"), **fields)
 
 
 def test_concurrent_processes_download_a_file_once(server_url, tmp_path):
     code = "import sys, pathlib; from vitreous.weights.download import download_file; download_file(sys.argv[1], pathlib.Path(sys.argv[2]))"
-    words = [sys.executable, "-c", code, f"{server_url}/whole/a.npz", os.fspath(tmp_path / "a.npz")]
+    command = [sys.executable, "-c", code, f"{server_url}/whole/a.npz", os.fspath(tmp_path / "a.npz")]
     (tmp_path / ".a.npz.lock").touch()
     import filelock
 
     with filelock.FileLock(tmp_path / ".a.npz.lock"):
-        started = [subprocess.Popen(words) for _ in range(2)]
+        started = [subprocess.Popen(command) for _ in range(2)]
         with pytest.raises(subprocess.TimeoutExpired):
             started[0].wait(1.0)
     assert [process.wait(60) for process in started] == [0, 0]
@@ -246,7 +249,7 @@ def test_concurrent_processes_download_a_file_once(server_url, tmp_path):
 
 @pytest.fixture(scope="module")
 def published_files(tmp_path_factory) -> dict[str, Path]:
-    """A tiny model as others publish theirs."""
+    """Return files of a tiny model in the published formats."""
     home = tmp_path_factory.mktemp("written")
     model = vitreous.create("ViT-32x2/8", image_size=32, num_classes=3)
     torch.nn.init.normal_(model.head.weight)
@@ -265,25 +268,25 @@ def test_published_names_work_in_every_command(server_url, published_files, tmp_
     assert weights.config.positions.resize == "bicubic" and weights.preprocess.share == 0.5
     photos = make_folder(tmp_path / "photos", {"train": 4, "val": 2, "test": 2}, size=(32, 32))
     make_image(0).save(tmp_path / "a.png")
-    answers = parse_json_output(run_cli("predict", "tiny", str(tmp_path / "a.png"), "--json"))
-    assert answers
+    prediction_document = parse_json_output(run_cli("predict", "tiny", str(tmp_path / "a.png"), "--json"))
+    assert prediction_document
     assert vitreous.load("tiny").card.classes == ("0", "1", "2")
     converted = run_cli("convert", "tiny", str(tmp_path / "bundle"), "--json")
     assert parse_json_output(converted)["parameters"] == sum(
         p.numel() for p in weights.build_bundle().model.parameters()
     )
-    plain = {"workers": 0, "device": "cpu", "steps": 2, "batch_size": 4, "out": str(tmp_path / "run")}
-    vitreous.train(str(photos), init="tiny", **plain)
+    train_options = {"workers": 0, "device": "cpu", "steps": 2, "batch_size": 4, "out": str(tmp_path / "run")}
+    vitreous.train(str(photos), init="tiny", **train_options)
     assert json.loads((tmp_path / "run" / "model" / "model.json").read_text())["provenance"]["init"] == "tiny"
-    asked = len(FileHandler.log)
+    num_requests = len(FileHandler.log)
     monkeypatch.setenv("VITREOUS_OFFLINE", "1")
-    assert open_weights("tiny").config == weights.config and len(FileHandler.log) == asked
+    assert open_weights("tiny").config == weights.config and len(FileHandler.log) == num_requests
     cached = fetch_weights("tiny")
     cached.write_bytes(cached.read_bytes()[:-1] + b"x")
     with pytest.raises(WeightsError, match="tiny is not in the cache, and VITREOUS_OFFLINE disables downloads"):
         fetch_weights("tiny")
     monkeypatch.delenv("VITREOUS_OFFLINE")
-    assert fetch_weights("tiny").read_bytes() == FileHandler.content and len(FileHandler.log) > asked
+    assert fetch_weights("tiny").read_bytes() == FileHandler.content and len(FileHandler.log) > num_requests
 
 
 def test_downloads_are_reported_with_their_licence(server_url, published_files, tmp_path, monkeypatch):
@@ -307,11 +310,11 @@ def test_a_mirror_is_an_address_or_a_folder(server_url, published_files, tmp_pat
     pinned = f"{source}#sha256={hashlib.sha256(b'a').hexdigest()}"
     with pytest.raises(WeightsError, match=r"VITREOUS_MIRROR has no .*example\.invalid"):
         fetch_weights(pinned)
-    place = mirror / "example.invalid" / "models" / "tiny.npz"
-    place.parent.mkdir(parents=True)
-    place.write_bytes(b"a")
-    assert fetch_weights(pinned) == place
-    place.write_bytes(b"b")
+    path = mirror / "example.invalid" / "models" / "tiny.npz"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"a")
+    assert fetch_weights(pinned) == path
+    path.write_bytes(b"b")
     with pytest.raises(WeightsError, match="does not have the digest"):
         fetch_weights(pinned)
     monkeypatch.setenv("VITREOUS_MIRROR", "http://example.invalid")
@@ -325,8 +328,8 @@ def test_the_names_are_listed():
     assert all(row["licence"] == "Apache-2.0" and row["source"].startswith("https://") for row in rows)
     table = run_cli("models", "mae-*", "--weights").stdout
     assert "CC-BY-NC-4.0" in table and "83.6% top-1 once fine-tuned" in table and "md5" in table
-    for words, hint in ((["dinov2-s15"], "did you mean dinov2-s14?"), (["*", "--num-classes", "3"], "remove one")):
-        result = run_cli("models", *words, "--weights")
+    for arguments, hint in ((["dinov2-s15"], "did you mean dinov2-s14?"), (["*", "--num-classes", "3"], "remove one")):
+        result = run_cli("models", *arguments, "--weights")
         assert result.returncode == 2 and hint in result.stderr
 
 
@@ -355,19 +358,19 @@ def test_misspelled_names_are_corrected_in_predict(tmp_path):
     ],
 )
 def test_published_files_are_read_as_the_listed_model(name, format, suffix, tmp_path, monkeypatch):
-    """What the rows say beside the files settles what these leave open: nothing has to be assumed of them."""
+    """The table settles all options that the file does not contain, so no note reports an assumption."""
     from safetensors.torch import load_file
 
     row = published.PUBLISHED_BY_NAME[name]
     model = vitreous.create(row.model, image_size=row.image_size)
     vitreous.save(model, tmp_path / "bundle")
     written = Path(convert(tmp_path / "bundle", tmp_path / "weights", format)["out"])
-    place = tmp_path / "mirror" / row.source.partition("://")[2]
-    place.parent.mkdir(parents=True)
+    path = tmp_path / "mirror" / row.source.partition("://")[2]
+    path.parent.mkdir(parents=True)
     if suffix == ".npz":
-        written.rename(place)
+        written.rename(path)
     else:
-        torch.save({"model": load_file(written)} if name[:4] in ("deit", "mae-", "swin") else load_file(written), place)
+        torch.save({"model": load_file(written)} if name[:4] in ("deit", "mae-", "swin") else load_file(written), path)
     monkeypatch.setenv("VITREOUS_MIRROR", os.fspath(tmp_path / "mirror"))
     monkeypatch.setitem(published.PUBLISHED_BY_NAME, name, replace(row, digest=""))
     weights = open_weights(name)
@@ -377,6 +380,6 @@ def test_published_files_are_read_as_the_listed_model(name, format, suffix, tmp_
     assert all(torch.equal(state[key], tensor) for key, tensor in model.state_dict().items())
 
 
-def test_an_unknown_pattern_is_refused():
+def test_an_unknown_pattern_is_rejected():
     with pytest.raises(UsageError, match="no published weights match resnet"):
         published.select_published_weights("resnet")

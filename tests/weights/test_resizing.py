@@ -1,7 +1,6 @@
-"""How positions are resized, by whoever wrote the file: each row of docs/reference/weights.md, beside the arithmetic of its
-authors.
+"""Position resizing: each format of docs/reference/weights.md is compared with a restatement of its authors' code.
 
-The arithmetic is written here again from their code, in its own terms; networks around it are timm's or torchvision's.
+The models around the positions are those of timm or torchvision.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from torch import Tensor
 
 from tests.conftest import run_cli
 from tests.weights import peers
-from tests.weights.peers import compute_difference, make_images, timm_vit
+from tests.weights.peers import compute_difference, make_images, make_timm_vit
 from vitreous.apps.server import start
 from vitreous.errors import UsageError, VitreousError, WeightsError
 from vitreous.inference.predict import load
@@ -38,20 +37,20 @@ from vitreous.weights.formats import google
 from vitreous.weights.options import WeightsSource
 
 WEIGHTS_PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "weights.md").read_text("utf-8")
-#: native, larger, one side native, oblong, smaller; patches of 8 pixels
+#: native, larger, one native side, oblong, smaller; patches of 8 pixels
 IMAGE_SIZES = [(32, 32), (48, 48), (32, 48), (48, 32), (40, 56), (24, 16)]
 
 
-def interpolate_table(table: Tensor, height: int, width: int, **how: Any) -> Tensor:
-    """(N, D), a square -> (height * width, D), by PyTorch's interpolation."""
+def interpolate_table(table: Tensor, height: int, width: int, **options: Any) -> Tensor:
+    """Interpolate a square table (N, D) to (height * width, D) with PyTorch."""
     side = int(len(table) ** 0.5)
     source = table.reshape(1, side, side, -1).permute(0, 3, 1, 2)
-    found = F.interpolate(source, **({"size": (height, width)} if "scale_factor" not in how else {}), **how)
-    return found.permute(0, 2, 3, 1).reshape(height * width, -1)
+    resized = F.interpolate(source, **({"size": (height, width)} if "scale_factor" not in options else {}), **options)
+    return resized.permute(0, 2, 3, 1).reshape(height * width, -1)
 
 
 def resize_like_dino(table: Tensor, height: int, width: int) -> Tensor:
-    """`interpolate_pos_encoding` of DINO and DINOv2: the stored table for a square of as many patches alone."""
+    """`interpolate_pos_encoding` of DINO and DINOv2: unchanged only for a square with as many patches."""
     if len(table) == height * width and height == width:
         return table
     side = int(len(table) ** 0.5)
@@ -61,7 +60,7 @@ def resize_like_dino(table: Tensor, height: int, width: int) -> Tensor:
 
 
 def resize_like_deit(table: Tensor, height: int, width: int) -> Tensor:
-    """main.py of DeiT and `interpolate_pos_embed` of MAE, which have squares only, taken to other shapes."""
+    """main.py of DeiT and `interpolate_pos_embed` of MAE, extended from squares to other shapes."""
     return interpolate_table(table, height, width, mode="bicubic", align_corners=False)
 
 
@@ -73,17 +72,17 @@ def resize_like_dinov2_registers(table: Tensor, height: int, width: int) -> Tens
 
 
 def resize_like_torchvision(table: Tensor, height: int, width: int) -> Tensor:
-    """`interpolate_embeddings`, which has squares only, taken to other shapes."""
+    """`interpolate_embeddings`, extended from squares to other shapes."""
     return interpolate_table(table, height, width, mode="bicubic", align_corners=True)
 
 
 def resize_like_google(table: Tensor, height: int, width: int) -> Tensor:
-    """`interpolate_posembed`, which has squares only, taken to other shapes."""
+    """`interpolate_posembed`, extended from squares to other shapes."""
     from scipy.ndimage import zoom
 
     side = int(len(table) ** 0.5)
-    found = zoom(table.reshape(side, side, -1).numpy(), (height / side, width / side, 1), order=1)
-    return torch.from_numpy(found).reshape(height * width, -1)
+    resized = zoom(table.reshape(side, side, -1).numpy(), (height / side, width / side, 1), order=1)
+    return torch.from_numpy(resized).reshape(height * width, -1)
 
 
 def resize_like_timm(table: Tensor, height: int, width: int) -> Tensor:
@@ -100,8 +99,10 @@ ResizeRule = Callable[[Tensor, int, int], Tensor]
 def forward_with_rule(
     model: Any, pixels: Tensor, rule: ResizeRule, registers: Tensor | None = None, placed: bool = True
 ) -> Tensor:
-    """A ViT of timm with another way to resize positions, those of the class token first where it is `placed` -> all
-    tokens, normed."""
+    """Run a timm ViT with another resize rule; return all tokens after the norm.
+
+    If `placed`, the first position belongs to the class token.
+    """
     x = model.patch_embed.proj(pixels)
     height, width = x.shape[2:]
     stored = model.pos_embed.detach()[0]
@@ -117,7 +118,7 @@ def forward_with_rule(
 
 @dataclass
 class ReferenceFile:
-    """A file of some format, what answers as its authors' code does, and the format's authors' rule."""
+    """A weights file, a reference forward pass of its authors' code, and their resize rule."""
 
     path: Path
     reference: Callable[[Tensor], Tensor]
@@ -126,7 +127,7 @@ class ReferenceFile:
 
 
 def build_small_vit(**options: Any) -> Any:
-    return timm_vit(**({"depth": 1} | options)).model
+    return make_timm_vit(**({"depth": 1} | options)).model
 
 
 def copy_state(model: Any) -> dict[str, Tensor]:
@@ -160,14 +161,18 @@ def write_timm_folder(folder: Path) -> ReferenceFile:
 
 def write_dino(folder: Path, head: bool = True) -> ReferenceFile:
     model = build_small_vit(num_classes=0)
-    named = {f"backbone.{name}": tensor for name, tensor in copy_state(model).items()}
-    own = {
+    renamed = {f"backbone.{name}": tensor for name, tensor in copy_state(model).items()}
+    head_tensors = {
         "head.mlp.0.weight": torch.ones(3, 48),
         "head.last_layer.weight_g": torch.ones(5, 1),
         "head.last_layer.weight_v": torch.ones(5, 3),
     }
-    named |= own if head else {}
-    content = {"student": {f"module.{name}": tensor for name, tensor in named.items()}, "teacher": named, "epoch": 3}
+    renamed |= head_tensors if head else {}
+    content = {
+        "student": {f"module.{name}": tensor for name, tensor in renamed.items()},
+        "teacher": renamed,
+        "epoch": 3,
+    }
     return ReferenceFile(
         save_pickle(folder, content), partial(forward_with_rule, model, rule=resize_like_dino), "bicubic-offset"
     )
@@ -182,11 +187,11 @@ def write_deit(folder: Path) -> ReferenceFile:
     )
 
 
-def deit_iii(folder: Path) -> ReferenceFile:
+def write_deit_iii(folder: Path) -> ReferenceFile:
     model = build_small_vit(init_values=1e-6, no_embed_class=True)
-    named = {re.sub(r"\.ls(\d)\.gamma", r".gamma_\1", name): tensor for name, tensor in copy_state(model).items()}
+    renamed = {re.sub(r"\.ls(\d)\.gamma", r".gamma_\1", name): tensor for name, tensor in copy_state(model).items()}
     return ReferenceFile(
-        save_pickle(folder, {"model": named}),
+        save_pickle(folder, {"model": renamed}),
         partial(forward_with_rule, model, rule=resize_like_deit, placed=False),
         "bicubic",
     )
@@ -209,23 +214,23 @@ def write_mae(folder: Path) -> ReferenceFile:
 def write_dinov2(folder: Path, registers: int = 0) -> ReferenceFile:
     model = build_small_vit(num_classes=0, init_values=1e-5)
     tokens = 0.3 * torch.randn(1, registers, 48, generator=torch.Generator().manual_seed(1))
-    named = copy_state(model) | {"mask_token": torch.ones(1, 48)} | ({"register_tokens": tokens} if registers else {})
-    rule, how = (
+    renamed = copy_state(model) | {"mask_token": torch.ones(1, 48)} | ({"register_tokens": tokens} if registers else {})
+    rule, resize_options = (
         (resize_like_dinov2_registers, "bicubic-antialias") if registers else (resize_like_dino, "bicubic-offset")
     )
     return ReferenceFile(
-        save_safetensors(folder, named),
+        save_safetensors(folder, renamed),
         partial(forward_with_rule, model, rule=rule, registers=tokens[0] if registers else None),
-        how,
+        resize_options,
     )
 
 
-def write_google_npz(folder: Path, kind: str = "google-npz", **options: Any) -> ReferenceFile:
+def write_google_npz(folder: Path, format_name: str = "google-npz", **options: Any) -> ReferenceFile:
     model = build_small_vit(act_layer="gelu_tanh", **options)
     ours = (
         open_weights(save_safetensors(folder, copy_state(model)), {"heads": 4, "mlp.gelu": "tanh"}).build_bundle().model
     )
-    form = next(one for one in google.FORMATS if one.name == kind)
+    form = next(candidate for candidate in google.FORMATS if candidate.name == format_name)
     with open(folder / "weights.npz", "wb") as file:
         np.savez(
             file, **{name: tensor.numpy() for name, tensor in form.to_file(ours.config, ours.state_dict()).items()}
@@ -239,10 +244,10 @@ def write_google_npz(folder: Path, kind: str = "google-npz", **options: Any) -> 
 
 
 def write_torchvision(folder: Path) -> ReferenceFile:
-    model = peers.torchvision_vit().model
+    model = peers.make_torchvision_vit().model
 
     @torch.inference_mode()
-    def reference(pixels: Tensor) -> Tensor:
+    def forward_reference(pixels: Tensor) -> Tensor:
         x = model.conv_proj(pixels)
         positions = model.encoder.pos_embedding.detach()[0]
         table = resize_like_torchvision(positions[1:], *x.shape[2:])
@@ -251,11 +256,10 @@ def write_torchvision(folder: Path) -> ReferenceFile:
         )
         return model.encoder.ln(model.encoder.layers(x))
 
-    return ReferenceFile(save_safetensors(folder, copy_state(model)), reference, "bicubic-aligned")
+    return ReferenceFile(save_safetensors(folder, copy_state(model)), forward_reference, "bicubic-aligned")
 
 
-#: rows of docs/reference/weights.md whose authors' arithmetic is here; those of transformers are beside transformers itself in
-#: test_parity
+#: formats of docs/reference/weights.md whose resize code is restated here; test_parity covers those of transformers
 DOCUMENTED_FORMATS: dict[str, Callable[[Path], ReferenceFile]] = {
     "timm, folder of the Hub": write_timm_folder,
     "timm, state dict alone": write_timm_state_dict,
@@ -263,7 +267,7 @@ DOCUMENTED_FORMATS: dict[str, Callable[[Path], ReferenceFile]] = {
     "DINO, `teacher` or `student`": lambda folder: write_dino(folder, head=False),
     "DeiT or MAE, under `model`": write_deit,
     "MAE, with its decoder": write_mae,
-    "DeiT-III": deit_iii,
+    "DeiT-III": write_deit_iii,
     "DINOv2": write_dinov2,
     "DINOv2, registers": lambda folder: write_dinov2(folder, 3),
     "torchvision": write_torchvision,
@@ -275,45 +279,45 @@ DOCUMENTED_FORMATS: dict[str, Callable[[Path], ReferenceFile]] = {
 
 @pytest.mark.parametrize("row", DOCUMENTED_FORMATS)
 def test_features_match_the_official_code_at_every_size(row, tmp_path):
-    made = DOCUMENTED_FORMATS[row](tmp_path)
-    model = open_weights(made.path, made.settings).build_bundle().model
-    assert model.config.positions.resize == made.rule
+    reference_file = DOCUMENTED_FORMATS[row](tmp_path)
+    model = open_weights(reference_file.path, reference_file.settings).build_bundle().model
+    assert model.config.positions.resize == reference_file.rule
     for size in IMAGE_SIZES:
         batch = make_images(size)
         with torch.inference_mode():
-            assert compute_difference(model.features(batch), made.reference(batch)) <= peers.ERROR_LIMIT, size
+            assert compute_difference(model.features(batch), reference_file.reference(batch)) <= peers.ERROR_LIMIT, size
 
 
 def test_zeros_in_the_last_row_match_the_code_of_google(tmp_path):
-    made = write_google_npz(tmp_path, img_size=(56, 56), patch_size=2)
-    model = open_weights(made.path).build_bundle().model
-    made.reference.keywords["placed"] = True
+    reference_file = write_google_npz(tmp_path, img_size=(56, 56), patch_size=2)
+    model = open_weights(reference_file.path).build_bundle().model
+    reference_file.reference.keywords["placed"] = True
     batch = make_images((96, 96), 1)
     with torch.inference_mode():
         assert not model.position.read((48, 48))[-1].any()
-        assert compute_difference(model.features(batch), made.reference(batch)) <= peers.ERROR_LIMIT
+        assert compute_difference(model.features(batch), reference_file.reference(batch)) <= peers.ERROR_LIMIT
 
 
 TRANSFORMERS_FOLDERS: dict[str, tuple[Callable[[], peers.Peer], str]] = {
-    "transformers ViT, DeiT, ViTMAE, ViT-MSN, I-JEPA (no class token, mean)": (peers.transformers_vit, "bicubic"),
-    "transformers DINOv2": (peers.transformers_dinov2, "bicubic"),
-    "transformers DINOv2, registers": (lambda: peers.transformers_dinov2(3), "bicubic-antialias"),
-    "transformers CLIP": (peers.transformers_clip, "bicubic"),
+    "transformers ViT, DeiT, ViTMAE, ViT-MSN, I-JEPA (no class token, mean)": (peers.make_transformers_vit, "bicubic"),
+    "transformers DINOv2": (peers.make_transformers_dinov2, "bicubic"),
+    "transformers DINOv2, registers": (lambda: peers.make_transformers_dinov2(3), "bicubic-antialias"),
+    "transformers CLIP": (peers.make_transformers_clip, "bicubic"),
 }
 
 
 @pytest.mark.parametrize("row", TRANSFORMERS_FOLDERS)
 def test_transformers_folders_define_the_resize_rule(row, tmp_path):
     make, rule = TRANSFORMERS_FOLDERS[row]
-    found = open_weights(make().file(tmp_path))
-    assert found.config.positions.resize == rule
-    assert not [note for note in found.notes if "positions" in note]
+    weights = open_weights(make().file(tmp_path))
+    assert weights.config.positions.resize == rule
+    assert not [note for note in weights.notes if "positions" in note]
 
 
 def test_the_sam_encoder_of_timm_uses_the_rule_of_timm(tmp_path):
     from timm.layers import resample_abs_pos_embed_nhwc
 
-    peer = peers.timm_sam()
+    peer = peers.make_timm_sam()
     model = open_weights(peer.file(tmp_path), peer.settings).build_bundle().model
     for grid in ((8, 8), (12, 12), (8, 12), (5, 7)):
         theirs = resample_abs_pos_embed_nhwc(peer.model.pos_embed.detach(), list(grid))[0]
@@ -321,7 +325,7 @@ def test_the_sam_encoder_of_timm_uses_the_rule_of_timm(tmp_path):
 
 
 def read_format_table() -> list[list[str]]:
-    """The cells of the page's table of formats, without its head."""
+    """Return the cells of the format table in docs/reference/weights.md, without its header."""
     lines = [line for line in WEIGHTS_PAGE.split("## Formats")[1].split("\n##")[0].splitlines() if line.startswith("|")]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
 
@@ -341,12 +345,12 @@ def test_the_page_lists_every_format_and_its_rule():
 def test_the_page_lists_the_rule_and_gelu_that_are_used(row, tmp_path):
     cells = {cells[0]: cells for cells in read_format_table()}[row]
     config = DOCUMENTED_FORMATS[row](tmp_path)
-    found = open_weights(config.path, {"heads": 4}).config
-    assert cells[2] == f"`{found.positions.resize}`"
-    assert cells[4] == {"none": "exact", "tanh": "tanh"}[found.mlp.gelu]
+    weights = open_weights(config.path, {"heads": 4}).config
+    assert cells[2] == f"`{weights.positions.resize}`"
+    assert cells[4] == {"none": "exact", "tanh": "tanh"}[weights.mlp.gelu]
 
 
-#: row -> what is said of the rule that was taken; certain rows say nothing
+#: format -> note about the assumed rule; formats with a known rule have no note
 EXPECTED_NOTES = {
     "timm, state dict alone": "assumed bicubic-antialias, timm's rule; for the original DeiT and MAE: --resize bicubic, "
     "for DINO",
@@ -360,40 +364,44 @@ EXPECTED_NOTES = {
 
 @pytest.mark.parametrize("row", DOCUMENTED_FORMATS)
 def test_assumed_resize_rules_are_reported(row, tmp_path):
-    made = DOCUMENTED_FORMATS[row](tmp_path)
-    notes = [note for note in open_weights(made.path, made.settings).notes if "resized" in note]
+    reference_file = DOCUMENTED_FORMATS[row](tmp_path)
+    notes = [note for note in open_weights(reference_file.path, reference_file.settings).notes if "resized" in note]
     assert len(notes) == (row in EXPECTED_NOTES) and all(EXPECTED_NOTES[row] in note for note in notes)
-    told = open_weights(made.path, made.settings | {"positions.resize": "bilinear"})
-    assert told.config.positions.resize == "bilinear" and not [note for note in told.notes if "resized" in note]
-
-
-def test_timm_models_with_register_tokens_keep_the_rule_of_timm(tmp_path):
-    found = open_weights(save_pickle(tmp_path, {"model": copy_state(build_small_vit(reg_tokens=2))}), {"heads": 4})
-    assert (found.title, found.config.positions.resize) == ("timm", "bicubic-antialias")
-
-
-def test_open_clips_folder_has_open_clips_rule(tmp_path):
-    clip = peers.transformers_clip(hidden_size=128, num_attention_heads=2)
-    bundle = open_weights(clip.file(tmp_path)).build_bundle()
-    named = find_writable_formats(bundle.model.config)["clip"].to_file(bundle.model.config, bundle.model.state_dict())
-    alone = open_weights(save_safetensors(tmp_path, named))
-    assert alone.config.positions.resize == "bicubic" and any(
-        "for open_clip: --resize bicubic-antialias" in note for note in alone.notes
-    )
-    (tmp_path / "other").mkdir()
-    save_file(named, tmp_path / "other" / "open_clip_model.safetensors")
-    (tmp_path / "other" / "open_clip_config.json").write_text(json.dumps({"model_cfg": {"embed_dim": 24}}))
-    found = open_weights(tmp_path / "other")
-    assert found.config.positions.resize == "bicubic-antialias" and not [
-        note for note in found.notes if "resized" in note
+    chosen_rule = open_weights(reference_file.path, reference_file.settings | {"positions.resize": "bilinear"})
+    assert chosen_rule.config.positions.resize == "bilinear" and not [
+        note for note in chosen_rule.notes if "resized" in note
     ]
 
 
-def write_oblong_model(folder: Path, kind: str) -> Path:
-    """A model of 6 x 4 patches and a class token, in a format."""
+def test_timm_models_with_register_tokens_keep_the_rule_of_timm(tmp_path):
+    weights = open_weights(save_pickle(tmp_path, {"model": copy_state(build_small_vit(reg_tokens=2))}), {"heads": 4})
+    assert (weights.title, weights.config.positions.resize) == ("timm", "bicubic-antialias")
+
+
+def test_open_clips_folder_has_open_clips_rule(tmp_path):
+    clip = peers.make_transformers_clip(hidden_size=128, num_attention_heads=2)
+    bundle = open_weights(clip.file(tmp_path)).build_bundle()
+    clip_tensors = find_writable_formats(bundle.model.config)["clip"].to_file(
+        bundle.model.config, bundle.model.state_dict()
+    )
+    bare_weights = open_weights(save_safetensors(tmp_path, clip_tensors))
+    assert bare_weights.config.positions.resize == "bicubic" and any(
+        "for open_clip: --resize bicubic-antialias" in note for note in bare_weights.notes
+    )
+    (tmp_path / "other").mkdir()
+    save_file(clip_tensors, tmp_path / "other" / "open_clip_model.safetensors")
+    (tmp_path / "other" / "open_clip_config.json").write_text(json.dumps({"model_cfg": {"embed_dim": 24}}))
+    weights = open_weights(tmp_path / "other")
+    assert weights.config.positions.resize == "bicubic-antialias" and not [
+        note for note in weights.notes if "resized" in note
+    ]
+
+
+def write_oblong_model(folder: Path, format_name: str) -> Path:
+    """Write a model of 6 x 4 patches and a class token in a format."""
     config = ViTConfig(image=(48, 32), patch=(8, 8), classes=3, width=48, depth=1, heads=4, mlp=MlpConfig(hidden=96))
     bundle = make_bundle(config)
-    if kind == "google-npz":
+    if format_name == "google-npz":
         with open(folder / "weights.npz", "wb") as file:
             form = google.GOOGLE
             np.savez(
@@ -401,7 +409,9 @@ def write_oblong_model(folder: Path, kind: str) -> Path:
                 **{name: tensor.numpy() for name, tensor in form.to_file(config, bundle.model.state_dict()).items()},
             )
         return folder / "weights.npz"
-    return save_safetensors(folder, find_writable_formats(config)[kind].to_file(config, bundle.model.state_dict()))
+    return save_safetensors(
+        folder, find_writable_formats(config)[format_name].to_file(config, bundle.model.state_dict())
+    )
 
 
 def make_bundle(config: Any) -> Bundle:
@@ -417,34 +427,35 @@ def test_rectangular_positions_of_google_need_the_source_size(tmp_path):
     path = write_oblong_model(tmp_path, "google-npz")
     with pytest.raises(
         WeightsError, match="25 positions form no square grid of patches in addition to 1 for the class token"
-    ) as refused:
+    ) as rejected:
         open_weights(path)
-    assert "--source-size HEIGHT WIDTH" in refused.value.hint
-    found = open_weights(WeightsSource(str(path), source_size=(48, 32))).config
-    assert (found.image, found.prefix_position_count) == ((48, 32), 1)
+    assert "--source-size HEIGHT WIDTH" in rejected.value.hint
+    weights = open_weights(WeightsSource(str(path), source_size=(48, 32))).config
+    assert (weights.image, weights.prefix_position_count) == ((48, 32), 1)
 
 
 def test_rectangular_positions_of_timm_are_reported_as_assumed_square(tmp_path):
     path = write_oblong_model(tmp_path, "timm")
-    found = open_weights(path, {"heads": 4})
-    assert (found.config.grid, found.config.prefix_position_count) == ((5, 5), 0)
+    weights = open_weights(path, {"heads": 4})
+    assert (weights.config.grid, weights.config.prefix_position_count) == ((5, 5), 0)
     assert any(
-        "5 x 5 patches, images of 40 x 40 pixels, and that the class token has none" in note for note in found.notes
+        "5 x 5 patches, images of 40 x 40 pixels, and that the class token has none" in note for note in weights.notes
     )
-    found = open_weights(path, {"heads": 4, "image": (48, 32)})
-    assert found.config.grid == (6, 4) and not [note for note in found.notes if "grid" in note]
+    weights = open_weights(path, {"heads": 4, "image": (48, 32)})
+    assert weights.config.grid == (6, 4) and not [note for note in weights.notes if "grid" in note]
 
 
 def test_ambiguous_grids_are_reported(tmp_path):
-    found = open_weights(write_google_npz(tmp_path, img_size=(64, 256), patch_size=16, no_embed_class=False).path)
-    assert found.config.image == (128, 128)
+    weights = open_weights(write_google_npz(tmp_path, img_size=(64, 256), patch_size=16, no_embed_class=False).path)
+    assert weights.config.image == (128, 128)
     assert any(
-        "assumed 8 x 8 patches, images of 128 x 128 pixels (--source-size HEIGHT WIDTH)" in note for note in found.notes
+        "assumed 8 x 8 patches, images of 128 x 128 pixels (--source-size HEIGHT WIDTH)" in note
+        for note in weights.notes
     )
-    other = open_weights(tmp_path / "weights.npz", {"image": (64, 256)})
-    assert other.config.grid == (4, 16) and other.notes == ()
+    wide_grid = open_weights(tmp_path / "weights.npz", {"image": (64, 256)})
+    assert wide_grid.config.grid == (4, 16) and wide_grid.notes == ()
     (tmp_path / "prime").mkdir()
-    # 5 x 5 is the only grid of 25
+    # 5 x 5 is the only possible grid
     assert open_weights(write_google_npz(tmp_path / "prime", img_size=(40, 40)).path).notes == ()
 
 
@@ -452,7 +463,7 @@ def test_invalid_source_options_are_rejected(tmp_path):
     with pytest.raises(UsageError, match="unknown position resize rule bicubik"):
         WeightsSource("weights", "bicubik")  # type: ignore[arg-type]
     for size in (0, (), (3, 3, 3, 3), (32, -1)):
-        with pytest.raises(UsageError, match="source_size takes one number or height and width"):
+        with pytest.raises(UsageError, match="source_size cannot be"):
             WeightsSource("weights", None, size)
     make_bundle(BiTConfig(image=(32, 32), blocks=(1,), width=32, classes=3)).save(tmp_path / "bit")
     with pytest.raises(UsageError, match="no learned positions"):
@@ -461,16 +472,16 @@ def test_invalid_source_options_are_rejected(tmp_path):
     make_bundle(config).save(tmp_path / "vit")
     with pytest.raises(UsageError, match=r"source_size=48: .* is a bundle for images of 32 pixels"):
         open_weights(WeightsSource(str(tmp_path / "vit"), None, 48))
-    found = open_weights(WeightsSource(str(tmp_path / "vit"), "zoom", 32))
+    weights = open_weights(WeightsSource(str(tmp_path / "vit"), "zoom", 32))
     assert (
-        found.config == config.with_options(positions={"resize": "zoom"})
-        and found.build_bundle().model.position.resize_rule == "zoom"
+        weights.config == config.with_options(positions={"resize": "zoom"})
+        and weights.build_bundle().model.position.resize_rule == "zoom"
     )
 
 
 @pytest.fixture(scope="module")
 def state_dict_folder(tmp_path_factory):
-    """A state dict alone of 6 x 4 patches, a picture, and data of two classes."""
+    """Return a folder with a bare state dict of 6 x 4 patches, an image, and data of two classes."""
     from PIL import Image
 
     state_dict_folder = tmp_path_factory.mktemp("home")
@@ -520,22 +531,22 @@ def test_every_verb_reports_assumptions_and_accepts_source_options(verb, state_d
                 service=SimpleNamespace(served=SimpleNamespace(predictor=load(run, how))), address="http://127.0.0.1"
             )
         )
-        return 1  # as if it were interrupted: 0 ends the process
+        return 1  # as if interrupted: returning 0 would end the process
 
     monkeypatch.setattr(start, "serve", serve)
     name = re.sub(r"\W", "", verb)
 
-    def told(*known: str) -> Any:
+    def run_verb(*source_options: str) -> Any:
         words = [word.replace("WEIGHTS", "weights/weights.safetensors") for word in VERB_COMMANDS[verb]]
-        words = [word.replace("OUT", f"{name}{len(known)}") for word in words]
-        return run_cli(*words, *known, cwd=state_dict_folder)
+        words = [word.replace("OUT", f"{name}{len(source_options)}") for word in words]
+        return run_cli(*words, *source_options, cwd=state_dict_folder)
 
-    without = told()
+    without = run_verb()
     assert "does not specify its position grid: assumed 5 x 5" in without.stderr, without.stderr
     assert "assumed bicubic-antialias" in without.stderr
-    found = told(*SOURCE_OPTIONS)
-    assert found.returncode == (0 if verb != "serve" else without.returncode), found.stderr
-    assert "positions" not in "".join(line for line in found.stderr.splitlines() if "does not specify" in line)
+    result = run_verb(*SOURCE_OPTIONS)
+    assert result.returncode == (0 if verb != "serve" else without.returncode), result.stderr
+    assert "positions" not in "".join(line for line in result.stderr.splitlines() if "does not specify" in line)
 
 
 def test_source_options_apply_to_foreign_weights_not_bundles(state_dict_folder):
@@ -548,7 +559,7 @@ def test_source_options_apply_to_foreign_weights_not_bundles(state_dict_folder):
 
 
 def test_training_stores_the_source_options(state_dict_folder):
-    words = [
+    arguments = [
         "train",
         "data",
         "--init",
@@ -560,7 +571,7 @@ def test_training_stores_the_source_options(state_dict_folder):
         "--device",
         "cpu",
     ]
-    result = run_cli(*words, *SOURCE_OPTIONS, "--out", "run", cwd=state_dict_folder)
+    result = run_cli(*arguments, *SOURCE_OPTIONS, "--out", "run", cwd=state_dict_folder)
     assert result.returncode == 0, result.stderr
     config = (state_dict_folder / "run" / "config.yaml").read_text()
     assert "resize: bicubic\n" in config and re.search(r"init_source_size:\s*(\[48, 32\]|\n\s*- 48\n\s*- 32)", config)

@@ -1,7 +1,6 @@
-"""What is written is what was read: every format, every model that it can hold, and from one format into another and
-back.
+"""Weights survive a round trip through every format that can hold them, and between formats.
 
-And what is written is what others read: transformers from a folder, timm from a state dict and from Google's files.
+Written files are also read by other libraries: transformers (folders), timm (state dicts, Google's files).
 """
 
 from __future__ import annotations
@@ -100,8 +99,8 @@ MODELS = {
     "ViT, mean": (MEAN_POOLED, {"timm", "huggingface", "big-vision-npz"} | GOOGLE_FORMATS),
     "ViT, mean, no head": (replace(MEAN_POOLED, classes=0), {"timm", "huggingface", "big-vision-npz"} | GOOGLE_FORMATS),
     "ViT, attention pooling": (replace(MEAN_POOLED, pool="attention"), {"timm", "big-vision-npz"} | GOOGLE_FORMATS),
-    "ViT, mean beside a class token": (SMALL_CONFIG.with_options(pool="mean", norm={"final": "pooled"}), {"timm"}),
-    "ViT, mean of normed tokens beside a class token": (replace(SMALL_CONFIG, pool="mean"), set()),
+    "ViT, class token and mean": (SMALL_CONFIG.with_options(pool="mean", norm={"final": "pooled"}), {"timm"}),
+    "ViT, class token and mean of normed tokens": (replace(SMALL_CONFIG, pool="mean"), set()),
     "ViT, registers with positions": (SMALL_CONFIG.with_options(registers=2, positions={"slots": 3}), {"timm"}),
     "ViT, registers without positions": (SMALL_CONFIG.with_options(registers=2, positions={"slots": 0}), {"timm"}),
     "ViT, registers, class token with position": (replace(SMALL_CONFIG, registers=2), set()),
@@ -115,7 +114,7 @@ MODELS = {
     "DINOv2": (DINO, {"timm", "dinov2", "huggingface"}),
     "DINOv2, registers": (replace(DINO, registers=3), {"dinov2", "huggingface"}),
     "DINOv2, SwiGLU": (SWIGLU, {"timm", "dinov2", "huggingface"}),
-    "DINOv2, SwiGLU of no whole ratio": (SWIGLU.with_options(mlp={"hidden": 100}), {"timm", "dinov2"}),
+    "DINOv2, SwiGLU with a fractional ratio": (SWIGLU.with_options(mlp={"hidden": 100}), {"timm", "dinov2"}),
     "DINOv2, SwiGLU and registers": (replace(SWIGLU, registers=3), {"dinov2", "huggingface"}),
     "CLIP": (CLIP, {"huggingface", "clip"}),
     "CLIP, no projection": (replace(CLIP, classes=0), {"huggingface", "clip"}),
@@ -159,46 +158,48 @@ MODELS = {
         VIDEOMAE.with_options(classes=0, pooled_eps=None, norm={"final": "tokens"}),
         {"huggingface", "videomae"},
     ),
-    "VideoMAE, neither head nor norm": (VIDEOMAE.with_options(classes=0, norm={"final": "none"}), {"huggingface"}),
-    "VideoMAE, positions that are learned": (VIDEOMAE.with_options(positions={"kind": "learned"}), set()),
+    "VideoMAE, without head and norm": (VIDEOMAE.with_options(classes=0, norm={"final": "none"}), {"huggingface"}),
+    "VideoMAE, learned positions": (VIDEOMAE.with_options(positions={"kind": "learned"}), set()),
 }
 
 
-#: transformers' encoders with a layer after them that no weights of ours have
+#: transformers' encoders with a pooling layer, which our weights do not contain
 MODELS_WITH_POOLING_LAYER = ("ViTModel", "DeiTModel", "IJepaModel", "VivitModel")
 
 
 def build_random_model(config, seed=0):
-    """A model of which every number is random."""
+    """Return a model with random parameters."""
     return peers.randomise(build_model(config), seed)
 
 
 def write_tensors(form, config, state):
-    """Everything that a file of that format has."""
+    """Return all tensors of a file in that format."""
     return form.to_file(config, state)
 
 
-def save_in_format(form, config, tensors, place):
-    """The file, or the folder, of a format."""
+def save_in_format(form, config, tensors, file_path):
+    """Save tensors as the file or folder of a format."""
     if form.suffix == ".npz":
-        path = place.with_suffix(".npz")
+        path = file_path.with_suffix(".npz")
         with open(path, "wb") as file:
             np.savez(file, **{name: tensor.numpy() for name, tensor in tensors.items()})
         return path
     if form.describe is None:
-        path = place.with_suffix(".safetensors")
+        path = file_path.with_suffix(".safetensors")
         save_file(tensors, path, metadata=config_to_metadata(config))
         return path
-    place.mkdir()
-    save_file(tensors, place / "model.safetensors", metadata={"format": "pt"})
-    (place / "config.json").write_text(json.dumps(form.describe(config)))
-    return place
+    file_path.mkdir()
+    save_file(tensors, file_path / "model.safetensors", metadata={"format": "pt"})
+    (file_path / "config.json").write_text(json.dumps(form.describe(config)))
+    return file_path
 
 
 def open_saved_format(form, config, path):
-    """Config and tensors of ours; a file alone is told what it does not say."""
-    told = {"image": config.image} | ({} if form.describe or isinstance(config, BiTConfig) else {"heads": config.heads})
-    weights = open_weights(path, told)
+    """Return our config and tensors; image size and heads are set if the file does not contain them."""
+    settings = {"image": config.image} | (
+        {} if form.describe or isinstance(config, BiTConfig) else {"heads": config.heads}
+    )
+    weights = open_weights(path, settings)
     assert weights.title == form.title
     return weights.config, weights.read_state()
 
@@ -214,7 +215,7 @@ def test_each_model_has_exactly_these_formats(name):
     for form in {form.name for form in FOREIGN_FORMATS} - expected:
         with pytest.raises(UsageError, match=f"{form} cannot represent"):
             get_writable_format(form, config)
-    with pytest.raises(UsageError, match="gguf is not a format"):
+    with pytest.raises(UsageError, match="gguf is not a weights format"):
         get_writable_format("gguf", config)
 
 
@@ -222,7 +223,7 @@ BLOCKING_OPTIONS = {
     ("convolutions", "timm"): ["stem of convolutions (Conv+…)"],
     ("convolutions", "huggingface"): ["stem of convolutions (Conv+…)"],
     ("hybrid", "huggingface"): ["stem of a ResNet (R50+…)"],
-    ("ViT, mean of normed tokens beside a class token", "huggingface"): ["--model.pool mean"],
+    ("ViT, class token and mean of normed tokens", "huggingface"): ["--model.pool mean"],
     ("ViT, mean", "torchvision"): ["--model.pool mean --model.class-token false"],
     ("ViT, attention pooling", "huggingface"): ["--model.pool attention --model.class-token false"],
     ("rotary", "timm"): ["--model.attention.kind rotary"],
@@ -240,14 +241,14 @@ BLOCKING_OPTIONS = {
 def test_options_that_block_a_format_are_named(name, form):
     config = MODELS[name][0]
     assert find_blocking_options(form, config) == BLOCKING_OPTIONS[name, form]
-    with pytest.raises(UsageError) as caught:
+    with pytest.raises(UsageError) as error:
         get_writable_format(form, config)
     assert (
-        explain_unwritable(form, config) in caught.value.message
-        and "bundle" in caught.value.hint
-        and "export --to onnx" in caught.value.hint
+        explain_unwritable(form, config) in error.value.message
+        and "bundle" in error.value.hint
+        and "export --to onnx" in error.value.hint
     )
-    assert all(option in caught.value.message for option in BLOCKING_OPTIONS[name, form])
+    assert all(option in error.value.message for option in BLOCKING_OPTIONS[name, form])
 
 
 def test_formats_that_can_hold_a_model_are_listed():
@@ -259,17 +260,21 @@ def test_formats_that_can_hold_a_model_are_listed():
 @pytest.mark.parametrize("name", [name for name, (_, formats) in MODELS.items() if formats])
 def test_models_survive_a_round_trip_between_formats(name, tmp_path):
     config, formats = MODELS[name]
-    ours, able = build_random_model(config).state_dict(), find_writable_formats(config)
+    ours, writable_formats = build_random_model(config).state_dict(), find_writable_formats(config)
     for a in sorted(formats):
-        first = write_tensors(able[a], config, ours)
-        found, from_a = open_saved_format(able[a], config, save_in_format(able[a], config, first, tmp_path / a))
+        first = write_tensors(writable_formats[a], config, ours)
+        config_a, from_a = open_saved_format(
+            writable_formats[a], config, save_in_format(writable_formats[a], config, first, tmp_path / a)
+        )
         assert are_states_equal(from_a, ours), a
         for b in sorted(formats - {a}):
-            second = write_tensors(able[b], found, from_a)
-            again, from_b = open_saved_format(
-                able[b], config, save_in_format(able[b], found, second, tmp_path / f"{a}-{b}")
+            second = write_tensors(writable_formats[b], config_a, from_a)
+            config_b, from_b = open_saved_format(
+                writable_formats[b],
+                config,
+                save_in_format(writable_formats[b], config_a, second, tmp_path / f"{a}-{b}"),
             )
-            third = write_tensors(able[a], again, from_b)
+            third = write_tensors(writable_formats[a], config_b, from_b)
             assert are_states_equal(third, first), (a, b)
             assert {key: tensor.shape for key, tensor in third.items()} == {
                 key: tensor.shape for key, tensor in first.items()
@@ -284,52 +289,56 @@ def test_transformers_opens_the_folder(name, tmp_path):
         config = replace(config, numerics="transformers")
     model, form = build_random_model(config), get_writable_format("huggingface", config)
     folder = save_in_format(form, config, write_tensors(form, config, model.state_dict()), tmp_path / "model")
-    kind = form.describe(config)["architectures"][0]
-    options = {"add_pooling_layer": False} if kind in MODELS_WITH_POOLING_LAYER else {}
-    theirs, found = getattr(transformers, kind).from_pretrained(folder, output_loading_info=True, **options)
-    assert not any(found[what] for what in ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs")), found
+    class_name = form.describe(config)["architectures"][0]
+    options = {"add_pooling_layer": False} if class_name in MODELS_WITH_POOLING_LAYER else {}
+    theirs, loading_info = getattr(transformers, class_name).from_pretrained(
+        folder, output_loading_info=True, **options
+    )
+    assert not any(loading_info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs")), (
+        loading_info
+    )
     theirs.eval()
     batch = make_images(config.image, channels=config.channels)
     with torch.inference_mode():
-        given = batch.transpose(1, 2) if batch.ndim == 5 else batch  # of clips, the frames before the channels
-        answer, features = theirs(given), model.features(batch)
-        tokens = getattr(theirs, theirs.base_model_prefix, theirs)(given).last_hidden_state
+        model_input = batch.transpose(1, 2) if batch.ndim == 5 else batch  # clips: frames before channels
+        outputs, features = theirs(model_input), model.features(batch)
+        tokens = getattr(theirs, theirs.base_model_prefix, theirs)(model_input).last_hidden_state
         tokens = tokens.flatten(2).transpose(1, 2) if tokens.ndim == 4 else tokens
         assert compute_difference(features, tokens) <= ERROR_LIMIT
         if config.classes:
-            logits = answer.image_embeds if "image_embeds" in answer else answer.logits
+            logits = outputs.image_embeds if "image_embeds" in outputs else outputs.logits
             assert compute_difference(model(batch), logits) <= ERROR_LIMIT
 
 
 @pytest.mark.parametrize("name", [name for name, (_, formats) in MODELS.items() if "huggingface" in formats])
 def test_transformers_saves_the_same_tensors(name, tmp_path):
-    """From ours to a folder, through their classes, and back: the same tensors."""
+    """Tensors are unchanged after saving a folder, loading it with transformers, and saving it again."""
     transformers = pytest.importorskip("transformers")
     config = MODELS[name][0]
     form, ours = get_writable_format("huggingface", config), build_random_model(config).state_dict()
     folder = save_in_format(form, config, write_tensors(form, config, ours), tmp_path / "model")
-    kind = form.describe(config)["architectures"][0]
-    options = {"add_pooling_layer": False} if kind in MODELS_WITH_POOLING_LAYER else {}
-    getattr(transformers, kind).from_pretrained(folder, **options).save_pretrained(tmp_path / "again")
+    class_name = form.describe(config)["architectures"][0]
+    options = {"add_pooling_layer": False} if class_name in MODELS_WITH_POOLING_LAYER else {}
+    getattr(transformers, class_name).from_pretrained(folder, **options).save_pretrained(tmp_path / "again")
     assert are_states_equal(open_weights(tmp_path / "again").read_state(), ours)
 
 
 TIMM_PEERS = {
-    "ViT": peers.timm_vit,
-    "no head": lambda: peers.timm_vit(num_classes=0),
-    "mean": lambda: peers.timm_vit(global_pool="avg"),
-    "mean, no class token": lambda: peers.timm_vit(global_pool="avg", class_token=False, fc_norm=False),
-    "attention": lambda: peers.timm_vit(global_pool="map", class_token=False),
-    "registers": lambda: peers.timm_vit(reg_tokens=4, no_embed_class=True, init_values=1e-5),
-    "registers with positions": lambda: peers.timm_vit(reg_tokens=4),
-    "oblong": lambda: peers.timm_vit(
+    "ViT": peers.make_timm_vit,
+    "no head": lambda: peers.make_timm_vit(num_classes=0),
+    "mean": lambda: peers.make_timm_vit(global_pool="avg"),
+    "mean, no class token": lambda: peers.make_timm_vit(global_pool="avg", class_token=False, fc_norm=False),
+    "attention": lambda: peers.make_timm_vit(global_pool="map", class_token=False),
+    "registers": lambda: peers.make_timm_vit(reg_tokens=4, no_embed_class=True, init_values=1e-5),
+    "registers with positions": lambda: peers.make_timm_vit(reg_tokens=4),
+    "oblong": lambda: peers.make_timm_vit(
         img_size=(32, 48), patch_size=(8, 4), settings={"image": (32, 48)}, sizes=((32, 48),)
     ),
-    "distilled": peers.timm_distilled,
-    "hybrid": lambda: peers.timm_hybrid((1, 2), 1, (32, 32), (64, 48)),
-    "hybrid, root alone": lambda: peers.timm_hybrid((), 2, (32, 32), (48, 40)),
-    "BiT": peers.timm_bit,
-    "SAM": peers.timm_sam,
+    "distilled": peers.make_timm_distilled,
+    "hybrid": lambda: peers.make_timm_hybrid((1, 2), 1, (32, 32), (64, 48)),
+    "hybrid, root alone": lambda: peers.make_timm_hybrid((), 2, (32, 32), (48, 40)),
+    "BiT": peers.make_timm_bit,
+    "SAM": peers.make_timm_sam,
 }
 
 
@@ -364,7 +373,7 @@ def test_the_npz_loader_of_timm_reads_written_files(name, form, tmp_path):
 
 @pytest.mark.parametrize("representation", [None, 20])
 def test_torchvision_loads_written_weights_strictly(representation, tmp_path):
-    peer = peers.torchvision_vit(representation)
+    peer = peers.make_torchvision_vit(representation)
     config = open_model(peer.file(tmp_path), peer.settings).config
     model = build_random_model(config, seed=1)
     peer.model.load_state_dict(

@@ -1,4 +1,4 @@
-"""Parity with timm: random weights copied over, the same logits."""
+"""Models of timm with random weights give the same logits when opened here."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ timm = pytest.importorskip("timm")
 def build_timm_model(name: str, **options):
     torch.manual_seed(0)
     model = timm.create_model(name, pretrained=False, **options).eval()
-    for key, parameter in model.named_parameters():  # heads, tokens and biases start at or near zero
+    for key, parameter in model.named_parameters():  # heads, tokens and biases are initialised at or near zero
         scale = 0.5 if "norm" in key else 0.05
         parameter.data += scale * torch.randn_like(parameter)
     return model
@@ -24,13 +24,13 @@ def build_timm_model(name: str, **options):
 
 @pytest.fixture
 def open_timm_model(tmp_path):
-    """A model of timm, saved and opened here; what is told is what its state dict does not say."""
+    """Return a function that saves and opens a timm model; `settings` are not in its state dict."""
 
-    def opened(model, **told):
+    def save_and_open(model, **settings):
         save_file(model.state_dict(), tmp_path / "model.safetensors")
-        return open_weights(tmp_path / "model.safetensors", told).build_bundle().model
+        return open_weights(tmp_path / "model.safetensors", settings).build_bundle().model
 
-    return opened
+    return save_and_open
 
 
 @torch.inference_mode()
@@ -51,11 +51,11 @@ def test_logits_match_at_native_and_other_resolutions(name, side, depth, open_ti
         assert compute_difference(model, reference, torch.randn(2, 3, *size)) <= 1e-5, size
 
 
-#: what timm's vit_*_gap_* models have in common
+#: common options of timm's vit_*_gap_* models
 GAP_OPTIONS = {"qkv_bias": False, "init_values": 1e-2, "class_token": False, "global_pool": "avg", "fc_norm": False}
 VARIANTS = {
     "mean pooling, norm after it": ("vit_tiny_patch16_224", {"global_pool": "avg", "class_token": False}),
-    "mean pooling beside a class token": ("vit_tiny_patch16_224", {"global_pool": "avg"}),
+    "mean pooling with a class token": ("vit_tiny_patch16_224", {"global_pool": "avg"}),
     "attention pooling": ("vit_tiny_patch16_224", {"global_pool": "map", "class_token": False}),
     "registers, class token without position": ("vit_tiny_patch16_224", {"reg_tokens": 4, "no_embed_class": True}),
     "registers with positions": ("vit_tiny_patch16_224", {"reg_tokens": 4}),
@@ -82,7 +82,7 @@ VARIANTS = {
 
 
 @pytest.mark.parametrize("case", VARIANTS)
-def test_variants(case, open_timm_model):
+def test_timm_variants_match(case, open_timm_model):
     name, options = VARIANTS[case]
     reference = build_timm_model(name, depth=3, **options)
     model = open_timm_model(reference)
@@ -113,7 +113,7 @@ def test_unsupported_families_are_rejected_by_name(open_timm_model):
         open_timm_model(reference)
 
 
-def test_gradients_agree_too(open_timm_model):
+def test_gradients_match_timm(open_timm_model):
     reference = build_timm_model("vit_tiny_patch16_224", num_classes=10, img_size=32)
     model, images = open_timm_model(reference), torch.randn(2, 3, 32, 32)
     for network in (model, reference):

@@ -1,4 +1,4 @@
-"""VideoMAE and ViViT: the weights of their authors and of transformers, read and written, give the same answers."""
+"""VideoMAE and ViViT: official weights and those of transformers give the same outputs, and survive a round trip."""
 
 import json
 from dataclasses import replace
@@ -26,39 +26,39 @@ VIVIT = SMALL_SIZES | {"image_size": [16, 24], "num_frames": 4, "tubelet_size": 
 DECODER_SIZES = {f"decoder_{name}": value // 2 for name, value in SMALL_SIZES.items()}
 MODEL_KINDS = {
     "VideoMAE, classifier": ("VideoMAEForVideoClassification", VIDEOMAE | {"num_labels": 5}),
-    "VideoMAE, of a fine-tuned one": ("VideoMAEModel", VIDEOMAE),
-    "VideoMAE, of a pre-trained one": ("VideoMAEModel", VIDEOMAE | {"use_mean_pooling": False, "layer_norm_eps": 1e-5}),
+    "VideoMAE, fine-tuned encoder": ("VideoMAEModel", VIDEOMAE),
+    "VideoMAE, pre-trained encoder": ("VideoMAEModel", VIDEOMAE | {"use_mean_pooling": False, "layer_norm_eps": 1e-5}),
     "VideoMAE, with its decoder": ("VideoMAEForPreTraining", VIDEOMAE | DECODER_SIZES | {"use_mean_pooling": False}),
     "ViViT, classifier": ("VivitForVideoClassification", VIVIT | {"num_labels": 5}),
     "ViViT, encoder": ("VivitModel", VIVIT | {"qkv_bias": False, "hidden_act": "gelu"}),
 }
 
 
-def build_transformers_model(kind, options):
-    config = transformers.VideoMAEConfig if kind.startswith("VideoMAE") else transformers.VivitConfig
-    return getattr(transformers, kind)(config(**options))
+def build_transformers_model(class_name, options):
+    config = transformers.VideoMAEConfig if class_name.startswith("VideoMAE") else transformers.VivitConfig
+    return getattr(transformers, class_name)(config(**options))
 
 
-def make_peer(kind, options):
-    """One of transformers' models, which takes (B, T, C, H, W)."""
-    model = build_transformers_model(kind, options)
-    one = peers.transformers_peer(model, False, (CLIP_SIZE,))
+def make_peer(class_name, options):
+    """Return the peer of a transformers model that takes (B, T, C, H, W)."""
+    model = build_transformers_model(class_name, options)
+    peer = peers.make_transformers_peer(model, False, (CLIP_SIZE,))
     body = getattr(model, model.base_model_prefix, model)
-    one.features = lambda x: body(x.transpose(1, 2)).last_hidden_state
-    one.logits = (lambda x: model(x.transpose(1, 2)).logits) if "Classification" in kind else None
-    return one
+    peer.features = lambda x: body(x.transpose(1, 2)).last_hidden_state
+    peer.logits = (lambda x: model(x.transpose(1, 2)).logits) if "Classification" in class_name else None
+    return peer
 
 
 @pytest.mark.parametrize("name", MODEL_KINDS)
 def test_features_and_logits_match_transformers(name, tmp_path):
-    kind, options = MODEL_KINDS[name]
-    one = make_peer(kind, options)
-    model = open_model(one.file(tmp_path))
-    check_agreement(model, one)
+    class_name, options = MODEL_KINDS[name]
+    peer = make_peer(class_name, options)
+    model = open_model(peer.file(tmp_path))
+    check_agreement(model, peer)
     assert isinstance(model.config, VideoConfig) and model.config.image == CLIP_SIZE
-    form, other = get_writable_format("huggingface", model.config), peers.randomise(build_model(model.config), 1)
+    form, random_model = get_writable_format("huggingface", model.config), peers.randomise(build_model(model.config), 1)
     (tmp_path / "written").mkdir()
-    save_file(form.to_file(model.config, other.state_dict()), tmp_path / "written" / "model.safetensors")
+    save_file(form.to_file(model.config, random_model.state_dict()), tmp_path / "written" / "model.safetensors")
     (tmp_path / "written" / "config.json").write_text(json.dumps(form.describe(model.config)))
     described = form.describe(model.config)["architectures"][0]
     loaded, keys = getattr(transformers, described).from_pretrained(tmp_path / "written", output_loading_info=True)
@@ -66,18 +66,18 @@ def test_features_and_logits_match_transformers(name, tmp_path):
     assert not absent and not keys["unexpected_keys"] and not keys["mismatched_keys"]
     x = peers.make_images(CLIP_SIZE)
     with torch.inference_mode():
-        answer = loaded.eval()(x.transpose(1, 2))
+        outputs = loaded.eval()(x.transpose(1, 2))
         if model.config.classes:
-            assert compute_difference(other(x), answer.logits) <= peers.ERROR_LIMIT
+            assert compute_difference(random_model(x), outputs.logits) <= peers.ERROR_LIMIT
         else:
-            assert compute_difference(other.features(x), answer.last_hidden_state) <= peers.ERROR_LIMIT
-    again = open_weights(tmp_path / "written")
-    assert again.config == replace(model.config, classes=again.config.classes)
-    assert all(torch.equal(tensor, other.state_dict()[key]) for key, tensor in again.read_state().items())
+            assert compute_difference(random_model.features(x), outputs.last_hidden_state) <= peers.ERROR_LIMIT
+    reloaded = open_weights(tmp_path / "written")
+    assert reloaded.config == replace(model.config, classes=reloaded.config.classes)
+    assert all(torch.equal(tensor, random_model.state_dict()[key]) for key, tensor in reloaded.read_state().items())
 
 
 def to_official_names(state, prefix=""):
-    """Tensors of transformers' VideoMAE under the names of the authors, whose three products are one."""
+    """Rename tensors of transformers' VideoMAE to the official names, with query, key and value in one matrix."""
     names = {
         "embeddings.patch_embeddings.projection": "patch_embed.proj",
         "encoder.layer.": "blocks.",
@@ -98,54 +98,55 @@ def to_official_names(state, prefix=""):
             name = name.replace(old, new)
         written[name if name.startswith(("fc_norm", "head")) else prefix + name] = tensor
     for i in range(2):
-        parts = [
-            written.pop(f"{prefix}blocks.{i}.attention.attention.{part}.weight") for part in ("query", "key", "value")
+        qkv = [
+            written.pop(f"{prefix}blocks.{i}.attention.attention.{projection}.weight")
+            for projection in ("query", "key", "value")
         ]
-        written[f"{prefix}blocks.{i}.attn.qkv.weight"] = torch.cat(parts)
+        written[f"{prefix}blocks.{i}.attn.qkv.weight"] = torch.cat(qkv)
     return written
 
 
-def test_the_authors_fine_tuned_file(tmp_path):
-    one = make_peer("VideoMAEForVideoClassification", VIDEOMAE | {"num_labels": 5, "layer_norm_eps": 1e-6})
-    one.model.fc_norm.eps = 1e-6
-    save_file(to_official_names(one.model.state_dict()), tmp_path / "checkpoint.safetensors")
+def test_official_fine_tuned_files_match(tmp_path):
+    peer = make_peer("VideoMAEForVideoClassification", VIDEOMAE | {"num_labels": 5, "layer_norm_eps": 1e-6})
+    peer.model.fc_norm.eps = 1e-6
+    save_file(to_official_names(peer.model.state_dict()), tmp_path / "checkpoint.safetensors")
     weights = open_weights(tmp_path / "checkpoint.safetensors", {"image": CLIP_SIZE, "heads": 4})
     assert weights.title == "the original VideoMAE" and weights.preprocess.mean[0] == pytest.approx(0.485)
-    check_agreement(weights.build_bundle().model, one)
-    for section in ("model", "module"):  # as their training saves it, with DeepSpeed too
-        torch.save({section: to_official_names(one.model.state_dict())}, tmp_path / "checkpoint.pth")
+    check_agreement(weights.build_bundle().model, peer)
+    for section in ("model", "module"):  # as their training code saves it, also with DeepSpeed
+        torch.save({section: to_official_names(peer.model.state_dict())}, tmp_path / "checkpoint.pth")
         assert open_weights(tmp_path / "checkpoint.pth", {"image": CLIP_SIZE, "heads": 4}).config == weights.config
     form, config = get_writable_format("videomae", weights.config), weights.config
-    assert form.to_file(config, weights.read_state()).keys() == to_official_names(one.model.state_dict()).keys()
+    assert form.to_file(config, weights.read_state()).keys() == to_official_names(peer.model.state_dict()).keys()
 
 
 def test_official_pretraining_files_are_read(tmp_path):
-    one = make_peer(
+    peer = make_peer(
         "VideoMAEForPreTraining", VIDEOMAE | DECODER_SIZES | {"use_mean_pooling": False, "layer_norm_eps": 1e-6}
     )
-    encoder = {name: t for name, t in one.model.state_dict().items() if name.startswith("videomae.")}
+    encoder = {name: t for name, t in peer.model.state_dict().items() if name.startswith("videomae.")}
     decoder = {"decoder.blocks.0.attn.q_bias": torch.zeros(24), "encoder_to_decoder.weight": torch.zeros(24, 48)}
     decoder |= {"mask_token": torch.zeros(1, 1, 24), "decoder.norm.weight": torch.zeros(24)}
     path = tmp_path / "checkpoint.safetensors"
     save_file(to_official_names(encoder, "encoder.") | decoder, path)
     weights = open_weights(WeightsSource(str(path), source_size=CLIP_SIZE), {"heads": 4})
     assert sorted(weights.unused) == sorted(decoder) and weights.config.norm.final == "tokens"
-    check_agreement(weights.build_bundle().model, one)
-    untold = open_weights(WeightsSource(str(path), source_size=(16, 24)), {"heads": 4})
-    assert untold.config.image == (16, 16, 24)
+    check_agreement(weights.build_bundle().model, peer)
+    without_size = open_weights(WeightsSource(str(path), source_size=(16, 24)), {"heads": 4})
+    assert without_size.config.image == (16, 16, 24)
     assert "assumed 16 frames of 224 x 224 pixels (--source-size FRAMES" in open_weights(path, {"heads": 4}).notes[-1]
     form = get_writable_format("videomae", weights.config)
     assert form.to_file(weights.config, weights.read_state()).keys() == to_official_names(encoder, "encoder.").keys()
 
 
 def test_unsupported_video_models_are_rejected(tmp_path):
-    """A BEiT has such biases too, and a head that reads the first patch is no VideoMAE's."""
-    one = to_official_names(build_transformers_model(*MODEL_KINDS["VideoMAE, classifier"]).state_dict())
-    save_file(one | {"cls_token": torch.zeros(1, 1, 48)}, tmp_path / "beit.safetensors")
+    """BEiT has the same kind of biases; a head that reads the first patch is not VideoMAE's."""
+    official_state = to_official_names(build_transformers_model(*MODEL_KINDS["VideoMAE, classifier"]).state_dict())
+    save_file(official_state | {"cls_token": torch.zeros(1, 1, 48)}, tmp_path / "beit.safetensors")
     with pytest.raises(WeightsError, match="a BEiT"):
         open_weights(tmp_path / "beit.safetensors")
-    kind, options = MODEL_KINDS["VideoMAE, classifier"]
-    build_transformers_model(kind, options | {"use_mean_pooling": False}).save_pretrained(tmp_path / "first")
+    class_name, options = MODEL_KINDS["VideoMAE, classifier"]
+    build_transformers_model(class_name, options | {"use_mean_pooling": False}).save_pretrained(tmp_path / "first")
     with pytest.raises(WeightsError, match="uses the first patch"):
         open_weights(tmp_path / "first")
     build_transformers_model(*MODEL_KINDS["ViViT, classifier"]).save_pretrained(tmp_path / "vivit")
@@ -166,7 +167,7 @@ def test_unsupported_video_models_are_rejected(tmp_path):
     ],
 )
 def test_a_volume_or_a_clip_has_the_tensor_names_of_a_vit_only_with_joint_attention(options, has_names):
-    """A ViT of volumes has no `no_key_bias`, which only clips have."""
+    """Volume models have no `no_key_bias`, which only clip models have."""
     patch = (2, 8, 8)[-len(options["image"]) :]
     config = transformer_config(patch=patch, width=32, depth=1, heads=2, classes=3, **options)
     assert has_vit_tensor_names(config) is has_names

@@ -1,4 +1,4 @@
-"""VideoMAE's decoder in files of pre-training, of its authors and of transformers: the same loss, read and written."""
+"""VideoMAE's decoder in pre-training files, official and of transformers: the same loss, and round trips."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PRETRAINING_OPTIONS = (
 
 
 def check_same_loss(model, objective):
-    """The same loss and predictions, with the mask that is drawn here."""
+    """Assert the same loss and predictions for the same mask."""
     clips = torch.randn(3, 3, 4, 16, 24)
     batch = objective.prepare(
         {"images": clips, "positions": torch.arange(3), "samples": torch.arange(3)}, TrainingProgress()
@@ -43,25 +43,26 @@ def check_same_loss(model, objective):
         expected, loss = model(clips.transpose(1, 2), bool_masked_pos=hidden), objective(batch)["loss"]
         predicted = objective.predict(clips, batch["visible"], batch["masked"])
     assert loss.item() == pytest.approx(expected.loss.item(), rel=1e-5)
-    pixels = torch.arange(3 * 128).view(3, 2, 8, 8).permute(1, 2, 3, 0).flatten()  # theirs have channels last
+    # the reference stores patch pixels channels-last
+    pixels = torch.arange(3 * 128).view(3, 2, 8, 8).permute(1, 2, 3, 0).flatten()
     assert torch.allclose(predicted[..., pixels], expected.logits, atol=1e-4)
 
 
-def save_official_file(model, place):
-    """Save transformers' model as the authors' code does; returns the tensors."""
-    named = model.state_dict()
+def save_official_file(model, path):
+    """Save transformers' model in the official layout; return the tensors."""
+    model_state = model.state_dict()
     layers = "decoder.decoder_layers."
-    encoder = {name: tensor for name, tensor in named.items() if name.startswith("videomae.")}
-    decoder = {name.replace(layers, "encoder.layer."): t for name, t in named.items() if name.startswith(layers)}
-    rest = {name: tensor for name, tensor in named.items() if not name.startswith(("videomae.", layers))}
-    state = to_official_names(encoder, "encoder.") | to_official_names(decoder, "decoder.") | rest
-    torch.save({"model": state}, place)
+    encoder = {name: tensor for name, tensor in model_state.items() if name.startswith("videomae.")}
+    decoder = {name.replace(layers, "encoder.layer."): t for name, t in model_state.items() if name.startswith(layers)}
+    other_tensors = {name: tensor for name, tensor in model_state.items() if not name.startswith(("videomae.", layers))}
+    state = to_official_names(encoder, "encoder.") | to_official_names(decoder, "decoder.") | other_tensors
+    torch.save({"model": state}, path)
     return state
 
 
 @pytest.fixture(scope="module")
 def videomae_files(tmp_path_factory):
-    """transformers' VideoMAE with random weights, as a folder, and as the authors' file."""
+    """Return a folder with a random transformers VideoMAE, and the same weights as an official file."""
     videomae_files = tmp_path_factory.mktemp("videomae")
     model = randomise(build_transformers_model("VideoMAEForPreTraining", PRETRAINING_OPTIONS))
     model.save_pretrained(videomae_files / "hf")
@@ -76,29 +77,30 @@ def test_the_loss_matches_transformers(videomae_files):
 
 
 def test_official_files_have_the_same_decoder(videomae_files):
-    parts, others = (
+    official_state, transformers_state = (
         open_objective_state(videomae_files[0] / "checkpoint.pth"),
         open_objective_state(videomae_files[0] / "hf"),
     )
-    assert parts.state.keys() == others.state.keys() and len(parts.state) == 6 + 2 * 13
-    assert all(torch.equal(tensor, others.state[name]) for name, tensor in parts.state.items())
-    assert {**parts.config, "decoder_heads": 2} == others.config  # whose heads are narrower than the encoder's
+    assert official_state.state.keys() == transformers_state.state.keys() and len(official_state.state) == 6 + 2 * 13
+    assert all(torch.equal(tensor, transformers_state.state[name]) for name, tensor in official_state.state.items())
+    # the official file does not contain the number of decoder heads, which is inferred from the encoder
+    assert {**official_state.config, "decoder_heads": 2} == transformers_state.config
 
 
 def test_written_files_are_read_by_transformers_and_vitreous(videomae_files, tmp_path):
     objective = load_restoring_objective(videomae_files[0] / "hf")
     randomise(objective, 7)
     state = {name: tensor for name, tensor in objective.state_dict().items() if name.startswith("decoder.")}
-    parts = ObjectiveState(to_builtins(objective.config), state)
-    seen = ClipPreprocess((4, 16, 24), 3, *IMAGENET_MOMENTS)
-    Bundle(objective.model, FeatureExtraction(), seen, objective_state=parts).save(tmp_path / "bundle")
+    objective_state = ObjectiveState(to_builtins(objective.config), state)
+    preprocess = ClipPreprocess((4, 16, 24), 3, *IMAGENET_MOMENTS)
+    Bundle(objective.model, FeatureExtraction(), preprocess, objective_state=objective_state).save(tmp_path / "bundle")
     convert(tmp_path / "bundle", tmp_path / "hf", "huggingface-videomae")
     model, info = transformers.VideoMAEForPreTraining.from_pretrained(tmp_path / "hf", output_loading_info=True)
     assert not any(info[name] for name in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     check_same_loss(model.eval(), objective)
-    made = convert(tmp_path / "bundle", tmp_path / "checkpoint", "videomae-pretraining")
+    document = convert(tmp_path / "bundle", tmp_path / "checkpoint", "videomae-pretraining")
     written, expected = (
-        torch.load(made["out"], weights_only=True)["model"],
+        torch.load(document["out"], weights_only=True)["model"],
         save_official_file(model, tmp_path / "x.pth"),
     )
     assert written.keys() == expected.keys()
@@ -111,14 +113,14 @@ def test_written_files_are_read_by_transformers_and_vitreous(videomae_files, tmp
     ("huggingface-videomae", {"norm.final": "none"}, "needs normalised tokens"),
 ])  # fmt: skip
 def test_unsupported_decoder_options_are_rejected(videomae_files, to, changes, problem):
-    parts, config = (
+    objective_state, config = (
         open_objective_state(videomae_files[0] / "hf"),
         load_restoring_objective(videomae_files[0] / "hf").model.config,
     )
     config = replace_known_fields(config, {path: value for path, value in changes.items() if path == "norm.final"})
-    parts = replace(parts, config=parts.config | changes)
+    objective_state = replace(objective_state, config=objective_state.config | changes)
     with pytest.raises(UsageError, match=f"(?s){problem}"):
-        get_pretraining_format(to, config, parts, "it")
+        get_pretraining_format(to, config, objective_state, "it")
 
 
 def test_decoders_of_unnormalised_pixels_are_rejected(videomae_files, tmp_path):

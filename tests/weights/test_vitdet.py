@@ -1,4 +1,4 @@
-"""Weights of ViTDet's backbones in detectron2's names, against transformers' implementation."""
+"""Weights of ViTDet backbones under detectron2's names, compared with transformers' implementation."""
 
 import re
 
@@ -21,7 +21,7 @@ NAME_PATTERNS = (
 
 
 def make_peer(convolutions=(), image=64):
-    """transformers' ViTDet, and its tensors as detectron2 names them."""
+    """Return transformers' ViTDet, and its tensors under detectron2's names."""
     torch.manual_seed(0)
     config = transformers.VitDetConfig(
         hidden_size=32,
@@ -48,13 +48,13 @@ def make_peer(convolutions=(), image=64):
 @pytest.mark.parametrize("convolutions", [(), (1, 3)])
 def test_features_match_detectron2(convolutions, tmp_path):
     model, state = make_peer(convolutions)
-    rest = {"backbone.simfp_2.0.weight": torch.ones(2), "roi_heads.box_head.fc1.weight": torch.ones(2)}
-    save_file(state | rest, tmp_path / "model_final.safetensors")
+    unused_tensors = {"backbone.simfp_2.0.weight": torch.ones(2), "roi_heads.box_head.fc1.weight": torch.ones(2)}
+    save_file(state | unused_tensors, tmp_path / "model_final.safetensors")
     weights = open_weights(tmp_path / "model_final.safetensors", {"image": (64, 64)} if convolutions else {})
     config = weights.config
     assert (config.image, config.heads, config.attention.window, config.table_grid) == ((64, 64), 2, 3, (4, 4))
     assert (config.attention.global_blocks, config.conv_blocks) == (() if convolutions else (1, 3), convolutions)
-    assert sorted(weights.unused) == sorted(rest)
+    assert sorted(weights.unused) == sorted(unused_tensors)
     ours = weights.build_bundle().model
     ours.any_size = True
     for size in ((64, 64), (40, 88)):

@@ -1,5 +1,4 @@
-"""Weights of ViTDet's detectors in detectron2's names: the names and shapes of its config of ViTDet-B, the layers that
-it computes with them, and files there and back."""
+"""ViTDet detectors under detectron2's names: names and shapes of ViTDet-B, layer outputs, round trips."""
 
 import pytest
 import torch
@@ -22,28 +21,28 @@ RPN_PREFIX, ROI_PREFIX = "proposal_generator.rpn_head", "roi_heads"
 
 
 def get_layer_shapes(name, *shape, bias=True):
-    """A layer's weight, and its bias with as many numbers as outputs."""
+    """Return the shapes of a layer's weight and bias."""
     return {f"{name}.weight": shape} | ({f"{name}.bias": shape[:1]} if bias else {})
 
 
 def get_conv_shapes(name, outputs, inputs, kernel):
-    """A convolution without bias, and its LayerNorm, of detectron2's `Conv2d`."""
+    """Return the shapes of detectron2's `Conv2d` without bias and its LayerNorm."""
     return get_layer_shapes(name, outputs, inputs, kernel, kernel, bias=False) | get_layer_shapes(
         f"{name}.norm", outputs
     )
 
 
 def get_transposed_conv_shapes(name, inputs, outputs):
-    """A transposed convolution of 2 x 2: its weight has the inputs first."""
+    """Return the shapes of a 2 x 2 transposed convolution, whose weight has the inputs first."""
     return {f"{name}.weight": (inputs, outputs, 2, 2), f"{name}.bias": (outputs,)}
 
 
-def get_backbone_shapes(width=768, depth=12, heads=12, patch=16, image=1024, window=14, seen=(2, 5, 8, 11)):
-    """Shapes of `ViT` as ViTDet's config has it, pre-trained at 224 pixels; at 4 patches a side where it is small."""
+def get_backbone_shapes(width=768, depth=12, heads=12, patch=16, image=1024, window=14, global_blocks=(2, 5, 8, 11)):
+    """Return the shapes of ViTDet's `ViT`, pre-trained at 224 pixels, or at 4 x 4 patches for small test models."""
     grid = 14 if image == 1024 else 4
     shapes = {"pos_embed": (1, grid**2 + 1, width)} | get_layer_shapes("patch_embed.proj", width, 3, patch, patch)
     for number in range(depth):
-        block, side = f"blocks.{number}", image // patch if number in seen else window
+        block, side = f"blocks.{number}", image // patch if number in global_blocks else window
         shapes |= get_layer_shapes(f"{block}.norm1", width) | get_layer_shapes(f"{block}.norm2", width)
         shapes |= get_layer_shapes(f"{block}.attn.qkv", 3 * width, width) | get_layer_shapes(
             f"{block}.attn.proj", width, width
@@ -56,7 +55,7 @@ def get_backbone_shapes(width=768, depth=12, heads=12, patch=16, image=1024, win
 
 
 def get_pyramid_shapes(width=768, out=256, first=2):
-    """Shapes of `SimpleFeaturePyramid`."""
+    """Return the shapes of `SimpleFeaturePyramid`."""
     half, quarter = width // 2, width // 4
     finest = f"backbone.simfp_{first}"
     shapes = (
@@ -65,14 +64,14 @@ def get_pyramid_shapes(width=768, out=256, first=2):
         | get_transposed_conv_shapes(f"{finest}.3", half, quarter)
     )
     shapes |= get_transposed_conv_shapes(f"backbone.simfp_{first + 1}.0", width, half)
-    for number, (place, inputs) in enumerate(((4, quarter), (1, half), (0, width), (1, width)), first):
-        shapes |= get_conv_shapes(f"backbone.simfp_{number}.{place}", out, inputs, 1)
-        shapes |= get_conv_shapes(f"backbone.simfp_{number}.{place + 1}", out, out, 3)
+    for number, (layer_index, inputs) in enumerate(((4, quarter), (1, half), (0, width), (1, width)), first):
+        shapes |= get_conv_shapes(f"backbone.simfp_{number}.{layer_index}", out, inputs, 1)
+        shapes |= get_conv_shapes(f"backbone.simfp_{number}.{layer_index + 1}", out, out, 3)
     return shapes
 
 
 def get_head_shapes(classes=80, width=256, hidden=1024, agnostic=False, masks=True):
-    """Shapes of `RPN` with two convolutions, the 4conv1fc box head with LayerNorm, and the mask head."""
+    """Return the shapes of `RPN` with two convolutions, the 4conv1fc box head with LayerNorm, and the mask head."""
     shapes = get_layer_shapes(f"{RPN_PREFIX}.conv.conv0", width, width, 3, 3) | get_layer_shapes(
         f"{RPN_PREFIX}.conv.conv1", width, width, 3, 3
     )
@@ -95,7 +94,7 @@ SMALL_BACKBONE = {"width": 32, "depth": 3, "heads": 2, "image": 96, "window": 4,
 
 
 def make_small_state(classes=5, **changes):
-    """A detector of 32 channels with random weights, as a file of detectron2 has them."""
+    """Return the state of a random detector with 32 channels, in detectron2's layout."""
     shapes = (
         get_backbone_shapes(**SMALL_BACKBONE) | get_pyramid_shapes(32, 16) | get_head_shapes(classes, 16, 24, **changes)
     )
@@ -104,18 +103,21 @@ def make_small_state(classes=5, **changes):
 
 
 def save_tensors(state, folder, name="model_final.safetensors"):
-    """A file of these tensors."""
+    """Save tensors as a file."""
     folder.mkdir(exist_ok=True)
     save_file(state, folder / name)
     return folder / name
 
 
-def list_differing_tensors(one, other):
-    """The tensors in which two files differ, but for the row of the class token, which nothing reads."""
-    assert one.keys() == other.keys()
+def list_differing_tensors(first_state, second_state):
+    """Return the names of tensors that differ between two states.
+
+    The unused position of the class token is not compared.
+    """
+    assert first_state.keys() == second_state.keys()
     return [
-        name for name in one
-        if not torch.equal(*(tensor[name][:, 1:] if name.endswith("pos_embed") else tensor[name] for tensor in (one, other)))
+        name for name in first_state
+        if not torch.equal(*(tensor[name][:, 1:] if name.endswith("pos_embed") else tensor[name] for tensor in (first_state, second_state)))
     ]  # fmt: skip
 
 
@@ -131,15 +133,18 @@ def test_vitdet_b_has_the_names_and_shapes_of_detectron2():
     assert {name: tuple(tensor.shape) for name, tensor in written.items()} == shapes
     theirs = {name: torch.empty(shape).normal_() for name, shape in shapes.items()}
     theirs["backbone.net.pos_embed"][:, 0] = 0
-    again = DETECTOR.to_file(
+    converted = DETECTOR.to_file(
         config, DETECTOR.to_native_tensors(config, list(build_without_init(config).state_dict()), theirs)
     )
-    assert all(torch.equal(again[name], tensor) for name, tensor in theirs.items())
+    assert all(torch.equal(converted[name], tensor) for name, tensor in theirs.items())
 
 
 def compute_reference(state, features):
-    """What detectron2's modules compute: the levels p2 to p5 of a map (B, D, h, w), objectness and corrections of
-    anchors on p5, and logits, corrections and masks of regions (n, W, 7, 7) and (n, W, 14, 14) that p2 begins with."""
+    """Compute the outputs of detectron2's modules from a feature map (B, D, h, w).
+
+    Returns the levels p2 to p5, and objectness and box deltas of the anchors on p5. For regions (n, W, 7, 7) and
+    (n, W, 14, 14), cut from the corner of p2, it returns class logits, box deltas and masks.
+    """
     get = state.__getitem__
 
     def norm(x, name):
@@ -159,8 +164,8 @@ def compute_reference(state, features):
     finest = up(F.gelu(norm(up(features, "backbone.simfp_2.0"), "backbone.simfp_2.1")), "backbone.simfp_2.3")
     starts = ((finest, 4), (up(features, "backbone.simfp_3.0"), 1), (features, 0), (F.max_pool2d(features, 2), 1))
     levels = [
-        conv(conv(x, f"backbone.simfp_{number}.{place}"), f"backbone.simfp_{number}.{place + 1}")
-        for number, (x, place) in enumerate(starts, 2)
+        conv(conv(x, f"backbone.simfp_{number}.{layer_index}"), f"backbone.simfp_{number}.{layer_index + 1}")
+        for number, (x, layer_index) in enumerate(starts, 2)
     ]
     hidden = levels[3]
     for number in range(2):
@@ -191,25 +196,27 @@ def test_head_outputs_match_detectron2(agnostic, tmp_path):
     with torch.inference_mode():
         levels, anchors, (logits, corrections), masks = compute_reference(state, features.movedim(-1, 1))
         ours = model.pyramid([features])
-        for level, wanted in zip(ours, [*levels, levels[-1][..., ::2, ::2]], strict=True):
-            assert torch.allclose(level, wanted, atol=1e-5)
-        for rows, wanted in zip(model.proposals.head([levels[3]]), anchors, strict=True):
-            assert torch.allclose(rows[0], wanted, atol=1e-5)
-        own, moved = model.regions.box(levels[0][..., :7, :7])
-        assert torch.allclose(own, torch.cat([logits[:, -1:], logits[:, :-1]], 1), atol=1e-5)
-        assert torch.allclose(moved if agnostic else moved[:, 4:], corrections, atol=1e-5)
+        for level, expected in zip(ours, [*levels, levels[-1][..., ::2, ::2]], strict=True):
+            assert torch.allclose(level, expected, atol=1e-5)
+        for rows, expected in zip(model.proposals.head([levels[3]]), anchors, strict=True):
+            assert torch.allclose(rows[0], expected, atol=1e-5)
+        class_logits, box_deltas = model.regions.box(levels[0][..., :7, :7])
+        assert torch.allclose(class_logits, torch.cat([logits[:, -1:], logits[:, :-1]], 1), atol=1e-5)
+        assert torch.allclose(box_deltas if agnostic else box_deltas[:, 4:], corrections, atol=1e-5)
         assert torch.allclose(model.regions.mask(levels[0][..., :14, :14]), masks, atol=1e-5)
 
 
 def test_anchors_match_detectron2(tmp_path):
     model = open_weights(save_tensors(make_small_state(), tmp_path)).build_bundle().model
     rows = model.proposals.make_anchors([torch.zeros(1, 16, 32 // 2**level, 32 // 2**level) for level in range(5)])
-    for number, own in enumerate(rows):
-        for place, ratio in enumerate((0.5, 1.0, 2.0)):
+    for number, level_anchors in enumerate(rows):
+        for ratio_index, ratio in enumerate((0.5, 1.0, 2.0)):
             width = ((8 * 4 * 2**number) ** 2 / ratio) ** 0.5
             sides = torch.tensor([-width, -ratio * width, width, ratio * width]) / 2
-            assert torch.allclose(own[place], sides)
-            assert torch.allclose(own[3 + place], sides + torch.tensor([4.0 * 2**number, 0, 4.0 * 2**number, 0]))
+            assert torch.allclose(level_anchors[ratio_index], sides)
+            assert torch.allclose(
+                level_anchors[3 + ratio_index], sides + torch.tensor([4.0 * 2**number, 0, 4.0 * 2**number, 0])
+            )
 
 
 @pytest.mark.parametrize("options", [{}, {"classes": 1}, {"agnostic": True}, {"masks": False}])
@@ -224,36 +231,37 @@ def test_detectron2_files_survive_a_round_trip(options, tmp_path):
     ) == IMAGENET_MOMENTS and weights.preprocess.filter == "bilinear"
     document = convert(tmp_path / "model_final.safetensors", tmp_path / "bundle")
     assert document["loaded"] == len(weights.read_state())
-    parts = open_objective_state(tmp_path / "model_final.safetensors")
-    assert parts and parts.config == {"name": "detection", "classes": list(weights.task.classes)}
-    again = convert(tmp_path / "bundle", tmp_path / "again", "vitdet")
-    assert again["tensors"] == len(state) and not again["assumed_settings"]
+    objective_state = open_objective_state(tmp_path / "model_final.safetensors")
+    assert objective_state and objective_state.config == {"name": "detection", "classes": list(weights.task.classes)}
+    reloaded = convert(tmp_path / "bundle", tmp_path / "again", "vitdet")
+    assert reloaded["tensors"] == len(state) and not reloaded["assumed_settings"]
     assert not list_differing_tensors(load_file(tmp_path / "again.safetensors"), state)
-    answers = open_weights(tmp_path / "again.safetensors").build_bundle().model(torch.zeros(1, 3, 96, 96))
-    assert len(answers) == 3 + masks and torch.isfinite(answers[0]).all()
+    outputs = open_weights(tmp_path / "again.safetensors").build_bundle().model(torch.zeros(1, 3, 96, 96))
+    assert len(outputs) == 3 + masks and torch.isfinite(outputs[0]).all()
 
 
 def test_trained_detectors_survive_a_round_trip(tmp_path):
     config = DETECTOR.configure({name: tuple(t.shape) for name, t in make_small_state(classes=1).items()}, {})
     changes = {"agnostic": True, "round_anchors": True, "threshold": 0.25, "detections": 7, "backbone": config.backbone}
     for agnostic in (False, True):
-        own = DetectorConfig(
+        detector_config = DetectorConfig(
             **{field: getattr(config, field) for field in ("classes", "masks", "width", "hidden")}
             | changes | {"agnostic": agnostic}
         )  # fmt: skip
-        model, folder = build_model(own), tmp_path / str(agnostic)
+        model, folder = build_model(detector_config), tmp_path / str(agnostic)
         bundle = save_bundle(model, folder / "bundle")
         document = convert(bundle, folder / "theirs", "vitdet")
         assert document["assumed_settings"] == ["round_anchors True -> False"]
         weights = open_weights(folder / "theirs.safetensors")
-        assert weights.config == own
+        assert weights.config == detector_config
         rows, state = weights.read_state(), model.state_dict()
         changed = [name for name in state if not torch.equal(rows[name], state[name])]
-        assert changed == ([] if agnostic else ["regions.box.predictor.bbox_pred.weight"])  # of the background
+        # box deltas of the background class
+        assert changed == ([] if agnostic else ["regions.box.predictor.bbox_pred.weight"])
 
 
 def save_bundle(model, folder):
-    """A bundle of a detector."""
+    """Save a detector as a bundle."""
     preprocess = ImagePreprocess((96, 96), channels=3, mean=IMAGENET_MOMENTS[0], std=IMAGENET_MOMENTS[1])
     Bundle(model, Detection(tuple("abcdefgh"[: model.config.classes]), model.config.masks), preprocess).save(folder)
     return folder
@@ -267,13 +275,13 @@ def test_missing_and_unknown_tensors_are_listed(tmp_path):
         f"{ROI_PREFIX}.box_head.fc2.weight": torch.zeros(24, 24),
         f"{RPN_PREFIX}.anchor_deltas.bias": torch.zeros(8),
     }
-    with pytest.raises(WeightsError) as caught:
+    with pytest.raises(WeightsError) as error:
         open_weights(save_tensors(state, tmp_path))
     for line in (
         "missing roi_heads.box_predictor.cls_score.bias", "missing backbone.simfp_3.1.norm.weight",
-        "unknown roi_heads.box_head.fc2.weight", "rpn_head.anchor_deltas.bias is (8,), not (12,)",
+        "unknown roi_heads.box_head.fc2.weight", "rpn_head.anchor_deltas.bias has shape (8,), not (12,)",
     ):  # fmt: skip
-        assert line in caught.value.message
+        assert line in error.value.message
     del state[f"{ROI_PREFIX}.box_predictor.cls_score.weight"]
     with pytest.raises(WeightsError, match="lacks 'roi_heads"):
         open_weights(save_tensors(state, tmp_path))
@@ -284,11 +292,11 @@ def test_pixel_statistics_of_early_files_are_checked(tmp_path):
     names = ("pixel_mean", "pixel_std")
     weights = open_weights(save_tensors(make_small_state() | dict(zip(names, pixels, strict=True)), tmp_path))
     assert sorted(weights.unused) == list(names)
-    turned = pixels[0].flip(0).contiguous()
+    bgr_order = pixels[0].flip(0).contiguous()
     with pytest.raises(
         WeightsError, match=r"its pixel_mean is 103.53, 116.28, 123.675 \(BGR\), not 123.675, 116.28, 103.53 \(RGB"
     ):
-        open_weights(save_tensors(make_small_state() | {"pixel_mean": turned}, tmp_path))
+        open_weights(save_tensors(make_small_state() | {"pixel_mean": bgr_order}, tmp_path))
     with pytest.raises(WeightsError, match=r"its pixel_std is 1, 1, 1, not 58.395, 57.12, 57.375 \(RGB, 0 to 255\)"):
         open_weights(
             save_tensors(make_small_state() | {"pixel_mean": pixels[0], "pixel_std": torch.ones(3, 1, 1)}, tmp_path)
@@ -302,8 +310,8 @@ def test_class_weights_identify_lvis_detectors(tmp_path):
     assert (config.scores, config.detections, config.threshold) == ("sigmoid", 300, 0.02)
     assert weights.unused == [f"{ROI_PREFIX}.box_predictor.fed_loss_cls_weights"]
     convert(tmp_path / "model_final.safetensors", tmp_path / "again", "vitdet")
-    again = load_file(tmp_path / "again.safetensors")
-    assert list_differing_tensors(again, state) == weights.unused and (again[weights.unused[0]] == 1).all()
+    reloaded = load_file(tmp_path / "again.safetensors")
+    assert list_differing_tensors(reloaded, state) == weights.unused and (reloaded[weights.unused[0]] == 1).all()
     assert open_weights(tmp_path / "again.safetensors").config == config
 
 

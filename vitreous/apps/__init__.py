@@ -1,1 +1,2 @@
-"""Uses of the core around models: server, export, studies, benchmarks, the Hugging Face Hub. No app imports another."""
+"""Applications of the core: server, export, dataset curation, studies, benchmarks, and the Hugging Face Hub. No app
+imports another."""

@@ -1,1 +1,1 @@
-"""The command line: one small file per verb, heavy imports inside the verb."""
+"""The command line: one module per verb. Heavy imports, such as PyTorch, are inside the functions."""

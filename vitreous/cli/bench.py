@@ -1,4 +1,4 @@
-"""vitreous bench."""
+"""The verb `vitreous bench`."""
 
 from __future__ import annotations
 
@@ -35,17 +35,18 @@ class Options:
     seconds: float = 1.0
     """Minimum seconds per contender and round."""
     profile: bool = False
-    """After the rounds, record the share of time per operation: matrix products, norms, copies, ... (CPU only)."""
+    """After the rounds, record the share of time per operation: matrix products, norms, copies and so on (CPU only)."""
     out: str | None = None
     """Folder for a dated page with the hardware in its name."""
     device: str = "auto"
     """auto, cpu, cuda, cuda:1 or mps."""
     seed: int = 0
-    """Accepted for uniformity; weights and images are always the same."""
+    """No effect: weights and images are always the same."""
 
 
 def run(options: Options, console: Console) -> dict[str, Any]:
-    """Run the benchmark, print a table per task, and write the page of --out. Raises ResourceError."""
+    """Run the benchmark, print a table per task, and write the page of --out. Raises ResourceError if it cannot be
+    written."""
     import shlex
     import sys
     from pathlib import Path
@@ -57,24 +58,24 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     from vitreous.system.disk import write_text_atomic
 
     o = options
-    work = (o.tasks, o.models, o.batch_sizes, o.image_size, o.images, o.only)
-    races = run_benchmarks(*work, Timing(o.rounds, o.seconds, o.profile), o.device, console.progress)
+    workload_options = (o.tasks, o.models, o.batch_sizes, o.image_size, o.images, o.only)
+    races = run_benchmarks(*workload_options, Timing(o.rounds, o.seconds, o.profile), o.device, console.progress)
     document = report.races_to_json(races)
     if options.out:
-        file = Path(options.out) / report.make_report_name(races)
+        page_path = Path(options.out) / report.make_report_name(races)
         try:
-            file.parent.mkdir(parents=True, exist_ok=True)
+            page_path.parent.mkdir(parents=True, exist_ok=True)
             write_text_atomic(
-                file, report.render_race_markdown(races, shlex.join(["vitreous", *sys.argv[1:]]), options.rounds)
+                page_path, report.render_race_markdown(races, shlex.join(["vitreous", *sys.argv[1:]]), options.rounds)
             )
         except OSError as error:
-            raise ResourceError(f"cannot write {file}: {error.strerror}") from None
+            raise ResourceError(f"cannot write {page_path}: {error.strerror}") from None
     console.print_line(document["hardware"])
     console.print_line(report.format_peaks(document["peak_throughput"]))
     for race in races:
         console.print_line()
-        head, rows = report.format_race_table(race)
-        console.table([race.workload.title(), *head[1:]], rows)
+        header, rows = report.format_race_table(race)
+        console.table([race.workload.title(), *header[1:]], rows)
         for line in report.describe_withheld_ratios(race):
             console.print_line(line)
         if options.profile:

@@ -1,4 +1,4 @@
-"""vitreous completion."""
+"""The verb `vitreous completion`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Options:
 
 
 def run(options: Options, console: Console) -> dict[str, Any]:
-    """Print only the script."""
+    """Print the completion script and nothing else."""
     script = generate_completion_script(options.shell)
     if console.document_to is None:
         console.print_line(script.rstrip("\n"))
@@ -30,7 +30,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
 
 
 def generate_completion_script(shell: str) -> str:
-    """Return the completion script of a command whose subcommands are the verbs."""
+    """Generate the completion script for a shell (bash or zsh), from the options of all verbs."""
     import io
     from contextlib import redirect_stdout, suppress
     from importlib import import_module

@@ -1,4 +1,4 @@
-"""Output for people: progress, notes and tables on stderr or stdout; plain text without a terminal."""
+"""Console output of commands: progress, notes and errors on stderr; tables, or the JSON document, on stdout."""
 
 from __future__ import annotations
 
@@ -16,15 +16,18 @@ from vitreous.errors import Interrupted, VitreousError
 from vitreous.progress import ProgressDisplay, get_file_descriptor, is_main_process, write_line
 from vitreous.tasks.metrics import METRICS, Metric
 
-NUMBER_CELL = re.compile(r"-|-*[\d,.]*\d[\d,.]*[%GM]*")  # a cell of a numeric column
-ENCODING_ERROR_HANDLER = "vitreous.replace"  # the name of an error handler of encodings
+NUMBER_CELL = re.compile(r"-|-*[\d,.]*\d[\d,.]*[%GM]*")  # a cell of a numeric column, which is right-aligned
+ENCODING_ERROR_HANDLER = "vitreous.replace"  # name under which `replace_character` is registered
 ASCII_REPLACEMENTS = {"…": "...", "–": "-", "—": "-", "×": "x", "→": "->", "·": "*"}
 BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def prepare_streams() -> None:
-    """Make stdin, stdout and stderr usable. A closed stream is opened on the null device, so that no file gets its
-    descriptor later; a character that the encoding lacks is replaced."""
+    """Make stdin, stdout and stderr usable, even if they are closed or not UTF-8.
+
+    A closed stream is opened on the null device, so that no other file gets its descriptor. Characters that the
+    encoding lacks are replaced.
+    """
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(descriptor, True)
     os.close(descriptor)
@@ -38,7 +41,11 @@ def prepare_streams() -> None:
 
 
 def replace_character(error: UnicodeError) -> tuple[str, int]:
-    """Replace unencodable characters: dots and dashes by ASCII, others by an escape that is also valid in JSON."""
+    """Handle an encoding error by replacing characters: those of `ASCII_REPLACEMENTS` by ASCII, others by a JSON
+    escape.
+
+    Returns the replacement, and the position at which encoding continues.
+    """
     if not isinstance(error, UnicodeEncodeError):
         raise error
     text = error.object[error.start : error.end]
@@ -47,49 +54,48 @@ def replace_character(error: UnicodeError) -> tuple[str, int]:
 
 @contextmanager
 def reserve_stdout() -> Iterator[TextIO]:
-    """Reserve stdout for the caller, who receives a stream to it; all other output to stdout is redirected to
-    stderr meanwhile.
+    """Return a context whose stream writes to stdout, while all other output to stdout goes to stderr.
 
-    This holds for `print`, for streams that a library has kept, and for C code and child processes, which write to file
-    descriptor 1.
+    Other output is that of `print`, of libraries that keep a reference to `sys.stdout`, and of C code and child
+    processes, which write to file descriptor 1.
     """
-    original, saved = sys.stdout, None
+    original, duplicate = sys.stdout, None
     if get_file_descriptor(original) == 1:
         original.flush()
-        saved = os.dup(1)
+        duplicate = os.dup(1)
         os.dup2(2, 1)
-    stream = original if saved is None else open(saved, "w", encoding=original.encoding, errors=original.errors)  # noqa: SIM115
+    stream = original if duplicate is None else open(duplicate, "w", encoding=original.encoding, errors=original.errors)  # noqa: SIM115
     sys.stdout = sys.stderr
     try:
         yield stream
     finally:
         sys.stdout = original
-        if saved is not None:
+        if duplicate is not None:
             original.flush()
-            os.dup2(saved, 1)
+            os.dup2(duplicate, 1)
             stream.close()
 
 
 def format_json_line(document: Any) -> str:
-    """Format a document as one line of JSON with all unprintable characters escaped."""
+    """Format a document as one line of JSON in which unprintable characters are escaped."""
     text = json.dumps(document, ensure_ascii=False)
     return text if text.isprintable() else "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
 
 
 def readable_bytes(count: float) -> str:
-    """Format bytes in the largest of B, KiB, MiB, GiB, TiB that gives at least 1: `1.5 GiB`."""
+    """Format a number of bytes in the largest unit that gives at least 1, from B to TiB: `1.5 GiB`."""
     power = min(max(int(abs(count)).bit_length() - 1, 0) // 10, len(BYTE_UNITS) - 1)
     return f"{count / 1024**power:.{int(power > 0)}f} {BYTE_UNITS[power]}"
 
 
 class Console(ProgressDisplay):
-    """Receive notes and progress of a run, and print tables and one document.
+    """The output of a command: print its notes, progress and tables, and its JSON document.
 
-    `document_to`: the stream for the JSON document of `--json`; lines for people then go to stderr.
-    `code`: the exit code of a command that finishes, which is not 0 if its document reports a problem.
+    `document_to` is the stream for the JSON document of `--json`, None without `--json`. If it is set, all other output
+    goes to stderr. `code` is the exit code of a command that finishes; it is not 0 if the document reports a problem.
     """
 
-    with_options = staticmethod(str)  # notes name options as they are typed
+    with_options = staticmethod(str)  # notes already contain options in command-line form
 
     def __init__(self, document_to: TextIO | None = None) -> None:
         super().__init__()
@@ -108,25 +114,25 @@ class Console(ProgressDisplay):
         if self.document_to is not None and is_main_process():
             write_line(format_json_line(document), self.document_to)
 
-    def table(self, head: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-        """Print columns at their minimum width, numeric ones right-aligned; None is `-`."""
-        cells = [list(head), *(["-" if cell is None else str(cell) for cell in row] for row in rows)]
+    def table(self, header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+        """Print a table with a header line. Numeric columns are right-aligned; None is printed as `-`."""
+        cells = [list(header), *(["-" if cell is None else str(cell) for cell in row] for row in rows)]
         columns = []
         for texts in zip(*cells, strict=True):
-            width, numeric = max(map(len, texts)), all(NUMBER_CELL.fullmatch(text) for text in texts[1:])
-            columns.append([text.rjust(width) if numeric else text.ljust(width) for text in texts])
+            width, is_numeric = max(map(len, texts)), all(NUMBER_CELL.fullmatch(text) for text in texts[1:])
+            columns.append([text.rjust(width) if is_numeric else text.ljust(width) for text in texts])
         for line in zip(*columns, strict=True):
             self.print_line("  ".join(line).rstrip())
 
     def error(self, error: VitreousError) -> None:
-        """Print an error's message and hint on stderr. An interruption by a signal prints nothing."""
+        """Print the message and the hint of an error on stderr; the prefix `error:` is omitted for interruptions."""
         self.close()
-        start = "" if isinstance(error, Interrupted) else "error: "
-        write_line(f"{start}{error.message}" + (f"\n  {error.hint}" if error.hint else ""), sys.stderr)
+        prefix = "" if isinstance(error, Interrupted) else "error: "
+        write_line(f"{prefix}{error.message}" + (f"\n  {error.hint}" if error.hint else ""), sys.stderr)
 
 
 def format_split_metrics(name: str, summary: Mapping[str, Any] | None) -> str:
-    """Format the metrics of a split (`Report.summary`) as one line, with the evaluator's primary metric first."""
+    """Format the metrics of the split `name` (`Report.summary`) as one line, with the primary metric first."""
     from vitreous.tasks.report import get_primary_key
 
     if summary is None:
@@ -139,7 +145,7 @@ def format_split_metrics(name: str, summary: Mapping[str, Any] | None) -> str:
 
 
 def format_metric(summary: Mapping[str, Any], key: str, prefix: str = "") -> str:
-    """Format a metric's name, value and interval if it has one; `prefix` precedes the interval."""
+    """Format label, value and confidence interval of the metric `key`; `prefix` precedes the interval."""
     metric = METRICS.get(key) or Metric(key, key, ".4g")
     value, ends = summary.get(key), summary["interval"].get(key)
     text = "not measured" if value is None else format(value, metric.format_spec)
@@ -147,10 +153,10 @@ def format_metric(summary: Mapping[str, Any], key: str, prefix: str = "") -> str
 
 
 def format_interval_suffix(ends: Sequence[float] | None, form: str = ".1%", prefix: str = "") -> str:
-    """Format an interval in parentheses, or an empty string for None."""
+    """Format an interval in parentheses after a space; an empty string for None. `form` is the format of its ends."""
     return f" ({prefix}{ends[0]:{form}} to {ends[1]:{form}})" if ends else ""
 
 
 def format_percentage(value: float | None, digits: int = 1) -> str:
-    """Format a fraction as a percentage, `-` for None."""
+    """Format a fraction in [0, 1] as a percentage; `-` for None."""
     return "-" if value is None else f"{value:.{digits}%}"

@@ -1,4 +1,4 @@
-"""vitreous convert."""
+"""The verb `vitreous convert`."""
 
 from __future__ import annotations
 
@@ -47,19 +47,22 @@ class Options(WeightsOptions):
 
 
 def run(options: Options, console: Console) -> dict[str, Any]:
-    """Convert, and print source and output. Raises UsageError for an invalid size or number."""
+    """Convert weights, and print source and output. Raises UsageError for an invalid size or number."""
     from pathlib import Path
 
     from vitreous.errors import UsageError
     from vitreous.weights.files import open_weights_file
 
     if Path(options.weights).is_file():
-        open_weights_file(options.weights)  # refuses other files before PyTorch is imported
+        open_weights_file(options.weights)  # rejects other files before PyTorch is imported
     from vitreous.weights.convert import convert
 
     o = options
     if o.image_size is not None and (len(o.image_size) not in (1, 2, 3) or min(o.image_size) < 1):
-        raise UsageError("--image-size needs positive numbers: SIZE, HEIGHT WIDTH or, for clips, FRAMES HEIGHT WIDTH")
+        raise UsageError(
+            f"--image-size {' '.join(map(str, o.image_size))} is not one to three positive numbers",
+            "use SIZE, HEIGHT WIDTH or, for clips, FRAMES HEIGHT WIDTH",
+        )
     for name, minimum in (("num_classes", 0), ("channels", 1), ("heads", 1), ("window", 1)):
         if (value := getattr(o, name)) is not None and value < minimum:
             raise UsageError(f"--{name.replace('_', '-')} must be at least {minimum}, not {value}")

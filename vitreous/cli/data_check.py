@@ -1,4 +1,4 @@
-"""vitreous data check."""
+"""The verb `vitreous data check`."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ class Options:
 
 
 def run(options: Options, console: Console) -> dict[str, Any]:
-    """Check, print the findings, and write the page of --out. Raises UsageError if its folder does not exist."""
+    """Check a dataset, print the findings, and write the report of --out. Raises UsageError if its folder does not
+    exist."""
     from pathlib import Path
 
     from vitreous.apps.curation.check import check_dataset
@@ -55,7 +56,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
 
     out = Path(options.out) if options.out else None
     if out and not out.absolute().parent.is_dir():
-        raise UsageError(f"no folder {out.absolute().parent}", "create it first")
+        raise UsageError(f"the folder {out.absolute().parent} does not exist", "create it first")
     if out and out.is_dir():
         raise UsageError(f"{out} is a folder", "use a file: --out report.html")
     size = choose_default_image_size if options.image_size is None else options.image_size
@@ -79,7 +80,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
 
 
 def print_findings(document: dict[str, Any], console: Console) -> None:
-    """Print the splits, unreadable files and findings."""
+    """Print the table of splits, the image sizes, unreadable files, and findings of a check."""
     from vitreous.apps.curation.checks.facts import group_by_reason
     from vitreous.apps.curation.checks.findings import MAX_LISTED_NAMES
 
@@ -102,17 +103,17 @@ def print_findings(document: dict[str, Any], console: Console) -> None:
         console.print_line(f"{count}; {size_text}")
     if (clips := document["clips"]) and clips["frames"]:
         names = {"frames": "frames", "seconds": "seconds", "frame_rate": "frames/s"}
-        spans = [(clips[key], name) for key, name in names.items() if clips[key]]
-        texts = [f"{span['min']:.3g} to {span['max']:.3g} {name}, median {span['median']:.3g}" for span, name in spans]
+        ranges = [(clips[key], name) for key, name in names.items() if clips[key]]
+        texts = [f"{span['min']:.3g} to {span['max']:.3g} {name}, median {span['median']:.3g}" for span, name in ranges]
         console.print_line("; ".join(texts))
     for note in document["notes"]:
         console.note(note)
     num_listed = 0
-    for reason, bad in group_by_reason(document["unreadable"]):
-        console.print_line(f"\n{len(bad):,} x {reason}")
-        for entry in bad[: max(MAX_LISTED_NAMES - num_listed, 0)]:
+    for reason, entries in group_by_reason(document["unreadable"]):
+        console.print_line(f"\n{len(entries):,} x {reason}")
+        for entry in entries[: max(MAX_LISTED_NAMES - num_listed, 0)]:
             console.print_line(f"    {entry['path']}")
-        num_listed += len(bad)
+        num_listed += len(entries)
     if num_listed > MAX_LISTED_NAMES:
         console.print_line(f"    {MAX_LISTED_NAMES} of {num_listed:,} are listed; --json lists all")
     console.print_line()

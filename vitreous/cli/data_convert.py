@@ -1,4 +1,4 @@
-"""vitreous data convert."""
+"""The verb `vitreous data convert`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Options:
 
 
 def run(options: Options, console: Console) -> dict[str, Any]:
-    """Convert, and print classes and output folder."""
+    """Convert annotations, and print images and objects per split, and the output folder."""
     from pathlib import Path
 
     from vitreous.apps.curation.convert import convert_annotations

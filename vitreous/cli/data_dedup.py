@@ -1,4 +1,4 @@
-"""vitreous data dedup."""
+"""The verb `vitreous data dedup`."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ class Options:
 
 
 def run(options: Options, console: Console) -> dict[str, Any]:
-    """Find copies, write the list, and print counts. Raises UsageError for invalid options."""
+    """Find duplicates, write the list of --out and the table of --apply-to, and print counts. Raises UsageError for
+    invalid options."""
     from pathlib import Path
 
     from vitreous.apps.curation.copies.listing import copies_to_csv, remaining_to_csv
@@ -69,7 +70,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
         )
     for path in (out, *([Path(options.apply_to)] if options.apply_to else [])):
         if not path.absolute().parent.is_dir():
-            raise UsageError(f"no folder {path.absolute().parent}", "create it first")
+            raise UsageError(f"the folder {path.absolute().parent} does not exist", "create it first")
     splits = [split for name, split in data.splits.items() if name != "test"] if isinstance(data, Data) else [data]
     reference_splits = [
         split
@@ -111,7 +112,8 @@ def run(options: Options, console: Console) -> dict[str, Any]:
 
 
 def choose_reference_splits(data: Data | Split, split_option: str, source: str, console: Console) -> list[Split]:
-    """Return the splits of `--against-split`, and print which they are."""
+    """Return the splits of a reference dataset that `--against-split` selects. If it is `auto` or `all`, print their
+    names."""
     from vitreous.data.split import Data
 
     if not isinstance(data, Data):
@@ -124,7 +126,7 @@ def choose_reference_splits(data: Data | Split, split_option: str, source: str, 
 
 
 def load_embedder(run: str, device: str) -> ImageEmbedder:
-    """Load a model as an embedder: (B, C, *image) pixels -> (B, D) float32 features, the inputs of its head."""
+    """Load a model that computes the input features of its head: pixels (B, C, *image) -> (B, D) float32."""
     import numpy as np
     import torch
 

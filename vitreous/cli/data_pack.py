@@ -1,4 +1,4 @@
-"""vitreous data pack."""
+"""The verb `vitreous data pack`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from tyro.conf import Positional, arg
 
 from vitreous.cli.console import Console
 
+#: suffix of --shard-size -> bytes
 BYTE_FACTORS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 
 
@@ -50,7 +51,8 @@ class Options:
 
 
 def run(options: Options, console: Console) -> dict[str, Any]:
-    """Pack, and print a summary. Raises UsageError for an invalid shard size or number of workers."""
+    """Pack a dataset, and print its splits and shards. Raises UsageError for an invalid shard size or number of
+    workers."""
     from vitreous.errors import UsageError
 
     digits, unit = options.shard_size.rstrip("KMGkmg"), options.shard_size[-1:].upper()

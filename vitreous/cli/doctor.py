@@ -1,4 +1,4 @@
-"""vitreous doctor."""
+"""The verb `vitreous doctor`."""
 
 from __future__ import annotations
 

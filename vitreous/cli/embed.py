@@ -1,4 +1,4 @@
-"""vitreous embed."""
+"""The verb `vitreous embed`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ class Options(ImageArguments):
 
 
 def run(options: Options, console: Console) -> dict[str, Any]:
-    """Write features to a file, or to the bundle. Raises UsageError for int8, and without images."""
+    """Compute features, and write them to --out, or with --index to the bundle. Raises UsageError for int8, and if no
+    images are passed."""
     from vitreous.errors import UsageError
     from vitreous.inference.predict import load
     from vitreous.inference.rows import EmbeddingRows
@@ -58,7 +59,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     def iterate_embeddings(items: Iterator[Item]) -> Iterator[Sequence[Embedding]]:
         return choose_backend(options, predictor).embeddings(items, options.bad_images)
 
-    made_by = {
+    provenance = {
         "verb": "embed",
         "model": predictor.card.name,
         "version": predictor.card.version,
@@ -68,7 +69,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
         options,
         options.out or "embeddings.npz",
         output_format=EmbeddingRows(),
-        made_by=made_by,
+        provenance=provenance,
         predict=iterate_embeddings,
         source=source,
         console=console,
@@ -76,13 +77,16 @@ def run(options: Options, console: Console) -> dict[str, Any]:
 
 
 def embed_index(options: Options, console: Console) -> dict[str, Any]:
-    """Store features of the training images, or of one dataset, in the bundle. Raises UsageError."""
+    """Store the features of the training images, or of one dataset, in the bundle.
+
+    Raises UsageError for several inputs, --list and --out.
+    """
     from vitreous.errors import UsageError
     from vitreous.inference.index import write_index
 
     if len(options.images) > 1 or options.list or options.out:
-        message = "--index takes the run's training images, or those of one dataset"
-        raise UsageError(message, "vitreous embed RUN --index, or RUN DATA --index")
+        message = "--index cannot be combined with several inputs, --list or --out"
+        raise UsageError(message, "use vitreous embed RUN --index, or vitreous embed RUN DATA --index")
     index_path = write_index(
         options.source(options.run), options.images[0] if options.images else None, how=options.get_inference_options()
     )

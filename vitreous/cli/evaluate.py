@@ -1,4 +1,4 @@
-"""vitreous evaluate: the model's head, a protocol on its features or on other labels, or a comparison of two runs."""
+"""The verb `vitreous evaluate`: evaluate a model's head, evaluate by a protocol such as k-NN, or compare two runs."""
 
 from __future__ import annotations
 
@@ -14,16 +14,18 @@ from vitreous.errors import UsageError
 from vitreous.reports.options import EvaluateOptions, ProtocolOptions
 from vitreous.tasks.metrics import DETECTION_ERRORS, METRICS
 
-#: options of --protocol top1 for one run
+#: options that only apply to --protocol top1 and one run
 HEAD_OPTIONS = ("calibrate", "abstain", "outliers", "against", "suspects", "boundary", "tiles")
-#: options of `evaluate` that apply to predictions, which generative models do not make
+#: options that do not apply to generative models
 CLASSIFIER_OPTIONS = (*HEAD_OPTIONS, "report")
-#: options of `evaluate` for generative models
-GENERATOR_OPTIONS = ("samples", "features", "reference", "guidance", "guided_channels", "interval", "sampler", "vae")
-GENERATOR_OPTIONS = (*GENERATOR_OPTIONS, "size", "frames")
-MAX_LISTED_CLASSES = 20  # classes in a table
-MAX_LISTED_HEADS = 5  # heads of a grid
-#: protocol -> the key that distinguishes its results
+#: options that only apply to generative models
+GENERATOR_OPTIONS = (
+    *("samples", "features", "reference", "guidance", "guided_channels", "interval", "sampler", "vae"),
+    *("size", "frames"),
+)
+MAX_LISTED_CLASSES = 20  # rows of a table of classes or targets
+MAX_LISTED_HEADS = 5  # heads of a published probe that are listed
+#: protocol -> key of its results by which the rows of the table are labelled
 PROTOCOL_SETTING_KEYS = {"knn": "k", "linear": "l2", "real": "images", "objectnet": "candidate_classes"}
 
 
@@ -58,7 +60,7 @@ class Options(EvaluateOptions, ProtocolOptions, InferenceArguments):
     split: Literal["train", "val", "test"] | None = None
     """Split to evaluate (default: test, or val if there is no test split)."""
     samples: int = 1000
-    """Generative models: number of generated images, evenly over the classes."""
+    """Generative models: number of generated images, spread evenly over the classes."""
     features: str = "pixels"
     """Feature space of the comparison: `pixels`; a run, a bundle or weights; or a file with the Inception weights of
     FID as stored by torch-fidelity (extra `gen`)."""
@@ -85,11 +87,12 @@ class Options(EvaluateOptions, ProtocolOptions, InferenceArguments):
     """Processes that decode images; does not change the results."""
 
     def __post_init__(self) -> None:
-        """Skip the checks: `run` selects the options of the head or the protocol, and their dataclass checks them."""
+        """Skip the checks of the base classes: `run` builds the dataclass of the head or of the protocol, which checks
+        its options."""
 
 
 def run(options: Options, console: Console) -> dict[str, Any]:
-    """Evaluate, and print the metrics. Raises UsageError for options that conflict."""
+    """Evaluate a model, or compare two, and print the metrics. Raises UsageError for options that conflict."""
     if (second_run := get_second_run(options)) is not None:
         return print_comparison(options, second_run, console)
     from vitreous.inference.open_model import read_task_type
@@ -104,21 +107,21 @@ def run(options: Options, console: Console) -> dict[str, Any]:
         )
     from vitreous.reports.evaluate import evaluate
 
-    o, by_head = options, options.protocol == "top1"
-    if not by_head and (names := [name for name in HEAD_OPTIONS if getattr(o, name)]):
+    o, evaluates_head = options, options.protocol == "top1"
+    if not evaluates_head and (names := [name for name in HEAD_OPTIONS if getattr(o, name)]):
         message = f"--{names[0]} applies to predictions of the head, not to --protocol {o.protocol}"
         raise UsageError(message, "remove one of them")
     keywords: dict[str, Any] = {name: getattr(o, name) for name in ("split", "batch_size", "workers", "bad_images")}
     keywords |= (
         {"settings": select_options(EvaluateOptions, o)}
-        if by_head
+        if evaluates_head
         else {"protocol": select_options(ProtocolOptions, o)}
     )
     document: dict[str, Any] = {
         **evaluate(o.source(o.run), o.data, how=o.get_inference_options(), listener=console, **keywords)
     }
     metrics = None if o.protocol == "vtab" else document[document["split"]]
-    if by_head:
+    if evaluates_head:
         console.print_line(format_split_metrics(document["split"], metrics))
         if document.get("clip_views", "1x1") != "1x1":
             console.print_line(f"mean logits of {document['clip_views']} views per clip (frames x crops)")
@@ -127,7 +130,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     if metrics and metrics["unreadable"]:
         console.print_line(f"{metrics['unreadable']} unreadable images count as errors")
     lines = {"vtab": format_vtab_lines, "linear": format_probe_lines}.get(o.protocol, lambda document: ())
-    for line in print_head_results(document, console) if by_head else lines(document):
+    for line in print_head_results(document, console) if evaluates_head else lines(document):
         console.print_line(line)
     if document["report"]:
         console.print_line(f"page: {document['report']}")
@@ -135,7 +138,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
 
 
 def check_probe_options(options: Options) -> None:
-    """Raise UsageError for options of a published probe if the head is evaluated, which would ignore them."""
+    """Raise UsageError for options of a published probe without --protocol linear, since they would have no effect."""
     lengths = options.epochs, options.steps, options.probe_batch
     if options.protocol == "top1" and (options.probe != "regression" or any(lengths) or not options.probe_augment):
         problem = "--probe and its training options apply to --protocol linear, not to the head"
@@ -143,7 +146,7 @@ def check_probe_options(options: Options) -> None:
 
 
 def format_protocol_table(protocol: str, results: list[dict[str, Any]]) -> tuple[list[str], list[list[Any]]]:
-    """Return header and rows of a protocol's table: one row per task of vtab, number of shots, or setting."""
+    """Return header and rows of a protocol's table: one row per task of vtab, per number of shots, or per setting."""
     if protocol == "vtab":
         cells = [
             [
@@ -169,22 +172,28 @@ def format_protocol_table(protocol: str, results: list[dict[str, Any]]) -> tuple
     names = (
         ["map", "macro_f1"] if "map" in results[0] else ["top1", "top5"] if results[0]["top5"] is not None else ["top1"]
     )
-    key = "probe" if "probe" in results[0] else PROTOCOL_SETTING_KEYS[protocol]
-    settings = [f"{result[key]:.3g}" if isinstance(result[key], float) else result[key] for result in results]
+    setting_key = "probe" if "probe" in results[0] else PROTOCOL_SETTING_KEYS[protocol]
+    settings = [
+        f"{result[setting_key]:.3g}" if isinstance(result[setting_key], float) else result[setting_key]
+        for result in results
+    ]
     cells = [
         [value, *(format_share_with_interval(result, name) for name in names)]
         for value, result in zip(settings, results, strict=True)
     ]
-    return ["classes" if key == "candidate_classes" else key, *(METRICS[name].label for name in names)], cells
+    return [
+        "classes" if setting_key == "candidate_classes" else setting_key,
+        *(METRICS[name].label for name in names),
+    ], cells
 
 
 def format_share_with_interval(result: dict[str, Any], name: str) -> str:
-    """Format a fraction with its interval."""
+    """Format a metric that is a fraction as a percentage, with its confidence interval."""
     return format_percentage(result[name]) + format_interval_suffix(result["interval"].get(name))
 
 
 def format_vtab_lines(document: dict[str, Any]) -> Iterator[str]:
-    """Yield the means of the task groups, and the skipped tasks."""
+    """Yield the lines below the table of vtab: the means of the task groups, missing tasks, and skipped tasks."""
     yield "  ".join(
         f"{group} {format_percentage(document[group])}" for group in ("natural", "specialized", "structured", "mean")
     )
@@ -195,7 +204,7 @@ def format_vtab_lines(document: dict[str, Any]) -> Iterator[str]:
 
 
 def format_probe_lines(document: dict[str, Any]) -> Iterator[str]:
-    """Yield the head of a published probe, and the best heads of its grid."""
+    """Yield the lines below the table of a published probe: its training, the selected head, and the best heads."""
     if (selection := document.get("selection")) is None:
         return
     yield (
@@ -212,7 +221,7 @@ def format_probe_lines(document: dict[str, Any]) -> Iterator[str]:
 
 
 def format_probe_candidate(candidate: dict[str, Any]) -> str:
-    """Format a head: learning rate, input features, and metric on validation images."""
+    """Format a head of a published probe: learning rate, input features, and top-1 on validation images."""
     blocks = {0: "the model's own features", 1: "class token"}.get(
         candidate["blocks"], f"{candidate['blocks']} class tokens"
     )
@@ -221,7 +230,7 @@ def format_probe_candidate(candidate: dict[str, Any]) -> str:
 
 
 def get_second_run(options: Options) -> str | None:
-    """Return the second run, or None. Raises UsageError for options that do not apply to two runs."""
+    """Return the second run of a comparison, or None. Raises UsageError for options that do not apply to two runs."""
     if options.data is None:
         return None
     from vitreous.reports.compare import is_run_or_bundle
@@ -239,11 +248,11 @@ def get_second_run(options: Options) -> str | None:
 
 
 def print_comparison(options: Options, second_run: str, console: Console) -> dict[str, Any]:
-    """Compare two runs, and print their differences."""
+    """Compare two runs, print the metrics of each and their differences, and return the document."""
     from vitreous.reports.answers import EvaluationSettings
     from vitreous.reports.compare import compare_two_runs, is_run_or_bundle
 
-    computing = EvaluationSettings(
+    evaluation_settings = EvaluationSettings(
         options.batch_size, options.workers, options.get_inference_options(), options.bad_images, listener=console
     )
     runs = (options.run, second_run)  # --resize and --source-size apply to foreign weights, if only one is foreign
@@ -251,7 +260,7 @@ def print_comparison(options: Options, second_run: str, console: Console) -> dic
         path if is_run_or_bundle(path) and not all(map(is_run_or_bundle, runs)) else options.source(path)
         for path in runs
     )
-    document = compare_two_runs(first_source, second_source, options.more, options.split, computing)
+    document = compare_two_runs(first_source, second_source, options.more, options.split, evaluation_settings)
     for metrics in (document["a"], document["b"]):
         console.print_line(format_split_metrics(metrics["run"], metrics))
     if correct := document["correct"]:
@@ -270,7 +279,7 @@ def describe_secondary_differences(document: dict[str, Any]) -> Iterator[str]:
     """Format the differences, with intervals, of metrics that are not fractions, such as NLL. The primary metric is
     omitted: the verdict contains it."""
     differences, intervals = document["difference"], document["interval"]
-    for name in (name for name, change in differences.items() if change is not None and name in METRICS):
+    for name in (name for name, difference in differences.items() if difference is not None and name in METRICS):
         metric = METRICS[name]
         if not metric.is_share and not metric.is_primary:
             suffix = format_interval_suffix(intervals[name], "+" + metric.format_spec)
@@ -278,7 +287,8 @@ def describe_secondary_differences(document: dict[str, Any]) -> Iterator[str]:
 
 
 def target_differences(targets: list[dict[str, Any]]) -> tuple[list[str], list[list[Any]]]:
-    """Return header and rows for two regressions: one row per target, the second run's metrics minus the first's."""
+    """Return header and rows of the comparison of two regression models: for each target, the metrics of the second run
+    minus those of the first."""
     metrics = [METRICS[key] for key in targets[0]["difference"]]
     cells = []
     for target in targets:
@@ -294,7 +304,7 @@ def target_differences(targets: list[dict[str, Any]]) -> tuple[list[str], list[l
 
 
 def print_head_results(document: dict[str, Any], console: Console) -> Iterator[str]:
-    """Print the table of the worst classes or of the targets, and yield the lines below it."""
+    """Print the table of the worst classes or, for regression, of the targets; yield the lines to print below it."""
     if document["targets"]:
         console.table(*format_targets_table(document["targets"]))
         return
@@ -337,7 +347,7 @@ def print_head_results(document: dict[str, Any], console: Console) -> Iterator[s
 
 
 def format_targets_table(targets: list[dict[str, Any]]) -> tuple[list[str], list[list[Any]]]:
-    """Return header and rows for a regression: one row per target, with metrics in its unit."""
+    """Return header and rows of the table of regression targets: one row per target, with metrics in its unit."""
     metrics = [METRICS[key] for key in targets[0]["interval"]]
     cells = [
         [
@@ -351,13 +361,14 @@ def format_targets_table(targets: list[dict[str, Any]]) -> tuple[list[str], list
 
 
 def format_calibration_lines(document: dict[str, Any]) -> Iterator[str]:
-    """Yield the temperature with its effect on calibration, and the accuracy when uncertain images are rejected."""
+    """Yield lines on the temperature and its effect on NLL and ECE, and on the accuracy if uncertain predictions are
+    rejected (--abstain)."""
     if calibration := document["calibration"]:
         fit_data = calibration["fitted_on"]
-        fitted = (
+        fit_text = (
             f", fitted on {fit_data['images']} {fit_data['split']} images of {fit_data['data']}" if fit_data else ""
         )
-        yield f"temperature {calibration['temperature']:.3f}{fitted}"
+        yield f"temperature {calibration['temperature']:.3f}{fit_text}"
         for name in ("val", "test", "train"):
             if name in calibration:
                 before, after = calibration[name]["before"], calibration[name]["after"]
@@ -369,12 +380,12 @@ def format_calibration_lines(document: dict[str, Any]) -> Iterator[str]:
         accuracy_text = (
             "" if top1 is None else f": top-1 {top1:.2%}{format_interval_suffix(abstain['interval'])} on them"
         )
-        answered = f"{abstain['accepted']} images predicted ({abstain['coverage']:.1%}){accuracy_text}"
-        yield f"unsure below {abstain['threshold']:g}: {answered}; AURC {abstain['aurc']:.2g}"
+        accepted_text = f"{abstain['accepted']} images predicted ({abstain['coverage']:.1%}){accuracy_text}"
+        yield f"unsure below {abstain['threshold']:g}: {accepted_text}; AURC {abstain['aurc']:.2g}"
 
 
 def format_outlier_lines(document: dict[str, Any]) -> Iterator[str]:
-    """Yield the images most distant from the training images, and the suspect labels."""
+    """Yield lines on the outliers (--outliers), and on the probable label errors (--suspects)."""
     if outliers := document["outliers"]:
         scores = f"{outliers['median']:.1f} (median; training images {outliers['training_median']:.1f})"
         yield f"distance from the training images {scores}; most distant:"
@@ -389,13 +400,15 @@ def format_outlier_lines(document: dict[str, Any]) -> Iterator[str]:
         yield f"{suspects['count']} of {suspects['images']} labels are suspect: {suspects['file']}"
         for sample in suspects["top"][:5]:
             neighbours = f"neighbours {sample['knn_class']} {sample['knn_share']:.0%}"
-            verdict = f"model {sample['predicted_class']} {sample['probability']:.0%}, {neighbours}"
-            yield f"  {sample['path']}: labelled {sample['label']}; {verdict}"
+            prediction_text = f"model {sample['predicted_class']} {sample['probability']:.0%}, {neighbours}"
+            yield f"  {sample['path']}: labelled {sample['label']}; {prediction_text}"
 
 
 def print_generator_evaluation(options: Any, console: Console) -> dict[str, Any]:
-    """Generate images, compare them with those of a split, and print the metrics. `options` are those of `evaluate`.
-    Raises UsageError for options that apply to predictions."""
+    """Evaluate a generative model, print its metrics, and return the document.
+
+    Raises UsageError for options that do not apply to generative models.
+    """
     from vitreous.reports.evaluate import evaluate
     from vitreous.reports.generated import GenerationOptions
 
@@ -419,7 +432,7 @@ def print_generator_evaluation(options: Any, console: Console) -> dict[str, Any]
     document: dict[str, Any] = {**metrics}
     metrics = document[document["split"]]
     compared = f"{metrics['images']:,} {document['split']} images" if metrics["images"] else document["data"]
-    reference_text = f"{compared} by {metrics['features']} ({metrics['dimensions']} numbers)"
+    reference_text = f"{compared} in feature space {metrics['features']} ({metrics['dimensions']:,} dimensions)"
     sampling_text = f"{document['sampler']} in {document['steps']} steps, guidance {document['guidance']:g}"
     console.print_line(
         f"{metrics['samples']:,} samples of {metrics['size']} ({sampling_text}) compared with {reference_text}"
@@ -439,7 +452,7 @@ def print_generator_evaluation(options: Any, console: Console) -> dict[str, Any]
         console.table(list(shares), [list(shares.values())])
     if metrics["classifier_accuracy"] is not None:
         accuracy = format_percentage(metrics["classifier_accuracy"])
-        console.print_line(f"recognised: {accuracy} of the samples, by the model of the features")
+        console.print_line(f"classifier accuracy: {accuracy} of the samples are recognised by the feature model")
     if metrics["near_duplicates"] is not None:
         share = format_percentage(metrics["near_duplicates"])
         console.print_line(f"near-duplicates of training images: {share} of the samples (chance: 1 %)")

@@ -1,4 +1,4 @@
-"""vitreous export."""
+"""The verb `vitreous export`."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Options(WeightsOptions):
 
 
 def run(options: Options, console: Console) -> dict[str, Any]:
-    """Export, and print the comparison of the file with the original."""
+    """Export a model, and print how the file compares with the PyTorch model."""
     from vitreous.apps.export.export import export
 
     o = options
@@ -70,10 +70,10 @@ def run(options: Options, console: Console) -> dict[str, Any]:
 
 
 def format_export_lines(exported: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return labels and texts of the lines for one file."""
+    """Return (label, text) of the lines to print for an exported file."""
     if not exported["images"]:
         return [("written", f"{exported['file']}, {exported['bytes']:,} bytes, read back bit for bit")]
-    comparison = ("judged", f"on {exported['images']} images: {exported['verified_on']}")
+    comparison = ("verified", f"on {exported['images']} images: {exported['verified_on']}")
     lines = (
         [comparison, *format_object_lines(exported)]
         if exported["outputs"] == "objects"
@@ -110,7 +110,7 @@ def format_export_lines(exported: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def format_object_lines(exported: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return lines that compare the objects of an exported detector with those of the original."""
+    """Return (label, text) of the lines that compare the objects of an exported detector with those of the original."""
     if not exported["objects"]:
         return [("objects", "none on these images")]
     boxes, scores, masks = (exported[f"max_{name}_difference"] for name in ("box", "score", "mask"))

@@ -1,4 +1,4 @@
-"""Text of `vitreous VERB --help` and `--help-all`, from the options dataclass of the verb.
+"""Format the help of `vitreous VERB --help` and `--help-all` from the options dataclass of the verb.
 
 The description of an option is the string below its field. `SECTIONS` of a dataclass maps the first option of a section
 to the section's title, and `COMMON` of a verb names the options that `--help` lists; a verb without it lists all.
@@ -18,17 +18,20 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 from tyro.conf import Positional, Suppress
 
-MIN_LINE_WIDTH, MAX_LINE_WIDTH = 50, 100  # characters of a line, for any width of the terminal
-DESCRIPTION_COLUMN = 26  # first column of descriptions
-MAX_INLINE_CHOICES = 40  # characters; longer lists of choices follow the description
+MIN_LINE_WIDTH, MAX_LINE_WIDTH = 50, 100  # characters per line; between these, lines have the width of the terminal
+DESCRIPTION_COLUMN = 26  # column at which descriptions start
+MAX_INLINE_CHOICES = 40  # characters; a longer list of choices follows the description
 FIRST_SECTION = "Options"
-#: type of a value -> its placeholder
+#: type of an option's value -> placeholder in the help
 PLACEHOLDERS = {int: "INT", float: "FLOAT", str: "STR"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptionHelp:
-    """An option or positional argument in a help text."""
+    """An option or positional argument in a help text: the field `name`, the title of its section, and its texts.
+
+    `label` has the names of the option and the placeholder of its value, such as `--epochs FLOAT`.
+    """
 
     name: str
     section: str
@@ -38,12 +41,12 @@ class OptionHelp:
 
 
 def wants_help(arguments: Sequence[str]) -> bool:
-    """Return whether a command requests help."""
+    """Return whether the arguments contain `-h`, `--help` or `--help-all`."""
     return any(argument in ("-h", "--help", "--help-all") for argument in arguments)
 
 
 def format_help(options_type: type[Any], verb: str, show_all: bool) -> str:
-    """Format the help of a verb: its common options, or all options by section if `show_all` is set."""
+    """Format the help of a verb: its common options or, if `show_all` is set, all options by section."""
     entries = list(list_options(options_type))
     positional = [entry for entry in entries if entry.is_positional]
     options = [entry for entry in entries if not entry.is_positional]
@@ -63,8 +66,8 @@ def format_help(options_type: type[Any], verb: str, show_all: bool) -> str:
         blocks.append(f"All {len(options)} options: vitreous {verb} --help-all")
     else:
         for section in order_sections(options_type, options):
-            chosen_entries = [entry for entry in options if entry.section == section]
-            blocks.append(format_section(section, chosen_entries, width))
+            section_entries = [entry for entry in options if entry.section == section]
+            blocks.append(format_section(section, section_entries, width))
     blocks.append("--json prints one JSON document to stdout and everything else to stderr.")
     return "\n\n".join(blocks)
 
@@ -77,7 +80,7 @@ def fill_paragraph(text: str, width: int) -> str:
 
 
 def order_sections(options_type: type[Any], options: Sequence[OptionHelp]) -> list[str]:
-    """Return the titles of sections with options: first those of the verb's class, then those of its bases."""
+    """Return the titles of the sections that have options: first those of the verb's class, then those of its bases."""
     titles = [title for base in options_type.__mro__ for title in vars(base).get("SECTIONS", {}).values()]
     present = {entry.section for entry in options}
     return [title for title in dict.fromkeys((FIRST_SECTION, *titles)) if title in present]
@@ -118,7 +121,7 @@ def list_options(options_type: type[Any]) -> Iterator[OptionHelp]:
 
 
 def read_descriptions(options_type: type[Any]) -> dict[str, str]:
-    """Return the strings below the fields of a dataclass and its bases, by field name."""
+    """Return field name -> description, the string below the field, for a dataclass and its bases."""
     descriptions: dict[str, str] = {}
     for base in reversed(options_type.__mro__[:-1]):
         descriptions |= parse_descriptions(base)
@@ -127,7 +130,7 @@ def read_descriptions(options_type: type[Any]) -> dict[str, str]:
 
 @cache
 def parse_descriptions(options_type: type[Any]) -> dict[str, str]:
-    """Parse the strings below the fields of one class from its source."""
+    """Return field name -> description for the fields that a class itself defines, parsed from its source."""
     (tree,) = ast.parse(textwrap.dedent(inspect.getsource(options_type))).body
     descriptions: dict[str, str] = {}
     name = ""
@@ -141,7 +144,7 @@ def parse_descriptions(options_type: type[Any]) -> dict[str, str]:
 
 
 def read_sections(options_type: type[Any]) -> dict[str, str]:
-    """Return first option -> title for each section of a dataclass and its bases."""
+    """Return first option -> section title, from `SECTIONS` of a dataclass and its bases."""
     sections: dict[str, str] = {}
     for base in reversed(options_type.__mro__):
         sections |= vars(base).get("SECTIONS", {})
@@ -149,12 +152,13 @@ def read_sections(options_type: type[Any]) -> dict[str, str]:
 
 
 def get_annotation_markers(hint: Any) -> tuple[Any, ...]:
-    """Return the markers in all levels of `Annotated`."""
+    """Return the metadata of an `Annotated` type hint, in which tyro's markers are; empty for other hints."""
     return hint.__metadata__ if get_origin(hint) is Annotated else ()
 
 
 def format_label(field: Field[Any], hint: Any, markers: Sequence[Any], is_positional: bool) -> tuple[str, str]:
-    """Format an option with its placeholder, such as `--epochs FLOAT`, and a sentence that lists long choices."""
+    """Return the label of an option, such as `--epochs FLOAT`, and a sentence with its choices if they are too long for
+    the label."""
     name = next((marker.name for marker in markers if getattr(marker, "name", None)), field.name).replace("_", "-")
     metavar = next((marker.metavar for marker in markers if getattr(marker, "metavar", None)), None)
     aliases = [alias for marker in markers for alias in getattr(marker, "aliases", None) or ()]
@@ -193,7 +197,7 @@ def format_type(hint: Any) -> str:
 
 
 def format_default(field: Field[Any]) -> str:
-    """Format `(default: 8)`; empty for options that are off, unset or empty by default."""
+    """Format the default of an option: `(default: 8)`; an empty string if it is off, unset or empty by default."""
     default = field.default
     if default is MISSING or default is None or default is False or default in ("", ()):
         return ""

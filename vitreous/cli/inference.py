@@ -22,28 +22,28 @@ if TYPE_CHECKING:
     from vitreous.inference.sources import ImageSource, Item
 
 T = TypeVar("T")
-MAX_LISTED_UNREADABLE = 20  # unreadable images
-UNREADABLE_EXIT_CODE = 3  # exit code if images are unreadable
+MAX_LISTED_UNREADABLE = 20  # unreadable images that are listed
+UNREADABLE_EXIT_CODE = 3  # exit code of a command that finished but could not read some images
 
 
 @dataclass(frozen=True, kw_only=True)
 class InferenceArguments(InferenceOptions, InferenceWeightsOptions):
-    """Options for inference, and for unreadable images."""
+    """Options for inference, for foreign weights, and for unreadable images."""
 
     SECTIONS: ClassVar[dict[str, str]] = {"bad_images": "Images"}
 
     bad_images: Literal["stop", "skip"] = "stop"
     """Stop at unreadable images, or report them, count them as errors, and continue."""
     seed: int = 0
-    """Accepted for uniformity; nothing is random."""
+    """No effect: nothing is random."""
 
     def get_inference_options(self) -> InferenceOptions:
-        """Return the options of the engine."""
+        """Return the options of the inference engine as a separate dataclass."""
         return select_options(InferenceOptions, self)
 
 
 def select_options(options_type: type[T], options: Any) -> T:
-    """Make a dataclass from the verb's options of the same names."""
+    """Build an options dataclass from the fields of `options` that have the same names."""
     return options_type(**{name: getattr(options, name) for name in list_field_names(options_type)})
 
 
@@ -98,8 +98,10 @@ class PredictionArguments(ImageArguments):
 
 
 def require_image_arguments(options: ImageArguments) -> None:
-    """Raise UsageError if options contain no images, and DataError for missing files. Folders are listed later, when
-    the model and its input are loaded."""
+    """Raise UsageError if no images are passed, DataError for missing files.
+
+    The content of folders is listed later, because it depends on the input type of the model.
+    """
     from vitreous.errors import UsageError
     from vitreous.inference.sources import SOURCE_HINT, check_words_exist
 
@@ -109,15 +111,18 @@ def require_image_arguments(options: ImageArguments) -> None:
 
 
 def open_image_source(options: ImageArguments, preprocess: Preprocess | None = None) -> ImageSource:
-    """Open the images of the options for the `preprocess` of a model. Raises DataError for missing files."""
+    """Return the source of the input images; `preprocess` determines which files are inputs. Raises DataError for
+    missing files."""
     from vitreous.inference.sources import resolve_image_source
 
     return resolve_image_source(options.images, options.column, options.list, *([preprocess] if preprocess else []))
 
 
 def choose_backend(options: ImageArguments, predictor: Predictor) -> Predictor | RayPredictor:
-    """Return the predictor, or with --ray a `RayPredictor`, for which `--engine auto` selects PyTorch. Raises
-    UsageError for int8 with --ray."""
+    """Return the predictor; with --ray a `RayPredictor`, for which `--engine auto` means PyTorch.
+
+    Raises UsageError for int8 with --ray.
+    """
     if options.ray is None:
         return predictor
     from vitreous.errors import UsageError
@@ -130,8 +135,10 @@ def choose_backend(options: ImageArguments, predictor: Predictor) -> Predictor |
 
 
 def collect_file_settings(options: ImageArguments, predictor: Predictor, **extra: Any) -> dict[str, Any]:
-    """Return the settings that determine a file of predictions, in addition to model and images. Precision and engine
-    are those in use."""
+    """Return the settings that affect the content of an output file, in addition to model and images.
+
+    They are stored with the file, so that --resume can compare them. Precision and engine are those in use.
+    """
     settings = {name: getattr(options, name) for name in ("exact", "device", "engine", "merge_tokens")}
     settings |= {"engine": get_engine_name(predictor, options)}
     settings |= {"clip_views": options.clip_views} if options.clip_views != "1x1" else {}
@@ -141,7 +148,11 @@ def collect_file_settings(options: ImageArguments, predictor: Predictor, **extra
 
 
 class ProgressMeter:
-    """Count predictions and report progress. `first_errors` has the first messages of unreadable images."""
+    """Count predictions and unreadable images, and report progress.
+
+    `total` is the number of images, None if unknown; `done` are those of an earlier, interrupted run. `first_errors`
+    are the error messages of the first unreadable images.
+    """
 
     def __init__(self, label: str, total: int | None, console: Console, done: int = 0) -> None:
         self.label, self.total, self.console = label, total, console
@@ -151,11 +162,11 @@ class ProgressMeter:
 
     @property
     def images_per_second(self) -> float:
-        """Return images/s."""
+        """Return the throughput since the start, in images/s."""
         return (self.num_done - self.initial_count) / max(time.monotonic() - self.start_time, 1e-9)
 
     def count(self, predictions: Sequence[Any]) -> None:
-        """Count predictions, and report progress."""
+        """Add predictions to the counts, and report progress."""
         self.num_done += len(predictions)
         errors = [prediction.error for prediction in predictions if prediction.error is not None]
         self.unreadable += len(errors)
@@ -167,38 +178,42 @@ def write_predictions(
     options: ImageArguments,
     out: str,
     output_format: RowFormat,
-    made_by: dict[str, Any],
+    provenance: dict[str, Any],
     predict: Callable[[Iterator[Item]], Iterator[Sequence[Any]]],
     source: ImageSource,
     console: Console,
 ) -> dict[str, Any]:
-    """Stream predictions to a file, and return the verb's document. No prediction is kept in memory."""
+    """Compute predictions and stream them to the file `out`; none is kept in memory. Returns the document of the verb.
+
+    `provenance` is the model and the settings, which are stored with the file. `predict` maps images to chunks of
+    predictions.
+    """
     from vitreous.inference.sinks import OutputFile
 
-    job = OutputFile(out, output_format, made_by, options.resume)
+    output_file = OutputFile(out, output_format, provenance, options.resume)
     try:
-        items = iter(source) if job.is_finished else job.remaining(iter(source))
-        meter = ProgressMeter("images", source.count, console, job.num_rows)
-        if job.is_finished:
-            console.note(f"{out} is complete: {job.num_rows:,} images")
+        items = iter(source) if output_file.is_finished else output_file.remaining(iter(source))
+        meter = ProgressMeter("images", source.count, console, output_file.num_rows)
+        if output_file.is_finished:
+            console.note(f"{out} is complete: {output_file.num_rows:,} images")
         else:
-            if job.num_rows:
-                console.note(f"{out} already contains {job.num_rows:,} images")
+            if output_file.num_rows:
+                console.note(f"{out} already contains {output_file.num_rows:,} images")
             for predictions in predict(items):
-                job.add(predictions)
+                output_file.add(predictions)
                 meter.count(predictions)
-            job.finish()
-            console.note(f"{job.num_rows:,} images in {out}, {meter.images_per_second:,.1f} images/s")
+            output_file.finish()
+            console.note(f"{output_file.num_rows:,} images in {out}, {meter.images_per_second:,.1f} images/s")
     finally:
-        job.close()
-    print_unreadable(console, meter.first_errors, job.num_unreadable, job.num_rows)
-    engine_settings = {name: made_by[name] for name in ("precision", "engine")}
-    document = {"model": options.run, **engine_settings, "out": out, "images": job.num_rows}
-    return document | {"unreadable": job.num_unreadable, "images_per_second": meter.images_per_second}
+        output_file.close()
+    print_unreadable(console, meter.first_errors, output_file.num_unreadable, output_file.num_rows)
+    engine_settings = {name: provenance[name] for name in ("precision", "engine")}
+    document = {"model": options.run, **engine_settings, "out": out, "images": output_file.num_rows}
+    return document | {"unreadable": output_file.num_unreadable, "images_per_second": meter.images_per_second}
 
 
 def get_engine_name(predictor: Predictor, options: InferenceArguments) -> str:
-    """Return the engine in use; for exported files and clusters, the requested one."""
+    """Return the name of the engine in use; for exported files and Ray clusters, that of --engine."""
     engine_options = getattr(predictor.engine, "options", None)
     return (
         engine_options.engine
@@ -210,13 +225,13 @@ def get_engine_name(predictor: Predictor, options: InferenceArguments) -> str:
 def choose_job_engine(
     options: ImageArguments, predictor: Predictor, images: int | None, features: bool = False
 ) -> None:
-    """Choose the engine of `--engine auto` for a number of images; None is unknown and skips the measurement."""
+    """Choose the engine if `--engine` is auto. If the number of images is unknown (None), engines are not measured."""
     if options.ray is None:
         predictor.choose_engine(images or 0, features)
 
 
 def print_model_notes(predictor: Predictor, console: Console) -> None:
-    """Print the assumptions about foreign weights, and the chosen engine."""
+    """Print notes on assumptions about foreign weights, and on the chosen engine."""
     for text in predictor.bundle.notes if predictor.bundle else ():
         console.note(text)
     if note := getattr(predictor.engine, "note", ""):
@@ -224,18 +239,24 @@ def print_model_notes(predictor: Predictor, console: Console) -> None:
 
 
 def describe_unreadable(path: str, error: str) -> str:
-    """Format the table cell of an unreadable image; the path is in another cell."""
+    """Format the table cell of an unreadable image: the error message without the path, which is in another cell."""
     from vitreous.errors import escape_unprintable
 
     text = error.removeprefix(f"{escape_unprintable(path)}: ")
     return text if text.startswith("cannot be read") else f"cannot be read: {text}"
 
 
-def print_unreadable(console: Console, messages: Sequence[str], bad: int, total: int) -> None:
-    """Print the number of unreadable images, with the first `messages` if no table lists them. The command then exits
-    with 3."""
-    if bad:
+def print_unreadable(console: Console, messages: Sequence[str], num_unreadable: int, total: int) -> None:
+    """Print the number of unreadable images, and set the exit code to 3 if there are any.
+
+    `messages` are the first error messages; empty if a table lists the images.
+    """
+    if num_unreadable:
         listing = "".join(f"\n  {message}" for message in messages[:MAX_LISTED_UNREADABLE])
-        more = f"\n  and {bad - len(messages)} more" if messages and bad > len(messages) else ""
-        console.note(f"{bad:,} of {total:,} images could not be read{':' * bool(messages)}{listing}{more}")
+        omitted_text = (
+            f"\n  and {num_unreadable - len(messages)} more" if messages and num_unreadable > len(messages) else ""
+        )
+        console.note(
+            f"{num_unreadable:,} of {total:,} images could not be read{':' * bool(messages)}{listing}{omitted_text}"
+        )
         console.code = UNREADABLE_EXIT_CODE

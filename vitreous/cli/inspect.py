@@ -1,4 +1,4 @@
-"""vitreous inspect."""
+"""The verb `vitreous inspect`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Options(InspectOptions, WeightsOptions):
 
 
 def run(options: Options, console: Console) -> dict[str, Any]:
-    """Draw the figures, and print their paths."""
+    """Draw the figures, print their paths, and return the document."""
     from vitreous.cli.inference import select_options
     from vitreous.reports.figures.subject import InspectOptions
     from vitreous.reports.inspect import inspect

@@ -1,4 +1,4 @@
-"""`vitreous VERB …`: find the verb, parse its options, run it, and convert errors to a message and an exit code."""
+"""The entry point of `vitreous VERB …`: parse the verb and its options, run the verb, and report errors."""
 
 from __future__ import annotations
 
@@ -27,23 +27,28 @@ from vitreous.errors import (
 from vitreous.progress import ABANDONED_THREADS, is_main_process, redirect_to_null, write_line
 from vitreous.system.cores import limit_thread_pools
 
-IMAGE_VERBS = ("predict", "embed", "evaluate", "inspect")  # verbs with images or data after the model
-VERBS_WITH_MORE_ARGUMENTS = ("predict", "embed", "sample", "push")  # verbs that need more than a model
-MAX_HINT_WORDS = 3  # words after the model that a hint repeats
+IMAGE_VERBS = ("predict", "embed", "evaluate", "inspect")  # verbs that take images or data after the model
+VERBS_WITH_MORE_ARGUMENTS = (
+    "predict",
+    "embed",
+    "sample",
+    "push",
+)  # verbs that need another argument or option after the model
+MAX_HINT_WORDS = 3  # arguments after the model that a hint repeats
 
 #: verb -> (module, summary); the module has a frozen dataclass `Options` and a function `run(options, console)`
 VERBS = {
     "train": ("vitreous.cli.train", "train, evaluate and save a model"),
     "evaluate": ("vitreous.cli.evaluate", "evaluate a model on a split, or compare two models"),
-    "predict": ("vitreous.cli.predict", "predictions for images"),
-    "embed": ("vitreous.cli.embed", "features of images, as npz, Parquet or JSONL"),
-    "sample": ("vitreous.cli.sample", "images or clips from a generative model"),
-    "serve": ("vitreous.cli.serve", "web page and HTTP API for a model"),
-    "export": ("vitreous.cli.export", "ONNX, OpenVINO and other files, verified against the PyTorch model"),
-    "inspect": ("vitreous.cli.inspect", "figures of attention, filters, position embeddings and features"),
+    "predict": ("vitreous.cli.predict", "predict classes, masks, objects or values for images"),
+    "embed": ("vitreous.cli.embed", "compute features of images, as npz, Parquet or JSONL"),
+    "sample": ("vitreous.cli.sample", "generate images or clips with a generative model"),
+    "serve": ("vitreous.cli.serve", "serve a model as a web page and an HTTP API"),
+    "export": ("vitreous.cli.export", "export to ONNX, OpenVINO and others, verified against the PyTorch model"),
+    "inspect": ("vitreous.cli.inspect", "draw figures of attention, filters, position embeddings and features"),
     "study": ("vitreous.cli.study", "reproduce a table or figure of a paper"),
     "soup": ("vitreous.cli.soup", "average the weights of several runs"),
-    "watch": ("vitreous.cli.watch", "curves of a run in a browser"),
+    "watch": ("vitreous.cli.watch", "show the training curves of a run in a browser"),
     "data check": ("vitreous.cli.data_check", "find problems of a dataset before training"),
     "data dedup": ("vitreous.cli.data_dedup", "find images that another dataset contains too"),
     "data convert": ("vitreous.cli.data_convert", "convert boxes and masks between formats"),
@@ -53,19 +58,19 @@ VERBS = {
     "recipes": ("vitreous.cli.recipes", "list recipes, or show one with its hyperparameters"),
     "models": ("vitreous.cli.models", "list models, or published weights"),
     "bench": ("vitreous.cli.bench", "compare the speed with other libraries on this machine"),
-    "completion": ("vitreous.cli.completion", "shell completion script"),
-    "doctor": ("vitreous.cli.doctor", "what this machine has and supports"),
+    "completion": ("vitreous.cli.completion", "print a shell completion script"),
+    "doctor": ("vitreous.cli.doctor", "print versions, devices and supported dtypes"),
 }
 OUT_OF_MEMORY_HINT = "use --micro-batch auto, --recompute, or a smaller model"
 
 
 def needs_model(options_type: type[Any]) -> bool:
-    """Return whether a verb has a model argument without a default."""
+    """Return whether a verb has a required model argument `run`."""
     return any(field.name == "run" and field.default is MISSING for field in fields(options_type))
 
 
 def require_model(verb: str, options_type: type[Any], arguments: list[str]) -> None:
-    """Raise UsageError if a verb needs a model and has none."""
+    """Raise UsageError if a verb needs a model and has no arguments."""
     if not arguments and needs_model(options_type):
         raise make_missing_model_error(verb, "", [])
 
@@ -86,7 +91,10 @@ def check_model_argument(verb: str, options: Any) -> None:
 
 
 def make_missing_model_error(verb: str, path: str, other_arguments: list[str]) -> UsageError:
-    """Make the error for a command without a model: `path` is in its place, `other_arguments` follow it."""
+    """Return the error for a command without a model; its hint is a command with the newest run.
+
+    `path` is the argument at the position of the model, or empty. `other_arguments` are repeated in the hint.
+    """
     from vitreous.weights.model_paths import find_newest_run
 
     problem = "no model given"
@@ -103,7 +111,7 @@ def make_missing_model_error(verb: str, path: str, other_arguments: list[str]) -
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run the command line and exit with its code."""
+    """Run the command line, print any error, and exit with the exit code."""
     command_line = list(sys.argv[1:] if arguments is None else arguments)
     prepare_streams()
     limit_thread_pools()
@@ -113,7 +121,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         sys.stdout.flush()
     except KeyboardInterrupt:
         code = print_error(Interrupted("stopped"), command_line, 130)
-    except BrokenPipeError:  # the reader closed the pipe
+    except BrokenPipeError:  # the process that reads the output closed the pipe
         redirect_to_null(sys.stdout)
         code = 0
     except VitreousError as error:
@@ -129,12 +137,14 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     sys.stdout.flush()
     if any(thread.name in ABANDONED_THREADS for thread in threading.enumerate()):
         sys.stderr.flush()
-        os._exit(code)  # everything is saved, and a tracker without response could block for minutes
+        os._exit(
+            code
+        )  # all files are written, and the thread of a tracker that does not respond could block for minutes
     sys.exit(code)
 
 
 def run_command(command_line: list[str]) -> int:
-    """Run one verb. Returns the exit code: 1 for a failed check, 3 for unreadable images."""
+    """Run one verb, `--help` or `--version`. Returns the exit code: 1 for a failed check, 3 for unreadable images."""
     if not command_line or command_line[0] in ("-h", "--help", "help"):
         print(format_overview())
         return 0 if command_line else 2
@@ -145,7 +155,7 @@ def run_command(command_line: list[str]) -> int:
         return 0
     verb, arguments = split_verb(command_line)
     module = import_module(VERBS[verb][0])
-    from vitreous.cli.help import format_help, wants_help  # imports the parser, which the overview does not need
+    from vitreous.cli.help import format_help, wants_help  # imports tyro, which the overview and --version do not need
 
     if wants_help(arguments):
         print(format_help(module.Options, verb, "--help-all" in arguments))
@@ -154,10 +164,10 @@ def run_command(command_line: list[str]) -> int:
         split_settings(arguments) if "settings" in module.Options.__dataclass_fields__ else (arguments, {})
     )
     require_model(verb, module.Options, [argument for argument in remaining if argument != "--json"])
-    options, documented = parse_options(module.Options, verb, remaining)
+    options, prints_json = parse_options(module.Options, verb, remaining)
     if settings:
         options = dataclasses.replace(options, settings=settings)
-    with reserve_stdout() if documented else nullcontext() as stream:
+    with reserve_stdout() if prints_json else nullcontext() as stream:
         console = Console(stream)
         check_model_argument(verb, options)
         document = module.run(options, console)
@@ -168,7 +178,10 @@ def run_command(command_line: list[str]) -> int:
 
 
 def split_verb(command_line: list[str]) -> tuple[str, list[str]]:
-    """Split off the verb, one or two words (`data check`). Raises UsageError for an unknown one."""
+    """Split a command line into the verb, of one or two words (`data check`), and its arguments.
+
+    Raises UsageError for an unknown verb.
+    """
     for count in (2, 1):
         verb = " ".join(command_line[:count])
         if verb in VERBS:
@@ -183,7 +196,10 @@ def split_verb(command_line: list[str]) -> tuple[str, list[str]]:
 
 
 def split_settings(arguments: list[str]) -> tuple[list[str], dict[str, list[str]]]:
-    """Separate `--path.to.field WORDS…` from the other words: `--optimizer.betas 0.9 0.95`."""
+    """Separate config settings, such as `--optimizer.betas 0.9 0.95`, from the other arguments.
+
+    Returns the other arguments, and the values of each setting by its path.
+    """
     remaining: list[str] = []
     settings: dict[str, list[str]] = {}
     target = remaining
@@ -200,40 +216,46 @@ def split_settings(arguments: list[str]) -> tuple[list[str], dict[str, list[str]
 
 
 def parse_options(options_type: type[Any], verb: str, arguments: list[str]) -> tuple[Any, bool]:
-    """Parse a verb's options, and whether `--json` is set. Exits with 2 and a suggestion for invalid options."""
+    """Parse the arguments of a verb. Returns its options, and whether `--json` is set.
+
+    Exits with 2 for invalid options, after tyro has printed a suggestion.
+    """
     import tyro
     from tyro.conf import DisallowNone
 
     hide_empty_defaults(options_type)
-    documented = "--json" in arguments
+    prints_json = "--json" in arguments
     arguments = [argument for argument in arguments if argument != "--json"]
     try:
         options = tyro.cli(options_type, prog=f"vitreous {verb}", args=arguments, config=(DisallowNone,))
-        return options, documented
-    except SystemExit as end:
-        if documented and end.code == 2:
+        return options, prints_json
+    except SystemExit as exit_error:
+        if prints_json and exit_error.code == 2:
             print_json_error("invalid options, see stderr", f"vitreous {verb} --help", 2)
         raise
 
 
 @cache
 def hide_empty_defaults(options_type: type[Any]) -> None:
-    """Hide defaults that are None, False or empty in a verb's help. Changes the annotations, so call it once."""
+    """Make tyro's messages omit defaults that are None, False or empty.
+
+    Replaces the annotations of the class; the cache ensures that this happens once.
+    """
     from typing import Annotated, ClassVar, get_origin, get_type_hints
 
     from tyro.conf import arg
 
     empty_texts = ("None", "False", "", "''")
-    hint = arg(help_behavior_hint=lambda default: "" if default in empty_texts else f"(default: {default})")
-    hinted = get_type_hints(options_type, include_extras=True)
+    default_hint = arg(help_behavior_hint=lambda default: "" if default in empty_texts else f"(default: {default})")
+    annotations = get_type_hints(options_type, include_extras=True)
     options_type.__annotations__ = {
-        name: annotation if get_origin(annotation) is ClassVar else Annotated[annotation, hint]
-        for name, annotation in hinted.items()
+        name: annotation if get_origin(annotation) is ClassVar else Annotated[annotation, default_hint]
+        for name, annotation in annotations.items()
     }
 
 
 def format_overview() -> str:
-    """Format the output of `vitreous` without a verb."""
+    """Format the output of `vitreous` without a verb: usage and the list of verbs."""
     verb_lines = "\n".join(f"  {verb:10} {text}" for verb, (_, text) in VERBS.items())
     advice = "`vitreous VERB --help` shows the options of a verb. To start: `vitreous train digits`"
     return f"usage: vitreous VERB [OPTIONS]\n\n{verb_lines}\n\n{advice}"
@@ -245,7 +267,10 @@ def print_json_error(message: str, hint: str, code: int) -> None:
 
 
 def print_error(error: VitreousError, command_line: list[str], code: int) -> int:
-    """Print an error: two lines on stderr and, for `--json`, a document on stdout; only rank 0 prints."""
+    """Print an error with its hint on stderr and, with `--json`, as a document on stdout. Returns `code`.
+
+    Only the process of rank 0 prints.
+    """
     if is_main_process():
         Console().error(error)
         if "--json" in command_line:

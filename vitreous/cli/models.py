@@ -1,4 +1,4 @@
-"""vitreous models."""
+"""The verb `vitreous models`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Options:
 
 
 def run(options: Options, console: Console) -> dict[str, Any]:
-    """Print the table; a multiply-add counts as two operations. Raises UsageError if no model matches."""
+    """Print the table of models, or of published weights. Raises UsageError if no name matches the pattern."""
     if options.weights:
         return list_published_weights(options, console)
     import math
@@ -42,7 +42,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     from vitreous.nn.sizes import format_size
 
     names = [name for name in MODEL_NAMES if fnmatchcase(name.lower(), options.pattern.lower())]
-    if not names and not set("*?[") & set(options.pattern):  # a custom size
+    if not names and not set("*?[") & set(options.pattern):  # a custom size, such as ViT-128x6/4
         with suppress(UsageError):
             config_from_name(options.pattern, options.image_size)
             names = [options.pattern]
@@ -55,31 +55,34 @@ def run(options: Options, console: Console) -> dict[str, Any]:
             config = config_from_name(name, options.image_size)
             if options.num_classes is not None:
                 config = config.with_options(classes=options.num_classes)
-            count = sum(p.numel() for p in build_without_init(config).parameters())
+            num_parameters = sum(p.numel() for p in build_without_init(config).parameters())
         except UsageError as error:
             if len(names) == 1:
                 raise
             console.note(f"{name} skipped: {error.message}")
             continue
-        scalars = config.count_activations()
-        model = {"name": name, "image_size": format_size(config.image), "parameters": count}
+        num_activations = config.count_activations()
+        model = {"name": name, "image_size": format_size(config.image), "parameters": num_parameters}
         model |= {"tokens": config.prefix + math.prod(config.grid), "gflops": round(2 * config.macs() / 1e9, 3)}
-        models.append(model | {"activation_bytes_bf16": None if scalars is None else 2 * scalars})
+        models.append(model | {"activation_bytes_bf16": None if num_activations is None else 2 * num_activations})
     cells = []
-    for name, image, count, tokens, gflops, size in (model.values() for model in models):
+    for name, image, num_parameters, tokens, gflops, size in (model.values() for model in models):
         cells.append(
-            [name, image, f"{count:,}", tokens, f"{gflops:.1f}", None if size is None else f"{size / 1e6:.0f}"]
+            [name, image, f"{num_parameters:,}", tokens, f"{gflops:.1f}", None if size is None else f"{size / 1e6:.0f}"]
         )
     console.table(["model", "image", "parameters", "tokens", "GFLOPs", "MB/image"], cells)
-    console.print_line("GFLOPs of one forward pass (a multiply-add is two operations); training: three times that.")
     console.print_line(
-        "MB/image: activations of the blocks per image for the backward pass, in bfloat16; twice as much in float32."
+        "GFLOPs: one forward pass (a multiply-add is two operations); a training step needs three times as many."
+    )
+    console.print_line(
+        "MB/image: activations of the blocks that the backward pass needs, in bfloat16; float32 needs twice as much."
     )
     return {"models": models}
 
 
 def list_published_weights(options: Options, console: Console) -> dict[str, Any]:
-    """Print the published weights. Raises UsageError if none matches, or for an option that applies to models only."""
+    """Print the published weights that match the pattern. Raises UsageError if there are none, and for an option that
+    applies to models only."""
     from dataclasses import asdict
 
     from vitreous.errors import UsageError
@@ -104,6 +107,6 @@ def list_published_weights(options: Options, console: Console) -> dict[str, Any]
             ]
         )
     console.table(["weights", "model", "image", "licence", "digest", "published on ImageNet"], cells)
-    console.print_line("digest: checksum for the download; if none is published, only the size is checked.")
-    console.print_line("--json includes the addresses and the sources of the metrics.")
+    console.print_line("digest: checksum that verifies the download; if none is published, only the size is verified.")
+    console.print_line("--json also prints the URLs, and the sources of the metrics.")
     return {"weights": [asdict(weights) for weights in published]}

@@ -1,4 +1,4 @@
-"""vitreous predict, for detectors."""
+"""The verb `vitreous predict`, for object detection and instance segmentation models."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ MAX_LISTED_OBJECTS = 8  # objects per image in the printed table
 def predict_objects(
     options: PredictionArguments, predictor: Predictor, source: ImageSource, console: Console
 ) -> dict[str, Any]:
-    """Detect objects, and print a table or write files. Raises UsageError for options that conflict."""
+    """Detect objects in images; print a table, or write the files of --out and --overlay. Raises UsageError for options
+    that conflict."""
     from vitreous.errors import UsageError
     from vitreous.inference.class_maps import find_common_root
     from vitreous.inference.object_files import (
@@ -44,7 +45,7 @@ def predict_objects(
     from vitreous.inference.objects import DEFAULT_THRESHOLD, DetectOptions
 
     object_format, card = choose_object_format(options, predictor), predictor.card
-    if options.threshold is None:  # COCO metrics need all predictions
+    if options.threshold is None:  # COCO metrics need predictions of any score
         detect_options = DetectOptions(0.0 if object_format == "coco" else DEFAULT_THRESHOLD, options.tiles)
     else:
         detect_options = DetectOptions(options.threshold, options.tiles)
@@ -52,51 +53,53 @@ def predict_objects(
         check_output_folder(folder, options.resume)
     if options.overlay and options.overlay == options.out:
         raise UsageError("--overlay and --out are the same folder", "use two folders: their files have the same names")
-    root = find_common_root([*options.images, *(f"@{name}" for name in options.list)])
-    planned = PlannedOutputPaths(source, root, ".txt" if object_format == "yolo" else ".png")
+    common_root = find_common_root([*options.images, *(f"@{name}" for name in options.list)])
+    planned_outputs = PlannedOutputPaths(source, common_root, ".txt" if object_format == "yolo" else ".png")
     if options.out is None:
         return print_objects(
             options,
             predictor,
-            planned.source,
+            planned_outputs.source,
             console,
-            ObjectFinder(predictor, detect_options, options, planned.output_paths),
+            ObjectFinder(predictor, detect_options, options, planned_outputs.output_paths),
         )
-    made_by = {"verb": "predict", "model": card.name, "version": card.version}
-    made_by |= collect_file_settings(
+    provenance = {"verb": "predict", "model": card.name, "version": card.version}
+    provenance |= collect_file_settings(
         options, predictor, threshold=detect_options.threshold, tiles=detect_options.tiles, overlay=options.overlay
     )
-    made_by |= {"to": object_format, "coco_ids": options.coco_ids}
+    provenance |= {"to": object_format, "coco_ids": options.coco_ids}
     if object_format in ("yolo", "masks"):
-        folder = ObjectFolder(options.out, object_format, card.task.classes, planned.output_paths)
-        finder = ObjectFinder(predictor, detect_options, options, planned.output_paths, folder=folder)
+        folder = ObjectFolder(options.out, object_format, card.task.classes, planned_outputs.output_paths)
+        finder = ObjectFinder(predictor, detect_options, options, planned_outputs.output_paths, folder=folder)
         document = write_predictions(
             options,
             folder.index,
             output_format=folder,
-            made_by=made_by,
+            provenance=provenance,
             predict=finder.iterate_chunks,
-            source=planned.source,
+            source=planned_outputs.source,
             console=console,
         )
         return document | {"out": options.out}
     if object_format == "coco":
         check_overwrite(options.out, options.resume)
-    output_format = CocoResults(card.task.classes, root, options.coco_ids) if object_format == "coco" else ObjectRows()
-    finder = ObjectFinder(predictor, detect_options, options, planned.output_paths)
+    output_format = (
+        CocoResults(card.task.classes, common_root, options.coco_ids) if object_format == "coco" else ObjectRows()
+    )
+    finder = ObjectFinder(predictor, detect_options, options, planned_outputs.output_paths)
     return write_predictions(
         options,
         options.out,
         output_format=output_format,
-        made_by=made_by,
+        provenance=provenance,
         predict=finder.iterate_chunks,
-        source=planned.source,
+        source=planned_outputs.source,
         console=console,
     )
 
 
 def choose_object_format(options: PredictionArguments, predictor: Predictor) -> ObjectFormat:
-    """Return the format of --to, or of the extension of --out. Raises UsageError if they conflict."""
+    """Return the output format: that of --to, or of the extension of --out. Raises UsageError if they conflict."""
     from vitreous.errors import UsageError, escape_unprintable
 
     suffix = os.path.splitext(options.out)[1].lower() if options.out else ""
@@ -122,7 +125,7 @@ def choose_object_format(options: PredictionArguments, predictor: Predictor) -> 
 
 
 def check_output_folder(folder: str, resume: bool) -> None:
-    """Raise UsageError if the path is a file, or a folder with files and `resume` is not set."""
+    """Raise UsageError if `folder` is a file, or contains files and `resume` is not set."""
     from vitreous.errors import UsageError, escape_unprintable
 
     if os.path.isfile(folder):
@@ -133,7 +136,10 @@ def check_output_folder(folder: str, resume: bool) -> None:
 
 
 class ObjectFinder:
-    """Detect objects in items, in order. Files per image are written at once, then pixels and masks released."""
+    """Detect objects in images, in order, and write one file per image to `folder` and --overlay if they are set.
+
+    The files of an image are written before the next image is processed, and its pixels and masks are released.
+    """
 
     def __init__(
         self,
@@ -148,12 +154,12 @@ class ObjectFinder:
 
         self.predictor, self.detect_options, self.bad_images = predictor, detect_options, options.bad_images
         self.overlays, self.output_paths, self.folder = options.overlay, output_paths, folder
-        self.drawn_from = (
+        self.overlay_threshold = (
             detect_options.threshold if options.threshold is not None else DEFAULT_THRESHOLD
-        )  # results.json needs all
+        )  # COCO results contain all scores; overlays show those above the default threshold
 
     def iterate_predictions(self, items: Iterator[Item]) -> Iterator[ImageObjects]:
-        """Yield the predictions."""
+        """Yield the objects of each image, after its files are written."""
         from vitreous.inference.class_maps import save_png
         from vitreous.inference.objects import iterate_image_objects
 
@@ -165,13 +171,15 @@ class ObjectFinder:
                 image_objects = self.folder.write(image_objects)
             if self.overlays is not None and image_objects.detections is not None:
                 path = Path(self.overlays) / self.output_paths[image_objects.path].with_suffix(".png")
-                drawn = replace(image_objects, detections=image_objects.detections.filter_by_score(self.drawn_from))
+                drawn = replace(
+                    image_objects, detections=image_objects.detections.filter_by_score(self.overlay_threshold)
+                )
                 save_png(drawn.draw_overlay(), path)
                 image_objects = replace(image_objects, image=None, overlay=os.fspath(path))
             yield image_objects
 
     def iterate_chunks(self, items: Iterator[Item]) -> Iterator[Sequence[ImageObjects]]:
-        """Yield the predictions in the form of `write_predictions`."""
+        """Yield the objects of each image as a chunk of one prediction, as `write_predictions` needs them."""
         for image_objects in self.iterate_predictions(items):
             yield [image_objects]
 
@@ -179,7 +187,7 @@ class ObjectFinder:
 def print_objects(
     options: PredictionArguments, predictor: Predictor, source: ImageSource, console: Console, finder: ObjectFinder
 ) -> dict[str, Any]:
-    """Print the objects of each image, write the file of --csv, and return the document."""
+    """Print a table with the objects of each image, write the file of --csv, and return the document."""
     from vitreous.errors import escape_unprintable
     from vitreous.inference.object_files import ObjectRows
     from vitreous.system.disk import write_output_file
@@ -204,7 +212,9 @@ def print_objects(
 
 
 def describe_best_objects(image_objects: ImageObjects) -> str:
-    """Format the best objects of an image with scores, and the number of further objects."""
+    """Format the classes and scores of the highest-scoring objects of an image, and the number of omitted objects."""
     best = zip(image_objects.names[:MAX_LISTED_OBJECTS], image_objects.scores[:MAX_LISTED_OBJECTS], strict=True)
-    more = f"  and {len(image_objects) - MAX_LISTED_OBJECTS} more" if len(image_objects) > MAX_LISTED_OBJECTS else ""
-    return "  ".join(f"{name} {score:.0%}" for name, score in best) + more or "none"
+    omitted_text = (
+        f"  and {len(image_objects) - MAX_LISTED_OBJECTS} more" if len(image_objects) > MAX_LISTED_OBJECTS else ""
+    )
+    return "  ".join(f"{name} {score:.0%}" for name, score in best) + omitted_text or "none"

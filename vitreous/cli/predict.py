@@ -1,4 +1,4 @@
-"""vitreous predict."""
+"""The verb `vitreous predict`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from vitreous.inference.sources import ImageSource, Item
     from vitreous.tasks.base import PredictionFormat
 
-MAX_PREDICT_CALIBRATION_IMAGES = 512  # images for int8 calibration
+MAX_PREDICT_CALIBRATION_IMAGES = 512  # input images that calibrate int8 if there are no training images
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +60,8 @@ class Options(PredictionArguments):
 
 
 def run(options: Options, console: Console) -> dict[str, Any]:
-    """Predict, and print a table or write a file. Raises UsageError for options that conflict or are out of range."""
+    """Predict images, and print a table or write files. Raises UsageError for options that conflict or are out of
+    range."""
     from vitreous.errors import UsageError
     from vitreous.inference.predict import load
 
@@ -86,21 +87,23 @@ def run(options: Options, console: Console) -> dict[str, Any]:
 
 
 def predict_outputs(options: Options, predictor: Predictor, source: ImageSource, console: Console) -> dict[str, Any]:
-    """Predict with a head whose outputs describe a whole image; print a table or write a file. Raises UsageError for
-    options that do not apply to the task."""
+    """Predict classes or values, one output per image, and print a table or write the file of --out.
+
+    Raises UsageError for options that do not apply to the task.
+    """
     prediction_format = predictor.prediction_format(options.top, options.threshold, options.abstain, usual=3)
 
     def iterate_predictions(items: Iterator[Item]) -> Iterator[Sequence[Any]]:
         return choose_backend(options, predictor).predictions(items, prediction_format, options.bad_images)
 
     if options.out:
-        made_by = {"verb": "predict", "model": predictor.card.name, "version": predictor.card.version}
-        made_by |= collect_file_settings(options, predictor, **prediction_format.settings)
+        provenance = {"verb": "predict", "model": predictor.card.name, "version": predictor.card.version}
+        provenance |= collect_file_settings(options, predictor, **prediction_format.settings)
         return write_predictions(
             options,
             options.out,
             output_format=prediction_format,
-            made_by=made_by,
+            provenance=provenance,
             predict=iterate_predictions,
             source=source,
             console=console,
@@ -115,12 +118,13 @@ def predict_outputs(options: Options, predictor: Predictor, source: ImageSource,
     }
 
 
-#: the task's endpoint -> predict function, for tasks whose outputs are not K numbers per image
+#: endpoint of the task -> predict function; other tasks have `predict_outputs`
 TASK_PREDICTORS: dict[str, Callable[..., dict[str, Any]]] = {"detect": predict_objects, "segment": predict_class_maps}
 
 
 def read_calibration_images(options: Options) -> Iterator[str | bytes]:
-    """Return the first input images for int8 calibration without training images. Raises UsageError for stdin."""
+    """Yield the first input images, which calibrate int8 if there are no training images. Raises UsageError for stdin,
+    which cannot be read twice."""
     from contextlib import suppress
     from itertools import islice
 
@@ -137,7 +141,7 @@ def read_calibration_images(options: Options) -> Iterator[str | bytes]:
 
 
 def warn_of_emulation(options: ImageArguments, console: Console) -> None:
-    """Print a note where the device only emulates the precision."""
+    """Print a note if the device emulates bf16, which is slow."""
     if options.precision == "bf16":
         from vitreous.system.machine import describe_emulation, pick_device
 
@@ -148,7 +152,7 @@ def warn_of_emulation(options: ImageArguments, console: Console) -> None:
 def print_predictions(
     options: Options, prediction_format: PredictionFormat, predict: Any, source: ImageSource, console: Console
 ) -> list[dict[str, Any]]:
-    """Write the --csv file, print the table, and return the rows of the document."""
+    """Predict all images, write the file of --csv, print the table, and return the predictions for the document."""
     from vitreous.errors import escape_unprintable
     from vitreous.system.disk import write_output_file
     from vitreous.system.tables import format_csv

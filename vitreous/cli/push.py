@@ -1,4 +1,4 @@
-"""vitreous push."""
+"""The verb `vitreous push`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Options:
 
 
 def run(options: Options, console: Console) -> dict[str, Any]:
-    """Push, and print the address."""
+    """Publish a bundle, and print its files and its URL; with --dry-run, print the model card."""
     from vitreous.apps.hub.push import push
     from vitreous.cli.console import readable_bytes
 

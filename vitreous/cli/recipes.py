@@ -1,4 +1,4 @@
-"""vitreous recipes."""
+"""The verb `vitreous recipes`."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ if TYPE_CHECKING:
     from vitreous.recipes.recipe import Recipe
     from vitreous.training.run import Run
 
-#: run fields printed for every recipe, unused optimiser fields, and the decay of other parameters
+#: (section, field) of a run that is printed even if it has the default value
 ALWAYS_PRINTED_SETTINGS = (("data", "repeats"), ("preprocess", "fit"), ("preprocess", "share"))
+#: optimizer -> fields of its config that it does not use
 UNUSED_OPTIMIZER_FIELDS = {
     "adamw": ("matrix_lr", "momentum"),
     "lamb": ("matrix_lr", "momentum"),
@@ -25,6 +26,7 @@ UNUSED_OPTIMIZER_FIELDS = {
 }
 #: label unit of the objective -> metric of published results
 LEADING_METRICS = {"": "top1", "classes": "miou", "objects": "ap"}
+#: field of a schedule -> the decay that uses it
 DECAY_FIELDS = {"milestones": "steps", "timescale": "rsqrt"}
 
 
@@ -40,7 +42,7 @@ class Options:
 
 
 def run(options: Options, console: Console) -> dict[str, Any]:
-    """Print the table, or one recipe."""
+    """Print the table of recipes, or one recipe. Raises UsageError if no name matches the pattern."""
     from fnmatch import fnmatchcase
 
     from vitreous.recipes.names import RECIPE_NAMES, check_recipe_name
@@ -74,7 +76,8 @@ def run(options: Options, console: Console) -> dict[str, Any]:
 
 
 def describe_recipe(recipe: Recipe, run: Run) -> dict[str, Any]:
-    """Return a row of the table; `run` is the recipe's first model on its original dataset."""
+    """Return the summary of a recipe for table and document; `run` is its run with the first model on its original
+    dataset."""
     return {
         "name": recipe.name,
         "description": recipe.about,
@@ -92,14 +95,15 @@ def describe_recipe(recipe: Recipe, run: Run) -> dict[str, Any]:
 
 
 def format_length(recipe: dict[str, Any]) -> str:
-    """Format epochs or steps for the table; a range if they depend on the number of images."""
+    """Format the training length of a recipe summary: epochs or steps; a range if it depends on the number of
+    images."""
     if recipe["epochs_range"]:
         return "{:g} to {:g} epochs".format(*recipe["epochs_range"])
     return f"{recipe['steps']} steps" if recipe["steps"] else f"{recipe['epochs']:g} epochs"
 
 
 def print_recipe(name: str, console: Console) -> dict[str, Any]:
-    """Print one recipe, and return its document."""
+    """Print a recipe with its models, hyperparameters and published results, and return the document."""
     from vitreous.config import to_builtins
     from vitreous.nn.sizes import format_size
     from vitreous.recipes.registry import RECIPES, build_example_run
@@ -156,7 +160,7 @@ def print_recipe(name: str, console: Console) -> dict[str, Any]:
 
 
 def format_hold_out(recipe: Recipe) -> str:
-    """Format the share of training images that --lr-grid holds out."""
+    """Format the share of the training images that --lr-grid holds out, which may depend on their number."""
     from vitreous.recipes.recipe import HOLD_OUT_SHARES
 
     if recipe.hold_out is not None:
@@ -166,7 +170,10 @@ def format_hold_out(recipe: Recipe) -> str:
 
 
 def list_recipe_settings(run: Run) -> list[tuple[str, str]]:
-    """List (path, value) of a recipe's settings: all used fields of optimiser and schedule, others if not default."""
+    """Return (path, value) of the settings of a run that are printed.
+
+    These are all used fields of optimizer and schedule, and other fields that do not have the default value.
+    """
     from vitreous.config import to_builtins
     from vitreous.data.augmentation.augment import Augment
     from vitreous.objectives.supervised import SupervisedConfig
@@ -193,7 +200,7 @@ def list_recipe_settings(run: Run) -> list[tuple[str, str]]:
 
 
 def format_setting(value: Any) -> str:
-    """Format a value for `--path`."""
+    """Format a value as it is set on the command line, such as `0.9 0.95`."""
     if isinstance(value, list):
         return " ".join(map(format_setting, value)) or "none"
     return "none" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)

@@ -1,4 +1,4 @@
-"""vitreous sample."""
+"""The verb `vitreous sample`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Options(WeightsOptions):
 
     run: Annotated[Positional[str], arg(metavar="RUN")]
     """A run folder, a bundle, or weights of a supported format."""
-    out: Annotated[str, arg(metavar="PLACE")]
+    out: Annotated[str, arg(metavar="PATH")]
     """Output: a .png file for a grid of labelled images; for clips a .gif or .mp4 file, or a .png file with one row of
     frames per clip; or a folder for CLASS-00000.png (or .gif) and so on. Images that a folder already contains are not
     generated again."""
@@ -67,7 +67,7 @@ class Options(WeightsOptions):
 
 
 def run(options: Options, console: Console) -> dict[str, Any]:
-    """Generate images and write them."""
+    """Generate images or clips, write them, and print their number and the duration."""
     from dataclasses import fields
 
     from vitreous.inference.samples import SampleOptions, sample

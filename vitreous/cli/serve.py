@@ -1,4 +1,4 @@
-"""vitreous serve."""
+"""The verb `vitreous serve`."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Options(InferenceWeightsOptions):
 
 
 def run(options: Options, console: Console) -> NoReturn:
-    """Serve until SIGTERM or Ctrl-C."""
+    """Serve a model until SIGTERM or Ctrl-C, then exit the process."""
     import os
     import sys
 
@@ -76,7 +76,7 @@ def run(options: Options, console: Console) -> NoReturn:
     from vitreous.inference.options import InferenceOptions
 
     settings, token = parse_server_options(options)
-    how = InferenceOptions(options.device, options.precision, options.engine)
+    inference_options = InferenceOptions(options.device, options.precision, options.engine)
 
     def report_ready(server: Server) -> None:
         card = server.service.served.predictor.card
@@ -92,7 +92,7 @@ def run(options: Options, console: Console) -> NoReturn:
     code = serve(
         options.source(options.run),
         settings,
-        how=how,
+        how=inference_options,
         exact=options.exact,
         quick=not options.bulk,
         up=report_ready,
@@ -101,4 +101,4 @@ def run(options: Options, console: Console) -> NoReturn:
     if code:
         raise Interrupted("stopped")
     sys.stdout.flush()
-    os._exit(code)  # nothing is left to save, and a normal exit takes seconds with PyTorch loaded
+    os._exit(code)  # no file is open, and a normal exit takes seconds after PyTorch is imported

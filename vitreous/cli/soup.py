@@ -1,4 +1,4 @@
-"""vitreous soup."""
+"""The verb `vitreous soup`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Options(InferenceArguments):
 
 
 def run(options: Options, console: Console) -> dict[str, Any]:
-    """Average, and print a table of the ingredients."""
+    """Average the weights of runs, and print a table of the ingredients and the metrics of the soup."""
     from vitreous.cli.console import format_split_metrics
     from vitreous.jobs.soup import soup
     from vitreous.tasks.metrics import METRICS

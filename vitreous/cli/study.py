@@ -1,4 +1,4 @@
-"""vitreous study."""
+"""The verb `vitreous study`."""
 
 from __future__ import annotations
 
@@ -12,15 +12,17 @@ __all__ = ["Options", "run"]
 
 
 def run(options: Options, console: Console) -> dict[str, Any]:
-    """List the studies, plan one, or run it and print its table; returns the document. Raises UsageError for options
-    without a study."""
+    """Run a study and print its table; with --dry-run print its plan, without a name list all studies.
+
+    Returns the document. Raises UsageError for options without a study.
+    """
     if not options.name:
         if options != Options():
             raise UsageError("missing study name", "use vitreous study NAME; `vitreous study` lists them")
         return list_studies(console)
     from vitreous.apps.studies.registry import get_study
 
-    study = get_study(options.name)  # refuses unknown names before PyTorch is imported
+    study = get_study(options.name)  # rejects unknown names before PyTorch is imported
     from vitreous.apps.studies.conduct import execute_study
 
     if options.dry_run:
@@ -52,7 +54,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
 
 
 def list_studies(console: Console) -> dict[str, Any]:
-    """Print every study with its cost at each scale."""
+    """Print a table of all studies with their cost at each scale."""
     from vitreous.apps.studies.planning import estimate_study_cost, format_study_cost
     from vitreous.apps.studies.registry import STUDIES
     from vitreous.apps.studies.study import SCALES
@@ -70,13 +72,13 @@ def list_studies(console: Console) -> dict[str, Any]:
 
 
 def print_study_plan(document: dict[str, Any], console: Console) -> dict[str, Any]:
-    """Print the plan of --dry-run."""
+    """Print the plan that --dry-run returns, one line per entry that is set."""
     from vitreous.cli.console import readable_bytes
 
-    plan = {
+    entries = {
         name.removesuffix("_bytes"): readable_bytes(value) if name.endswith("_bytes") and value else value
         for name, value in document.items()
         if value is not None
     }
-    console.table(["plan", ""], [[name.replace("_", " "), f"{value}"] for name, value in plan.items()])
+    console.table(["plan", ""], [[name.replace("_", " "), f"{value}"] for name, value in entries.items()])
     return document

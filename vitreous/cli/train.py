@@ -1,4 +1,4 @@
-"""vitreous train."""
+"""The verb `vitreous train`."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ if TYPE_CHECKING:
     from vitreous.training.run import Run
 
 __all__ = ["Options", "run"]
-MAX_HEADER_CLASSES = 10  # classes listed in the header
+MAX_HEADER_CLASSES = 10  # classes that the header lists
 
 
 def run(options: Options, console: Console) -> dict[str, Any]:
-    """Train, or print the plan with --dry-run; returns the document. Raises UsageError for plan options without
-    --dry-run."""
+    """Train a model, and print its metrics; with --dry-run, print the plan instead. Returns the document.
+
+    Raises UsageError for options that only apply to --dry-run.
+    """
     from pathlib import Path
 
     from vitreous.models.names import config_from_name
@@ -33,7 +35,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
             "--world and --images apply to --dry-run only", "add --dry-run; to train on several devices, use torchrun"
         )
     if options.model:
-        config_from_name(options.model)  # refuses unknown names before PyTorch is imported
+        config_from_name(options.model)  # rejects unknown names before PyTorch is imported
     if options.recipe:
         check_recipe_name(options.recipe)
     if options.init and Path(options.init).is_file():
@@ -61,7 +63,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
 
 
 def get_next_command(run: str) -> str:
-    """Return a command that uses the trained model."""
+    """Return an example command that uses the trained model of a run."""
     from pathlib import Path
 
     from vitreous.inference.open_model import read_task_type
@@ -72,7 +74,7 @@ def get_next_command(run: str) -> str:
 
 
 def print_header(run: Run, data: Data, console: Console) -> None:
-    """Print data, model, recipe and device before training, one line each, on stderr."""
+    """Print data, classes, model, recipe, device, precision and steps on stderr before training, one line each."""
     from vitreous.nn.sizes import format_size
 
     counts = {name: len(split) for name, split in data.splits.items()} | {"train": run.data.images}
@@ -108,7 +110,7 @@ def print_header(run: Run, data: Data, console: Console) -> None:
 
 
 def format_checkpoint_selection(summary: dict[str, Any]) -> Iterator[str]:
-    """Yield lines about the selected checkpoint, and about early stopping."""
+    """Yield lines on the checkpoint that was selected, and on early stopping, if the run used these."""
     selection = summary.get("selection")
     if not selection:
         return
@@ -123,21 +125,25 @@ def format_checkpoint_selection(summary: dict[str, Any]) -> Iterator[str]:
     else:
         yield f"last checkpoint: step {selection['weights_step']:,}"
     if selection["stopped_early"]:
-        worse = f"{best['evaluations_since']} consecutive evaluations without improvement over step {best['step']:,}"
-        yield f"stopped early at step {summary['steps']:,}: {worse}"
+        patience_text = (
+            f"{best['evaluations_since']} consecutive evaluations without improvement over step {best['step']:,}"
+        )
+        yield f"stopped early at step {summary['steps']:,}: {patience_text}"
 
 
 def print_train_plan(options: Options, console: Console) -> dict[str, Any]:
-    """Return the plan: model, resolution, parameters, cost, memory, and time from a few timed steps; for many devices
-    from spec sheets. Writes nothing."""
+    """Print and return the plan of a run: model, image size, parameters, cost, memory, and estimated time.
+
+    The time is estimated from a few timed steps or, with --world, from spec sheets of the device. No file is written.
+    """
     from vitreous.cli.console import readable_bytes
     from vitreous.config import to_builtins
 
     if options.world is None:
-        from vitreous.jobs.preview import preview_run as look
+        from vitreous.jobs.preview import preview_run as preview
     else:
-        from vitreous.jobs.scaled import preview_distributed_run as look
-    run, document = look(options, console)
+        from vitreous.jobs.scaled import preview_distributed_run as preview
+    run, document = preview(options, console)
     plan = {
         name.removesuffix("_bytes"): readable_bytes(value) if name.endswith("_bytes") and value is not None else value
         for name, value in document.items()

@@ -1,4 +1,4 @@
-"""vitreous watch."""
+"""The verb `vitreous watch`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Options:
 
 
 def run(options: Options, console: Console) -> None:
-    """Show the page until Ctrl-C or SIGTERM."""
+    """Serve the page with the training curves of a run until Ctrl-C or SIGTERM."""
     require_installed(("starlette", "uvicorn"), "serve")
     from vitreous.apps.server.watch import watch_run
 

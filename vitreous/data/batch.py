@@ -1,7 +1,8 @@
 """Batches: dicts whose entries all have the sample axis first.
 
-A tensor is (B, …), a list has length B: `images` (B, C, *image), `labels` if the data have any, `samples` (B,) int64;
-crops are `images` (B, 2, C, h, w) and `local` (B, V, C, h, w), boxes a list of (n, 4).
+For B samples, a tensor is (B, …) and a list has length B. Entries: `images` (B, C, *image), `samples` (B,) int64
+(indices in the split), and `labels` if the data have any. Multi-crop batches have global crops `images` (B, 2, C, h, w)
+and local crops `local` (B, V, C, h, w). Boxes are a list of (n, 4), one tensor per image.
 """
 
 from __future__ import annotations
@@ -17,5 +18,5 @@ def count_batch_samples(batch: Batch) -> int:
 
 
 def slice_batch(batch: Batch, start: int, stop: int) -> Batch:
-    """Return the samples [start, stop) of a batch; tensors are views."""
+    """Return the batch of the samples [start, stop) of a batch; its tensors are views."""
     return {name: entry[start:stop] for name, entry in batch.items()}

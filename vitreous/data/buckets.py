@@ -1,7 +1,7 @@
 """Buckets: a small set of input sizes for samples of many sizes, so that a batch has one size and little is cropped.
 
-A size is (height, width), of clips (frames, height, width). The form of a sample is the size of its file: frames,
-height and width; an image has one frame. n samples, K buckets.
+The size of a bucket is (height, width), or (frames, height, width) for clips. The form of a sample is the size of its
+file, (frames, height, width); an image has one frame. In shapes, n is samples.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from vitreous.data.split import Split
 from vitreous.errors import DataError, UsageError
 from vitreous.nn.sizes import nearest_divisible_size
 
-BUCKET_ASPECT_RATIOS = [
-    2 ** (step / 4) for step in range(-6, 7)
-]  # width / height of the buckets to choose from: 0.35 to 2.83
-MIN_BUCKET_SHARE = 0.03  # of the samples; those of a rarer bucket go to the nearest other one
+#: width / height of the candidate buckets: 0.35 to 2.83
+BUCKET_ASPECT_RATIOS = [2 ** (step / 4) for step in range(-6, 7)]
+MIN_BUCKET_SHARE = 0.03  # minimum share of the samples in a bucket; rarer buckets are removed
 MAX_BUCKETS = 64  # maximum number of buckets of a run
 FORMS_CHUNK_SIZE = 64  # samples that a worker measures per chunk
 
 
 def find_nearest_buckets(forms: np.ndarray, buckets: tuple[tuple[int, ...], ...], stride: int = 0) -> np.ndarray:
-    """Assign forms (n, 3) int64 to their nearest buckets, (n,) int64.
+    """Find the nearest bucket of each form: (n, 3) int64 -> indices in `buckets` (n,) int64.
 
-    Candidates are the longest buckets that the clip fills, or else the shortest; then the nearest aspect ratio, then
-    the nearest area.
+    The number of frames is compared first: the longest buckets that the clip can fill are candidates, or the shortest
+    buckets if it can fill none. Among the candidates, the nearest aspect ratio is chosen, then the nearest area.
+    `stride` is the distance of sampled frames; 0: frames are sampled over the complete clip.
 
         for sample in range(n):
             frames, height, width = forms[sample]
@@ -56,12 +56,14 @@ def find_nearest_buckets(forms: np.ndarray, buckets: tuple[tuple[int, ...], ...]
 
 
 def assign_buckets(forms: np.ndarray, preprocess: Preprocess) -> np.ndarray:
-    """Assign forms (n, 3) int64 to indices in `preprocess.buckets`, (n,) int64."""
+    """Find the nearest bucket of a preprocessing for each form: (n, 3) int64 -> indices in `preprocess.buckets` (n,)
+    int64."""
     return find_nearest_buckets(forms, preprocess.buckets, preprocess.stride)
 
 
 def find_samples_at_model_size(split: Split, preprocess: Preprocess, workers: int = 0) -> np.ndarray:
-    """Return the indices (m,) int64 of the samples that are read at `preprocess.image`; all samples without buckets."""
+    """Return the indices (m,) int64 of the samples whose bucket is the model's input size, `preprocess.image`. Without
+    buckets, these are all samples."""
     if not preprocess.has_buckets:
         return np.arange(len(split))
     model_bucket = preprocess.buckets.index(preprocess.image)
@@ -73,8 +75,9 @@ def choose_buckets(
 ) -> tuple[tuple[int, ...], ...]:
     """Choose buckets for forms (n, 3) int64, the most frequent bucket first.
 
-    A bucket has about the area of `image` and an aspect ratio of `BUCKET_ASPECT_RATIOS`; for clips, its length is that
-    of `image`, half of it, a quarter and so on. Each has at least `MIN_BUCKET_SHARE` of the samples, if any bucket has.
+    `image` is the model's input size, `patch` its patch size. A bucket has about the area of `image` and an aspect
+    ratio of `BUCKET_ASPECT_RATIOS`. For clips, its number of frames is that of `image`, half of it, a quarter and so
+    on. The rarest bucket is removed until each has at least `MIN_BUCKET_SHARE` of the samples, or one is left.
     """
     area, cell = math.prod(image[-2:]), patch[-2:]
     planes = [
@@ -94,7 +97,8 @@ def choose_buckets(
 
 
 def list_clip_lengths(frames: int, patch: int) -> list[int]:
-    """List clip lengths: `frames`, half of it and so on, down to one patch."""
+    """List the candidate numbers of frames of a bucket: `frames`, half of it and so on, down to `patch`, the frames of
+    one patch. All but the first are multiples of `patch`."""
     halves = [frames]
     while halves[-1] > patch:
         halves.append(max(1, halves[-1] // 2 // patch) * patch)
@@ -112,12 +116,12 @@ def parse_buckets(size_texts: tuple[str, ...], axes: int) -> tuple[tuple[int, ..
             raise UsageError(f"--buckets {size_text} is not a valid size", f"write {form}")
         sizes.append(tuple(map(int, lengths)))
     if len(set(sizes)) > MAX_BUCKETS:
-        raise UsageError(f"{len(set(sizes))} buckets exceed the limit", f"name at most {MAX_BUCKETS}")
+        raise UsageError(f"{len(set(sizes))} buckets exceed the limit of {MAX_BUCKETS}", "use fewer sizes")
     return tuple(dict.fromkeys(sizes))
 
 
 def measure_sample_forms(split: Split, workers: int = 0) -> np.ndarray:
-    """Measure the form of each sample, (n, 3) int64, from file headers if possible; 0 if a sample cannot be read."""
+    """Measure the form of each sample, (n, 3) int64, from file headers if possible. Unreadable samples get zeros."""
     chunks = [
         list(range(low, min(low + FORMS_CHUNK_SIZE, len(split)))) for low in range(0, len(split), FORMS_CHUNK_SIZE)
     ]
@@ -126,7 +130,7 @@ def measure_sample_forms(split: Split, workers: int = 0) -> np.ndarray:
 
 
 class SampleFormDataset(Dataset):
-    """Map a sample to its form; zeros if it cannot be read."""
+    """Dataset that maps a sample index to the sample's form, or to zeros if the sample cannot be read."""
 
     def __init__(self, split: Split) -> None:
         self.split = split
@@ -139,7 +143,8 @@ class SampleFormDataset(Dataset):
 
 
 def read_sample_form(raw: Any, name: str) -> tuple[int, int, int]:
-    """Return the form of an opened clip, an encoded file, or pixels (H, W[, C]). Raises DataError."""
+    """Return the form (frames, height, width) of an opened clip, the bytes of an image file, or pixels (H, W[, C]).
+    Raises DataError for an unreadable image."""
     if isinstance(raw, Clip):
         return len(raw), *raw.size
     if isinstance(raw, np.ndarray):

@@ -15,10 +15,12 @@ from vitreous.errors import DataError
 
 
 def find_class_indices(data: Data, classes: tuple[str, ...]) -> np.ndarray:
-    """Return the index of each dataset class in the model's class list, (K,) int64, matched by name or by unique title.
+    """Find the index of each of the K dataset classes in the model's list `classes`: (K,) int64.
 
-    The first words of a title match too (`tench` of `tench, Tinca tinca`). Heads whose classes are numbers match only
-    the 1,000 synsets of ImageNet, in order. Raises DataError for an unknown class.
+    A class matches by name. Otherwise its title, up to the first comma (`tench` of `tench, Tinca tinca`), is compared
+    with the model's class names up to their first comma, if both are unique. A model whose classes are numbered 0 to K
+    - 1 matches only the 1,000 synsets of ImageNet, in order. Raises DataError for a class without a match, and for two
+    classes with the same match.
     """
     if classes == tuple(map(str, range(len(classes)))) and is_ilsvrc2012(data.classes):
         return np.arange(len(classes), dtype=np.int64)
@@ -28,21 +30,24 @@ def find_class_indices(data: Data, classes: tuple[str, ...]) -> np.ndarray:
     index_by_first_word = {
         name.split(",")[0]: index for index, name in enumerate(classes) if first_word_counts[name.split(",")[0]] == 1
     }
-    unique_titles = {title for title, times in Counter(titles).items() if title and times == 1}
+    unique_titles = {title for title, count in Counter(titles).items() if title and count == 1}
     indices = [
         index_by_name.get(name, index_by_first_word.get(title, -1) if title in unique_titles else -1)
         for name, title in zip(data.classes, titles, strict=True)
     ]
-    times = Counter(indices)
-    unknown = [name for name, index in zip(data.classes, indices, strict=True) if index < 0 or times[index] > 1]
-    if unknown:
-        problem = f"the model has no classes named {', '.join(unknown[:20])}"
+    match_counts = Counter(indices)
+    unmatched = [
+        name for name, index in zip(data.classes, indices, strict=True) if index < 0 or match_counts[index] > 1
+    ]
+    if unmatched:
+        problem = f"the model has no classes named {', '.join(unmatched[:20])}"
         raise DataError(problem, f"its classes are {', '.join(classes[:20])}")
     return np.array(indices, dtype=np.int64)
 
 
 def align_labels(split: Split, data: Data, classes: tuple[str, ...], multilabel: bool = False) -> Split:
-    """Return the split with labels in the model's class order: (n, K) for multi-label data or if `multilabel`.
+    """Convert the labels of a split to the model's class order: (n,) int64, or (n, K) float32 for multi-label data or
+    if `multilabel`. K is the number of classes of the model.
 
     Raises DataError for a class that the model does not have.
     """
@@ -59,20 +64,21 @@ def align_labels(split: Split, data: Data, classes: tuple[str, ...], multilabel:
 
 @dataclass(frozen=True, eq=False)
 class RelabelledSplit(TargetSplitWrapper):
-    """Wrap a split so that objects of class k get the label `order[k]`, (K,) int64, of `count` classes."""
+    """Wrap an annotated split so that its objects of class k get the label `order[k]`. `order` is (K,) int64 for K
+    dataset classes; `count` is the number of the model's classes."""
 
     order: np.ndarray
     count: int
 
     @property
     def labels(self) -> np.ndarray:
-        """Labels (n, count) float32, 1 for each class on an image."""
+        """The labels (n, count) float32, 1 for each class that an image contains."""
         table = np.zeros((len(self.split), self.count), np.float32)
         table[:, self.order] = self.split.labels
         return table
 
     def target(self, sample: int) -> Target:
-        """Read the annotations of an image. Raises DataError."""
+        """Read the annotations of an image, with relabelled objects. Raises DataError if they cannot be read."""
         target = self.split.target(sample)
         verified = None if target.verified is None else target.verified.take(self.order)
         return replace(target, labels=self.order[target.labels], verified=verified)

@@ -14,8 +14,8 @@ from vitreous.errors import DataError, escape_unprintable
 
 
 def read_exclusion_list(path: str | os.PathLike[str]) -> frozenset[str]:
-    """Read the sample names in an exclusion list, in the form of `Split.name`. Raises DataError, with the row, if the
-    list is invalid."""
+    """Read the names of the samples in an exclusion list, a CSV file with a column `path`. Names are those of
+    `Split.name`. Raises DataError, with the row, if the list is invalid."""
     name, hint = escape_unprintable(path), "create it with `vitreous data dedup`"
     try:
         rows = list(csv.reader(io.StringIO(read_text(path), newline=""), strict=True))
@@ -37,7 +37,7 @@ def find_kept_samples(split: Split, names: frozenset[str]) -> np.ndarray:
 
 
 def restore_original_splits(data: Data) -> dict[str, Split]:
-    """Return the splits before validation images were drawn from `train`."""
+    """Return the splits of a dataset, with validation images that were drawn from `train` put back into `train`."""
     if data.full_train_split is None:
         return dict(data.splits)
     drawn_names = ("train", "val")

@@ -1,4 +1,5 @@
-"""User-defined groups: a column of the table, or a regular expression for the paths."""
+"""Groups of samples that are never divided between splits, such as the images of one patient. A table column defines
+them, or a regular expression that is matched against the paths."""
 
 from __future__ import annotations
 
@@ -19,11 +20,12 @@ MAX_GROUPS_IN_MESSAGE = 5  # groups listed in a message
 
 
 def split_by_groups(data: Data, group_by: str, source: str | os.PathLike[str], split_seed: int) -> Data:
-    """Split data so that no group is in two splits; a drawn `val` is drawn by groups.
+    """Split data so that no group is in two splits: if `val` is drawn from `train`, complete groups are drawn.
 
-    `group_by` is the table column with which the data were opened, or a regular expression with one capture group,
-    searched for in each path relative to the source: `patient(\\d+)`. Raises UsageError for an invalid expression, and
-    DataError, with the name, for an image that it does not match and for predefined splits that share groups.
+    `group_by` is the table column with which the data were opened, or a regular expression with one capture group, such
+    as `patient(\\d+)`. The expression is searched for in each path relative to the source. Raises UsageError for an
+    invalid expression. Raises DataError, with the name, for an image that the expression does not match, and for
+    predefined splits that share groups.
     """
     if group_by == data.group_column:
         if note := next((note for note in data.notes if SHARED_GROUPS_NOTE in note), None):
@@ -69,7 +71,8 @@ def compile_group_pattern(text: str) -> re.Pattern[str]:
 
 
 def extract_group_keys(split: Split, pattern: re.Pattern[str], source: str | os.PathLike[str]) -> list[str]:
-    """Return the group of each sample. Raises DataError for a sample that the pattern does not match."""
+    """Return the group name of each sample: the text of the pattern's capture group. Raises DataError for a sample that
+    the pattern does not match."""
     keys: dict[str, str] = {}  # intern the group names
     groups = []
     for text in iterate_group_texts(split, source):
@@ -82,8 +85,8 @@ def extract_group_keys(split: Split, pattern: re.Pattern[str], source: str | os.
 
 
 def iterate_group_texts(split: Split, source: str | os.PathLike[str]) -> Iterator[str]:
-    """Yield the texts that the pattern is matched against: file paths relative to the source or to a table's folder;
-    else sample names."""
+    """Yield the text of each sample that the group pattern is matched against: its file path relative to the source
+    folder or to the table's folder, or its name if the samples are not files."""
     if not isinstance(split, FileSplit):
         yield from (split.name(sample) for sample in range(len(split)))
         return
@@ -97,7 +100,8 @@ def iterate_group_texts(split: Split, source: str | os.PathLike[str]) -> Iterato
 
 
 def find_shared_groups(keys: dict[str, list[str]]) -> dict[tuple[str, str], list[str]]:
-    """Return the groups shared by two splits, by pairs of splits, in the order of the second split."""
+    """Find the groups that are in two splits. `keys` is {split: group of each sample}; returns {(split, later split):
+    groups in both}. Groups are in the order of the later split; pairs without shared groups are left out."""
     group_sets = {name: set(group_names) for name, group_names in keys.items()}
     pairs = {
         (name, other_name): [

@@ -1,4 +1,5 @@
-"""Draw held-out samples within each class, or by groups that are not divided, such as the images of one patient."""
+"""Draw held-out splits from the training samples: within each class, or by complete groups such as the images of one
+patient."""
 
 from __future__ import annotations
 
@@ -10,15 +11,14 @@ from vitreous.data.keys import derive_keys
 def draw_stratified_splits(
     labels: np.ndarray, seed: int, shares: dict[str, float], groups: np.ndarray | None = None
 ) -> dict[str, np.ndarray]:
-    """Draw the sample indices of `train` and of each held-out split within each class; each split keeps the original
-    order.
+    """Draw `train` and held-out splits within each class. Returns {split: ascending sample indices, int64}.
 
-    A class gives round(share * its size) samples to each held-out split, and always keeps at least one for training.
-    Multi-label samples, (n, K), are drawn over all classes together; samples without labels, (n, 0), and with values,
-    (n, T) float64, are drawn as one class. `groups`, (n,) int64, are not divided between splits, so the shares are only
-    approximate.
+    `shares` has the share of each held-out split. A class gives round(share * its size) samples to each held-out split,
+    and always keeps at least one for training. Multi-label samples, (n, K) float32, are drawn over all classes
+    together. Unlabelled samples, (n, 0), and regression targets, (n, T) float64, are drawn as one class. `groups`, (n,)
+    int64, are not divided between splits, so the shares are only approximate.
     """
-    if labels.ndim == 2 and (not labels.shape[1] or labels.dtype == np.float64):  # values
+    if labels.ndim == 2 and (not labels.shape[1] or labels.dtype == np.float64):  # unlabelled, or regression targets
         labels = np.zeros(len(labels), dtype=np.int64)
     if groups is not None:
         return draw_group_splits(labels, groups, seed, shares)
@@ -37,7 +37,10 @@ def draw_stratified_splits(
 
 
 def draw_multilabel_splits(labels: np.ndarray, seed: int, shares: dict[str, float]) -> dict[str, np.ndarray]:
-    """Draw splits for (n, K) labels: round(share * n) samples per held-out split, but never the last of a class."""
+    """Draw `train` and held-out splits for multi-label samples. Returns {split: ascending sample indices}.
+
+    Labels are (n, K). A held-out split gets round(share * n) samples, but never the last training sample of a class.
+    """
     open_slots = [name for name, share in shares.items() for _ in range(round(share * len(labels)))]
     remaining_counts = labels.sum(0)
     drawn_indices: dict[str, list[int]] = {name: [] for name in shares}
@@ -57,13 +60,13 @@ def draw_multilabel_splits(labels: np.ndarray, seed: int, shares: dict[str, floa
 def draw_group_splits(
     labels: np.ndarray, groups: np.ndarray, seed: int, shares: dict[str, float]
 ) -> dict[str, np.ndarray]:
-    """Draw the sample indices of `train` and of each held-out split by groups, in the original order.
+    """Draw `train` and held-out splits of complete groups. Returns {split: ascending sample indices}.
 
-    `labels` (n,) int64 or (n, K) float32, `groups` (n,) int64. Groups are visited in an order given by the seed. A
-    group is taken if it brings the split nearer to its share of every class, i.e. if the sum over classes of (taken -
-    share x size)^2 / size decreases; with (n, K) labels also over all images. At least one image of every class stays
-    for training. If no group improves a split, the least harmful group is taken; the split is empty if none can be
-    spared.
+    `labels` (n,) int64 or (n, K) float32, `groups` (n,) int64. Groups are visited in an order that the seed determines.
+    A group is added to a held-out split if this reduces the split's distance to its share of every class: the sum over
+    classes of (taken - share x size)^2 / size. With (n, K) labels, the set of all images is one more class. At least
+    one image of every class stays in `train`. If no group reduces the distance, the group that increases it least is
+    added. If every group is needed in `train`, the split is empty.
     """
     if labels.ndim == 2:
         images, classes = np.nonzero(np.hstack([labels, np.ones((len(labels), 1), labels.dtype)]))

@@ -1,6 +1,7 @@
-"""Stateless random numbers: a function of (seed, epoch, sample, view) or (seed, step), not of previous draws.
+"""Stateless random numbers: a hash of (seed, epoch, sample, view) or (seed, step), independent of previous draws.
 
-Resuming a run therefore needs no generator state, and results do not depend on the number of workers.
+A run can therefore resume without generator state, and results do not depend on the number of workers. A key is such a
+hash, a uint64 from which numbers are drawn.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ _UINT64_MAX = 2**64 - 1
 
 
 def derive_keys(*components: int | np.ndarray) -> np.ndarray:
-    """Hash integers (or arrays that broadcast) to uint64 keys: SplitMix64's finaliser (Steele et al., 2014) over each
-    argument in order."""
+    """Hash integers, or integer arrays that broadcast to one shape, to uint64 keys of that shape. SplitMix64's
+    finaliser (Steele et al., 2014) is applied once per argument, in order."""
     with np.errstate(over="ignore"):
         state = np.uint64(0)
         for component in components:
@@ -28,7 +29,7 @@ def derive_keys(*components: int | np.ndarray) -> np.ndarray:
 
 
 def derive_key(*components: int) -> int:
-    """Hash integers to one integer key: like `derive_keys`, but ten times faster for a single image."""
+    """Hash integers to a single key, equal to that of `derive_keys` but ten times faster."""
     state = 0
     for component in components:
         state = (state + int(component) + int(_GOLDEN)) & _UINT64_MAX
@@ -44,7 +45,7 @@ def draw_uniform(keys: np.ndarray, draws: int) -> np.ndarray:
 
 
 def draw_normal(keys: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """Draw standard normal numbers from keys: (n,) -> (n, *shape) float32, with a separate generator for each key."""
+    """Draw standard normal numbers from keys: (n,) -> (n, *shape) float32. Each key seeds a separate generator."""
     noise = np.empty((len(keys), *shape), np.float32)
     for noise_row, key in zip(noise, keys.tolist(), strict=True):
         np.random.Generator(np.random.Philox(key=key)).standard_normal(out=noise_row, dtype=np.float32)
@@ -52,7 +53,7 @@ def draw_normal(keys: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def draw_permutation(count: int, seed: int, epoch: int) -> np.ndarray:
-    """Draw the order of `count` samples in an epoch, (count,) int64, by sorting their keys."""
+    """Draw the random order of `count` samples in an epoch, (count,) int64: samples sorted by their keys."""
     return np.argsort(derive_keys(seed, epoch, np.arange(count)), kind="stable")
 
 

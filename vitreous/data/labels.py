@@ -1,6 +1,6 @@
-"""Single-label and multi-label data: the differences for datasets, objectives and evaluation.
+"""The differences between single-label and multi-label data, for datasets, objectives and evaluation.
 
-In shapes, n is images and K classes.
+In shapes, n is images and K is classes.
 """
 
 from __future__ import annotations
@@ -16,22 +16,23 @@ MIN_VOTE_SHARE = 1e-30  # minimum vote share, so that its logarithm is finite
 
 
 class LabelKind(ABC):
-    """Base class of single-label and multi-label behaviour."""
+    """Base class of the operations that differ between single-label and multi-label data."""
 
-    metric_key: ClassVar[str]  # key of the metric that evaluations are compared by
-    least_classes: ClassVar[int]  # minimum number of classes with images for a classifier
-    is_exclusive: ClassVar[bool]  # one softmax over classes, rather than a sigmoid for each class
+    metric_key: ClassVar[str]  # name of the metric by which evaluations are compared
+    least_classes: ClassVar[int]  # minimum number of classes that must have images to train a classifier
+    is_exclusive: ClassVar[bool]  # probabilities are a softmax over the classes, rather than a sigmoid for each class
 
     def require_single_label(self, problem: str, hint: str) -> None:  # noqa: B027
-        """Raise UsageError if the data are multi-label."""
+        """Raise UsageError, with `problem` and `hint`, if the data are multi-label."""
 
     def choose_loss(self, loss: str, requested_loss: str | None, source: str) -> str:
-        """Choose the loss of logits: the `requested_loss` loss, or else the default `loss`. Raises UsageError if the
-        named loss does not fit the labels of the data, `source`."""
+        """Return the loss of the logits that fits the labels: `loss`, or a replacement of the default softmax.
+        `requested_loss` is the loss that the user set, if any. Raises UsageError, with the name `source` of the data,
+        if the requested loss does not fit."""
         return loss
 
     def least_held_out(self, classes: int) -> int:
-        """Return the minimum size of a held-out split so that each class can have an image in it."""
+        """Return the minimum number of images of a held-out split of data with that number of classes."""
         return classes
 
     @abstractmethod
@@ -44,11 +45,11 @@ class LabelKind(ABC):
 
     @abstractmethod
     def select_classes(self, labels: np.ndarray, present: np.ndarray, classes: int) -> np.ndarray:
-        """Map the labels of n images to indices into the classes that are `present`, (K',) int64."""
+        """Restrict the labels of n images to the classes `present`, class indices (K',) int64; `classes` is K."""
 
     @abstractmethod
     def shares_to_logits(self, shares: np.ndarray) -> np.ndarray:
-        """Convert (n, K) vote shares to (n, K) logits that yield them as probabilities."""
+        """Convert shares of nearest-neighbour votes (n, K) to logits (n, K) whose probabilities are the shares."""
 
 
 class SingleLabelKind(LabelKind):
@@ -59,7 +60,7 @@ class SingleLabelKind(LabelKind):
     is_exclusive = True
 
     def has_label(self, labels: np.ndarray) -> bool:
-        """Return whether there are images: each has a label (n,)."""
+        """Return whether any image has a label: every one of labels (n,) is one, so whether n > 0."""
         return len(labels) > 0
 
     def count_classes(self, labels: np.ndarray, classes: int) -> np.ndarray:
@@ -67,13 +68,13 @@ class SingleLabelKind(LabelKind):
         return np.bincount(labels, minlength=classes)
 
     def select_classes(self, labels: np.ndarray, present: np.ndarray, classes: int) -> np.ndarray:
-        """Map (n,) labels to (n,) indices into `present`, -1 for other classes."""
+        """Map labels (n,) to their indices in `present`, class indices (K',) int64; -1 for other classes."""
         index_of_class = np.full(classes, -1)
         index_of_class[present] = np.arange(len(present))
         return index_of_class[labels]
 
     def shares_to_logits(self, shares: np.ndarray) -> np.ndarray:
-        """Convert (n, K) shares to (n, K) logarithms."""
+        """Convert vote shares (n, K) to logits (n, K): their logarithms."""
         return np.log(np.clip(shares, MIN_VOTE_SHARE, 1.0))
 
 
@@ -85,11 +86,12 @@ class MultilabelKind(LabelKind):
     is_exclusive = False
 
     def require_single_label(self, problem: str, hint: str) -> None:
-        """Raise UsageError: the data are multi-label."""
+        """Raise UsageError with `problem` and `hint`, since the data are multi-label."""
         raise UsageError(problem, hint)
 
     def choose_loss(self, loss: str, requested_loss: str | None, source: str) -> str:
-        """Choose a sigmoid loss instead of the default softmax. Raises UsageError if a softmax loss was requested."""
+        """Return the loss of the logits: sigmoid instead of the default softmax, any other loss unchanged. Raises
+        UsageError if the user set a softmax loss."""
         if loss != "softmax":
             return loss
         if requested_loss == "softmax":
@@ -98,7 +100,8 @@ class MultilabelKind(LabelKind):
         return "sigmoid"
 
     def least_held_out(self, classes: int) -> int:
-        """Return 0: multi-label images are not held out by class."""
+        """Return the minimum number of images of a held-out split: 0, as multi-label images are not held out by
+        class."""
         return 0
 
     def has_label(self, labels: np.ndarray) -> bool:
@@ -110,11 +113,11 @@ class MultilabelKind(LabelKind):
         return labels.sum(0)
 
     def select_classes(self, labels: np.ndarray, present: np.ndarray, classes: int) -> np.ndarray:
-        """Select the columns of the present classes: (n, K) labels -> (n, K') float32."""
+        """Select the columns of the classes `present`, class indices (K',): labels (n, K) -> (n, K') float32."""
         return labels[:, present].astype(np.float32)
 
     def shares_to_logits(self, shares: np.ndarray) -> np.ndarray:
-        """Convert (n, K) shares to (n, K) log-odds."""
+        """Convert vote shares (n, K) to logits (n, K): their log-odds."""
         shares = np.clip(shares, MIN_VOTE_SHARE, 1.0)
         return np.log(shares) - np.log(np.clip(1 - shares, MIN_VOTE_SHARE, 1.0))
 
@@ -123,5 +126,5 @@ SINGLE_LABEL, MULTILABEL = SingleLabelKind(), MultilabelKind()
 
 
 def get_label_kind(multilabel: bool) -> LabelKind:
-    """Return the label kind: multi-label if `multilabel`, else single-label."""
+    """Return the operations for multi-label data if `multilabel`, else those for single-label data."""
     return MULTILABEL if multilabel else SINGLE_LABEL

@@ -12,8 +12,11 @@ from vitreous.errors import UsageError
 
 @dataclass(frozen=True)
 class Latents:
-    """Description of stored latents: `autoencoder` is a folder or an `hf:` name; (z - `shift`) `scale` has about unit
-    std; one latent covers `stride` x `stride` pixels."""
+    """Description of stored latents.
+
+    `autoencoder` is a folder or an `hf:` name. For latents z, (z - `shift`) * `scale` has about unit standard
+    deviation. One latent vector covers `stride` x `stride` pixels.
+    """
 
     autoencoder: str
     scale: float
@@ -21,7 +24,7 @@ class Latents:
     stride: int = 8
 
     def normalisation(self, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Return the mean and std of `Preprocess` for these latents."""
+        """Return the channel means and standard deviations with which a `Preprocess` normalises these latents."""
         return (self.shift,) * channels, (1 / self.scale,) * channels
 
 
@@ -32,12 +35,13 @@ class LatentEncoder(Protocol):
     latents: Latents
 
     def encode(self, pixels: np.ndarray, seed: int) -> np.ndarray:
-        """Encode (H, W, 3) uint8 as (h, w, channels) float32: a sample of the posterior, determined by the seed."""
+        """Encode an image (H, W, 3) uint8 as latents (h, w, channels) float32, drawn from the posterior with a seed."""
         ...
 
 
 def latents_from_json(record: Any) -> Latents | None:
-    """Parse the latents in a pack's document. Raises UsageError for an invalid record."""
+    """Parse the description of latents in a `pack.json`; None if there is none. Raises UsageError for invalid
+    values."""
     if record is None:
         return None
     try:
@@ -46,5 +50,5 @@ def latents_from_json(record: Any) -> Latents | None:
     except (KeyError, TypeError, ValueError):
         raise UsageError(f"invalid description of latents: {record}") from None
     if not (latents.scale > 0 and stride > 0):
-        raise UsageError(f"invalid latents: scale {latents.scale}, stride {stride}")
+        raise UsageError(f"scale and stride of latents must be above 0, got scale {latents.scale}, stride {stride}")
     return latents

@@ -1,4 +1,5 @@
-"""Data loaders: decode and augment the samples of a split, in this process or in workers, and collate batches."""
+"""Data loaders: decode and augment the samples of a split, in this process or in worker processes, and collate them to
+batches. A training run reads one endless stream of samples; positions count the samples of that stream."""
 
 from __future__ import annotations
 
@@ -44,14 +45,16 @@ SCENE_CACHE_MEMORY_SHARE = 0.1  # share of free memory for cached images and tar
 
 @dataclass(frozen=True)
 class TrainLoader:
-    """Training batches of one split; each sample is augmented to the `views` of `Augment` or `MultiCrop`.
+    """Loader of the training batches of a split. Each sample is augmented by `views`, such as `Augment` or `MultiCrop`.
 
-    `cached`: all images in memory, (n, C, *image) uint8; None: files are read on demand. `sampling`: balanced shows
-    every class equally often; `repeat-factor` oversamples images of classes that occur on less than a share
-    `repeat_threshold` of the images. `repeats`: how often an image is shown in an epoch, each time as another view (see
-    `SampleOrder`). `exact`: never decode a JPEG at reduced resolution for a crop that is downscaled. `pin`: return
-    pinned memory. `buckets`, (n,) int64: the index in `preprocess.buckets` of each sample; batches of `build_batch`
-    positions in the stream mostly have one bucket, and a requested span must have one.
+    - `cached`: all images in memory, (n, C, *image) uint8; None: files are read on demand.
+    - `sampling`: `balanced` shows every class equally often; `repeat-factor` oversamples images of classes that occur
+      on less than a share `repeat_threshold` of the images.
+    - `repeats`: number of views of an image in an epoch (see `SampleOrder`).
+    - `exact`: never decode a JPEG at reduced resolution for a crop that is downscaled.
+    - `pin`: return batches in pinned memory.
+    - `buckets`, (n,) int64: the index in `preprocess.buckets` of each sample. Most batches of `batch_size` positions
+      then have a single bucket; a requested span must have a single one.
 
     Raises UsageError for balanced sampling without exactly one class per image.
     """
@@ -76,7 +79,7 @@ class TrainLoader:
 
     @cached_property
     def sample_order(self) -> SampleOrder:
-        """The mapping from positions of the stream to samples."""
+        """The order in which the stream shows the samples."""
         labels = self.split.labels if self.sampling != "even" else None
         if labels is not None and self.sampling == "repeat-factor":
             return SampleOrder(
@@ -103,32 +106,32 @@ class TrainLoader:
 
     @cached_property
     def has_annotations(self) -> bool:
-        """Whether images are augmented together with their annotations."""
+        """Whether images are augmented together with their annotations, as scenes."""
         volumes = isinstance(self.views, VolumeViews) and isinstance(self.split, AnnotatedSplit)
         return volumes or isinstance(self.views, SceneViews)
 
     @cached_property
     def scene_reader(self) -> SceneReader:
-        """The reader of images with their annotations."""
-        assert isinstance(self.split, AnnotatedSplit), "objectives of scenes refuse other data"
+        """The reader of scenes: images with their annotations."""
+        assert isinstance(self.split, AnnotatedSplit), "objectives with SceneViews reject data without annotations"
         return SceneReader(self.split, self.preprocess)
 
     def iterate_batches(self, start: int, stop: int, size: int) -> Iterator[Batch]:
-        """Yield batches of `size` for the positions [start, stop); the last batch may be smaller."""
+        """Yield batches of `size` samples for the positions [start, stop) of the stream; the last may be smaller."""
         return self.iterate_spans((low, min(low + size, stop)) for low in range(start, stop, size))
 
     def iterate_spans(self, spans: Iterable[tuple[int, int]]) -> Iterator[Batch]:
-        """Yield a batch for each (start, stop) of positions, with `samples`, the views, and any `labels`.
+        """Yield a batch for each span (start, stop) of positions, with the views, `samples` and any `labels`.
 
-        A span may be empty; its batch is then empty too. `iterate_spans` is consumed lazily, a few spans ahead with
-        workers; it may be infinite.
+        An empty span yields an empty batch. `spans` may be infinite: it is consumed lazily, a few spans ahead if there
+        are worker processes.
         """
         if self.cached is not None:
             return (self.load_memory_batch(*span) for span in spans)
         return self.load_file_batches(spans)
 
     def load_memory_batch(self, start: int, stop: int) -> Batch:
-        """Load a batch of cached images and augment it as a whole."""
+        """Load the batch of the positions [start, stop) from the images in memory, and augment it in one call."""
         assert self.cached is not None
         samples, epochs, views = get_stream_samples(self.sample_order, start, stop)
         pixels = torch.from_numpy(self.cached.numpy()[samples])  # numpy copies whole images, torch single elements
@@ -136,7 +139,8 @@ class TrainLoader:
         return self.build_batch(images.pin_memory() if self.pin else images, torch.from_numpy(samples))
 
     def load_file_batches(self, spans: Iterable[tuple[int, int]]) -> Iterator[Batch]:
-        """Yield batches of files, decoded and augmented by the workers. Raises the first DataError."""
+        """Yield a batch for each span (start, stop) from files, decoded and augmented by the workers. Raises the
+        DataError of the first unreadable sample of a batch."""
         key_lists = (
             list(zip(*(array.tolist() for array in get_stream_samples(self.sample_order, *span)), strict=True))
             for span in spans
@@ -163,7 +167,8 @@ class TrainLoader:
         return batch
 
     def load_sample(self, sample: int, epoch: int, view: int) -> Tensor | dict[str, Tensor]:
-        """Load one decoded and augmented image, (C, *image) uint8; with `SceneViews` together with its annotations."""
+        """Load a sample, decoded and augmented: an image (C, *image) uint8, or a dict of an image and its annotations
+        if `has_annotations`. `view` counts the repetitions of the sample in an epoch. Raises DataError."""
         preprocess = self.preprocess if self.buckets is None else self.bucket_preprocesses[self.buckets[sample]]
         sample_key = derive_key(self.seed, epoch, sample, view)
         if isinstance(self.views, SceneViews | VolumeViews) and self.has_annotations:
@@ -184,15 +189,16 @@ class EvalLoader:
     views: ClipViews | None = None
 
     def iterate_batches(self, size: int) -> Iterator[tuple[Tensor, list[Tensor | DataError]]]:
-        """Yield sample indices and, for each, its image (C, *image) uint8, its views (V, C, *image), or its
-        DataError."""
+        """Yield batches: sample indices (B,) and, for each sample, its image (C, *image) uint8, its views
+        (V, C, *image) if `views` is set, or the DataError of an unreadable sample."""
         count = len(self.split)
         key_lists = ([(sample,) for sample in range(low, min(low + size, count))] for low in range(0, count, size))
         for samples, images in load_batches(self, key_lists, self.workers):
             yield samples, list(images)
 
     def load_sample(self, sample: int) -> Tensor:
-        """Load one decoded image, or the sampled frames of a clip, (C, *image) uint8; or its views (V, C, *image)."""
+        """Load a sample: a decoded image or the sampled frames of a clip, (C, *image) uint8, or the views of a clip
+        (V, C, *image). Raises DataError."""
         split = self.split
         if self.views is not None:
             clip = open_as_clip(open_sample(split, sample), split.name(sample))
@@ -202,7 +208,8 @@ class EvalLoader:
 
 
 class DecodingDataset(Dataset):
-    """Map (sample, epoch, view) or (sample,) to the sample index and its image, or the DataError of the image."""
+    """Dataset that maps a key, (sample, epoch, view) or (sample,), to the sample index and its image, or its
+    DataError."""
 
     def __init__(self, reader: TrainLoader | EvalLoader) -> None:
         self.reader = reader
@@ -215,23 +222,24 @@ class DecodingDataset(Dataset):
 
 
 class ConcatenatedTensors(NamedTuple):
-    """Tensors with these `shapes`, flattened and concatenated, (n,)."""
+    """Tensors of different sizes in one: `values` (n,) contains them flattened and concatenated; `shapes` has their
+    shapes."""
 
     values: Tensor
     shapes: list[torch.Size]
 
     def split_tensors(self) -> list[Tensor]:
-        """Return the tensors as views of the shared memory."""
+        """Return the original tensors, each of one of the `shapes`, as views of `values`."""
         flat_tensors = self.values.split([shape.numel() for shape in self.shapes])
         return [tensor.view(shape) for tensor, shape in zip(flat_tensors, self.shapes, strict=True)]
 
 
 def collate_samples(items: list[tuple[int, Any]]) -> tuple[Tensor, Tensor | ConcatenatedTensors | list[Any]]:
-    """Collate items of `DecodingDataset`: samples, and the images (B, C, *image), concatenated if sizes differ, or a
-    list if one is missing.
+    """Collate items of `DecodingDataset` to sample indices (B,) int64 and images.
 
-    A worker passes one tensor to the main process as one shared-memory file, but a list as one file per tensor, which
-    may exceed the limit of open files.
+    Images of equal size are stacked, (B, C, *image), others are concatenated. A batch with an error or with annotations
+    stays a list. A worker passes a tensor to the main process as one shared-memory file, but a list as one file per
+    tensor, which may exceed the limit of open files.
     """
     if not items:
         return torch.empty(0, dtype=torch.int64), []
@@ -263,10 +271,10 @@ def ignore_closed_connection(
 def load_batches(
     reader: TrainLoader | EvalLoader, key_lists: Iterable[list[tuple[int, ...]]], workers: int, pin: bool = False
 ) -> Iterator[tuple[Tensor, Tensor | list[Any]]]:
-    """Decode lists of sample keys in order, in `workers` processes -> samples (B,) int64 and images, see
-    `collate_samples`.
+    """Load a batch for each list of sample keys, in order, in `workers` processes.
 
-    Raises ResourceError if a worker dies or hangs.
+    Yields sample indices (B,) int64 and images: a tensor (B, C, *image), or a list if sizes differ, images are
+    annotated, or one is unreadable. Raises ResourceError if a worker dies or hangs.
     """
     prefetch = None
     if workers:
@@ -291,10 +299,10 @@ def map_in_workers(
     prefetch: int | None,
     pin: bool = False,
 ) -> Iterator[Any]:
-    """Yield dataset items for lists of keys, in order, from `workers` processes. Raises ResourceError if a worker dies
-    or hangs.
+    """Yield collated items of the dataset `items` for each list of keys, in order, loaded by `workers` processes.
 
-    `prefetch`: lists that each process loads in advance; without effect if there are no worker processes.
+    `prefetch` is the number of lists that each process loads in advance; it has no effect without workers. Raises
+    ResourceError if a worker dies or hangs.
     """
     workers = limit_workers(workers)
     options: dict[str, Any] = {"num_workers": workers, "collate_fn": collate, "pin_memory": pin}
@@ -311,8 +319,8 @@ def map_in_workers(
 
 
 def choose_prefetch_factor(size: int, workers: int) -> int:
-    """Choose how many batches of `size` bytes each worker prefetches: 1 to MAX_PREFETCH_BATCHES, limited by free
-    memory. Batches wait in shared memory, which is small in many containers."""
+    """Choose the number of batches of `size` bytes that each worker prefetches: 1 to MAX_PREFETCH_BATCHES, limited by
+    free memory. Prefetched batches are in shared memory, which is small in many containers."""
     free_memory = get_free_memory("cpu")
     if os.path.isdir("/dev/shm"):
         status = os.statvfs("/dev/shm")
@@ -326,15 +334,16 @@ def choose_prefetch_factor(size: int, workers: int) -> int:
 
 
 class SceneReader:
-    """Read the images of a split with their class maps, and cache the first ones in memory until it is full."""
+    """Reader of scenes: images of a split with their annotations. Scenes are cached in memory until the cache is
+    full."""
 
     def __init__(self, split: AnnotatedSplit, preprocess: Preprocess) -> None:
         self.split, self.preprocess = split, preprocess
         self.scenes: dict[int, tuple[DecodedSample, Target]] = {}
-        self.free_cache_bytes = SCENE_CACHE_MEMORY_SHARE * (get_free_memory("cpu") or 0)  # bytes
+        self.free_cache_bytes = SCENE_CACHE_MEMORY_SHARE * (get_free_memory("cpu") or 0)
 
     def read(self, sample: int) -> tuple[DecodedSample, Target]:
-        """Read an image and its annotations; only the class map, if it has one. Raises DataError."""
+        """Read an image and its annotations, which are reduced to the class map if there is one. Raises DataError."""
         if sample in self.scenes:
             return self.scenes[sample]
         name = self.split.name(sample)
@@ -348,12 +357,12 @@ class SceneReader:
         return image, target
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state for a worker, without the cache, which would have to be transferred."""
+        """Return the state for a worker process, without the cache, which would take time to transfer."""
         return self.__dict__ | {"scenes": {}}
 
 
 def count_decoded_bytes(image: DecodedSample) -> int:
-    """Return the bytes of a decoded image, or of a list with one image per channel."""
+    """Return the size in bytes of a decoded image: pixels, a PIL image, or a tuple of one PIL image per channel."""
     if isinstance(image, np.ndarray):
         return image.nbytes
     bands = image if isinstance(image, tuple) else (image,)

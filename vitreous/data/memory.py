@@ -14,12 +14,12 @@ from vitreous.data.decoding.decode import decode_to_pillow
 from vitreous.data.split import ArraySplit, Data, FileSplit, Split, StoreSplit, create_empty_labels
 from vitreous.errors import UsageError
 
-MEMORY_SOURCE_NAME = "memory"  # name of such data in a run's config
+MEMORY_SOURCE_NAME = "memory"  # name of datasets in memory in a run's config
 
 
 @dataclass(frozen=True, eq=False)
 class ImageStore:
-    """Images of any sizes, each (H, W) or (H, W, 3) uint8."""
+    """Store of images in memory whose sizes differ, each (H, W) or (H, W, 3) uint8."""
 
     images: tuple[np.ndarray, ...]
 
@@ -43,9 +43,9 @@ def create_memory_data(
     classes: Sequence[str] = (),
     targets: Sequence[str] = (),
 ) -> Data:
-    """Create a dataset with a training split only, from an array (n, H, W) or (n, H, W, C), or a list of arrays (H, W[,
-    C]), PIL images, or paths of image files.
+    """Create a dataset with a training split only.
 
+    `images` are an array (n, H, W) or (n, H, W, C), or a list of arrays (H, W[, C]), PIL images, or paths of files.
     `labels` (n,) int64 are indices in `classes`, or (n, T) float64 values of `targets`; None: no labels. Raises
     UsageError for a list of anything else.
     """
@@ -56,8 +56,8 @@ def create_memory_data(
 
 
 def create_memory_split(images: np.ndarray | Sequence[Any], labels: np.ndarray) -> Split:
-    """Create the split of these images and labels, (n,) int64, (n, K) float32 or (n, T) float64. Raises UsageError as
-    `create_memory_data`."""
+    """Create a split from images as in `create_memory_data`, and labels (n,) int64, (n, K) float32 or (n, T) float64.
+    Raises UsageError for a list of anything but arrays, PIL images or paths."""
     if isinstance(images, np.ndarray):
         return ArraySplit(images, labels)
     if all(isinstance(image, str | os.PathLike) for image in images):
@@ -67,7 +67,7 @@ def create_memory_split(images: np.ndarray | Sequence[Any], labels: np.ndarray) 
         if isinstance(image, Image.Image):
             image = np.array(decode_to_pillow(image, 1 if image.mode in ("1", "L") else 3, f"image {index}"))
         if not isinstance(image, np.ndarray):
-            problem = f"image {index} is a {type(image).__name__}"
+            problem = f"image {index} has the unsupported type {type(image).__name__}"
             raise UsageError(problem, "pass a list of arrays (H, W[, C]), of PIL images, or of paths; do not mix them")
         arrays.append(image)
     if len({(array.shape, array.dtype) for array in arrays}) == 1:

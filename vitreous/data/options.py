@@ -8,16 +8,17 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class DataOptions:
-    """The training data of a run. `cache` keeps the training images in memory; `classes` is the order of the logits."""
+    """The training data of a run. `source` is the name or path of the dataset; `classes` is the order of the logits;
+    `cache` keeps the training images in memory."""
 
     source: str
     classes: tuple[str, ...]
     images: int  # number of training images, without unreadable ones
-    fingerprint: str
+    fingerprint: str  # SHA-256 of `Data.fingerprint`, for detecting changed data
     split_seed: int = 0
-    # share of all training images held out as `val`; 0: no holdout; None: the predefined splits
+    # share of all training images that is held out as `val`; 0: none; None: the splits as opened
     hold_out: float | None = None
-    # a table column or regular expression with the group of an image; no group is in both `train` and `val`
+    # table column, or regular expression for paths, that defines the groups, which are not divided between splits
     group_by: str | None = None
     axes: Literal[1, 2, 3] | None = None  # axes of a file: signals (1), images (2) or volumes (3); None: detected
     ignore_index: int | None = None  # ignored index in class maps, in addition to 255
@@ -37,5 +38,5 @@ class DataOptions:
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """The names of a head's outputs: targets or classes."""
+        """The names of the outputs of the model's head: regression targets, or else classes."""
         return self.targets or self.classes

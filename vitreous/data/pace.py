@@ -1,5 +1,5 @@
-"""Choose the number of decoding processes from the model's throughput, the decoding time of an image and the
-machine."""
+"""Choose the number of worker processes that decode training images, from the model's throughput, the decoding time of
+an image, and the cores and memory of the machine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from vitreous.system.machine import get_free_memory
 
 MAX_TIMED_IMAGES = 12  # maximum images to time
 MAX_TIMING_SECONDS = 2.0  # time limit of the measurement
-DECODER_HEADROOM = 1.25  # headroom over the decoders that just keep up with a GPU, as images vary
+DECODER_HEADROOM = 1.25  # factor on the decoders that keep up with a GPU on average, as decoding times vary
 MAX_WORKER_BYTES = 400 * 2**20  # estimated memory of a decoding process
 
 
@@ -35,7 +35,8 @@ def choose_worker_count(
     """Choose the number of processes that decode a split for training.
 
     `throughput`: the model's throughput in images/s with all cores and without waiting for data, if it was measured.
-    `shares_cores`: the model runs on the same cores. A few images are decoded to measure the decoding time.
+    `shares_cores`: the model runs on the CPU cores that decode. A few images are decoded to measure the decoding
+    time.
     """
     loader = TrainLoader(split, preprocess, views, 0, exact=exact)
     return balance_workers(
@@ -44,7 +45,8 @@ def choose_worker_count(
 
 
 def measure_decode_seconds(loader: TrainLoader) -> float:
-    """Measure the median seconds per image on one core; 0 if no image can be read."""
+    """Measure the median time of decoding and augmenting an image on one core, in seconds; 0 if no image can be
+    read."""
     threads, start_time, seconds_each = torch.get_num_threads(), time.perf_counter(), []
     torch.set_num_threads(1)
     try:
@@ -65,12 +67,13 @@ def measure_decode_seconds(loader: TrainLoader) -> float:
 
 
 def balance_workers(seconds: float, throughput: float | None, cores: int, shares_cores: bool, free_bytes: int) -> int:
-    """Balance model and decoders: core-seconds per image, the model's images/s and the machine -> processes, at least
-    1.
+    """Return the number of decoding processes, at least 1, that balances the speed of model and decoders.
 
-    If model and decoders share the cores, an image costs cores / rate core-seconds for the model and `seconds` for
-    decoding; with all cores busy, the decoders then need rate' * seconds cores. A GPU needs enough decoders to keep up
-    with it. `free_bytes`, bytes of free memory (0 if unknown), limits both.
+    `seconds` is the decoding time of an image, `throughput` the model's images/s (None: all cores decode). If model and
+    decoders share the cores, an image costs cores / throughput core-seconds in the model and `seconds` for decoding.
+    With all cores busy, the decoders need the share seconds / (cores / throughput + seconds) of the cores. A model on a
+    GPU needs seconds * throughput cores, times DECODER_HEADROOM. `free_bytes`, the free memory (0 if unknown), limits
+    the number in either case.
     """
     max_workers = min(cores, max(1, free_bytes // (2 * MAX_WORKER_BYTES))) if free_bytes else cores
     if throughput is None:

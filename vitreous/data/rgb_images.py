@@ -11,10 +11,10 @@ from vitreous.data.decoding.clip import sample_frames_evenly
 
 
 def to_rgb_image(pixels: Tensor, like: Tensor | None = None) -> Image.Image:
-    """Convert (C, *image) pixels to an RGB image: the first three channels, or the first one as grey.
+    """Convert pixels (C, *image) to an RGB image of their first three channels, or of the first one in grey.
 
-    Floats are scaled by their range, or by the range of the pixels `like`, also (C, *image). A clip (C, T, h, w) or a
-    volume is shown as four frames; a signal (C, L) as a curve.
+    Pixels that are not uint8 are scaled by their range, or by that of the pixels `like`, also (C, *image). A clip or
+    volume (C, T, h, w) is shown as four frames, a signal (C, L) as a curve.
     """
     if pixels.ndim == 2:
         return draw_signal_curve(pixels[0].float().numpy())

@@ -1,4 +1,5 @@
-"""Open the data of a run as the run opened them, and other datasets for evaluating a trained model."""
+"""Open datasets for a trained model: the data of its run, opened with the run's options, or other data for
+evaluation."""
 
 from __future__ import annotations
 
@@ -29,12 +30,13 @@ def open_run_data(
     preprocess: Preprocess | None = None,
     targets: tuple[str, ...] = (),
 ) -> tuple[str, Data]:
-    """Return the name and dataset for evaluating a run: the run's data, split as in the run, or `data`.
+    """Open the dataset for evaluating a run: `data`, or the run's data with the run's splits. Returns its name and the
+    dataset.
 
-    `stills` as in `open_data`. A folder of classes given as `data` is evaluated as a whole, as its test split, unless
-    `split` selects another one. `targets`: the columns whose values are the labels, by default those of the run. Files
-    are opened as volumes or signals if `preprocess`, or else the run's, requires it. Raises UsageError for a bundle
-    without data and, if `labelled`, DataError for data without labels.
+    If `data` has no predefined splits, all its images form the test split, unless `split` selects another. `targets`
+    are the columns whose values are the labels, by default those of the run. Files are opened as volumes or signals if
+    `preprocess` (default: the run's) requires it. `stills` as in `open_data`. Raises UsageError if `run` is a bundle
+    without a run and there is no `data`. Raises DataError for data without labels if `labelled`.
     """
     source, config = os.fspath(data) if data is not None else None, Path(run) / "config.yaml"
     split_seed, share, group_by, axes, ignore_index = 0, None, None, None, None
@@ -47,7 +49,7 @@ def open_run_data(
     if source is None:
         problem = f"{run} is a bundle without a run, so it has no evaluation data"
         raise UsageError(problem, "add the path of a dataset after it")
-    opened = (
+    dataset = (
         open_run_source(
             run,
             source,
@@ -62,14 +64,15 @@ def open_run_data(
         else open_for_model(source, split_seed, preprocess, stills=stills, ignore_index=ignore_index, targets=targets)
     )
     if labelled:
-        require_labels(opened)
-    opened = opened.with_holdout(share, split_seed)
-    return source, as_test_split(opened) if data is not None and opened.unsplit and split in (None, "test") else opened
+        require_labels(dataset)
+    dataset = dataset.with_holdout(share, split_seed)
+    is_test_data = data is not None and dataset.unsplit and split in (None, "test")
+    return source, as_test_split(dataset) if is_test_data else dataset
 
 
 def read_run_data(config: Path, preprocess: Preprocess | None = None) -> tuple[DataOptions, Preprocess]:
-    """Read data options and, unless passed, preprocessing from a run's config.yaml. Raises UsageError for a damaged
-    file."""
+    """Read the data options and the preprocessing in a run's config.yaml; `preprocess`, if passed, replaces the latter.
+    Raises UsageError for a damaged file."""
     document = read_yaml(config.read_text("utf-8"))
     if not isinstance(document, dict) or not {"data", "preprocess"} <= set(document):
         raise UsageError(f"{config} has no data and preprocess sections", "restore the file")
@@ -86,26 +89,27 @@ def open_for_model(
     ignore_index: int | None = None,
     targets: tuple[str, ...] = (),
 ) -> Data:
-    """Open data for a model; `preprocess` determines how ambiguous files are opened. `stills`, `ignore_index` and
-    `targets` as in `open_data`. Raises as `open_data`."""
-    axes, opened = preprocess.array_axes if preprocess is not None else None, None
+    """Open a dataset for a model. Files that can be images, volumes or signals are opened as the input that
+    `preprocess` requires. `stills`, `ignore_index` and `targets` as in `open_data`, as are the errors."""
+    axes, data = preprocess.array_axes if preprocess is not None else None, None
     try:
-        opened = open_data(source, split_seed, stills=stills, ignore_index=ignore_index, targets=targets)
-        if axes is None or get_sample_noun(next(iter(opened.splits.values()))) != "images":
-            return opened
+        data = open_data(source, split_seed, stills=stills, ignore_index=ignore_index, targets=targets)
+        if axes is None or get_sample_noun(next(iter(data.splits.values()))) != "images":
+            return data
         return open_data(source, split_seed, axes=axes, ignore_index=ignore_index, targets=targets)
     except DataError:
-        if opened is not None:
-            return opened  # images, which later checks reject by their kind
+        if data is not None:
+            return data  # images, which a later check of the model's input rejects
         if axes is None:
             raise
     return open_data(source, split_seed, axes=axes, ignore_index=ignore_index, targets=targets)
 
 
 def choose_split(data: Data, split: str | None, note: Callable[[str], None]) -> str:
-    """Return the split to evaluate: the requested one, else test, else val, which is reported to `note`.
+    """Return the name of the split to evaluate: the requested `split`, else test, else val.
 
-    Raises DataError, with the available splits, if there is none of them.
+    The use of val instead of test is reported by `note`. Raises DataError, with the available splits, if the data have
+    no such split.
     """
     if split is not None or "test" in data.splits or "val" not in data.splits:
         data.split(split or "test")
@@ -116,7 +120,8 @@ def choose_split(data: Data, split: str | None, note: Callable[[str], None]) -> 
 
 
 def iterate_sample_images(data: Data, preprocess: Preprocess) -> Iterator[Tensor]:
-    """Yield images (C, *image) for int8 calibration in a fixed random order, from train if it exists."""
+    """Yield readable images (C, *image) for int8 calibration, in a fixed random order: those of `train`, or of the
+    first split if there is no `train`."""
     split = data.splits.get("train") or next(iter(data.splits.values()))
     for sample in draw_permutation(len(split), 0, 0):
         try:
@@ -126,8 +131,8 @@ def iterate_sample_images(data: Data, preprocess: Preprocess) -> Iterator[Tensor
 
 
 def open_training_data(run: str | os.PathLike[str], opened: Data | None = None) -> Data | None:
-    """Return data with a training split, for calibration rather than evaluation: the open dataset, or the run's, or
-    None."""
+    """Return a dataset with a training split, for calibration: `opened`, or by default the run's dataset. Returns None
+    if it cannot be opened, or has no training split next to another split."""
     if opened is None:
         try:
             opened = open_run_data(run, None, "test")[1]
@@ -139,13 +144,13 @@ def open_training_data(run: str | os.PathLike[str], opened: Data | None = None) 
 def iterate_calibration_images(
     run: str | os.PathLike[str], preprocess: Preprocess, fallback_images: Callable[[], Iterable[Tensor]]
 ) -> Iterator[Tensor]:
-    """Yield images (C, *image) for int8 calibration: training images of the run, so that predictions do not depend on
-    the evaluated data; or images of `fallback_images` if the run's data cannot be opened."""
+    """Yield images (C, *image) for int8 calibration: training images of the run, or those of `fallback_images()` if the
+    run's data cannot be opened. Predictions thus do not depend on the evaluated data if possible."""
     data = open_training_data(run)
     yield from fallback_images() if data is None else iterate_sample_images(data, preprocess)
 
 
 def as_test_split(data: Data) -> Data:
-    """Return all images of data without predefined splits as the test split."""
+    """Return a dataset whose only split, `test`, has all images of `data`, a dataset without predefined splits."""
     splits = {"test": data.full_train_split or data.split("train")}
     return Data(data.name, data.classes, splits, titles=data.titles, frequency=data.frequency, targets=data.targets)

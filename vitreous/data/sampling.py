@@ -1,7 +1,8 @@
-"""Map a position of the training stream to an image, as a function of the seed and of the position alone.
+"""Map a position of the training stream to a sample, as a function of the seed and the position alone.
 
-A run reads one endless stream of epochs, each in a separate random order with as many positions as images. A run can
-therefore resume from one integer. No sample is dropped at the end of an epoch: a batch may extend into the next one.
+A run reads one endless stream of epochs. Each epoch has as many positions as there are samples, in a separate random
+order. A run can therefore resume from its position, one integer. No sample is dropped at the end of an epoch: a batch
+may extend into the next epoch.
 """
 
 from __future__ import annotations
@@ -14,22 +15,24 @@ import numpy as np
 from vitreous.data.keys import derive_keys, draw_permutation, draw_uniform
 from vitreous.errors import UsageError
 
-#: the last key component of a class's sample order, of the class order in a block, and of repetitions
-_TURN_PART, _BLOCK_PART, _SHOWING_PART = 1, 2, 3
+#: last component of the random keys for the sample order of a class, the class order of a block, and repeat-factor
+#: sampling
+_SAMPLE_ORDER_KEY, _CLASS_ORDER_KEY, _REPEAT_FACTOR_KEY = 1, 2, 3
 LABEL_CHUNK_SIZE = 4096  # labels per chunk
 
 
 @dataclass(frozen=True, eq=False)
 class SampleOrder:
-    """The order of `samples` images in every epoch; `repeats` 1 without `labels` shows every image once.
+    """The order of `samples` images in every epoch. By default an epoch shows every image once, in random order.
 
-    `labels`, (samples,) int64: balanced sampling. Each block of C positions shows each of the C classes with images
-    once, in random order; the k-th sample of a class is the k-th of that class's order. A class with fewer images
-    starts again in a new order, with new views. `repeats` r > 1 is repeated augmentation (arXiv:1902.05509,
-    arXiv:2012.12877): an epoch has the first ceil(samples / r) images, each r times in succession, as r views.
-    `factors`, (samples,) float64 of at least 1: the sampling frequency of an image relative to factor 1, see
-    `draw_repeat_factor_order`. `buckets`, (samples,) int64: images of one bucket are grouped into batches of `batch`,
-    see `draw_bucket_order`.
+    - `labels`, (samples,) int64: balanced sampling. Each block of C positions shows each of the C classes with images
+      once, in random order. Within a class, images are shown in a random order; when all have been shown, the class
+      starts again in a new order, with new views.
+    - `repeats` r > 1: repeated augmentation (arXiv:1902.05509, arXiv:2012.12877). An epoch has the first
+      ceil(samples / r) images, each r times in succession, as r views.
+    - `factors`, (samples,) float64 of at least 1: repeat-factor sampling. An image is shown `factors` times as often as
+      an image of factor 1, see `draw_repeat_factor_order`.
+    - `buckets`, (samples,) int64: images of one bucket are grouped into batches of `batch`, see `draw_bucket_order`.
 
     Raises UsageError for labels without exactly one class per image, or fewer than one repeat.
     """
@@ -47,10 +50,10 @@ class SampleOrder:
         if self.labels is not None and self.labels.ndim != 1:
             raise UsageError("balanced sampling needs one class per image, not several", "use --sampling even")
         if self.repeats < 1:
-            raise UsageError(f"repeats must be at least 1, not {self.repeats}")
+            raise UsageError(f"repeats {self.repeats} is below 1", "use 1 or more")
 
     def draw_epoch(self, epoch_index: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the samples and views of one epoch, (samples,) int64 each."""
+        """Draw one epoch: the sample at each position and its view number, (samples,) int64 each."""
         distinct = -(-self.samples // self.repeats)
         if self.factors is not None:
             order, views = draw_repeat_factor_order(self.factors, self.seed, epoch_index, distinct)
@@ -69,9 +72,13 @@ class SampleOrder:
 
 
 def get_stream_samples(order: SampleOrder, start: int, stop: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the samples, epochs and views at positions [start, stop) of the stream, int64 each.
+    """Return the samples, epochs and view numbers at the positions [start, stop) of the stream, (stop - start,) int64
+    each.
 
-    for position in range(start, stop): samples[position % n], position // n, views[position % n], of that epoch
+        for position in range(start, stop):
+            epoch = position // n, for n samples
+            samples, views = order.draw_epoch(epoch)
+            samples[position % n], epoch, views[position % n]
     """
     epochs = np.arange(start, stop) // order.samples
     epoch_slices = []
@@ -87,7 +94,7 @@ def get_stream_samples(order: SampleOrder, start: int, stop: int) -> tuple[np.nd
 
 
 def find_bucket_boundaries(order: SampleOrder, start: int, stop: int) -> list[int]:
-    """Return the boundaries of runs of one bucket in the positions [start, stop)."""
+    """Return the positions that divide [start, stop) into spans of a single bucket, including start and stop."""
     if order.buckets is None:
         return [start, stop]
     bucket_of = order.buckets[get_stream_samples(order, start, stop)[0]]
@@ -95,9 +102,11 @@ def find_bucket_boundaries(order: SampleOrder, start: int, stop: int) -> list[in
 
 
 def draw_bucket_order(buckets: np.ndarray, batch: int, seed: int, epoch: int) -> np.ndarray:
-    """Draw an order of samples (n,) for buckets (n,) so that most batches have a single bucket.
+    """Draw the order of the samples of an epoch so that most batches have a single bucket: buckets (n,) -> samples (n,)
+    int64.
 
-    Batches are [k batch, (k + 1) batch) of the stream. With a single bucket, the result is the order without buckets.
+    Batches are the positions [k batch, (k + 1) batch) of the stream. If all samples have the same bucket, the order is
+    that without buckets.
 
         sort the order of the epoch by bucket, buckets by their first sample
         lead = the first (-epoch n) % batch samples, which complete the last batch of the previous epoch
@@ -117,25 +126,28 @@ def draw_bucket_order(buckets: np.ndarray, batch: int, seed: int, epoch: int) ->
 
 
 def draw_balanced_order(labels: np.ndarray, seed: int, epoch: int, length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Draw `length` samples with equal class frequencies from labels (n,), and their views: the pass through the
-    class."""
+    """Draw `length` samples with equal class frequencies: labels (n,) -> samples and their view numbers, (length,)
+    int64 each. The view number counts the passes through the samples of the class."""
     classes, counts = np.unique(labels, return_counts=True)
     members = np.split(np.argsort(labels, kind="stable"), np.cumsum(counts)[:-1])
     blocks = -(-length // len(classes))
     samples, views = np.empty((blocks, len(classes)), np.int64), np.empty((blocks, len(classes)), np.int64)
     for column, class_samples in enumerate(members):
         turns = np.arange(-(-blocks // len(class_samples)))
-        orders = np.argsort(derive_keys(seed, epoch, class_samples[None], turns[:, None], _TURN_PART), axis=1)
+        orders = np.argsort(derive_keys(seed, epoch, class_samples[None], turns[:, None], _SAMPLE_ORDER_KEY), axis=1)
         samples[:, column] = class_samples[orders].ravel()[:blocks]
         views[:, column] = np.repeat(turns, len(class_samples))[:blocks]
-    block_orders = np.argsort(derive_keys(seed, epoch, np.arange(blocks)[:, None], classes[None], _BLOCK_PART), axis=1)
+    block_orders = np.argsort(
+        derive_keys(seed, epoch, np.arange(blocks)[:, None], classes[None], _CLASS_ORDER_KEY), axis=1
+    )
     return np.take_along_axis(samples, block_orders, 1).ravel()[:length], np.take_along_axis(
         views, block_orders, 1
     ).ravel()[:length]
 
 
 def draw_repeat_factor_order(factors: np.ndarray, seed: int, epoch: int, length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Draw `length` samples, at most n, and their views by repeat-factor sampling from factors (n,) of at least 1.
+    """Draw `length` samples, at most n, by repeat-factor sampling: factors (n,) of at least 1 -> samples and their view
+    numbers, (length,) int64 each.
 
     LVIS, arXiv:1908.03195, appendix B.2. The list of an epoch is shuffled and truncated to `length`:
 
@@ -144,19 +156,19 @@ def draw_repeat_factor_order(factors: np.ndarray, seed: int, epoch: int, length:
             append (image, view) to the list for view in range(showings)
     """
     samples = np.arange(len(factors))
-    chance = draw_uniform(derive_keys(seed, epoch, samples, _SHOWING_PART), 1)[:, 0]
+    chance = draw_uniform(derive_keys(seed, epoch, samples, _REPEAT_FACTOR_KEY), 1)[:, 0]
     showings = np.floor(factors).astype(np.int64) + (chance < factors - np.floor(factors))
     order = np.repeat(samples, showings)
     views = np.arange(len(order)) - np.repeat(np.cumsum(showings) - showings, showings)
-    kept_positions = np.argsort(derive_keys(seed, epoch, order, views, _SHOWING_PART), kind="stable")[:length]
+    kept_positions = np.argsort(derive_keys(seed, epoch, order, views, _REPEAT_FACTOR_KEY), kind="stable")[:length]
     return order[kept_positions], views[kept_positions]
 
 
 def compute_repeat_factors(labels: np.ndarray, threshold: float) -> np.ndarray:
     """Compute the repeat factor of each image, (n,) float64 of at least 1 (LVIS, arXiv:1908.03195, appendix B.2).
 
-    Labels are (n,) int64 classes, or (n, K) float32 with 1 for each class on an image; f[k] is the share of images with
-    class k.
+    Labels are (n,) int64 classes, or (n, K) float32 with 1 for each class that an image contains; f[k] is the share of
+    images with class k.
 
         for image in range(n):
             factor[image] = max(1, sqrt(threshold / f[k]) for classes k on the image)
@@ -164,13 +176,13 @@ def compute_repeat_factors(labels: np.ndarray, threshold: float) -> np.ndarray:
     Raises UsageError for a threshold outside 0 to 1.
     """
     if not 0 <= threshold <= 1:
-        raise UsageError(f"the repeat threshold {threshold:g} is not between 0 and 1", "use one from 0 to 1")
+        raise UsageError(f"the repeat threshold {threshold:g} is not between 0 and 1", "use a value from 0 to 1")
     counts = np.bincount(labels) if labels.ndim == 1 else (labels > 0).sum(0)
-    rates = np.sqrt(threshold * len(labels) / np.maximum(counts, 1))
+    class_factors = np.sqrt(threshold * len(labels) / np.maximum(counts, 1))
     if labels.ndim == 1:
-        return np.maximum(1.0, rates[labels])
+        return np.maximum(1.0, class_factors[labels])
     chunks = (labels[low : low + LABEL_CHUNK_SIZE] > 0 for low in range(0, len(labels), LABEL_CHUNK_SIZE))
-    return np.concatenate([np.where(chunk, rates, 1.0).max(1, initial=1.0) for chunk in chunks])
+    return np.concatenate([np.where(chunk, class_factors, 1.0).max(1, initial=1.0) for chunk in chunks])
 
 
 _cached_epoch = lru_cache(maxsize=2)(SampleOrder.draw_epoch)

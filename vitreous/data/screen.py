@@ -14,14 +14,14 @@ from vitreous.data.modalities.base import Preprocess
 from vitreous.data.split import Split
 from vitreous.errors import DataError, EmptyImageError, format_first_lines
 
-# datasets below this size at the model's resolution stay in memory, if no source image is larger than the input
+# maximum size of a dataset in memory, at the model's input size
 MAX_CACHE_BYTES = 2**30
-MAX_SIZE_PROBES = 64  # images sampled to estimate the sizes of all
+MAX_SIZE_PROBES = 64  # number of images that are decoded to check the image sizes of a dataset
 
 
 def fits_in_memory(split: Split, preprocess: Preprocess) -> bool:
-    """Return whether a split is cached in memory: it is small, and no sampled image is larger than the model's
-    input."""
+    """Return whether a split can be cached in memory: it has at most `MAX_CACHE_BYTES` at the model's input size, and
+    none of up to `MAX_SIZE_PROBES` images is larger than that size."""
     if not preprocess.is_cacheable or len(split) * preprocess.nbytes > MAX_CACHE_BYTES:
         return False
     for sample in np.linspace(0, len(split) - 1, min(MAX_SIZE_PROBES, len(split))).astype(int):
@@ -37,9 +37,10 @@ def fits_in_memory(split: Split, preprocess: Preprocess) -> bool:
 def screen_images(
     split: Split, preprocess: Preprocess, workers: int, keep: bool
 ) -> tuple[Tensor | None, dict[int, DataError]]:
-    """Decode every image once. Return all of them as (n, C, *image) of their dtype if `keep`, and the read errors.
+    """Decode every image of a split once, to find unreadable images.
 
-    An unreadable image is zeros in the tensor.
+    Returns all images as a tensor (n, C, *image) of `preprocess.dtype` if `keep`, else None, and {sample: error} of the
+    unreadable images, which are zeros in the tensor.
     """
     shape = len(split), preprocess.channels, *preprocess.image
     pixels = torch.zeros(shape, dtype=preprocess.dtype) if keep else None
@@ -65,20 +66,20 @@ def find_readable_samples(split: Split, errors: dict[int, DataError]) -> np.ndar
 
 
 def check_unreadable_images(errors: Mapping[int, DataError], total: int, bad_images: str) -> None:
-    """Raise DataError for unreadable images among `total` if `bad_images` is stop. Images without valid pixels are left
-    out in either case."""
+    """Raise DataError, with a list, if some of `total` images are unreadable and `bad_images` is stop. Images without
+    valid pixels are no errors."""
     reported = {sample: error for sample, error in errors.items() if not isinstance(error, EmptyImageError)}
     if reported and bad_images == "stop":
         raise unreadable_images_error(reported, total)
 
 
 def error_from_message(reason: str) -> DataError:
-    """Recreate an error from its stored message."""
+    """Recreate the DataError, or EmptyImageError, of an unreadable image from its stored message."""
     return (EmptyImageError if reason.endswith(NO_DATA_REASON) else DataError)(reason)
 
 
 def unreadable_images_error(errors: dict[int, DataError], total: int) -> DataError:
-    """Return the error that lists unreadable images: the first twenty, and the total."""
+    """Return the error that lists the first twenty unreadable images, with their number among `total` images."""
     listing = format_first_lines((error.message for error in errors.values()), len(errors))
     problem = f"{len(errors)} of {total} images cannot be read:{listing}"
     return DataError(problem, "fix or delete these files, or use --bad-images skip")

@@ -14,8 +14,8 @@ MIN_QUEUED_BATCHES = 2  # minimum batches of a worker in shared memory: one bein
 
 
 def limit_workers(workers: int, batch_bytes: int = 0) -> int:
-    """Return how many of `workers` processes can transfer batches of that size; 0 if the system cannot share locks. A
-    reduction is printed on stderr, once."""
+    """Limit the number of worker processes to those whose batches of `batch_bytes` fit in free shared memory; 0 if
+    processes cannot share locks. A reduction is printed on stderr, once."""
     if not workers:
         return 0
     if not can_share_locks():

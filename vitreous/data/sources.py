@@ -37,8 +37,8 @@ MAX_SEARCHED_FOLDERS = 20  # maximum folders to search for a dataset
 MAX_TABLE_HEADER_CHARS = 10_000  # maximum length of a table's first line
 NAMED_SOURCE_PREFIXES = ("hf:", "torchvision:")
 
-#: annotation layouts: the test for a folder, and the function that opens it; tried before mask layouts, since COCO
-#: folders may have PNG files next to `images`, as masks do
+#: annotation layouts: pairs of a function that detects the layout of a folder, and a function that opens it. COCO is
+#: tried before mask layouts, since its folders may also have PNG files next to `images`
 COCO_LAYOUTS = ((is_panoptic, open_panoptic), (is_coco, open_coco))
 MASK_LAYOUTS = ((has_volume_masks, open_volume_masks), (has_mask_folders, open_masks))
 OBJECT_LAYOUTS = ((is_voc, open_voc), (is_yolo, open_yolo), (is_labelme, open_labelme))
@@ -64,12 +64,16 @@ def open_data(
     - a CSV file, Parquet files, or a pack of `vitreous data pack`
     - WebDataset archives: a folder, a file, or a pattern such as `x-{000..127}.tar`
 
-    `split_seed` chooses the held-out tenth(s) if the source has no splits. `group_by` defines groups that are not
-    divided, see `vitreous.data.grouping`. With `stills`, a folder of clips and images is opened as clips, where an
-    image has one frame; otherwise it is opened as images. `axes`: files of a folder or a table are signals (1), images
-    (2) or volumes (3), if this is ambiguous. `ignore_index`: the index in class maps that is ignored. `targets`: table
-    columns whose values are the labels; one name for data whose class names are numbers. Images without labels, or with
-    one class, are opened with no classes (`require_labels` rejects them).
+    Options:
+
+    - `split_seed`: seed of the draw that holds out a tenth of the images if the source has no splits
+    - `group_by`: groups that are not divided between splits, see `vitreous.data.grouping`
+    - `stills`: open a folder of clips and images as clips, with images as clips of one frame, instead of as images
+    - `axes`: open ambiguous files of a folder or table as signals (1), images (2) or volumes (3)
+    - `ignore_index`: index in class maps that is ignored
+    - `targets`: table columns whose values are the labels; a single name if the class names of the data are numbers
+
+    Images without labels, or with a single class, are opened without classes; `require_labels` rejects them.
 
     Raises DataError for a missing or empty folder, or a class that only a held-out split has; UsageError for an unknown
     name.
@@ -88,19 +92,19 @@ def open_data(
 
 
 def resolve_source(source: str | os.PathLike[str]) -> str:
-    """Return a dataset name that is valid in every folder: an absolute path for sources on disk (symbolic links are
-    kept), else unchanged."""
+    """Return a source name that does not depend on the working directory: the absolute path of a source on disk, with
+    symbolic links kept; other names are unchanged."""
     name = os.fspath(source)
     return os.path.abspath(name) if is_on_disk(name) else name
 
 
 def is_on_disk(source: str) -> bool:
-    """Return whether a dataset name is a path or a pattern of paths, rather than `digits` or `hf:org/name`."""
+    """Return whether a source is a path or a pattern of paths, rather than a name such as `digits` or `hf:org/name`."""
     return source != "digits" and not source.startswith(NAMED_SOURCE_PREFIXES)
 
 
 def get_public_name(source: str) -> str:
-    """Return a dataset's name without its parent folders, for shared files: `pets` for `/home/me/pets`."""
+    """Return the name of a source without its parent folders, which may be private: `pets` for `/home/me/pets`."""
     return Path(source).name if is_on_disk(source) else source
 
 
@@ -114,8 +118,8 @@ def open_run_source(
     ignore_index: int | None = None,
     targets: tuple[str, ...] = (),
 ) -> Data:
-    """Open the dataset that a run was trained on, `source` in its config.yaml. Raises as `open_data`, and DataError if
-    it is missing."""
+    """Open the dataset that a run was trained on, `source` in its config.yaml, with options and errors of `open_data`.
+    Raises DataError, with the way to pass a new location, if it was moved."""
     try:
         return open_data(
             source, split_seed, group_by=group_by, stills=stills, axes=axes, ignore_index=ignore_index, targets=targets
@@ -123,7 +127,7 @@ def open_run_source(
     except DataError as error:
         if not is_on_disk(source) or os.path.lexists(source):
             raise
-        hint = f"pass the new location, as in `vitreous evaluate {escape_unprintable(run)} DATA`, or put them back"
+        hint = f"pass the new location, as in `vitreous evaluate {escape_unprintable(run)} DATA`, or restore the data"
         problem = f"{escape_unprintable(run)} was trained on {escape_unprintable(source)}"
         if not os.path.isabs(source):
             problem += f", a relative path that does not exist in {escape_unprintable(os.getcwd())}"
@@ -134,8 +138,9 @@ def open_run_source(
 
 
 def open_images(source: str | os.PathLike[str], targets: tuple[str, ...] = ()) -> Data | FileSplit:
-    """Open a dataset, with `targets` as in `open_data`. If it has neither labels nor splits, or is no dataset, open
-    every image below the folder. Raises DataError if there are none."""
+    """Open the images of a source, labelled or not. A dataset is opened as by `open_data`. If it has neither labels nor
+    splits, or the layout is not recognised, every image below the folder is opened as one `FileSplit`. Raises DataError
+    if there are no images."""
     try:
         data = open_data(source, targets=targets)
     except DataError:
@@ -153,8 +158,9 @@ def check_digits_folder() -> None:
     if not folder.is_dir() or (folder / "config.yaml").exists():  # a folder with config.yaml is a run
         return
     if next(iterate_images(folder), None):
-        problem = f"digits is the embedded dataset, and a folder of images in {escape_unprintable(os.getcwd())}"
-        raise UsageError(problem, "write ./digits for the folder, or change to another directory for the embedded set")
+        folder_text = f"a folder of images in {escape_unprintable(os.getcwd())}"
+        problem = f"digits is ambiguous: it is both the built-in dataset and {folder_text}"
+        raise UsageError(problem, "write ./digits for the folder, or change to another directory for the dataset")
 
 
 def check_ignore_index(path: Path, ignore_index: int) -> None:
@@ -169,8 +175,8 @@ def check_ignore_index(path: Path, ignore_index: int) -> None:
 
 
 def open_unannotated_folder(path: Path, split_seed: int) -> Data:
-    """Open a folder of images without annotations. If it has no images or no labels, the error suggests a dataset
-    inside it. Raises DataError as `open_image_folder`."""
+    """Open a folder of images as class folders, after no annotation layout matched. If it has no images or no labels,
+    the error suggests a dataset inside the folder. Raises DataError as `open_image_folder`."""
     try:
         data = open_image_folder(path, split_seed)
     except DataError as error:
@@ -188,8 +194,8 @@ def open_unannotated_folder(path: Path, split_seed: int) -> Data:
 
 
 def find_inner_source(root: Path, annotated: bool = False) -> Path | None:
-    """Return the first dataset in a folder and two levels below it: one with annotations, or, unless `annotated`, one
-    with class folders or a table of labels; None if there is none."""
+    """Return the first dataset in a folder and in its subfolders, up to two levels down, for a suggestion; None if
+    there is none. With `annotated`, only annotated datasets count, otherwise class folders and tables of labels too."""
     level = [root]
     for _ in range(3):
         for folder in level:
@@ -244,8 +250,8 @@ def open_by_layout(
     ignore_index: int | None = None,
     targets: tuple[str, ...] = (),
 ) -> Data:
-    """Open a dataset by its detected layout; in a table, `group_by` may be a column. `stills`, `axes`, `ignore_index`
-    and `targets` as in `open_data`. Raises DataError and UsageError as `open_data`."""
+    """Detect the layout of a source and open it. Of `group_by`, only a table column is used; other options are those of
+    `open_data`. Raises DataError and UsageError as `open_data`."""
     if ignore_index is not None:
         check_ignore_index(Path(name), ignore_index)
     if name == "digits":
@@ -260,15 +266,15 @@ def open_by_layout(
         raise UsageError(f"--axes {axes} is not 1, 2 or 3", "use 1 for signals, 2 for images, 3 for volumes")
     requested_modality = next((m for m in MODALITIES.values() if axes is not None and m.array_axes == axes), None)
     if requested_modality is not None and path.is_dir() and not (axes == 3 and has_volume_masks(path)):
-        opened = requested_modality.open_folder(path, split_seed, is_asked=True)
-        if opened is not None:
-            return opened
+        data = requested_modality.open_folder(path, split_seed, is_asked=True)
+        if data is not None:
+            return data
     if path.is_dir() and is_pack(path):
         return open_pack(path, split_seed)
     if is_parquet_source(name):
         return open_parquet_data(name, split_seed, targets)
     if path.is_dir():
-        listed = () if has_config(path) else ((has_image_lists, open_image_lists),)
+        list_layouts = () if has_config(path) else ((has_image_lists, open_image_lists),)
         clip_layout = (
             (has_clips, partial(open_clip_folder, stills=True)) if stills else (has_only_clips, open_clip_folder)
         )
@@ -278,7 +284,7 @@ def open_by_layout(
         )
         layouts = (
             (has_tar_archives, open_webdataset),
-            *listed,
+            *list_layouts,
             (is_imagenet, open_imagenet),
             *COCO_LAYOUTS,
             *mask_layouts,
@@ -288,8 +294,10 @@ def open_by_layout(
         )
         if reader := next((read for matches_layout, read in layouts if matches_layout(path)), None):
             return reader(path, split_seed)
-        opened = (modality.open_folder(path, split_seed) for modality in MODALITIES.values() if axes is None)
-        return next((data for data in opened if data is not None), None) or open_unannotated_folder(path, split_seed)
+        opened_data = (modality.open_folder(path, split_seed) for modality in MODALITIES.values() if axes is None)
+        return next((data for data in opened_data if data is not None), None) or open_unannotated_folder(
+            path, split_seed
+        )
     if path.name.lower().endswith((".tar", *COMPRESSED_SUFFIXES)) and (os.path.lexists(path) or "{" in name):
         return open_webdataset(path, split_seed)
     if path.suffix.lower() == ".json" and path.is_file():

@@ -1,6 +1,7 @@
-"""Splits of samples with or without labels, and datasets made of splits.
+"""Splits of samples with or without labels, and datasets that consist of splits.
 
-A `Split` returns any of its samples in stored form, by index. Batches and tensors are built elsewhere.
+A `Split` returns each of its samples by index, undecoded: as the bytes of a file, or as pixels. Loaders decode samples
+and build batches (`vitreous.data.loader`).
 """
 
 from __future__ import annotations
@@ -25,12 +26,18 @@ from vitreous.errors import DataError, escape_unprintable
 class Split(Protocol):
     """Samples and their labels, in a fixed order.
 
-    `labels`: (n,) int64, indices in the dataset's class list; (n, K) float32, 1 for each class of an image; (n, T)
-    float64, values of targets, NaN if missing; or (n, 0) float32 for data without labels.
+    `labels` are one of:
+
+    - (n,) int64: indices in the dataset's class list
+    - (n, K) float32: 1 for each class of an image (multi-label)
+    - (n, T) float64: values of T regression targets, NaN if missing
+    - (n, 0) float32: no labels
     """
 
     @property
-    def labels(self) -> np.ndarray: ...
+    def labels(self) -> np.ndarray:
+        """The labels of the samples, in one of the forms above, (n,) or (n, K)."""
+        ...
 
     def __len__(self) -> int: ...
 
@@ -39,11 +46,11 @@ class Split(Protocol):
         ...
 
     def name(self, sample: int) -> str:
-        """Return the human-readable name of a sample for messages: its path, or its number."""
+        """Return the name of a sample for messages: its path, or its number."""
         ...
 
     def take(self, indices: np.ndarray, labels: np.ndarray | None = None) -> Split:
-        """Return the samples at these indices (m,), in this order, with other labels if they are passed."""
+        """Return a split of the samples at these indices (m,), in this order; `labels` replaces their labels."""
         ...
 
     def update(self, digest: Any) -> None:
@@ -57,17 +64,18 @@ def is_labelled(split: Split) -> bool:
 
 
 def has_target_values(labels: np.ndarray) -> bool:
-    """Return whether labels are values of targets, (n, T) float64, rather than classes."""
+    """Return whether labels are values of regression targets, (n, T) float64, rather than classes."""
     return labels.dtype == np.float64
 
 
 def decode_sample(split: Split, sample: int, channels: int) -> Image.Image:
-    """Decode one sample as an image, `RGB` for 3 channels and `L` for 1. Raises DataError."""
+    """Decode a sample as a PIL image of mode `RGB` for 3 channels, or `L` for 1. Raises DataError."""
     return decode_to_pillow(split.raw(sample), channels, split.name(sample))
 
 
 class Paths(Sequence[Path]):
-    """Paths in one byte string, which forked processes share without copying; a million paths take 100 MB."""
+    """Sequence of paths, stored in one byte string that forked processes share without copying. A million paths take
+    about 100 MB."""
 
     def __init__(self, paths: Iterable[str | bytes | os.PathLike[str]]) -> None:
         encoded_paths = [os.fsencode(path) for path in paths]
@@ -100,7 +108,7 @@ class Paths(Sequence[Path]):
         return self._bytes[int(self._ends[index - 1]) if index else 0 : int(self._ends[index])]
 
     def text(self, index: int) -> str:
-        """Return a path as text; creating a `Path` takes as long as opening the file."""
+        """Return a path as text, which is faster: creating a `Path` takes as long as opening the file."""
         return os.fsdecode(self.encoded_path(index))
 
     def __eq__(self, other: object) -> bool:
@@ -108,12 +116,12 @@ class Paths(Sequence[Path]):
 
 
 def strip_common_folder(paths: list[str]) -> list[str]:
-    """Return paths relative to their innermost common folder: like `os.path.commonpath`, but with less time and
-    memory."""
+    """Return paths relative to their innermost common folder. This takes less time and memory than
+    `os.path.commonpath`."""
     if os.sep != "/" or any(mark in f"{path}/" for path in paths for mark in ("//", "/./", "/../")):
         root = os.path.commonpath(paths)
         return [os.path.relpath(path, root) for path in paths]
-    root = os.path.commonprefix([min(paths, default=""), max(paths, default="")])  # noqa: RUF071 (made one below)
+    root = os.path.commonprefix([min(paths, default=""), max(paths, default="")])  # noqa: RUF071 (cut below)
     if not all(f"{path}/".startswith(f"{root}/") for path in paths):
         root = root[: root.rfind("/") + 1]
     return [path[len(root) :].removeprefix("/") or "." for path in paths]
@@ -121,7 +129,8 @@ def strip_common_folder(paths: list[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class FileSplit:
-    """Image files with labels (n,) int64 or (n, K) float32; `paths` becomes a `Paths`."""
+    """Split of image files, with labels (n,) int64 or (n, K) float32. `paths` may be any iterable of paths; it is
+    stored as a `Paths`."""
 
     paths: Any
     labels: np.ndarray
@@ -134,28 +143,31 @@ class FileSplit:
         return len(self.paths)
 
     def raw(self, sample: int) -> bytes | np.ndarray:
-        """Return the bytes of a file. Raises DataError."""
+        """Return the bytes of an image file. Raises DataError if it cannot be read."""
         return read_input_file(self.path(sample))
 
     def name(self, sample: int) -> str:
+        """Return the path of a sample for messages, with unprintable characters escaped."""
         return escape_unprintable(self.path(sample))
 
     def path(self, sample: int) -> str:
-        """Return the path as text."""
+        """Return the path of a sample as text."""
         return self.paths.text(sample)
 
     def take(self, indices: np.ndarray, labels: np.ndarray | None = None) -> Self:
+        """Return a split of the files at `indices` (m,), in this order; `labels` replaces their labels."""
         paths = Paths(self.paths.encoded_path(int(index)) for index in indices)
         return type(self)(paths, self.labels[indices] if labels is None else labels)
 
     def update(self, digest: Any) -> None:
+        """Update a hashlib digest with the paths of the files, relative to their common folder."""
         paths = [self.path(sample) for sample in range(len(self))]
         digest.update("\n".join(strip_common_folder(paths)).encode("utf-8", "surrogateescape"))
 
 
 @dataclass(frozen=True)
 class ArraySplit:
-    """Images in memory, (n, H, W) or (n, H, W, C), with labels (n,) int64 or (n, K) float32."""
+    """Split of images of equal size in memory, (n, H, W) or (n, H, W, C), with labels (n,) int64 or (n, K) float32."""
 
     pixels: np.ndarray
     labels: np.ndarray
@@ -168,26 +180,31 @@ class ArraySplit:
         return self.pixels[sample]
 
     def name(self, sample: int) -> str:
+        """Return the number of a sample for messages."""
         return f"sample {sample}"
 
     def take(self, indices: np.ndarray, labels: np.ndarray | None = None) -> ArraySplit:
+        """Return a split of the images at `indices` (m,), in this order; `labels` replaces their labels."""
         return ArraySplit(self.pixels[indices], self.labels[indices] if labels is None else labels)
 
     def update(self, digest: Any) -> None:
+        """Update a hashlib digest with the pixels of all images."""
         digest.update(self.pixels.tobytes())
 
 
 class Store(Protocol):
-    """Files that contain many images each; a row is one image."""
+    """Random access to images that are not separate files, such as those of archives and tables. A row is one image."""
 
     def read(self, index: int) -> bytes | np.ndarray:
         """Return the stored bytes of an image file, or pixels (H, W[, C]). Raises DataError."""
         ...
 
-    def name(self, index: int) -> str: ...
+    def name(self, index: int) -> str:
+        """Return the name of the image in a row, for messages."""
+        ...
 
     def update(self, digest: Any, indices: np.ndarray) -> None:
-        """Update a hashlib digest with the identities of rows (n,)."""
+        """Update a hashlib digest with the identities of the rows at `indices` (n,)."""
         ...
 
 
@@ -196,7 +213,8 @@ S = TypeVar("S", bound=Store)
 
 @dataclass(frozen=True, eq=False)
 class StoreSplit(Generic[S]):
-    """Images of a store: rows (n,) int64, and their labels (n,) int64 or (n, K) float32."""
+    """Split of images in a store: the indices of the store's rows (n,) int64, and labels (n,) int64 or (n, K)
+    float32."""
 
     store: S
     row_indices: np.ndarray
@@ -210,12 +228,15 @@ class StoreSplit(Generic[S]):
         return self.store.read(int(self.row_indices[sample]))
 
     def name(self, sample: int) -> str:
+        """Return the store's name of a sample, for messages."""
         return self.store.name(int(self.row_indices[sample]))
 
     def take(self, indices: np.ndarray, labels: np.ndarray | None = None) -> StoreSplit[S]:
+        """Return a split of the images at `indices` (m,), in this order; `labels` replaces their labels."""
         return StoreSplit(self.store, self.row_indices[indices], self.labels[indices] if labels is None else labels)
 
     def update(self, digest: Any) -> None:
+        """Update a hashlib digest with the identities of the images in the store."""
         self.store.update(digest, self.row_indices)
 
 
@@ -227,26 +248,26 @@ class Data:
     classes: tuple[str, ...]
     splits: dict[str, Split]
     notes: list[str] = field(default_factory=list)
-    unsplit: bool = False  # a folder of classes, or a table without splits: the splits were drawn by this package
-    # all training images, if `val` is a subset of them: drawn here, or predefined (VTAB-1k)
+    unsplit: bool = False  # the source has no predefined splits, so `val` was drawn from the images
+    # all training images, `train` and `val` together, if `val` was drawn from them or is a predefined subset (VTAB-1k)
     full_train_split: Split | None = None
-    # class -> human-readable title, for classes with other names (synsets)
+    # class -> human-readable title, for classes with coded names (synsets)
     titles: dict[str, str] = field(default_factory=dict)
     # class -> rare, common or frequent, if a federated dataset's files define it
     frequency: dict[str, str] = field(default_factory=dict)
-    # (n,) int64, of `whole` or else of `train`: images of the same group are not divided between splits
+    # (n,) int64, of `full_train_split` or else of `train`: images of the same group are not divided between splits
     groups: np.ndarray | None = None
     group_column: str | None = None  # the table column that defines the groups
     identity: str = ""  # the fingerprint before an exclusion list was applied, if any
-    unlearnable: DataError | None = None  # why the training images have no usable annotated object
-    unlabelled: DataError | None = None  # why the images have no labels; None if labelled or self-evident
+    unlearnable: DataError | None = None  # the reason why no training image has a usable annotated object
+    unlabelled: DataError | None = None  # the reason why the images have no labels; None if labelled or self-evident
     unread_annotations: str | None = None  # an unused annotation file next to class folders
     latents: Latents | None = None  # description of latents, if the samples are latents
-    targets: tuple[str, ...] = ()  # names of regression targets, instead of classes
+    targets: tuple[str, ...] = ()  # names of the regression targets; `classes` is then empty
     label_column: str = "label"  # the table column with the labels
 
     def split(self, name: str) -> Split:
-        """Return the split of that name. Raises DataError, with the available splits."""
+        """Return the split of that name. Raises DataError, with the available splits, if there is none."""
         if name not in self.splits:
             raise DataError(f"{self.name} has no {name} split", f"its splits are {', '.join(self.splits)}: use --split")
         return self.splits[name]
@@ -263,14 +284,14 @@ class Data:
 
     @property
     def label_kind(self) -> LabelKind:
-        """The behaviour of single-label or multi-label data."""
+        """The operations for single-label or for multi-label data, whichever the data are."""
         return get_label_kind(self.multilabel)
 
     def with_holdout(self, share: float | None, split_seed: int) -> Data:
-        """Return the data with that share of all training images as `val`, drawn within each class; None: unchanged.
+        """Hold out a share of all training images as `val`, drawn within each class.
 
-        Images that were drawn for validation before are returned to training first. 0 holds nothing out; a predefined
-        `val` is then kept.
+        Images that were drawn for validation before are returned to `train` first. 0 holds nothing out and keeps a
+        predefined `val`. None returns the data unchanged.
         """
         if share is None:
             return self
@@ -291,8 +312,8 @@ class Data:
         return replace(self, splits=new_splits, notes=notes, full_train_split=None, groups=groups)
 
     def fingerprint(self) -> str:
-        """The SHA-256 of class names, splits, sample names and labels, without file contents. An exclusion list does
-        not change it."""
+        """Compute the SHA-256 of class names, splits, sample names and labels, without file contents. It does not
+        change if samples are excluded by an exclusion list."""
         if self.identity:
             return self.identity
         digest = hashlib.sha256("\n".join(self.classes or self.targets).encode())
@@ -321,10 +342,11 @@ def require_labels(data: Data) -> None:
 def ensure_val_split(
     splits: dict[str, Split], seed: int, notes: list[str], groups: np.ndarray | None = None
 ) -> tuple[dict[str, Split], Split | None]:
-    """Order splits, apply `drop_unusable_splits`, and draw a missing `val` from `train`.
+    """Drop unusable splits, draw a missing `val` from `train`, and order the splits. Returns the splits and, if `val`
+    was drawn, the complete `train`.
 
-    Adds a note for a drawn `val`, and then also returns the complete `train`. `groups`, (n,) int64, are not divided.
-    Raises DataError if `train` has no images.
+    Appends a note for a drawn `val` to `notes`. `groups`, (n,) int64, are not divided between splits. Raises DataError
+    if `train` has no images.
     """
     splits, full_train = drop_unusable_splits(splits, notes), None
     if "val" not in splits:
@@ -336,11 +358,10 @@ def ensure_val_split(
 
 
 def drop_unusable_splits(splits: dict[str, Split], notes: list[str]) -> dict[str, Split]:
-    """Drop splits that cannot be evaluated, with a note for each: empty ones, and unlabelled ones if `train` has
-    labels.
+    """Drop splits that cannot be evaluated: empty splits, and unlabelled splits if `train` has labels.
 
-    A layout represents a split without labels by `create_empty_labels`; only this function decides whether such a split
-    is used. Raises DataError if `train` has no images.
+    Appends a note for each to `notes`. Layouts mark unlabelled splits by `create_empty_labels`; only this function
+    decides whether they are used. Raises DataError if `train` has no images.
     """
     if not len(splits["train"]):
         other_splits = ", ".join(name for name, split in splits.items() if len(split))
@@ -358,7 +379,8 @@ def drop_unusable_splits(splits: dict[str, Split], notes: list[str]) -> dict[str
 
 
 def hold_out_val(full_train: Split, seed: int, groups: np.ndarray | None = None) -> tuple[dict[str, Split], str]:
-    """Hold out a tenth of the training images, by groups (n,) if passed -> `train` and `val`, and a note."""
+    """Hold out a tenth of the training images as `val`, by complete groups (n,) if passed. Returns {split name: split}
+    of `train` and `val`, and a note. If there are too few images, there is no `val`."""
     indices_by_split = draw_stratified_splits(full_train.labels, seed, {"val": 0.1}, groups)
     if not len(indices_by_split["val"]):
         return {"train": full_train}, "too few images to hold any out for validation"
@@ -372,7 +394,8 @@ def hold_out_val(full_train: Split, seed: int, groups: np.ndarray | None = None)
 
 
 def hash_file_times(split: Split, digest: Any) -> None:
-    """Update a hashlib digest with the sizes and times of a split's files, if it has files."""
+    """Update a hashlib digest with the sizes and modification times of a split's files. Splits without separate files
+    leave it unchanged."""
     if isinstance(split, FileSplit):
         for path in split.paths:
             try:

@@ -1,4 +1,4 @@
-"""Measure the mean and std of each channel of a split, for images without published statistics."""
+"""Measure the mean and standard deviation (std) of each channel of a split, for normalising its images."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ from vitreous.data.split import Split
 from vitreous.errors import DataError
 
 MAX_MOMENTS_IMAGES = 10_000  # images sampled evenly from the split
-STD_TOLERANCE = 1e-7  # relative to the mean: a std below is float32 rounding error
+STD_TOLERANCE = 1e-7  # a std below this share of the mean is a rounding error of float32
 MOMENTS_CHUNK_SIZE = 64  # images that a worker measures per chunk
 
-ChannelMoments = tuple[
-    int, np.ndarray, np.ndarray
-]  # number of pixels, and for each channel (C,) the mean and the sum of squares
+#: number of pixels; mean (C,) and sum of squared differences from the mean (C,) of each channel
+ChannelMoments = tuple[int, np.ndarray, np.ndarray]
 
 
 def measure_channel_statistics(
@@ -27,9 +26,9 @@ def measure_channel_statistics(
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Measure the mean and std of each channel at the model's size, in units of `preprocess.peak`.
 
-    The result does not depend on the number of workers. One pass: each image's moments are merged in order, in float64
-    (Chan, Golub and LeVeque, 1983). Unreadable images and invalid pixels are left out; a constant channel gets std 1.
-    Raises DataError if no image can be read.
+    The moments of the images are merged in order, in one pass and in float64 (Chan, Golub and LeVeque, 1983), so the
+    result does not depend on the number of workers. At most `MAX_MOMENTS_IMAGES` images are read. Unreadable images and
+    invalid pixels are left out; a constant channel gets std 1. Raises DataError if no image can be read.
     """
     if len(split) > MAX_MOMENTS_IMAGES:
         split = split.take(np.linspace(0, len(split) - 1, MAX_MOMENTS_IMAGES).astype(np.int64))
@@ -44,22 +43,22 @@ def measure_channel_statistics(
             if isinstance(moments, DataError):
                 error = error or moments
                 continue
-            size, image_mean, squares = moments
-            if not size:
+            num_pixels, image_mean, squares = moments
+            if not num_pixels:
                 continue
-            difference, total = image_mean - mean, count + size
-            squared_deviations += squares + difference**2 * (count * size / total)
-            mean += difference * (size / total)
+            difference, total = image_mean - mean, count + num_pixels
+            squared_deviations += squares + difference**2 * (count * num_pixels / total)
+            mean += difference * (num_pixels / total)
             count = total
     if not count:
-        raise error or DataError("there are no images to measure channel statistics on")
+        raise error or DataError("no image has valid pixels to measure channel statistics on", "use other images")
     std = np.sqrt(squared_deviations / count)
     std = np.where(std > STD_TOLERANCE * np.abs(mean), std, 1.0)
     return tuple(mean.tolist()), tuple(std.tolist())
 
 
 class MomentsDataset(Dataset):
-    """Map a sample to the moments of its channels, or to the DataError of the image."""
+    """Dataset that maps a sample index to the moments of the sample's channels, or to its DataError."""
 
     def __init__(self, split: Split, preprocess: Preprocess) -> None:
         self.split, self.preprocess = split, preprocess
@@ -72,14 +71,14 @@ class MomentsDataset(Dataset):
 
 
 def measure_sample_moments(split: Split, preprocess: Preprocess, sample: int) -> ChannelMoments:
-    """Measure the channels of an image at the model's size, excluding invalid pixels and pixels that resampling mixes
-    with them. Raises DataError."""
+    """Measure the moments of the channels of an image, resized to the model's input size. Invalid pixels, and pixels
+    that resampling mixes with them, are excluded. Raises DataError for an unreadable image."""
     decoded = preprocess.decode(open_sample(split, sample), split.name(sample))
     image, void = preprocess.to_array(decoded), get_void_mask(decoded)
     pixels = image.reshape(len(image), -1) / np.float64(preprocess.peak)
     if void is not None:
         resampled_void = preprocess.to_array((Image.fromarray(void.astype(np.float32)),))
         pixels = pixels[:, resampled_void.ravel() == 0]
-    size = pixels.shape[1]
-    mean = pixels.mean(1) if size else np.zeros(len(pixels))
-    return size, mean, ((pixels - mean[:, None]) ** 2).sum(1)
+    num_pixels = pixels.shape[1]
+    mean = pixels.mean(1) if num_pixels else np.zeros(len(pixels))
+    return num_pixels, mean, ((pixels - mean[:, None]) ** 2).sum(1)

@@ -1,7 +1,7 @@
-"""Read text of annotation, list and class files, with one strict reader for every format.
+"""Read the text of annotation files, image lists and class lists, with one strict reader for all formats.
 
-UTF-8 is read with or without a byte-order mark, UTF-16 and UTF-32 with one. Other encodings are rejected, and the
-message contains the line and the likely encoding.
+UTF-8 is read with or without a byte-order mark, UTF-16 and UTF-32 only with a mark. Other encodings are rejected with
+an error that contains the line and the likely encoding.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ SAVE_AS_UTF8 = "save the file as UTF-8"
 
 
 def read_text(path: str | os.PathLike[str]) -> str:
-    """Read a regular text file; an empty file is an empty text.
+    """Read a regular text file; an empty file yields an empty text.
 
-    Raises DataError, with the path and the line, for a file that cannot be read and for other encodings.
+    Raises DataError for a file that cannot be read, and, with the line, for an unsupported encoding.
     """
     file_path = Path(path)
     if file_path.is_file() and not file_path.stat().st_size:
@@ -35,7 +35,7 @@ def read_text(path: str | os.PathLike[str]) -> str:
 
 
 def read_lines(path: str | os.PathLike[str]) -> list[str]:
-    """Read the lines of a text file without their ends. Raises DataError as `read_text`."""
+    """Read the lines of a text file, without line ends. Raises DataError as `read_text`."""
     return split_lines(read_text(path))
 
 
@@ -55,9 +55,10 @@ def split_lines(text: str) -> list[str]:
 
 
 def decode_text(content: bytes, name: str) -> str:
-    """Decode the bytes of a text file, without byte-order marks at the start of a line.
+    """Decode the bytes of the text file `name`, and remove byte-order marks at the start of lines.
 
-    Raises DataError, with `name` and the line, for an encoding other than UTF-8, UTF-16 and UTF-32, and for NUL bytes.
+    Raises DataError, with `name` and the line, for an encoding other than UTF-8, UTF-16 and UTF-32, and for NUL
+    bytes.
     """
     encoding = next(
         (encoding_name for byte_order_mark, encoding_name in ENCODINGS.items() if content.startswith(byte_order_mark)),
@@ -71,18 +72,19 @@ def decode_text(content: bytes, name: str) -> str:
         raise wrong_encoding_error(content, name, error.start) from None
     if "\0" in text:
         raise wrong_encoding_error(content, name, content.index(b"\0"))
-    # concatenated files have a mark at the start of a later line
+    # concatenated files have byte-order marks at the start of later lines
     return text.replace("\n" + BYTE_ORDER_MARK, "\n").removeprefix(BYTE_ORDER_MARK)
 
 
 def wrong_encoding_error(content: bytes, name: str, position: int) -> DataError:
-    """Return the error for bytes that are not UTF-8 from `position` on, with the likely encoding."""
+    """Return the error for the content of the file `name`, which is not UTF-8 at byte `position`, with the likely
+    encoding."""
     line = content.count(b"\n", 0, position) + 1
-    zeros = [
+    zero_shares = [
         content[start : start + 4096 : 2].count(0) / max(1, len(content[start : start + 4096 : 2])) for start in (0, 1)
     ]
-    if max(zeros) > 0.4 and min(zeros) < 0.1:
-        encoding_name = "UTF-16 LE" if zeros[1] > zeros[0] else "UTF-16 BE"
+    if max(zero_shares) > 0.4 and min(zero_shares) < 0.1:
+        encoding_name = "UTF-16 LE" if zero_shares[1] > zero_shares[0] else "UTF-16 BE"
         return DataError(f"{name} looks like {encoding_name} without a byte-order mark", SAVE_AS_UTF8)
     if 0 in content[:4096]:
         return DataError(f"{name}, line {line}: NUL bytes; this is not a text file", "restore the text file")

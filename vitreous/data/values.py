@@ -1,6 +1,6 @@
 """Regression labels: (n, T) float64 for T targets, NaN if an image has no value of a target.
 
-Only regression labels are float64: class indices are int64, and multi-label data float32.
+Only regression labels are float64: class indices are int64, and multi-label labels float32.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from vitreous.data.split import Data, Split, create_empty_labels, has_target_val
 from vitreous.errors import DataError, escape_unprintable, format_first_names
 
 MISSING_VALUE_CELLS = ("", "nan", "na", "n/a", "null", "none")  # cells without a value
-#: prefixes of notes about a split that was drawn within classes
+#: prefixes of the notes about a `val` that was drawn within classes, which no longer apply once it is drawn again
 DRAWN_NOTES = ("held out ", "multi-label: ", "too few images to hold any out")
-MANY_NUMBERS = 20  # minimum distinct numbers for class names that may be counts
-FEW_IMAGES = 5  # images per number, below which it is hardly a class
+MANY_NUMBERS = 20  # minimum number of numeric class names that may be counts, such as ages
+FEW_IMAGES = 5  # mean number of images per numeric class name below which the names are taken for counts
 
 
 def is_numeric_text(text: str) -> bool:
-    """Return whether a text, as the name of a class, is a finite number."""
+    """Return whether a text, such as a class name, is a finite number."""
     try:
         return math.isfinite(float(text))
     except ValueError:
@@ -29,12 +29,14 @@ def is_numeric_text(text: str) -> bool:
 
 
 def is_value(cell: str) -> bool:
-    """Return whether a cell is a finite number, or empty."""
+    """Return whether a table cell can be a target value: a finite number, or a missing value such as an empty cell or
+    `nan`."""
     return cell.strip().lower() in MISSING_VALUE_CELLS or is_numeric_text(cell)
 
 
 def parse_value(cell: str, column: str, location: str) -> float:
-    """Parse the value in a cell, NaN if empty. Raises DataError, with `location`, for other text."""
+    """Parse the target value in a table cell; NaN for a missing value. Raises DataError, with `location` (file and
+    line), for other text."""
     if cell.strip().lower() in MISSING_VALUE_CELLS:
         return math.nan
     if not is_numeric_text(cell):
@@ -47,9 +49,11 @@ def parse_value(cell: str, column: str, location: str) -> float:
 
 
 def are_measurements(data: Data) -> bool:
-    """Return whether class names are measurements or counts: numbers that include a fraction, or at least
-    `MANY_NUMBERS` distinct ones of which most have fewer than `FEW_IMAGES` images. Images are single-label or
-    unlabelled."""
+    """Return whether the class names of a dataset are rather measurements or counts, so that regression fits better.
+
+    All names must be numbers, and no image may have several labels. The names are measurements if one is a fraction.
+    They are counts if there are at least `MANY_NUMBERS` names with fewer than `FEW_IMAGES` images each on average.
+    """
     if len(data.classes) < 2 or not all(map(is_numeric_text, data.classes)):
         return False
     splits = data.splits.values()
@@ -61,10 +65,10 @@ def are_measurements(data: Data) -> bool:
 
 
 def convert_classes_to_values(data: Data, target: str, split_seed: int) -> Data:
-    """Convert numeric class names to values of one target. A validation split that was drawn within classes is drawn
-    again.
+    """Convert a dataset whose class names are numbers to regression data of one target, whose values are the numbers.
 
-    Raises DataError for non-numeric classes, for multi-label images, and for data without labels.
+    A `val` that was drawn within classes is drawn again with `split_seed`. Raises DataError for class names that are
+    not numbers, for images with several labels, and for data without labels.
     """
     hint = "choose the columns with the values: --targets COLUMN"
     if not data.classes or any(has_target_values(split.labels) for split in data.splits.values()):
@@ -97,8 +101,8 @@ def convert_classes_to_values(data: Data, target: str, split_seed: int) -> Data:
 
 
 def with_targets(data: Data, targets: tuple[str, ...], split_seed: int) -> Data:
-    """Return the data with values of these targets; without columns, as `convert_classes_to_values`. Raises DataError
-    as that function, and for several targets."""
+    """Return the data with the values of `targets` as labels. Data whose layout has not read them from columns must
+    have numeric class names and a single target (`convert_classes_to_values`). Raises DataError otherwise."""
     if not targets or data.targets:
         return data
     if len(targets) > 1:
@@ -108,7 +112,8 @@ def with_targets(data: Data, targets: tuple[str, ...], split_seed: int) -> Data:
 
 
 def empty_if_all_missing(values: np.ndarray) -> np.ndarray:
-    """Return (n, T) float64 values unchanged, or (n, 0) if all are missing, for a split that cannot be evaluated."""
+    """Return target values (n, T) float64 unchanged, or (n, 0) if all are missing, which marks a split as
+    unlabelled."""
     return create_empty_labels(len(values)) if np.isnan(values).all() else values
 
 
@@ -130,7 +135,8 @@ def require_values(data: Data) -> None:
 
 
 def describe_targets(data: Data) -> str:
-    """Describe the targets and their training values for a note: `values of age (180 images), height (175)`."""
+    """Describe the targets for a note, with the number of training images that have a value: `values of age (180
+    images), height (175 images)`."""
     values = data.split("train").labels
     counts = (~np.isnan(values)).sum(0).tolist()
     texts = [f"{escape_unprintable(name)} ({count:,} images)" for name, count in zip(data.targets, counts, strict=True)]

@@ -1,4 +1,4 @@
-"""Report the death of a data loader's worker when a batch is requested, not at an arbitrary instruction."""
+"""Raise the error for a dead worker of a data loader when a batch is requested, not at an arbitrary instruction."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ def worker_error(error: RuntimeError) -> ResourceError:
 class WorkerDeaths:
     """Replacement for PyTorch's SIGCHLD handler, which raises a RuntimeError at any point of the main process.
 
-    The error is raised immediately if the main process waits for a batch, otherwise with the next request. A dead
-    worker therefore never interrupts a checkpoint or an evaluation.
+    If the main process waits for a batch when a worker dies, the error is raised immediately, otherwise when the next
+    batch is requested. A dead worker therefore never interrupts a checkpoint or an evaluation.
     """
 
     def __init__(self) -> None:
-        self.loaders = 0  # loaders being iterated over
-        self.is_waiting = False
-        self.error: ResourceError | None = None
+        self.loaders = 0  # number of loaders that are being iterated over
+        self.is_waiting = False  # the main process waits for a batch
+        self.error: ResourceError | None = None  # raised when the next batch is requested
 
     def watch(self, batches: Iterable[Any]) -> Iterator[Any]:
-        """Yield the batches of a loader that has just started its workers. Raises ResourceError if a worker has
-        died."""
+        """Yield the batches of a loader that has just started its workers. Raises ResourceError if a worker of any
+        watched loader has died."""
         self.replace_handler()
         iterator, in_main = iter(batches), threading.current_thread() is threading.main_thread()
         self.loaders += 1
@@ -59,7 +59,7 @@ class WorkerDeaths:
                 self.error = None
 
     def replace_handler(self) -> None:
-        """Replace PyTorch's SIGCHLD handler, if it is set."""
+        """Replace PyTorch's SIGCHLD handler, if it is set, by a handler that may postpone the error."""
         if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "SIGCHLD"):
             return
         check_workers = signal.getsignal(signal.SIGCHLD)

@@ -1,7 +1,8 @@
 """COCO's average precision and recall from detections matched with objects, for all images or for bootstrap draws.
 
 n images, K classes, T IoU thresholds, A area ranges, D draws of the bootstrap; m detections of a class, by descending
-score. A draw is the number of times that each image occurs in it, so detections are sorted and matched only once.
+score. A draw is given by the number of times that it contains each image, `draw_counts` (n, D), so detections are
+sorted and matched only once.
 """
 
 from __future__ import annotations
@@ -31,9 +32,12 @@ MAX_ELEMENTS_IN_MEMORY = 10_000_000  # array elements in memory at a time
 
 @dataclass(frozen=True, eq=False)
 class ClassMatches:
-    """Detections and objects of one class. `scores`, `images`, `ranks` (m,): of detections by descending score, their
-    image index, and their rank within the class on that image. `hits` and `ignored` (A, T, m) bool: matched detections,
-    and detections that do not count. `objects` (A, n) float32: counted objects per image."""
+    """Detections and objects of one class, after matching.
+
+    `scores`, `images`, `ranks` (m,): of detections by descending score, their score, image index, and rank within the
+    class on that image. `hits` and `ignored` (A, T, m) bool: detections that match an object, and detections that do
+    not count. `objects` (A, n) float32: number of counted objects per image.
+    """
 
     scores: np.ndarray
     images: np.ndarray
@@ -42,46 +46,49 @@ class ClassMatches:
     ignored: np.ndarray
     objects: np.ndarray
 
-    def average_precision(self, area: int, threshold: int, weights: np.ndarray) -> np.ndarray:
-        """Compute the average precision (D,) of (n, D) draws, nan for a draw without objects."""
+    def average_precision(self, area: int, threshold: int, draw_counts: np.ndarray) -> np.ndarray:
+        """Compute the average precision (D,) for the area range and IoU threshold of these indices, nan for a draw
+        without objects. `draw_counts` (n, D): number of times that each image is drawn."""
         indices = np.flatnonzero(~self.ignored[area, threshold])
         hits, images = self.hits[area, threshold, indices], self.images[indices]
-        return compute_coco_average_precision(hits, images, self.objects[area], weights)
+        return compute_coco_average_precision(hits, images, self.objects[area], draw_counts)
 
-    def recall(self, area: int, cap: int, weights: np.ndarray) -> np.ndarray:
-        """Compute the recall (D,) of at most `cap` detections per image, the mean over thresholds; nan as above."""
-        is_hit = self.hits[area] & ~self.ignored[area] & (self.ranks < cap)
+    def recall(self, area: int, max_detections: int, draw_counts: np.ndarray) -> np.ndarray:
+        """Compute the recall (D,) with at most `max_detections` detections per image, averaged over IoU thresholds, for
+        the area range of index `area`; nan for a draw without objects. `draw_counts` (n, D): number of times that each
+        image is drawn."""
+        is_hit = self.hits[area] & ~self.ignored[area] & (self.ranks < max_detections)
         per_image = np.bincount(self.images, is_hit.mean(0), self.objects.shape[1]) if len(self.images) else 0.0
-        total = self.objects[area] @ weights
-        num_correct = np.broadcast_to(per_image, self.objects.shape[1:]) @ weights
+        total = self.objects[area] @ draw_counts
+        num_correct = np.broadcast_to(per_image, self.objects.shape[1:]) @ draw_counts
         return np.divide(num_correct, total, out=np.full(len(total), np.nan), where=total > 0)
 
 
 def compute_coco_average_precision(
-    hits: np.ndarray, images: np.ndarray, objects: np.ndarray, weights: np.ndarray
+    hits: np.ndarray, images: np.ndarray, objects: np.ndarray, draw_counts: np.ndarray
 ) -> np.ndarray:
-    """Compute the average precision (D,) of m detections by descending score, nan for a draw without objects.
+    """Compute COCO's average precision (D,) of m detections by descending score, nan for a draw without objects.
 
-    `hits` (m,) bool, `images` (m,) int64, `objects` (n,) per image, `weights` (n, D) draw counts.
+    `hits` (m,) bool, `images` (m,) int64, `objects` (n,) per image, `draw_counts` (n, D).
 
         precision and recall after each detection; precision[i] = max(precision[i:])
         mean over the recalls r of 0, 0.01 .. 1: precision of the first detection whose recall is at least r, or 0
 
     Precision peaks and recall changes only at hits, so nothing is computed between them.
     """
-    total = (objects @ weights).astype(np.float64)
+    total = (objects @ draw_counts).astype(np.float64)
     hit_indices = np.flatnonzero(hits)
     result = np.where(total > 0, 0.0, np.nan)
     if not len(hit_indices):
         return result
     step = max(1, MAX_ELEMENTS_IN_MEMORY // (int(hit_indices[-1]) + 1))
     starts = np.append(0, hit_indices[:-1] + 1)
-    for start in range(0, weights.shape[1], step):
-        chunk_weights = weights[:, start : start + step]
-        num_detections = np.add.reduceat(chunk_weights[images[: hit_indices[-1] + 1]], starts, 0).cumsum(
+    for start in range(0, draw_counts.shape[1], step):
+        chunk_counts = draw_counts[:, start : start + step]
+        num_detections = np.add.reduceat(chunk_counts[images[: hit_indices[-1] + 1]], starts, 0).cumsum(
             0, dtype=np.float64
         )
-        num_correct = chunk_weights[images[hit_indices]].cumsum(0, dtype=np.float64)
+        num_correct = chunk_counts[images[hit_indices]].cumsum(0, dtype=np.float64)
         precision = np.maximum.accumulate((num_correct / (num_detections + np.spacing(1)))[::-1])[::-1]
         recall = num_correct / np.maximum(total[start : start + step], 1)
         levels_reached = np.searchsorted(RECALL_LEVELS, recall.ravel(), side="right").reshape(recall.shape)
@@ -93,8 +100,8 @@ def compute_coco_average_precision(
 def group_matches_by_class(
     table: np.ndarray, images: np.ndarray, num_images: int, region_index: int, num_classes: int
 ) -> list[ClassMatches]:
-    """Group rows of all images (m, columns), as in `matching.MatchColumn`, by class, for the regions of index
-    `region_index`; `images` (m,) has the image index of each row, out of `num_images`."""
+    """Group the rows of `table` (m, columns), as in `matching.MatchColumn`, by class, for the region type (boxes or
+    masks) of index `region_index`. `images` (m,): image index of each row, out of `num_images`."""
     region_columns, is_detection = select_region_columns(table, region_index), table[:, MatchColumn.TRUTH] == 0
     class_matches = []
     for label in range(num_classes):
@@ -128,26 +135,30 @@ def group_matches_by_class(
 def compute_coco_metrics(
     class_matches: list[ClassMatches], draw_counts: np.ndarray, frequency: Sequence[str] = ()
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield COCO's metrics by name, (D,) each, for D bootstrap draws; `draw_counts` (n, D) has the number of times that
-    each image is drawn. Metrics are means over classes with objects, NaN if there are none.
+    """Yield the name and values (D,) of each COCO metric for D bootstrap draws; `draw_counts` (n, D) has the number of
+    times that each image is drawn.
 
-    `ap` is the mean over the thresholds; `ar1`, `ar10` and `ar100` are recalls of that many detections per image. If
-    each class has a `frequency`, of `LVIS_FREQUENCIES`, the mean over each frequency group is added.
+    Metrics are means over classes with objects, NaN if there are none. `ap` is the mean over the thresholds; `ar1`,
+    `ar10` and `ar100` are recalls of that many detections per image. If each class has a `frequency`, of
+    `LVIS_FREQUENCIES`, the mean over each frequency group is added.
     """
     names = ("", "_small", "_medium", "_large")
     for area, name in enumerate(names):
-        table = np.stack(
+        precisions = np.stack(
             [compute_ap_per_threshold(matches, area, draw_counts) for matches in class_matches]
         )  # (K, T, D)
-        yield f"ap{name}", compute_nan_mean(table.reshape(-1, draw_counts.shape[1]))
+        yield f"ap{name}", compute_nan_mean(precisions.reshape(-1, draw_counts.shape[1]))
         if not area:
-            yield "ap50", compute_nan_mean(table[:, 0])
-            yield "ap75", compute_nan_mean(table[:, 5])
+            yield "ap50", compute_nan_mean(precisions[:, 0])
+            yield "ap75", compute_nan_mean(precisions[:, 5])
             for group in LVIS_FREQUENCIES if frequency else ():
-                group_table = table[[label for label, name in enumerate(frequency) if name == group]]
-                yield f"ap_{group}", compute_nan_mean(group_table.reshape(-1, draw_counts.shape[1]))
-    for cap in MAX_DETECTIONS_PER_IMAGE:
-        yield f"ar{cap}", compute_nan_mean(np.stack([matches.recall(0, cap, draw_counts) for matches in class_matches]))
+                group_precisions = precisions[[label for label, name in enumerate(frequency) if name == group]]
+                yield f"ap_{group}", compute_nan_mean(group_precisions.reshape(-1, draw_counts.shape[1]))
+    for max_detections in MAX_DETECTIONS_PER_IMAGE:
+        yield (
+            f"ar{max_detections}",
+            compute_nan_mean(np.stack([matches.recall(0, max_detections, draw_counts) for matches in class_matches])),
+        )
     for area, name in enumerate(names[1:], 1):
         yield (
             f"ar{name}",
@@ -158,12 +169,15 @@ def compute_coco_metrics(
 
 
 def compute_ap_per_threshold(matches: ClassMatches, area: int, draw_counts: np.ndarray) -> np.ndarray:
-    """Compute the average precisions (T, D) of a class for D bootstrap draws, `draw_counts` (n, D)."""
-    return np.stack([matches.average_precision(area, level, draw_counts) for level in range(len(IOU_THRESHOLDS))])
+    """Compute the average precision of a class at each IoU threshold, (T, D), for D bootstrap draws, `draw_counts` (n,
+    D)."""
+    return np.stack(
+        [matches.average_precision(area, threshold, draw_counts) for threshold in range(len(IOU_THRESHOLDS))]
+    )
 
 
 def compute_nan_mean(values: np.ndarray) -> np.ndarray:
-    """Compute the means (D,) of values (m, D), ignoring NaN; NaN where all are."""
+    """Compute the means (D,) of values (m, D), ignoring NaN; NaN in columns without other values."""
     is_defined = ~np.isnan(values)
     counts = is_defined.sum(0)
     return np.divide(np.where(is_defined, values, 0).sum(0), counts, out=np.full(len(counts), np.nan), where=counts > 0)
@@ -172,41 +186,42 @@ def compute_nan_mean(values: np.ndarray) -> np.ndarray:
 def compute_tide_ap50_gains(
     table: np.ndarray, images: np.ndarray, num_images: int, region_index: int, num_classes: int
 ) -> dict[str, float]:
-    """Compute the AP50 gained by fixing each `DetectionError`: AP50 of the fixed (m, columns) rows minus AP50
+    """Compute the AP50 gained by fixing each type of `DetectionError`: AP50 of the fixed (m, columns) rows minus AP50
     (arXiv:2008.08115).
 
     A detection of the wrong class or location is corrected, unless another detection matches that object; then it is
-    removed, as are the other error types. Missed objects are removed. 0 without objects.
+    removed, as are detections with the other error types. Missed objects are removed. The gain is 0 without objects.
     """
     region_columns, is_detection = select_region_columns(table, region_index), table[:, MatchColumn.TRUTH] == 0
     is_counted = ~unpack_match_bits(region_columns[:, RegionColumn.IGNORED])[0, 0]
-    weights = np.ones((num_images, 1), np.float32)
+    draw_counts = np.ones((num_images, 1), np.float32)
 
     def compute_ap50(is_used: np.ndarray, labels: np.ndarray, hits: np.ndarray) -> float:
+        """Compute AP50 of the rows that are used, with these labels and hits."""
         values = []
         for label in range(num_classes):
             indices = np.flatnonzero((labels == label) & is_used & is_detection)
             indices = indices[np.argsort(-table[indices, MatchColumn.SCORE], kind="stable")]
             truth = (labels == label) & is_used & ~is_detection
             objects = np.bincount(images[truth], minlength=num_images).astype(np.float32)
-            values.append(compute_coco_average_precision(hits[indices], images[indices], objects, weights))
+            values.append(compute_coco_average_precision(hits[indices], images[indices], objects, draw_counts))
         return float(np.nan_to_num(compute_nan_mean(np.stack(values))[0]))
 
     labels, hits = table[:, MatchColumn.LABEL], unpack_match_bits(region_columns[:, RegionColumn.MATCHED])[0, 0]
-    base_ap, costs = compute_ap50(is_counted, labels, hits), {}
+    base_ap, gains = compute_ap50(is_counted, labels, hits), {}
     for error in DetectionError:
         has_error = region_columns[:, RegionColumn.ERROR] == error
         is_fixed = has_error & is_detection & (region_columns[:, RegionColumn.MENDED] >= 0)
         fixed_labels = np.where(is_fixed, region_columns[:, RegionColumn.MENDED], labels)
-        costs[error.name.lower()] = (
+        gains[error.name.lower()] = (
             compute_ap50(is_counted & ~(has_error & ~is_fixed), fixed_labels, hits | is_fixed) - base_ap
         )
-    return costs
+    return gains
 
 
 def compute_precision_curves(class_matches: list[ClassMatches], threshold: int) -> list[np.ndarray | None]:
-    """Return precision at `RECALL_LEVELS` (101,) of each class at the IoU threshold of this index; None for a class
-    without objects."""
+    """Compute the precision of each class at `RECALL_LEVELS`, (101,), for the IoU threshold of index `threshold`; None
+    for a class without objects."""
     curves: list[np.ndarray | None] = []
     for matches in class_matches:
         indices = np.flatnonzero(~matches.ignored[0, threshold])

@@ -12,15 +12,16 @@ import scipy.ndimage
 
 from vitreous.data.annotations.target import IGNORE_INDEX
 
-BOUNDARY_TOLERANCE = 0.008  # share of the image diagonal, rounded up to whole pixels: DAVIS
+BOUNDARY_TOLERANCE = 0.008  # share of the image diagonal, rounded up to whole pixels, as in DAVIS
 
 
 def count_boundary_pixels(
     classes: np.ndarray, prediction: np.ndarray, num_classes: int, tolerance: float = BOUNDARY_TOLERANCE
 ) -> np.ndarray:
-    """Count boundary pixels per class, (K, 4) float64, of true and predicted (H, W) or (D, H, W) int class maps:
-    predicted pixels near a true one, all predicted pixels, true pixels near a predicted one, all true pixels.
+    """Count the boundary pixels of each class, (K, 4) float64, in true and predicted class maps, (H, W) or (D, H, W)
+    int.
 
+    Columns: predicted pixels near a true one, all predicted pixels, true pixels near a predicted one, all true pixels.
     A boundary pixel has a neighbour of another known class along an axis. There are no boundaries at IGNORE pixels and
     at the edges of the image. Near means within `tolerance` times the diagonal, in whole pixels. Each class needs two
     distance transforms on the region of the image that contains it: about 15 ms for a class of 256 x 256 pixels, 60 ms
@@ -39,7 +40,8 @@ def count_boundary_pixels(
 
 
 def find_boundary_pixels(mask: np.ndarray, is_known: np.ndarray) -> np.ndarray:
-    """Return (H, W) bool: pixels of a mask with a neighbour outside of it along an axis; both must be `is_known`."""
+    """Find the boundary of a mask, (H, W) bool: its pixels with a neighbour outside of the mask along an axis; both
+    pixels must be `is_known`."""
     boundary = np.zeros_like(mask)
     for axis in range(mask.ndim):
         ahead, behind = (tuple(slice(*ends) if dim == axis else slice(None) for dim in range(mask.ndim))
@@ -51,23 +53,24 @@ def find_boundary_pixels(mask: np.ndarray, is_known: np.ndarray) -> np.ndarray:
 
 
 def get_padded_mask_box(mask: np.ndarray, reach: int) -> tuple[slice, ...]:
-    """Return the bounding box of a mask (H, W) bool, extended by `reach` pixels on every side."""
+    """Return the bounding box of a mask (H, W) bool as slices, extended by `reach` pixels on every side; empty for an
+    empty mask."""
     boxes = scipy.ndimage.find_objects(mask.astype(np.int8))
     box = boxes[0] if boxes else (slice(0, 0),) * mask.ndim
     return tuple(slice(max(0, axis_slice.start - reach), axis_slice.stop + reach) for axis_slice in box)
 
 
 def dilate_mask(mask: np.ndarray, reach: int) -> np.ndarray:
-    """Return (H, W) bool: pixels within a distance of `reach` from the mask."""
+    """Dilate a mask, (H, W) bool, to all pixels within a distance of `reach` pixels."""
     return np.asarray(scipy.ndimage.distance_transform_edt(~mask)) <= reach if mask.any() else mask
 
 
 def compute_boundary_f(counts: np.ndarray) -> float | None:
-    """Compute the mean F-measure, the harmonic mean of precision and recall, from (K, 4) counts of one or all images.
-
-    The mean is over the classes with a boundary in either map; None if there are none."""
-    present = counts[:, 1] + counts[:, 3] > 0
-    if not present.any():
+    """Compute the mean boundary F-measure from the (K, 4) counts of `count_boundary_pixels`, for one image or summed
+    over all. The F-measure is the harmonic mean of precision and recall. The mean is over the classes with a boundary
+    in either map; None if there are none."""
+    is_present = counts[:, 1] + counts[:, 3] > 0
+    if not is_present.any():
         return None
     precision, recall = (
         np.divide(
@@ -80,4 +83,4 @@ def compute_boundary_f(counts: np.ndarray) -> float | None:
     )
     total = precision + recall
     f = np.divide(2 * precision * recall, total, out=np.zeros(len(counts)), where=total > 0)
-    return float(f[present].mean())
+    return float(f[is_present].mean())

@@ -1,6 +1,7 @@
-"""Evaluate detectors as COCO does: average precision and recall of boxes and masks, with intervals and error types.
+"""Evaluate detectors as COCO does: average precision and recall of boxes and masks, with confidence intervals and error
+types.
 
-n images, K classes, D draws of the bootstrap.
+n images, K classes, D draws of the bootstrap. A region type is boxes or masks.
 """
 
 from __future__ import annotations
@@ -52,11 +53,11 @@ MAX_COCO_CONFUSION_CLASSES = 200  # largest number of classes for a stored confu
 
 
 class CocoEvaluator(Evaluator):
-    """Evaluates boxes, or with `masks` masks and boxes, by COCO's average precision (AP). With `tiles`, large images
-    are processed at their native resolution. `frequency`: rare, common or frequent for each class, as in LVIS. A
-    model's outputs for an image are the rows of `match_image`.
+    """Evaluates boxes, or with `masks` masks and boxes, by COCO's average precision (AP).
 
-    Raises ResourceError if the mask library is not installed.
+    With `tiles`, large images are processed at their native resolution. `frequency`: rare, common or frequent for each
+    class, as in LVIS. A model's outputs for an image are the rows of `match_image`. Raises ResourceError if the mask
+    library is not installed.
     """
 
     name = "ap"
@@ -70,14 +71,15 @@ class CocoEvaluator(Evaluator):
 
     @property
     def region_prefixes(self) -> tuple[str, ...]:
-        """The prefixes of metric names for each type of region, the leading one first."""
+        """The prefixes of metric names, one per region type; the first is that of the leading metrics."""
         return ("", BOX_PREFIX) if self.masks else ("",)
 
     def outputs(
         self, engine: ModelEngine, reader: EvalLoader, on_images: Callable[[int], None] = lambda images: None
     ) -> tuple[Ragged, dict[int, DataError]]:
-        """Compute the rows of the images of `reader.split`, (m, columns) float64, and the unreadable images by index,
-        whose objects count as missed. Raises DataError for annotations that cannot be read, or lack masks."""
+        """Match the detections of the images of `reader.split`: rows (m, columns) float64, and read errors by image
+        index. The objects of unreadable images count as missed. Raises DataError for annotations that cannot be read,
+        or lack masks."""
         assert isinstance(reader.split, AnnotatedSplit), "the split must have annotations"
         tables: list[np.ndarray] = []
         split, read_errors = reader.split, {}
@@ -85,7 +87,7 @@ class CocoEvaluator(Evaluator):
             if isinstance(truth, DataError):
                 raise truth
             if self.masks and len(truth) and truth.layers is None:
-                raise DataError(f"{split.name(sample)} has boxes, no masks", "add masks, or evaluate boxes only")
+                raise DataError(f"{split.name(sample)} has boxes but no masks", "add masks, or evaluate boxes only")
             if isinstance(pixels, DataError):
                 read_errors[sample], detections = pixels, make_empty_detections(truth.size[:2], self.masks)
             else:
@@ -94,17 +96,14 @@ class CocoEvaluator(Evaluator):
             on_images(1)
         tables.append(
             match_image(make_empty_detections((1, 1), self.masks), create_empty_target((1, 1)), self.masks)
-        )  # their columns
+        )  # without rows: gives the number of columns if there are no images
         lengths = np.array([len(table) for table in tables[:-1]], np.int64)
         return Ragged(np.concatenate(tables), lengths), read_errors
 
     def report(self, outputs: SplitOutputs, *extra_outputs: SplitOutputs) -> Report:
-        """Compute COCO's twelve metrics per type of region, 95 % bootstrap intervals over images, and metrics per
-        class.
-
-        None for a metric without objects. `details["objects"]` has the AP50 lost to each `DetectionError`, precision
-        curves, and the confusion matrix above the score of the highest F1.
-        """
+        """Compute COCO's twelve metrics per region type, 95 % bootstrap intervals over images, and metrics per class. A
+        metric without objects is None. `details["objects"]` has the AP50 gained by fixing each type of
+        `DetectionError`, precision curves, and the confusion matrix above the score threshold with the highest F1."""
         match_rows: Ragged = outputs.outputs
         region_matches = group_matches_by_region(match_rows, len(self.classes))
         metrics = make_coco_metric_function(region_matches, self.frequency)
@@ -142,7 +141,8 @@ class CocoEvaluator(Evaluator):
     def paired_intervals(
         self, outputs: Ragged, other_evaluator: CocoEvaluator, other_outputs: Ragged
     ) -> dict[str, Interval | None]:
-        """Return the 95 % intervals of the differences of all metrics."""
+        """Compute the 95 % intervals of the differences of all metrics, the other model minus this one, for the same
+        images."""
         models = ((outputs, self), (other_outputs, other_evaluator))
         compute_a, compute_b = (
             make_coco_metric_function(group_matches_by_region(match_rows, len(evaluator.classes)))
@@ -152,20 +152,21 @@ class CocoEvaluator(Evaluator):
 
 
 class LoadedSample(NamedTuple):
-    """An image as (C, H, W) pixels at its native size, and its annotation; or the read error of either."""
+    """An image as (C, H, W) pixels at its native size, and its annotation; either can be its read error instead."""
 
     image: np.ndarray | DataError
     target: Target | DataError
 
 
 def prefetch_samples(reader: EvalLoader) -> Iterator[LoadedSample]:
-    """Yield the images of a split in order, prefetched by as many threads as the reader has workers."""
+    """Yield the images and annotations of a split in order, prefetched by as many threads as the reader has workers."""
     from vitreous.tasks.tiles import to_native_array
 
     split, preprocess = reader.split, reader.preprocess
     assert isinstance(split, AnnotatedSplit), "the split must have annotations"
 
     def load_sample(sample: int) -> LoadedSample:
+        """Load an image and its annotation. The read error of an image hides that of its annotation."""
         try:
             pixels = to_native_array(preprocess.decode(split.raw(sample), split.name(sample)))
         except DataError as error:
@@ -189,18 +190,18 @@ def prefetch_samples(reader: EvalLoader) -> Iterator[LoadedSample]:
 
 
 def make_detection_function(engine: ModelEngine) -> DetectorFunction:
-    """Return a function that computes a detector's fixed-shape outputs from (B, C, *image) pixels with an engine."""
+    """Return a function that computes a detector's fixed-shape outputs of (B, C, *image) pixels with an engine."""
     return lambda pixels: unpack_outputs(engine(torch.from_numpy(pixels)).numpy())
 
 
 def make_empty_detections(size: tuple[int, ...], masks: bool) -> Detections:
-    """Return no detections for an image of `size` (H, W)."""
+    """Create empty detections for an image of `size` (H, W)."""
     none = np.zeros(0, np.float32)
     return Detections((size[0], size[1]), none.reshape(0, 4), none.astype(np.int64), none, masks=() if masks else None)
 
 
 def group_matches_by_region(match_rows: Ragged, num_classes: int) -> list[list[ClassMatches]]:
-    """Group the matches by region type and class."""
+    """Group matched rows by region type, then by class."""
     num_region_types = (match_rows.table.shape[1] - MatchColumn.KINDS) // RegionColumn.WIDTH
     return [
         group_matches_by_class(match_rows.table, match_rows.images, len(match_rows), region_index, num_classes)
@@ -211,24 +212,25 @@ def group_matches_by_region(match_rows: Ragged, num_classes: int) -> list[list[C
 def make_coco_metric_function(
     region_matches: list[list[ClassMatches]], frequency: tuple[str, ...] = ()
 ) -> MetricFunction:
-    """Return a function that computes each metric, (D,), from draw counts of the images, (n, D), for the rows of
-    `group_matches_by_region`."""
+    """Return a function that computes each metric, (D,), from the draw counts of the images, (n, D). `region_matches`:
+    matches by region type and class, as `group_matches_by_region` returns them."""
     prefixes = ("", BOX_PREFIX)[: len(region_matches)]
 
     def metrics(counts: np.ndarray) -> dict[str, np.ndarray]:
+        """Compute each metric (D,) from draw counts (n, D)."""
         pairs = zip(prefixes, region_matches, strict=True)
         return {
             start + name: value
-            for start, side in pairs
-            for name, value in compute_coco_metrics(side, counts, frequency)
+            for start, class_matches in pairs
+            for name, value in compute_coco_metrics(class_matches, counts, frequency)
         }
 
     return metrics
 
 
 def bootstrap_coco_intervals(metrics: MetricFunction, match_rows: Ragged) -> dict[str, Interval | None]:
-    """Compute 95 % bootstrap intervals over images of metrics (D,), from the draws in which they are defined; None if
-    they are undefined in more than a tenth of the draws."""
+    """Compute 95 % bootstrap intervals over images of metrics (D,), from the draws in which each metric is defined.
+    None for a metric that is undefined in more than a tenth of the draws."""
     values = bootstrap_metrics(metrics, len(match_rows), choose_coco_bootstrap_draws(match_rows))
     defined = {name: draw[~np.isnan(draw)] for name, draw in values.items()}
     return {
@@ -240,8 +242,9 @@ def bootstrap_coco_intervals(metrics: MetricFunction, match_rows: Ragged) -> dic
 def bootstrap_coco_differences(
     compute_a: MetricFunction, compute_b: MetricFunction, match_rows: Ragged
 ) -> dict[str, Interval | None]:
-    """Compute 95 % intervals of the metric differences of `make_coco_metric_function`, second minus first, by a
-    bootstrap over the same images; `match_rows` are those of either model. None for fewer than two images."""
+    """Compute 95 % intervals of the metric differences of two models, second minus first, by a bootstrap over the same
+    images. `compute_a` and `compute_b`: functions of `make_coco_metric_function`. `match_rows`: rows of either model,
+    which determine the number of draws. None for fewer than two images."""
 
     def metrics(counts: np.ndarray) -> dict[str, np.ndarray]:
         """Compute each difference (D,) from draw counts (n, D)."""
@@ -254,7 +257,7 @@ def bootstrap_coco_differences(
 
 
 def choose_coco_bootstrap_draws(match_rows: Ragged) -> int:
-    """Choose the number of bootstrap draws: fewer for many detections."""
+    """Choose the number of bootstrap draws: fewer for many detections, to limit the time."""
     num_region_types = (match_rows.table.shape[1] - MatchColumn.KINDS) // RegionColumn.WIDTH
     return int(
         max(
@@ -267,7 +270,8 @@ def choose_coco_bootstrap_draws(match_rows: Ragged) -> int:
 
 
 def find_best_f1_threshold(class_matches: list[ClassMatches]) -> float:
-    """Return the score threshold with the highest F1 over all classes at an IoU of 0.5; 0 if nothing is correct."""
+    """Return the score threshold with the highest F1 over all classes at an IoU of 0.5; 0 if no detection is
+    correct."""
     counted_masks = [~matches.ignored[0, 0] for matches in class_matches]
     scores = np.concatenate(
         [matches.scores[is_counted] for matches, is_counted in zip(class_matches, counted_masks, strict=True)]
@@ -288,10 +292,9 @@ def find_best_f1_threshold(class_matches: list[ClassMatches]) -> float:
 
 
 def compute_detection_confusion(table: np.ndarray, threshold: float, num_classes: int) -> np.ndarray:
-    """Compute (K + 1, K + 1) int64 counts of objects by true and predicted class from (m, columns) rows.
-
-    The last row holds false positives, the last column missed objects. Detections and objects are matched at an IoU of
-    0.5 regardless of class, without crowds; detections below `threshold` are ignored."""
+    """Count objects by true and predicted class, (K + 1, K + 1) int64, from the matched rows (m, columns). The last row
+    holds false positives, the last column missed objects. Detections and objects are matched at an IoU of 0.5
+    regardless of class, without crowds; detections below `threshold` are ignored."""
     is_object, label = table[:, MatchColumn.TRUTH] == 1, table[:, MatchColumn.LABEL].astype(np.int64)
     above_threshold = table[:, MatchColumn.SCORE] >= threshold
     ignored = select_region_columns(table, 0)[:, RegionColumn.IGNORED] % 2 == 1  # of an object: a crowd
@@ -306,7 +309,8 @@ def compute_detection_confusion(table: np.ndarray, threshold: float, num_classes
 
 
 def build_precision_curves(class_matches: list[ClassMatches], classes: tuple[str, ...]) -> dict[str, Any]:
-    """Return precision at 101 recalls of each class with objects, at an IoU of 0.5, and their mean."""
+    """Build the report's precision curves, at an IoU of 0.5: precision at 101 recalls of each class with objects, and
+    their mean."""
     curves = compute_precision_curves(class_matches, 0)
     defined = {name: curve for name, curve in zip(classes, curves, strict=True) if curve is not None}
     rounded = {name: np.round(curve, 4).tolist() for name, curve in defined.items()}
@@ -321,8 +325,9 @@ def build_coco_class_table(
     matrix: np.ndarray,
     threshold: float,
 ) -> list[dict[str, object]]:
-    """Return one row per class: images, objects, AP and AP50 per type of region, recall, precision and F1 at the score
-    threshold, and the class it is most often confused with. `matrix` (K + 1, K + 1)."""
+    """Build the report's table of classes: images, objects, AP and AP50 per region type; recall, precision and F1 at
+    the score threshold; and the most frequently confused class. `matrix` (K + 1, K + 1): counts of
+    `compute_detection_confusion`."""
     weights, table = np.ones((len(match_rows), 1), np.float32), []
     for label, name in enumerate(evaluator.classes):
         leading_matches = region_matches[0][label]

@@ -1,6 +1,6 @@
 """Denoising error of a generative model on held-out images.
 
-n images; times are from 0 (noise) to 1 (image).
+n images; time runs from 0 (noise) to 1 (image).
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from vitreous.tasks.report import Report
 
 NUM_TIMES = 8  # times at which images are evaluated
 MAX_MODEL_INPUTS = 4096  # model inputs per evaluation: if there are more images, each is evaluated at fewer times
-_NOISE_SEED = 0x64656E6F  # separates its random draws from others
+_NOISE_SEED = 0x64656E6F  # separates the random draws of this evaluation from others
 
 
 class DenoisingEvaluator(Evaluator):
-    """Evaluates the mean squared error of a model's training target at `NUM_TIMES` times from noise to image. The noise
-    depends only on the image: it is the same for every model of one process, and for any number of processes.
+    """Evaluates the mean squared error of a generative model's prediction of its training target, at `NUM_TIMES` times
+    from noise to image.
 
-    If there are many images, each is evaluated at some of the times, chosen by its index, so that a large split costs
-    little more than one forward pass per image.
-
-    `is_conditional`: the model is conditioned on the class of each image.
+    The noise depends only on the image: it is the same for every model with the same noise process, and for any number
+    of processes of a run. If there are many images, each is evaluated at some of the times, chosen by its index, so
+    that a large split costs little more than one forward pass per image. `labelled`: the model is conditioned on the
+    class of each image.
     """
 
     name = "denoising_error"
@@ -44,13 +44,13 @@ class DenoisingEvaluator(Evaluator):
         self.is_conditional = labelled
 
     def without_labels(self) -> DenoisingEvaluator | None:
-        """Return the unconditional evaluator."""
+        """Return this evaluator if the model is unconditional; None if it needs classes."""
         return None if self.is_conditional else self
 
     def outputs(
         self, engine: ModelEngine, reader: EvalLoader, on_images: Callable[[int], None] = lambda images: None
     ) -> tuple[Any, dict[int, DataError]]:
-        """Compute (n, TIMES) float32 squared errors, NaN at times that are not evaluated, and the unreadable images by
+        """Compute squared errors (n, TIMES) float32, NaN at times that are not evaluated, and read errors by image
         index."""
         blank = torch.zeros(engine.preprocess.channels, *engine.preprocess.image, dtype=engine.preprocess.dtype)
         error_chunks, read_errors = [np.zeros((0, NUM_TIMES), np.float32)], {}
@@ -68,8 +68,8 @@ class DenoisingEvaluator(Evaluator):
     def compute_errors(
         self, engine: Any, pixels: Tensor, labels: Tensor | None, is_evaluated: np.ndarray
     ) -> np.ndarray:
-        """Compute (B, TIMES) float32 errors of (B, C, *image) uint8 with (B,) int64 labels at the times of (B, TIMES)
-        bool."""
+        """Compute squared errors (B, TIMES) float32 of images (B, C, *image) uint8 with labels (B,) int64, at the times
+        that are true in `is_evaluated` (B, TIMES)."""
         images = engine.preprocess.normalise(pixels).to(engine.device)
         labels = None if labels is None else labels.to(engine.device)
         sums = pixels.flatten(1).double().sum(1).long().numpy()
@@ -93,7 +93,7 @@ class DenoisingEvaluator(Evaluator):
         return errors
 
     def report(self, outputs: SplitOutputs, *extra_outputs: SplitOutputs) -> Report:
-        """Compute the error at each time and its mean over times, from the readable images."""
+        """Compute the mean error at each time, and the mean over times, from the readable images."""
         errors = outputs.outputs[outputs.readable]
         counts, sums = (~np.isnan(errors)).sum(0), np.nansum(errors, 0, dtype=np.float64)
         mean = np.divide(sums, counts, out=np.full(NUM_TIMES, np.nan), where=counts > 0)
@@ -114,6 +114,7 @@ class DenoisingEvaluator(Evaluator):
 
 
 def assign_times(samples: np.ndarray, count: int) -> np.ndarray:
-    """Return (n, TIMES) bool: the times at which each of (n,) image indices, out of `count`, is evaluated."""
+    """Choose the times at which images are evaluated: (n, TIMES) bool for (n,) image indices of a split with `count`
+    images."""
     period = min(NUM_TIMES, max(1, -(-count * NUM_TIMES // MAX_MODEL_INPUTS)))
     return (samples[:, None] + np.arange(NUM_TIMES)) % period == 0

@@ -1,6 +1,7 @@
-"""The interface of evaluators: outputs of a deployed model per image, and metrics from all of them.
+"""The interface of evaluators, which compute a model's outputs for each image, and metrics from the outputs of all
+images.
 
-Outputs are per image, so several processes can compute a share each and gather them before `report`.
+Outputs are per image, so several processes can each compute a share and gather them before `report`.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from vitreous.tasks.report import MetricDirection, Report
 @dataclass(frozen=True, eq=False)
 class Ragged:
     """A variable number of rows for each of n images: `table` (m, K), sorted by image, and `lengths` (n,) int64, the
-    number of rows of each."""
+    number of rows of each image."""
 
     table: np.ndarray
     lengths: np.ndarray
@@ -39,18 +40,16 @@ class Ragged:
         return np.repeat(np.arange(len(self)), self.lengths)
 
     def take(self, images: np.ndarray) -> Ragged:
-        """Return the rows of the images at these indices (k,), in this order."""
+        """Return the rows of the images at these indices (k,), in the order of the indices."""
         image_rows = np.split(self.table, np.cumsum(self.lengths)[:-1]) if len(self) else []
         return Ragged(np.concatenate([self.table[:0], *(image_rows[index] for index in images)]), self.lengths[images])
 
 
 @dataclass(frozen=True)
 class SplitOutputs:
-    """Outputs of a model for every image of `split`, in its order: `outputs` (n, K) float32, or `Ragged` for evaluators
-    with a variable number of rows per image, and `readable` (n,) bool.
-
-    The row of an unreadable image is computed from a black image.
-    """
+    """Outputs of a model for every image of `split`, in its order, and whether each image is `readable`, (n,) bool.
+    `outputs`: (n, K) float32, or `Ragged` for evaluators with a variable number of rows per image. The row of an
+    unreadable image is computed from a black image."""
 
     split: Split
     outputs: Any
@@ -58,63 +57,58 @@ class SplitOutputs:
 
 
 class Evaluator(ABC):
-    """Evaluates a deployed model on a split.
-
-    `name` is the key of the primary metric in `Report.metrics`, `better` its direction.
-    """
+    """Evaluates a model on a split: outputs for each image, then metrics from all outputs. `name` is the key of the
+    primary metric in `Report.metrics`; `better` states whether higher or lower values are better."""
 
     name: str
     better: MetricDirection = "higher"
 
     def required_splits(self, split: Split) -> tuple[Split, ...]:
-        """Return the splits whose outputs `report` requires, the evaluated split first."""
+        """Return the splits whose outputs `report` needs, with the evaluated split first."""
         return (split,)
 
     def without_labels(self) -> Evaluator | None:
-        """Return an evaluator for training images without a validation split; None if there is none."""
+        """Return an evaluator that uses no labels, for runs without a validation split; None if there is none."""
         return None
 
     def outputs(
         self, engine: ModelEngine, reader: EvalLoader, on_images: Callable[[int], None] = lambda images: None
     ) -> tuple[Any, dict[int, DataError]]:
-        """Compute (n, K) float32 outputs, or `Ragged`, for the images of `reader.split`, and the unreadable ones by
-        index.
-
-        `on_images` is called with the number of images of every step. No images give (0, K).
-        """
+        """Compute a model's outputs, (n, K) float32 or `Ragged`, for the images of `reader.split`, and read errors by
+        image index. `on_images` is called with the number of images of every step. No images give (0, K)."""
         return compute_split_logits(engine, reader, on_images=on_images)
 
     def paired_intervals(self, outputs: Any, other_evaluator: Self, other_outputs: Any) -> dict[str, Interval | None]:
-        """Compute 95 % intervals of metric differences, other minus this model, from both models' outputs for the same
-        images."""
+        """Compute the 95 % intervals of the metric differences, the other model minus this one, from the outputs of
+        both for the same images."""
         raise NotImplementedError(f"the evaluator {self.name} does not compute paired intervals")
 
     @abstractmethod
     def report(self, outputs: SplitOutputs, *extra_outputs: SplitOutputs) -> Report:
-        """Compute the metrics from the complete outputs of `splits`, in that order."""
+        """Compute the metrics from the complete outputs of the `required_splits`, in that order."""
 
     def __call__(self, engine: ModelEngine, split: Split, workers: int | None = None) -> Report:
-        """Evaluate a model on a split in this process only."""
+        """Evaluate a model on a split in this process, without a process group."""
         return self.report(
             *(compute_outputs(self, engine, needed_split, workers) for needed_split in self.required_splits(split))
         )
 
 
 class TaskEvaluator(Evaluator):
-    """Evaluates outputs (n, K) with the model's task, by `Task.evaluate`."""
+    """Evaluates outputs (n, K) with the metrics of the model's task (`Task.evaluate`)."""
 
     def __init__(self, task: Task) -> None:
         self.task, self.name = task, task.primary_metric
 
     def report(self, outputs: SplitOutputs, *extra_outputs: SplitOutputs) -> Report:
-        """Compute the metrics of the task."""
+        """Compute the metrics of the model's task."""
         return self.task.evaluate(outputs.outputs, outputs.split.labels, outputs.readable)
 
 
 def compute_outputs(
     evaluator: Evaluator, engine: ModelEngine, split: Split, workers: int | None = None
 ) -> SplitOutputs:
-    """Compute the outputs of a model for a full split in this process."""
+    """Compute the evaluator's outputs for every image of a split in this process."""
     reader = EvalLoader(split, engine.preprocess, default_worker_count() if workers is None else workers)
     outputs, read_errors = evaluator.outputs(engine, reader)
     return SplitOutputs(split, outputs, build_readable_mask(len(split), read_errors))

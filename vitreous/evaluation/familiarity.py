@@ -1,4 +1,4 @@
-"""Outliers and label errors, from the features (the head's input) of training images.
+"""Detect outliers and label errors from the features (the head's input) of training images.
 
 In shapes, n is images, m training images, d features, K classes.
 
@@ -26,14 +26,14 @@ MIN_SUSPECT_CONFIDENCE = 0.5  # smallest probability, and share of the neighbour
 
 @dataclass(frozen=True)
 class GaussianStats:
-    """Gaussians with a shared covariance: `means` (K, d) and `whiten` (d, d), which maps the covariance to the
-    identity."""
+    """Gaussian distributions with different means and a shared covariance: `means` (K, d) and `whiten` (d, d), which
+    maps the covariance to the identity."""
 
     means: np.ndarray
     whiten: np.ndarray
 
     def distances(self, features: np.ndarray) -> np.ndarray:
-        """Compute squared Mahalanobis distances (n,) of (n, d) features to the nearest mean."""
+        """Compute the squared Mahalanobis distances (n,) of features (n, d) to the nearest mean."""
         points, means = features @ self.whiten.T, self.means @ self.whiten.T
         squared = (points**2).sum(1)[:, None] - 2 * points @ means.T + (means**2).sum(1)
         return np.maximum(squared.min(1), 0.0)
@@ -41,13 +41,15 @@ class GaussianStats:
 
 @dataclass(frozen=True)
 class MahalanobisDetector:
-    """Gaussians of training images; `class_stats` is None for multi-label data."""
+    """A detector of outliers: Gaussians fitted to each class and to all training images; `class_stats` is None for
+    multi-label data."""
 
     class_stats: GaussianStats | None
     overall_stats: GaussianStats
 
     def scores(self, features: np.ndarray) -> np.ndarray:
-        """Compute (n,) float64 scores of (n, d) features; without classes, the squared distance to the overall mean."""
+        """Compute outlier scores (n,) float64 of (n, d) features; without classes, the squared distance to the overall
+        mean."""
         chunks = [
             features[start : start + CHUNK_IMAGES].astype(np.float64) for start in range(0, len(features), CHUNK_IMAGES)
         ]
@@ -58,18 +60,17 @@ class MahalanobisDetector:
 
 
 def fit_mahalanobis_detector(features: np.ndarray, labels: np.ndarray, num_classes: int) -> MahalanobisDetector:
-    """Fit the detector to (n, d) features and (n,) or (n, K) labels of training images.
-
-    Raises DataError for fewer than two images.
-    """
+    """Fit the detector to the features (n, d) and labels, (n,) or (n, K), of training images. Raises DataError for
+    fewer than two images."""
     if len(features) < 2:
-        raise DataError(f"{len(features)} training images are too few to detect outliers", "use two at least")
+        raise DataError(f"{len(features)} training images are too few to detect outliers", "use at least 2")
     overall = fit_gaussian(features, np.zeros(len(features), dtype=np.int64), 1)
     return MahalanobisDetector(None if labels.ndim == 2 else fit_gaussian(features, labels, num_classes), overall)
 
 
 def fit_gaussian(features: np.ndarray, labels: np.ndarray, num_classes: int) -> GaussianStats:
-    """Fit the means of classes with images, and their shared whitened covariance, to (n, d) features and (n,) labels.
+    """Fit the means of classes with images, and the inverse square root of their shared covariance, to (n, d) features
+    and (n,) labels.
 
     The covariance is shrunk towards a multiple of the identity (Ledoit and Wolf, 2004): (1 - a) S + a trace(S) / d I,
     with a = min(1, (sum |x|^4 / n - |S|^2) / n / |S - trace(S) / d I|^2), x the distance from the class mean. Features
@@ -96,11 +97,9 @@ def fit_gaussian(features: np.ndarray, labels: np.ndarray, num_classes: int) -> 
 
 
 def compute_outlier_separation(familiar_scores: np.ndarray, outlier_scores: np.ndarray) -> dict[str, float]:
-    """Measure how well the scores separate familiar images (n,) from others (m,).
-
-    `auroc`: the probability that one of the others has a higher score, ties count half. `fpr95`: the share of the
-    others below the `limit` that 95 % of the familiar images pass.
-    """
+    """Measure how well scores separate familiar images (n,) from outliers (m,). `auroc`: the probability that an
+    outlier has a higher score than a familiar image; ties count half. `fpr95`: the share of outliers with scores up to
+    `limit`, the 95 % quantile of the familiar scores."""
     sorted_scores = np.sort(familiar_scores)
     num_below, num_up_to = (
         np.searchsorted(sorted_scores, outlier_scores, side="left"),
@@ -115,10 +114,9 @@ def compute_outlier_separation(familiar_scores: np.ndarray, outlier_scores: np.n
 
 
 class SuspectLabel(NamedTuple):
-    """An image whose label is probably wrong; classes are indices.
-
-    `score`, 0 to 1: mean margin of the probability and the neighbour share of the predicted classes over the label's.
-    """
+    """An image whose label is probably wrong; classes are indices. `predicted_label` and `probability` are of the
+    model; `neighbour` and `share` are of the nearest training images. `score`, 0 to 1: the margin of the predicted
+    class over the label, averaged over probability and share."""
 
     sample: int
     label: int
@@ -130,11 +128,9 @@ class SuspectLabel(NamedTuple):
 
 
 def find_suspect_labels(probabilities: np.ndarray, shares: np.ndarray, labels: np.ndarray) -> list[SuspectLabel]:
-    """Find suspect labels (n,), most certain first, from (n, K) probabilities and (n, K) shares of the neighbours.
-
-    A label is suspect if both predict another class with at least `MIN_SUSPECT_CONFIDENCE`; they may predict different
-    ones.
-    """
+    """Find suspect labels among labels (n,), most certain first, from class probabilities (n, K) and shares of the
+    neighbours (n, K). A label is suspect if both predict another class with at least `MIN_SUSPECT_CONFIDENCE`; they may
+    predict different classes."""
     indices = np.arange(len(labels))
     predicted, neighbour = probabilities.argmax(1), shares.argmax(1)
     probability, share = probabilities[indices, predicted], shares[indices, neighbour]
@@ -158,10 +154,11 @@ def compute_neighbour_shares(
     own_indices: np.ndarray | None = None,
     k: int = NUM_NEIGHBOURS,
 ) -> np.ndarray:
-    """Compute (n, K) class shares of the k nearest of (m, d) training features with (m,) labels, for (n, d) features.
+    """Compute the class shares (n, K) of the k nearest training images, by cosine similarity, for (n, d) features.
 
-    Nearest is by cosine. `own_indices` (n,): the index of each image among the training images, -1 for none; an image
-    is not its own neighbour. If there are fewer than k others, all of them count; shares are 0 if there are none.
+    `memory` (m, d) and `labels` (m,): features and labels of the training images. `own_indices` (n,): the index of each
+    image among the training images, -1 for none; an image is not its own neighbour. If there are fewer than k others,
+    all of them count; shares are 0 if there are none.
     """
     _, neighbours = find_nearest_neighbours(memory, features, min(k + 1, len(memory)))
     is_itself = neighbours == (np.full(len(features), -1) if own_indices is None else own_indices)[:, None]
@@ -169,6 +166,8 @@ def compute_neighbour_shares(
         :, :k
     ]  # the image itself sorts last
     is_counted = np.arange(nearest.shape[1])[None] < np.minimum(k, neighbours.shape[1] - is_itself.sum(1))[:, None]
-    cells = np.arange(len(features))[:, None] * num_classes + labels[nearest]
-    shares = np.bincount(cells[is_counted], minlength=len(features) * num_classes).reshape(len(features), num_classes)
+    flat_indices = np.arange(len(features))[:, None] * num_classes + labels[nearest]
+    shares = np.bincount(flat_indices[is_counted], minlength=len(features) * num_classes).reshape(
+        len(features), num_classes
+    )
     return shares / np.maximum(shares.sum(1, keepdims=True), 1)

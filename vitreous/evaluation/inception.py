@@ -19,14 +19,12 @@ SCORE_SPLIT_IMAGES = 5000  # images per split of the Inception score
 
 
 class Inception:
-    """Inception of 2015 (arXiv:1512.00567) with these weights, as in the code of FID (arXiv:1706.08500) and of ADM
-    (arXiv:2105.05233): images (n, H, W, C) to features.
-
-    Raises UsageError if torch-fidelity is not installed, ValueError for weights of another architecture.
-    """
+    """The Inception network of 2015 (arXiv:1512.00567) as in the code of FID (arXiv:1706.08500) and of ADM
+    (arXiv:2105.05233), with the given weights. It maps images (n, H, W, C) to features. Raises UsageError if
+    torch-fidelity is not installed, ValueError for weights of another architecture."""
 
     def __init__(self, weights: Mapping[str, Tensor], device: str = "cpu") -> None:
-        """Build the network from `weights` by name, the first of them (32, 3, 3, 3)."""
+        """Build the network from `weights` by name; the first layer's are (32, 3, 3, 3)."""
         try:
             from torch_fidelity import FeatureExtractorInceptionV3
         except ImportError:
@@ -44,13 +42,14 @@ class Inception:
         self.network.to(device).Mixed_6d.branch1x1.register_forward_hook(self.store_spatial_features)
 
     def store_spatial_features(self, module: Any, inputs: Any, output: Tensor) -> None:
-        """Store the sFID features (b, 2023) of (b, 192, 17, 17), the layer that TensorFlow calls mixed_6/conv."""
+        """Store the sFID features (b, 2023) of a batch: a forward hook on (b, 192, 17, 17), the layer that TensorFlow
+        calls mixed_6/conv."""
         self.middle.append(output[:, :SPATIAL_CHANNELS].movedim(1, -1).flatten(1))
 
     @torch.inference_mode()
     def features(self, images: np.ndarray) -> dict[str, np.ndarray]:
-        """Compute "rows" (n, 2048), "spatial" (n, 2023) and "logits" (n, 1008) without bias, float32, of (n, H, W, 1 or
-        3) uint8 images."""
+        """Compute features of (n, H, W, 1 or 3) uint8 images: "rows" (n, 2048) for FID, "spatial" (n, 2023) for sFID,
+        and "logits" (n, 1008) without bias, all float32."""
         pixels = torch.from_numpy(images).movedim(-1, 1)
         chunks: dict[str, list[Tensor]] = {"rows": [], "spatial": [], "logits": []}
         for batch in pixels.expand(-1, 3, -1, -1).split(INCEPTION_BATCH_SIZE):
@@ -61,8 +60,8 @@ class Inception:
 
 
 def inception_score(logits: np.ndarray) -> float:
-    """Compute the Inception score (arXiv:1606.03498) of (n, K) logits: exp of the mean divergence of p(class | image)
-    from the mean of all, averaged over splits of `SCORE_SPLIT_IMAGES` images."""
+    """Compute the Inception score of (n, K) logits (arXiv:1606.03498): exp of the mean KL divergence of p(class |
+    image) from the mean p(class), averaged over splits of `SCORE_SPLIT_IMAGES` images."""
     scores = []
     for log_probabilities in torch.from_numpy(logits).double().log_softmax(1).split(SCORE_SPLIT_IMAGES):
         mean = log_probabilities.exp().mean(0, keepdim=True).log()

@@ -25,10 +25,8 @@ DEFAULT_NEIGHBOURS = 20  # the best value of DINO
 
 
 class KNNEvaluator(Evaluator):
-    """Evaluates features (n, d) by the votes of the `k` nearest features of the labelled split `labelled_split`.
-
-    Without a `labelled_split`, neighbours are the other evaluated images.
-    """
+    """Evaluates features (n, d) by k-nearest-neighbour classification: the `k` nearest images of the labelled split
+    `memory` vote. Without `memory`, the neighbours are the other evaluated images."""
 
     def __init__(
         self,
@@ -44,23 +42,21 @@ class KNNEvaluator(Evaluator):
         self.name = f"knn_{self.labels.metric_key}"
 
     def required_splits(self, split: Split) -> tuple[Split, ...]:
-        """Return the evaluated split, and the split of the neighbours."""
+        """Return the evaluated split, and the labelled split of the neighbours if there is one."""
         return (split,) if self.labelled_split is None else (split, self.labelled_split)
 
     def report(self, outputs: SplitOutputs, *extra_outputs: SplitOutputs) -> Report:
-        """Compute top-1 or mAP of the votes with its 95 % interval; unreadable images are wrong, and are no neighbours.
-
-        Raises DataError if no neighbours are left.
-        """
-        memory, exclude_self = extra_outputs[0] if extra_outputs else outputs, not extra_outputs
+        """Compute top-1 accuracy or mAP of the votes, with its 95 % interval. Unreadable images count as wrong, and are
+        not neighbours. Raises DataError if no neighbours are left."""
+        memory, is_leave_one_out = extra_outputs[0] if extra_outputs else outputs, not extra_outputs
         memory_features, labels = memory.outputs[memory.readable], memory.split.labels[memory.readable]
-        k = min(self.k, len(memory_features) - exclude_self)
+        k = min(self.k, len(memory_features) - is_leave_one_out)
         if k < 1:
             problem = "nearest neighbours need labelled images that can be read"
             raise DataError(problem, "add images, or evaluate without neighbours")
         logits = np.zeros((len(outputs.outputs), len(self.classes)))
         cosines, neighbours = find_nearest_neighbours(
-            memory_features, outputs.outputs[outputs.readable], k, self.device, exclude_self
+            memory_features, outputs.outputs[outputs.readable], k, self.device, is_leave_one_out
         )
         logits[outputs.readable] = self.labels.shares_to_logits(
             compute_neighbour_votes(cosines, neighbours, labels, len(self.classes))
@@ -74,14 +70,14 @@ class KNNEvaluator(Evaluator):
 def find_nearest_neighbours(
     memory: np.ndarray, queries: np.ndarray, k: int, device: str = "cpu", exclude_self: bool = False
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return cosines (m, k), nearest first, and `memory` rows (m, k) int64, of (n, d) memory and (m, d) query features.
+    """Find the k nearest `memory` features (n, d), by cosine similarity, of the query features (m, d).
 
-    `memory` is read once, a chunk at a time, so it may be larger than RAM. `exclude_self`: the queries are the memory,
-    and none is its own neighbour. A zero feature has cosine 0 to all. Raises ValueError if there are fewer than k
-    neighbours.
+    Returns cosines (m, k), highest first, and memory indices (m, k) int64. `memory` is read once, a chunk at a time, so
+    it may be larger than RAM. `exclude_self`: the queries are the memory, and none is its own neighbour. A zero feature
+    has cosine 0 to all. Raises ValueError if there are fewer than k neighbours.
     """
     if k > len(memory) - exclude_self:
-        raise ValueError(f"{k} neighbours of {len(memory) - exclude_self}")
+        raise ValueError(f"{k} neighbours were requested, but there are only {len(memory) - exclude_self}")
     best_cosines = np.full((len(queries), k), -np.inf, np.float32)
     best_indices = np.zeros((len(queries), k), np.int64)
     for start in range(0, len(memory), MEMORY_CHUNK):
@@ -106,7 +102,7 @@ def find_nearest_neighbours(
 
 
 def to_unit_rows(features: np.ndarray, device: str) -> Tensor:
-    """Normalise (b, d) rows to unit length on a device."""
+    """Scale features (b, d) to unit length, as a tensor on a device."""
     return F.normalize(torch.from_numpy(np.array(features, dtype=np.float32)).to(device), dim=1)
 
 
@@ -117,18 +113,18 @@ def compute_neighbour_votes(
     num_classes: int,
     temperature: float = VOTE_TEMPERATURE,
 ) -> np.ndarray:
-    """Compute the share of votes per class, (m, K) float64, from the `cosines` (m, k) and indices `neighbour_indices`
-    (m, k) of the nearest neighbours, and labels (n,) or (n, K).
+    """Compute the share of votes per class, (m, K) float64, from the k nearest neighbours of m images.
 
-    A neighbour counts exp(cosine / temperature). Shares of single-label data sum to one; those of multi-label data are
-    independent per class.
+    `cosines` and `neighbour_indices` (m, k) are of the neighbours, `labels` (n,) or (n, K) of all n labelled images. A
+    neighbour's vote counts exp(cosine / temperature). Shares of single-label data sum to one; those of multi-label data
+    are independent per class.
     """
     # relative to the nearest neighbour: the shares do not change
     weights = np.exp((cosines - cosines[:, :1]).astype(np.float64) / temperature)
     weights /= weights.sum(1, keepdims=True)
     if labels.ndim == 1:
-        cells = np.arange(len(neighbour_indices))[:, None] * num_classes + labels[neighbour_indices]
-        return np.bincount(cells.ravel(), weights.ravel(), len(neighbour_indices) * num_classes).reshape(
+        flat_indices = np.arange(len(neighbour_indices))[:, None] * num_classes + labels[neighbour_indices]
+        return np.bincount(flat_indices.ravel(), weights.ravel(), len(neighbour_indices) * num_classes).reshape(
             len(neighbour_indices), num_classes
         )
     shares = np.zeros((len(neighbour_indices), num_classes))

@@ -1,7 +1,8 @@
-"""Logistic regression on frozen features with a penalty chosen on held-out images, and few-shot ridge regression.
+"""Linear classifiers of frozen features: logistic regression with a penalty chosen on held-out images, and few-shot
+ridge regression.
 
-n images, d features, K classes. For features standardised by the training images it minimises the mean loss + l2 / 2
-|W|^2. The loss is softmax cross-entropy, or the sum of sigmoid losses for multi-label data.
+n images, d features, K classes. For features standardised by the training images, logistic regression minimises the
+mean loss + l2 / 2 |W|^2. The loss is softmax cross-entropy, or the sum of sigmoid losses for multi-label data.
 
 Small datasets are solved by scikit-learn. Large ones are read from disk chunk by chunk, on any device, for scipy's
 L-BFGS: the same optimum, with one chunk in memory.
@@ -36,20 +37,20 @@ RIDGE_BIAS_FEATURE = 100.0  # constant feature: so large that the penalty hardly
 RIDGE_CHUNK_IMAGES = 8_192  # images per chunk of scores
 STD_EPSILON = 1e-5  # added to the standard deviations
 
-#: called after every fit with the penalty and the score
+#: callback after every fit: (penalty, score on held-out images)
 OnFit = Callable[[float, float], None]
 
 
 @dataclass(frozen=True)
 class LinearClassifier:
-    """A linear classifier of raw features: `weight` (K, d) and `bias` (K,)."""
+    """A linear classifier of features before standardisation: `weight` (K, d) and `bias` (K,); `l2` is its penalty."""
 
     weight: np.ndarray
     bias: np.ndarray
     l2: float
 
     def logits(self, features: np.ndarray) -> np.ndarray:
-        """Compute (m, K) float32 logits of (m, d) features."""
+        """Compute the logits (m, K) float32 of features (m, d)."""
         weight = self.weight.T.astype(np.float32)
         chunks = [
             features[start : start + LOSS_CHUNK_IMAGES] @ weight for start in range(0, len(features), LOSS_CHUNK_IMAGES)
@@ -59,8 +60,7 @@ class LinearClassifier:
 
 @dataclass(frozen=True)
 class LabelledFeatures:
-    """Training images: features (n, d), the indices `sample_indices` of those in use, and all labels, (n,) int64 or (n,
-    K)."""
+    """Features (n, d) and labels, (n,) int64 or (n, K), of images; only those at `sample_indices` are used."""
 
     features: np.ndarray
     labels: np.ndarray
@@ -75,11 +75,11 @@ class LabelledFeatures:
         return get_label_kind(self.labels.ndim == 2)
 
     def with_rows(self, rows: np.ndarray) -> LabelledFeatures:
-        """Return a copy with other `sample_indices` (m,)."""
+        """Return a copy that uses the images of other indices (m,)."""
         return LabelledFeatures(self.features, self.labels, rows, self.classes, device=self.device)
 
     def compute_moments(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return mean and standard deviation of each feature, (d,) float64; the std of a constant feature is 1."""
+        """Compute mean and standard deviation of each feature, (d,) float64; the std of a constant feature is 1."""
         mean = np.sum([self.features[chunk].sum(0, dtype=np.float64) for chunk in self.split_rows()], 0) / len(
             self.sample_indices
         )
@@ -88,7 +88,7 @@ class LabelledFeatures:
         return mean, np.where(std > 1e-6 * np.abs(mean) + 1e-12, std, 1.0)
 
     def split_rows(self) -> list[np.ndarray]:
-        """Return the rows in chunks, (m,) each."""
+        """Split `sample_indices` into chunks (m,) of at most `LOSS_CHUNK_IMAGES` images."""
         return [
             self.sample_indices[start : start + LOSS_CHUNK_IMAGES]
             for start in range(0, len(self.sample_indices), LOSS_CHUNK_IMAGES)
@@ -98,13 +98,11 @@ class LabelledFeatures:
 def fit_linear_classifier(
     train_data: LabelledFeatures, l2: float, start: LinearClassifier | None = None
 ) -> LinearClassifier:
-    """Fit the classifier with a penalty; `start` is a warm start. A class without images is never predicted.
-
-    Raises DataError if all images are of one class.
-    """
+    """Fit a linear classifier with the penalty `l2`; `start` is a warm start. A class without images is never
+    predicted. Raises DataError if all images are of one class."""
     labels = train_data.labels[train_data.sample_indices]
-    present = np.flatnonzero(train_data.kind.count_classes(labels, train_data.classes))
-    if len(present) < train_data.kind.least_classes:
+    present_classes = np.flatnonzero(train_data.kind.count_classes(labels, train_data.classes))
+    if len(present_classes) < train_data.kind.least_classes:
         raise DataError("all training images are of one class", "use images of at least two classes")
     mean, std = train_data.compute_moments()
     is_small = (
@@ -112,12 +110,16 @@ def fit_linear_classifier(
         and train_data.kind.is_exclusive
     )
     initial = (
-        None if start is None else (start.weight[present] * std, start.bias[present] + start.weight[present] @ mean)
+        None
+        if start is None
+        else (start.weight[present_classes] * std, start.bias[present_classes] + start.weight[present_classes] @ mean)
     )
-    weight, bias = (solve_with_sklearn if is_small else solve_with_lbfgs)(train_data, present, l2, (mean, std), initial)
+    weight, bias = (solve_with_sklearn if is_small else solve_with_lbfgs)(
+        train_data, present_classes, l2, (mean, std), initial
+    )
     full_weight = np.zeros((train_data.classes, len(mean)))
     full_bias = np.full(train_data.classes, bias.min() - ABSENT_CLASS_MARGIN)
-    full_weight[present], full_bias[present] = weight / std, bias - (weight / std) @ mean
+    full_weight[present_classes], full_bias[present_classes] = weight / std, bias - (weight / std) @ mean
     return LinearClassifier(full_weight, full_bias, l2)
 
 
@@ -128,19 +130,19 @@ LinearSolution = tuple[np.ndarray, np.ndarray]
 
 def solve_with_sklearn(
     train_data: LabelledFeatures,
-    present: np.ndarray,
+    present_classes: np.ndarray,
     l2: float,
     moments: FeatureStatistics,
     initial: LinearSolution | None,
 ) -> LinearSolution:
-    """Solve with scikit-learn for weight (K', d) and bias (K',); two classes have one row w = w1 - w0, with the
-    equivalent penalty."""
+    """Fit weight (K', d) and bias (K',) of standardised features with scikit-learn, for the K' `present_classes`.
+    scikit-learn fits one row w = w1 - w0 for two classes, with the equivalent penalty."""
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression
 
     x = (train_data.features[train_data.sample_indices] - moments[0]) / moments[1]
-    y = np.searchsorted(present, train_data.labels[train_data.sample_indices])
-    is_binary = len(present) == 2
+    y = np.searchsorted(present_classes, train_data.labels[train_data.sample_indices])
+    is_binary = len(present_classes) == 2
     model = LogisticRegression(
         C=(2 if is_binary else 1) / (l2 * len(x)),
         tol=GRADIENT_TOLERANCE,
@@ -160,38 +162,39 @@ def solve_with_sklearn(
 
 def solve_with_lbfgs(
     train_data: LabelledFeatures,
-    present: np.ndarray,
+    present_classes: np.ndarray,
     l2: float,
     moments: FeatureStatistics,
     initial: LinearSolution | None,
 ) -> LinearSolution:
-    """Solve with L-BFGS for weight (K', d) and bias (K',); loss and gradient are sums over chunks."""
+    """Fit weight (K', d) and bias (K',) of standardised features with scipy's L-BFGS, for the K' `present_classes`.
+    Loss and gradient are sums over chunks."""
     from scipy.optimize import minimize
 
-    shape = len(present), train_data.features.shape[1] + 1
+    shape = len(present_classes), train_data.features.shape[1] + 1
     mean, std = (torch.from_numpy(moment).float().to(train_data.device) for moment in moments)
 
     def load_chunk(indices: np.ndarray) -> tuple[Tensor, Tensor]:
-        """Return standardised features with a 1 for the bias, and labels."""
+        """Load standardised features (b, d + 1), with a 1 for the bias, and labels."""
         x = (
             torch.from_numpy(np.asarray(train_data.features[indices], dtype=np.float32)).to(train_data.device) - mean
         ) / std
-        y = train_data.kind.select_classes(train_data.labels[indices], present, train_data.classes)
+        y = train_data.kind.select_classes(train_data.labels[indices], present_classes, train_data.classes)
         return F.pad(x, (0, 1), value=1.0), torch.from_numpy(y).to(train_data.device)
 
     def compute_objective(flat: np.ndarray) -> tuple[float, np.ndarray]:
-        """Compute loss and gradient at (K' (d + 1),) weights."""
+        """Compute loss and gradient at the flat weights (K' (d + 1),)."""
         weight = torch.from_numpy(flat.reshape(shape)).float().to(train_data.device)
-        total, slope = 0.0, np.zeros(shape)
+        loss_sum, gradient_sum = 0.0, np.zeros(shape)
         for indices in train_data.split_rows():
             x, y = load_chunk(indices)
             loss, gradient = compute_loss_and_gradient(x @ weight.T, y)
-            total += loss
-            slope += (gradient.T @ x).double().cpu().numpy()
+            loss_sum += loss
+            gradient_sum += (gradient.T @ x).double().cpu().numpy()
         penalised_weight = flat.reshape(shape).copy()
         penalised_weight[:, -1] = 0  # the bias is not penalised
-        value = total / len(train_data.sample_indices) + l2 / 2 * float((penalised_weight**2).sum())
-        return value, (slope / len(train_data.sample_indices) + l2 * penalised_weight).ravel()
+        value = loss_sum / len(train_data.sample_indices) + l2 / 2 * float((penalised_weight**2).sum())
+        return value, (gradient_sum / len(train_data.sample_indices) + l2 * penalised_weight).ravel()
 
     initial_weight = np.zeros(shape) if initial is None else np.concatenate([initial[0], initial[1][:, None]], 1)
     options = {"maxiter": MAX_LBFGS_STEPS, "gtol": GRADIENT_TOLERANCE, "ftol": 1e-12, "maxls": 50}
@@ -202,7 +205,8 @@ def solve_with_lbfgs(
 
 
 def compute_loss_and_gradient(logits: Tensor, labels: Tensor) -> tuple[float, Tensor]:
-    """Compute the sum of the losses of (b, K) logits and (b,) or (b, K) labels, and its gradient (b, K)."""
+    """Compute the sum of the losses of (b, K) logits and (b,) or (b, K) labels, and its gradient with respect to the
+    logits (b, K)."""
     if labels.ndim == 2:
         return float(F.binary_cross_entropy_with_logits(logits, labels, reduction="sum")), logits.sigmoid() - labels
     gradient = logits.softmax(1)
@@ -213,38 +217,39 @@ def compute_loss_and_gradient(logits: Tensor, labels: Tensor) -> tuple[float, Te
 def search_penalty(
     train: LabelledFeatures, held_out: LabelledFeatures, on_fit: OnFit = lambda l2, score: None
 ) -> tuple[float, float]:
-    """Return the penalty with the best top-1 or mAP on held-out images, and that score.
+    """Find the penalty with the best top-1 accuracy or mAP on held-out images; return it and its score.
 
     Tries powers of ten from strong to weak, each fit started at the previous solution; then the step around the best is
     halved `NUM_HALVINGS` times (CLIP's search, arXiv:2103.00020, appendix A.3, has the same form). Ties choose the
     stronger penalty.
     """
-    tried: dict[float, float] = {}
+    scores: dict[float, float] = {}
     previous: LinearClassifier | None = None
     features, labels = held_out.features[held_out.sample_indices], held_out.labels[held_out.sample_indices]
 
     def try_penalty(l2: float) -> None:
+        """Fit a classifier with this penalty, and store its score."""
         nonlocal previous
         previous = fit_linear_classifier(train, l2, previous)
-        tried[l2] = score_logits(previous.logits(features), labels)
-        on_fit(l2, tried[l2])
+        scores[l2] = score_logits(previous.logits(features), labels)
+        on_fit(l2, scores[l2])
 
     for l2 in COARSE_PENALTIES:
         try_penalty(l2)
     for halving in range(1, NUM_HALVINGS + 1):
-        best, step = select_best_penalty(tried), 10.0**2.0**-halving
+        best, step = select_best_penalty(scores), 10.0**2.0**-halving
         for l2 in (best * step, best / step):
             try_penalty(l2)
-    return select_best_penalty(tried), max(tried.values())
+    return select_best_penalty(scores), max(scores.values())
 
 
-def select_best_penalty(tried: dict[float, float]) -> float:
-    """Return the penalty of the highest score, the strongest of several."""
-    return max(tried, key=lambda l2: (tried[l2], l2))
+def select_best_penalty(scores: dict[float, float]) -> float:
+    """Return the penalty with the highest score, the strongest of equals; `scores`: penalty -> score."""
+    return max(scores, key=lambda l2: (scores[l2], l2))
 
 
 def score_logits(logits: np.ndarray, labels: np.ndarray) -> float:
-    """Return top-1 of (m, K) logits, or mAP for (m, K) labels."""
+    """Compute top-1 accuracy of (m, K) logits for (m,) labels, or mAP for (m, K) labels."""
     if labels.ndim == 1:
         return float((logits.argmax(1) == labels).mean())
     mean_ap = MeanAveragePrecision(logits.astype(np.float64), labels > 0)
@@ -253,32 +258,30 @@ def score_logits(logits: np.ndarray, labels: np.ndarray) -> float:
 
 @dataclass(frozen=True)
 class RidgeClassifier:
-    """Few-shot ridge regression (arXiv:2010.11929, section 4.1), with the details of big_vision's fewshot_lsr.py.
-
-    A linear map of standardised features: `weight` (d + 1, K), whose last row is for the constant feature.
-    """
+    """The classifier of few-shot ridge regression (arXiv:2010.11929, section 4.1), with the details of big_vision's
+    fewshot_lsr.py. It is a linear map of standardised features: `weight` (d + 1, K), whose last row is for the constant
+    feature. `mean` and `deviation` (d,): of the training features."""
 
     mean: np.ndarray
     deviation: np.ndarray
     weight: np.ndarray
 
     def scores(self, features: np.ndarray) -> np.ndarray:
-        """Compute (m, K) float64 scores of (m, d) features, about 1 for a class and -1 for the others."""
+        """Compute class scores (m, K) float64 of (m, d) features: about 1 for the predicted class and -1 for others."""
         chunks = [features[start : start + RIDGE_CHUNK_IMAGES] for start in range(0, len(features), RIDGE_CHUNK_IMAGES)]
         return np.concatenate([self.standard(chunk) @ self.weight for chunk in chunks])
 
     def standard(self, features: np.ndarray) -> np.ndarray:
-        """Return the (m, d + 1) float64 standardised inputs of (m, d) features."""
+        """Standardise (m, d) features and add the constant feature: (m, d + 1) float64."""
         return standardise_features(features, self.mean, self.deviation)
 
 
 def fit_ridge_classifier(
     features: np.ndarray, labels: np.ndarray, num_classes: int, l2: float = RIDGE_L2
 ) -> RidgeClassifier:
-    """Fit the map that minimises |X W - Y|^2 + l2 |W|^2 for X (n, d + 1) and Y (n, K), 1 for a class and -1 for others.
-
-    W = (X^T X + l2 I)^-1 X^T Y = X^T (X X^T + l2 I)^-1 Y, by the eigenvectors of the smaller matrix.
-    """
+    """Fit few-shot ridge regression: the map that minimises |X W - Y|^2 + l2 |W|^2 for X (n, d + 1) and Y (n, K), which
+    is 1 for the image's class and -1 for others. W = (X^T X + l2 I)^-1 X^T Y = X^T (X X^T + l2 I)^-1 Y, by the
+    eigenvectors of the smaller matrix."""
     inputs = np.asarray(features, dtype=np.float64)
     mean, deviation = inputs.mean(0), inputs.std(0) + STD_EPSILON
     x, y = standardise_features(inputs, mean, deviation), 2.0 * np.eye(num_classes)[labels] - 1.0
@@ -292,11 +295,13 @@ def fit_ridge_classifier(
 
 
 def standardise_features(features: np.ndarray, mean: np.ndarray, deviation: np.ndarray) -> np.ndarray:
-    """Standardise (m, d) features and add the constant feature -> (m, d + 1) float64."""
+    """Standardise features (m, d) and add the constant feature: (m, d + 1) float64. `deviation` (d,): standard
+    deviation."""
     return np.pad((features - mean) / deviation, ((0, 0), (0, 1)), constant_values=RIDGE_BIAS_FEATURE)
 
 
 def shuffle_rows_by_class(labels: np.ndarray, num_classes: int, seed: int) -> list[np.ndarray]:
-    """Return the rows of each class of (n,) labels in random order by seed: the first `shots` are the training set."""
+    """Shuffle the indices of the images of each class, by seed: the first `shots` of a class are its training set.
+    `labels` is (n,)."""
     generator = np.random.default_rng(seed)
     return [generator.permutation(np.flatnonzero(labels == label)) for label in range(num_classes)]

@@ -1,4 +1,5 @@
-"""Match the detections of an image with its objects as COCO does, and classify the errors of the others.
+"""Match the detections of an image with its ground-truth objects as COCO does, and classify the errors of unmatched
+detections.
 
 n detections and g objects of an image; T thresholds of intersection over union (IoU), A area ranges. The result is a
 float64 table with one row per detection and per object and the columns of `MatchColumn`.
@@ -21,48 +22,50 @@ from vitreous.tasks.detections import Detections, encode_placed_mask
 IOU_THRESHOLDS = np.linspace(0.5, 0.95, 10)  # IoU thresholds of COCO
 AREA_RANGES = ((0.0, 1e10), (0.0, 32.0**2), (32.0**2, 96.0**2), (96.0**2, 1e10))  # pixels: all, small, medium, large
 MAX_DETECTIONS_PER_CLASS = 100  # highest-scoring detections of a class on an image
-BACKGROUND_IOU = 0.1  # below this IoU a detection is background (arXiv:2008.08115)
+BACKGROUND_IOU = 0.1  # a detection with a lower IoU is on the background (arXiv:2008.08115)
 MAX_FEDERATED_DETECTIONS = 300  # detections per image of a federated dataset
 
 
 class MatchColumn(IntEnum):
-    """Columns of the table; from `KINDS` on, `RegionColumn` per region type: boxes, or masks and then boxes."""
+    """Columns of the table of an image. From `KINDS` on, there are the columns of `RegionColumn` for each region type:
+    boxes, or masks and then boxes."""
 
     TRUTH = 0  # 1: a ground-truth object, 0: a detection
     LABEL = 1
-    SCORE = 2  # score: of a detection; of an object, of the detection with the highest IoU in any class, or -1
-    PARTNER = 3  # of a detection: the class of the object with the highest IoU, or -1
+    SCORE = 2  # score of a detection; for an object, that of the detection matched regardless of class, or -1
+    PARTNER = 3  # for a detection: class of the object matched regardless of class, or -1
     KINDS = 4
 
 
 class RegionColumn(IntEnum):
-    """Columns of one region type. Bits of `MATCHED` and `IGNORED` are numbered area * T + threshold."""
+    """Columns of one region type. Bits of `MATCHED` and `IGNORED` are numbered area range * T + threshold."""
 
-    MATCHED = 0  # of a detection: bits where it matches an object. Of an object: 1 if matched at the first threshold
-    IGNORED = 1  # bits where it does not count; of an object for all thresholds of the area
+    MATCHED = 0  # for a detection: bits where it matches an object; for an object: 1 if matched at the first threshold
+    IGNORED = 1  # bits where the row does not count; for an object, the same bit for all thresholds of an area range
     ERROR = 2  # a `DetectionError`, or 0
-    MENDED = 3  # of a fixable detection: the class of the object it then matches, -1 if another one matches that
+    MENDED = 3  # class of a detection once its error is fixed; -1 if not fixable, or if its object is matched
     WIDTH = 4
 
 
 class DetectionError(IntEnum):
-    """Errors of a detection or an object at an IoU of 0.5 (TIDE, arXiv:2008.08115)."""
+    """Type of error of an unmatched detection or object, at an IoU of 0.5 (TIDE, arXiv:2008.08115)."""
 
-    LOCALISATION = 1  # the right class, IoU from `BACKGROUND_IOU` to 0.5
-    CLASS = 2  # IoU of at least 0.5 with an object of another class
-    BOTH = 3  # another class, and IoU from `BACKGROUND_IOU` to 0.5
-    DUPLICATE = 4  # a detection with a higher score matches the object
-    NOTHING = 5  # background: no object is near
-    MISSED = 6  # an object without any detection, not even one of a wrong class or location
+    LOCALISATION = 1  # detection of the right class with an IoU from `BACKGROUND_IOU` to 0.5
+    CLASS = 2  # detection with an IoU of at least 0.5 with an object of another class
+    BOTH = 3  # detection of another class with an IoU from `BACKGROUND_IOU` to 0.5
+    DUPLICATE = 4  # detection of an object that a detection with a higher score matches
+    NOTHING = 5  # detection on the background: no IoU of at least `BACKGROUND_IOU` with any object
+    MISSED = 6  # object without any detection, not even one of a wrong class or location
 
 
 def require_mask_library() -> None:
-    """Raise ResourceError, with the command that installs it, if the mask library is missing."""
+    """Raise ResourceError, with the command that installs it, if the mask library faster-coco-eval is missing."""
     import_mask_library()
 
 
 def import_mask_library() -> Any:
-    """Import the mask library. Raises ResourceError, with the command that installs it, if it is missing."""
+    """Import the mask library faster-coco-eval. Raises ResourceError, with the command that installs it, if it is
+    missing."""
     try:
         return import_optional_library("faster_coco_eval.core.mask")
     except ResourceError:
@@ -72,8 +75,8 @@ def import_mask_library() -> Any:
 
 
 def box_iou(predictions: np.ndarray, truth: np.ndarray, crowd: np.ndarray) -> np.ndarray:
-    """Compute (n, g) float64 IoU of (n, 4) and (g, 4) boxes; for a `crowd` (g,) bool, the share of the detection
-    inside."""
+    """Compute the IoU (n, g) float64 of (n, 4) and (g, 4) boxes. For objects that are a `crowd` (g,) bool, it is the
+    share of the detection's area inside the crowd."""
     boxes_a, boxes_b = predictions.astype(np.float64), truth.astype(np.float64)
     extents = np.minimum(boxes_a[:, None, 2:], boxes_b[None, :, 2:]) - np.maximum(
         boxes_a[:, None, :2], boxes_b[None, :, :2]
@@ -86,7 +89,8 @@ def box_iou(predictions: np.ndarray, truth: np.ndarray, crowd: np.ndarray) -> np
 def mask_iou(
     predictions: Sequence[Sequence[int]], truth: Sequence[Sequence[int]], crowd: np.ndarray, size: tuple[int, int]
 ) -> np.ndarray:
-    """Compute (n, g) float64 IoU of masks as `box_iou`, from run lengths on an image (H, W). Raises ResourceError."""
+    """Compute the IoU (n, g) float64 of masks, given as run lengths on an image of `size` (H, W), with crowds as in
+    `box_iou`. Raises ResourceError if the mask library is missing."""
     library = import_mask_library()
     if not len(predictions) or not len(truth):
         return np.zeros((len(predictions), len(truth)))
@@ -100,35 +104,35 @@ def mask_iou(
 def match_detections(
     iou: np.ndarray, crowd: np.ndarray, ignored: np.ndarray, thresholds: np.ndarray = IOU_THRESHOLDS
 ) -> np.ndarray:
-    """Match detections and objects of one class: (A, T, n) int64, the object index of each detection, or -1.
+    """Match detections with objects of one class: (A, T, n) int64, the object index of each detection, or -1.
 
     `iou` (n, g) of detections by descending score, `crowd` (g,) bool, `ignored` (A, g) bool. COCO's rule:
 
         for each detection: among unmatched objects with an IoU of at least the threshold (a crowd can match many),
         choose the highest IoU, the last of equals; choose an ignored object only if there is no other
     """
-    limits = np.minimum(thresholds, 1 - 1e-10)
-    is_taken = np.zeros((len(ignored), len(limits), iou.shape[1]), bool)
-    owner = np.full((len(ignored), len(limits), len(iou)), -1, np.int64)
+    min_ious = np.minimum(thresholds, 1 - 1e-10)
+    is_taken = np.zeros((len(ignored), len(min_ious), iou.shape[1]), bool)
+    owner = np.full((len(ignored), len(min_ious), len(iou)), -1, np.int64)
     if not iou.size:
         return owner
     last_index = iou.shape[1] - 1
-    for detection in np.flatnonzero(iou.max(1) >= limits[0]):
+    for detection in np.flatnonzero(iou.max(1) >= min_ious[0]):
         overlaps = iou[detection]
-        is_candidate = (overlaps >= limits[:, None])[None] & (~is_taken | crowd)
+        is_candidate = (overlaps >= min_ious[:, None])[None] & (~is_taken | crowd)
         best_objects = np.full(owner.shape[:2], -1)
         for group in (ignored, ~ignored):  # the second group takes precedence
             values = np.where(is_candidate & group[:, None], overlaps, -1.0)
             object_indices = last_index - values[..., ::-1].argmax(-1)
             best_objects = np.where(values.max(-1) >= 0, object_indices, best_objects)
-        area, level = np.nonzero(best_objects >= 0)
-        is_taken[area, level, best_objects[area, level]] = True
+        area_indices, threshold_indices = np.nonzero(best_objects >= 0)
+        is_taken[area_indices, threshold_indices, best_objects[area_indices, threshold_indices]] = True
         owner[:, :, detection] = best_objects
     return owner
 
 
 def flag_areas_out_of_range(areas: np.ndarray) -> np.ndarray:
-    """Return (A, n) bool: the areas (n,) in pixels that are out of each range."""
+    """Return which areas (n,), in pixels, are outside each area range: (A, n) bool."""
     return np.stack([(areas < low) | (areas > high) for low, high in AREA_RANGES])
 
 
@@ -136,10 +140,10 @@ def match_image(detections: Detections, truth: Target, masks: bool) -> np.ndarra
     """Match the detections of an image with its ground truth: a table (m, columns) of `MatchColumn`, detections first.
 
     Matches boxes or, with `masks`, masks and boxes. At most `MAX_DETECTIONS_PER_CLASS` detections of a class count. The
-    area of an object is that of its mask, if it has one. In a federated dataset, detections count if their class has
-    an object in the image or is annotated as absent, at most `MAX_FEDERATED_DETECTIONS`; of a class that is not
-    annotated exhaustively, only matched detections count (arXiv:1908.03195). Raises ValueError for detections or
-    objects without required masks.
+    area of an object is that of its mask, if it has one. In a federated dataset, in which only some classes of an image
+    are annotated, detections count if their class has an object in the image or is annotated as absent, at most
+    `MAX_FEDERATED_DETECTIONS`. For a class that is not annotated exhaustively, only matched detections count
+    (arXiv:1908.03195). Raises ValueError for detections or objects without required masks.
     """
     detections = detections.take(select_counted_detections(detections, truth))
     n, g, crowd = len(detections), len(truth), truth.crowd
@@ -177,14 +181,14 @@ def match_image(detections: Detections, truth: Target, masks: bool) -> np.ndarra
                 np.where(matched_objects >= 0, objects[matched_objects], -1) if len(objects) else -1
             )
         region_columns = table[:, MatchColumn.KINDS + region_index * RegionColumn.WIDTH :][:, : RegionColumn.WIDTH]
-        none = owner < 0
+        is_unmatched = owner < 0
         area = np.arange(len(AREA_RANGES))[:, None, None]
         is_ignorable = flag_areas_out_of_range(detection_areas) | np.isin(
             detections.labels, truth.verified.partial if truth.verified else ()
         )
-        is_excluded = np.where(none, is_ignorable[:, None], ignored[area, owner] if g else False)
+        is_excluded = np.where(is_unmatched, is_ignorable[:, None], ignored[area, owner] if g else False)
         region_columns[:n, RegionColumn.MATCHED], region_columns[:n, RegionColumn.IGNORED] = (
-            pack_match_bits(~none),
+            pack_match_bits(~is_unmatched),
             pack_match_bits(is_excluded),
         )
         region_columns[n:, RegionColumn.IGNORED] = pack_match_bits(
@@ -197,7 +201,7 @@ def match_image(detections: Detections, truth: Target, masks: bool) -> np.ndarra
 
 
 def select_counted_detections(detections: Detections, truth: Target) -> np.ndarray:
-    """Return the indices (m,) int64 of the detections that count, in order."""
+    """Select the detections of an image that count: their indices (m,) int64, in order."""
     if truth.verified is None:
         return np.flatnonzero(rank_in_class(detections.labels) < MAX_DETECTIONS_PER_CLASS)
     is_annotated = np.isin(detections.labels, np.union1d(truth.labels, truth.verified.absent))
@@ -205,7 +209,7 @@ def select_counted_detections(detections: Detections, truth: Target) -> np.ndarr
 
 
 def get_true_mask_runs(truth: Target) -> list[list[int]] | None:
-    """Return the run lengths of each object's mask, pasted into the full image; None for boxes only."""
+    """Return the run lengths of each object's mask on the full image; None if objects have only boxes."""
     if truth.layers is None:
         return None
     height, width = truth.size
@@ -224,7 +228,7 @@ def compute_box_areas(boxes: np.ndarray) -> np.ndarray:
 
 
 def rank_in_class(labels: np.ndarray) -> np.ndarray:
-    """Count, for each entry, the preceding entries with the same label: (n,) -> (n,) int64."""
+    """Count, for each entry of `labels` (n,), the preceding entries with the same label: (n,) int64."""
     order = np.argsort(labels, kind="stable")
     _, first_indices, counts = np.unique(labels[order], return_index=True, return_counts=True)
     ranks = np.empty(len(labels), np.int64)
@@ -233,23 +237,21 @@ def rank_in_class(labels: np.ndarray) -> np.ndarray:
 
 
 def pack_match_bits(flags: np.ndarray) -> np.ndarray:
-    """Pack (A, T, n) bool into (n,) float64 integers below 2^53."""
+    """Pack flags (A, T, n) bool into (n,) float64 integers below 2^53, one bit per area range and threshold."""
     flat = flags.reshape(len(AREA_RANGES) * len(IOU_THRESHOLDS), flags.shape[2])
     return (2.0 ** np.arange(len(flat))) @ flat
 
 
 def unpack_match_bits(packed: np.ndarray) -> np.ndarray:
-    """Unpack (n,) float64 of `pack_match_bits` into (A, T, n) bool."""
+    """Unpack (n,) float64 integers of `pack_match_bits` into flags (A, T, n) bool."""
     bits = np.arange(len(AREA_RANGES) * len(IOU_THRESHOLDS))
     flat = packed.astype(np.int64)[None] >> bits[:, None] & 1
     return flat.astype(bool).reshape(len(AREA_RANGES), len(IOU_THRESHOLDS), len(packed))
 
 
 def match_across_classes(iou: np.ndarray, detections: Detections, truth: Target) -> tuple[np.ndarray, np.ndarray]:
-    """Match detections and objects regardless of class, at an IoU of 0.5, without crowds.
-
-    Returns the class of each detection's object (n,), or -1, and the score of each object's detection (g,), or -1.
-    `iou` is (n, g)."""
+    """Match detections with objects regardless of class, at an IoU of 0.5, without crowds. Returns the class of each
+    detection's object, (n,), and the score of each object's detection, (g,); -1 if unmatched. `iou` is (n, g)."""
     objects = np.flatnonzero(~truth.crowd)
     owner = match_detections(
         iou[:, objects], truth.crowd[objects], np.zeros((1, len(objects)), bool), IOU_THRESHOLDS[:1]
@@ -269,18 +271,17 @@ def classify_detection_errors(
     labels: np.ndarray,
     truth: Target,
 ) -> None:
-    """Set `ERROR` and `MENDED` of `region_columns` (n + g, `RegionColumn` width), and `MATCHED` of objects.
-
-    `iou` (n, g), `owner` (n,) the matched object index or -1, and `ignored` (n,) bool at an IoU of 0.5, `labels` (n,).
-    """
+    """Set `ERROR` and `MENDED` in the rows `region_columns` (n + g, `RegionColumn` width), and `MATCHED` of objects, in
+    place. At an IoU of 0.5, `owner` (n,) is the object index of each detection or -1, and `ignored` (n,) bool marks
+    detections that do not count. `iou` is (n, g), `labels` (n,) are the detections' classes."""
     n, g = iou.shape
-    same_class, single = labels[:, None] == truth.labels, ~truth.crowd
-    used = np.zeros(g, bool)
-    used[owner[owner >= 0]] = True
-    region_columns[n:, RegionColumn.MATCHED] = used
+    same_class, is_single = labels[:, None] == truth.labels, ~truth.crowd
+    is_matched = np.zeros(g, bool)
+    is_matched[owner[owner >= 0]] = True
+    region_columns[n:, RegionColumn.MATCHED] = is_matched
     region_columns[:, RegionColumn.MENDED] = -1
-    non_crowd_iou = np.where(single, iou, 0.0)
-    claimed: set[tuple[int, int]] = set()
+    non_crowd_iou = np.where(is_single, iou, 0.0)
+    claimed_errors: set[tuple[int, int]] = set()
     for detection in np.flatnonzero((owner < 0) & ~ignored):
         same_class_iou, other_class_iou = (
             np.where(same_class[detection], non_crowd_iou[detection], 0.0),
@@ -290,20 +291,21 @@ def classify_detection_errors(
         region_columns[detection, RegionColumn.ERROR] = error
         if error in (DetectionError.LOCALISATION, DetectionError.CLASS):
             object_index = int((same_class_iou if error == DetectionError.LOCALISATION else other_class_iou).argmax())
-            if not used[object_index] and (error, object_index) not in claimed:
+            if not is_matched[object_index] and (error, object_index) not in claimed_errors:
                 region_columns[detection, RegionColumn.MENDED] = truth.labels[object_index]
-            claimed.add((error, object_index))
-    claimed_objects = {object_index for _, object_index in claimed}
+            claimed_errors.add((error, object_index))
+    claimed_objects = {object_index for _, object_index in claimed_errors}
     region_columns[n:, RegionColumn.ERROR] = [
         DetectionError.MISSED
-        if single[object_index] and not used[object_index] and object_index not in claimed_objects
+        if is_single[object_index] and not is_matched[object_index] and object_index not in claimed_objects
         else 0
         for object_index in range(g)
     ]
 
 
 def classify_unmatched_detection(same_class_iou: float, other_class_iou: float) -> DetectionError:
-    """Classify an unmatched detection by its highest IoU with objects of its class and of others."""
+    """Classify the error of an unmatched detection by its highest IoU with objects of its class and of other
+    classes."""
     threshold = IOU_THRESHOLDS[0]
     if BACKGROUND_IOU <= same_class_iou < threshold:
         return DetectionError.LOCALISATION
@@ -315,5 +317,5 @@ def classify_unmatched_detection(same_class_iou: float, other_class_iou: float) 
 
 
 def select_region_columns(table: np.ndarray, region_index: int) -> np.ndarray:
-    """Select the columns of the region type of this index: (m, columns) -> (m, `RegionColumn` width)."""
+    """Select the columns of a region type, by its index, from the table (m, columns): (m, `RegionColumn` width)."""
     return table[:, MatchColumn.KINDS + region_index * RegionColumn.WIDTH :][:, : RegionColumn.WIDTH]

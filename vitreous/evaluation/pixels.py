@@ -1,4 +1,5 @@
-"""Evaluate semantic segmentation: confusion matrices of images, and the metrics from them.
+"""Evaluate semantic segmentation: count pixels of each image in a confusion matrix, and compute metrics from the
+counts.
 
 n images, K classes, H and W pixels.
 """
@@ -26,15 +27,16 @@ from vitreous.tasks.intervals import bootstrap_metrics, percentile_interval
 from vitreous.tasks.report import Report
 from vitreous.tasks.tiles import TileFunction, predict_class_map, to_native_array
 
-MIOU_BOOTSTRAP_DRAWS = 1000  # bootstrap draws
+MIOU_BOOTSTRAP_DRAWS = 1000  # bootstrap draws for confidence intervals
 
 
 class SegmentationEvaluator(Evaluator):
     """Evaluates class maps by the mean intersection over union (mIoU).
 
-    A model's output for an image is its confusion matrix, (K * K,) counts of pixels by true and predicted class. If
-    `boundary` is set, it is followed by 4 K values of `count_boundary_pixels`; if `things` (K,) bool marks countable
-    classes, by 4 K of `count_panoptic_matches`, with one predicted segment per connected component of these.
+    A model's output for an image is a row of counts: its confusion matrix, (K * K,) counts of pixels by true and
+    predicted class. If `boundary` is set, 4 K values of `count_boundary_pixels` follow. If `things` (K,) bool marks
+    countable classes, 4 K values of `count_panoptic_matches` follow, with one predicted segment per connected component
+    of these classes.
     """
 
     name = "miou"
@@ -45,11 +47,8 @@ class SegmentationEvaluator(Evaluator):
     def outputs(
         self, engine: ModelEngine, reader: EvalLoader, on_images: Callable[[int], None] = lambda images: None
     ) -> tuple[np.ndarray, dict[int, DataError]]:
-        """Compute (n, K * K) float64 confusion matrices of the images of `reader.split`, at their native size, and the
-        other counts.
-
-        Unreadable images have zeros, and are also returned by index. Raises DataError for annotations that cannot be
-        read."""
+        """Compute the counts of the images of `reader.split` at their native size, (n, width) float64, and read errors
+        by index. Unreadable images have zeros. Raises DataError for annotations that cannot be read."""
         split, preprocess, num_classes = reader.split, engine.preprocess, len(self.classes)
         assert isinstance(split, AnnotatedSplit), "the split must have annotations"
         width = num_classes * num_classes + 4 * num_classes * (self.boundary + (self.things is not None))
@@ -66,7 +65,7 @@ class SegmentationEvaluator(Evaluator):
         return image_counts, read_errors
 
     def count_image(self, truth: Target, prediction: np.ndarray) -> np.ndarray:
-        """Compute an image's row (width,) of counts from its annotation and its predicted class map (*image) int32."""
+        """Compute an image's row of counts (width,) from its annotation and its predicted class map (*image) int32."""
         classes, num_classes = truth.class_map(), len(self.classes)
         count_arrays = [compute_pixel_confusion(classes, prediction, num_classes)]
         if self.boundary:
@@ -80,16 +79,16 @@ class SegmentationEvaluator(Evaluator):
         return np.concatenate([array.ravel() for array in count_arrays])
 
     def metrics(self, sums: np.ndarray) -> dict[str, float | None]:
-        """Compute the metrics from the sums (width,) of the images' rows."""
-        count, rest = len(self.classes), sums[len(self.classes) ** 2 :].reshape(-1, len(self.classes), 4)
-        metrics = compute_segmentation_metrics(sums[: count * count].reshape(count, count))
+        """Compute the metrics from counts (width,) that are summed over images."""
+        num_classes, class_counts = len(self.classes), sums[len(self.classes) ** 2 :].reshape(-1, len(self.classes), 4)
+        metrics = compute_segmentation_metrics(sums[: num_classes * num_classes].reshape(num_classes, num_classes))
         if self.boundary:
-            metrics["boundary_f"] = compute_boundary_f(rest[0])
-        return metrics | (compute_panoptic_quality(rest[-1], self.things) if self.things is not None else {})
+            metrics["boundary_f"] = compute_boundary_f(class_counts[0])
+        return metrics | (compute_panoptic_quality(class_counts[-1], self.things) if self.things is not None else {})
 
     def report(self, outputs: SplitOutputs, *extra_outputs: SplitOutputs) -> Report:
-        """Compute mIoU, mean Dice, pixel accuracy and per-class metrics, and boundary F and panoptic quality if they
-        were counted; 95 % bootstrap intervals over images."""
+        """Compute mIoU, mean Dice, pixel accuracy and metrics per class, with 95 % bootstrap intervals over images;
+        also boundary F and panoptic quality if they were counted."""
         image_counts = outputs.outputs.astype(np.float64)
         matrices, metrics = (
             extract_confusion_matrices(image_counts, len(self.classes)),
@@ -107,7 +106,7 @@ class SegmentationEvaluator(Evaluator):
             intervals = {name: percentile_interval(draws[name]) for name in metrics}
         class_rows = compute_class_metrics(matrices, self.classes)
         true, predicted = np.nonzero(matrices.sum(0))
-        cells = np.stack([true, predicted, matrices.sum(0)[true, predicted].astype(np.int64)], 1)
+        confusion_cells = np.stack([true, predicted, matrices.sum(0)[true, predicted].astype(np.int64)], 1)
         unreadable = int((~outputs.readable).sum())
         return Report(
             len(outputs.outputs),
@@ -115,25 +114,24 @@ class SegmentationEvaluator(Evaluator):
             metrics=dict(metrics),
             intervals=dict(intervals),
             per_class=class_rows,
-            confusion_cells=cells,
+            confusion_cells=confusion_cells,
             primary="miou",
         )
 
     def paired_intervals(
         self, outputs: np.ndarray, other_evaluator: SegmentationEvaluator, other_outputs: np.ndarray
     ) -> dict[str, tuple[float, float] | None]:
-        """Return the intervals of the differences of mIoU, Dice and pixel accuracy."""
+        """Compute the 95 % intervals of the differences of mIoU, Dice and pixel accuracy, the other model minus this
+        one."""
         return bootstrap_miou_differences(outputs, other_outputs, len(self.classes))
 
 
 def bootstrap_miou_differences(
     counts_a: np.ndarray, counts_b: np.ndarray, num_classes: int
 ) -> dict[str, tuple[float, float] | None]:
-    """Compute 95 % intervals of metric differences, second minus first, by a bootstrap over the same images.
-
-    (n, width) rows of both, which begin with K * K confusion counts; K is `num_classes`. None for fewer than two
-    images.
-    """
+    """Compute 95 % intervals of metric differences, second minus first, by a bootstrap over the same images. `counts_a`
+    and `counts_b` (n, width) are the rows of both models, which begin with K * K confusion counts; K is `num_classes`.
+    None for fewer than two images."""
     names = ("miou", "dice", "pixel_accuracy")
     if len(counts_a) < 2:
         return dict.fromkeys(names)
@@ -158,17 +156,18 @@ def bootstrap_miou_differences(
 
 
 def extract_confusion_matrices(image_counts: np.ndarray, num_classes: int) -> np.ndarray:
-    """Return the (n, K, K) confusion matrices in (n, width) rows of images; K is `num_classes`."""
+    """Extract the confusion matrices (n, K, K) from the rows of counts (n, width); K is `num_classes`."""
     return image_counts[:, : num_classes * num_classes].reshape(-1, num_classes, num_classes)
 
 
 def make_logits_function(engine: ModelEngine) -> TileFunction:
-    """Return a function that computes (B, K, *image) logits of tiles (B, C, *image) with an engine."""
+    """Return a function that computes logits (B, K, *image) of tiles (B, C, *image) with an engine."""
     return lambda tiles: engine(torch.from_numpy(tiles)).numpy()
 
 
 def compute_pixel_confusion(classes: np.ndarray, prediction: np.ndarray, num_classes: int) -> np.ndarray:
-    """Count pixels by true (rows) and predicted class, (K, K) int64, of (H, W) int maps; IGNORE is skipped."""
+    """Count pixels by true class (row) and predicted class (column), (K, K) int64, in (H, W) int class maps; IGNORE
+    pixels are skipped."""
     is_known = classes != IGNORE_INDEX
     codes = classes[is_known].astype(np.int64) * num_classes + prediction[is_known]
     return np.bincount(codes, minlength=num_classes * num_classes).reshape(num_classes, num_classes)
@@ -179,23 +178,23 @@ def compute_segmentation_metrics(matrix: np.ndarray) -> dict[str, float | None]:
 
     Classes that are neither true nor predicted are excluded from means. None if no pixel was counted."""
     correct, true, predicted = np.diag(matrix), matrix.sum(1), matrix.sum(0)
-    present = true + predicted > 0
-    if not present.any():
+    is_present = true + predicted > 0
+    if not is_present.any():
         return {"miou": None, "dice": None, "pixel_accuracy": None}
-    union = (true + predicted - correct)[present]
-    dice = 2 * correct[present] / (true + predicted)[present]
+    union = (true + predicted - correct)[is_present]
+    dice = 2 * correct[is_present] / (true + predicted)[is_present]
     accuracy = correct.sum() / matrix.sum()
     return {
-        "miou": float((correct[present] / union).mean()),
+        "miou": float((correct[is_present] / union).mean()),
         "dice": float(dice.mean()),
         "pixel_accuracy": float(accuracy),
     }
 
 
 def compute_class_metrics(matrices: np.ndarray, classes: tuple[str, ...]) -> list[dict[str, object]]:
-    """Return one row per class from (n, K, K) counts: images with the class, IoU, Dice, recall, precision, and the
-    class it is most often confused with. `image_dice` is the mean Dice over the images with the class, as usual for
-    volumes."""
+    """Build the report's table of classes from confusion matrices (n, K, K): images with the class, IoU, Dice, recall,
+    precision, and the most frequently confused class. `image_dice` is the mean Dice over the images with the class, as
+    usual for volumes."""
     matrix = matrices.sum(0)
     correct, true, predicted = np.diag(matrix), matrix.sum(1), matrix.sum(0)
     image_dice = 2 * np.diagonal(matrices, axis1=1, axis2=2) / (matrices.sum(1) + matrices.sum(2)).clip(min=1)  # (n, K)

@@ -19,26 +19,24 @@ MAX_RANKME_FEATURES = 25_600  # largest number of rows for the rank, as in the p
 
 
 class FeatureEvaluator(Evaluator):
-    """Evaluates features (n, d) by `compute_rankme` and `compute_feature_std`; for labelled images, the metrics of
-    `knn` lead."""
+    """Evaluates features (n, d) by their effective rank and standard deviation; with labels, the metrics of `knn` come
+    first."""
 
     def __init__(self, knn: KNNEvaluator | None = None) -> None:
         self.knn = knn
         self.name = knn.name if knn else "rankme"
 
     def required_splits(self, split: Split) -> tuple[Split, ...]:
-        """Return the evaluated split, and the split of the neighbours."""
+        """Return the evaluated split, and the split of the neighbours if there is one."""
         return self.knn.required_splits(split) if self.knn else (split,)
 
     def without_labels(self) -> FeatureEvaluator:
-        """Return an evaluator without neighbours."""
+        """Return an evaluator without nearest neighbours."""
         return FeatureEvaluator()
 
     def report(self, outputs: SplitOutputs, *extra_outputs: SplitOutputs) -> Report:
-        """Compute the metrics of `knn`, if set, and those of the readable images' features.
-
-        Raises DataError as `knn` does.
-        """
+        """Compute the metrics of `knn`, if it is set, and the effective rank and standard deviation of the readable
+        images' features. Raises DataError if `knn` has no neighbours."""
         features = outputs.outputs[outputs.readable]
         unreadable = len(outputs.outputs) - len(features)
         report = Report(
@@ -62,7 +60,7 @@ class FeatureEvaluator(Evaluator):
 
 def compute_rankme(features: np.ndarray) -> float:
     """Compute the effective rank of (n, d) features, 1 to min(n, d): the exponential of the entropy of their normalised
-    singular values (arXiv:2210.02885, Eqs. 1-2; without its epsilon).
+    singular values (RankMe, arXiv:2210.02885, Eqs. 1-2; without its epsilon).
 
         s = svdvals(features); p = s / s.sum(); return exp(-sum(p_k log p_k for p_k > 0))
 
@@ -79,9 +77,8 @@ def compute_rankme(features: np.ndarray) -> float:
 
 
 def compute_feature_std(features: np.ndarray) -> float:
-    """Compute the standard deviation over images of unit-length (n, d) features, mean over channels.
-
-    0 if all images have the same feature, at most 1 / sqrt(d)."""
+    """Compute the standard deviation over images of (n, d) features scaled to unit length, mean over channels. 0 if all
+    images have the same feature, at most 1 / sqrt(d)."""
     vectors = np.asarray(features, dtype=np.float64)
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
     return float((vectors / np.maximum(lengths, 1e-12)).std(0).mean())

@@ -16,13 +16,13 @@ TRAIN_IMAGES, DEV_IMAGES = 800, 200  # training and selection images; the final 
 CLEVR_DISTANCE_EDGES = (0.0, 8.0, 8.5, 9.0, 9.5, 10.0, 100.0)  # distance of the nearest object in CLEVR
 KITTI_DISTANCE_EDGES = (-100.0, 8.0, 20.0, 999.0)  # distance to the nearest vehicle in KITTI; 1000 without a vehicle
 
-LabelRule = Callable[[np.ndarray], np.ndarray]  # (n,) float64 raw labels -> (n,) int64 classes
+LabelRule = Callable[[np.ndarray], np.ndarray]  # a mapping from raw labels (n,) float64 to classes (n,) int64
 
 
 @dataclass(frozen=True)
 class VTABTask:
-    """A task: group, classes, other names, the mapping from raw labels to classes (None: identity), and BiT's
-    augmentation."""
+    """A task of VTAB. `names`: other names of the dataset. `rule`: the mapping from raw labels to classes, None if they
+    are equal. `crop` and `flip`: whether BiT's augmentation crops and flips its images."""
 
     group: str
     classes: int
@@ -33,17 +33,18 @@ class VTABTask:
 
 
 def map_object_counts(raw: np.ndarray) -> np.ndarray:
-    """Map (n,) counts of 3 to 10 objects to (n,) classes from 0 to 7."""
+    """Map counts (n,) of 3 to 10 objects to classes (n,) from 0 to 7."""
     return (raw - 3).astype(np.int64)
 
 
 def bin_by_edges(edges: tuple[float, ...]) -> LabelRule:
-    """Return a mapping from labels to the last edge below them."""
+    """Return a mapping from raw labels to the index of the last edge below them."""
     return lambda raw: np.searchsorted(edges, raw, side="left") - 1
 
 
 def bin_evenly(values: int, classes: int) -> LabelRule:
-    """Return a mapping from `values` consecutive labels to `classes`, as even as floor division makes them."""
+    """Return a mapping from `values` consecutive raw labels to `classes` bins, which floor division makes as even as
+    possible."""
     return lambda raw: np.floor(raw / (values / classes)).astype(np.int64)
 
 
@@ -88,10 +89,8 @@ VTAB_TASKS: Mapping[str, VTABTask] = {
 
 
 def map_to_task_classes(task: VTABTask, names: tuple[str, ...]) -> np.ndarray | None:
-    """Return the (K,) int64 task classes of a dataset with raw labels: more classes than the task, all numeric.
-
-    None if the dataset's classes are already the task's.
-    """
+    """Map the class names of a dataset with raw labels to the task's classes, (K,) int64. Raw labels are numeric, and
+    there are more of them than classes of the task. None if the dataset's classes are already the task's."""
     if task.rule is None or len(names) <= task.classes:
         return None
     try:
@@ -101,7 +100,7 @@ def map_to_task_classes(task: VTABTask, names: tuple[str, ...]) -> np.ndarray | 
 
 
 def average_by_group(top1: Mapping[str, float]) -> dict[str, float | None]:
-    """Return the mean top-1 of each group and of all 19 tasks, None if one is missing."""
+    """Average top-1 accuracy over each group and over all 19 tasks; None if a task is missing."""
     group_tasks = {group: [name for name, task in VTAB_TASKS.items() if task.group == group] for group in VTAB_GROUPS}
     names_of = {**group_tasks, "mean": list(VTAB_TASKS)}
     return {

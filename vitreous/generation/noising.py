@@ -1,6 +1,7 @@
 """Noise processes: Gaussian diffusion (arXiv:2006.11239, arXiv:2102.09672) and rectified flow (arXiv:2209.03003).
 
-B batch; x a noisy image, (B, C, *image); a_t the product of 1 - beta over the steps up to t.
+B batch, C channels, T time steps. x is a clean image, x_t a noisy image, e noise, each (B, C, *image); a_t is the
+product of 1 - beta over the steps up to t.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from vitreous.system.machine import copy_to_device
 
 
 class NoisyBatch(NamedTuple):
-    """Noisy images, (B, C, *image), the model's time input, (B,) float32, and the model's target, (B, C, *image)."""
+    """Input and target of a generative model: noisy images (B, C, *image), the model's time input (B,) float32, and the
+    model's target (B, C, *image)."""
 
     images: Tensor
     time: Tensor
@@ -25,8 +27,8 @@ class NoisyBatch(NamedTuple):
 
 
 class DenoisingEstimate(NamedTuple):
-    """The estimate of a model for a noisy image: the clean image and its noise, (B, C, *image) each, and the log
-    variance of the reverse step, broadcast over the image."""
+    """A model's estimate for a noisy image: the clean image and its noise, (B, C, *image) each, and the log variance of
+    the reverse step, broadcastable to the image."""
 
     image: Tensor
     noise: Tensor
@@ -34,10 +36,10 @@ class DenoisingEstimate(NamedTuple):
 
 
 class GaussianDiffusion:
-    """Precomputed tables of a diffusion, all (T,) float64. With `steps`, an ascending subset for samplers with fewer
-    steps, betas are adapted so that a_t is unchanged at these (arXiv:2102.09672, Eq. 19).
+    """Diffusion process with precomputed tables, all (T,) float64.
 
-    `times` (T,) int64 is the model's time input for each step.
+    `steps` is an ascending subset of the time steps, for samplers with fewer steps: betas are adapted so that a_t does
+    not change at these steps (arXiv:2102.09672, Eq. 19). `times` (T,) int64 is the model's time input for each step.
     """
 
     def __init__(self, process: Diffusion, steps: Sequence[int] | None = None) -> None:
@@ -48,18 +50,19 @@ class GaussianDiffusion:
         previous_alphas = torch.cat([torch.ones(1, dtype=torch.float64), self.alphas[:-1]])
         self.previous_alphas = previous_alphas
         self.betas = 1 - self.alphas / previous_alphas
-        self.variance = self.betas * (1 - previous_alphas) / (1 - self.alphas)  # of q(x_{t-1} | x_t, x), Eq. 7
-        # the first step's is 0 and has no logarithm: DiT's code uses the second's; for a single step, beta
+        self.variance = self.betas * (1 - previous_alphas) / (1 - self.alphas)  # of the posterior, Eq. 7
+        # the variance of the first step is 0 and has no logarithm: it is replaced by that of the second step, as in
+        # DiT's code, or by beta for a single step
         first_variance = self.variance[1:2] if len(self.times) > 1 else self.betas
         self.log_variance = torch.cat([first_variance, self.variance[1:]]).log()
         self.of_image = self.betas * previous_alphas.sqrt() / (1 - self.alphas)
         self.of_noisy = (1 - previous_alphas) * (1 - self.betas).sqrt() / (1 - self.alphas)
         self.log_betas = self.betas.log()
-        self.copies: dict[tuple[int, torch.device], Tensor] = {}  # copies of tables on the devices of the steps
+        self.copies: dict[tuple[int, torch.device], Tensor] = {}  # (id of a table, device) -> its float32 copy there
 
     def gather_steps(self, table: Tensor, step: Tensor, reference: Tensor) -> Tensor:
-        """Gather a table (T,) at steps (B,) int64 -> (B, 1, ..., 1) float32, on the device and with the number of
-        dimensions of `reference` (B, C, *image)."""
+        """Select the entries of a table (T,) at steps (B,) int64, for broadcasting: (B, 1, ..., 1) float32, on the
+        device and with the number of axes of `reference` (B, C, *image)."""
         if step.device.type != "cpu":
             key = (id(table), step.device)
             if key not in self.copies:
@@ -68,19 +71,20 @@ class GaussianDiffusion:
         return copy_to_device(table[step].float(), reference.device).view(-1, *[1] * (reference.dim() - 1))
 
     def add_noise(self, images: Tensor, noise: Tensor, step: Tensor) -> Tensor:
-        """Add noise (B, C, *image) to images (B, C, *image) at steps (B,) int64: Eq. 4."""
+        """Add noise (B, C, *image) to images (B, C, *image) at steps (B,) int64 (arXiv:2006.11239, Eq. 4)."""
         alphas = self.gather_steps(self.alphas, step, images)
         return alphas.sqrt() * images + (1 - alphas).sqrt() * noise
 
     def make_target(self, images: Tensor, noise: Tensor, step: Tensor) -> Tensor:
-        """Return the model's target (B, C, *image) for images and noise (B, C, *image) at steps (B,) int64."""
+        """Compute the model's target (B, C, *image), noise or velocity, for images and noise (B, C, *image) at steps
+        (B,) int64."""
         if self.process.predicts == "noise":
             return noise
         alphas = self.gather_steps(self.alphas, step, images)
         return alphas.sqrt() * noise - (1 - alphas).sqrt() * images
 
     def time_at_progress(self, progress: float, count: int) -> Tensor:
-        """Return the step (count,) int64, the same for all images, at `progress` from noise (0) to image (1)."""
+        """Return the time step (count,) int64, equal for all images, at `progress` from noise (0) to image (1)."""
         return torch.full((count,), int((1 - progress) * self.process.steps))
 
     def make_noisy_batch(self, images: Tensor, noise: Tensor, step: Tensor) -> NoisyBatch:
@@ -89,41 +93,44 @@ class GaussianDiffusion:
         return NoisyBatch(self.add_noise(images, noise, step), time, self.make_target(images, noise, step))
 
     def estimate(self, output: Tensor, noisy: Tensor, step: Tensor) -> DenoisingEstimate:
-        """Estimate the clean image from an output (B, C or 2 C, *image) for noisy (B, C, *image) at steps (B,) int64.
+        """Estimate the clean image and the noise from a model's output (B, C or 2 C, *image) for noisy images
+        (B, C, *image) at steps (B,) int64.
 
-        If the output has twice the channels, its second half v interpolates the variance between its bounds
-        (arXiv:2102.09672, Eq. 15): exp(f log beta + (1 - f) log beta~), f = (v + 1) / 2. Otherwise it is beta~.
+        If the output has 2 C channels, its second half v interpolates the log variance between its bounds
+        (arXiv:2102.09672, Eq. 15): exp(f log beta + (1 - f) log beta~), f = (v + 1) / 2. Otherwise the variance is
+        beta~, that of the posterior.
         """
         channels = noisy.shape[1]
         predicted, noisy = output[:, :channels].float(), noisy.float()
         alphas = self.gather_steps(self.alphas, step, noisy)
-        a, b = alphas.sqrt(), (1 - alphas).sqrt()
+        image_scale, noise_scale = alphas.sqrt(), (1 - alphas).sqrt()
         if self.process.predicts == "noise":
-            image, noise = (noisy - b * predicted) / a, predicted
+            image, noise = (noisy - noise_scale * predicted) / image_scale, predicted
         else:
-            image, noise = a * noisy - b * predicted, a * predicted + b * noisy
+            image = image_scale * noisy - noise_scale * predicted
+            noise = image_scale * predicted + noise_scale * noisy
         min_log_variance = self.gather_steps(self.log_variance, step, noisy)
         if output.shape[1] == channels:
             return DenoisingEstimate(image, noise, min_log_variance)
         max_log_variance = self.gather_steps(self.log_betas, step, noisy)
-        share = (output[:, channels:].float() + 1) / 2
-        return DenoisingEstimate(image, noise, share * max_log_variance + (1 - share) * min_log_variance)
+        fraction = (output[:, channels:].float() + 1) / 2
+        return DenoisingEstimate(image, noise, fraction * max_log_variance + (1 - fraction) * min_log_variance)
 
     def compute_posterior_mean(self, image: Tensor, noisy: Tensor, step: Tensor) -> Tensor:
-        """Compute the posterior mean of q(x_{t-1} | x_t, x), (B, C, *image), from clean and noisy images (B, C, *image)
-        at steps (B,) int64 (arXiv:2006.11239, Eq. 7)."""
+        """Compute the mean (B, C, *image) of the posterior q(x_{t-1} | x_t, x) from clean and noisy images
+        (B, C, *image) at steps (B,) int64 (arXiv:2006.11239, Eq. 7)."""
         return (
             self.gather_steps(self.of_image, step, image) * image
             + self.gather_steps(self.of_noisy, step, image) * noisy
         )
 
     def variational_bound(self, output: Tensor, images: Tensor, noisy: Tensor, step: Tensor) -> Tensor:
-        """Compute a term of the variational bound, (B,), in bits per image value; only the variance gets gradients.
+        """Compute a term of the variational bound (B,), in bits per image value, of which only the variance gets
+        gradients (arXiv:2102.09672, section 3.1).
 
-        Inputs are an output (B, 2 C, *image), clean and noisy images (B, C, *image), and steps (B,) int64
-        (arXiv:2102.09672, section 3.1).
+        Inputs are an output (B, 2 C, *image), clean and noisy images (B, C, *image), and steps (B,) int64.
 
-            step 0:      -log2 p(x | x_0), of a Gaussian truncated at the 256 grey values, by DiT's approximation
+            step 0:      -log2 p(x | x_0), of a Gaussian discretised to the 256 grey values, by DiT's approximation
             other steps: KL(q(x_{t-1} | x_t, x) || p(x_{t-1} | x_t)) / ln 2
         """
         channels = images.shape[1]
@@ -131,20 +138,20 @@ class GaussianDiffusion:
         estimate = self.estimate(output, noisy, step)
         mean = self.compute_posterior_mean(estimate.image, noisy.float(), step)
         true_mean = self.compute_posterior_mean(images.float(), noisy.float(), step)
-        true_log = self.gather_steps(self.log_variance, step, images)
-        kl = gaussian_kl(true_mean, true_log, mean, estimate.log_variance)
+        true_log_variance = self.gather_steps(self.log_variance, step, images)
+        kl = gaussian_kl(true_mean, true_log_variance, mean, estimate.log_variance)
         first_step_nll = -discretised_log_likelihood(images.float(), mean, estimate.log_variance / 2)
         is_first_step = copy_to_device(step == 0, images.device).view(-1, *[1] * (images.dim() - 1))
         return torch.where(is_first_step, first_step_nll, kl).flatten(1).mean(1) / math.log(2)
 
 
 def compute_beta_schedule(process: Diffusion) -> Tensor:
-    """Compute the variance added at each step, (T,) float64."""
+    """Compute beta, the variance added at each step: (T,) float64."""
     steps = process.steps
     if process.betas == "linear":
         return torch.linspace(0.1 / steps, 20 / steps, steps, dtype=torch.float64)
-    ends = torch.arange(steps + 1, dtype=torch.float64) / steps
-    alphas = ((ends + 0.008) / 1.008 * math.pi / 2).cos().square()
+    fractions = torch.arange(steps + 1, dtype=torch.float64) / steps
+    alphas = ((fractions + 0.008) / 1.008 * math.pi / 2).cos().square()
     return (1 - alphas[1:] / alphas[:-1]).clamp(max=0.999)
 
 
@@ -161,8 +168,10 @@ def gaussian_kl(mean: Tensor, log_variance: Tensor, other_mean: Tensor, other_lo
 
 
 def discretised_log_likelihood(images: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
-    """Compute the log probability of a grey value in [-1, 1] under a Gaussian, elementwise over (B, C, *image); the
-    intervals of the outermost values extend to infinity (arXiv:2006.11239, Eq. 13)."""
+    """Compute the log probability of grey values in [-1, 1] under a Gaussian, elementwise over (B, C, *image).
+
+    The intervals of the smallest and the largest value extend to infinity (arXiv:2006.11239, Eq. 13).
+    """
     scale = (-log_std).exp()
     cdf_above = approximate_normal_cdf(scale * (images - mean + 1 / 255))
     cdf_below = approximate_normal_cdf(scale * (images - mean - 1 / 255))
@@ -171,24 +180,26 @@ def discretised_log_likelihood(images: Tensor, mean: Tensor, log_std: Tensor) ->
 
 
 def approximate_normal_cdf(x: Tensor) -> Tensor:
-    """Approximate the standard normal distribution function of (B, C, *image) by a hyperbolic tangent, to within 3e-4,
-    as in DiT's code."""
+    """Approximate the standard normal distribution function, elementwise over (B, C, *image), by a hyperbolic tangent
+    with an error below 3e-4, as in DiT's code."""
     return 0.5 * (1 + torch.tanh((2 / math.pi) ** 0.5 * (x + 0.044715 * x**3)))
 
 
 class RectifiedFlow:
-    """A rectified flow: x_t = t x + (1 - t) e, for times t of 0 to 1."""
+    """Rectified flow process: x_t = t x + (1 - t) e, for times t from 0 (noise) to 1 (image)."""
 
     def __init__(self, process: Flow) -> None:
         self.process = process
 
     def time_at_progress(self, progress: float, count: int) -> Tensor:
-        """Return the time (count,) float32, the same for all images, at `progress` from noise (0) to image (1)."""
+        """Return the time (count,) float32, equal for all images, at `progress` from noise (0) to image (1)."""
         return torch.full((count,), progress)
 
     def make_noisy_batch(self, images: Tensor, noise: Tensor, time: Tensor) -> NoisyBatch:
         """Create noisy images and the model's targets, the velocity x - e, from images and noise (B, C, *image) and
         times (B,) float."""
         time = copy_to_device(time.float(), images.device)
-        share = time.view(-1, *[1] * (images.dim() - 1))
-        return NoisyBatch(share * images + (1 - share) * noise, time * self.process.scale, images - noise)
+        image_fraction = time.view(-1, *[1] * (images.dim() - 1))
+        return NoisyBatch(
+            image_fraction * images + (1 - image_fraction) * noise, time * self.process.scale, images - noise
+        )

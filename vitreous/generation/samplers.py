@@ -1,12 +1,15 @@
-"""Samplers: from noise to an image, step by step.
+"""Samplers, which generate images from noise step by step.
 
-B batch, C channels, S steps. All samplers take these functions:
+B batch, C channels, C' output channels of the model, S steps. All samplers have these arguments:
 
+- `process`: the noise process; `noisy`: noise (B, C, *image); `steps`: the number of steps.
 - `predict` returns the model's output (B, C', *image) for noisy images (B, C, *image), times (B,) float32 and the
   finished fraction of the steps, 0 to 1.
 - `draw_noise` returns new noise (B, C, *image) for a step.
-- `inpaint` receives the result of a step, and the coefficients a and b in x = a image + b noise. It returns the images
-  for the next step.
+- `inpaint` receives the images after a step, and the coefficients a and b in x = a image + b noise. It returns the
+  images for the next step, in which known regions can be replaced.
+
+They yield the `SamplerState` after each step.
 """
 
 from __future__ import annotations
@@ -23,18 +26,20 @@ from vitreous.generation.noising import GaussianDiffusion
 from vitreous.generation.process import Diffusion, Flow
 from vitreous.generation.settings import SamplingOptions, space_timesteps_by_stride
 
-ModelFunction = Callable[[Tensor, Tensor, Tensor | None], Tensor]  # (B, C, *image), (B,), (B,) int64 -> (B, C', *image)
+#: images (B, C, *image), times (B,), labels (B,) int64 -> (B, C', *image)
+ModelFunction = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 
 def guide_prediction(
     model_function: ModelFunction, labels: Tensor | None, null_label: int, options: SamplingOptions
 ) -> Callable[[Tensor, Tensor, float], Tensor]:
-    """Return a function (B, C, *image), (B,) times, 0..1 done -> (B, C', *image) with classifier-free guidance:
-    u + scale (c - u), of the outputs c for `labels` (B,) int64 and u for label `null_label`, computed in one batch; 1
-    is c.
+    """Return a function `predict` for samplers that applies classifier-free guidance: images (B, C, *image), times
+    (B,), finished fraction of the steps -> (B, C', *image).
 
-    Guidance only applies to the image channels, or the first of them; variances are those for the class. Outside of
-    `SamplingOptions.interval` (arXiv:2404.07724), u is not computed.
+    The result is u + scale (c - u), of the outputs c for `labels` (B,) int64 and u for label `null_label`, computed in
+    one batch; a scale of 1 is c. Guidance applies only to the image channels, or to the first `guided_channels` of
+    them; variances are those for the class. Outside of `SamplingOptions.interval` (arXiv:2404.07724), u is not
+    computed.
     """
 
     def predict_with_guidance(noisy: Tensor, time: Tensor, progress: float) -> Tensor:
@@ -60,14 +65,14 @@ InpaintFunction = Callable[[Tensor, float, float], Tensor]
 
 
 class SamplerState(NamedTuple):
-    """The state after a step: the noisy images, and the current estimates of the clean images."""
+    """State after a step: the noisy images, and the current estimates of the clean images, (B, C, *image) each."""
 
     noisy: Tensor
     image: Tensor
 
 
 def skip_inpainting(noisy: Tensor, a: float, b: float) -> Tensor:
-    """Return (B, C, *image) unchanged."""
+    """Return the images (B, C, *image) unchanged; the default `inpaint`."""
     return noisy
 
 
@@ -79,8 +84,9 @@ def sample_ddpm(
     draw_noise: NoiseFunction,
     inpaint: InpaintFunction = skip_inpainting,
 ) -> Iterator[SamplerState]:
-    """Sample by ancestral sampling (arXiv:2006.11239, Algorithm 2) on `space_timesteps_evenly` spaced steps, with the
-    model's variance if it predicts one (arXiv:2102.09672)."""
+    """Sample by ancestral sampling (arXiv:2006.11239, Algorithm 2) on evenly spaced time steps
+    (`space_timesteps_evenly`), with the model's variance if it predicts one (arXiv:2102.09672). Yields states of
+    (B, C, *image)."""
     return run_reverse_diffusion(
         GaussianDiffusion(process, space_timesteps_evenly(process.steps, steps)),
         predict,
@@ -99,8 +105,11 @@ def sample_ddim(
     draw_noise: NoiseFunction,
     inpaint: InpaintFunction = skip_inpainting,
 ) -> Iterator[SamplerState]:
-    """Sample by deterministic DDIM (arXiv:2010.02502, Eq. 12 with sigma 0) at a fixed stride: time steps 980, ..., 20,
-    0 for 50 of 1000. Yields the state (B, C, *image) after each step. Raises UsageError if no stride gives `steps`."""
+    """Sample by deterministic DDIM (arXiv:2010.02502, Eq. 12 with sigma 0) at a fixed stride, such as time steps 980,
+    ..., 20, 0 for 50 steps of 1000.
+
+    Yields states of (B, C, *image). Raises UsageError if no stride results in this number of steps.
+    """
     return run_reverse_diffusion(
         GaussianDiffusion(process, space_timesteps_by_stride(process.steps, steps)),
         predict,
@@ -119,10 +128,14 @@ def run_reverse_diffusion(
     eta: float | None,
     inpaint: InpaintFunction = skip_inpainting,
 ) -> Iterator[SamplerState]:
-    """Yield the state of (B, C, *image) after each of the kept steps, from the last step down.
+    """Run the reverse diffusion over the steps of `gaussian`, from the last to the first, and yield the state of
+    (B, C, *image) after each.
 
-    `eta` None: x = mean + std * noise of the posterior. Else, with a' the a_t of the step before:
-    sigma = eta sqrt((1 - a') / (1 - a)) sqrt(1 - a / a'), x = sqrt(a') image + sqrt(1 - a' - sigma^2) e + sigma noise.
+    `eta` None is ancestral sampling: x = mean + std * noise of the posterior. Otherwise it is DDIM with, for a' the a_t
+    of the previous time step:
+
+        sigma = eta sqrt((1 - a') / (1 - a)) sqrt(1 - a / a')
+        x = sqrt(a') image + sqrt(1 - a' - sigma^2) e + sigma noise
     """
     count = len(gaussian.times)
     for step_index, step in enumerate(range(count - 1, -1, -1)):
@@ -151,9 +164,10 @@ def sample_dpm_solver(
     draw_noise: NoiseFunction,
     inpaint: InpaintFunction = skip_inpainting,
 ) -> Iterator[SamplerState]:
-    """Yield the state of (B, C, *image) after each step of DPM-Solver++(2M) (arXiv:2211.01095), by diffusers.
+    """Sample by DPM-Solver++(2M) of diffusers (arXiv:2211.01095), and yield the state of (B, C, *image) after each
+    step.
 
-    Raises UsageError if diffusers is not installed, and for inpainting, which it does not support.
+    Raises UsageError if diffusers is not installed, and for inpainting, which the sampler does not support.
     """
     if inpaint is not skip_inpainting:
         raise UsageError("the sampler dpm-solver does not support inpainting", "use --sampler ddim")
@@ -161,7 +175,7 @@ def sample_dpm_solver(
         from diffusers.schedulers.scheduling_dpmsolver_multistep import DPMSolverMultistepScheduler
     except ImportError:
         raise UsageError(
-            "the sampler dpm-solver needs diffusers, which is not installed",
+            "the sampler dpm-solver requires diffusers, which is not installed",
             f"{install_hint('gen')}, or use --sampler ddim",
         ) from None
     gaussian = GaussianDiffusion(process)
@@ -186,7 +200,8 @@ def sample_euler(
     draw_noise: NoiseFunction,
     inpaint: InpaintFunction = skip_inpainting,
 ) -> Iterator[SamplerState]:
-    """Yield the state after each Euler step: x += v(x, t) / S, from t = 0 to 1."""
+    """Sample a flow by Euler steps, x += v(x, t) / S from t = 0 to 1, and yield the state of (B, C, *image) after
+    each."""
     for step_index in range(steps):
         progress, next_time = step_index / steps, (step_index + 1) / steps
         velocity = predict_velocity(process, predict, noisy, progress)
@@ -202,10 +217,12 @@ def sample_heun(
     draw_noise: NoiseFunction,
     inpaint: InpaintFunction = skip_inpainting,
 ) -> Iterator[SamplerState]:
-    """Yield the state after each step of Heun's method: the mean of the velocities before and after Euler's step.
+    """Sample a flow by Heun's method, whose velocity is the mean of those before and after an Euler step, and yield the
+    state of (B, C, *image) after each step.
 
-    It needs two forward passes per step. The last step is Euler's: at t = 1 there is no noise to predict a velocity
-    (arXiv:2206.00364, Algorithm 1)."""
+    Each step has two forward passes, except for the last, which is an Euler step: at t = 1 there is no noise from which
+    to predict a velocity (arXiv:2206.00364, Algorithm 1).
+    """
     for step_index in range(steps):
         progress, next_time = step_index / steps, (step_index + 1) / steps
         velocity = predict_velocity(process, predict, noisy, progress)
@@ -216,13 +233,14 @@ def sample_heun(
 
 
 def predict_velocity(process: Flow, predict: GuidedModelFunction, noisy: Tensor, time: float) -> Tensor:
-    """Predict the velocity (B, C, *image) float32 at a time 0..1; drop the variance channels of the output, if any."""
-    scaled = torch.full((len(noisy),), time * process.scale, device=noisy.device)
-    return predict(noisy, scaled, time)[:, : noisy.shape[1]].float()
+    """Predict the velocity (B, C, *image) float32 of noisy images (B, C, *image) at a time from 0 to 1; variance
+    channels of the output are dropped."""
+    time_input = torch.full((len(noisy),), time * process.scale, device=noisy.device)
+    return predict(noisy, time_input, time)[:, : noisy.shape[1]].float()
 
 
 def space_timesteps_evenly(steps: int, count: int) -> list[int]:
-    """Return `count` of `steps` time steps, evenly spaced from the first to the last: 0, 4, 8, ..., 995, 999.
+    """Select `count` of `steps` time steps, evenly spaced from the first to the last: 0, 4, 8, ..., 995, 999.
 
     Fractional strides are accumulated and rounded, as in `space_timesteps` of DiT's code, whose rounding errors decide
     ties.
@@ -231,7 +249,7 @@ def space_timesteps_evenly(steps: int, count: int) -> list[int]:
     return [round(position) for position in accumulate([stride] * (count - 1), initial=0.0)]
 
 
-#: samplers by name; `generation.settings` has the process and the default steps of each
+#: samplers by name; `DEFAULT_SAMPLER_STEPS` has the process and the default number of steps of each
 SAMPLERS: dict[str, Callable[..., Iterator[SamplerState]]] = {
     "ddpm": sample_ddpm,
     "ddim": sample_ddim,

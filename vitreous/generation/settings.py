@@ -1,4 +1,4 @@
-"""Sampling options of generative models, as frozen settings. Does not import PyTorch."""
+"""Sampling options of generative models. Does not import PyTorch."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from vitreous.errors import UsageError
 from vitreous.generation.process import Diffusion, Flow, Process
 
-MAX_GUIDANCE = 1000.0  # largest guidance scale
-#: process -> its samplers, the default first -> default number of steps
+MAX_GUIDANCE = 1000.0  # largest supported guidance scale
+#: process -> sampler -> default number of steps; the first sampler is the default
 DEFAULT_SAMPLER_STEPS: dict[type[Process], dict[str, int]] = {
     Diffusion: {"ddim": 50, "ddpm": 250, "dpm-solver": 20},
     Flow: {"heun": 25, "euler": 50},
@@ -19,10 +19,14 @@ DEFAULT_SAMPLER_STEPS: dict[type[Process], dict[str, int]] = {
 class SamplingOptions:
     """Sampling options.
 
-    `guidance`: the scale of classifier-free guidance; 1: none. `interval`: the part of the way from noise (0) to image
-    (1) with guidance. `guided_channels`: guidance only applies to the first channels (DiT's published code guides 3 of
-    4 latents); None: all. `sampler` and `steps`: None for the process's default. `seed`: the seed of the noise. Raises
-    UsageError for values out of range.
+    - `guidance`: the scale of classifier-free guidance; 1 for none.
+    - `interval`: the range of the way from noise (0) to image (1) in which guidance applies.
+    - `guided_channels`: number of first channels to which guidance applies (DiT's published code guides 3 of 4
+      latents); None for all.
+    - `sampler`, `steps`: None for the defaults of the process.
+    - `seed`: the seed of the noise.
+
+    Raises UsageError for values out of range.
     """
 
     guidance: float = 1.0
@@ -35,32 +39,40 @@ class SamplingOptions:
     def __post_init__(self) -> None:
         low, high = self.interval
         if not 0 <= low <= high <= 1:
-            raise UsageError(f"--interval {low:g} {high:g} is not a range", "use two numbers, 0 <= low <= high <= 1")
+            raise UsageError(
+                f"--interval {low:g} {high:g} is not a range in 0 to 1", "use two numbers, 0 <= low <= high <= 1"
+            )
         if not 0 <= self.guidance <= MAX_GUIDANCE:
             raise UsageError(
-                f"--guidance must be 0 to {MAX_GUIDANCE:g}, not {self.guidance:g}", "use 1 for no guidance"
+                f"--guidance must be from 0 to {MAX_GUIDANCE:g}, got {self.guidance:g}", "use 1 for no guidance"
             )
         if self.guided_channels is not None and self.guided_channels < 1:
-            raise UsageError(f"guidance of {self.guided_channels} channels has no effect", "use --guidance 1 instead")
+            problem = f"the number of guided channels must be at least 1, got {self.guided_channels}"
+            raise UsageError(problem, "use --guidance 1 for no guidance")
         if self.seed < 0:
-            raise UsageError(f"--seed must be at least 0, not {self.seed}")
+            raise UsageError(f"--seed must be at least 0, got {self.seed}")
 
     def moves(self, progress: float) -> bool:
-        """Return whether guidance applies at the finished fraction `progress`, 0 to 1."""
+        """Return whether guidance applies when the fraction `progress` of the steps is finished, 0 to 1."""
         return self.guidance != 1 and self.interval[0] <= progress <= self.interval[1]
 
     def resolve_sampler(self, process: Process) -> tuple[str, int]:
-        """Return sampler name and number of steps. Raises UsageError for a sampler of another process, and for an
-        unsupported number of steps."""
+        """Return sampler name and number of steps, with the defaults of the process for unset options.
+
+        Raises UsageError for a sampler of another process, and for an unsupported number of steps.
+        """
         samplers = DEFAULT_SAMPLER_STEPS[type(process)]
         name = self.sampler or next(iter(samplers))
         if name not in samplers:
-            raise UsageError(f"--sampler {name} is not for a {process.name}", f"use {' or '.join(samplers)}")
+            problem = f"--sampler {name} does not support models with a {process.name} process"
+            raise UsageError(problem, f"use {' or '.join(samplers)}")
         if self.steps is None:
             return name, default_steps(process, name)
         max_steps = max_sampler_steps(process)
         if not 1 <= self.steps <= max_steps:
-            problem = f"--steps {self.steps} cannot be used: the model's {process.name} has {max_steps} steps"
+            problem = (
+                f"--steps must be from 1 to {max_steps}, the steps of the model's {process.name}, got {self.steps}"
+            )
             raise UsageError(problem, f"use 1 to {max_steps}")
         if name == "ddim":
             space_timesteps_by_stride(max_steps, self.steps)
@@ -68,41 +80,41 @@ class SamplingOptions:
 
 
 def cycle_classes(count: int, classes: int) -> list[tuple[int, int]]:
-    """Return class and number of each of `count` images, over the classes in turn: (0, 0), (1, 0), ..., (0, 1); class 0
-    for unconditional models."""
+    """Return class and index within the class of each of `count` images, cycling through the classes: (0, 0), (1, 0),
+    ..., (0, 1); class 0 for unconditional models."""
     return [(index % max(1, classes), index // max(1, classes)) for index in range(count)]
 
 
 def max_sampler_steps(process: Process) -> int:
-    """Return the largest number of sampler steps of the process."""
+    """Return the largest number of sampler steps that the process supports."""
     return process.steps if isinstance(process, Diffusion) else 1000
 
 
 def default_steps(process: Process, sampler: str) -> int:
-    """Return the default steps of a sampler, or the largest supported number below."""
+    """Return the default number of steps of a sampler, or the largest supported number below it."""
     max_steps = max_sampler_steps(process)
     preferred = min(DEFAULT_SAMPLER_STEPS[type(process)][sampler], max_steps)
     return -(-max_steps // -(-max_steps // preferred)) if sampler == "ddim" else preferred
 
 
 def space_timesteps_by_stride(steps: int, count: int) -> list[int]:
-    """Return `count` of `steps` time steps from 0 on, a fixed stride apart: 0, 20, ..., 980 for 50 of 1000.
+    """Select `count` of `steps` time steps from 0 on at a fixed stride: 0, 20, ..., 980 for 50 of 1000.
 
-    The stride is the smallest that gives this count, as in `space_timesteps` of DiT's code. Raises UsageError if there
-    is none: sampling would start at a time step with less noise than its input has.
+    The stride is the smallest that results in this count, as in `space_timesteps` of DiT's code. Raises UsageError if
+    there is none, because sampling would start at a time step with less noise than its input.
     """
     stride = -(-steps // count)
     time_steps = list(range(0, steps, stride))
     if len(time_steps) != count or stride >= steps:
         strides = (max(1, min(steps - 1, stride)), max(1, stride - 1))
-        possible = sorted({-(-steps // candidate) for candidate in strides})
+        supported_counts = sorted({-(-steps // candidate) for candidate in strides})
         raise UsageError(
             f"ddim cannot sample in {count} steps: no fixed stride divides {steps} time steps into {count}",
-            f"use --steps {' or '.join(map(str, possible))}, or --sampler ddpm",
+            f"use --steps {' or '.join(map(str, supported_counts))}, or --sampler ddpm",
         )
     return time_steps
 
 
 def count_forward_passes(sampler: str, steps: int) -> int:
-    """Count the forward passes per image: heun needs two per step, except for its last."""
+    """Count the forward passes per image: heun has two per step, except for the last step."""
     return 2 * steps - 1 if sampler == "heun" else steps

@@ -1,1 +1,1 @@
-"""Inference with trained models: predictions, features, exported files and sampling."""
+"""Inference with trained models: predictions, features, exported files, and sampling from generative models."""

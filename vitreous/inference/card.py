@@ -1,4 +1,5 @@
-"""Description of a trained model without its weights: task, preprocessing and version. Does not import torch."""
+"""The card of a trained model: its description without weights, with task, preprocessing and version. Does not import
+torch."""
 
 from __future__ import annotations
 
@@ -18,11 +19,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CardFields:
-    """The fields of a card except its task.
-
-    `name` is the model's name, `ViT-S/16`. `version` distinguishes trainings of the same model: the first 12
-    hexadecimal digits of a SHA-256.
-    """
+    """The fields of a card except its task. `name`: the model's name, such as `ViT-S/16`. `version` identifies the
+    weights and settings: the first 12 hexadecimal digits of a SHA-256. `provenance`: how the model was trained."""
 
     name: str
     version: str
@@ -32,13 +30,13 @@ class CardFields:
 
 @dataclass(frozen=True)
 class Card(CardFields, TaskMixin):
-    """The task and the preprocessing of a bundle."""
+    """The card of a model: name, version, preprocessing, provenance and task."""
 
     _: KW_ONLY
     task: Task = field(default_factory=FeatureExtraction)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the card as JSON. A classification has no task name, as in earlier formats."""
+        """Return the card as JSON values. A classification has no task name, as in earlier formats."""
         document = {
             card_field.name: to_builtins(getattr(self, card_field.name))
             for card_field in fields(self)
@@ -48,7 +46,7 @@ class Card(CardFields, TaskMixin):
 
 
 def parse_card(card_json: Any, origin: str) -> Card:
-    """Parse the output of `Card.to_dict`. Raises WeightsError, naming `origin`, for an invalid card."""
+    """Parse the JSON values of `Card.to_dict`. Raises WeightsError, which names `origin`, for an invalid card."""
     try:
         task = task_from_json(card_json, origin)
         card_fields = {key: value for key, value in card_json.items() if key not in list_task_keys(task)}
@@ -58,7 +56,8 @@ def parse_card(card_json: Any, origin: str) -> Card:
 
 
 def build_card(bundle: Bundle) -> Card:
-    """Build the card of a bundle; its version covers the weights and all settings that predictions depend on."""
+    """Build the card of a bundle. Its version is a hash of the weights and of all settings that predictions depend
+    on."""
     import hashlib
     import json
 

@@ -1,4 +1,4 @@
-"""Semantic segmentation in `predict`: class maps, and their output files.
+"""Semantic segmentation in `predict`: class maps of images, and their output files.
 
 K classes, H and W pixels of an image at its native size; a volume has D slices.
 """
@@ -44,9 +44,9 @@ MAPS_FILE = "maps.jsonl"  # in an output folder: one line per image
 
 @dataclass(frozen=True, eq=False)
 class ClassMap:
-    """The class of each pixel of an image: `classes` (H, W) or (D, H, W) int32, indices in `names`; or the error.
-    Pixels without data in the image are IGNORE.
+    """The predicted class map of an image, or the error if it could not be read.
 
+    `classes` (H, W) or (D, H, W) int32 are indices in `names`; pixels without data in the image are IGNORE.
     `class_shares`: class name -> share of the pixels, for classes with any pixels, largest first. `image`: the RGB
     image, or the middle planes of a volume, if requested. `header`: nibabel's header of a NIfTI volume, or the
     georeference tags of a GeoTIFF. `file` and `overlay`: the paths of the output files.
@@ -77,25 +77,27 @@ class ClassMap:
 def iterate_class_maps(
     card: Card, engine: Engine, items: Iterable[Item], bad_images: str, keep_images: bool
 ) -> Iterator[ClassMap]:
-    """Yield the class maps of items in order, with at most a few images in memory; `keep_images` keeps the images.
-
-    Raises UsageError for a model without per-pixel classes, DataError for unreadable images if `bad_images` is stop.
-    """
+    """Yield the class maps of items in order, with at most a few images in memory; `keep_images` keeps each image in
+    its result. Raises UsageError for a model without per-pixel classes, DataError for an unreadable image if
+    `bad_images` is stop."""
     names, preprocess = card.task.classes, card.preprocess
     card.task.require_endpoint("segment", f"{card.name} {card.task.verb_phrase} and has no per-pixel classes")
 
-    voids: dict[int, np.ndarray] = {}  # by the identity of their items, until these are computed
+    void_masks: dict[int, np.ndarray] = {}  # pixels without data: id() of an item -> mask, until the item is computed
 
     def decode(item: Item) -> np.ndarray | DataError:
+        """Decode an item to pixels at its native size, and store its mask of pixels without data; return the error if
+        it fails."""
         try:
             decoded = decode_item(preprocess, item)
         except DataError as error:
             return error
-        if (void := get_void_mask(decoded)) is not None:
-            voids[id(item)] = void
+        if (void_mask := get_void_mask(decoded)) is not None:
+            void_masks[id(item)] = void_mask
         return to_native_array(decoded)
 
     def compute(batch: np.ndarray) -> np.ndarray:
+        """Compute the class map of a batch of one image."""
         return predict_class_map(engine.logits, batch[0], preprocess.image)[None]
 
     for chunk in run_pipeline(items, decode, compute, 1):
@@ -105,8 +107,8 @@ def iterate_class_maps(
                     raise class_map
                 yield ClassMap(item.name, error=class_map.message)
             else:
-                if (void := voids.pop(id(item), None)) is not None:
-                    class_map[void] = IGNORE_INDEX
+                if (void_mask := void_masks.pop(id(item), None)) is not None:
+                    class_map[void_mask] = IGNORE_INDEX
                 image = pixels_to_rgb(decode_native_pixels(preprocess, item)) if keep_images else None
                 yield ClassMap(
                     item.name,
@@ -119,7 +121,7 @@ def iterate_class_maps(
 
 
 def read_spatial_reference(item: Item, axes: int) -> Any:
-    """Return the spatial reference of an item's image: nibabel's header of a volume, of three `axes`, or the
+    """Read the spatial reference of an item's image: nibabel's header if it has three `axes` (a volume), or the
     georeference of a GeoTIFF; None for other images."""
     if item.pixels is not None:
         return None
@@ -127,28 +129,29 @@ def read_spatial_reference(item: Item, axes: int) -> Any:
 
 
 def class_pixel_shares(classes: np.ndarray, names: tuple[str, ...]) -> dict[str, float]:
-    """Compute the share of pixels of each class in a class map (H, W) or (D, H, W), without IGNORE pixels: class name
-    -> share, largest first."""
+    """Compute the share of pixels of each class in a class map (H, W) or (D, H, W), without IGNORE pixels. Returns
+    class name -> share, for classes with any pixels, largest first."""
     known_classes = classes[classes != IGNORE_INDEX]
     counts = np.bincount(known_classes, minlength=len(names))
     return {names[k]: int(counts[k]) / known_classes.size for k in np.argsort(-counts, kind="stable") if counts[k]}
 
 
 def decode_native_pixels(preprocess: Preprocess, item: Item) -> np.ndarray:
-    """Decode an item to (C, H, W) pixels or (C, D, H, W) voxels at its native size. Raises DataError, with its name."""
+    """Decode an item to (C, H, W) pixels or (C, D, H, W) voxels at its native size. Raises DataError, which names the
+    item."""
     return to_native_array(decode_item(preprocess, item))
 
 
 def decode_item(preprocess: Preprocess, item: Item) -> DecodedSample:
-    """Decode an item at its native size. Raises DataError, with its name."""
+    """Decode an item at its native size. Raises DataError, which names the item."""
     content = item.content() if item.pixels is None else item.pixels()
     name = None if isinstance(content, str) else escape_unprintable(item.name)
     return preprocess.decode(content, name)
 
 
 def pixels_to_rgb(pixels: np.ndarray) -> Image.Image:
-    """Convert (C, H, W) pixels, or the middle planes of (C, D, H, W) voxels, to RGB: the first three channels, or the
-    first as grey, contrast-stretched unless they have 8 bits."""
+    """Convert (C, H, W) pixels, or the middle planes of (C, D, H, W) voxels, to an RGB image. It shows the first three
+    channels, or the first as grey, contrast-stretched unless they have 8 bits."""
     pixels = tile_middle_planes(pixels, pixels.min()) if pixels.ndim == 4 else pixels
     bands = (pixels[:3] if len(pixels) >= 3 else np.repeat(pixels[:1], 3, 0)).transpose(1, 2, 0)
     if bands.dtype != np.uint8:
@@ -165,19 +168,22 @@ class OutputFileNames:
         self.used_paths: set[Path] = set()
 
     def get_output_path(self, name: str, suffix: str = ".png") -> Path:
-        """Return the output path for an image, relative to the output folder: that of its file below `root`, ending in
-        `suffix`; if that is taken, the image's suffix is kept as well."""
+        """Return an unused output path for an image, relative to the output folder. It is the image's path below `root`
+        with the given suffix. If that is used already, the image's suffix is kept as well."""
         path = Path(os.path.relpath(name, self.root) if self.root else name)
-        inner = Path(*(segment for segment in path.parts if segment not in ("..", path.anchor)))
-        stem = strip_volume_suffix(inner)
+        relative_path = Path(*(segment for segment in path.parts if segment not in ("..", path.anchor)))
+        stem = strip_volume_suffix(relative_path)
         preferred = stem.with_name(stem.name + suffix)
-        output_path = preferred if preferred not in self.used_paths else inner.with_name(inner.name + suffix)
+        output_path = (
+            preferred if preferred not in self.used_paths else relative_path.with_name(relative_path.name + suffix)
+        )
         self.used_paths.add(output_path)
         return output_path
 
 
 class MapFiles:
-    """Output files of `predict`: the class map `FOLDER/NAME.png` of each image, and `FOLDER/maps.jsonl`.
+    """Output files of `predict` for segmentation: the class map `FOLDER/NAME.png` of each image, and
+    `FOLDER/maps.jsonl`.
 
     Pixels are class indices with a colour palette, in the format that `train` reads. Maps of GeoTIFF files are
     `NAME.tif` with their georeference. Maps of volumes are `NAME.nii.gz` with the affine of the image if that is NIfTI,
@@ -194,11 +200,11 @@ class MapFiles:
 
     @property
     def index(self) -> str:
-        """Path of the JSONL index, one line per image."""
+        """Path of `maps.jsonl`, which has one line per image."""
         return os.fspath(self.folder / MAPS_FILE)
 
     def resume(self) -> None:
-        """Reserve the names of the files that an earlier run wrote."""
+        """Reserve the names of the files that an earlier, unfinished run wrote."""
         lines = Path(self.index).read_text("utf-8").splitlines() if Path(self.index).is_file() else []
         for text in lines:
             try:
@@ -207,11 +213,12 @@ class MapFiles:
                 continue
 
     def write(self, predictions: Sequence[ClassMap]) -> list[ClassMap]:
-        """Write the files of predictions; returns them without pixels, with the files' paths. Raises OSError."""
+        """Write the files of predictions; return the predictions without pixels, with the files' paths. Raises
+        OSError."""
         return [self.write_one(prediction) for prediction in predictions]
 
     def write_one(self, prediction: ClassMap) -> ClassMap:
-        """Write the files of one prediction. Raises OSError."""
+        """Write the files of one prediction; return it without pixels, with the files' paths. Raises OSError."""
         if prediction.classes is None:
             return prediction
         is_volume, overlay = prediction.classes.ndim == 3, None
@@ -233,7 +240,8 @@ class MapFiles:
         return replace(prediction, classes=None, image=None, header=None, file=file, overlay=overlay)
 
     def to_dict(self, prediction: ClassMap) -> dict[str, Any]:
-        """Return path, map file, share of the pixels of each class, and error."""
+        """Return the line of maps.jsonl for an image: its path, map file, share of the pixels of each class, and
+        error."""
         overlay_fields = {"overlay": prediction.overlay} if self.overlays is not None else {}
         return {
             "path": prediction.path,
@@ -245,8 +253,8 @@ class MapFiles:
 
 
 def encode_volume(classes: np.ndarray, header: Any) -> bytes:
-    """Encode a class map (D, H, W) as .npy or, with nibabel's `header` of its image, as .nii.gz with the image's
-    affine."""
+    """Encode a class map (D, H, W) as .npy or, with nibabel's `header` of its image, as .nii.gz with the affine of the
+    image."""
     voxels, file = classes.astype(np.uint8 if classes.max(initial=0) < 256 else np.uint16), io.BytesIO()
     if header is None:
         np.save(file, voxels)
@@ -274,10 +282,8 @@ def save_file(content: bytes, path: Path) -> None:
 
 
 def find_common_root(sources: Sequence[str]) -> str:
-    """Return the common folder of the images: of a folder itself, of a file or a pattern its parent.
-
-    Empty if an argument is a list, whose names are kept unchanged.
-    """
+    """Return the common folder of the source arguments: a folder counts itself, a file or pattern its parent. Returns
+    "" if an argument is a list or stdin, whose names are kept unchanged."""
     folders: list[str] = []
     for source in sources:
         if source == "-" or source.startswith("@"):

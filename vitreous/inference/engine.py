@@ -1,4 +1,4 @@
-"""Inference engines: uint8 pixels in, float32 logits out, computed as fast as the hardware allows.
+"""Inference engines: they compute float32 logits of uint8 pixels, as fast as the hardware allows.
 
 On a CPU the weights are cast and packed once (`nn.frozen`), and a batch is split into cache-sized chunks, one thread
 each, which is more efficient than all cores sharing each matrix product. On a GPU the batch is computed at once, and as
@@ -47,7 +47,7 @@ from vitreous.system.torch_types import from_numpy
 # loading weights, which a chunk does once
 CHUNK_TOKENS, AMX_CHUNK_TOKENS = 1600, 3200
 MAX_IDLE_CORES = 0.1  # largest share of idle cores before all cores share each chunk
-# images per fixed-size chunk, computed by one thread each; and by all threads, in low-latency mode
+# tokens per fixed-size chunk if one thread computes a chunk, and if all threads share it (`low_latency`)
 FIXED_CHUNK_TOKENS, LATENCY_CHUNK_TOKENS = 800, 200
 DEVICE_CHUNK = 32  # images per fixed-size chunk on a GPU
 LIBRARY_CHUNK = 4  # images per fixed-size chunk of OpenVINO
@@ -58,9 +58,9 @@ Pixels = np.ndarray | list[np.ndarray]
 
 
 class Engine(Protocol):
-    """Computes a model's outputs, of a run (`ModelEngine`) or an exported file (`inference.exported`).
+    """Computes a model's outputs from the weights of a run (`ModelEngine`) or an exported file (`inference.exported`).
 
-    Pixels are as `Preprocess.array` makes them. Outputs are bit-identical regardless of batch composition.
+    Pixels are stacked arrays of `Preprocess.to_array`. Outputs are bit-identical regardless of batch composition.
     """
 
     name: str  # name of the library
@@ -71,22 +71,23 @@ class Engine(Protocol):
         ...
 
     def features(self, pixels: Any) -> np.ndarray:
-        """Compute (B, D) float32 features, the head's input. Raises UsageError for a model without features."""
+        """Compute (B, D) float32 features, the head's input, of (B, C, *image) pixels. Raises UsageError for a model
+        without features."""
         ...
 
     def objects(self, pixels: np.ndarray) -> Outputs:
-        """Compute boxes, scores, labels and masks of a detector from (B, C, *image) pixels, as in `outputs`."""
+        """Compute boxes, scores, labels and masks of a detector, `Outputs`, from (B, C, *image) pixels."""
         ...
 
 
 class ModelEngine:
-    """A model with its preprocessing; subclasses compute it with one library.
+    """A model with its preprocessing; each subclass computes it with one library.
 
-    Calling it is fastest, for evaluation, but the last bits of an output may depend on the rest of the batch. `logits`,
-    `features` and `objects` compute fixed-size chunks instead, the last one padded with black images. With
+    Calling the engine is fastest, for evaluation, but the last bits of an output may depend on the rest of the batch.
+    `logits`, `features` and `objects` compute fixed-size chunks instead, the last one padded with black images. With
     `low_latency`, chunks are small and shared by all threads: single images are faster, large jobs slower.
 
-    `options` reproduce this engine; `note` describes how it was chosen, "" if there was no choice.
+    `options`: inference options that create this engine again. `note`: why it was chosen, "" if there was no choice.
     """
 
     name: str
@@ -97,13 +98,13 @@ class ModelEngine:
         self.original, self.preprocess, self.precision, self.options = model, preprocess, precision, options
 
     def __call__(self, pixels: Any) -> Tensor:
-        """Compute (B, K) float32 logits on the CPU from (B, C, *image) uint8; of a detector as in `outputs`. Images at
-        their native aspect ratio are a list of B, each (C, height, width)."""
+        """Compute (B, K) float32 logits on the CPU from (B, C, *image) uint8 pixels; a detector's outputs are packed
+        (`pack_outputs`). Images at their native aspect ratio are a list of B, each (C, height, width)."""
         raise NotImplementedError
 
     @property
     def chunk_size(self) -> int:
-        """Number of images per chunk."""
+        """Number of images per fixed-size chunk."""
         return 1 if self.low_latency else LIBRARY_CHUNK
 
     def logits(self, pixels: Pixels) -> np.ndarray:
@@ -116,13 +117,12 @@ class ModelEngine:
         return self.feature_engine.logits(pixels)
 
     def objects(self, pixels: np.ndarray) -> Outputs:
-        """Compute boxes, scores, labels and masks of a detector from (B, C, *image) pixels, as in `outputs`."""
+        """Compute boxes, scores, labels and masks of a detector, `Outputs`, from (B, C, *image) pixels."""
         return unpack_outputs(self.logits(pixels))
 
     @cached_property
     def feature_engine(self) -> ModelEngine:
-        """The engine of the model without its head; for dense models, whose heads need feature maps, of the
-        backbone."""
+        """The engine of the model without its head; for segmentation and detection models, of the backbone."""
         body = self.original.backbone if self.original.config.backbone else remove_head(self.original)
         engine = make_engine(body, self.preprocess, self.options)
         engine.low_latency = self.low_latency
@@ -130,10 +130,11 @@ class ModelEngine:
 
 
 class TorchEngine(ModelEngine):
-    """The PyTorch engine. `precision` is `auto` (bf16 if supported), `fp32` or `bf16`; blocks merge `merge_tokens`.
+    """The PyTorch engine.
 
-    Images at their native aspect ratio are packed into token sequences (`models.packed`). Raises UsageError for a model
-    without support for merged tokens or native aspect ratios.
+    `precision` is `auto` (bf16 if supported), `fp32` or `bf16`. Each block merges `merge_tokens` similar tokens. Images
+    at their native aspect ratio are packed into token sequences (`models.packed`). Raises UsageError for a model that
+    does not support merged tokens or native aspect ratios.
 
     On a CPU, one thread computes a fixed-size chunk of about 800 tokens (four images of ViT-S/16). Smaller chunks do
     not amortise the packing of weights for each product, larger ones are not faster. On two cores of an EPYC with AVX2,
@@ -157,7 +158,7 @@ class TorchEngine(ModelEngine):
         super().__init__(model, preprocess, pick_precision(precision, device), options)
         self.device, self.dtype = device, DTYPES[self.precision]
         self.model = freeze_for_inference(model.to(device), self.dtype, has_fast_packed_matmul(device))
-        self.packed = None if preprocess.stacks else PackedViT(self.model)  # checks it
+        self.packed = None if preprocess.stacks else PackedViT(self.model)  # raises UsageError for other models
         if merge_tokens:
             if self.packed is not None:
                 problem = "--merge-tokens does not support images at their native aspect ratio"
@@ -178,8 +179,8 @@ class TorchEngine(ModelEngine):
         self.tokens = preprocess.count_tokens(model.config.grid) + model.config.prefix
 
     def __call__(self, pixels: Tensor | list[Tensor]) -> Tensor:
-        """Compute (B, K) float32 logits on the CPU from (B, C, *image) uint8, or from a list of B images at their
-        native aspect ratio."""
+        """Compute (B, K) float32 logits on the CPU from (B, C, *image) uint8 pixels, or from a list of B images at
+        their native aspect ratio."""
         if self.device != "cpu":
             return self.forward_chunk(pixels).cpu()
         threads = torch.get_num_threads()
@@ -189,7 +190,7 @@ class TorchEngine(ModelEngine):
 
     @property
     def chunk_size(self) -> int:
-        """Number of images per fixed-size chunk; constant on a GPU."""
+        """Number of images per fixed-size chunk: from the number of tokens on a CPU, constant on a GPU."""
         if self.device != "cpu":
             return DEVICE_CHUNK
         return max(1, min(64, round((LATENCY_CHUNK_TOKENS if self.low_latency else FIXED_CHUNK_TOKENS) / self.tokens)))
@@ -199,9 +200,9 @@ class TorchEngine(ModelEngine):
         images at their native aspect ratio is computed one by one.
 
         On a CPU one thread computes a chunk: matrix products of another height, or split over more threads, may round
-        differently. With `low_latency` all threads share each chunk, which is 1.4-1.9x faster with two threads. If a
-        measurement showed that this changes no bit, threads share chunks only if there are at most half as many chunks
-        as threads; otherwise one chunk per thread has the higher throughput.
+        differently. With `low_latency` all threads share each chunk, which is 1.4-1.9x faster with two threads. If
+        outputs do not depend on the number of threads, threads share chunks only if there are at most half as many
+        chunks as threads; otherwise one chunk per thread has the higher throughput.
         """
         threads, size = torch.get_num_threads(), self.chunk_size
         is_shared = threads == 1 or self.device != "cpu"
@@ -217,15 +218,14 @@ class TorchEngine(ModelEngine):
         return self.forward_chunks(chunks, is_shared)[: len(pixels)].cpu().numpy()
 
     def forward_chunks(self, chunks: Iterable[Tensor | list[Tensor]], use_all_threads: bool) -> Tensor:
-        """Compute (B, K) float32 outputs of chunks: one after another with all threads if `use_all_threads`, else in
-        parallel with one thread per chunk."""
+        """Compute (B, K) float32 outputs of chunks of images. With `use_all_threads`, chunks are computed one after
+        another, each by all threads; otherwise in parallel, one thread per chunk."""
         pool = get_thread_pool(torch.get_num_threads()) if not use_all_threads else None
         return torch.cat(list((pool.map if pool else map)(self.forward_chunk, chunks)))
 
     def has_thread_invariant_outputs(self, size: int, threads: int) -> bool:
-        """Return whether one thread and all threads give bit-identical outputs for a chunk of `size` images.
-
-        Measured once, on noise. The split of a matrix product depends on its shape, not on its values."""
+        """Return whether one thread and all threads give bit-identical outputs for a chunk of `size` images. Measured
+        once per size, on noise: the split of a matrix product depends on its shape, not on its values."""
         if (size, threads) not in self.same_bits:
             pixels = from_numpy(self.preprocess.noise(size))
             (single_thread,) = get_thread_pool(threads).map(self.forward_chunk, [pixels])
@@ -234,8 +234,8 @@ class TorchEngine(ModelEngine):
 
     @torch.inference_mode()
     def forward_chunk(self, pixels: Tensor | list[Tensor]) -> Tensor:
-        """Compute one forward pass: (b, C, *image) uint8, or a list of b -> (b, K) float32 on the device, of a detector
-        as in `outputs`."""
+        """Compute one forward pass of (b, C, *image) uint8 pixels, or a list of b images: (b, K) float32 on the device.
+        A detector's outputs are packed (`pack_outputs`)."""
         if self.packed is not None:
             return self.packed([self.to_input(image[None])[0] for image in pixels]).float()
         assert isinstance(pixels, Tensor)
@@ -247,21 +247,22 @@ class TorchEngine(ModelEngine):
         ]
 
     def forward(self, images: Tensor) -> Tensor:
-        """Compute (b, K) float32 outputs of (b, C, *image) normalised images, of a detector as in `outputs`."""
+        """Compute (b, K) float32 outputs of (b, C, *image) normalised images; a detector's outputs are packed."""
         outputs: Tensor | tuple[Tensor, ...] = self.model(images)
         return pack_outputs(outputs) if isinstance(outputs, tuple) else outputs.float()
 
     def to_input(self, pixels: Tensor) -> Tensor:
-        """Convert (b, C, *image) uint8 to the model's normalised input on the device."""
+        """Convert (b, C, *image) uint8 pixels to the model's normalised input on the device."""
         return self.preprocess.normalise(pixels.to(self.device, non_blocking=True), self.input_dtype)
 
 
 class OpenVinoEngine(ModelEngine):
-    """The OpenVINO engine on the CPU. `precision` in the options is `auto` (bf16 if supported), `fp32`, `bf16` or
-    `int8`, calibrated on `calibration_images`.
+    """The OpenVINO engine on the CPU.
 
-    Graphs are cached (`inference.graph_cache`), unless `keep` is False. Raises ResourceError if OpenVINO is not
-    installed, UsageError for int8 without calibration images and for a model that OpenVINO cannot convert or run.
+    `options.precision` is `auto` (bf16 if supported), `fp32`, `bf16` or `int8`, which is calibrated on
+    `calibration_images`. Graphs are cached (`inference.graph_cache`), unless `keep` is False. Raises ResourceError if
+    OpenVINO is not installed, UsageError for int8 without calibration images and for a model that OpenVINO cannot
+    convert or run.
     """
 
     name = "openvino"
@@ -282,21 +283,20 @@ class OpenVinoEngine(ModelEngine):
         self.compiled = compile_model(model, preprocess, self.precision, calibration_images, keep)
 
     def __call__(self, pixels: Tensor) -> Tensor:
-        """Compute (B, K) float32 logits of (B, C, *image) uint8."""
+        """Compute (B, K) float32 logits of (B, C, *image) uint8 pixels."""
         return from_numpy(np.asarray(self.compiled([pixels.numpy()])[0]).astype(np.float32))
 
 
 def choose_input_dtype(config: ModelConfig, dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype of images for a model frozen in `dtype`: float32 for convolutions."""
+    """Return the dtype of the images for a model whose weights are frozen in `dtype`: float32 if its first layer is a
+    convolution."""
     return dtype if config.front == "patches" else torch.float32
 
 
 def split_batch(num_images: int, max_size: int, threads: int) -> tuple[int, bool]:
-    """Return the number of images per chunk, at most `max_size`, and whether all threads share each chunk.
-
-    Otherwise each thread computes separate chunks of even size, unless that would leave more than `MAX_IDLE_CORES` of
-    the cores idle.
-    """
+    """Choose how to split a batch: the number of images per chunk, at most `max_size`, and whether all threads share
+    each chunk. Otherwise each thread computes separate chunks of even size, unless that would leave more than
+    `MAX_IDLE_CORES` of the cores idle."""
     rounds = math.ceil(num_images / (max_size * threads))  # chunks per thread
     size = max(1, math.ceil(num_images / (rounds * threads)))
     busy_share = num_images / (size * threads * rounds)
@@ -304,7 +304,7 @@ def split_batch(num_images: int, max_size: int, threads: int) -> tuple[int, bool
 
 
 def remove_head(model: Model) -> Model:
-    """Return the model without a head and with shared weights: it outputs the head's input."""
+    """Return a copy of the model without its head: it outputs the head's input, and shares the weights."""
     headless = copy(model)
     vars(headless)["_modules"] = {**vars(model)["_modules"], "head": nn.Identity()}
     headless.config = model.config.with_options(classes=0)
@@ -317,23 +317,21 @@ def make_engine(
     how: InferenceOptions | None = None,
     calibration_images: CalibrationImages | None = None,
 ) -> ModelEngine:
-    """Create the engine of the options, PyTorch's for `auto`; int8 is calibrated on `calibration_images`.
-
-    Raises UsageError for incompatible options.
-    """
+    """Create the engine that the options `how` select; `auto` selects PyTorch. int8 is calibrated on
+    `calibration_images`. Raises UsageError for incompatible options."""
     how = how or InferenceOptions()
     device = pick_device(how.device)
     if how.clip_views != SINGLE_VIEW:
         problem = f"--clip-views {how.clip_views} is only for predictions and embeddings of video models"
-        raise UsageError(problem, "leave it out")
+        raise UsageError(problem, "leave --clip-views out")
     if how.merge_tokens < 0:
-        raise UsageError(f"--merge-tokens must be at least 0, not {how.merge_tokens}")
+        raise UsageError(f"--merge-tokens must be at least 0, not {how.merge_tokens}", "use 0 to merge no tokens")
     if how.engine == "compiled" and not device.startswith("cuda"):
         raise UsageError(f"--engine compiled needs a GPU, not {device}", "use --engine torch")
     if how.engine == "openvino":
         if not preprocess.stacks:
             problem = "--engine openvino does not support images at their native aspect ratio"
-            raise UsageError(problem, "leave it out")
+            raise UsageError(problem, "use --engine torch, or leave --native-aspect out")
         if model.config.finds_objects:
             hint = "export it with `vitreous export RUN --to openvino`, and use the file instead of the run"
             raise UsageError("--engine openvino does not support detectors from runs", hint)
@@ -342,7 +340,7 @@ def make_engine(
             raise UsageError(problem, "use --device cpu without --merge-tokens")
         return OpenVinoEngine(model, preprocess, how, calibration_images)
     if how.precision == "int8":
-        raise UsageError("--precision int8 needs --engine openvino", "add it, or use bf16 or fp32")
+        raise UsageError("--precision int8 needs --engine openvino", "add --engine openvino, or use bf16 or fp32")
     engine = TorchEngine(model, preprocess, device, how.precision, merge_tokens=how.merge_tokens)
     if how.engine == "compiled":
         compile_blocks(engine.model)
@@ -356,9 +354,9 @@ def compute_split_logits(
     batch_size: int = ENGINE_CHUNK,
     on_images: Callable[[int], None] = lambda images: None,
 ) -> tuple[np.ndarray, dict[int, DataError]]:
-    """Compute (n, K) float32 logits of every image of a split, in order; also returns the unreadable images.
+    """Compute (n, K) float32 logits of every image of a split, in order; also return read errors by image index.
 
-    The engine always gets `ENGINE_CHUNK` images, or as many clips as have that many views, whose logits are averaged:
+    The engine always gets `ENGINE_CHUNK` images, or clips with that many views in total, whose logits are averaged:
     `batch_size` only changes memory use. An unreadable image gets the logits of a black one. `on_images` is called with
     the number of images of every step. An empty split returns (0, K).
     """
@@ -376,8 +374,8 @@ def compute_split_logits(
 
 
 def compute_chunk(engine: ModelEngine, images: list[Tensor | DataError], views: ClipViews | None = None) -> np.ndarray:
-    """Compute (n, K) float32 logits of images (C, *image) uint8, or the means over `views` (V, C, *image) of clips;
-    unreadable images are replaced by black ones."""
+    """Compute (n, K) float32 logits of images (C, *image) uint8; unreadable images are replaced by black ones. With
+    `views`, each image is a clip (V, C, *image), and logits are means over its views."""
     preprocess = engine.preprocess
     blank = preprocess.blank()
     if views is not None:
@@ -391,7 +389,7 @@ def compute_chunk(engine: ModelEngine, images: list[Tensor | DataError], views: 
 def regroup_batches(
     batches: Iterable[tuple[Tensor, list[Tensor | DataError]]], size: int
 ) -> Iterator[tuple[list[int], list[Tensor | DataError]]]:
-    """Regroup batches of any size, (b,) sample indices and images, into batches of `size`; the last may be shorter."""
+    """Regroup batches of any size, (b,) sample indices and images, into batches of `size`; the last may be smaller."""
     samples: list[int] = []
     images: list[Tensor | DataError] = []
     for more_samples, more_images in batches:
@@ -404,7 +402,7 @@ def regroup_batches(
 
 
 def build_readable_mask(count: int, unreadable: Iterable[int]) -> np.ndarray:
-    """Return (count,) bool: the indices that are not in `unreadable`."""
+    """Build a mask (count,) bool that is False at the indices in `unreadable`."""
     mask = np.ones(count, dtype=bool)
     mask[list(unreadable)] = False
     return mask

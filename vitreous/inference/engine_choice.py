@@ -1,9 +1,9 @@
-"""`--engine auto`: choose the fastest installed engine whose outputs agree with PyTorch's, and cache the measurement.
+"""Choose the fastest installed engine for `--engine auto`, and cache the benchmark.
 
-On a CPU the alternative to PyTorch is OpenVINO (extra `export`), on a GPU PyTorch with compiled blocks. Building the
-alternative takes seconds, so short jobs are not measured. The measurement is stored under
-`XDG_CACHE_HOME/vitreous/engines` by model, batch size, precision, machine and library versions. The agreement of the
-outputs depends on the weights and is checked at every start.
+On a CPU the alternative to PyTorch is OpenVINO (extra `export`), on a GPU PyTorch with compiled blocks. Its outputs
+must agree with PyTorch's; this depends on the weights and is checked at every start. Building the alternative takes
+seconds, so it is not tried for short jobs. The benchmark is stored under `XDG_CACHE_HOME/vitreous/engines` by model,
+batch size, precision, machine and library versions.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ from vitreous.version import __version__
 
 #: largest relative L2 difference between the outputs of two engines; bfloat16 errors can reach 1e-2 each
 MAX_OUTPUT_DIFFERENCE = {"fp32": 1e-4, "bf16": 2e-2}
-#: shortest job, in seconds of the PyTorch engine, for which the alternative is built
+#: shortest job, in seconds of the PyTorch engine, for which the alternative engine is built
 WORTHWHILE_SECONDS = {"openvino": 30.0, "compiled": 120.0}
 MIN_PASSES = 10  # shortest job, in forward passes, for which engines are timed: timing takes two passes
-#: shortest pass, in seconds of the PyTorch engine, for which the alternative is tried, however long the job is
+#: shortest forward pass, in seconds of the PyTorch engine, for which the alternative is tried, even for a long job
 MIN_PASS_SECONDS = 2e-3
 MAX_BENCHMARK_SECONDS, MAX_ROUNDS = 2.0, 20
 #: smallest speedup of the alternative; below it, PyTorch is kept, whose outputs are the same across machines
 MIN_SPEEDUP = 1.05
-IMAGES_PER_THREAD = 4  # in a measured pass, for a long evaluation on a CPU
-MAX_RECORDS = 200  # stored measurements; older ones are removed
+IMAGES_PER_THREAD = 4  # in a measured forward pass, for a long evaluation on a CPU
+MAX_RECORDS = 200  # stored benchmarks; older ones are removed
 
-#: (engine, (B, C, *image) pixels) -> (B, K) float32: one pass, as in the actual job
+#: (engine, (B, C, *image) pixels) -> (B, K) float32: one forward pass, as in the job
 ComputeFunction = Callable[[ModelEngine, np.ndarray], np.ndarray]
 
 
@@ -64,11 +64,11 @@ def choose_engine(
     total_images: float,
     baseline: ModelEngine | None = None,
 ) -> ModelEngine:
-    """Return the fastest engine for batch size `batch_size` and a job of `total_images` (inf: a server).
+    """Choose the fastest engine for batches of `batch_size` images and a job of `total_images` (inf: a server).
 
-    `baseline` is PyTorch's engine, if it exists already. The alternative is chosen if its outputs for the same noise
-    differ by at most `MAX_OUTPUT_DIFFERENCE` and it is at least `MIN_SPEEDUP` faster. The returned engine has options
-    that reproduce it and, if there was a choice, a `note`.
+    `compute` computes a batch as in the job. `baseline` is the PyTorch engine, if it exists already. The alternative is
+    chosen if its outputs for the same noise differ by at most `MAX_OUTPUT_DIFFERENCE` and it is at least `MIN_SPEEDUP`
+    faster. The returned engine has options that create it again and, if there was a choice, a `note` about it.
     """
     torch_options = replace(options, engine="torch")
     baseline = baseline or make_engine(model, preprocess, torch_options)
@@ -82,8 +82,8 @@ def choose_engine(
     seconds = time.perf_counter() - start
     if seconds < MIN_PASS_SECONDS or seconds / batch_size * total_images < WORTHWHILE_SECONDS[name]:
         return baseline
-    facts = describe_benchmark_conditions(model, preprocess, baseline.precision, options.device, batch_size)
-    record = find_benchmark_record(facts)
+    conditions = describe_benchmark_conditions(model, preprocess, baseline.precision, options.device, batch_size)
+    record = find_benchmark_record(conditions)
     if record is not None and not is_faster(record, name):
         return set_engine_note(baseline, describe_benchmark_record(record))
     try:
@@ -91,7 +91,7 @@ def choose_engine(
         alternative.low_latency = baseline.low_latency
         outputs = compute(alternative, pixels)
     except VitreousError as error:
-        record = {"facts": facts, "seconds": {}, "problem": f"{name}: {error.message}"}
+        record = {"facts": conditions, "seconds": {}, "problem": f"{name}: {error.message}"}
         write_benchmark_record(record)
         return set_engine_note(baseline, describe_benchmark_record(record))
     difference = float(np.linalg.norm(outputs - expected) / max(float(np.linalg.norm(expected)), 1e-12))
@@ -100,21 +100,21 @@ def choose_engine(
         return set_engine_note(baseline, note)
     if record is None:
         engines = {"torch": baseline, name: alternative}
-        turns = {engine_name: partial(compute, engine, pixels) for engine_name, engine in engines.items()}
-        record = {"facts": facts, "seconds": benchmark_engines(turns)}
+        functions = {engine_name: partial(compute, engine, pixels) for engine_name, engine in engines.items()}
+        record = {"facts": conditions, "seconds": benchmark_engines(functions)}
         write_benchmark_record(record)
     return set_engine_note(alternative if is_faster(record, name) else baseline, describe_benchmark_record(record))
 
 
 def set_engine_note(engine: ModelEngine, note: str) -> ModelEngine:
-    """Return the engine with a note about its choice."""
+    """Set the engine's note about its choice, and return the engine."""
     engine.note = note
     return engine
 
 
 def choose_chunk_engine(baseline: ModelEngine, total_images: float) -> ModelEngine:
-    """Return the fastest engine for a job of `total_images` (inf: a server) in fixed-size chunks, as in `logits`;
-    `baseline` is PyTorch's engine."""
+    """Choose the fastest engine for a job of `total_images` (inf: a server) that calls `logits`, in fixed-size chunks.
+    `baseline` is the PyTorch engine."""
     parallel = torch.get_num_threads() if pick_device(baseline.options.device) == "cpu" else 1  # chunks at a time
     return choose_engine(
         baseline.original,
@@ -135,9 +135,9 @@ def build_evaluation_engine(
     note: Callable[[str], None],
     calibration_images: CalibrationImages | None = None,
 ) -> ModelEngine:
-    """Build the engine that evaluates `num_images` images, chosen automatically if the options allow it; int8 is
-    calibrated on `calibration_images`. `note` is called with a line about the choice. Raises UsageError as
-    `make_engine` does."""
+    """Build the engine that evaluates `num_images` images, chosen by a benchmark if the options have `engine` auto.
+    int8 is calibrated on `calibration_images`. `note` is called with a line about the choice. Raises UsageError for
+    incompatible options."""
     engine = make_engine(model, preprocess, options, calibration_images)
     if options.engine != "auto":
         return engine
@@ -158,8 +158,9 @@ def build_evaluation_engine(
 
 
 def find_alternative_engine(model: Model, preprocess: Preprocess, options: InferenceOptions) -> str | None:
-    """Return the name of the alternative to PyTorch, or None if there is no choice: the options name an engine or int8,
-    only PyTorch supports the model or its input, or `VITREOUS_ENGINE_CHOICE` is 0."""
+    """Return the name of the alternative to PyTorch, or None if there is no choice. There is none if the options name
+    an engine or int8, if only PyTorch supports the model or its input, or if the environment variable
+    `VITREOUS_ENGINE_CHOICE` is 0."""
     is_supported = preprocess.stacks and not options.merge_tokens and not model.config.finds_objects
     if options.engine != "auto" or options.precision == "int8" or not is_supported:
         return None
@@ -174,24 +175,24 @@ def find_alternative_engine(model: Model, preprocess: Preprocess, options: Infer
 def build_alternative(
     name: str, model: Model, preprocess: Preprocess, options: InferenceOptions, precision: Any
 ) -> ModelEngine:
-    """Build the engine `name` in PyTorch's precision. Raises UsageError for a model that it does not support,
-    ResourceError for a broken installation."""
+    """Build the engine `name` with the precision of the PyTorch engine. Raises UsageError for a model that it does not
+    support, ResourceError for a broken installation."""
     return make_engine(model, preprocess, replace(options, engine=name, precision=precision))
 
 
-def benchmark_engines(turns: Mapping[str, Callable[[], object]]) -> dict[str, float]:
-    """Return the median seconds of each function, called alternately, at least once, for about `MAX_BENCHMARK_SECONDS`
-    at most."""
-    if "compiled" in turns:  # each engine records its CUDA graph first
-        for turn in turns.values():
+def benchmark_engines(functions: Mapping[str, Callable[[], object]]) -> dict[str, float]:
+    """Measure the median seconds of each function. The functions are called alternately, at least once, for about
+    `MAX_BENCHMARK_SECONDS` in total."""
+    if "compiled" in functions:  # each engine records its CUDA graph first
+        for function in functions.values():
             for _ in range(WARM_UP_PASSES + 1):
-                turn()
-    seconds: dict[str, list[float]] = {name: [] for name in turns}
+                function()
+    seconds: dict[str, list[float]] = {name: [] for name in functions}
     start_time = time.perf_counter()
     for rounds in range(1, MAX_ROUNDS + 1):
-        for name, turn in turns.items():
+        for name, function in functions.items():
             start = time.perf_counter()
-            turn()
+            function()
             seconds[name].append(time.perf_counter() - start)
         elapsed = time.perf_counter() - start_time
         if elapsed * (rounds + 1) / rounds > MAX_BENCHMARK_SECONDS:
@@ -202,7 +203,7 @@ def benchmark_engines(turns: Mapping[str, Callable[[], object]]) -> dict[str, fl
 def describe_benchmark_conditions(
     model: Model, preprocess: Preprocess, precision: str, device: str, batch_size: int
 ) -> dict[str, Any]:
-    """Return the conditions of a measurement: architecture, image size, precision, machine, and versions."""
+    """Return the conditions of a benchmark: architecture, image size, precision, machine, and versions."""
     picked = pick_device(device)
     return {
         "model": model.config.name(),
@@ -218,26 +219,28 @@ def describe_benchmark_conditions(
 
 
 def get_library_versions() -> dict[str, str | None]:
-    """Return the versions of the compared libraries; None if one is not installed."""
+    """Return the versions of the benchmarked libraries; None if one is not installed."""
     return {"vitreous": __version__} | {name: find_installed_version(name) for name in ("torch", "openvino")}
 
 
 def is_faster(record: dict[str, Any], name: str) -> bool:
-    """Return whether the engine `name` of a record is at least `MIN_SPEEDUP` faster than PyTorch."""
+    """Return whether the engine `name` is at least `MIN_SPEEDUP` faster than PyTorch in a benchmark record."""
     seconds = record["seconds"]
     return name in seconds and seconds["torch"] >= MIN_SPEEDUP * seconds[name]
 
 
 def describe_benchmark_record(record: dict[str, Any]) -> str:
-    """Return one line with the chosen engine and the throughput of each."""
-    facts, seconds = record["facts"], record["seconds"]
+    """Describe a benchmark in one line: the chosen engine, and the throughput of each."""
+    conditions, seconds = record["facts"], record["seconds"]
     if not seconds:
         return f"engine: torch ({record['problem']})"
     (name,) = (name for name in seconds if name != "torch")
     chosen_engine, other_engine = (name, "torch") if is_faster(record, name) else ("torch", name)
-    count = facts["batch_size"]
-    throughput = f"{count / seconds[chosen_engine]:,.1f} images/s in {facts['precision']}, batch size {count}"
-    return f"engine: {chosen_engine}, {throughput}; {other_engine} {count / seconds[other_engine]:,.1f}"
+    batch_size = conditions["batch_size"]
+    throughput = (
+        f"{batch_size / seconds[chosen_engine]:,.1f} images/s in {conditions['precision']}, batch size {batch_size}"
+    )
+    return f"engine: {chosen_engine}, {throughput}; {other_engine} {batch_size / seconds[other_engine]:,.1f}"
 
 
 def benchmark_record_path(conditions: dict[str, Any]) -> Path:
@@ -252,7 +255,7 @@ def find_benchmark_record(conditions: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def load_benchmark_record(path: Path) -> dict[str, Any] | None:
-    """Load a stored benchmark, or return None if the file is invalid."""
+    """Load a stored benchmark; None if the file is missing or invalid."""
     try:
         record = json.loads(path.read_text("utf-8"))
         seconds = record["seconds"]
@@ -276,20 +279,19 @@ def write_benchmark_record(record: dict[str, Any]) -> None:
 
 
 def list_newest_records(folder: Path) -> list[Path]:
-    """List the stored measurements in a folder, newest first."""
+    """List the stored benchmarks in a folder, newest first."""
     return sorted(folder.glob("*.json"), key=lambda file: file.stat().st_mtime, reverse=True)
 
 
 def list_engine_choices() -> list[str]:
-    """Return one line per stored measurement of the installed versions, newest first."""
+    """Describe each stored benchmark of the installed library versions in one line, newest first."""
     lines: list[str] = []
     for path in list_newest_records(get_cache_folder("engines")):
         record = load_benchmark_record(path)
         if record is None:
             continue
-        facts = record["facts"]
-        if facts.get("versions") == get_library_versions():
-            lines.append(
-                f"{facts['model']} at {'x'.join(map(str, facts['image']))}: {describe_benchmark_record(record)}"
-            )
+        conditions = record["facts"]
+        if conditions.get("versions") == get_library_versions():
+            size = "x".join(map(str, conditions["image"]))
+            lines.append(f"{conditions['model']} at {size}: {describe_benchmark_record(record)}")
     return lines

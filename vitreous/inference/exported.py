@@ -1,4 +1,4 @@
-"""Engines for files of `vitreous export`, chosen by suffix: onnxruntime or OpenVINO. Does not import torch."""
+"""Engines for files of `vitreous export`: onnxruntime for .onnx, OpenVINO for .xml. Does not import torch."""
 
 from __future__ import annotations
 
@@ -31,15 +31,13 @@ CHUNK_PIXELS = 2 * 224 * 224  # pixels per chunk: fits in caches, and amortises 
 
 
 def is_exported_file(run: str | os.PathLike[str]) -> bool:
-    """Return whether a name has the suffix of an exported file, rather than of a run, a bundle or weights."""
+    """Return whether a path has the suffix of an exported file, rather than of a run, a bundle or weights."""
     return Path(run).suffix.lower() in EXPORT_SUFFIXES and not Path(run).is_dir()
 
 
 class ExportedEngine:
-    """An exported file on the CPU, in float32 or its quantised precision. `quick` computes one image at a time.
-
-    `text` is the stored card. Raises WeightsError if it is missing.
-    """
+    """An exported file as an engine on the CPU, in float32 or its quantised precision. `text`: the stored description
+    with the card. `quick` computes one image at a time. Raises WeightsError if the card is missing."""
 
     name: str
     outputs: tuple[str, ...] = ("logits", "features")
@@ -56,24 +54,27 @@ class ExportedEngine:
         return self.compute("logits", pixels)
 
     def features(self, pixels: np.ndarray) -> np.ndarray:
-        """Compute (B, D) float32 features, the head's input. Raises UsageError for files without features."""
+        """Compute (B, D) float32 features, the head's input, of (B, C, *image) pixels. Raises UsageError for files
+        without features."""
         if "features" not in self.outputs:
             raise UsageError("the exported file has no feature output", "export the model again to add it")
         return self.compute("features", pixels)
 
     def objects(self, pixels: np.ndarray) -> Outputs:
-        """Compute boxes, scores, labels and masks from (B, C, *image) pixels. Raises UsageError for other tasks."""
+        """Compute boxes, scores, labels and masks of a detector, `Outputs`, from (B, C, *image) pixels. Raises
+        UsageError for other tasks."""
         names = [name for name in DETECTION_OUTPUT_NAMES if name in self.outputs]
         if tuple(names[:3]) != DETECTION_OUTPUT_NAMES[:3]:
-            raise UsageError("the exported file is not a detector", "export a detector")
+            raise UsageError("the exported file is not a detector", "use an exported file of a detector")
 
         def compute_chunk(chunk: np.ndarray) -> np.ndarray:
+            """Compute the packed outputs of a chunk of pixels."""
             return pack_arrays(self.compute_outputs(names, self.card.preprocess.normalise_array(chunk)))
 
         return unpack_outputs(compute_in_chunks(compute_chunk, pixels, self.size))
 
     def compute(self, output: str, pixels: np.ndarray) -> np.ndarray:
-        """Compute one output (B, ...) float32 of (B, C, *image) pixels, in chunks of `size` images."""
+        """Compute the output of this name, (B, ...) float32, for (B, C, *image) pixels in chunks of `size` images."""
         return compute_in_chunks(
             lambda chunk: self.compute_outputs([output], self.card.preprocess.normalise_array(chunk))[0],
             pixels,
@@ -81,12 +82,14 @@ class ExportedEngine:
         )
 
     def compute_outputs(self, outputs: Sequence[str], images: np.ndarray) -> list[np.ndarray]:
-        """Compute the named outputs, each (size, ...), of one chunk of (size, C, *image) float32 normalised images."""
+        """Compute the outputs of these names, each (size, ...), for one chunk of (size, C, *image) float32 normalised
+        images."""
         raise NotImplementedError
 
 
 class OnnxFileEngine(ExportedEngine):
-    """A file of `vitreous export --to onnx`. Raises WeightsError for any other, and for a damaged one."""
+    """A file of `vitreous export --to onnx`, computed by onnxruntime. Raises WeightsError for any other file, and for a
+    damaged one."""
 
     name = "onnx"
 
@@ -106,12 +109,14 @@ class OnnxFileEngine(ExportedEngine):
         self.outputs = tuple(output.name for output in self.session.get_outputs())
 
     def compute_outputs(self, outputs: Sequence[str], images: np.ndarray) -> list[np.ndarray]:
-        """Compute the named outputs, each (size, ...), of one chunk of (size, C, *image) float32 normalised images."""
+        """Compute the outputs of these names, each (size, ...), for one chunk of (size, C, *image) float32 normalised
+        images."""
         return self.session.run(list(outputs), {"images": images})
 
 
 class OpenVinoFileEngine(ExportedEngine):
-    """A .xml and .bin of `vitreous export --to openvino`. Raises WeightsError for others and damaged ones."""
+    """A .xml and .bin file of `vitreous export --to openvino`. Raises WeightsError for any other files, and for damaged
+    ones."""
 
     name = "openvino"
 
@@ -137,7 +142,8 @@ class OpenVinoFileEngine(ExportedEngine):
             ) from None
 
     def compute_outputs(self, outputs: Sequence[str], images: np.ndarray) -> list[np.ndarray]:
-        """Compute the named outputs, each (size, ...), of one chunk of (size, C, *image) float32 normalised images."""
+        """Compute the outputs of these names, each (size, ...), for one chunk of (size, C, *image) float32 normalised
+        images."""
         results = self.compiled([images])
         return [np.array(results[self.outputs.index(output)]) for output in outputs]
 
@@ -145,11 +151,9 @@ class OpenVinoFileEngine(ExportedEngine):
 def open_exported_file(
     path: str | os.PathLike[str], how: InferenceOptions | None = None, quick: bool = False
 ) -> ExportedEngine:
-    """Open an exported file as an engine with its card; `quick` optimises latency of single images over throughput.
-
-    Raises WeightsError for a damaged file, and UsageError for unsupported options in `how`: exported files run on the
-    CPU, in float32 or their quantised precision.
-    """
+    """Open an exported file as an engine with its card; `quick` optimises the latency of single images over throughput.
+    Exported files run on the CPU, in float32 or their quantised precision. Raises WeightsError for a damaged file,
+    UsageError for options in `how` that request something else."""
     suffix = Path(path).suffix.lower()
     if suffix == ".pt2":
         raise WeightsError(

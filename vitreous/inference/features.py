@@ -1,4 +1,4 @@
-"""Features (the head's input) of every image of a split: computed once, streamed to disk, and cached.
+"""Compute the features (the head's input) of every image of a split once, stream them to disk, and cache them.
 
 n images, d features each: the class token or the pooled tokens, after the representation layer if there is one
 (`pre_logits` in big_vision).
@@ -48,11 +48,9 @@ DISK_SPACE_HINT = "free disk space, set XDG_CACHE_HOME to a folder on a larger d
 
 @dataclass(frozen=True)
 class SplitFeatures:
-    """Features of a split's images in its order; those of unreadable images are computed from black images.
-
-    `features` (n, d) float32 are memory-mapped. `read_errors`: index -> read error. `file` is None if nothing is
-    cached; `is_cached`: all features came from the cache.
-    """
+    """Features of a split's images in its order; those of unreadable images are computed from black images. `features`
+    (n, d) float32 are memory-mapped. `read_errors`: image index -> error message. `file`: the cache file, None without
+    a cache. `reused`: all features came from the cache."""
 
     features: np.ndarray
     read_errors: dict[int, str]
@@ -61,7 +59,7 @@ class SplitFeatures:
 
     @property
     def is_readable(self) -> np.ndarray:
-        """(n,) bool: whether the image could be read."""
+        """(n,) bool: whether each image could be read."""
         return build_readable_mask(len(self.features), self.read_errors)
 
 
@@ -75,16 +73,14 @@ def load_or_compute_features(
     keep: bool = True,
     on_images: Callable[[int], None] = lambda images: None,
 ) -> SplitFeatures:
-    """Load the features of a split from `XDG_CACHE_HOME/vitreous/features`, or compute them, and cache them if `keep`.
-
+    """Load the features of a split from `XDG_CACHE_HOME/vitreous/features`, or compute them and, if `keep`, cache them.
     `on_images` is called with the number of images of every step. Raises NonFiniteError for features that are not
-    finite, ResourceError for a full disk, UsageError for int8, whose calibration would differ between splits.
-    """
+    finite, ResourceError for a full disk, UsageError for int8, whose calibration would differ between splits."""
     how = how or InferenceOptions()
     if how.precision == "int8":
         raise UsageError("features do not support int8", "use --precision bf16 or fp32")
-    facts = {**model_cache_fields(model, preprocess, how), "images": hash_split_images(split)}
-    cache_path = get_cache_folder("features") / f"{hash_cache_fields(facts)}.npy"
+    cache_fields = {**model_cache_fields(model, preprocess, how), "images": hash_split_images(split)}
+    cache_path = get_cache_folder("features") / f"{hash_cache_fields(cache_fields)}.npy"
     if keep and (cached := load_features(cache_path)):
         return cached
     engine = make_engine(remove_head(model), preprocess, how)
@@ -99,7 +95,7 @@ def load_or_compute_features(
         with open_atomic(cache_path, shared=True) as file:
             shape, read_errors = write_features(file, engine, reader, batch_size, on_images)
         with open_atomic(cache_path.with_suffix(".json"), "w", shared=True, encoding="utf-8") as file:
-            json.dump({"shape": shape, "unreadable": read_errors, "of": facts}, file, ensure_ascii=False)
+            json.dump({"shape": shape, "unreadable": read_errors, "of": cache_fields}, file, ensure_ascii=False)
     except OSError as error:
         raise ResourceError(
             f"features cannot be stored in {cache_path.parent} ({describe_exception(error)})", DISK_SPACE_HINT
@@ -110,10 +106,8 @@ def load_or_compute_features(
 def write_features(
     file: IO[bytes], engine: ModelEngine, reader: EvalLoader, batch_size: int, on_images: Callable[[int], None]
 ) -> tuple[tuple[int, int], dict[int, str]]:
-    """Write the (n, d) features of a reader's images as a .npy file; return its shape, and the read errors by index.
-
-    Raises NonFiniteError for features that are not finite, ResourceError for a full disk.
-    """
+    """Write the (n, d) features of a reader's images as a .npy file; return its shape, and error messages by image
+    index. Raises NonFiniteError for features that are not finite, ResourceError for a full disk."""
     read_errors: dict[int, str] = {}
     shape, count = (0, 0), len(reader.split)
     for samples, images in regroup_batches(reader.iterate_batches(batch_size), ENGINE_CHUNK):
@@ -136,7 +130,8 @@ def write_features(
 
 
 def model_cache_fields(model: Model, preprocess: Preprocess, how: InferenceOptions) -> dict[str, Any]:
-    """Return the cache key of features without the images: weights except the head, and inference options."""
+    """Return the part of the features' cache key that does not depend on the images: weights except the head,
+    preprocessing, and inference options."""
     body, device = remove_head(model), pick_device(how.device)
     return {
         "format": FEATURES_FORMAT,
@@ -151,7 +146,7 @@ def model_cache_fields(model: Model, preprocess: Preprocess, how: InferenceOptio
 
 
 def hash_split_images(split: Split) -> str:
-    """Return a digest of a split's current images, without labels."""
+    """Return a digest of a split's images as they are on disk, without labels."""
     digest = hashlib.sha256()
     split.update(digest)
     hash_file_times(split, digest)
@@ -159,7 +154,7 @@ def hash_split_images(split: Split) -> str:
 
 
 def load_features(path: Path) -> SplitFeatures | None:
-    """Load the features in a file, or None if it is incomplete: its description is written last."""
+    """Load cached features; None if the files are missing or incomplete. The .json file is written last."""
     try:
         document = json.loads(path.with_suffix(".json").read_text("utf-8"))
         features = np.load(path, mmap_mode="r", allow_pickle=False)

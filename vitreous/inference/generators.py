@@ -1,4 +1,4 @@
-"""Predictors of generative models, for servers of either model type.
+"""Predictors of generative models, so that a server can hold them like other predictors.
 
 B images of C channels.
 """
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 
 class GeneratorEngine:
-    """The engine of a predictor whose model generates images: it has a `generator`, and no outputs for images."""
+    """The engine of a predictor whose model generates images: it has a `generator`, and computes no outputs for
+    images."""
 
     name = "torch"
     chunk_size = 1
@@ -28,30 +29,28 @@ class GeneratorEngine:
         self.generator, self.precision = generator, generator.sampler.precision
 
     def logits(self, pixels: np.ndarray) -> NoReturn:
-        """Reject (B, C, *image) pixels. Raises UsageError."""
-        raise UsageError("the model generates images and does not predict", "use `vitreous sample`")
+        """Raise UsageError for any (B, C, *image) pixels, because the model has no outputs for images."""
+        raise UsageError("the model generates images and has no outputs for images", "use `vitreous sample`")
 
     features = objects = logits
 
 
 def build_generator_predictor(bundle: Bundle, how: InferenceOptions | None = None, vae: str | None = None) -> Predictor:
-    """Build a predictor of a generative model, with the autoencoder `vae`, or that of the run.
-
-    Raises UsageError for an engine other than PyTorch, for images that cannot be displayed, and for an unavailable
-    device or precision; UsageError and WeightsError as `Autoencoder`.
-    """
+    """Build a predictor of a generative model, with the autoencoder `vae`, or that of the run. Raises UsageError for an
+    engine other than PyTorch, for images that a page cannot display, and for an unavailable device or precision;
+    UsageError and WeightsError as `Autoencoder` does."""
     from vitreous.inference.card import build_card
     from vitreous.inference.samples import Generator
 
     card, channels = build_card(bundle), bundle.model.config.channels
     if how and how.engine == "openvino":
-        raise UsageError("--engine openvino does not support generative models", "leave it out")
+        raise UsageError("--engine openvino does not support generative models", "leave --engine out")
     if bundle.preprocess.is_animated:
         raise UsageError(f"{card.name} generates clips, but a server returns images", "use `vitreous sample`")
     decoded = bool(vae or bundle.task.autoencoder)
     if (channels not in (1, 3) and not decoded) or len(bundle.preprocess.image) != 2:
         problem = f"{card.name} generates images of {channels} channels and {len(bundle.preprocess.image)} axes"
-        hint = "pages need images of 1 or 3 channels and 2 axes: set the autoencoder for latents, --vae FOLDER"
+        hint = "set the autoencoder of latents, --vae FOLDER: pages show images of 1 or 3 channels and 2 axes"
         raise UsageError(problem, hint)
     generator = Generator(bundle, how.device if how else "auto", how.precision if how else "auto", vae)
     return Predictor(card, GeneratorEngine(generator), bundle)

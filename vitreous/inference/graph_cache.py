@@ -1,4 +1,4 @@
-"""Cache keys, and the cache of OpenVINO graphs: conversion takes seconds, int8 calibration minutes."""
+"""Cache keys of models, and the cache of OpenVINO graphs: conversion takes seconds, int8 calibration minutes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MAX_GRAPH_BYTES = 4 * 2**30  # total size of stored graphs; the least recently u
 
 
 def hash_weights(model: nn.Module) -> str:
-    """Return the SHA-256 of a model's parameters and buffers, by name."""
+    """Return the SHA-256 of a model's parameters and buffers with their names and shapes."""
     digest = hashlib.sha256()
     for name, tensor in model.state_dict().items():
         digest.update(f"{name} {tuple(tensor.shape)}\n".encode())
@@ -38,17 +38,17 @@ def hash_weights(model: nn.Module) -> str:
     return digest.hexdigest()
 
 
-def hash_cache_fields(facts: dict[str, Any]) -> str:
-    """Return a file name that depends only on these values."""
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
+def hash_cache_fields(cache_fields: dict[str, Any]) -> str:
+    """Return a hash of a cache key, for use as a file name."""
+    return hashlib.sha256(json.dumps(cache_fields, sort_keys=True).encode()).hexdigest()[:32]
 
 
 def graph_cache_fields(
     model: Model, preprocess: Preprocess, calibration_images: Sequence[np.ndarray]
 ) -> dict[str, Any]:
-    """Return the cache key of a graph: weights, preprocessing and libraries; for int8 also the calibration images,
-    (1, C, *image) each, and the processor, which decides whether sums overflow. Without images the graph is float32.
-    """
+    """Return the cache key of a graph: weights, preprocessing and libraries. With int8 `calibration_images`, (1, C,
+    *image) each, it also contains these and the processor, which determines whether sums may overflow. Without images
+    the graph is float32."""
     digest = hashlib.sha256()
     for image in calibration_images:
         digest.update(f"{image.dtype} {image.shape}\n".encode())
@@ -68,21 +68,19 @@ def graph_cache_fields(
 
 
 def find_installed_version(name: str) -> str | None:
-    """Return the version of an installed package without importing it, or None."""
+    """Return the version of an installed package without importing it; None if it is not installed."""
     try:
         return version(name)
     except PackageNotFoundError:
         return None
 
 
-def load_or_build_graph(ov: Any, facts: dict[str, Any], build: Callable[[], Any]) -> Any:
-    """Load the graph for this cache key from `XDG_CACHE_HOME/vitreous/graphs`, or build and store it.
-
-    A new graph is loaded back from its file, so that outputs are bit-identical with and without the cache. A graph that
-    cannot be stored is still used; a damaged file is rebuilt.
-    """
-    path = get_cache_folder("graphs") / f"{hash_cache_fields(facts)}.graph"
-    if (graph := load_graph(path, facts)) is not None:
+def load_or_build_graph(ov: Any, cache_fields: dict[str, Any], build: Callable[[], Any]) -> Any:
+    """Load the graph with this cache key from `XDG_CACHE_HOME/vitreous/graphs`, or build and store it. A new graph is
+    loaded back from its file, so that outputs are bit-identical with and without the cache. A graph that cannot be
+    stored is still used; a damaged file is rebuilt."""
+    path = get_cache_folder("graphs") / f"{hash_cache_fields(cache_fields)}.graph"
+    if (graph := load_graph(path, cache_fields)) is not None:
         with suppress(OSError):
             os.utime(path)  # the least recently used ones are removed first
         return graph
@@ -93,21 +91,19 @@ def load_or_build_graph(ov: Any, facts: dict[str, Any], build: Callable[[], Any]
             ov.save_model(graph, xml, compress_to_fp16=False)
             graph_files = xml.read_bytes(), xml.with_suffix(".bin").read_bytes()
         graph = get_openvino_core().read_model(model=graph_files[0], weights=graph_files[1])
-        write_graph(path, facts, *graph_files)
+        write_graph(path, cache_fields, *graph_files)
     except (OSError, RuntimeError, ResourceError):
         pass
     return graph
 
 
-def write_graph(path: Path, facts: dict[str, Any], xml: bytes, weights: bytes) -> None:
-    """Write the cache key and OpenVINO's two files atomically as one .npz, and remove the least recently used graphs.
-
-    Raises OSError and ResourceError.
-    """
+def write_graph(path: Path, cache_fields: dict[str, Any], xml: bytes, weights: bytes) -> None:
+    """Write the cache key and the two files of an OpenVINO graph atomically as one .npz, and remove the least recently
+    used graphs. Raises OSError and ResourceError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with open_atomic(path, shared=True) as file:
         arrays: dict[str, Any] = {"xml": np.frombuffer(xml, np.uint8), "weights": np.frombuffer(weights, np.uint8)}
-        np.savez(file, facts=np.array(json.dumps(facts)), **arrays)
+        np.savez(file, facts=np.array(json.dumps(cache_fields)), **arrays)
     total = 0
     for graph in sorted(path.parent.glob("*.graph"), key=lambda file: file.stat().st_mtime, reverse=True):
         total += graph.stat().st_size
@@ -115,18 +111,18 @@ def write_graph(path: Path, facts: dict[str, Any], xml: bytes, weights: bytes) -
             graph.unlink(missing_ok=True)
 
 
-def load_graph(path: Path, facts: dict[str, Any]) -> Any | None:
-    """Load the graph in a file, or None if it is damaged (a .npz has checksums) or has another cache key."""
+def load_graph(path: Path, cache_fields: dict[str, Any]) -> Any | None:
+    """Load the graph in a file; None if the file is damaged (a .npz has checksums) or has another cache key."""
     try:
         with np.load(path, allow_pickle=False) as stored:
-            xml, weights, stored_facts = (
+            xml, weights, stored_fields = (
                 stored["xml"].tobytes(),
                 stored["weights"].tobytes(),
                 json.loads(str(stored["facts"])),
             )
         return (
             get_openvino_core().read_model(model=xml, weights=weights)
-            if stored_facts == json.loads(json.dumps(facts))
+            if stored_fields == json.loads(json.dumps(cache_fields))
             else None
         )
     except (OSError, ValueError, KeyError, TypeError, EOFError, RuntimeError, BadZipFile):

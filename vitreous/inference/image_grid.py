@@ -1,4 +1,4 @@
-"""Grids of equally sized images, and animations as GIF or, with PyAV, mp4."""
+"""Arrange equally sized images in grids, and write animations as GIF or, with PyAV, mp4."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from vitreous.errors import ResourceError, UsageError, install_hint
 SAMPLES_FILE = "samples.png"  # samples of a generative model at the end of its training, in the run folder
 GRID_GAP = 2  # pixels between the images of a grid
 MAX_ENLARGED_SIDE = 128  # longer side in pixels to which small images are enlarged
-CAPTION_HEIGHT = 14  # pixels of the caption below an image
+CAPTION_HEIGHT = 14  # height in pixels of the caption below an image
 
 CLIP_FRAME_MILLISECONDS = 100  # duration of a frame
 X264_CRF = "17"  # constant rate factor of x264: visually nearly lossless
@@ -24,24 +24,28 @@ GIF, MP4 = ".gif", ".mp4"
 
 
 def array_to_image(image: np.ndarray) -> Image.Image:
-    """Convert (H, W, C) uint8 to a PIL image. Raises UsageError for channels that are not colours."""
+    """Convert (H, W, C) uint8 to a PIL image. Raises UsageError unless it has 1 or 3 channels."""
     if image.shape[-1] not in (1, 3):
-        raise UsageError(f"an image of {image.shape[-1]} channels cannot be shown in colour", "read it in Python")
+        raise UsageError(
+            f"an image of {image.shape[-1]} channels cannot be shown in colour", "use its array instead of a PIL image"
+        )
     return Image.fromarray(image[..., 0] if image.shape[-1] == 1 else image)
 
 
 def array_to_frames(image: np.ndarray) -> list[Image.Image]:
-    """Convert (T, H, W, C) uint8 to T PIL images, or (H, W, C) to one. Raises UsageError as `array_to_image`."""
+    """Convert (T, H, W, C) uint8 to T PIL images, or (H, W, C) to one. Raises UsageError unless they have 1 or 3
+    channels."""
     return [array_to_image(frame) for frame in (image if image.ndim == 4 else image[None])]
 
 
 def square_grid_columns(count: int) -> int:
-    """Return the number of columns of an approximately square grid of `count` images."""
+    """Return the number of columns of an approximately square grid with `count` images."""
     return next(columns for columns in range(1, count + 1) if columns * columns >= count)
 
 
 def arrange_image_grid(images: Sequence[Image.Image], columns: int, captions: Sequence[str] = ()) -> Image.Image:
-    """Arrange images of equal size in rows of `columns`, each above its caption, if any."""
+    """Arrange images of equal size in a grid with `columns` images per row, each with its caption below, if there are
+    captions."""
     width, height = images[0].size
     cell_height = height + CAPTION_HEIGHT * bool(captions) + GRID_GAP
     num_rows = -(-len(images) // columns)
@@ -57,7 +61,7 @@ def arrange_image_grid(images: Sequence[Image.Image], columns: int, captions: Se
 
 
 def draw_caption(text: str, width: int, mode: str) -> Image.Image:
-    """Draw a line of text, black on white, with the width of its image; longer text is cut off."""
+    """Draw one line of text, black on white, as an image of this width and PIL mode; longer text is cut off."""
     line = Image.new(mode, (width, CAPTION_HEIGHT), "white")
     try:
         font = ImageFont.load_default(CAPTION_HEIGHT - 4)
@@ -78,7 +82,7 @@ def enlarge_small_images(images: Sequence[Image.Image]) -> list[Image.Image]:
 
 
 def write_gif(path: str | os.PathLike[str] | IO[bytes], frames: Sequence[Image.Image], milliseconds: int) -> None:
-    """Write T frames of equal size as a looping GIF with `milliseconds` per frame. Consecutive identical frames are
+    """Write T frames of equal size as a looping GIF, each shown for `milliseconds`. Consecutive identical frames are
     merged into one of their total duration. Raises OSError."""
     first_frame, *other_frames = frames
     first_frame.save(path, "GIF", save_all=True, append_images=other_frames, duration=milliseconds, loop=0)
@@ -87,19 +91,24 @@ def write_gif(path: str | os.PathLike[str] | IO[bytes], frames: Sequence[Image.I
 def check_video_encoder(suffix: str) -> None:
     """Raise ResourceError for a video format whose encoder is not installed."""
     if suffix == MP4 and find_spec("av") is None:
-        raise ResourceError("mp4 files need PyAV, which is not installed", f"{install_hint('video')}, or name a .gif")
+        raise ResourceError(
+            "mp4 files need PyAV, which is not installed", f"{install_hint('video')}, or use a .gif file"
+        )
 
 
 def arrange_clip_grid(
     clips: Sequence[Sequence[Image.Image]], columns: int, captions: Sequence[str] = ()
 ) -> list[Image.Image]:
-    """Arrange clips of T frames as one grid with `columns` clips per row: T images, one per time step. Small frames are
+    """Arrange clips of T frames in one grid with `columns` clips per row: T images, one per time step. Small frames are
     enlarged; captions are below the clips."""
-    return [arrange_image_grid(enlarge_small_images(moment), columns, captions) for moment in zip(*clips, strict=True)]
+    return [
+        arrange_image_grid(enlarge_small_images(frames_at_time), columns, captions)
+        for frames_at_time in zip(*clips, strict=True)
+    ]
 
 
 def write_clip(path: str | os.PathLike[str], suffix: str, frames: Sequence[Image.Image]) -> None:
-    """Write T frames of equal size as a clip in the format of `suffix`, regardless of the file's name. Raises
+    """Write T frames of equal size as a clip, as mp4 or GIF by `suffix`, regardless of the file's name. Raises
     OSError."""
     if suffix == MP4:
         write_mp4(path, frames)
@@ -108,8 +117,8 @@ def write_clip(path: str | os.PathLike[str], suffix: str, frames: Sequence[Image
 
 
 def write_mp4(path: str | os.PathLike[str], frames: Sequence[Image.Image]) -> None:
-    """Write an mp4 for browsers (H.264, yuv420p), with a white border if a side has an odd number of pixels. Raises
-    OSError."""
+    """Write T frames of equal size as an mp4 for browsers (H.264, yuv420p), with a white border if height or width is
+    odd. Raises OSError."""
     av: Any = import_module("av")  # its types are incomplete
 
     width, height = (length + length % 2 for length in frames[0].size)

@@ -1,4 +1,4 @@
-"""Sample images from seeds and classes, as fast as the hardware allows.
+"""Sample images of a generative model from seeds and classes, as fast as the hardware allows.
 
 On a CPU each thread samples separate images, from the first step to the last. n images of C channels.
 """
@@ -42,19 +42,17 @@ START_NOISE_SALT = 0x7374617274  # separates the seed of the initial noise from 
 
 @dataclass(frozen=True, eq=False)
 class InpaintingCanvas:
-    """Images with given regions for inpainting: `images` (n, C, *image) float32 normalised, and `keep_mask` (n, 1,
-    *image) bool, true for pixels that are kept."""
+    """Images for inpainting, with the pixels that are kept: `images` (n, C, *image) float32 normalised, and `keep_mask`
+    (n, 1, *image) bool, true for kept pixels."""
 
     images: Tensor
     keep_mask: Tensor
 
 
 class ImageSampler:
-    """Samples images from a generative model of `classes` classes (0: unconditional) by reversing its noise process.
-
-    An image depends only on the seed, its class and its number, not on the rest of the batch, except for the last bits.
-    Raises UsageError for an unavailable device or precision.
-    """
+    """Samples images from a generative model of `classes` classes (0: unconditional) by reversing its noise process. An
+    image depends only on the seed, its class and its sample index, not on the rest of the batch, except for the last
+    bits. Raises UsageError for an unavailable device or precision."""
 
     def __init__(
         self,
@@ -72,13 +70,14 @@ class ImageSampler:
         self.precision = pick_precision(precision, self.device)
         self.dtype = DTYPES[self.precision]
         self.model: Any = freeze_for_inference(model.to(self.device), self.dtype, has_fast_packed_matmul(self.device))
-        self.decode: Callable[[Tensor], Tensor] | None = None  # from scaled and shifted latents to pixels
-        self.stride = 1  # image pixels per position of the model's output
-        self.image = tuple(model.config.image)  # sample size: the number of frames of clips can differ
+        self.decode: Callable[[Tensor], Tensor] | None = None  # decodes scaled and shifted latents to pixels
+        self.stride = 1  # image pixels per latent position; 1 for models of pixels
+        self.image = tuple(model.config.image)  # size of the samples, which callers may change
         configure_process()
 
     def draw_noise(self, labels: Tensor, sample_indices: Tensor, seed: int) -> Tensor:
-        """Draw the initial noise, (n, C, *image) float32, of images of (n,) int64 classes and numbers."""
+        """Draw the initial noise, (n, C, *image) float32, of images with these classes and sample indices, (n,) int64
+        each."""
         keys = derive_keys(seed, START_NOISE_SALT, labels.numpy(), sample_indices.numpy())
         return from_numpy(draw_normal(keys, (self.config.channels, *self.image)))
 
@@ -92,12 +91,13 @@ class ImageSampler:
         canvas: InpaintingCanvas | None = None,
         on_step: Callable[[slice, SamplerState], None] = lambda rows, state: None,
     ) -> Tensor:
-        """Sample (n, C, *image) uint8 from (n,) int64 classes (0 if unconditional) and numbers, as `finish` returns it.
+        """Sample images from classes (0 if unconditional) and sample indices, (n,) int64 each: (n, C, *image) uint8
+        pixels, or (n, C', H, W) decoded latents.
 
-        `draw_noise` (n, C, *image) replaces the seed's noise. `on_images` is called after each step of a chunk of the
-        batch with the finished fraction, in images. `on_step` is called with the indices of that chunk and its state,
-        in the thread that computes it; an exception in it ends the sampling. Raises UsageError for a sampler or steps
-        that the model does not support.
+        `noise` (n, C, *image) replaces the initial noise of the seed. The batch is split into chunks: after each step
+        of a chunk, `on_images` is called with the fraction of the work that was done, in images, and `on_step` with the
+        slice of the batch and the state. `on_step` runs in the thread that computes the chunk; an exception in it ends
+        the sampling. Raises UsageError for a sampler or steps that the model does not support.
         """
         _, steps = options.resolve_sampler(self.process)
         initial_noise = self.draw_noise(labels, sample_indices, options.seed) if noise is None else noise
@@ -113,9 +113,11 @@ class ImageSampler:
         ]
 
         def sample_slice(chunk: slice) -> Tensor:
+            """Sample the images of one chunk, a slice of the batch."""
             chunk_canvas = None if canvas is None else InpaintingCanvas(canvas.images[chunk], canvas.keep_mask[chunk])
 
             def report_step(state: SamplerState) -> None:
+                """Call the callbacks after a step of the chunk."""
                 on_images((chunk.stop - chunk.start) / steps)
                 on_step(chunk, state)
 
@@ -141,61 +143,66 @@ class ImageSampler:
         canvas: InpaintingCanvas | None,
         on_state: Callable[[SamplerState], None],
     ) -> Tensor:
-        """Sample one chunk from the first step to the last: (b, C, *image) noise, (b,) int64 classes and keys ->
-        (b, C, *image) uint8. `on_state` is called with the state after each step."""
+        """Sample one chunk from the first step to the last: (b, C, *image) noise, (b,) int64 classes and keys -> (b, C,
+        *image) uint8. `on_state` is called with the state after each step."""
         name, steps = options.resolve_sampler(self.process)
         condition = labels.to(self.device) if self.classes else None
         predict = guide_prediction(self.predict, condition, self.classes, options)
 
-        def mend(noisy: Tensor, a: float, b: float) -> Tensor:
+        def restore_kept_pixels(noisy: Tensor, a: float, b: float) -> Tensor:
+            """Replace the pixels that inpainting keeps by the noised originals; without inpainting, return the images
+            unchanged."""
             return skip_inpainting(noisy, a, b) if canvas is None else restore_known_pixels(canvas, noisy, noise, a, b)
 
-        def draw(step: int) -> Tensor:
+        def draw_step_noise(step: int) -> Tensor:
+            """Draw the noise (b, C, *image) of one step."""
             step_keys = derive_keys(keys.numpy().view(np.uint64), step + 1)
             return from_numpy(draw_normal(step_keys, tuple(noise.shape[1:]))).to(self.device)
 
         image = noise
-        for state in SAMPLERS[name](self.process, predict, noise.to(self.device), steps, draw, mend):
+        for state in SAMPLERS[name](
+            self.process, predict, noise.to(self.device), steps, draw_step_noise, restore_kept_pixels
+        ):
             image = state.noisy
             on_state(state)
         return self.finish(image.float().cpu())
 
     def predict(self, noisy: Tensor, time: Tensor, labels: Tensor | None) -> Tensor:
-        """Compute one forward pass: (b, C, *image), (b,), (b,) -> (b, C', *image) float32."""
+        """Compute one forward pass of the model: noisy images (b, C, *image), times (b,) and labels (b,) -> (b, C',
+        *image) float32."""
         return self.model(noisy.to(self.dtype), time, labels).float()
 
     def finish(self, images: Tensor) -> Tensor:
-        """Convert (b, C, *image) denoised float32 to (b, C', H, W) uint8: the pixels, or the decoded latents."""
+        """Convert denoised samples (b, C, *image) float32 to uint8: pixels of the same shape, or decoded latents (b,
+        C', H, W)."""
         return self.to_uint8_pixels(images) if self.decode is None else self.decode(images)
 
     def preview_images(self, images: Tensor) -> Tensor:
-        """Convert (b, C, *image) float32 with any noise to (b, C', *image) uint8: the pixels, or the first three
-        channels of latents, which show rough shapes."""
+        """Convert partly denoised samples (b, C, *image) float32 to uint8 for a preview, (b, C', *image): the pixels,
+        or the first three channels of latents, which show rough shapes."""
         if self.decode is None:
             return self.to_uint8_pixels(images)
         return (images[:, :3] * 64 + 128).round_().clamp_(0, 255).to(torch.uint8)
 
     def to_uint8_pixels(self, images: Tensor) -> Tensor:
-        """Convert (b, C, *image) float32 normalised to (b, C, *image) uint8."""
+        """Convert normalised pixels (b, C, *image) float32 to uint8."""
         values = self.preprocess.denormalise(images) * (255 / self.preprocess.peak)
         return values.round_().clamp_(0, 255).to(torch.uint8)
 
 
 def restore_known_pixels(canvas: InpaintingCanvas, noisy: Tensor, noise: Tensor, a: float, b: float) -> Tensor:
-    """Replace the given pixels of (b, C, *image) after a step by a image + b noise (arXiv:2011.13456, appendix I.2)."""
-    known_pixels = a * canvas.images.to(noisy) + b * noise.to(noisy)
-    return torch.where(canvas.keep_mask.to(noisy.device), known_pixels, noisy)
+    """Replace the kept pixels of samples (b, C, *image) after a step by a image + b noise (arXiv:2011.13456, appendix
+    I.2)."""
+    kept_pixels = a * canvas.images.to(noisy) + b * noise.to(noisy)
+    return torch.where(canvas.keep_mask.to(noisy.device), kept_pixels, noisy)
 
 
 def build_sampler(
     bundle: Bundle, device: str = "auto", precision: str = "auto", autoencoder: str | None = None, decoded: bool = True
 ) -> ImageSampler:
-    """Build the sampler of a bundle of `open_generator`. If `decoded`, latents are decoded by `autoencoder`, a folder
-    or name, or by the autoencoder of the run.
-
-    Raises UsageError for an unavailable device or precision, and for latents without an autoencoder; UsageError and
-    WeightsError as `Autoencoder`.
-    """
+    """Build the sampler of a generative model. If `decoded`, latents are decoded by `autoencoder`, a folder or name, or
+    by the autoencoder of the run. Raises UsageError for an unavailable device or precision, and for latents without an
+    autoencoder; UsageError and WeightsError as `Autoencoder` does."""
     task, channels = cast(Generation, bundle.task), bundle.model.config.channels  # `open_generator` rejects others
     sampler = ImageSampler(
         bundle.model,

@@ -1,4 +1,4 @@
-"""Index of the nearest training images: features, labels and thumbnails of a dataset, in one file of a run folder.
+"""The index of nearest training images: features, labels and thumbnails of a dataset, in one file of a run folder.
 
 n images, D features of the head's input. For ViT-S/16 an image takes 768 bytes of features, about 1.5 kB of thumbnail
 and its names: about 120 MB for the default maximum of 50,000 images.
@@ -39,8 +39,8 @@ REBUILD_HINT = "write it again: vitreous embed RUN --index"
 
 @dataclass(frozen=True)
 class Neighbour:
-    """A training image: its class or classes, file name, cosine similarity in [-1, 1], and a JPEG of at most 64
-    pixels."""
+    """A similar training image: its class or classes, file name, cosine similarity in [-1, 1], and a JPEG thumbnail of
+    at most 64 pixels."""
 
     label: str
     name: str
@@ -50,14 +50,14 @@ class Neighbour:
 
 @dataclass(frozen=True)
 class PackedStrings:
-    """Byte strings in one array: `ends` (n,) int64 has the end offset of each."""
+    """Byte strings concatenated in one array; `ends` (n,) int64 has the end offset of each."""
 
     data: np.ndarray
     ends: np.ndarray
 
     @staticmethod
     def from_strings(strings: Iterable[bytes]) -> PackedStrings:
-        """Concatenate byte strings."""
+        """Concatenate byte strings in one array."""
         strings = list(strings)
         ends = np.cumsum([len(string) for string in strings], dtype=np.int64)
         return PackedStrings(np.frombuffer(b"".join(strings), np.uint8), ends)
@@ -68,7 +68,7 @@ class PackedStrings:
 
 @dataclass(frozen=True)
 class NeighbourIndex:
-    """An index of images by their features. `features` (n, D) float16, of length one or zero."""
+    """An index of images by their features, `features` (n, D) float16 of length one or zero."""
 
     features: np.ndarray
     labels: PackedStrings
@@ -79,7 +79,7 @@ class NeighbourIndex:
         return len(self.features)
 
     def nearest(self, features: np.ndarray, count: int = 8) -> list[Neighbour]:
-        """Return the `count` images (or all, if fewer) with the highest cosine similarity to (D,) `features`, best
+        """Find the `count` images (or all, if fewer) with the highest cosine similarity to `features` (D,), highest
         first.
 
         Ties are in the order of the index. Raises UsageError for features of another width. Equivalent loop:
@@ -113,12 +113,9 @@ def write_index(
     limit: int = MAX_INDEX_IMAGES,
     how: InferenceOptions | None = None,
 ) -> Path:
-    """Write the index of the run's training images, or of `data`, to the folder of the run's weights; returns its
-    path.
-
-    If there are more than `limit` images, a fixed random subset is used; unreadable images are skipped. Raises
-    UsageError for weights that are not a bundle, DataError if no image can be read.
-    """
+    """Write the index of the run's training images, or of `data`, next to the run's weights; return its path. If there
+    are more than `limit` images, a fixed random subset is used; unreadable images are skipped. Raises UsageError for
+    weights that are not a bundle, DataError if no image can be read."""
     from vitreous.data.keys import draw_permutation
     from vitreous.data.run_data import open_run_data
     from vitreous.inference.features import load_or_compute_features
@@ -126,10 +123,12 @@ def write_index(
     from vitreous.weights.adopt import locate_bundle
 
     if limit < 1:
-        raise UsageError(f"an index of {limit} images is empty", "use at least 1")
+        raise UsageError(f"an index needs at least 1 image, not {limit}", "use a limit of at least 1")
     bundle, folder = open_bundle(run, headless=True), locate_bundle(Path(run))
     if folder is None:
-        raise UsageError(f"{run} is not a bundle, so it cannot store an index", "make one: vitreous convert SOURCE OUT")
+        raise UsageError(
+            f"{run} is not a bundle, so it cannot store an index", "convert it to a bundle: vitreous convert SOURCE OUT"
+        )
     run_dataset = open_run_data(run, data, split, labelled=False)[1]
     images = run_dataset.split(split)
     if len(images) > limit:
@@ -139,7 +138,7 @@ def write_index(
     )
     readable_indices = np.flatnonzero(features.is_readable)
     if not len(readable_indices):
-        raise DataError("no image can be read", "run `vitreous data check` for the reasons")
+        raise DataError("no image can be read", "run `vitreous data check` to list the reasons")
     arrays: dict[str, Any] = {"features": normalise_features(features.features, readable_indices)}
     texts = {
         "labels": PackedStrings.from_strings(
@@ -159,10 +158,8 @@ def write_index(
 
 
 def open_index(run: str | os.PathLike[str]) -> NeighbourIndex | None:
-    """Open the index of a run folder or bundle; None if it has none. Loading it cannot run code.
-
-    Raises WeightsError for an index that is damaged, or was computed with other weights or another preprocessing.
-    """
+    """Open the index of a run folder or bundle; None if there is none. Loading an index cannot run code. Raises
+    WeightsError for an index that is damaged, or was computed with other weights or another preprocessing."""
     path = next(
         (folder / INDEX_FILE for folder in (Path(run) / "model", Path(run)) if (folder / INDEX_FILE).is_file()), None
     )
@@ -179,7 +176,7 @@ def open_index(run: str | os.PathLike[str]) -> NeighbourIndex | None:
     except Exception as error:  # numpy and zipfile raise many error types for damaged files
         raise WeightsError(f"{path} cannot be read ({error})", REBUILD_HINT) from None
     if record != {"format": INDEX_FORMAT, **bundle_cache_fields(path.parent)}:
-        raise WeightsError(f"{path} was computed with another model than the bundle's", REBUILD_HINT)
+        raise WeightsError(f"{path} was computed with other weights or another preprocessing", REBUILD_HINT)
     if not is_complete:
         raise WeightsError(f"{path} is damaged", REBUILD_HINT)
     return NeighbourIndex(features, *texts)
@@ -187,7 +184,7 @@ def open_index(run: str | os.PathLike[str]) -> NeighbourIndex | None:
 
 def bundle_cache_fields(folder: Path) -> dict[str, Any]:
     """Return the cache key of a bundle's features: the SHA-256 of the weights, and the preprocessing. Raises
-    WeightsError."""
+    WeightsError for another folder."""
     from vitreous.weights.bundle import DESCRIPTION_FILE, WEIGHTS_FILE
 
     try:
@@ -198,7 +195,7 @@ def bundle_cache_fields(folder: Path) -> dict[str, Any]:
 
 
 def normalise_features(features: np.ndarray, indices: np.ndarray) -> np.ndarray:
-    """Normalise the (n, D) float32 features of `indices` images to unit length in float16; cosine errors are about
+    """Normalise the (n, D) float32 features at `indices` (m,) to unit length, (m, D) float16; cosine errors are about
     5e-4."""
     normalised = np.empty((len(indices), features.shape[1]), np.float16)
     for start in range(0, len(indices), SEARCH_CHUNK):
@@ -210,7 +207,7 @@ def normalise_features(features: np.ndarray, indices: np.ndarray) -> np.ndarray:
 
 
 def iterate_label_texts(data: Data, split: Split, indices: np.ndarray) -> Iterator[str]:
-    """Yield the class name of each image at `indices` (n,); several names are separated by commas."""
+    """Yield the class name of each image at `indices` (n,); the names of several classes are separated by commas."""
     for label in split.labels[indices]:
         yield (
             ""
@@ -229,6 +226,7 @@ def encode_thumbnails(split: Split, indices: np.ndarray, preprocess: Preprocess)
     from vitreous.data.rgb_images import to_rgb_image
 
     def encode_thumbnail(index: int) -> bytes:
+        """Encode the thumbnail of one image."""
         array = preprocess.to_array(preprocess.decode(open_sample(split, index), split.name(index)))
         thumbnail = to_rgb_image(from_numpy(array))
         thumbnail.thumbnail((INDEX_THUMBNAIL_SIDE, INDEX_THUMBNAIL_SIDE))

@@ -1,4 +1,5 @@
-"""Python inputs of `predict` and `embed`: paths, bytes, PIL images, arrays and tensors. Does not import torch.
+"""Images that Python callers pass to `predict` and `embed`: paths, bytes, PIL images, arrays and tensors. Does not
+import torch.
 
 | input | interpretation |
 |---|---|
@@ -44,18 +45,19 @@ def is_tensor(value: object) -> TypeGuard[Tensor]:
 
 
 def is_image(value: object) -> TypeGuard[ImageInput]:
-    """Return whether a value is a single image."""
+    """Return whether a value is a single image, of a type in the table above."""
     accepted_types = (str, os.PathLike, bytes, bytearray, memoryview, Image.Image, np.ndarray)
     return isinstance(value, accepted_types) or is_tensor(value) or is_open_file(value)
 
 
 def is_open_file(value: object) -> TypeGuard[BinaryIO]:
-    """Return whether a value is an open file, an `io.BytesIO` or an upload: any object with a `read` method."""
+    """Return whether a value is an open file, such as an `io.BytesIO` or an upload: any object with a `read` method."""
     return callable(getattr(value, "read", None))
 
 
 def read_open_file(file: Any, name: str) -> bytes:
-    """Read an open file, from its beginning if it can seek. Raises UsageError for a file opened in text mode."""
+    """Read the bytes of an open file, from its beginning if it can seek. Raises UsageError for a file opened in text
+    mode."""
     try:
         if file.seekable():
             file.seek(0)
@@ -68,7 +70,8 @@ def read_open_file(file: Any, name: str) -> bytes:
 
 
 def build_items(images: ImageInput | Iterable[ImageInput], preprocess: Preprocess) -> list[Item]:
-    """Convert one or several images to items, named by path or as `image` and a number. Raises UsageError."""
+    """Convert one or several images to items, named by their path or as `image` and a number. Raises UsageError for
+    other values."""
     if is_image(images):
         return [build_item(images, preprocess, "image")]
     if not isinstance(images, Iterable):
@@ -80,7 +83,8 @@ def build_items(images: ImageInput | Iterable[ImageInput], preprocess: Preproces
 
 
 def build_item(image: ImageInput, preprocess: Preprocess, name: str) -> Item:
-    """Convert one image to an item; its pixels are checked when they are read. Raises UsageError for other values."""
+    """Convert one image to an item; arrays and tensors are checked when they are read. Raises UsageError for other
+    values."""
     if isinstance(image, (str, os.PathLike)):
         path = os.fsdecode(image)
         return Item(path, path)
@@ -91,7 +95,7 @@ def build_item(image: ImageInput, preprocess: Preprocess, name: str) -> Item:
     if isinstance(image, np.ndarray) or is_tensor(image):
         if image.ndim == len(preprocess.image) + 2:
             message = f"{name}: {' x '.join(map(str, image.shape))} is a batch, not an image"
-            raise UsageError(message, "give list(batch)")
+            raise UsageError(message, "give list(batch) instead")
         return Item(name, b"", partial(to_pixel_array, image, preprocess, name))
     if is_open_file(image):
         return Item(name, read_open_file(image, name))
@@ -100,7 +104,7 @@ def build_item(image: ImageInput, preprocess: Preprocess, name: str) -> Item:
 
 def to_pixel_array(image: Any, preprocess: Preprocess, name: str) -> np.ndarray:
     """Convert an array (H, W[, C]) or a tensor (C, H, W), with D or T before H for volumes and clips, to the array that
-    `Preprocess.decode` expects. Raises DataError."""
+    `Preprocess.decode` expects. Raises DataError for another shape or other values."""
     from_tensor, count = is_tensor(image), len(preprocess.image)
     axis_names = preprocess.axis_names
     axes, channels = (f"(C, {axis_names})", 0) if from_tensor else (f"({axis_names}) or ({axis_names}, C)", -1)
@@ -112,7 +116,7 @@ def to_pixel_array(image: Any, preprocess: Preprocess, name: str) -> np.ndarray:
         or (len(shape) == count + 1 and shape[channels] not in allowed_channels)
     ):
         problem = f"{name}: {'a tensor' if from_tensor else 'an array'} of {' x '.join(map(str, shape))} is not {axes}"
-        raise DataError(problem, f"with {' or '.join(map(str, allowed_channels))} channels")
+        raise DataError(problem, f"use {axes} with {' or '.join(map(str, allowed_channels))} channels")
     if from_tensor:
         image = image.detach().cpu()
         image = (image.float() if image.dtype.is_floating_point else image).numpy()

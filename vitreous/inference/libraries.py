@@ -1,4 +1,4 @@
-"""Lazy imports of the libraries in the extra `export`, without their telemetry."""
+"""Lazy imports of optional libraries, mostly of the extra `export`, and OpenVINO without telemetry."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from vitreous.errors import ResourceError, install_hint
 
 
 def import_optional_library(name: str, requirement: str = "exported models need") -> Any:
-    """Import an optional library. Raises ResourceError, with the command that installs it, if it is missing."""
+    """Import an optional library. Raises ResourceError, with the command that installs it, if it is missing.
+    `requirement`: the start of that message, before the library's name."""
     try:
         return importlib.import_module(name)
     except ImportError:
@@ -23,17 +24,17 @@ def import_optional_library(name: str, requirement: str = "exported models need"
 
 @cache
 def get_openvino_core() -> Any:
-    """Return the process-wide OpenVINO Core, which is never destroyed.
+    """Return the OpenVINO Core of this process, which is never destroyed.
 
     Its CPU plugin gives the thread that loads it an alternate signal stack, and unmaps it when the Core is destroyed.
     If several Cores are destroyed in another order than they were created in, the thread keeps an unmapped stack, and
-    the next signal ends the process with SIGSEGV. Raises ResourceError as `import_optional_library` does.
+    the next signal ends the process with SIGSEGV. Raises ResourceError if OpenVINO is not installed.
     """
     return import_optional_library("openvino").Core()
 
 
 def check_installed(names: Iterable[str], requirement: str = "exported models need") -> None:
-    """Raise ResourceError, with the command that installs it, for the first missing library. Imports none."""
+    """Raise ResourceError, with the command that installs it, for the first missing library. Nothing is imported."""
     for name in names:
         if importlib.util.find_spec(name) is None:
             raise ResourceError(f"{requirement} {name}, which is not installed", install_hint("export"))
@@ -41,7 +42,7 @@ def check_installed(names: Iterable[str], requirement: str = "exported models ne
 
 @contextmanager
 def set_environment_variable(name: str, value: str) -> Generator[None, None, None]:
-    """Set an environment variable temporarily."""
+    """Set an environment variable within a `with` block, and restore it afterwards."""
     previous = os.environ.get(name)
     os.environ[name] = value
     try:
@@ -54,5 +55,5 @@ def set_environment_variable(name: str, value: str) -> Generator[None, None, Non
 
 
 def disable_telemetry() -> AbstractContextManager[None]:
-    """Set the environment of a CI job, in which OpenVINO and nncf send no telemetry."""
+    """Return a context in which OpenVINO and nncf send no telemetry: it sets the environment variable of CI jobs."""
     return set_environment_variable("CI", "true")

@@ -1,4 +1,4 @@
-"""Notebook views of models."""
+"""Text and HTML views of a model in notebooks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAX_NAMED_CLASSES = 12  # classes listed by name
 
 
 def format_card_text(card: Card, origin: str, precision: str) -> str:
-    """Format the card of a model as text: name, origin, task, classes, input."""
+    """Format the card of a model as text: name, origin, task, classes, input and preprocessing."""
     preprocess, names = card.preprocess, card.task.classes
     more_text = f" and {len(names) - MAX_NAMED_CLASSES:,} more" if len(names) > MAX_NAMED_CLASSES else ""
     lines = [
@@ -29,10 +29,11 @@ def format_card_text(card: Card, origin: str, precision: str) -> str:
 
 
 def format_card_html(card: Card, origin: str, parameters: int | None, precision: str) -> str:
-    """Format the card of a model as an HTML table: description, input, classes, origin, and the metrics of its run."""
+    """Format the card of a model as an HTML table: task, input, classes, precision, parameters, origin, and the metrics
+    of its run."""
     preprocess, names = card.preprocess, card.task.classes
     more_text = f" and {len(names) - MAX_NAMED_CLASSES} more" if len(names) > MAX_NAMED_CLASSES else ""
-    rows: list[tuple[str, Any]] = [
+    fields: list[tuple[str, Any]] = [
         ("task", card.task.name),
         (
             "input",
@@ -44,14 +45,15 @@ def format_card_html(card: Card, origin: str, parameters: int | None, precision:
         ("classes", f"{len(names)}: {', '.join(names[:MAX_NAMED_CLASSES])}{more_text}" if names else "none"),
         ("computed in", precision),
     ]
-    rows += [("parameters", f"{parameters:,}")] if parameters is not None else []
-    rows += [(name, value) for name, value in card.provenance.items() if isinstance(value, str | int | float)]
-    rows += [(f"{split} {name}", f"{value:.4g}") for split, name, value in read_summary_metrics(origin)]
-    return format_html_table(rows, title=f"{card.name} ({card.version})")
+    fields += [("parameters", f"{parameters:,}")] if parameters is not None else []
+    fields += [(name, value) for name, value in card.provenance.items() if isinstance(value, str | int | float)]
+    fields += [(f"{split} {name}", f"{value:.4g}") for split, name, value in read_summary_metrics(origin)]
+    return format_html_table(fields, title=f"{card.name} ({card.version})")
 
 
 def read_summary_metrics(origin: str) -> list[tuple[str, str, float]]:
-    """Return the validation and test metrics in the summary of a run folder; empty for anything else."""
+    """Read the validation and test metrics in the summary.json of a run folder: (split, name, value); [] for other
+    paths."""
     try:
         summary: dict[str, Json] = json.loads((Path(origin) / "summary.json").read_text("utf-8"))
     except (OSError, ValueError):

@@ -30,25 +30,25 @@ BOX_EDGES = ("left", "top", "right", "bottom")
 
 
 class ObjectRows:
-    """Rows of detections: one line per image in JSONL and Parquet, with all its objects; one row per object in CSV,
-    without masks."""
+    """Output rows of detections: one row per image in JSONL and Parquet, with all its objects; one row per object in
+    CSV, without masks."""
 
     formats: tuple[str, ...] = (".jsonl", ".csv", ".parquet")
     rows_per_chunk = OBJECT_ROWS_PER_CHUNK
     csv_columns = ("path", "number", "label", "score", *BOX_EDGES, "error")
 
     def to_dict(self, prediction: ImageObjects) -> dict[str, Any]:
-        """Return path, objects and error; and the overlay, if any."""
+        """Return the JSONL row of an image: path, objects and error; also the overlay file, if any."""
         overlay_fields = {} if prediction.overlay is None else {"overlay": prediction.overlay}
         return {"path": prediction.path, "objects": prediction.objects(), "error": prediction.error, **overlay_fields}
 
     def starts_image(self, cells: Sequence[str]) -> bool:
-        """Return whether a CSV row has the first object of an image, or none."""
+        """Return whether a CSV row is the first row of an image."""
         return cells[1] in ("", "1")
 
     def to_csv_rows(self, prediction: ImageObjects) -> list[list[str]]:
-        """Return the CSV rows of one image: one per object, or one empty row. `escape_formula` prevents spreadsheets
-        from evaluating cells."""
+        """Return the CSV rows of an image: one per object, or one row without an object. `escape_formula` prevents
+        spreadsheets from evaluating cells."""
         path_cell = escape_formula(prediction.path)
         if not len(prediction):
             return [[path_cell, *[""] * 7, escape_formula(prediction.error or "")]]
@@ -59,7 +59,7 @@ class ObjectRows:
         ]
 
     def to_arrow_table(self, predictions: Sequence[ImageObjects]) -> pa.Table:
-        """Return the same columns as JSONL; `objects` is a list of structs."""
+        """Return the rows of images as an Arrow table with the columns of JSONL; `objects` is a list of structs."""
         import pyarrow as pa
 
         runs = pa.struct([("size", pa.list_(pa.int32())), ("counts", pa.list_(pa.int64()))])
@@ -80,11 +80,9 @@ class ObjectRows:
 
 
 class CocoResults:
-    """COCO results: a JSON list with image id, category id, box, score and compressed RLE mask of each object.
-
-    Ids are looked up in an annotation file by the names of images and classes; without one, images and classes are
-    numbered from 1. Raises DataError for an unreadable file, or if a class of the model is missing.
-    """
+    """COCO results: a JSON list with image id, category id, box, score and compressed RLE mask of each object. Ids are
+    looked up in the COCO annotation file `annotations` by the names of images and classes; without such a file, images
+    and classes are numbered from 1. Raises DataError for an unreadable file, or if a class of the model is missing."""
 
     formats: tuple[str, ...] = (".json",)
     rows_per_chunk = OBJECT_ROWS_PER_CHUNK
@@ -104,8 +102,8 @@ class CocoResults:
         self.categories = [{"id": self.ids[name], "name": name} for name in classes]
 
     def to_dict(self, prediction: ImageObjects) -> dict[str, Any]:
-        """Return path, id, name and size of the image, results, and error. Raises DataError for an image that is not
-        in the annotation file."""
+        """Return the record of an image: path, id, name, size, results, and error. Raises DataError for an image that
+        is not in the annotation file."""
         name = Path(os.path.relpath(prediction.path, self.root) if self.root else prediction.path).as_posix()
         image_id = self.image_id(prediction.path) if self.annotations_path is not None else None
         height, width = (None, None) if prediction.detections is None else prediction.detections.size
@@ -120,7 +118,7 @@ class CocoResults:
         }
 
     def results(self, prediction: ImageObjects) -> list[dict[str, Any]]:
-        """Return the objects of an image, without its id."""
+        """Return the COCO results of the objects of an image, without the image's id."""
         if prediction.detections is None:
             return []
         results: list[dict[str, Any]] = []
@@ -140,7 +138,8 @@ class CocoResults:
         return results
 
     def image_id(self, path: str) -> Any:
-        """Return the id of an image by the end of its path. Raises DataError."""
+        """Look up the id of an image in the annotation file by the end of its path. Raises DataError if it is
+        missing."""
         path_parts = normalise_name(Path(path).as_posix()).split("/")
         for start in range(len(path_parts)):
             if (name := "/".join(path_parts[start:])) in self.images:
@@ -150,30 +149,34 @@ class CocoResults:
 
 
 def read_coco_ids(path: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Read the ids of images, by name, and of categories from a COCO annotation file. Raises DataError."""
+    """Read the ids of images and of categories, by name, from a COCO annotation file. Raises DataError for an invalid
+    file."""
     try:
         document = json.loads(Path(path).read_bytes())
         images = {normalise_name(str(record["file_name"])): record["id"] for record in document["images"]}
         return images, {normalise_name(str(record["name"]).strip()): record["id"] for record in document["categories"]}
     except OSError as error:
-        raise DataError(f"{escape_unprintable(path)} cannot be read ({error.strerror})", "name a COCO file") from None
+        raise DataError(
+            f"{escape_unprintable(path)} cannot be read ({error.strerror})", "use a COCO annotation file"
+        ) from None
     except (ValueError, KeyError, TypeError) as error:
         problem = f"{escape_unprintable(path)} is not a COCO annotation file ({str(error)[:80]})"
         raise DataError(problem, "use a file with COCO images and categories") from None
 
 
 class PlannedOutputPaths:
-    """Output paths of images, planned while these are read; paths of images that an earlier job finished are
-    reserved."""
+    """Output paths of images, planned while a source is iterated, in `output_paths`: image name -> path. Paths of
+    images that an earlier job wrote are planned as well, so that they are not used twice."""
 
     def __init__(self, source: ImageSource, root: str, suffix: str) -> None:
         self.names, self.suffix, self.output_paths = OutputFileNames(root), suffix, dict[str, Path]()
         self.source = ImageSource(tuple(map(self.plan_paths, source.item_readers)), source.count)
 
     def plan_paths(self, list_items: Any) -> Any:
-        """Yield the items of a source and plan an output path for each."""
+        """Wrap a function that lists items: the wrapped one also plans an output path for each."""
 
         def iterate_items() -> Any:
+            """Yield the items, after planning an output path for each."""
             for item in list_items():
                 self.plan_path(item)
                 yield item
@@ -181,7 +184,7 @@ class PlannedOutputPaths:
         return iterate_items
 
     def plan_path(self, item: Item) -> None:
-        """Plan the output path of an image, once."""
+        """Plan the output path of an image, unless it has one."""
         if item.name not in self.output_paths:
             self.output_paths[item.name] = self.names.get_output_path(item.name, self.suffix)
 
@@ -189,9 +192,10 @@ class PlannedOutputPaths:
 class ObjectFolder:
     """A folder with one output file per image, and `FOLDER/objects.jsonl` with one line per image.
 
-    `yolo`: one line per object with its class index, and the polygon of its mask or, without masks, the centre and size
-    of its box, relative to the image size, in the label format that `train` reads. `masks`: a PNG whose pixels are
-    object numbers, in the order of the objects in `objects.jsonl`."""
+    With `form` `yolo`, a text file in the label format that `train` reads: one line per object with its class index,
+    and the polygon of its mask or, without masks, the centre and size of its box, relative to the image size. With
+    `masks`, a PNG whose pixels are object numbers, in the order of the objects in `objects.jsonl`.
+    """
 
     formats: tuple[str, ...] = (".jsonl",)
     rows_per_chunk = 1
@@ -205,11 +209,11 @@ class ObjectFolder:
 
     @property
     def index(self) -> str:
-        """Path of the JSONL index, one line per image."""
+        """Path of `objects.jsonl`, which has one line per image."""
         return os.fspath(self.folder / OBJECTS_FILE)
 
     def write(self, prediction: ImageObjects) -> ImageObjects:
-        """Write the file of an image, and return the prediction with its path. Raises OSError."""
+        """Write the file of an image; return the prediction with the file's path. Raises OSError."""
         if prediction.detections is None:
             return prediction
         path = self.folder / self.output_paths[prediction.path]
@@ -225,7 +229,8 @@ class ObjectFolder:
         return replace(prediction, file=os.fspath(path))
 
     def to_dict(self, prediction: ImageObjects) -> dict[str, Any]:
-        """Return path, file, objects without masks, error; and the overlay, if any."""
+        """Return the line of objects.jsonl for an image: path, file, objects without masks, and error; also the overlay
+        file, if any."""
         overlay_fields = {} if prediction.overlay is None else {"overlay": prediction.overlay}
         objects = [
             {key: value for key, value in record.items() if key != "segmentation"} for record in prediction.objects()
@@ -240,7 +245,7 @@ class ObjectFolder:
 
 
 def format_yolo_lines(prediction: ImageObjects) -> list[str]:
-    """Return one line per object, as `format_yolo_line`: polygons of instance masks, else boxes."""
+    """Format the objects of an image as lines of YOLO's label format: polygons of instance masks, else boxes."""
     detections = prediction.detections
     if detections is None:
         return []
@@ -251,7 +256,7 @@ def format_yolo_lines(prediction: ImageObjects) -> list[str]:
 
 
 def check_overwrite(path: str, resume: bool) -> None:
-    """Raise UsageError if a JSON file that `predict` did not write would be overwritten."""
+    """Raise UsageError if an existing file that `predict` did not write would be overwritten."""
     if os.path.lexists(path) and not os.path.lexists(f"{path}.job.json") and not resume:
         hint = "set another file with --out"
         raise UsageError(f"{escape_unprintable(path)} was not written by `predict` and is not overwritten", hint)

@@ -30,11 +30,9 @@ DEFAULT_THRESHOLD = 0.5  # default minimum score
 
 @dataclass(frozen=True, eq=False)
 class ImageObjects:
-    """The detected objects of an image, highest score first; or the error.
-
-    `classes`: all class names of the model, in its order; `detections` is None if there is an `error`. `image`: the RGB
-    image, if requested. `file` and `overlay`: the paths of the output files.
-    """
+    """The detected objects of an image, highest score first, or the error if it could not be read. `classes`: all class
+    names of the model, in its order. `detections` is None if there is an `error`. `image`: the RGB image, if requested.
+    `file` and `overlay`: the paths of the output files."""
 
     path: str
     classes: tuple[str, ...] = ()
@@ -49,22 +47,22 @@ class ImageObjects:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The class of each object."""
+        """The class name of each object."""
         return () if self.detections is None else tuple(self.classes[int(label)] for label in self.detections.labels)
 
     @property
     def boxes(self) -> np.ndarray:
-        """The boxes, (n, 4) float32."""
+        """The boxes of the objects, (n, 4) float32."""
         return np.zeros((0, 4), np.float32) if self.detections is None else self.detections.boxes
 
     @property
     def scores(self) -> np.ndarray:
-        """The scores, (n,) float32 in (0, 1]."""
+        """The scores of the objects, (n,) float32 in (0, 1]."""
         return np.zeros(0, np.float32) if self.detections is None else self.detections.scores
 
     @property
     def masks(self) -> np.ndarray | None:
-        """The masks, (n, H, W) bool; None for a detector without masks."""
+        """The masks of the objects, (n, H, W) bool; None for a detector without masks."""
         if self.detections is None or self.detections.masks is None:
             return None
         masks = [rle_to_mask(runs, self.detections.size) for runs in self.detections.masks]
@@ -75,18 +73,19 @@ class ImageObjects:
         image was not kept."""
         if self.detections is None or self.image is None:
             raise UsageError(
-                f"{self.path}: the image was not kept, so nothing can be drawn", "use detect(…, keep_images=True)"
+                f"{self.path}: the image was not kept, so the objects cannot be drawn over it",
+                "use detect(…, keep_images=True)",
             )
         return draw_detections(self.image, self.detections, self.classes)
 
     def objects(self) -> list[dict[str, Any]]:
-        """Return each object as JSON: label, score, left, top, right, bottom and, with masks, `segmentation`: the size
-        of the image (H, W) and COCO's uncompressed run lengths."""
+        """Return the objects as JSON values: label, score, left, top, right, bottom and, with masks, `segmentation`,
+        the size of the image (H, W) and COCO's uncompressed run lengths."""
         return [] if self.detections is None else detections_to_dicts(self.detections, self.classes)
 
 
 def detections_to_dicts(detections: Detections, classes: tuple[str, ...]) -> list[dict[str, Any]]:
-    """Convert detections to JSON, with boxes rounded to a thousandth of a pixel."""
+    """Convert detections to JSON values, with box edges rounded to a thousandth of a pixel."""
     records: list[dict[str, Any]] = []
     for index in range(len(detections)):
         edges = zip(("left", "top", "right", "bottom"), detections.boxes[index], strict=True)
@@ -102,12 +101,12 @@ def detections_to_dicts(detections: Detections, classes: tuple[str, ...]) -> lis
 
 
 def to_shortest_float(value: np.floating) -> float:
-    """Convert a float32 to its shortest decimal representation."""
+    """Convert a float32 to the float with its shortest decimal representation."""
     return float(str(value))
 
 
 def draw_detections(image: Image.Image, detections: Detections, classes: tuple[str, ...]) -> Image.Image:
-    """Draw detections over their image."""
+    """Draw boxes, masks, class names and scores of detections over their image."""
     palette = create_class_colours(classes)
     colours = [(int(r), int(g), int(b)) for r, g, b in palette[detections.labels]]
     labels_and_scores = zip(detections.labels, detections.scores, strict=True)
@@ -117,7 +116,7 @@ def draw_detections(image: Image.Image, detections: Detections, classes: tuple[s
 
 @dataclass(frozen=True)
 class DetectOptions:
-    """Options of `detect`: `threshold` is the minimum score, in [0, 1]; with `tiles`, images larger than the model's
+    """Options of `detect`. `threshold` is the minimum score, in [0, 1]. With `tiles`, images larger than the model's
     size are processed at their native resolution. Raises UsageError for an invalid threshold."""
 
     threshold: float = DEFAULT_THRESHOLD
@@ -130,7 +129,8 @@ class DetectOptions:
 
 @dataclass(eq=False)
 class ScaledItem:
-    """An item, with the size (H, W) of its image and the scale of its rows and columns."""
+    """An item, with the native size (H, W) of its image and the scale factors of height and width to the model's
+    input."""
 
     item: Item
     size: tuple[int, int] = (0, 0)
@@ -140,25 +140,27 @@ class ScaledItem:
 def iterate_image_objects(
     card: Card, engine: Engine, items: Iterable[Item], options: DetectOptions, bad_images: str, keep_images: bool
 ) -> Iterator[ImageObjects]:
-    """Yield the objects of items in order, with at most a few hundred images in memory; `keep_images` keeps the images.
-
-    Raises UsageError for a model that is not a detector, DataError for unreadable images if `bad_images` is stop.
-    """
+    """Yield the detected objects of items in order, with at most a few hundred images in memory; `keep_images` keeps
+    each image in its result. Raises UsageError for a model that is not a detector, DataError for an unreadable image if
+    `bad_images` is stop."""
     classes, preprocess = card.task.classes, card.preprocess
     card.task.require_endpoint("detect", f"{card.name} {card.task.verb_phrase} and does not detect objects")
 
-    def decode(fitted: ScaledItem) -> np.ndarray | DataError:
+    def decode(scaled_item: ScaledItem) -> np.ndarray | DataError:
+        """Decode an item to pixels at native size or, without tiles, at the model's size; return the error if it
+        fails."""
         try:
-            pixels = decode_native_pixels(preprocess, fitted.item)
+            pixels = decode_native_pixels(preprocess, scaled_item.item)
         except DataError as error:
             return error
         if options.tiles:
             return pixels
-        fitted.size = (pixels.shape[1], pixels.shape[2])
-        pixels, fitted.scale = fit_image(pixels, preprocess)
+        scaled_item.size = (pixels.shape[1], pixels.shape[2])
+        pixels, scaled_item.scale = fit_image(pixels, preprocess)
         return pixels
 
     def compute(batch: np.ndarray) -> list[Any]:
+        """Compute the detections of an image with tiles, or the outputs of a batch."""
         if options.tiles:
             return [detect_objects(engine.objects, batch[0], preprocess, True, options.threshold)]
         return list(zip(*engine.objects(batch), strict=True))
@@ -166,15 +168,17 @@ def iterate_image_objects(
     for chunk in run_pipeline(
         map(ScaledItem, items), decode, compute, 1 if options.tiles else choose_chunk_size(preprocess)
     ):
-        for fitted, output in chunk:
-            name = fitted.item.name
+        for scaled_item, output in chunk:
+            name = scaled_item.item.name
             if isinstance(output, DataError):
                 if bad_images == "stop":
                     raise output
                 yield ImageObjects(name, error=output.message)
                 continue
-            image = pixels_to_rgb(decode_native_pixels(preprocess, fitted.item)) if keep_images else None
+            image = pixels_to_rgb(decode_native_pixels(preprocess, scaled_item.item)) if keep_images else None
             detections = (
-                output if options.tiles else decode_detections(output, fitted.size, fitted.scale, options.threshold)
+                output
+                if options.tiles
+                else decode_detections(output, scaled_item.size, scaled_item.scale, options.threshold)
             )
             yield ImageObjects(name, classes, detections, image)

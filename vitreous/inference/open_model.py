@@ -32,10 +32,11 @@ def open_bundle(
     note: Callable[[str], None] = lambda text: None,
     dense: bool = False,
 ) -> Bundle:
-    """Open the bundle of a run folder, a bundle folder, or foreign weights. `note` is called with each assumption.
+    """Open a model that predicts, as a bundle: a run folder, a bundle folder, or foreign weights.
 
-    A model without a head is rejected unless `headless`. A segmentation or detection model is rejected unless `dense`;
-    if it may be `headless`, its backbone is returned. Raises WeightsError or UsageError.
+    `note` is called with each assumption. A model without a head is rejected unless `headless`. A segmentation or
+    detection model is rejected unless `dense`; with `headless` alone, its backbone is returned. Raises WeightsError for
+    damaged or unsupported weights, UsageError for a rejected model or a missing run.
     """
     bundle = find_bundle(run, note)
     if not bundle.task.reads_images:
@@ -44,7 +45,7 @@ def open_bundle(
 
 
 def open_generator(run: str | os.PathLike[str], note: Callable[[str], None] = lambda text: None) -> Bundle:
-    """Open the bundle of a generative model. Raises UsageError for other models, and as `open_bundle`."""
+    """Open a generative model as a bundle. Raises UsageError for other models, and the errors of `open_bundle`."""
     bundle = find_bundle(run, note)
     if bundle.task.reads_images:
         raise UsageError(f"{run} does not generate images", "train a model that does: vitreous train DATA --recipe dit")
@@ -52,8 +53,9 @@ def open_generator(run: str | os.PathLike[str], note: Callable[[str], None] = la
 
 
 def find_bundle(run: str | os.PathLike[str], note: Callable[[str], None]) -> Bundle:
-    """Find the bundle of a run folder, a bundle folder, or foreign weights, for any task. Raises WeightsError or
-    UsageError."""
+    """Open a model of any task as a bundle: a run folder, a bundle folder, or foreign weights. `note` is called with
+    each assumption. Raises WeightsError for damaged or unsupported weights, UsageError for a path that is not a
+    model."""
     check_path_argument(run, "a run")
     path = Path(run)
     if ":" not in os.fspath(run) and not path.exists() and not find_published_weights(run):
@@ -65,7 +67,7 @@ def find_bundle(run: str | os.PathLike[str], note: Callable[[str], None]) -> Bun
         hint = f"use a run; the newest one here is {newest}" if newest else "train one with `vitreous train`"
         raise UsageError(f"{path} is a folder of images, not a model", hint)
     if (path / "config.yaml").is_file() and not (path / "model").is_dir():
-        raise UsageError(f"the run in {path} did not finish", f"continue it: vitreous train --resume --out {path}")
+        raise UsageError(f"the run in {path} did not finish", f"resume it: vitreous train --resume --out {path}")
     folder = locate_bundle(path)
     bundle = load_bundle(folder) if folder and not get_source_fields(run) else open_weights(run).build_bundle()
     for text in bundle.notes:
@@ -77,14 +79,14 @@ def find_bundle(run: str | os.PathLike[str], note: Callable[[str], None]) -> Bun
 
 
 def preprocess_for(run: str | os.PathLike[str], bundle: Bundle) -> Preprocess:
-    """Return the preprocessing of a bundle: with native aspect ratios if the weights' source requests them. Raises
-    UsageError for a model that does not support them."""
+    """Return the preprocessing of a bundle, with native aspect ratios if the options in `run` request them. Raises
+    UsageError for a model that does not support them, and for `tokens` without native aspect ratios."""
     preprocess, config = bundle.preprocess, bundle.model.config
     if not isinstance(run, WeightsSource) or not (run.native_aspect or run.tokens is not None):
         return preprocess
     if not run.native_aspect and preprocess.stacks:
         problem = f"--tokens is for images at their native aspect ratio, but {run} uses square images"
-        raise UsageError(problem, "add --native-aspect, or leave it out")
+        raise UsageError(problem, "add --native-aspect, or leave --tokens out")
     check_can_pack(config)
     tokens = run.tokens or preprocess.count_tokens(patch_grid(preprocess.image, config.patch))
     return NativePreprocess.from_preprocess(preprocess, tokens, config.patch)
@@ -93,14 +95,15 @@ def preprocess_for(run: str | os.PathLike[str], bundle: Bundle) -> Preprocess:
 def select_task_bundle(
     run: str | os.PathLike[str], bundle: Bundle, headless: bool, note: Callable[[str], None], dense: bool
 ) -> Bundle:
-    """Return the bundle, or that of its backbone, if the task is supported. Raises UsageError."""
+    """Return the bundle, or that of its backbone, according to `headless` and `dense` as in `open_bundle`. Raises
+    UsageError for a model that they reject."""
     if isinstance(bundle.model, BackboneWithHead):
         if dense:
             return bundle
         if not headless:
             hint = "use `vitreous evaluate RUN` and `vitreous predict RUN IMAGES --out FOLDER`"
             raise UsageError(f"{run} {bundle.task.missing_outputs[0]}", hint)
-        note(f"only the backbone is used of a model that {bundle.task.verb_phrase}")
+        note(f"only the backbone is used: the model {bundle.task.verb_phrase}")
         bundle = replace(bundle, model=bundle.model.backbone.eval(), task=FeatureExtraction())
     if not bundle.task.outputs and not headless:
         hint = f"use `vitreous embed`, or train one: vitreous train DATA --init {run}"
@@ -109,7 +112,7 @@ def select_task_bundle(
 
 
 def read_task_type(run: str | os.PathLike[str]) -> type[Task]:
-    """Read the task of a run or a bundle from its `model.json`; classification if there is none."""
+    """Read the task type of a run or a bundle from its `model.json`; classification if it has none."""
     try:
         folder = None if get_source_fields(run) else locate_bundle(Path(run))
         task: Json = json.loads((folder / DESCRIPTION_FILE).read_text("utf-8")).get("task") if folder else None

@@ -1,4 +1,5 @@
-"""The OpenVINO engine (extra `export`), with int8 by post-training quantisation (nncf)."""
+"""Conversion and compilation of models with OpenVINO (extra `export`), and int8 by post-training quantisation
+(nncf)."""
 
 from __future__ import annotations
 
@@ -24,18 +25,16 @@ from vitreous.system.machine import has_vnni
 
 MAX_QUANTIZATION_IMAGES = 128  # largest number of calibration images
 MIN_QUANTIZATION_IMAGES = 8
-NEEDS_TEXT = "--engine openvino needs"
+NEEDS_TEXT = "--engine openvino needs"  # start of the message for a missing library
 PRECISION_HINTS = {"fp32": "f32", "bf16": "bf16", "int8": "f32"}
 
 
 def compile_model(
     model: Model, preprocess: Preprocess, precision: str, calibration_images: CalibrationImages | None, keep: bool
 ) -> Any:
-    """Compile a model with OpenVINO for pixels (B, C, *image) uint8 and `precision` fp32, bf16 or int8.
-
-    int8 is calibrated on `calibration_images`; `keep` caches graphs. Raises ResourceError if OpenVINO is not installed,
-    UsageError for int8 without calibration images and for a model that OpenVINO cannot convert or run.
-    """
+    """Compile a model with OpenVINO for pixels (B, C, *image) uint8 and `precision` fp32, bf16 or int8. int8 is
+    calibrated on `calibration_images`; `keep` caches the graph. Raises ResourceError if OpenVINO is not installed,
+    UsageError for int8 without calibration images and for a model that OpenVINO cannot convert or run."""
     with disable_telemetry():
         ov = import_optional_library("openvino", NEEDS_TEXT)
         samples = collect_calibration_images(calibration_images) if precision == "int8" else []
@@ -50,24 +49,25 @@ def compile_model(
     try:
         return get_openvino_core().compile_model(graph, "CPU", hints)
     except RuntimeError as error:
-        problem = f"OpenVINO cannot run this model in {precision} here: {get_last_error_line(error)}"
+        problem = f"OpenVINO cannot run this model in {precision} on this machine: {get_last_error_line(error)}"
         raise UsageError(problem, "use --precision fp32") from None
 
 
 class PreprocessedModel(nn.Module):
-    """A model with its preprocessing, so that the OpenVINO graph accepts uint8 pixels."""
+    """A model that normalises its input first, so that the OpenVINO graph accepts uint8 pixels."""
 
     def __init__(self, model: Model, preprocess: Preprocess) -> None:
         super().__init__()
         self.model, self.preprocess = model, preprocess
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """Compute (B, K) outputs of (B, C, *image) uint8."""
+        """Compute (B, K) outputs of (B, C, *image) uint8 pixels."""
         return self.model(self.preprocess.normalise(pixels))
 
 
 def collect_calibration_images(calibration_images: CalibrationImages | None) -> list[np.ndarray]:
-    """Return the int8 calibration images, (1, C, *image) each. Raises UsageError for too few."""
+    """Collect at most `MAX_QUANTIZATION_IMAGES` images for int8 calibration, (1, C, *image) each. Raises UsageError for
+    too few."""
     samples = [
         image[None].numpy()
         for image in islice(calibration_images() if calibration_images else (), MAX_QUANTIZATION_IMAGES)
@@ -79,12 +79,12 @@ def collect_calibration_images(calibration_images: CalibrationImages | None) -> 
 
 
 def build_int8_graph(ov: Any, model: Model, preprocess: Preprocess, calibration_images: list[np.ndarray]) -> Any:
-    """Build an int8 graph of the model, calibrated on images (1, C, *image)."""
+    """Build the int8 graph of a model, calibrated on images (1, C, *image)."""
     return quantize_graph(convert_to_openvino(ov, model, preprocess), calibration_images)
 
 
 def convert_to_openvino(ov: Any, model: Model, preprocess: Preprocess) -> Any:
-    """Convert the model to an OpenVINO graph for pixels (B, C, *image) with any B. Raises UsageError for a model that
+    """Convert a model to an OpenVINO graph for pixels (B, C, *image) with any B. Raises UsageError for a model that
     cannot be traced, or has operations that OpenVINO lacks."""
     wrapped = PreprocessedModel(model.cpu().eval(), preprocess)
     example = torch.zeros(2, preprocess.channels, *preprocess.image, dtype=preprocess.dtype)
@@ -99,7 +99,7 @@ def convert_to_openvino(ov: Any, model: Model, preprocess: Preprocess) -> Any:
 
 
 def get_last_error_line(error: Exception) -> str:
-    """Return the last line of an error message, or its type."""
+    """Return the last line of an error message, or the type of the error if it has no message."""
     lines = str(error).strip().splitlines()
     return lines[-1].strip()[:200] if lines else type(error).__name__
 
@@ -107,9 +107,9 @@ def get_last_error_line(error: Exception) -> str:
 def quantize_graph(graph: Any, calibration_images: list[np.ndarray], anywhere: bool = False) -> Any:
     """Quantise a graph to int8 with nncf's rules for transformers, calibrated on inputs (1, C, *image).
 
-    Without VNNI, sums of two products overflow 16 bits unless one bit is unused. That bit is reserved if this processor
-    has no VNNI, or if the graph must run `anywhere`. `find_float_operations` stay in float32: they take little time and
-    cause most of the error.
+    Without VNNI instructions, sums of two products overflow 16 bits unless one bit is unused. That bit is reserved if
+    this processor has no VNNI, or if the graph must run `anywhere`. The operations of `find_float_operations` stay in
+    float32: they take little time and cause most of the error.
     """
     nncf = import_optional_library("nncf", NEEDS_TEXT)
     nncf.set_log_level(logging.ERROR)
@@ -127,7 +127,8 @@ def quantize_graph(graph: Any, calibration_images: list[np.ndarray], anywhere: b
 
 
 def find_float_operations(graph: Any) -> list[str]:
-    """List the operations kept in float32: first products after the pixels, last before logits, convolutional stems."""
+    """List the names of the operations that stay in float32: the first matrix products after the pixels, the last ones
+    before the logits, and convolutional stems."""
     first_products = find_first_products(
         graph.get_parameters(),
         lambda op: [port.get_node() for value in op.outputs() for port in value.get_target_inputs()],
@@ -145,8 +146,8 @@ def find_float_operations(graph: Any) -> list[str]:
 
 
 def find_first_products(starts: list[Any], get_successors: Callable[[Any], list[Any]]) -> set[str]:
-    """Return the names of the first products reached from `starts`; `get_successors` lists the successors of an
-    operation."""
+    """Find the names of the first matrix products and convolutions that are reached from the operations `starts`.
+    `get_successors` lists the successors of an operation, in either direction of the graph."""
     products, visited, pending = set[str](), set[str](), list(starts)
     while pending:
         op = pending.pop()

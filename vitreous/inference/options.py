@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
 if TYPE_CHECKING:
     from torch import Tensor
 
-#: int8 calibration images, each (C, *image) uint8, created when they are needed
+#: a function that yields the images for int8 calibration, each (C, *image) uint8; called only if they are needed
 CalibrationImages = Callable[[], "Iterable[Tensor]"]
 
 
@@ -19,7 +19,7 @@ EngineName: TypeAlias = Literal["auto", "torch", "compiled", "openvino"]
 
 @dataclass(frozen=True)
 class InferenceOptions:
-    """Inference options, with the names of the command line."""
+    """Options of inference: device, precision, engine, merged tokens and clip views, as on the command line."""
 
     SECTIONS: ClassVar[dict[str, str]] = {"device": "Device and engine"}
 

@@ -1,4 +1,4 @@
-"""A detector's outputs packed in one array, and chunked computation.
+"""Packing of a detector's outputs in one array, and computation in fixed-size chunks.
 
 Engines and exported graphs return packed outputs; PyTorch packs, NumPy unpacks. B images with N object slots each
 (score 0 is padding), s the side of a mask inside its box.
@@ -21,7 +21,8 @@ Outputs = tuple[np.ndarray, ...]
 
 
 def pack_outputs(outputs: tuple[Any, ...]) -> Any:
-    """Pack `Outputs` of a detector as tensors into (B, N, 6) or (B, N, 6 + s * s) float32: box, score, label, mask."""
+    """Pack a detector's outputs, tensors in the order of `Outputs`, into (B, N, 6) or (B, N, 6 + s * s) float32. The
+    columns are box, score, label and mask."""
     import torch
 
     boxes, scores, labels, *masks = outputs
@@ -30,17 +31,15 @@ def pack_outputs(outputs: tuple[Any, ...]) -> Any:
 
 
 def pack_arrays(outputs: Sequence[np.ndarray]) -> np.ndarray:
-    """Pack `Outputs` of a detector as arrays into (B, N, 6) or (B, N, 6 + s * s) float32."""
+    """Pack a detector's outputs, arrays in the order of `Outputs`, into (B, N, 6) or (B, N, 6 + s * s) float32."""
     boxes, scores, labels, *masks = outputs
     columns = [boxes, scores[..., None], labels[..., None], *(mask.reshape(*mask.shape[:2], -1) for mask in masks)]
     return np.concatenate([column.astype(np.float32) for column in columns], -1)
 
 
 def unpack_outputs(packed: np.ndarray) -> Outputs:
-    """Unpack (B, N, 6) or (B, N, 6 + s * s) float32 of `pack_outputs` into arrays.
-
-    Raises ValueError for other widths.
-    """
+    """Unpack (B, N, 6) or (B, N, 6 + s * s) float32 of `pack_outputs` into the arrays of `Outputs`. Raises ValueError
+    for another number of columns."""
     mask_size = math.isqrt(packed.shape[-1] - BOX_COLUMNS) if packed.shape[-1] >= BOX_COLUMNS else 0
     if packed.shape[-1] != BOX_COLUMNS + mask_size * mask_size:
         raise ValueError(f"{packed.shape[-1]} columns are not box, score, label and a square mask")
@@ -53,7 +52,8 @@ def unpack_outputs(packed: np.ndarray) -> Outputs:
 
 
 def compute_in_chunks(compute: Callable[[np.ndarray], np.ndarray], pixels: np.ndarray, size: int) -> np.ndarray:
-    """Compute (B, C, *image) pixels in chunks of exactly `size` images, the last one padded; returns (B, ...)."""
+    """Compute the outputs (B, ...) of (B, C, *image) pixels in chunks of exactly `size` images, the last one padded
+    with black images."""
     count = len(pixels)
     missing = -count % size
     padded = np.concatenate([pixels, np.zeros((missing, *pixels.shape[1:]), pixels.dtype)]) if missing else pixels

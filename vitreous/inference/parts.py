@@ -1,4 +1,5 @@
-"""Output files that cannot be appended to: chunk files in a folder next to the file, joined at the end."""
+"""Output files that cannot be appended to: rows are written to chunk files in a folder next to the file, and joined at
+the end."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ from vitreous.system.disk import atomic_path
 
 
 class ChunkedOutputFile(ABC):
-    """Predictions in chunk files of `kind.part` rows each, in a folder next to the final file."""
+    """Predictions in chunk files of `rows_per_chunk` rows each, in the folder `PATH.parts`, and joined to one file at
+    the end."""
 
     suffix = ""
 
@@ -33,38 +35,38 @@ class ChunkedOutputFile(ABC):
         return sorted(self.chunk_folder.glob(f"[0-9]*{self.suffix}"))
 
     def read_written(self) -> Iterator[tuple[str, bool]]:
-        """Yield the image names of every chunk file, and whether each was unreadable."""
+        """Yield the image names in all chunk files, in order, and whether each image was unreadable."""
         for chunk_path in self.list_chunk_files():
             yield from self.read(chunk_path)
 
     def add(self, predictions: Sequence[Any]) -> None:
-        """Buffer rows until they fill a chunk."""
+        """Buffer rows, and write a chunk file whenever they fill one."""
         self.buffered_rows += predictions
         while len(self.buffered_rows) >= self.kind.rows_per_chunk:
             self.write_part(self.buffered_rows[: self.kind.rows_per_chunk])
             del self.buffered_rows[: self.kind.rows_per_chunk]
 
     def write_part(self, predictions: Sequence[Any]) -> None:
-        """Write a chunk file atomically."""
+        """Write the next chunk file atomically."""
         with atomic_path(self.chunk_folder / f"{len(self.list_chunk_files()):06}{self.suffix}") as temporary:
             self.write(temporary, predictions)
 
     def finish(self) -> None:
-        """Join the chunk files."""
+        """Join the chunk files to the final file, and remove them."""
         self.close()
         with atomic_path(self.path) as temporary:
             self.join(temporary, self.list_chunk_files())
         shutil.rmtree(self.chunk_folder)
 
     def close(self) -> None:
-        """Write the buffered rows as a smaller chunk; there is at least one chunk, which may be empty."""
+        """Write the buffered rows as a smaller chunk file. There is at least one chunk file, which may have no rows."""
         if self.chunk_folder.exists() and (self.buffered_rows or not self.list_chunk_files()):
             self.write_part(self.buffered_rows)
             self.buffered_rows = []
 
     @abstractmethod
     def read(self, chunk_path: Path) -> Iterator[tuple[str, bool]]:
-        """Read the image names of a chunk file, and whether each was unreadable."""
+        """Yield the image names in a chunk file, in order, and whether each image was unreadable."""
 
     @abstractmethod
     def write(self, path: Path, predictions: Sequence[Any]) -> None:
@@ -72,11 +74,11 @@ class ChunkedOutputFile(ABC):
 
     @abstractmethod
     def join(self, path: Path, chunk_paths: list[Path]) -> None:
-        """Join all chunk files into one file."""
+        """Join all chunk files into the file `path`."""
 
 
 class ParquetOutputFile(ChunkedOutputFile):
-    """Parquet, with one row group per chunk."""
+    """A Parquet file with one row group per chunk."""
 
     suffix = ".parquet"
 
@@ -85,7 +87,7 @@ class ParquetOutputFile(ChunkedOutputFile):
         super().__init__(path, row_format)
 
     def read(self, chunk_path: Path) -> Iterator[tuple[str, bool]]:
-        """Read the image names of a chunk file, and whether each was unreadable."""
+        """Yield the image names in a chunk file, in order, and whether each image was unreadable."""
         import pyarrow.parquet as pq
 
         for record in pq.read_table(chunk_path, columns=["path", "path_bytes", "error"]).to_pylist():
@@ -93,7 +95,7 @@ class ParquetOutputFile(ChunkedOutputFile):
             yield name, record["error"] is not None
 
     def write(self, path: Path, predictions: Sequence[Any]) -> None:
-        """Write rows as one row group."""
+        """Write rows as a Parquet file with one row group."""
         import pyarrow.parquet as pq
 
         pq.write_table(self.kind.to_arrow_table(predictions), path)
@@ -108,17 +110,17 @@ class ParquetOutputFile(ChunkedOutputFile):
 
 
 class NpzOutputFile(ChunkedOutputFile):
-    """npz: arrays `embeddings`, `paths` and `errors`, without pickles."""
+    """An npz file with the arrays `embeddings`, `paths` and `errors`, without pickles."""
 
     suffix = ".npz"
 
     def read(self, chunk_path: Path) -> Iterator[tuple[str, bool]]:
-        """Read the image names of a chunk file, and whether each was unreadable."""
+        """Yield the image names in a chunk file, in order, and whether each image was unreadable."""
         names, failed = load_npz_array(chunk_path, "paths"), load_npz_array(chunk_path, "errors") != ""
         yield from zip(names.tolist(), failed.tolist(), strict=True)
 
     def write(self, path: Path, predictions: Sequence[Any]) -> None:
-        """Write the arrays of rows."""
+        """Write rows as the arrays of an npz file."""
         with open(path, "wb") as file:
             arrays: dict[str, Any] = embedding_arrays(predictions)
             np.savez(file, **arrays)
@@ -147,28 +149,29 @@ class NpzOutputFile(ChunkedOutputFile):
 
 
 def load_npz_array(chunk_path: Path, name: str) -> np.ndarray:
-    """Load one array (n, ...) of a chunk file."""
+    """Load one array of an npz chunk file, (n, ...) for n rows."""
     with np.load(chunk_path, allow_pickle=False) as archive:
         return archive[name]
 
 
 class CocoOutputFile(ChunkedOutputFile):
-    """COCO results as one JSON list. If ids are running numbers, `NAME.images.json` has the ids of images and classes
-    as a COCO file without annotations."""
+    """COCO results as one JSON list. If images are numbered, `NAME.images.json` has the ids of images and classes, as a
+    COCO file without annotations."""
 
     suffix = ".jsonl"
 
     def read(self, chunk_path: Path) -> Iterator[tuple[str, bool]]:
-        """Read the image names of a chunk file, and whether each was unreadable."""
+        """Yield the image names in a chunk file, in order, and whether each image was unreadable."""
         for record in read_jsonl_records([chunk_path]):
             yield record["path"], record["error"] is not None
 
     def write(self, path: Path, predictions: Sequence[Any]) -> None:
-        """Write one line per image."""
+        """Write rows as JSONL, one line per image."""
         path.write_bytes(b"".join(encode_json_line(self.kind.to_dict(prediction)) for prediction in predictions))
 
     def join(self, path: Path, chunk_paths: list[Path]) -> None:
-        """Join the results of all chunk files, one image at a time; images without ids are numbered from 1."""
+        """Join the results of all chunk files to one JSON list, one image at a time; images without ids are numbered
+        from 1."""
         images = Path(self.path).with_suffix(".images.json")
         with open(path, "wb") as file, atomic_path(images) as temporary, open(temporary, "wb") as images_file:
             file.write(b"[")

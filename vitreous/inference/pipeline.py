@@ -1,4 +1,5 @@
-"""Concurrent decoding, computing and post-processing, in order and with at most four chunks of images in memory.
+"""A pipeline of threads that decodes images and computes outputs concurrently, in order, with at most four chunks of
+images in memory.
 
 Files are decoded by threads: Pillow releases the GIL, while processes take seconds to start and need time to transfer
 images.
@@ -23,13 +24,13 @@ PIPELINE_CHUNK = 64  # images per chunk
 MAX_CHUNK_BYTES = 2**26  # largest number of bytes of a chunk's images; large images give smaller chunks
 PREFETCHED_CHUNKS = 2  # chunks decoded in advance
 
-T = TypeVar("T")  # an item, or a value that represents it
-#: an image, and its output row or its read error
+T = TypeVar("T")  # an item, or an object that contains an item
+#: an item, and its output, one row of the batch's output, or its read error
 ItemOutput = tuple[Item, np.ndarray | DataError]
 
 
 def choose_chunk_size(preprocess: Preprocess) -> int:
-    """Return the number of images per chunk whose pixels fit in `MAX_CHUNK_BYTES` bytes."""
+    """Choose the number of images per chunk, so that their pixels fit in `MAX_CHUNK_BYTES` bytes."""
     return max(1, min(PIPELINE_CHUNK, MAX_CHUNK_BYTES // preprocess.nbytes))
 
 
@@ -39,11 +40,11 @@ def run_pipeline(
     compute: Callable[[Any], Any],
     chunk: int = PIPELINE_CHUNK,
 ) -> Iterator[list[tuple[T, Any]]]:
-    """Yield the outputs of items in order, chunk by chunk: `decode` returns (C, *image) pixels, `compute` maps (B, ...)
-    to B rows. If image sizes differ, `compute` receives a list.
+    """Yield the items with their outputs in order, chunk by chunk.
 
-    An exception of the items is raised after the outputs of the preceding items. Stopping early leaves no thread
-    running.
+    `decode` returns the (C, *image) pixels of an item, or its read error, which replaces the output. `compute` maps a
+    batch (B, ...) to B outputs; if image sizes differ, it receives a list. An exception of the iterator `items` is
+    raised after the outputs of the preceding items. Stopping early leaves no thread running.
     """
     remaining, failure = iter(items), list[Exception]()
     decoding, computing = ThreadPoolExecutor(default_worker_count(), "decode"), ThreadPoolExecutor(1, "compute")
@@ -51,6 +52,8 @@ def run_pipeline(
     computing_chunks: deque[Future[list[tuple[T, Any]]]] = deque()
 
     def submit_decoding() -> None:
+        """Submit items for decoding until `PREFETCHED_CHUNKS` chunks are pending; store an exception of the
+        iterator."""
         while len(decoding_chunks) < PREFETCHED_CHUNKS and not failure:
             batch: list[tuple[T, Future[np.ndarray | DataError]]] = []
             try:
@@ -79,7 +82,8 @@ def run_pipeline(
 def compute_items(
     decoded: list[tuple[T, np.ndarray | DataError]], compute: Callable[[Any], Any]
 ) -> list[tuple[T, Any]]:
-    """Compute the rows of the readable images: (C, *image) each; `compute` maps (B, C, *image) to B rows."""
+    """Compute the outputs of decoded items, (C, *image) pixels or a read error each; a read error is returned as the
+    output."""
     outputs = iter(
         compute(stack_same_size(readable))
         if (readable := [array for _, array in decoded if isinstance(array, np.ndarray)])
@@ -89,5 +93,5 @@ def compute_items(
 
 
 def stack_same_size(images: list[np.ndarray]) -> np.ndarray | list[np.ndarray]:
-    """Stack B images (C, *image) to (B, C, *image); return the list unchanged if their sizes differ."""
+    """Stack B images (C, *image) of equal size to (B, C, *image); if their sizes differ, return the list."""
     return np.stack(images) if all(image.shape == images[0].shape for image in images) else images

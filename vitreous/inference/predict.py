@@ -1,4 +1,4 @@
-"""`predict` and `embed`: predictions and features of images."""
+"""Load a trained model for inference: `load` and `Predictor`, with `predict`, `embed`, `segment` and `detect`."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ AnyPrediction: TypeAlias = ImagePrediction | ClassMap | ImageObjects
 
 @dataclass(frozen=True, eq=False)
 class Embedding:
-    """One image's features, (D,) float32; or the error."""
+    """The features of one image, (D,) float32, or the error if it could not be read."""
 
     path: str
     values: np.ndarray | None = None
@@ -57,7 +57,7 @@ class Embedding:
 
 
 def stack_embeddings(embeddings: Sequence[Embedding]) -> np.ndarray:
-    """Stack embeddings to (n, D) float32, NaN for unreadable images; D is 0 if no image is readable."""
+    """Stack embeddings to (n, D) float32, with NaN for unreadable images; D is 0 if no image is readable."""
     width = next((len(embedding.values) for embedding in embeddings if embedding.values is not None), 0)
     matrix = np.full((len(embeddings), width), np.nan, np.float32)
     for index, embedding in enumerate(embeddings):
@@ -68,8 +68,9 @@ def stack_embeddings(embeddings: Sequence[Embedding]) -> np.ndarray:
 
 @dataclass(eq=False)
 class Predictor:
-    """A model ready for inference. `bundle` holds its weights; None for an exported file. `origin`: the run, file or
-    name that it was loaded from."""
+    """A model ready for inference. `bundle` holds its weights, None for an exported file. `exact`: decode every JPEG at
+    full size. `clip_views`: views of each clip whose outputs are averaged, None for one view. `origin`: the run, file
+    or name that it was loaded from."""
 
     card: Card
     engine: Engine
@@ -100,14 +101,14 @@ class Predictor:
 
     @property
     def transform(self) -> Callable[[Image.Image], Tensor]:
-        """The transform of `model`, for a Dataset: PIL image, path, bytes or array (H, W[, C]) -> (C, *image)
-        float32."""
+        """The preprocessing of `model` as a transform for a Dataset: PIL image, path, bytes or array (H, W[, C]) -> (C,
+        *image) float32."""
         return self.card.preprocess.transform
 
     def choose_engine(self, total_images: float = math.inf, features: bool = False) -> None:
-        """Replace PyTorch by the fastest installed engine, if the engine is `auto` and the job of `total_images` is
-        long enough to justify the measurement. `features`: for `embed`. Outputs change by at most
-        `engine_choice.MAX_OUTPUT_DIFFERENCE`."""
+        """Replace the PyTorch engine by the fastest installed one for a job of `total_images` images, if the option
+        `engine` is `auto` and the job is long enough to justify the measurement. `features`: the job is `embed`.
+        Outputs change by at most `engine_choice.MAX_OUTPUT_DIFFERENCE`."""
         engine: Any = self.engine
         if getattr(engine, "options", None) is None or engine.options.engine != "auto":
             return
@@ -128,7 +129,7 @@ class Predictor:
 
     @overload
     def predict(self, images: Iterable[ImageInput], **options: Unpack[PredictKeywords]) -> list[AnyPrediction]:
-        """Return a list for several images."""
+        """Return a list of predictions for several images."""
         ...
 
     def predict(
@@ -166,10 +167,10 @@ class Predictor:
         bad_images: Literal["stop", "skip"] = "stop",
         on_images: Callable[[int], None] = lambda done: None,
     ) -> ImagePrediction | list[ImagePrediction]:
-        """Run `predict` for a model whose head returns K numbers per image."""
+        """Run `predict` for a task with K outputs per image: classification or regression."""
         predictions = Predictions()
-        form = self.prediction_format(options.top, options.threshold, options.abstain)
-        for chunk in self.predictions(build_items(images, self.card.preprocess), form, bad_images):
+        prediction_format = self.prediction_format(options.top, options.threshold, options.abstain)
+        for chunk in self.predictions(build_items(images, self.card.preprocess), prediction_format, bad_images):
             predictions += chunk
             on_images(len(predictions))
         return predictions[0] if is_image(images) else predictions
@@ -180,11 +181,8 @@ class Predictor:
         bad_images: Literal["stop", "skip"] = "stop",
         on_images: Callable[[int], None] = lambda done: None,
     ) -> np.ndarray:
-        """Compute the head's input: (D,) float32 for one image, (n, D) for several, in order. Images are as in
-        `predict`.
-
-        Raises DataError for an unreadable file; with `bad_images="skip"` its row is NaN.
-        """
+        """Compute the features (the head's input) of images: (D,) float32 for one image, (n, D) for several, in order.
+        Images are as in `predict`. Raises DataError for an unreadable file; with `bad_images="skip"` its row is NaN."""
         embeddings: list[Embedding] = []
         for chunk in self.embeddings(build_items(images, self.card.preprocess), bad_images):
             embeddings += chunk
@@ -201,7 +199,7 @@ class Predictor:
 
     @overload
     def segment(self, images: Iterable[ImageInput], **options: Unpack[SegmentKeywords]) -> list[ClassMap]:
-        """Return a list for several images."""
+        """Return a list of class maps for several images."""
         ...
 
     def segment(
@@ -210,11 +208,9 @@ class Predictor:
         bad_images: Literal["stop", "skip"] = "stop",
         keep_images: bool = False,
     ) -> ClassMap | list[ClassMap]:
-        """Predict the class of each pixel at the native image size: one result for one image, a list for several.
-
-        Raises UsageError for a model that does not segment images, and DataError for an unreadable file; with
-        `bad_images="skip"` its result has an `error` instead. `keep_images` keeps the images for `draw_overlay`.
-        """
+        """Predict the class of each pixel at the native image size: one class map for one image, a list for several.
+        `keep_images` keeps the images for `draw_overlay`. Raises UsageError for a model that does not segment images,
+        and DataError for an unreadable file; with `bad_images="skip"` its result has an `error` instead."""
         class_maps = list(
             iterate_class_maps(
                 self.card, self.engine, build_items(images, self.card.preprocess), bad_images, keep_images
@@ -226,12 +222,12 @@ class Predictor:
     def detect(  # pyright: ignore[reportOverlappingOverload]
         self, images: ImageInput, **options: Unpack[DetectKeywords]
     ) -> ImageObjects:
-        """Return the objects of one image."""
+        """Return the detected objects of one image."""
         ...
 
     @overload
     def detect(self, images: Iterable[ImageInput], **options: Unpack[DetectKeywords]) -> list[ImageObjects]:
-        """Return a list for several images."""
+        """Return a list of detected objects per image for several images."""
         ...
 
     def detect(
@@ -258,21 +254,21 @@ class Predictor:
         return detections[0] if is_image(images) else detections
 
     def predictions(
-        self, items: Iterable[Item], form: PredictionFormat, bad_images: str = "skip"
+        self, items: Iterable[Item], prediction_format: PredictionFormat, bad_images: str = "skip"
     ) -> Iterator[list[ImagePrediction]]:
-        """Yield predictions of items in order, a few hundred at a time. Raises UsageError for a model without a
-        head."""
+        """Yield the predictions of items in order, chunk by chunk of a few hundred. Raises UsageError for a model
+        without outputs for whole images."""
         self.require_outputs()
         for chunk in self.iterate_outputs(items, self.activations, bad_images):
             yield [
-                form.format_error(item.name, output.message)
+                prediction_format.format_error(item.name, output.message)
                 if isinstance(output, DataError)
-                else form.predict(output, item.name)
+                else prediction_format.predict(output, item.name)
                 for item, output in chunk
             ]
 
     def embeddings(self, items: Iterable[Item], bad_images: str = "skip") -> Iterator[list[Embedding]]:
-        """Yield the features (D,) of items in order, some at a time."""
+        """Yield the features (D,) of items in order, chunk by chunk."""
         features = self.clip_views.average_over_views(self.engine.features) if self.clip_views else self.engine.features
         for chunk in self.iterate_outputs(items, features, bad_images):
             yield [
@@ -285,8 +281,8 @@ class Predictor:
     def iterate_outputs(
         self, items: Iterable[Item], compute: Callable[[np.ndarray], np.ndarray], bad_images: str
     ) -> Iterator[list[ItemOutput]]:
-        """Yield items with their row of `compute`, (B, C, *image) -> (B, ...), or their DataError; it is raised if
-        `bad_images` is stop."""
+        """Yield items with their output, a row of `compute` (B, C, *image) -> (B, ...), or their DataError, chunk by
+        chunk. If `bad_images` is stop, the DataError is raised instead."""
         size = max(1, choose_chunk_size(self.card.preprocess) // (self.clip_views.count if self.clip_views else 1))
         for chunk in run_pipeline(items, self.read_pixels, compute, size):
             if bad_images == "stop" and (
@@ -296,7 +292,7 @@ class Predictor:
             yield chunk
 
     def read_pixels(self, item: Item) -> np.ndarray | DataError:
-        """Read an item as (C, *image) pixels, or its views (V, C, *image), or return its read error."""
+        """Read an item as (C, *image) pixels, or its views (V, C, *image); return the error if it cannot be read."""
         try:
             preprocess = self.card.preprocess
             if self.clip_views:
@@ -315,15 +311,15 @@ class Predictor:
     def prediction_format(
         self, top: int | None = None, threshold: float | None = None, abstain: float | None = None, usual: int = 5
     ) -> PredictionFormat:
-        """Return the format of predictions, with the model's defaults for unset options; `usual`: the default number of
-        classes. Raises UsageError for options that the task does not support, for an invalid `abstain`, and as
-        `require_outputs`."""
+        """Return the format of predictions for the task, with the model's defaults for unset options. `usual`: the
+        default for `top`. Raises UsageError for options that the task does not support, for an invalid `abstain`, and
+        for a model without outputs for whole images."""
         self.require_outputs()
         return self.card.task.prediction_format(PredictionOptions(top, threshold, abstain, usual))
 
     def activations(self, pixels: Pixels) -> np.ndarray:
-        """Compute (B, K) float64 probabilities of classes, or values of targets, from (B, C, *image) pixels or views
-        (B, V, C, *image)."""
+        """Compute (B, K) float64 probabilities of classes, or values of regression targets, from (B, C, *image) pixels
+        or views (B, V, C, *image)."""
         if self.clip_views is None:
             return self.card.task.activate(self.engine.logits(pixels))
         assert isinstance(pixels, np.ndarray)  # clips have the same size
@@ -395,6 +391,7 @@ def build_predictor(
     from vitreous.inference.engine import make_engine
 
     def iterate_example_tensors() -> Iterator[Tensor]:
+        """Yield the readable example images as model input."""
         for example in examples:
             with suppress(DataError):
                 yield bundle.preprocess.to_tensor(bundle.preprocess.decode(example))

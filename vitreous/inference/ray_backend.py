@@ -1,4 +1,4 @@
-"""Distributed inference on a Ray cluster (extra `ray`): predictions of images, in order.
+"""Distributed inference on a Ray cluster (extra `ray`), which yields predictions in the order of the images.
 
 Every worker loads the model once and computes one chunk of images at a time. Ray restarts a worker that dies and
 repeats its chunk; results of a dead worker are discarded, so every image has exactly one prediction. A few chunks per
@@ -34,8 +34,8 @@ Verb = Literal["predictions", "embeddings"]
 
 @dataclass(frozen=True)
 class WorkerTask:
-    """The model, its options, and the predictor's method with its remaining arguments; `working_directory` is the
-    folder."""
+    """The work of a Ray worker: the model, its inference options, and the method of `Predictor` to call. `rest`: the
+    method's arguments after the items. `working_directory`: the folder that paths are relative to."""
 
     run: str | WeightsSource
     inference_options: InferenceOptions
@@ -47,11 +47,9 @@ class WorkerTask:
 
 @dataclass(frozen=True)
 class RayPredictor:
-    """A predictor that runs on a cluster. `address` is passed to `ray.init`, or `local` starts a local cluster.
-
-    There is one worker per GPU, or per core if `inference_options` selects the CPU. The predictions are bit-identical
-    to those of a single thread on one machine.
-    """
+    """A predictor that runs on a Ray cluster. `address` is passed to `ray.init`; `local` starts a local cluster. There
+    is one worker per GPU, or per core if `inference_options` selects the CPU. The predictions are bit-identical to
+    those of a single thread on one machine."""
 
     address: str
     run: str | WeightsSource
@@ -59,18 +57,20 @@ class RayPredictor:
     exact: bool = False
 
     def predictions(
-        self, items: Iterable[Item], form: PredictionFormat, bad_images: str = "skip"
+        self, items: Iterable[Item], prediction_format: PredictionFormat, bad_images: str = "skip"
     ) -> Iterator[list[Any]]:
-        """Yield as `Predictor.predictions`. Raises UsageError without Ray or a cluster, ResourceError if the cluster
-        fails."""
-        return self.compute_chunks(items, "predictions", (form, bad_images))
+        """Yield the predictions of items in order, chunk by chunk, as `Predictor.predictions` does. Raises UsageError
+        without Ray or a cluster, ResourceError if the cluster fails."""
+        return self.compute_chunks(items, "predictions", (prediction_format, bad_images))
 
     def embeddings(self, items: Iterable[Item], bad_images: str = "skip") -> Iterator[list[Embedding]]:
-        """Yield as `Predictor.embeddings`. Raises as `predictions`."""
+        """Yield the features (D,) of items in order, chunk by chunk, as `Predictor.embeddings` does. Raises UsageError
+        without Ray or a cluster, ResourceError if the cluster fails."""
         return self.compute_chunks(items, "embeddings", (bad_images,))
 
     def compute_chunks(self, items: Iterable[Item], verb: Verb, arguments: tuple[Any, ...]) -> Iterator[list[Any]]:
-        """Yield predictions chunk by chunk. Raises a worker's VitreousError, ResourceError if the cluster fails."""
+        """Yield the results of the predictor's method `verb` for chunks of items, in order. Raises a worker's
+        VitreousError, and ResourceError if the cluster fails."""
         chunks = split_into_chunks(items)
         if (first_chunk := next(chunks, None)) is None:
             return
@@ -107,16 +107,17 @@ class RayPredictor:
 
 
 def plan_workers(ray: Any, task: WorkerTask) -> tuple[Callable[[], Any], int]:
-    """Return a function that starts a worker, and the number of workers: one per GPU or core."""
+    """Plan the workers of a cluster: return a function that starts one, and their number, one per GPU or core."""
     resources = ray.cluster_resources()
     gpus = 0 if task.inference_options.device == "cpu" else int(resources.get("GPU", 0))
-    needs = {"num_gpus": 1} if gpus else {"num_cpus": 1}
-    actor = ray.remote(**needs, max_restarts=-1, max_task_retries=-1)(RayWorker)
+    worker_resources = {"num_gpus": 1} if gpus else {"num_cpus": 1}
+    actor = ray.remote(**worker_resources, max_restarts=-1, max_task_retries=-1)(RayWorker)
     return partial(actor.remote, task), max(1, gpus or int(resources.get("CPU", 1)))
 
 
 def split_into_chunks(items: Iterable[Item]) -> Iterator[list[Item]]:
-    """Split items into chunks for workers, with the bytes of images that are not separate files."""
+    """Split items into chunks for workers. Images that are not separate files are read, so that their bytes are
+    sent."""
     chunk: list[Item] = []
     size = 0
     for item in items:
@@ -134,12 +135,12 @@ def split_into_chunks(items: Iterable[Item]) -> Iterator[list[Item]]:
 
 
 def raise_read_error(message: str) -> NoReturn:
-    """Raise DataError again for an image that could not be read."""
+    """Raise DataError in a worker, for an image that could not be read locally."""
     raise DataError(message)
 
 
 class RayWorker:
-    """A worker process of the cluster. Ray creates it, and recreates it if it dies."""
+    """A worker process of the cluster, which computes chunks of images. Ray creates it, and recreates it if it dies."""
 
     def __init__(self, job: WorkerTask) -> None:
         import torch
@@ -155,7 +156,8 @@ class RayWorker:
             self.failure = error
 
     def compute_chunk(self, chunk: list[Item]) -> list[Any] | tuple[str, str, str]:
-        """Return the predictions of one chunk; or class, message and hint of the error that ends the job."""
+        """Compute the predictions of one chunk; for an error that ends the job, return its class name, message and
+        hint."""
         try:
             if self.failure is not None:
                 raise self.failure
@@ -165,7 +167,7 @@ class RayWorker:
 
 
 def unpack_worker_result(result: list[Any] | tuple[str, str, str]) -> list[Any]:
-    """Return the predictions of a chunk. Raises the VitreousError that `Worker.answer` returned."""
+    """Return the predictions of a chunk. Raises the VitreousError that `RayWorker.compute_chunk` returned."""
     if isinstance(result, tuple):
         error_name, message, hint = result
         raise getattr(errors, error_name)(message, hint)

@@ -1,4 +1,4 @@
-"""Read model inputs from files, requests and workers with the same code. Does not import torch.
+"""Read images as model input, with the same code for files, server requests and workers. Does not import torch.
 
 A JPEG that is far larger than the model's input is decoded at 1/2, 1/4 or 1/8 size, which skips most of the decoder's
 work, and then resized. The remaining factor is at least two, so the model's resampling filter still determines the
@@ -33,8 +33,8 @@ def read_model_input(
     name: str | None = None,
     exact: bool = False,
 ) -> np.ndarray:
-    """Read a file, its bytes, a folder of frames, or pixels as model input (C, *image). Raises DataError for unreadable
-    data.
+    """Read an image as model input (C, *image) from a path, the bytes of a file, a folder of frames, or pixels. Raises
+    DataError for unreadable data.
 
     Unless `exact`, a baseline JPEG is decoded at reduced size if the region that the model uses is at least four times
     as large as its input. On 100 photographs pixels then differed by 0.4 of 255 on average (1.9 in the worst image),
@@ -58,8 +58,8 @@ def read_model_input(
 def read_large_jpeg(
     content: bytes, preprocess: PlanarPreprocess, name: str, exact: bool, max_pixels: int
 ) -> np.ndarray:
-    """Read a JPEG of more than `max_pixels` pixels as (C, *image), decoded at 1/2, 1/4 or 1/8 size to bound memory.
-    Raises DataError for unreadable data."""
+    """Read a JPEG of more than `max_pixels` pixels as model input (C, *image), decoded at 1/2, 1/4 or 1/8 size to limit
+    memory. Raises DataError for unreadable data."""
     header = None if exact else parse_plain_jpeg(content, preprocess.channels, name, exact=False)
     if header is not None and (reduced := read_reduced_jpeg(header, preprocess)) is not None:
         return reduced
@@ -69,7 +69,8 @@ def read_large_jpeg(
 
 
 def read_reduced_jpeg(jpeg: LazyJpeg, preprocess: PlanarPreprocess) -> np.ndarray | None:
-    """Decode (C, *image) pixels at reduced size; None if it would save nothing, or if the decoder fails."""
+    """Decode a JPEG at reduced size and resize it to model input (C, *image); None if the reduction would save nothing,
+    or if the decoder fails."""
     left, top, right, bottom = preprocess.crop_box(jpeg.size)
     plane = preprocess.choose_plane(jpeg.size)
     factor = choose_reduction_factor((int(bottom - top), int(right - left)), plane)
@@ -78,8 +79,13 @@ def read_reduced_jpeg(jpeg: LazyJpeg, preprocess: PlanarPreprocess) -> np.ndarra
         return None
     pixels = jpeg.convert_channels(np.ascontiguousarray(jpeg.rotate_upright(pixels)))
     # the decoder rounds sizes up: the excess is at the right and at the bottom, in stored orientation
-    over_x = pixels.shape[1] - jpeg.size[0] / factor if jpeg.orientation in MIRRORED_ORIENTATIONS else 0.0
-    over_y = pixels.shape[0] - jpeg.size[1] / factor if jpeg.orientation in FLIPPED_ORIENTATIONS else 0.0
-    box = (left / factor + over_x, top / factor + over_y, right / factor + over_x, bottom / factor + over_y)
+    excess_width = pixels.shape[1] - jpeg.size[0] / factor if jpeg.orientation in MIRRORED_ORIENTATIONS else 0.0
+    excess_height = pixels.shape[0] - jpeg.size[1] / factor if jpeg.orientation in FLIPPED_ORIENTATIONS else 0.0
+    box = (
+        left / factor + excess_width,
+        top / factor + excess_height,
+        right / factor + excess_width,
+        bottom / factor + excess_height,
+    )
     reduced = Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
     return image_to_array(preprocess.resample(reduced, box, plane))

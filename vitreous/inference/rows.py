@@ -23,32 +23,36 @@ ROWS_PER_CHUNK = 4096  # rows per chunk of an output file
 
 
 class RowFormat(Protocol):
-    """The output format of a command: `formats` are file suffixes; `rows_per_chunk` is the number of rows in memory in
-    formats that write in chunks. Formats with .csv also have `head`, `cells(row)` and `starts_image(cells)`, those with
-    .parquet `table(rows)`; an example is `tasks.base.PredictionFormat`."""
+    """The output format of a command, which converts predictions to rows of output files.
+
+    `formats`: file suffixes. `rows_per_chunk`: number of rows in memory in formats that write in chunks. A format for
+    .csv also has `csv_columns`, `to_csv_rows(prediction)` and `starts_image(cells)`, one for .parquet
+    `to_arrow_table(predictions)`; an example is `tasks.base.PredictionFormat`.
+    """
 
     formats: tuple[str, ...]
     rows_per_chunk: int
 
     def to_dict(self, prediction: Any, /) -> dict[str, Any]:
-        """Return a row as JSON, with at least path and error."""
+        """Return the row of a prediction as JSON values, with at least path and error."""
         ...
 
 
 class EmbeddingRows:
-    """Output rows of `embed`."""
+    """The output format of `embed`: one row per image, with its path, its features, and the error if it is
+    unreadable."""
 
     formats: tuple[str, ...] = (".npz", ".parquet", ".jsonl")
     rows_per_chunk = ROWS_PER_CHUNK
 
     def to_dict(self, embedding: Embedding) -> dict[str, Any]:
-        """Return path, embedding (null if unreadable), and error."""
+        """Return the row of an image as JSON values: path, embedding (null if unreadable), and error."""
         # the shortest decimals that represent the float32 values
         values = None if embedding.values is None else [float(str(value)) for value in embedding.values]
         return {"path": embedding.path, "embedding": values, "error": embedding.error}
 
     def to_arrow_table(self, embeddings: Sequence[Embedding]) -> pa.Table:
-        """Return the same columns as an Arrow table."""
+        """Return the rows of images as an Arrow table with the columns of JSON."""
         import pyarrow as pa
 
         values = pa.array([embedding.values for embedding in embeddings], pa.list_(pa.float32()))
@@ -58,14 +62,13 @@ class EmbeddingRows:
 
 
 def encode_json_line(document: dict[str, Any]) -> bytes:
-    """Encode one line of JSON, in ASCII if a path is not UTF-8."""
+    """Encode a JSON object as one line: UTF-8, or ASCII if a path in it is not valid UTF-8."""
     text = json.dumps(document, ensure_ascii=False)
     return (text if is_utf8(text) else json.dumps(document)).encode() + b"\n"
 
 
 def embedding_arrays(embeddings: Sequence[Embedding]) -> dict[str, np.ndarray]:
-    """Return the arrays of an npz file: `embeddings` (n, D) float32, NaN if unreadable, `paths` and `errors` as
-    text."""
+    """Build the arrays of an npz file: `embeddings` (n, D) float32, NaN if unreadable, `paths` and `errors` as text."""
     return {
         "embeddings": stack_embeddings(embeddings),
         "paths": np.array([embedding.path for embedding in embeddings]),

@@ -1,4 +1,4 @@
-"""The size of generated images or clips: the requested size, or a training size."""
+"""Choose the size of generated images or clips: the requested size, or a training size."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ MAX_LISTED_SIZES = 12  # sizes listed in a note
 
 
 def list_training_sizes(bundle: Bundle) -> tuple[tuple[int, ...], ...]:
-    """List the training sizes of a model, in pixels or latent positions; its default size comes first."""
+    """List the image sizes that a generative model was trained at, in pixels or latent positions; the default size
+    comes first."""
     default_size = tuple(bundle.model.config.image)
     return (default_size, *(size for size in bundle.preprocess.buckets if size != default_size))
 
@@ -28,11 +29,10 @@ def choose_sample_size(
 ) -> tuple[int, ...]:
     """Choose the sample size, one length per axis, in pixels or latent positions of `stride` pixels.
 
-    The first training size that matches `size` (`64x48`, or `64` for a square) and `frames` is used; otherwise the
-    requested values, with the model's defaults for the rest. `note` is called if the model was not trained at that
-    size.
-
-    Raises UsageError for a size or frames that the patch does not divide, and for frames of an image model.
+    The first training size that matches `size` (`64x48`, or `64` for a square) and `frames` is used. If none matches,
+    the sample size has the requested values, and the model's defaults for the others; `note` is called, because the
+    model was not trained at that size. Raises UsageError for a size or frames that are not divisible by the patch size,
+    and for frames of an image model.
     """
     config: Any = bundle.model.config
     if frames is not None:
@@ -59,22 +59,26 @@ def choose_sample_size(
 
 
 def check_frame_count(bundle: Bundle, frames: int) -> None:
-    """Raise UsageError if the model does not generate clips, or if `frames` is not a multiple of the frames of a
-    patch."""
+    """Raise UsageError if the model does not generate clips, or if the number `frames` is not divisible by the frames
+    of a patch."""
     config: Any = bundle.model.config
     if not bundle.preprocess.is_animated:
-        raise UsageError("--frames is for models of clips, but this one generates images", "leave it out")
+        raise UsageError("--frames is for models of clips, but this one generates images", "leave --frames out")
     if frames % config.patch[0]:
         problem = f"--frames {frames} is not a multiple of the {config.patch[0]} frames of a patch"
         raise UsageError(problem, f"use --frames {nearest_divisible_size((frames,), config.patch[:1])[0]}")
 
 
 def parse_sample_size(text: str, patch: tuple[int, ...], stride: int) -> tuple[int, int]:
-    """Parse `64x48` or `64`, in pixels, to (height, width) in positions of `stride` pixels. Raises UsageError for other
-    text, and for sides that a patch, in such positions, does not divide."""
-    tokens = text.lower().split("x")
-    lengths = [int(token) for token in tokens if token.isdecimal() and 0 < int(token) <= MAX_SAMPLE_SIDE]
-    if len(tokens) not in (1, 2) or len(lengths) != len(tokens):
+    """Parse `64x48` or `64`, in pixels, to (height, width) in latent positions of `stride` pixels. Raises UsageError
+    for other text, and for a height or width that is not divisible by the patch size in pixels."""
+    length_texts = text.lower().split("x")
+    lengths = [
+        int(length_text)
+        for length_text in length_texts
+        if length_text.isdecimal() and 0 < int(length_text) <= MAX_SAMPLE_SIDE
+    ]
+    if len(length_texts) not in (1, 2) or len(lengths) != len(length_texts):
         raise UsageError(
             f"--size cannot be {text}", f"use HEIGHTxWIDTH in pixels, each at most {MAX_SAMPLE_SIDE}, as in 64x48"
         )
@@ -87,5 +91,5 @@ def parse_sample_size(text: str, patch: tuple[int, ...], stride: int) -> tuple[i
 
 
 def format_sample_size(size: tuple[int, ...], stride: int = 1) -> str:
-    """Format a size in positions of `stride` pixels as pixels: `8x64x48`."""
+    """Format a size in latent positions of `stride` pixels as pixels, such as `8x64x48` with 8 frames."""
     return "x".join(map(str, (*size[:-2], *(length * stride for length in size[-2:]))))

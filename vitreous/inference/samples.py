@@ -1,4 +1,4 @@
-"""`sample`: images and clips of a generative model, as files, as a grid, or in memory."""
+"""Sample images and clips of a generative model, as files, as a grid, or in memory."""
 
 from __future__ import annotations
 
@@ -84,16 +84,20 @@ class SampleOptions(SamplingOptions):
             raise UsageError(f"--frames must be 1 to {MAX_SAMPLE_FRAMES:,}, not {self.frames}")
         if bool(self.inpaint) != bool(self.mask):
             raise UsageError(
-                "--inpaint and --mask belong together", "set an image and a mask, white where it is inpainted"
+                "--inpaint and --mask must be set together",
+                "set an image and a mask, which is white where the image is inpainted",
             )
         if self.to_seed is not None and ((self.count or 1) < 2 or self.to_seed < 0):
-            raise UsageError("--to-seed goes from one seed to another in --count images", "use --count 2 or more")
+            raise UsageError(
+                f"--to-seed {self.to_seed} needs at least 2 images, and a seed of at least 0",
+                "use --count 2 or more, and seeds from 0",
+            )
 
 
 @dataclass(frozen=True, eq=False)
 class Sample:
-    """One sample: an image (H, W, C) uint8, or a clip (T, H, W, C), with the name of its class, "" if unconditional,
-    and its number."""
+    """A generated image (H, W, C) uint8, or clip (T, H, W, C), with the name of its class, "" if unconditional, and its
+    number within the class."""
 
     image: np.ndarray
     name: str
@@ -101,19 +105,20 @@ class Sample:
 
     @property
     def to_pil(self) -> Image.Image:
-        """Return the image as a PIL image. Raises UsageError for channels that are not colours."""
+        """Return the image as a PIL image. Raises UsageError unless it has 1 or 3 channels."""
         return array_to_image(self.image)
 
     @property
     def to_pil_frames(self) -> list[Image.Image]:
-        """Return the T frames of a clip, or the single image. Raises UsageError as `to_pil`."""
+        """Return the T frames of a clip, or the single image, as PIL images. Raises UsageError unless it has 1 or 3
+        channels."""
         return array_to_frames(self.image)
 
 
 class Generator:
-    """A generative model ready to sample images of `size` pixels, as in 64x48, or clips of `frames` (None: as in
+    """A generative model ready to sample images of `size` pixels, as in 64x48, or clips of `frames` frames (None: as in
     training). `vae` replaces the autoencoder of its run. `note` is called if the model was not trained at that size.
-    Raises UsageError as `choose_sample_size`, and raises as `build_sampler`."""
+    Raises UsageError as `choose_sample_size` does, and the errors of `build_sampler`."""
 
     def __init__(
         self,
@@ -135,12 +140,12 @@ class Generator:
 
     @property
     def size(self) -> str:
-        """The sample size in pixels: `64x48`, of clips `8x64x48`."""
+        """The sample size in pixels: `64x48` for images, `8x64x48` for clips of 8 frames."""
         return format_sample_size(self.sampler.image, self.sampler.stride)
 
     def labels_of(self, names: Sequence[str]) -> list[int]:
-        """Return the indices of classes by name, of all classes if `names` is empty. Raises UsageError for an unknown
-        name, and for any name if the model is unconditional."""
+        """Return the indices of classes by name, or of all classes if `names` is empty. Raises UsageError for an
+        unknown name, and for any name if the model is unconditional."""
         if names and not self.classes:
             raise UsageError("the model is unconditional and has no classes", "leave --class out")
         for name in names:
@@ -150,16 +155,16 @@ class Generator:
         return [self.classes.index(name) for name in names] or list(range(max(1, len(self.classes))))
 
     def pairs_of(self, labels: Sequence[int], options: SampleOptions) -> list[tuple[int, int]]:
-        """Return the (class, number) pairs of the requested images, sorted by class: the classes in turn up to `count`,
-        or one per class without a count. Raises UsageError if an interpolation would have unequal steps between
-        classes."""
+        """List the requested images as (class, number) pairs, sorted by class: `count` images with the classes in turn,
+        or one per class without a count. Raises UsageError if an interpolation would have unequal numbers of images per
+        class."""
         count = options.count or len(labels)
         if options.to_seed is not None and (count % len(labels) or count < 2 * len(labels)):
             hint = f"use a multiple of {len(labels)} for --count, at least {2 * len(labels)}, or set --class"
             problem = f"--to-seed requires the same number of images, at least 2, for each of {len(labels)} classes"
             raise UsageError(f"{problem}, not {count} in total", hint)
-        turns = [(labels[index % len(labels)], index // len(labels)) for index in range(count)]
-        return [pair for label in dict.fromkeys(labels) for pair in turns if pair[0] == label]
+        pairs_in_turn = [(labels[index % len(labels)], index // len(labels)) for index in range(count)]
+        return [pair for label in dict.fromkeys(labels) for pair in pairs_in_turn if pair[0] == label]
 
     def generate(
         self,
@@ -169,8 +174,8 @@ class Generator:
         on_step: Callable[[slice, SamplerState], None] = lambda rows, state: None,
         canvas: InpaintingCanvas | None = None,
     ) -> Iterator[Sample]:
-        """Yield the samples of (class, number) pairs, in order; the callbacks are those of `ImageSampler.sample`, and
-        `load_canvas` replaces that of the options."""
+        """Yield the samples of (class, number) pairs, in order. The callbacks are those of `ImageSampler.sample`.
+        `canvas` replaces the inpainting canvas that the options describe."""
         labels, sample_indices = torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2).unbind(1)
         canvas = canvas or self.load_canvas(options, len(pairs))
         noise = None if options.to_seed is None else self.interpolate_noise(labels, sample_indices, options)
@@ -181,40 +186,41 @@ class Generator:
             yield Sample(image, self.classes[label] if self.classes else "", sample_index)
 
     def interpolate_noise(self, labels: Tensor, sample_indices: Tensor, options: SampleOptions) -> Tensor:
-        """Interpolate noise between the seeds by (n,) labels and numbers -> (n, C, *image), on the great circle."""
+        """Interpolate the initial noise (n, C, *image) between two seeds, on the great circle, by class and number (n,)
+        int64."""
         zero, end_seed = torch.zeros_like(sample_indices), options.to_seed or 0
         start_noise, end_noise = (self.sampler.draw_noise(labels, zero, seed) for seed in (options.seed, end_seed))
         fraction = (sample_indices / ((options.count or 2) - 1)).view(-1, *[1] * (start_noise.dim() - 1)).float()
         return slerp_noise(start_noise, end_noise, fraction)
 
     def load_canvas(self, options: SampleOptions, count: int) -> InpaintingCanvas | None:
-        """Load the inpainting canvas of the options. Raises DataError for files that are not images, UsageError for a
-        mask of another size."""
+        """Load the inpainting canvas that the options describe, for `count` images; None without inpainting. Raises
+        DataError for files that are not images, UsageError for a mask of another size, for latents and for clips."""
         if not options.inpaint or not options.mask:
             return None
         preprocess = replace(self.bundle.preprocess, image=self.sampler.image)
         if self.is_clip_model:
-            raise UsageError("--inpaint is for image models, not for clips", "leave it out")
+            raise UsageError("--inpaint is for image models, not for clips", "leave --inpaint out")
         if self.sampler.decode is not None:
-            raise UsageError("--inpaint is for pixel models, not for latents", "leave it out")
+            raise UsageError("--inpaint is for pixel models, not for latents", "leave --inpaint out")
         image, mask = preprocess.decode(options.inpaint), ImagePreprocess(preprocess.image, 1).decode(options.mask)
         if not isinstance(image, Image.Image):
-            raise DataError(f"{options.inpaint} is not an image")
+            raise DataError(f"{options.inpaint} is not an image", "set an image file with --inpaint")
         if image.size != mask.size:
             sizes = [" x ".join(map(str, source.size)) for source in (image, mask)]
-            raise UsageError(f"the image has {sizes[0]} pixels, but its mask {sizes[1]}", "make them equal")
+            raise UsageError(f"the image has {sizes[0]} pixels, but its mask {sizes[1]}", "use a mask of the same size")
         return self.canvas_of(preprocess.to_array(image), preprocess.to_array(mask), count)
 
     def canvas_of(self, pixels: np.ndarray, mask: np.ndarray, count: int) -> InpaintingCanvas:
-        """Build a canvas of `count` images from (C, H, W) and (1, H, W) uint8 at the sample size; pixels that are black
-        in the mask are kept."""
+        """Build the inpainting canvas of `count` images from an image (C, H, W) and a mask (1, H, W), uint8 at the
+        sample size. Pixels that are black in the mask are kept."""
         image = self.bundle.preprocess.normalise(from_numpy(pixels)[None])
         is_kept = from_numpy(mask)[None] < 128
         return InpaintingCanvas(image.expand(count, -1, -1, -1), is_kept.expand(count, -1, -1, -1))
 
 
 def slerp_noise(start: Tensor, end: Tensor, fraction: Tensor) -> Tensor:
-    """Interpolate (n, ...) noise spherically by shares in 0..1; each point has the same distribution as the ends
+    """Interpolate noise (n, ...) spherically at fractions in 0..1; each point has the same distribution as the ends
     (arXiv:1609.04468)."""
     axes = tuple(range(1, start.dim()))
     cosine = (start * end).sum(axes, keepdim=True) / (
@@ -231,8 +237,8 @@ def sample(
     progress: bool = True,
     **options: Unpack[SampleKeywords],
 ) -> SampleDocument:
-    """Sample images, write them, and return the document of `vitreous sample --json`; `options` are the fields of
-    `SampleOptions`.
+    """Generate images or clips, write them, and return the document of `vitreous sample --json`; `options` are the
+    fields of `SampleOptions`.
 
     `out`: a .png file is a grid with the class below each image, or, of clips, with the frames of each in a row; a .gif
     or .mp4 file is an animated grid of clips. Images of less than 64 pixels are enlarged in a grid. Any other name is a
@@ -288,31 +294,34 @@ def sample(
 
 
 def check_sample_path(output_path: Path, clips: bool) -> None:
-    """Raise UsageError for a file that images cannot be written to, and for an animation of images; ResourceError if
-    its encoder is not installed."""
+    """Raise UsageError for a path that samples cannot be written to, and for an animation of images; ResourceError if
+    the video encoder is not installed."""
     suffix = output_path.suffix.lower()
     if suffix in (GIF, MP4) and not clips:
         raise UsageError(f"{output_path} is for clips, but the model generates images", "use a .png file, or a folder")
     if suffix not in GRID_SUFFIXES and output_path.is_file():
         suffixes = ".png, .gif or .mp4" if clips else ".png"
-        raise UsageError(f"{output_path} is a file", f"use a folder, or a file that ends in {suffixes} for a grid")
+        raise UsageError(
+            f"{output_path} is a file, not a folder", f"use a folder, or a file that ends in {suffixes} for a grid"
+        )
     check_video_encoder(suffix)
 
 
 def generate_with_progress(
     generator: Generator, pairs: Sequence[tuple[int, int]], options: SampleOptions, listener: ProgressListener
 ) -> Iterator[Sample]:
-    """Yield the samples chunk by chunk, with progress."""
+    """Yield the samples of (class, number) pairs, computed chunk by chunk, and report progress to the listener."""
     num_done = 0.0
 
-    def count(images: float) -> None:
+    def add_progress(images: float) -> None:
+        """Report the fraction of images that was done."""
         nonlocal num_done
         num_done += images
         listener.progress("sample", min(int(num_done), len(pairs)), len(pairs))
 
     chunk = max(1, SAMPLING_CHUNK // generator.sampler.image[0]) if generator.is_clip_model else SAMPLING_CHUNK
     for start in range(0, len(pairs), chunk):
-        yield from generator.generate(pairs[start : start + chunk], options, count)
+        yield from generator.generate(pairs[start : start + chunk], options, add_progress)
 
 
 def write_sample_grid(
@@ -322,8 +331,9 @@ def write_sample_grid(
     options: SampleOptions,
     listener: ProgressListener,
 ) -> list[str]:
-    """Write one image or animation, about square, or with one row per class if that is not too elongated; an image of
-    clips has the frames of each clip in a row. Raises OSError."""
+    """Write all samples to one file: a grid image, or an animated grid of clips. The grid is about square, or has one
+    row per class if that is not too elongated. An image of clips has the frames of each clip in a row. Raises
+    OSError."""
     samples = list(generate_with_progress(generator, pairs, options, listener))
     images, captions = (
         [sample_item.to_pil_frames for sample_item in samples],
@@ -346,10 +356,9 @@ def write_sample_grid(
 
 
 def choose_grid_columns(pairs: Sequence[tuple[int, int]]) -> int:
-    """Return the number of columns of a grid of (class, number) pairs, sorted by class.
-
-    One row per class, if all classes have equally many images and the aspect is at most `MAX_CLASS_GRID_ASPECT`; else
-    about as many columns as rows."""
+    """Choose the number of columns of a grid of (class, number) pairs, which are sorted by class. The grid has one row
+    per class if all classes have equally many images and the aspect is at most `MAX_CLASS_GRID_ASPECT`; else about as
+    many columns as rows."""
     counts = Counter(label for label, _ in pairs)
     max_count, classes = max(counts.values()), len(counts)
     if (
@@ -368,8 +377,8 @@ def write_sample_folder(
     options: SampleOptions,
     listener: ProgressListener,
 ) -> list[str]:
-    """Write each missing sample: one image file, or a GIF per clip (an image if it has one frame). Raises OSError, and
-    UsageError for a folder of images with other settings."""
+    """Write each missing sample to a file of a folder: one image, or a GIF per clip (an image if it has one frame).
+    Raises OSError, and UsageError for a folder of images with other settings."""
     output_path.mkdir(parents=True, exist_ok=True)
     excluded = ("classes", "count", "size", "frames")
     settings = {name: value for name, value in asdict(options).items() if name not in excluded}
@@ -403,13 +412,13 @@ def write_sample_folder(
 
 
 def build_file_stems(classes: Sequence[str]) -> list[str]:
-    """Return distinct file name stems of the classes, with the characters that file systems allow."""
+    """Build distinct file name stems of the classes from the characters that file systems allow."""
     stems = [re.sub(r"[^\w.-]+", "_", name).strip("._")[:80] or "class" for name in classes] or ["image"]
     return [f"{stem}-{index}" if stems.count(stem) > 1 else stem for index, stem in enumerate(stems)]
 
 
 def get_model_version(bundle: Bundle) -> str:
-    """Return the version of a model's card, which identifies the model."""
+    """Return the version in a model's card, which identifies weights and settings."""
     from vitreous.inference.card import build_card
 
     return build_card(bundle).version

@@ -2,11 +2,11 @@
 
     photo.jpg   folder/   'new/**/*.jpg'   @list.txt   -   table.csv   shard.tar   'shard-{000..127}.tar'   rows.parquet
 
-If an argument is an existing path, it is used as such, else as a pattern. The suffix determines the type: .csv and .tsv
-are tables, .tar archives, .parquet rows, everything else an image or a clip. A folder means the images below it;
-without images its clips, else its Parquet files and archives; for video models its clips, including folders of frames.
-Lists have one path per line, or separated by NUL bytes (`find -print0`), relative to the current folder; tables have a
-header, and paths relative to their folder.
+An argument that is an existing path is used as a path, any other as a pattern. The suffix determines the type: .csv and
+.tsv are tables, .tar archives, .parquet rows, everything else an image or a clip. A folder contributes the images below
+it; without images its clips, else its Parquet files and archives; for video models its clips, including folders of
+frames. Lists have one path per line, or separated by NUL bytes (`find -print0`), relative to the current folder; tables
+have a header, and paths relative to their folder.
 
 Images are read lazily. The names of a folder or a pattern are kept in memory (100 to 200 bytes each); lists, tables,
 archives and Parquet files are read one block at a time.
@@ -33,8 +33,7 @@ from PIL import Image
 from vitreous.data.clip_views import ClipViews
 from vitreous.data.decoding.decode import IMAGE_FILE_SUFFIXES, MAX_FILE_BYTES, describe_exception, open_input_file
 from vitreous.data.layouts.folder import list_files_by_suffix, natural_sort_key
-from vitreous.data.layouts.tars import COMPRESSED_SUFFIXES
-from vitreous.data.layouts.tars import expand_braces as braced
+from vitreous.data.layouts.tars import COMPRESSED_SUFFIXES, expand_braces
 from vitreous.data.modalities.base import Preprocess
 from vitreous.data.modalities.clips import ClipPreprocess, open_as_clip
 from vitreous.data.modalities.images import ImagePreprocess
@@ -45,7 +44,7 @@ from vitreous.errors import DataError, UsageError, escape_unprintable
 from vitreous.inference.reading import read_model_input
 
 TABLE_SUFFIXES, TAR_SUFFIXES, PARQUET_SUFFIXES = (".csv", ".tsv"), (".tar", *COMPRESSED_SUFFIXES), (".parquet",)
-# column names that are used for the path, best first
+# names of the columns of tables that may have the paths, preferred ones first
 PATH_COLUMNS = ("path", "image", "file", "filename", "file_name", "image_path", "filepath")
 IMAGE_COLUMNS = (*PATH_COLUMNS, "img", "jpg", "png", "bytes")  # column names of Parquet that may hold image bytes
 LIST_BLOCK_BYTES = 2**16  # bytes of a list per read
@@ -55,19 +54,20 @@ SOURCE_HINT = "use image files, folders, 'patterns/**/*.jpg', @list.txt, .csv, .
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """An image: its name, and its path, bytes, or a function that returns them or its pixels (H, W[, C])."""
+    """An image of a source that is not read yet: its name, and `raw`, its path, the bytes of its file, or a function
+    that returns these bytes. `pixels`: a function that returns its pixels (H, W[, C]) instead."""
 
     name: str
     raw: str | bytes | Callable[[], bytes]
     pixels: Callable[[], np.ndarray | Image.Image] | None = None
 
     def content(self) -> str | bytes:
-        """Return a path or the bytes of a file. Raises DataError."""
+        """Return the path or the bytes of the image file. Raises DataError if they cannot be read."""
         return self.raw() if callable(self.raw) else self.raw
 
 
 def read_item(item: Item, preprocess: Preprocess, exact: bool = False) -> np.ndarray:
-    """Read an item as (C, *image) pixels for the model. Raises DataError, with its name."""
+    """Read an item as (C, *image) pixels for the model. Raises DataError, which names the item."""
     content = item.content() if item.pixels is None else item.pixels()
     return read_model_input(
         content, preprocess, None if isinstance(content, str) else escape_unprintable(item.name), exact
@@ -75,8 +75,8 @@ def read_item(item: Item, preprocess: Preprocess, exact: bool = False) -> np.nda
 
 
 def read_views(item: Item, preprocess: Preprocess, views: ClipViews) -> np.ndarray:
-    """Read a clip as its views (V, C, *image). Raises DataError, with its name."""
-    assert isinstance(preprocess, ClipPreprocess)  # checked by `clip_views_of`
+    """Read a clip as its views (V, C, *image). Raises DataError, which names the item."""
+    assert isinstance(preprocess, ClipPreprocess)  # checked by `parse_clip_views`
     content = item.content() if item.pixels is None else item.pixels()
     clip = open_as_clip(content, None if isinstance(content, str) else escape_unprintable(item.name))
     return views.read_views(clip, preprocess)
@@ -84,7 +84,8 @@ def read_views(item: Item, preprocess: Preprocess, views: ClipViews) -> np.ndarr
 
 @dataclass(frozen=True)
 class ImageSource:
-    """Images that can be iterated repeatedly, except for stdin; `count` is None if unknown."""
+    """Images that can be iterated repeatedly, except for stdin. Each function in `item_readers` lists some of them;
+    `count` is None if unknown."""
 
     item_readers: tuple[Callable[[], Iterator[Item]], ...]
     count: int | None
@@ -100,11 +101,11 @@ def resolve_image_source(
     lists: Sequence[str] = (),
     preprocess: Preprocess | type[Preprocess] = ImagePreprocess,
 ) -> ImageSource:
-    """Resolve the images of the arguments `sources` and then of `lists`; `column` is the image column of tables and
-    Parquet. `preprocess` is the model's: folders contribute the file types that it reads. A file that it reads itself
-    is not a table, for example .csv for signal models.
+    """Build the source of the images in the arguments `sources`, and then in the list files `lists`.
 
-    Raises DataError for missing paths and for sources without images.
+    `column`: the image column of tables and Parquet files. `preprocess` is the model's: folders contribute the file
+    types that it reads, and a file that it reads itself is not a table, such as .csv for signal models. Raises
+    DataError for missing paths and for arguments without images.
     """
     item_functions: list[Callable[[], Iterator[Item]]] = []
     count: int | None = 0
@@ -116,7 +117,8 @@ def resolve_image_source(
 
 
 def check_words_exist(sources: Sequence[str]) -> None:
-    """Raise DataError for an argument that is not a file, pattern or list, before anything is listed."""
+    """Raise DataError for a source argument that is neither an existing file nor a pattern or list, before any folder
+    is listed."""
     for source in sources:
         if (
             source != "-"
@@ -127,11 +129,12 @@ def check_words_exist(sources: Sequence[str]) -> None:
 
 
 Modality = Preprocess | type[Preprocess]
-SourcePart = tuple[Callable[[], Iterator[Item]], int | None]  # a function that yields images, and their number if known
+SourcePart = tuple[Callable[[], Iterator[Item]], int | None]  # a function that lists items, and their number if known
 
 
 def resolve_word(source: str, column: str | None, preprocess: Modality) -> Iterator[SourcePart]:
-    """Yield the image sources of one argument. Raises DataError if it has none."""
+    """Yield the image sources of one argument: functions that list items, with their number. Raises DataError if it has
+    no images."""
     if source == "-" or (source.startswith("@") and not os.path.lexists(source)):
         if source not in ("-", "@-") and not os.path.lexists(source[1:]):
             raise DataError(f"no such file: {escape_unprintable(source[1:])}")
@@ -146,7 +149,7 @@ def resolve_word(source: str, column: str | None, preprocess: Modality) -> Itera
     elif os.path.lexists(source):
         yield from resolve_files([source], column, preprocess)
     elif source.endswith(".tar") and "{" in source:
-        files = [os.fspath(path) for path in braced(source)]
+        files = [os.fspath(path) for path in expand_braces(source)]
         if missing := [path for path in files if not os.path.lexists(path)]:
             first_missing = escape_unprintable(missing[0])
             raise DataError(f"{len(missing)} of {len(files)} archives are missing; the first is {first_missing}")
@@ -168,8 +171,8 @@ def resolve_word(source: str, column: str | None, preprocess: Modality) -> Itera
 
 
 def resolve_files(files: list[str], column: str | None, preprocess: Modality) -> Iterator[SourcePart]:
-    """Yield sources of files of any type; consecutive images form one. Archives contribute the members that a model
-    reads."""
+    """Yield the image sources of files: one for consecutive images, and one for each table, archive or Parquet file.
+    Archives contribute the members that the model reads."""
     for suffix, group in groupby(files, partial(find_container_suffix, preprocess=preprocess)):
         paths = list(group)
         if not suffix:
@@ -185,7 +188,8 @@ def resolve_files(files: list[str], column: str | None, preprocess: Modality) ->
 
 
 def find_container_suffix(file: str, preprocess: Modality) -> str:
-    """Return the suffix of a table, archive or Parquet file; "" for files that the model reads."""
+    """Return the suffix of a file that contains images or paths: a table, archive or Parquet file; "" for a file that
+    the model reads itself."""
     if file.lower().endswith(tuple(preprocess.suffixes)):
         return ""
     matching = (
@@ -195,12 +199,12 @@ def find_container_suffix(file: str, preprocess: Modality) -> str:
 
 
 def build_file_items(paths: Sequence[str]) -> Iterator[Item]:
-    """Yield items for paths, with the paths as names."""
+    """Yield an item for each path, named by the path."""
     return (Item(path, path) for path in paths)
 
 
 def open_image_file(path: str) -> BinaryIO:
-    """Open a regular file for reading. Raises DataError."""
+    """Open a regular file for reading. Raises DataError if that fails."""
     try:
         return open_input_file(path)
     except OSError as error:
@@ -208,26 +212,28 @@ def open_image_file(path: str) -> BinaryIO:
 
 
 def read_path_list(path: str) -> Iterator[Item]:
-    """Yield the paths of a list, `-` for stdin; empty lines are skipped."""
+    """Yield an item for each path in a list file, `-` for stdin; empty lines are skipped. Raises DataError for an
+    unreadable file."""
     with ExitStack() as stack:
         file = sys.stdin.buffer if path == "-" else stack.enter_context(open_image_file(path))
-        remainder, end = b"", b""
+        remainder, separator = b"", b""
         while block := file.read(LIST_BLOCK_BYTES):
-            end = end or (b"\0" if b"\0" in block else b"\n" if b"\n" in block else b"")
-            *lines, remainder = (remainder + block).split(end) if end else [remainder + block]
-            yield from parse_path_lines(lines, end)
-        yield from parse_path_lines([remainder], end)
+            separator = separator or (b"\0" if b"\0" in block else b"\n" if b"\n" in block else b"")
+            *lines, remainder = (remainder + block).split(separator) if separator else [remainder + block]
+            yield from parse_path_lines(lines, separator)
+        yield from parse_path_lines([remainder], separator)
 
 
-def parse_path_lines(lines: Sequence[bytes], end: bytes) -> Iterator[Item]:
-    """Yield the paths of list lines, which end in `end`."""
+def parse_path_lines(lines: Sequence[bytes], separator: bytes) -> Iterator[Item]:
+    """Yield an item for each path in lines that were split at `separator`; empty lines are skipped."""
     for line in lines:
-        if path := os.fsdecode(line if end == b"\0" else line.removesuffix(b"\r")):
+        if path := os.fsdecode(line if separator == b"\0" else line.removesuffix(b"\r")):
             yield Item(path, path)
 
 
 def read_path_table(path: str, column: str | None) -> Iterator[Item]:
-    """Yield the paths in a column of a CSV or TSV file with a header. Raises DataError and UsageError."""
+    """Yield an item for each path in a column of a CSV or TSV file with a header. Raises DataError for an invalid
+    table, UsageError for an unknown column."""
     folder, name = os.path.dirname(path), escape_unprintable(path)
     open_image_file(path).close()
     with open(path, encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
@@ -243,13 +249,13 @@ def read_path_table(path: str, column: str | None) -> Iterator[Item]:
                     raise DataError(message, "give every row a path")
                 yield Item(row[column_index], os.path.join(folder, row[column_index]))
         except csv.Error as error:
-            message = f"{name}, line {reader.line_num}: not CSV ({error})"
+            message = f"{name}, line {reader.line_num}: not valid CSV ({error})"
             raise DataError(message, "put cells with commas or quotes in quotes") from None
 
 
 def choose_column(name: str, columns: Sequence[str], column: str | None, known_names: Sequence[str]) -> str:
-    """Return `column`, or the first column with a known name. Raises UsageError, with the existing columns, if
-    missing."""
+    """Return `column`, or the first column with one of the `known_names`. Raises UsageError, with the existing columns,
+    if it is missing."""
     listing = ", ".join(map(escape_unprintable, columns)) or "none"
     if column is not None:
         if column not in columns:
@@ -264,16 +270,16 @@ def choose_column(name: str, columns: Sequence[str], column: str | None, known_n
 
 
 def read_tar_images(path: str, endings: frozenset[str] = IMAGE_FILE_SUFFIXES) -> Iterator[Item]:
-    """Yield the images in a tar archive whose names end in one of `endings`, as ARCHIVE/NAME. Raises DataError for an
-    invalid or truncated archive."""
+    """Yield an item ARCHIVE/NAME for each member of a tar archive whose name ends in one of `endings`. Raises DataError
+    for an invalid or truncated archive."""
     file_stamp = read_file_stamp(Path(path))
     if not file_stamp.size:
         raise DataError(f"{escape_unprintable(path)}: empty file", "copy it again, or leave it out")
     with TarArchive(Path(path), file_stamp, Counter()) as archive:
         for member in archive.members():
             name = os.fsdecode(member.name)
-            base = os.path.basename(name)
-            if base.lower().endswith(tuple(endings)) and not base.startswith("."):
+            file_name = os.path.basename(name)
+            if file_name.lower().endswith(tuple(endings)) and not file_name.startswith("."):
                 item_name = f"{path}/{name}"
                 yield Item(
                     item_name, partial(read_member_bytes, path, file_stamp, member.start, member.size, item_name)
@@ -281,7 +287,8 @@ def read_tar_images(path: str, endings: frozenset[str] = IMAGE_FILE_SUFFIXES) ->
 
 
 def read_member_bytes(path: str, file_stamp: Any, start: int, size: int, item_name: str) -> bytes:
-    """Read the bytes of an archive member. Raises DataError."""
+    """Read the bytes of an archive member, `size` bytes from `start`. Raises DataError for an empty or too large
+    member, or a changed archive."""
     if not 0 < size <= MAX_FILE_BYTES:
         raise DataError(
             f"{escape_unprintable(item_name)}: " + (f"larger than {MAX_FILE_BYTES >> 20} MiB" if size else "empty file")
@@ -290,8 +297,8 @@ def read_member_bytes(path: str, file_stamp: Any, start: int, size: int, item_na
 
 
 def read_parquet_images(path: str, column: str | None) -> Iterator[Item]:
-    """Yield the images in a Parquet column: bytes, structs of bytes and path, or paths. Raises DataError,
-    UsageError."""
+    """Yield an item for each image in a Parquet column: bytes, structs of bytes and path, or paths. Raises DataError
+    for an invalid file, UsageError for an unknown column."""
     import pyarrow as pa
 
     folder, row_index, name = os.path.dirname(path), 0, escape_unprintable(path)
@@ -311,7 +318,7 @@ def read_parquet_images(path: str, column: str | None) -> Iterator[Item]:
 
 
 def parse_parquet_value(value: dict[str, Any] | bytes | str | None, item_name: str, folder: str) -> Item:
-    """Return the item of a Parquet value."""
+    """Return the item of a value in a Parquet column; `item_name` is its name unless the value is a path."""
     content, path = (value.get("bytes"), value.get("path")) if isinstance(value, dict) else (value, None)
     if isinstance(content, str):
         content, path = None, content
@@ -321,5 +328,5 @@ def parse_parquet_value(value: dict[str, Any] | bytes | str | None, item_name: s
 
 
 def raise_missing_image(item_name: str) -> bytes:
-    """Raise DataError for a missing image."""
+    """Raise DataError for a row without an image."""
     raise DataError(f"{escape_unprintable(item_name)}: no image")

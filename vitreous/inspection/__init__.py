@@ -1,1 +1,1 @@
-"""Read-only analysis of models: data for the inspection figures of the papers; `reports` draws them."""
+"""Read-only analysis of models: computes the data of inspection figures from the papers, which `reports` draws."""

@@ -1,6 +1,8 @@
 """Attention maps of a block from the readout token (arXiv:2010.11929, appendix A), and attention mass thresholds.
 
-B batch, P prefix tokens, N patch tokens, T = P + N, h heads.
+The readout tokens are those that the model pools after the last block: the class token or the patches.
+
+Shapes: B batch, C channels, P prefix tokens, N patch tokens, T = P + N, h heads, Q queries.
 """
 
 from __future__ import annotations
@@ -21,11 +23,12 @@ ALTERNATIVES_HINT = "use distance, filters, positions, features or similarity"
 def compute_attention_maps(
     model: VisionModel[Any], images: Tensor, layers: Iterable[int], queries: Tensor | None = None
 ) -> dict[int, Tensor]:
-    """Return block index -> (B, h, T) float32 attention of each head in `layers` (from 0); rows sum to one, prefix
-    tokens first.
+    """Compute the attention from the readout tokens to all tokens in blocks `layers` (from 0): block index -> (B, h, T)
+    float32.
 
-    The query is the readout of the model (`get_readout_weights`), or `queries` (T,), a weight per token. Raises
-    UsageError for a model without attention, and for blocks whose tokens only attend to rows, columns or windows.
+    Rows sum to one, prefix tokens first. `queries` (T,), a weight per token, replaces the readout
+    (`get_readout_weights`). Raises UsageError for a model without attention, and for blocks whose tokens attend only to
+    rows, columns or windows.
     """
     selected_layers, weights = set(layers), {}
 
@@ -40,9 +43,10 @@ def compute_attention_maps(
 
 
 def get_readout_weights(model: VisionModel[Any], call: AttentionCall) -> Tensor:
-    """Return (T,) float32 weights with sum one: the tokens that the readout uses after the last block.
+    """Return the weights (T,) float32, with sum one, of the tokens that the model pools after the last block.
 
-    The class token if it is pooled, else all patches equally. A distillation token is not counted.
+    If the class token is pooled, it has the weight 1; otherwise all patches have equal weights. A distillation token is
+    not counted.
     """
     config = model.config
     weights = torch.zeros(call.tokens, device=call.x.device)
@@ -54,8 +58,10 @@ def get_readout_weights(model: VisionModel[Any], call: AttentionCall) -> Tensor:
 
 
 def average_query_attention(call: AttentionCall, queries: Tensor) -> Tensor:
-    """Average attention over queries: (B, T) weights -> (B, h, T), sum_q queries[q] A[h, q]. Zero weights are
-    skipped."""
+    """Average the attention of a block over queries with weights (B, T): sum_q queries[q] A[h, q] -> (B, h, T).
+
+    Queries with zero weight are not computed where possible.
+    """
     query_indices = queries.any(0).nonzero()[:, 0]
     low, high = int(query_indices[0]), int(query_indices[-1]) + 1
     if high - low == 1:
@@ -67,29 +73,39 @@ def average_query_attention(call: AttentionCall, queries: Tensor) -> Tensor:
 
 
 def require_global_attention(call: AttentionCall, model: VisionModel[Any]) -> None:
-    """Raise UsageError if the attention is not global; the hint lists the blocks with global attention."""
+    """Raise UsageError if the tokens of a block do not attend to all tokens; the hint names the blocks with global
+    attention."""
     if call.span == "all":
         return
-    lines, slots = "its row and then its column", "its time slot and then the same position in all slots"
-    attended = {"row": lines, "column": lines, "space": slots, "time": slots}.get(call.span, "its window")
+    row_and_column, slot_and_time = "its row and its column", "its time slot and the same position in all slots"
+    attended_tokens = {
+        "row": row_and_column,
+        "column": row_and_column,
+        "space": slot_and_time,
+        "time": slot_and_time,
+    }.get(call.span, "its window")
     blocks = model.config.attention.global_blocks
     hint = (
-        f"use attention for blocks {', '.join(map(str, blocks))}, or distance for all" if blocks else ALTERNATIVES_HINT
+        f"use attention for blocks {', '.join(map(str, blocks))}, or distance for all blocks"
+        if blocks
+        else ALTERNATIVES_HINT
     )
-    raise UsageError(f"in block {call.layer} of this model a token only attends to {attended}, not to all tokens", hint)
+    problem = f"in block {call.layer} of this model a token attends only to {attended_tokens}, not to all tokens"
+    raise UsageError(problem, hint)
 
 
 def threshold_attention_mass(maps: Tensor, mass: float = 0.6) -> Tensor:
-    """Select the fewest patches with a share `mass` of the total weight: (..., N) nonnegative -> (..., N) bool.
+    """Select the fewest patches that contain a share `mass` of the total weight: (..., N) nonnegative -> (..., N) bool.
 
-    Exclude prefix tokens first. If all weights are zero, no patch is selected. Raises UsageError for a mass outside
-    (0, 1].
+    Prefix tokens must be excluded before. If all weights are zero, no patch is selected. Raises UsageError for a mass
+    outside (0, 1].
     """
     if not 0 < mass <= 1:
         raise UsageError(
-            f"a mass of {mass} is not a share", "use a number above 0 and at most 1; DINO's figures use 0.6"
+            f"mass must be above 0 and at most 1, got {mass}", "use a share of the attention; DINO's figures use 0.6"
         )
     ordered, sort_indices = maps.double().sort(dim=-1, descending=True, stable=True)
     preceding_mass = ordered.cumsum(-1) - ordered
-    needed = preceding_mass < mass * ordered.sum(-1, keepdim=True) * (1 - 1e-12)  # tolerates rounding errors of the sum
-    return torch.zeros_like(needed).scatter(-1, sort_indices, needed & (ordered > 0))
+    # 1e-12 tolerates rounding errors of the sum
+    is_selected = preceding_mass < mass * ordered.sum(-1, keepdim=True) * (1 - 1e-12)
+    return torch.zeros_like(is_selected).scatter(-1, sort_indices, is_selected & (ordered > 0))

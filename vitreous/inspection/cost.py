@@ -1,4 +1,8 @@
-"""Inference cost of a model by input size: throughput, largest batch, memory (arXiv:2010.11929, D.5 and Fig. 12)."""
+"""Inference cost of a model by image size: throughput, largest batch size and memory (arXiv:2010.11929, D.5 and Fig.
+12).
+
+B batch, C channels.
+"""
 
 from __future__ import annotations
 
@@ -18,20 +22,22 @@ from vitreous.inspection.hooks import eval_mode
 from vitreous.models.base import VisionModel
 from vitreous.system.machine import get_free_memory
 
-DEFAULT_IMAGE_SIZES = (64, 128, 224, 384, 512)  # as in the paper
+DEFAULT_IMAGE_SIZES = (64, 128, 224, 384, 512)  # sides in pixels, as in the paper
 MAX_TRIED_BATCH_SIZE = 4096  # largest batch size that is tried or reported
 MAX_CPU_BATCH_SIZE = 64  # largest batch size on a CPU: larger ones are not faster
 CPU_MEMORY_SHARE = 0.8  # share of a CPU's free memory that a batch may use
-TIMING_SECONDS = 0.2  # seconds of repeated passes per batch size
+TIMING_SECONDS = 0.2  # seconds of repeated forward passes per batch size
 
 
 @dataclass
 class InferenceCost:
-    """Cost at one input size: `image` in pixels, and for one image its `tokens`, `macs` and peak `memory` in bytes.
+    """Inference cost at one image size.
 
-    `memory` excludes the model. `throughputs`: images/s by batch size. `largest_batch_size`: the largest batch, at most
-    `MAX_TRIED_BATCH_SIZE`: measured if `is_measured` (GPU), else estimated for `CPU_MEMORY_SHARE` of the free memory, 0
-    if unknown.
+    - `image`: the image size in pixels; `tokens` and `macs`: tokens and multiply-adds of one image.
+    - `memory`: peak memory of a pass of one image in bytes, without the model.
+    - `throughputs`: images/s by batch size.
+    - `largest_batch_size`: the largest batch size, at most `MAX_TRIED_BATCH_SIZE`. If `is_measured` (on a GPU), it was
+      run; otherwise it is estimated for `CPU_MEMORY_SHARE` of the free memory, 0 if unknown.
     """
 
     image: tuple[int, ...]
@@ -45,13 +51,15 @@ class InferenceCost:
 
     @property
     def find_fastest(self) -> tuple[int, float]:
-        """The fastest batch size, and its images/s."""
+        """Return the batch size with the highest throughput, and its images/s."""
         return max(self.throughputs.items(), key=lambda pair: pair[1], default=(0, 0.0))
 
 
 def round_image_sizes(model: VisionModel[Any], sizes: Sequence[int] = DEFAULT_IMAGE_SIZES) -> list[tuple[int, ...]]:
-    """Round `sizes` pixels to square image sizes that are multiples of the patch, without duplicates; clips and
-    volumes get the model's frames and slices, signals get lengths."""
+    """Round `sizes`, in pixels, to square image sizes that are multiples of the patch, without duplicates.
+
+    For clips and volumes, the model's frames or slices are added in front; for signals, the sizes are lengths.
+    """
     leading_axes, patch = model.config.image[:-2], model.config.patch[-2:]
     return sorted({(*leading_axes, *(max(1, round(size / p)) * p for p in patch)) for size in sizes})
 
@@ -59,10 +67,12 @@ def round_image_sizes(model: VisionModel[Any], sizes: Sequence[int] = DEFAULT_IM
 def measure_inference_costs(
     model: VisionModel[Any], image_sizes: Sequence[tuple[int, ...]], batches: Sequence[int] = (), seconds: float = 60.0
 ) -> Iterator[InferenceCost]:
-    """Yield the cost of forward passes of black images of these sizes, in evaluation mode, on the model's device.
+    """Measure forward passes of black images of several sizes, in evaluation mode and on the model's device, and yield
+    the cost at each size.
 
-    `batches` are the batch sizes, without those that do not fit in memory; by default powers of two, with an equal
-    share of `seconds` per size. Sizes for which one image would exceed the remaining time are skipped.
+    `batches` are the batch sizes to measure, of which those that do not fit into memory are skipped; by default they
+    are powers of two. `seconds` is the total time, of which each size gets an equal share. Measurement ends at the
+    first size whose single image would exceed the remaining time.
     """
     remaining, seconds_per_mac = seconds, 0.0
     for index, image in enumerate(image_sizes):
@@ -81,17 +91,17 @@ def measure_inference_costs(
 def measure_inference_cost(
     model: VisionModel[Any], image: tuple[int, ...], batches: Sequence[int], seconds: float
 ) -> InferenceCost:
-    """Measure the cost of one size, in about `seconds` unless `batches` are set."""
+    """Measure the cost at one image size, in about `seconds` unless `batches` are set."""
     config, parameter = model.config, next(model.parameters())
     tokens = config.prefix + math.prod(-(-length // p) for length, p in zip(image, config.patch, strict=True))
-    black = torch.zeros(1, config.channels, *image, device=parameter.device, dtype=parameter.dtype)
+    black_image = torch.zeros(1, config.channels, *image, device=parameter.device, dtype=parameter.dtype)
     began = time.perf_counter()
     with eval_mode(model):
-        single_trace = trace_memory_by_operation(model, black)
+        single_trace = trace_memory_by_operation(model, black_image)
         cost = InferenceCost(image, tokens, config.macs(image), max(single_trace))
         is_gpu, free_bytes = parameter.is_cuda, get_free_memory(str(parameter.device))
         if not is_gpu:
-            pair_trace = trace_memory_by_operation(model, black.expand(2, *black.shape[1:]).contiguous())
+            pair_trace = trace_memory_by_operation(model, black_image.expand(2, *black_image.shape[1:]).contiguous())
             cost.largest_batch_size = find_max_batch_size(int(CPU_MEMORY_SHARE * free_bytes), single_trace, pair_trace)
         cost.is_measured = is_gpu
         batch_limit = MAX_TRIED_BATCH_SIZE if is_gpu else cost.largest_batch_size or MAX_CPU_BATCH_SIZE
@@ -102,7 +112,7 @@ def measure_inference_cost(
             )
             if size > batch_limit or exceeds_time:
                 continue
-            throughput = measure_forward_throughput(model, black.expand(size, *black.shape[1:]))
+            throughput = measure_forward_throughput(model, black_image.expand(size, *black_image.shape[1:]))
             if throughput is None:
                 break
             cost.throughputs[size] = throughput
@@ -111,8 +121,12 @@ def measure_inference_cost(
 
 
 def estimate_pass_seconds(throughputs: Mapping[int, float], size: int) -> float:
-    """Estimate the seconds of a pass of `size` images from the timed ones, 0 without any: a constant plus a time per
-    image, from the last two; from a single one in proportion."""
+    """Estimate the seconds of a pass of `size` images from measured throughputs (batch size -> images/s); 0 if there
+    are none.
+
+    The time is a constant plus a time per image, fitted to the two largest batch sizes; for a single batch size, it is
+    proportional to the number of images.
+    """
     points = [(0, 0.0), *((images, images / speed) for images, speed in sorted(throughputs.items()))][-2:]
     (few_images, few_seconds), (many_images, many_seconds) = points[0], points[-1]
     return many_seconds + (size - many_images) * max(0.0, many_seconds - few_seconds) / max(1, many_images - few_images)
@@ -124,8 +138,8 @@ def list_powers_of_two(maximum: int) -> list[int]:
 
 
 def measure_forward_throughput(model: VisionModel[Any], images: Tensor) -> float | None:
-    """Measure images/s of the fastest pass of (B, C, *image) after a warm-up, within `TIMING_SECONDS`; None if out of
-    memory."""
+    """Measure the images/s of the fastest of several passes of images (B, C, *image), after a warm-up, within
+    `TIMING_SECONDS`; None if out of memory."""
     is_cuda, best_seconds, began = images.is_cuda, float("inf"), 0.0
     try:
         images = images.contiguous()
@@ -147,23 +161,24 @@ def measure_forward_throughput(model: VisionModel[Any], images: Tensor) -> float
 
 
 def trace_memory_by_operation(model: VisionModel[Any], images: Tensor) -> list[int]:
-    """Return the bytes of tensors after each operation of a pass of (B, C, *image), with images, without parameters.
+    """Return the bytes of all live tensors after each operation of a pass of images (B, C, *image), including the
+    images, without parameters.
 
-    Buffers inside kernels are not counted, nor is rounding of the allocator.
+    Buffers inside kernels and rounding of the allocator are not counted.
     """
     weight_storages = [tensor.untyped_storage() for tensor in (*model.parameters(), *model.buffers())]
-    with LiveMemoryTracker(weight_storages) as alive:
-        alive.track_storage(images)
+    with LiveMemoryTracker(weight_storages) as tracker:
+        tracker.track_storage(images)
         model(images)
-    return alive.live_bytes_history
+    return tracker.live_bytes_history
 
 
 def find_max_batch_size(available_bytes: int, single_trace: list[int], pair_trace: list[int]) -> int:
-    """Return the largest batch, at most `MAX_TRIED_BATCH_SIZE`, whose pass uses at most `available_bytes` bytes after
-    any operation.
+    """Return the largest batch size, at most `MAX_TRIED_BATCH_SIZE`, whose pass uses at most `available_bytes` after
+    every operation.
 
-    Extrapolates from passes of one and of two images: memory that both use, such as standardised weights, does not grow
-    with the batch.
+    It is extrapolated from the traces of `trace_memory_by_operation` for one and for two images: memory that both use,
+    such as standardised weights, does not grow with the batch.
     """
     if len(single_trace) != len(pair_trace):  # different operations: assume that everything grows with the batch
         return min(MAX_TRIED_BATCH_SIZE, available_bytes // max(single_trace))
@@ -177,8 +192,10 @@ def find_max_batch_size(available_bytes: int, single_trace: list[int], pair_trac
 
 
 class LiveMemoryTracker(TorchDispatchMode):
-    """Counts the bytes of storages that are allocated and not yet freed: `live_bytes_history` each operation, and their
-    `peak`."""
+    """Context that counts the bytes of storages that are allocated and not yet freed, except for the given `storages`.
+
+    `live_bytes_history` has the bytes after each operation, `peak` their maximum.
+    """
 
     def __init__(self, storages: list[Any]) -> None:
         super().__init__()
@@ -188,11 +205,11 @@ class LiveMemoryTracker(TorchDispatchMode):
 
     @property
     def peak(self) -> int:
-        """The largest number of bytes after any operation."""
+        """Return the largest number of bytes after any operation."""
         return max(self.live_bytes_history, default=0)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run the operation and count its outputs."""
+        """Run an operation and count the storages of its outputs."""
         out = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(out):
             if isinstance(leaf, Tensor):
@@ -201,7 +218,7 @@ class LiveMemoryTracker(TorchDispatchMode):
         return out
 
     def track_storage(self, tensor: Tensor) -> None:
-        """Count the storage of a tensor of any shape until it is freed, if it is new."""
+        """Count the storage of a tensor, of any shape, until it is freed, unless it is already counted."""
         storage = tensor.untyped_storage()
         address, size = storage.data_ptr(), storage.nbytes()
         if address not in self.tracked_storages and size:
@@ -209,6 +226,6 @@ class LiveMemoryTracker(TorchDispatchMode):
             self.tracked_storages[address] = weakref.ref(storage, lambda _: self.release_storage(address, size))
 
     def release_storage(self, address: int, size: int) -> None:
-        """Subtract a freed storage."""
+        """Subtract the bytes of a freed storage."""
         del self.tracked_storages[address]
         self.now -= size

@@ -1,6 +1,6 @@
-"""Relative log amplitude of features by depth (Park and Kim, arXiv:2202.06709).
+"""Fourier analysis of features by depth: relative log amplitudes (Park and Kim, arXiv:2202.06709).
 
-B batch, D width; the last two axes of a grid are (h, w).
+Shapes: B batch, C channels, D width, K frequencies; the last two axes of a grid are (h, w).
 """
 
 from __future__ import annotations
@@ -16,20 +16,22 @@ from vitreous.errors import UsageError
 from vitreous.inspection.hooks import ResidualState, visit_residual_states
 from vitreous.models.base import VisionModel
 
-LOG_EPSILON = 1e-6  # added to amplitudes before the logarithm, as Park and Kim do
+LOG_EPSILON = 1e-6  # added to amplitudes before the logarithm, as in the paper
 
 
 class SpectrumLocation(NamedTuple):
-    """The location of a spectrum: `sublayer` the patch embedding (`layer` -1), or the attention or MLP of a block."""
+    """The point in the model at which a spectrum is computed: after the patch embedding (`layer` -1), or after the
+    attention or MLP (`sublayer`) of a block."""
 
     layer: int
     sublayer: Literal["embedding", "attention", "mlp"]
 
 
 class FourierSpectra:
-    """Mean log amplitudes of a model's residual stream: `add` images batch by batch, then read the results.
+    """Mean log amplitudes of a model's residual stream: call `add` for each batch of images, then read the properties.
 
-    `add` raises UsageError for a model without tokens and for a grid with a side below three.
+    `frequency` (K,) are the frequencies in units of pi per patch, `locations` the points in the model. `add` raises
+    UsageError for a model without tokens, and for a grid with a side below three.
     """
 
     def __init__(self, model: VisionModel[Any]) -> None:
@@ -39,11 +41,12 @@ class FourierSpectra:
         self._sums: list[np.ndarray] = []
 
     def add(self, images: Tensor) -> None:
-        """Add a batch of model inputs (B, C, *image)."""
+        """Add a batch of images (B, C, *image) to the mean."""
         spectra: list[np.ndarray] = []
         locations: list[SpectrumLocation] = []
 
         def store_spectrum(state: ResidualState) -> None:
+            """Append the spectrum after a sublayer and its location."""
             locations.append(SpectrumLocation(state.layer, state.sublayer))
             spectra.append(compute_log_amplitudes(state.patches).sum(0).cpu().numpy())
             self.frequency = get_diagonal_frequencies(state.grid)
@@ -59,24 +62,25 @@ class FourierSpectra:
 
     @property
     def log_amplitude(self) -> np.ndarray:
-        """Return the log amplitude ln(|F| + 1e-6) of the diagonal frequencies, DC first: (locations, K), mean over
-        images and channels."""
+        """Return the log amplitudes ln(|F| + 1e-6) of the diagonal frequencies, the constant term first:
+        (locations, K), the mean over images and channels."""
         return np.stack(self._sums) / self.images
 
     @property
     def relative(self) -> np.ndarray:
-        """Return (locations, K): log amplitudes minus the constant term's; lower at high frequencies is smoother."""
+        """Return the log amplitudes minus that of the constant term: (locations, K). Lower values at high frequencies
+        mean smoother features."""
         return self.log_amplitude - self.log_amplitude[:, :1]
 
 
 def compute_log_amplitudes(maps: Tensor) -> Tensor:
-    """Compute (B, K) float64 of (B, *grid, D): the mean over channels of ln(|F| + 1e-6) at the frequencies of
-    `get_diagonal_frequencies`.
+    """Compute the mean over channels of ln(|F| + 1e-6) at the frequencies of `get_diagonal_frequencies`: (B, *grid, D)
+    -> (B, K) float64.
 
-    Equivalent loop on a square grid of side n, with F the unnormalised 2-D transform of a channel:
+    Axes before the last two of the grid are averaged. Equivalent loop on a square grid of side n, with F the
+    unnormalised 2-D transform of a channel:
+
         out[b, k] = mean(ln(|F[k, k]| + 1e-6) for F in channels), k = 0 .. ceil(n / 2) - 1
-
-    Axes before the last two of the grid are averaged.
     """
     height, width = maps.shape[-3:-1]
     rows, columns = get_diagonal_indices((height, width))
@@ -86,10 +90,10 @@ def compute_log_amplitudes(maps: Tensor) -> Tensor:
 
 
 def get_diagonal_indices(grid: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """Return the (K,) row and (K,) column indices of the spectrum's diagonal, below the Nyquist frequency of the
-    shorter side.
+    """Return the row and column indices (K,) of the spectrum's diagonal, below the Nyquist frequency of the shorter
+    side.
 
-    Along the longer side, these are the nearest frequencies.
+    Along the longer side, they are the indices of the nearest frequencies.
     """
     height, width = grid[-2:]
     min_side = min(height, width)
@@ -98,14 +102,15 @@ def get_diagonal_indices(grid: tuple[int, ...]) -> tuple[Tensor, Tensor]:
 
 
 def get_diagonal_frequencies(grid: tuple[int, ...]) -> np.ndarray:
-    """Return (K,) frequencies of `get_diagonal_indices` in units of pi per patch: 2 k / n for a shorter side of n
+    """Return the frequencies (K,) of `get_diagonal_indices` in units of pi per patch: 2 k / n for a shorter side of n
     patches.
 
-    Raises UsageError for a side below three, which only has the constant term.
+    Raises UsageError for a side below three, which has only the constant term.
     """
     min_side = min(grid[-2:])
     if min_side < 3:
         raise UsageError(
-            f"a grid of {' x '.join(map(str, grid))} patches has no frequencies", "use a larger --image-size"
+            f"frequencies require a grid of at least 3 patches along each side, got {' x '.join(map(str, grid))}",
+            "use a larger --image-size",
         )
     return 2 * np.arange(math.ceil(min_side / 2)) / min_side

@@ -1,6 +1,6 @@
-"""Gradient-weighted rollout (arXiv:2103.15679, Eqs. 5-6): relevance of patches for a class.
+"""Gradient-weighted attention rollout (arXiv:2103.15679, Eqs. 5-6): relevance of patches for a class.
 
-B batch, P prefix tokens, T tokens with them, D width, h heads, d = D / h, Q queries.
+Shapes: B batch, C channels, P prefix tokens, T all tokens, D width, h heads, d = D / h, Q queries.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from vitreous.nn.frozen import FrozenBranch, PackedLinear
 
 @dataclass(frozen=True)
 class TokenRelevance:
-    """Relevance for a class of each image: `relevance` (B, T) float32, nonnegative, prefix tokens first.
+    """Relevance of each token for a class: `relevance` (B, T) float32, nonnegative, prefix tokens first.
 
-    `classes` (B,) int64, and their `logits` (B,) float32.
+    `classes` (B,) int64 are the classes, `logits` (B,) float32 their logits, `grid` the layout of the patches.
     """
 
     grid: tuple[int, ...]
@@ -47,17 +47,20 @@ class TokenRelevance:
 
     @property
     def maps(self) -> Tensor:
-        """The relevance of the patches, (B, *grid)."""
+        """Return the relevance of the patches (B, *grid)."""
         return self.relevance[:, self.prefix :].unflatten(-1, self.grid)
 
 
 def compute_relevance(model: VisionModel[Any], images: Tensor, classes: Tensor | None = None) -> TokenRelevance:
-    """Compute the relevance of the tokens of (B, C, *image) inputs for `classes` (B,) int64, by default the predicted
-    ones.
+    """Compute the relevance of the tokens of images (B, C, *image) for `classes` (B,) int64, by default the predicted
+    classes.
 
-    With A a block's attention and y the logit: W_l = mean over heads of max(A * dy/dA, 0), R_l = R_(l-1) + W_l R_(l-1),
-    R_0 = I. The result is the readout row of R_L - I (`attention.get_readout_weights`). Rows are not normalised.
-    Attention stays fused: with o = A v the heads' outputs, dy/dA = dy/do v^T. Parameters get no gradients.
+    With A a block's attention and y the logit of the class:
+
+        W_l = mean over heads of max(A * dy/dA, 0),  R_0 = I,  R_l = R_(l-1) + W_l R_(l-1)
+
+    The result is the readout row of R_L - I (`attention.get_readout_weights`); rows are not normalised. Attention stays
+    fused: with o = A v the heads' outputs, dy/dA = dy/do v^T. Parameters get no gradients.
 
     Raises UsageError for a model without attention or head, with blocks without global attention, or with packed
     products.
@@ -67,7 +70,8 @@ def compute_relevance(model: VisionModel[Any], images: Tensor, classes: Tensor |
         raise UsageError("the model has no head, so there is no class logit to differentiate", "use rollout instead")
     if any(isinstance(module, PackedLinear) for module in model.modules()):
         raise UsageError(
-            "packed products have no gradients", "use the model before it is packed, or `frozen(model, packed=False)`"
+            "the model's matrix products are packed for inference and have no gradients",
+            "use the model before it is packed, or `freeze_for_inference(model, packed=False)`",
         )
     calls, logits, class_indices, gradients = compute_attention_gradients(model, images, classes)
     readout = get_readout_weights(model, calls[0])
@@ -79,7 +83,8 @@ def compute_relevance(model: VisionModel[Any], images: Tensor, classes: Tensor |
 
 @torch.no_grad()
 def propagate_relevance(call: AttentionCall, gradient: Tensor, row: Tensor) -> Tensor:
-    """Compute row W (B, T) from dy/do (B, T, D) of an attention and a row (B, T), a few queries at a time."""
+    """Compute row W (B, T) for a row of relevance (B, T), from dy/do (B, T, D) of an attention, a few queries at a
+    time."""
     attention: Any = call.module
     values = attention.split(call.x.flatten(1, -2))[2].float().transpose(-2, -1)  # (B, h, d, T)
     gradient = gradient.float().unflatten(-1, (attention.heads, -1)).transpose(1, 2)  # (B, h, T, d)
@@ -93,34 +98,38 @@ def propagate_relevance(call: AttentionCall, gradient: Tensor, row: Tensor) -> T
 def compute_attention_gradients(
     model: VisionModel[Any], images: Tensor, classes: Tensor | None
 ) -> tuple[list[AttentionCall], Tensor, Tensor, list[Tensor]]:
-    """Run forward and backward; return attentions, logits (B,), classes (B,), and each attention's dy/do (B, T, D)."""
+    """Run forward and backward pass, and return the attentions, logits (B,), classes (B,), and dy/do (B, T, D) of each
+    attention."""
     calls: list[AttentionCall] = []
     outputs: list[Tensor] = []
     grid = get_patch_grid(model, images)
     is_forward = True
 
     def store_call(call: AttentionCall) -> None:
+        """Append an attention of the forward pass; calls in the backward pass, which recomputes blocks, are ignored."""
         if is_forward:  # the backward pass recomputes blocks
             require_global_attention(call, model)
             calls.append(call)
 
     def detach_input(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Detach the input of the first block, so gradients stop there."""
         return (inputs[0].detach().requires_grad_(True), *inputs[1:])
 
     def record_output(module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        """Append the heads' outputs, the input of the output layer."""
         if is_forward:
             outputs.append(inputs[0])
 
     with eval_mode(model) as stack, torch.enable_grad():
         for encoder in (submodule for submodule in model.modules() if isinstance(submodule, Encoder)):
             stack.enter_context(checkpoint_encoder_blocks(encoder))
-        attentive = [
+        attention_branches = [
             (name, branch)
             for name, branch in iterate_residual_branches(model)
             if hasattr(unwrap_windowed_part(branch), "compute_weights")
         ]
-        stack.enter_context(remove_hook_on_exit(attentive[0][1].register_forward_pre_hook(detach_input)))
-        for name, branch in attentive:
+        stack.enter_context(remove_hook_on_exit(attention_branches[0][1].register_forward_pre_hook(detach_input)))
+        for name, branch in attention_branches:
             projection: Any = branch.last if isinstance(branch, FrozenBranch) else unwrap_windowed_part(branch).out
             hook = wrap_no_grad(make_attention_hook(name, branch, grid, model.config, store_call))
             stack.enter_context(remove_hook_on_exit(branch.register_forward_pre_hook(hook)))
@@ -145,7 +154,7 @@ def wrap_no_grad(hook: Callable[..., None]) -> Callable[..., None]:
 
 @contextmanager
 def checkpoint_encoder_blocks(encoder: Encoder) -> Iterator[None]:
-    """Checkpoint the blocks even in evaluation mode; `eval_mode` restores the mode."""
+    """Enable gradient checkpointing of the blocks, also in evaluation mode; `eval_mode` restores the mode."""
     saved_recompute = encoder.recompute
     encoder.recompute, encoder.training = True, True
     try:

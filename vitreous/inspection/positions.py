@@ -1,6 +1,6 @@
 """Similarity of a model's position embeddings (arXiv:2010.11929, Figs. 7 and 10).
 
-N positions of a grid, D width, h heads, d channels of a head.
+Shapes: N positions of a grid (h, w), D width, d channels of a head; L positions along an axis, (m, n) a window.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from vitreous.models.base import VisionModel
 from vitreous.nn.relative import GridAttention, RelativeAttention, RotaryAttention
 from vitreous.nn.windows import WindowAttention
 
-MAX_TILES_PER_SIDE = 14  # positions shown along a side of a grid
-MIN_COLOUR_RANGE = 1e-3  # smallest range of a colour scale: differences below it are rounding errors
+MAX_TILES_PER_SIDE = 14  # maximum positions shown along a side of a grid
+MIN_COLOUR_RANGE = 1e-3  # minimum range of a colour scale: smaller differences are rounding errors
 
 
 class SimilarityStructure(NamedTuple):
-    """Mean similarity of two different positions of one row, of one column, and of neither; NaN without such pairs."""
+    """Mean similarity of two different positions in the same row, in the same column, and in neither; NaN if there are
+    no such pairs."""
 
     row: float
     column: float
@@ -35,9 +36,9 @@ class SimilarityStructure(NamedTuple):
 
 
 class RelativePositionTable(NamedTuple):
-    """Relative position vectors for offsets from 1 - L to L - 1, `vectors` (heads, 2 L - 1, d).
+    """Relative position vectors (heads, 2 L - 1, d) for offsets from 1 - L to L - 1; one head if all heads share them.
 
-    `layer` from 0; `axis` is `tokens`, `rows` or `columns`; one head if all share them.
+    `layer` is the block, from 0; `axis` is `tokens`, `rows` or `columns`.
     """
 
     layer: int
@@ -46,16 +47,16 @@ class RelativePositionTable(NamedTuple):
 
     @property
     def zero_index(self) -> int:
-        """The index of offset 0, L - 1."""
+        """Return L - 1, the index of offset 0."""
         return self.vectors.shape[1] // 2
 
 
 def get_position_embeddings(model: VisionModel[Any], grid: tuple[int, ...] | None = None) -> dict[str, Tensor]:
-    """Return the position embeddings of patch tokens, (*grid, D) float32, by location: `input`, `block 0`, `block 1`,
+    """Return the position embeddings of patch tokens (*grid, D) float32, by location: `input`, `block 0`, `block 1`,
     ...
 
-    Without prefix tokens; for another `grid` than the model's, they are resized as the model does. Empty for a model
-    without position embeddings.
+    If `grid` is not the model's, they are resized as the model does. The result is empty for a model without position
+    embeddings.
     """
     grid = grid or model.config.grid
     positions: dict[str, Any] = dict(model.position_tables())
@@ -64,20 +65,21 @@ def get_position_embeddings(model: VisionModel[Any], grid: tuple[int, ...] | Non
 
 
 def compute_position_cosines(table: Tensor, step: int = 1) -> Tensor:
-    """Compute the cosine similarity of every position (or every `step`-th) with all: (*grid, D) -> (*some, *grid).
+    """Compute the cosine similarity of every position, or every `step`-th, with all positions: (*grid, D) ->
+    (*selected, *grid).
 
     Equivalent loop: out[i, j, k, l] = cos(table[step i, step j], table[k, l])
     """
-    unit = F.normalize(table, dim=-1)
-    selected = unit[tuple(slice(None, None, step) for _ in table.shape[:-1])]
-    return (selected.flatten(0, -2) @ unit.flatten(0, -2).T).view(*selected.shape[:-1], *table.shape[:-1])
+    unit_vectors = F.normalize(table, dim=-1)
+    selected = unit_vectors[tuple(slice(None, None, step) for _ in table.shape[:-1])]
+    return (selected.flatten(0, -2) @ unit_vectors.flatten(0, -2).T).view(*selected.shape[:-1], *table.shape[:-1])
 
 
 def similarity_range(similarity: Tensor) -> tuple[float, float]:
-    """Return minimum and maximum of two different positions, for a colour scale, from (N, N) or (h, w, h, w)
-    similarity.
+    """Return minimum and maximum over pairs of different positions, for a colour scale, from a similarity (N, N) or
+    (h, w, h, w).
 
-    A range below `MIN_COLOUR_RANGE` is widened to it; -1 and 1 for a single position.
+    A range below `MIN_COLOUR_RANGE` is widened to it; it is -1 to 1 for a single position.
     """
     count = math.isqrt(similarity.numel())
     if count < 2:
@@ -89,12 +91,12 @@ def similarity_range(similarity: Tensor) -> tuple[float, float]:
 
 
 def choose_tile_stride(grid: tuple[int, ...], max_tiles: int = MAX_TILES_PER_SIDE) -> int:
-    """Return the stride that leaves at most `max_tiles` rows and columns of a grid."""
+    """Return the stride at which at most `max_tiles` rows and columns of a grid are shown."""
     return -(-max(grid) // max_tiles)
 
 
 def summarise_similarity(similarity: Tensor) -> SimilarityStructure:
-    """Average (h, w, h, w) similarity within rows, within columns and elsewhere."""
+    """Average a similarity (h, w, h, w) over pairs of positions in the same row, in the same column, and in neither."""
     height, width = similarity.shape[:2]
     rows, columns = torch.arange(height * width) // width, torch.arange(height * width) % width
     same_row, same_column = rows[:, None] == rows, columns[:, None] == columns
@@ -104,22 +106,26 @@ def summarise_similarity(similarity: Tensor) -> SimilarityStructure:
 
 
 def get_relative_position_tables(model: VisionModel[Any]) -> list[RelativePositionTable]:
-    """Return the tables of relative positions from the first block on: by head, or by axis and shared by the heads."""
-    relative: list[RelativePositionTable] = []
+    """Return the tables of relative positions, from the first block on: one per block for all axes, or one per axis and
+    shared by the heads."""
+    tables: list[RelativePositionTable] = []
     for layer, attention in model.attention_modules():
         if isinstance(attention, RelativeAttention):
-            relative.append(
+            tables.append(
                 RelativePositionTable(layer, "tokens", attention.table.detach().float().cpu().transpose(0, 1))
             )
         elif isinstance(attention, GridAttention):
-            relative.append(RelativePositionTable(layer, "rows", attention.rows.detach().float().cpu()[None]))
-            relative.append(RelativePositionTable(layer, "columns", attention.columns.detach().float().cpu()[None]))
-    return relative
+            tables.append(RelativePositionTable(layer, "rows", attention.rows.detach().float().cpu()[None]))
+            tables.append(RelativePositionTable(layer, "columns", attention.columns.detach().float().cpu()[None]))
+    return tables
 
 
 def get_relative_position_biases(model: VisionModel[Any]) -> dict[int, Tensor]:
-    """Return relative position biases by block, from 0: (h, 2 m - 1, 2 n - 1) float32, added to each head's logits by
-    the offset of the key from the query in rows and columns. Empty for models without them."""
+    """Return the relative position biases of each block, by index from 0: (h, 2 m - 1, 2 n - 1) float32, h heads.
+
+    A bias is added to a logit by the offset of the key from the query, in rows and columns. The result is empty for
+    models without biases.
+    """
     by_layer: dict[int, Tensor] = {}
     for layer, attention in model.attention_modules():
         if isinstance(attention, WindowAttention):
@@ -128,11 +134,12 @@ def get_relative_position_biases(model: VisionModel[Any]) -> dict[int, Tensor]:
 
 
 def compute_rotary_kernel(model: VisionModel[Any], grid: tuple[int, ...] | None = None) -> Tensor | None:
-    """Compute the (2 h - 1, 2 w - 1) kernel of rotary positions, by offset in rows and columns; None without them.
+    """Compute the kernel of rotary positions (2 h - 1, 2 w - 1), by offset in rows and columns; None for models without
+    them.
 
     It is the mean over channel pairs of the cosine of their angle difference: the logit of a query and a key that are
-    equal at the same position, with channel pairs of equal length, relative to offset 0. It is the same in every block
-    and head.
+    equal at the same position, with channel pairs of equal length, relative to offset 0. It is equal in all blocks and
+    heads.
     """
     rotary = next(
         (attention for _, attention in model.attention_modules() if isinstance(attention, RotaryAttention)), None
@@ -140,7 +147,7 @@ def compute_rotary_kernel(model: VisionModel[Any], grid: tuple[int, ...] | None 
     grid = grid or model.config.grid
     if rotary is None or grid is None:
         return None
-    # for offsets from 0; a cosine is even
+    # only for offsets from 0 on, because a cosine is even
     cosines = rotary.angles(grid, model.config.width // rotary.heads).cos().mean(-1)
     return cosines[torch.meshgrid(*(torch.arange(1 - length, length).abs() for length in grid), indexing="ij")].float()
 
@@ -150,10 +157,10 @@ def require_positions(model: VisionModel[Any]) -> None:
     config = model.config
     if not config.has_attention:
         hint = "use filters, features, nearest, similarity or cost"
-        raise UsageError(f"{config.name()} has no positions", hint)
+        raise UsageError(f"{config.name()} has no position embeddings", hint)
     if config.positions.kind == "none" and config.attention.kind == "plain":
         if config.on_grid:
-            problem = "the model has no positions except the rows and columns of its axial attention"
+            problem = "the model has no position embeddings: only its axial attention distinguishes rows and columns"
             raise UsageError(problem, "use distance")
-        hint = "filters, distance, features and the others work for it"
-        raise UsageError("the model has no positions: its patches are a set", hint)
+        hint = "use filters, distance, features or another figure"
+        raise UsageError("the model has no position embeddings: its patches are a set without order", hint)

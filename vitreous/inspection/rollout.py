@@ -1,6 +1,6 @@
 """Attention rollout through all blocks (arXiv:2005.00928; arXiv:2010.11929, D.8, Figs. 6 and 14).
 
-B batch, L blocks, P prefix tokens, N patch tokens, T = P + N, h heads, Q queries.
+Shapes: B batch, C channels, L blocks, P prefix tokens, N patch tokens, T = P + N, h heads, Q queries.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from vitreous.inspection.attention import get_readout_weights, require_global_at
 from vitreous.inspection.hooks import AttentionCall, visit_attention_calls
 from vitreous.models.base import VisionModel
 
-HeadFusion = Literal["mean", "max", "min"]
+HeadFusion = Literal["mean", "max", "min"]  # how the attention of several heads is combined
 
 
 @dataclass(frozen=True)
 class RolloutOptions:
-    """Options that convert a block's attention A (h, T, T) to its token mixing matrix:
+    """Options that convert a block's attention A (h, T, T) to its mixing matrix M:
 
         F = fusion of A over the heads
         F[F < the (floor(discard T^2) + 1)-th smallest of F] = 0
         M = residual I + (1 - residual) F, rows divided by their sums
 
-    The threshold is per image, over the full matrix, without exceptions; equal weights are kept or discarded together.
+    The threshold is per image, over the full matrix, without exceptions; equal weights are all kept or all discarded.
     An empty row becomes the identity. The paper averages the heads and does not mention a residual; 0.5 is from Abnar
     and Zuidema. Raises UsageError for a `residual` outside [0, 1] or a `discard` outside [0, 1).
     """
@@ -40,19 +40,20 @@ class RolloutOptions:
     def __post_init__(self) -> None:
         if not 0 <= self.residual <= 1:
             hint = "use a number from 0 to 1, for example 0.5"
-            raise UsageError(f"--residual must be 0 to 1, not {self.residual}", hint)
+            raise UsageError(f"--residual must be from 0 to 1, got {self.residual}", hint)
         if not 0 <= self.discard < 1:
             hint = "use a number from 0 to below 1, such as 0.9"
-            raise UsageError(f"--discard must be at least 0 and below 1, not {self.discard}", hint)
+            raise UsageError(f"--discard must be at least 0 and below 1, got {self.discard}", hint)
         if self.fusion not in ("mean", "max", "min"):
             raise UsageError(f"unknown fusion {self.fusion}", "use mean, max or min")
 
 
 @dataclass(frozen=True)
 class AttentionRollout:
-    """Readout rows, float32: `joint` (B, L, T) through blocks 0 to l combined, `single` (B, L, T) through block l only.
+    """Rollout of the readout tokens: `joint` (B, L, T) float32 through blocks 0 to l combined, `single` (B, L, T)
+    through block l only.
 
-    Each row sums to one, prefix tokens first. `grid`: layout of the N patches.
+    Each row sums to one, prefix tokens first. `grid` is the layout of the N patches.
     """
 
     grid: tuple[int, ...]
@@ -62,24 +63,24 @@ class AttentionRollout:
 
     @property
     def maps(self) -> Tensor:
-        """Return `joint` (B, L, *grid) without the prefix tokens, not renormalised."""
+        """Return `joint` of the patches (B, L, *grid), without the prefix tokens and not renormalised."""
         return self.joint[..., self.prefix :].unflatten(-1, self.grid)
 
     @property
     def single_maps(self) -> Tensor:
-        """Return `single` (B, L, *grid) without the prefix tokens, not renormalised."""
+        """Return `single` of the patches (B, L, *grid), without the prefix tokens and not renormalised."""
         return self.single[..., self.prefix :].unflatten(-1, self.grid)
 
 
 def compute_rollout(
     model: VisionModel[Any], images: Tensor, options: RolloutOptions | None = None, queries: Tensor | None = None
 ) -> AttentionRollout:
-    """Compute attention rollout for images (B, C, *image), starting at the model's readout: the class token, or the
-    patches that the model pools (`attention.get_readout_weights`).
+    """Compute the attention rollout of images (B, C, *image) for the model's readout: the class token, or the patches
+    that the model pools (`attention.get_readout_weights`).
 
-    `queries` (T,), weights of tokens with sum one, replace the readout. Only rows are computed, from the last block
-    backwards; a T x T matrix is only stored if weights are discarded. Raises UsageError for a model without attention,
-    or with blocks without global attention.
+    `queries` (T,), weights of tokens with sum one, replace the readout. Only the rows of the readout are computed, from
+    the last block backwards; a T x T matrix is stored only if weights are discarded. Raises UsageError for a model
+    without attention, or with blocks without global attention.
     """
     calls = collect_attention_calls(model, images)
     readout = get_readout_weights(model, calls[0]) if queries is None else queries.to(calls[0].x.device)
@@ -88,7 +89,8 @@ def compute_rollout(
 
 
 def collect_attention_calls(model: VisionModel[Any], images: Tensor) -> list[AttentionCall]:
-    """Return the attention of every block on (B, C, *image). Raises UsageError if one is not global."""
+    """Return the attention of every block for images (B, C, *image). Raises UsageError if an attention is not
+    global."""
     calls: list[AttentionCall] = []
 
     def store_call(call: AttentionCall) -> None:
@@ -102,9 +104,10 @@ def collect_attention_calls(model: VisionModel[Any], images: Tensor) -> list[Att
 def compute_rollout_rows(
     calls: Sequence[AttentionCall], readout: Tensor, mixing: RolloutOptions
 ) -> tuple[Tensor, Tensor]:
-    """Compute row M_l ... M_1 and row M_l for every block l, (B, L, T) each, from L attentions and a row (T,)."""
+    """Compute the products readout M_l ... M_1 and readout M_l for every block l, (B, L, T) each, from L attentions and
+    the weights `readout` (T,)."""
     batch, tokens = len(calls[0].x), calls[0].tokens
-    joint = readout.new_zeros(batch, 0, tokens)  # of the visited blocks, from the last one
+    joint = readout.new_zeros(batch, 0, tokens)  # rows of the blocks visited so far, the last block first
     single = []
     for call in reversed(calls):
         query_rows = torch.cat([joint, readout.expand(batch, 1, -1)], 1)
@@ -116,7 +119,7 @@ def compute_rollout_rows(
 
 
 def compute_rollout_matrix(calls: Sequence[AttentionCall], mixing: RolloutOptions) -> Tensor:
-    """Compute the rollout (B, T, T) of L attentions: R_1 = M_1, R_l = M_l R_(l-1)."""
+    """Compute the full rollout matrix (B, T, T) of L attentions: R_1 = M_1, R_l = M_l R_(l-1)."""
     joint = torch.eye(calls[0].tokens, device=calls[0].x.device)
     for call in calls:
         joint = torch.cat([mixing_rows @ joint for _, mixing_rows in mix_with_residual(call, mixing)], -2)
@@ -124,7 +127,7 @@ def compute_rollout_matrix(calls: Sequence[AttentionCall], mixing: RolloutOption
 
 
 def mix_with_residual(call: AttentionCall, mixing: RolloutOptions) -> Iterator[tuple[slice, Tensor]]:
-    """Yield slices of queries with their rows (B, Q, T) of the mixing matrix M."""
+    """Yield slices that cover all queries, with their rows (B, Q, T) of the mixing matrix M (`RolloutOptions`)."""
     fused = ((queries, fuse_heads(weights, mixing.fusion)) for queries, weights in call.iterate_chunks())
     if mixing.discard:
         fused = iter(
@@ -150,7 +153,7 @@ def fuse_heads(weights: Tensor, fusion: HeadFusion) -> Tensor:
 
 
 def discard_smallest_weights(fused: Tensor, discard: float) -> Tensor:
-    """Set the smallest weights of each image in (B, T, T) to zero, a share `discard` of all."""
+    """Set the smallest weights of each image to zero, a share `discard` of all: (B, T, T) -> (B, T, T)."""
     flat = fused.flatten(1)
     limits = flat.kthvalue(int(discard * flat.shape[1]) + 1, dim=1).values
     return fused.masked_fill(fused < limits[:, None, None], 0.0)

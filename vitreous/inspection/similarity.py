@@ -1,6 +1,6 @@
-"""Similarity of layers, within one model or between two: linear CKA (Kornblith et al., arXiv:1905.00414).
+"""Similarity of layers, within one model or between two models: linear CKA (Kornblith et al., arXiv:1905.00414).
 
-n images, D channels of a layer; layers may have different D.
+Shapes: n images (B per batch) of C channels, D channels of a layer; layers may have different D.
 """
 
 from __future__ import annotations
@@ -20,21 +20,24 @@ from vitreous.inspection.hooks import (
 )
 from vitreous.models.base import VisionModel
 
-MIN_CKA_IMAGES = 4  # smallest number of images: the unbiased estimate divides by n - 3
+MIN_CKA_IMAGES = 4  # minimum number of images, because the unbiased estimate divides by n - 3
 
 
 def extract_layer_features(model: VisionModel[Any], images: Tensor) -> dict[str, Tensor]:
-    """Compute the mean patch token of each layer, in order, (B, D) float32 on the CPU, for (B, C, *image) inputs.
+    """Compute the mean patch token of each layer for images (B, C, *image): layer name -> (B, D) float32 on the CPU, in
+    order.
 
-    For a ViT, of the residual stream after the `embedding` and after `attention 0`, `mlp 0`, ...; for a BiT, of the
-    feature maps after the `root` and the units of its stages, `stage 0 unit 0`, ...
+    For a ViT, layers are the residual stream after the `embedding` and after `attention 0`, `mlp 0`, ...; for a BiT,
+    the feature maps after the `root` and the units of its stages, `stage 0 unit 0`, ...
     """
     by_layer: dict[str, Tensor] = {}
     if not model.config.has_attention:
         body: Any = model.body
         layer_names = {body.root: "root"}
         layer_names |= {
-            unit: f"stage {s} unit {u}" for s, stage in enumerate(body.stages) for u, unit in enumerate(stage.units)
+            unit: f"stage {stage_index} unit {unit_index}"
+            for stage_index, stage in enumerate(body.stages)
+            for unit_index, unit in enumerate(stage.units)
         }
 
         def store_stage_mean(module: Any, inputs: Any, out: Tensor) -> None:
@@ -55,18 +58,20 @@ def extract_layer_features(model: VisionModel[Any], images: Tensor) -> dict[str,
 
 
 def compute_linear_cka(features: list[Tensor], other_features: list[Tensor], unbiased: bool = True) -> Tensor:
-    """Compute linear CKA between layers of (n, D) features of the same n images -> (layers, layers) float64.
+    """Compute linear CKA between all pairs of layers, from their features (n, D) of the same n images: (layers, layers)
+    float64.
 
     CKA = HSIC(K, L) / sqrt(HSIC(K, K) HSIC(L, L)) of the (n, n) Gram matrices K = X X^T and L = Y Y^T. HSIC is
-    tr(K H L H), H the centring matrix; or, if `unbiased`, the estimate of Song et al. (2012), 0 in expectation for
-    independent layers. Both are elementwise products of centred Gram matrices. 0 for a layer that is constant over
-    images.
+    tr(K H L H), H the centring matrix. If `unbiased`, it is the estimate of Song et al. (2012), 0 in expectation for
+    independent layers. Both are elementwise products of centred Gram matrices. CKA is 0 for a layer that is constant
+    over images.
 
     Raises UsageError for fewer than four images.
     """
     if len(features[0]) < MIN_CKA_IMAGES:
         raise UsageError(
-            f"too few images to compare layers: {len(features[0])}", f"use at least {MIN_CKA_IMAGES}, better a hundred"
+            f"comparing layers requires at least {MIN_CKA_IMAGES} images, got {len(features[0])}",
+            "use about a hundred images",
         )
     grams, other_grams = (
         torch.stack([compute_unit_gram(x, unbiased) for x in xs]) for xs in (features, other_features)
@@ -75,7 +80,7 @@ def compute_linear_cka(features: list[Tensor], other_features: list[Tensor], unb
 
 
 def compute_unit_gram(x: Tensor, unbiased: bool) -> Tensor:
-    """Compute the centred Gram matrix of (n, D) as a unit vector (n * n,) float64."""
+    """Compute the centred Gram matrix of features (n, D), flattened to a unit vector (n * n,) float64."""
     x = x.double()
     x = x - x.mean(0)
     gram = x @ x.T
@@ -84,10 +89,11 @@ def compute_unit_gram(x: Tensor, unbiased: bool) -> Tensor:
 
 
 def u_centre_gram(gram: Tensor) -> Tensor:
-    """U-centre a Gram matrix (n, n): zero diagonal, row and column sums 0, for unbiased products (Szekely and Rizzo,
-    2014).
+    """U-centre a Gram matrix (n, n), with zero diagonal and row and column sums 0, for unbiased products
+    (Szekely and Rizzo, 2014).
 
     Sums exclude the diagonal; off the diagonal:
+
         out[i, j] = gram[i, j] - (sum(gram[i]) + sum(gram[:, j])) / (n - 2) + sum(gram) / ((n - 1) (n - 2))
     """
     n = len(gram)

@@ -1,1 +1,2 @@
-"""Jobs that carry out a run: train, transfer, soup, and the trials of a learning-rate grid on a cluster."""
+"""Jobs that execute a run from the user's options: train, the learning-rate grid (on this machine or a cluster), soup,
+and doctor."""

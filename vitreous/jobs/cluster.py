@@ -1,8 +1,8 @@
 """Run the trials of a learning-rate grid as tasks on a Ray cluster (extra `ray`).
 
-Each task calls the same `run_trial` with the same number of threads as a single machine would, in the trial's folder.
-Weights and metrics are therefore the same on the same hardware. The run folder, the data and this package must have the
-same path on every machine.
+Each task calls `run_trial` with the same number of threads as a single machine would, in the trial's folder. Weights
+and metrics are therefore the same on the same hardware. The run folder, the data and this package must have the same
+path on every machine.
 """
 # pyright: reportMissingImports=false
 
@@ -26,7 +26,7 @@ from vitreous.training.signals import StopSignals
 
 TASK_POLL_SECONDS = 0.2  # seconds between two checks for a signal
 MAX_TRIAL_RETRIES = 3  # retries of a trial whose process or machine was lost; it resumes from its newest checkpoint
-STOP_TIMEOUT = 300.0  # seconds that trials have to save after a signal
+STOP_TIMEOUT = 300.0  # seconds after a signal in which trials can save their state
 
 
 def run_trials_on_ray(
@@ -36,28 +36,33 @@ def run_trials_on_ray(
     signals: StopSignals,
     listener: ProgressListener,
 ) -> None:
-    """Train the incomplete trials on the cluster at `address`: an address for `ray.init`, or `local` to start one here.
+    """Train the incomplete trials on the Ray cluster at `address`, an address for `ray.init` or `local` to start one
+    here.
 
-    After a signal, returns when all trials have saved. A trial whose process or machine is lost is restarted up to
-    MAX_TRIAL_RETRIES times. Raises UsageError if Ray or the cluster is missing, and ResourceError if a trial was lost
-    too often or its machine does not have the run folder. Errors of a trial are raised again.
+    After a signal, returns when all trials have saved their state. A trial whose process or machine is lost is
+    restarted up to MAX_TRIAL_RETRIES times. Raises UsageError if Ray is not installed or no cluster responds. Raises
+    ResourceError if a trial was lost too often, or if its machine cannot access the run folder. Errors of a trial are
+    raised again.
     """
     incomplete = [(run, folder) for run, folder in trials if not folder.summary.is_file()]
     if not incomplete:
         return
     if any(run.device.startswith("cuda:") and run.device != "cuda:0" for run, _ in incomplete):
-        raise UsageError("each trial on a cluster uses the first GPU of its machine", "use --device cuda")
+        raise UsageError(
+            f"--device {incomplete[0][0].device} is not supported with --ray, which assigns a GPU to each trial",
+            "use --device cuda",
+        )
     ray = connect_ray(address)
     try:
         threads = torch.get_num_threads()
         max_cpus = max((node["Resources"].get("CPU", 1) for node in ray.nodes() if node["Alive"]), default=1)
-        gpu = incomplete[0][0].device.startswith("cuda")
-        resources = {"num_cpus": 1, "num_gpus": 1} if gpu else {"num_cpus": min(threads, max_cpus)}
-        # one trial per process: it sets the number of threads and the working directory
-        task = ray.remote(max_retries=MAX_TRIAL_RETRIES, max_calls=1, **resources)(run_remote_trial)
-        shared = ray.put(inputs)
+        uses_gpu = incomplete[0][0].device.startswith("cuda")
+        resources = {"num_cpus": 1, "num_gpus": 1} if uses_gpu else {"num_cpus": min(threads, max_cpus)}
+        # a process runs a single trial, because a trial sets the number of threads and the working directory
+        remote_function = ray.remote(max_retries=MAX_TRIAL_RETRIES, max_calls=1, **resources)(run_remote_trial)
+        shared_inputs = ray.put(inputs)
         tasks = {
-            task.remote(run, shared, str(folder.path.absolute()), os.getcwd(), threads): folder
+            remote_function.remote(run, shared_inputs, str(folder.path.absolute()), os.getcwd(), threads): folder
             for run, folder in incomplete
         }
         wait_for_tasks(ray, list(tasks), signals, listener)
@@ -69,14 +74,16 @@ def run_trials_on_ray(
 
 
 def run_remote_trial(run: Run, inputs: RunInputs, folder: str, directory: str, threads: int) -> None:
-    """Run one trial in a Ray process. `ray.cancel` interrupts it like SIGINT: the trial saves and ends."""
+    """Run a trial in a process of the Ray cluster, with its run folder `folder`, the working directory `directory` and
+    a number of threads. `ray.cancel` interrupts it like SIGINT: the trial saves its state and ends."""
     os.chdir(directory)
     torch.set_num_threads(threads)
     run_trial(run, inputs, RunFolder(Path(folder)), NullListener())
 
 
 def wait_for_tasks(ray: Any, tasks: list[Any], signals: StopSignals, listener: ProgressListener) -> None:
-    """Wait until all tasks have ended. After a signal, cancel them, and kill them after `STOP_TIMEOUT` more seconds."""
+    """Wait until all tasks have ended. After a signal, cancel them, and kill them if they have not ended after
+    `STOP_TIMEOUT` seconds."""
     pending, stop_at, total = tasks, None, len(tasks)
     listener.progress("trials", 0, total, f"0 of {total} on the cluster")
     while pending:
@@ -95,7 +102,8 @@ def wait_for_tasks(ray: Any, tasks: list[Any], signals: StopSignals, listener: P
 
 
 def check_trial_result(ray: Any, task: Any, folder: RunFolder) -> None:
-    """Raise the error of a task again. Raises ResourceError if its machine failed or `folder` has no summary."""
+    """Raise the error of a failed task again. Raises ResourceError if its machine failed, or if `folder` has no
+    summary."""
     try:
         ray.get(task)
     except ray.exceptions.RayError as error:

@@ -1,7 +1,7 @@
-"""Choose published weights for a run on few photographs if no weights are set.
+"""Choose published weights as the default initial weights of runs on few photographs.
 
-Classifiers, detectors and segmenters with fewer than `FEW_PHOTOGRAPHS` photographs start from published weights that
-are cached or can be downloaded. `--init none` trains from scratch.
+Classifiers, regressions, detectors and segmentation models with fewer than `FEW_PHOTOGRAPHS` photographs start from
+published weights that are cached or can be downloaded. `--init none` trains from scratch.
 """
 
 from __future__ import annotations
@@ -23,17 +23,18 @@ from vitreous.weights.fetch import get_cache_paths, get_offline_variable, resolv
 from vitreous.weights.published import PUBLISHED_WEIGHTS, PublishedWeights
 
 FEW_PHOTOGRAPHS = 2_000  # number of training images below which published weights are the default
-PREFERRED_WEIGHTS = ("vit-s16-augreg", "vit-ti16-augreg", "vit-b16-augreg", "deit-s16", "deit-b16")  # default models
-DEFAULT_WEIGHTS_RECIPES = (None, "segment", "detect", "regression")
-PROBE_TIMEOUT = 3.0  # seconds to wait for a server's response, name resolution included
+#: published weights for runs without --model, best first
+PREFERRED_WEIGHTS = ("vit-s16-augreg", "vit-ti16-augreg", "vit-b16-augreg", "deit-s16", "deit-b16")
+DEFAULT_WEIGHTS_RECIPES = (None, "segment", "detect", "regression")  # values of --recipe with default weights
+PROBE_TIMEOUT = 3.0  # maximum seconds to wait for a server's response, including name resolution
 
 
-def set_default_weights(options: TrainOptions, opened: Data, listener: ProgressListener) -> TrainOptions:
-    """Return the options with the initial weights set: those of `--init`, or published weights if the data are few
-    photographs and the weights are available. The choice is logged to `listener`."""
+def set_default_weights(options: TrainOptions, dataset: Data, listener: ProgressListener) -> TrainOptions:
+    """Return the options with the initial weights: those of `--init`, or published weights if the dataset has few
+    photographs and weights are available. The choice is noted to `listener`."""
     if options.init:
         return replace(options, init=None) if options.init == INIT_FROM_SCRATCH else options
-    if not should_start_pretrained(options, opened):
+    if not should_start_pretrained(options, dataset):
         return options
     if not (
         weights := find_available_weights(
@@ -41,7 +42,7 @@ def set_default_weights(options: TrainOptions, opened: Data, listener: ProgressL
         )
     ):
         return options
-    images = len(opened.split("train"))
+    images = len(dataset.split("train"))
     availability = "cached" if is_cached(weights) else "downloading"
     listener.note(
         f"{images:,} photographs are a small dataset: training starts from the published weights {weights.name} "
@@ -51,10 +52,13 @@ def set_default_weights(options: TrainOptions, opened: Data, listener: ProgressL
     return replace(options, init=weights.name)
 
 
-def should_start_pretrained(options: TrainOptions, opened: Data) -> bool:
-    """Return whether published weights suit a run: it has few photographs, learns from labels, masks or boxes, uses no
-    published recipe (these may need other weights), and changes neither image size nor patch size."""
-    split, objective = opened.split("train"), get_objective_config(options)
+def should_start_pretrained(options: TrainOptions, dataset: Data) -> bool:
+    """Return whether a run starts from published weights by default.
+
+    It does if it has few photographs, learns from labels, masks or boxes, uses no published recipe (these may require
+    other weights), and changes neither image size nor patch size.
+    """
+    split, objective = dataset.split("train"), get_objective_config(options)
     if len(split) >= FEW_PHOTOGRAPHS or get_sample_noun(split) != "images":
         return False
     if options.recipe not in DEFAULT_WEIGHTS_RECIPES or not (objective.annotated or objective.labelled):
@@ -63,7 +67,7 @@ def should_start_pretrained(options: TrainOptions, opened: Data) -> bool:
         return False
     if (options.image_size or MAX_SMALL_IMAGE_SIDE + 1) <= MAX_SMALL_IMAGE_SIDE:
         return False
-    dataset_info = infer_dataset_info(opened, options)
+    dataset_info = infer_dataset_info(dataset, options)
     return (
         dataset_info.template.has_colours
         and dataset_info.channels == 3
@@ -73,8 +77,8 @@ def should_start_pretrained(options: TrainOptions, opened: Data) -> bool:
 
 
 def list_candidate_weights(options: TrainOptions) -> list[PublishedWeights]:
-    """List published weights for the model of a run, preferred ones first. Weights of the Hugging Face Hub are
-    excluded, because they use another cache."""
+    """List the published weights for the model of a run, preferred ones first. Weights of the Hugging Face Hub are
+    excluded, because they are stored in another cache."""
     candidates = {weights.name: weights for weights in PUBLISHED_WEIGHTS if not weights.source.startswith("hf:")}
     if not options.model:
         return [candidates[name] for name in PREFERRED_WEIGHTS]
@@ -83,9 +87,11 @@ def list_candidate_weights(options: TrainOptions) -> list[PublishedWeights]:
 
 
 def find_available_weights(candidates: list[PublishedWeights], probe: bool) -> PublishedWeights | None:
-    """Return the first published weights in the cache or in a folder of VITREOUS_MIRROR. If none is there and `probe`
-    is set, return the first that its server has. Returns None if none is available. Waits at most PROBE_TIMEOUT seconds
-    for a server."""
+    """Return the first weights that are in the cache or in a folder of VITREOUS_MIRROR.
+
+    If there are none and `probe` is true, return the first candidate if its server responds within PROBE_TIMEOUT
+    seconds. Returns None if no weights are available.
+    """
     if weights := next(filter(is_cached, candidates), None):
         return weights
     return next(
@@ -94,7 +100,7 @@ def find_available_weights(candidates: list[PublishedWeights], probe: bool) -> P
 
 
 def is_cached(weights: PublishedWeights) -> bool:
-    """Return whether weights can be opened without a download."""
+    """Return whether published weights can be opened without a download."""
     target, record = get_cache_paths(weights)
     if target.is_file() and record.is_file():
         return True
@@ -105,7 +111,7 @@ def is_cached(weights: PublishedWeights) -> bool:
 
 
 def is_reachable(weights: PublishedWeights) -> bool:
-    """Return whether the server of published weights responds for their file within PROBE_TIMEOUT seconds."""
+    """Return whether the server of published weights has their file and responds within PROBE_TIMEOUT seconds."""
     try:
         address = resolve_mirror(weights.source)
     except VitreousError:
@@ -113,6 +119,7 @@ def is_reachable(weights: PublishedWeights) -> bool:
     results: list[bool] = []
 
     def send_request() -> None:
+        """Append to `results` whether the server has the file."""
         try:
             with urllib.request.urlopen(
                 urllib.request.Request(str(address), method="HEAD"), timeout=PROBE_TIMEOUT

@@ -1,4 +1,5 @@
-"""Derive a run from options and data: initial weights, recipe, channels, buckets and worker processes."""
+"""Derive a run from the options and an open dataset: initial weights, recipe, channels, buckets and worker
+processes."""
 
 from __future__ import annotations
 
@@ -30,27 +31,30 @@ from vitreous.training.run import Run
 from vitreous.training.throughput import measure_peak_flops
 from vitreous.weights.adopt import read_weights_info
 
-MIN_PARALLEL_IMAGES = 2_000  # number of images above which the first pass uses several processes
-ASSUMED_UTILISATION = 0.6  # share of the machine's peak throughput that a training step reaches
-FLIP_SETTINGS = {"views.flip", "views.flip_vertical", "views.turn"}
+MIN_PARALLEL_IMAGES = 2_000  # number of images above which the first pass over the images uses several processes
+ASSUMED_UTILISATION = 0.6  # share of the machine's peak throughput that a training step is assumed to reach
+FLIP_SETTINGS = {"views.flip", "views.flip_vertical", "views.turn"}  # settings that replace the measured symmetry
 
 
 def derive_run(
-    opened: Data,
+    dataset: Data,
     options: TrainOptions,
     split_settings: dict[str, Any],
     listener: ProgressListener,
     forms: np.ndarray | None,
 ) -> Run:
-    """Build the run for a model or weights on the training split from the recipe and the options. Uses buckets if the
-    forms (n, 3) int64 of the samples are passed."""
-    options, split = set_default_weights(options, opened, listener), opened.split("train")
+    """Build the run on the training split of a dataset from the recipe, the initial weights and the options.
+
+    `split_settings` are fields of `DataOptions` that describe the split. With `forms` (n, 3) int64, the frames, heights
+    and widths of the training samples, the run uses buckets. `listener` receives notes about derived settings.
+    """
+    options, split = set_default_weights(options, dataset, listener), dataset.split("train")
     start = read_weights_info(options.source(options.init)) if options.init else None
     for note in start.notes if start else ():
         listener.note(note)
-    info = replace(infer_dataset_info(opened, options, start), masks=has_object_masks(opened))
-    info = replace(info, images=options.images or info.images, map_statistics=measure_recipe_maps(opened, options))
-    run = derive_run_config(options, opened, info, start, listener.note)
+    info = replace(infer_dataset_info(dataset, options, start), masks=has_object_masks(dataset))
+    info = replace(info, images=options.images or info.images, map_statistics=measure_recipe_maps(dataset, options))
+    run = derive_run_config(options, dataset, info, start, listener.note)
     for text in describe_map_choices(run, info.map_statistics, options) if info.map_statistics else ():
         listener.note(text)
     run = replace(run, objective=run.objective.with_absolute_paths(run.model, run.data.classes))
@@ -65,10 +69,10 @@ def derive_run(
         split=split,
         start=start,
         options=options,
-        workers=count_scan_workers(opened, options),
+        workers=count_scan_workers(dataset, options),
         note=listener.note,
     )
-    data = replace(run.data, **split_settings, source=resolve_source(opened.name))
+    data = replace(run.data, **split_settings, source=resolve_source(dataset.name))
     data = replace(data, bad_images=options.bad_images, exact=options.exact, cache=can_cache_images(split, run))
     run = replace(run, data=data)
     if options.workers is None:
@@ -76,25 +80,28 @@ def derive_run(
     return run
 
 
-def count_scan_workers(opened: Data, options: TrainOptions) -> int:
-    """Return the number of processes for the first pass over the images, before decoding is timed."""
-    is_small = len(opened.split("train")) <= MIN_PARALLEL_IMAGES
+def count_scan_workers(dataset: Data, options: TrainOptions) -> int:
+    """Return the number of processes for the first pass over the images of a dataset, before decoding is timed."""
+    is_small = len(dataset.split("train")) <= MIN_PARALLEL_IMAGES
     return options.workers if options.workers is not None else 0 if is_small else default_worker_count()
 
 
-def measure_recipe_maps(opened: Data, options: TrainOptions) -> MapStatistics | None:
-    """Measure the class maps of the training images if the recipe or balanced class weights need them. Returns None
-    otherwise."""
-    split = opened.split("train")
+def measure_recipe_maps(dataset: Data, options: TrainOptions) -> MapStatistics | None:
+    """Measure the class maps of the training images if the recipe, or balanced class weights, require them; otherwise
+    return None."""
+    split = dataset.split("train")
     recipe = get_recipe(options.recipe) if options.recipe else None
     if recipe is None or recipe.objective.annotated != "classes" or not isinstance(split, AnnotatedSplit):
         return None
-    chooses = recipe.by_maps and get_sample_axes(split) == 2
-    return measure_class_maps(split, opened.classes) if chooses or options.class_weights == "balanced" else None
+    recipe_needs_maps = recipe.by_maps and get_sample_axes(split) == 2
+    if not (recipe_needs_maps or options.class_weights == "balanced"):
+        return None
+    return measure_class_maps(split, dataset.classes)
 
 
 def describe_map_choices(run: Run, maps: MapStatistics, options: TrainOptions) -> list[str]:
-    """Describe the settings that were derived from the class map statistics and not set by options, one line each."""
+    """Describe the settings that were derived from the class maps, one line each. Settings of the options are not
+    described."""
     notes = []
     if (
         get_recipe(run.recipe).by_maps
@@ -107,18 +114,21 @@ def describe_map_choices(run: Run, maps: MapStatistics, options: TrainOptions) -
         share, name = min(
             (share, name) for share, name in zip(maps.class_shares, run.data.classes, strict=True) if share
         )
-        text = f"class weights of the loss: {min(weights):.3g} to {max(weights):.3g}; {escape_unprintable(name)} has"
-        notes.append(f"{text} {share:.2%} of the pixels; for equal weights, set --class-weights even")
+        text = f"class weights of the loss: {min(weights):.3g} to {max(weights):.3g}; the rarest class, "
+        text += (
+            f"{escape_unprintable(name)}, has {share:.2%} of the pixels; for equal weights, set --class-weights even"
+        )
+        notes.append(text)
     return notes
 
 
 def can_cache_images(split: Split, run: Run) -> bool:
-    """Return whether the training images are kept in memory: small images whose views need only the pixels."""
+    """Return whether the training images are kept in memory: small images whose views depend only on the pixels."""
     return not (run.objective.annotated or run.preprocess.has_buckets) and fits_in_memory(split, run.preprocess)
 
 
 def count_decode_workers(run: Run, split: Split) -> int:
-    """Return the number of decoding processes, from the cost of an image and the model's throughput at
+    """Return the number of processes that decode images, from the time to decode an image and the model's throughput at
     `ASSUMED_UTILISATION` of the machine's peak."""
     device = pick_device(run.device)
     throughput = ASSUMED_UTILISATION * measure_peak_flops(device, run.precision) / (3 * 2 * run.model.macs())

@@ -1,4 +1,4 @@
-"""The verb `doctor`: report the hardware and software of this machine and time a training step."""
+"""The command `doctor`: describe the hardware and software of this machine, and time a training step."""
 
 from __future__ import annotations
 
@@ -30,18 +30,16 @@ from vitreous.training.optimizer import FlatOptimizer
 from vitreous.training.run import OptimizerConfig
 from vitreous.training.shards import Shards, choose_shard_count
 
-BENCHMARK_SECONDS, BENCHMARK_BATCH_SIZE = 2.0, 16
-MAX_LISTED_ENGINES = 8  # number of measured engines that are listed
+BENCHMARK_SECONDS, BENCHMARK_BATCH_SIZE = 2.0, 16  # minimum duration and batch size of the timed training steps
+MAX_LISTED_ENGINES = 8  # maximum number of stored engine choices in the report
 
 
 def diagnose_machine(device: str = "auto") -> dict[str, Any]:
-    """Report versions, devices, precisions, and images/s of a ViT-Ti/16 training step at 224 pixels with a run's
+    """Report versions, devices, precisions, and the images/s of a training step of ViT-Ti/16 at 224 pixels with default
     settings.
 
     `other_load` is the share of the cores, 0 to 1, that other processes used during the measurement; None if it cannot
-    be read.
-
-    Raises UsageError if the device does not exist.
+    be measured. Raises UsageError if the device does not exist.
     """
     device = pick_device(device)
     precision = pick_precision("auto", device)
@@ -64,7 +62,7 @@ def diagnose_machine(device: str = "auto") -> dict[str, Any]:
         if device.startswith("cuda"):
             torch.cuda.synchronize()
         times.append(time.perf_counter())
-    other_work = contention.measure()
+    other_load = contention.measure()
     images_per_second = BENCHMARK_BATCH_SIZE * (len(times) - 2) / (times[-1] - times[1])
     return {
         **describe_environment(),
@@ -81,6 +79,6 @@ def diagnose_machine(device: str = "auto") -> dict[str, Any]:
         "shards": choose_shard_count(device, BENCHMARK_BATCH_SIZE),
         "train_images_per_second": round(images_per_second, 1),
         "train_gflops": round(images_per_second * 6 * config.computed_macs() / 1e9, 1),
-        "other_load": None if other_work is None else round(other_work, 2),
+        "other_load": None if other_load is None else round(other_load, 2),
         "ok": True,
     }

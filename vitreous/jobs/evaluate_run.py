@@ -1,4 +1,4 @@
-"""Finish a run: evaluate the trained model, and write the summary and the report page."""
+"""Complete a run after training: evaluate the trained model, and write the summary and the report page."""
 
 from __future__ import annotations
 
@@ -22,17 +22,18 @@ from vitreous.training.trackers.trackers import Trackers
 
 
 def evaluate_run(
-    folder: RunFolder, run: Run, opened: Data, summary: dict[str, Any], listener: ProgressListener, trackers: Trackers
+    folder: RunFolder, run: Run, dataset: Data, summary: dict[str, Any], listener: ProgressListener, trackers: Trackers
 ) -> None:
-    """Evaluate the trained model on the test split, add the metrics to `summary`, and write it and the page. Trackers
-    receive the bundle and the sample images.
+    """Evaluate the trained model on the test split, add the metrics to `summary`, and write the summary and the page.
+    Trackers receive the bundle and sample images.
 
-    If there is no test split, or a learning-rate grid left it unread, the page shows the validation images.
+    If there is no test split, or if a learning-rate grid was used, the model is evaluated on the validation split for
+    the page only.
     """
     trackers.log_bundle(folder.bundle)
-    use_test = "test" in opened.splits and "lr_grid" not in summary
+    use_test = "test" in dataset.splits and "lr_grid" not in summary
     predictions = report = None
-    computing = EvaluationSettings(
+    evaluation_settings = EvaluationSettings(
         ENGINE_CHUNK,
         run.data.workers,
         InferenceOptions(run.device),
@@ -40,18 +41,18 @@ def evaluate_run(
         listener=listener,
     )
     has_targets = run.objective.labelled or run.objective.annotated
-    if has_targets and (use_test or ("val" in opened.splits and len(opened.splits["val"]))):
+    if has_targets and (use_test or ("val" in dataset.splits and len(dataset.splits["val"]))):
         split = "test" if use_test else "val"
         try:
             if run.objective.annotated:
-                predictions, report = evaluate_dense(folder.path, None, split, computing)
+                predictions, report = evaluate_dense(folder.path, None, split, evaluation_settings)
             else:
-                predictions = predict_split(folder.path, None, split, computing)
+                predictions = predict_split(folder.path, None, split, evaluation_settings)
                 report = predictions.report
         except DataError as error:
             text = f"the {split} split is not evaluated: {error.message}"
-            hint = f"; `vitreous evaluate {folder.path} --bad-images skip` evaluates the rest" if use_test else ""
-            listener.note(text + hint)  # the run is complete: the page is written without this evaluation
+            hint = f"; to skip such images: vitreous evaluate {folder.path} --bad-images skip" if use_test else ""
+            listener.note(text + hint)  # the run is complete, so the page is written without this evaluation
     if use_test and predictions is not None and report is not None:
         summary["test"] = report.summary()
         record_evaluation(folder.path, predictions.source, "test", summary["test"])

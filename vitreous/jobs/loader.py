@@ -1,4 +1,4 @@
-"""Batches of a dataset for a custom training loop: `vitreous.create_loader`."""
+"""Batches of a dataset for a custom training loop: the function `vitreous.create_loader`."""
 
 from __future__ import annotations
 
@@ -26,16 +26,19 @@ from vitreous.training.batches import normalise_views
 if TYPE_CHECKING:
     from vitreous.keywords import LoaderKeywords
 
+#: parameters of `create_loader` that are not options of `train`
 LOADER_ARGUMENTS = ("split", "batch_size", "augment", "preprocess", "drop_last", "seed", "workers")
 
 
 class BatchLoader:
-    """Iterate over the batches of one split, as dicts whose entries have the sample dimension first.
+    """Iterates over the batches of a split, as dicts whose entries have the sample dimension first.
 
-    `images` (B, C, *image) float32, normalised, or the output of other views; `labels` (B,) int64, or (B, K) float32
-    for multi-label data, if the data have labels; `samples` (B,) int64, sample indices in the split. Every pass is the
-    next epoch. Order and views depend only on the seed, the epoch and the sample, not on the number of workers.
-    `classes` are the label names, `preprocess` defines how images are read.
+    - "images": (B, C, *image) float32, normalised, or the output of other views.
+    - "labels": (B,) int64, or (B, K) float32 for multi-label data, if the dataset has labels.
+    - "samples": (B,) int64, the indices of the samples in the split.
+
+    Every iteration is the next epoch. Order and views depend only on the seed, the epoch and the sample, not on the
+    number of workers. `classes` are the class names; `preprocess` converts images to the model's input.
     """
 
     data: Data
@@ -70,7 +73,7 @@ class BatchLoader:
         return count // self.batch_size if self.drop_last else -(-count // self.batch_size)
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the next pass, counted from 0, for example after resuming."""
+        """Set the epoch of the next iteration, from 0, for example after resuming."""
         self.epoch = epoch
 
     def __iter__(self) -> Iterator[Batch]:
@@ -80,7 +83,7 @@ class BatchLoader:
         return self.evaluation_batches(self.reader)
 
     def training_batches(self, reader: TrainLoader, epoch: int) -> Iterator[Batch]:
-        """Yield the batches of one epoch, augmented and in random order. Raises DataError for an unreadable image."""
+        """Yield the batches of an epoch, augmented and in random order. Raises DataError for an unreadable image."""
         count = len(reader.split)
         start, stop = epoch * count, epoch * count + min(count, len(self) * self.batch_size)
         for batch in reader.iterate_batches(start, stop, self.batch_size):
@@ -90,7 +93,7 @@ class BatchLoader:
             yield {**batch, **images}
 
     def evaluation_batches(self, reader: EvalLoader) -> Iterator[Batch]:
-        """Yield every image once, in order and without augmentation. Raises DataError for an unreadable image."""
+        """Yield the batches of all images in order, without augmentation. Raises DataError for an unreadable image."""
         for index, (samples, images) in enumerate(reader.iterate_batches(self.batch_size)):
             if index == len(self):
                 return
@@ -114,27 +117,34 @@ def create_loader(
     workers: int = 0,
     **options: Unpack[LoaderKeywords],
 ) -> BatchLoader:
-    """Open a dataset, in any layout that `vitreous train` reads, for a custom training loop.
+    """Open a dataset, in any layout that `vitreous train` supports, for a custom training loop.
 
-    `split`: train, val or test; if the data have no val, 10 % is held out, as in `train`. `augment`: the recipe's views
-    in random order (the default for train), or evaluation transforms in order. `preprocess`: the input transform, such
-    as `vitreous.load(RUN).card.preprocess`; the default is the one `train` derives from `image_size`, `model` or
-    `init`. These are among the `options` of `vitreous.train`, like `recipe`, `split_seed` and `group_by`. `workers` is
-    the number of decoding processes.
+    Args:
+        data: the path or name of the dataset.
+        split: train, val or test. If the dataset has no val split, 10 % of train is held out, as in `train`.
+        batch_size: the number of images of a batch.
+        augment: whether images are augmented as in the recipe, in random order; otherwise they are preprocessed as in
+            evaluation, in order. By default only train is augmented.
+        preprocess: the preprocessing, such as `vitreous.load(RUN).card.preprocess`; by default derived from the options
+            `image_size`, `model` or `init`, as in `train`.
+        drop_last: whether a smaller last batch is dropped.
+        seed: the seed of order and augmentation.
+        workers: the number of processes that decode images; 0 decodes in this process.
+        options: options of `vitreous.train`, such as `recipe`, `split_seed` and `group_by`.
 
-    Mixing (MixUp, CutMix) needs the whole batch and is left to the loop. Raises DataError for unreadable data or a
-    missing split, UsageError for invalid options.
+    MixUp and CutMix need the whole batch and are left to the loop. Raises DataError for unreadable data or a missing
+    split, UsageError for invalid options.
     """
     check_path_argument(data, "create_loader(data)")
     if batch_size < 1 or workers < 0:
         raise UsageError(
-            f"batch_size={batch_size} with workers={workers} is invalid", "use batch_size >= 1 and workers >= 0"
+            f"batch_size={batch_size} or workers={workers} is too small", "use batch_size >= 1 and workers >= 0"
         )
     train_options = TrainOptions(os.fspath(data), seed=seed, workers=workers)
     (train_options,) = apply_keyword_options(
         "create_loader", dict(options), train_options, extra_names=LOADER_ARGUMENTS
     )
-    opened = open_data(
+    dataset = open_data(
         train_options.data,
         train_options.split_seed or 0,
         train_options.group_by,
@@ -142,17 +152,17 @@ def create_loader(
         ignore_index=train_options.ignore_index,
         targets=tuple(train_options.targets or ()),
     )
-    if opened.targets and train_options.recipe is None:
+    if dataset.targets and train_options.recipe is None:
         train_options = replace(train_options, recipe="regression")
-    data_split = opened.split(split)
-    run = derive_run(opened, train_options, {}, NullListener(), None)
+    data_split = dataset.split(split)
+    run = derive_run(dataset, train_options, {}, NullListener(), None)
     transform = preprocess or run.preprocess
     if not (split == "train" if augment is None else augment):
-        return BatchLoader(opened, EvalLoader(data_split, transform, workers), batch_size, drop_last)
+        return BatchLoader(dataset, EvalLoader(data_split, transform, workers), batch_size, drop_last)
     views = run.views
-    if isinstance(views, Augment):  # transforms of a whole batch are left to the loop
+    if isinstance(views, Augment):  # MixUp and CutMix are left to the loop
         views = replace(views, mixup=0.0, cutmix=0.0)
     reader = TrainLoader(
         data_split, transform, views, seed, workers=workers, exact=train_options.exact, batch_size=batch_size
     )
-    return BatchLoader(opened, reader, batch_size, drop_last)
+    return BatchLoader(dataset, reader, batch_size, drop_last)

@@ -1,4 +1,4 @@
-"""Plan a run before the first step of `train`: its folder, its configuration and its data."""
+"""Plan a run before its first step: its folder, its config and its data."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from vitreous.training.folder import RunFolder
 from vitreous.training.run import Run
 from vitreous.weights.model_paths import is_run_folder
 
-LATEST_RUN = "runs/latest"
-MAX_RUN_NAME_BYTES = 160  # bytes; file systems allow 255, and a date and a number are added
-#: settings that a resumed run cannot change: they define the model or the order of its training samples
+LATEST_RUN = "runs/latest"  # link to the newest run
+MAX_RUN_NAME_BYTES = 160  # file systems allow 255 bytes, and a date and a number are added to the name
+#: settings that a resumed run cannot change, because they define the model or the order of its training samples
 FIXED_SETTINGS = (
     "model.",
     "data.source",
@@ -46,27 +46,25 @@ FIXED_SETTINGS = (
     "batch_size:",
     "accumulate:",
 )
-CHANGEABLE_SETTINGS = (
-    "timeout:",
-    "data.workers:",
-    "keep:",
-    "device:",
-    "micro_batch:",
-)  # options that do not affect results
+#: settings that a resumed run can change, because they do not affect its results
+CHANGEABLE_SETTINGS = ("timeout:", "data.workers:", "keep:", "device:", "micro_batch:")
 
 
 def resolve_data_option(options: TrainOptions) -> TrainOptions:
-    """Fill in the dataset of the run to resume if none is set. `--resume RUN` means `--resume --out RUN`. Raises
-    UsageError if no run is resumed, and if a run is given in place of data."""
+    """Return the options with the dataset of the run to resume if no dataset is set. `--resume RUN` becomes `--resume
+    --out RUN`.
+
+    Raises UsageError if neither a dataset nor a run to resume is set, or if a run is given as the dataset.
+    """
     options.require_data_source()
     if options.data and is_run_folder(options.data):
         if not options.resume:
-            hint = f"continue it: vitreous train --resume {options.data}"
-            hint += f"; or start from its weights: vitreous train DATA --init {options.data}"
+            hint = f"to continue the run: vitreous train --resume {options.data}; "
+            hint += f"to start from its weights: vitreous train DATA --init {options.data}"
             raise UsageError(f"{options.data} is a run, not a dataset", hint)
         if options.out and Path(options.out).resolve() != Path(options.data).resolve():
             raise UsageError(
-                f"--resume names two runs: {options.data} and --out {options.out}", "leave one of them out"
+                f"--resume {options.data} and --out {options.out} are different runs", "leave one of them out"
             )
         options = replace(options, out=options.data, data="")
     return (
@@ -75,115 +73,134 @@ def resolve_data_option(options: TrainOptions) -> TrainOptions:
 
 
 def plan_run(
-    options: TrainOptions, listener: ProgressListener, folder: RunFolder | None = None, opened: Data | None = None
+    options: TrainOptions, listener: ProgressListener, folder: RunFolder | None = None, dataset: Data | None = None
 ) -> tuple[RunFolder, Run, RunInputs, Data]:
-    """Plan everything before the first step: the folder, the run, its images and the dataset.
+    """Plan a run before its first step. Returns its folder, the run, its inputs and its dataset.
 
-    `folder` is the folder of a run to resume, if `open_resumed_folder` was called already. `opened` are the data of a
-    new run if they are open already, such as data in memory. Raises UsageError for options that contradict a config or
-    the resumed run, DataError if the data differ from those of that run.
+    Args:
+        options: the options of `train`.
+        listener: receives notes about the data and derived settings.
+        folder: the folder of the run to resume, if `open_resumed_folder` has already checked it.
+        dataset: the dataset of a new run if it is already open, such as data in memory.
+
+    Raises UsageError for options that contradict a config or the resumed run, DataError if the data differ from those
+    of that run.
     """
     if options.resume:
         folder = folder or open_resumed_folder(options, listener)
-        stored = folder.run()
-        source = options.data if is_moved_data(options.data, stored.data.source) else stored.data.source
-        opened, run, inputs = prepare_data(source, stored, options, listener, folder)
-        if source != stored.data.source:
+        stored_run = folder.run()
+        source = options.data if is_moved_data(options.data, stored_run.data.source) else stored_run.data.source
+        dataset, run, inputs = prepare_data(source, stored_run, options, listener, folder)
+        if source != stored_run.data.source:
             run = replace(run, data=replace(run.data, source=resolve_source(source)))
-        if (fingerprint := opened.fingerprint()) != stored.data.fingerprint:
-            if not options.allow_data_change or opened.classes != stored.data.classes:
+        if (fingerprint := dataset.fingerprint()) != stored_run.data.fingerprint:
+            if not options.allow_data_change or dataset.classes != stored_run.data.classes:
                 hint = "restore the files, or start a new run" + (
-                    ", or --allow-data-change" if opened.classes == stored.data.classes else ""
+                    ", or use --allow-data-change" if dataset.classes == stored_run.data.classes else ""
                 )
-                raise DataError(f"{options.data} has changed since the run began", hint)
-            listener.note(f"{options.data} has changed since the run began; continuing with the current files")
+                raise DataError(f"{options.data} has changed since the run started", hint)
+            listener.note(f"{options.data} has changed since the run started; continuing with the current files")
             run = replace(run, data=replace(run.data, fingerprint=fingerprint, images=len(inputs.train)))
-        return folder, run, inputs, opened
-    base = from_yaml(Run, read_config_file(options.config)) if options.config else None
-    if base and (conflicts := list_conflicting_options(base, options)):
-        raise UsageError(f"the config already sets these options: {', '.join(conflicts)}", "leave one of them out")
+        return folder, run, inputs, dataset
+    configured_run = from_yaml(Run, read_config_file(options.config)) if options.config else None
+    if configured_run and (conflicts := list_conflicting_options(configured_run, options)):
+        raise UsageError(
+            f"options differ from {options.config}: {', '.join(conflicts)}", "leave these options or --config out"
+        )
     if options.keep_best and options.keep_last:
         raise UsageError("--keep-best and --keep-last exclude each other", "leave one of them out")
-    opened, run, inputs = prepare_data(opened or options.data, base, options, listener)
-    if base is None and should_keep_best(run, inputs, options):
+    dataset, run, inputs = prepare_data(dataset or options.data, configured_run, options, listener)
+    if configured_run is None and should_keep_best(run, inputs, options):
         run = replace(run, keep_best=True)
     out = (
         Path(options.out)
         if options.out
-        else find_free_run_path(f"{time.strftime('%Y-%m-%d-%H%M%S')}-{build_run_name(run, opened)}")
+        else find_free_run_path(f"{time.strftime('%Y-%m-%d-%H%M%S')}-{build_run_name(run, dataset)}")
     )
-    return RunFolder(out), run, inputs, opened
+    return RunFolder(out), run, inputs, dataset
 
 
 def should_keep_best(run: Run, inputs: RunInputs, options: TrainOptions) -> bool:
-    """Return whether to keep the weights of the best evaluation by default: for runs that learn from labels, masks or
-    boxes and have validation images."""
+    """Return whether a run keeps the weights of its best evaluation by default: if it learns from labels, masks or
+    boxes and has validation images."""
     has_targets = run.objective.labelled or bool(run.objective.annotated)
     return has_targets and bool(inputs.val) and options.lr_grid is None and not options.keep_last
 
 
 def find_free_run_path(name: str) -> Path:
-    """Return a free path for a run of this name; a number from 2 is appended if another run began in the same
-    second."""
+    """Return a path in `runs` that does not exist. If `name` exists, because another run started in the same second, a
+    number from 2 is appended."""
     numbered = (f"{name}-{number}" for number in count(2))
     return next(path for path in map(Path("runs").joinpath, chain([name], numbered)) if not path.exists())
 
 
 def open_resumed_folder(options: TrainOptions, listener: ProgressListener | None = None) -> RunFolder:
-    """Open the folder of the run to resume. Raises UsageError listing the options that contradict its settings.
+    """Open the folder of the run to resume. Raises UsageError, listing the differences, if options differ from the
+    run's settings.
 
-    With `--override`, contradictions are logged instead, unless they change the model, the data or their order.
+    With `--override`, differences are noted instead, unless they change the model, the data or their order.
     """
     folder = RunFolder(Path(options.out or LATEST_RUN))
-    stored = folder.run()
-    if (name := options.settings.get("objective.name", [stored.objective.name])) != [stored.objective.name]:
-        problem = f"a resumed run cannot change these:\n    objective.name: {stored.objective.name} -> {' '.join(name)}"
-        raise UsageError(problem, f"leave it out, or start a new run from its weights: --init {folder.path}")
+    stored_run = folder.run()
+    if (name := options.settings.get("objective.name", [stored_run.objective.name])) != [stored_run.objective.name]:
+        change = f"objective.name: {stored_run.objective.name} -> {' '.join(name)}"
+        problem = f"a resumed run cannot change these settings:\n    {change}"
+        raise UsageError(
+            problem, f"leave objective.name out, or start a new run from its weights: --init {folder.path}"
+        )
     changed = [
         line
-        for line in list_differences(stored, apply_train_options(stored, options))
+        for line in list_differences(stored_run, apply_train_options(stored_run, options))
         if not line.startswith(CHANGEABLE_SETTINGS)
     ]
-    fixed = [line for line in changed if line.startswith(FIXED_SETTINGS)] + list_conflicting_options(stored, options)
-    if resolve_source(options.data) != resolve_source(stored.data.source) and not is_moved_data(
-        options.data, stored.data.source
+    fixed = [line for line in changed if line.startswith(FIXED_SETTINGS)] + list_conflicting_options(
+        stored_run, options
+    )
+    if resolve_source(options.data) != resolve_source(stored_run.data.source) and not is_moved_data(
+        options.data, stored_run.data.source
     ):
-        fixed.append(f"data: {stored.data.source} -> {options.data}")
-    refused = fixed if options.override else [*dict.fromkeys([*changed, *fixed])]
-    if refused:
-        listing = "".join(f"\n    {line}" for line in refused)
-        restriction = "cannot change these" if options.override else "keeps its settings; these differ"
+        fixed.append(f"data: {stored_run.data.source} -> {options.data}")
+    rejected = fixed if options.override else [*dict.fromkeys([*changed, *fixed])]
+    if rejected:
+        listing = "".join(f"\n    {line}" for line in rejected)
+        restriction = "cannot change these settings" if options.override else "keeps its settings, but these differ"
         hint = "" if fixed else ", or use --override"
-        if any(line.startswith("recipe:") for line in refused):
+        if any(line.startswith("recipe:") for line in rejected):
             hint = f", or start a new run from its weights: --init {folder.path}"
-        raise UsageError(f"a resumed run {restriction}:{listing}", "leave them out" + hint)
+        raise UsageError(f"a resumed run {restriction}:{listing}", "leave these options out" + hint)
     if changed and listener:
         listener.note("continuing with changed settings: " + "; ".join(changed))
     return folder
 
 
 def is_extending_complete_run(folder: RunFolder, options: TrainOptions) -> bool:
-    """Return whether the options extend a complete run. Raises UsageError for other changed settings, which have no
-    steps left to affect."""
-    stored = folder.run()
-    extended_run = apply_train_options(stored, options)
-    if extended_run.total > stored.total:
+    """Return whether the options extend a complete run. Raises UsageError if they change other settings, because no
+    steps are left for which these could have an effect."""
+    stored_run = folder.run()
+    extended_run = apply_train_options(stored_run, options)
+    if extended_run.total > stored_run.total:
         return True
-    if changed := [line for line in list_differences(stored, extended_run) if not line.startswith(CHANGEABLE_SETTINGS)]:
+    if changed := [
+        line for line in list_differences(stored_run, extended_run) if not line.startswith(CHANGEABLE_SETTINGS)
+    ]:
         listing = "".join(f"\n    {line}" for line in changed)
         hint = f"raise --epochs or --steps, or start a new run from its weights: --init {folder.path}"
-        raise UsageError(f"{folder.path} is complete, so these settings change nothing:{listing}", hint)
+        raise UsageError(f"{folder.path} is complete, so these settings have no effect:{listing}", hint)
     return False
 
 
-def is_moved_data(source: str, stored: str) -> bool:
-    """Return whether `source` may be the moved data of a run, because nothing exists at `stored`; the fingerprint then
-    decides."""
-    return resolve_source(source) != resolve_source(stored) and not os.path.lexists(stored) and os.path.exists(source)
+def is_moved_data(source: str, stored_source: str) -> bool:
+    """Return whether `source` may be the moved dataset of a run: it exists, and nothing exists at the run's path
+    `stored_source`. The fingerprint then decides."""
+    return (
+        resolve_source(source) != resolve_source(stored_source)
+        and not os.path.lexists(stored_source)
+        and os.path.exists(source)
+    )
 
 
 def list_conflicting_options(run: Run, options: TrainOptions) -> list[str]:
-    """List the options for model, sizes or recipe that differ from those of `run`, one line each."""
+    """List the options for model, sizes, recipe and targets that differ from those of `run`, one line each."""
     run_values = {
         "model": run.model.name(),
         "image_size": run.model.image[-1],
@@ -215,15 +232,16 @@ def list_conflicting_options(run: Run, options: TrainOptions) -> list[str]:
     ]
 
 
-def build_run_name(run: Run, opened: Data) -> str:
-    """Build the name of a run from model and data, valid as a file name: at most MAX_RUN_NAME_BYTES bytes."""
-    text = f"{run.model.name()}-{Path(opened.name).name}"
+def build_run_name(run: Run, dataset: Data) -> str:
+    """Build the name of a run from the names of its model and dataset, as a valid file name of at most
+    MAX_RUN_NAME_BYTES bytes."""
+    text = f"{run.model.name()}-{Path(dataset.name).name}"
     name = "".join(c if c.isalnum() or c in "-+._" else "-" for c in text)
     return os.fsencode(name)[:MAX_RUN_NAME_BYTES].decode("utf-8", "ignore")
 
 
 def read_config_file(path: str) -> str:
-    """Read the text of a config file. Raises UsageError if there is none."""
+    """Read the text of a config file. Raises UsageError if it cannot be read."""
     try:
         return Path(path).read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -1,4 +1,5 @@
-"""Preview a run before training: its plan, its cost, and its duration on this machine."""
+"""The command `train --dry-run`: show the plan of a run, its cost, and its duration on this machine, without
+training."""
 
 from __future__ import annotations
 
@@ -22,14 +23,15 @@ from vitreous.training.loop import TrainingState, run_training_loop
 from vitreous.training.run import Run
 from vitreous.training.session import Session
 
-TIMED_STEPS = 4  # timed steps, after one warm-up step
+TIMED_STEPS = 4  # number of timed steps, after a warm-up step
 
 
 def preview_run(options: TrainOptions, listener: ProgressListener) -> tuple[Run, dict[str, Any]]:
-    """Build the run from the options, and its plan. A few steps are timed on the real data and discarded."""
+    """Build the run from the options, and the document of its plan. A few steps are timed on the real data; their
+    results are discarded."""
     options = resolve_data_option(options)
     check_lr_grid_options(options)
-    folder, run, inputs, opened = plan_run(options, listener)
+    folder, run, inputs, dataset = plan_run(options, listener)
     seconds, parameters = time_training_steps(run, inputs, listener)
     document = {
         "model": run.model.name(),
@@ -51,26 +53,30 @@ def preview_run(options: TrainOptions, listener: ProgressListener) -> tuple[Run,
         "out": str(folder.path),
     }
     if options.lr_grid is not None:
-        document |= forecast_lr_grid(run, plan_transfer_protocol(run, opened, inputs, options), seconds)
+        document |= forecast_lr_grid(run, plan_transfer_protocol(run, dataset, inputs, options), seconds)
     return run, document
 
 
 def time_training_steps(run: Run, inputs: RunInputs, listener: ProgressListener) -> tuple[float, int]:
-    """Measure the median seconds of a training step on the real data, after one warm-up step; the steps are discarded.
-    Also returns the number of parameters of the objective, its decoder or teacher included."""
+    """Measure the median seconds of a training step on the real data, after a warm-up step. The trained weights are
+    discarded.
+
+    Also returns the number of parameters of the objective, including a decoder or a teacher.
+    """
     configure_process()
     times: list[float] = []
-    size = f"{run.step_size} images each"
+    step_text = f"{run.step_size} images per step"
 
     def record_step_time(state: TrainingState) -> None:
+        """Record the time at the end of a step, and stop the loop after the last timed step."""
         times.append(time.perf_counter())
-        listener.progress("timing steps", len(times), TIMED_STEPS + 1, size)
+        listener.progress("timing steps", len(times), TIMED_STEPS + 1, step_text)
         state.should_stop = len(times) > TIMED_STEPS
 
     with tempfile.TemporaryDirectory() as scratch:
         session = Session(run, inputs, RunFolder(Path(scratch)), listener)
         state = session.build()
-        listener.progress("timing steps", 0, TIMED_STEPS + 1, size)
+        listener.progress("timing steps", 0, TIMED_STEPS + 1, step_text)
         run_training_loop(state, session.batches(state), [(1, record_step_time)])
     steps = [end - start for start, end in pairwise(times)] or [float("nan")]
     return sorted(steps)[len(steps) // 2], sum(p.numel() for p in state.objective.parameters())

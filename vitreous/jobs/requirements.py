@@ -1,4 +1,4 @@
-"""List missing requirements of this installation from the package metadata, and the command that installs them."""
+"""Find the requirements of this package that are not installed, and the commands that install them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from vitreous.errors import install_hint
 
 PACKAGE_NAME = "vitreous"
-#: extra -> its purpose; "test", "dev" and "all" combine these; "lint" is for developers
+#: extra -> its purpose. Not listed: "test", "dev" and "all", which combine these, and "lint", which is for developers
 EXTRA_PURPOSES = {
     "": "the package itself",
     "data": "faster JPEGs, TIFF stacks and spectral images",
@@ -36,8 +36,11 @@ EXTRA_PURPOSES = {
 
 
 def find_missing_requirements(requirements: list[str] | None = None) -> dict[str, list[str]]:
-    """Map each extra to its requirements that are missing or too old, such as `starlette>=1.0`; "" is the package
-    itself. Every extra is a key. `requirements`: lines in package metadata form (default: this package's)."""
+    """Return, for each extra, its requirements that are not installed or too old, such as `starlette>=1.0`.
+
+    Every extra is a key; "" is the package itself. `requirements` are lines in the form of package metadata; None for
+    those of this package.
+    """
     from packaging.requirements import Requirement
 
     lines = metadata.requires(PACKAGE_NAME) if requirements is None else requirements
@@ -55,7 +58,8 @@ def find_missing_requirements(requirements: list[str] | None = None) -> dict[str
 
 
 def is_installed(requirement: Any) -> bool:
-    """Return whether a distribution is installed in a version that satisfies the requirement."""
+    """Return whether a package is installed in a version that satisfies a requirement
+    (`packaging.requirements.Requirement`)."""
     try:
         return requirement.specifier.contains(metadata.version(requirement.name), prereleases=True)
     except metadata.PackageNotFoundError:
@@ -63,23 +67,23 @@ def is_installed(requirement: Any) -> bool:
 
 
 def build_install_commands(missing: dict[str, list[str]]) -> list[str]:
-    """Build the command that installs all missing packages. If PyTorch lacks CUDA on a machine with a GPU, add the
-    command that reinstalls it.
+    """Build the commands that install the missing requirements of `find_missing_requirements`. If the machine has a
+    GPU, but PyTorch is built without CUDA, add a command that reinstalls PyTorch.
 
-    The commands name the running Python, so that no other environment is changed.
+    The commands start with the path of this Python, so that they cannot change another environment.
     """
-    extras = [extra for extra, absent in missing.items() if absent and extra]
+    extras = [extra for extra, missing_requirements in missing.items() if missing_requirements and extra]
     pip = f"{shlex.quote(sys.executable)} -m pip"
-    lines = []
+    commands = []
     if extras or missing.get(""):
-        lines.append(install_hint(*extras, pip=pip))
+        commands.append(install_hint(*extras, pip=pip))
     if lacks_cuda():
-        lines.append(f"{pip} install --force-reinstall torch torchvision")
-    return lines
+        commands.append(f"{pip} install --force-reinstall torch torchvision")
+    return commands
 
 
 def lacks_cuda() -> bool:
-    """Return whether there is an NVIDIA GPU but PyTorch is built without CUDA."""
+    """Return whether the machine has an NVIDIA GPU, but PyTorch is built without CUDA."""
     import torch
 
     return Path("/dev/nvidia0").exists() and torch.version.cuda is None and torch.version.hip is None

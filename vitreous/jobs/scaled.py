@@ -1,4 +1,4 @@
-"""Plan a run for many devices without having them: `train DATA --dry-run --world 512 --device h100`."""
+"""Estimate a run on many devices that this machine does not have: `train DATA --dry-run --world 512 --device h100`."""
 
 from __future__ import annotations
 
@@ -27,32 +27,33 @@ from vitreous.training.tune import prepare_fine_tuning
 
 
 def preview_distributed_run(options: TrainOptions, listener: ProgressListener) -> tuple[Run, dict[str, Any]]:
-    """Build the run from the options, and its plan on `options.world` devices of type `options.device`.
+    """Build the run from the options, and the document of its plan on `options.world` devices of the type
+    `options.device`.
 
-    The data are read, but no step runs; `options.images` replaces the number of images. Raises UsageError for a device
-    type without data sheet and for invalid numbers.
+    The dataset is read, but no step is executed. `options.images` replaces the number of training images. Raises
+    UsageError for a device type without a data sheet and for invalid numbers.
     """
     name, world = (options.device or "").lower(), options.world or 0
     if name not in ACCELERATORS:
         problem = (
-            f"--device {options.device} has no data sheet, which --world needs" if name else "--world needs --device"
+            f"--world needs the data sheet of a device, and --device {options.device} has none"
+            if name
+            else "--world needs --device"
         )
         raise UsageError(problem, f"use one of {', '.join(ACCELERATORS)}")
     if world < 1 or (options.images is not None and options.images < 1):
         raise UsageError("--world and --images must be at least 1")
     precision = options.precision if options.precision not in (None, "auto") else "bf16"
-    local = replace(resolve_data_option(options), device="cpu", precision=precision, shards=1, compile=False)
-    _, run, inputs, _ = plan_run(local, listener)
+    local_options = replace(resolve_data_option(options), device="cpu", precision=precision, shards=1, compile=False)
+    _, run, inputs, _ = plan_run(local_options, listener)
     if options.images:
         run = replace(run, data=replace(run.data, images=options.images))
     check_processes(run, Ranks(0, world, 0, is_initialised=True))
-    loader, length = (
-        TrainLoader(inputs.train, run.preprocess, run.views, 0, exact=run.data.exact),
-        measure_mean_file_size(inputs.train),
-    )
-    seconds = measure_decode_seconds(loader) if length else 0.0
-    forecast = forecast_run(run, build_meta_objective(run), world, name, length)
-    cores = float(str(forecast["images_per_second_per_machine"])) * seconds
+    loader = TrainLoader(inputs.train, run.preprocess, run.views, 0, exact=run.data.exact)
+    file_size = measure_mean_file_size(inputs.train)
+    decode_seconds = measure_decode_seconds(loader) if file_size else 0.0
+    forecast = forecast_run(run, build_meta_objective(run), world, name, file_size)
+    decoding_cores = float(str(forecast["images_per_second_per_machine"])) * decode_seconds
     document = {
         "model": run.model.name(),
         "recipe": run.recipe,
@@ -64,13 +65,13 @@ def preview_distributed_run(options: TrainOptions, listener: ProgressListener) -
         "steps": run.steps,
         "epochs": run.epochs,
         **forecast,
-        "decoding_cores_per_machine": None if length is None else math.ceil(cores),
+        "decoding_cores_per_machine": None if file_size is None else math.ceil(decoding_cores),
     }
     return run, document
 
 
 def build_meta_objective(run: Run) -> Objective:
-    """Build the objective of a run on the meta device: its tensors have shapes but no memory."""
+    """Build the objective of a run on the meta device, where tensors have shapes but no memory."""
     with torch.device("meta"), NoInitMode():
         model = build_model(run.model)
         prepare_fine_tuning(model, run.tune)
@@ -78,13 +79,13 @@ def build_meta_objective(run: Run) -> Objective:
 
 
 def measure_mean_file_size(split: Split) -> float | None:
-    """Return the mean file size of a few files, evenly spaced over a split. Returns None if the split has pixels and no
-    files."""
-    lengths = []
+    """Return the mean file size in bytes of a few images, evenly spaced over a split. Returns None if the split
+    contains pixels instead of files."""
+    file_sizes = []
     for sample in np.linspace(0, len(split) - 1, min(MAX_TIMED_IMAGES, len(split))).astype(int).tolist():
         try:
-            stored = split.raw(sample)
+            content = split.raw(sample)
         except DataError:
             continue
-        lengths += [len(stored)] if isinstance(stored, bytes) else []
-    return float(np.mean(lengths)) if lengths else None
+        file_sizes += [len(content)] if isinstance(content, bytes) else []
+    return float(np.mean(file_sizes)) if file_sizes else None

@@ -1,7 +1,7 @@
-"""The verb `soup`: average the weights of several fine-tuned models into one (model soups, arXiv:2203.05482).
+"""The command `soup`: average the weights of several fine-tuned models (model soups, arXiv:2203.05482).
 
-An averaged model has the inference cost of one model. It is often better than its best ingredient if all were trained
-from the same initial weights.
+An averaged model has the inference cost of a single model. If all models were fine-tuned from the same initial weights,
+it is often better than the best of them.
 """
 
 from __future__ import annotations
@@ -41,24 +41,31 @@ from vitreous.weights.bundle import DESCRIPTION_FILE, WEIGHTS_FILE, Bundle, load
 
 @dataclass(frozen=True)
 class Ingredient:
-    """One model to average: the path of its bundle, the bundle without weights, and the data settings of its run, if
-    any."""
+    """A model of a soup.
+
+    - `run`: the path of the run or bundle, as the user gave it.
+    - `folder`: the folder of its bundle.
+    - `sha256`: the hash of its weights.
+    - `like`: the bundle without weights.
+    - `data`: the data settings of its run; None for a bundle without a run.
+    """
 
     run: str
     folder: Path
-    sha256: str  # hash of its weights
+    sha256: str
     like: Bundle
     _: KW_ONLY
     data: DataOptions | None
 
     def bundle(self) -> Bundle:
-        """Read the model from its file again, so that only one is in memory at a time. Raises WeightsError."""
+        """Load the bundle with its weights. It is not kept, so that only a single model is in memory at a time. Raises
+        WeightsError."""
         return load_bundle(self.folder)
 
 
 @dataclass(frozen=True)
 class SoupEvaluator:
-    """Evaluate models on one split of a dataset with fixed compute settings."""
+    """Evaluates models on a split of a dataset, with the same compute settings for all models."""
 
     source: str
     data: Data
@@ -66,27 +73,30 @@ class SoupEvaluator:
     inference_options: InferenceOptions
     _: KW_ONLY
     workers: int
-    skip_unreadable: bool  # count unreadable images as wrong instead of stopping at them
+    skip_unreadable: bool  # whether unreadable images count as wrong; otherwise they raise DataError
     listener: ProgressListener
 
     def judge(self, bundle: Bundle, name: str) -> Report:
-        """Compute the metrics of a model at a temperature of 1. Raises DataError for unreadable images, and if the
-        classes or targets of model and data differ."""
+        """Evaluate a model, with a temperature of 1; `name` is shown with the progress. Raises DataError for unreadable
+        images, or if the classes or targets of model and data differ."""
         task = bundle.task.with_temperature(1.0)
         split = task.align_labels(self.data.split(self.split), self.data)
         preprocess, done = bundle.preprocess, 0
 
         def count_images(images: int) -> None:
+            """Show the number of evaluated images."""
             nonlocal done
             done += images
-            self.listener.progress(f"judge {name}", done, len(split))
+            self.listener.progress(f"evaluate {name}", done, len(split))
 
         engine = make_engine(
             bundle.model, preprocess, self.inference_options, lambda: iterate_sample_images(self.data, preprocess)
         )
-        logits, bad = compute_split_logits(engine, EvalLoader(split, preprocess, self.workers), on_images=count_images)
-        check_unreadable_images(bad, len(split), "skip" if self.skip_unreadable else "stop")
-        return task.evaluate(logits, split.labels, np.array([sample not in bad for sample in range(len(split))]))
+        loader = EvalLoader(split, preprocess, self.workers)
+        logits, unreadable = compute_split_logits(engine, loader, on_images=count_images)
+        check_unreadable_images(unreadable, len(split), "skip" if self.skip_unreadable else "stop")
+        readable = np.array([sample not in unreadable for sample in range(len(split))])
+        return task.evaluate(logits, split.labels, readable)
 
 
 def soup(
@@ -100,14 +110,14 @@ def soup(
     bad_images: str = "stop",
     listener: ProgressListener | None = None,
 ) -> SoupDocument:
-    """Average the weights of runs or bundles of one architecture into the bundle `out`. Returns a document with all
-    metrics.
+    """Average the weights of runs or bundles of the same architecture, and save the bundle `out`. Returns a document
+    with all metrics.
 
-    A uniform soup averages all models. A greedy soup goes through them from the best and keeps each one that does not
-    lower the soup's primary metric (top-1, mAP or R²). Models are evaluated on the validation images of `data`, by
-    default the dataset that all were trained on, never on a test split. A uniform soup works without validation
-    images. The order of `runs` has no effect. Raises UsageError for models that differ, listing the differences, and if
-    `out` exists; DataError and WeightsError.
+    A uniform soup averages all models. A greedy soup adds the models one by one, the best first, and keeps each one
+    that does not lower the soup's primary metric (top-1, mAP or R²). Models are evaluated on the validation images of
+    `data`, never on a test split. By default this is the dataset that all were trained on. A uniform soup works without
+    validation images. The order of `runs` has no effect. Raises UsageError if the models differ, listing the
+    differences, or if `out` exists; DataError and WeightsError for unreadable data and models.
     """
     target, listener = Path(out), listener or NullListener()
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
@@ -118,14 +128,13 @@ def soup(
     outputs = check_same_model(ingredients)
     evaluator = None
     try:
-        opened, source = open_evaluation_data(ingredients, None if data is None else os.fspath(data), split, listener)
-        count = default_worker_count() if workers is None else workers
+        dataset, source = open_evaluation_data(ingredients, None if data is None else os.fspath(data), split, listener)
         evaluator = SoupEvaluator(
             source,
-            opened,
+            dataset,
             split=split,
             inference_options=how or InferenceOptions(),
-            workers=count,
+            workers=default_worker_count() if workers is None else workers,
             skip_unreadable=bad_images == "skip",
             listener=listener,
         )
@@ -143,27 +152,29 @@ def soup(
     }
     bundle.provenance = dict(document)
     bundle.save(target)
-    count = sum(parameter.numel() for parameter in bundle.model.parameters())
-    document = {"model": bundle.model.config.name(), "parameters": count, **document, "bundle": str(target)}
+    num_parameters = sum(parameter.numel() for parameter in bundle.model.parameters())
+    document = {"model": bundle.model.config.name(), "parameters": num_parameters, **document, "bundle": str(target)}
     return cast(SoupDocument, document)
 
 
 def open_ingredients(runs: Sequence[str | os.PathLike[str]]) -> list[Ingredient]:
-    """Open the ingredients in the order of their hashes. Raises UsageError for fewer than two models, duplicates, and
-    paths that are neither a run nor a bundle."""
+    """Open the models of a soup, in the order of their hashes. Raises UsageError for fewer than two models, for the
+    same model twice, and for paths that are neither a run nor a bundle."""
     ingredients: dict[str, Ingredient] = {}
     for run in [os.fspath(run) for run in runs]:
         folder, run_folder = locate_bundle(Path(run)), RunFolder(Path(run))
         if folder is None:
             if run_folder.config.is_file() or not (run_folder.path.exists() or ":" in run):
                 open_bundle(run)  # raises an error that describes the fault
-            raise UsageError(f"{run} is neither a run nor a bundle", f"convert it: vitreous convert {run} FOLDER")
+            raise UsageError(
+                f"{run} is neither a run nor a bundle", f"convert it to a bundle: vitreous convert {run} FOLDER"
+            )
         bundle = load_bundle(folder)
         if not bundle.task.reads_images:
-            raise UsageError(f"{run} is a generative model, which soups do not support", "leave it out")
+            raise UsageError(f"{run} is a generative model, which soups do not support", f"leave {run} out")
         digest = json.loads((folder / DESCRIPTION_FILE).read_text("utf-8"))["sha256"][WEIGHTS_FILE]
         if digest in ingredients:
-            raise UsageError(f"{ingredients[digest].run} and {run} are the same weights", "give each model once")
+            raise UsageError(f"{ingredients[digest].run} and {run} have the same weights", "give each model once")
         data = run_folder.run().data if run_folder.config.is_file() else None
         template = replace(bundle, model=build_without_init(bundle.model.config), provenance={})
         template.task = template.task.with_temperature(1.0)
@@ -176,8 +187,8 @@ def open_ingredients(runs: Sequence[str | os.PathLike[str]]) -> list[Ingredient]
 
 
 def check_same_model(ingredients: Sequence[Ingredient]) -> tuple[str, ...]:
-    """Return the outputs, classes or targets, in the order of the first model. Raises UsageError, listing the
-    differences, if outputs, input or any setting that affects inference differ, or if a model has no outputs."""
+    """Return the outputs, classes or targets, in the order of the first model. Raises UsageError if the models differ
+    in outputs, input or a setting that affects inference, listing the differences, or if they have no outputs."""
     first, *others = ingredients
     reference = first.like
     for ingredient in others:
@@ -189,7 +200,7 @@ def check_same_model(ingredients: Sequence[Ingredient]) -> tuple[str, ...]:
             listing = "".join(f"\n    {line}" for line in lines)
             raise UsageError(
                 f"{first.run} and {ingredient.run} cannot be averaged:{listing}",
-                "use runs of one model and one dataset",
+                "use runs of the same model and dataset",
             )
     if not reference.task.outputs:
         raise UsageError(f"{first.run} {reference.task.missing_outputs[0]}", "use runs of `vitreous train`")
@@ -197,7 +208,8 @@ def check_same_model(ingredients: Sequence[Ingredient]) -> tuple[str, ...]:
 
 
 def without_dropout(config: ModelConfig) -> ModelConfig:
-    """Return a config without settings that only training uses; runs of one model may differ in dropout."""
+    """Return a model config without dropout and stochastic depth. Only training uses these settings, so models of a
+    soup may differ in them."""
     return replace_known_fields(
         config, {"regularization.dropout": 0.0, "regularization.drop_path": 0.0, "regularization.drop_path_rises": True}
     )
@@ -206,20 +218,24 @@ def without_dropout(config: ModelConfig) -> ModelConfig:
 def open_evaluation_data(
     ingredients: Sequence[Ingredient], requested_source: str | None, split: str, listener: ProgressListener
 ) -> tuple[Data, str]:
-    """Open the dataset for evaluating the ingredients, without the images that the runs did not hold out, and return
-    its name.
+    """Open the dataset on which the models are evaluated, with the validation split that the runs held out. Returns the
+    dataset and its name.
 
-    Raises UsageError if the runs have no common dataset or held out different images; DataError if the split is
+    Raises UsageError if the runs have no dataset in common, or held out different images; DataError if the split is
     missing.
     """
     trained_on = [(ingredient.run, ingredient.data) for ingredient in ingredients if ingredient.data is not None]
     sources = {os.path.realpath(data.source): data.source for _, data in trained_on}
     if requested_source is None and len(sources) != 1:
-        raise UsageError("the models are not runs on one dataset", "give one with validation images: --data DATA")
+        raise UsageError(
+            "the models were not trained on the same dataset", "give a dataset with validation images: --data DATA"
+        )
     source = requested_source or next(iter(sources.values()))
     datasets: dict[str, Data] = {}
-    for run, data in (pair for pair in trained_on if os.path.realpath(pair[1].source) == os.path.realpath(source)):
-        opened = open_run_source(
+    for run, data in trained_on:
+        if os.path.realpath(data.source) != os.path.realpath(source):
+            continue
+        full_dataset = open_run_source(
             run,
             source,
             data.split_seed,
@@ -228,16 +244,15 @@ def open_evaluation_data(
             ignore_index=data.ignore_index,
             targets=data.targets,
         )
-        dataset = opened.with_holdout(data.hold_out, data.split_seed)
-        if data.fingerprint not in (opened.fingerprint(), dataset.fingerprint()):
+        dataset = full_dataset.with_holdout(data.hold_out, data.split_seed)
+        if data.fingerprint not in (full_dataset.fingerprint(), dataset.fingerprint()):
             listener.note(
-                f"{source} has changed since {run} was trained, so validation images may have been  training images"
+                f"{source} has changed since {run} was trained, so validation images may have been training images"
             )
         datasets[dataset.fingerprint()] = dataset
     if len(datasets) > 1:
         raise UsageError(
-            f"the runs held out different images of {source}",
-            "evaluate on data with a separate val folder: --data DATA",
+            f"the runs held out different images of {source}", "give a dataset with a separate val folder: --data DATA"
         )
     columns = ingredients[0].like.task.label_columns
     evaluation_data = next(iter(datasets.values())) if datasets else open_data(source, targets=columns)
@@ -249,8 +264,10 @@ def open_evaluation_data(
 def average_ingredients(
     ingredients: Sequence[Ingredient], outputs: tuple[str, ...], evaluator: SoupEvaluator | None, greedy: bool
 ) -> tuple[list[dict[str, Any]], Bundle, Report | None]:
-    """Return a record per ingredient, best first; the soup; and its metrics. Greedy soups follow Recipe 1 of
-    arXiv:2203.05482."""
+    """Average the models of a soup: all of them, or greedily by Recipe 1 of arXiv:2203.05482.
+
+    Returns a record per model, best first; the bundle of the soup; and its report, None without an evaluator.
+    """
     single_reports = (
         {ingredient.sha256: evaluator.judge(ingredient.bundle(), ingredient.run) for ingredient in ingredients}
         if evaluator
@@ -263,19 +280,19 @@ def average_ingredients(
     for ingredient in sorted(
         ingredients, key=lambda ingredient: -get_primary_score(single_reports.get(ingredient.sha256))
     ):
-        trial, trial_report, accepted = add_weights(total, ingredient.bundle(), outputs), None, True
+        new_total, new_report, is_selected = add_weights(total, ingredient.bundle(), outputs), None, True
         if greedy and evaluator:
-            trial_report = (
-                evaluator.judge(average_weights(template, trial, count + 1), f"soup with {ingredient.run}")
+            new_report = (
+                evaluator.judge(average_weights(template, new_total, count + 1), f"soup with {ingredient.run}")
                 if count
                 else single_reports[ingredient.sha256]
             )
-            accepted = get_primary_score(trial_report) >= get_primary_score(report)
-            report = trial_report if accepted else report
-        if accepted:
-            total, count = trial, count + 1
+            is_selected = get_primary_score(new_report) >= get_primary_score(report)
+            report = new_report if is_selected else report
+        if is_selected:
+            total, count = new_total, count + 1
         score, score_with = (
-            None if r is None else r.headline[1] for r in (single_reports.get(ingredient.sha256), trial_report)
+            None if r is None else r.headline[1] for r in (single_reports.get(ingredient.sha256), new_report)
         )
         records.append(
             {
@@ -283,7 +300,7 @@ def average_ingredients(
                 "sha256": ingredient.sha256,
                 "score": score,
                 "score_with": score_with,
-                "selected": accepted,
+                "selected": is_selected,
             }
         )
     averaged_bundle = average_weights(template, total, count)
@@ -291,13 +308,14 @@ def average_ingredients(
 
 
 def get_primary_score(report: Report | None) -> float:
-    """Return the primary metric, by which ingredients are chosen, negated if lower is better; minus infinity if nothing
-    was measured."""
+    """Return the primary metric of a report, negated if lower is better, so that larger is better; minus infinity
+    without a report."""
     return report.score[0] if report else -math.inf
 
 
 def add_weights(total: dict[str, Tensor], bundle: Bundle, outputs: tuple[str, ...]) -> dict[str, Tensor]:
-    """Add the weights of one model to float64 sums of the same shapes. Rows of its head are reordered to `outputs`."""
+    """Add the weights of a model to `total`, sums of the same shapes in float64. Rows of its head are reordered to the
+    order of `outputs`."""
     order = torch.tensor([bundle.task.outputs.index(name) for name in outputs])
     state = {name: tensor.double() for name, tensor in bundle.model.state_dict().items()}
     state |= {name: tensor[order] for name, tensor in state.items() if name.startswith("head.")}
@@ -305,7 +323,7 @@ def add_weights(total: dict[str, Tensor], bundle: Bundle, outputs: tuple[str, ..
 
 
 def average_weights(template: Bundle, total: dict[str, Tensor], count: int) -> Bundle:
-    """Return a model like `template` whose weights are the sums, of the same shapes, divided by `count`."""
+    """Return a bundle like `template` whose weights are the sums `total`, of the same shapes, divided by `count`."""
     model = build_without_init(template.model.config)
     load_state_dict_strict(model, {name: (tensor / count).float() for name, tensor in total.items()}, "the soup")
     return replace(template, model=model.eval())

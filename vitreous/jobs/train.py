@@ -1,4 +1,4 @@
-"""The verb `train`: plan, train, evaluate and save."""
+"""The command `train`: plan a run, train, evaluate and save the model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Unpack, cast
 import torch
 
 from vitreous.config import apply_keyword_options, list_differences
-from vitreous.data.exclusions import read_exclusion_list as names_in
+from vitreous.data.exclusions import read_exclusion_list
 from vitreous.data.split import Data
 from vitreous.errors import UsageError, check_path_argument
 from vitreous.jobs.evaluate_run import evaluate_run
@@ -53,15 +53,16 @@ def train(
     progress: bool = True,
     **options: Unpack[TrainKeywords],
 ) -> RunSummary:
-    """Train on a dataset and return the run's summary. `options` are the fields of `TrainOptions`, as on the command
-    line.
+    """Train a model on a dataset and return the run's summary. `options` are the fields of `TrainOptions`, as on the
+    command line.
 
     With `resume=True`, the dataset of the run is used if none is passed. `progress` prints progress and notes to
-    stderr: a bar in a terminal, lines elsewhere. `progress=False` is silent. A `listener` receives both instead.
+    stderr: a bar in a terminal, otherwise lines. `progress=False` prints nothing. A `listener` receives progress and
+    notes instead.
 
     If there is a test split, the trained model is evaluated on it once, at the end. Raises UsageError (also for an
-    unknown option, with the nearest name), DataError, WeightsError, NonFiniteError, ResourceError or Interrupted, each
-    with a hint.
+    unknown option, with the most similar name), DataError, WeightsError, NonFiniteError, ResourceError or Interrupted,
+    each with a hint.
     """
     check_path_argument(data, "train(data)")
     refuse_modules(dict(options))
@@ -79,20 +80,21 @@ def train(
 
 
 def refuse_modules(options: dict[str, Any]) -> None:
-    """Raise UsageError for a torch.nn.Module as option value: a run builds its model from a name."""
+    """Raise UsageError if an option is a torch.nn.Module, because a run builds its model from a name."""
     for name, option in options.items():
         if isinstance(option, torch.nn.Module):
-            hint = "give model='ViT-S/16', a name from `vitreous models`"
+            hint = "give a name that `vitreous models` lists, such as model='ViT-S/16'"
             hint += "; to start from this module's weights, call vitreous.save(module, FOLDER) and give init=FOLDER"
-            raise UsageError(f"train({name}=…) takes a name, not a module ({type(option).__name__})", hint)
+            raise UsageError(f"train({name}=…) must be a name, not a module ({type(option).__name__})", hint)
 
 
 def launch_training(
     options: TrainOptions, listener: ProgressListener, announce: AnnounceCallback = lambda run, data: None
 ) -> dict[str, Any]:
-    """Train with these options in every process that `torchrun` started; the main process reports and writes.
+    """Train with these options in every process that `torchrun` started; only the main process reports and writes
+    files.
 
-    `announce` is called with the run and its data before the first step. Raises the errors of `train`.
+    `announce` is called with the run and its dataset before the first step. Raises the errors of `train`.
     """
     options = resolve_data_option(options)
     with process_group(pick_device(options.device or "auto"), options.timeout or Run.timeout) as ranks:
@@ -102,9 +104,10 @@ def launch_training(
 def run_training(
     options: TrainOptions, listener: ProgressListener, ranks: Ranks, announce: AnnounceCallback
 ) -> dict[str, Any]:
-    """Plan, train and evaluate the run as one process among `ranks`; returns the summary."""
+    """Plan, train and evaluate a run as one process among `ranks`. Returns the summary. `announce` is called with the
+    run and its dataset before the first step."""
     options = resume_after_restart(options, listener, ranks)
-    resumed, logs = None, ()
+    resumed, tracker_names = None, ()
     if options.resume:
         options = replace(options, out=ranks.broadcast_text(options.out or str(Path(LATEST_RUN).resolve())))
         resumed = open_resumed_folder(options, listener)
@@ -117,8 +120,8 @@ def run_training(
         if options.out and ranks.is_main:
             RunFolder(Path(options.out)).refuse_existing()
     if ranks.is_main:
-        logs = choose_trackers(options.log_to, resumed, listener)
-    folder, run, inputs, opened = plan_run(options, listener, resumed)
+        tracker_names = choose_trackers(options.log_to, resumed, listener)
+    folder, run, inputs, dataset = plan_run(options, listener, resumed)
     folder = RunFolder(Path(ranks.broadcast_text(str(folder.path))))
     if options.micro_batch == "auto":
         run = find_micro_batch(run, inputs, folder, ranks, listener.note)
@@ -129,48 +132,49 @@ def run_training(
         trials = (
             {}
             if options.lr_grid is None or resumed
-            else {"trials": build_initial_document(plan_transfer_protocol(run, opened, inputs, options))}
+            else {"trials": build_initial_document(plan_transfer_protocol(run, dataset, inputs, options))}
         )
-        excluded = {"excluded": sorted(names_in(run.data.exclude))} if run.data.exclude and not resumed else {}
-        prepare_run_folder(folder, run, {"data": describe_run_data(run, opened), **trials, **excluded}, resumed)
-        announce(run, opened)
+        excluded_names = sorted(read_exclusion_list(run.data.exclude)) if run.data.exclude and not resumed else None
+        excluded = {} if excluded_names is None else {"excluded": excluded_names}
+        prepare_run_folder(folder, run, {"data": describe_run_data(run, dataset), **trials, **excluded}, resumed)
+        announce(run, dataset)
     ranks.wait()
-    if slow := describe_emulation(run.precision, run.device):
-        listener.note(slow)
+    if emulation_warning := describe_emulation(run.precision, run.device):
+        listener.note(emulation_warning)
     with folder.locked() if ranks.is_main else nullcontext(), folder.explain_resume():
         display = listener if options.live and isinstance(listener, ProgressDisplay) else None
         with (
-            run_trackers(logs, folder, listener, options.log_timeout) as trackers,
+            run_trackers(tracker_names, folder, listener, options.log_timeout) as trackers,
             show_live_curves(run.steps, display) if display else nullcontext() as curves,
         ):
             sinks = (trackers,) if curves is None else (trackers, curves)
             folder = replace(folder, sinks=sinks if ranks.is_main else ())
             if (folder.path / TRIALS_FILE).is_file():
                 summary = run_transfer_protocol(
-                    folder, run, inputs=inputs, opened=opened, listener=listener, ranks=ranks, ray=options.ray
+                    folder, run, inputs=inputs, dataset=dataset, listener=listener, ranks=ranks, ray=options.ray
                 )
             else:
                 summary = Session(run, inputs, folder, listener, ranks=ranks).train()
             if ranks.is_main:
-                evaluate_run(folder, run, opened=opened, summary=summary, listener=listener, trackers=trackers)
+                evaluate_run(folder, run, dataset=dataset, summary=summary, listener=listener, trackers=trackers)
     return summary
 
 
 def resume_after_restart(options: TrainOptions, listener: ProgressListener, ranks: Ranks) -> TrainOptions:
-    """Set `resume` in `options` if `torchrun` has restarted processes that had begun the run.
+    """Set `resume` in the options if `torchrun` has restarted processes that had started the run.
 
-    With --out, the run in that folder is resumed if it belongs to this launch. Without --out, the newest run is resumed
-    if it belongs to this launch and an agent counts a restart, because a launch may train several runs. The main
-    process decides for all, so a folder that it has just created does not count as a run to resume.
+    With --out, the run in that folder is resumed if the same `torchrun` job started it. Without --out, the newest run
+    is resumed if the same job started it and an agent counts a restart, because a job may train several runs. The main
+    process decides for all processes, so that a folder that it has just created is not resumed.
     """
-    name = get_launch_name()
-    if options.resume or not name:
+    launch_name = get_launch_name()
+    if options.resume or not launch_name:
         return options
     if not options.out and not ranks.all_reduce_max([count_restarts()], "cpu")[0]:
         return options
     folder = RunFolder(Path(options.out or LATEST_RUN).resolve())
-    is_own = ranks.is_main and folder.config.is_file() and folder.launch() == name
-    run_path = ranks.broadcast_text(str(folder.path) if is_own else "")
+    is_from_launch = ranks.is_main and folder.config.is_file() and folder.launch() == launch_name
+    run_path = ranks.broadcast_text(str(folder.path) if is_from_launch else "")
     if not run_path:
         return options
     listener.note(f"torchrun restarted the processes: resuming {run_path}")
@@ -178,7 +182,8 @@ def resume_after_restart(options: TrainOptions, listener: ProgressListener, rank
 
 
 def prepare_run_folder(folder: RunFolder, run: Run, documents: dict[str, Any], resumed: RunFolder | None) -> None:
-    """Create the folder of a new run, or record changed settings in the folder of a resumed one."""
+    """Create the folder of a new run with its `documents`, or record changed settings in the folder of a resumed
+    run."""
     command = shlex.join(["vitreous", *sys.argv[1:]])
     if resumed is None:
         launch = {"torchrun": name} if (name := get_launch_name()) else {}
@@ -186,20 +191,20 @@ def prepare_run_folder(folder: RunFolder, run: Run, documents: dict[str, Any], r
         return
     if list_differences(resumed.run(), run):
         folder.record_resumption(run, command, documents)
-    folder.summary.unlink(missing_ok=True)  # summary of a complete run that is extended
+    folder.summary.unlink(missing_ok=True)  # a complete run that is extended has a summary
 
 
-def describe_run_data(run: Run, opened: Data) -> dict[str, Any]:
-    """Build the content of `data.json`: source, classes, splits and notes of the training data."""
+def describe_run_data(run: Run, dataset: Data) -> dict[str, Any]:
+    """Return the content of `data.json`: source, classes, splits and notes of the dataset of a run."""
     return {
         "source": run.data.source,
         "fingerprint": run.data.fingerprint,
-        "classes": list(opened.classes),
-        "targets": list(opened.targets),
-        "titles": opened.titles,
+        "classes": list(dataset.classes),
+        "targets": list(dataset.targets),
+        "titles": dataset.titles,
         "split_seed": run.data.split_seed,
-        "splits": {name: len(split) for name, split in opened.splits.items()},
+        "splits": {name: len(split) for name, split in dataset.splits.items()},
         "train_images": run.data.images,
         "excluded_by": run.data.exclude,
-        "notes": opened.notes,
+        "notes": dataset.notes,
     }

@@ -1,11 +1,12 @@
-"""The paper's transfer protocol: choose the learning rate on held-out images, then train on all.
+"""The transfer protocol of the ViT paper: choose the learning rate on held-out images, then train on all images.
 
-arXiv:2010.11929, App. B.1.1: each rate of a grid (Table 4) is trained without a small share of the training images
-and evaluated on that share; the best rate trains on all images. No file of the test split is opened.
+arXiv:2010.11929, appendix B.1.1. A trial trains with each learning rate of a grid (Table 4), without a small share of
+the training images, and is evaluated on that share. The best learning rate then trains on all images. The test split is
+not opened.
 
     RUN/trials.json        the grid, the held-out share, the metrics of each trial, the choice and its reason
-    RUN/trials/lr-0.003/   a run folder for each rate, without checkpoints
-    RUN/report.html        the same as a page
+    RUN/trials/lr-0.003/   the run folder of the trial of each learning rate, without checkpoints
+    RUN/report.html        the content of trials.json as a page
 """
 
 from __future__ import annotations
@@ -44,8 +45,14 @@ TRIALS_FILE = "trials.json"
 
 @dataclass(frozen=True)
 class TransferProtocol:
-    """The learning rates to try, ascending, and the numbers of training and validation images. `lr` and `matrix_lr` are
-    those of the recipe; Muon's learning rate keeps its ratio to `lr`."""
+    """The plan of a transfer protocol.
+
+    - `grid`: the learning rates of the trials, ascending.
+    - `held_out_share`, `held_out`: the share and the number of the images that trials hold out for validation.
+    - `images`: the number of training images of a trial.
+    - `lr`, `matrix_lr`: the learning rates of the recipe. Muon's learning rate `matrix_lr` keeps its ratio to `lr` in
+      every trial.
+    """
 
     grid: tuple[float, ...]
     held_out_share: float
@@ -58,7 +65,8 @@ class TransferProtocol:
 
 @dataclass(frozen=True)
 class TrialResult:
-    """Result of one learning rate on the held-out images. `score` is the primary metric; `better` is higher or lower.
+    """The result of a trial on the held-out images. `score` is the value of the primary metric `metric`, whose `better`
+    values are higher or lower.
 
     A trial whose loss was not finite has a `failure` and no metrics.
     """
@@ -69,14 +77,14 @@ class TrialResult:
     nll: float | None = None
     _: KW_ONLY
     loss: float | None = None  # last training loss
-    seconds: float | None = None
+    seconds: float | None = None  # wall time
     failure: str | None = None
     metric: str = "top1"
     better: str = "higher"
 
     @property
     def sort_key(self) -> tuple[float, float]:
-        """Return the sort key of the trial, larger is better: its `Report.score`, then its negative NLL."""
+        """The sort key of the trial, larger is better: its `Report.score`."""
         return get_report_score({"primary": "score", "score": self.score, "nll": self.nll, "better": self.better})
 
 
@@ -90,52 +98,56 @@ class LearningRateChoice:
 
 
 def check_lr_grid_options(options: TrainOptions, folder: RunFolder | None = None) -> None:
-    """Raise UsageError for options that conflict with the protocol, or with the protocol of a folder to resume."""
+    """Raise UsageError for options that conflict with --lr-grid, or with the transfer protocol of the `folder` to
+    resume."""
     resumed = folder is not None and (folder.path / TRIALS_FILE).is_file()
     if resumed and (options.override or options.allow_data_change):
         raise UsageError(
-            "the trials of a grid differ only in learning rate: no other setting can change", "start a new run"
+            "--override and --allow-data-change are not supported with --lr-grid, whose trials differ only in learning "
+            "rate",
+            "start a new run",
         )
     if options.lr_grid is None:
         if options.ray and not resumed:
             raise UsageError("--ray needs --lr-grid", "add --lr-grid, or leave --ray out")
         return
     if folder is None and not get_objective_config(options).labelled:
-        problem = f"--lr-grid needs labels to choose by, and {options.recipe} trains without labels"
-        raise UsageError(problem, "leave it out, or set --lr")
+        problem = f"--lr-grid needs labels to compare trials, and {options.recipe} trains without labels"
+        raise UsageError(problem, "leave --lr-grid out, or use --lr")
     if options.lr is not None:
         raise UsageError("--lr and --lr-grid exclude each other", "leave one of them out")
     if any(path.replace("-", "_") in ("data.hold_out", "optimizer.lr") for path in options.settings):
-        raise UsageError("--lr-grid sets optimizer.lr and data.hold_out", "leave these settings out")
+        raise UsageError("--lr-grid sets optimizer.lr and data.hold_out itself", "leave these settings out")
     if any(not 0 < learning_rate < math.inf for learning_rate in options.lr_grid):
         raise UsageError(f"--lr-grid needs finite learning rates above 0, not {' '.join(map(str, options.lr_grid))}")
     if folder is None:
         return
     if not resumed:
-        raise UsageError(f"{folder.path} was started without --lr-grid", "leave it out")
+        raise UsageError(f"{folder.path} was started without --lr-grid", "leave --lr-grid out")
     grid = read_protocol(folder)[0].grid
     if options.lr_grid and tuple(sorted(set(options.lr_grid))) != grid:
         raise UsageError(f"the run in {folder.path} uses the grid {' '.join(map(str, grid))}", "leave --lr-grid out")
 
 
-def plan_transfer_protocol(run: Run, opened: Data, inputs: RunInputs, options: TrainOptions) -> TransferProtocol:
-    """Plan the protocol for a run on all training images. Raises UsageError for --keep-best and --early-stop, DataError
-    if the share of a class is less than one image."""
+def plan_transfer_protocol(run: Run, dataset: Data, inputs: RunInputs, options: TrainOptions) -> TransferProtocol:
+    """Plan the transfer protocol for a run on all training images. Raises UsageError for --keep-best and --early-stop,
+    DataError if the held-out share of a class is less than one image."""
     if run.keep_best or run.early_stop:
         hint = "leave --keep-best and --early-stop out"
-        raise UsageError("--lr-grid trains on all images in the end, so none are left to select the best weights", hint)
+        problem = "--keep-best and --early-stop need validation images, but --lr-grid trains on all images in the end"
+        raise UsageError(problem, hint)
     grid = tuple(sorted(set(options.lr_grid or get_lr_grid(run))))
-    images = len(opened.split("train"))
+    images = len(dataset.split("train"))
     share = get_hold_out_share(run) or next(share for max_images, share in HOLD_OUT_SHARES if images < max_images)
-    # small classes: a share that rounds to zero would leave nothing to evaluate on
-    if share * images < opened.label_kind.least_held_out(run.model.classes):
+    # with small classes, a share that rounds to zero images would leave no images for validation
+    if share * images < dataset.label_kind.least_held_out(run.model.classes):
         share = HOLD_OUT_SHARES[0][1]
-    held_out_inputs = hold_out_inputs(opened, inputs, share, run.data.split_seed)
+    held_out_inputs = hold_out_inputs(dataset, inputs, share, run.data.split_seed)
     assert held_out_inputs.val is not None
     if not len(held_out_inputs.val):
         raise DataError(
-            f"{opened.name}: {share:.0%} of each class is less than one image, too few to compare learning rates",
-            "set one with --lr",
+            f"{dataset.name}: {share:.0%} of each class is less than one image, too few to compare learning rates",
+            "set a learning rate with --lr",
         )
     return TransferProtocol(
         grid,
@@ -148,23 +160,24 @@ def plan_transfer_protocol(run: Run, opened: Data, inputs: RunInputs, options: T
 
 
 def build_initial_document(protocol: TransferProtocol) -> dict[str, Any]:
-    """Build `trials.json` as it is before the first trial."""
+    """Build the content of `trials.json` before the first trial."""
     return {"protocol": asdict(protocol), "trials": [], "choice": None}
 
 
 def read_protocol(folder: RunFolder) -> tuple[TransferProtocol, dict[str, Any]]:
-    """Read the protocol in `trials.json`, and the full document."""
+    """Read the transfer protocol from `trials.json`, and the full document."""
     document = json.loads((folder.path / TRIALS_FILE).read_text("utf-8"))
     return from_builtins(TransferProtocol, document["protocol"]), document
 
 
-def hold_out_inputs(opened: Data, inputs: RunInputs, share: float, split_seed: int) -> RunInputs:
-    """Split a share of each class from the training images as `val`; return the inputs of a trial.
+def hold_out_inputs(dataset: Data, inputs: RunInputs, share: float, split_seed: int) -> RunInputs:
+    """Split a share of each class from the training images as `val`, and return the inputs of the trials.
 
-    The share is drawn from all training images. Unreadable images are not trained on and count as wrong in evaluation.
+    The share is drawn from all training images. Unreadable images among them are not trained on, and count as wrong in
+    evaluation.
     """
-    training_split = opened.split("train")
-    samples = draw_stratified_splits(training_split.labels, split_seed, {"val": share}, opened.groups)
+    training_split = dataset.split("train")
+    samples = draw_stratified_splits(training_split.labels, split_seed, {"val": share}, dataset.groups)
     readable = np.ones(len(training_split), dtype=bool)
     if inputs.train_indices is not None:
         readable = np.isin(np.arange(len(training_split)), inputs.train_indices)
@@ -176,7 +189,7 @@ def hold_out_inputs(opened: Data, inputs: RunInputs, share: float, split_seed: i
 
 
 def set_learning_rate(run: Run, protocol: TransferProtocol, learning_rate: float) -> Run:
-    """Return the run with another learning rate, and Muon's learning rate scaled by the same factor."""
+    """Return the run with another learning rate, and with Muon's learning rate scaled by the same factor."""
     scale = learning_rate / protocol.lr if protocol.lr else 1.0
     return replace(run, optimizer=replace(run.optimizer, lr=learning_rate, matrix_lr=protocol.matrix_lr * scale))
 
@@ -185,24 +198,26 @@ def run_transfer_protocol(
     folder: RunFolder,
     run: Run,
     inputs: RunInputs,
-    opened: Data,
+    dataset: Data,
     listener: ProgressListener,
     ranks: Ranks = SINGLE_PROCESS,
     ray: str | None = None,
 ) -> dict[str, Any]:
-    """Try each learning rate of the grid, choose the best, and train on all images with it; resumes at any stage.
-    Returns the run's summary.
+    """Run a trial for each learning rate of the grid, choose the best, and train on all images with it. An interrupted
+    protocol resumes at any stage. Returns the run's summary.
 
-    Trials run one after another here, or in parallel on the Ray cluster at address `ray`. Raises Interrupted after a
-    signal, with everything saved, UsageError for --ray under torchrun, and NonFiniteError if every trial ended in a
-    loss that is not finite. Errors of `Session` are raised again.
+    Trials run one after another in this process, or in parallel on the Ray cluster at the address `ray`. Raises
+    Interrupted after a signal when the state is saved, UsageError for --ray under torchrun, and NonFiniteError if every
+    trial ended with a non-finite loss. Errors of `Session` are raised again.
     """
     if ray and ranks.world > 1:
-        raise UsageError("--ray places the trial processes itself", "run without torchrun")
+        raise UsageError(
+            "--ray cannot be combined with torchrun, because Ray starts the processes", "run without torchrun"
+        )
     protocol, document = read_protocol(folder)
     with (signals := StopSignals()).catch():
-        trials = list_trials(folder, run, protocol, opened)
-        held_out = hold_out_inputs(opened, inputs, protocol.held_out_share, run.data.split_seed)
+        trials = list_trials(folder, run, protocol, dataset)
+        held_out = hold_out_inputs(dataset, inputs, protocol.held_out_share, run.data.split_seed)
         if ray:
             run_trials_on_ray(ray, trials, held_out, signals, listener)
         for index, (trial, trial_folder) in enumerate(trials, 1):
@@ -219,33 +234,33 @@ def run_transfer_protocol(
             except Interrupted as error:
                 raise make_interrupted_error(folder, error.code, f"in trial {index} of {len(trials)}") from None
         del held_out  # frees the second copy of cached images
-        table = json.loads(
+        trials_document = json.loads(
             ranks.broadcast_text(json.dumps(build_trials_document(folder, trials, protocol)) if ranks.is_main else "")
         )
-        choice = LearningRateChoice(**table["choice"])
-        final = set_learning_rate(run, protocol, choice.lr)
+        choice = LearningRateChoice(**trials_document["choice"])
+        final_run = set_learning_rate(run, protocol, choice.lr)
         if ranks.is_main:
             for text in filter(None, (f"chose lr {choice.lr:g}: {choice.reason}", choice.warning)):
                 listener.note(text)
-            if table != document:
-                write_text_atomic(folder.path / TRIALS_FILE, json.dumps(table, indent=2) + "\n")
-            if folder.run() != final:
-                write_text_atomic(folder.config, to_yaml(final))
+            if trials_document != document:
+                write_text_atomic(folder.path / TRIALS_FILE, json.dumps(trials_document, indent=2) + "\n")
+            if folder.run() != final_run:
+                write_text_atomic(folder.config, to_yaml(final_run))
             report.write_report(folder.path / "report.html", folder)
         raise_if_stopped(
             signals, ranks, lambda code: make_interrupted_error(folder, code, "before the run on all images")
         )
-        summary = Session(final, inputs, folder, listener, ranks=ranks).train() | {"lr_grid": table}
-    if "test" in opened.splits and ranks.is_main:
-        listener.note(f"the test split was not used; to evaluate on it: vitreous evaluate {folder.path}")
+        summary = Session(final_run, inputs, folder, listener, ranks=ranks).train() | {"lr_grid": trials_document}
+    if "test" in dataset.splits and ranks.is_main:
+        listener.note(f"the test split was not used; to evaluate the model on it: vitreous evaluate {folder.path}")
     return summary
 
 
-def list_trials(folder: RunFolder, run: Run, protocol: TransferProtocol, opened: Data) -> list[tuple[Run, RunFolder]]:
-    """List the run and the folder of each trial; none if the grid has only one learning rate."""
+def list_trials(folder: RunFolder, run: Run, protocol: TransferProtocol, dataset: Data) -> list[tuple[Run, RunFolder]]:
+    """List the run and the folder of each trial. There are none if the grid has a single learning rate."""
     if len(protocol.grid) == 1:
         return []
-    fingerprint = opened.with_holdout(protocol.held_out_share, run.data.split_seed).fingerprint()
+    fingerprint = dataset.with_holdout(protocol.held_out_share, run.data.split_seed).fingerprint()
     data = replace(run.data, images=protocol.images, hold_out=protocol.held_out_share, fingerprint=fingerprint)
     trial_folders = [RunFolder(folder.path / "trials" / f"lr-{learning_rate!r}") for learning_rate in protocol.grid]
     return [
@@ -257,7 +272,7 @@ def list_trials(folder: RunFolder, run: Run, protocol: TransferProtocol, opened:
 def build_trials_document(
     folder: RunFolder, trials: list[tuple[Run, RunFolder]], protocol: TransferProtocol
 ) -> dict[str, Any]:
-    """Build `trials.json` as it is after the last trial. Raises NonFiniteError if no trial has metrics."""
+    """Build the content of `trials.json` after the last trial. Raises NonFiniteError if no trial has metrics."""
     results = [read_trial_result(run, trial_folder, folder) for run, trial_folder in trials]
     return {
         "protocol": asdict(protocol),
@@ -267,8 +282,9 @@ def build_trials_document(
 
 
 def read_trial_result(run: Run, trial: RunFolder, folder: RunFolder) -> TrialResult:
-    """Read the metrics of a complete trial."""
-    summary, relative_path = json.loads(trial.summary.read_text("utf-8")), str(trial.path.relative_to(folder.path))
+    """Read the result of a complete trial from its summary. `folder` is the folder of the whole run."""
+    summary = json.loads(trial.summary.read_text("utf-8"))
+    relative_path = str(trial.path.relative_to(folder.path))
     if "failure" in summary:
         return TrialResult(run.optimizer.lr, relative_path, failure=summary["failure"])
     val = summary["val"]
@@ -287,16 +303,17 @@ def read_trial_result(run: Run, trial: RunFolder, folder: RunFolder) -> TrialRes
 
 
 def choose_learning_rate(results: list[TrialResult], protocol: TransferProtocol) -> LearningRateChoice:
-    """Choose the learning rate with the best score; ties go to the lower NLL, then to the smaller rate.
+    """Choose the learning rate with the best score. If scores are equal, the lower NLL decides, then the smaller
+    learning rate.
 
     Raises NonFiniteError if no trial has metrics.
     """
     if not results:
-        return LearningRateChoice(protocol.grid[0], "the grid has no other")
+        return LearningRateChoice(protocol.grid[0], "the only learning rate of the grid")
     finite_results = [result for result in results if result.score is not None]
     if not finite_results:
         raise NonFiniteError(
-            f"none of the {len(results)} trials kept a finite loss until the end", "use a smaller --lr-grid"
+            f"the loss became non-finite in all {len(results)} trials", "use smaller learning rates in --lr-grid"
         )
     best, *runners_up = sorted(finite_results, key=lambda result: (-result.sort_key[0], -result.sort_key[1], result.lr))
     score = f"{best.score:{METRICS[best.metric].format_spec}}"
@@ -312,13 +329,13 @@ def choose_learning_rate(results: list[TrialResult], protocol: TransferProtocol)
 
 
 def make_interrupted_error(folder: RunFolder, code: int, stage: str) -> Interrupted:
-    """Build the error for a transfer protocol that a signal interrupted in `stage`."""
+    """Return the error for a transfer protocol that a signal interrupted; `stage` describes when."""
     return Interrupted(f"stopped {stage}, saved", f"continue with --resume --out {folder.path}", code)
 
 
 def forecast_lr_grid(run: Run, protocol: TransferProtocol, seconds_per_step: float) -> dict[str, Any]:
-    """Estimate for `--dry-run` the number of trials, their images, and the minutes in total, one trial after
-    another."""
+    """Estimate the cost of the transfer protocol for `--dry-run`: number of trials, held-out images, and total minutes
+    if trials run one after another."""
     steps = replace(run, data=replace(run.data, images=protocol.images)).steps
     count = len(protocol.grid) if len(protocol.grid) > 1 else 0
     minutes = seconds_per_step * (count * steps + run.steps) / 60
@@ -331,13 +348,13 @@ def forecast_lr_grid(run: Run, protocol: TransferProtocol, seconds_per_step: flo
 
 
 class PrefixedListener(NullListener):
-    """Prefix every message with the name of a trial."""
+    """A progress listener that prefixes every message with the name of a trial."""
 
     def __init__(self, listener: ProgressListener, label: str) -> None:
         self.listener, self.label = listener, label
 
     def note(self, text: str) -> None:
-        """Log the text with the prefix."""
+        """Print a note with the prefix."""
         self.listener.note(f"{self.label}: {text}")
 
     def progress(self, label: str, done: int, total: int | None, text: str = "") -> None:

@@ -1,4 +1,4 @@
-"""Run one trial of a learning-rate grid in its run folder, and stop after a signal."""
+"""Run a trial of a learning-rate grid in its run folder."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ def run_trial(
     signals: StopSignals | None = None,
     watch: Callable[[Session], None] = lambda session: None,
 ) -> None:
-    """Run one trial from the state of its folder to the end; a complete trial is skipped. `watch` is called with the
-    session before it starts.
+    """Run a trial to its end; an interrupted trial continues, and a complete trial is skipped. `watch` is called with
+    the session before it starts.
 
-    If the loss is not finite, the trial ends, and the failure is its result. Raises Interrupted after a signal,
-    including one in `signals`.
+    If the loss is not finite, the trial ends, and the failure is its result. Raises Interrupted after a signal;
+    `signals` may contain one that was received before.
     """
     raise_if_stopped(signals or StopSignals(), ranks)
     if ranks.broadcast_text(str(folder.summary.is_file())) == "True":
         remove_checkpoints(folder, ranks)
         return
     if ranks.is_main and not folder.config.is_file():
-        shutil.rmtree(folder.path, ignore_errors=True)  # killed before its settings were written
+        shutil.rmtree(folder.path, ignore_errors=True)  # from a trial that was killed before its config was written
         folder.path.mkdir(parents=True)
         write_text_atomic(folder.config, to_yaml(run))
     with folder.locked() if ranks.is_main else nullcontext():
@@ -54,11 +54,11 @@ def run_trial(
         if ranks.is_main:
             write_text_atomic(folder.summary, json.dumps(summary, indent=2) + "\n")
     remove_checkpoints(folder, ranks)
-    raise_if_stopped(session.signals, ranks)  # the signal came too late for the session to stop
+    raise_if_stopped(session.signals, ranks)  # a signal that was received too late to stop the session
 
 
 def remove_checkpoints(folder: RunFolder, ranks: Ranks) -> None:
-    """Remove the checkpoints of a complete trial."""
+    """Remove the checkpoints of a complete trial. All processes have to call this."""
     if ranks.is_main:
         shutil.rmtree(folder.path / "checkpoints", ignore_errors=True)
     ranks.wait()
@@ -69,7 +69,8 @@ def raise_if_stopped(
     ranks: Ranks,
     error: Callable[[int], Interrupted] = lambda code: Interrupted("stopped", code=code),
 ) -> None:
-    """Raise Interrupted, with the exit code, if any process received a signal."""
+    """Raise Interrupted in all processes if any process received a signal. `error` creates the error from the exit
+    code."""
     received = int(ranks.all_reduce_max([signals.received or 0], "cpu")[0])
     if received:
         raise error(128 + received)

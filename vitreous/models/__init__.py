@@ -1,1 +1,1 @@
-"""Model families: each consists of a frozen config and the module that it describes."""
+"""Model families: each family is a frozen config dataclass and the module that it describes."""

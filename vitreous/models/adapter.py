@@ -1,10 +1,14 @@
-"""ViT-Adapter (arXiv:2205.08534): maps of four strides from an unchanged plain ViT.
+"""ViT-Adapter model (arXiv:2205.08534): maps of strides 4, 8, 16 and 32 pixels from an unchanged plain ViT.
 
-B images, D width of the ViT, N its patch tokens, M positions of the concatenated levels of strides 8, 16 and 32.
+The spatial prior (a convolutional branch) computes maps of the image. The maps of strides 8, 16 and 32 are flattened
+and concatenated (the levels); before and after each group of ViT blocks, an interaction exchanges features between the
+ViT's tokens and the levels.
 
     images (B, C, H, W) -> prior (B, D, h, w) of strides 4, 8, 16, 32
                         -> tokens (B, N, D) <-> levels (B, M, D), for each group of blocks
                         -> maps (B, h, w, D) of strides 4, 8, 16, 32
+
+Shapes: B images, D width of the ViT, N its patch tokens, P its prefix tokens, M positions of the levels.
 """
 
 from __future__ import annotations
@@ -33,11 +37,12 @@ from vitreous.system.torch_types import ModuleList, get_bias, named_modules
 
 
 class ViTAdapter(VisionModel[AdapterConfig]):
-    """A ViT, its `SpatialPrior` and its `InteractionBlock`s. `backbone` is an existing ViT; the default is a fresh one.
+    """A ViT with the `SpatialPrior` and the `InteractionBlock`s of an adapter.
 
-    With fresh gates, the ViT's tokens are bit-identical to those of the ViT alone. Prefix tokens pass through the
-    blocks and do not take part in the exchange; the ViT's last norm is not used. Convolutions are drawn from N(0, 2 /
-    fan_out), linear layers from N(0, 0.02^2), the embedding of a level from N(0, 1).
+    `backbone` is an existing ViT; by default a new ViT is built. With newly initialised gates, the ViT's tokens are
+    bit-identical to those of the ViT alone. Prefix tokens are encoded by the blocks but do not interact with the
+    levels. The ViT's last norm is not used. Convolutions are drawn from N(0, 2 / fan_out), linear layers from
+    N(0, 0.02^2), the embeddings of the levels from N(0, 1).
     """
 
     def __init__(self, config: AdapterConfig, backbone: ViT | None = None) -> None:
@@ -49,9 +54,9 @@ class ViTAdapter(VisionModel[AdapterConfig]):
         width, last_index = c.backbone.width, c.interactions - 1
         self.prior = SpatialPrior(c.channels, width, c.prior, c.norm)
         self.level = nn.Parameter(torch.empty(len(INTERACTION_STRIDES), width))
-        sizes, drop_path = (width, c.heads, c.points, c.ratio), c.backbone.regularization.drop_path
+        attention_options, drop_path = (width, c.heads, c.points, c.ratio), c.backbone.regularization.drop_path
         self.interactions = ModuleList(
-            InteractionBlock(*sizes, drop_path=drop_path, extractors=3 if i == last_index else 1)
+            InteractionBlock(*attention_options, drop_path=drop_path, extractors=3 if i == last_index else 1)
             for i in range(c.interactions)
         )
         self.up = nn.ConvTranspose2d(width, width, 2, 2)
@@ -65,20 +70,23 @@ class ViTAdapter(VisionModel[AdapterConfig]):
 
     @classmethod
     def count_macs(cls, config: AdapterConfig, image: tuple[int, ...]) -> int:
-        """Multiply-adds of the ViT and of the adapter, for one image of this size."""
+        """Count the multiply-adds of the ViT and of the adapter for one image of this (height, width), in pixels."""
         return config.backbone.macs(image) + adapter_macs(config, image)
 
     def inspected_backbone(self) -> VisionModel[Any]:
-        """The ViT, whose tokens do not depend on the adapter."""
+        """Return the ViT, whose attention and features are inspected; its tokens do not depend on the adapter."""
         return self.backbone
 
     def features(self, images: Tensor) -> Tensor:
-        """(B, C, H, W) -> (B, h w, D): the coarsest map in raster order."""
+        """Compute the positions of the coarsest map, in raster order: (B, C, H, W) -> (B, h w, D)."""
         return self.features_at(images, self.config.strides[-1:])[0].flatten(1, 2)
 
     def features_at(self, images: Tensor, strides: Sequence[int]) -> list[Tensor]:
-        """(B, C, H, W) -> for each stride, in pixels, (B, h, w, D): the map of that stride, height and width rounded
-        up. Raises ValueError if no map has the stride."""
+        """Compute the maps of these strides, in pixels: (B, C, H, W) -> (B, h, w, D) per stride, height and width
+        rounded up.
+
+        Raises ValueError if there is no map of a stride.
+        """
         self.config.check_strides(strides)
         self.backbone.check_images(images)
         size = height_and_width(images)
@@ -95,20 +103,16 @@ class ViTAdapter(VisionModel[AdapterConfig]):
         for stride, x, norm, tokens in zip(self.config.strides, maps, self.norms, token_maps, strict=True):
             grid = tuple(-(-length // stride) for length in size)
             x = x[..., : grid[0], : grid[1]]
-            shared = F.interpolate(tokens, size=grid, mode="bilinear", align_corners=False)
-            outputs[stride] = norm(x + shared.to(x.dtype)).movedim(1, -1)
+            token_map = F.interpolate(tokens, size=grid, mode="bilinear", align_corners=False)
+            outputs[stride] = norm(x + token_map.to(x.dtype)).movedim(1, -1)
         return [outputs[stride] for stride in strides]
 
     def run_interactions(self, images: Tensor, levels: Sequence[Tensor]) -> tuple[list[Tensor], Tensor]:
-        """Run the ViT's blocks and the interactions around them.
+        """Run the ViT's blocks with the interactions around each group of blocks.
 
-        Args:
-            images: (B, C, H, W).
-            levels: the prior's maps of strides 8, 16 and 32, (B, D, h, w) each.
-
-        Returns:
-            For each output map, the finest first, the ViT's tokens (B, D, *grid) to add to it
-            (`AdapterConfig.token_source`), and the levels after the last interaction (B, M, D).
+        `images` are (B, C, H, W), `levels` the prior's maps of strides 8, 16 and 32, (B, D, h, w) each. Returns, for
+        each output map, the finest first, the ViT's tokens (B, D, *grid) that are added to it
+        (`AdapterConfig.token_source`), and the levels after the last interaction (B, M, D).
         """
         vit, config = self.backbone, self.config.backbone
         tokens = vit.project(images)
@@ -129,45 +133,52 @@ class ViTAdapter(VisionModel[AdapterConfig]):
         return [interaction_tokens[i] for i in self.config.token_interactions], prior_tokens
 
     def split(self, x: Tensor) -> tuple[Tensor | None, Tensor]:
-        """(B, P + N, D), or (B, *grid, D) for blocks on a grid -> the prefix tokens, and the patches (B, N, D)."""
+        """Split the blocks' tokens into prefix tokens (B, P, D) and patch tokens (B, N, D), from (B, P + N, D).
+
+        Blocks on a grid have tokens (B, *grid, D); their prefix is None.
+        """
         if self.config.backbone.on_grid:
             return None, x.flatten(1, 2)
         prefix = self.config.backbone.prefix
         return x[:, :prefix], x[:, prefix:]
 
     def join(self, prefix: Tensor | None, patches: Tensor, grid: tuple[int, int]) -> Tensor:
-        """The inverse of `split`, (B, P, D) or none and (B, N, D) -> (B, P + N, D) or (B, *grid, D)."""
+        """Join prefix tokens (B, P, D) and patch tokens (B, N, D) to (B, P + N, D), or without a prefix to
+        (B, *grid, D).
+
+        This is the inverse of `split`.
+        """
         return torch.unflatten(patches, 1, grid) if prefix is None else torch.cat([prefix, patches], 1)
 
     def last_norm(self, x: Tensor) -> Tensor:
-        """(B, h, w, D) -> (B, h, w, D): the identity, because every map has a separate norm."""
+        """Return the map (B, h, w, D) unchanged, because every map already has a separate norm."""
         return x
 
     def classify(self, pooled: Tensor) -> Tensor:
-        """(B, D) -> (B, D): the identity, because there is no head."""
+        """Return the pooled features (B, D) unchanged, because the model has no classification head."""
         return pooled
 
     def blocks(self) -> list[nn.Module]:
-        """The residual blocks of the ViT, in order."""
+        """Return the residual blocks of the ViT, in order."""
         return self.backbone.blocks()
 
     def first_layer(self) -> nn.Module:
-        """The layer of the ViT that is applied to the image."""
+        """Return the layer of the ViT whose input is the image."""
         return self.backbone.first_layer()
 
 
 def height_and_width(images: Tensor) -> tuple[int, int]:
-    """(B, C, H, W) -> H and W."""
+    """Return H and W of images (B, C, H, W)."""
     return images.shape[2], images.shape[3]
 
 
 def pad_to_coarsest_stride(images: Tensor) -> Tensor:
-    """Pad (B, C, H, W) with zeros at the end of each axis, to a multiple of the coarsest stride."""
+    """Pad images (B, C, H, W) with zeros at the end of height and width, to a multiple of the coarsest stride."""
     return pad_to_multiple(images.movedim(1, -1), (COARSEST_STRIDE, COARSEST_STRIDE)).movedim(-1, 1)
 
 
 def init_convolutions(module: nn.Module) -> None:
-    """Draw convolutions from N(0, 2 / fan_out), in place, with zero biases."""
+    """Initialise the convolutions of a module in place: weights from N(0, 2 / fan_out), zero biases."""
     for submodule in module.modules():
         if isinstance(submodule, (nn.Conv2d, nn.ConvTranspose2d)):
             fan_out = submodule.kernel_size[0] * submodule.kernel_size[1] * submodule.out_channels // submodule.groups
@@ -178,9 +189,10 @@ def init_convolutions(module: nn.Module) -> None:
 
 @lru_cache
 def adapter_macs(config: AdapterConfig, image: tuple[int, ...]) -> int:
-    """Multiply-adds of an adapter for one image of this size, without those of its ViT.
+    """Count the multiply-adds of an adapter, without those of its ViT, for one image of this (height, width), in
+    pixels.
 
-    Products and convolutions are counted by the adapter's layers on tensors without storage. Sampling and norms are not
+    Products and convolutions are counted by PyTorch's FlopCounterMode on the meta device. Sampling and norms are not
     counted.
     """
     from torch.utils.flop_counter import FlopCounterMode
@@ -189,9 +201,11 @@ def adapter_macs(config: AdapterConfig, image: tuple[int, ...]) -> int:
     c, size = config.backbone, (height, width)
     with torch.device("meta"):
         prior = SpatialPrior(config.channels, c.width, config.prior, "group")
-        sizes = (c.width, config.heads, config.points, config.ratio)
+        attention_options = (c.width, config.heads, config.points, config.ratio)
         count = config.interactions
-        interactions = [InteractionBlock(*sizes, extractors=3 if i == count - 1 else 1) for i in range(count)]
+        interactions = [
+            InteractionBlock(*attention_options, extractors=3 if i == count - 1 else 1) for i in range(count)
+        ]
         up = nn.ConvTranspose2d(c.width, c.width, 2, 2)
         reference_points = ReferencePoints((image[0], image[1]), (c.patch[0], c.patch[1]), torch.device("meta"))
         with FlopCounterMode(display=False) as counter:

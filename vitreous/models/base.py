@@ -1,6 +1,6 @@
 """Base class of all models: input checks, a short repr, and methods with the names of timm and DINOv2.
 
-B images, C channels, P prefix tokens, N patch tokens, D width.
+Shapes: B images, C channels, P prefix tokens, N patch tokens, D width, F features that the head uses, K classes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from vitreous.system.torch_types import open_to_kinds
 
 Config = TypeVar("Config", bound=ModelConfig, covariant=True)
 
-#: attributes of timm and transformers models -> the equivalent here
+#: attribute of timm or transformers models -> the equivalent of this package, for error messages
 MISSING_ATTRIBUTE_HINTS = {
     "default_cfg": "use model.config, and vitreous.load(RUN).card.preprocess for mean, std and size",
     "pretrained_cfg": "use model.config, and vitreous.load(RUN).card.preprocess for mean, std and size",
@@ -51,38 +51,38 @@ class VisionModel(nn.Module, Generic[Config]):
         any_size: bool
 
         def __getattr__(self, name: str) -> Any:
-            """Return a registered submodule, parameter or buffer. Raises AttributeError, with the equivalent for names
-            of timm and transformers."""
+            """Return a registered submodule, parameter or buffer. Raises AttributeError otherwise; for attributes of
+            timm and transformers models, the message contains the equivalent."""
             ...
 
         def __call__(self, images: Tensor) -> Tensor:
-            """(B, C, *image) -> (B, classes): logits."""
+            """Compute logits: (B, C, *image) -> (B, K)."""
             ...
 
         def features(self, images: Tensor) -> Tensor:
-            """(B, C, *image) -> (B, P + N, D): every token after the last norm."""
+            """Compute every token after the last norm: (B, C, *image) -> (B, P + N, D)."""
             ...
 
         def features_at(self, images: Tensor, strides: Sequence[int]) -> list[Tensor]:
-            """(B, C, *image) -> for each stride, in pixels, (B, *grid, D)."""
+            """Compute the maps of these strides, in pixels: (B, C, *image) -> (B, *grid, D) per stride."""
             ...
 
         def blocks(self) -> list[nn.Module]:
-            """The residual blocks in order."""
+            """Return the residual blocks in order."""
             ...
 
         def first_layer(self) -> nn.Module:
-            """The layer that is applied to the image."""
+            """Return the first layer, whose input is the image."""
             ...
 
         def last_norm(self, x: Tensor) -> Tensor:
-            """(..., D) -> (..., D): the norm after the last block."""
+            """Apply the norm after the last block: (..., D) -> (..., D)."""
             ...
 
     else:
 
         def __call__(self, *arguments, **keywords):
-            """Run `forward`, with hooks. Raises TypeError for keywords of transformers."""
+            """Run `forward` with hooks. Raises TypeError for `pixel_values`, the keyword of transformers."""
             if "pixel_values" in keywords:
                 raise TypeError(
                     f"{type(self).__name__} takes images, not pixel_values: model(images) returns the logits"
@@ -90,34 +90,39 @@ class VisionModel(nn.Module, Generic[Config]):
             return super().__call__(*arguments, **keywords)
 
         def __getattr__(self, name):
-            """Return a registered submodule, parameter or buffer. Raises AttributeError, with the equivalent for names
-            of timm and transformers."""
+            """Return a registered submodule, parameter or buffer. Raises AttributeError otherwise; for attributes of
+            timm and transformers models, the message contains the equivalent."""
             if name in MISSING_ATTRIBUTE_HINTS:
                 raise AttributeError(f"{type(self).__name__} has no {name}: {MISSING_ATTRIBUTE_HINTS[name]}")
             return super().__getattr__(name)
 
     @open_to_kinds
     def forward(self, images: Tensor) -> Tensor | tuple[Tensor, ...]:
-        """(B, C, *image) -> (B, classes): logits; (B, F) without a head."""
+        """Compute logits: (B, C, *image) -> (B, K); or the pooled features (B, F) if the model has no head."""
         return self.classify(self.pool(self.features(images)))
 
     def pool(self, tokens: Tensor) -> Tensor:
-        """(B, P + N, D) -> (B, F): the input of the head; the mean of all tokens."""
+        """Pool tokens to the input of the head, here the mean of all tokens: (B, P + N, D) -> (B, F)."""
         return tokens.mean(1)
 
     def classify(self, pooled: Tensor) -> Tensor:
-        """(B, F) -> (B, classes)."""
+        """Apply the head: (B, F) -> (B, K)."""
         return self.head(pooled)
 
     def forward_patches(self, images: Tensor, index: Tensor) -> Tensor:
-        """(B, C, *image), (B, K) int64 -> (B, classes): logits from the patches with these indices only, if
-        `config.drops_patches`. Raises NotImplementedError for models that need all patches."""
-        raise NotImplementedError(f"{self.config.name()} needs all patches of an image: patches cannot be dropped")
+        """Compute logits from some of the patches: images (B, C, *image), indices of patches (B, k) int64 -> (B, K).
+
+        Models with `config.drops_patches` implement it; others raise NotImplementedError, because they require all
+        patches.
+        """
+        raise NotImplementedError(f"{self.config.name()} requires all patches of an image: patches cannot be dropped")
 
     @classmethod
     def count_macs(cls, config: Any, image: tuple[int, ...]) -> int:
-        """Multiply-adds of one forward pass for one image of this size: products and convolutions, as PyTorch counts
-        them on a model without values."""
+        """Count the multiply-adds of one forward pass for one image of this size, in pixels.
+
+        Products and convolutions are counted by PyTorch's FlopCounterMode on the meta device.
+        """
         from torch.nn.attention import SDPBackend, sdpa_kernel
         from torch.utils.flop_counter import FlopCounterMode
 
@@ -130,8 +135,10 @@ class VisionModel(nn.Module, Generic[Config]):
 
     @classmethod
     def from_pretrained(cls, *arguments: object, **keywords: object) -> Self:
-        """Call the next class that defines it, such as `PyTorchModelHubMixin`. Otherwise raise AttributeError, which
-        refers to `create`."""
+        """Call `from_pretrained` of another base class, such as `PyTorchModelHubMixin`.
+
+        Raises AttributeError if no base class has it; the message names vitreous.create and vitreous.load instead.
+        """
         parent_method = getattr(super(), "from_pretrained", None)
         if parent_method is None:
             problem = f"{cls.__name__} has no from_pretrained: use vitreous.create(weights='hf:ORG/NAME')"
@@ -155,8 +162,8 @@ class VisionModel(nn.Module, Generic[Config]):
     def check_images(self, images: object) -> None:
         """Check input images.
 
-        Raises TypeError for anything but a tensor of floats, ValueError for (B, C, *image) with other axes or channels
-        than the model's, and UsageError for an unsupported size.
+        Raises TypeError unless they are a tensor of floats, ValueError for a wrong number of axes or channels, and
+        UsageError for an unsupported size.
         """
         config = self.config
         axes = len(config.image)
@@ -170,40 +177,40 @@ class VisionModel(nn.Module, Generic[Config]):
         config.check_image_size(tuple(images.shape[2:]))
 
     def first_parameter(self) -> Tensor:
-        """The first parameter, of any shape, to get the dtype and device of the model; an empty tensor if there is
-        none."""
+        """Return the first parameter, of any shape, whose dtype and device represent the model's; an empty tensor if
+        there are no parameters."""
         return next(self.parameters(), torch.empty(0))
 
     def inspected_backbone(self) -> VisionModel[Any]:
-        """The model whose attention and features are inspected."""
+        """Return the model whose attention and features `vitreous.inspection` reads."""
         return self
 
     def attention_modules(self) -> Iterator[tuple[int, nn.Module]]:
-        """Yield block index, from 0, and module of every attention that has a method `weights`."""
+        """Yield the block index, from 0, and the module of every attention that has a method `compute_weights`."""
         for layer, block in enumerate(self.blocks()):
             yield from ((layer, submodule) for submodule in block.modules() if hasattr(submodule, "compute_weights"))
 
     def position_tables(self) -> dict[str, Position]:
-        """The modules whose `read(grid)` returns the positions added to patch tokens, by location; {} if there are
-        none."""
+        """Return the modules whose `read(grid)` returns the positions added to patch tokens, by location, such as
+        `input`; {} if there are none."""
         return {} if self.config.positions.kind == "none" else {"input": self.position}
 
     @property
     def num_classes(self) -> int:
-        """Classes of the head; 0 without one."""
+        """Return the number of classes of the head; 0 without a head."""
         return self.config.classes
 
     @property
     def num_features(self) -> int:
-        """Channels of the head's input, (B, num_features)."""
+        """Return the number F of channels of the head's input (B, F)."""
         return self.config.num_features
 
     def forward_features(self, images: Tensor) -> Tensor:
-        """(B, C, *image) -> (B, P + N, D): `features` under timm's name."""
+        """Compute every token after the last norm, under timm's name: (B, C, *image) -> (B, P + N, D)."""
         return self.features(images)
 
     def forward_head(self, tokens: Tensor, pre_logits: bool = False) -> Tensor:
-        """(B, P + N, D) -> (B, classes), or (B, F) with `pre_logits`: `pool` and `classify` under timm's name."""
+        """Pool and classify tokens, under timm's name: (B, P + N, D) -> (B, K), or (B, F) with `pre_logits`."""
         pooled = self.pool(tokens)
         return pooled if pre_logits else self.classify(pooled)
 
@@ -215,15 +222,19 @@ class VisionModel(nn.Module, Generic[Config]):
         output_fmt: Literal["NCHW", "NLC"] = "NCHW",
         intermediates_only: bool = False,
     ) -> list[Tensor] | tuple[Tensor, list[Tensor]]:
-        """(B, C, *image) -> the features (B, P + N, D), and the patch tokens after each block of `indices`, as in timm.
+        """Compute the features and the patch tokens after each block of `indices`, as timm does: (B, C, *image) ->
+        (B, P + N, D), [(B, D, *grid), ...].
 
-        `indices` count blocks from 0, or from -1 backwards; an integer selects that many last blocks, None all. Models
-        with stages (Swin, BiT, ViT-Adapter) count stages. With `norm` the last norm is applied to each. Maps are (B, D,
-        *grid), or with `output_fmt="NLC"` (B, N, D). `intermediates_only` omits the features. Raises ValueError for an
-        unknown index or format, NotImplementedError for a dense or detection model.
+        - `indices` count blocks from 0, or from -1 backwards; an integer selects that number of last blocks, None all
+          blocks. Models with stages (Swin, BiT, ViT-Adapter) count stages.
+        - `norm` applies the last norm to the tokens of each block.
+        - `output_fmt="NLC"` returns patch tokens as (B, N, D).
+        - `intermediates_only` omits the features.
+
+        Raises ValueError for an unknown index or format, NotImplementedError for a dense or detection model.
         """
         if output_fmt not in ("NCHW", "NLC"):
-            raise ValueError(f"output_fmt must be 'NCHW' or 'NLC', not {output_fmt!r}")
+            raise ValueError(f"output_fmt must be 'NCHW' or 'NLC', got {output_fmt!r}")
         maps = [tokens for tokens, _ in self.intermediate_tokens(images, indices, norm)]
         maps = [x.movedim(-1, 1) if output_fmt == "NCHW" else x.flatten(1, -2) for x in maps]
         return maps if intermediates_only else (self.features(images), maps)
@@ -236,26 +247,29 @@ class VisionModel(nn.Module, Generic[Config]):
         return_class_token: bool = False,
         norm: bool = True,
     ) -> tuple[Tensor, ...] | tuple[tuple[Tensor, Tensor], ...]:
-        """(B, C, *image) -> the patch tokens (B, N, D) after the last `n` blocks, or those of these indices, as in
-        DINOv2.
+        """Compute the patch tokens (B, N, D) after the last `n` blocks, or after the blocks of these indices, as DINOv2
+        does, from images (B, C, *image).
 
-        With `reshape` they are (B, D, *grid); with `return_class_token` each comes with the first prefix token (B, D).
-        Raises ValueError as `forward_intermediates`, and for the class token of a model without one.
+        With `reshape` they are (B, D, *grid). With `return_class_token` each entry is a pair with the class token
+        (B, D). Raises the errors of `forward_intermediates`, and ValueError for the class token of a model without one.
         """
         layers = self.intermediate_tokens(images, n, norm)
         patches = [x.movedim(-1, 1) if reshape else x.flatten(1, -2) for x, _ in layers]
         if not return_class_token:
             return tuple(patches)
         if not self.config.class_token:
-            raise ValueError(f"{self.config.name()} has no class token: remove return_class_token")
+            raise ValueError(f"{self.config.name()} has no class token: leave out return_class_token")
         return tuple((x, prefix[:, 0]) for x, (_, prefix) in zip(patches, layers, strict=True))
 
     def intermediate_tokens(
         self, images: Tensor, indices: int | Sequence[int] | None, norm: bool
     ) -> list[tuple[Tensor, Tensor]]:
-        """(B, C, *image) -> patch tokens (B, *grid, D) and prefix tokens (B, P, D) after the blocks, or stages, of
-        these indices. Raises ValueError for an unknown index, NotImplementedError for a model without intermediate
-        features."""
+        """Compute patch tokens (B, *grid, D) and prefix tokens (B, P, D) after the blocks, or stages, of these indices,
+        from images (B, C, *image).
+
+        `indices` and `norm` are as in `forward_intermediates`. Raises ValueError for an unknown index,
+        NotImplementedError for a model without intermediate features.
+        """
         config = self.config
         features_after: Any = getattr(self, "features_after", None)
         if not hasattr(self, "features_at"):
@@ -272,29 +286,28 @@ class VisionModel(nn.Module, Generic[Config]):
         outputs = features_after(images, [i + 1 for i in resolve_block_indices(config.depth, indices)])
         outputs = [self.last_norm(x) for x in outputs] if norm else outputs
         grid = tuple(length // patch for length, patch in zip(images.shape[2:], config.patch, strict=True))
-        count = outputs[0].shape[1] if outputs else 0
-        patches = count - config.prefix
-        prefix = count - patches
+        prefix = config.prefix
         return [(x[:, prefix:].unflatten(1, grid), x[:, :prefix]) for x in outputs]
 
     def reset_classifier(self, num_classes: int) -> None:
-        """Replace the head by a new one for `num_classes` classes, whose weights are 0; with 0 the model outputs
-        features.
+        """Replace the head by a new head for `num_classes` classes, whose weights are 0; with 0 classes the model
+        outputs features.
 
         Raises UsageError for a model without an image classification head.
         """
-        build = getattr(self, "build_head", None)
-        if build is None:
+        build_head = getattr(self, "build_head", None)
+        if build_head is None:
             hint = "create a new model: vitreous.create(NAME, num_classes=N)"
             raise UsageError(f"the head of {self.config.name()} does not classify images", hint)
         parameter = self.first_parameter()
         self.config = replace_known_fields(self.config, {"classes": num_classes})
-        self.head = build().to(parameter.device, parameter.dtype).train(self.training)
+        self.head = build_head().to(parameter.device, parameter.dtype).train(self.training)
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Store only the input of each block in training and recompute the rest in the backward pass.
+        """Enable or disable gradient checkpointing: training stores only the input of each block and recomputes the
+        block in the backward pass.
 
-        Raises UsageError for a model without such blocks (BiT, models of other libraries).
+        Raises UsageError for a model that does not support it (BiT, models of other libraries).
         """
         encoders = [submodule for submodule in self.modules() if isinstance(submodule, Encoder)]
         if not encoders and enable:
@@ -304,24 +317,25 @@ class VisionModel(nn.Module, Generic[Config]):
 
 
 def zero_parameters(module: nn.Module) -> nn.Module:
-    """Set all parameters of a module to 0, and return it."""
+    """Set all parameters of a module to 0, and return the module."""
     for parameter in module.parameters():
         nn.init.zeros_(parameter)
     return module
 
 
 def linear_head(width: int, classes: int) -> nn.Module:
-    """Build a linear layer (B, width) -> (B, classes) whose weights are 0; with 0 classes, the identity."""
+    """Build a linear head (B, width) -> (B, classes) whose weights are 0; with 0 classes, the identity."""
     return zero_parameters(nn.Linear(width, classes)) if classes else nn.Identity()
 
 
 def format_input_shape(config: ModelConfig) -> str:
-    """The shape of a model's input: `(B, 3, 224, 224)`."""
+    """Format the shape of a model's input, such as `(B, 3, 224, 224)`."""
     return f"({', '.join(map(str, ('B', config.channels, *config.image)))})"
 
 
 def raise_image_error(config: ModelConfig, images: object) -> NoReturn:
-    """Raise TypeError or ValueError for inputs that are not (B, C, *image), with the conversion that fixes them."""
+    """Raise TypeError or ValueError for inputs that are not (B, C, *image); the message contains the conversion that
+    fixes them."""
     expected = f"expected images {format_input_shape(config)}"
     if not isinstance(images, Tensor):
         problem = f"{expected}, a torch.Tensor, got {type(images).__module__}.{type(images).__qualname__}"
@@ -341,8 +355,11 @@ def raise_image_error(config: ModelConfig, images: object) -> NoReturn:
 
 
 def resolve_block_indices(count: int, indices: int | Sequence[int] | None) -> list[int]:
-    """Return indices from 0 of `count` blocks, from None (all), a number of last blocks, or indices that may be
-    negative. Raises ValueError for others."""
+    """Convert a selection of `count` blocks to indices from 0.
+
+    `indices` are None (all blocks), a number of last blocks, or indices that may be negative. Raises ValueError for
+    other values.
+    """
     if indices is None:
         return list(range(count))
     if isinstance(indices, int):

@@ -1,4 +1,4 @@
-"""The configs of all families: frozen values that describe a model. Does not import PyTorch."""
+"""The config classes of all model families. Does not import PyTorch."""
 
 from __future__ import annotations
 
@@ -38,12 +38,13 @@ from vitreous.models.configs.vit_variants import SAMConfig as SAMConfig
 
 C = TypeVar("C", bound=ModelConfig)
 
-#: every option of every transformer, by its dotted path
+#: dotted paths of all options that Transformer configs share
 TRANSFORMER_FIELDS = ViTConfig.option_paths()
 
 
 def replace_known_fields(config: C, changes: dict[str, Any]) -> C:
-    """Return a copy with the changes, by dotted path, that the config has fields for; others are ignored.
+    """Return a copy of a config with the `changes`, a mapping from dotted paths to values; paths without a field in
+    this config are ignored.
 
     For example, `regularization.dropout` does not change the config of a ResNet.
     """

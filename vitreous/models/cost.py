@@ -1,4 +1,4 @@
-"""Multiply-adds of model components, as functions of sizes, which `ModelConfig.macs` sums up."""
+"""Multiply-adds of model components as functions of sizes, for `ModelConfig.macs`."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ import math
 
 
 def block_macs(tokens: int, width: int, hidden: int) -> int:
-    """Multiply-adds of a plain block: four products of the width, attention, and an MLP of two layers."""
+    """Compute the multiply-adds of a Transformer block: four D x D products, attention, and an MLP of two layers."""
     return tokens * (4 * width**2 + 2 * tokens * width + 2 * width * hidden)
 
 
 def convolution_macs(widths: tuple[int, ...], units: tuple[int, ...], image: tuple[int, int], channels: int) -> int:
-    """Multiply-adds of a `ConvStem` for one image: a 3x3 from the previous stage and one per unit, at the size before
-    pooling."""
+    """Compute the multiply-adds of a `ConvStem` for one image of (height, width), in pixels.
+
+    Each stage has a 3x3 convolution of the previous stage's output and one per residual unit, at the size before
+    pooling.
+    """
     total = 0
     for stage, (width, count) in enumerate(zip(widths, units, strict=True)):
         positions = math.ceil(image[0] / 2**stage) * math.ceil(image[1] / 2**stage)
@@ -22,13 +25,15 @@ def convolution_macs(widths: tuple[int, ...], units: tuple[int, ...], image: tup
 
 
 def resnet_macs(blocks: tuple[int, ...], width: int, channels: int, image: tuple[int, int], axial: bool = False) -> int:
-    """Multiply-adds of root and stages; pre- and post-activation units cost the same.
+    """Compute the multiply-adds of a ResNet's root and stages for one image of (height, width), in pixels.
 
-    A unit of width w on an h x w' map has a 1x1 from its inputs, the 3x3 and a 1x1 to 4 w; the first of a stage also
-    has a 1x1 shortcut. The last three are at the size after its stride.
+    A unit of width w has a 1x1 convolution of its inputs, a 3x3 (or axial attention), and a 1x1 to 4 w channels; the
+    first unit of a stage also has a 1x1 shortcut. All but the first convolution are at the size after the unit's
+    stride. Pre- and post-activation units have the same cost.
     """
 
     def count_positions(scale: int) -> int:
+        """Count the positions of a map with `scale` pixels per position."""
         return math.ceil(image[0] / scale) * math.ceil(image[1] / scale)
 
     total, inputs = 49 * channels * width * count_positions(2), width
@@ -49,10 +54,10 @@ def resnet_macs(blocks: tuple[int, ...], width: int, channels: int, image: tuple
 
 
 def axial_macs(width: int, image: tuple[int, int], scale: int) -> int:
-    """Multiply-adds of row and column attention on a map of stride `scale`, in pixels.
+    """Compute the multiply-adds of row and column attention on a map of stride `scale`, in pixels.
 
-    For a line of L: 2 L C^2 for queries, keys and values; 3 L^2 C / 2 for three logits of half width; 2 L^2 C for
-    values and their positions.
+    For a line of L positions: 2 L C^2 for queries, keys and values; 3 L^2 C / 2 for three logits of half width; 2 L^2 C
+    for values and their positions.
     """
     height, length = (math.ceil(size / scale) for size in image)
     lines = ((height, length), (length, height))  # number of lines, length
@@ -60,6 +65,6 @@ def axial_macs(width: int, image: tuple[int, int], scale: int) -> int:
 
 
 def window_lengths(length: int, window: int) -> list[int]:
-    """The sizes of the windows of an axis: 5, 2 -> [2, 2, 1]."""
+    """Return the lengths of the windows along an axis, the last one possibly shorter: 5, 2 -> [2, 2, 1]."""
     count, remainder = divmod(length, window)
     return [window] * count + [remainder] * (remainder > 0)

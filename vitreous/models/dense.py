@@ -1,4 +1,4 @@
-"""Base class of models on a backbone with outputs for pixels or objects instead of whole images."""
+"""Base class of models that add a head for pixels or objects to a backbone."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ UNUSED_BACKBONE_MODULES = ("neck", "pooling", "pooled_norm", "representation", "
 
 
 class BackboneWithHead(VisionModel[Any]):
-    """A backbone, to which a subclass adds a head.
+    """Base class of a backbone with a head for dense prediction, which the subclass adds.
 
-    `backbone` is an existing backbone, to which the config's adapter is added if it lacks one; the default is a fresh
-    backbone. Submodules that no output depends on get no gradient: those of UNREAD, and those named in `unread`.
+    `backbone` is an existing backbone; if the config contains an adapter and the backbone has none, the adapter is
+    added. By default a new backbone is built. Submodules of which no output depends get no gradient: those in
+    `UNUSED_BACKBONE_MODULES`, and those named in `unread`.
     """
 
     def __init__(self, config: Any, backbone: nn.Module | None = None, unread: tuple[str, ...] = ()) -> None:
         super().__init__()
         self.config = config
-        self.any_size = True  # a dense head supports any number of pixels
+        self.any_size = True  # a dense head supports any image size
         backbone_config = config.backbone
         if backbone is None:
             backbone = backbone_config.model_class()(backbone_config)
@@ -35,21 +36,21 @@ class BackboneWithHead(VisionModel[Any]):
                 module.requires_grad_(False)
 
     def features(self, images: Tensor) -> Tensor:
-        """(B, C, *image) -> (B, P + N, D): the backbone's tokens."""
+        """Compute the backbone's tokens: (B, C, *image) -> (B, P + N, D)."""
         return self.backbone.features(images)
 
     def pool(self, tokens: Tensor) -> Tensor:
-        """(B, P + N, D) -> (B, D): the backbone's pooled tokens."""
+        """Pool the backbone's tokens: (B, P + N, D) -> (B, D)."""
         return self.backbone.pool(tokens)
 
     def classify(self, pooled: Tensor) -> Tensor:
-        """(B, D): raise NotImplementedError, because a dense head has no output per image."""
+        """Raise NotImplementedError for pooled features (B, D), because a dense head does not classify images."""
         raise NotImplementedError("a dense head predicts pixels or objects, not image classes")
 
     def blocks(self) -> list[nn.Module]:
-        """The residual blocks of the backbone, in order."""
+        """Return the residual blocks of the backbone, in order."""
         return self.backbone.blocks()
 
     def first_layer(self) -> nn.Module:
-        """The layer that is applied to the image."""
+        """Return the backbone's first layer, whose input is the image."""
         return self.backbone.first_layer()

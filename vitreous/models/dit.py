@@ -1,11 +1,13 @@
-"""The Diffusion Transformer (arXiv:2212.09748): a ViT that outputs an image, conditioned on a time and a class.
+"""Diffusion Transformer (arXiv:2212.09748): a ViT that outputs an image, conditioned on a diffusion time and a class.
 
-B batch, C channels, N tokens, D width; image and grid are one length per axis.
+    images (B, C, *image) -> project (B, *grid, D) -> add_positions (B, N, D) -> encode (B, N, C' prod(patch))
+        -> unpatchify (B, C', *image)
 
-    images (B, C, *image) -> project (B, *grid, D) -> place (B, N, D) -> encode (B, N, D) -> head (B, C', *image)
+Shapes: B batch, C input channels, C' output channels, N tokens, D width, K classes; image and grid are one length per
+axis. For clips, T time slots and S tokens of a slot.
 
-The condition (B, D) is the sum of a time's and a class's embedding. The model draws no random numbers: the objective
-drops classes in training.
+The condition (B, D) is computed from the sum of the embeddings of time and class. The model draws no random numbers:
+the objective drops classes in training.
 """
 
 from __future__ import annotations
@@ -29,15 +31,15 @@ from vitreous.system.machine import get_device_table
 
 
 class DiT(VisionModel[DiTConfig]):
-    """A Transformer of adaLN-Zero blocks, initialised as in the paper's code.
+    """Diffusion Transformer of adaLN-Zero blocks, initialised as in the paper's code.
 
-    Linear layers are Xavier uniform with bias 0; the layers of the time and the table of classes are N(0, 0.02^2). The
-    layers on the condition and the last layer are 0, so a fresh model outputs 0, and each of its blocks is the
-    identity.
+    Linear layers are Xavier uniform with bias 0; the time embedding's layers and the class embeddings are N(0, 0.02^2).
+    The layers applied to the condition and the last layer are 0, so a new model outputs 0, and each of its blocks is
+    the identity.
 
-    Entry `classes` of the table of classes means no class (classifier-free guidance, arXiv:2207.12598). Positions are
+    The last class embedding, with index K, means no class (classifier-free guidance, arXiv:2207.12598). Positions are
     fixed sines and cosines for the input's grid. For clips, `alternating` blocks attend alternately to the tokens of a
-    time slot and of a position (Latte, arXiv:2401.03048, variant 1).
+    time slot and to the tokens of the same position in all slots (Latte, arXiv:2401.03048, variant 1).
     """
 
     def __init__(self, config: DiTConfig) -> None:
@@ -54,7 +56,7 @@ class DiT(VisionModel[DiTConfig]):
             nn.init.normal_(self.classes.weight, std=0.02)
 
     def build_block(self, index: int) -> AdaLNBlock:
-        """Build one block of the stack: over time if blocks alternate and the index is odd."""
+        """Build the block at `index`; with the arrangement `alternating`, blocks with an odd index attend over time."""
         c = self.config
         block_class = AdaLNTemporalBlock if c.arrangement == "alternating" and index % 2 else AdaLNBlock
         attention = (QKNormAttention if c.qk_norm else Attention)(c.width, c.heads)
@@ -64,10 +66,11 @@ class DiT(VisionModel[DiTConfig]):
         return block_class(c.width, attention, mlp, c.eps)
 
     def forward(self, images: Tensor, time: Tensor, labels: Tensor | None = None) -> Tensor:
-        """(B, C, *image), (B,) float, (B,) int64 -> (B, C', *image) in the images' size.
+        """Predict an image for each noisy image: images (B, C, *image), time (B,) float, labels (B,) int64 ->
+        (B, C', *image).
 
-        Without `labels`, images have no class. Raises ValueError for a wrong number of channels, and for labels if the
-        model has no classes.
+        If `labels` is None, images have no class. Raises ValueError for a wrong number of channels, and for labels if
+        the model has no classes.
         """
         tokens = self.project(images)
         grid = tuple(tokens.shape[1:-1])
@@ -75,49 +78,55 @@ class DiT(VisionModel[DiTConfig]):
         return unpatchify(torch.unflatten(x, 1, grid), self.config.patch)
 
     def first_layer(self) -> nn.Module:
-        """The layer that is applied to the image."""
+        """Return the patch projection, whose input is the image."""
         return self.projection
 
     def blocks(self) -> list[nn.Module]:
-        """The residual blocks in order."""
+        """Return the residual blocks in order."""
         return list(self.encoder.blocks)
 
     def project(self, images: Tensor) -> Tensor:
-        """(B, C, *image) -> (B, *grid, D): a linear projection of patches."""
+        """Project the patches linearly to tokens: (B, C, *image) -> (B, *grid, D)."""
         self.check_images(images)
         return self.projection(patchify(images, self.config.patch))
 
     def add_positions(self, tokens: Tensor) -> Tensor:
-        """(B, *grid, D) -> (B, N, D): add positions of the grid, and flatten."""
+        """Add the positions of the grid and flatten: (B, *grid, D) -> (B, N, D)."""
         table = get_device_table(sincos_position_table, tokens.device, tuple(tokens.shape[1:-1]), self.config.width)
         return (tokens + (table.to(tokens.dtype) if self.training else table)).flatten(1, -2)
 
     def condition(self, time: Tensor, labels: Tensor | None = None) -> Tensor:
-        """(B,), (B,) int64 -> (B, D): SiLU of the sum of both embeddings, the condition of every block. Label K means
-        no class."""
+        """Compute the condition of every block, the SiLU of time embedding plus class embedding: time (B,), labels (B,)
+        int64 -> (B, D).
+
+        Label K means no class. Raises ValueError for labels if the model has no classes.
+        """
         embedded = self.time(time)
         if self.classes is None:
             if labels is not None:
-                raise ValueError("the model has no classes, but labels were passed")
+                raise ValueError("labels were passed, but the model has no classes: leave them out")
             return F.silu(embedded)
         labels = torch.full_like(time, self.config.classes, dtype=torch.int64) if labels is None else labels
         return F.silu(embedded + self.classes(labels).to(embedded.dtype))
 
     def encode(self, tokens: Tensor, condition: Tensor, grid: tuple[int, ...] | None = None) -> Tensor:
-        """(B, N, D), (B, D) -> (B, N, patch x C'): the blocks, on tokens of this grid or of the native one, and the
-        last layer."""
+        """Run the blocks and the last layer: tokens (B, N, D), condition (B, D) -> (B, N, C' prod(patch)). `grid` is
+        the tokens' grid, by default the native grid."""
         x = self.encoder(self.split_time_slots(tokens, grid or self.config.grid), condition)
         return self.last(x.flatten(1, -2), condition)
 
     def split_time_slots(self, tokens: Tensor, grid: tuple[int, ...]) -> Tensor:
-        """(B, N, D) -> the blocks' input: unchanged, or (B, T, S, D) if blocks alternate."""
+        """Return the blocks' input for tokens (B, N, D): (B, T, S, D) if blocks alternate, else unchanged."""
         return torch.unflatten(tokens, 1, (grid[0], -1)) if self.config.arrangement == "alternating" else tokens
 
     def features_after(
         self, images: Tensor, depths: Sequence[int], time: Tensor, labels: Tensor | None = None
     ) -> list[Tensor]:
-        """(B, C, *image), (B,), (B,) int64 -> for each depth t, (B, N, D): every token after t blocks. Raises
-        ValueError."""
+        """Compute every token after t blocks, for each depth t: images (B, C, *image), time (B,), labels (B,) int64 ->
+        list of (B, N, D).
+
+        Raises ValueError for a depth that is not in 0 .. number of blocks.
+        """
         tokens = self.project(images)
         x = self.split_time_slots(self.add_positions(tokens), tuple(tokens.shape[1:-1]))
         outputs = self.encoder.features(x, depths, self.condition(time, labels))

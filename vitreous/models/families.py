@@ -1,6 +1,7 @@
-"""The table of model families: the name stored in files -> the class of its configs.
+"""Table of model families: family name, as stored in files -> config class.
 
-A new family is a file of `configs`, a file of its module, and an entry here. Classes are imported on first use.
+To add a family, add a module to `configs`, a module with the model, and an entry here. Classes are imported on first
+use.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from vitreous.config import import_object
 if TYPE_CHECKING:
     from typing import Any
 
-#: in the order of `vitreous models`
+#: family name -> module and config class, in the order of `vitreous models`
 FAMILIES: dict[str, str] = {
     "vit": "vitreous.models.configs.vit:ViTConfig",
     "hybrid": "vitreous.models.configs.hybrid:HybridConfig",

@@ -1,7 +1,8 @@
-"""Encoders of other libraries with the interface of a ViT: timm's and transformers', by name, or any module that
+"""Encoders of other libraries with the interface of a ViT: models of timm and transformers by name, or any module that
 returns tokens.
 
-B images of C channels, P prefix tokens, N positions, D channels of a token, F channels of the head's input.
+Shapes: B images of C channels, P prefix tokens, N positions, D channels of a token, F channels of the head's input, K
+classes.
 """
 
 from __future__ import annotations
@@ -23,28 +24,30 @@ from vitreous.nn.adapter import allow_single_value_batch_norm
 from vitreous.nn.sizes import format_size
 from vitreous.system.torch_types import named_modules
 
-WRAP_HINT = "call wrap_backbone(module, image_size=224, patch_size=16) for a module (B, C, H, W) -> (B, N, D)"
+WRAP_HINT = "call wrap_backbone(module, image_size=224, patch_size=16) with a module (B, C, H, W) -> (B, N, D)"
 
 
 class ForeignModel(VisionModel[ForeignConfig]):
-    """An encoder of another library, and a linear head of this package, whose weights start at 0.
+    """An encoder of another library, with a linear head of this package whose weights start at 0.
 
-    It implements `features`, `pool` and `classify`, the maps for dense heads, and the `config` that objectives, heads
-    and engines need. The encoder is built from `config.library`, freshly initialised, or passed as a module. Raises
-    UsageError without either, and as `libraries.build_encoder`.
+    It has `features`, `pool` and `classify`, the maps for dense heads, and the `config` that objectives, heads and
+    engines require. The encoder is built from `config.library`, newly initialised, or passed as a module. Raises
+    UsageError if neither is available, and the errors of `libraries.build_encoder`.
     """
 
     def __init__(self, config: ForeignConfig, encoder: nn.Module | None = None) -> None:
         super().__init__()
         if encoder is None and not config.library:
             raise UsageError(
-                f"{config.full_name} is a model of another library",
+                f"{config.full_name} is a model of another library, which cannot be built from its config",
                 "build it with that library, and pass the module to wrap_backbone()",
             )
         self.config = config
         self.any_size = True  # the library checks sizes
         if encoder is None:
-            with torch.device("cpu"):  # buffers computed in constructors have values; weights are filled later
+            with torch.device(
+                "cpu"
+            ):  # constructors compute buffers, which need values even if weights are loaded later
                 encoder = build_encoder(config)
         allow_single_value_batch_norm(encoder)
         self.encoder = LibraryEncoder(encoder)
@@ -52,16 +55,17 @@ class ForeignModel(VisionModel[ForeignConfig]):
 
     @classmethod
     def count_macs(cls, config: ForeignConfig, image: tuple[int, ...]) -> int:
-        """Multiply-adds of one forward pass for one image of this size; 0 for a module that cannot be rebuilt."""
+        """Count the multiply-adds of one forward pass for one image of this size, in pixels; 0 for a module without a
+        library config."""
         return foreign_macs(config, image)
 
     def build_head(self) -> nn.Module:
-        """Build a head (B, F) -> (B, classes) whose weights are 0."""
+        """Build a linear head (B, F) -> (B, K) whose weights are 0."""
         return linear_head(self.config.num_features, self.config.classes)
 
     def train(self, mode: bool = True) -> ForeignModel:
-        """Set training mode, except for submodules whose parameters are all frozen: their batch norms keep their
-        statistics."""
+        """Set training mode, except for submodules whose parameters are all frozen, so the statistics of their batch
+        norms do not change."""
         super().train(mode)
         for module in self.encoder.modules() if mode else ():
             weights = list(module.parameters())
@@ -70,22 +74,27 @@ class ForeignModel(VisionModel[ForeignConfig]):
         return self
 
     def features(self, images: Tensor) -> Tensor:
-        """(B, C, *image) -> (B, P + N, D): every token after the last norm, or every position of the last map in raster
-        order. Raises ValueError for a wrong number of channels."""
+        """Compute every token after the last norm, or every position of the last map in raster order: (B, C, *image) ->
+        (B, P + N, D).
+
+        Raises ValueError for a wrong number of channels.
+        """
         return flatten_features(self.encoder(self.checked(images)), self.config.layout)
 
     def checked(self, images: Tensor) -> Tensor:
-        """(B, C, *image), unchanged. Raises as `check_images`."""
+        """Check images (B, C, *image) and return them unchanged. Raises the errors of `check_images`."""
         self.check_images(images)
         return images
 
     def pool(self, tokens: Tensor) -> Tensor:
-        """(B, P + N, D) -> (B, F): the head's input."""
+        """Pool tokens to the head's input: (B, P + N, D) -> (B, F)."""
         return self.encoder(tokens, "pool", self.config.layout, self.config.prefix)
 
     def features_at(self, images: Tensor, strides: Sequence[int]) -> list[Tensor]:
-        """(B, C, H, W) -> for each stride, in pixels, (B, h, w, D): the map of that stride; `config.levels` lists them.
-        Raises ValueError if no map has the stride."""
+        """Compute the maps of these strides, in pixels: (B, C, H, W) -> (B, h, w, D) per stride.
+
+        `config.levels` lists the strides. Raises ValueError if no map has a stride.
+        """
         self.config.check_strides(strides)
         if self.config.stages:
             return self.encoder(self.checked(images), "maps", tuple(strides))
@@ -94,29 +103,30 @@ class ForeignModel(VisionModel[ForeignConfig]):
         return [tokens.unflatten(1, grid) for _ in strides]
 
     def features_after(self, images: Tensor, depths: Sequence[int]) -> list[Tensor]:
-        """(B, C, *image) -> for each depth t, (B, P + N, D): every token after t blocks, before the last norm."""
+        """Compute every token after t blocks, before the last norm, for each depth t: (B, C, *image) -> list of
+        (B, P + N, D)."""
         return self.encoder(self.checked(images), "features_after", tuple(depths))
 
     def last_norm(self, x: Tensor) -> Tensor:
-        """(..., D) -> (..., D): the norm after the last block; maps of stages are unchanged."""
+        """Apply the norm after the last block: (..., D) -> (..., D); maps of stages are returned unchanged."""
         return x if self.config.stages else self.encoder(x, "norm")
 
     def blocks(self) -> list[nn.Module]:
-        """The blocks, or the stages, in order."""
+        """Return the blocks, or the stages, in order."""
         matches = ((re.match(BLOCK_PATTERN, name), module) for name, module in named_modules(self))
         return [module for match, module in matches if match and match.end() == len(match.string)]
 
     def first_layer(self) -> nn.Module:
-        """The layer that is applied to the image: the first convolution, or the first linear layer."""
+        """Return the first convolution or linear layer, whose input is the image."""
         return next(module for module in self.encoder.modules() if isinstance(module, nn.Conv2d | nn.Linear))
 
 
 @lru_cache(256)
 def foreign_macs(config: ForeignConfig, image: tuple[int, ...]) -> int:
-    """Count the multiply-adds of a wrapped model's forward pass for one image of this size, in pixels. Matrix products,
-    convolutions and the head are counted, by PyTorch's FlopCounterMode on the meta device.
+    """Count the multiply-adds of a wrapped model's forward pass, head included, for one image of this size, in pixels.
 
-    FLOPs are twice this. 0 for a module that cannot be rebuilt.
+    Products and convolutions are counted by PyTorch's FlopCounterMode on the meta device. Returns 0 for a module
+    without a library config, which cannot be rebuilt there.
     """
     if not config.library:
         return 0
@@ -140,9 +150,10 @@ def wrap_backbone(
     """Wrap a Vision Transformer of timm or transformers, or any module (B, C, H, W) -> (B, N, D), for this package's
     objectives, heads and engines.
 
-    The weights are shared: training trains `module`. The head of a timm model is removed, that of a transformers model
-    is not used; `num_classes` adds a new one, whose weights are 0. Sizes that cannot be read from the module must be
-    passed. Raises UsageError if they are missing, or if the module does not return tokens.
+    The weights are shared, so training changes `module`. The head of a timm model is removed, and the head of a
+    transformers model is not used; `num_classes` adds a new head whose weights are 0. `image_size`, `patch_size` and
+    `channels` must be passed if the module has no attributes for them. Raises UsageError if they are missing, or if the
+    module does not return tokens.
     """
     base = getattr(module, getattr(module, "base_model_prefix", "") or "", module)
     reset_classifier = getattr(base, "reset_classifier", None)
@@ -155,11 +166,14 @@ def wrap_backbone(
     )
     if image is None or patch is None:
         raise UsageError(f"the {'patch' if image else 'image'} size of {type(module).__name__} is unknown", WRAP_HINT)
-    count = channels or module_sizes.get("channels") or 3
-    tokens = probe_tokens(base, count, image)
+    num_channels = channels or module_sizes.get("channels") or 3
+    tokens = probe_tokens(base, num_channels, image)
     prefix = tokens.shape[1] - math.prod(length // p for length, p in zip(image, patch, strict=True))
     if prefix < 0 or any(length % p for length, p in zip(image, patch, strict=True)):
-        problem = f"{tokens.shape[1]} tokens of {format_size(image)} pixels are not patches of {format_size(patch)}"
+        problem = (
+            f"{type(module).__name__} returns {tokens.shape[1]} tokens for images of {format_size(image)} pixels, "
+            f"which do not match patches of {format_size(patch)} pixels"
+        )
         raise UsageError(problem, WRAP_HINT)
     config = ForeignConfig(
         module_sizes.get("name") or type(base).__name__,
@@ -167,14 +181,14 @@ def wrap_backbone(
         patch,
         width=tokens.shape[2],
         prefix=prefix,
-        channels=count,
+        channels=num_channels,
         classes=num_classes,
     )
     return ForeignModel(config, base)
 
 
 def read_module_sizes(module: nn.Module) -> dict[str, Any]:
-    """Read name, image, patch and channels from a module, by the attribute names of timm and transformers."""
+    """Read name, image size, patch size and channels from a module, by the attribute names of timm and transformers."""
     embed, config = getattr(module, "patch_embed", None), getattr(module, "config", None)
     if embed is not None:
         pretrained_cfg: dict[str, Any] = getattr(module, "pretrained_cfg", None) or {}
@@ -185,17 +199,18 @@ def read_module_sizes(module: nn.Module) -> dict[str, Any]:
             "channels": getattr(projection, "in_channels", None),
         }
     names = {"name": "model_type", "image": "image_size", "patch": "patch_size", "channels": "num_channels"}
-    return {ours: getattr(config, theirs, None) for ours, theirs in names.items()}
+    return {name: getattr(config, attribute, None) for name, attribute in names.items()}
 
 
 def to_size_pair(size: int | Sequence[int] | None) -> tuple[int, ...] | None:
-    """Convert a single size to (height, width)."""
+    """Convert a single size to (height, width); None and sequences are preserved."""
     return size if size is None else (size, size) if isinstance(size, int) else tuple(size)
 
 
 @torch.no_grad()
 def probe_tokens(module: nn.Module, channels: int, image: tuple[int, ...]) -> Tensor:
-    """Return the tokens (1, N, D) of a black image. Raises UsageError if the module returns none."""
+    """Compute the tokens (1, N, D) of a black image. Raises UsageError if the module rejects the image or returns no
+    tokens."""
     training = module.training
     parameter = next(module.parameters(), torch.empty(0))
     try:
@@ -203,12 +218,12 @@ def probe_tokens(module: nn.Module, channels: int, image: tuple[int, ...]) -> Te
     except (RuntimeError, ValueError, TypeError, AssertionError) as error:
         reason = str(error).partition("\n")[0]
         raise UsageError(
-            f"{type(module).__name__} does not take {format_size(image)} pixels ({reason})", WRAP_HINT
+            f"{type(module).__name__} does not accept images of {format_size(image)} pixels ({reason})", WRAP_HINT
         ) from None
     finally:
         module.train(training)
     if not isinstance(tokens, Tensor) or tokens.ndim != 3:
         output_form = " x ".join(map(str, tokens.shape)) if isinstance(tokens, Tensor) else type(tokens).__name__
-        problem = f"{type(module).__name__} returns {output_form}, not tokens (B, N, D)"
+        problem = f"{type(module).__name__} must return tokens (B, N, D), but returns {output_form}"
         raise UsageError(problem, "load models that return maps, such as ResNets and Swins, with create(weights=…)")
     return tokens

@@ -1,7 +1,8 @@
-"""Models of timm and of transformers by name: construction, description and feature extraction.
+"""Models of timm and transformers by name: construction, description and feature extraction.
 
-The only file that imports either library, inside functions; their extras are `timm` and `transformers`. B images, D
-channels, P prefix tokens, N positions.
+This is the only module that imports either library, inside functions; their extras are `timm` and `transformers`.
+
+Shapes: B images, C channels, D channels of a token, P prefix tokens, N positions, F channels of the head's input.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ from vitreous.nn.no_init import NoInitMode
 from vitreous.nn.sizes import format_size
 
 LIBRARY_BY_PREFIX = {"timm": "timm", "hf": "transformers"}  # name prefix -> library
-DEFAULT_IMAGE_SIZE = (224, 224)  # pixels, for models without an image size
-MIN_STRIDE = 4  # in pixels, of the finest map for dense heads
+DEFAULT_IMAGE_SIZE = (224, 224)  # pixels, for models whose config contains no image size
+MIN_STRIDE = 4  # minimum stride, in pixels, of maps for dense heads
 #: fields of a transformers config that do not affect the module
 IGNORED_CONFIG_KEYS = (
     "architectures",
@@ -43,11 +44,11 @@ IGNORED_CONFIG_KEYS = (
 
 
 def parse_foreign(name: str, image: tuple[int, ...] | None) -> ForeignConfig | None:
-    """Return the config of `timm:NAME[,OPTION=VALUE…]`, with options of `timm.create_model`, or of `hf:PLACE`.
+    """Return the config of `timm:NAME[,OPTION=VALUE…]`, with options of `timm.create_model`, or of `hf:SOURCE`.
 
-    PLACE is a folder or a JSON file with the config of a transformers model, or a repository of the Hub. Returns None
-    for other names. Raises UsageError for an unknown name, and for a model without features; ResourceError if the
-    library is not installed.
+    SOURCE is a folder or JSON file with the config of a transformers model, or a repository of the Hub. `image` is the
+    (height, width) in pixels; None selects the model's. Returns None for other names. Raises UsageError for an unknown
+    name and for a model that returns no features, ResourceError if the library is not installed.
     """
     prefix, _, model_name = name.partition(":")
     if prefix not in LIBRARY_BY_PREFIX or not model_name:
@@ -57,23 +58,33 @@ def parse_foreign(name: str, image: tuple[int, ...] | None) -> ForeignConfig | N
 
 @lru_cache(64)
 def read_foreign_config(name: str, image: tuple[int, ...] | None) -> ForeignConfig:
-    """Return the config of a name, read from a module without weights. Raises as `parse_foreign`."""
+    """Return the config of a name, measured on a module of that model without weights. Raises the errors of
+    `parse_foreign`."""
     prefix, _, model_name = name.partition(":")
-    start = ForeignConfig(name, image or (), (1, 1), 1)
-    start = begin_timm_config(start, model_name) if prefix == "timm" else begin_transformers_config(start, model_name)
-    if start.library == "timm" and start.sized_by:
-        any_size = json.dumps({**json.loads(start.arguments), "dynamic_img_size": True}, sort_keys=True)
+    partial_config = ForeignConfig(name, image or (), (1, 1), 1)
+    partial_config = (
+        begin_timm_config(partial_config, model_name)
+        if prefix == "timm"
+        else begin_transformers_config(partial_config, model_name)
+    )
+    if partial_config.library == "timm" and partial_config.sized_by:
+        dynamic_arguments = json.dumps(
+            {**json.loads(partial_config.arguments), "dynamic_img_size": True}, sort_keys=True
+        )
         try:
-            dynamic_config = replace(start, arguments=any_size)
+            dynamic_config = replace(partial_config, arguments=dynamic_arguments)
             return complete_config(dynamic_config, build_meta_encoder(dynamic_config))
-        except UsageError:  # an unknown or wrong option, which is reported below
+        except UsageError:  # the model has no `dynamic_img_size`, or an option is wrong, which is reported below
             pass
-    return complete_config(start, build_meta_encoder(start))
+    return complete_config(partial_config, build_meta_encoder(partial_config))
 
 
-def begin_timm_config(start: ForeignConfig, text: str) -> ForeignConfig:
-    """Return the config with library, arguments and image size, from `NAME,OPTION=VALUE`. Raises UsageError for an
-    unknown name or option."""
+def begin_timm_config(partial_config: ForeignConfig, text: str) -> ForeignConfig:
+    """Return the config with library, arguments and image size set from `NAME,OPTION=VALUE`; `complete_config` sets the
+    rest.
+
+    Raises UsageError for an unknown name or option.
+    """
     timm = import_model_library("timm")
     name, *options = text.split(",")
     if not timm.is_model(name):
@@ -91,37 +102,42 @@ def begin_timm_config(start: ForeignConfig, text: str) -> ForeignConfig:
     size = tuple(pretrained_cfg.input_size[1:]) if pretrained_cfg is not None else DEFAULT_IMAGE_SIZE
     size_option = "img_size" if pretrained_cfg is not None and pretrained_cfg.fixed_input_size else ""
     return replace(
-        start,
+        partial_config,
         library="timm",
-        image=start.image or size,
+        image=partial_config.image or size,
         sized_by=size_option,
         arguments=json.dumps(arguments, sort_keys=True),
     )
 
 
-def begin_transformers_config(start: ForeignConfig, source: str) -> ForeignConfig:
-    """Return the config with library, arguments and image size of a transformers model. Raises UsageError if there is
-    none."""
+def begin_transformers_config(partial_config: ForeignConfig, source: str) -> ForeignConfig:
+    """Return the config with library, arguments and image size of a transformers model; `complete_config` sets the
+    rest.
+
+    Raises UsageError if `source` is not the config of a transformers model.
+    """
     transformers = import_model_library("transformers")
     try:
         library_config = transformers.AutoConfig.from_pretrained(source).to_dict()
     except (OSError, ValueError, KeyError) as error:
         reason = str(error).strip().partition("\n")[0]
         raise UsageError(
-            f"hf:{source} is not the config of a transformers model ({reason})", NAME_HINTS["hf"]
+            f"hf:{source} does not contain the config of a transformers model ({reason})", NAME_HINTS["hf"]
         ) from None
     path = Path(source)
-    if path.exists():  # the local path is private, and useless elsewhere
-        start = replace(start, full_name=f"hf:{(path.parent if path.suffix == '.json' else path).resolve().name}")
+    if path.exists():  # store only the folder's name: the local path is private and not valid on other machines
+        partial_config = replace(
+            partial_config, full_name=f"hf:{(path.parent if path.suffix == '.json' else path).resolve().name}"
+        )
     native_size = library_config.get("image_size")
     image_size = (
         (native_size, native_size) if isinstance(native_size, int) else tuple(native_size or DEFAULT_IMAGE_SIZE)
     )
     settings = {name: value for name, value in library_config.items() if name not in IGNORED_CONFIG_KEYS}
     return replace(
-        start,
+        partial_config,
         library="transformers",
-        image=start.image or image_size,
+        image=partial_config.image or image_size,
         sized_by="image_size" if native_size else "",
         arguments=json.dumps(settings, sort_keys=True),
     )
@@ -134,7 +150,7 @@ NAME_HINTS = {
 
 
 def parse_literal(text: str) -> Any:
-    """Parse a number, a boolean or a list in Python syntax; return other text unchanged."""
+    """Parse a value in Python syntax, such as a number, boolean or list; return other text unchanged."""
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):
@@ -142,7 +158,7 @@ def parse_literal(text: str) -> Any:
 
 
 def import_model_library(name: str) -> Any:
-    """Import timm or transformers. Raises ResourceError, with the command that installs it, if it is missing."""
+    """Import timm or transformers. Raises ResourceError, with the command that installs it, if it is not installed."""
     try:
         return import_module(name)
     except ImportError:
@@ -151,8 +167,10 @@ def import_model_library(name: str) -> Any:
 
 
 def build_encoder(config: ForeignConfig) -> nn.Module:
-    """Build the module of a config without its head, initialised by its library. Raises UsageError for invalid
-    arguments, ResourceError if the library is not installed."""
+    """Build the module of a config without its head, initialised by its library.
+
+    Raises UsageError for arguments that the library rejects, ResourceError if the library is not installed.
+    """
     arguments: dict[str, Any] = json.loads(config.arguments)
     library = import_model_library(config.library)
     size = {config.sized_by: config.image} if config.sized_by else {}
@@ -169,23 +187,24 @@ def build_encoder(config: ForeignConfig) -> nn.Module:
         raise UsageError(f"{config.library} cannot build {config.full_name} ({reason})", "change its options") from None
     pooler = getattr(module, "pooler", None)
     if pooler is not None and next(pooler.parameters(), None) is not None:
-        module.pooler = None  # a layer that the library's classifiers do not use
+        module.pooler = None  # the library's classifiers do not use this layer
     return module
 
 
 def build_meta_encoder(config: ForeignConfig) -> nn.Module:
-    """Build the module with shapes but without values, in evaluation mode.
+    """Build the module of a config on the meta device, with shapes but without values, in evaluation mode.
 
-    If the library supports it, the module accepts other image sizes than its native one. Raises UsageError as
-    `build_encoder`.
+    Raises the errors of `build_encoder`.
     """
     with torch.device("meta"), NoInitMode():
         return build_encoder(config).eval()
 
 
 def complete_config(config: ForeignConfig, module: nn.Module) -> ForeignConfig:
-    """Return the config with the properties read from the module. Raises UsageError if the module returns neither
-    tokens nor maps."""
+    """Return the config with the properties measured on the module.
+
+    Raises UsageError if the module returns neither tokens nor maps, or tokens that do not match its patches.
+    """
     encoder = LibraryEncoder(module)
     images = torch.zeros(1, config.channels, *config.image, device="meta")
     try:
@@ -201,12 +220,13 @@ def complete_config(config: ForeignConfig, module: nn.Module) -> ForeignConfig:
     patch = detect_patch_size(module, config, output, layout)
     num_patches = math.prod(-(-size // length) for size, length in zip(config.image, patch, strict=True))
     if layout == "tokens" and tokens.shape[1] - prefix != num_patches:
-        problem = f"{config.full_name} returns {tokens.shape[1]} tokens, which are not patches of {format_size(patch)}"
+        problem = (
+            f"{config.full_name} returns {tokens.shape[1]} tokens for images of {format_size(config.image)} pixels, "
+            f"which do not match patches of {format_size(patch)} pixels"
+        )
         raise UsageError(problem, "use a plain Vision Transformer or a convolutional network of the library")
-    names = [
-        match for name, _ in module.named_parameters() if (match := re.match(BLOCK_PATTERN, f"encoder.module.{name}"))
-    ]
-    block_numbers = {int(match[1]) for match in names}
+    matches = [re.match(BLOCK_PATTERN, f"encoder.module.{name}") for name, _ in module.named_parameters()]
+    block_numbers = {int(match[1]) for match in matches if match}
     return replace(
         config,
         patch=patch,
@@ -223,24 +243,25 @@ def complete_config(config: ForeignConfig, module: nn.Module) -> ForeignConfig:
 
 
 def detect_feature_layout(module: nn.Module, output: Any) -> FeatureLayout:
-    """Return the layout of a module's features. Raises ValueError unless it is a tensor of three or four axes."""
+    """Return the layout of a module's output (1, ...). Raises ValueError unless it is a tensor of three or four
+    axes."""
     if not isinstance(output, Tensor) or output.ndim not in (3, 4):
-        form = " x ".join(map(str, output.shape)) if isinstance(output, Tensor) else type(output).__name__
-        raise ValueError(f"it returns {form}")
+        output_form = " x ".join(map(str, output.shape)) if isinstance(output, Tensor) else type(output).__name__
+        raise ValueError(f"its output is {output_form}")
     if output.ndim == 3:
         return "tokens"
     return "channels-last" if getattr(module, "output_fmt", "NCHW") == "NHWC" else "channels-first"
 
 
 def flatten_features(output: Tensor, layout: FeatureLayout) -> Tensor:
-    """Flatten features as returned by the library to (B, P + N, D)."""
+    """Flatten the library's output, tokens or a map in this layout, to tokens (B, P + N, D)."""
     if layout == "tokens":
         return output
     return output.flatten(2).mT if layout == "channels-first" else output.flatten(1, 2)
 
 
 def count_prefix_tokens(module: nn.Module, config: ForeignConfig, layout: FeatureLayout) -> int:
-    """Return the number of prefix tokens."""
+    """Return the number of tokens before the patch tokens, such as class token and registers; 0 for maps."""
     if layout != "tokens":
         return 0
     if config.library == "timm":
@@ -253,8 +274,11 @@ def count_prefix_tokens(module: nn.Module, config: ForeignConfig, layout: Featur
 def detect_patch_size(
     module: nn.Module, config: ForeignConfig, output: Tensor, layout: FeatureLayout
 ) -> tuple[int, ...]:
-    """Return pixels per token, or per position of the last map, per axis, from features (1, ...) of an image. Raises
-    UsageError if it cannot be determined."""
+    """Return the pixels per token, or per position of the last map, along each axis, from the output (1, ...) for an
+    image.
+
+    Raises UsageError if the patch size cannot be determined.
+    """
     if layout != "tokens":
         grid = output.shape[2:] if layout == "channels-first" else output.shape[1:3]
         strides = [length / positions for length, positions in zip(config.image, grid, strict=True)]
@@ -269,8 +293,10 @@ def detect_patch_size(
 
 
 def detect_stages(module: nn.Module) -> tuple[tuple[int, int], ...]:
-    """Return stride and channels of each map of a module, the finest first, the last of each stride; () if it has no
-    maps."""
+    """Return (stride in pixels, channels) of the module's maps for dense heads, the finest first; () if it has no maps.
+
+    If several maps have the same stride, the last of them is used.
+    """
     info = getattr(module, "feature_info", None)
     if info is None or not hasattr(module, "forward_intermediates"):
         return ()
@@ -281,7 +307,7 @@ def detect_stages(module: nn.Module) -> tuple[tuple[int, int], ...]:
 
 
 def has_random_layers(module: nn.Module, config: ForeignConfig) -> bool:
-    """Return whether a module has active dropout or stochastic depth in training."""
+    """Return whether a module has dropout or stochastic depth that is active in training."""
     has_dropout = any(
         getattr(submodule, name, 0.0)
         for submodule in module.modules()
@@ -298,11 +324,11 @@ def has_random_layers(module: nn.Module, config: ForeignConfig) -> bool:
 
 
 class LibraryEncoder(nn.Module):
-    """A module of another library, with methods for its features, the head's input, and its maps.
+    """Wrapper of another library's module with methods for its features, the head's input, and its maps.
 
-    `frozen_as_is`: engines run it unchanged, in float32. With weights of another dtype the module computes under
-    autocast, from float32 copies of them, as in its library's mixed-precision training: norms and their statistics stay
-    float32. Outputs have the dtype of the weights.
+    `frozen_as_is` makes engines run the module unchanged, in float32. If the weights have another dtype, the module
+    computes under autocast from float32 copies of them, as in its library's mixed-precision training: norms and their
+    statistics stay float32. Outputs have the dtype of the weights.
     """
 
     frozen_as_is = True
@@ -312,7 +338,10 @@ class LibraryEncoder(nn.Module):
         self.module = module
 
     def forward(self, x: Tensor, verb: str = "forward_raw", *arguments: Any) -> Any:
-        """Call the method `verb` of this class on x: images (B, C, *image) or tokens (B, P + N, D)."""
+        """Call the method of this class named `verb` on images (B, C, *image) or tokens (B, P + N, D).
+
+        All methods are called through `forward`, so autocast and hooks apply to them.
+        """
         dtype = next((p.dtype for p in self.module.parameters()), torch.float32)
         if dtype == torch.float32:
             return getattr(self, verb)(x.float(), *arguments)
@@ -323,7 +352,7 @@ class LibraryEncoder(nn.Module):
         return [tensor.to(dtype) for tensor in output] if isinstance(output, list) else output.to(dtype)
 
     def forward_raw(self, images: Tensor) -> Any:
-        """(B, C, *image) -> the library's output after its last block and norm: tokens or a map."""
+        """Return the library's output after its last block and norm, tokens or a map, for images (B, C, *image)."""
         forward_features = getattr(self.module, "forward_features", None)
         if forward_features is not None:
             return forward_features(images)
@@ -331,7 +360,8 @@ class LibraryEncoder(nn.Module):
         return getattr(output, "last_hidden_state", output)
 
     def position_interpolation_options(self, images: Tensor) -> dict[str, bool]:
-        """Arguments that transformers needs for images (B, C, *image) whose size differs from the module's."""
+        """Return the arguments with which transformers interpolates positions, if the size of images (B, C, *image)
+        differs from the module's; else {}."""
         native_size = getattr(getattr(self.module, "config", None), "image_size", None)
         native_size = (native_size, native_size) if isinstance(native_size, int) else native_size
         if native_size is None or tuple(native_size) == tuple(images.shape[2:]):
@@ -340,22 +370,22 @@ class LibraryEncoder(nn.Module):
         return {argument: True} if argument in inspect.signature(self.module.forward).parameters else {}
 
     def pool(self, tokens: Tensor, layout: FeatureLayout, prefix: int) -> Tensor:
-        """(B, P + N, D) -> (B, F): the library's pooling before its head, if it is defined.
+        """Pool tokens to the head's input by the library's pooling, if it is defined: (B, P + N, D) -> (B, F).
 
-        Otherwise the first token if there are `prefix` tokens, or the mean of all, normalised if the library normalises
-        the mean of a map.
+        Otherwise return the first token if there are `prefix` tokens, or the mean of all, with the module's `layernorm`
+        if the tokens are a map.
         """
         forward_head = getattr(self.module, "forward_head", None)
         if forward_head is not None:
-            form = {"tokens": tokens, "channels-first": tokens.mT.unsqueeze(-1), "channels-last": tokens.unsqueeze(1)}
-            return forward_head(form[layout], pre_logits=True)
+            maps = {"channels-first": tokens.mT.unsqueeze(-1), "channels-last": tokens.unsqueeze(1)}
+            return forward_head(maps.get(layout, tokens), pre_logits=True)
         if prefix:
             return tokens[:, 0]
         norm = getattr(self.module, "layernorm", None) if layout != "tokens" else None
         return tokens.mean(1) if norm is None else norm(tokens.mean(1))
 
     def maps(self, images: Tensor, strides: Sequence[int]) -> list[Tensor]:
-        """(B, C, H, W) -> (B, h, w, D) for each stride: the last map of it, before any norm."""
+        """Compute the last map of each stride, before any norm: (B, C, H, W) -> (B, h, w, D) per stride, in pixels."""
         module: Any = self.module
         stage_infos = getattr(module.feature_info, "info", module.feature_info)
         index_by_stride = {stage["reduction"]: index for index, stage in enumerate(stage_infos)}
@@ -365,7 +395,8 @@ class LibraryEncoder(nn.Module):
         return [maps_by_index[index_by_stride[stride]].movedim(1, -1) for stride in strides]
 
     def features_after(self, images: Tensor, depths: Sequence[int]) -> list[Tensor]:
-        """(B, C, *image) -> (B, P + N, D) for each depth: every token after that many blocks, before the last norm."""
+        """Compute every token after t blocks, before the last norm, for each depth t: (B, C, *image) -> list of
+        (B, P + N, D)."""
         module: Any = self.module
         by_depth: dict[int, Tensor]
         if hasattr(module, "forward_intermediates"):
@@ -383,13 +414,14 @@ class LibraryEncoder(nn.Module):
         return [by_depth[depth] for depth in depths]
 
     def norm(self, tokens: Tensor) -> Tensor:
-        """(..., D) -> (..., D): the norm after the last block, of tokens."""
+        """Apply the norm after the last block to tokens: (..., D) -> (..., D); unchanged if the module has none."""
         norm = getattr(self.module, "norm", None) or getattr(self.module, "layernorm", None)
         return tokens if norm is None else norm(tokens)
 
 
 def join_prefix_tokens(pair: Tensor | tuple[Tensor, Tensor | None]) -> Tensor:
-    """Patch tokens (B, N, D) and prefix tokens (B, P, D) -> (B, P + N, D); without prefix tokens, unchanged."""
+    """Join patch tokens (B, N, D) and prefix tokens (B, P, D) to (B, P + N, D); return patch tokens without a prefix
+    unchanged."""
     if isinstance(pair, Tensor):
         return pair
     patches, prefix = pair

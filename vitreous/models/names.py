@@ -1,5 +1,4 @@
-"""Models by name, which the configs of `families` parse. Does not import PyTorch, so errors in names are reported
-quickly."""
+"""Configs of models by name, for all families. Does not import PyTorch, so errors in names are reported quickly."""
 
 from __future__ import annotations
 
@@ -13,11 +12,11 @@ from vitreous.models.presets import SIZE_WORDS
 from vitreous.models.presets import VIT_SIZES as VIT_SIZES
 from vitreous.nn.sizes import nearest_divisible_size
 
-#: names listed by `vitreous models`; other patches, `ViT-WIDTHxDEPTH/PATCH` and `Swin-WIDTHxBLOCKS-BLOCKS/PATCH` are
-#: built on request
+#: names listed by `vitreous models`; `config_from_name` also parses other patch sizes and names with explicit sizes,
+#: `ViT-WIDTHxDEPTH/PATCH` and `Swin-WIDTHxBLOCKS-BLOCKS/PATCH`
 MODEL_NAMES = [name for family in FAMILIES for name in config_type(family).preset_names]
 
-#: other libraries' spellings -> canonical names, tried in order
+#: patterns of other libraries' names -> canonical names; the first match is used
 _SPELLINGS = [
     (re.compile(r"dinov2[-_]vit(\w)(\d+)"), r"DINOv2-\1/\2"),
     (re.compile(r"dinov2[-_]vit(\w)(\d+)_reg4?"), r"DINOv2-\1/\2-registers"),
@@ -48,27 +47,31 @@ _SPELLINGS = [
     (re.compile(r"(?:google/)?bit-(\d+)"), r"BiT-R\1x1"),
 ]
 
-MAX_SMALL_IMAGE_SIDE = 64  # pixels: images up to this side are not enlarged
-LARGE_IMAGE_SIZE = (224, 224)  # the input for larger images
-#: annotation type -> (height, width) of the input of `train`'s default recipe
+MAX_SMALL_IMAGE_SIDE = 64  # pixels: images with sides up to this are not enlarged by default
+LARGE_IMAGE_SIZE = (224, 224)  # default input (height, width) for larger images
+#: annotation type -> default input (height, width) of `train`; `classes` are class maps for segmentation
 ANNOTATED_IMAGE_SIZES = {"objects": (320, 320), "classes": (256, 256)}
 
 
 def config_from_name(name: str, image_size: int | tuple[int, ...] | None = None) -> ModelConfig:
-    """Return the config of a model name, at `image_size` pixels (default: the name's size, else the multiple of the
-    patch nearest 224).
+    """Return the config of a model name, at `image_size` pixels.
 
-    Case is ignored. Accepted are `ViT-B/16`, `B/16`, `vit_base_patch16_224`, `vit_b_16`, `google/vit-base-patch16-224`,
-    and `ViT-128x6/4` for a width of 128 and a depth of 6 with heads of 32 channels, `ViT-128x6/8x8x8` for volumes;
-    `R50+ViT-B/16`, `Conv+ViT-S/16`, `BiT-R50x1`, `Axial-ViT-B/16`, `DeiT-S/16-distilled`, `DINOv2-B/14-registers`,
-    `CLIP-L/14`, `SAM-B/16`, `ViTDet-B/16`, `Swin-T/4`, and other libraries' names for these. Raises UsageError for any
-    other.
+    The default image size is the size in the name, else the multiple of the patch nearest to 224. Case is ignored.
+    Accepted names are:
+
+    - ViTs: `ViT-B/16`, `B/16`, `vit_base_patch16_224`, `vit_b_16`, `google/vit-base-patch16-224`;
+    - ViTs with explicit sizes: `ViT-128x6/4` has a width of 128 and a depth of 6, with heads of 32 channels,
+      `ViT-128x6/8x8x8` is for volumes;
+    - other families: `R50+ViT-B/16`, `Conv+ViT-S/16`, `BiT-R50x1`, `Axial-ViT-B/16`, `DeiT-S/16-distilled`,
+      `DINOv2-B/14-registers`, `CLIP-L/14`, `SAM-B/16`, `ViTDet-B/16`, `Swin-T/4`, and other libraries' names for these.
+
+    Raises UsageError for any other name.
     """
     canonical_names = {key.lower(): key for key in reversed(MODEL_NAMES)}
-    for pattern, ours in _SPELLINGS:
+    for pattern, canonical_pattern in _SPELLINGS:
         match = pattern.fullmatch(name.lower())
         if match:
-            tokens = re.split(r"([/-])", match.expand(ours))
+            tokens = re.split(r"([/-])", match.expand(canonical_pattern))
             normalised = "".join(SIZE_WORDS.get(token.lower(), token) for token in tokens)
             name = canonical_names.get(normalised.lower(), normalised)
             break
@@ -84,7 +87,8 @@ def config_from_name(name: str, image_size: int | tuple[int, ...] | None = None)
 
 
 def vit_config_from_name(name: str, image_size: int | tuple[int, ...] | None = None) -> ViTConfig:
-    """Return the config of a ViT's name, as `config_from_name`. Raises UsageError for names of other models too."""
+    """Return the config of a ViT by name, as `config_from_name` does. Raises UsageError also for names of other
+    families."""
     config = config_from_name(name, image_size)
     if isinstance(config, ViTConfig):
         return config
@@ -92,14 +96,14 @@ def vit_config_from_name(name: str, image_size: int | tuple[int, ...] | None = N
 
 
 def choose_small_model(size: tuple[int, ...]) -> str:
-    """Return the default model for images of this (height, width), both at most SMALL."""
+    """Return the default model for images of this (height, width), both at most `MAX_SMALL_IMAGE_SIDE` pixels."""
     return "ViT-64x6/2" if max(size) <= 16 else "Conv+ViT-128x4/8"
 
 
 def choose_default_image_size(size: tuple[int, int], annotated: str = "") -> tuple[int, ...]:
-    """Return the default input (height, width) of `train`, in pixels, from the size of the first training image.
+    """Return the default input (height, width) of `train`, in pixels, for a first training image of this size.
 
-    `annotated` is the annotation type, `objects` or `classes`, if any.
+    `annotated` is the annotation type, `objects` or `classes` (class maps); "" for image labels.
     """
     if annotated:
         return ANNOTATED_IMAGE_SIZES[annotated]

@@ -1,7 +1,9 @@
 """Sequence packing: images of many sizes at their native aspect ratio in one forward pass (NaViT, arXiv:2307.06304).
 
-The tokens of several images are concatenated to one sequence. Norms, projections and MLPs run on all of them together,
-attention on each image separately. n images (C, *size), N_i patch tokens of one, P prefix tokens, D width.
+The tokens of several images are concatenated to one sequence. Norms, projections and MLPs process all tokens together;
+attention is computed within each image.
+
+Shapes: n images (C, *size), N_i patch tokens of image i, K_i of them used, P prefix tokens, D width.
 """
 
 from __future__ import annotations
@@ -17,18 +19,21 @@ from vitreous.models.vit import ViT
 from vitreous.nn.attention import Segments
 from vitreous.nn.grid import gather_tokens
 
-PACKED_ROW_TOKENS = 1600  # tokens per sequence, about: more do not fit a CPU's caches
-TRAINING_ROW_TOKENS = 6400  # with gradients on a CPU, where activations are stored anyway: fewer gradients to add up
-ROW_MULTIPLE = 64  # sequence lengths on a GPU are multiples of this, so that few shapes are compiled
+PACKED_ROW_TOKENS = 1600  # tokens per packed sequence without gradients; more do not fit into a CPU's caches
+TRAINING_ROW_TOKENS = 6400  # tokens per packed sequence in training on a CPU: fewer gradients are added up
+ROW_MULTIPLE = 64  # packed sequences on a GPU are padded to a multiple of this, so few shapes are compiled
 
 
 class PackedViT(nn.Module):
-    """Run a ViT on a list of images (C, *size) of any sizes that its patch divides. Outputs equal those of each image
+    """Run a ViT on a list of images (C, *size) of any sizes that its patch divides; outputs equal those of each image
     alone.
 
-    `max_tokens`: maximum tokens per forward pass, unless a single image has more; None: the fastest on a CPU. Images
-    with the same number of tokens are adjacent. `use_mask`: one attention with a mask over the padded sequence instead
-    of one per image; None: only on a GPU. Raises UsageError for a model whose blocks take grids or use positions.
+    - `row` is the maximum number of tokens per packed sequence, unless a single image has more; None selects the
+      fastest on a CPU. Images with the same number of tokens are adjacent.
+    - `masked` computes one attention with a mask over the padded sequence instead of one per image; None selects it
+      only on a GPU.
+
+    Raises UsageError for a model whose blocks need a grid or token positions, and for a `row` below 1.
     """
 
     def __init__(self, model: nn.Module, row: int | None = None, masked: bool | None = None) -> None:
@@ -38,19 +43,23 @@ class PackedViT(nn.Module):
             check_can_pack(config)
         assert isinstance(model, ViT)
         if row is not None and row < 1:
-            raise UsageError(f"row must be at least one token, not {row}")
+            raise UsageError(f"row must be at least 1 token, got {row}")
         self.model, self.max_tokens, self.use_mask = model, row, masked
 
     def forward(self, images: Sequence[Tensor], keep: Sequence[Tensor] | None = None) -> Tensor:
-        """n images -> (n, classes): logits. `keep`: the indices (K_i,) int64 of the patches to use for each image;
-        None: all. Raises ValueError for an empty list, UsageError for a size that the patch does not divide."""
+        """Compute logits of a list of n images: -> (n, classes).
+
+        `keep` contains the indices (K_i,) int64 of the patches to use for each image; None uses all. Raises ValueError
+        for an empty list, UsageError for a size that the patch does not divide.
+        """
         pooled = [self.model.pool(tokens[None]) for tokens in self.features(images, keep)]
         return self.model.classify(torch.cat(pooled))
 
     def features(self, images: Sequence[Tensor], keep: Sequence[Tensor] | None = None) -> list[Tensor]:
-        """n images -> a list of (P + N_i, D): every token after the last norm. Raises as `forward`."""
+        """Compute every token after the last norm: n images -> a list of (P + N_i, D). Raises the errors of
+        `forward`."""
         if not images:
-            raise ValueError("images is empty")
+            raise ValueError("the list of images is empty")
         sequences = self.embed_patches(images, keep)
         order = sorted(range(len(sequences)), key=lambda index: len(sequences[index]))  # equal lengths are adjacent
         features: list[Tensor] = []
@@ -63,12 +72,15 @@ class PackedViT(nn.Module):
         return [features[position] for position in sorted(range(len(order)), key=order.__getitem__)]
 
     def is_masked(self, tensor: Tensor) -> bool:
-        """Return whether attention on the tensor's device uses a mask."""
+        """Return whether attention on the device of this tensor (any shape) uses a mask."""
         return tensor.device.type != "cpu" if self.use_mask is None else self.use_mask
 
     def embed_patches(self, images: Sequence[Tensor], keep: Sequence[Tensor] | None = None) -> list[Tensor]:
-        """n images (C, *size) -> a list of (P + N, D): the first block's input, for all patches or the patches in
-        `keep`. Images of the same size are projected together, and their positions are resized once."""
+        """Compute the input of the first block: n images (C, *size) -> a list of (P + N_i, D), or of (P + K_i, D) for
+        the patches in `keep`.
+
+        Images of the same size are projected together, and positions are resized once for them.
+        """
         sequences: dict[int, Tensor] = {}
         for image_indices in group_by_size(images):
             tokens = self.model.add_positions(
@@ -82,12 +94,12 @@ class PackedViT(nn.Module):
         return [sequences[index] for index in range(len(images))]
 
     def encode(self, sequences: Sequence[Tensor]) -> list[Tensor]:
-        """A list of (P + N_i, D) -> the same after blocks and last norm, in one pass.
+        """Run blocks and last norm on several sequences in one pass: a list of (P + N_i, D) -> a list of (P + N_i, D).
 
-        Raises UsageError in training with stochastic depth, which would drop whole sequences.
+        Raises UsageError in training with stochastic depth, which would drop whole packed sequences.
         """
         if self.training and self.model.config.regularization.drop_path:
-            raise UsageError("packed sequences do not support stochastic depth", "use regularization.drop_path=0")
+            raise UsageError("packed sequences do not support stochastic depth", "set regularization.drop_path=0")
         lengths = tuple(map(len, sequences))
         masked = self.is_masked(sequences[0])
         packed = torch.cat(list(sequences))
@@ -98,7 +110,7 @@ class PackedViT(nn.Module):
 
 
 def check_can_pack(config: ModelConfig) -> None:
-    """Raise UsageError for a model that does not support sequence packing."""
+    """Raise UsageError if the model of a config does not support sequence packing."""
     if not config.packs_sizes:
         raise UsageError(
             "sequence packing (native aspect ratio) requires a plain ViT whose positions are added at the input; "
@@ -108,7 +120,7 @@ def check_can_pack(config: ModelConfig) -> None:
 
 
 def group_by_size(images: Sequence[Tensor]) -> list[list[int]]:
-    """n images (C, *size) -> the indices of the images of each size."""
+    """Group n images (C, *size) by size: the indices of the images of each size."""
     groups: dict[torch.Size, list[int]] = {}
     for index, image in enumerate(images):
         groups.setdefault(image.shape, []).append(index)
@@ -116,11 +128,12 @@ def group_by_size(images: Sequence[Tensor]) -> list[list[int]]:
 
 
 def pack_sequences(lengths: Sequence[int], max_tokens: int) -> list[slice]:
-    """Lengths of sequences -> consecutive chunks of at most `max_tokens` tokens, or of one longer sequence."""
-    chunks, start, size = list[slice](), 0, 0
+    """Divide sequences into consecutive chunks of at most `max_tokens` tokens, by their lengths; a longer sequence is a
+    separate chunk."""
+    chunks, start, num_tokens = list[slice](), 0, 0
     for index, length in enumerate(lengths):
-        if index > start and size + length > max_tokens:
+        if index > start and num_tokens + length > max_tokens:
             chunks.append(slice(start, index))
-            start, size = index, 0
-        size += length
+            start, num_tokens = index, 0
+        num_tokens += length
     return [*chunks, slice(start, len(lengths))] if lengths else []

@@ -1,11 +1,13 @@
-"""Tables of sizes and names of the model families, which `configs` uses to parse and format names."""
+"""Tables of the published sizes and names of the model families, which `models.configs` uses to parse and format
+names."""
 
 from __future__ import annotations
 
 from typing import Any
 
-#: width, depth, heads, hidden: arXiv:2010.11929 Table 1; Ti and S arXiv:2012.12877; M DeiT-III; g and G
-#: arXiv:2106.04560; e arXiv:2209.06794; So400m arXiv:2305.13035; mu big_vision's smallest.
+#: size name -> width, depth, heads, hidden channels of the MLP. Sources: arXiv:2010.11929, Table 1; Ti and S
+#: arXiv:2012.12877; M DeiT-III; g and G arXiv:2106.04560; e arXiv:2209.06794; So400m arXiv:2305.13035; mu is the
+#: smallest size of big_vision.
 VIT_SIZES = {
     "mu": (32, 1, 2, 128),
     "Ti": (192, 12, 3, 768),
@@ -19,7 +21,8 @@ VIT_SIZES = {
     "e": (1792, 56, 16, 15360),
     "So400m": (1152, 27, 16, 4304),
 }
-PRESET_PATCHES = (8, 14, 16, 32)
+PRESET_PATCHES = (8, 14, 16, 32)  # patch sizes, in pixels, of the listed plain ViTs
+#: size in names of other libraries -> size name
 SIZE_WORDS = {
     "tiny": "Ti",
     "small": "S",
@@ -32,7 +35,7 @@ SIZE_WORDS = {
     "enormous": "e",
 }
 
-#: units of each stage of a ResNet by its depth (arXiv:1512.03385 Table 1, arXiv:1912.11370)
+#: depth of a ResNet -> units of each stage (arXiv:1512.03385, Table 1; arXiv:1912.11370)
 RESNET_BLOCKS = {
     "26": (2, 2, 2, 2),
     "50": (3, 4, 6, 3),
@@ -41,6 +44,7 @@ RESNET_BLOCKS = {
     "200": (3, 24, 36, 3),
 }
 
+#: options of a ViT without prefix tokens
 NO_TOKENS: dict[str, Any] = {"pool": "mean", "class_token": False}
 _DINOV2: dict[str, Any] = {
     "patch": (14, 14),
@@ -71,7 +75,7 @@ _VITDET: dict[str, Any] = _SAM | {"neck": 0, "position_grid": (14, 14)}
 _GIANT = {"width": 1536, "depth": 40, "heads": 24, "mlp.hidden": 4096, "mlp.kind": "swiglu"}
 _DEIT: dict[str, Any] = {"pool": "distilled", "positions.slots": 2, "positions.resize": "bicubic"}
 _DEIT3: dict[str, Any] = {"positions.slots": 0, "norm.layer_scale": 1e-4, "positions.resize": "bicubic"}
-#: variants of a plain ViT: family -> size and patch -> options that differ from the ViT of that size
+#: variants of a plain ViT: name prefix -> size and patch -> options that differ from the plain ViT of that size
 VIT_VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "DeiT": {f"{size}/16-distilled": _DEIT for size in ("Ti", "S", "B")},
     "DeiT-III": dict.fromkeys(("S/16", "M/16", "B/16", "L/16", "H/14"), _DEIT3),
@@ -95,8 +99,8 @@ VIT_VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     },
     "Axial-ViT": {name: NO_TOKENS | {"axial": True} for name in ("B/16", "B/32")},
 }
-#: blocks of the stem, and the pixels per token if they differ from the name's number (arXiv:2010.11929 Table 6,
-#: AugReg)
+#: hybrid name -> units of the stem's stages, and the pixels per token if they differ from the number in the name
+#: (arXiv:2010.11929, Table 6; AugReg)
 HYBRID_PRESETS: dict[str, tuple[tuple[int, ...], int | None]] = {
     "R+ViT-Ti/16": ((), 32),  # despite its name, 32 pixels per token: patches of 8 on a map of stride 4
     "R26+ViT-S/32": ((2, 2, 2, 2), None),
@@ -106,18 +110,18 @@ HYBRID_PRESETS: dict[str, tuple[tuple[int, ...], int | None]] = {
     "R50+ViT-L/16": ((3, 4, 9), None),
     "R50+ViT-L/32": ((3, 4, 6, 3), None),
 }
-#: arXiv:2106.14881, by default with the stem of ConvStemConfig
+#: ViTs with a convolutional stem (arXiv:2106.14881); `Conv` without numbers is the default ConvStemConfig
 CONV_HYBRID_NAMES = ("Conv+ViT-128x4/8", "Conv32-128x1-256x1-256+ViT-128x4/8", "Conv+ViT-Ti/16", "Conv+ViT-S/16")
 BIT_NAMES = ("50x1", "50x2", "50x3", "101x1", "101x3", "152x1", "152x2", "152x4", "200x3")
 
-#: width of the first stage, blocks and heads of all (arXiv:2103.14030, section 3.3)
+#: size name -> width of the first stage, blocks of each stage, heads of each stage (arXiv:2103.14030, section 3.3)
 SWIN_SIZES = {
     "T": (96, (2, 2, 6, 2), (3, 6, 12, 24)),
     "S": (96, (2, 2, 18, 2), (3, 6, 12, 24)),
     "B": (128, (2, 2, 18, 2), (4, 8, 16, 32)),
     "L": (192, (2, 2, 18, 2), (6, 12, 24, 48)),
 }
-SWIN_WINDOWS = {1: 7, 2: 8}  # default windows, by version
+SWIN_WINDOWS = {1: 7, 2: 8}  # version of Swin -> default length of a window, in tokens
 SWIN_NAMES = (
     *(f"Swin-{name}" for name in ("T/4", "S/4", "B/4", "L/4", "B/4-window12", "L/4-window12")),
     *(f"SwinV2-{size}/4{window}" for size in "TSB" for window in ("", "-window16")),

@@ -1,6 +1,7 @@
-"""Region heads for class, box and mask (arXiv:1506.01497, arXiv:1703.06870).
+"""Region heads that predict class, box and mask of each proposal (arXiv:1506.01497, arXiv:1703.06870).
 
-B images, W channels, P proposals, K classes, N detections per image, R sampled training regions.
+Shapes: B images, W channels, P proposals, K classes, N detections per image, R sampled training regions. Regions (n, 5)
+are an image index and a box: left, top, right, bottom in pixels.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ from vitreous.models.configs.detector import DetectorConfig
 from vitreous.models.proposals import Proposals
 from vitreous.nn.pyramid import LayerNorm2d
 
-BOX_CODER_WEIGHTS = (10.0, 10.0, 5.0, 5.0)  # scale of the corrections of x, y, width and height
+BOX_CODER_WEIGHTS = (10.0, 10.0, 5.0, 5.0)  # scales of the box corrections of x, y, width and height
 REGION_FOREGROUND_IOU = 0.5  # IoU from which a region is foreground
-FOREGROUND_FRACTION = 0.25  # maximum share of foreground in the sampled regions
-BOX_BINS, MASK_BINS = 7, 14  # along a region's side, for box and mask head
+FOREGROUND_FRACTION = 0.25  # maximum share of foreground regions among the sampled regions
+BOX_BINS, MASK_BINS = 7, 14  # RoIAlign bins along a region's side for the box head and the mask head
 MAX_NMS_CANDIDATES = 1000  # highest-scored boxes per image, over all classes, that enter non-maximum suppression
-MIN_DETECTION_SIDE = 1e-2  # minimum side in pixels
-REGION_SAMPLING_SALT = 0x5245  # separates the random numbers of regions from those of anchors
+MIN_DETECTION_SIDE = 1e-2  # minimum width and height of a detection, in pixels
+REGION_SAMPLING_SALT = 0x5245  # makes the random numbers of regions independent of those of anchors
 
 
 class RegionHeads(nn.Module):
@@ -47,8 +48,8 @@ class RegionHeads(nn.Module):
         self.matcher = Matcher(REGION_FOREGROUND_IOU, REGION_FOREGROUND_IOU, allow_low_quality_matches=False)
 
     def forward(self, levels: Sequence[Tensor], proposals: Proposals, size: tuple[int, int]) -> tuple[Tensor, ...]:
-        """Levels (B, W, h, w), proposals of images of (height, width) `size` -> the output of `Detector.forward`, N
-        entries per image."""
+        """Detect objects in the proposals: levels (B, W, h, w), proposals of images of `size` (height, width) -> the
+        output of `Detector.forward`, N entries per image."""
         logits, corrections = self.box(self.pool_regions(levels, prepend_image_indices(proposals.boxes), BOX_BINS))
         images, count = proposals.boxes.shape[:2]
         logits = logits.float()
@@ -67,8 +68,12 @@ class RegionHeads(nn.Module):
         return boxes, scores, labels, masks
 
     def select_detections(self, boxes: Tensor, scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """(B, P, K, 4), (B, P, K) -> boxes (B, N, 4), scores (B, N) and labels (B, N) int64: the best above the
-        threshold after non-maximum suppression per class; zeros after the last."""
+        """Select the best detections per image: boxes (B, P, K, 4), scores (B, P, K) -> boxes (B, N, 4), scores (B, N),
+        labels (B, N) int64.
+
+        They are those with a score above the threshold that non-maximum suppression per class keeps, the highest score
+        first. Entries after the last detection are zeros.
+        """
         c, zero = self.config, torch.zeros((), device=scores.device)
         scores = scores.where((scores > c.threshold) & has_min_side(boxes, MIN_DETECTION_SIDE), zero).flatten(1)
         scores, order = scores.topk(min(MAX_NMS_CANDIDATES, scores.shape[1]))
@@ -89,7 +94,7 @@ class RegionHeads(nn.Module):
         return boxes, scores, labels.gather(1, order) * is_valid
 
     def losses(self, levels: Sequence[Tensor], proposals: Proposals, targets: Mapping[str, Any]) -> dict[str, Tensor]:
-        """Levels (B, W, h, w), proposals, `Detector.losses`' targets -> losses, scalars.
+        """Compute the losses, scalars, from levels (B, W, h, w), proposals and the targets of `Detector.losses`.
 
         For an image with R sampled regions:
 
@@ -106,21 +111,21 @@ class RegionHeads(nn.Module):
         logits, corrections = self.box(self.pool_regions(levels, regions, BOX_BINS))
         image_losses: list[Tensor] = []
         outputs = zip(torch.split(logits.float(), counts), torch.split(corrections.float(), counts), strict=True)
-        for image, row in enumerate(outputs):
-            (boxes, labels, match), (region_labels, deltas) = samples[image], row
+        for image, (region_logits, deltas) in enumerate(outputs):
+            boxes, labels, match = samples[image]
             if self.config.agnostic:
-                deltas = deltas.repeat(1, region_labels.shape[1])
+                deltas = deltas.repeat(1, region_logits.shape[1])
             objects = select_targets(targets, image, "boxes")
             target_boxes = boxes if not len(objects) else objects[match]
             entropy, distance = fastrcnn_loss(
-                region_labels, deltas, [labels], [self.coder.encode_single(target_boxes, boxes)]
+                region_logits, deltas, [labels], [self.coder.encode_single(target_boxes, boxes)]
             )
             if self.config.scores == "sigmoid":
                 counted_classes = targets["federated"][image] if "federated" in targets else None
-                entropy = federated_loss(region_labels, labels, counted_classes)
+                entropy = federated_loss(region_logits, labels, counted_classes)
             image_losses.append(torch.stack([entropy, distance]))
-        classes, distances = torch.stack(image_losses).mean(0)
-        losses = {"classes": classes, "boxes": distances}
+        class_loss, box_loss = torch.stack(image_losses).mean(0)
+        losses = {"classes": class_loss, "boxes": box_loss}
         if self.mask is None:
             return losses
         objects = [(boxes[labels > 0], match[labels > 0]) for boxes, labels, match in samples]
@@ -129,13 +134,13 @@ class RegionHeads(nn.Module):
         logits = torch.split(logits, [len(match) for _, match in objects])
         image_losses = [
             maskrcnn_loss(
-                region_labels,
+                mask_logits,
                 [boxes],
                 [select_targets(targets, image, "masks")],
                 [select_targets(targets, image, "labels")],
                 [match],
             )
-            for image, (region_labels, (boxes, match)) in enumerate(zip(logits, objects, strict=True))
+            for image, (mask_logits, (boxes, match)) in enumerate(zip(logits, objects, strict=True))
         ]
         return losses | {"masks": torch.stack(image_losses).mean()}
 
@@ -143,8 +148,11 @@ class RegionHeads(nn.Module):
     def sample_training_regions(
         self, proposals: Proposals, targets: Mapping[str, Any], image: int
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Sample an image's training regions: boxes (R, 4), labels (R,) int64, 0 for background and 1 + the class for
-        an object, and (R,) int64, the index of the object. Ground-truth boxes are among the candidates."""
+        """Sample an image's training regions: boxes (R, 4), labels (R,) int64, and the index of the matched object (R,)
+        int64.
+
+        Labels are 0 for background and 1 + the class for an object. Ground-truth boxes are among the candidates.
+        """
         from torchvision.ops import box_iou
 
         objects, labels = select_targets(targets, image, "boxes"), select_targets(targets, image, "labels")
@@ -164,15 +172,17 @@ class RegionHeads(nn.Module):
         return boxes[selected], target_labels[selected], match[selected].clamp(min=0)
 
     def pool_regions(self, levels: Sequence[Tensor], regions: Tensor, bins: int) -> Tensor:
-        """Levels (B, W, h, w), regions (n, 5) -> (n, W, bins, bins) in the dtype of the levels; the coarsest level is
-        used only for proposals."""
+        """Sample regions (n, 5) from levels (B, W, h, w) by RoIAlign -> (n, W, bins, bins) in the dtype of the levels.
+
+        The coarsest level is not used, because only proposals use it.
+        """
         used_levels, strides = levels[:-1], self.config.strides[:-1]
         return pyramid_roi_align(used_levels, strides, regions, bins, self.config.sizes.sampling).to(levels[0].dtype)
 
 
 class BoxHead(nn.Module):
-    """(n, W, 7, 7) -> (n, 1 + K) logits, the background first, and corrections of the regions, (n, (1 + K) 4), or (n,
-    4) shared by all classes.
+    """Head that predicts classes and box corrections of regions: (n, W, 7, 7) -> logits (n, 1 + K), the background
+    first, and corrections (n, (1 + K) 4), or (n, 4) if all classes share them.
 
     Linear layers are drawn Xavier uniform, the last ones from N(0, 0.01^2) and N(0, 0.001^2), as in Detectron2.
     """
@@ -197,16 +207,16 @@ class BoxHead(nn.Module):
             nn.init.zeros_(layer.bias)
 
     def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """(n, W, 7, 7) -> (n, 1 + K), (n, (1 + K) 4)."""
+        """Predict logits and corrections: (n, W, 7, 7) -> (n, 1 + K), (n, (1 + K) 4)."""
         return self.predictor(self.layers(features))
 
 
 def federated_loss(logits: Tensor, labels: Tensor, counted_classes: Tensor | None = None) -> Tensor:
-    """(R, 1 + K) logits s of regions, of which the first is not used, (R,) int64 labels, 0 for background and 1 + the
-    class for an object -> a scalar: the binary cross-entropy, summed over classes, averaged over regions.
+    """Compute the binary cross-entropy of regions, summed over classes and averaged over regions: logits s (R, 1 + K),
+    of which the first is not used, labels (R,) int64, 0 for background and 1 + the class for an object -> a scalar.
 
-    If `counted_classes` (K,) bool is set, only these classes count: for the others the image is not exhaustively
-    annotated (arXiv:2103.07461; as in detectron2).
+    If `counted_classes` (K,) bool is set, only these classes are counted: for the others the image is not exhaustively
+    annotated (federated annotation, arXiv:2103.07461; as in detectron2).
 
         sum(log(1 + exp(s[r, 1 + k])) - s[r, 1 + k] * (labels[r] == 1 + k) for r in regions for k in counted) / R
     """
@@ -216,7 +226,7 @@ def federated_loss(logits: Tensor, labels: Tensor, counted_classes: Tensor | Non
 
 
 def mask_head(config: DetectorConfig) -> nn.Module:
-    """(n, W, 14, 14) -> (n, K, 28, 28) logits."""
+    """Build the head that predicts a mask per class: (n, W, 14, 14) -> logits (n, K, 28, 28)."""
     from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredictor
 
     norm: Callable[..., nn.Module] | None = LayerNorm2d if config.sizes.norm else None
@@ -225,17 +235,17 @@ def mask_head(config: DetectorConfig) -> nn.Module:
 
 
 def prepend_image_indices(boxes: Tensor) -> Tensor:
-    """(B, n, 4) -> (B n, 5): each box with the index of its image in front."""
+    """Convert the boxes of each image (B, n, 4) to regions (B n, 5), with the index of the image in front."""
     images, count = boxes.shape[:2]
     image_indices = torch.arange(images, device=boxes.device, dtype=boxes.dtype)[:, None, None].expand(-1, count, 1)
     return torch.cat([image_indices, boxes], -1).flatten(0, 1)
 
 
 def prepend_image_index(boxes: Tensor, image: int) -> Tensor:
-    """(n, 4) -> (n, 5): each box with the index of the image in front."""
+    """Convert the boxes (n, 4) of one image to regions (n, 5), with the index of the image in front."""
     return torch.cat([torch.full_like(boxes[:, :1], image), boxes], 1)
 
 
 def select_targets(targets: Mapping[str, Any], image: int, name: str) -> Tensor:
-    """Return the named annotations of an image's objects that are not crowds, (n, ...)."""
+    """Return the named annotations (n, ...) of an image's objects, without crowd regions."""
     return targets[name][image][~targets["crowd"][image]]

@@ -1,6 +1,8 @@
-"""A backbone with a dense head: a class for every pixel.
+"""Semantic segmentation models: a backbone with a head that predicts a class for every pixel.
 
-images (B, C, *image) -> maps (B, *grid, D) of several depths or stages -> logits (B, K, *image)
+    images (B, C, *image) -> maps (B, *grid, D) of several depths or stages -> logits (B, K, *image)
+
+Shapes: B images, C channels, D width of a map, K classes; image and grid are one length per axis.
 """
 
 from __future__ import annotations
@@ -16,11 +18,11 @@ from vitreous.nn.decoder import LinearDecoder, UNETDecoder
 from vitreous.nn.sizes import patch_grid
 from vitreous.nn.upernet import UPerNetDecoder
 
-CONVOLUTIONAL_HEADS = ("unet", "upernet")  # heads whose cost is counted by their layers
+CONVOLUTIONAL_HEADS = ("unet", "upernet")  # heads whose multiply-adds PyTorch counts (`decoder_macs`)
 
 
 class Segmenter(BackboneWithHead):
-    """A backbone and its head. `backbone` is an existing backbone; the default is a fresh one."""
+    """Backbone and dense head. `backbone` is an existing backbone; by default a new backbone is built."""
 
     def __init__(self, config: SegmenterConfig, backbone: nn.Module | None = None) -> None:
         widths, patches = map_widths_and_patches(config)
@@ -29,7 +31,8 @@ class Segmenter(BackboneWithHead):
 
     @classmethod
     def count_macs(cls, config: SegmenterConfig, image: tuple[int, ...]) -> int:
-        """Multiply-adds of one forward pass for one image of this size; norms and interpolation are not counted."""
+        """Count the multiply-adds of one forward pass for one image of this size, in pixels; norms and interpolation
+        are not counted."""
         total = config.backbone.macs(image)
         if config.head in CONVOLUTIONAL_HEADS:
             return total + decoder_macs(config, image)
@@ -38,13 +41,16 @@ class Segmenter(BackboneWithHead):
         return total + positions * sum(widths) * config.classes
 
     def forward(self, images: Tensor) -> Tensor:
-        """(B, C, *image) -> (B, K, *image): logits."""
-        return self.head(images, [x.to(images.dtype) for x in self.maps(images)])  # frozen blocks may give bfloat16
+        """Compute logits per pixel: (B, C, *image) -> (B, K, *image)."""
+        return self.head(
+            images, [x.to(images.dtype) for x in self.maps(images)]
+        )  # blocks frozen for inference may return bfloat16
 
     def maps(self, images: Tensor) -> list[Tensor]:
-        """(B, C, *image) -> (B, *grid, D) maps for the head, the coarsest or last first.
+        """Compute the maps for the head: (B, C, *image) -> list of (B, *grid, D), the coarsest or deepest first.
 
-        The ViT's last norm is applied to all of its maps, as for DINOv2's linear heads, or to the last map of stages.
+        For a ViT, the last norm is applied to all of its maps, as for DINOv2's linear heads. For a backbone with
+        stages, it is applied to the last map only.
         """
         c = self.config
         if c.backbone.has_stages:
@@ -57,7 +63,7 @@ class Segmenter(BackboneWithHead):
 
 
 def map_widths_and_patches(config: SegmenterConfig) -> tuple[list[int], list[tuple[int, ...]]]:
-    """Return the channels and the stride in pixels per axis of each map."""
+    """Return the channels, and the pixels per position along each axis, of each map for the head."""
     backbone = config.backbone
     if backbone.has_stages:
         levels = backbone.levels[::-1][: 1 if config.head == "linear" else None]
@@ -66,7 +72,7 @@ def map_widths_and_patches(config: SegmenterConfig) -> tuple[list[int], list[tup
 
 
 def build_decoder(config: SegmenterConfig, widths: list[int], patches: list[tuple[int, ...]]) -> nn.Module:
-    """Build the head for maps of these channels and strides."""
+    """Build the head for maps of these channels (`widths`) and pixels per position (`patches`)."""
     if config.head == "unet":
         return UNETDecoder(config.channels, widths, patches, config.classes, width=config.head_width)
     if config.head == "upernet":
@@ -76,7 +82,8 @@ def build_decoder(config: SegmenterConfig, widths: list[int], patches: list[tupl
 
 @lru_cache
 def decoder_macs(config: SegmenterConfig, image: tuple[int, ...]) -> int:
-    """Multiply-adds of a convolutional head, counted by its layers on a tensor without storage."""
+    """Count the multiply-adds of a convolutional head for one image of this size, in pixels, by PyTorch's
+    FlopCounterMode on the meta device."""
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 

@@ -1,10 +1,11 @@
-"""Swin Transformers: windows that shift from block to block, on grids that halve by stages (arXiv:2103.14030),
-and version 2 (arXiv:2111.09883).
-
-B batch, C channels, D width, N tokens of the last stage; image and grid are (height, width).
+"""Swin Transformers: windows that shift from block to block, on grids that halve from stage to stage
+(arXiv:2103.14030), and version 2 (arXiv:2111.09883).
 
     images (B, C, H, W) -> project (B, h, w, D) -> stages (B, h / 8, w / 8, 8 D) -> features (B, N, 8 D)
-        -> pool (B, 8 D) -> logits
+        -> pool (B, 8 D) -> logits (B, K)
+
+Shapes: B batch, C channels, D width of the first stage, N tokens of the last stage, K classes; image and grid are
+(height, width).
 """
 
 from __future__ import annotations
@@ -26,17 +27,18 @@ from vitreous.nn.windows import CosineWindowAttention, PatchMerging, WindowAtten
 
 
 class Swin(VisionModel[SwinConfig]):
-    """Stages of blocks on (B, h, w, D) tokens, every second block with its windows shifted by half of their size.
+    """Swin Transformer: stages of blocks on (B, h, w, D) tokens; the windows of every second block are shifted by half
+    of their size.
 
     Any image size works: images are padded with zeros at their ends to whole patches, merged tokens and windows.
-    `config.pad` selects whether windows attend to the padding. Initialised as in Microsoft's code:
+    `config.pad` selects how attention treats the padding. Initialised as in Microsoft's code:
 
     | parameter | drawn from |
     |---|---|
     | patch projection | uniform within 1 / sqrt(C p q), PyTorch's convolution; its norm: scale 1, bias 0 |
     | linear layers, tables of relative positions | N(0, 0.02^2); biases 0 |
-    | norms | scale 1, bias 0; scale 0 if a branch ends in one (version 2) |
-    | factors of the cosine (version 2) | 10 |
+    | norms | scale 1, bias 0; scale 0 for a norm at the end of a branch (version 2) |
+    | logit scales of cosine attention (version 2) | 10 |
     | head | 0 |
     """
 
@@ -51,20 +53,20 @@ class Swin(VisionModel[SwinConfig]):
         self.head = self.build_head()
 
     def build_head(self) -> nn.Module:
-        """Build a head (B, D) -> (B, classes) whose weights are 0."""
+        """Build a linear head (B, D) -> (B, K) whose weights are 0."""
         return linear_head(self.config.width_out, self.config.classes)
 
     def first_layer(self) -> nn.Module:
-        """The layer that is applied to the image: the patch projection."""
+        """Return the patch projection, whose input is the image."""
         return self.projection
 
     def blocks(self) -> list[nn.Module]:
-        """The residual blocks of all stages, in order."""
+        """Return the residual blocks of all stages, in order."""
         return [block for stage in self.stages for block in stage.get_submodule("blocks").children()]
 
     def project(self, images: Tensor) -> Tensor:
-        """(B, C, H, W) -> (B, h, w, D): a linear layer and a norm on the pixels of each patch; images are zero-padded
-        to whole patches."""
+        """Apply a linear layer and a norm to the pixels of each patch: (B, C, H, W) -> (B, h, w, D). Images are
+        zero-padded to whole patches."""
         c = self.config
         self.check_images(images)
         if any(length % p for length, p in zip(images.shape[2:], c.patch_size, strict=True)):
@@ -72,17 +74,17 @@ class Swin(VisionModel[SwinConfig]):
         return self.first_norm(self.projection(patchify(images, c.patch_size)))
 
     def features(self, images: Tensor) -> Tensor:
-        """(B, C, H, W) -> (B, N, D): the tokens of the last stage after the last norm, in raster order."""
+        """Compute the tokens of the last stage after the last norm, in raster order: (B, C, H, W) -> (B, N, D)."""
         x = self.project(images)
         for stage in self.stages:
             x = stage(x)
         return self.norm(x).flatten(1, 2)
 
     def features_at(self, images: Tensor, strides: Sequence[int]) -> list[Tensor]:
-        """(B, C, H, W) -> for each stride, in pixels, (B, h, w, D): the tokens of the stage of that stride, before any
-        last norm; `config.levels` lists them.
+        """Compute the tokens of the stages with these strides, in pixels, before the last norm: (B, C, H, W) ->
+        (B, h, w, D) per stride.
 
-        Later stages are not computed. Raises ValueError if no stage has the stride.
+        `config.levels` lists the strides. Later stages are not computed. Raises ValueError if no stage has a stride.
         """
         self.config.check_strides(strides)
         x, outputs = self.project(images), {}
@@ -93,33 +95,34 @@ class Swin(VisionModel[SwinConfig]):
         return [outputs[stride] for stride in strides]
 
     def last_norm(self, x: Tensor) -> Tensor:
-        """(B, h, w, D) -> (B, h, w, D): the norm after the last stage."""
+        """Apply the norm after the last stage: (B, h, w, D) -> (B, h, w, D)."""
         return self.norm(x)
 
 
 class SwinStage(Encoder):
-    """Blocks on one grid; in all stages but the first, 2 x 2 tokens are merged before them."""
+    """Blocks on one grid; in all stages but the first, patch merging precedes them."""
 
     def __init__(self, width: int, blocks: Sequence[nn.Module], merge: nn.Module | None) -> None:
         super().__init__(width, blocks, norm=False)
         self.merge = merge or nn.Identity()
 
     def forward(self, x: Tensor, *context: Any, all_tokens: bool = True) -> Tensor:
-        """(B, h, w, D) -> (B, h, w, D), or (B, h / 2, w / 2, 2 D) if tokens are merged."""
+        """Apply patch merging and the blocks: (B, h, w, D) -> (B, h, w, D), or (B, h / 2, w / 2, 2 D) if tokens are
+        merged."""
         return super().forward(self.merge(x), *context, all_tokens=all_tokens)
 
 
 def build_swin_stages(config: SwinConfig) -> list[SwinStage]:
-    """Build the stages of a model; stochastic depth rises over the blocks of all stages."""
+    """Build the stages of a model; the stochastic depth rate rises over the blocks of all stages."""
     block_indices = [(stage, index) for stage, count in enumerate(config.blocks) for index in range(count)]
-    noise = config.regularization
-    stacked = build_blocks(
+    regularization = config.regularization
+    all_blocks = build_blocks(
         config.depth,
         lambda block_index, drop_path: build_swin_block(config, *block_indices[block_index], drop_path),
-        noise.drop_path,
-        noise.drop_path_rises,
+        regularization.drop_path,
+        regularization.drop_path_rises,
     )
-    blocks = iter(stacked)
+    blocks = iter(all_blocks)
     stages: list[SwinStage] = []
     for stage, (width, count) in enumerate(zip(config.widths, config.blocks, strict=True)):
         merge = PatchMerging(config.widths[stage - 1], config.norm.eps, config.version == 2) if stage else None
@@ -128,7 +131,7 @@ def build_swin_stages(config: SwinConfig) -> list[SwinStage]:
 
 
 def build_swin_block(config: SwinConfig, stage: int, index: int, drop_path: float) -> Block:
-    """Build a block of a stage; windows are shifted by half of their size if `index` is odd."""
+    """Build the block at `index` of a stage; windows are shifted by half of their size if `index` is odd."""
     c, width, heads, size = config, config.widths[stage], config.heads[stage], config.windows[stage]
     shift = (size[0] // 2 * (index % 2), size[1] // 2 * (index % 2))
     if c.attention.pad == "zeros-after-shift":  # in timm only the native grid decides which axes are shifted

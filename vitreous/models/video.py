@@ -1,14 +1,14 @@
-"""Video Transformers: the arrangements of ViViT (arXiv:2103.15691, section 3.3) on the ViT's own blocks.
-
-B batch, T time slots, N = T h w patch tokens, P prefix tokens, S = P + h w tokens of a slot, D width.
+"""Video Transformers: the four arrangements of ViViT (arXiv:2103.15691, section 3.3), built from the blocks of a ViT.
 
     joint                    the ViT itself, on three axes
     factorised-encoder       (B, T, S, D) -> blocks over S -> a vector of each slot (B, T, D) -> blocks over T
     factorised-attention     (B, T, S, D) -> in each block attention over S, attention over T, MLP
     factorised-dot-product   (B, T, S, D) -> in each block half of the heads over S, half over T, MLP
 
-Spatial tensors have the names of an image ViT. With `temporal_zero`, temporal layers add nothing until they are
-trained, so a fresh factorised model has the outputs of its ViT on the frames: logits are the mean over slots.
+Spatial parameters have the names of an image ViT. With `temporal_zero`, temporal layers add nothing until they are
+trained, so a new factorised model computes the outputs of its ViT on each frame; logits are the mean over slots.
+
+Shapes: B batch, T time slots, N = T h w patch tokens, P prefix tokens, S = P + h w tokens of a slot, D width.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from vitreous.nn.spacetime import SpaceTimeBlock, SpaceTimeHeads, flatten_time_s
 
 
 class Video(ViT):
-    """A ViT for clips, (B, C, T, H, W) -> (B, classes)."""
+    """ViT for clips: (B, C, T, H, W) -> logits (B, classes)."""
 
     config: VideoConfig
 
@@ -43,7 +43,7 @@ class Video(ViT):
             self.temporal = Encoder(c.width, blocks, norm=False)
 
     def build_block(self, index: int, drop_path: float) -> nn.Module:
-        """Build one block of the stack. With `factorised-attention`, each block also has attention over time."""
+        """Build the block at `index`; with `factorised-attention`, each block also has attention over time."""
         c, block = self.config, super().build_block(index, drop_path)
         if c.arrangement != "factorised-attention":
             return block
@@ -58,7 +58,7 @@ class Video(ViT):
         return SpaceTimeBlock(block, time)
 
     def temporal_block(self, index: int, drop_path: float) -> Block:
-        """Build one block over the time slots of a factorised encoder."""
+        """Build a block over the time slots of a factorised encoder."""
         block = self.plain_block(index, drop_path)
         if self.config.temporal_zero:
             zero_output_layer(block.attention, "out")
@@ -66,27 +66,33 @@ class Video(ViT):
         return block
 
     def build_attention(self, index: int) -> nn.Module:
-        """Build the attention of a block; if there are two, the one over space."""
+        """Build the attention of the block at `index`; for a block with attention over space and over time, that over
+        space."""
         c = self.config
         if c.arrangement == "factorised-dot-product":
             return self.drop_key_bias(SpaceTimeHeads(c.width, c.heads, c.attention.qkv_bias))
         return self.drop_key_bias(super().build_attention(index))
 
     def drop_key_bias(self, attention: nn.Module) -> nn.Module:
-        """Return the attention, without a bias of its keys if the config disables it."""
+        """Replace the query-key-value layer by a layer without key bias, if the config disables this bias; return the
+        attention."""
         if self.config.no_key_bias:
             attention.qkv = QkvLinearWithoutKeyBias(self.config.width)
         return attention
 
     def positions_at(self, grid: tuple[int, ...]) -> Tensor:
-        """(*grid, D), or (h, w, D) if the temporal encoder adds the positions of time."""
+        """Return the positions added to patch tokens: (*grid, D), or (h, w, D) if the temporal encoder adds the
+        positions of time."""
         if self.temporal is not None and isinstance(self.position, SpaceTimePosition):
             return self.position.space.read(grid[1:])
         return super().positions_at(grid)
 
     def prepare(self, tokens: Tensor, positions: TokenPositions | None = None) -> EncoderInput:
-        """(B, N, D) -> the encoder's input: as for a ViT, or (B, T, P + h w, D), each slot with prefix tokens in front.
-        Raises ValueError for tokens that are not a complete grid."""
+        """Build the encoder's input from patch tokens (B, N, D): as `ViT.prepare`, or for factorised models
+        (B, T, P + h w, D), each slot with prefix tokens in front.
+
+        Raises ValueError for tokens that are not a complete grid.
+        """
         if not self.config.factorised:
             return super().prepare(tokens, positions)
         positions = positions or self.native_token_positions(tokens)
@@ -97,9 +103,9 @@ class Video(ViT):
         return (torch.unflatten(x, 0, (-1, slots)),)
 
     def encode(self, tokens: Tensor, positions: TokenPositions | None = None, all_tokens: bool = True) -> Tensor:
-        """(B, N, D) -> (B, P + N, D): prefix tokens, blocks, final norm.
+        """Add prefix tokens, run the blocks and the final norm: (B, N, D) -> (B, P + N, D).
 
-        The prefix tokens of a factorised model are the means of those of its slots. `all_tokens` and errors are as in
+        The prefix tokens of a factorised model are the means over its time slots. `all_tokens` and errors are those of
         `ViT.encode`.
         """
         if not self.config.factorised:
@@ -109,9 +115,9 @@ class Video(ViT):
         return self.join(x) if all_tokens else flatten_time_slots(x, self.config.pooled_prefix or self.config.prefix)
 
     def encode_to_depths(self, tokens: Tensor, depths: Sequence[int]) -> list[Tensor]:
-        """(B, *grid, D) -> for each depth t, (B, P + N, D): the output of `project` after t blocks.
+        """Encode projected tokens to several depths: (B, *grid, D) -> for each depth t, (B, P + N, D) after t blocks.
 
-        The blocks over time of a factorised encoder follow all of them and are not counted.
+        In a factorised encoder, depths count the blocks over space; the blocks over time follow them and are not run.
         """
         if not self.config.factorised:
             return super().encode_to_depths(tokens, depths)
@@ -119,11 +125,11 @@ class Video(ViT):
         return [self.join(output) for output in self.encoder.features(x, depths)]
 
     def run_temporal_blocks(self, x: Tensor) -> Tensor:
-        """(B, T, S, D) -> (B, T, S, D): run a factorised encoder's blocks over time on one vector per slot.
+        """Run a factorised encoder's blocks over time on one vector per slot: (B, T, S, D) -> (B, T, S, D).
 
-        The vector of a slot is its class token if that is pooled; it is replaced by the result. Otherwise it is the
-        mean of the slot's patch tokens, and each of them changes by as much as the mean. Thus `pool` returns the mean
-        over slots of the results.
+        If the class token is pooled, the vector of a slot is its class token, which the result replaces. Otherwise the
+        vector is the mean of the slot's patch tokens, and the change of the mean is added to each of them. In both
+        cases `pool` returns the mean of the results over slots.
         """
         if self.temporal is None:
             return x
@@ -138,5 +144,5 @@ class Video(ViT):
         return torch.cat([x[:, :, : c.prefix], x[:, :, c.prefix :] + (outputs - slot_vectors)[:, :, None]], 2)
 
     def join(self, x: Tensor) -> Tensor:
-        """(B, T, P + h w, D) -> (B, P + N, D): all tokens of a factorised model as one sequence."""
+        """Join the tokens of all slots of a factorised model to one sequence: (B, T, P + h w, D) -> (B, P + N, D)."""
         return flatten_time_slots(x, self.config.prefix)

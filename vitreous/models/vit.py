@@ -1,11 +1,15 @@
 """The Vision Transformer, "An Image is Worth 16x16 Words" (arXiv:2010.11929).
 
-B batch, C channels, N patch tokens, P prefix tokens, D width; image and grid are one length per axis.
+The forward pass consists of public methods that can be called one at a time:
 
-    images (B, C, *image) -> project (B, *grid, D) -> place (B, N, D) -> encode (B, P + N, D) -> pool (B, D) -> logits
+    images (B, C, *image) -> project (B, *grid, D) -> add_positions (B, N, D) -> encode (B, P + N, D)
+        -> pool (B, D) -> classify (B, K)
 
 If only the class token is pooled, `forward` computes only this token in the last block; `features` computes every
 token.
+
+Shapes: B batch, C channels, N patch tokens, P prefix tokens, D width, K classes, k selected patches; image and grid are
+one length per axis.
 """
 
 from __future__ import annotations
@@ -47,10 +51,10 @@ if TYPE_CHECKING:
     from vitreous.nn.convstem import ConvStem
     from vitreous.nn.resnet import ResNetStem
 
-#: the encoder's input: tokens, and the positions that its blocks take with them
+#: arguments of the encoder: tokens, and if its blocks need them, positions
 EncoderInput: TypeAlias = tuple[Tensor, *tuple[Tensor | TokenPositions, ...]]
 
-#: `positions.kind` -> its table
+#: `positions.kind` -> class of its learned position tables
 TABLES = {
     "learned": LearnedPosition,
     "axes": LearnedAxesPosition,
@@ -60,7 +64,7 @@ TABLES = {
 
 
 class ViT(VisionModel[ViTConfig]):
-    """Eqs. 1-4, initialised as in Google's code:
+    """Vision Transformer (Eqs. 1-4), initialised as in Google's code:
 
     | parameter | drawn from |
     |---|---|
@@ -72,11 +76,11 @@ class ViT(VisionModel[ViTConfig]):
     """
 
     any_size: bool  # do not warn about images of other sizes than the config's
-    dropout: float  # of patch and prefix tokens; blocks have their own
+    dropout: float  # dropout of patch and prefix tokens before the blocks
     stem: ConvStem | ResNetStem | None
-    cell: tuple[int, ...]  # size of a token's input, in pixels or positions of a map
+    cell: tuple[int, ...]  # size of a token's input along each axis, in pixels or positions of the stem's map
     position: Position | None
-    slots: nn.Parameter | None
+    slots: nn.Parameter | None  # position embeddings of the first prefix tokens
     first_norm: nn.Module
     encoder: Encoder
     neck: nn.Module | None
@@ -119,7 +123,7 @@ class ViT(VisionModel[ViTConfig]):
                 nn.init.zeros_(bias)
 
     def position_tables(self) -> dict[str, Position]:
-        """The positions added to patch tokens, by location: `input`, or `block 0`, `block 1`, ..."""
+        """Return the positions added to patch tokens, by location: `input`, or `block 0`, `block 1`, ..."""
         if self.config.positions.kind == "none":
             return {}
         if self.config.positions.at != "each":
@@ -128,11 +132,12 @@ class ViT(VisionModel[ViTConfig]):
         return {f"block {index}": block.position for index, block in blocks if isinstance(block, BlockWithPosition)}
 
     def build_head(self) -> nn.Module:
-        """Build a head (B, features) -> (B, classes) whose weights are 0."""
+        """Build a head (B, F) -> (B, K) whose weights are 0."""
         return zero_parameters(build_classifier_head(self.config))
 
     def build_block(self, index: int, drop_path: float) -> nn.Module:
-        """Build one block of the stack, with its stochastic depth rate, and its restriction to windows or axes."""
+        """Build the block at `index` with this stochastic depth rate, including position embeddings that are added in
+        each block."""
         c = self.config
 
         if c.positions.at == "each":
@@ -143,7 +148,7 @@ class ViT(VisionModel[ViTConfig]):
         return BlockWithSharedPosition(block) if c.positions.at == "shared" else block
 
     def plain_block(self, index: int, drop_path: float) -> Block:
-        """Build attention and MLP of a block, without windows or axes."""
+        """Build attention and MLP of the block at `index`, without position embeddings."""
         c, attention = self.config, self.build_attention(index)
         hidden, dropout = c.mlp.hidden, c.regularization.dropout
         mlp = SwiGLU(c.width, hidden, dropout) if c.mlp.kind == "swiglu" else Mlp(c.width, hidden, dropout, c.mlp.gelu)
@@ -158,19 +163,20 @@ class ViT(VisionModel[ViTConfig]):
         )
 
     def build_stem(self) -> ConvStem | ResNetStem | None:
-        """Build the layers before the projection: none, or (B, C, *image) -> (B, *map, channels)."""
+        """Build the layers before the projection, (B, C, *image) -> (B, *map, channels); None for a plain ViT."""
         return None
 
     def build_first_norm(self) -> nn.Module:
-        """Build the layer between prefix tokens and the first block."""
+        """Build the layer that is applied to prefix and patch tokens before the first block."""
         return nn.Identity()
 
     def build_neck(self) -> nn.Module | None:
-        """Build the layers after the encoder of a model on a grid, (B, *grid, D) -> (B, *grid, width_out)."""
+        """Build the layers after the encoder of a model on a grid, (B, *grid, D) -> (B, *grid, width_out); None for a
+        plain ViT."""
         return None
 
     def build_attention(self, index: int) -> nn.Module:
-        """Build the attention of a block."""
+        """Build the attention of the block at `index`."""
         c, attention_config = self.config, self.config.attention
         if attention_config.kind == "relative":
             return RelativeAttention(c.width, c.heads, c.prefix + math.prod(c.grid), attention_config.qkv_bias)
@@ -186,69 +192,72 @@ class ViT(VisionModel[ViTConfig]):
         return Attention(c.width, c.heads, attention_config.qkv_bias)
 
     def forward(self, images: Tensor) -> Tensor:
-        """(B, C, *image) -> (B, classes): logits."""
+        """Compute logits: (B, C, *image) -> (B, K)."""
         self.warn_about_size(images, stacklevel=6)
         tokens = self.project(images)
         return self.forward_tokens(self.add_positions(tokens), self.make_token_positions(tokens))
 
     def first_layer(self) -> nn.Module:
-        """The layer that is applied to the image: the projection, or the first convolution of the stem."""
+        """Return the layer whose input is the image: the projection, or the first convolution of the stem."""
         return self.projection if self.stem is None else self.stem.first_layer()
 
     def forward_patches(self, images: Tensor, index: Tensor) -> Tensor:
-        """(B, C, *image), (B, K) int64 -> (B, classes): logits from the patches with these indices only."""
+        """Compute logits from some of the patches: images (B, C, *image), indices of patches (B, k) int64 -> (B, K)."""
         tokens = self.project(images)
         return self.forward_tokens(
             gather_tokens(self.add_positions(tokens), index), self.make_token_positions(tokens, index)
         )
 
     def encode_patches(self, images: Tensor, index: Tensor) -> Tensor:
-        """(B, C, *image), (B, K) int64 -> (B, P + K, D): every token, from the patches with these indices only."""
+        """Compute every token from some of the patches: images (B, C, *image), indices of patches (B, k) int64 ->
+        (B, P + k, D)."""
         tokens = self.project(images)
         return self.encode(gather_tokens(self.add_positions(tokens), index), self.make_token_positions(tokens, index))
 
     def blocks(self) -> list[nn.Module]:
-        """The residual blocks in order, with layer indices from 0."""
+        """Return the residual blocks in order."""
         return list(self.encoder.blocks)
 
     def features(self, images: Tensor) -> Tensor:
-        """(B, C, *image) -> (B, P + N, D): every token after the last norm."""
+        """Compute every token after the last norm: (B, C, *image) -> (B, P + N, D)."""
         self.warn_about_size(images, stacklevel=3)
         tokens = self.project(images)
         return self.encode(self.add_positions(tokens), self.make_token_positions(tokens))
 
     def features_after(self, images: Tensor, depths: Sequence[int]) -> list[Tensor]:
-        """(B, C, *image) -> for each depth t, (B, P + N, D): every token after t blocks, before the last norm.
+        """Compute every token after t blocks, before the last norm, for each depth t: (B, C, *image) -> list of
+        (B, P + N, D).
 
         Later blocks are not computed. Raises ValueError for a depth out of range.
         """
         return self.encode_to_depths(self.project(images), depths)
 
     def features_at(self, images: Tensor, strides: Sequence[int]) -> list[Tensor]:
-        """(B, C, *image) -> for each stride, in pixels, (B, *grid, D): the map of that stride.
+        """Compute the maps of these strides, in pixels: (B, C, *image) -> (B, *grid, D) per stride.
 
         A ViT has a single map, the patch tokens after the last block, before any last norm or neck; `config.levels`
-        lists it. Raises ValueError if no map has the stride.
+        lists it. Raises ValueError if no map has a stride.
         """
         self.config.check_strides(strides)
         tokens = self.project(images)
         return [self.last_map(tokens)] * len(strides)
 
     def encode_to_depths(self, tokens: Tensor, depths: Sequence[int]) -> list[Tensor]:
-        """(B, *grid, D) -> for each depth t, (B, P + N, D): the output of `project` after t blocks."""
+        """Encode projected tokens to several depths: (B, *grid, D) -> for each depth t, (B, P + N, D) after t
+        blocks."""
         x, *context = self.prepare(self.add_positions(tokens), self.make_token_positions(tokens))
         return [output.flatten(1, -2) for output in self.encoder.features(x, depths, *context)]
 
     def last_map(self, tokens: Tensor) -> Tensor:
-        """(B, *grid, D) -> (B, *grid, D): the patch tokens after the last block."""
+        """Compute the patch tokens after the last block from projected tokens: (B, *grid, D) -> (B, *grid, D)."""
         encoded = self.encode_to_depths(tokens, [self.config.depth])[0]
         return torch.unflatten(encoded[:, self.config.prefix :], 1, tuple(tokens.shape[1:-1]))
 
     def warn_about_size(self, images: Tensor, stacklevel: int) -> None:
-        """Warn once about images of another size than the native one, unless `any_size` is set.
+        """Warn once if the size of images (B, C, *image) differs from the native size, unless `any_size` is set.
 
-        Smaller images in training are progressive resizing and give no warning; compiled, exported or traced graphs do
-        not warn either.
+        There is no warning for smaller images in training (progressive resizing), and for compiled, exported or traced
+        graphs.
         """
         if self.any_size or torch.compiler.is_compiling() or torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage]
             return
@@ -262,52 +271,56 @@ class ViT(VisionModel[ViTConfig]):
             return
         self.any_size = True
         size_text, native_text = (" x ".join(map(str, image_size)) for image_size in (size, native_size))
-        text = (
+        problem = (
             f"images of {size_text} pixels, but the model was created for {native_text}: positions are resized to "
-            "their "
-            "grid of patches, and predictions"
+            "their grid of patches, and predictions are mostly worse"
         )
-        text += (
-            f" are mostly worse. Resize the images; or create(…, image_size={max(size)}) and fine-tune at that "
-            "size; or, if this is intended, set"
+        hint = (
+            f"Resize the images; or create(…, image_size={max(size)}) and fine-tune at that size; or, if this is "
+            "intended, set model.any_size = True"
         )
-        warnings.warn(text + " model.any_size = True", stacklevel=stacklevel)
+        warnings.warn(f"{problem}. {hint}", stacklevel=stacklevel)
 
     def project(self, images: Tensor) -> Tensor:
-        """(B, C, *image) -> (B, *grid, D): linear projection of flattened patches, E in Eq. 1, of the image or the
-        stem's map."""
+        """Project flattened patches of the image, or of the stem's map, linearly (E in Eq. 1): (B, C, *image) ->
+        (B, *grid, D)."""
         self.check_images(images)
         if self.stem is not None:
             images = self.stem(images.to(next(self.stem.parameters()).dtype)).movedim(-1, 1)
         return self.projection(patchify(images, self.cell))
 
     def add_positions(self, tokens: Tensor) -> Tensor:
-        """(B, *grid, D) -> (B, N, D): add positions, resized to the input's grid, and flatten."""
+        """Add positions, resized to the input's grid, and flatten: (B, *grid, D) -> (B, N, D)."""
         if self.position is not None and self.config.positions.at == "input":
             table = self.positions_at(tuple(tokens.shape[1:-1])).to(tokens.device)
             tokens = tokens + (table.to(tokens.dtype) if self.training else table)  # frozen models sum in float32
         return F.dropout(tokens.flatten(1, -2), self.dropout, self.training)
 
     def positions_at(self, grid: tuple[int, ...]) -> Tensor:
-        """(*grid, D), or a broadcastable shape: the positions added to the patch tokens of a grid."""
+        """Return the positions added to the patch tokens of a grid: (*grid, D), or a shape that broadcasts to it."""
         assert self.position is not None
         return self.position.read(grid)
 
     def make_token_positions(self, tokens: Tensor, index: Tensor | None = None) -> TokenPositions:
-        """The positions of the tokens of a (B, *grid, D), or only of those with the indices `index` (B, K) int64, for
-        `encode`."""
+        """Create the `TokenPositions` of tokens (B, *grid, D) for `encode`; `index` (B, k) int64 selects some of the
+        patches."""
         return TokenPositions(tuple(tokens.shape[1:-1]), self.config.prefix, index)
 
     def forward_tokens(self, tokens: Tensor, positions: TokenPositions | None = None) -> Tensor:
-        """(B, N, D) -> (B, classes): from tokens with positions to logits, computing only the tokens that `pool` uses.
-        Raises ValueError as `encode`."""
+        """Compute logits from tokens with positions: (B, N, D) -> (B, K). Only the tokens that `pool` uses are
+        computed.
+
+        Raises the errors of `encode`.
+        """
         return self.classify(self.pool(self.encode(tokens, positions, all_tokens=False)))
 
     def encode(self, tokens: Tensor, positions: TokenPositions | None = None, all_tokens: bool = True) -> Tensor:
-        """(B, N, D) -> (B, P + N, D): prefix tokens in front, blocks, final norm. Any N, in any order.
+        """Add prefix tokens, run the blocks and the final norm: (B, N, D) -> (B, P + N, D).
 
-        If `all_tokens` is false, (B, R, D) of the R leading tokens that `pool` uses, if it does not use all. Models
-        whose blocks use positions need `positions`, unless the tokens are those of the native grid. Raises ValueError.
+        If `all_tokens` is false and `pool` uses only the R leading tokens, the output is (B, R, D). Models whose blocks
+        use positions require `positions`, unless the tokens are those of the native grid; other models accept any
+        number of tokens in any order. Raises ValueError if positions are missing, or for missing patches in a model on
+        a grid.
         """
         x, *context = self.prepare(tokens, positions)
         if not self.config.on_grid:
@@ -316,8 +329,11 @@ class ViT(VisionModel[ViTConfig]):
         return (x if self.neck is None else self.neck(x)).flatten(1, -2)
 
     def prepare(self, tokens: Tensor, positions: TokenPositions | None = None) -> EncoderInput:
-        """(B, N, D) -> the encoder's input: (B, P + N, D) with prefix tokens in front, or (B, *grid, D) for blocks on a
-        grid; then the positions for blocks that need them. Raises ValueError as `encode`."""
+        """Build the encoder's arguments from tokens (B, N, D): (B, P + N, D) with prefix tokens in front, or
+        (B, *grid, D) for blocks on a grid; then the positions for blocks that need them.
+
+        Raises the errors of `encode`.
+        """
         c = self.config
         if not c.needs_positions:
             return (self.with_prefix(tokens),)
@@ -333,7 +349,8 @@ class ViT(VisionModel[ViTConfig]):
         return tokens, positions
 
     def with_prefix(self, tokens: Tensor) -> Tensor:
-        """(B, N, D) -> (B, P + N, D): prefix tokens in front, with their positions, and the norm before the blocks."""
+        """Add prefix tokens in front, with their positions, and apply the norm before the blocks: (B, N, D) ->
+        (B, P + N, D)."""
         c = self.config
         if self.prefix is not None:
             prefix = self.prefix
@@ -344,20 +361,22 @@ class ViT(VisionModel[ViTConfig]):
         return self.first_norm(tokens)
 
     def native_token_positions(self, tokens: Tensor) -> TokenPositions:
-        """The positions of (B, N, D) patch tokens of the native grid. Raises ValueError for another number of
-        tokens."""
+        """Create the `TokenPositions` of patch tokens (B, N, D) of the native grid. Raises ValueError for another
+        number of tokens."""
         if tokens.shape[1] != math.prod(self.config.grid):
-            raise ValueError(f"{tokens.shape[1]} tokens do not match the native grid", "pass places")
+            grid = " x ".join(map(str, self.config.grid))
+            raise ValueError(f"{tokens.shape[1]} tokens do not match the native grid, {grid}: pass their positions")
         return TokenPositions(self.config.grid, self.config.prefix)
 
     def last_norm(self, x: Tensor) -> Tensor:
-        """(..., D) -> (..., D): the norm after the last block."""
+        """Apply the norm after the last block: (..., D) -> (..., D)."""
         return self.encoder.norm(x)
 
     def pool(self, tokens: Tensor) -> Tensor:
-        """(B, P + N, D) -> (B, D): the class token (Eq. 4), the mean of the patch tokens, or attention pooling.
+        """Pool tokens to the head's input: (B, P + N, D) -> (B, D).
 
-        For `distilled`, (B, 2 D): the class and the distillation token, concatenated.
+        This is the class token (Eq. 4), the mean of the patch tokens, or attention pooling. For `distilled` it is
+        (B, 2 D), the class token and the distillation token, concatenated.
         """
         if self.pooling is not None:
             pooled = self.pooling(tokens)
@@ -370,14 +389,14 @@ class ViT(VisionModel[ViTConfig]):
         return self.pooled_norm(pooled)
 
     def classify(self, pooled: Tensor) -> Tensor:
-        """(B, D) -> (B, classes): the tanh representation layer if there is one (section 3.2), then the linear head."""
+        """Apply the tanh representation layer, if there is one (section 3.2), and the linear head: (B, D) -> (B, K)."""
         if self.representation is not None:
             pooled = self.representation(pooled).tanh()
         return self.head(pooled)
 
 
 def build_position(config: ViTConfig) -> Position | None:
-    """Build the position embeddings that are added to patch tokens."""
+    """Build the position embeddings that are added to patch tokens; None if there are none."""
     kind, resize = config.positions.kind, config.positions.resize
     if kind in TABLES:
         return TABLES[kind](config.table_grid, config.width, resize)
@@ -387,7 +406,7 @@ def build_position(config: ViTConfig) -> Position | None:
 
 
 def build_classifier_head(config: ViTConfig) -> nn.Module:
-    """Build the head, (B, features) -> (B, classes)."""
+    """Build the head, (B, F) -> (B, K); the identity without classes."""
     if not config.classes:
         return nn.Identity()
     if config.pool == "distilled":
@@ -396,7 +415,8 @@ def build_classifier_head(config: ViTConfig) -> nn.Module:
 
 
 def build_prefix_positions(config: ViTConfig) -> nn.Parameter | None:
-    """Build the position embeddings (S, D) of the first prefix tokens, drawn from N(0, 0.02^2)."""
+    """Build the position embeddings (S, D) of the first prefix tokens, drawn from N(0, 0.02^2); None if there are
+    none."""
     return (
         nn.Parameter(torch.empty(config.prefix_position_count, config.width).normal_(std=0.02))
         if config.prefix_position_count

@@ -1,6 +1,5 @@
-"""Families that change one part of the ViT: Axial-ViT and hybrids (arXiv:2010.11929), the image encoders of CLIP
-(arXiv:2103.00020) and SAM (arXiv:2304.02643).
-"""
+"""Families that change one component of the ViT: Axial-ViT and hybrids (arXiv:2010.11929), and the image encoders of
+CLIP (arXiv:2103.00020) and SAM (arXiv:2304.02643)."""
 
 from __future__ import annotations
 
@@ -22,28 +21,28 @@ from vitreous.nn.windows import ConvPropagation
 
 
 class AxialViT(ViT):
-    """A ViT whose blocks attend along rows, then along columns."""
+    """ViT whose blocks attend along the rows of the grid, then along its columns."""
 
     def build_block(self, index: int, drop_path: float) -> AxialBlock:
-        """A block for the rows and one for the columns."""
+        """Build a block along rows and a block along columns."""
         return AxialBlock(self.plain_block(index, drop_path), self.plain_block(index, drop_path))
 
 
 class CLIP(ViT):
-    """A ViT with a LayerNorm before the first block."""
+    """CLIP's image encoder: a ViT with a LayerNorm before the first block."""
 
     def build_first_norm(self) -> nn.Module:
-        """The norm of prefix and patch tokens."""
+        """Build the LayerNorm of prefix and patch tokens."""
         return nn.LayerNorm(self.config.width, eps=self.config.norm.eps)
 
 
 class SAM(ViT):
-    """A ViT with decomposed relative positions, windows in most blocks, and optionally a neck."""
+    """SAM's image encoder: a ViT with decomposed relative positions, windows in most blocks, and optionally a neck."""
 
     config: SAMConfig
 
     def build_attention(self, index: int) -> nn.Module:
-        """The attention of a block: over the whole grid, or within windows."""
+        """Build the attention of the block at `index`, over the whole grid or within windows."""
         c = self.config
         if index not in c.windowed_blocks:
             return GridAttention(c.width, c.heads, (c.grid[0], c.grid[1]), c.attention.qkv_bias)
@@ -51,34 +50,35 @@ class SAM(ViT):
         return WindowedAttention(GridAttention(c.width, c.heads, size, c.attention.qkv_bias), size, pad="zeros")
 
     def plain_block(self, index: int, drop_path: float) -> Block:
-        """Attention, MLP, and in some blocks convolutions that propagate information between windows."""
+        """Build a block, in some blocks with convolutions after it that propagate information between windows."""
         block = super().plain_block(index, drop_path)
         block.after = ConvPropagation(self.config.width) if index in self.config.conv_blocks else None
         return block
 
     def build_neck(self) -> Neck | None:
-        """The convolutions after the encoder."""
+        """Build the convolutions after the encoder; None without a neck."""
         c = self.config
         return Neck(c.width, c.neck, c.norm.eps) if c.neck else None
 
 
 class Hybrid(ViT):
-    """A ViT whose tokens are cut from the map of its stem."""
+    """ViT whose patches are cut from the map of a convolutional stem or ResNet instead of the image."""
 
     config: HybridConfig
 
     def build_stem(self) -> ConvStem | ResNetStem:
-        """The convolutions: (B, C, H, W) -> (B, *map, channels)."""
+        """Build the stem: (B, C, H, W) -> (B, *map, channels)."""
         stem, channels = self.config.stem, self.config.channels
         if isinstance(stem, ConvStemConfig):
             return ConvStem(stem.widths, stem.blocks, channels)
         return ResNetStem(stem.blocks, stem.width, channels, stem.numerics)
 
     def features_at(self, images: Tensor, strides: Sequence[int]) -> list[Tensor]:
-        """(B, C, *image) -> for each stride, in pixels, (B, h, w, D): the maps of the stem's stages, and the patch
-        tokens after the last block, before any last norm; `config.levels` lists them.
+        """Compute the maps of these strides, in pixels: (B, C, *image) -> (B, h, w, D) per stride.
 
-        Blocks are computed only if the tokens are requested. Raises ValueError if no map has the stride.
+        The maps are those of the stem's stages, and the patch tokens after the last block, before the last norm;
+        `config.levels` lists them. Blocks are computed only if their tokens are requested. Raises ValueError if no map
+        has a stride.
         """
         self.config.check_strides(strides)
         self.check_images(images)

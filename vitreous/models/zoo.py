@@ -1,4 +1,4 @@
-"""Construction of models by name or config."""
+"""Construction of models from names or configs."""
 
 from __future__ import annotations
 
@@ -28,12 +28,17 @@ def create_untrained_model(
     channels: int | None = None,
     **changes: Any,
 ) -> Any:
-    """Build a model by name, freshly initialised: `create_untrained_model("ViT-B/16", image_size=384, num_classes=37)`.
+    """Build a model by name with random initialisation.
 
-    `image_size` is in pixels, one number or one per axis. `num_classes` defaults to the name's (1000 for most); 0 omits
-    the head. `channels` of an image: 3, or 4 for a DiT's latents. `changes` are fields of `ViTConfig`, `BiTConfig`,
-    `SwinConfig` or `DiTConfig`; a dict changes the fields of a group that it names. Raises UsageError for an unknown
-    name or field and for a size that the patch does not divide.
+    For example: `create_untrained_model("ViT-B/16", image_size=384, num_classes=37)`.
+
+    - `image_size` is in pixels, one number or one per axis.
+    - `num_classes` defaults to the number in the published model (1000 for most); 0 omits the head.
+    - `channels` defaults to 3, or for a DiT to the 4 channels of its latents.
+    - `changes` are fields of `ViTConfig`, `BiTConfig`, `SwinConfig` or `DiTConfig`; a dict changes fields of a group of
+      options, such as `attention={"window": 7}`.
+
+    Raises UsageError for an unknown name or field and for a size that the patch does not divide.
     """
     axes = len(config_from_name(name).image)
     if "patch_size" in changes and not name.lower().startswith("swin"):
@@ -43,11 +48,11 @@ def create_untrained_model(
     if "patch" in changes and image_size is not None:
         changes["image"] = (image_size,) * axes if isinstance(image_size, int) else tuple(image_size)
     option_names = {"num_classes", *config.option_names()} - {"classes"}
-    unknown = set(changes) - set(option_names)
-    if unknown:
-        option = min(unknown)
+    unknown_options = set(changes) - set(option_names)
+    if unknown_options:
+        option = min(unknown_options)
         raise UsageError(
-            f"a {type(config).__name__.removesuffix('Config')} has no {option}",
+            f"a {type(config).__name__.removesuffix('Config')} has no option {option}",
             suggest_option(config, option, option_names),
         )
     classes = config.classes if num_classes is None else num_classes
@@ -55,13 +60,15 @@ def create_untrained_model(
 
 
 def suggest_option(config: ModelConfig, option: str, options: Iterable[str]) -> str:
-    """Suggest the group with a field of this name as a keyword, else the nearest known option; "" if there is none."""
+    """Return a hint for an unknown option: the group that has a field of this name, else the most similar option; "" if
+    there is none."""
     path = next((path for path in config.option_paths() if path.endswith(f".{option}")), "")
     group = path.partition(".")[0]
     return f'use {group}={{"{option}": …}}' if group else suggest_nearest(option, sorted(options))
 
 
 def build_without_init(config: ModelConfig) -> Model:
-    """Build a model whose parameters have shapes but no values; `load_state_dict(…, assign=True)` fills them."""
+    """Build a model on the meta device, whose parameters have shapes but no values; `load_state_dict(…, assign=True)`
+    sets them."""
     with torch.device("meta"), NoInitMode():
         return build_model(config)

@@ -1,1 +1,1 @@
-"""Neural network building blocks. They take and return tensors and do not depend on data, training or files."""
+"""Neural network building blocks. They take and return tensors, and do not depend on data, training or files."""

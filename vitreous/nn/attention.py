@@ -1,6 +1,7 @@
-"""Self-attention over axis -2; all axes before it are batch axes (arXiv:2010.11929, appendix A).
+"""Multi-head self-attention (arXiv:2010.11929, appendix A). Tokens are on axis -2; all axes before it are batch axes.
 
-N tokens, Q of them queries, D width, h heads, d = D / h.
+Shapes: N tokens, Q of them queries, D width, h heads, d = D / h channels per head. `queries` is a slice of the tokens
+whose outputs are computed; keys and values are always those of all N tokens.
 """
 
 from __future__ import annotations
@@ -22,10 +23,11 @@ from vitreous.system.torch_types import FunctionContext, once_differentiable, op
 
 @dataclass(frozen=True)
 class Segments:
-    """Tokens (..., N, D) made of consecutive sequences of these `lengths`, which do not attend to each other.
+    """Lengths of consecutive sequences in one packed tensor of tokens (..., N, D); sequences do not attend to each
+    other.
 
-    Attention runs once for each run of neighbouring sequences of the same length. With `masked` it runs once for
-    all tokens, with logits between sequences masked: fewer and larger operations, but N^2 logits.
+    Attention runs once per group of neighbouring sequences of the same length. With `masked` it runs once for all
+    tokens, with a mask between sequences: fewer and larger operations, but N^2 logits.
     """
 
     lengths: tuple[int, ...]
@@ -33,35 +35,40 @@ class Segments:
 
     @property
     def runs(self) -> list[tuple[int, int]]:
-        """Return the length of each run of neighbouring sequences of the same length, and its number of sequences."""
+        """Return (length, number of sequences) of each group of neighbouring sequences of the same length."""
         return [(length, len(list(group))) for length, group in groupby(self.lengths)]
 
     def mask(self, device: torch.device) -> Tensor:
         """Return the mask (N, N) bool: true where both tokens belong to the same sequence."""
         segment_ids = torch.arange(len(self.lengths), device=device)
-        owner = segment_ids.repeat_interleave(torch.tensor(self.lengths, device=device))
-        return owner[:, None] == owner[None]
+        token_segments = segment_ids.repeat_interleave(torch.tensor(self.lengths, device=device))
+        return token_segments[:, None] == token_segments[None]
 
 
 ALL_QUERIES = slice(None)
-#: logits of a chunk of `attend_in_chunks`, which must fit a core's cache, and the limit for one image
+#: of `attend_in_chunks`: the logits of a chunk, which must fit into a core's cache, and the largest number of logits of
+#: one image for which it is used
 CHUNK_LOGITS, MAX_IMAGE_LOGITS = 1 << 19, 1 << 23
-#: of `attend_unscaled`: token limits without and with gradients, and logits of a chunk; measured with AMX
+#: of `attend_unscaled`: the most tokens for separate products without and with gradients, and the logits of a chunk;
+#: measured on a CPU with AMX
 MAX_UNFUSED_TOKENS, MAX_UNFUSED_TRAINING_TOKENS, WINDOW_CHUNK_LOGITS = 256, 1024, 1 << 21
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention, Eqs. 5-8. `weights` returns the attention probabilities; `forward` does not store
-    them."""
+    """Multi-head self-attention, Eqs. 5-8.
+
+    `forward` does not store the attention probabilities; `compute_weights` computes them for inspection. Raises
+    ValueError if `width` is not divisible by `heads`.
+    """
 
     def __init__(self, width: int, heads: int, bias: bool = True) -> None:
         super().__init__()
         if width % heads:
-            raise ValueError(f"width {width} is not a multiple of {heads} heads")
+            raise ValueError(f"width {width} is not divisible by {heads} heads")
         self.heads = heads
         self.qkv = nn.Linear(width, 3 * width, bias=bias)
         self.out = nn.Linear(width, width)
-        for matrix in self.qkv.weight.chunk(3):  # Xavier per D x D matrix: on the fused one, std is too small by sqrt 2
+        for matrix in self.qkv.weight.chunk(3):  # per D x D matrix: of the fused one, Xavier's std is too small
             nn.init.xavier_uniform_(matrix)
         nn.init.xavier_uniform_(self.out.weight)
         nn.init.zeros_(self.out.bias)
@@ -69,9 +76,10 @@ class Attention(nn.Module):
             nn.init.zeros_(self.qkv.bias)
 
     def forward(self, x: Tensor, *context: Any, queries: slice = ALL_QUERIES) -> Tensor:
-        """(..., N, D) -> (..., Q, D): the outputs of the `queries`, or of all N tokens.
+        """Attend to all tokens: (..., N, D) -> (..., Q, D), the outputs of the `queries`, by default of all N tokens.
 
-        `context` is passed to `forward_before_output`; its content depends on the class of attention.
+        `context` is passed to `forward_before_output`: a mask here, token positions in subclasses with relative
+        positions.
         """
         return self.out(
             self.forward_before_output(x, *context)
@@ -83,24 +91,25 @@ class Attention(nn.Module):
     def forward_before_output(
         self, x: Tensor, mask: Tensor | Segments | None = None, queries: slice = ALL_QUERIES
     ) -> Tensor:
-        """(..., N, D) -> (..., Q, D): the concatenated outputs of the heads, before the output layer.
+        """Compute the concatenated outputs of the heads, before the output layer: (..., N, D) -> (..., Q, D).
 
-        `mask` (..., 1, N, N) bool is true where a query (row) may attend to a key; None: no mask. With `Segments`,
-        sequences do not attend to each other, and `queries` must be all tokens.
+        `mask` (..., 1, N, N) bool is true where a query (row) may attend to a key; None: no mask. A mask of type
+        `Segments` describes packed sequences, and `queries` must then be all tokens.
         """
         if queries != ALL_QUERIES and mask is None and (layer := self.get_qkv_parameters()) is not None:
             return attend_few_queries(x[..., queries, :], x, *layer, self.heads)
         q, k, v = self.split(x)
         if isinstance(mask, Segments):
             return attend_segments(q, k, v, mask).transpose(-3, -2).flatten(-2)
-        allowed = mask if mask is None or queries == ALL_QUERIES else mask[..., queries, :]
-        return dot_product_attention(q[..., queries, :], k, v, allowed).transpose(-3, -2).flatten(-2)
+        query_mask = mask if mask is None or queries == ALL_QUERIES else mask[..., queries, :]
+        return dot_product_attention(q[..., queries, :], k, v, query_mask).transpose(-3, -2).flatten(-2)
 
     def get_qkv_parameters(self) -> tuple[Tensor, Tensor | None] | None:
-        """Return weight (3 D, D) and bias (3 D,) of the query-key-value layer.
+        """Return weight (3 D, D) and bias (3 D,) of the query-key-value layer, or None if they do not describe the
+        layer.
 
-        Return None if the layer is more than a matrix product, or if its weight is not a plain tensor (quantised by
-        another library).
+        They do not if a subclass computes more than a matrix product, or if the weight is not a plain tensor because
+        another library quantised it.
         """
         if type(self.qkv) is not nn.Linear or hasattr(self.qkv.weight, "__tensor_flatten__"):
             return None
@@ -108,20 +117,20 @@ class Attention(nn.Module):
 
     @open_to_kinds
     def compute_weights(self, x: Tensor, mask: Tensor | None = None, queries: slice = ALL_QUERIES) -> Tensor:
-        """(..., N, D) -> (..., h, Q, N): the attention probabilities of the `queries`, or of all N tokens. Rows are
+        """Compute attention probabilities: (..., N, D) -> (..., h, Q, N), for the `queries` or all N tokens. Rows are
         queries and sum to one."""
         q, k, _ = self.split(x)
         return attention_probabilities(q[..., queries, :], k, mask if mask is None else mask[..., queries, :])
 
     def split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """(..., N, D) -> queries, keys and values, each (..., h, N, d)."""
+        """Project tokens to queries, keys and values: (..., N, D) -> three tensors (..., h, N, d)."""
         return split_heads(self.qkv(x), self.heads)
 
 
 class QKNormAttention(Attention):
-    """Attention with RMSNorm on queries and keys (arXiv:1910.07467), head by head, with a learned scale of d channels.
+    """Attention with RMSNorm (arXiv:1910.07467) over the d channels of each query and key.
 
-    The norm bounds the logits (arXiv:2302.05442).
+    Its learned scale (d,) is shared by all heads. The norm bounds the logits (arXiv:2302.05442).
     """
 
     def __init__(self, width: int, heads: int, bias: bool = True) -> None:
@@ -129,10 +138,11 @@ class QKNormAttention(Attention):
         self.query_norm, self.key_norm = (nn.RMSNorm(width // heads, eps=1e-6) for _ in range(2))
 
     def get_qkv_parameters(self) -> None:
-        """Return None: normalised queries and keys are more than a matrix product."""
+        """Return None, because normalised queries and keys are more than a matrix product."""
 
     def split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """(..., N, D) -> queries and keys, normed, and values, each (..., h, N, d)."""
+        """Project tokens to normalised queries, normalised keys and values: (..., N, D) -> three tensors
+        (..., h, N, d)."""
         q, k, v = super().split(x)
         dtype = self.query_norm.weight.dtype
         return self.query_norm(q.to(dtype)).to(v.dtype), self.key_norm(k.to(dtype)).to(v.dtype), v
@@ -145,7 +155,7 @@ class QkvLinearWithoutKeyBias(nn.Linear):
     """
 
     def __init__(self, width: int) -> None:
-        nn.Module.__init__(self)  # nn.Linear.__init__ would create one bias for all three
+        nn.Module.__init__(self)  # nn.Linear.__init__ would create a bias that includes keys
         self.in_features, self.out_features = width, 3 * width
         self.weight = nn.Parameter(torch.empty(3 * width, width))
         self.query_bias, self.value_bias = (nn.Parameter(torch.zeros(width)) for _ in range(2))
@@ -154,20 +164,21 @@ class QkvLinearWithoutKeyBias(nn.Linear):
 
     @property
     def bias(self) -> Tensor:
-        """(3 D,): the biases of queries and values, with zeros for keys between them."""
+        """Return the biases (3 D,) of queries, keys and values; those of keys are zeros."""
         return torch.cat([self.query_bias, torch.zeros_like(self.query_bias), self.value_bias])
 
 
 def split_heads(qkv: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
-    """(..., N, 3 D) -> queries, keys and values, each (..., h, N, d)."""
+    """Split the output of the query-key-value layer by head: (..., N, 3 D) -> queries, keys and values, each
+    (..., h, N, d)."""
     q, k, v = torch.unflatten(qkv, -1, (3, heads, -1)).unbind(-3)  # (..., N, 3, h, d) -> 3 x (..., N, h, d)
     return q.transpose(-3, -2), k.transpose(-3, -2), v.transpose(-3, -2)
 
 
 def attention_probabilities(q: Tensor, k: Tensor, bias: Tensor | None = None) -> Tensor:
-    """softmax(q k^T / sqrt(d) + bias): queries (..., h, Q, d) and keys (..., h, N, d) -> (..., h, Q, N).
+    """Compute softmax(q k^T / sqrt(d) + bias): queries (..., h, Q, d) and keys (..., h, N, d) -> (..., h, Q, N).
 
-    A `bias` of bool is a mask: true where a query may attend to a key.
+    `bias` is broadcast to (..., h, Q, N). A bool `bias` is a mask, true where a query may attend to a key.
     """
     logits = q * q.shape[-1] ** -0.5 @ k.transpose(-2, -1)
     if bias is not None:
@@ -181,14 +192,19 @@ def mask_logits(logits: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def dot_product_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> Tensor:
-    """softmax(q k^T / sqrt(d) + bias) v on (..., h, N, d), by the device's fastest implementation.
+    """Compute softmax(q k^T / sqrt(d) + bias) v by the fastest implementation of the device.
 
-    `bias` is added to the logits, or is a mask, as in `attention_probabilities`; it must broadcast to (..., h, N, N).
+    Queries (..., h, Q, d), keys and values (..., h, N, d) -> (..., h, Q, d).
 
-    All devices use PyTorch's fused kernel on four axes, except CPUs in bfloat16. There the backward pass of the fused
-    kernel takes about eight times as long as two batched products with stored probabilities. Without gradients it takes
-    1.4 to 1.7 times as long as `attend_in_chunks`. With tiles (AMX), this project's kernel takes half as long as
-    either.
+    `bias` is broadcast to (..., h, Q, N) and added to the logits; a bool `bias` is a mask, as in
+    `attention_probabilities`.
+
+    Except for CPUs in bfloat16, PyTorch's fused kernel is used. On CPUs in bfloat16:
+
+    - with AMX tiles, this project's kernel (`kernels.attend_bf16`) takes half as long as the alternatives below;
+    - with gradients, batched products that store the probabilities (`MaterializedAttention`) take about an eighth of
+      the backward time of the fused kernel;
+    - without gradients, the fused kernel takes 1.4 to 1.7 times as long as `attend_in_chunks`.
     """
     if q.dim() > 4 and bias is None:
         return torch.unflatten(dot_product_attention(*(x.flatten(0, -4) for x in (q, k, v))), 0, q.shape[:-3])
@@ -209,10 +225,11 @@ def dot_product_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None =
 
 
 def prefers_chunked_attention(q: Tensor, k: Tensor) -> bool:
-    """Return whether `attend_in_chunks` is faster than PyTorch's fused kernel for queries (B, h, Q, d), without
-    gradients.
+    """Return whether `attend_in_chunks` is faster than PyTorch's fused kernel for queries (B, h, Q, d) and keys
+    (B, h, N, d).
 
-    It is in bfloat16 on a CPU, up to about a thousand tokens.
+    It is faster without gradients, in bfloat16 on a CPU with AVX-512 products, and up to `MAX_IMAGE_LOGITS` logits per
+    image (about a thousand tokens).
     """
     return (
         q.device.type == "cpu"
@@ -227,7 +244,8 @@ def prefers_chunked_attention(q: Tensor, k: Tensor) -> bool:
 
 @cache
 def has_fast_bf16_matmul() -> bool:
-    """Return whether bfloat16 products use AVX-512; with tiles (AMX) nothing was measured. Cached per process."""
+    """Return whether this CPU multiplies bfloat16 by AVX-512 and not by AMX tiles, for which chunked attention was not
+    measured. Cached per process."""
     features = get_cpu_features()
     return features.get("avx512_bf16", False) and not features.get("amx_bf16", False)
 
@@ -235,12 +253,11 @@ def has_fast_bf16_matmul() -> bool:
 def attend_in_chunks(
     q: Tensor, k: Tensor, v: Tensor, scale: float | None = None, max_chunk_logits: int | None = None
 ) -> Tensor:
-    """softmax(scale q k^T) v by batched products, without gradients: queries (B, h, Q, c), keys (B, h, N, c) and values
-    (B, h, N, d) -> (B, h, Q, d). `scale` defaults to 1 / sqrt(c).
+    """Compute softmax(scale q k^T) v by batched products, without gradients: queries (B, h, Q, c), keys (B, h, N, c)
+    and values (B, h, N, d) -> (B, h, Q, d). `scale` defaults to 1 / sqrt(c).
 
-    The batch is split into chunks of `max_chunk_logits` logits, by default as many as fit a core's cache. For each
-    chunk: p = softmax(scale q k^T), y = p v. Logits and probabilities have the dtype of q, as in training
-    (`MaterializedAttention`).
+    The batch is split into chunks of at most `max_chunk_logits` logits, by default as many as fit into a core's cache.
+    Logits and probabilities have the dtype of q, as in training (`MaterializedAttention`).
     """
     batch, heads, num_queries, size = q.shape
     y = q.new_empty(batch, num_queries, heads, v.shape[-1]).transpose(1, 2)
@@ -254,17 +271,16 @@ def attend_in_chunks(
 
 
 def attend_unscaled(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
-    """softmax(q k^T) v for queries and keys (..., h, N, c) with more channels than the values (..., h, N, d).
+    """Compute softmax(q k^T) v for queries and keys (..., h, N, c) with more channels than the values (..., h, N, d).
 
-    `mask` (..., 1, N, N) bool is true where a query may attend to a key. Values are padded to c channels for PyTorch's
-    fused kernel. Without a mask on a CPU, separate products are faster for windows (`MAX_UNFUSED_TOKENS`), and in
-    bfloat16 with gradients up to a thousand tokens.
+    `mask` (..., 1, N, N) bool is true where a query may attend to a key. PyTorch's fused kernel is used, with values
+    padded to c channels. On a CPU without a mask, separate products are faster for up to `MAX_UNFUSED_TOKENS` tokens
+    (windows), and in bfloat16 with gradients for up to `MAX_UNFUSED_TRAINING_TOKENS`.
     """
     tokens, padding = q.shape[-2], q.shape[-1] - v.shape[-1]
     needs_grad = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
     max_tokens = MAX_UNFUSED_TRAINING_TOKENS if needs_grad and q.dtype == torch.bfloat16 else MAX_UNFUSED_TOKENS
-    tracing = is_compiling()
-    if mask is not None or q.device.type != "cpu" or tokens > max_tokens or tracing:
+    if mask is not None or q.device.type != "cpu" or tokens > max_tokens or is_compiling():
         y = F.scaled_dot_product_attention(q, k, F.pad(v, (0, padding)), attn_mask=mask, scale=1.0)
         return y[..., : v.shape[-1]]
     if needs_grad:
@@ -274,31 +290,36 @@ def attend_unscaled(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None)
 
 
 def attend_segments(q: Tensor, k: Tensor, v: Tensor, segments: Segments) -> Tensor:
-    """(..., h, N, d) -> (..., h, N, d): `dot_product_attention` of each sequence, runs of equal lengths together.
+    """Attend within each of the packed sequences `segments`: q, k, v (..., h, N, d) -> (..., h, N, d).
 
-    The tensors are split, not sliced: the gradient of a slice is a full tensor of zeros per sequence, and all of them
-    would be added up.
+    Neighbouring sequences of the same length are computed in one call. The tensors are split, not sliced: the gradient
+    of every slice would be a full tensor of zeros, and all of them would be added up.
     """
     if segments.masked:
         return dot_product_attention(q, k, v, segments.mask(q.device))
-    runs = segments.runs
-    run_chunks = zip(
-        *(x.split_with_sizes([length * count for length, count in runs], -2) for x in (q, k, v)), strict=True
+    groups = segments.runs
+    group_qkv = zip(
+        *(x.split_with_sizes([length * count for length, count in groups], -2) for x in (q, k, v)), strict=True
     )
     outputs = [
-        dot_product_attention(*(torch.unflatten(x, -2, (count, length)) for x in segment)).flatten(-3, -2)
-        for segment, (length, count) in zip(run_chunks, runs, strict=True)
+        dot_product_attention(*(torch.unflatten(x, -2, (count, length)) for x in qkv)).flatten(-3, -2)
+        for qkv, (length, count) in zip(group_qkv, groups, strict=True)
     ]
     return torch.cat(outputs, -2)
 
 
 def attend_few_queries(query_tokens: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, heads: int) -> Tensor:
-    """(..., Q, D) query tokens, (..., N, D) tokens -> (..., Q, D): the concatenated outputs of the heads, without
-    computing keys or values of the N tokens.
+    """Compute the concatenated outputs of the heads for a few queries: query tokens (..., Q, D), tokens x (..., N, D)
+    -> (..., Q, D).
 
-    With q = W_q a + b_q: q . (W_k x + b_k) = (W_k^T q) . x + q . b_k. The last term is the same for all x, so softmax
-    cancels it. And sum p (W_v x + b_v) = W_v (sum p x) + b_v. This takes 2 Q h N D multiply-adds instead of 2 N D^2:
-    fewer for Q < d. `weight` (3 D, D) and `bias` (3 D,) are the query-key-value layer's.
+    Keys and values of the N tokens are not computed: the key and value matrices are applied to the queries and outputs.
+    With q = W_q a + b_q for a query token a:
+
+        q . (W_k x + b_k) = (W_k^T q) . x + q . b_k     softmax cancels the last term, which is equal for all x
+        sum p (W_v x + b_v) = W_v (sum p x) + b_v       p are the attention probabilities
+
+    This takes 2 Q h N D multiply-adds instead of 2 N D^2, which are fewer if Q < d. `weight` (3 D, D) and `bias` (3 D,)
+    are those of the query-key-value layer.
     """
     size = x.shape[-1] // heads
     query_weights, keys, values = torch.unflatten(weight.to(x.dtype), 0, (3, heads, size)).unbind()  # 3 x (h, d, D)
@@ -315,10 +336,14 @@ def attend_few_queries(query_tokens: Tensor, x: Tensor, weight: Tensor, bias: Te
 
 class TiledAttention(torch.autograd.Function):
     """Attention by this project's kernels (`kernels.attend_bf16`), which recompute the probabilities in the backward
-    pass: queries (B, h, Q, d), keys and values (B, h, N, d) in bfloat16 -> (B, h, Q, d)."""
+    pass.
+
+    Queries (B, h, Q, d), keys and values (B, h, N, d), all in bfloat16 -> (B, h, Q, d).
+    """
 
     @staticmethod
     def forward(ctx: FunctionContext, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Compute the outputs (B, h, Q, d), and save the softmax statistics for the backward pass."""
         statistics = torch.empty(*q.shape[:-1], 2)
         y = kernels.attend_bf16(q, k, v, statistics)
         ctx.save_for_backward(q, k, v, y, statistics)
@@ -327,12 +352,13 @@ class TiledAttention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: FunctionContext, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        """Compute the gradients of queries, keys and values from that of the outputs."""
         (grad,), (q, k, v, y, statistics) = gradients, ctx.saved_tensors
         return kernels.attend_bf16_backward(q, k, v=v, y=y, grad=grad, statistics=statistics)
 
 
 class KeptContext(FunctionContext):
-    """Autograd context of `MaterializedAttention`, which also stores the shape of the bias."""
+    """Autograd context of `MaterializedAttention`, which also stores the shape of the bias; None without a bias."""
 
     bias: torch.Size | None
 
@@ -341,12 +367,15 @@ class MaterializedAttention(torch.autograd.Function):
     """Attention by batched products that stores its probabilities P (..., N, N) for the backward pass; q, k, v and the
     output are (..., N, d).
 
-    With S = q k^T / sqrt(d) + bias, P = softmax(S), y = P v:  dv = P^T dy,  dP = dy v^T,  dS = P (dP - sum(dP P)), dq =
-    dS k / sqrt(d),  dk = dS^T q / sqrt(d),  dbias = dS, summed in float32 over broadcast axes.
+    With S = q k^T / sqrt(d) + bias, P = softmax(S) and y = P v, the gradients are:
+
+        dv = P^T dy,  dP = dy v^T,  dS = P (dP - sum(dP P)),  dq = dS k / sqrt(d),  dk = dS^T q / sqrt(d),
+        dbias = dS, summed in float32 over broadcast axes
     """
 
     @staticmethod
     def forward(ctx: KeptContext, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
+        """Compute the outputs (..., N, d), and save the probabilities for the backward pass."""
         q, k, v = q.contiguous() * q.shape[-1] ** -0.5, k.contiguous(), v.contiguous()
         logits = torch.matmul(q, k.transpose(-2, -1))
         p = (logits if bias is None else logits.add_(bias)).softmax(-1)
@@ -357,6 +386,7 @@ class MaterializedAttention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: KeptContext, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        """Compute the gradients of queries, keys, values and bias from that of the outputs."""
         q, k, v, p = ctx.saved_tensors
         grad = gradients[0].contiguous()
         dv = p.transpose(-2, -1) @ grad
@@ -376,8 +406,11 @@ def sum_broadcast_gradient(grad: Tensor, shape: torch.Size) -> Tensor:
 
 
 def softmax_backward(grad: Tensor, p: Tensor) -> Tensor:
-    """P (dP - sum(dP P)) along the last axis of two tensors of the same shape, in one pass if this version of PyTorch
-    exposes its kernel."""
+    """Compute the gradient of a softmax over the last axis, P (dP - sum(dP P)), from `grad` dP and probabilities `p` of
+    the same shape.
+
+    If this version of PyTorch exposes its kernel, the computation is one pass.
+    """
     kernel = getattr(torch, "_softmax_backward_data", None)
     if kernel is not None:
         return kernel(grad, p, -1, p.dtype)

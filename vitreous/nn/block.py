@@ -1,6 +1,6 @@
-"""The residual block and its branches (arXiv:2010.11929, Eqs. 2-3).
+"""The residual block of a Transformer and its branches, attention and MLP (arXiv:2010.11929, Eqs. 2-3).
 
-N tokens, D width, M hidden width of the MLP.
+Shapes: N tokens, Q queries (tokens whose outputs are computed), D width, M hidden width of the MLP.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from vitreous.system.torch_types import FunctionContext, once_differentiable
 class Mlp(nn.Module):
     """Two linear layers with a GELU between them.
 
-    `gelu` selects its form: `none` (erf) and `tanh` (Google's code), torch's names, or `quick`, x sigmoid(1.702 x)
-    (OpenAI's CLIP).
+    `gelu` selects the form of GELU: `none` (exact, by erf) and `tanh` (approximation of Google's code), both named as
+    in PyTorch, or `quick`, x sigmoid(1.702 x) (OpenAI's CLIP).
     """
 
     def __init__(self, width: int, hidden: int, dropout: float = 0.0, gelu: str = "none") -> None:
@@ -33,7 +33,7 @@ class Mlp(nn.Module):
             nn.init.normal_(linear.bias, std=1e-6)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(..., D) -> (..., D). Training on a CPU recomputes the GELU in the backward pass."""
+        """Apply the MLP: (..., D) -> (..., D). Training on a CPU recomputes the GELU in the backward pass."""
         output_layer = self.fc2
         if (
             x.device.type == "cpu"
@@ -52,26 +52,29 @@ class Mlp(nn.Module):
         return output_layer(F.dropout(self.forward_before_output(x), self.dropout, self.training))
 
     def forward_before_output(self, x: Tensor) -> Tensor:
-        """(..., D) -> (..., M): the hidden layer."""
+        """Compute the hidden layer: (..., D) -> (..., M)."""
         x = self.fc1(x)
         return x * torch.sigmoid(1.702 * x) if self.gelu == "quick" else F.gelu(x, approximate=self.gelu)
 
 
 class GeluContext(FunctionContext):
-    """Autograd context of `GeluLinear`: the form of GELU, and whether this project's kernel computes it."""
+    """Autograd context of `GeluLinear`: the form of GELU (`gelu` of `Mlp`), and whether this project's kernel computes
+    it."""
 
     gelu: str
     use_kernel: bool
 
 
 class GeluLinear(torch.autograd.Function):
-    """W gelu(h) + b, of (..., M) h -> (..., D), that stores only h for the backward pass.
+    """W gelu(h) + b, (..., M) h -> (..., D), which stores only h for the backward pass.
 
-    Recomputing the GELU costs about 2 % of the two products around it; storing it would take as much memory as h.
+    Recomputing the GELU costs about 2 % of the two products around it. Storing its output would take as much memory as
+    h.
     """
 
     @staticmethod
     def forward(ctx: GeluContext, hidden: Tensor, weight: Tensor, bias: Tensor, gelu: str) -> Tensor:
+        """Compute W gelu(h) + b, and save h for the backward pass."""
         ctx.save_for_backward(hidden, weight)
         ctx.gelu, ctx.use_kernel = gelu, kernels.can_apply_gelu(hidden)
         return F.linear(
@@ -81,11 +84,12 @@ class GeluLinear(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: GeluContext, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        """Recompute the GELU, and compute the gradients of h, W and b from that of the outputs."""
         (grad,), (hidden, weight) = gradients, ctx.saved_tensors
-        of_hidden, of_weight, of_bias, _ = ctx.needs_input_grad
+        needs_d_hidden, needs_d_weight, needs_d_bias, _ = ctx.needs_input_grad
         flat_grad = grad.flatten(0, -2)
         d_weight = d_hidden = None
-        if ctx.use_kernel and of_weight:
+        if ctx.use_kernel and needs_d_weight:
             d_hidden = grad @ weight
             activated = kernels.gelu_bf16_backward_(d_hidden, hidden, ctx.gelu).flatten(0, -2)
             d_weight = (
@@ -94,11 +98,11 @@ class GeluLinear(torch.autograd.Function):
                 else flat_grad.mT @ activated
             )
         else:
-            if of_weight:
+            if needs_d_weight:
                 d_weight = (F.gelu(hidden, approximate=ctx.gelu).flatten(0, -2).mT @ flat_grad).mT
-            if of_hidden:
+            if needs_d_hidden:
                 d_hidden = torch.ops.aten.gelu_backward(grad @ weight, hidden, approximate=ctx.gelu)
-        return d_hidden, d_weight, flat_grad.sum(0) if of_bias else None, None
+        return d_hidden, d_weight, flat_grad.sum(0) if needs_d_bias else None, None
 
 
 class SwiGLU(nn.Module):
@@ -114,20 +118,21 @@ class SwiGLU(nn.Module):
             nn.init.normal_(linear.bias, std=1e-6)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(..., D) -> (..., D)."""
+        """Apply the MLP: (..., D) -> (..., D)."""
         return self.fc2(F.dropout(self.forward_before_output(x), self.dropout, self.training))
 
     def forward_before_output(self, x: Tensor) -> Tensor:
-        """(..., D) -> (..., M): the hidden layer."""
+        """Compute the gated hidden layer, silu(a) * b: (..., D) -> (..., M)."""
         a, b = self.fc1(x).chunk(2, -1)
         return F.silu(a) * b
 
 
 def draw_drop_path_mask(y: Tensor, keep: float) -> Tensor:
-    """(B, ..., D) -> (B, 1, ..., 1): 1 / keep with probability `keep`, else 0, drawn for each sample.
+    """Draw the stochastic depth factor of each sample: 1 / keep with probability `keep`, else 0; y (B, ..., D) ->
+    (B, 1, ..., 1).
 
-    Uniform numbers are compared with `keep`, because `bernoulli_` would compile one graph for each value of it, and the
-    value differs from block to block.
+    If the block is compiled, uniform random numbers are compared with `keep`: `bernoulli_` would compile a separate
+    graph for each value of `keep`, which differs from block to block.
     """
     shape = (y.shape[0], *[1] * (y.dim() - 1))
     if is_compiling():
@@ -136,11 +141,11 @@ def draw_drop_path_mask(y: Tensor, keep: float) -> Tensor:
 
 
 class ResidualBranch(nn.Module):
-    """x + drop_path(scale(dropout(part(norm(x))))): the pre-norm residual branch of every block.
+    """Pre-norm residual branch around a submodule (attention or MLP): x + drop_path(scale(dropout(part(norm(x))))).
 
-    `layer_scale` is the initial value of LayerScale (arXiv:2103.17239); None disables it. `drop_path` is the
-    probability that a sample's branch is skipped in training (stochastic depth, arXiv:1603.09382); kept branches are
-    divided by 1 - drop_path.
+    `part` is the submodule. `layer_scale` is the initial value of LayerScale (arXiv:2103.17239); None disables it.
+    `drop_path` is the probability that a sample's branch is skipped in training (stochastic depth, arXiv:1603.09382);
+    branches that are not skipped are divided by 1 - drop_path.
     """
 
     def __init__(
@@ -160,8 +165,8 @@ class ResidualBranch(nn.Module):
         self.scale = None if layer_scale is None else nn.Parameter(torch.full((width,), layer_scale))
 
     def forward(self, x: Tensor, *context: Any, queries: slice = ALL_QUERIES) -> Tensor:
-        """(B, ..., D) -> (B, ..., D). `context` and `queries`, the tokens of axis -2 to return, are passed to the
-        submodule."""
+        """Add the branch to its input: (B, ..., D) -> (B, ..., D). `context` is passed to the submodule. `queries` are
+        the tokens of axis -2 whose outputs are computed."""
         if queries == ALL_QUERIES:
             y = self.part(self.norm(x), *context)
         else:
@@ -169,7 +174,8 @@ class ResidualBranch(nn.Module):
         return x + self.scale_and_drop(F.dropout(y, self.dropout, self.training))
 
     def scale_and_drop(self, y: Tensor) -> Tensor:
-        """(B, ..., D) -> (B, ..., D): scale the branch's output and drop it for some samples in training."""
+        """Scale the branch's output by LayerScale, and set it to 0 for random samples in training: (B, ..., D) ->
+        (B, ..., D)."""
         if self.scale is not None:
             y = y * self.scale
         if self.training and self.drop_path > 0:
@@ -178,10 +184,10 @@ class ResidualBranch(nn.Module):
 
 
 class PostNormResidualBranch(ResidualBranch):
-    """x + drop_path(scale(norm(dropout(part(x))))): the norm follows the submodule (Swin V2, arXiv:2111.09883, section
-    3.2).
+    """Residual branch whose norm follows the submodule: x + drop_path(scale(norm(dropout(part(x))))) (Swin V2,
+    arXiv:2111.09883, section 3.2).
 
-    The norm's scale starts at 0, so that a fresh branch adds nothing. Options are those of `ResidualBranch`.
+    The norm's scale starts at 0, so a newly initialised branch adds nothing. Options are those of `ResidualBranch`.
     """
 
     def __init__(
@@ -191,7 +197,8 @@ class PostNormResidualBranch(ResidualBranch):
         nn.init.zeros_(self.norm.weight)
 
     def forward(self, x: Tensor, *context: Any, queries: slice = ALL_QUERIES) -> Tensor:
-        """(B, ..., D) -> (B, ..., D). `context` and `queries` are passed to the submodule."""
+        """Add the branch to its input: (B, ..., D) -> (B, ..., D). `context` and `queries` are as in
+        `ResidualBranch`."""
         if queries == ALL_QUERIES:
             y = self.part(x, *context)
         else:
@@ -200,10 +207,10 @@ class PostNormResidualBranch(ResidualBranch):
 
 
 class Block(nn.Module):
-    """Pre-norm residual block: attention, then MLP (Eqs. 2-3), both of `width`. Options are those of `ResidualBranch`;
-    with `post_norm` its branches are `PostNormResidualBranch`.
+    """Residual block of a Transformer: an attention branch, then an MLP branch (Eqs. 2-3).
 
-    `Block(768, Attention(768, 12), Mlp(768, 3072))`
+    Branches are `ResidualBranch`, with `post_norm` `PostNormResidualBranch`; options are theirs. For example:
+    `Block(768, Attention(768, 12), Mlp(768, 3072))`.
     """
 
     def __init__(
@@ -219,13 +226,15 @@ class Block(nn.Module):
         post_norm: bool = False,
     ) -> None:
         super().__init__()
-        branch = PostNormResidualBranch if post_norm else ResidualBranch
+        branch_class = PostNormResidualBranch if post_norm else ResidualBranch
         self.attention, self.mlp = (
-            branch(module, width, dropout, drop_path, layer_scale=layer_scale, eps=eps) for module in (attention, mlp)
+            branch_class(module, width, dropout, drop_path, layer_scale=layer_scale, eps=eps)
+            for module in (attention, mlp)
         )
-        self.after: nn.Module | None = None  # applied last, to all tokens on a grid
+        self.after: nn.Module | None = None  # optional module applied after the MLP to all tokens on a grid
 
     def forward(self, x: Tensor, *context: Any, queries: slice = ALL_QUERIES) -> Tensor:
-        """(..., N, D) -> (..., Q, D): the `queries`, or all N tokens; `context` is passed to the attention."""
+        """Apply the block: (..., N, D) -> (..., Q, D), the outputs of the `queries`, by default of all N tokens;
+        `context` is passed to the attention."""
         x = self.mlp(self.attention(x, *context, queries=queries))
         return x if self.after is None else self.after(x)

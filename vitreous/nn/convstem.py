@@ -1,10 +1,11 @@
-"""A convolutional stem: a few convolutions before the encoder, which learn edges and colours faster than attention.
+"""Convolutional stem: a few convolutions before the encoder, which learn edges and colours faster than attention.
 
-"Early convolutions help transformers see better" (arXiv:2106.14881), here with residual units, max-pooling instead of
-strides, and LayerNorm over the channels of each position instead of batch norm, so that outputs do not depend on the
-batch.
+The stem follows "Early convolutions help transformers see better" (arXiv:2106.14881) with three changes: residual
+units, max-pooling instead of strides, and LayerNorm over the channels of each position instead of batch norm, so
+outputs do not depend on the batch.
 
-B batch, C channels, H and W image, h and w map, r pixels per position of the last map.
+Shapes: B batch, C channels, H and W image, h and w map, I input channels of a layer, r pixels per position of the last
+map along each axis.
 """
 
 from __future__ import annotations
@@ -23,31 +24,32 @@ class ChannelNormReLU(nn.Module):
         self.norm = nn.LayerNorm(width, eps=1e-6)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, C, h, w) -> (B, C, h, w)."""
+        """Normalise a map and apply ReLU: (B, C, h, w) -> (B, C, h, w)."""
         return F.relu(self.norm(x.movedim(1, -1))).movedim(-1, 1)
 
 
 def build_he_conv3x3(inputs: int, outputs: int, gain: float = 1.0) -> nn.Conv2d:
-    """Build a 3x3 convolution without bias, drawn from N(0, 2 gain^2 / (9 inputs)) (arXiv:1502.01852, Eq. 10)."""
+    """Build a 3x3 convolution without bias with weights from N(0, 2 gain^2 / (9 inputs)) (He initialisation,
+    arXiv:1502.01852, Eq. 10)."""
     conv = nn.Conv2d(inputs, outputs, 3, padding=1, bias=False)
     nn.init.normal_(conv.weight, std=gain * (2 / (9 * inputs)) ** 0.5)
     return conv
 
 
 class ResidualConvUnit(nn.Module):
-    """x + conv(relu(norm(x))): a residual unit of one convolution, initialised at half the usual scale."""
+    """Residual unit of a single convolution, x + conv(relu(norm(x))), initialised at half the usual scale."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.norm, self.conv = ChannelNormReLU(width), build_he_conv3x3(width, width, 0.5)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, C, h, w) -> (B, C, h, w)."""
+        """Apply the unit to a map: (B, C, h, w) -> (B, C, h, w)."""
         return x + self.conv(self.norm(x))
 
 
 class ConvStemStage(nn.Module):
-    """A convolution, `units` residual units, max-pooling by two if `pooled`, norm and ReLU.
+    """Stage of the stem: a convolution, `units` residual units, max-pooling by two if `pooled`, norm and ReLU.
 
     Pooling before the norm reduces the norm's cost to a quarter.
     """
@@ -60,7 +62,7 @@ class ConvStemStage(nn.Module):
         self.norm = ChannelNormReLU(width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, I, h, w) -> (B, width, h, w), or ceil(h / 2) and ceil(w / 2)."""
+        """Apply the stage: (B, I, h, w) -> (B, width, h, w), or (B, width, ceil(h / 2), ceil(w / 2)) if `pooled`."""
         x = self.conv(x)
         for unit in self.units:
             x = unit(x)
@@ -68,10 +70,10 @@ class ConvStemStage(nn.Module):
 
 
 class ConvStem(nn.Module):
-    """Convolutional stem: image to a grid of tokens, `reduction` pixels per token.
+    """Convolutional stem that turns an image into a grid of tokens, `reduction` pixels per token along each axis.
 
-    Stages of 3x3 convolutions, of which all but the last halve the map. `widths` are the channels of each stage,
-    `blocks` its number of residual units. Raises ValueError if their lengths differ.
+    All stages but the last halve the map. `widths` are the channels of each stage, `blocks` the number of residual
+    units of each stage. Raises ValueError if their lengths differ.
     """
 
     def __init__(self, widths: tuple[int, ...], blocks: tuple[int, ...], channels: int = 3) -> None:
@@ -86,16 +88,17 @@ class ConvStem(nn.Module):
         )
 
     def first_layer(self) -> nn.Module:
-        """Return the convolution that is applied to the image."""
+        """Return the first convolution, whose input is the image."""
         return self.stages[0].conv
 
     def forward(self, images: Tensor) -> Tensor:
-        """(B, C, H, W) -> (B, ceil(H / r), ceil(W / r), widths[-1]): a grid of tokens, channels last."""
+        """Compute a grid of tokens, channels last: (B, C, H, W) -> (B, ceil(H / r), ceil(W / r), widths[-1])."""
         return self.maps(images)[-1]
 
     def maps(self, images: Tensor) -> list[Tensor]:
-        """(B, C, H, W) -> (B, h, w, width): the map after each stage, the finest first."""
-        # the fastest layout for convolutions on CPUs
+        """Compute the map after each stage, channels last: (B, C, H, W) -> list of (B, h, w, width), the finest
+        first."""
+        # channels last, the fastest memory layout for convolutions on CPUs
         x = images.movedim(1, -1).contiguous().movedim(-1, 1)
         maps: list[Tensor] = []
         for stage in self.stages:

@@ -1,6 +1,6 @@
-"""Decoder heads with an output per pixel, for any number of axes.
+"""Decoder heads that predict logits for every pixel, for any number of axes.
 
-B images of C channels, D width, K classes; image and grid are one length per axis.
+Shapes: B images of C channels, D width of a map, K classes; `image` and `grid` are one length per axis.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
 CONVOLUTIONS: dict[int, Callable[..., Convolution]] = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 TRANSPOSED: dict[int, Callable[..., nn.Module]] = {1: nn.ConvTranspose1d, 2: nn.ConvTranspose2d, 3: nn.ConvTranspose3d}
 INTERPOLATION = {1: "linear", 2: "bilinear", 3: "trilinear"}
-GROUP_NORM_GROUPS = 8  # groups of channels that are normalised together
+GROUP_NORM_GROUPS = 8  # the largest number of groups of a GroupNorm
 
 
 class LinearDecoder(nn.Module):
-    """A linear layer on the concatenated tokens of several maps, with logits interpolated to the image's size.
+    """Linear classifier on the concatenated tokens of several maps, with logits interpolated to the image's size.
 
-    As in DINOv2 (arXiv:2304.07193, section 7.4) without its batch norm, because the maps are already normalised.
+    This is DINOv2's linear evaluation head (arXiv:2304.07193, section 7.4) without its batch norm, because the maps are
+    already normalised.
     """
 
     def __init__(self, widths: Sequence[int], classes: int) -> None:
@@ -32,8 +33,8 @@ class LinearDecoder(nn.Module):
         nn.init.zeros_(self.head.bias)
 
     def forward(self, images: Tensor, maps: Sequence[Tensor]) -> Tensor:
-        """(B, C, *image), maps (B, *grid, D) -> (B, K, *image) logits; smaller maps are interpolated to the grid of the
-        largest."""
+        """Compute logits per pixel: images (B, C, *image), maps (B, *grid, D) -> (B, K, *image). Smaller maps are
+        interpolated to the grid of the largest map."""
         grid = max((x.shape[1:-1] for x in maps), key=math.prod)
         resized = [x if x.shape[1:-1] == grid else interpolate_map(x.movedim(-1, 1), grid).movedim(1, -1) for x in maps]
         logits = self.head(torch.cat(resized, -1)).movedim(-1, 1)
@@ -43,10 +44,10 @@ class LinearDecoder(nn.Module):
 class UNETDecoder(nn.Module):
     """UNETR's decoder (arXiv:2103.10504, Figure 1), with GroupNorm instead of instance norm.
 
-    The last map is enlarged by two step by step and concatenated with earlier maps of the same size, finally with
-    convolutions of the image. `widths` and `patches` are the channels and the pixels per position and axis of each map,
-    the coarsest first. `width` channels at the image's resolution double with every step down, up to those of the
-    coarsest map.
+    Each step doubles the resolution of the coarsest map and concatenates the earlier map of the same resolution; the
+    last step concatenates convolutional features of the image. `widths` and `patches` are the channels and the pixels
+    per position and axis of each map, the coarsest first. `width` is the number of channels at the image's resolution.
+    It doubles with every halving of the resolution, up to the channels of the coarsest map.
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class UNETDecoder(nn.Module):
     ) -> None:
         super().__init__()
         axes, patch = len(patches[0]), patches[0]
-        steps: list[tuple[int, ...]] = []  # the patch after each step
+        steps: list[tuple[int, ...]] = []  # pixels per position after each step
         while max(patch) > 1:
             patch = tuple(max(1, length // 2) for length in patch)
             steps.append(patch)
@@ -77,7 +78,7 @@ class UNETDecoder(nn.Module):
         self.head = pixel_head(inputs, classes, axes)
 
     def forward(self, images: Tensor, maps: Sequence[Tensor]) -> Tensor:
-        """(B, C, *image), maps (B, *grid, D), the coarsest first -> (B, K, *image) logits."""
+        """Compute logits per pixel: images (B, C, *image), maps (B, *grid, D), the coarsest first -> (B, K, *image)."""
         x = maps[0].movedim(-1, 1)
         for index, (up, skip, block) in enumerate(zip(self.ups, self.skips, self.blocks, strict=True)):
             x = up(x)
@@ -90,8 +91,8 @@ class UNETDecoder(nn.Module):
 
 
 def pixel_head(inputs: int, classes: int, axes: int) -> Convolution:
-    """Build a linear layer for every pixel, (B, D, *image) -> (B, K, *image): weights from N(0, 1 / D), biases of
-    zero."""
+    """Build a 1-wide convolution that classifies every pixel, (B, D, *image) -> (B, K, *image), with weights from
+    N(0, 1 / D) and zero biases."""
     head = CONVOLUTIONS[axes](inputs, classes, 1)
     nn.init.normal_(head.weight, std=inputs**-0.5)
     if head.bias is not None:
@@ -100,7 +101,7 @@ def pixel_head(inputs: int, classes: int, axes: int) -> Convolution:
 
 
 class ConvBlock(nn.Module):
-    """Two 3-wide convolutions, each with GroupNorm and ReLU: (B, C, *grid) -> (B, D, *grid)."""
+    """Two convolutions of kernel size 3, each followed by GroupNorm and ReLU: (B, C, *grid) -> (B, D, *grid)."""
 
     def __init__(self, inputs: int, width: int, axes: int) -> None:
         super().__init__()
@@ -113,15 +114,15 @@ class ConvBlock(nn.Module):
         self.layers = nn.Sequential(*layers)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, C, *grid) -> (B, D, *grid)."""
+        """Apply both convolutions: (B, C, *grid) -> (B, D, *grid)."""
         return self.layers(x)
 
 
 class UpsampleBlock(nn.Module):
-    """Transposed convolutions of stride two, each with a `ConvBlock` after it, from `before` to `after` pixels per
-    position.
+    """Upsample a map from `current_patch` to `target_patch` pixels per position and axis.
 
-    If both are the same, a single `ConvBlock`.
+    Each step is a transposed convolution that doubles the resolution, and a `ConvBlock`. If both sizes are equal, the
+    block is a single `ConvBlock`.
     """
 
     def __init__(self, inputs: int, width: int, current_patch: tuple[int, ...], target_patch: tuple[int, ...]) -> None:
@@ -141,20 +142,20 @@ class UpsampleBlock(nn.Module):
         self.layers = nn.Sequential(*layers) if layers else ConvBlock(inputs, width, len(target_patch))
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, C, *grid) -> (B, D, *larger)."""
+        """Upsample a map: (B, C, *grid) -> (B, D, *larger grid)."""
         return self.layers(x)
 
 
 def upsampling_factors(larger: tuple[int, ...], smaller: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the ratio of lengths for each axis."""
+    """Return the ratio of the lengths `larger` / `smaller` for each axis."""
     return tuple(a // b for a, b in zip(larger, smaller, strict=True))
 
 
 def interpolate_map(x: Tensor, size: tuple[int, ...]) -> Tensor:
-    """(B, D, *grid) -> (B, D, *size), linearly along each axis."""
+    """Resize a map by linear interpolation along each axis: (B, D, *grid) -> (B, D, *size)."""
     return F.interpolate(x, size=size, mode=INTERPOLATION[len(size)], align_corners=False)
 
 
 def crop_map(x: Tensor, size: Sequence[int]) -> Tensor:
-    """(B, D, *grid) -> (B, D, *size): drop the padding to whole patches at the end of each axis."""
+    """Remove the padding to whole patches at the end of each axis: (B, D, *grid) -> (B, D, *size)."""
     return x[(..., *(slice(length) for length in size))]

@@ -1,7 +1,7 @@
 """Multi-scale deformable attention (Deformable DETR, arXiv:2010.04159): queries attend to a few points of each level.
 
-B images, Q queries, N positions of all levels, L levels, h heads, P points per level, D width, d channels per head of
-the values. Positions are (x, y) in 0 .. 1 of a level's width and height.
+Shapes: B images, Q queries, L levels (maps of different resolution), N positions of all levels, h heads, P points per
+level, D width, d channels per head of the values. Positions are (x, y) in 0 .. 1 of a level's width and height.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from vitreous.system.machine import get_device_table
 def sample_levels(
     values: Tensor, grids: Sequence[tuple[int, int]], sampling_locations: Tensor, weights: Tensor
 ) -> Tensor:
-    """Return weighted sums of bilinearly interpolated values, zeros outside their grids.
+    """Compute weighted sums of values that are bilinearly interpolated at sampling locations -> (B, Q, h, d).
 
-    values (B, N, h, d), the levels concatenated in raster order, each of (rows, columns) of `grids`; places (B, Q, h,
-    L, P, 2); weights (B, Q, h, L, P) -> (B, Q, h, d). The loop that it replaces, for one query and head:
+    `values` (B, N, h, d) are the levels concatenated in raster order, with (rows, columns) of `grids`.
+    `sampling_locations` (B, Q, h, L, P, 2) are (x, y) in 0 .. 1, `weights` are (B, Q, h, L, P). Outside of a grid
+    values are 0. Equivalent loop, for one query and head:
 
         y = 0
         for level, (rows, columns) in enumerate(grids):
@@ -44,20 +45,20 @@ def sample_levels(
 
 
 class DeformableAttention(nn.Module):
-    """Each query attends to `points` positions per level and head (arXiv:2010.04159, Eq. 3).
+    """Attention of each query to `points` predicted positions per level and head (arXiv:2010.04159, Eq. 3).
 
-    Linear layers predict the points as offsets from the query's reference point, and their weights, a softmax over
-    levels and points. `ratio` is the values' channels divided by the width (arXiv:2205.08534, section 3.4). At
-    initialisation, each head samples in a different direction, at distances of 1, 2, … positions, with equal weights.
-    Values and outputs are drawn Xavier uniform. Raises ValueError if the heads do not divide the channels of the
-    values.
+    Linear layers predict, from the query, the offsets of the points from the query's reference point and their weights,
+    a softmax over levels and points. `ratio` is the number of value channels divided by the width (arXiv:2205.08534,
+    section 3.4). At initialisation, each head samples in a different direction, at distances of 1, 2, … positions, with
+    equal weights. The value and output layers are initialised Xavier uniform. Raises ValueError if the heads do not
+    divide the channels of the values.
     """
 
     def __init__(self, width: int, heads: int, levels: int, points: int = 4, *, ratio: float = 1.0) -> None:
         super().__init__()
         inner = int(width * ratio)
         if inner < 1 or inner % heads:
-            raise ValueError(f"{inner} channels of values are not a multiple of {heads} heads")
+            raise ValueError(f"the {inner} channels of the values are not divisible by {heads} heads")
         self.heads, self.levels, self.points = heads, levels, points
         self.value, self.out = nn.Linear(width, inner), nn.Linear(inner, width)
         self.offsets = nn.Linear(width, heads * levels * points * 2)
@@ -71,29 +72,32 @@ class DeformableAttention(nn.Module):
         self.offsets.bias.data.copy_(initial_sampling_offsets(heads, levels, points).flatten())
 
     def forward(self, queries: Tensor, centres: Tensor, values: Tensor, grids: Sequence[tuple[int, int]]) -> Tensor:
-        """(B, Q, D) queries, their reference points (Q, L or 1, 2), (B, N, D) of all levels -> (B, Q, D).
+        """Attend from queries (B, Q, D) to values (B, N, D) of all levels, whose (rows, columns) are `grids` ->
+        (B, Q, D).
 
-        Offsets are in positions of the level. Sampling is in float32 or float64.
+        `centres` are the queries' reference points, (Q, L, 2), or (Q, 1, 2) if they are equal for all levels. Predicted
+        offsets are in positions of the level. Sampling is in float32 or float64.
         """
-        exact = torch.promote_types(queries.dtype, torch.float32)
+        sampling_dtype = torch.promote_types(queries.dtype, torch.float32)
         shape = (*queries.shape[:2], self.heads, self.levels, self.points)
-        steps = get_device_table(grid_sizes_xy, queries.device, tuple(map(tuple, grids)))  # (L, 2)
-        offsets = self.offsets(queries).to(exact).view(*shape, 2) / steps[:, None]
+        level_sizes = get_device_table(grid_sizes_xy, queries.device, tuple(map(tuple, grids)))  # (L, 2)
+        offsets = self.offsets(queries).to(sampling_dtype).view(*shape, 2) / level_sizes[:, None]
         locations = centres[None, :, None, :, None] + offsets
-        weights = self.weights(queries).to(exact).view(*shape[:3], -1).softmax(-1).view(shape)
-        projected = self.value(values).to(exact).unflatten(-1, (self.heads, -1))
+        weights = self.weights(queries).to(sampling_dtype).view(*shape[:3], -1).softmax(-1).view(shape)
+        projected = self.value(values).to(sampling_dtype).unflatten(-1, (self.heads, -1))
         return self.out(sample_levels(projected, grids, locations, weights).flatten(-2).to(queries.dtype))
 
 
 def grid_sizes_xy(grids: tuple[tuple[int, int], ...]) -> Tensor:
-    """(L, 2) int64: columns and rows of each grid (rows, columns)."""
+    """Return columns and rows of each grid (rows, columns) as a tensor (L, 2) int64."""
     return torch.tensor([[columns, rows] for rows, columns in grids])
 
 
 def initial_sampling_offsets(heads: int, levels: int, points: int) -> Tensor:
-    """Return the initial offsets (h, L, P, 2).
+    """Compute the initial offsets of the points (h, L, P, 2), in positions of the level.
 
-    Head k points along the angle 2 pi k / h, to the edge of a square whose half side is the number of the point.
+    The points of head k are in the direction of the angle 2 pi k / h. Point p = 1 .. P is where that ray leaves a
+    square of half side p.
     """
     angles = torch.arange(heads) * (2 * math.pi / heads)
     rays = torch.stack([angles.cos(), angles.sin()], -1)
@@ -102,10 +106,11 @@ def initial_sampling_offsets(heads: int, levels: int, points: int) -> Tensor:
 
 
 def patch_centres(grid: tuple[int, int], patch: tuple[int, int], device: torch.device | None = None) -> Tensor:
-    """(rows * columns, 2): the centres (x, y), in pixels, of grid positions of `patch` pixels, in raster order."""
-    lines = [
+    """Return the centres (x, y), in pixels, of all positions of a grid, in raster order: (rows * columns, 2); each
+    position is `patch` pixels in (height, width)."""
+    axis_centres = [
         (torch.arange(length, device=device) + 0.5) * patch_length
         for length, patch_length in zip(grid, patch, strict=True)
     ]
-    rows, columns = torch.meshgrid(*lines, indexing="ij")
+    rows, columns = torch.meshgrid(*axis_centres, indexing="ij")
     return torch.stack([columns, rows], -1).flatten(0, 1)

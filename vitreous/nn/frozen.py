@@ -1,21 +1,26 @@
-"""Inference-only modules: weights cast, packed and fused once, for forward passes without gradients.
+"""Modules for inference: weights are cast, packed and fused once, for forward passes without gradients.
 
-N tokens, D width. These modules compute the same functions as the originals with faster operators:
+These modules compute the same functions as the trainable modules with faster operators:
 
     Linear     with `packed`, the weight is stored in the layout of oneDNN's matrix product
-    Branch     LayerScale is folded into the weights of the last product; in float32 that product adds the residual
-               while writing
-    Mlp        the first product applies the GELU while writing, if `packed`, or this project's kernel does in place
-    Encoder    if only a few tokens are used, the last block does not compute keys and values and keeps its weights
-    LayerNorm  computes in float32 whatever the dtype of products; with this project's kernels, a norm before bfloat16
+    Branch     LayerScale is folded into the weights of the last product; in float32, the same oneDNN call adds the
+               residual to the product
+    Mlp        with `packed`, the first layer applies the GELU: fused into its product, or in place by this project's
+               kernel where that is faster
+    Encoder    if the head uses only a few tokens, the last block does not compute keys and values, and its weights are
+               not packed (`attend_few_queries`)
+    LayerNorm  computes in float32 for every dtype of products; with this project's kernels, a norm before bfloat16
                products writes bfloat16 in the same pass: `BFloat16OutputNorm`
     StandardizedConv
-               filters are standardised once instead of on every pass: `FrozenConv`
-    Windows    Swin's windows, in bfloat16 on a CPU, are cut from queries, keys and values, with attention by batched
-               products: `FrozenWindowedAttention`
+               filters are standardised once instead of in every pass: `FrozenConv`
+    WindowedAttention
+               Swin's windows, in bfloat16 on a CPU, are cut after the query-key-value product, and attention is by
+               batched products: `FrozenWindowedAttention`
 
 In bfloat16, only matrix products use bfloat16. Norms, positions and the residual stream stay float32, which costs
-little and reduces the error by a third.
+little time and reduces the error by a third.
+
+Shapes: N tokens, D width, M hidden width of the MLP.
 """
 
 from __future__ import annotations
@@ -42,23 +47,26 @@ from vitreous.system.torch_types import get_bias, named_modules
 
 
 def freeze_for_inference(module: nn.Module, dtype: torch.dtype = torch.float32, packed: bool = False) -> nn.Module:
-    """Return a copy of `module` for inference with products in `dtype`, changed as in the table above.
+    """Return a copy of `module` for inference with products in `dtype`, changed as in the table of the module
+    docstring.
 
-    `packed` selects oneDNN's packed products, or plain ones if this PyTorch has none for `dtype`. The layer called
-    `head` and therefore the logits stay float32. Weights whose dtype and layout do not change are shared with `module`.
-    The copy accepts images of any floating dtype and is in evaluation mode.
+    `packed` selects oneDNN's packed products, or standard products if this PyTorch has none for `dtype`. The layer
+    named `head`, and therefore the logits, stay float32. Weights whose dtype and layout do not change are shared with
+    `module`. The copy accepts images of any floating dtype and is in evaluation mode.
     """
     with torch.no_grad():
         return copy_frozen(module, dtype, packed and can_pack(dtype)).eval().requires_grad_(False)
 
 
 def copy_frozen(module: nn.Module, dtype: torch.dtype, packed: bool, omitted_child: str = "") -> nn.Module:
-    """Copy module by module, without the child named `omitted_child`. Modules with `frozen_as_is` stay unchanged, in
-    float32."""
+    """Copy a module for inference, recursively, without the child named `omitted_child`.
+
+    Modules with a true attribute `frozen_as_is` are copied unchanged, in float32.
+    """
     if getattr(module, "frozen_as_is", False):
         return deepcopy(module).float()
     if isinstance(module, LineAttention):
-        dtype = torch.float32  # its logits are not scaled: bfloat16 would lose more accuracy than the time it saves
+        dtype = torch.float32  # its logits are not scaled: bfloat16 saves little time and loses much accuracy
     if isinstance(module, ContinuousPositionBias):
         dtype, packed = torch.float32, False  # a few hundred offsets, computed once for all windows
     if isinstance(module, nn.Linear):
@@ -97,7 +105,7 @@ def copy_frozen(module: nn.Module, dtype: torch.dtype, packed: bool, omitted_chi
 
 
 class FrozenAttention(Attention):
-    """Attention whose layers are `FrozenLinear` or `PackedLinear`."""
+    """`Attention` whose layers are `FrozenLinear` or `PackedLinear`."""
 
     def get_qkv_parameters(self) -> tuple[Tensor, Tensor | None] | None:
         """Return weight (3 D, D) and bias (3 D,), or None if the weight is packed."""
@@ -105,23 +113,23 @@ class FrozenAttention(Attention):
 
 
 class FrozenMlp(Mlp):
-    """An Mlp whose first product applies the GELU."""
+    """`Mlp` whose first layer, a `PackedLinear`, also applies the GELU."""
 
     def forward_before_output(self, x: Tensor) -> Tensor:
-        """(..., D) -> (..., M)."""
+        """Compute the hidden layer: (..., D) -> (..., M)."""
         return self.fc1(x)
 
 
 class Float32LayerNorm(nn.LayerNorm):
-    """A LayerNorm in float32."""
+    """LayerNorm that computes in and returns float32."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """(..., D) -> (..., D) float32."""
+        """Normalise tokens: (..., D) -> (..., D) float32."""
         return super().forward(input.float())
 
 
 class BFloat16OutputNorm(nn.LayerNorm):
-    """A LayerNorm in float32 that writes bfloat16."""
+    """LayerNorm that computes in float32 and returns bfloat16."""
 
     def __init__(self, norm: nn.LayerNorm) -> None:
         nn.Module.__init__(self)
@@ -132,18 +140,19 @@ class BFloat16OutputNorm(nn.LayerNorm):
 
     @staticmethod
     def can_replace(norm: nn.Module, dtype: torch.dtype, packed: bool) -> bool:
-        """Return whether a norm before products in `dtype` can be replaced by this class."""
+        """Return whether this class can replace the norm before products in `dtype`, which are packed if `packed`."""
         if type(norm) is not nn.LayerNorm or len(norm.normalized_shape) != 1 or norm.normalized_shape[0] % 16:
             return False
         return get_bias(norm) is not None and packed and uses_native_kernels(dtype)
 
     def forward(self, input: Tensor) -> Tensor:
-        """(..., D) -> (..., D) bfloat16."""
+        """Normalise tokens: (..., D) -> (..., D) bfloat16."""
         return kernels.layer_norm(input.float(), self.weight, self.bias, self.eps)
 
 
 def uses_native_kernels(dtype: torch.dtype) -> bool:
-    """Return whether this project's kernels compute the operators between packed products in `dtype`."""
+    """Return whether this project's kernels compute norms, GELU and residual sums between packed products in
+    `dtype`."""
     return dtype == torch.bfloat16 and kernels.has_native_kernels()
 
 
@@ -160,8 +169,10 @@ FROZEN_CLASSES: dict[type[nn.Module], type[nn.Module]] = {
 
 
 class FrozenConv(StandardizedConv):
-    """A `StandardizedConv` with filters standardised once. It stays float32, because rounding errors of a ResNet's many
-    convolutions accumulate."""
+    """`StandardizedConv` whose filters are standardised once.
+
+    It stays float32, because rounding errors of a ResNet's many convolutions accumulate.
+    """
 
     def __init__(self, conv: StandardizedConv) -> None:
         nn.Module.__init__(self)
@@ -174,26 +185,28 @@ class FrozenConv(StandardizedConv):
         self.weight = nn.Parameter(conv.filters().detach().float(), requires_grad=False)
 
     def filters(self) -> Tensor:
-        """The standardised filters, (O, I, k, k)."""
+        """Return the standardised filters (O, I, k, k)."""
         return self.weight
 
 
 class FrozenWindowedAttention(WindowedAttention):
     """Swin's windowed attention in bfloat16 on a CPU.
 
-    The first product is over the whole grid. A single copy applies the shift, cuts the windows and lays out the heads
-    for batched products. PyTorch's fused attention takes 1.7 times as long for windows of 7 x 7.
+    The query-key-value product is over the whole grid. A single copy then applies the cyclic shift, cuts the windows
+    and lays out the heads for batched products. PyTorch's fused attention takes 1.7 times as long for windows of 7 x 7.
+
+    In comments, ch and cw are the numbers of windows along height and width, T the tokens of a window, h the heads.
     """
 
     def __init__(self, windows: WindowedAttention, dtype: torch.dtype, packed: bool) -> None:
         attention: Any = windows.part
         super().__init__(nn.Identity(), windows.size, windows.shift, windows.pad)
-        # queries are divided by sqrt(d) here
-        scale = torch.ones(3, attention.qkv.in_features, device=attention.qkv.weight.device)
-        scale[0] *= (attention.qkv.in_features // attention.heads) ** -0.5
+        # divide the queries by sqrt(d) in the weights
+        qkv_scale = torch.ones(3, attention.qkv.in_features, device=attention.qkv.weight.device)
+        qkv_scale[0] *= (attention.qkv.in_features // attention.heads) ** -0.5
         self.dtype, self.heads = dtype, attention.heads
         self.qkv, self.out = (
-            freeze_linear(attention.qkv, dtype, packed, scale.flatten()),
+            freeze_linear(attention.qkv, dtype, packed, qkv_scale.flatten()),
             freeze_linear(attention.out, dtype, packed),
         )
         self.position = copy_frozen(attention.position, torch.float32, False)
@@ -204,7 +217,7 @@ class FrozenWindowedAttention(WindowedAttention):
         return type(windows.part) is WindowAttention and windows.part.qkv.weight.device.type == "cpu"
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, *grid, D) -> (B, *grid, D)."""
+        """Attend within the windows of a grid: (B, *grid, D) -> (B, *grid, D)."""
         grid, (m, n), h = tuple(x.shape[1:-1]), self.size, self.heads
         qkv = self.qkv(self.shift_and_pad_grid(x.to(self.dtype)))  # (B, ch m, cw n, 3 h d)
         rows, columns = qkv.shape[1] // m, qkv.shape[2] // n
@@ -219,7 +232,7 @@ class FrozenWindowedAttention(WindowedAttention):
 
 
 class FrozenBranch(nn.Module):
-    """x + scale(part(norm(x))) with the scale folded into the last product's weights."""
+    """Residual branch x + scale(part(norm(x))) whose LayerScale is folded into the weights of the last product."""
 
     def __init__(self, branch: ResidualBranch, dtype: torch.dtype, packed: bool) -> None:
         super().__init__()
@@ -227,12 +240,12 @@ class FrozenBranch(nn.Module):
         use_bfloat16_norm = BFloat16OutputNorm.can_replace(branch.norm, dtype, packed)
         self.norm = BFloat16OutputNorm(branch.norm) if use_bfloat16_norm else copy_frozen(branch.norm, dtype, packed)
         module = copy_frozen(branch.part, dtype, packed, omitted_child=output_name)
-        assert isinstance(module, Attention | Mlp | SwiGLU)  # those of `OUTPUT_LAYER_NAMES`
+        assert isinstance(module, Attention | Mlp | SwiGLU)  # types in `OUTPUT_LAYER_NAMES`
         self.part = module
         self.last = freeze_linear(getattr(branch.part, output_name), dtype, packed, branch.scale)
 
     def forward(self, x: Tensor, *context: Any, queries: slice = ALL_QUERIES) -> Tensor:
-        """(..., N, D) -> (..., N, D) float32, or the `queries` alone."""
+        """Add the branch to its input: (..., N, D) -> (..., N, D) float32, or only the `queries` of the N tokens."""
         if queries == ALL_QUERIES:
             return self.last.forward_add_residual(self.part.forward_before_output(self.norm(x), *context), x)
         assert isinstance(self.part, Attention)
@@ -241,7 +254,7 @@ class FrozenBranch(nn.Module):
         )
 
 
-#: submodules that `FrozenBranch` supports, and the name of the linear layer after `forward_before_output`
+#: submodules that `FrozenBranch` supports, and the name of their linear layer after `forward_before_output`
 OUTPUT_LAYER_NAMES: dict[type[nn.Module], str] = {
     Attention: "out",
     RelativeAttention: "out",
@@ -257,12 +270,14 @@ OUTPUT_LAYER_NAMES: dict[type[nn.Module], str] = {
 def freeze_linear(
     linear: nn.Linear, dtype: torch.dtype, packed: bool, scale: Tensor | None = None
 ) -> FrozenLinear | PackedLinear:
-    """Return a linear layer for inference, its outputs multiplied by `scale` (out,) if set."""
+    """Convert a linear layer for inference in `dtype`; `scale` (out,) multiplies its outputs and is folded into its
+    weights."""
     return (PackedLinear if packed else FrozenLinear)(linear, dtype, scale)
 
 
 class FrozenLinear(nn.Module):
-    """y = (x W^T + b) scale in `dtype`, by PyTorch's standard product: (..., n) -> (..., m), scale (m,)."""
+    """Linear layer y = (x W^T + b) scale in `dtype`, by PyTorch's standard product: (..., in) -> (..., out); scale
+    (out,)."""
 
     def __init__(self, linear: nn.Linear, dtype: torch.dtype, scale: Tensor | None = None) -> None:
         super().__init__()
@@ -270,20 +285,21 @@ class FrozenLinear(nn.Module):
         self.weight, self.bias = nn.Parameter(weight, requires_grad=False), bias
 
     def forward(self, x: Tensor) -> Tensor:
-        """(..., in) -> (..., out)."""
+        """Apply the layer: (..., in) -> (..., out)."""
         return F.linear(x.to(self.weight.dtype), self.weight, self.bias)
 
     def forward_add_residual(self, x: Tensor, residual: Tensor) -> Tensor:
-        """(..., in), (..., out) -> (..., out): residual + y."""
+        """Compute residual + y: x (..., in), residual (..., out) -> (..., out)."""
         y = self(x)
         return y.add_(residual) if y.dtype == residual.dtype else residual + y
 
 
 class PackedLinear(nn.Module):
-    """y = gelu((x W^T + b) scale), (..., n) -> (..., m), scale (m,), by oneDNN with the weight in its packed layout.
+    """Linear layer y = gelu((x W^T + b) scale) by oneDNN, with the weight in oneDNN's packed layout: (..., in) ->
+    (..., out); scale (out,).
 
-    `gelu` is torch's name of a form, or None. The operators are not in PyTorch's public interface: `can_pack` tests
-    them before they are used.
+    `gelu` is the form of GELU, named as in PyTorch, or None for no GELU. The operators are not in PyTorch's public
+    interface: `can_pack` tests them before they are used.
     """
 
     def __init__(
@@ -297,13 +313,13 @@ class PackedLinear(nn.Module):
         self.post_op = ("none", "") if gelu in (None, self.gelu) else ("gelu", gelu)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(..., in) -> (..., out)."""
-        post_op, form = self.post_op
-        y = torch.ops.mkldnn._linear_pointwise(x.to(self.dtype), self.weight, self.bias, post_op, [], form)
+        """Apply the layer: (..., in) -> (..., out)."""
+        post_op, gelu_form = self.post_op
+        y = torch.ops.mkldnn._linear_pointwise(x.to(self.dtype), self.weight, self.bias, post_op, [], gelu_form)
         return y if self.gelu is None else kernels.gelu_bf16_(y, self.gelu)
 
     def forward_add_residual(self, x: Tensor, residual: Tensor) -> Tensor:
-        """(..., in), (..., out) -> (..., out): residual + y."""
+        """Compute residual + y: x (..., in), residual (..., out) -> (..., out)."""
         if residual.dtype != self.dtype:
             y = self(x)
             fused = uses_native_kernels(self.dtype) and residual.dtype == torch.float32 and residual.shape == y.shape
@@ -312,7 +328,8 @@ class PackedLinear(nn.Module):
 
 
 def fold_output_scale(linear: nn.Linear, dtype: torch.dtype, scale: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """Weight (n, m) and bias (n,) of a linear layer in `dtype`, its outputs multiplied by `scale` (n,)."""
+    """Return weight (n, m) and bias (n,) of a linear layer in `dtype`; if `scale` (n,) is set, a factor of the layer's
+    outputs, both are multiplied by it."""
     weight, layer_bias = linear.weight.detach(), get_bias(linear)
     bias = None if layer_bias is None else layer_bias.detach()
     if scale is not None:
@@ -322,8 +339,8 @@ def fold_output_scale(linear: nn.Linear, dtype: torch.dtype, scale: Tensor | Non
 
 @cache
 def can_pack(dtype: torch.dtype) -> bool:
-    """Return whether this PyTorch has oneDNN's packed products with the expected names and arguments, and correct
-    results."""
+    """Return whether this PyTorch's oneDNN operators exist, accept the arguments used here, and return correct results
+    in `dtype`. Cached per process."""
     linear, x, residual = nn.Linear(32, 48), torch.linspace(-2, 2, 5 * 32).view(1, 5, 32), torch.ones(1, 5, 48)
     try:
         with torch.inference_mode():

@@ -1,7 +1,7 @@
 """Images as grids of tokens, for any number of axes.
 
-B batch, C channels, D width; `image`, `patch` and `grid` are one number per axis: (h, w) for images, (t, h, w) for
-video. The grid is part of the shape, (B, *grid, D), so no code takes the square root of a token count.
+Shapes: B batch, C channels, D width; `image`, `patch` and `grid` are one length per axis: (h, w) for images, (t, h, w)
+for video. The grid is part of a tensor's shape, (B, *grid, D), so no code takes the square root of a token count.
 """
 
 from __future__ import annotations
@@ -25,22 +25,24 @@ class Interpolation(TypedDict):
     antialias: NotRequired[bool]
 
 
-#: How libraries resize position tables to another grid: arguments of `F.interpolate`, by name of the rule.
+#: How libraries resize position tables to another grid: arguments of `F.interpolate` by name of the resize mode.
 RESIZE_MODES: dict[str, Interpolation] = {
     "bicubic-antialias": {"mode": "bicubic", "antialias": True, "align_corners": False},  # timm, DINOv2 with registers
     "bicubic": {"mode": "bicubic", "align_corners": False},  # DeiT, MAE, transformers
     "bicubic-offset": {"mode": "bicubic", "align_corners": False},  # DINO, DINOv2: the scale is (new + 0.1) / old
     "bilinear": {"mode": "bilinear", "align_corners": False},  # timm, for Google's files
     "bicubic-aligned": {"mode": "bicubic", "align_corners": True},  # torchvision
-    "zoom": {"mode": "bilinear", "align_corners": True},  # Google's own: scipy.ndimage.zoom of order 1
+    "zoom": {"mode": "bilinear", "align_corners": True},  # Google's code: scipy.ndimage.zoom of order 1
     "zoom-scipy": {"mode": "bilinear", "align_corners": True},  # `zoom` with scipy's rounding: the last row may be 0
 }
 
 
 def patchify(images: Tensor, patch: tuple[int, ...]) -> Tensor:
-    """(B, C, *image) -> (B, *grid, C * prod(patch)): each patch flattened channel first, then row by row.
+    """Cut images into patches: (B, C, *image) -> (B, *grid, C * prod(patch)), each patch flattened in the order
+    channel, row, column.
 
-    The loop it replaces, for two axes:
+    Equivalent loop, for two axes and patches of p x q pixels:
+
         out[b, i, j] = images[b, :, i * p : (i + 1) * p, j * q : (j + 1) * q].flatten()
     """
     batch, channels, *image = images.shape
@@ -51,7 +53,7 @@ def patchify(images: Tensor, patch: tuple[int, ...]) -> Tensor:
 
 
 def unpatchify(patches: Tensor, patch: tuple[int, ...]) -> Tensor:
-    """(B, *grid, C * prod(patch)) -> (B, C, *image): the inverse of `patchify`."""
+    """Assemble images from patches, the inverse of `patchify`: (B, *grid, C * prod(patch)) -> (B, C, *image)."""
     batch, *grid, length = patches.shape
     axes, channels = len(patch), length // math.prod(patch)
     order = [0, 1 + axes, *(axis for i in range(axes) for axis in (1 + i, 2 + axes + i))]
@@ -65,21 +67,23 @@ def gather_tokens(tokens: Tensor, indices: Tensor) -> Tensor:
 
 
 def pad_to_multiple(tokens: Tensor, size: tuple[int, ...]) -> Tensor:
-    """(B, *grid, D) -> (B, *padded, D): pad the end of each axis with zeros to a multiple of `size`."""
+    """Pad the end of each axis of a grid with zeros to a multiple of `size`: (B, *grid, D) -> (B, *padded, D)."""
     missing = [-g % s for g, s in zip(tokens.shape[1:-1], size, strict=True)]
     return F.pad(tokens, [0, 0, *(n for m in reversed(missing) for n in (0, m))]) if any(missing) else tokens
 
 
 def crop_grid(tokens: Tensor, grid: tuple[int, ...]) -> Tensor:
-    """(B, *padded, D) -> (B, *grid, D): the first positions along each axis."""
+    """Return the first `grid` positions along each axis: (B, *padded, D) -> (B, *grid, D)."""
     for axis, length in enumerate(grid, 1):
         tokens = tokens.narrow(axis, 0, length)
     return tokens
 
 
 def window_partition(tokens: Tensor, size: tuple[int, ...]) -> Tensor:
-    """(B, *grid, D) -> (B, *count, *size, D): windows of the grid, whose ends are zero-padded to a multiple of
-    `size`."""
+    """Cut a grid into windows of `size`: (B, *grid, D) -> (B, *count, *size, D).
+
+    The end of each axis is padded with zeros to a multiple of `size`.
+    """
     batch, *grid, width = tokens.shape
     tokens = pad_to_multiple(tokens, size)
     count, axes = [-(-g // s) for g, s in zip(grid, size, strict=True)], len(size)
@@ -89,7 +93,8 @@ def window_partition(tokens: Tensor, size: tuple[int, ...]) -> Tensor:
 
 
 def window_reverse(windows: Tensor, grid: tuple[int, ...]) -> Tensor:
-    """(B, *count, *size, D) -> (B, *grid, D): the inverse of `window_partition`, without the padding."""
+    """Assemble a grid from its windows and remove the padding, the inverse of `window_partition`: (B, *count, *size, D)
+    -> (B, *grid, D)."""
     axes = len(grid)
     batch, *sizes, width = windows.shape
     order = [0, *(axis for i in range(axes) for axis in (1 + i, 1 + axes + i)), 1 + 2 * axes]
@@ -98,13 +103,15 @@ def window_reverse(windows: Tensor, grid: tuple[int, ...]) -> Tensor:
 
 
 def resize_position_table(table: Tensor, grid: tuple[int, ...], mode: str = "bicubic-antialias") -> Tensor:
-    """Resize a position table to another grid, (*old, D) -> (*grid, D), one axis after the other.
+    """Resize a table of position embeddings to another grid, one axis after the other: (*old, D) -> (*grid, D).
 
-    `mode` is a key of `RESIZE_MODES`. Interpolation is linear in the table, so each axis is one small matrix, and the
-    result is the separable 2-D (or N-D) interpolation of that library. If the grid is equal, the table is returned
-    unchanged. If the grid differs along one axis only, `bicubic-offset` also rescales the other axes, by (n + 0.1) / n,
-    as `interpolate_pos_encoding` of DINO and DINOv2 does; all other rules leave them unchanged. The matrices are
-    computed in float64 and the result has the dtype of the table.
+    `mode` is a key of `RESIZE_MODES`. Interpolation is linear in the table, so each axis is multiplied by one small
+    matrix, and the result is the separable interpolation of the library that the mode reproduces. A table that already
+    has the grid is returned unchanged.
+
+    If the grid differs along one axis only, `bicubic-offset` also rescales the other axes, by (n + 0.1) / n, as
+    `interpolate_pos_encoding` of DINO and DINOv2 does; all other modes leave them unchanged. The matrices are computed
+    in float64 and the result has the dtype of the table.
     """
     if tuple(table.shape[:-1]) == tuple(grid):
         return table
@@ -118,14 +125,18 @@ def resize_position_table(table: Tensor, grid: tuple[int, ...], mode: str = "bic
 
 
 def cast_axis_resize_matrix(old_length: int, new_length: int, mode: str, dtype: torch.dtype) -> Tensor:
-    """The (new, old) matrix of `axis_resize_matrix` in another dtype."""
+    """Compute the (new, old) matrix of `axis_resize_matrix` in `dtype`."""
     return axis_resize_matrix(old_length, new_length, mode).to(dtype)
 
 
 def axis_resize_matrix(old_length: int, new_length: int, mode: str) -> Tensor:
-    """Return the (new, old) matrix that resizes one axis. Rows sum to one, except the last one of `zoom-scipy`, which
-    may be 0."""
-    identity = torch.eye(old_length, dtype=torch.float64)[None, None]  # columns are unit vectors; only rows are resized
+    """Compute the (new, old) float64 matrix that resizes one axis by `mode`.
+
+    Rows sum to one, except the last row of `zoom-scipy`, which may be 0.
+    """
+    identity = torch.eye(old_length, dtype=torch.float64)[
+        None, None
+    ]  # an image of unit vectors of which only the rows are resized
     if mode == "bicubic-offset":
         return F.interpolate(identity, scale_factor=((new_length + 0.1) / old_length, 1.0), **RESIZE_MODES[mode])[0, 0]
     weights = F.interpolate(identity, size=(new_length, old_length), **RESIZE_MODES[mode])[0, 0]
@@ -134,5 +145,5 @@ def axis_resize_matrix(old_length: int, new_length: int, mode: str) -> Tensor:
         and new_length > 1
         and (old_length - 1) / (new_length - 1) * (new_length - 1) > old_length - 1
     ):
-        weights[-1] = 0.0  # the last coordinate is rounded to beyond the table, where scipy reads zero
+        weights[-1] = 0.0  # rounding puts the last coordinate outside the table, where scipy returns 0
     return weights

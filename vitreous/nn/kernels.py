@@ -1,7 +1,9 @@
 """Operators implemented by this project's kernels (`native.c`), for bfloat16 on a CPU.
 
-Element-wise kernels read and write each number once, while PyTorch's operators convert dtypes in separate passes.
-Attention keeps the logits of 32 queries in a core's cache and multiplies by tiles (AMX).
+Element-wise kernels read and write each number once, while PyTorch's operators convert dtypes in separate passes. The
+attention kernel keeps the logits of 32 queries in a core's cache and multiplies with AMX tiles.
+
+GELU is written x f(x), where f is the gate of the selected form: `none` (exact, by erf), `tanh` or `quick`.
 """
 
 from __future__ import annotations
@@ -19,10 +21,10 @@ from vitreous.system.native import load_native_library
 from vitreous.system.torch_types import ndtr
 
 C_LONG, C_POINTER, C_FLOAT = ctypes.c_long, ctypes.c_void_p, ctypes.c_float
-MAX_ATTENTION_KEYS = (
-    8192  # of attention: each thread copies keys and values of a head, and on the way back keeps its N Q slopes
-)
-#: the f of x f(x), by the name of a GELU's form
+#: the most keys of `attend_bf16`: each thread copies the keys and values of a head, and in the backward pass stores
+#: N Q gradients of its logits
+MAX_ATTENTION_KEYS = 8192
+#: the gate f of a GELU x f(x), by the name of its form
 GELU_GATES: dict[str, Callable[[Tensor], Tensor]] = {
     "none": ndtr,
     "tanh": lambda x: torch.sigmoid(math.sqrt(8 / math.pi) * (x + 0.044715 * x**3)),
@@ -31,7 +33,7 @@ GELU_GATES: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class AttentionArguments(ctypes.Structure):
-    """The struct `Attention` of native.c."""
+    """The C struct `Attention` of native.c, the arguments of `attend`."""
 
     _fields_ = [
         *((name, C_POINTER) for name in ("q", "k", "v", "y")),
@@ -43,7 +45,7 @@ class AttentionArguments(ctypes.Structure):
 
 
 class GradientArguments(ctypes.Structure):
-    """The struct `AttentionGradients` of native.c."""
+    """The C struct `AttentionGradients` of native.c, the arguments of `attend_backward`."""
 
     _fields_ = [
         *((name, C_POINTER) for name in ("q", "k", "v", "y", "dy", "dq", "dk", "dv")),
@@ -55,21 +57,22 @@ class GradientArguments(ctypes.Structure):
 
 
 def has_native_kernels() -> bool:
-    """Return whether `layer_norm`, `add_bf16` and `gelu_bf16_` can be called."""
+    """Return whether the native library is available, and therefore `layer_norm`, `add_bf16`, `transpose_bf16` and the
+    GELU functions of this module."""
     return load_native_library().library is not None
 
 
 def is_native_gelu_faster() -> bool:
-    """Return whether `gelu_bf16_` is faster than a product that applies a GELU while writing.
+    """Return whether `gelu_bf16_` is faster than oneDNN's product that also applies the GELU.
 
-    It is with tiles (AMX), where oneDNN's error function takes half as long as a product. Without them nothing was
+    It is on CPUs with AMX tiles, where oneDNN's error function takes half as long as the product. Other CPUs were not
     measured.
     """
     return load_native_library().tiles
 
 
 def can_apply_gelu(x: Tensor) -> bool:
-    """Return whether `gelu_bf16` supports x (..., D), and is faster."""
+    """Return whether `gelu_bf16` supports x (..., D) and is faster than PyTorch's GELU."""
     return (
         x.device.type == "cpu"
         and x.dtype == torch.bfloat16
@@ -91,8 +94,10 @@ def can_transpose(x: Tensor) -> bool:
 
 
 def has_data_pointer(x: Tensor) -> bool:
-    """Return whether x (..., D) has data in memory. Tensors traced by torch.compile, batched by torch.vmap or wrapped
-    by another library have none."""
+    """Return whether x (..., D) has data in memory.
+
+    Tensors traced by torch.compile, batched by torch.vmap or wrapped by another library have none.
+    """
     if is_compiling() or type(x) is not Tensor:
         return False
     try:
@@ -118,7 +123,7 @@ def can_attend(q: Tensor, k: Tensor, v: Tensor) -> bool:
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-    """(..., D) float32 -> (..., D) bfloat16: the norm over the last axis; D is a multiple of 16."""
+    """Apply LayerNorm over the last axis: (..., D) float32 -> (..., D) bfloat16; D must be a multiple of 16."""
     x, width = x.contiguous(), x.shape[-1]
     y = torch.empty(x.shape, dtype=torch.bfloat16)
     native_library().layer_norm(
@@ -128,7 +133,7 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
 
 
 def add_bf16(x: Tensor, y: Tensor) -> Tensor:
-    """x + y in float32, of x float32 and y bfloat16 of one shape."""
+    """Compute x + y in float32, for x float32 and y bfloat16 of the same shape."""
     x, y = x.contiguous(), y.contiguous()
     total = torch.empty_like(x)
     native_library().add(*map(data_pointer, (x, y, total)), C_LONG(x.numel()))
@@ -136,27 +141,28 @@ def add_bf16(x: Tensor, y: Tensor) -> Tensor:
 
 
 def gelu_bf16_(x: Tensor, form: str) -> Tensor:
-    """(..., D) -> (..., D): x f(x) in place, contiguous and in bfloat16, by a form of GELU; f to within 6e-5."""
+    """Apply GELU in place to a contiguous bfloat16 tensor (..., D). The gate is accurate to 6e-5."""
     native_library().gelu(data_pointer(x), data_pointer(x), data_pointer(gelu_coefficients(form)), C_LONG(x.numel()))
     return x
 
 
 def gelu_bf16(x: Tensor, form: str) -> Tensor:
-    """(..., D) -> (..., D) bfloat16, contiguous: `gelu_bf16_` on a copy of x."""
+    """Apply GELU to a contiguous bfloat16 tensor (..., D) and return a new tensor (..., D)."""
     y = torch.empty_like(x)
     native_library().gelu(data_pointer(x), data_pointer(y), data_pointer(gelu_coefficients(form)), C_LONG(x.numel()))
     return y
 
 
 def gelu_bf16_backward_(grad: Tensor, x: Tensor, form: str) -> Tensor:
-    """Multiply `grad` (..., D) in place by the derivative of x f(x) at x (..., D); both contiguous and in bfloat16."""
+    """Multiply `grad` (..., D) in place by the derivative of GELU at x (..., D), and return GELU(x); all contiguous and
+    in bfloat16."""
     y, tables = torch.empty_like(x), (gelu_coefficients(form), gelu_slope_coefficients(form))
     native_library().gelu_backward(*map(data_pointer, (x, grad, y, *tables)), C_LONG(x.numel()))
     return y
 
 
 def transpose_bf16(x: Tensor) -> Tensor:
-    """(N, D) -> (D, N) contiguous, of bfloat16; N and D are even, and channels are contiguous."""
+    """Transpose a bfloat16 matrix: (N, D) -> contiguous (D, N); N and D must be even, and rows of x contiguous."""
     y = x.new_empty(x.shape[1], x.shape[0])
     native_library().transpose(
         data_pointer(x), C_LONG(x.stride(0)), C_LONG(x.shape[0]), C_LONG(x.shape[1]), data_pointer(y)
@@ -166,33 +172,38 @@ def transpose_bf16(x: Tensor) -> Tensor:
 
 @cache
 def gelu_coefficients(form: str) -> Tensor:
-    """(3, 32) float32: constant, linear and square term of f - 1/2 around each quarter; from 7.625 on f is 1."""
+    """Compute the parabolas that approximate a GELU's gate: (3, 32) float32, the constant, linear and square terms of f
+    - 1/2 around 0, 1/4, 2/4, ..., 31/4. From 7.625 on f is 1."""
     return fit_parabolas(GELU_GATES[form])
 
 
 @cache
 def gelu_slope_coefficients(form: str) -> Tensor:
-    """(3, 32) float32: the coefficients of `gelu_coefficients` for the derivative of x f(x), which is f(x) + x
-    f'(x)."""
+    """Compute the parabolas that approximate the derivative of GELU, f(x) + x f'(x): (3, 32) float32 as in
+    `gelu_coefficients`."""
     function, step = GELU_GATES[form], 1e-5
     return fit_parabolas(lambda x: ((x + step) * function(x + step) - (x - step) * function(x - step)) / (2 * step))
 
 
 def fit_parabolas(function: Callable[[Tensor], Tensor]) -> Tensor:
-    """(3, 32) float32: parabolas through three points around each quarter, sqrt(3)/16 apart (Chebyshev's)."""
+    """Fit parabolas to `function` - 1/2 around 0, 1/4, ..., 31/4: (3, 32) float32, constant, linear and square terms.
+
+    Each passes through three Chebyshev points, sqrt(3)/16 apart. The last parabola is the constant 1/2.
+    """
     step, center = math.sqrt(3) / 16, torch.arange(32, dtype=torch.float64) / 4
-    below, middles, above = (function(center + offset) - 0.5 for offset in (-step, 0, step))
-    terms = torch.stack([middles, (above - below) / (2 * step), (above + below - 2 * middles) / (2 * step**2)])
+    below, middle, above = (function(center + offset) - 0.5 for offset in (-step, 0, step))
+    terms = torch.stack([middle, (above - below) / (2 * step), (above + below - 2 * middle) / (2 * step**2)])
     terms[:, -1] = torch.tensor([0.5, 0.0, 0.0])
     return terms.float()
 
 
 def attend_bf16(q: Tensor, k: Tensor, v: Tensor, statistics: Tensor | None = None) -> Tensor:
-    """softmax(q k^T / sqrt(d)) v: queries (B, h, Q, d), keys and values (B, h, N, d) -> (B, h, Q, d), with the heads of
-    a query contiguous in memory.
+    """Compute softmax(q k^T / sqrt(d)) v with AMX tiles: queries (B, h, Q, d), keys and values (B, h, N, d) ->
+    (B, h, Q, d).
 
-    Outputs do not depend on the number of threads or on other queries. `statistics` (B, h, Q, 2) float32 is written for
-    `attend_bf16_backward`. Raises MemoryError.
+    In memory, the heads of each query are contiguous. Outputs do not depend on the number of threads or on other
+    queries. If `statistics` (B, h, Q, 2) float32 is passed, the softmax statistics that `attend_bf16_backward` requires
+    are written to it. Raises MemoryError if memory allocation fails.
     """
     batch, heads, queries, channels = q.shape
     y = q.new_empty(batch, queries, heads, channels).transpose(1, 2)
@@ -213,10 +224,11 @@ def attend_bf16(q: Tensor, k: Tensor, v: Tensor, statistics: Tensor | None = Non
 def attend_bf16_backward(
     q: Tensor, k: Tensor, v: Tensor, y: Tensor, grad: Tensor, statistics: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of queries (B, h, Q, d), keys and values (B, h, N, d).
+    """Compute the gradients of queries (B, h, Q, d), keys and values (B, h, N, d).
 
-    `grad` (B, h, Q, d) is the gradient of the outputs y; its channels are contiguous. In the results, the heads of a
-    token are contiguous in memory. Raises MemoryError.
+    `y` (B, h, Q, d) are the outputs and `statistics` (B, h, Q, 2) those of `attend_bf16`; `grad` (B, h, Q, d) is the
+    gradient of y. In the results, the heads of each token are contiguous in memory. Raises MemoryError if memory
+    allocation fails.
     """
     batch, heads, queries, channels = q.shape
     if grad.stride(-1) != 1:
@@ -240,10 +252,10 @@ def pointers_and_strides(*tensors: Tensor) -> list[int | ctypes.Array[ctypes.c_l
 
 
 def native_library() -> ctypes.CDLL:
-    """Return the compiled kernels. Raises RuntimeError if they are not available."""
-    if (loaded := load_native_library().library) is None:
+    """Return the loaded library of kernels. Raises RuntimeError if it is not available."""
+    if (library := load_native_library().library) is None:
         raise RuntimeError(f"native kernels are not available: {load_native_library().note}")
-    return loaded
+    return library
 
 
 def data_pointer(x: Tensor) -> ctypes.c_void_p:

@@ -1,7 +1,7 @@
-"""Attention within windows for models with prefix tokens, compatible with the weights of a ViT trained without windows
-(ViTDet, arXiv:2203.16527, section 3; global tokens as in Longformer, arXiv:2004.05150).
+"""Windowed attention for models with prefix tokens (such as a class token), compatible with the weights of a ViT
+trained without windows (ViTDet, arXiv:2203.16527, section 3; global tokens as in Longformer, arXiv:2004.05150).
 
-B batch, D width, h heads, d = D / h, P prefix tokens, N patch tokens, T tokens of a window.
+Shapes: B batch, D width, h heads, d = D / h, P prefix tokens, N patch tokens, Q queries, T tokens of a window.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from vitreous.nn.position import TokenPositions
 
 
 class LocalAttention(Attention):
-    """Patches attend to their window and to the prefix tokens; prefix tokens attend to everything.
+    """Attention in which patches attend to their window and to the prefix tokens, and prefix tokens attend to all
+    tokens.
 
-    `window` is the tokens along each axis of the grid, 0 for no windows. Windows begin at the first row and column. If
-    they do not divide the grid, the windows at its ends are smaller, so nothing is padded or masked. Patch tokens i and
-    j attend to each other where all(i // window == j // window), axis by axis.
+    `window` is the length of a window along each axis of the grid, in tokens; 0 disables windows. Windows begin at the
+    first row and column. If they do not divide the grid, the windows at its ends are smaller, so nothing is padded or
+    masked. Patch tokens i and j attend to each other if all(i // window == j // window), axis by axis.
     """
 
     def __init__(self, width: int, heads: int, window: int, bias: bool = True) -> None:
@@ -30,8 +31,10 @@ class LocalAttention(Attention):
         self.window = window
 
     def forward_before_output(self, x: Tensor, positions: TokenPositions, queries: slice = ALL_QUERIES) -> Tensor:
-        """(B, P + N, D) -> (B, Q, D). Raises ValueError if patches were dropped, or if `queries` are neither prefix
-        tokens nor all tokens."""
+        """Compute the concatenated outputs of the heads: (B, P + N, D) -> (B, Q, D).
+
+        Raises ValueError if patches were dropped, or if `queries` are neither prefix tokens nor all tokens.
+        """
         if self.sees_whole_grid(positions) or (queries.stop is not None and queries.stop <= positions.prefix):
             return super().forward_before_output(x, None, queries)
         if queries != ALL_QUERIES or positions.index is not None:
@@ -47,14 +50,16 @@ class LocalAttention(Attention):
         return torch.cat([dot_product_attention(q[..., :prefix, :], k, v).transpose(-3, -2).flatten(-2), patches], -2)
 
     def attend_within_windows(self, grid: Tensor, first_keys: Tensor, first_values: Tensor) -> Tensor:
-        """(B, *grid, 3 D) queries, keys and values of patches, (B, h, P, d) keys and values of the prefix tokens ->
-        (B, *grid, D)."""
+        """Attend from patches to their window and the prefix tokens: `grid` (B, *grid, 3 D), the queries, keys and
+        values of patches, `first_keys` and `first_values` (B, h, P, d) of the prefix tokens -> (B, *grid, D)."""
         grid_size = tuple(grid.shape[1:-1])
         for axis, length in enumerate(grid_size, 1):
             remainder = length % self.window
             if remainder and length > self.window:
-                slabs = grid.split_with_sizes([length - remainder, remainder], axis)
-                return torch.cat([self.attend_within_windows(slab, first_keys, first_values) for slab in slabs], axis)
+                subgrids = grid.split_with_sizes([length - remainder, remainder], axis)
+                return torch.cat(
+                    [self.attend_within_windows(grid, first_keys, first_values) for grid in subgrids], axis
+                )
         size = tuple(min(length, self.window) for length in grid_size)
         windows = window_partition(grid, size)  # (B, *count, *size, 3 D)
         count = tuple(windows.shape[1 : 1 + len(size)])
@@ -68,19 +73,19 @@ class LocalAttention(Attention):
         return window_reverse(outputs.view(len(grid), *count, *size, -1), grid_size)
 
     def compute_weights(self, x: Tensor, positions: TokenPositions, queries: slice = ALL_QUERIES) -> Tensor:
-        """(B, P + N, D) -> (B, h, Q, P + N): the attention probabilities of the `queries`, or of all tokens, 0 outside
-        a patch's window. Rows are queries and sum to one."""
+        """Compute attention probabilities: (B, P + N, D) -> (B, h, Q, P + N), for the `queries` or all tokens. Rows are
+        queries and sum to one; outside a patch's window they are 0."""
         q, k, _ = self.split(x)
         mask = None if self.sees_whole_grid(positions) else self.make_attention_mask(positions).to(x.device)[queries]
         return attention_probabilities(q[..., queries, :], k, mask)
 
     def sees_whole_grid(self, positions: TokenPositions) -> bool:
-        """Return whether every token attends to all tokens."""
+        """Return whether a single window covers the grid, so that every token attends to all tokens."""
         return not self.window or max(positions.grid) <= self.window
 
     def make_attention_mask(self, positions: TokenPositions) -> Tensor:
-        """-> (P + N, P + N) bool: whether each token (row) may attend to another (column)."""
-        lines = [torch.arange(length) // self.window for length in positions.grid]
-        window = torch.stack([line.flatten() for line in torch.meshgrid(*lines, indexing="ij")])  # (axes, N)
-        is_same_window = (window[:, :, None] == window[:, None, :]).all(0)
+        """Compute the mask of the windows: (P + N, P + N) bool, true where a query (row) attends to a key (column)."""
+        axis_windows = [torch.arange(length) // self.window for length in positions.grid]
+        windows = torch.stack([x.flatten() for x in torch.meshgrid(*axis_windows, indexing="ij")])  # (axes, N)
+        is_same_window = (windows[:, :, None] == windows[:, None, :]).all(0)
         return F.pad(is_same_window, (positions.prefix, 0, positions.prefix, 0), value=True)

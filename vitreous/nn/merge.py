@@ -1,6 +1,8 @@
 """Token merging (ToMe, Bolya et al., arXiv:2210.09461): similar tokens are merged inside the encoder.
 
-B batch, N tokens, D width. An inference option that trades accuracy for speed, by `count` tokens per block.
+Merging is an inference option that trades accuracy for speed, by `count` tokens per block.
+
+Shapes: B batch, N tokens, D width, R leading tokens that the head uses.
 """
 
 from __future__ import annotations
@@ -18,12 +20,13 @@ from vitreous.nn.frozen import FrozenBranch
 def merge_similar_tokens(
     tokens: Tensor, metric: Tensor, sizes: Tensor, count: int, protected: int = 0
 ) -> tuple[Tensor, Tensor]:
-    """(B, N, D) tokens, a (B, N, d) metric and (B, N, 1) sizes -> `count` fewer tokens, and their sizes.
+    """Merge the `count` most similar pairs of tokens: tokens (B, N, D), `metric` (B, N, d), `sizes` (B, N, 1) -> tokens
+    (B, N - count, D), sizes (B, N - count, 1).
 
-    Bipartite soft matching (section 3 there): the tokens after the first `protected` are assigned alternately to two
-    sets. Each token of the first set is paired with the token of the second set with the highest cosine similarity of
-    the metric. The `count` most similar pairs are replaced by their mean, weighted by size. At most half of the tokens
-    are merged.
+    The size of a token is the number of original tokens in it. Bipartite soft matching (section 3 of the paper): the
+    tokens after the first `protected` are assigned alternately to two sets. Each token of the first set is paired with
+    the token of the second set that has the most similar metric by cosine. The `count` most similar pairs are replaced
+    by their mean, weighted by size. At most half of the tokens are merged.
     """
     count = min(count, (tokens.shape[1] - protected) // 2)
     if count < 1:
@@ -35,6 +38,7 @@ def merge_similar_tokens(
     target = partner[..., None].gather(1, merged_indices)
 
     def merge_values(values: Tensor) -> Tensor:
+        """Add the values (B, N, C) of merged tokens to those of their targets and remove them."""
         sources, targets = values[:, protected::2], values[:, protected + 1 :: 2]
         width = values.shape[-1]
         targets = targets.scatter_add(
@@ -42,15 +46,16 @@ def merge_similar_tokens(
         )
         return torch.cat([values[:, :protected], sources.gather(1, kept_indices.expand(-1, -1, width)), targets], 1)
 
-    total = merge_values(sizes)
-    return merge_values(tokens * sizes) / total, total
+    merged_sizes = merge_values(sizes)
+    return merge_values(tokens * sizes) / merged_sizes, merged_sizes
 
 
 class TokenMergingEncoder(nn.Module):
-    """An encoder of frozen blocks (`nn.frozen`) that merges `count` tokens after the attention of each block.
+    """Encoder of frozen blocks (`nn.frozen`) that merges `count` tokens after the attention of each block.
 
-    Attention is proportional: a merged token counts as many times as the tokens in it. The leading `protected` tokens
-    never merge. With `mean`, the output tokens are scaled so that their unweighted mean is that of all original tokens.
+    Attention is proportional: a merged token counts as many times as the original tokens in it. The leading `protected`
+    tokens are never merged. With `mean`, the output tokens are scaled so that their unweighted mean is the mean of all
+    original tokens.
     """
 
     def __init__(self, encoder: Encoder, count: int, protected: int, mean: bool) -> None:
@@ -59,7 +64,7 @@ class TokenMergingEncoder(nn.Module):
         self.count, self.protected, self.mean = count, protected, mean
 
     def forward(self, x: Tensor, all_tokens: bool = True) -> Tensor:
-        """(B, N, D) -> (B, fewer, D), or (B, read, D) if `all_tokens` is false."""
+        """Encode tokens: (B, N, D) -> (B, fewer tokens, D), or (B, R, D) if `all_tokens` is false."""
         patches, sizes = x.shape[1] - self.protected, x.new_ones(*x.shape[:2], 1)
         for block in self.blocks:
             queries = slice(self.num_output_tokens) if not all_tokens and block is self.blocks[-1] else ALL_QUERIES

@@ -1,4 +1,5 @@
-"""Construction of modules without initialising their weights, to count, describe or load them."""
+"""Construction of modules without initialising their weights, to count parameters, describe a model or load its
+weights."""
 
 from __future__ import annotations
 
@@ -11,9 +12,9 @@ RANDOM_INIT_METHODS = {Tensor.normal_, Tensor.uniform_}
 
 
 class NoInitMode(TorchFunctionMode):
-    """Mode in which random initialisation leaves tensors unchanged.
+    """Context in which random initialisation leaves tensors unchanged.
 
-    The meta device also draws nothing, but takes two seconds of imports.
+    The meta device also avoids initialisation, but importing it takes two seconds.
     """
 
     def __torch_function__(

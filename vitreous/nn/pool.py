@@ -1,4 +1,7 @@
-"""Attention pooling from tokens to one vector, and the neck after the last block of dense encoders."""
+"""Attention pooling of tokens to a vector, the two heads of a distilled DeiT, and the neck of SAM's encoder.
+
+Shapes: B batch, N tokens, D width, h heads, d = D / h, K classes.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,8 @@ from vitreous.nn.block import Mlp
 
 
 class AttentionPool(nn.Module):
-    """Multi-head attention pooling (arXiv:2106.04560, section 3.2): a learned query attends to all tokens, then x +
-    MLP(LN x)."""
+    """Multi-head attention pooling (arXiv:2106.04560, section 3.2): a learned query attends to all tokens, and a
+    residual MLP follows, x + MLP(LN(x))."""
 
     def __init__(self, width: int, heads: int, hidden: int, eps: float = 1e-6, *, gelu: str = "none") -> None:
         super().__init__()
@@ -25,7 +28,7 @@ class AttentionPool(nn.Module):
             nn.init.zeros_(linear.bias)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """(B, N, D) -> (B, D)."""
+        """Pool tokens: (B, N, D) -> (B, D)."""
         q = self.q(self.query).expand(tokens.shape[0], 1, -1).unflatten(-1, (self.heads, -1)).transpose(1, 2)
         k, v = self.kv(tokens).unflatten(-1, (2, self.heads, -1)).permute(2, 0, 3, 1, 4)  # 2 x (B, h, N, d)
         x = self.out(dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
@@ -33,7 +36,7 @@ class AttentionPool(nn.Module):
 
 
 class DistilledHeads(nn.Module):
-    """Two classifiers, on the class token and on the distillation token, whose logits are averaged (DeiT,
+    """Classifiers of the class token and of the distillation token, whose logits are averaged (DeiT,
     arXiv:2012.12877)."""
 
     def __init__(self, width: int, classes: int, bias: bool = True) -> None:
@@ -41,14 +44,14 @@ class DistilledHeads(nn.Module):
         self.label, self.teacher = nn.Linear(width, classes, bias), nn.Linear(width, classes, bias)
 
     def forward(self, pooled: Tensor) -> Tensor:
-        """(B, 2 D) -> (B, classes)."""
+        """Compute logits of the concatenated class and distillation tokens: (B, 2 D) -> (B, K)."""
         label, teacher = pooled.chunk(2, -1)
         return (self.label(label) + self.teacher(teacher)) / 2
 
 
 class Neck(nn.Module):
-    """1 x 1 convolution, LayerNorm, 3 x 3 convolution, LayerNorm, over channels (ViTDet, arXiv:2203.16527; SAM's image
-    encoder)."""
+    """Layers after the last block that reduce the channels of a grid: 1 x 1 convolution, LayerNorm, 3 x 3 convolution,
+    LayerNorm (ViTDet, arXiv:2203.16527; SAM's image encoder)."""
 
     def __init__(self, width: int, output_width: int, eps: float = 1e-6) -> None:
         super().__init__()
@@ -59,6 +62,6 @@ class Neck(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, h, w, D) -> (B, h, w, out)."""
+        """Reduce the channels of a grid of tokens: (B, h, w, D) -> (B, h, w, output_width)."""
         x = self.norm1(self.reduce(x)).to(self.mix.weight.dtype)
         return self.norm2(self.mix(x.movedim(-1, 1)).movedim(1, -1))

@@ -1,6 +1,6 @@
-"""Position embeddings of a grid of tokens, and the token positions that attention receives.
+"""Position embeddings of a grid of tokens, and the token positions that attention modules receive.
 
-P prefix tokens, K patch tokens, D width.
+Shapes: B batch, P prefix tokens (such as the class token), K patch tokens, D width, C channels of a table.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from vitreous.system.torch_types import ModuleList
 class TokenPositions(NamedTuple):
     """Positions of the tokens of a batch: `prefix` tokens in front, then the tokens of a grid, in raster order.
 
-    If only some patches are present, `index` (B, K) int64 contains their indices in the grid.
+    If only some patches are present (masked or dropped tokens), `index` (B, K) int64 contains their indices in the
+    grid.
     """
 
     grid: tuple[int, ...]
@@ -30,27 +31,29 @@ class TokenPositions(NamedTuple):
     index: Tensor | None = None  # pyright: ignore[reportIncompatibleMethodOverride]  # replaces tuple.index
 
     def select_entries(self, table: Tensor) -> Tensor:
-        """(*grid, C) -> (1 or B, K, C): the table entries of the patch tokens."""
+        """Select the table entries of the patch tokens: (*grid, C) -> (B, K, C), or (1, K, C) if all patches are
+        present."""
         entries = table.flatten(0, -2)
         return entries[None] if self.index is None else entries[self.index]
 
 
-def combine_axis_tables(lines: Sequence[Tensor], grid: tuple[int, ...]) -> Tensor:
-    """A table (length, C) per axis -> (*grid, axes * C): e(i, j) = [X[j] | Y[i]], the last axis first."""
+def combine_axis_tables(axis_tables: Sequence[Tensor], grid: tuple[int, ...]) -> Tensor:
+    """Combine one table (length, C) per axis to a table of the grid: (*grid, axes * C), e(i, j) = [X[j] | Y[i]], the
+    last axis first."""
     axes = range(len(grid))
     expanded = [
-        line.view(*[-1 if a == axis else 1 for a in axes], line.shape[-1]).expand(*grid, -1)
-        for axis, line in enumerate(lines)
+        table.view(*[-1 if a == axis else 1 for a in axes], table.shape[-1]).expand(*grid, -1)
+        for axis, table in enumerate(axis_tables)
     ]
     return torch.cat(expanded[::-1], -1)
 
 
 def sincos_position_table(grid: tuple[int, ...], width: int, base: float = 10000.0, form: str = "mae") -> Tensor:
-    """(*grid, width): sines and cosines of the coordinates, an equal share of the channels per axis.
+    """Compute fixed sine-cosine position embeddings (*grid, width), with an equal share of the channels per axis.
 
-    Along one axis with m = width / axes channels: [sin(w_i x) | cos(w_i x)], i = 0 .. m / 2 - 1, with w_i = base^(-i /
-    (m / 2)) in the `form` of MAE and DiT, and base^(-i / (m / 2 - 1)) in that of `big-vision` (arXiv:2205.01580). In
-    both, the last axis comes first. Remaining channels are zero.
+    Along one axis with m = width / axes channels: [sin(w_i x) | cos(w_i x)], i = 0 .. m / 2 - 1. `form` selects the
+    frequencies: w_i = base^(-i / (m / 2)) for "mae" (MAE and DiT), w_i = base^(-i / (m / 2 - 1)) for "big-vision"
+    (arXiv:2205.01580). In both, the last axis comes first. Remaining channels are zero.
     """
     axes = len(grid)
     half = width // (2 * axes)
@@ -63,17 +66,18 @@ def sincos_position_table(grid: tuple[int, ...], width: int, base: float = 10000
 
 
 class Position(nn.Module):
-    """Position embeddings of a grid, added to its tokens."""
+    """Base class of position embeddings of a grid, which are added to its tokens."""
 
     def read(self, grid: tuple[int, ...]) -> Tensor:
-        """(*grid, D)."""
+        """Return the position embeddings of a grid: (*grid, D)."""
         raise NotImplementedError
 
 
 class LearnedPosition(Position):
     """Learned 1-D positions (arXiv:2010.11929, Eq. 1): one vector per position of `grid`, drawn from N(0, 0.02^2).
 
-    For another grid the table is resized (section 3.2), so a larger, smaller or non-square image needs no new model.
+    For another grid the table is resized by `mode`, a key of `RESIZE_MODES` (section 3.2), so images of other sizes and
+    aspect ratios need no new model.
     """
 
     def __init__(self, grid: tuple[int, ...], width: int, mode: str = "bicubic-antialias") -> None:
@@ -82,25 +86,26 @@ class LearnedPosition(Position):
         self.table = nn.Parameter(torch.empty(*grid, width).normal_(std=0.02))
 
     def read(self, grid: tuple[int, ...]) -> Tensor:
-        """(*grid, D)."""
+        """Return the table, resized to a grid: (*grid, D)."""
         return resize_position_table(self.table, grid, self.resize_rule)
 
 
 class LearnedAxesPosition(Position):
-    """Learned 2-D positions (arXiv:2010.11929, D.4): a table per axis, an equal share of the channels each.
+    """Learned 2-D positions (arXiv:2010.11929, D.4): a table per axis, each with an equal share of the channels.
 
-    e(i, j) = [X[j] | Y[i]]: the last axis comes first. Raises ValueError if the width is not a multiple of the axes.
+    e(i, j) = [X[j] | Y[i]]: the last axis comes first. `mode` is that of `LearnedPosition`. Raises ValueError if the
+    width is not divisible by the number of axes.
     """
 
     def __init__(self, grid: tuple[int, ...], width: int, mode: str = "bicubic-antialias") -> None:
         super().__init__()
         if width % len(grid):
-            raise ValueError(f"width {width} is not a multiple of {len(grid)} axes")
+            raise ValueError(f"width {width} is not divisible by the number of axes, {len(grid)}")
         self.resize_rule = mode
         self.tables = nn.ParameterList(torch.empty(length, width // len(grid)).normal_(std=0.02) for length in grid)
 
     def read(self, grid: tuple[int, ...]) -> Tensor:
-        """(*grid, D)."""
+        """Return the combined tables, resized to a grid: (*grid, D)."""
         return combine_axis_tables(
             [
                 resize_position_table(table, (length,), self.resize_rule)
@@ -111,7 +116,7 @@ class LearnedAxesPosition(Position):
 
 
 class FactorisedPosition(Position):
-    """Learned positions of each axis, added up: e(i, j) = Y[i] + X[j] (NaViT, arXiv:2307.06304, section 2.1).
+    """Learned positions per axis that are added: e(i, j) = Y[i] + X[j] (NaViT, arXiv:2307.06304, section 2.1).
 
     For another grid each table is resized to the length of its axis, so positions are fractional coordinates. They
     generalise to combinations of height and width that did not occur in training.
@@ -122,7 +127,7 @@ class FactorisedPosition(Position):
         self.axes = ModuleList(LearnedPosition((length,), width, resize_rule) for length in grid)
 
     def read(self, grid: tuple[int, ...]) -> Tensor:
-        """(*grid, D)."""
+        """Return the sum of the axes' tables, resized to a grid: (*grid, D)."""
         table = self.axes[0].read(grid[:1])
         for axis, length in zip(self.axes[1:], grid[1:], strict=True):
             table = table[..., None, :] + axis.read((length,))
@@ -130,32 +135,33 @@ class FactorisedPosition(Position):
 
 
 class FixedPosition(Position):
-    """Positions without parameters, which track the device of their model."""
+    """Base class of positions without parameters, which remembers the device of its model."""
 
     device = torch.device("cpu")
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Apply a conversion of the module, such as `to`, and store the device that results from it."""
         self.device = fn(torch.empty(0, device=self.device)).device
         return super()._apply(fn, recurse)  # pyright: ignore[reportUnknownMemberType]
 
 
 class SinCosPosition(FixedPosition):
-    """Fixed positions, `sincos_position_table` of a form, without parameters and independent of the grid size."""
+    """Fixed sine-cosine positions for any grid: `sincos_position_table` with the base 10000."""
 
     def __init__(self, width: int, form: str = "mae") -> None:
         super().__init__()
         self.width, self.form = width, form
 
     def read(self, grid: tuple[int, ...]) -> Tensor:
-        """(*grid, D)."""
+        """Return the sine-cosine table of a grid: (*grid, D)."""
         return get_device_table(sincos_position_table, self.device, grid, self.width, 10000.0, self.form)
 
 
 class SpaceTimePosition(Position):
-    """Separate learned positions of space and of time: e(t, i, j) = T[t] + S[i, j] (ViViT, arXiv:2103.15691; MAE as
-    spatiotemporal learners, arXiv:2205.09113).
+    """Learned positions of time and of space that are added: e(t, i, j) = T[t] + S[i, j] (ViViT, arXiv:2103.15691; MAE
+    as spatiotemporal learners, arXiv:2205.09113).
 
-    `space` is a table as for images, and `time` starts at 0, so that a fresh model treats all slots the same.
+    `space` is a table as for images. `time` starts at 0, so a newly initialised model treats all time slots equally.
     """
 
     def __init__(self, grid: tuple[int, ...], width: int, resize_rule: str = "bicubic-antialias") -> None:
@@ -167,15 +173,15 @@ class SpaceTimePosition(Position):
         nn.init.zeros_(self.time.table)
 
     def read(self, grid: tuple[int, ...]) -> Tensor:
-        """(T, h, w, D)."""
+        """Return the sum of both tables, resized to a grid: (T, h, w, D)."""
         return torch.unflatten(self.time.read(grid[:1]), 0, (-1, *[1] * (len(grid) - 1))) + self.space.read(grid[1:])
 
 
 class SinusoidPosition(FixedPosition):
-    """Fixed positions of a token's index n in raster order (VideoMAE, arXiv:2203.12602, its released code): alternating
-    sin(n w_i) and cos(n w_i), w_i = 10000^(-2 i / D).
+    """Fixed positions computed from a token's index n in raster order (released code of VideoMAE, arXiv:2203.12602):
+    alternating sin(n w_i) and cos(n w_i), w_i = 10000^(-2 i / D).
 
-    The index depends on the grid, so the same location has other positions in another grid, as in the released code.
+    The index of a location depends on the grid, so its embedding changes with the grid, as in the released code.
     """
 
     def __init__(self, width: int) -> None:
@@ -183,12 +189,12 @@ class SinusoidPosition(FixedPosition):
         self.width = width
 
     def read(self, grid: tuple[int, ...]) -> Tensor:
-        """(*grid, D) float32."""
+        """Return the sinusoid table of a grid: (*grid, D) float32."""
         return get_device_table(sinusoid_position_table, self.device, grid, self.width)
 
 
 def sinusoid_position_table(grid: tuple[int, ...], width: int) -> Tensor:
-    """(*grid, width) float32: the table of `SinusoidPosition`."""
+    """Compute the table of `SinusoidPosition`: (*grid, width) float32."""
     frequencies = 10000.0 ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
     angles = torch.arange(math.prod(grid), dtype=torch.float64)[:, None] * frequencies
     table = torch.stack([angles.sin(), angles.cos()], -1).flatten(1)[:, :width].float()
@@ -196,7 +202,10 @@ def sinusoid_position_table(grid: tuple[int, ...], width: int) -> Tensor:
 
 
 def gather_token_positions(position: Position, slots: Tensor | None, positions: TokenPositions) -> Tensor:
-    """(1 or B, P + K, D): the position embedding of every token; prefix tokens beyond the `slots` (S, D) have none."""
+    """Return the position embedding of every token: (1 or B, P + K, D).
+
+    The first prefix tokens have the embeddings `slots` (S, D); further prefix tokens have zeros.
+    """
     table = positions.select_entries(position.read(positions.grid))
     front = table.new_zeros(positions.prefix, table.shape[-1])
     if slots is not None:
@@ -205,24 +214,29 @@ def gather_token_positions(position: Position, slots: Tensor | None, positions: 
 
 
 class BlockWithPosition(nn.Module):
-    """A block with separate position embeddings, added to its input (arXiv:2010.11929, D.4, Table 8)."""
+    """Block that adds separate position embeddings to its input (arXiv:2010.11929, D.4, Table 8).
+
+    `slots` (S, D) are the embeddings of the prefix tokens, or None.
+    """
 
     def __init__(self, block: nn.Module, position: Position, slots: nn.Parameter | None) -> None:
         super().__init__()
         self.block, self.position, self.slots = block, position, slots
 
     def forward(self, x: Tensor, positions: TokenPositions, queries: slice = ALL_QUERIES) -> Tensor:
-        """(B, P + K, D) -> (B, P + K, D), or only the `queries`."""
+        """Apply the block: (B, P + K, D) -> (B, P + K, D), or only the `queries`."""
         return self.block(x + gather_token_positions(self.position, self.slots, positions).to(x), queries=queries)
 
 
 class BlockWithSharedPosition(nn.Module):
-    """A block that adds position embeddings shared by all blocks (the last column there), computed once per pass."""
+    """Block that adds position embeddings shared by all blocks, computed once per pass (arXiv:2010.11929, Table 8, last
+    column)."""
 
     def __init__(self, block: nn.Module) -> None:
         super().__init__()
         self.block = block
 
     def forward(self, x: Tensor, embedding: Tensor, queries: slice = ALL_QUERIES) -> Tensor:
-        """(B, P + K, D), positions (1 or B, P + K, D) -> (B, P + K, D), or only the `queries`."""
+        """Apply the block: x (B, P + K, D), position embeddings (1 or B, P + K, D) -> (B, P + K, D), or only the
+        `queries`."""
         return self.block(x + embedding.to(x), queries=queries)

@@ -1,7 +1,7 @@
 """Feature pyramids: maps of several strides for detection and segmentation.
 
-B images, D width of the backbone, W width of the pyramid. Input maps are channels last, (B, h, w, D), as backbones
-return them. Outputs are channels first, (B, W, h, w), the finest first, as convolutions require.
+Shapes: B images, D width of the backbone, W width of the pyramid. Input maps are channels last, (B, h, w, D), as
+backbones return them. Outputs are channels first, (B, W, h, w), the finest first, as convolutions require.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ class LayerNorm2d(nn.Module):
         self.norm = nn.LayerNorm(width, eps=eps)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, D, h, w) -> (B, D, h, w)."""
+        """Normalise a map: (B, D, h, w) -> (B, D, h, w)."""
         return self.norm(x.movedim(1, -1)).movedim(-1, 1).to(x.dtype)
 
 
 def conv_layer_norm(inputs: int, width: int, kernel: int) -> nn.Sequential:
-    """Build a convolution without bias that keeps the size of the map, and a LayerNorm over its channels."""
+    """Build a convolution without bias that preserves the size of the map, and a LayerNorm over its channels."""
     conv = nn.Conv2d(inputs, width, kernel, padding=kernel // 2, bias=False)
     return nn.Sequential(conv, LayerNorm2d(width))
 
 
 class SimplePyramid(nn.Module):
-    """ViTDet's pyramid from a single map (arXiv:2203.16527, section 3): for a map of stride p, levels of stride p / 4,
-    p / 2, p, 2 p and 4 p.
+    """ViTDet's pyramid from a single map (arXiv:2203.16527, section 3): a map of stride p yields levels of stride p /
+    4, p / 2, p, 2 p and 4 p.
 
     | level | operation on the map |
     |---|---|
@@ -42,9 +42,9 @@ class SimplePyramid(nn.Module):
     | p / 2 | a 2 x 2 transposed convolution to D / 2 |
     | p | none |
     | 2 p | max-pooling by 2, sizes rounded up |
-    | 4 p | every second position of the 2 p level |
+    | 4 p | every second position of the final 2 p level |
 
-    The first four then pass a 1 x 1 and a 3 x 3 convolution to W channels, without bias, each with a LayerNorm.
+    To the first four, a 1 x 1 and a 3 x 3 convolution to W channels are applied, without bias, each with a LayerNorm.
     Convolutions have PyTorch's default initialisation. With fewer than five `levels`, the finest are omitted. Raises
     ValueError if `levels` is not 2 to 5.
     """
@@ -52,7 +52,7 @@ class SimplePyramid(nn.Module):
     def __init__(self, inputs: int, width: int = 256, levels: int = 5) -> None:
         super().__init__()
         if not 2 <= levels <= 5:
-            raise ValueError(f"a simple pyramid has 2 to 5 levels, got {levels}")
+            raise ValueError(f"the number of levels of a simple pyramid must be 2 to 5, got {levels}")
         self.count = levels
         half, quarter = inputs // 2, inputs // 4
         if levels > 4:
@@ -69,10 +69,14 @@ class SimplePyramid(nn.Module):
         self.smooth = nn.ModuleList(conv_layer_norm(width, width, 3) for _ in channels)
 
     def forward(self, maps: Sequence[Tensor]) -> list[Tensor]:
-        """[(B, h, w, D)], a list of one map -> five levels (B, W, ., .) of 4 h, 2 h, h, h / 2 and h / 4 rows, rounded
-        up; or the last of these. Raises ValueError unless there is exactly one map."""
+        """Compute the levels from a list of one map: [(B, h, w, D)] -> up to five (B, W, rows, columns), the finest
+        first.
+
+        Five levels have 4 h, 2 h, h, h / 2 and h / 4 rows, rounded up; fewer levels are the last of these. Raises
+        ValueError unless `maps` contains exactly one map.
+        """
         if len(maps) != 1:
-            raise ValueError(f"a simple pyramid takes one map, got {len(maps)}")
+            raise ValueError(f"a simple pyramid requires exactly one input map, got {len(maps)}")
         x = maps[0].movedim(-1, 1)
         resized = [x, F.max_pool2d(x, 2, ceil_mode=True)]
         if self.count > 3:
@@ -85,22 +89,22 @@ class SimplePyramid(nn.Module):
 
 
 class FeaturePyramid(nn.Module):
-    """A feature pyramid network over maps of several strides (FPN, arXiv:1612.03144, section 3).
+    """Feature pyramid network over maps of several strides (FPN, arXiv:1612.03144, section 3).
 
-    The coarsest map is enlarged step by step and added to the finer ones:
+    The coarsest map is enlarged step by step and added to the finer maps:
 
         level[i] = smooth[i](merged[i]),  merged[i] = lateral[i](norm[i](map[i])) + nearest(merged[i + 1])
 
-    `widths` are the channels of the maps, the finest first. Each map passes a separate LayerNorm first, because
-    backbones return them before the final norm (as in Swin's detectors, arXiv:2103.14030). If there are more `levels`
-    than maps, each further level is every second position of the level before. Convolutions are drawn Xavier uniform as
-    in torchvision and detectron2, with zero biases. Raises ValueError for fewer levels than maps.
+    `widths` are the channels of the maps, the finest first. Each map has a separate LayerNorm, because backbones return
+    maps before the final norm (as in Swin's detectors, arXiv:2103.14030). If there are more `levels` than maps, each
+    further level is every second position of the previous level. Convolutions are initialised Xavier uniform with zero
+    biases, as in torchvision and detectron2. Raises ValueError for fewer levels than maps.
     """
 
     def __init__(self, widths: Sequence[int], width: int = 256, levels: int = 5) -> None:
         super().__init__()
         if not widths or levels < len(widths):
-            raise ValueError(f"{levels} levels are fewer than the {len(widths)} maps")
+            raise ValueError(f"the number of levels, {levels}, must be at least the number of maps, {len(widths)}")
         self.levels = levels
         self.norms = nn.ModuleList(LayerNorm2d(map_width) for map_width in widths)
         self.laterals = ModuleList(nn.Conv2d(map_width, width, 1) for map_width in widths)
@@ -111,7 +115,7 @@ class FeaturePyramid(nn.Module):
                 nn.init.zeros_(conv.bias)
 
     def forward(self, maps: Sequence[Tensor]) -> list[Tensor]:
-        """Maps (B, h, w, D), the finest first -> levels (B, W, h, w), the finest first."""
+        """Compute the levels from backbone maps: (B, h, w, D), the finest first -> (B, W, h, w), the finest first."""
         layers = zip(self.laterals, self.norms, maps, strict=True)
         merged = [lateral(norm(x.movedim(-1, 1))) for lateral, norm, x in layers]
         for finer in reversed(range(len(merged) - 1)):
@@ -121,8 +125,10 @@ class FeaturePyramid(nn.Module):
 
 
 def append_subsampled_levels(levels: list[Tensor], count: int) -> list[Tensor]:
-    """Extend levels (B, W, h, w), the finest first, to `count`: each further level is every second position of the last
-    one."""
+    """Extend levels (B, W, h, w), the finest first, to `count` levels.
+
+    Each further level is every second position of the previous level.
+    """
     while len(levels) < count:
         levels = [*levels, levels[-1][..., ::2, ::2]]
     return levels

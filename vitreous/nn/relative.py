@@ -1,6 +1,6 @@
-"""Attention with relative positions: logits depend on the distance between tokens.
+"""Attention with relative positions: logits depend on the offset between tokens.
 
-B batch, P prefix tokens, N tokens in all, D width, h heads, d = D / h.
+Shapes: B batch, P prefix tokens, N all tokens, Q queries, D width, h heads, d = D / h.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ from vitreous.nn.position import TokenPositions
 
 
 class RelativeAttention(Attention):
-    """Relative 1-D positions (arXiv:2010.11929, D.4, Table 8): logits (q . k + q . R[p_q - p_k]) / sqrt(d).
+    """Attention with relative 1-D positions (arXiv:2010.11929, D.4, Table 8): logits (q . k + q . R[p_q - p_k]) /
+    sqrt(d).
 
-    Tokens are numbered in raster order, prefix tokens first. `tokens` is their number N at the native size. Each head
-    has a table R of 2 N - 1 vectors, drawn from N(0, 0.02^2), which is resized for another number of tokens. With T
-    tokens:
+    p is a token's number in raster order, prefix tokens first. `tokens` is the number of tokens N at the native image
+    size. Each head has a table R of 2 N - 1 vectors, drawn from N(0, 0.02^2), which is resized for another number of
+    tokens. With T tokens:
 
         bias[h, q, k] = q[h, q] @ R[h, number[q] - number[k] + T - 1] / sqrt(d)
     """
@@ -38,19 +39,19 @@ class RelativeAttention(Attention):
         self.table = nn.Parameter(torch.empty(2 * tokens - 1, heads, width // heads).normal_(std=0.02))
 
     def forward_before_output(self, x: Tensor, positions: TokenPositions, queries: slice = ALL_QUERIES) -> Tensor:
-        """(B, N, D) -> (B, Q, D)."""
+        """Compute the concatenated outputs of the heads: (B, N, D) -> (B, Q, D)."""
         q, k, v = self.split(x)
         q = q[..., queries, :]
         return dot_product_attention(q, k, v, self.bias(q, positions, queries)).transpose(-3, -2).flatten(-2)
 
     def compute_weights(self, x: Tensor, positions: TokenPositions, queries: slice = ALL_QUERIES) -> Tensor:
-        """(B, N, D) -> (B, h, Q, N): the attention probabilities of the `queries`, or of all N. Rows are queries and
-        sum to one."""
+        """Compute attention probabilities: (B, N, D) -> (B, h, Q, N), for the `queries` or all N tokens. Rows are
+        queries and sum to one."""
         q, k, _ = self.split(x)
         return attention_probabilities(q[..., queries, :], k, self.bias(q[..., queries, :], positions, queries))
 
     def bias(self, q: Tensor, positions: TokenPositions, queries: slice = ALL_QUERIES) -> Tensor:
-        """(B, h, Q, d), the `queries` of all N -> (B, h, Q, N): the bias added to their logits."""
+        """Compute the bias that is added to the logits: q (B, h, Q, d) of the `queries` -> (B, h, Q, N)."""
         num_tokens = positions.prefix + math.prod(positions.grid)
         # (2 T - 1, h, d)
         flat_table = resize_position_table(self.table.flatten(1), (2 * num_tokens - 1,), "bilinear")
@@ -67,34 +68,37 @@ class RelativeAttention(Attention):
 
 
 class RotaryAttention(Attention):
-    """Rotary positions (arXiv:2104.09864) over any number of axes: queries and keys of patches are rotated by their
-    coordinates.
+    """Attention with rotary positions over any number of axes (arXiv:2104.09864): queries and keys of patches are
+    rotated by their coordinates.
 
-    Each axis rotates its share of the d channels in neighbouring pairs, pair i by coordinate * base^(-i / pairs). A
-    logit thus depends on the offset between two patches, axis by axis. Pairs that the axes cannot share equally and
-    prefix tokens are not rotated. Grids need no resizing. Raises ValueError if a head has an odd number of channels, or
-    less than one pair per axis.
+    Each axis rotates an equal share of the d channels, in neighbouring pairs; pair i by coordinate * base^(-i / pairs).
+    Logits therefore depend only on the offset between two patches along each axis. Prefix tokens and pairs that the
+    axes cannot share equally are not rotated. Grids need no resizing. Raises ValueError if a head has an odd number of
+    channels, or less than one pair per axis.
     """
 
     def __init__(self, width: int, heads: int, axes: int = 2, bias: bool = True, *, base: float = 10000.0) -> None:
         super().__init__(width, heads, bias)
         if (width // heads) % 2 or width // heads < 2 * axes:
-            raise ValueError(f"heads of {width // heads} channels cannot be rotated along {axes} axes")
+            raise ValueError(
+                f"rotary positions require an even number of channels per head, at least {2 * axes} for {axes} axes, "
+                f"got {width // heads}"
+            )
         self.axes, self.base = axes, base
 
     def forward_before_output(self, x: Tensor, positions: TokenPositions, queries: slice = ALL_QUERIES) -> Tensor:
-        """(B, N, D) -> (B, Q, D)."""
+        """Compute the concatenated outputs of the heads: (B, N, D) -> (B, Q, D)."""
         q, k, v = self.project_rotated_qkv(x, positions)
         return dot_product_attention(q[..., queries, :], k, v).transpose(-3, -2).flatten(-2)
 
     def compute_weights(self, x: Tensor, positions: TokenPositions, queries: slice = ALL_QUERIES) -> Tensor:
-        """(B, N, D) -> (B, h, Q, N): the attention probabilities of the `queries`, or of all N. Rows are queries and
-        sum to one."""
+        """Compute attention probabilities: (B, N, D) -> (B, h, Q, N), for the `queries` or all N tokens. Rows are
+        queries and sum to one."""
         q, k, _ = self.project_rotated_qkv(x, positions)
         return attention_probabilities(q[..., queries, :], k)
 
     def project_rotated_qkv(self, x: Tensor, positions: TokenPositions) -> tuple[Tensor, Tensor, Tensor]:
-        """(B, N, D) -> rotated queries and keys, and values, each (B, h, N, d)."""
+        """Project tokens to rotated queries, rotated keys and values: (B, N, D) -> three tensors (B, h, N, d)."""
         q, k, v = self.split(x)
         angles = positions.select_entries(self.angles(positions.grid, q.shape[-1], x.device))[
             :, None
@@ -107,30 +111,31 @@ class RotaryAttention(Attention):
         )
 
     def angles(self, grid: tuple[int, ...], channels: int, device: torch.device | None = None) -> Tensor:
-        """(*grid, d / 2): the rotation angle of each pair of a head's d channels, in radians."""
+        """Compute the rotation angle, in radians, of each pair of a head's d channels: (*grid, d / 2)."""
         pairs = channels // 2 // self.axes
         frequencies = self.base ** (-torch.arange(pairs, device=device) / pairs)
         axis_angles: list[Tensor] = []
         for axis, length in enumerate(grid):
-            line = torch.arange(length, device=device)[:, None] * frequencies
+            line_angles = torch.arange(length, device=device)[:, None] * frequencies
             axis_angles.append(
-                line.view(*[-1 if a == axis else 1 for a in range(len(grid))], pairs).expand(*grid, pairs)
+                line_angles.view(*[-1 if a == axis else 1 for a in range(len(grid))], pairs).expand(*grid, pairs)
             )
         return F.pad(torch.cat(axis_angles, -1), (0, channels // 2 - len(grid) * pairs))
 
 
 def apply_rotary_embedding(x: Tensor, cos: Tensor, sin: Tensor, prefix: int) -> Tensor:
-    """(B, h, N, d), the angles' (1 or B, 1, K, d / 2) -> (B, h, N, d): rotate every pair (a, b) of each patch."""
+    """Rotate every channel pair (a, b) of the tokens after the first `prefix`: x (B, h, N, d), cosines and sines
+    (1 or B, 1, K, d / 2) of the K patch tokens' angles -> (B, h, N, d)."""
     a, b = x[..., prefix:, ::2], x[..., prefix:, 1::2]
     pairs = torch.stack([a * cos - b * sin, a * sin + b * cos], -1).flatten(-2)
     return torch.cat([x[..., :prefix, :], pairs], -2)
 
 
 class GridAttention(Attention):
-    """Attention over a grid's (h, w) axes -3 and -2, with decomposed relative positions (MViTv2, arXiv:2112.01526;
-    ViTDet).
+    """Attention over all positions of a grid (axes -3 and -2) with decomposed relative positions (MViTv2,
+    arXiv:2112.01526; ViTDet).
 
-    `size` is the native grid of the tables, (2 h - 1, d) and (2 w - 1, d), which are resized for other grids:
+    `size` is the native grid (h, w). The tables R_h (2 h - 1, d) and R_w (2 w - 1, d) are resized for other grids:
 
         logit[q, k] = q . k / sqrt(d) + q . R_h[row_q - row_k + h - 1] + q . R_w[column_q - column_k + w - 1]
 
@@ -143,8 +148,8 @@ class GridAttention(Attention):
         self.rows, self.columns = (nn.Parameter(torch.zeros(2 * length - 1, width // heads)) for length in size)
 
     def forward_before_output(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """(..., h, w, D) -> (..., h, w, D); `mask` (..., 1, h w, h w) bool is true where a query may attend to a
-        key."""
+        """Compute the concatenated outputs of the heads: (..., h, w, D) -> (..., h, w, D). `mask` (..., 1, h w, h w)
+        bool is true where a query may attend to a key."""
         y = attend_unscaled(*self.build_joint_qkv(x), mask)
         return torch.unflatten(y.transpose(-3, -2).flatten(-2), -2, x.shape[-3:-1])
 
@@ -156,11 +161,11 @@ class GridAttention(Attention):
         return mask_logits(logits, None if mask is None else mask[..., queries, :]).softmax(-1)
 
     def build_joint_qkv(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """(..., h, w, D) -> queries and keys, (..., heads, h w, d + h + w), whose products are the logits, and values,
-        (..., heads, h w, d).
+        """Compute queries and keys whose products include the position terms: (..., h, w, D) -> queries and keys
+        (..., heads, h w, d + h + w), and values (..., heads, h w, d).
 
-        A query's additional channels are its products with the vectors of all rows and all columns. A key's are one-hot
-        vectors of its row and its column.
+        The additional channels of a query are its products with the vectors of all rows and all columns. Those of a key
+        are one-hot vectors of its row and its column.
         """
         height, width = x.shape[-3:-1]
         q, k, v = self.split(x.flatten(-3, -2))
@@ -168,16 +173,16 @@ class GridAttention(Attention):
         row_logits = torch.einsum("...ijc,ikc->...ijk", grid, gather_relative_positions(self.rows, height).to(q))
         column_logits = torch.einsum("...ijc,jkc->...ijk", grid, gather_relative_positions(self.columns, width).to(q))
         indices = torch.arange(height * width, device=x.device)[:, None]
-        at_row = indices // width == torch.arange(height, device=x.device)
-        at_column = indices % width == torch.arange(width, device=x.device)
-        one_hot = torch.cat([at_row, at_column], -1).to(k.dtype).expand(*k.shape[:-1], -1)
-        positions = torch.cat([row_logits, column_logits], -1).flatten(-3, -2)
-        return torch.cat([q * q.shape[-1] ** -0.5, positions], -1), torch.cat([k, one_hot], -1), v
+        is_row = indices // width == torch.arange(height, device=x.device)
+        is_column = indices % width == torch.arange(width, device=x.device)
+        one_hot = torch.cat([is_row, is_column], -1).to(k.dtype).expand(*k.shape[:-1], -1)
+        position_logits = torch.cat([row_logits, column_logits], -1).flatten(-3, -2)
+        return torch.cat([q * q.shape[-1] ** -0.5, position_logits], -1), torch.cat([k, one_hot], -1), v
 
 
 def gather_relative_positions(table: Tensor, length: int) -> Tensor:
-    """(2 L - 1, d) -> (length, length, d): entry (q, k) is the vector of q - k; the table is resized to 2 length -
-    1."""
+    """Gather the vector of each offset q - k of an axis: table (2 L - 1, d), resized to 2 `length` - 1 entries ->
+    (length, length, d)."""
     table = resize_position_table(table, (2 * length - 1,), "bilinear")
     positions = torch.arange(length, device=table.device)
     return table[positions[:, None] - positions + length - 1]

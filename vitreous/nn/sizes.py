@@ -1,4 +1,4 @@
-"""Sizes in pixels and in tokens, one number per axis: arithmetic that needs no tensors, and no PyTorch."""
+"""Arithmetic of sizes in pixels and in tokens, one number per axis, without PyTorch."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import math
 
 from vitreous.errors import UsageError
 
-MIN_TOKENS = 4  # minimum patches of an image at native aspect ratio, wide or tall
+MIN_TOKENS = 4  # minimum number of patches of an image at native aspect ratio
 
 
 def patch_grid(image: tuple[int, ...], patch: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the grid that `patch` cuts out of `image`; both have one length per axis, in pixels.
+    """Return the number of patches along each axis of an image; `image` and `patch` are one length per axis, in pixels.
 
-    Raises ValueError if a patch does not divide its axis; remainders are never dropped silently.
+    Raises ValueError if the image is not divisible by the patch along an axis; remainders are never dropped silently.
     """
     if len(image) != len(patch) or any(i <= 0 or i % p for i, p in zip(image, patch, strict=True)):
         raise ValueError(f"image size {format_size(image)} is not divisible by patch size {format_size(patch)}")
@@ -25,29 +25,30 @@ def format_size(sizes: tuple[int, ...]) -> str:
 
 
 def nearest_divisible_size(image: tuple[int, ...], patch: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the nearest size that `patch` divides, axis by axis."""
+    """Return the image size nearest to `image` that is divisible by `patch` along each axis."""
     sizes = image if len(image) == len(patch) else (image[0],) * len(patch)
     return tuple(max(1, round(i / p)) * p for i, p in zip(sizes, patch, strict=True))
 
 
 def fit_size_to_tokens(size: tuple[float, ...], patch: tuple[int, ...], tokens: int) -> tuple[int, ...]:
-    """Return the size in pixels with about the aspect ratio of `size` and the most whole patches up to `tokens`.
+    """Return the size in pixels with about the aspect ratio of `size` and the most whole patches, at most `tokens` in
+    all.
 
-    There is at least one patch along each axis. Raises UsageError for fewer than one token.
+    There is at least one patch along each axis. Raises UsageError if `tokens` is below 1.
     """
     if tokens < 1:
         raise UsageError(f"the number of tokens must be at least 1, got {tokens}")
-    cells = [extent / length for extent, length in zip(size, patch, strict=True)]
-    low, high = 0.0, tokens / min(cells)  # bisect the scale: counts rise with it
+    patches = [extent / length for extent, length in zip(size, patch, strict=True)]  # along each axis, unscaled
+    low, high = 0.0, tokens / min(patches)  # bisect the scale of the image, with which the number of patches rises
     for _ in range(60):
         middle = (low + high) / 2
-        is_within = math.prod(max(1, round(cell * middle)) for cell in cells) <= tokens
+        is_within = math.prod(max(1, round(count * middle)) for count in patches) <= tokens
         low, high = (middle, high) if is_within else (low, middle)
-    return tuple(min(tokens, max(1, round(cell * low))) * length for cell, length in zip(cells, patch, strict=True))
+    return tuple(min(tokens, max(1, round(count * low))) * length for count, length in zip(patches, patch, strict=True))
 
 
 def check_token_budget(tokens: int) -> None:
-    """Raise UsageError if images at native aspect ratio would have fewer than the minimum number of tokens."""
+    """Raise UsageError if `tokens`, the option --tokens for images at native aspect ratio, is below `MIN_TOKENS`."""
     if tokens < MIN_TOKENS:
         raise UsageError(
             f"--tokens {tokens} is too small for images at native aspect ratio",

@@ -1,6 +1,6 @@
-"""UPerNet's head for dense prediction, for any number of axes.
+"""UPerNet's decoder head for dense prediction, for any number of axes.
 
-B images, D width, K classes; image and grid are one length per axis.
+Shapes: B images of C channels, D width of a map, K classes; `image` and `grid` are one length per axis.
 """
 
 from __future__ import annotations
@@ -14,18 +14,19 @@ from torch import Tensor, nn
 
 from vitreous.nn.decoder import CONVOLUTIONS, GROUP_NORM_GROUPS, TRANSPOSED, crop_map, interpolate_map, pixel_head
 
-POOLING_BINS = (1, 2, 3, 6)  # along each axis, of the pyramid of means
-DROPOUTS = {1: nn.Dropout1d, 2: nn.Dropout2d, 3: nn.Dropout3d}  # of whole channels, by the number of axes
+POOLING_BINS = (1, 2, 3, 6)  # bins along each axis in the levels of pyramid pooling
+DROPOUTS = {1: nn.Dropout1d, 2: nn.Dropout2d, 3: nn.Dropout3d}  # dropout of whole channels, by number of axes
 
 
 class UPerNetDecoder(nn.Module):
     """UPerNet (arXiv:1807.10221, Figure 4) with GroupNorm instead of batch norm.
 
-    The coarsest map passes pyramid pooling. A feature pyramid leads down to the finest map, and all levels are
-    concatenated. `widths` and `patches` are the channels and the pixels per position and axis of each map, the coarsest
-    first. Four maps of one patch size, as a ViT has them, are first resized to 0.5, 1, 2 and 4 times their resolution
-    (arXiv:2105.15203 and others; as in ViTDet's pyramid). Every level has `width` channels. `dropout` is the
-    probability that a channel is dropped before the last layer in training (0.1 in mmsegmentation).
+    Pyramid pooling is applied to the coarsest map. A feature pyramid then adds it to the finer maps step by step, and
+    all levels are concatenated at the finest resolution. `widths` and `patches` are the channels and the pixels per
+    position and axis of each map, the coarsest first. Four maps of the same patch size, as a ViT returns them, are
+    first resized to 0.5, 1, 2 and 4 times their resolution (as in arXiv:2105.15203 and ViTDet's pyramid). Every level
+    has `width` channels. `dropout` is the probability that a channel is dropped before the last layer in training
+    (0.1 in mmsegmentation).
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class UPerNetDecoder(nn.Module):
         self.head = pixel_head(width, classes, axes)
 
     def forward(self, images: Tensor, maps: Sequence[Tensor]) -> Tensor:
-        """(B, C, *image), maps (B, *grid, D), the coarsest first -> (B, K, *image) logits."""
+        """Compute logits per pixel: images (B, C, *image), maps (B, *grid, D), the coarsest first -> (B, K, *image)."""
         levels = [resize(x.movedim(-1, 1)) for resize, x in zip(self.resize, maps, strict=True)]
         coarsest, size = levels[0], levels[0].shape[2:]
         pools = [
@@ -72,7 +73,10 @@ class UPerNetDecoder(nn.Module):
 
 
 class ResampleBlock(nn.Module):
-    """Resize a map to 2**`doublings` times its resolution, -1 for half of it: (B, D, *grid) -> (B, D, *resized)."""
+    """Resize a map to 2**`doublings` times its resolution, -1 for half of it.
+
+    Each doubling is a transposed convolution; halving is max-pooling.
+    """
 
     def __init__(self, width: int, doublings: int, axes: int) -> None:
         super().__init__()
@@ -83,23 +87,23 @@ class ResampleBlock(nn.Module):
         self.layers, self.halve = nn.Sequential(*layers), doublings < 0
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, D, *grid) -> (B, D, *resized)."""
+        """Resize a map: (B, D, *grid) -> (B, D, *resized grid)."""
         if self.halve:
             return {3: F.max_pool1d, 4: F.max_pool2d, 5: F.max_pool3d}[x.ndim](x, 2, ceil_mode=True)
         return self.layers(x)
 
 
 def conv_group_norm_relu(inputs: int, width: int, kernel: int, axes: int) -> nn.Sequential:
-    """Build a convolution, GroupNorm and ReLU."""
+    """Build a convolution that preserves the size of the map, followed by GroupNorm and ReLU."""
     conv = CONVOLUTIONS[axes](inputs, width, kernel, padding=kernel // 2, bias=False)
     nn.init.kaiming_normal_(conv.weight, nonlinearity="relu")
     return nn.Sequential(conv, nn.GroupNorm(math.gcd(width, GROUP_NORM_GROUPS), width), nn.ReLU())
 
 
 def adaptive_average_pool(x: Tensor, bins: int) -> Tensor:
-    """(B, D, *grid) -> (B, D, *bins): means over bins that cover each axis evenly.
+    """Average a map over `bins` bins per axis that cover the axis evenly: (B, D, *grid) -> (B, D, bins, bins, ...).
 
-    Bins overlap if the length is not a multiple, as in adaptive average pooling.
+    As in PyTorch's adaptive average pooling, bins overlap if the length of an axis is not a multiple of `bins`.
     """
     for axis, length in enumerate(x.shape[2:], 2):
         edges = [(length * n // bins, -(-length * (n + 1) // bins)) for n in range(bins)]

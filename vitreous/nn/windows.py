@@ -1,7 +1,8 @@
-"""Window attention with a learned relative position bias, and patch merging between stages (Swin, arXiv:2103.14030);
-convolutional propagation between windows (ViTDet, arXiv:2203.16527).
+"""Modules of windowed Transformers: attention with a learned relative position bias and patch merging
+(Swin, arXiv:2103.14030), and convolutional propagation between windows (ViTDet, arXiv:2203.16527).
 
-B batch, D width, h heads, T tokens of a window; (m, n) are its height and width, T = m n.
+Shapes: B batch, D width, h heads, d = D / h, T tokens of a window, Q queries; (m, n) are the window's height and width,
+T = m n. `count` is the number of windows along each axis of the grid.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ MAX_SAFE_EXPONENT = 30.0  # e to the power of +-this is far from the range limit
 
 
 class RelativePositionBias(nn.Module):
-    """B of Eq. 4: a learned value for each head and each offset of two tokens of a window, drawn from N(0, 0.02^2).
+    """Relative position bias B of Eq. 4: a learned value for each head and each offset between two tokens of a window,
+    drawn from N(0, 0.02^2).
 
-    The table is (2 m - 1, 2 n - 1, h). The loop that it replaces, with tokens i and j at (y, x):
+    The table is (2 m - 1, 2 n - 1, h). Equivalent loop, with tokens i and j at (y, x):
 
         bias[:, i, j] = table[y[i] - y[j] + m - 1, x[i] - x[j] + n - 1]
     """
@@ -34,16 +36,17 @@ class RelativePositionBias(nn.Module):
         nn.init.trunc_normal_(self.table, std=0.02)
 
     def offset_biases(self) -> Tensor:
-        """-> (2 m - 1, 2 n - 1, h): the table."""
+        """Return the bias of each offset in rows and columns: (2 m - 1, 2 n - 1, h)."""
         return self.table
 
     def forward(self) -> Tensor:
-        """-> (h, T, T): the bias added to the logits of a window."""
+        """Compute the bias that is added to the logits of a window: (h, T, T)."""
         return gather_offset_table(self.offset_biases(), self.size)
 
 
 def gather_offset_table(table: Tensor, size: tuple[int, int]) -> Tensor:
-    """(2 m - 1, 2 n - 1, h) -> (h, T, T): entry (i, j) is the table's entry for the offset from j to i."""
+    """Gather the entry of each token pair's offset: table (2 m - 1, 2 n - 1, h) -> (h, T, T), [:, i, j] for the offset
+    from j to i."""
     row_indices, column_indices = (torch.arange(length, device=table.device) for length in size)
     row_offsets, column_offsets = (
         row_indices[:, None] - row_indices + size[0] - 1,
@@ -60,8 +63,8 @@ def gather_offset_table(table: Tensor, size: tuple[int, int]) -> Tensor:
 class WindowAttention(Attention):
     """Attention over the T tokens of a window, with a relative position bias (Eq. 4). Windows are a batch axis.
 
-    With masked windows, bias and mask are combined once per grid, (count, h, T, T), and shared by all images of the
-    batch: no mask of (B count, T, T) is built.
+    If windows are masked, bias and mask are combined once per grid, (count, h, T, T), and shared by all images of the
+    batch, so no mask of shape (B count, T, T) is built.
     """
 
     def __init__(self, width: int, heads: int, size: tuple[int, int], bias: bool = True) -> None:
@@ -71,7 +74,7 @@ class WindowAttention(Attention):
             nn.init.trunc_normal_(linear.weight, std=0.02)
 
     def forward_before_output(self, x: Tensor, mask: Tensor | None = None, queries: slice = ALL_QUERIES) -> Tensor:
-        """(B, *count, T, D) -> (B, *count, Q, D): the concatenated outputs of the heads.
+        """Compute the concatenated outputs of the heads: (B, *count, T, D) -> (B, *count, Q, D).
 
         `mask` (*count, 1, T, T) bool is true where a query (row) may attend to a key; None: no mask.
         """
@@ -86,8 +89,8 @@ class WindowAttention(Attention):
         return outputs.reshape(q.shape).transpose(-3, -2).flatten(-2)
 
     def compute_weights(self, x: Tensor, mask: Tensor | None = None, queries: slice = ALL_QUERIES) -> Tensor:
-        """(..., T, D) -> (..., h, Q, T): the attention probabilities of the `queries`, or of all T. Rows are queries
-        and sum to one."""
+        """Compute attention probabilities: (..., T, D) -> (..., h, Q, T), for the `queries` or all T tokens. Rows are
+        queries and sum to one."""
         q, k, _ = self.split(x)
         bias = self.position().to(q.dtype)[..., queries, :]
         if mask is not None:
@@ -96,7 +99,8 @@ class WindowAttention(Attention):
 
 
 def attend_short_sequences(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
-    """softmax(q k^T + bias) v of short sequences by batched products, without gradients: (n, T, d) -> (n, T, d).
+    """Compute softmax(q k^T + bias) v of short sequences by batched products, without gradients: q, k, v (n, T, d) ->
+    (n, T, d).
 
     `bias` (s, T, T), with s a divisor of n, repeats every s sequences; it is minus infinity where a query may not
     attend to a key. If no logit is large enough for its exponential to overflow or underflow, the row maximum is not
@@ -104,19 +108,20 @@ def attend_short_sequences(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Ten
     """
     logits = torch.bmm(q, k.mT)
     low, high = torch.aminmax(logits)
-    largest = torch.maximum(-low, high) + bias.masked_fill(bias.isneginf(), 0).abs().max()
+    largest_logit = torch.maximum(-low, high) + bias.masked_fill(bias.isneginf(), 0).abs().max()
     logits.view(-1, *bias.shape).add_(bias)
-    if not largest < MAX_SAFE_EXPONENT:
+    if not largest_logit < MAX_SAFE_EXPONENT:
         return torch.bmm(logits.softmax(-1), v)
     p = logits.exp_()
     return torch.bmm(p, v).div_(p.sum(-1, keepdim=True))
 
 
 class ContinuousPositionBias(nn.Module):
-    """A bias that a small network computes from log-spaced offsets (Swin V2, arXiv:2111.09883, Eqs. 3-4), for windows
-    of any size.
+    """Relative position bias that a small network computes from log-spaced offsets, for windows of any size (Swin V2,
+    arXiv:2111.09883, Eqs. 3-4).
 
-    With p the length of the window in pre-training (`pretrained`; 0: that of this window), along each axis:
+    `pretrained_window` is the length p of the window in pre-training; 0 means the length of this window. Along each
+    axis:
 
         o = 8 (i - j) / (p - 1),  s = sign(o) log2(1 + |o|) / log2(8),  bias = 16 sigmoid(fc2(relu(fc1(s))))
     """
@@ -130,34 +135,36 @@ class ContinuousPositionBias(nn.Module):
         nn.init.zeros_(self.fc1.bias)
 
     def offset_biases(self) -> Tensor:
-        """-> (2 m - 1, 2 n - 1, h): the bias of each offset in rows and columns."""
+        """Compute the bias of each offset in rows and columns: (2 m - 1, 2 n - 1, h)."""
         log_offsets = log_spaced_offsets(self.size, self.pretrained, self.fc1.weight.device).to(self.fc1.weight.dtype)
         return 16 * torch.sigmoid(self.fc2(self.fc1(log_offsets).relu()).float())
 
     def forward(self) -> Tensor:
-        """-> (h, T, T): the bias added to the logits of a window."""
+        """Compute the bias that is added to the logits of a window: (h, T, T)."""
         return gather_offset_table(self.offset_biases(), self.size)
 
 
 def log_spaced_offsets(size: tuple[int, int], pretrained_window: int = 0, device: torch.device | None = None) -> Tensor:
-    """Compute the log-spaced offsets of a window of `size` (m, n) -> (2 m - 1, 2 n - 1, 2) float32, in rows and
-    columns: s in the equation of `ContinuousPositionBias`."""
-    axes: list[Tensor] = []
+    """Compute the log-spaced offsets in rows and columns of a window of `size` (m, n): (2 m - 1, 2 n - 1, 2) float32.
+
+    They are s in the equation of `ContinuousPositionBias`.
+    """
+    axis_offsets: list[Tensor] = []
     for length in size:
-        line = (
+        offsets = (
             torch.arange(1 - length, length, dtype=torch.float32, device=device)
             / max(1, (pretrained_window or length) - 1)
             * 8
         )
-        axes.append(line.sign() * (line.abs() + 1).log2() / 3)
-    return torch.stack(torch.meshgrid(*axes, indexing="ij"), -1)
+        axis_offsets.append(offsets.sign() * (offsets.abs() + 1).log2() / 3)
+    return torch.stack(torch.meshgrid(*axis_offsets, indexing="ij"), -1)
 
 
 class CosineWindowAttention(WindowAttention):
-    """Attention by the cosine of queries and keys, times a learned factor per head of at most 100, with a continuous
-    bias (Swin V2, arXiv:2111.09883, Eq. 2).
+    """Window attention by the cosine of queries and keys, times a learned factor per head of at most 100, with a
+    continuous position bias (Swin V2, arXiv:2111.09883, Eq. 2).
 
-    Keys have no bias. `pretrained` is passed to `ContinuousPositionBias`.
+    Keys have no bias. `pretrained_window` is passed to `ContinuousPositionBias`.
     """
 
     def __init__(
@@ -170,22 +177,23 @@ class CosineWindowAttention(WindowAttention):
         self.logit_scale = nn.Parameter(torch.full((heads, 1, 1), math.log(10)))
 
     def split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """(..., N, D) -> queries and keys whose scaled products are the logits, and values, each (..., h, N, d)."""
+        """Project tokens to scaled queries and keys, whose products times 1 / sqrt(d) are the logits, and values:
+        (..., N, D) -> three tensors (..., h, N, d)."""
         qkv = self.qkv(x)
         if self.q_bias is not None and self.v_bias is not None:
             qkv = qkv + torch.cat([self.q_bias, torch.zeros_like(self.q_bias), self.v_bias]).to(qkv.dtype)
         q, k, v = qkv.unflatten(-1, (3, self.heads, -1)).transpose(-4, -2).unbind(-3)  # 3 x (..., h, N, d)
-        # sqrt(d): attention divides by it
+        # sqrt(d) compensates the division in `dot_product_attention`
         factor = self.logit_scale.clamp(max=math.log(100)).exp() * q.shape[-1] ** 0.5
         return (F.normalize(q.float(), dim=-1) * factor).to(v.dtype), F.normalize(k.float(), dim=-1).to(v.dtype), v
 
 
 class PatchMerging(nn.Module):
-    """Concatenate 2 x 2 tokens, apply LayerNorm, and project to twice the width (section 3.1). With `post_norm` (Swin
-    V2) the norm follows the projection.
+    """Merge each 2 x 2 tokens to one token of twice the width: concatenation, LayerNorm, linear projection
+    (section 3.1).
 
-    The four are in the order (0, 0), (1, 0), (0, 1), (1, 1) of row and column. A grid of odd length is padded with
-    zeros at its end.
+    With `post_norm` (Swin V2) the norm follows the projection. The four tokens are concatenated in the order (0, 0),
+    (1, 0), (0, 1), (1, 1) of row and column. A grid of odd length is padded with zeros at its end.
     """
 
     def __init__(self, width: int, eps: float = 1e-5, post_norm: bool = False) -> None:
@@ -196,25 +204,27 @@ class PatchMerging(nn.Module):
         nn.init.trunc_normal_(self.reduction.weight, std=0.02)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, h, w, D) -> (B, ceil(h / 2), ceil(w / 2), 2 D)."""
+        """Merge the tokens of a grid: (B, h, w, D) -> (B, ceil(h / 2), ceil(w / 2), 2 D)."""
         x = concatenate_2x2_tokens(x)
         return self.norm(self.reduction(x)) if self.post_norm else self.reduction(self.norm(x))
 
 
 def concatenate_2x2_tokens(x: Tensor) -> Tensor:
-    """(B, h, w, D) -> (B, ceil(h / 2), ceil(w / 2), 4 D): concatenate the tokens of each 2 x 2."""
+    """Concatenate the channels of each 2 x 2 tokens: (B, h, w, D) -> (B, ceil(h / 2), ceil(w / 2), 4 D)."""
     x = pad_to_multiple(x, (2, 2))
     x = torch.unflatten(torch.unflatten(x, 2, (-1, 2)), 1, (-1, 2))  # (B, h / 2, 2, w / 2, 2, D)
     return x.permute(0, 1, 3, 4, 2, 5).flatten(3)
 
 
 class ConvPropagation(nn.Module):
-    """ViTDet's convolutional propagation (arXiv:2203.16527, section 3): a residual bottleneck on the grid of tokens.
+    """ViTDet's convolutional propagation between windows (arXiv:2203.16527, section 3): a residual bottleneck on the
+    grid of tokens.
 
         x + norm3(conv3(gelu(norm2(conv2(gelu(norm1(conv1(x))))))))
 
-    1 x 1 from D to D / 2 channels, 3 x 3, 1 x 1 back to D, without bias, LayerNorms over channels. The scale of the
-    last norm starts at zero, so that a fresh module is the identity; convolutions are drawn from N(0, 2 / fan_out).
+    conv1 is 1 x 1 from D to D / 2 channels, conv2 is 3 x 3, conv3 is 1 x 1 back to D, all without bias. The norms are
+    LayerNorms over channels. The scale of the last norm starts at zero, so a newly initialised module is the identity.
+    Convolutions are drawn from N(0, 2 / fan_out).
     """
 
     def __init__(self, width: int) -> None:
@@ -229,7 +239,7 @@ class ConvPropagation(nn.Module):
         nn.init.zeros_(self.norm3.norm.weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, h, w, D) -> (B, h, w, D)."""
+        """Apply the bottleneck: (B, h, w, D) -> (B, h, w, D)."""
         y = x.movedim(-1, 1).to(self.conv1.weight.dtype)
         y = self.gelu(self.norm1(self.conv1(y)))
         y = self.gelu(self.norm2(self.conv2(y)))

@@ -1,1 +1,2 @@
-"""Training objectives: modules with forward(batch) -> {"loss": ...}, without devices, logging or process groups."""
+"""Training objectives: modules with forward(batch) -> {"loss": ...}, which do not handle devices, logging or process
+groups."""

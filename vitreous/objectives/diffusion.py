@@ -1,6 +1,7 @@
-"""Training of diffusion models, as in DiT (arXiv:2212.09748, section 3.1).
+"""Objective of diffusion models, as in DiT (arXiv:2212.09748, section 3.1), and the base classes that it shares with
+flow models (`objectives.flow`).
 
-B images of C channels. Flow models differ only in the process: `objectives.flow`.
+Shapes: B images of C channels.
 """
 
 from __future__ import annotations
@@ -31,15 +32,15 @@ from vitreous.system.torch_types import from_numpy
 from vitreous.tasks.base import Task
 from vitreous.tasks.generation import Generation
 
-_NOISE = 0x6E6F697365  # separates random numbers of noise and times from those of augmentation
+_NOISE = 0x6E6F697365  # makes the random numbers of noise and times independent of those of augmentation
 
 
 @dataclass(frozen=True)
 class GeneratorConfig(ObjectiveConfig):
-    """Base config of objectives for generative models.
+    """Base class of the configs of objectives for generative models.
 
-    `label_dropout` is the share of samples that are trained without their class, as guidance requires. `autoencoder`, a
-    folder or an `hf:` name, decodes generated latents to images.
+    `label_dropout` is the share of samples that are trained without their class, as classifier-free guidance requires.
+    `autoencoder`, a folder or an `hf:` name, is stored with the model to decode generated latents to images.
     """
 
     generates: ClassVar[bool] = True
@@ -48,25 +49,27 @@ class GeneratorConfig(ObjectiveConfig):
 
     def __post_init__(self) -> None:
         if not 0 <= self.label_dropout <= 1:
-            raise UsageError(f"label_dropout must be from 0 to 1, not {self.label_dropout}")
+            raise UsageError(f"label_dropout must be from 0 to 1, got {self.label_dropout}")
 
     def check(self, model: ModelConfig, classes: tuple[str, ...], views: Any) -> None:
-        """Raise UsageError for a model that does not generate images, other classes, and other types of views."""
+        """Raise UsageError for a model that does not generate images, for another number of classes than the data's,
+        and for unsupported views."""
         check_views(views, Augment, self.name)
         if not model.generates_images:
-            raise UsageError(f"{self.name} trains generative models", "use one, for example --model DiT-128x6/2")
+            problem = f"{self.name} trains generative models, but {model.name()} does not generate images"
+            raise UsageError(problem, "use a DiT, for example --model DiT-128x6/2")
         if model.classes not in (0, len(classes)):
             raise UsageError(
                 f"the model has {model.classes} classes, but the data have {len(classes)}",
-                "remove --model.classes, or set it to 0 to train without classes",
+                "leave out --model.classes, or set it to 0 to train without classes",
             )
 
 
 @dataclass(frozen=True)
 class DiffusionConfig(GeneratorConfig):
-    """Diffusion in `steps` steps; `betas` and `predicts` are those of `generation.process.Diffusion`.
+    """Diffusion with `steps` time steps; `betas` and `predicts` are those of `generation.process.Diffusion`.
 
-    A model with learned variance adds the variational bound to the squared error.
+    For a model with learned variance, the loss is the squared error plus the variational bound.
     """
 
     name: Literal["diffusion"] = "diffusion"
@@ -76,11 +79,11 @@ class DiffusionConfig(GeneratorConfig):
 
     @property
     def process(self) -> Diffusion:
-        """The noise process. Raises UsageError for invalid values."""
+        """Return the noise process. Raises UsageError for invalid values."""
         return Diffusion(self.steps, self.betas, self.predicts)
 
     def check(self, model: ModelConfig, classes: tuple[str, ...], views: Any) -> None:
-        """Raise UsageError as `GeneratorConfig`, and for invalid steps."""
+        """Raise UsageError for invalid steps, and the errors of `GeneratorConfig.check`."""
         super().check(model, classes, views)
         assert self.process
 
@@ -90,10 +93,10 @@ class DiffusionConfig(GeneratorConfig):
 
 
 class GeneratorObjective(Objective):
-    """The mean squared error of a model's prediction of the noise, velocity or image.
+    """Mean squared error of a model's prediction of the noise, velocity or image.
 
-    `forward` takes {"images": (B, C, *image) with noise, "time": (B,) float32 as the model's input, "target": (B, C,
-    *image) float32} and for a model with classes "labels": (B,) int64, of which the last index means no class.
+    The input of `forward` is {"images": (B, C, *image), noisy, "time": (B,) float32, the model's time input, "target":
+    (B, C, *image) float32}, and for a model with classes "labels": (B,) int64, of which the last index means no class.
     """
 
     capturable: ClassVar[bool] = True
@@ -101,7 +104,7 @@ class GeneratorObjective(Objective):
     process: Process
 
     def __init__(self, model: Any, config: Any, setting: ObjectiveSetting) -> None:
-        """Raises UsageError for images with several labels."""
+        """Raise UsageError for multi-label images."""
         super().__init__()
         problem = "class-conditional generation does not support multi-label images"
         get_label_kind(setting.multilabel).require_single_label(problem, "use --model.classes 0")
@@ -109,16 +112,22 @@ class GeneratorObjective(Objective):
         self.config, self.setting, self.process = config, setting, config.process
 
     def draw_noise_and_times(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-        """-> (B, C, *image) noise, and (B,) float64 numbers in [0, 1) for times and for dropping classes: functions of
-        the seed and the positions."""
+        """Draw noise (B, C, *image), and two numbers in [0, 1) per sample (B,) float64, for times and for dropping
+        classes.
+
+        All are functions of the seed and the positions of the samples.
+        """
         keys, images = derive_keys(self.setting.seed, _NOISE, batch["positions"].numpy()), batch["images"]
         noise = copy_to_device(from_numpy(draw_normal(keys, tuple(images.shape[1:]))), images.device)
         times, label_drop_draws = from_numpy(draw_uniform(keys, 2)).unbind(1)
         return noise, times, label_drop_draws
 
     def assemble_batch(self, batch: Batch, noised: NoisyBatch, label_drop_draws: Tensor) -> Batch:
-        """Assemble the input of `forward` from a batch with noised images; with classes, if the model has any, except
-        those dropped by `label_drop_draws`."""
+        """Assemble the input of `forward` from a batch and its noisy images.
+
+        If the model has classes, "labels" are those of the batch; labels for which `label_drop_draws` (B,) is below
+        `label_dropout` are replaced by the index that means no class.
+        """
         inputs: Batch = noised._asdict() | {name: batch[name] for name in ("positions", "samples")}
         if null_label := self.model.config.classes:
             is_dropped = copy_to_device(label_drop_draws < self.config.label_dropout, batch["labels"].device)
@@ -126,36 +135,37 @@ class GeneratorObjective(Objective):
         return inputs
 
     def predict(self, batch: Batch) -> Tensor:
-        """-> (B, C or 2 C, *image) float32."""
+        """Compute the model's output for the input of `forward`: (B, C or 2 C, *image) float32."""
         return self.model(batch["images"], batch["time"], batch.get("labels")).float()  # type: ignore[call-arg]
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
+        """Compute the loss, a scalar: the mean squared error between prediction and target."""
         output = self.predict(batch)[:, : batch["target"].shape[1]]
         return {"loss": (output - batch["target"]).square().mean()}
 
     def deployed_model(self) -> Any:
-        """The model."""
+        """Return the trained model."""
         return self.model
 
     def task(self) -> Task:
-        """Generation, by class if the model has classes."""
+        """Return the generation task, class-conditional if the model has classes."""
         classes = self.setting.classes if self.model.config.classes else ()
         return Generation(classes, self.process, self.config.autoencoder)
 
     def evaluators(self, train: Split) -> list[Evaluator]:
-        """The error at several times."""
+        """Return the evaluator of the denoising error at several times."""
         return [DenoisingEvaluator(self.process, bool(self.model.config.classes))]
 
     def flops(self, progress: TrainingProgress) -> float:
-        """Three forward passes."""
+        """Return the floating-point operations of a sample's training step, which costs three forward passes."""
         return 6 * self.model.config.macs()
 
 
 class DiffusionObjective(GeneratorObjective):
-    """L_simple (arXiv:2006.11239, Eq. 14) and, for a model with learned variance, a term of the variational bound that
+    """L_simple (arXiv:2006.11239, Eq. 14), and for a model with learned variance a term of the variational bound that
     trains only the variance (arXiv:2102.09672).
 
-    Also takes "step": (B,) int64 and, for the bound, "clean" and "noisy": (B, C, *image) float32.
+    The input also contains "step": (B,) int64, and for the bound "clean" and "noisy": (B, C, *image) float32.
     """
 
     logged = ("error", "bound")
@@ -165,7 +175,7 @@ class DiffusionObjective(GeneratorObjective):
         self.gaussian = GaussianDiffusion(config.process)
 
     def prepare(self, batch: Batch, progress: TrainingProgress) -> Batch:
-        """Draw a time, noise, and whether the class is dropped, and add the noise."""
+        """Draw a time step, noise, and whether the class is dropped for each sample, and add the noise."""
         noise, times, label_drop_draws = self.draw_noise_and_times(batch)
         images, step = batch["images"], (times * self.gaussian.process.steps).long()
         noised = self.gaussian.make_noisy_batch(images, noise, step)
@@ -174,6 +184,8 @@ class DiffusionObjective(GeneratorObjective):
         return self.assemble_batch(batch, noised, label_drop_draws) | {"step": step, **bound_inputs}
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
+        """Compute the loss and its terms, the squared error and the variational bound (0 without learned variance), as
+        scalars."""
         output = self.predict(batch)
         error = (output[:, : batch["target"].shape[1]] - batch["target"]).square().mean()
         if not self.model.config.learned_variance:

@@ -1,7 +1,9 @@
-"""DINO, self-distillation without labels (arXiv:2104.14294): a student sees all views of an image and predicts the
-outputs of a teacher, its moving average, for the global views.
+"""Objective of DINO, self-distillation without labels (arXiv:2104.14294).
 
-B images, V views of which 2 are global, K prototypes, D width.
+A student encodes all views of an image and predicts the outputs of a teacher for the global views. The teacher is the
+moving average (EMA) of the student. Outputs are logits over K learned prototypes.
+
+Shapes: B images, V views of which 2 are global, K prototypes, D width.
 """
 
 from __future__ import annotations
@@ -31,21 +33,24 @@ from vitreous.objectives.unlabelled import (
     koleo_loss_of_views,
 )
 
-UNIFORM_ENTROPY_SHARE = 0.999  # share of ln K: entropy from which a teacher is uninformative
-ONE_PROTOTYPE_ENTROPY = 0.05  # nats: entropy of the mean target up to which one prototype covers all images
+UNIFORM_ENTROPY_SHARE = 0.999  # share of the maximum entropy ln K above which targets are uninformative
+ONE_PROTOTYPE_ENTROPY = 0.05  # nats: entropy of the mean target below which all images have the same prototype
 
 
 @dataclass(frozen=True)
 class DINOConfig(HeadOptions, ObjectiveConfig):
-    """DINO; the defaults are those of the authors' code.
+    """Options of DINO; the defaults are those of the authors' code.
 
-    `temperature` is the student's; the schedule `teacher_temperature` is the teacher's. The schedule `momentum` is the
-    EMA momentum of the teacher. `centre_momentum` is that of the mean of the teacher's outputs, which is subtracted
-    from them. The prototypes are frozen for the first share `frozen` of the run. Raises UsageError for invalid values.
+    - `temperature`: the temperature of the student. The schedule `teacher_temperature` is the teacher's, and the
+      schedule `momentum` is the EMA momentum of the teacher.
+    - `centre_momentum`: momentum of the centre, the moving mean of the teacher's outputs, which is subtracted from
+      them.
+    - `frozen`: share of the run, at its start, in which the prototypes are frozen.
+    - `koleo`: weight of KoLeo on the global views, DINOv2's loss that spreads features; 0, as in the authors' code,
+      disables it. `batch_norm` of the head requires it: the head then ignores the component that all features share,
+      which would grow until features collapse.
 
-    `koleo` is the weight of KoLeo on the global views (DINOv2's loss that spreads features; 0, as in the authors' code:
-    none). `batch_norm` requires it: the head then ignores the component that all features share, which would grow until
-    features collapse.
+    Raises UsageError for invalid values.
     """
 
     name: Literal["dino"] = "dino"
@@ -56,18 +61,20 @@ class DINOConfig(HeadOptions, ObjectiveConfig):
 
     @property
     def can_split_batch(self) -> bool:
-        """False: the teacher's centre is that of all samples."""
+        """Return False, because the teacher's centre is a mean over all samples."""
         return False
 
     def __post_init__(self) -> None:
         check_head(self)
         if self.koleo < 0:
-            raise UsageError(f"objective.koleo is {self.koleo:g}, which would make features collapse", "use 0 or more")
+            raise UsageError(f"objective.koleo {self.koleo:g} would make features collapse", "use 0 or more")
         if self.temperature <= 0 or not 0 <= self.centre_momentum <= 1:
-            raise UsageError("temperatures must be above 0, momenta from 0 to 1")
+            values = f"{self.temperature:g} and {self.centre_momentum:g}"
+            raise UsageError(f"temperature must be above 0 and centre_momentum from 0 to 1, got {values}")
 
     def check(self, model: ModelConfig, classes: tuple[str, ...], views: Any) -> None:
-        """Raise UsageError for a single view, and local views whose size the patch does not divide."""
+        """Raise UsageError for views that are not multi-crop, and for local views whose size is not divisible by the
+        patch."""
         check_views(views, MultiCrop, self.name)
         check_local_views(model, views)
 
@@ -77,10 +84,11 @@ class DINOConfig(HeadOptions, ObjectiveConfig):
 
 
 class DINO(UnlabelledObjective):
-    """Cross-entropy of the student's views with the teacher's, in nats, mean over all pairs of different views.
+    """Cross-entropy between the student's views and the teacher's global views, in nats, as the mean over all pairs of
+    different views.
 
-    Takes {"images": (B, 2, C, *image), "local": (B, V - 2, C, *local image)}. The teacher's parameters are float32
-    state, updated from the student's after each step.
+    The input is {"images": (B, 2, C, *image), "local": (B, V - 2, C, *local image)}. The teacher's parameters are
+    float32 state, updated from the student's after each step.
     """
 
     capturable: ClassVar[bool] = True
@@ -102,13 +110,16 @@ class DINO(UnlabelledObjective):
         self.model.any_size = self.teacher.any_size = True
         self.register_buffer("centre", torch.zeros(config.prototypes))
         self.register_buffer("temperature", torch.tensor(0.04), persistent=False)
-        #: the sum of the teacher's outputs since the last step, and their number
+        # the sum of the teacher's outputs since the last step (K entries), and their number
         self.register_buffer("outputs", torch.zeros(config.prototypes + 1), persistent=False)
 
     @property
     def collapse_hint(self) -> str:
-        """Add KoLeo if it is not used, because only it spreads features; otherwise increase it, or use smaller
-        steps."""
+        """Return the settings that prevent collapse of the features, with the reason for it.
+
+        KoLeo is the only term that spreads features. If it is used, the hint is to increase it, or to use smaller
+        steps.
+        """
         if self.config.koleo:
             return f"raise --objective.koleo (now {self.config.koleo:g}), lower --lr, or use larger batches"
         reason = (
@@ -119,17 +130,19 @@ class DINO(UnlabelledObjective):
         return f"{reason}; use --objective.koleo 0.1, lower --lr, or use larger batches"
 
     def train(self, mode: bool = True) -> DINO:
-        """Set training mode; the teacher has neither dropout nor stochastic depth."""
+        """Set training mode; the teacher stays in evaluation mode, without dropout and stochastic depth."""
         super().train(mode)
         self.teacher.eval()
         return self
 
     def prepare(self, batch: Batch, progress: TrainingProgress) -> Batch:
-        """Set the teacher's temperature."""
+        """Set the teacher's temperature for this step; the batch is unchanged."""
         self.temperature.fill_(progress.values.get("teacher_temperature", 0.04))
         return batch
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
+        """Compute the loss and the metrics of `compute_target_metrics`, as scalars, and accumulate the teacher's
+        outputs."""
         images = batch["images"]
         with torch.no_grad():
             teacher_logits = self.compute_teacher_outputs(images)
@@ -145,14 +158,14 @@ class DINO(UnlabelledObjective):
         return {"loss": loss, **compute_target_metrics(targets, features[0])}
 
     def compute_teacher_outputs(self, images: Tensor) -> Tensor:
-        """(B, 2, C, *image) -> (B, 2, K) float32: the teacher's outputs."""
+        """Compute the teacher's prototype logits for the global views: (B, 2, C, *image) -> (B, 2, K) float32."""
         dtype = images.dtype
         with torch.autocast(images.device.type, dtype, enabled=dtype != torch.float32):
             features = self.teacher(images.flatten(0, 1))
         return self.teacher_head(features.float(), self.reduce, self.is_idle).unflatten(0, images.shape[:2])
 
     def after_step(self, progress: TrainingProgress) -> None:
-        """Update the teacher from the student, and the centre from the teacher's outputs of this step."""
+        """Update the teacher from the student, and the centre from the teacher's outputs in this step."""
         momentum = progress.values.get("momentum", 0.996)
         update_teacher_ema((self.model, self.head), (self.teacher, self.teacher_head), momentum)
         mean = self.reduce(self.outputs)
@@ -160,63 +173,73 @@ class DINO(UnlabelledObjective):
         self.outputs.zero_()
 
     def deployed_model(self) -> Model:
-        """The teacher."""
+        """Return the teacher."""
         return self.teacher
 
     def warnings(self, scalars: Mapping[str, float], progress: TrainingProgress) -> Iterator[tuple[str, str]]:
-        """Detect collapse: of the features, of all targets to the same one, or of targets to uniform ones."""
+        """Detect collapse: of the features, of all targets to the same prototype, or of targets to a uniform
+        distribution."""
         yield from super().warnings(scalars, progress)
         yield from detect_target_collapse(scalars, self.config.prototypes, progress)
 
     def frozen_at_start(self) -> tuple[str, ...]:
-        """The prototypes."""
+        """Return the names of the prototypes."""
         return prototype_names(self, "head")
 
     def frozen_update(self, progress: TrainingProgress) -> FrozenUpdate | None:
-        """Skip the prototypes during the first share of the run; the authors' code sets their gradient to None."""
+        """Return "skip" during the first share `frozen` of the run, because the authors' code sets the gradient of the
+        prototypes to None."""
         return "skip" if progress.fraction_done < self.config.frozen else None
 
     def flops(self, progress: TrainingProgress) -> float:
-        """Three passes of the student over every view, one of the teacher over the global ones; heads included."""
-        views, shape = self.setting.views, self.teacher.config
-        head = sum(weight.numel() for weight in self.head.parameters() if weight.ndim == 2)
-        global_macs, local_macs = (
-            shape.computed_macs() + head,
-            shape.computed_macs(views.local_image) + head if views.locals else 0,
-        )
+        """Return the floating-point operations of three passes of the student over every view, and one pass of the
+        teacher over the global views; heads included."""
+        views, config = self.setting.views, self.teacher.config
+        head_macs = sum(weight.numel() for weight in self.head.parameters() if weight.ndim == 2)
+        global_macs = config.computed_macs() + head_macs
+        local_macs = config.computed_macs(views.local_image) + head_macs if views.locals else 0
         return 2 * (4 * NUM_GLOBAL_VIEWS * global_macs + 3 * views.locals * local_macs)
 
 
 def prototype_names(objective: nn.Module, *heads: str) -> tuple[str, ...]:
-    """Return the names of the prototypes of an objective's heads and, if trainable, of their lengths."""
+    """Return the parameter names of the prototypes of these heads of an objective, and of their lengths if they are
+    trainable."""
     names = [f"{head}.{name}" for head in heads for name in ("prototypes.weight", "lengths")]
     parameters = dict(objective.named_parameters())
     return tuple(name for name in names if name in parameters)
 
 
 def accumulate_outputs(outputs: Tensor, new_outputs: Tensor, idle: bool) -> None:
-    """Add the sum and the number of (n, K) outputs to (K + 1,) `outputs`; nothing if the batch is `idle`."""
+    """Add the sum and the number of `new_outputs` (n, K) to `outputs` (K + 1,) in place, unless the process is `idle`
+    (`Objective.is_idle`)."""
     if not idle:
         outputs += torch.cat([new_outputs.sum(0), new_outputs.new_full((1,), len(new_outputs))])
 
 
 def cross_view_entropy(targets: Tensor, logits: Tensor) -> Tensor:
-    """(B, 2, K) probabilities q, (B, V, K) logits s -> a scalar: the mean over pairs i, v != i of -sum_k q_ik log p_vk.
+    """Compute the cross-entropy between global views and all other views of an image, a scalar: targets q (B, 2, K),
+    logits s (B, V, K).
+
+    It is the mean over all pairs of a global view i and another view v of -sum_k q_ik log softmax(s_v)_k:
 
         for i in range(2): for v in range(V): if v != i: loss -= (q[:, i] * log_softmax(s[:, v])).sum(-1).mean()
         loss /= 2 (V - 1)
 
-    As each q_i sums to one, a term is log sum exp(s_v) - q_i s_v, and the s_v can be summed first.
+    As each q_i sums to one, a term is log sum exp(s_v) - q_i s_v, so the s_v can be summed first.
     """
-    views, evidence = logits.shape[1], logits.logsumexp(-1)
+    num_views, log_norms = logits.shape[1], logits.logsumexp(-1)
     other_logits = logits.sum(1, keepdim=True) - logits[:, :NUM_GLOBAL_VIEWS]
-    matched = (targets * other_logits).sum(-1)
-    return (evidence.sum(1, keepdim=True) - evidence[:, :NUM_GLOBAL_VIEWS] - matched).mean() / (views - 1)
+    products = (targets * other_logits).sum(-1)
+    return (log_norms.sum(1, keepdim=True) - log_norms[:, :NUM_GLOBAL_VIEWS] - products).mean() / (num_views - 1)
 
 
 def compute_target_metrics(targets: Tensor, features: Tensor) -> dict[str, Tensor]:
-    """(..., K) probabilities, (n, D) features -> scalars: the mean entropy of the targets and the entropy of their
-    mean, in nats, 0 to ln K; and the std over the images of features of length one, 0 to 1 / sqrt(D)."""
+    """Compute metrics of targets (..., K) and features (n, D), as scalars.
+
+    - "teacher_entropy": mean entropy of the targets, in nats, 0 to ln K.
+    - "prototype_entropy": entropy of the mean target, in nats, 0 to ln K.
+    - "feature_std": std over the images of features of length one, 0 to 1 / sqrt(D).
+    """
     probabilities = targets.flatten(0, -2)
     mean = probabilities.mean(0)
     return {
@@ -229,7 +252,7 @@ def compute_target_metrics(targets: Tensor, features: Tensor) -> dict[str, Tenso
 def detect_target_collapse(
     scalars: Mapping[str, float], prototypes: int, progress: TrainingProgress
 ) -> Iterator[tuple[str, str]]:
-    """Return warnings of a collapse of the targets, after the start of the run."""
+    """Yield warnings of a collapse of the targets, after the start of the run."""
     if progress.fraction_done < COLLAPSE_CHECK_START or "teacher_entropy" not in scalars:
         return
     if scalars["teacher_entropy"] > UNIFORM_ENTROPY_SHARE * math.log(prototypes):
@@ -251,7 +274,7 @@ def detect_target_collapse(
 
 
 def update_teacher_ema(student: tuple[nn.Module, ...], teacher: tuple[nn.Module, ...], momentum: float) -> None:
-    """Update teacher <- momentum teacher + (1 - momentum) student, for each parameter, in float32.
+    """Update each parameter of the teacher in place, in float32: teacher <- momentum teacher + (1 - momentum) student.
 
     Buffers, such as the statistics of a batch norm, are copied from the student. A sharded student (FSDP2) is gathered
     one parameter at a time.

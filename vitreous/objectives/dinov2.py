@@ -1,7 +1,8 @@
-"""DINOv2 (arXiv:2304.07193): DINO on whole images, iBOT on masked patches (arXiv:2111.07832), and KoLeo, which spreads
-features (arXiv:1806.03198).
+"""Objective of DINOv2 (arXiv:2304.07193): DINO on whole images, iBOT on masked patches (arXiv:2111.07832), and KoLeo,
+which spreads features (arXiv:1806.03198).
 
-B images, V views of which 2 are global, N patches of a view, M masked patches of the batch, K prototypes, D width.
+Shapes: B images, V views of which 2 are global, b = 2 B global views, N patches of a view, M masked patches of the
+batch, K prototypes, D width.
 """
 
 from __future__ import annotations
@@ -46,29 +47,31 @@ from vitreous.objectives.unlabelled import (
 from vitreous.system.machine import copy_to_device
 from vitreous.system.torch_types import from_numpy
 
-SINKHORN_ITERATIONS = 3  # Sinkhorn-Knopp
-_MASK = 0x69424F54  # separates random numbers of masks from those of augmentation
+SINKHORN_ITERATIONS = 3  # iterations of Sinkhorn-Knopp normalisation
+_MASK = 0x69424F54  # makes the random numbers of masks independent of those of augmentation
 
 
 @dataclass(frozen=True)
 class DINOv2Config(HeadOptions, ObjectiveConfig):
-    """DINOv2; the defaults are those of the authors' code (`ssl_default_config.yaml`).
+    """Options of DINOv2; the defaults are those of the authors' code (`ssl_default_config.yaml`).
 
-    It has DINO's options, and:
+    It has the options of DINO (`DINOConfig`), and:
 
-    - `patch_prototypes` and `patch_bottleneck`: of a separate head for patches; 0: the same head.
-    - `centring`: of the teacher's outputs, by their moving mean, or by `sinkhorn_knopp`, which gives every prototype an
-      equal share of the batch.
-    - `mask_probability`, `mask_shares`: a global view is masked in blocks with this probability, by a share in this
-      range.
+    - `patch_prototypes`, `patch_bottleneck`: prototypes and bottleneck of a separate head for patches; with
+      `patch_prototypes` 0, images and patches share a head.
+    - `centring`: how the teacher's outputs are centred: by their moving mean (`moving`), or by `sinkhorn_knopp`, which
+      assigns every prototype an equal share of the batch.
+    - `mask_probability`: probability that a global view is masked, in blocks; `mask_shares`: range of the share of its
+      patches that is masked.
     - `patch_weight`, `koleo`: weights of the patch loss and of KoLeo.
+    - `teacher`: a frozen model with its heads that provides the targets, as in the distillation of DINOv2's smaller
+      models. Nothing is masked, the patch loss covers all patches, and the student's EMA is deployed. The numbers of
+      prototypes are then the teacher's.
 
-    With a `teacher`, targets come from a frozen model with its heads, as in the distillation of DINOv2's smaller
-    models. There is no masking, the patch loss covers all patches, and the student's EMA is saved. The numbers of
-    prototypes are then the teacher's. Raises UsageError for invalid values.
+    Raises UsageError for invalid values.
     """
 
-    least_batch: ClassVar[int] = 2  # KoLeo needs a nearest neighbour
+    least_batch: ClassVar[int] = 2  # KoLeo requires a nearest neighbour
 
     name: Literal["dinov2"] = "dinov2"
     unit_prototypes: bool = False
@@ -86,31 +89,34 @@ class DINOv2Config(HeadOptions, ObjectiveConfig):
 
     @property
     def can_split_batch(self) -> bool:
-        """False: features are compared with those of other samples."""
+        """Return False, because features are compared with those of other samples."""
         return False
 
     def __post_init__(self) -> None:
         check_head(self)
         if self.koleo < 0:
-            raise UsageError(f"objective.koleo is {self.koleo:g}, which would draw features together", "use 0 or more")
+            raise UsageError(f"objective.koleo {self.koleo:g} would make features collapse", "use 0 or more")
         if self.temperature <= 0 or not 0 <= self.centre_momentum <= 1 or not 0 <= self.mask_probability <= 1:
-            raise UsageError("temperatures must be above 0, momenta and probabilities from 0 to 1")
+            names = "temperature must be above 0, centre_momentum and mask_probability from 0 to 1"
+            values = f"{self.temperature:g}, {self.centre_momentum:g} and {self.mask_probability:g}"
+            raise UsageError(f"{names}, got {values}")
         if not 0 <= self.mask_shares[0] <= self.mask_shares[1] <= 1:
             raise UsageError(
                 f"mask_shares {self.mask_shares} are out of range", "use two numbers from 0 to 1, the lower one first"
             )
 
     def check(self, model: ModelConfig, classes: tuple[str, ...], views: Any) -> None:
-        """Raise UsageError for a single view, local views whose size the patch does not divide, and models without
-        patch tokens."""
+        """Raise UsageError for views that are not multi-crop, for local views whose size is not divisible by the patch,
+        and for models without patch tokens."""
         check_views(views, MultiCrop, self.name)
         check_takes_patches(model, self.name)
         check_local_views(model, views)
 
     def with_absolute_paths(self, model: ModelConfig, classes: tuple[str, ...]) -> DINOv2Config:
-        """Return the config with the teacher's absolute path and numbers of prototypes.
+        """Return the config with the absolute path of the teacher and its numbers of prototypes.
 
-        Raises UsageError for a teacher without DINOv2 heads or an incompatible one, WeightsError for an unreadable one.
+        Raises UsageError for a teacher that is incompatible or has no DINOv2 heads, WeightsError for an unreadable
+        teacher.
         """
         if not self.teacher:
             return self
@@ -120,18 +126,19 @@ class DINOv2Config(HeadOptions, ObjectiveConfig):
         return replace(self, teacher=absolute_source(self.teacher), **counts)
 
     def build(self, model: Model, setting: ObjectiveSetting) -> DINOv2:
-        """Build the objective of an encoder. Raises UsageError and WeightsError as `located`."""
+        """Build the objective of an encoder. Raises the errors of `with_absolute_paths`."""
         return DINOv2(model, self, setting, PrototypeTeacher(self.teacher, setting.dtype) if self.teacher else None)
 
 
 class DINOv2(UnlabelledObjective):
     """The sum of three losses, in nats: DINO's, iBOT's times `patch_weight`, and KoLeo times `koleo`.
 
-    Takes {"images": (B, 2, C, *image), "local": (B, V - 2, C, *local image), "masks": (B, 2, *grid) bool}. The teacher
-    sees whole images, the student a mask token in place of each masked patch.
+    The input is {"images": (B, 2, C, *image), "local": (B, V - 2, C, *local image), "masks": (B, 2, *grid) bool}. The
+    teacher encodes whole images; in the student, a mask token replaces each masked patch.
 
-    A `frozen` teacher provides the targets in place of the student's EMA, which is updated nevertheless. All patches
-    then count as masked, and the student sees them. The frozen teacher is not stored in checkpoints, only its digest.
+    A `frozen` teacher provides the targets instead of the student's EMA, which is updated nevertheless. All patches
+    then count as masked, but the student encodes them unchanged. Checkpoints do not contain the frozen teacher, only
+    its digest.
     """
 
     compares_views: ClassVar[bool] = True
@@ -175,23 +182,23 @@ class DINOv2(UnlabelledObjective):
 
     @property
     def collapse_hint(self) -> str:
-        """Increase KoLeo, which spreads features, or use smaller steps."""
+        """Return the settings that prevent collapse of the features: a larger weight of KoLeo, or smaller steps."""
         return f"raise --objective.koleo (now {self.config.koleo:g}), lower --lr, or use larger batches"
 
     def heads(self, owner: str = "") -> tuple[DINOHead, ...]:
-        """Return the heads of the student, or with owner "teacher_" of the teacher: for images, and for patches if
-        separate."""
+        """Return the heads of the student, or with owner "teacher_" those of the teacher: for images, and for patches
+        if separate."""
         names = ("head", "patch_head") if self.config.patch_prototypes else ("head",)
         return tuple(getattr(self, owner + name) for name in names)
 
     def train(self, mode: bool = True) -> DINOv2:
-        """Set training mode; the teacher has neither dropout nor stochastic depth."""
+        """Set training mode; the teacher stays in evaluation mode, without dropout and stochastic depth."""
         super().train(mode)
         self.teacher.eval()
         return self
 
     def prepare(self, batch: Batch, progress: TrainingProgress) -> Batch:
-        """Draw the masks, and set the teacher's temperature."""
+        """Draw the masks, and set the teacher's temperature for this step."""
         self.temperature.fill_(progress.values.get("teacher_temperature", 0.04))
         if self.frozen is not None:
             mask_shape = (*batch["images"].shape[:2], *self.model.config.grid)
@@ -207,6 +214,8 @@ class DINOv2(UnlabelledObjective):
         return {**batch, "masks": copy_to_device(masks, batch["images"].device), "masked": counts}
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
+        """Compute the loss, its three terms and the metrics of `compute_target_metrics`, as scalars, and accumulate the
+        teacher's outputs."""
         config, images, masks = self.config, batch["images"], batch["masks"].flatten(0, 1).flatten(1)
         count = len(images)
         index = masked_positions(masks, int(batch["masked"].sum()))
@@ -230,11 +239,11 @@ class DINOv2(UnlabelledObjective):
         return {"loss": loss, **loss_values, **compute_target_metrics(targets, features)}
 
     def encode(self, images: Tensor, masks: Tensor, masked_indices: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Encode images with the student: (b, C, *image), (b, N) bool masks, (M,) int64 indices -> (b, D) features and
-        (M, D) masked patches.
+        """Encode global views with the student: images (b, C, *image), masks (b, N) bool -> features (b, D), masked
+        patches (M, D).
 
-        Masked patches are replaced by a mask token, unless the teacher is frozen. `masked_indices`: the indices of the
-        masked patches in the flattened masks; None: computed from `masks`.
+        A mask token replaces each masked patch, unless the teacher is frozen. `masked_indices` (M,) int64 are the
+        indices of the masked patches in the flattened masks; None computes them from `masks`.
         """
         model = self.model
         hidden = masks if self.frozen is None else torch.zeros_like(masks)
@@ -245,8 +254,8 @@ class DINOv2(UnlabelledObjective):
         return model.pool(encoded), patches[masks] if masked_indices is None else patches.flatten(0, 1)[masked_indices]
 
     def compute_teacher_outputs(self, images: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
-        """(b, C, *image), (M,) indices of masked patches -> (b, K) and (M, K) float32: the teacher's probabilities for
-        images and masked patches."""
+        """Compute the teacher's targets for global views (b, C, *image) and the masked patches at the flattened indices
+        `index` (M,): probabilities (b, K) and (M, K) float32."""
         logits = self.teacher_logits(images, index)
         if self.config.centring == "sinkhorn":
             image_targets, patch_targets = (
@@ -263,15 +272,18 @@ class DINOv2(UnlabelledObjective):
         return image_targets, patch_targets
 
     def teacher_logits(self, images: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
-        """(b, C, *image), (M,) indices of masked patches -> (b, K) and (M, K) float32: the teacher's logits for images
-        and masked patches. Raises WeightsError if a resumed run finds another frozen teacher."""
+        """Compute the teacher's logits for global views (b, C, *image) and the masked patches at the flattened indices
+        `index` (M,): (b, K) and (M, K) float32.
+
+        Raises WeightsError if the frozen teacher of a resumed run has changed.
+        """
         if self.frozen is not None:
             check_teacher_digest(self.frozen, self.digest)
             patch, normalisation = self.model.config.patch, self.setting.normalisation
-            image_head, patch_logits = self.frozen.compute_targets(
+            image_logits, patch_logits = self.frozen.compute_targets(
                 images, normalisation, patch, self.reduce, self.is_idle
             )
-            return image_head, patch_logits.flatten(0, 1)[index]
+            return image_logits, patch_logits.flatten(0, 1)[index]
         model, dtype = self.teacher, images.dtype
         with torch.autocast(images.device.type, dtype, enabled=dtype != torch.float32):
             encoded = model.features(images)
@@ -280,65 +292,68 @@ class DINOv2(UnlabelledObjective):
         return image_head(features, self.reduce, self.is_idle), patch_head(patches, self.reduce, self.is_idle)
 
     def after_step(self, progress: TrainingProgress) -> None:
-        """Update the teacher from the student, and the centres from the teacher's outputs of this step."""
+        """Update the teacher from the student, and the centres from the teacher's outputs in this step."""
         momentum = progress.values.get("momentum", 0.992)
         update_teacher_ema((self.model, *self.heads()), (self.teacher, *self.heads("teacher_")), momentum)
         for centre, outputs in ((self.centre, self.outputs), (self.patch_centre, self.patch_outputs)):
             mean = self.reduce(outputs)
-            target = torch.where(
-                mean[-1] > 0, mean[:-1] / mean[-1], centre
-            )  # no `if`, which would synchronise with a GPU
-            centre.lerp_(target, 1 - self.config.centre_momentum)
+            # `where` instead of `if`, which would synchronise with a GPU
+            new_centre = torch.where(mean[-1] > 0, mean[:-1] / mean[-1], centre)
+            centre.lerp_(new_centre, 1 - self.config.centre_momentum)
             outputs.zero_()
 
     def deployed_model(self) -> Model:
-        """The teacher."""
+        """Return the teacher."""
         return self.teacher
 
     def warnings(self, scalars: Mapping[str, float], progress: TrainingProgress) -> Iterator[tuple[str, str]]:
-        """Detect collapse: of the features, of all targets to the same one, or of targets to uniform ones."""
+        """Detect collapse: of the features, of all targets to the same prototype, or of targets to a uniform
+        distribution."""
         yield from super().warnings(scalars, progress)
         yield from detect_target_collapse(scalars, self.config.prototypes, progress)
 
     def frozen_at_start(self) -> tuple[str, ...]:
-        """The prototypes of all heads."""
+        """Return the names of the prototypes of all heads."""
         return prototype_names(self, *("head", "patch_head")[: len(self.heads())])
 
     def frozen_update(self, progress: TrainingProgress) -> FrozenUpdate | None:
-        """Keep the prototypes at learning rate 0 during the first share of the run, as the authors' code does: their
-        moments and step count advance."""
+        """Return "zero-lr" during the first share `frozen` of the run, because in the authors' code moments and step
+        count of the prototypes change."""
         return "zero-lr" if progress.fraction_done < self.config.frozen else None
 
     def flops(self, progress: TrainingProgress) -> float:
-        """Three passes of the student over every view, one of the teacher over the global ones; heads included."""
-        views, shape, config = self.setting.views, self.teacher.config, self.config
-        heads = [sum(p.numel() for p in head.parameters() if p.ndim == 2) for head in self.heads()]
-        masked = config.mask_probability * sum(config.mask_shares) / 2 * math.prod(shape.grid)
+        """Return the floating-point operations of three passes of the student over every view, and one pass of the
+        teacher over the global views; heads included."""
+        views, encoder_config, config = self.setting.views, self.teacher.config, self.config
+        head_macs = [sum(p.numel() for p in head.parameters() if p.ndim == 2) for head in self.heads()]
+        num_masked = config.mask_probability * sum(config.mask_shares) / 2 * math.prod(encoder_config.grid)
         if self.frozen is not None:
-            masked = math.prod(shape.grid)
-        global_macs = shape.macs() + heads[0] + masked * heads[-1]
-        local_macs = shape.computed_macs(views.local_image) + heads[0] if views.locals else 0
+            num_masked = math.prod(encoder_config.grid)
+        global_macs = encoder_config.macs() + head_macs[0] + num_masked * head_macs[-1]
+        local_macs = encoder_config.computed_macs(views.local_image) + head_macs[0] if views.locals else 0
         student_flops = 2 * (3 * NUM_GLOBAL_VIEWS * global_macs + 3 * views.locals * local_macs)
         return student_flops + NUM_GLOBAL_VIEWS * (
-            2 * global_macs if self.frozen is None else self.frozen.flops(math.prod(shape.grid))
+            2 * global_macs if self.frozen is None else self.frozen.flops(math.prod(encoder_config.grid))
         )
 
 
 def masked_positions(masks: Tensor, count: int) -> Tensor:
-    """(b, N) bool -> (M,) int64: the indices of true elements, in order, in the flattened mask; `count` is M.
+    """Return the indices of the true elements of the flattened masks, in order: (b, N) bool -> (M,) int64; `count` is
+    M.
 
-    Equal to `masks.flatten().nonzero()`, which would synchronise with a GPU to get M.
+    Equal to `masks.flatten().nonzero()`, which would synchronise with a GPU to determine M.
     """
     return masks.flatten().to(torch.uint8).sort(descending=True, stable=True).indices[:count]
 
 
 def masked_cross_entropy(targets: Tensor, logits: Tensor, masks: Tensor, index: Tensor | None = None) -> Tensor:
-    """(M, K) probabilities q and logits s of the masked patches -> a scalar: the mean over images of the mean over
-    their masked patches of -sum_k q_k log softmax(s)_k; 0 for an image without any.
+    """Compute the cross-entropy of masked patches, a scalar: targets q and logits s, both (M, K).
 
-    The patches are at the indices `index` (M,) of `masks` (b, N) bool, or in their order.
+    It is the mean over images of the mean over their masked patches of -sum_k q_k log softmax(s)_k; 0 for an image
+    without masked patches. `index` (M,) are the indices of the patches in the flattened `masks` (b, N) bool; None
+    computes them.
 
-        for image in range(b): loss += -(q * log_softmax(s)).sum(-1)[of the image].mean() / b
+        for image in range(b): loss += -(q * log_softmax(s)).sum(-1)[patches of the image].mean() / b
     """
     index = masks.flatten().nonzero()[:, 0] if index is None else index
     weights = (1 / masks.sum(1, keepdim=True).clamp(min=1)).expand_as(masks).flatten()[index]
@@ -347,19 +362,20 @@ def masked_cross_entropy(targets: Tensor, logits: Tensor, masks: Tensor, index: 
 
 
 def sinkhorn_knopp(scores: Tensor, reduce: Callable[[Tensor], Tensor], idle: bool = False) -> Tensor:
-    """(n, K) scores -> (n, K) probabilities: normalise exp(scores) to equal column sums, then to row sums of one, three
-    times (arXiv:2006.09882, Algorithm 1 of its appendix).
+    """Normalise exp(scores) to equal column sums, then to row sums of one, three times: (n, K) -> probabilities (n, K)
+    (arXiv:2006.09882, Algorithm 1 of its appendix).
 
-    The sums are over the samples of all processes that are not `idle`.
+    The sums are over the samples of all processes that are not `idle` (`Objective.is_idle`); `reduce` is the mean over
+    processes.
 
         Q = exp(scores); for _ in range(3): Q /= Q.sum(0) * K; Q /= Q.sum(1, keepdim) * n; return Q * n
 
-    Computed in log space, so nothing overflows.
+    The computation is in log space, so nothing overflows.
     """
     log_probs, neg_inf = scores.float(), scores.new_full(scores.shape[1:], -torch.inf, dtype=torch.float32)
     for _ in range(SINKHORN_ITERATIONS):
         sums = neg_inf if idle or not len(log_probs) else log_probs.logsumexp(0)
-        level = reduce(sums.nan_to_num(neginf=0.0))
-        log_probs = log_probs - level - reduce((sums - level).exp()).log()
+        offset = reduce(sums.nan_to_num(neginf=0.0))
+        log_probs = log_probs - offset - reduce((sums - offset).exp()).log()
         log_probs = log_probs - log_probs.logsumexp(1, keepdim=True)
     return log_probs.exp()

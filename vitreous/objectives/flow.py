@@ -1,6 +1,7 @@
-"""Training of rectified flow models: straight lines from noise to images (arXiv:2209.03003, arXiv:2401.08740).
+"""Objective of rectified flow models, which follow straight lines from noise to images (arXiv:2209.03003,
+arXiv:2401.08740).
 
-B images of C channels.
+Shapes: B images of C channels.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from vitreous.system.torch_types import ndtri
 
 @dataclass(frozen=True)
 class FlowConfig(GeneratorConfig):
-    """The velocity of a straight line from noise to an image.
+    """Prediction of the velocity along a straight line from noise to an image.
 
-    `times` are uniform in 0 to 1 (`uniform`), or the logistic function of a standard normal number (`logit-normal`,
-    arXiv:2403.03206, section 3.1), which concentrates in the middle. `scale`: the model's time input is 0 to this
-    value. Raises UsageError for invalid values.
+    `times` is the distribution of times: uniform in 0 to 1 (`uniform`), or the logistic function of a standard normal
+    number (`logit-normal`, arXiv:2403.03206, section 3.1), which concentrates in the middle. `scale`: the model's time
+    input ranges from 0 to this value. Raises UsageError for invalid values.
     """
 
     name: Literal["flow"] = "flow"
@@ -34,11 +35,11 @@ class FlowConfig(GeneratorConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.scale <= 0:
-            raise UsageError(f"scale must be above 0, not {self.scale}")
+            raise UsageError(f"scale must be above 0, got {self.scale}")
 
     @property
     def process(self) -> Flow:
-        """The noise process."""
+        """Return the noise process."""
         return Flow(self.scale)
 
     def build(self, model: Model, setting: ObjectiveSetting) -> FlowObjective:
@@ -47,10 +48,11 @@ class FlowConfig(GeneratorConfig):
 
 
 class FlowObjective(GeneratorObjective):
-    """The mean squared error of the velocity: image minus noise."""
+    """Mean squared error of the predicted velocity, which is image minus noise."""
 
     def prepare(self, batch: Batch, progress: TrainingProgress) -> Batch:
-        """Draw a time, noise, and whether the class is dropped, and interpolate between image and noise."""
+        """Draw a time, noise, and whether the class is dropped for each sample, and interpolate between image and
+        noise."""
         noise, times, label_drop_draws = self.draw_noise_and_times(batch)
         if self.config.times == "logit-normal":
             times = ndtri(times.clamp(min=1e-9)).sigmoid()

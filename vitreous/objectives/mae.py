@@ -1,8 +1,9 @@
-"""Masked autoencoding (arXiv:2111.06377): encode a quarter of the patches, predict the pixels of the others. For clips,
-VideoMAE (arXiv:2203.12602): mask the same positions at all times.
+"""Objective of masked autoencoding (MAE, arXiv:2111.06377): encode a quarter of the patches, predict the pixels of the
+others. For clips (VideoMAE, arXiv:2203.12602), the same spatial positions are masked in all time slots.
 
-B images, N patches of which K are visible and M = N - K masked, P prefix tokens, D width of the encoder, d of the
-decoder, V values in a patch: C channels times pixels. Any number of axes.
+Shapes: B images, N patches of which K are visible and M = N - K masked, P prefix tokens, D width of the encoder. V are
+the values in a patch (C channels times pixels), G the groups of values that are normalised separately. Images may have
+any number of axes.
 """
 
 from __future__ import annotations
@@ -35,17 +36,20 @@ from vitreous.objectives.unlabelled import UnlabelledObjective, check_takes_patc
 from vitreous.system.machine import copy_to_device
 from vitreous.system.torch_types import from_numpy
 
-_MASK = 0x6D6165  # separates random numbers of masks from those of augmentation
+_MASK = 0x6D6165  # makes the random numbers of masks independent of those of augmentation
 
 
 @dataclass(frozen=True)
 class MAEConfig(ObjectiveConfig):
-    """Masked autoencoding; the defaults are the paper's (section 4, appendix A.1).
+    """Options of masked autoencoding; the defaults are the paper's (section 4, appendix A.1).
 
-    `mask`: the share of the patches that are hidden from the encoder; with `tubes` the share of a clip's spatial
-    positions, each hidden in all time slots (VideoMAE). The decoder has `decoder_depth` blocks of `decoder_width` with
-    `decoder_heads` heads. `normalise`: targets have mean 0 and variance 1 within a patch, or, with
-    `normalise_channels`, within each channel of it (VideoMAE). Raises UsageError for invalid values.
+    - `mask`: share of the patches that are hidden from the encoder; with `tubes`, share of a clip's spatial positions,
+      each hidden in all time slots (VideoMAE).
+    - `decoder_width`, `decoder_depth`, `decoder_heads`: width, blocks and heads of the decoder.
+    - `normalise`: targets have mean 0 and variance 1 within a patch, or with `normalise_channels` within each channel
+      of a patch (VideoMAE).
+
+    Raises UsageError for invalid values.
     """
 
     takes_clips: ClassVar[bool] = True
@@ -63,27 +67,27 @@ class MAEConfig(ObjectiveConfig):
         width, heads = self.decoder_width, self.decoder_heads
         if min(width, heads) < 1 or self.decoder_depth < 0 or width % heads or width % 4:
             raise UsageError(
-                f"a decoder of {self.decoder_depth} blocks of width {width} with {heads} heads is not possible",
-                "use a width that is a multiple of 4 and of the heads",
+                f"a decoder cannot have {self.decoder_depth} blocks of width {width} with {heads} heads",
+                "use a width that is divisible by 4 and by the number of heads",
             )
         if self.normalise_channels and not self.normalise:
             raise UsageError("--objective.normalise-channels requires --objective.normalise true")
 
     def visible(self, grid: tuple[int, ...]) -> int:
-        """Number of patches of a grid that the encoder sees."""
+        """Return the number of patches of a grid that the encoder receives."""
         if not self.tubes:
             return int(math.prod(grid) * (1 - self.mask))
         spatial_positions = math.prod(grid[1:])
         return grid[0] * (spatial_positions - int(spatial_positions * self.mask))
 
     def check(self, model: ModelConfig, classes: tuple[str, ...], views: Any) -> None:
-        """Raise UsageError for a model that needs every patch, several views, tubes without a time axis, or a mask
-        without masked or visible patches."""
+        """Raise UsageError for a model that requires every patch, for several views, for tubes without a time axis, and
+        for a mask that leaves no masked or no visible patch."""
         check_views(views, Augment, self.name)
         check_takes_patches(model, self.name)
         if self.tubes and len(model.grid) != 3:
             raise UsageError(
-                "--objective.tubes masks the same positions at all times, but images have no time axis",
+                "--objective.tubes masks the same positions in all time slots, but images have no time axis",
                 "use --objective.tubes false",
             )
         length = math.prod(model.grid)
@@ -94,7 +98,7 @@ class MAEConfig(ObjectiveConfig):
             )
 
     def describe_restoration(self) -> str:
-        """Description of a reconstruction."""
+        """Describe the reconstructed images for reports."""
         description = f"{self.mask:.0%} of the patches (grey) are hidden from the encoder, and restored by the decoder."
         if not self.normalise:
             return description
@@ -105,7 +109,7 @@ class MAEConfig(ObjectiveConfig):
         )
 
     def initialise(self, model: Model) -> None:
-        """Draw the encoder's weights as the paper does (appendix A.1)."""
+        """Initialise the encoder's weights as in the paper (appendix A.1)."""
         init_xavier(model)
 
     def build(self, model: Model, setting: ObjectiveSetting) -> MAE:
@@ -114,11 +118,11 @@ class MAEConfig(ObjectiveConfig):
 
 
 class MAEDecoder(nn.Module):
-    """A narrow ViT on the encoded tokens, and a mask token at every other position.
+    """Decoder: a narrow ViT on the encoded tokens and on a mask token for every masked patch.
 
-    For an encoder with VideoMAE's positions it is VideoMAE's decoder: the same positions, without a bias of keys and of
-    its first layer. Attention does not depend on the order of tokens, so masked tokens come first and the output is a
-    slice.
+    For an encoder with VideoMAE's positions it is VideoMAE's decoder: with the same positions, without a key bias and
+    without a bias of its first layer. Attention does not depend on the order of tokens, so masked tokens are put first
+    and the output is a slice.
     """
 
     position: Tensor
@@ -142,8 +146,8 @@ class MAEDecoder(nn.Module):
         init_xavier(self)
 
     def forward(self, tokens: Tensor, visible: Tensor, masked: Tensor) -> Tensor:
-        """(B, P + K, D) encoded tokens, (B, K) and (B, M) int64 indices -> (B, M, V): the predicted values of masked
-        patches."""
+        """Predict the values of masked patches: encoded tokens (B, P + K, D), indices of visible (B, K) and masked
+        patches (B, M) int64 -> (B, M, V)."""
         x, position = self.embed(tokens), self.position.to(tokens.dtype)
         prefix, visible_tokens = x.split([x.shape[1] - visible.shape[1], visible.shape[1]], 1)
         x = torch.cat([self.mask_token + position[masked], visible_tokens + position[visible], prefix], 1)
@@ -151,10 +155,10 @@ class MAEDecoder(nn.Module):
 
 
 class MAE(UnlabelledObjective):
-    """The mean squared error of the masked patches.
+    """Mean squared error of the predicted masked patches.
 
-    Takes {"images": (B, C, *image), "visible": (B, K), "masked": (B, M) int64, "targets": (B, M, V) float32}. The
-    squares are summed in float32.
+    The input is {"images": (B, C, *image), "visible": (B, K), "masked": (B, M) int64, "targets": (B, M, V) float32}.
+    The squares are averaged in float32.
     """
 
     capturable: ClassVar[bool] = True
@@ -168,7 +172,7 @@ class MAE(UnlabelledObjective):
         self.decoder = MAEDecoder(model.config, config)
 
     def prepare(self, batch: Batch, progress: TrainingProgress) -> Batch:
-        """Draw the masks, and use the masked patches of the images as targets."""
+        """Draw the masks, and add the masked patches of the images as targets."""
         images = batch["images"]
         visible, masked = self.draw_masks(
             derive_keys(self.setting.seed, _MASK, batch["positions"].numpy()), images.device
@@ -183,14 +187,15 @@ class MAE(UnlabelledObjective):
         }
 
     def draw_masks(self, keys: np.ndarray, device: torch.device) -> tuple[Tensor, Tensor]:
-        """(B,) keys -> (B, K) and (B, M) int64: the visible patches and the masked ones."""
+        """Draw the masks of images by their keys (B,): the indices of visible patches (B, K) and of masked patches
+        (B, M) int64."""
         masks = (tube_masks if self.config.tubes else random_masks)(keys, self.model.config.grid, self.config.mask)
         masked = masks.mask.reshape(len(keys), -1).nonzero()[1].reshape(len(keys), -1)
         return copy_to_device(from_numpy(masks.keep), device), copy_to_device(from_numpy(masked), device)
 
     def targets(self, images: Tensor, masked: Tensor) -> Tensor:
-        """(B, C, *image), (B, M) int64 -> (B, M, V) float32: the pixels of these patches, normalised if the config
-        enables it."""
+        """Return the pixels of masked patches, normalised if the config enables it: images (B, C, *image), indices
+        (B, M) int64 -> (B, M, V) float32."""
         patches = gather_tokens(patchify(images.float(), self.model.config.patch).flatten(1, -2), masked)
         if not self.config.normalise:
             return patches
@@ -199,35 +204,40 @@ class MAE(UnlabelledObjective):
         return ((groups - mean) / std).flatten(-2)
 
     def group_values(self, patches: Tensor) -> Tensor:
-        """(B, M, V) -> (B, M, G, V / G): the groups that are normalised separately, the patch (G = 1) or each of its C
-        channels."""
+        """Group the values that are normalised together, the patch (G = 1) or each of its C channels: (B, M, V) ->
+        (B, M, G, V / G)."""
         return torch.unflatten(patches, -1, (self.model.config.channels if self.config.normalise_channels else 1, -1))
 
     def compute_moments(self, groups: Tensor) -> tuple[Tensor, Tensor]:
-        """(B, M, G, V / G) -> mean and std, (B, M, G, 1): from the unbiased variance sqrt(var + 1e-6), for channels
-        sqrt(var) + 1e-6, as in the code of MAE and of VideoMAE."""
+        """Compute mean and std of each group: (B, M, G, V / G) -> (B, M, G, 1) twice.
+
+        The std is sqrt(var + 1e-6), for channels sqrt(var) + 1e-6, with the unbiased variance, as in the code of MAE
+        and of VideoMAE.
+        """
         variance, mean = torch.var_mean(groups, -1, keepdim=True)
         return mean, variance.sqrt() + 1e-6 if self.config.normalise_channels else (variance + 1e-6).sqrt()
 
     def make_hidden_mask(self, masked: Tensor) -> Tensor:
-        """(B, M) int64 -> (B, N) bool: whether a patch is masked."""
+        """Convert indices of masked patches (B, M) int64 to a mask (B, N) bool, true for masked patches."""
         unmasked = torch.zeros(len(masked), math.prod(self.model.config.grid), dtype=torch.bool, device=masked.device)
         return unmasked.scatter(1, masked, True)
 
     def predict(self, images: Tensor, visible: Tensor, masked: Tensor) -> Tensor:
-        """(B, C, *image), (B, K), (B, M) int64 -> (B, M, V): the decoder's prediction of the masked patches."""
+        """Predict the values of masked patches with encoder and decoder: images (B, C, *image), indices of visible
+        (B, K) and masked patches (B, M) int64 -> (B, M, V)."""
         images = hide_patches(images, self.make_hidden_mask(masked), self.model.config)
         return self.decoder(self.model.encode_patches(images, visible), visible, masked)
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
+        """Compute the loss, a scalar: the mean squared error of the predicted patches."""
         predicted = self.predict(batch["images"], batch["visible"], batch["masked"]).float()
         return {"loss": (predicted - batch["targets"]).square().mean()}
 
     @torch.no_grad()
     def reconstruct(self, images: Tensor, keys: np.ndarray) -> Reconstruction:
-        """(B, C, *image) normalised, (B,) keys -> the visible patches, and the image with masked patches predicted.
+        """Predict the masked patches of images (B, C, *image), normalised, with masks drawn by keys (B,).
 
-        If targets were normalised, predicted patches get their true mean and std.
+        If targets are normalised, predicted patches get the mean and std of the original patches.
         """
         patch, grid = self.model.config.patch, self.model.config.grid
         visible, masked = self.draw_masks(keys, images.device)
@@ -245,7 +255,8 @@ class MAE(UnlabelledObjective):
         return Reconstruction(visible_image, restored, *[self.make_hidden_mask(masked).unflatten(1, grid)] * 2)
 
     def flops(self, progress: TrainingProgress) -> float:
-        """Three passes: the encoder over the visible patches, the decoder over all."""
+        """Return the floating-point operations of three passes: the encoder over the visible patches, the decoder over
+        all patches."""
         shape, config = self.model.config, self.config
         patches = math.prod(shape.grid)
         visible = config.visible(shape.grid)

@@ -1,6 +1,8 @@
-"""Masked patch prediction (arXiv:2010.11929, section 4.6 and B.1.2): restore the colours of corrupted patches.
+"""Objective of masked patch prediction (arXiv:2010.11929, sections 4.6 and B.1.2): predict the colours of corrupted
+patches.
 
-B images of C channels, N patches of which M are corrupted, D width, V values in a patch: channels times pixels.
+Shapes: B images of C channels, N patches of which M are corrupted, D width, V values in a patch
+(channels times pixels), S = 4^axes colours of a shrunk patch.
 """
 
 from __future__ import annotations
@@ -28,21 +30,23 @@ from vitreous.objectives.unlabelled import UnlabelledObjective, check_takes_patc
 from vitreous.system.machine import copy_to_device
 from vitreous.system.torch_types import from_numpy
 
-MaskedTarget = Literal["mean-colour", "small-colours", "pixels"]
-COLOUR_LEVELS = 8  # per channel: 3 bits
+MaskedTarget = Literal["mean-colour", "small-colours", "pixels"]  # prediction targets of a patch
+COLOUR_LEVELS = 8  # levels per channel (3 bits)
 SMALL_PATCH_SIDE = 4  # pixels along a side of the shrunk patch that `small-colours` predicts
-MAX_COLOUR_CHANNELS = 4  # maximum, because the number of classes is 8 to the power of the channels
-_CORRUPT = 0x6D7070  # separates random numbers of corruptions from those of augmentation
+MAX_COLOUR_CHANNELS = 4  # maximum number of channels for colours: there are 8 to the power of the channels classes
+_CORRUPT = 0x6D7070  # makes the random numbers of corruptions independent of those of augmentation
 
 
 @dataclass(frozen=True)
 class MaskedPatchesConfig(ObjectiveConfig):
-    """Masked patch prediction; the defaults are the paper's (B.1.2).
+    """Options of masked patch prediction; the defaults are the paper's (B.1.2).
 
-    `share` of the patches are to be restored. Of their embeddings, `masked` are replaced by the mask token, `swapped`
-    by that of another patch, the rest stay. For a convolutional stem, these patches of the image are set to 0 or
-    swapped. `target`: the mean 3-bit colour of a patch (512 classes for RGB), the 4 x 4 3-bit colours of the shrunk
-    patch, or all its pixels with the squared error.
+    - `share`: share of the patches that are predicted (corrupted patches).
+    - `masked`, `swapped`: shares of the corrupted patches whose embedding is replaced by the mask token, or by the
+      embedding of another patch; the embeddings of the remaining corrupted patches are unchanged. For a convolutional
+      stem, patches of the image are set to 0 or swapped instead.
+    - `target`: the mean 3-bit colour of a patch (512 classes for RGB), the 3-bit colours of the patch shrunk to 4 x 4
+      pixels, or all its pixels with the squared error.
     """
 
     name: Literal["masked-patches"] = "masked-patches"
@@ -52,7 +56,8 @@ class MaskedPatchesConfig(ObjectiveConfig):
     swapped: float = 0.1
 
     def check(self, model: ModelConfig, classes: tuple[str, ...], views: Any) -> None:
-        """Raise UsageError for several views, a model without patch tokens, and patches that cannot be targets."""
+        """Raise UsageError for several views, for a model without patch tokens, and for patches that cannot be
+        targets."""
         check_views(views, Augment, self.name)
         check_takes_patches(model, self.name)
         corrupt_patches(np.zeros(1, np.int64), model.grid, self.share, self.masked, self.swapped)
@@ -63,17 +68,19 @@ class MaskedPatchesConfig(ObjectiveConfig):
             )
         if self.target != "pixels" and model.channels > MAX_COLOUR_CHANNELS:
             hint = "use --objective.target pixels"
-            raise UsageError(f"colours of {model.channels} channels give too many classes", hint)
+            problem = f"colour targets support at most {MAX_COLOUR_CHANNELS} channels, got {model.channels}"
+            raise UsageError(problem, hint)
         if self.target == "small-colours" and min(model.patch) < SMALL_PATCH_SIDE:
             hint = "use --objective.target mean-colour"
-            raise UsageError(f"patches of {model.patch} pixels are smaller than {SMALL_PATCH_SIDE}", hint)
+            problem = f"small-colours requires patches of at least {SMALL_PATCH_SIDE} pixels, got {model.patch}"
+            raise UsageError(problem, hint)
 
     def describe_restoration(self) -> str:
-        """Description of a reconstruction."""
-        stay = 1 - self.masked - self.swapped
+        """Describe the reconstructed images for reports."""
+        unchanged = 1 - self.masked - self.swapped
         description = (
             f"{self.share:.0%} of the patches are predicted. Of these, {self.masked:.0%} (grey) are hidden from the"
-            f" encoder, {self.swapped:.0%} show another patch, {stay:.0%} are unchanged."
+            f" encoder, {self.swapped:.0%} show another patch, {unchanged:.0%} are unchanged."
         )
         if self.target == "pixels":
             return description
@@ -93,10 +100,11 @@ class MaskedPatchesConfig(ObjectiveConfig):
 class MaskedPatchesObjective(UnlabelledObjective):
     """Mean cross-entropy in nats, or mean squared error, over the corrupted patches.
 
-    Takes {"images": (B, C, *image), "source": (B, N) int64, "masked_positions": (B, M) int64, "targets"}. "source" is
-    the index of the patch whose embedding is used at each position, `MASK_VECTOR` for the mask token.
-    "masked_positions" are the positions to predict. "targets" are their colours (B, M) or (B, M, S) int64, or pixels
-    (B, M, V) float32.
+    The input is {"images": (B, C, *image), "source": (B, N) int64, "masked_positions": (B, M) int64, "targets"}.
+
+    - "source": index of the patch whose embedding is used at each position, `MASK_VECTOR` for the mask token.
+    - "masked_positions": positions to predict.
+    - "targets": colours of these patches, (B, M) or (B, M, S) int64, or pixels (B, M, V) float32.
     """
 
     capturable: ClassVar[bool] = True
@@ -120,7 +128,7 @@ class MaskedPatchesObjective(UnlabelledObjective):
         nn.init.zeros_(self.head.bias)
 
     def prepare(self, batch: Batch, progress: TrainingProgress) -> Batch:
-        """Draw the corruptions, and use the corrupted patches of the images as targets."""
+        """Draw the corruptions, and add the corrupted patches of the images as targets."""
         images = batch["images"]
         source, patch_indices = self.draw_corruptions(
             derive_keys(self.setting.seed, _CORRUPT, batch["positions"].numpy()), images.device
@@ -130,7 +138,8 @@ class MaskedPatchesObjective(UnlabelledObjective):
         return entries | {name: batch[name] for name in ("positions", "samples")}
 
     def draw_corruptions(self, keys: np.ndarray, device: torch.device) -> tuple[Tensor, Tensor]:
-        """(B,) keys -> (B, N) and (B, M) int64: the source of each position, and the positions to predict."""
+        """Draw the corruptions of images by their keys (B,): the source of each position (B, N), and the positions to
+        predict (B, M) int64."""
         config = self.config
         corruption = corrupt_patches(keys, self.model.config.grid, config.share, config.masked, config.swapped)
         predicted = corruption.predicted.reshape(len(keys), -1)
@@ -138,10 +147,11 @@ class MaskedPatchesObjective(UnlabelledObjective):
         return copy_to_device(from_numpy(corruption.source.reshape(len(keys), -1)), device), patch_indices
 
     def targets(self, images: Tensor, patch_indices: Tensor) -> Tensor:
-        """(B, C, *image) normalised, (B, M) int64 -> the targets of these patches.
+        """Compute the targets of the patches at `patch_indices` (B, M) int64, from normalised images (B, C, *image).
 
-        Colours: the levels floor(8 x) of the channels, x in 0 .. 1, as digits of a number to the base 8, red first; (B,
-        M) int64 of a patch's mean, (B, M, 4^axes) of it shrunk to 4 pixels a side. Pixels: (B, M, V) float32.
+        - Colours: the levels floor(8 x) of the channels, x in 0 .. 1, as digits of a number to the base 8, red first;
+          of the patch's mean (B, M), or of the patch shrunk to 4 pixels along each axis (B, M, S) int64.
+        - Pixels: (B, M, V) float32.
         """
         shape, images = self.model.config, images.float()
         patches = gather_tokens(patchify(images, shape.patch).flatten(1, -2), patch_indices)
@@ -158,10 +168,11 @@ class MaskedPatchesObjective(UnlabelledObjective):
         return colours if self.config.target == "small-colours" else colours[..., 0]
 
     def predict(self, images: Tensor, source: Tensor, predicted: Tensor) -> Tensor:
-        """(B, C, *image), (B, N), (B, M) int64 -> (B, M, outputs of the head) float32.
+        """Compute the head's outputs for corrupted images: images (B, C, *image), source (B, N), positions to predict
+        (B, M) int64 -> (B, M, outputs of the head) float32.
 
-        Images are corrupted before the model, so that a convolutional stem does not leak a hidden patch into
-        neighbouring tokens. For a plain ViT this is equivalent to corrupting tokens.
+        Images are corrupted before the model, so a convolutional stem does not leak a hidden patch into neighbouring
+        tokens. For a plain ViT this is equivalent to corrupting tokens.
         """
         model = self.model
         tokens = model.project(self.corrupt(images, source))
@@ -171,14 +182,14 @@ class MaskedPatchesObjective(UnlabelledObjective):
         return self.head(gather_tokens(encoded[:, model.config.prefix :], predicted)).float()
 
     def corrupt(self, images: Tensor, source: Tensor) -> Tensor:
-        """(B, C, *image), (B, N) int64 -> the images with each patch replaced by its source, or by 0 for
-        `MASK_VECTOR`."""
+        """Replace each patch of images (B, C, *image) by its source (B, N) int64, or by 0 for `MASK_VECTOR`."""
         shape = self.model.config
         patches = gather_tokens(patchify(images, shape.patch).flatten(1, -2), source.clamp(min=0))
         patches = patches.masked_fill((source == MASK_VECTOR)[..., None], 0.0)
         return unpatchify(torch.unflatten(patches, 1, shape.grid), shape.patch)
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
+        """Compute the loss, a scalar: the cross-entropy of colours, or the mean squared error of pixels."""
         logits, targets = self.predict(batch["images"], batch["source"], batch["masked_positions"]), batch["targets"]
         if self.config.target == "pixels":
             return {"loss": (logits - targets).square().mean()}
@@ -186,13 +197,13 @@ class MaskedPatchesObjective(UnlabelledObjective):
 
     @torch.no_grad()
     def reconstruct(self, images: Tensor, keys: np.ndarray) -> Reconstruction:
-        """(B, C, *image) normalised, (B,) keys -> the images with corrupted patches, and with predicted ones."""
+        """Corrupt images (B, C, *image), normalised, by keys (B,), and predict the corrupted patches."""
         patch, grid = self.model.config.patch, self.model.config.grid
         source, patch_indices = self.draw_corruptions(keys, images.device)
         logits = self.predict(images, source, patch_indices)
-        painted = logits if self.config.target == "pixels" else self.paint(logits)
+        predicted_pixels = logits if self.config.target == "pixels" else self.paint(logits)
         patches, hidden = patchify(images.float(), patch).flatten(1, -2), source == MASK_VECTOR
-        restored = patches.scatter(1, patch_indices[..., None].expand_as(painted), painted)
+        restored = patches.scatter(1, patch_indices[..., None].expand_as(predicted_pixels), predicted_pixels)
         visible_image, restored = (
             self.corrupt(images.float(), source),
             unpatchify(torch.unflatten(restored, 1, grid), patch),
@@ -201,8 +212,10 @@ class MaskedPatchesObjective(UnlabelledObjective):
         return Reconstruction(visible_image, restored, hidden.unflatten(1, grid), predicted.unflatten(1, grid))
 
     def paint(self, logits: Tensor) -> Tensor:
-        """(B, M, outputs) logits of colours -> (B, M, V) normalised pixels: the most likely colour, or 4^axes of them,
-        at the middle of its levels."""
+        """Convert logits of colours to normalised pixels: (B, M, outputs of the head) -> (B, M, V).
+
+        A patch gets its most likely colour, or S most likely colours, at the middle of their levels.
+        """
         shape = self.model.config
         colours = torch.unflatten(logits, -1, (self.predictions, self.colours)).argmax(-1)
         digits = COLOUR_LEVELS ** torch.arange(shape.channels - 1, -1, -1, device=logits.device)
@@ -215,16 +228,17 @@ class MaskedPatchesObjective(UnlabelledObjective):
         return pixels.flatten(2)
 
     def flops(self, progress: TrainingProgress) -> float:
-        """Three passes over all patches."""
+        """Return the floating-point operations of three passes over all patches."""
         shape = self.model.config
         head = int(self.config.share * math.prod(shape.grid)) * shape.width * self.head.out_features
         return 6 * (shape.computed_macs() + head)
 
 
 def average_pool_patches(patches: Tensor, num_cells: int, axes: int) -> Tensor:
-    """(..., *patch) of `axes` axes -> (..., side^axes): means over the chunks of each axis, as equal as possible.
+    """Average patches (..., *patch) of `axes` axes over `num_cells` cells along each axis, of sizes as equal as
+    possible -> (..., num_cells^axes).
 
-    Chunk i of an axis of n pixels covers floor(i n / side) to ceil((i + 1) n / side) - 1.
+    Cell i of an axis of n pixels covers floor(i n / num_cells) to ceil((i + 1) n / num_cells) - 1.
     """
     for axis in range(-axes, 0):
         length = patches.shape[axis]

@@ -1,7 +1,8 @@
 """Patch dropout and progressive resolution, which reduce compute in the first part of a run.
 
-B images of a batch, N patches. Both are functions of a sample's position in the run's stream, so a resumed run drops
-the same patches and pixels.
+Both are functions of a sample's position in the run's stream, so a resumed run drops the same patches and pixels.
+
+Shapes: B images of C channels, N patches of which K are kept.
 """
 
 from __future__ import annotations
@@ -24,10 +25,11 @@ from vitreous.system.torch_types import from_numpy
 
 @dataclass(frozen=True)
 class ProgressiveOptions:
-    """Patch dropout (arXiv:2212.00794) and progressive resolution.
+    """Options of patch dropout (arXiv:2212.00794) and progressive resolution.
 
-    The share `patch_dropout` of the patches is dropped until the share `patch_dropout_until` of the run. Height and
-    width start at the share `progressive` of the model's and grow until `progressive_until`.
+    `patch_dropout` is the share of patches that is dropped until the share `patch_dropout_until` of the run. Height and
+    width start at the share `progressive` of the model's image size and grow until the share `progressive_until` of the
+    run.
     """
 
     patch_dropout: float = 0.0
@@ -37,8 +39,8 @@ class ProgressiveOptions:
 
 
 def image_size_at(options: ProgressiveOptions, model: ModelConfig, samples: int, total: int) -> tuple[int, ...]:
-    """Return the image size in pixels at a step, after `samples` of the run's `total` training samples: whole patches,
-    growing linearly."""
+    """Return the image size in pixels after `samples` of the run's `total` training samples, in whole patches; it grows
+    linearly."""
     fraction = options.progressive + (1 - options.progressive) * samples / max(1, options.progressive_until * total)
     if fraction >= 1:
         return model.image
@@ -48,16 +50,17 @@ def image_size_at(options: ProgressiveOptions, model: ModelConfig, samples: int,
 
 
 def resize_images(images: Tensor, image_size: Sequence[int]) -> Tensor:
-    """(B, C, *image) -> (B, C, *sides), bilinearly with antialiasing. The encoder resizes its positions to the smaller
-    grid."""
+    """Resize images bilinearly with antialiasing: (B, C, *image) -> (B, C, *image_size)."""
     if list(images.shape[2:]) == list(image_size):
         return images
     return F.interpolate(images, size=list(image_size), mode="bilinear", antialias=True)
 
 
 def draw_patches(images: Tensor, patch: Sequence[int], dropout: float, seed: int, position: int) -> Tensor:
-    """(B, C, *image), of which the first is at `position` of the stream -> (B, K) int64, the patches to keep, in
-    order."""
+    """Draw the patches to keep of each image (B, C, *image): indices (B, K) int64, in ascending order.
+
+    The first image is at `position` of the run's stream.
+    """
     patches = math.prod(length // size for length, size in zip(images.shape[2:], patch, strict=True))
     positions = position + np.arange(len(images))
     order = derive_keys(seed, positions[:, None], np.arange(patches)[None]).argsort(1, kind="stable")
@@ -66,7 +69,7 @@ def draw_patches(images: Tensor, patch: Sequence[int], dropout: float, seed: int
 
 
 def count_kept_patches(dropout: float, patches: int) -> int:
-    """Return how many of `patches` remain when the share `dropout` of them is dropped."""
+    """Return the number of `patches` that remain if the share `dropout` of them is dropped; at least 1."""
     return max(1, round(patches * (1 - dropout)))
 
 
@@ -81,6 +84,8 @@ def progressive_macs(options: ProgressiveOptions, model: ModelConfig, samples: i
 
 @lru_cache(maxsize=16)
 def _cached_forward_macs(model: ModelConfig, image: tuple[int, ...], dropout: float) -> float:
+    """Count the multiply-adds for images of this size, of which patches are dropped with the share `dropout`;
+    cached."""
     return model.computed_macs(
         image, count_kept_patches(dropout, math.prod(patch_grid(image, model.patch))) if dropout else None
     )

@@ -1,6 +1,6 @@
-"""A frozen DINOv2 teacher: an encoder with its heads, which outputs prototype logits for images and patches.
+"""Frozen DINOv2 teacher: an encoder with its projection heads, which outputs prototype logits for images and patches.
 
-B images, N patches of each, K prototypes, D width.
+Shapes: B images of C channels, N patches of each, K prototypes.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ TEACHER_HINT = "use a run of --recipe dinov2, or the teacher_checkpoint.pth of D
 
 
 class PrototypeTeacher(WeightsTeacher):
-    """An encoder and its heads, from a bundle of DINOv2 or the checkpoint of its authors' code; its digest covers both.
+    """Encoder with its heads, from a DINOv2 bundle of this package or a checkpoint of the authors' code. Its digest
+    covers encoder and heads.
 
-    `prototypes` for images, and `patch_prototypes` for patches, 0 if they share a head. Raises UsageError for weights
-    without such heads, WeightsError for an unreadable file.
+    `prototypes` is the number of prototypes for images, `patch_prototypes` that for patches, 0 if images and patches
+    share a head. Raises UsageError for weights without DINOv2 heads, WeightsError for an unreadable file.
     """
 
     def __init__(self, source: str, dtype: torch.dtype = torch.float32) -> None:
@@ -35,7 +36,7 @@ class PrototypeTeacher(WeightsTeacher):
         if objective_state is None or objective_state.config.get("name") != "dinov2":
             other_heads = f"those of {objective_state.config.get('name')}" if objective_state else "none"
             raise UsageError(
-                f"a teacher of dinov2 needs the heads of DINOv2, and {source} has {other_heads}", TEACHER_HINT
+                f"a teacher of dinov2 requires the heads of DINOv2, but {source} has {other_heads}", TEACHER_HINT
             )
         config, state = objective_state.config, objective_state.state
         self.prototypes, self.patch_prototypes = config["prototypes"], config.get("patch_prototypes", 0)
@@ -54,13 +55,17 @@ class PrototypeTeacher(WeightsTeacher):
                 raise WeightsError(f"the heads of {source} do not match their config ({error})", TEACHER_HINT) from None
         self.heads.requires_grad_(False)
         super().__init__(source, bundle, dtype, self.heads)
-        self.size = None  # every view has the student's number of patches
+        self.size = None  # `compute_targets` resizes views to the student's number of patches
 
     def compute_targets(
         self, images: Tensor, normalisation: Any, patch: tuple[int, ...], reduce: ReduceFunction, idle: bool
     ) -> tuple[Tensor, Tensor]:
-        """(B, C, *image) of a student with this patch size -> (B, K) and (B, N, K) float32: the logits for images, and
-        for each of the student's patches. If the teacher has another patch size, images are resized."""
+        """Compute the logits for images, and for each of the student's patches: (B, C, *image) -> (B, K), (B, N, K)
+        float32.
+
+        `patch` is the student's patch size. If it differs from the teacher's, images are resized so that both have the
+        same number of patches.
+        """
         teacher_patch, pixels = self.model.config.patch, self.to_teacher_input(images.float(), normalisation)
         if teacher_patch != patch:
             resized = tuple(
@@ -77,26 +82,26 @@ class PrototypeTeacher(WeightsTeacher):
             return image_logits, heads[-1](patches.flatten(0, 1), reduce, idle).unflatten(0, patches.shape[:2])
 
     def flops(self, patches: int = 0) -> float:
-        """Floating-point operations of an image, heads included, for this number of `patches`; 0: the teacher's native
-        number."""
+        """Return the floating-point operations of one image, heads included, with the patch head applied to `patches`
+        patches."""
         config: Any = self.model.config
-        count = sum(p.numel() for p in self.heads[0].parameters() if p.ndim == 2)
-        count += patches * sum(p.numel() for p in self.heads[-1].parameters() if p.ndim == 2)
-        return 2 * (config.macs() + count)
+        head_macs = sum(p.numel() for p in self.heads[0].parameters() if p.ndim == 2)
+        head_macs += patches * sum(p.numel() for p in self.heads[-1].parameters() if p.ndim == 2)
+        return 2 * (config.macs() + head_macs)
 
 
 def select_head_options(config: dict[str, Any]) -> HeadOptions:
-    """The options of a head among the fields of an objective's config."""
+    """Select the options of a head from the fields of an objective's config."""
     field_names = {field.name for field in fields(HeadOptions)}
     return HeadOptions(**{name: value for name, value in config.items() if name in field_names})
 
 
 def check_teacher_fits(teacher: PrototypeTeacher, model: ModelConfig) -> None:
-    """Raise UsageError for a teacher with other channels or image axes than the student."""
+    """Raise UsageError if the channels or the number of image axes of teacher and student differ."""
     if teacher.channels != model.channels:
-        message = f"the teacher {teacher.source} takes {teacher.channels} channels, the student {model.channels}"
-        raise UsageError(message, "use another teacher")
-    if len(teacher.model.config.patch) != len(model.patch):
-        raise UsageError(
-            f"the teacher {teacher.source} takes images with another number of axes", "use another teacher"
-        )
+        channels = f"{teacher.channels} channels, but the student has {model.channels}"
+        raise UsageError(f"the teacher {teacher.source} requires {channels}", "use another teacher")
+    teacher_axes, axes = len(teacher.model.config.patch), len(model.patch)
+    if teacher_axes != axes:
+        problem = f"the teacher {teacher.source} requires images with {teacher_axes} axes, but the student has {axes}"
+        raise UsageError(problem, "use another teacher")

@@ -1,4 +1,8 @@
-"""Regression: squared, absolute or Huber loss of standardised targets, some of which may be missing for an image."""
+"""Objective of regression: squared, absolute or Huber loss of standardised targets, of which some may be missing for an
+image.
+
+Shapes: B images, n training images, T regression targets.
+"""
 
 from __future__ import annotations
 
@@ -28,11 +32,13 @@ ValueLoss = Literal["mse", "l1", "huber"]
 
 @dataclass(frozen=True)
 class RegressionConfig(ProgressiveOptions, ObjectiveConfig):
-    """The regression loss, with patch dropout and progressive resolution (`ProgressiveOptions`).
+    """Options of the regression loss, with patch dropout and progressive resolution (`ProgressiveOptions`).
 
-    `loss`: `mse`, `l1`, or `huber` with `delta`, in standard deviations of a target. `mean`, `std` and `present` have a
-    number per target, from the training images: mean and standard deviation of its values, and the share of images that
-    have one. Raises UsageError for invalid values.
+    - `loss`: `mse`, `l1`, or `huber` with `delta`, in standard deviations of a target.
+    - `mean`, `std`, `present`: one number per target, computed from the training images: mean and standard deviation of
+      its values, and the share of images that have a value.
+
+    Raises UsageError for invalid values.
     """
 
     labelled: ClassVar[bool] = True
@@ -52,41 +58,42 @@ class RegressionConfig(ProgressiveOptions, ObjectiveConfig):
         if self.loss not in get_args(ValueLoss):
             raise UsageError(f"unknown regression loss {self.loss}", "use mse, l1 or huber")
         if not 0 < self.delta < math.inf:
-            raise UsageError(f"delta must be above 0, not {self.delta}")
+            raise UsageError(f"delta must be above 0 and finite, got {self.delta}")
         if not len(self.mean) == len(self.std) == len(self.present):
             raise UsageError(
                 "mean, std and present must have one number per target",
-                "remove them: they are computed from the training images",
+                "leave them out: they are computed from the training images",
             )
         if not all(value > 0 for value in (*self.std, *self.present)):
             raise UsageError(
                 "std and present must be above 0 for every target",
-                "remove them: they are computed from the training images",
+                "leave them out: they are computed from the training images",
             )
         if not 0 <= self.patch_dropout < 1:
-            raise UsageError(f"patch_dropout must be at least 0 and below 1, not {self.patch_dropout}")
+            raise UsageError(f"patch_dropout must be at least 0 and below 1, got {self.patch_dropout}")
 
     def check(self, model: ModelConfig, classes: tuple[str, ...], views: Any) -> None:
-        """Raise UsageError for another number of targets, views that mix images, and options that the model does not
-        support."""
+        """Raise UsageError for another number of targets than the data's, for views that mix images, and for options
+        that the model does not support."""
         if not isinstance(views, Augment | VolumeViews):
-            raise UsageError("regression takes one view of an image", "remove multi-crop views")
+            raise UsageError(f"regression does not support views of type {views.name}", "leave out --views.name")
         if isinstance(views, VolumeViews) and len(model.image) == 2:
-            raise UsageError("volume views require volumes or signals", "remove --views.name")
+            raise UsageError("volume views require volumes or signals", "leave out --views.name")
         if isinstance(views, Augment) and (views.mixup or views.cutmix):
             raise UsageError(
                 "MixUp and CutMix mix classes, so regression does not support them", "use --mixup 0 --cutmix 0"
             )
         if model.classes != len(classes):
-            raise UsageError(f"the model has {model.classes} outputs, the data {len(classes)} targets")
+            raise UsageError(f"the model has {model.classes} outputs, but the data have {len(classes)} targets")
         if self.patch_dropout and not model.drops_patches:
-            raise UsageError("patch dropout requires a ViT whose blocks attend to all patches", "remove it")
+            problem = "patch dropout requires a ViT whose blocks attend to all patches"
+            raise UsageError(problem, "set --objective.patch-dropout 0")
         if not 0 < self.progressive <= 1 or (self.progressive < 1 and len(model.image) != 2):
-            raise UsageError(f"progressive must be above 0 and at most 1 (1 for volumes), not {self.progressive}")
+            raise UsageError(f"progressive must be above 0 and at most 1 (1 for volumes), got {self.progressive}")
 
     def fitted(self, labels: np.ndarray) -> Self:
-        """Return the config with mean, standard deviation and share of the values (n, T) of training images; NaN if
-        missing."""
+        """Return the config with mean, standard deviation and share of the values of training images, labels (n, T)
+        with NaN for missing values."""
         if self.mean:
             return self
         is_present = ~np.isnan(labels)
@@ -103,7 +110,7 @@ class RegressionConfig(ProgressiveOptions, ObjectiveConfig):
 
 
 class RegressionObjective(LabelledObjective):
-    """Mean loss of values, each in standard deviations of its target.
+    """Mean loss of predicted values, in standard deviations of their target.
 
     Labels are (B, T) float64 in the targets' units, NaN if missing; `prepare` standardises them.
     """
@@ -124,11 +131,11 @@ class RegressionObjective(LabelledObjective):
         return super().prepare({**batch, "labels": ((labels - mean) / std).float()}, progress)
 
     def loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        """(B, T) float32 outputs and standardised labels -> the loss of `value_loss`."""
+        """Compute `value_loss` of float32 outputs (B, T) and standardised labels (B, T), a scalar."""
         return value_loss(outputs, labels, self.config.loss, delta=self.config.delta, weights=self.weights)
 
     def task(self) -> Task:
-        """Regression, with the statistics that standardise outputs."""
+        """Return the regression task, with the statistics that standardise outputs."""
         return RegressionTask(self.setting.targets, self.config.mean, self.config.std)
 
 
@@ -140,20 +147,22 @@ def build_statistics_tensor(dtype: torch.dtype, values: tuple[float, ...]) -> Te
 def value_loss(
     outputs: Tensor, labels: Tensor, loss: ValueLoss, *, delta: float = 1.0, weights: Tensor | None = None
 ) -> Tensor:
-    """(B, T) outputs p and labels y, NaN if missing, (T,) weights w -> (1/BT) sum_b sum_t w_t l(p_bt - y_bt), over the
-    labels that are present.
+    """Compute the regression loss, a scalar: (1/BT) sum_b sum_t w_t l(p_bt - y_bt) over the labels that are present,
+    for outputs p (B, T), labels y (B, T), NaN if missing, and weights w (T,).
 
-    mse: l(e) = e^2; l1: |e|; huber: e^2 / 2 up to |e| = delta, then delta (|e| - delta / 2).
+    - mse: l(e) = e^2.
+    - l1: l(e) = |e|.
+    - huber: l(e) = e^2 / 2 up to |e| = delta, then delta (|e| - delta / 2).
 
     With w_t one over the share of training images that have target t, all targets have the same weight. The sum is
-    always divided by B, so that the losses of micro-batches add up to that of the batch.
+    always divided by B T, so the losses of micro-batches add up to the loss of the batch.
     """
     errors = torch.where(labels.isnan(), 0.0, outputs - labels.nan_to_num())
-    sizes = errors.abs()
+    distances = errors.abs()
     if loss == "mse":
         losses = errors.square()
     elif loss == "l1":
-        losses = sizes
+        losses = distances
     else:
-        losses = torch.where(sizes <= delta, errors.square() / 2, delta * (sizes - delta / 2))
+        losses = torch.where(distances <= delta, errors.square() / 2, delta * (distances - delta / 2))
     return (losses if weights is None else losses * weights).mean()

@@ -1,6 +1,6 @@
-"""Semantic segmentation with class maps.
+"""Objective of semantic segmentation with class maps.
 
-B images of C channels, K classes; pixels of class IGNORE are excluded from the loss.
+Shapes: B images of C channels, K classes. Pixels of class `IGNORE_INDEX` are excluded from the loss.
 """
 
 from __future__ import annotations
@@ -33,12 +33,14 @@ from vitreous.tasks.segmentation import Segmentation
 
 @dataclass(frozen=True)
 class SegmentationConfig(ObjectiveConfig):
-    """Cross-entropy of pixels, and the Dice loss of classes, `dice` times (arXiv:1606.04797).
+    """Cross-entropy of pixels, plus `dice` times the Dice loss of classes (arXiv:1606.04797).
 
-    `class_weights` has the weight of each class in the cross-entropy; if it is empty, all weigh the same. `head`,
-    `head_width` and `head_dropout` are those of `SegmenterConfig`. `adapter` adds a ViT-Adapter with group or batch
-    norm to a ViT, which gives its head maps of four strides (`models.configs.adapter`). `adapter_tokens` is
-    `token_source` of `AdapterConfig`. Raises UsageError for values out of range.
+    - `class_weights`: the weight of each class in the cross-entropy; if it is empty, all classes have the same weight.
+    - `head`, `head_width`, `head_dropout`: those of `SegmenterConfig`.
+    - `adapter`: adds a ViT-Adapter with group or batch norm to a ViT, so the head's input is maps of four strides
+      (`models.configs.adapter`); `adapter_tokens` is `token_source` of `AdapterConfig`.
+
+    Raises UsageError for values out of range.
     """
 
     annotated: ClassVar[Literal["", "classes", "objects"]] = "classes"
@@ -54,24 +56,26 @@ class SegmentationConfig(ObjectiveConfig):
 
     def __post_init__(self) -> None:
         if self.dice < 0:
-            raise UsageError(f"dice must be at least 0, not {self.dice}")
+            raise UsageError(f"dice must be at least 0, got {self.dice}")
         if not all(math.isfinite(weight) and weight > 0 for weight in self.class_weights):
-            raise UsageError("objective.class_weights must be finite and above 0")
+            raise UsageError(f"objective.class_weights must be finite and above 0, got {self.class_weights}")
 
     def check(self, model: ModelConfig, classes: tuple[str, ...], views: Any) -> None:
-        """Raise UsageError for views without class maps, and an unsupported model."""
+        """Raise UsageError for views without class maps, a wrong number of class weights, and an unsupported model."""
         views_class = SceneViews if len(model.image) == 2 else VolumeViews
         if not isinstance(views, views_class):
             raise UsageError(
-                f"segmentation of these data requires views of type {views_class.name}", "remove --views.name"
+                f"segmentation of these data requires views of type {views_class.name}, not {views.name}",
+                "leave out --views.name",
             )
         if self.class_weights and len(self.class_weights) != len(classes):
-            problem = f"{len(self.class_weights)} class weights for {len(classes)} classes"
-            raise UsageError(problem, "set one for each class with --objective.class_weights")
+            problem = f"--objective.class_weights has {len(self.class_weights)} numbers for {len(classes)} classes"
+            raise UsageError(problem, "set one weight for each class")
         self.segmenter(model, max(2, len(classes)))
 
     def segmenter(self, backbone: ModelConfig, classes: int) -> SegmenterConfig:
-        """Return the config of the whole model. Raises UsageError for an unsupported backbone."""
+        """Return the config of the whole model, the backbone with its head. Raises UsageError for an unsupported
+        backbone."""
         return SegmenterConfig(
             backbone=add_adapter(backbone, self.adapter, self.adapter_tokens),
             head=self.head,
@@ -82,23 +86,23 @@ class SegmentationConfig(ObjectiveConfig):
 
     @property
     def draws_in_forward(self) -> bool:
-        """Whether the head has dropout."""
+        """Return whether the head has dropout."""
         return self.head_dropout > 0
 
     @property
     def can_split_batch(self) -> bool:
-        """Whether images of a batch are independent: not with batch norm."""
+        """Return whether the losses of images are independent, which is not the case with batch norm."""
         return self.adapter != "batch"
 
     def build(self, model: Model, setting: ObjectiveSetting) -> SegmentationObjective:
-        """Build the objective of a backbone, which gets a head."""
+        """Build the objective of a backbone, to which a head is added."""
         return SegmentationObjective(model, self, setting)
 
 
 class SegmentationObjective(Objective):
     """Cross-entropy and Dice loss of a backbone with a dense head.
 
-    Takes {"images": (B, C, *image), "classes": (B, *image) int32}. Logits are cast to float32 before the loss.
+    The input is {"images": (B, C, *image), "classes": (B, *image) int32}. Logits are cast to float32 before the loss.
     """
 
     capturable: ClassVar[bool] = True
@@ -114,6 +118,7 @@ class SegmentationObjective(Objective):
         self.register_buffer("class_weights", weights, persistent=False)
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
+        """Compute the loss and its terms, cross-entropy and Dice loss, as scalars."""
         logits, classes = self.model(batch["images"]).float(), batch["classes"].long()
         config = self.config
         entropy = pixel_cross_entropy(logits, classes, self.class_weights)
@@ -121,7 +126,7 @@ class SegmentationObjective(Objective):
         return {"loss": entropy + config.dice * dice, "cross_entropy": entropy.detach(), "dice": dice.detach()}
 
     def deployed_model(self) -> Model:
-        """The backbone with its head."""
+        """Return the backbone with its head."""
         return self.model
 
     def task(self) -> Task:
@@ -133,13 +138,16 @@ class SegmentationObjective(Objective):
         return [SegmentationEvaluator(self.setting.classes)]
 
     def flops(self, progress: TrainingProgress) -> float:
-        """Three forward passes."""
+        """Return the floating-point operations of a sample's training step, which costs three forward passes."""
         return 6 * self.model.config.macs()
 
 
 def pixel_cross_entropy(logits: Tensor, classes: Tensor, weights: Tensor | None = None) -> Tensor:
-    """(B, K, *image) float32, (B, *image) int64, (K,) float32 -> a scalar in nats: the mean over the labelled pixels of
-    each image, weighted by the weight of their class, then over the images; 0 for an image without labelled pixels.
+    """Compute the cross-entropy of pixels, a scalar in nats: logits (B, K, *image) float32, classes (B, *image) int64,
+    weights of classes (K,) float32.
+
+    It is the mean over the labelled pixels of each image, weighted by their class, then the mean over the images; 0 for
+    an image without labelled pixels.
 
         for each image: sum(-w[class of i] log p[class of i] for pixels i with a class) / sum(w[class of i])
     """
@@ -152,10 +160,13 @@ def pixel_cross_entropy(logits: Tensor, classes: Tensor, weights: Tensor | None 
 
 
 def dice_loss(logits: Tensor, classes: Tensor, smooth: float = 1.0) -> Tensor:
-    """(B, K, *image) float32, (B, *image) int64 -> a scalar: the mean over images and classes of 1 - Dice, of
-    probabilities p and one-hot classes y (arXiv:1606.04797, with plain sums in the denominator).
+    """Compute 1 - Dice, a scalar that is the mean over images and classes: logits (B, K, *image) float32, classes
+    (B, *image) int64.
 
-        1 - (2 sum(p y) + smooth) / (sum(p) + sum(y) + smooth), over the pixels that have a class
+    For probabilities p and one-hot classes y, over the pixels that have a class (arXiv:1606.04797, with plain sums in
+    the denominator):
+
+        1 - (2 sum(p y) + smooth) / (sum(p) + sum(y) + smooth)
     """
     labelled = (classes != IGNORE_INDEX)[:, None]
     probabilities = logits.softmax(1) * labelled

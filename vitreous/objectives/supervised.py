@@ -1,4 +1,8 @@
-"""Image classification: softmax or sigmoid cross-entropy (arXiv:2010.11929, section 4.1 and B.1; arXiv:1912.11370)."""
+"""Objective of image classification: softmax or sigmoid cross-entropy (arXiv:2010.11929, sections 4.1 and B.1;
+arXiv:1912.11370).
+
+Shapes: B images, K classes.
+"""
 
 from __future__ import annotations
 
@@ -27,12 +31,12 @@ from vitreous.tasks.classification import Classification, ClassificationLoss
 
 @dataclass(frozen=True)
 class SupervisedConfig(ProgressiveOptions, ObjectiveConfig):
-    """Softmax or sigmoid cross-entropy with labels, with patch dropout and progressive resolution
+    """Options of softmax or sigmoid cross-entropy with labels, with patch dropout and progressive resolution
     (`ProgressiveOptions`).
 
-    - `loss`: as in `cross_entropy`; `smoothing` mixes targets with the uniform distribution.
-    - `class_weights`: one number per class, 1 on average over the training images, or none.
-    - `head_bias`: initial biases of the head, -10 for 21,843 classes and the sigmoid loss (big_vision).
+    - `loss`: a loss of `cross_entropy`; `smoothing` mixes targets with the uniform distribution.
+    - `class_weights`: one number per class, 1 on average over the training images; () for no weights.
+    - `head_bias`: initial value of the head's biases, -10 for 21,843 classes and the sigmoid loss (big_vision).
     - `mimetic`: mimetic initialisation of attention (arXiv:2305.09828).
 
     Raises UsageError for invalid values.
@@ -54,33 +58,35 @@ class SupervisedConfig(ProgressiveOptions, ObjectiveConfig):
         if self.loss not in ("softmax", "sigmoid", "binary"):
             raise UsageError(f"unknown loss {self.loss}", "use softmax, sigmoid or binary")
         if not all(math.isfinite(weight) and weight >= 0 for weight in self.class_weights):
-            raise UsageError("class weights must be finite and not below 0")
+            raise UsageError(f"class_weights must be finite and at least 0, got {self.class_weights}")
         if not 0 <= self.patch_dropout < 1:
-            raise UsageError(f"patch_dropout must be at least 0 and below 1, not {self.patch_dropout}")
+            raise UsageError(f"patch_dropout must be at least 0 and below 1, got {self.patch_dropout}")
 
     def check(self, model: ModelConfig, classes: tuple[str, ...], views: Any) -> None:
-        """Raise UsageError for another number of classes, several views, and options that the model does not
-        support."""
+        """Raise UsageError for another number of classes than the data's, for several views, and for options that the
+        model does not support."""
         if not isinstance(views, Augment | VolumeViews):
-            raise UsageError("classification takes one view of an image", "remove multi-crop views")
+            problem = f"classification does not support views of type {views.name}"
+            raise UsageError(problem, "leave out --views.name")
         if model.classes != len(classes):
-            raise UsageError(f"the model has {model.classes} classes, the data {len(classes)}")
+            raise UsageError(f"the model has {model.classes} classes, but the data have {len(classes)}")
         if self.class_weights and len(self.class_weights) != len(classes):
             raise UsageError(
-                f"{len(self.class_weights)} class weights for {len(classes)} classes", "set one for each class"
+                f"--objective.class_weights has {len(self.class_weights)} numbers for {len(classes)} classes",
+                "set one weight for each class",
             )
         if (self.patch_dropout or self.mimetic) and not model.drops_patches:
             raise UsageError(
                 "patch dropout and mimetic initialisation require a ViT whose blocks attend to all patches",
-                "remove them",
+                "leave them out",
             )
         if not 0 < self.progressive <= 1 or (self.progressive < 1 and len(model.image) != 2):
             raise UsageError(
-                f"progressive must be above 0 and at most 1 (1 for clips, volumes and signals), not {self.progressive}"
+                f"progressive must be above 0 and at most 1 (1 for clips, volumes and signals), got {self.progressive}"
             )
 
     def initialise(self, model: Model) -> None:
-        """Initialise the head's biases and the attention matrices."""
+        """Initialise the head's biases, and with `mimetic` the attention matrices."""
         if self.mimetic:
             init_mimetic(model)
         head = getattr(model, "head", None)
@@ -96,8 +102,10 @@ DEFAULT_CONFIG = SupervisedConfig()
 
 
 class SupervisedObjective(LabelledObjective):
-    """Mean cross-entropy of a classifier, in nats. Labels are (B,) int64 or (B, classes) float. Raises UsageError for
-    an invalid number of class weights."""
+    """Mean cross-entropy of a classifier, in nats.
+
+    Labels are (B,) int64 or (B, K) float. Raises UsageError for a wrong number of class weights.
+    """
 
     class_weights: Tensor | None
 
@@ -108,17 +116,18 @@ class SupervisedObjective(LabelledObjective):
         weights = config.class_weights
         if weights and len(weights) != model.config.classes:
             raise UsageError(
-                f"{len(weights)} class weights for {model.config.classes} classes", "set one for each class, or none"
+                f"class_weights has {len(weights)} numbers for {model.config.classes} classes",
+                "set one weight for each class, or leave it out",
             )
         self.register_buffer("class_weights", torch.tensor(weights) if weights else None, persistent=False)
 
     def loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        """(B, K) float32 logits and labels -> cross-entropy in nats."""
+        """Compute the cross-entropy in nats, a scalar, of float32 logits (B, K) and labels."""
         config = self.config
         return cross_entropy(outputs, labels, config.loss, config.smoothing, self.class_weights)
 
     def task(self) -> Task:
-        """Classification, single-label or multi-label."""
+        """Return the classification task, single-label or multi-label."""
         return Classification(self.setting.classes, multilabel=self.setting.multilabel, loss=self.config.loss)
 
 
@@ -129,14 +138,16 @@ def cross_entropy(
     smoothing: float = 0.0,
     weights: Tensor | None = None,
 ) -> Tensor:
-    """(B, K) float32 logits s, (B,) int64 or (B, K) float targets y, (K,) weights w -> a scalar in nats.
+    """Compute the classification loss, a scalar in nats: logits s (B, K) float32, targets y (B,) int64 or (B, K) float,
+    weights w (K,).
 
-    softmax: (1/B) sum_b sum_c -w_c y_c log p_c; targets need not sum to 1. sigmoid: (1/B) sum_b sum_c -w_c [y_c log
-    sigma(s_c) + (1 - y_c) log sigma(-s_c)], as big_vision, not divided by K. binary: the same divided by K, with mixed
-    targets binarised: y > 0 is 1 (DeiT-III, arXiv:2204.07118).
+    - softmax: (1/B) sum_b sum_c -w_c y_c log p_c; targets need not sum to 1.
+    - sigmoid: (1/B) sum_b sum_c -w_c [y_c log sigma(s_c) + (1 - y_c) log sigma(-s_c)], not divided by K, as in
+      big_vision.
+    - binary: the sigmoid loss divided by K, with mixed targets binarised: y > 0 becomes 1 (DeiT-III, arXiv:2204.07118).
 
-    Class indices mean one-hot vectors. Smoothing e replaces y by y (1 - e) + e / K, in all three. The sum is always
-    divided by the number of images, so that micro-batches add up to the batch.
+    Class indices are converted to one-hot vectors. Smoothing e replaces y by y (1 - e) + e / K in all three losses. The
+    sum is always divided by the number of images, so micro-batches add up to the batch.
     """
     classes = logits.shape[1]
     if loss == "softmax":
@@ -152,8 +163,8 @@ def cross_entropy(
 
 
 def balanced_class_weights(labels: np.ndarray, num_classes: int) -> tuple[float, ...]:
-    """(n,) class indices or (n, K) multi-hot -> K weights, each inverse to the class's number of labels, 1 on average
-    over all labels.
+    """Compute class weights, K floats, inverse to the number of labels of a class and 1 on average over all labels:
+    labels (n,) class indices or (n, K) multi-hot.
 
     A class without labels has weight 1.
     """

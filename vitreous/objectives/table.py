@@ -1,4 +1,4 @@
-"""The table of objectives: the `name` in a run's config -> the config's class."""
+"""Table of objectives: the `name` in a run's config -> config class."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Frozen teachers: a run, a bundle, other weights, or an ONNX file.
+"""Frozen teachers for distillation: a run, a bundle, other weights, or an ONNX file.
 
-B images, K classes, C channels.
+Shapes: B images of C channels, K classes.
 """
 
 from __future__ import annotations
@@ -30,18 +30,19 @@ from vitreous.tasks.table import task_from_json
 from vitreous.weights.adopt import open_weights
 from vitreous.weights.bundle import Bundle
 
-CARD_KEY = "vitreous"  # metadata key of exported files
+CARD_KEY = "vitreous"  # metadata key of the model card in exported files
 NORMALISATION_HINT = (
     "set --objective.teacher-mean and --objective.teacher-std, for ImageNet 0.485 0.456 0.406 and 0.229 0.224 0.225"
 )
-Normalisation = tuple[tuple[float, ...], tuple[float, ...]]
+Normalisation = tuple[tuple[float, ...], tuple[float, ...]]  # mean and std of each channel
 
 
 class Teacher:
-    """A model that outputs logits or features for images: its classes, its normalisation, and a SHA-256 of its weights.
+    """A model that computes logits or features of images, with its classes, its normalisation, and a SHA-256 of its
+    weights.
 
-    `size` is its (height, width) in pixels, None for any size. It is not a torch module, so that a run neither moves,
-    copies nor saves it: a checkpoint stores only the digest.
+    `size` is its image size (height, width) in pixels, None for any size. A teacher is not a torch module, so a run
+    neither moves, copies nor saves it: a checkpoint contains only the digest.
     """
 
     channels: int
@@ -52,14 +53,14 @@ class Teacher:
         self.source, self.classes, self.normalisation = source, classes, normalisation
         self.channels = len(normalisation[0])
         self.digest = torch.frombuffer(bytearray.fromhex(digest), dtype=torch.uint8)
-        self.checked = (0, -1)  # last tensor that passed `check_teacher_digest`, and its version
+        self.checked = (0, -1)  # id and version of the last tensor that passed `check_teacher_digest`
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Teacher:
         return self
 
     def to_teacher_input(self, images: Tensor, normalisation: Normalisation) -> Tensor:
-        """(B, C, *image), the student's input with that (mean, std), float32 -> (B, C, *teacher image): the same pixels
-        in the teacher's normalisation, resized if its size differs."""
+        """Convert the student's input to the teacher's: images (B, C, *image) float32, normalised by `normalisation`
+        (mean, std) -> (B, C, *teacher image), with the teacher's normalisation and resized to its size."""
         mean, std, teacher_mean, teacher_std = (
             copy_to_device(torch.tensor(values).view(-1, 1, 1), images.device)
             for values in (*normalisation, *self.normalisation)
@@ -70,17 +71,20 @@ class Teacher:
         return images
 
     def logits(self, images: Tensor) -> Tensor:
-        """(B, C, *teacher image) from `to_teacher_input` -> (B, K) float32, on the same device."""
+        """Compute logits of images from `to_teacher_input`: (B, C, *teacher image) -> (B, K) float32, on the same
+        device."""
         raise NotImplementedError
 
     def flops(self) -> float:
-        """Floating-point operations of an image; 0 if unknown."""
+        """Return the floating-point operations of one image; 0 if unknown."""
         return 0.0
 
 
 class WeightsTeacher(Teacher):
-    """A model of this package, which computes in `dtype`: of a run, a bundle, or weights of a known format. The digest
-    covers the model, and its `heads` if they are separate."""
+    """Teacher that is a model of this package: a run, a bundle, or weights of a known format. It computes in `dtype`.
+
+    The digest covers the model, and its `heads` if they are separate.
+    """
 
     def __init__(
         self, source: str, bundle: Bundle, dtype: torch.dtype = torch.float32, heads: nn.Module | None = None
@@ -93,32 +97,33 @@ class WeightsTeacher(Teacher):
         self.dtype = dtype
 
     def get_model_on(self, device: torch.device) -> Model:
-        """The model, on a device and in the run's precision."""
+        """Return the model on a device and in the run's precision."""
         parameter = next(self.model.parameters())
         if parameter.device != device or parameter.dtype != self.dtype:
             self.model.to(device, self.dtype)
         return self.model
 
     def logits(self, images: Tensor) -> Tensor:
-        """(B, C, *teacher image) from `read` -> (B, K) float32, on the same device."""
+        """Compute logits of images from `to_teacher_input`: (B, C, *teacher image) -> (B, K) float32, on the same
+        device."""
         with torch.no_grad():
             return self.get_model_on(images.device)(images.to(self.dtype)).float()
 
     def flops(self) -> float:
-        """Floating-point operations of an image."""
+        """Return the floating-point operations of one image."""
         return 2 * self.model.config.macs()
 
 
 class OnnxTeacher(Teacher):
-    """An ONNX file, run by onnxruntime on the CPU.
+    """Teacher in an ONNX file, run by onnxruntime on the CPU.
 
-    Files of `vitreous export` contain their classes and normalisation. For any other, `given` is the normalisation, and
-    the first output contains the logits, in the order of the data's classes. Raises WeightsError for a file that cannot
-    be run, UsageError for one without normalisation if none is given.
+    Files of `vitreous export` contain classes and normalisation. For other files, `default_normalisation` is the
+    normalisation, and the first output contains the logits, in the order of the data's classes. Raises WeightsError for
+    a file that cannot be run, UsageError for a file without normalisation if `default_normalisation` is None.
     """
 
     def __init__(self, source: str, default_normalisation: Normalisation | None = None) -> None:
-        runtime = import_optional_library("onnxruntime", "a teacher in an ONNX file needs")
+        runtime = import_optional_library("onnxruntime", "a teacher in an ONNX file requires")
         try:
             raw = Path(source).read_bytes()
         except OSError as error:
@@ -137,8 +142,8 @@ class OnnxTeacher(Teacher):
         if card is not None:
             classes, normalisation = card
         elif default_normalisation is not None:
-            count = output_info.shape[-1] if isinstance(output_info.shape[-1], int) else 0
-            classes, normalisation = tuple(map(str, range(count))), default_normalisation
+            num_classes = output_info.shape[-1] if isinstance(output_info.shape[-1], int) else 0
+            classes, normalisation = tuple(map(str, range(num_classes))), default_normalisation
         else:
             problem = f"{source} does not contain its mean and std, as files of `vitreous export` do"
             raise UsageError(problem, NORMALISATION_HINT)
@@ -147,15 +152,18 @@ class OnnxTeacher(Teacher):
         self.size = image_size if all(isinstance(length, int) for length in image_size) else None
 
     def logits(self, images: Tensor) -> Tensor:
-        """(B, C, *teacher image) from `read` -> (B, K) float32, on the same device."""
+        """Compute logits of images from `to_teacher_input`: (B, C, *teacher image) -> (B, K) float32, on the same
+        device."""
         pixels = np.ascontiguousarray(images.float().cpu().numpy())
         outputs = self.session.run([self.output], {self.input: pixels})[0]
         return copy_to_device(from_numpy(np.array(outputs, dtype=np.float32)), images.device)
 
 
 def parse_teacher_card(metadata: dict[str, str], source: str) -> tuple[tuple[str, ...], Normalisation] | None:
-    """Return the classes, and the mean and std, from the metadata of `vitreous export`; None for other files. Raises
-    WeightsError if they cannot be parsed."""
+    """Return classes and (mean, std) from the metadata of a file of `vitreous export`; None for other files.
+
+    Raises WeightsError if the metadata cannot be parsed.
+    """
     if CARD_KEY not in metadata:
         return None
     try:
@@ -169,8 +177,11 @@ def parse_teacher_card(metadata: dict[str, str], source: str) -> tuple[tuple[str
 def open_teacher(
     source: str, dtype: torch.dtype = torch.float32, default_normalisation: Normalisation | None = None
 ) -> Teacher:
-    """Open the teacher of that name; `default_normalisation` is the normalisation of an ONNX file without it. Raises
-    UsageError if it is missing, WeightsError if it cannot be read."""
+    """Open a teacher by path or name; `default_normalisation` is the (mean, std) for an ONNX file that does not contain
+    it.
+
+    Raises UsageError if no teacher is set, WeightsError if it cannot be read.
+    """
     if not source:
         raise UsageError("no teacher is set", "set its weights with --objective.teacher")
     if source.lower().endswith(".onnx") and not os.path.isdir(source):
@@ -179,15 +190,17 @@ def open_teacher(
 
 
 def absolute_source(source: str) -> str:
-    """Return a teacher's name that is valid in every folder: an absolute path for a local file, else unchanged."""
+    """Return a teacher's name that is valid in every working directory: an absolute path for a local file, else
+    unchanged."""
     return os.path.abspath(source) if source and os.path.lexists(source) else source
 
 
 def check_teacher_digest(teacher: Teacher, digest: Tensor) -> None:
-    """Raise WeightsError unless the teacher has the stored `digest` (32,) uint8.
+    """Raise WeightsError unless the digest of the teacher's weights is `digest` (32,) uint8, the digest that a run
+    stored.
 
-    A digest that was compared and has not been written since is not read again, because that would synchronise with a
-    GPU.
+    A tensor that passed the check and has not been changed since is not read again, because reading would synchronise
+    with a GPU.
     """
     if teacher.checked == (id(digest), digest._version):
         return
@@ -196,5 +209,5 @@ def check_teacher_digest(teacher: Teacher, digest: Tensor) -> None:
     else:
         raise WeightsError(
             f"the teacher {teacher.source} has changed since the run began: the digest of its weights differs",
-            "restore it, or start a new run",
+            "restore the teacher's file, or start a new run",
         )

@@ -1,1 +1,1 @@
-"""Functions that return a frozen `Run`: defaults for all options that are not set."""
+"""Recipes: functions that build a complete `Run`, with defaults for all options that are not set."""

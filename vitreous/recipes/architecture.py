@@ -1,4 +1,4 @@
-"""Choose the model of a run: from --model, the weights, the recipe, or the data."""
+"""Choose the model of a run: from --model, the initial weights, the recipe, or the data."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from vitreous.recipes.options import TrainOptions
 from vitreous.recipes.own_aspect import set_square_image
 from vitreous.recipes.recipe import MIN_SCRATCH_IMAGES, DatasetInfo, Recipe
 
-#: clip height and width in pixels -> the model; larger clips are scaled to LARGE_IMAGE
+#: maximum height and width of a clip in pixels -> its model; clips above MAX_SMALL_IMAGE_SIDE are scaled to
+#: LARGE_IMAGE_SIZE
 CLIP_MODELS = ((32, "ViViT-64x6/4x2"), (MAX_SMALL_IMAGE_SIDE, "ViViT-128x6/8x2"), (math.inf, "ViViT-S/16x2"))
-#: volume sizes in voxels, up to LARGE_VOLUME -> the classification model
+#: maximum length of a volume along any axis in voxels -> its classification model
 VOLUME_MODELS = ((32, "ViT-128x6/4x4x4"), (math.inf, "ViT-192x6/8x8x8"))
-MAX_VOLUME_SIDE = 64  # maximum voxels per side of a model input
-SIGNAL_MODEL = "ViT-128x6"  # its patch size is derived from the signal length
+MAX_VOLUME_SIDE = 64  # maximum length of a model's input volume along any axis in voxels
+SIGNAL_MODEL = "ViT-128x6"  # model for signals; its patch size is derived from the signal length
 MAX_SIGNAL_LENGTH = 2**14  # maximum length of a model's input signal
-SIGNAL_TOKENS = 128  # tokens per signal
+SIGNAL_TOKENS = 128  # approximate number of patches of a signal
 
 
 def choose_architecture(
@@ -33,10 +34,11 @@ def choose_architecture(
     start: ModelConfig | None = None,
     recipe: Recipe | None = None,
 ) -> ModelConfig:
-    """Choose the model of a run; `start` is the model of the weights, `recipe` the recipe of the options.
+    """Choose the model of a run with `classes` outputs. `start` is the model of the initial weights, `recipe` the
+    recipe of the options.
 
-    Raises UsageError for a --model that differs from the weights or does not suit the recipe, and a --patch-size for a
-    model without patches.
+    Raises UsageError if --model differs from the initial weights or is not supported by the recipe, or for --patch-size
+    if the model has no patches.
     """
     if recipe is not None:
         recipe.require_data_source(dataset_info)
@@ -65,7 +67,8 @@ def choose_architecture(
 def choose_image_architecture(
     options: TrainOptions, dataset_info: DatasetInfo, classes: int, start: ModelConfig | None, recipe: Recipe | None
 ) -> ModelConfig:
-    """Choose the model for images: that of the weights, or a new one. Raises UsageError like the functions it calls."""
+    """Choose the model for images: that of the initial weights, or a new one. Raises UsageError for options that the
+    model does not support."""
     return (
         adapt_pretrained_config(options, classes, start, recipe)
         if start is not None
@@ -76,15 +79,18 @@ def choose_image_architecture(
 def adapt_pretrained_config(
     options: TrainOptions, classes: int, start: ModelConfig, recipe: Recipe | None = None
 ) -> ModelConfig:
-    """Return the model of the weights with a head for these classes, or a ViTDet of their size if --model or the recipe
-    sets one. Raises UsageError for another --model."""
+    """Return the model of the initial weights with a head for `classes` outputs.
+
+    If --model or the recipe names a ViTDet of the same size, that ViTDet is returned. Raises UsageError if --model
+    differs from the weights.
+    """
     for name in (options.model,) if options.model else recipe.models if recipe else ():
         if is_vitdet_variant(variant := config_from_name(name), start):
             start = variant.with_options(channels=start.channels)
             break
     if options.model and config_from_name(options.model).name() != start.name():
         raise UsageError(
-            f"--model {options.model} does not fit the weights of --init {options.init}", "leave --model out"
+            f"--model {options.model} differs from the model of --init {options.init}", "leave --model out"
         )
     image = (options.image_size,) * len(start.image) if options.image_size else start.image
     return replace_known_fields(
@@ -93,7 +99,7 @@ def adapt_pretrained_config(
 
 
 def is_vitdet_variant(model: ModelConfig, start: ModelConfig) -> bool:
-    """Return whether a model is a ViTDet that can load the weights of a plain ViT."""
+    """Return whether `model` is a ViTDet that can load the weights of `start`, a plain ViT."""
     if not model.position_grid or start.recipe_family != model.recipe_family or start.position_grid:
         return False
     paths = ("width", "depth", "heads", "mlp.hidden")
@@ -103,20 +109,22 @@ def is_vitdet_variant(model: ModelConfig, start: ModelConfig) -> bool:
 def choose_array_architecture(
     options: TrainOptions, dataset_info: DatasetInfo, classes: int, start: ModelConfig | None, recipe: Recipe | None
 ) -> ModelConfig:
-    """Choose the model for volumes or signals: a ViT with 3-D or 1-D patches. Its image size is that of the first
-    sample, at most `MAX_VOLUME_SIDE` voxels per side or `MAX_SIGNAL_LENGTH` values. Raises UsageError for recipes and
-    models for images."""
+    """Choose the model for volumes or signals: a ViT with 3-D or 1-D patches.
+
+    Its input size is that of the first sample, at most `MAX_VOLUME_SIDE` voxels along each axis or `MAX_SIGNAL_LENGTH`
+    values. Raises UsageError for recipes and models for images.
+    """
     axes, noun = len(dataset_info.size), dataset_info.template.noun
     if recipe is not None and recipe.solid is None and recipe.name not in DEFAULT_RECIPE_NAMES:
         hint = "use --recipe segment" if recipe.objective.annotated else "leave --recipe out"
         raise UsageError(f"{recipe.name} is for images, but the data are {noun}", hint)
     if start is not None:
         return adapt_pretrained_config(options, classes, start)
-    largest = MAX_VOLUME_SIDE if axes == 3 else MAX_SIGNAL_LENGTH
+    max_length = MAX_VOLUME_SIDE if axes == 3 else MAX_SIGNAL_LENGTH
     image_size = (
         (options.image_size,) * axes
         if options.image_size
-        else tuple(min(largest, length) for length in dataset_info.size)
+        else tuple(min(max_length, length) for length in dataset_info.size)
     )
     default_name = recipe.solid if recipe and recipe.solid else default_array_model(image_size)
     model = config_from_name(options.model or default_name)
@@ -124,7 +132,8 @@ def choose_array_architecture(
         raise UsageError(f"{model.name()} is for images, but the data are {noun}", f"use --model {default_name}")
     default_patch = model.patch if len(model.patch) == axes else model.patch[:1] * axes
     if not (options.model or options.patch_size or (recipe and recipe.solid)):
-        default_patch = tuple(min(pair) for pair in zip(default_patch, image_size, strict=True))  # thin volumes
+        # volumes may be thinner than a patch
+        default_patch = tuple(min(lengths) for lengths in zip(default_patch, image_size, strict=True))
     patch = (options.patch_size,) * axes if options.patch_size else default_patch
     changes = {
         "image": nearest_divisible_size(image_size, patch),
@@ -136,7 +145,8 @@ def choose_array_architecture(
 
 
 def default_array_model(image_size: tuple[int, ...]) -> str:
-    """Return the model for volumes (depth, height, width) or signals (length,), with about `SIGNAL_TOKENS` patches."""
+    """Return the name of the default model for volumes of the size (depth, height, width), or for signals of the size
+    (length,)."""
     if len(image_size) == 1:
         return f"{SIGNAL_MODEL}/{max(4, 2 ** math.ceil(math.log2(max(1, image_size[0] / SIGNAL_TOKENS))))}"
     return next(name for max_side, name in VOLUME_MODELS if max(image_size) <= max_side)
@@ -145,10 +155,13 @@ def default_array_model(image_size: tuple[int, ...]) -> str:
 def choose_clip_architecture(
     options: TrainOptions, dataset_info: DatasetInfo, classes: int, start: ModelConfig | None, recipe: Recipe | None
 ) -> ModelConfig:
-    """Choose the model for clips: the recipe's or a video model. Frames have the size of the first clip. If that
-    exceeds SMALL, they have LARGE_IMAGE, or SMALL for a recipe without a model for larger frames. Image weights
-    initialise --model, or their model extended by a time axis, tubelets of two frames and joint attention. Raises
-    UsageError for a model of another family than the default, and for an image model."""
+    """Choose the model for clips: that of the recipe, or a video model.
+
+    Frames have the size of the first clip if it is at most `MAX_SMALL_IMAGE_SIDE`. Larger frames have
+    `LARGE_IMAGE_SIZE`, or `MAX_SMALL_IMAGE_SIDE` if the recipe has no model for larger frames. Image weights initialise
+    --model, or their model with an additional time axis, tubelets of two frames and joint attention. Raises UsageError
+    for a model of another family than the default, and for an image model.
+    """
     if start is not None and len(start.image) == 3:
         model = adapt_pretrained_config(options, classes, start)
         return replace_known_fields(model, {"image": (options.frames or start.image[0], *model.image[1:])})
@@ -171,7 +184,7 @@ def choose_clip_architecture(
     else:
         model = start.of_clips(frames=2)
         if model is None:
-            raise UsageError(f"{start.name()} has no video counterpart", "set --model, or use other weights")
+            raise UsageError(f"{start.name()} cannot initialise a video model", "set --model, or use other weights")
     if len(model.image) != 3:
         raise UsageError(f"{model.name()} is for images, but the data are clips", f"use --model {default_name}")
     if type(config_from_name(default_name)) is not type(model):
@@ -179,24 +192,27 @@ def choose_clip_architecture(
         raise UsageError(f"{model.name()} does not support {purpose}", f"use --model {default_name}")
     patch = (model.patch[0], *(options.patch_size,) * 2) if options.patch_size else model.patch
     frame_size = (options.image_size,) * 2 if options.image_size else nearest_divisible_size(native_size, patch[1:])
-    published = is_video_recipe and start is None and native_size is LARGE_IMAGE_SIZE
+    is_published_size = is_video_recipe and start is None and native_size is LARGE_IMAGE_SIZE
     frames = options.frames or (
-        model.image[0] if published else nearest_divisible_size((DEFAULT_CLIP_FRAMES,), patch[:1])[0]
+        model.image[0] if is_published_size else nearest_divisible_size((DEFAULT_CLIP_FRAMES,), patch[:1])[0]
     )
     changes |= {"image": (frames, *frame_size), "patch": patch, "classes": classes, "head.bias": True}
     return replace_known_fields(model, changes | {"channels": start.channels if start else dataset_info.channels})
 
 
 def copy_pooling_fields(start: ModelConfig) -> dict[str, Any]:
-    """Return the pooling fields of an image model, which a clip model initialised from it keeps."""
+    """Return the class token, pooling and registers of an image model, which a clip model initialised from it keeps."""
     return {name: getattr(start, name) for name in ("class_token", "pool", "registers") if name in start.option_names()}
 
 
 def choose_scratch_architecture(
     options: TrainOptions, dataset_info: DatasetInfo, classes: int, recipe: Recipe | None
 ) -> ModelConfig:
-    """Choose the model to train from scratch. The image size is kept if the recipe has no model or one for small
-    images, or if the recipe does not enlarge images. Raises UsageError for --patch-size if the model has no patches."""
+    """Choose the model to train from scratch.
+
+    The image size of small images is kept if the recipe names no model, has one for small images, or does not enlarge
+    images. Raises UsageError for --patch-size if the model has no patches.
+    """
     keeps_image_size = recipe is None or not recipe.models or recipe.small is not None
     native_size = dataset_info.size if keeps_image_size and max(dataset_info.size) <= MAX_SMALL_IMAGE_SIDE else None
     default_name = recipe.models[0] if recipe and recipe.models else "ViT-Ti/16"
@@ -205,14 +221,15 @@ def choose_scratch_architecture(
     name = options.model or (default_name if native_size is None else small_model)
     model = config_from_name(name)
     if options.patch_size and model.front != "patches":
-        raise UsageError(f"{name} has no patches to choose a size for", "leave --patch-size out")
+        raise UsageError(f"--patch-size is for models with patches, and {name} has none", "leave --patch-size out")
     patch = (options.patch_size,) * 2 if options.patch_size else model.patch
     target = native_size or LARGE_IMAGE_SIZE
     if recipe and not recipe.enlarges and max(dataset_info.size) < min(target):
         target = (max(dataset_info.size),) * 2
     image = (options.image_size,) * 2 if options.image_size else nearest_divisible_size(target, patch)
-    size = {"patch_size": patch} if options.patch_size else {}  # `patch` of a Swin is a token of its last stage
-    changes = size | {
+    # `patch` of a Swin is the extent of a token of its last stage
+    patch_changes = {"patch_size": patch} if options.patch_size else {}
+    changes = patch_changes | {
         "image": image,
         "patch": patch,
         "classes": classes,
@@ -225,5 +242,5 @@ def choose_scratch_architecture(
     return replace_known_fields(model, changes)
 
 
-#: sample format (`Preprocess.form`) -> its architecture function, if it is not `choose_image_architecture`
+#: sample format (`Preprocess.form`) -> function that chooses its model; other formats: `choose_image_architecture`
 ARCHITECTURE_CHOOSERS = {"clips": choose_clip_architecture, "arrays": choose_array_architecture}

@@ -1,4 +1,5 @@
-"""AugReg, "How to train your ViT?" (arXiv:2106.10270), and the plain ViT baseline of big_vision (arXiv:2205.01580)."""
+"""Recipes of AugReg, "How to train your ViT?" (arXiv:2106.10270), and of big_vision's plain ViT baseline
+(arXiv:2205.01580)."""
 
 from __future__ import annotations
 
@@ -22,8 +23,9 @@ from vitreous.recipes.recipe import (
 )
 from vitreous.training.run import OptimizerConfig, Run, ScheduleConfig
 
-#: dataset -> epochs, and the default augmentation level per model (big_vision's configs); the last for other models
+#: model -> its augmentation level on ImageNet-21k in big_vision's configs
 SMALL_MODEL_LEVELS = {"ViT-S/16": "light1", "ViT-B/32": "light2", "ViT-B/16": "light2"}
+#: dataset -> epochs, and the augmentation level by model in big_vision's configs; "" for all other models
 DATASET_DEFAULTS = {
     "imagenet": (300, {"ViT-Ti/16": "light1", "ViT-S/32": "medium1", "": "medium2"}),
     "imagenet21k": (300, {"ViT-Ti/16": "none", "ViT-S/32": "none", **SMALL_MODEL_LEVELS, "": "medium2"}),
@@ -33,13 +35,15 @@ AUGREG_PRETRAINING_MODELS = (*PLAIN_MODELS, "R+ViT-Ti/16", "R26+ViT-S/32", "R50+
 
 
 def build_level_augmentation(level: str) -> Augment:
-    """Build the Inception crop, a flip, and one of the seven augmentation levels."""
+    """Build the augmentation of one of the seven levels of `AUGREG_LEVELS`: Inception crop, flip, RandAugment and
+    MixUp."""
     layers, magnitude, mixup = AUGREG_LEVELS[level]
     return replace(INCEPTION_VIEWS, rand_style="big_vision", rand_layers=layers, rand_magnitude=magnitude, mixup=mixup)
 
 
 def augreg_run_builder(data: str, level: str | None = None) -> RunBuilder:
-    """Build the pre-training on `imagenet` or `imagenet21k` at a level, or at the model's default level."""
+    """Return a function that builds AugReg's pre-training on `imagenet` or `imagenet21k`, at an augmentation level
+    (None: the default level of the model)."""
     epochs, levels = DATASET_DEFAULTS[data]
 
     def build_run(model: ModelConfig, dataset_info: DatasetInfo, options: TrainOptions) -> Run:
@@ -47,11 +51,11 @@ def augreg_run_builder(data: str, level: str | None = None) -> RunBuilder:
 
         vitreous train DATA --recipe NAME --model ViT-B/16
 
-        Without a level in its name, it uses big_vision's level of the model. Sigmoid loss, head biases at -ln K
-        (not given in the paper); a representation layer on ImageNet only; decay on matrices. No dropout and no
-        stochastic depth, as in big_vision; half of the paper's grid has --dropout 0.1 --drop-path 0.1, and half
-        of each has --weight-decay 0.03. The 30-epoch runs on ImageNet-21k: --epochs 30. Original momentum in
-        bfloat16, here in float32.
+        A recipe without a level in its name uses big_vision's level of the model. The loss is sigmoid; head biases
+        start at -ln K for K classes, which the paper does not specify. There is a representation layer on ImageNet
+        only, and weight decay on matrices. There is no dropout and no stochastic depth, as in big_vision. Half of the
+        paper's grid uses --dropout 0.1 --drop-path 0.1, and half of it --weight-decay 0.03. The 30-epoch runs on
+        ImageNet-21k use --epochs 30. The original momentum is bfloat16; here it is float32.
         """
         return Run(
             **google_run_fields(apply_google_settings(model, options, representation=data == "imagenet"), dataset_info),
@@ -67,17 +71,17 @@ def augreg_run_builder(data: str, level: str | None = None) -> RunBuilder:
 
 
 def plain_vit_run_builder(epochs: int) -> RunBuilder:
-    """Build the plain baseline with this number of epochs."""
+    """Return a function that builds big_vision's plain ViT baseline with this number of epochs."""
 
     def build_run(model: ModelConfig, dataset_info: DatasetInfo, options: TrainOptions) -> Run:
         """Better plain ViT baselines for ImageNet: arXiv:2205.01580 and big_vision's vit_s16_i1k.py.
 
         vitreous train DATA --recipe NAME
 
-        Fixed positions, mean pooling, a representation layer, batch size 1024, RandAugment(2, 10), MixUp 0.2. The
-        decay of 1e-4, which big_vision multiplies by the schedule only, is 0.1 here, because the learning rate of 1e-3
-        multiplies it too; on matrices. Original momentum in bfloat16, here float32. It holds out the last 1 % of
-        the training images for model selection and reports the test split.
+        Fixed positions, mean pooling, a representation layer, batch size 1024, RandAugment(2, 10), MixUp 0.2.
+        big_vision's weight decay of 1e-4 is multiplied only by the schedule. Here it is 0.1, because the learning rate
+        of 1e-3 multiplies it too; it applies to matrices. The original momentum is bfloat16; here it is float32. The
+        original holds out the last 1 % of the training images for model selection and reports the test split.
         """
         model = apply_google_settings(model, options)
         model = replace_known_fields(
@@ -96,7 +100,8 @@ def plain_vit_run_builder(epochs: int) -> RunBuilder:
 
 
 def list_finetuned_accuracies(**accuracies: float) -> tuple[PublishedResult, ...]:
-    """List ImageNet top-1 of the recommended ImageNet-21k weights, fine-tuned at 384 pixels."""
+    """List the ImageNet top-1 of the weights that AugReg recommends, pre-trained on ImageNet-21k and fine-tuned at 384
+    pixels, by abbreviated model name."""
     hybrids = {"R50L32": "R50+ViT-L/32", "R26S32": "R26+ViT-S/32", "RTi16": "R+ViT-Ti/16"}
     names = {key: hybrids.get(key, f"ViT-{key[:-2]}/{key[-2:]}") for key in accuracies}
     return tuple(
@@ -105,7 +110,7 @@ def list_finetuned_accuracies(**accuracies: float) -> tuple[PublishedResult, ...
     )
 
 
-#: level -> the recommended weights pre-trained with it; light1 in their file names is the paper's light2
+#: augmentation level -> results of the weights pre-trained with it; light1 in their file names is the paper's light2
 PUBLISHED_BY_LEVEL = {
     "none": list_finetuned_accuracies(S32=79.58, Ti16=78.22, RTi16=75.40),
     "light2": list_finetuned_accuracies(S16=83.73, B32=83.59, R26S32=83.85),
@@ -115,7 +120,8 @@ PUBLISHED_BY_LEVEL = {
 
 
 def build_augreg_recipes(data: str, title: str) -> list[Recipe]:
-    """Build the default recipe and those of the seven levels for a dataset."""
+    """Build the recipes of a dataset: one with the default level of each model, and one for each of the seven
+    levels."""
     about = f"ViT with the model's augmentation, {title}-sized data"
     default_recipe = build_pretraining_recipe(
         f"augreg-{data}",
@@ -127,7 +133,7 @@ def build_augreg_recipes(data: str, title: str) -> list[Recipe]:
     )
     recipes = [default_recipe]
     for level, (layers, magnitude, mixup) in AUGREG_LEVELS.items():
-        about = f"the same with RandAugment({layers}, {magnitude}), MixUp {mixup:g}"
+        about = f"as {default_recipe.name}, with RandAugment({layers}, {magnitude}), MixUp {mixup:g}"
         published = PUBLISHED_BY_LEVEL.get(level, ()) if data == "imagenet21k" else ()
         recipes.append(
             replace(
@@ -148,8 +154,8 @@ PLAIN_VIT_RECIPES = tuple(
         plain_vit_run_builder(epochs),
         f"ViT-S/16 from scratch in {epochs} epochs",
         "arXiv:2205.01580",
-        (("ViT-S/16", "ImageNet", figure),),
+        (("ViT-S/16", "ImageNet", accuracy),),
         models=("ViT-S/16",),
     )
-    for name, epochs, figure in (("plain-vit", 90, "76.5 %"), ("plain-vit-300", 300, "80.0 %"))
+    for name, epochs, accuracy in (("plain-vit", 90, "76.5 %"), ("plain-vit-300", 300, "80.0 %"))
 )

@@ -1,5 +1,5 @@
-"""Handle images that are not 8-bit RGB or grey: detect their format, measure channel statistics, disable colour
-augmentation."""
+"""Support images that are not 8-bit RGB or grey, and clips, volumes and signals: detect the format of a dataset,
+measure channel statistics, disable colour augmentation."""
 
 from __future__ import annotations
 
@@ -22,28 +22,29 @@ from vitreous.recipes.recipe import DatasetInfo
 from vitreous.training.run import Run
 from vitreous.weights.adopt import WeightsInfo
 
-FORMAT_SETTINGS = ("name", "numbers")  # preprocessing settings that define how files are read
-#: sample format -> whether an objective supports it, given whether samples are annotated; the hint otherwise
+FORMAT_SETTINGS = ("name", "numbers")  # fields of the preprocessing that determine how ambiguous files are read
+#: sample format (`Preprocess.form`) -> function (objective, whether samples are annotated) that returns whether the
+#: objective supports it, and the hint if it does not
 FORM_SUPPORT: dict[str, tuple[Callable[[type[ObjectiveConfig], bool], bool], str]] = {
-    "images": (lambda objective, masked: True, ""),
+    "images": (lambda objective, is_annotated: True, ""),
     "arrays": (
-        lambda objective, masked: bool(objective.annotated if masked else objective.takes_volumes),
-        "learn their classes: leave --recipe out",
+        lambda objective, is_annotated: bool(objective.annotated if is_annotated else objective.takes_volumes),
+        "leave --recipe out to learn classes",
     ),
     "clips": (
-        lambda objective, masked: objective.takes_clips or objective.generates,
-        "learn their classes: leave --recipe out; without labels: --recipe videomae; to generate clips: --recipe sit",
+        lambda objective, is_annotated: objective.takes_clips or objective.generates,
+        "leave --recipe out to learn classes, use --recipe videomae without labels, or --recipe sit to generate clips",
     ),
 }
-MAX_PROBED_SAMPLES = 100  # images of which one must be readable
+MAX_PROBED_SAMPLES = 100  # number of first images of which at least one must be readable
 
 
 def infer_dataset_info(data: Data, options: TrainOptions, start: WeightsInfo | None = None) -> DatasetInfo:
-    """Infer the dataset properties that a recipe needs, from its first readable image.
+    """Infer the properties of a dataset that a recipe requires, from its first readable image.
 
-    `--preprocess.numbers` and `--preprocess.name`, or else the initial weights, define how ambiguous files are read,
-    such as 16-bit grey images. Raises DataError if none of the first images is readable, UsageError for weights with
-    another number of channels, and as `check_modality`.
+    `--preprocess.numbers` and `--preprocess.name`, or else the initial weights `start`, define how ambiguous files are
+    read, such as 16-bit grey images. Raises DataError if none of the first images is readable. Raises UsageError if the
+    weights have another number of channels, or if the modality is not supported (`check_modality`).
     """
     split = data.split("train")
     check_modality(data, options, start)
@@ -58,13 +59,14 @@ def infer_dataset_info(data: Data, options: TrainOptions, start: WeightsInfo | N
             first_error = first_error or error
     reason, hint = (f"; {first_error.message}", first_error.hint) if first_error else ("", "")
     raise DataError(
-        f"{data.name}: none of the first {MAX_PROBED_SAMPLES} images can be read{reason}", hint or "fix or delete them"
+        f"{data.name}: none of the first {MAX_PROBED_SAMPLES} images can be read{reason}",
+        hint or "fix or delete these images",
     )
 
 
 def check_modality(data: Data, options: TrainOptions, start: WeightsInfo | None) -> None:
-    """Raise UsageError if the weights or the objective do not support the modality of the data, and for options of
-    clips and images with other data. Image weights may initialise a clip model."""
+    """Raise UsageError if the initial weights or the objective do not support the modality of the data, or if an option
+    is set that is for another modality. Weights for images may initialise a model for clips."""
     split, objective = data.split("train"), get_objective_config(options)
     modality = find_modality(split)
     if (
@@ -75,21 +77,23 @@ def check_modality(data: Data, options: TrainOptions, start: WeightsInfo | None)
         problem = f"the weights of --init {options.init} are for {weights_noun}, but the data are {modality.noun}"
         raise UsageError(problem, "leave --init out")
     supports, hint = FORM_SUPPORT[modality.form]
-    masked = isinstance(split, AnnotatedSplit)
-    if not supports(objective, masked):
-        hint = "learn a class for each voxel: --recipe segment" if masked else hint
+    is_annotated = isinstance(split, AnnotatedSplit)
+    if not supports(objective, is_annotated):
+        hint = "use --recipe segment to learn a class for each voxel" if is_annotated else hint
         raise UsageError(f"{data.name} contains {modality.noun}, but {objective.name} needs images", hint)
     if modality.noun != "images" and options.native_aspect:
-        problem = f"{data.name} contains {modality.noun}, which need one size"
+        problem = f"--native-aspect is for images, and {data.name} contains {modality.noun}"
         raise UsageError(problem, "leave --native-aspect out")
     if not modality.is_animated and (options.frames is not None or options.stride is not None):
         raise UsageError(
-            f"--frames and --stride are for clips, and {data.name} contains {modality.noun}", "leave them out"
+            f"--frames and --stride are for clips, and {data.name} contains {modality.noun}",
+            "leave --frames and --stride out",
         )
 
 
 def get_weights_noun(start: WeightsInfo) -> str:
-    """Return the noun for the training samples of weights, by their preprocessing or the axes of their model."""
+    """Return the noun for the inputs of initial weights, such as images or clips, from their preprocessing or the axes
+    of their model."""
     config, preprocess = start.config, start.preprocess
     if preprocess is not None and len(preprocess.image) == len(config.image):
         return preprocess.noun
@@ -98,8 +102,8 @@ def get_weights_noun(start: WeightsInfo) -> str:
 
 
 def collect_format_settings(options: TrainOptions, start: WeightsInfo | None) -> dict[str, str]:
-    """Return the preprocessing settings that determine how ambiguous files are read: those of the options, else those
-    of the initial weights. Raises UsageError for invalid values."""
+    """Return the preprocessing settings that determine how ambiguous files are read: those of the options, or else
+    those of the initial weights. Raises UsageError for invalid values."""
     selected = {
         path: options.settings[f"preprocess.{path}"]
         for path in FORMAT_SETTINGS
@@ -114,8 +118,9 @@ def collect_format_settings(options: TrainOptions, start: WeightsInfo | None) ->
 
 
 def read_sample_info(split: Split, sample: int, format_settings: dict[str, str], channels: int | None) -> DatasetInfo:
-    """Read the properties of one image; `channels` are those of the weights. Raises DataError if it is unreadable,
-    UsageError if its channels differ from the weights'."""
+    """Read the properties of the dataset from one of its images. `channels` is the number of channels of the initial
+    weights, None without weights. Raises DataError if the image is unreadable, UsageError if its channels differ from
+    the weights'."""
     is_grey = isinstance(split, ArraySplit) and split.pixels.ndim == 3
     raw, name = open_sample(split, sample), split.name(sample)
     form = find_modality(split).read_form(raw, name, channels or (1 if is_grey else None), format_settings)
@@ -124,9 +129,10 @@ def read_sample_info(split: Split, sample: int, format_settings: dict[str, str],
 
 
 def check_channels(image_channels: int, weights_channels: int | None) -> None:
-    """Raise UsageError if the image channels differ from those of the weights; None if there are no weights."""
+    """Raise UsageError if the number of channels of the images differs from that of the initial weights; None: there
+    are no weights."""
     if weights_channels not in (None, image_channels):
-        hint = f"vitreous convert ... --channels {image_channels} converts the weights"
+        hint = f"convert the weights: vitreous convert ... --channels {image_channels}"
         raise UsageError(f"the images have {image_channels} channels, but the weights need {weights_channels}", hint)
 
 
@@ -139,10 +145,12 @@ def measure_channel_moments(
     workers: int,
     note: NoteCallback,
 ) -> Run:
-    """Measure the channel statistics of the run, and remove colour augmentation if the images require it.
+    """Set the mean and standard deviation of the run's channels, and disable colour augmentation if the images require
+    it.
 
-    Mean and standard deviation set by the user are kept, and those of weights trained on the same channels and value
-    type; latents are scaled as defined by their autoencoder.
+    They are measured on the training images, except in two cases. Values that the user set are kept, and so are those
+    of initial weights for the same channels and value type. Latents are scaled as their autoencoder defines. `note`
+    receives messages about the changes.
     """
     preprocess = run.preprocess
     if not preprocess.measures_moments:

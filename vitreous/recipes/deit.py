@@ -1,4 +1,5 @@
-"""DeiT (arXiv:2012.12877) and DeiT III (arXiv:2204.07118): ImageNet only, with strong augmentation."""
+"""Recipes of DeiT (arXiv:2012.12877) and DeiT III (arXiv:2204.07118): ViTs on ImageNet-1k only, with strong
+augmentation."""
 
 from __future__ import annotations
 
@@ -19,8 +20,8 @@ from vitreous.training.run import OptimizerConfig, Run, ScheduleConfig
 DEIT_CROP = Augment(crop=(0.08, 1.0), crop_filter="bicubic", flip=0.5, mixup=0.8, cutmix=1.0)
 DEIT_RANDAUGMENT = replace(DEIT_CROP, rand_style="timm", rand_layers=2, rand_magnitude=9, rand_spread=0.5)
 EMA_DECAY = 0.99996
-WARMUP_EPOCHS, FINAL_LR = 5, 1e-5  # epochs; final learning rate
-#: DeiT III model -> learning rate, stochastic depth in training and in finishing, training image size
+WARMUP_EPOCHS, FINAL_LR = 5, 1e-5  # warm-up in epochs, final learning rate
+#: DeiT III model -> learning rate, stochastic depth of `deit3` and of `deit3-finish`, image size of `deit3`
 DEIT3_HYPERPARAMETERS = {
     "DeiT-III-S/16": (4e-3, 0.05, 0.05, 224),
     "DeiT-III-B/16": (3e-3, 0.2, 0.2, 192),
@@ -32,20 +33,20 @@ DEIT3_HYPERPARAMETERS = {
 def imagenet_run_fields(
     model: ModelConfig, dataset_info: DatasetInfo, share: float, repeats: int = 3
 ) -> dict[str, Any]:
-    """Return the common fields of all runs: ImageNet's mean and standard deviation, the authors' evaluation crop, and
-    repeated augmentation (with three repeats, an epoch has a third of the images)."""
+    """Return the common fields of DeiT's runs: ImageNet's mean and standard deviation, a centre crop of `share` of the
+    short side for evaluation, and repeated augmentation. With three repeats, an epoch has a third of the images."""
     run_fields, (mean, std) = base_run_fields(model, dataset_info), IMAGENET_MOMENTS
     preprocess = replace(run_fields["preprocess"], mean=mean[: model.channels], std=std[: model.channels], share=share)
     return run_fields | {"preprocess": preprocess, "data": replace(run_fields["data"], repeats=repeats)}
 
 
 def deit_schedule(dataset_info: DatasetInfo, batch: int, lr: float, final_lr: float = FINAL_LR) -> ScheduleConfig:
-    """Return a cosine schedule to `final_lr` after five warm-up epochs."""
+    """Return a cosine schedule to `final_lr` after five epochs of warm-up."""
     return ScheduleConfig(round(WARMUP_EPOCHS * dataset_info.images / batch), "cosine", end=final_lr / lr)
 
 
 def set_drop_path(model: ModelConfig, drop_path: float, rises: bool = False) -> ModelConfig:
-    """Return a ViT with stochastic depth and no dropout."""
+    """Return a ViT with stochastic depth and without dropout. `rises`: whether the rate rises from block to block."""
     return replace_known_fields(
         model,
         {"regularization.drop_path": drop_path, "regularization.drop_path_rises": rises, "regularization.dropout": 0.0},
@@ -57,12 +58,11 @@ def make_deit_run(model: ModelConfig, dataset_info: DatasetInfo, options: TrainO
 
     vitreous train DATA --recipe NAME --model ViT-S/16
 
-    lr 5e-4 x batch / 512, AdamW, no clipping, repeated augmentation, RandAugment m9 with std 0.5, MixUp 0.8 or
-    CutMix 1, erasing with noise. The EMA weights (0.99996) are evaluated and saved; the authors report the
-    raw weights: --ema 0. The learning rate changes per step, not per epoch, and warms up from 0, not 1e-6; no
-    teacher. The colour jitter of
-    0.3 among DeiT's options has no effect with RandAugment in timm and is omitted. Initialisation as in Google's
-      code.
+    lr 5e-4 x batch / 512, AdamW, no clipping, repeated augmentation, RandAugment m9 with std 0.5, MixUp 0.8 or CutMix
+    1, erasing with noise. The EMA weights (0.99996) are evaluated and saved; the authors report the raw weights: --ema
+    0. The learning rate changes per step, not per epoch, and warms up from 0, not 1e-6. DeiT's option of a colour
+    jitter of 0.3 is omitted, because it has no effect with RandAugment in timm. Weights are initialised as in Google's
+    code.
     """
     return Run(
         **imagenet_run_fields(set_drop_path(model, 0.1, rises=True), dataset_info, 0.875),
@@ -78,14 +78,14 @@ def make_deit_run(model: ModelConfig, dataset_info: DatasetInfo, options: TrainO
 
 
 def make_distil_run(model: ModelConfig, dataset_info: DatasetInfo, options: TrainOptions) -> Run:
-    """DeiT with a teacher: arXiv:2012.12877, section 3.2 and Table 9. Images up to 64 pixels: as `small`, with
-    a teacher.
+    """DeiT with a teacher: arXiv:2012.12877, section 3.2 and Table 9. Images up to 64 pixels: as `small`, with a
+    teacher.
 
     vitreous train DATA --recipe NAME --objective.teacher runs/teacher --model DeiT-S/16-distilled
 
-    Hard distillation with half of the loss weight. The teacher is a run, or weights with the same classes (original:
-    a RegNetY-16GF); its input is identical to the student's, mixing included. A model without the distillation token
-    learns labels and teacher with one head.
+    Hard distillation with half of the loss weight. The teacher is a run, or weights with the same classes (original: a
+    RegNetY-16GF); its input is identical to the student's, mixing included. A model without the distillation token
+    learns labels and teacher with the same head.
     """
     run = (
         make_small_run(model, dataset_info, options)
@@ -122,10 +122,10 @@ def make_deit3_run(model: ModelConfig, dataset_info: DatasetInfo, options: Train
 
     LAMB, which clips the gradient norm at 1 by default in apex and timm, batch size 2048, 800 epochs, 3-Augment and
     colour jitter, MixUp 0.8 or CutMix 1, binary loss. Learning rate, stochastic depth and image size depend on the
-    model size; other models use those of S. ViT-B, L and H, trained on smaller images, are finished with
-    `deit3-finish`. Stochastic depth is the same in every block; patches of 14 do not divide 160 pixels: 154.
-    Initialisation as in Google's code; the learning rate scales with the root of the batch size, as usual for LAMB
-    (original: constant).
+    model size; other models use those of S. ViT-B, L and H are trained on smaller images, and finished with
+    `deit3-finish`. Stochastic depth is the same in every block. H has images of 154 pixels, because 160 is not
+    divisible by patches of 14. Weights are initialised as in Google's code. The learning rate scales with the square
+    root of the batch size, as usual for LAMB (original: constant).
     """
     lr, drop_path, _, _ = DEIT3_HYPERPARAMETERS.get(model.name(), DEIT3_HYPERPARAMETERS["DeiT-III-S/16"])
     return Run(
@@ -146,8 +146,8 @@ def make_deit3_finish_run(model: ModelConfig, dataset_info: DatasetInfo, options
 
     vitreous train DATA --recipe NAME --init runs/deit3
 
-    AdamW, lr 1e-5 for any batch size, decay 0.1, batch size 512, RandAugment and smoothing instead of 3-Augment and
-    the binary loss; no repeated augmentation.
+    AdamW, lr 1e-5 for any batch size, weight decay 0.1, batch size 512. RandAugment and label smoothing replace
+    3-Augment and the binary loss; no repeated augmentation.
     """
     return Run(
         **imagenet_run_fields(
@@ -182,7 +182,7 @@ DEIT_RECIPES = (
     Recipe(
         "distil",
         make_distil_run,
-        about="labels and a teacher",
+        about="ViT from labels and a teacher (distillation)",
         source=DEIT_PAPER,
         lr_scaling="linear",
         published=(
@@ -214,9 +214,12 @@ DEIT_RECIPES = (
         source=DEIT3_PAPER,
         published=(
             ("DeiT-III-S/16", "ImageNet", "81.4 %"),
-            *((model, "ImageNet, finished at 224 pixels", figure) for model, figure in DEIT3_FINISH_RESULTS.items()),
+            *(
+                (model, "ImageNet, finished at 224 pixels", accuracy)
+                for model, accuracy in DEIT3_FINISH_RESULTS.items()
+            ),
         ),
-        side=lambda name, facts: DEIT3_HYPERPARAMETERS.get(name, DEIT3_HYPERPARAMETERS["DeiT-III-S/16"])[3],
+        side=lambda name, dataset_info: DEIT3_HYPERPARAMETERS.get(name, DEIT3_HYPERPARAMETERS["DeiT-III-S/16"])[3],
         lr_scaling="sqrt",
         models=tuple(DEIT3_HYPERPARAMETERS),
         warmup_in_epochs=True,
@@ -226,7 +229,7 @@ DEIT_RECIPES = (
         make_deit3_finish_run,
         "deit3's weights at 224 pixels",
         DEIT3_PAPER,
-        tuple((model, "ImageNet", figure) for model, figure in DEIT3_FINISH_RESULTS.items()),
+        tuple((model, "ImageNet", accuracy) for model, accuracy in DEIT3_FINISH_RESULTS.items()),
         lr_scaling="fixed",
         models=tuple(DEIT3_FINISH_RESULTS),
         from_weights=True,

@@ -24,9 +24,9 @@ from vitreous.training.run import FineTuneConfig, OptimizerConfig, Run, Schedule
 
 ADE20K_BATCH_SIZE, ADE20K_WARMUP_STEPS = 16, 1500  # batch size and warm-up steps on ADE20K
 SEGMENT_LENGTH = TrainingLength(2e4, 5, 200)
-MAX_VOLUME_BATCH = 4  # maximum batch size
+MAX_VOLUME_BATCH = 4  # maximum batch size of volumes
 VOLUME_SEGMENT_LENGTH = TrainingLength(1e4, 5, 100)
-#: width of a ViT with adapter -> learning rate, weight decay, stochastic depth; other widths use those of B or L
+#: width of a ViT with adapter -> learning rate, weight decay, stochastic depth; other widths use those of 768 or 1024
 ADAPTER_HYPERPARAMETERS = {
     192: (1.2e-4, 0.01, 0.1),
     384: (6e-5, 0.01, 0.2),
@@ -41,11 +41,11 @@ def make_segment_run(model: ModelConfig, dataset_info: DatasetInfo, options: Tra
     vitreous train DATA --recipe NAME
 
     DATA has masks for its images. Crops of 256 pixels are taken from images scaled by 1/2 to 2. Flips and quarter
-    turns are chosen from the class maps of the training images (docs/guides/detection-and-segmentation.md). The loss is
-    cross-entropy and Dice; Muon optimises matrices and filters. --init accepts any weights; their blocks then have
-    a lower learning rate than the head, by layer decay. Crops of volumes have the size of the first volume, at most
-    64 voxels per side,
-    with random scaling per axis, rotation, intensity changes and noise.
+    turns are chosen from the class maps of the training images (docs/guides/detection-and-segmentation.md). The
+    loss is cross-entropy plus Dice; Muon optimises matrices and filters. --init accepts any weights; layer decay
+    then gives their blocks a lower learning rate than the head. Crops of volumes have the size of the first volume,
+    at most 64 voxels along each axis. Volumes are augmented by random scaling per axis, rotation, intensity changes
+    and noise.
     """
     batch = max(1, min(8, dataset_info.images // 2))
     epochs = SEGMENT_LENGTH.epochs(dataset_info.images)
@@ -77,7 +77,7 @@ def make_swin_upernet_run(model: ModelConfig, dataset_info: DatasetInfo, options
 
     160,000 steps of 16 images; AdamW at 6e-5 with weight decay 0.01, 1,500 steps of warm-up, then linear decay to 0;
     stochastic depth 0.3, head dropout 0.1. Crops have 512 pixels, from images whose short side is scaled to 0.5 to 2
-    times that; a crop with 75 % of one class is redrawn; colours are distorted as in mmsegmentation. Windows attend to
+    times 512. A crop with 75 % of one class is redrawn; colours are distorted as in mmsegmentation. Windows attend to
     the zeros that pad a grid. The authors' auxiliary head on the third stage is omitted, and GroupNorm replaces the
     head's batch norm. B and L at 640 pixels: --image-size 640.
     """
@@ -97,10 +97,10 @@ def make_adapter_upernet_run(model: ModelConfig, dataset_info: DatasetInfo, opti
 
     vitreous train DATA --recipe NAME --init WEIGHTS
 
-    160,000 steps of 16 images of 512 pixels, views, warm-up and head dropout as `swin-upernet`; AdamW, layer decay
-    0.95. Each map gets the tokens of its interaction. The adapter has batch norm over all processes; GroupNorm replaces
-    the head's batch norm, and the authors' auxiliary head is omitted. The class token stays in the ViT (original:
-    dropped). L starts from AugReg's weights, with images normalised to [-1, 1].
+    160,000 steps of 16 images of 512 pixels; views, warm-up and head dropout as in `swin-upernet`; AdamW, layer decay
+    0.95. Each feature map of the adapter receives the tokens of its interaction block. The adapter has batch norm over
+    all processes; GroupNorm replaces the head's batch norm, and the authors' auxiliary head is omitted. The class token
+    stays in the ViT (original: dropped). L starts from AugReg's weights, with images normalised to [-1, 1].
 
     | size | learning rate | weight decay | stochastic depth |
     |---|---|---|---|
@@ -134,9 +134,9 @@ def make_dinov2_segment_run(model: ModelConfig, dataset_info: DatasetInfo, optio
     vitreous train DATA --recipe NAME --init WEIGHTS
 
     40,000 steps of 16 images; AdamW at 1e-3 with weight decay 1e-4, 1,500 steps of warm-up, then linear decay to 0;
-    crops of 518 pixels (original: 512, padded to full patches), views as `swin-upernet`. The backbone is frozen.
-    The original batch norm before the layer is omitted, since the tokens are normalised. Four depths, as in the `+ms`
-    results: --objective.head multiscale; their averaging over scales is omitted.
+    crops of 518 pixels (original: 512, padded to full patches), views as in `swin-upernet`. The backbone is frozen. The
+    original batch norm before the layer is omitted, because the tokens are normalised. Tokens of four depths, as in the
+    `+ms` results: --objective.head multiscale; the authors' averaging over image scales is omitted.
     """
     run = make_ade20k_run(
         replace_known_fields(model, {"regularization.dropout": 0.0, "regularization.drop_path": 0.0}),
@@ -151,7 +151,7 @@ def make_dinov2_segment_run(model: ModelConfig, dataset_info: DatasetInfo, optio
 def make_ade20k_run(
     model: ModelConfig, dataset_info: DatasetInfo, steps: int, optimizer: OptimizerConfig, objective: SegmentationConfig
 ) -> Run:
-    """Build a run with the common settings of ADE20K's recipes: views, warm-up, linear decay, batch size 16."""
+    """Build a run with the common settings of the ADE20K recipes: views, warm-up, linear decay, batch size 16."""
     run_fields = base_run_fields(model, dataset_info)
     mean, std = (
         IMAGENET_MOMENTS if model.channels == 3 else (run_fields["preprocess"].mean, run_fields["preprocess"].std)
@@ -184,8 +184,8 @@ SEGMENTATION_RECIPES = (
         "Swin with UPerNet's head on ADE20K",
         "arXiv:2103.14030",
         published=tuple(
-            (name, "ADE20K", figure)
-            for name, figure in zip(("Swin-T/4", "Swin-S/4", "Swin-B/4"), ("44.5 %", "47.6 %", "48.1 %"), strict=True)
+            (name, "ADE20K", miou)
+            for name, miou in zip(("Swin-T/4", "Swin-S/4", "Swin-B/4"), ("44.5 %", "47.6 %", "48.1 %"), strict=True)
         ),
         models=("Swin-T/4", "Swin-S/4", "Swin-B/4"),
         image=fixed_image_side(512),
@@ -201,8 +201,8 @@ SEGMENTATION_RECIPES = (
         "ViT-Adapter with UPerNet's head on ADE20K",
         "arXiv:2205.08534",
         published=tuple(
-            (f"ViT-{size}", "ADE20K", figure)
-            for size, figure in zip(
+            (f"ViT-{size}", "ADE20K", miou)
+            for size, miou in zip(
                 ("Ti/16", "S/16", "B/16", "L/16"), ("42.6 %", "46.2 %", "48.8 %", "53.4 %"), strict=True
             )
         ),
@@ -220,8 +220,8 @@ SEGMENTATION_RECIPES = (
         "segmentation by a linear layer on frozen DINOv2, ADE20K",
         "arXiv:2304.07193",
         published=tuple(
-            (f"DINOv2-{size}/14", "ADE20K, four depths and scales", figure)
-            for size, figure in zip("SBLg", ("47.2 %", "51.3 %", "53.1 %", "53.0 %"), strict=True)
+            (f"DINOv2-{size}/14", "ADE20K, four depths and scales", miou)
+            for size, miou in zip("SBLg", ("47.2 %", "51.3 %", "53.1 %", "53.0 %"), strict=True)
         ),
         models=tuple(f"DINOv2-{size}/14" for size in "SBLg"),
         image=fixed_image_side(518),

@@ -1,4 +1,5 @@
-"""Derive a complete `Run` from the user's options: every unset value is chosen here, once, and stored."""
+"""Derive a complete `Run` from the user's options: choose every unset value from the data, the model and the
+machine."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ __all__ = ["DatasetInfo", "apply_train_options", "derive_run_config"]
 
 VOLUME_SCALING_THRESHOLD = 1.25  # volumes larger than this multiple of the model input are scaled down
 MIN_COMPILE_FLOPS = 1e17  # GPU runs with fewer FLOPs do not benefit from compilation (about 20 s, then 8 % faster)
-REPRODUCIBLE_SHARDS = 4  # chunks of a step; their sum is the same for 1, 2 and 4 processes
+REPRODUCIBLE_SHARDS = 4  # shards of a step; the sum of their gradients is the same for 1, 2 and 4 processes
 
 NoteCallback = Callable[[str], None]
 
@@ -45,7 +46,7 @@ def derive_run_config(
     start: WeightsInfo | None = None,
     note: NoteCallback = lambda text: None,
 ) -> Run:
-    """Build the run that the options define on this data; `start` describes the initial weights, if any.
+    """Build the run that the options define on a dataset. `start` describes the initial weights, None without weights.
 
     `note` receives messages about adapted hyperparameters. Raises UsageError for conflicting options, an unknown
     recipe, missing weights of a recipe, or an image size that is not divisible by the patch size.
@@ -61,24 +62,29 @@ def derive_run_config(
     outputs = len(objective_config.output_names(data.classes, data.targets))
     model = choose_architecture(options, dataset_info, outputs, start.config if start else None, requested)
     recipe = requested or choose_default_recipe(data, model, start, dataset_info)
-    base = recipe.make(model, dataset_info, options)
+    recipe_run = recipe.make(model, dataset_info, options)
     run = replace(
-        base,
+        recipe_run,
         recipe=recipe.name,
         data=replace(
-            base.data, source=data.name, classes=data.classes, targets=data.targets, fingerprint=data.fingerprint()
+            recipe_run.data,
+            source=data.name,
+            classes=data.classes,
+            targets=data.targets,
+            fingerprint=data.fingerprint(),
         ),
         device=device,
         precision=pick_precision(options.precision or "auto", device),
     )
     if start is not None and start.preprocess is not None:
         run = replace(run, preprocess=merge_preprocess(run.preprocess, start.preprocess, recipe))
-    if fit_run := RUN_ADAPTERS.get(dataset_info.template.form):
-        run = fit_run(run, options, dataset_info, start, note)
+    if adapt_run := RUN_ADAPTERS.get(dataset_info.template.form):
+        run = adapt_run(run, options, dataset_info, start, note)
     run = use_native_aspect(run, options, note)
     run = apply_train_options(scale_batch(run, recipe, options, note), options)
-    run = limit_warmup(run, recipe, count_reference_steps(recipe, base), options, note)
-    run = warm_up_ema(run, recipe, count_reference_steps(recipe, base), options, note)
+    reference_steps = count_reference_steps(recipe, recipe_run)
+    run = limit_warmup(run, recipe, reference_steps, options, note)
+    run = warm_up_ema(run, recipe, reference_steps, options, note)
     run = replace(run, objective=fit_objective_to_labels(run.objective, data, options, dataset_info))
     if options.compile is None and device.startswith("cuda") and not run.reproducible and run.preprocess.stacks:
         run = replace(run, compile=6 * run.model.macs() * run.total > MIN_COMPILE_FLOPS)
@@ -94,20 +100,24 @@ def derive_run_config(
 def adapt_run_to_clips(
     run: Run, options: TrainOptions, dataset_info: DatasetInfo, start: WeightsInfo | None, note: NoteCallback
 ) -> Run:
-    """Set the requested frame stride, and disable horizontal flips, since motion direction may distinguish classes."""
+    """Return the run with the requested frame stride and without horizontal flips, because the direction of motion may
+    distinguish classes. `note` receives a message if flips are disabled."""
     stride = run.preprocess.stride if options.stride is None else options.stride
     if getattr(run.views, "flip", 0.0) and "views.flip" not in options.settings:
         run = replace(run, views=replace(run.views, flip=0.0))  # type: ignore[type-var]
-        note("clips are not mirrored because motion directions may matter; --views.flip 0.5 mirrors half of them")
+        note("clips are not mirrored because motion directions may matter; use --views.flip 0.5 to mirror half of them")
     return replace(run, preprocess=run.preprocess.adjust(stride=stride))
 
 
 def adapt_run_to_arrays(
     run: Run, options: TrainOptions, dataset_info: DatasetInfo, start: WeightsInfo | None, note: NoteCallback
 ) -> Run:
-    """Return the run with preprocessing and views for volumes or signals. Volumes larger than the model input are
-    scaled to it unless the weights or `--preprocess.fit` define otherwise; signals are cropped. Runs that segment
-    voxels have separate views."""
+    """Return the run with preprocessing and views for volumes or signals.
+
+    Volumes larger than the model input are scaled to it, unless the weights or `--preprocess.fit` set something else;
+    `note` receives a message. Signals are cropped. Runs that segment voxels are unchanged, because their recipe sets
+    the views.
+    """
     if run.objective.annotated:
         return run
     weights_preprocess = start.preprocess if start is not None else None
@@ -127,34 +137,35 @@ def adapt_run_to_arrays(
     ):
         preprocess = preprocess.adjust(fit="squash")
         data_size, model_size = (" x ".join(map(str, size)) for size in (dataset_info.size, run.model.image))
-        note(f"volumes of {data_size} are scaled to {model_size}; --preprocess.fit crop uses a centre crop")
+        note(f"volumes of {data_size} are scaled to {model_size}; use --preprocess.fit crop for a centre crop")
     if rule := options.settings.get("preprocess.standardise"):
         preprocess = set_dotted_paths(preprocess, {"standardise": rule}, "preprocess.")
-    strength = 0.1 if preprocess.is_standardised else 0.0  # in standard deviations, only for standardised inputs
+    # intensity changes in standard deviations, only for standardised inputs
+    intensity_change = 0.1 if preprocess.is_standardised else 0.0
     views = VolumeViews(
         scale=(1.0, 1.0),
         rotate=0.0,
-        contrast=strength,
-        shift=strength,
+        contrast=intensity_change,
+        shift=intensity_change,
         gamma=0.0,
-        noise=strength,
+        noise=intensity_change,
         translate=0.1,
         border="zeros",
     )
     return replace(run, preprocess=preprocess, views=views)
 
 
-#: sample format (`Preprocess.form`) -> function that adapts a run
+#: sample format (`Preprocess.form`) -> function that adapts a recipe's run to it
 RUN_ADAPTERS = {"clips": adapt_run_to_clips, "arrays": adapt_run_to_arrays}
 
 
 def get_objective_config(options: TrainOptions) -> type[ObjectiveConfig]:
-    """Return the objective config of the options' recipe; supervised learning if no recipe is set."""
+    """Return the class of the objective config of the options' recipe; supervised learning if no recipe is set."""
     return get_recipe(options.recipe).objective if options.recipe else SupervisedConfig
 
 
 def advise_weights(run: Run) -> str:
-    """Return advice for a run from scratch on few photographs; an empty string for any other run."""
+    """Return advice to use pre-trained weights for a run from scratch on few photographs; "" for any other run."""
     if (
         run.init
         or not run.preprocess.is_browsable
@@ -173,7 +184,7 @@ def advise_weights(run: Run) -> str:
 def choose_default_recipe(
     data: Data, model: ModelConfig, start: WeightsInfo | None, dataset_info: DatasetInfo
 ) -> Recipe:
-    """Choose the default recipe."""
+    """Return the default recipe for the data, the model and the initial weights, if any."""
     if start is not None:
         return RECIPES["finetune" if start.classifies else "finetune-encoder"]
     is_small = not dataset_info.template.is_browsable or max(model.image[-2:]) <= MAX_SMALL_IMAGE_SIDE
@@ -181,17 +192,19 @@ def choose_default_recipe(
 
 
 def merge_preprocess(recipe_preprocess: Preprocess, weights: Preprocess, recipe: Recipe) -> Preprocess:
-    """Return the preprocessing of the weights; a recipe with a fixed protocol uses only their mean and standard
-    deviation."""
+    """Merge the preprocessing of the recipe with that of the initial weights. Default recipes continue with the
+    preprocessing of the weights; published recipes take only its mean and standard deviation."""
     if recipe.name in DEFAULT_RECIPE_NAMES:
         return recipe_preprocess.continue_from(weights)
     return recipe_preprocess.with_moments(weights)
 
 
 def scale_batch(run: Run, recipe: Recipe, options: TrainOptions, note: NoteCallback) -> Run:
-    """Set the batch size to the requested one, or to at most an epoch; the learning rate follows by the recipe's rule.
+    """Set the batch size and accumulation of the options, and scale the learning rate by the recipe's rule.
 
-    A length in steps is kept, and so is a warm-up in epochs. --lr is not changed. Logs the changes.
+    A batch size that is not set is limited to the number of training images. A recipe's length in steps is kept, and so
+    is its warm-up in epochs. A learning rate that the user set is not changed. `note` receives messages about the
+    changes.
     """
     old_batch, batch, accumulate = (
         run.step_size,
@@ -210,50 +223,49 @@ def scale_batch(run: Run, recipe: Recipe, options: TrainOptions, note: NoteCallb
         run = replace(run, epochs=steps * new_batch / run.data.images)
     if recipe.warmup_in_epochs:
         run = replace(run, schedule=replace(run.schedule, warmup_steps=round(warmup * old_batch / new_batch)))
-    share = max(new_batch, recipe.floor) / max(old_batch, recipe.floor)
-    factor = {"linear": share, "sqrt": share**0.5, "fixed": 1.0}[recipe.lr_scaling]
+    batch_ratio = max(new_batch, recipe.floor) / max(old_batch, recipe.floor)
+    factor = {"linear": batch_ratio, "sqrt": batch_ratio**0.5, "fixed": 1.0}[recipe.lr_scaling]
     if factor == 1 or options.lr is not None or "optimizer.lr" in options.settings:
         return run
     old_optimizer = run.optimizer
     new_optimizer = replace(old_optimizer, lr=old_optimizer.lr * factor, matrix_lr=old_optimizer.matrix_lr * factor)
     note(
-        f"learning rate {old_optimizer.lr:.4g} -> {new_optimizer.lr:.4g}: batch {old_batch} "
-        f"-> {new_batch}, {recipe.name}'s rule is {recipe.lr_scaling}"
+        f"learning rate {old_optimizer.lr:.4g} -> {new_optimizer.lr:.4g}: batch {old_batch} -> {new_batch}, "
+        f"{recipe.lr_scaling} scaling rule of {recipe.name}"
     )
     return replace(run, optimizer=new_optimizer)
 
 
 def limit_warmup(run: Run, recipe: Recipe, reference_steps: int, options: TrainOptions, note: NoteCallback) -> Run:
-    """Limit the warm-up to 10 % of the run if the run has less than half of the steps of the recipe on its reference
-    data.
+    """Limit the warm-up to 10 % of the run if the run has less than half of the recipe's steps on its reference data.
 
-    Logs the change; a warm-up set by the user is kept.
+    `note` receives a message about the change. A warm-up that the user set is kept.
     """
     is_requested = options.warmup_steps is not None or "schedule.warmup_steps" in options.settings
     warmup, max_warmup = run.schedule.warmup_steps, run.steps // 10
     if is_requested or recipe.name in DEFAULT_RECIPE_NAMES or run.steps >= reference_steps / 2 or warmup <= max_warmup:
         return run
     note(
-        f"warm-up {warmup} -> {max_warmup} steps: a tenth of the run, which is "
-        f"shorter than {recipe.name}'s {reference_steps}"
+        f"warm-up {warmup} -> {max_warmup} steps: a tenth of the run, which has fewer steps than {recipe.name} "
+        f"({reference_steps})"
     )
     return replace(run, schedule=replace(run.schedule, warmup_steps=max_warmup))
 
 
 def warm_up_ema(run: Run, recipe: Recipe, reference_steps: int, options: TrainOptions, note: NoteCallback) -> Run:
-    """Enable EMA warm-up if the run has less than half of the steps of the recipe on its reference data.
+    """Enable EMA warm-up if the run has less than half of the recipe's steps on its reference data.
 
-    The average would otherwise keep much of the initial weights: 90 % after 1,000 steps with a decay of 0.9999. Logs
-    the change; a value set by the user is kept.
+    Otherwise the average would keep much of the initial weights: 90 % after 1,000 steps with a decay of 0.9999. `note`
+    receives a message about the change. A value that the user set is kept.
     """
     if run.ema is None or run.ema_warmup or options.ema_warmup is not None or run.steps >= reference_steps / 2:
         return run
-    note(f"EMA warm-up: the run is shorter than {recipe.name}'s {reference_steps} steps")
+    note(f"EMA warm-up is on: the run has fewer steps than {recipe.name} ({reference_steps})")
     return replace(run, ema_warmup=True)
 
 
 def apply_train_options(run: Run, options: TrainOptions) -> Run:
-    """Set every given option in the run, and then every `--path.to.field`."""
+    """Set every option that is set in the run, and then every `--path.to.field`."""
     values = options.collect_run_fields()
     if options.keep_last:
         values["keep_best"] = False
@@ -277,15 +289,15 @@ def apply_train_options(run: Run, options: TrainOptions) -> Run:
 
 
 def parse_micro_batch(text: str | None) -> int:
-    """Parse a numeric --micro-batch. Raises UsageError."""
+    """Parse a numeric --micro-batch. Raises UsageError if it is not a number above 0."""
     if not (text or "").isdecimal() or int(text or "") < 1:
-        raise UsageError(f"invalid --micro-batch: {text}", "give a number of images, or auto")
+        raise UsageError(f"invalid --micro-batch {text}", "give a number of images, or auto")
     return int(text or "")
 
 
 def set_run_fields(run: Run, values: dict[str, Any]) -> Run:
-    """Copy the run with fields, by their dotted paths, set together. Raises UsageError for a field that does not
-    exist."""
+    """Return a copy of the run with the values of fields, given by their dotted paths. Raises UsageError for a field
+    that does not exist."""
     top_level: dict[str, Any] = {}
     nested: dict[str, dict[str, Any]] = {}
     for path, value in values.items():
@@ -296,13 +308,15 @@ def set_run_fields(run: Run, values: dict[str, Any]) -> Run:
         paths = group.option_paths() if isinstance(group, ModelConfig) else [field.name for field in fields(group)]
         if unknown := changes.keys() - set(paths):
             group_name = vars(group).get("name") or type(group).__name__
-            raise UsageError(f"{head}.{min(unknown)} is not a setting of {group_name}", "leave that option out")
+            path = f"{head}.{min(unknown)}"
+            raise UsageError(f"{path} is not a setting of {group_name}", f"leave {path} out")
         top_level[head] = change_fields(group, nest_paths(changes))
     return replace(run, **top_level)
 
 
 def choose_intervals(run: Run, options: TrainOptions) -> Run:
-    """Set logging, evaluation and checkpoint intervals from the length of the run, unless they are set."""
+    """Set the intervals of logging, evaluation and checkpoints from the length of the run, and the number of workers,
+    unless they are set."""
     num_evaluations = 20 if run.keep_best or run.early_stop else 6  # default number of evaluations per run
     intervals = {
         "log_every": options.log_every or max(1, min(50, run.steps // 20)),

@@ -32,7 +32,7 @@ def make_detect_run(model: ModelConfig, dataset_info: DatasetInfo, options: Trai
     vitreous train DATA --recipe NAME
 
     Images are scaled to fit into 320 pixels, then by 0.8 to 1.25, cropped, flipped and colour-jittered. --init accepts
-    any weights; their blocks then have a lower learning rate than the heads, by layer decay.
+    any weights; layer decay then gives their blocks a lower learning rate than the heads.
     """
     batch = max(1, min(8, dataset_info.images // 2))
     epochs = DETECT_LENGTH.epochs(dataset_info.images)
@@ -59,10 +59,10 @@ def make_vitdet_run(model: ModelConfig, dataset_info: DatasetInfo, options: Trai
 
     vitreous train DATA --recipe NAME --init WEIGHTS
 
-    WEIGHTS are a MAE-pretrained ViT. 184,375 steps of 64 images (H: 138,281); AdamW at 1e-4 with decay 0.1 and layer
-    decay 0.7 (L: 0.8, H: 0.9), a tenth of the learning rate after 8/9 and 26/27 of the steps, 250 steps of warm-up;
-    stochastic depth 0.1 (L: 0.4, H: 0.5); large-scale jittering by 0.1 to 2 at 1024 pixels. The box loss is smooth L1,
-    as in torchvision.
+    WEIGHTS are a ViT pre-trained with MAE. 184,375 steps of 64 images (H: 138,281); AdamW at 1e-4 with weight decay 0.1
+    and layer decay 0.7 (L: 0.8, H: 0.9), a tenth of the learning rate after 8/9 and again after 26/27 of the steps, 250
+    steps of warm-up; stochastic depth 0.1 (L: 0.4, H: 0.5); large-scale jittering by 0.1 to 2 at 1024 pixels. The box
+    loss is smooth L1, as in torchvision.
     """
     return make_vitdet_base_run(model, dataset_info, lr=1e-4, steps=138_281 if model.depth == 32 else 184_375)
 
@@ -72,10 +72,10 @@ def make_vitdet_lvis_run(model: ModelConfig, dataset_info: DatasetInfo, options:
 
     vitreous train DATA --recipe NAME --init WEIGHTS
 
-    As `vitdet`, at 2e-4 for 156,250 steps (H: 1e-4, with stochastic depth 0.4), with 300 detections per image
-    of scores above 0.02. Images of rare classes are repeated by repeat factors of threshold 0.001 (LVIS,
-    arXiv:1908.03195, appendix B.2), and the federated loss of a region uses 50 classes (arXiv:2103.07461). The classes
-    are drawn per image (original: per GPU, with background as one of the 50).
+    As `vitdet`, at 2e-4 for 156,250 steps (H: 1e-4, with stochastic depth 0.4), with 300 detections per image of scores
+    above 0.02. Images of rare classes are repeated by repeat factors of threshold 0.001 (LVIS, arXiv:1908.03195,
+    appendix B.2). The federated loss of a region uses 50 classes (arXiv:2103.07461), drawn per image (original: per
+    GPU, with background among the 50).
     """
     run = make_vitdet_base_run(model, dataset_info, lr=1e-4 if model.depth == 32 else 2e-4, steps=156_250)
     if model.depth == 32:
@@ -85,7 +85,7 @@ def make_vitdet_lvis_run(model: ModelConfig, dataset_info: DatasetInfo, options:
 
 
 def make_vitdet_base_run(model: ModelConfig, dataset_info: DatasetInfo, lr: float, steps: int) -> Run:
-    """Build a run with the common settings of ViTDet's recipes."""
+    """Build a run with the common settings of ViTDet's recipes at a learning rate, for a number of steps."""
     layer_decay, drop_path = {24: (0.8, 0.4), 32: (0.9, 0.5)}.get(model.depth, (0.7, 0.1))
     decay_on = "all" if model.depth == 32 else "vitdet"
     return make_mask_rcnn_run(
@@ -106,8 +106,8 @@ def make_swin_mask_rcnn_run(model: ModelConfig, dataset_info: DatasetInfo, optio
 
     vitreous train DATA --recipe NAME --init WEIGHTS
 
-    AdamW at 1e-4 with decay 0.05, batch size 16, a tenth of the learning rate after epochs 27 and 33; images of several
-    sizes: 0.6 to 1 times the size that fits into 1024 x 1024 (original: short side 480 to 800 pixels). Windows
+    AdamW at 1e-4 with weight decay 0.05, batch size 16, a tenth of the learning rate after epoch 27 and again after 33.
+    Images have 0.6 to 1 times the size that fits into 1024 x 1024 (original: short side 480 to 800 pixels). Windows
     attend to the zeros that pad a grid. Heads have ViTDet's convolutions and norms.
     """
     return make_3x_schedule_run(
@@ -124,10 +124,10 @@ def make_adapter_mask_rcnn_run(model: ModelConfig, dataset_info: DatasetInfo, op
 
     vitreous train DATA --recipe NAME --init WEIGHTS
 
-    As `swin-mask-rcnn`, with the adapter's batch norm over all processes; stochastic depth 0.1 for Ti, 0.2 S, 0.3 B,
-    0.4 L, layer decay 0.8 for L. Attention uses windows of 14 x 14 tokens, except in the last block of each
-    quarter of the ViT. Windows at the grid border are smaller; the authors pad queries, keys and values with zeros.
-    L starts from AugReg's weights, with images normalised to [-1, 1].
+    As `swin-mask-rcnn`, with the adapter's batch norm over all processes; stochastic depth 0.1 for Ti, 0.2 for S, 0.3
+    for B, 0.4 for L; layer decay 0.8 for L. Attention uses windows of 14 x 14 tokens, except in the last block of each
+    quarter of the ViT. Windows at the border of the grid are smaller; the authors pad queries, keys and values with
+    zeros. L starts from AugReg's weights, with images normalised to [-1, 1].
     """
     drop_path = {192: 0.1, 384: 0.2, 768: 0.3}.get(model.width, 0.4)
     decay_on, layer_decay = ("multi-axis", 0.8) if model.width >= 1024 else ("matrices", 1.0)
@@ -143,14 +143,14 @@ def make_adapter_mask_rcnn_run(model: ModelConfig, dataset_info: DatasetInfo, op
 
 
 def global_attention_blocks(depth: int) -> tuple[int, ...]:
-    """Return the index of the last block of each quarter of a ViT: 2, 5, 8 and 11 of 12."""
+    """Return the index of the last block of each quarter of a ViT, such as 2, 5, 8 and 11 of 12 blocks."""
     return tuple(sorted({-(-depth * quarter // 4) - 1 for quarter in (1, 2, 3, 4)}))
 
 
 def make_3x_schedule_run(
     model: ModelConfig, dataset_info: DatasetInfo, decay_on: DecayRule, layer_decay: float = 1.0
 ) -> Run:
-    """Build a run with the common settings of 36-epoch recipes, three times the usual 12."""
+    """Build a run with the common settings of the 36-epoch recipes (detectron2's 3x schedule)."""
     return make_mask_rcnn_run(
         model,
         dataset_info,
@@ -173,7 +173,7 @@ def make_mask_rcnn_run(
     schedule: ScheduleConfig,
     views: SceneViews,
 ) -> Run:
-    """Build a run with the common settings of COCO's recipes: Mask R-CNN with ViTDet's heads, ImageNet's mean and
+    """Build a run with the common settings of the COCO recipes: Mask R-CNN with ViTDet's heads, ImageNet's mean and
     standard deviation."""
     run_fields = base_run_fields(model, dataset_info)
     mean, std = (
@@ -191,7 +191,7 @@ def make_mask_rcnn_run(
 
 
 def build_coco_recipe(name: str, make: RunBuilder, about: str, source: str, **changes: Any) -> Recipe:
-    """Build a COCO recipe at 1024 pixels, from weights; `changes` are further fields."""
+    """Build a COCO recipe at 1024 pixels that requires initial weights. `changes` are further fields of `Recipe`."""
     recipe = Recipe(
         name,
         make,
@@ -208,7 +208,7 @@ def build_coco_recipe(name: str, make: RunBuilder, about: str, source: str, **ch
 def list_detection_results(
     prefix: str, sizes: Sequence[str], data: str, scores: Sequence[str]
 ) -> tuple[tuple[str, str, str], ...]:
-    """List published results of models of several sizes."""
+    """List published results of models of several sizes: (model, dataset, score)."""
     return tuple((prefix + size, data, score) for size, score in zip(sizes, scores, strict=True))
 
 

@@ -1,4 +1,4 @@
-"""Fine-tuning of self-supervised encoders: as published for MAE and DINO, and as tuned here."""
+"""Recipes that fine-tune self-supervised encoders: as published for MAE and DINO, and a default recipe tuned here."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ ENCODER_LENGTHS = (("photographs", PHOTO_LENGTH), ("images up to 64 pixels", SMA
 
 
 class MAEFinetuneSettings(NamedTuple):
-    """MAE's fine-tuning settings for a size of ViT: epochs, base learning rate for 256 images, layer decay, stochastic
-    depth."""
+    """MAE's fine-tuning settings for a size of ViT: epochs, learning rate for a batch of 256 images, layer decay,
+    stochastic depth."""
 
     epochs: int
     base_lr: float
@@ -28,7 +28,7 @@ class MAEFinetuneSettings(NamedTuple):
     drop_path: float
 
 
-#: arXiv:2111.06377, Table 9, and facebookresearch/mae's FINETUNE.md; by the depth of the model
+#: depth of the model -> its settings in arXiv:2111.06377, Table 9, and facebookresearch/mae's FINETUNE.md
 MAE_FINETUNE_SETTINGS = {
     12: MAEFinetuneSettings(100, 5e-4, 0.65, 0.1),
     24: MAEFinetuneSettings(50, 1e-3, 0.75, 0.2),
@@ -37,7 +37,8 @@ MAE_FINETUNE_SETTINGS = {
 
 
 def use_mean_pooling(model: ModelConfig, drop_path: float) -> ModelConfig:
-    """Return a ViT that pools patch tokens by their mean and normalises after pooling, not before."""
+    """Return a ViT that pools patch tokens by their mean and applies the last LayerNorm after pooling instead of
+    before."""
     pooled = {"pool": "mean", "norm.final": "pooled"} if model.pool == "class" else {}
     return replace_known_fields(
         model,
@@ -55,11 +56,11 @@ def make_mae_finetune_run(model: ModelConfig, dataset_info: DatasetInfo, options
 
     vitreous train DATA --recipe NAME --init runs/mae
 
-    AdamW, batch size 1024, lr 5e-4 x batch / 256 and 100 epochs for ViT-B, 1e-3 and 50 for L and H; layer decay 0.65
-    (0.75 for L and H), stochastic depth 0.1, 0.2 and 0.3, RandAugment m9 with std 0.5, MixUp 0.8 or CutMix 1,
-    erasing with noise, smoothing 0.1. The head uses the mean of the patch tokens, normalised by a separate LayerNorm
-    in place of the last one. It starts at zero (original: random with std 2e-5). Models of another depth
-    use the settings of the next larger one.
+    AdamW, batch size 1024, lr 5e-4 x batch / 256 and 100 epochs for ViT-B, 1e-3 x batch / 256 and 50 epochs for L and
+    H; layer decay 0.65 (0.75 for L and H), stochastic depth 0.1, 0.2 and 0.3, RandAugment m9 with std 0.5, MixUp 0.8 or
+    CutMix 1, erasing with noise, smoothing 0.1. The head uses the mean of the patch tokens, normalised by a separate
+    LayerNorm in place of the last one. It starts at zero (original: random with std 2e-5). Models of another depth use
+    the settings of the next larger one.
     """
     size = MAE_FINETUNE_SETTINGS[next((depth for depth in MAE_FINETUNE_SETTINGS if model.depth <= depth), 32)]
     lr = size.base_lr * 1024 / 256
@@ -83,9 +84,9 @@ def make_dino_finetune_run(model: ModelConfig, dataset_info: DatasetInfo, option
     vitreous train DATA --recipe NAME --init runs/dino
 
     DeiT's augmentation with repeated augmentation, AdamW, batch size 768 at 224 pixels, lr 7.5e-6 for any batch size
-    (5e-6 for CIFAR-100), 1000 epochs of which 5 warm up, weight decay 0.05, stochastic depth 0.1, no layer decay.
-    Random erasing is not listed there; its probability is DeiT's. The learning rate ends at 1e-6; DeiT's script
-    ends at 1e-5, above this peak.
+    (5e-6 for CIFAR-100), 1000 epochs of which 5 warm up, weight decay 0.05, stochastic depth 0.1, no layer decay. The
+    issues do not list random erasing; its probability is DeiT's. The learning rate ends at 1e-6; DeiT's script ends at
+    1e-5, which is above the peak here.
     """
     lr = 7.5e-6
     return Run(
@@ -109,8 +110,8 @@ def make_finetune_encoder_run(model: ModelConfig, dataset_info: DatasetInfo, opt
 
     vitreous train DATA --recipe NAME --init runs/mae
 
-    The default if the weights have no head. Layer decay preserves the first blocks, while the last
-    ones, which are least specific to classes, train like new ones: lr 1e-3 x batch / 256 with decay 0.75, as in MAE's
+    The default recipe if the weights have no head. Layer decay preserves the first blocks, while the last blocks, which
+    are least specific to classes, train almost like new ones. lr 1e-3 x batch / 256 with layer decay 0.75, as in MAE's
     fine-tuning; for images up to 64 pixels, 2e-3 for batch size 64.
     """
     is_small = max(model.image) <= MAX_SMALL_IMAGE_SIDE

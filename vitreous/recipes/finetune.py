@@ -1,5 +1,5 @@
-"""Fine-tuning recipes: the paper's Table 4, AugReg's Table 4, and BiT's rule; all use SGD and a new zero-initialised
-head."""
+"""Recipes that fine-tune supervised weights with SGD and a zero-initialised head: the ViT paper's Table 4, AugReg's
+Table 4, and BiT's rule."""
 
 from __future__ import annotations
 
@@ -21,14 +21,20 @@ from vitreous.training.run import OptimizerConfig, Run, ScheduleConfig
 
 FINETUNE_BATCH_SIZE = 512
 IMAGENET_LR_GRID, TRANSFER_LR_GRID = (0.003, 0.01, 0.03, 0.06), (0.001, 0.003, 0.01, 0.03)  # Table 4's grids
-#: models that the paper's code fine-tunes with dropout, and the dropout rate (vit_jax/configs/models.py)
+#: model -> dropout rate with which the ViT paper's code fine-tunes it (vit_jax/configs/models.py); 0 for others
 MODEL_DROPOUT = {"ViT-L/16": 0.1, "ViT-H/14": 0.1, "R50+ViT-B/16": 0.1, "R50+ViT-L/32": 0.1}
 
 
 @dataclass(frozen=True)
 class FinetuneSettings:
-    """A row of a fine-tuning table: `steps` and `warmup` of batch size 512; `lr` without grid search; `hold_out`: the
-    validation share of the training images for the grid."""
+    """A row of a fine-tuning table.
+
+    - `data`: the dataset.
+    - `steps`, `warmup`: optimiser steps of batch size 512, and warm-up steps.
+    - `lr`: the learning rate without a grid search; `grid`: the learning rates of the grid search.
+    - `hold_out`: the share of the training images that the grid search uses for validation.
+    - `about`: the description of the recipe.
+    """
 
     data: str
     steps: int
@@ -40,7 +46,7 @@ class FinetuneSettings:
     about: str
 
 
-#: arXiv:2010.11929, Table 4; shares held out by B.1.1; warm-up and default rates of Google's code
+#: arXiv:2010.11929, Table 4; validation shares of B.1.1; warm-up and default learning rates of Google's code
 VIT_TABLE4 = {
     "imagenet": FinetuneSettings(
         "ImageNet",
@@ -89,7 +95,7 @@ VIT_TABLE4 = {
     ),
 }
 AUGREG_TRANSFER_LR_GRID, AUGREG_IMAGENET_LR_GRID = (0.001, 0.003, 0.01), (0.01, 0.03)
-#: arXiv:2106.10270, Table 4; its warm-up for VTAB is not given: that of rows of the same length
+#: arXiv:2106.10270, Table 4, which lacks the warm-up for VTAB; here it is that of the other rows of the same length
 AUGREG_TABLE4 = {
     "imagenet": FinetuneSettings(
         "ImageNet",
@@ -158,16 +164,17 @@ AUGREG_TABLE4 = {
 
 
 def list_finetune_results(data: str, *results: tuple[str, str, str]) -> tuple[PublishedResult, ...]:
-    """Return (model, pre-training data, accuracy on `data`) entries."""
+    """List published results on `data` as (model, pre-training and fine-tuning data, accuracy), from (model,
+    pre-training data, accuracy)."""
     return tuple((model, f"{pretraining}, fine-tuned on {data}", accuracy) for model, pretraining, accuracy in results)
 
 
 def list_vit_results(data: str, base: str, large: str) -> tuple[PublishedResult, ...]:
-    """List Table 5's results: ViT-B/16 from ImageNet-21k and ViT-L/16 from JFT-300M."""
+    """List the results of the ViT paper's Table 5 on `data`: ViT-B/16 from ImageNet-21k and ViT-L/16 from JFT-300M."""
     return list_finetune_results(data, ("ViT-B/16", "ImageNet-21k", base), ("ViT-L/16", "JFT-300M", large))
 
 
-#: arXiv:2010.11929, Tables 2 (VTAB) and 5; arXiv:2106.10270
+#: recipe -> published results: arXiv:2010.11929, Tables 2 (VTAB) and 5; arXiv:2106.10270
 PUBLISHED_RESULTS = {
     "finetune-imagenet": list_vit_results("ImageNet", "83.97 %", "87.12 %"),
     "finetune-cifar": list_vit_results("CIFAR-10", "98.95 %", "99.38 %")
@@ -184,20 +191,20 @@ PUBLISHED_RESULTS = {
 
 
 def make_sgd_optimizer(lr: float, clip: float | None = 1.0) -> OptimizerConfig:
-    """SGD with momentum 0.9 and no decay."""
+    """Return SGD with momentum 0.9 and no weight decay."""
     return OptimizerConfig("sgd", lr=lr, momentum=0.9, weight_decay=0.0, clip=clip)
 
 
 def set_dropout(model: ModelConfig, dropout: float) -> ModelConfig:
-    """Return a ViT with dropout and without stochastic depth, regardless of the run that trained its weights. A ResNet
-    is returned unchanged."""
+    """Return a ViT with a dropout rate and without stochastic depth, regardless of the run that trained its weights. A
+    ResNet is returned unchanged."""
     return replace_known_fields(model, {"regularization.dropout": dropout, "regularization.drop_path": 0.0})
 
 
 def make_table4_run(
     settings: FinetuneSettings, model: ModelConfig, dataset_info: DatasetInfo, ema: float | None = None
 ) -> Run:
-    """Build the run of a table row."""
+    """Build the fine-tuning run of a table row. `ema` is the decay of Polyak averaging, None for no averaging."""
     return Run(
         **google_run_fields(model, dataset_info, squash=True),
         views=INCEPTION_VIEWS,
@@ -211,19 +218,20 @@ def make_table4_run(
 
 
 def vit_finetune_run_builder(settings: FinetuneSettings, ema: float | None = None) -> RunBuilder:
-    """Build runs from a row of the paper's table, with the decay of Polyak averaging if set."""
+    """Return a function that builds the fine-tuning runs of a row of the ViT paper's table. `ema` is the decay of
+    Polyak averaging, None for no averaging."""
 
     def build_run(model: ModelConfig, dataset_info: DatasetInfo, options: TrainOptions) -> Run:
-        """From weights, at a higher resolution: arXiv:2010.11929, Table 4.
+        """Fine-tuning of weights at a higher resolution: arXiv:2010.11929, Table 4.
 
         vitreous train DATA --recipe NAME --init WEIGHTS --lr-grid
 
-        SGD with momentum 0.9, batch size 512, cosine, gradients clipped at norm 1, no decay; the learning rate is
-        that of Google's code unless --lr-grid selects one. 384 pixels, or the nearest multiple of the patch size;
-        finetune-imagenet-512 uses 512 (518 for patches of 14) and Polyak averaging with 0.9999, as Table 2's ImageNet
-        rows. Dropout as in Google's code: 0.1 for ViT-L/16, ViT-H/14 and two hybrids. Original momentum in
-        bfloat16, here float32. For VTAB tasks that depend on orientation, the paper omits the flip (--augment.flip
-        0), and for those that depend on position, the crop (--augment.crop 1 1).
+        SGD with momentum 0.9, batch size 512, cosine decay, gradients clipped at norm 1, no weight decay. The learning
+        rate is that of Google's code unless --lr-grid selects one. Images have 384 pixels, or the nearest multiple of
+        the patch size. finetune-imagenet-512 uses 512 pixels (518 for patches of 14) and Polyak averaging with 0.9999,
+        as the ImageNet rows of Table 2. Dropout as in Google's code: 0.1 for ViT-L/16, ViT-H/14 and two hybrids. The
+        original momentum is bfloat16; here it is float32. For VTAB tasks that depend on orientation, the paper omits
+        the flip (--augment.flip 0), and for those that depend on position, the crop (--augment.crop 1 1).
         """
         return make_table4_run(settings, set_dropout(model, MODEL_DROPOUT.get(model.name(), 0.0)), dataset_info, ema)
 
@@ -231,14 +239,15 @@ def vit_finetune_run_builder(settings: FinetuneSettings, ema: float | None = Non
 
 
 def augreg_finetune_run_builder(settings: FinetuneSettings) -> RunBuilder:
-    """Build runs from a row of AugReg's table."""
+    """Return a function that builds the fine-tuning runs of a row of AugReg's table."""
 
     def build_run(model: ModelConfig, dataset_info: DatasetInfo, options: TrainOptions) -> Run:
-        """From AugReg's weights: "How to train your ViT?", arXiv:2106.10270, Table 4.
+        """Fine-tuning of AugReg's weights: "How to train your ViT?", arXiv:2106.10270, Table 4.
 
         vitreous train DATA --recipe NAME --init WEIGHTS --lr-grid
 
-        SGD with momentum 0.9, batch size 512, cosine, gradients clipped at norm 1, no decay, no dropout, 384 pixels.
+        SGD with momentum 0.9, batch size 512, cosine decay, gradients clipped at norm 1, no weight decay, no dropout,
+        384 pixels.
         """
         return make_table4_run(settings, set_dropout(model, 0.0), dataset_info)
 
@@ -250,10 +259,11 @@ def make_bit_hyperrule_run(model: ModelConfig, dataset_info: DatasetInfo, option
 
     vitreous train DATA --recipe NAME --init WEIGHTS
 
-    Below 20,000 images 500 steps, below 500,000 10,000, else 20,000; MixUp 0.1 except for the smallest; SGD, lr 0.003,
-    a tenth after 30, 60 and 90 % of the steps, of 500 steps after 40, 60 and 80 %. Images of less than 96 x 96 pixels
-    are used at 128, others at 480 (448 for ResNets smaller than R152x4: 384). BiT squashes them to 160, or 512, and
-    takes a random crop; here a crop covers at least the same share of the area.
+    500 steps below 20,000 images, 10,000 steps below 500,000 images, otherwise 20,000 steps. MixUp 0.1, except below
+    20,000 images. SGD at lr 0.003, divided by ten after 30, 60 and 90 % of the steps; of 500 steps, after 40, 60 and 80
+    %. Images of less than 96 x 96 pixels are used at 128 pixels, others at 480 (ResNets smaller than R152x4: 384). BiT
+    squashes them to 160 and 512 (448) pixels before a random crop; here a crop covers at least the same share of the
+    area.
     """
     steps, warmup = (
         (500, 100)
@@ -279,7 +289,8 @@ def make_bit_hyperrule_run(model: ModelConfig, dataset_info: DatasetInfo, option
 
 
 def bit_resize_and_crop_sizes(name: str, dataset_info: DatasetInfo) -> tuple[int, int]:
-    """Return BiT's resize and crop sizes in pixels; those of smaller ResNets follow arXiv:2010.11929."""
+    """Return BiT's resize and crop sizes in pixels, by model and size of the images. Those of smaller ResNets follow
+    arXiv:2010.11929."""
     if dataset_info.size[0] * dataset_info.size[1] < 96 * 96:
         return 160, 128
     return (512, 480) if name == "BiT-R152x4" else (448, 384)
@@ -292,7 +303,7 @@ def build_table4_recipes(
     source: str,
     models: tuple[str, ...],
 ) -> tuple[Recipe, ...]:
-    """Build recipes from the rows of a table, with names that start with `prefix`."""
+    """Build a recipe for each row of a fine-tuning table, named `prefix`-ROW."""
     return tuple(
         Recipe(
             name=f"{prefix}-{name}",
@@ -341,7 +352,7 @@ FINETUNE_RECIPES = (
         ),
         data="Pets",
         models=("BiT-R50x1", "BiT-R152x4"),
-        image=lambda name, facts: bit_resize_and_crop_sizes(name, facts)[1],
+        image=lambda name, dataset_info: bit_resize_and_crop_sizes(name, dataset_info)[1],
         from_weights=True,
         by_steps=True,
     ),

@@ -1,4 +1,5 @@
-"""Adapt a recipe to a dataset: the loss for its labels, class weights, and settings for small datasets."""
+"""Adapt a recipe to a dataset: the loss for its labels, class weights, and messages about settings for small
+datasets."""
 
 from __future__ import annotations
 
@@ -19,9 +20,10 @@ from vitreous.recipes.recipe import DatasetInfo
 from vitreous.recipes.unlabelled import has_small_settings
 from vitreous.training.run import Run
 
-MIN_WEIGHTED_CLASSES = 8  # pixel classes; class weights raised mIoU with 11 classes and lowered it with 3
+#: number of pixel classes from which the loss is class-weighted: weights raised mIoU with 11 classes, lowered it with 3
+MIN_WEIGHTED_CLASSES = 8
 
-#: docs/guides/pretraining.md, "Is it worth the time": with labels for all images, and with few
+#: results of docs/guides/pretraining.md, "Is it worth the time"
 SHORT_RUN_RESULT = (
     "half a minute of {} and of fine-tuning gave {} % on 2,000 CIFAR-10 images, a minute from scratch 59.2 %"
 )
@@ -41,7 +43,8 @@ def fit_objective_to_labels(
 ) -> ObjectiveConfig:
     """Return the objective with a loss for the labels of the data, and the requested class weights.
 
-    Raises UsageError for a loss that does not support the labels, and for balancing if the objective uses no labels.
+    Raises UsageError for a loss that does not support the labels, and for class balancing if the objective uses no
+    classes.
     """
     has_classes = objective.labelled and not objective.of_values
     can_balance = has_classes or (objective.generates and data.labelled)  # samples can be balanced by class
@@ -49,10 +52,11 @@ def fit_objective_to_labels(
     uses_weights = has_classes or isinstance(objective, SegmentationConfig)
     option = "--class-weights" if options.class_weights == "balanced" and not uses_weights else option
     if option:
-        raise UsageError(f"{option} balanced needs classes, and {objective.name} does not use them", "leave it out")
+        problem = f"{option} balanced needs classes, and {objective.name} does not use them"
+        raise UsageError(problem, f"leave {option} out")
     if options.sampling == "repeat-factor" and not (can_balance or objective.annotated):
         problem = f"--sampling repeat-factor needs classes, and {objective.name} does not use them"
-        raise UsageError(problem, "leave it out")
+        raise UsageError(problem, "leave --sampling out")
     objective = objective.fitted(data.split("train").labels)
     if isinstance(objective, SegmentationConfig) and "objective.class_weights" not in options.settings:
         return replace(objective, class_weights=weigh_pixel_classes(dataset_info, options))
@@ -68,16 +72,19 @@ def fit_objective_to_labels(
 
 
 def weigh_pixel_classes(dataset_info: DatasetInfo, options: TrainOptions) -> tuple[float, ...]:
-    """Compute class weights for the pixel loss from class map statistics, for `MIN_WEIGHTED_CLASSES` classes or more,
-    or if balancing is set; otherwise, and without statistics, empty."""
+    """Return the class weights of the pixel loss from the statistics of the class maps.
+
+    Classes are weighted if `class_weights` is balanced or, by default, from `MIN_WEIGHTED_CLASSES` classes. Returns an
+    empty tuple otherwise, and without statistics.
+    """
     shares = dataset_info.map_statistics.class_shares if dataset_info.map_statistics else ()
     weighting = options.class_weights or ("balanced" if len(shares) >= MIN_WEIGHTED_CLASSES else "even")
     return compute_class_weights(shares) if weighting == "balanced" else ()
 
 
 def describe_small_settings(run: Run, info: DatasetInfo, options: TrainOptions) -> str:
-    """Describe in one line the settings for small images and few photographs that a run uses instead of the published
-    ones; an empty string for any other run."""
+    """Return a line about the settings for small images and few photographs that a self-supervised run uses instead of
+    the published settings; "" for any other run."""
     if run.recipe not in UNLABELLED_RECIPE_NAMES or not has_small_settings(run.model, info, options):
         return ""
     settings, objective = [f"batch size {run.step_size}", f"learning rate {run.optimizer.lr:g}"], run.objective
@@ -93,8 +100,8 @@ def describe_small_settings(run: Run, info: DatasetInfo, options: TrainOptions) 
 
 
 def advise_pretraining(run: Run, info: DatasetInfo, options: TrainOptions) -> str:
-    """Return measured disadvantages of pre-training at equal training time: on small labelled sets, and for `mae` on
-    small unlabelled sets; an empty string for any other run."""
+    """Return a warning with measured results if pre-training is likely worse than training from scratch in the same
+    time: on small labelled datasets, and for `mae` on small unlabelled datasets. Returns "" for any other run."""
     if run.init or not describe_small_settings(run, info, options):
         return ""
     if len(run.data.classes) > 1:

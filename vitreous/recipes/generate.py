@@ -1,5 +1,5 @@
-"""Image and clip generation: diffusion as published for DiT, flow matching as for SiT, and settings for small models
-tuned here."""
+"""Recipes for image and clip generation: diffusion as published for DiT, flow matching as for SiT, and settings for
+small models tuned here."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from vitreous.recipes.options import TrainOptions
 from vitreous.recipes.recipe import DatasetInfo, Recipe, TrainingLength, base_run_fields
 from vitreous.training.run import OptimizerConfig, Run, ScheduleConfig
 
-GENERATOR_LENGTH = TrainingLength(5e5, 12, 140)  # small images
-CLIP_GENERATOR_LENGTH = TrainingLength(1e5, 12, 140)  # small clips
-MAX_IMAGE_BATCH, MAX_CLIP_BATCH = 128, 32
+GENERATOR_LENGTH = TrainingLength(5e5, 12, 140)  # of runs on small images
+CLIP_GENERATOR_LENGTH = TrainingLength(1e5, 12, 140)  # of runs on small clips
+MAX_IMAGE_BATCH, MAX_CLIP_BATCH = 128, 32  # maximum batch sizes of small models
 
 
 def make_dit_run(model: ModelConfig, dataset_info: DatasetInfo, options: TrainOptions) -> Run:
-    """DiT: arXiv:2212.09748, section 4, and facebookresearch/DiT. Other model sizes: tuned here.
+    """DiT: arXiv:2212.09748, section 4, and facebookresearch/DiT. Models of other sizes: tuned here.
 
     vitreous train DATA --recipe NAME --model DiT-XL/2
 
-    7 million steps of 256 images (XL; 400,000 in ablations), Adam at 1e-4 without warm-up, decay or clipping, an
+    7 million steps of 256 images (XL; 400,000 in ablations), Adam at 1e-4 without warm-up, weight decay or clipping, an
     EMA of the weights with a decay of 0.9999, horizontal flips.
     """
     if not has_published_dit_size(model):
@@ -35,8 +35,8 @@ def make_dit_run(model: ModelConfig, dataset_info: DatasetInfo, options: TrainOp
 
 
 def make_sit_run(model: ModelConfig, dataset_info: DatasetInfo, options: TrainOptions) -> Run:
-    """SiT with linear paths (rectified flow): arXiv:2401.08740 (otherwise as DiT). Other model
-    sizes: tuned here.
+    """SiT with linear paths (rectified flow): arXiv:2401.08740; all other settings as `dit`. Models of other sizes:
+    tuned here.
 
     vitreous train DATA --recipe NAME --model DiT-XL/2
 
@@ -55,8 +55,8 @@ def has_published_dit_size(model: ModelConfig) -> bool:
 def generator_run_fields(
     model: ModelConfig, dataset_info: DatasetInfo, objective: GeneratorConfig, flip: bool
 ) -> dict[str, Any]:
-    """Return the common fields of generator runs; latents are not flipped, because they are not latents of the flipped
-    image."""
+    """Return the common fields of generator runs. Latents are not flipped, because a flipped latent is not the latent
+    of the flipped image."""
     if dataset_info.latents is not None:
         objective = replace(objective, autoencoder=dataset_info.latents.autoencoder)
     views = Augment(flip=0.5 if flip and dataset_info.latents is None else 0.0)
@@ -64,7 +64,7 @@ def generator_run_fields(
 
 
 def make_paper_generator_run(model: ModelConfig, dataset_info: DatasetInfo, objective: GeneratorConfig) -> Run:
-    """Build a run with the published settings."""
+    """Build a run with the published settings of DiT and SiT."""
     return Run(
         **generator_run_fields(model, dataset_info, objective, flip=True),
         optimizer=OptimizerConfig("adamw", lr=1e-4, weight_decay=0.0, clip=None),
@@ -77,9 +77,11 @@ def make_paper_generator_run(model: ModelConfig, dataset_info: DatasetInfo, obje
 
 
 def make_small_generator_run(model: ModelConfig, dataset_info: DatasetInfo, objective: GeneratorConfig) -> Run:
-    """Build a run of a small model for a CPU. Grey images are not flipped, because letters and digits are grey, and
-    neither are clips. Clips have a smaller batch size and a shorter training because they cost more; their
-    hyperparameters are not tuned."""
+    """Build a run of a small model that trains on a CPU.
+
+    Grey images are not flipped, because they may be letters and digits; clips are not flipped either. Clips have a
+    smaller batch size and fewer epochs, because they cost more; their hyperparameters are not tuned.
+    """
     clips = dataset_info.template.is_animated
     batch = max(1, min(MAX_CLIP_BATCH if clips else MAX_IMAGE_BATCH, dataset_info.images // 4))
     epochs = (CLIP_GENERATOR_LENGTH if clips else GENERATOR_LENGTH).epochs(dataset_info.images)
@@ -100,7 +102,7 @@ def make_small_generator_run(model: ModelConfig, dataset_info: DatasetInfo, obje
 
 
 def get_generator_image_side(name: str, dataset_info: DatasetInfo) -> int:
-    """Return the image size: unchanged for small images, 64 pixels for others."""
+    """Return the height and width of generated images in pixels: those of small images, 64 for larger ones."""
     return min(max(dataset_info.size), MAX_SMALL_IMAGE_SIDE)
 
 

@@ -1,11 +1,11 @@
-"""The names of the recipes. Does not import PyTorch, so unknown names are rejected immediately; the recipes are in
-`registry`."""
+"""The names of the recipes. Does not import PyTorch, so unknown names are rejected immediately; `registry` contains the
+recipes."""
 
 from __future__ import annotations
 
 from vitreous.errors import UsageError, suggest_nearest
 
-#: AugReg's augmentations (arXiv:2106.10270): RandAugment layers, its magnitude, MixUp alpha
+#: augmentation level of AugReg (arXiv:2106.10270) -> RandAugment layers, RandAugment magnitude, MixUp alpha
 AUGREG_LEVELS = {
     "none": (0, 0, 0.0),
     "light1": (2, 0, 0.0),
@@ -16,7 +16,7 @@ AUGREG_LEVELS = {
     "strong2": (2, 20, 0.8),
 }
 
-#: default recipes
+#: recipes that are chosen if --recipe is not set
 DEFAULT_RECIPE_NAMES = ("digits", "small", "photos", "finetune", "finetune-encoder")
 
 RECIPE_NAMES = (
@@ -28,7 +28,7 @@ RECIPE_NAMES = (
     *(
         f"augreg-{data}{level}"
         for data in ("imagenet", "imagenet21k")
-        for level in ("", *(f"-{one}" for one in AUGREG_LEVELS))
+        for level in ("", *(f"-{level_name}" for level_name in AUGREG_LEVELS))
     ),
     "augreg-finetune-imagenet",
     *(f"augreg-finetune-{data}{length}" for data in ("pets", "cifar", "vtab") for length in ("", "-long")),
@@ -52,7 +52,9 @@ RECIPE_NAMES = (
 
 
 def check_recipe_name(name: str) -> str:
-    """Return the name if a recipe has it. Raises UsageError with the nearest name."""
+    """Return the name if it is the name of a recipe. Raises UsageError, with the most similar name, if it is not."""
     if name not in RECIPE_NAMES:
-        raise UsageError(f"unknown recipe {name}", suggest_nearest(name, RECIPE_NAMES) or "list them: vitreous recipes")
+        raise UsageError(
+            f"unknown recipe {name}", suggest_nearest(name, RECIPE_NAMES) or "list all recipes: vitreous recipes"
+        )
     return name

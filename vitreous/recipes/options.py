@@ -1,4 +1,4 @@
-"""The options of `train`, defined once; unset options (None) are derived from the data, the model and the machine.
+"""The options of `train`, defined once. Unset options (None) are derived from the data, the model and the machine.
 
 The fields of `TrainOptions` define `vitreous train --help`, the keywords of `vitreous.train` (`vitreous/keywords.py`),
 the fields of `Run` that options set, and the suggestions for option names of other libraries.
@@ -16,13 +16,13 @@ from vitreous.config import OptionAliases, OptionalPath, get_field_markers
 from vitreous.errors import UsageError
 from vitreous.weights.options import WeightsOptions
 
-INIT_FROM_SCRATCH = "none"  # value of --init that disables weights
+INIT_FROM_SCRATCH = "none"  # value of --init that disables initial weights
 
 
 @dataclass(frozen=True)
 class RunField:
-    """Mark an option, by `Annotated[type, RunField(path)]`, as the value of the field of `Run` at a dotted path, if it
-    differs from its default. `none` is the option value for None."""
+    """Marks an option, by `Annotated[type, RunField(path)]`, as the value of the field of `Run` at a dotted path.
+    Options with their default value do not set the field. `none` is the option value that sets the field to None."""
 
     path: str
     none: Any = None
@@ -268,19 +268,19 @@ class TrainOptions(WeightsOptions):
     """Any other field of the run by its path: `--optimizer.betas 0.9 0.95`."""
 
     def collect_run_fields(self) -> dict[str, Any]:
-        """Return the fields of `Run` that the options set, by their dotted paths."""
+        """Return the values of the fields of `Run` that the options set, by their dotted paths."""
         paths = get_run_field_options()
         changed = {name: getattr(self, name) for name in paths if getattr(self, name) != getattr(TrainOptions, name)}
         return {paths[name].path: None if value == paths[name].none else value for name, value in changed.items()}
 
     def require_data_source(self) -> None:
-        """Raise UsageError if neither a dataset nor a run to resume is given."""
+        """Raise UsageError if neither a dataset nor a run to resume is set."""
         if not self.data and not self.resume:
             raise UsageError("no dataset is given", "give DATA: `digits`, a folder of images or a CSV file")
 
 
 @cache
 def get_run_field_options() -> dict[str, RunField]:
-    """Return the options that set one field of `Run`, with their marks."""
-    of_weights = {"resize": RunField("model.positions.resize"), "source_size": RunField("init_source_size")}
-    return of_weights | get_field_markers(TrainOptions, RunField)
+    """Return the options that set a field of `Run`, by name, with their `RunField`."""
+    weights_fields = {"resize": RunField("model.positions.resize"), "source_size": RunField("init_source_size")}
+    return weights_fields | get_field_markers(TrainOptions, RunField)

@@ -1,4 +1,4 @@
-"""Recipes tuned for this package, which are the defaults."""
+"""Default recipes, which were tuned for this package."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from vitreous.recipes.recipe import DatasetInfo, Recipe, TrainingLength, base_ru
 from vitreous.training.run import OptimizerConfig, Run, ScheduleConfig
 
 BENCHMARKS_PAGE = "benchmarks/README.md"
-# small images: models with a convolutional stem, and others
+# lengths on small images: of models with a convolutional stem, and of others
 CONV_STEM_LENGTH, PATCH_STEM_LENGTH = TrainingLength(3.6e5, 8, 300), TrainingLength(4.5e5, 10, 300)
-WIDE_SHIFT_EPOCHS = 10  # number of epochs above which larger shifts help
-PHOTO_SCRATCH_LENGTH, PHOTO_FINETUNE_LENGTH = TrainingLength(1e5, 5, 100), TrainingLength(2e4, 5, 100)  # photographs
+WIDE_SHIFT_EPOCHS = 10  # number of epochs above which larger shifts of images improve accuracy
+# lengths on photographs: from scratch, and from weights
+PHOTO_SCRATCH_LENGTH, PHOTO_FINETUNE_LENGTH = TrainingLength(1e5, 5, 100), TrainingLength(2e4, 5, 100)
 
 
 def make_digits_run(model: ModelConfig, dataset_info: DatasetInfo, options: TrainOptions) -> Run:
-    """The included handwritten digits, a minute on two cores. Results: benchmarks/README.md.
+    """The included handwritten digits, about a minute on two CPU cores. Results: benchmarks/README.md.
 
     vitreous train digits
     """
@@ -41,16 +42,16 @@ def make_small_run(model: ModelConfig, dataset_info: DatasetInfo, options: Train
 
     vitreous train DATA --recipe NAME
 
-    Half of the patches are dropped in the first part of the run, except for models with a convolutional stem and few
-    tokens (`Conv+ViT-128x4/8`). Those keep all patches, train for fewer epochs, use a higher learning rate for filters,
-    and shift images by up to an eighth of their size instead of a sixteenth, if there are more than ten epochs.
+    Half of the patches are dropped in the first part of the run. Models with a convolutional stem and few tokens
+    (`Conv+ViT-128x4/8`) keep all patches, train for fewer epochs, and use a higher learning rate for filters. In runs
+    of more than ten epochs, they shift images by up to an eighth of their size instead of a sixteenth.
     """
     has_conv_stem = model.front == "conv"
     batch = max(1, min(128, dataset_info.images // 4))
     epochs = (CONV_STEM_LENGTH if has_conv_stem else PATCH_STEM_LENGTH).epochs(dataset_info.images)
     steps = max(1, round(epochs * dataset_info.images / batch))
-    step = (options.batch_size or batch) * (options.accumulate or 1)
-    effective_epochs = (options.steps or 0) * step / dataset_info.images or options.epochs or epochs
+    step_size = (options.batch_size or batch) * (options.accumulate or 1)
+    effective_epochs = (options.steps or 0) * step_size / dataset_info.images or options.epochs or epochs
     muon = OptimizerConfig("muon", lr=2e-3, matrix_lr=0.007, betas=(0.9, 0.95), weight_decay=0.05)
     return Run(
         **base_run_fields(model, dataset_info),
@@ -75,8 +76,8 @@ def make_photos_run(model: ModelConfig, dataset_info: DatasetInfo, options: Trai
 
 
 def make_finetune_run(model: ModelConfig, dataset_info: DatasetInfo, options: TrainOptions) -> Run:
-    """Images of any size from weights: as `photos`, with a tenth of the learning rate, a fifth of the
-    epochs, no RandAugment.
+    """Images of any size from weights: as `photos`, with a tenth of the learning rate, a fifth of the epochs, and no
+    RandAugment.
 
     vitreous train DATA --init WEIGHTS
     """
@@ -84,7 +85,7 @@ def make_finetune_run(model: ModelConfig, dataset_info: DatasetInfo, options: Tr
 
 
 def make_adamw_photo_run(model: ModelConfig, dataset_info: DatasetInfo, is_finetuned: bool) -> Run:
-    """Build a run on photographs, from scratch or from weights."""
+    """Build a run on photographs with AdamW, from scratch or from weights."""
     batch = max(1, min(64, dataset_info.images // 4))
     epochs = (PHOTO_FINETUNE_LENGTH if is_finetuned else PHOTO_SCRATCH_LENGTH).epochs(dataset_info.images)
     steps = max(1, round(epochs * dataset_info.images / batch))

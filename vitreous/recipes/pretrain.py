@@ -1,4 +1,5 @@
-"""The paper's pre-training recipes: Table 3 for ViTs and hybrids, Table 7 and BiT's hyperparameters for ResNets."""
+"""Pre-training recipes of the ViT paper (arXiv:2010.11929): Table 3 for ViTs and hybrids, Table 7 and BiT's
+hyperparameters for ResNets."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from vitreous.training.run import OptimizerConfig, Run, ScheduleConfig
 PRETRAIN_BATCH_SIZE, PRETRAIN_WARMUP_STEPS = 4096, 10_000
 VIT_MODELS = ("ViT-B/16", "ViT-B/32", "ViT-L/16", "ViT-L/32")
 
-#: model -> epochs, learning rate on JFT-300M; the longer run if Table 3 has two
+#: ViT or hybrid -> epochs and learning rate on JFT-300M; if Table 3 has two runs, the longer one
 JFT_HYPERPARAMETERS = {
     "ViT-B/16": (7, 8e-4),
     "ViT-B/32": (7, 8e-4),
@@ -32,7 +33,7 @@ JFT_HYPERPARAMETERS = {
     "R50+ViT-L/32": (7, 2e-4),
     "R50+ViT-L/16": (14, 4e-4),
 }
-#: the same for ResNets
+#: ResNet -> epochs and learning rate on JFT-300M
 JFT_RESNET_HYPERPARAMETERS = {
     "BiT-R50x1": (7, 1e-3),
     "BiT-R50x2": (7, 1e-3),
@@ -45,17 +46,19 @@ BIT_SCHEDULES = {"JFT-300M": (40, (10, 23, 30, 37)), "ImageNet": (90, (30, 60, 8
 
 
 def make_adam_optimizer(lr: float, decay: float, clip: float | None = None) -> OptimizerConfig:
-    """Return Adam with decoupled decay of every parameter, norms and biases included (B.1)."""
+    """Return Adam with decoupled weight decay of every parameter, including norms and biases (arXiv:2010.11929,
+    B.1)."""
     return OptimizerConfig("adamw", lr=lr, betas=(0.9, 0.999), weight_decay=decay, decay_on="all", clip=clip)
 
 
 def make_vit_imagenet_run(model: ModelConfig, dataset_info: DatasetInfo, options: TrainOptions) -> Run:
-    """ViT-* on ImageNet from scratch: arXiv:2010.11929, Table 3, last row.
+    """ViTs on ImageNet from scratch: arXiv:2010.11929, Table 3, last row.
 
     vitreous train DATA --recipe NAME --model ViT-B/16
 
-    Batch 4096, 224 pixels, gradients clipped at norm 1, only for ImageNet; decay on every parameter. The paper does
-    not give the loss: softmax cross-entropy here. It also tuned label smoothing without giving the value: none here.
+    Batch size 4096, 224 pixels, gradients clipped at norm 1 (only for ImageNet), weight decay on every parameter. The
+    paper does not specify the loss; here it is softmax cross-entropy. It also tuned label smoothing, but does not
+    specify the value; here there is none.
     """
     return Run(
         **google_run_fields(apply_google_settings(model, options, 0.1), dataset_info),
@@ -72,8 +75,8 @@ def make_vit_imagenet21k_run(model: ModelConfig, dataset_info: DatasetInfo, opti
 
     vitreous train DATA --recipe NAME --model ViT-L/16
 
-    Sigmoid loss, according to BiT and "Scaling Vision Transformers", with head biases at -ln K. The 30-epoch
-    run of ViT-L: --epochs 30. ViT-H/14 was trained on it (Table 5) with unpublished hyperparameters.
+    Sigmoid loss, as in BiT and "Scaling Vision Transformers", with head biases at -ln K for K classes. The 30-epoch run
+    of ViT-L: --epochs 30. ViT-H/14 was trained on it too (Table 5), with unpublished hyperparameters.
     """
     return Run(
         **google_run_fields(apply_google_settings(model, options, 0.1), dataset_info),
@@ -87,12 +90,12 @@ def make_vit_imagenet21k_run(model: ModelConfig, dataset_info: DatasetInfo, opti
 
 
 def make_vit_jft_run(model: ModelConfig, dataset_info: DatasetInfo, options: TrainOptions) -> Run:
-    """ViTs and hybrids on JFT-300M, multi-label images: arXiv:2010.11929, Table 3.
+    """ViTs and hybrids on JFT-300M, whose images are multi-label: arXiv:2010.11929, Table 3.
 
     vitreous train DATA --recipe NAME --model ViT-H/14
 
-    Epochs and learning rate are those of the model's row; a model without a row uses ViT-B's. The 7-epoch run of
-    ViT-L/16 and R50+ViT-L/16: --epochs 7.
+    Epochs and learning rate are those of the model's row of the table. A model without a row uses those of ViT-B/16.
+    The 7-epoch run of ViT-L/16 and R50+ViT-L/16: --epochs 7.
     """
     return make_jft_run(
         JFT_HYPERPARAMETERS.get(model.name(), JFT_HYPERPARAMETERS["ViT-B/16"]),
@@ -102,11 +105,11 @@ def make_vit_jft_run(model: ModelConfig, dataset_info: DatasetInfo, options: Tra
 
 
 def make_bit_jft_adam_run(model: ModelConfig, dataset_info: DatasetInfo, options: TrainOptions) -> Run:
-    """The ResNets that the paper compares with, on JFT-300M with Adam: arXiv:2010.11929, Tables 3 and 7.
+    """ResNets on JFT-300M with Adam, as the ViT paper's baseline: arXiv:2010.11929, Tables 3 and 7.
 
     vitreous train DATA --recipe NAME --model BiT-R152x2
 
-    A ResNet without a row uses that of R50x1.
+    A ResNet without a row in the tables uses the settings of R50x1.
     """
     return make_jft_run(
         JFT_RESNET_HYPERPARAMETERS.get(model.name(), JFT_RESNET_HYPERPARAMETERS["BiT-R50x1"]), model, dataset_info
@@ -114,7 +117,7 @@ def make_bit_jft_adam_run(model: ModelConfig, dataset_info: DatasetInfo, options
 
 
 def make_jft_run(epochs_and_lr: tuple[int, float], model: ModelConfig, dataset_info: DatasetInfo) -> Run:
-    """Build Table 3's run on JFT-300M from (epochs, learning rate)."""
+    """Build a run of the ViT paper's Table 3 on JFT-300M from (epochs, learning rate)."""
     return Run(
         **google_run_fields(model, dataset_info),
         views=INCEPTION_VIEWS,
@@ -127,7 +130,8 @@ def make_jft_run(epochs_and_lr: tuple[int, float], model: ModelConfig, dataset_i
 
 
 def bit_sgd_run_builder(data: str, epochs: int | None = None) -> RunBuilder:
-    """Build BiT's pre-training on a dataset, or with a number of epochs on the same step schedule."""
+    """Return a function that builds BiT's pre-training with SGD on a dataset. With another number of `epochs`, the
+    learning rate drops at the same fractions of the run."""
     default_epochs, drops = BIT_SCHEDULES[data]
     multilabel = data != "ImageNet"
 
@@ -136,9 +140,9 @@ def bit_sgd_run_builder(data: str, epochs: int | None = None) -> RunBuilder:
 
         vitreous train DATA --recipe NAME --model BiT-R50x1
 
-        On JFT-300M, 7 epochs for Table 7 of arXiv:2010.11929; BiT used --epochs 40, with the steps at the same
-        shares. Sigmoid loss except for ImageNet. Decay is decoupled here; as part of the gradient, momentum 0.9
-        makes it ten times as strong.
+        On JFT-300M, 7 epochs as in Table 7 of arXiv:2010.11929; BiT used --epochs 40, with drops at the same fractions
+        of the run. Sigmoid loss except for ImageNet. Weight decay is decoupled here. In the original it is part of the
+        gradient, where momentum 0.9 makes it ten times as strong.
         """
         return Run(
             **google_run_fields(model, dataset_info),
@@ -159,13 +163,15 @@ def bit_sgd_run_builder(data: str, epochs: int | None = None) -> RunBuilder:
 
 
 def list_table5_results(data: str, **accuracies: float) -> tuple[PublishedResult, ...]:
-    """List ImageNet top-1 after fine-tuning at 384 pixels, by model: B16=77.91."""
+    """List the ImageNet top-1 of the ViT paper's Table 5, fine-tuned at 384 pixels, by abbreviated model name:
+    B16=77.91 for ViT-B/16."""
     setting = f"{data}, fine-tuned on ImageNet at 384 pixels"
     return tuple((f"ViT-{key[0]}/{key[1:]}", setting, f"{value:.2f} %") for key, value in accuracies.items())
 
 
 def list_table6_results(**accuracies: float) -> tuple[PublishedResult, ...]:
-    """List the results from JFT-300M, for hybrids of R50."""
+    """List the ImageNet top-1 of the ViT paper's Table 6, for hybrids of R50 pre-trained on JFT-300M, by abbreviated
+    model name."""
     return tuple(
         (f"R50+{model}", setting, accuracy)
         for model, setting, accuracy in list_table5_results("JFT-300M", **accuracies)
@@ -173,7 +179,7 @@ def list_table6_results(**accuracies: float) -> tuple[PublishedResult, ...]:
 
 
 def list_table7_results(r50: float, r152: float) -> tuple[PublishedResult, ...]:
-    """List ImageNet top-1 of the two ResNets of Table 7."""
+    """List the ImageNet top-1 of the two ResNets of the ViT paper's Table 7."""
     setting = "JFT-300M for 7 epochs, fine-tuned on ImageNet"
     return (("BiT-R50x1", setting, f"{r50} %"), ("BiT-R152x2", setting, f"{r152} %"))
 

@@ -1,4 +1,4 @@
-"""The `Recipe` class, and settings shared by recipes."""
+"""The `Recipe` class, the description of a dataset, and settings that several recipes share."""
 
 from __future__ import annotations
 
@@ -26,26 +26,31 @@ from vitreous.training.run import OptimizerConfig, Run
 LRScalingRule = Literal["linear", "sqrt", "fixed"]
 PublishedResult = tuple[str, str, str]  # model, dataset, result
 
-#: the paper's crop for pre-training and fine-tuning: Inception's, without antialiasing, and a flip (Google's
-#: input_pipeline.py)
+#: augmentation of the ViT paper for pre-training and fine-tuning: Inception's crop, without antialiasing, and a flip
+#: (Google's input_pipeline.py)
 INCEPTION_VIEWS = Augment(crop=(0.05, 1.0), ratio=(0.75, 1.33), crop_style="inception", crop_filter="aliased", flip=0.5)
-#: default share of the training images that --lr-grid holds out below a number of images: Pets',
-#: CIFAR's, ImageNet's
+#: (number of training images, default share of them that --lr-grid holds out below this number), from the papers'
+#: shares of Pets, CIFAR and ImageNet
 HOLD_OUT_SHARES = ((10_000, 0.1), (200_000, 0.02), (math.inf, 0.01))
-MIN_SCRATCH_IMAGES = 10_000  # photographs; fewer are few for a Vision Transformer from scratch
-CENTER_CROP_SHARE = 224 / 256  # of the short side: the centre crop for evaluation of pre-trained models
+MIN_SCRATCH_IMAGES = 10_000  # number of photographs below which training from scratch is not recommended
+CENTER_CROP_SHARE = 224 / 256  # share of the short side that the centre crop for evaluation covers
 
 
-PHOTO_PREPROCESS, CLIP_PREPROCESS = ImagePreprocess((1, 1)), ClipPreprocess((1, 1, 1))  # of any size
+PHOTO_PREPROCESS, CLIP_PREPROCESS = ImagePreprocess((1, 1)), ClipPreprocess((1, 1, 1))  # templates for any size
 
 
 @dataclass(frozen=True)
 class DatasetInfo:
-    """Properties of the training data.
+    """Properties of a training dataset from which recipes derive settings.
 
-    `images` is the number of training images, `size` their size as in `Preprocess.image`. `template` is the
-    preprocessing with the settings derived from the files. `masks`: objects have masks. `has_stills`: some clips are
-    single-frame images. `map_statistics`: statistics of the class maps, for recipes that need them.
+    - `images`: the number of training images.
+    - `size`: the size of the first image, in the order of `Preprocess.image`.
+    - `channels`: the number of channels of an image.
+    - `template`: preprocessing with the settings that were derived from the files, for any image size.
+    - `masks`: whether objects have masks.
+    - `latents`: the description of the latents if the images are encoded by an autoencoder.
+    - `has_stills`: whether some clips are single images.
+    - `map_statistics`: statistics of the class maps, for recipes with `by_maps`.
     """
 
     images: int
@@ -59,7 +64,7 @@ class DatasetInfo:
     map_statistics: MapStatistics | None = None
 
 
-#: dataset -> description and classes; the sizes of photographs are examples
+#: dataset -> description and number of classes; the sizes of photographs are examples
 REFERENCE_DATASETS = {
     "ImageNet": (DatasetInfo(1_281_167, (375, 500), 3), 1000),
     "ImageNet-21k": (DatasetInfo(14_200_000, (375, 500), 3), 21_843),
@@ -79,20 +84,20 @@ REFERENCE_DATASETS = {
 
 @dataclass(frozen=True)
 class TrainingLength:
-    """Epochs from the number of training images: `num_samples` samples in total, rounded to a tenth, between
-    `min_epochs` and `max_epochs`."""
+    """The length of a run as a function of the number of training images: `num_samples` samples in total, but at least
+    `least` and at most `max_epochs` epochs."""
 
     num_samples: float
     least: float
     max_epochs: float
 
     def epochs(self, images: int) -> float:
-        """Return the epochs of a run on this number of training images."""
+        """Return the number of epochs for this number of training images, rounded to a tenth."""
         return round(min(self.max_epochs, max(self.least, self.num_samples / images)), 1)
 
     @property
     def text(self) -> str:
-        """Return the range, for a table."""
+        """The range of epochs as text for a table."""
         return f"{self.least:g} to {self.max_epochs:g} epochs"
 
 
@@ -103,19 +108,31 @@ RunBuilder = Callable[[ModelConfig, DatasetInfo, TrainOptions], Run]
 class Recipe:
     """A named set of published or tuned hyperparameters.
 
-    `make` builds the run of a model on data; its docstring cites the table and contains the command, with NAME for the
-    name. `lr_scaling`: how the learning rate scales with the batch size; below `floor` images it is constant.
-    `published`: results of the authors, verbatim. `data`: the set, of `REFERENCE_DATASETS`, that it was designed for.
-    `objective`: the config of the loss. `models`: the models of its table, the first is the default; `image`: their
-    image size in pixels, from the model's name and the data (None: from the data or the weights). `by_steps`: the
-    length is in steps, not epochs; `warmup_in_epochs`: the warm-up is in epochs. `small`: the model for images up to 64
-    pixels at their size, if there are hyperparameters for these; `few`: the model for fewer than `MIN_SCRATCH_IMAGES`
-    photographs, if its table has none; `solid`: the model for volumes, if supported; `clips`: the model for clips up to
-    64 pixels, if it is not a classifier; `mixed`: the model for such clips and images together. `lengths`: if the
-    number of images determines the epochs, the length for each type of model; the first is that of the first model.
-    `grid`: the learning rates for a grid search; `hold_out`: the validation share of the training images, if its table
-    has one. `by_maps`: augmentation and class weights are chosen from the class maps (`DatasetInfo.maps`). `enlarges`:
-    from scratch, images of less than 224 pixels are enlarged to that size.
+    - `make`: the function that builds the run of a model on a dataset. Its docstring cites the source and contains the
+      command, with NAME for the recipe's name.
+    - `about`, `source`: a short description, and the publication.
+    - `published`: results that the authors report.
+    - `data`: the dataset that the recipe was designed for, a key of `REFERENCE_DATASETS`.
+    - `objective`: the class of the objective config.
+    - `models`: the models that the recipe has hyperparameters for; the first is the default.
+    - `for_models`: the only model family that the recipe supports, or "any".
+    - `small`: the model for images up to 64 pixels, if the recipe has hyperparameters for these; their size is kept.
+    - `few`: the model for fewer than `MIN_SCRATCH_IMAGES` photographs, if it differs from the default.
+    - `solid`: the model for volumes, if the recipe supports them.
+    - `clips`: the model for clips up to 64 pixels, if the recipe does not train a classifier.
+    - `mixed`: the model for such clips and images together.
+    - `image`: function (model name, dataset) -> image size in pixels; None: from the data or the weights.
+    - `from_weights`: whether the recipe requires initial weights.
+    - `lr_scaling`: the rule by which the learning rate scales with the batch size. Batch sizes below `floor` count as
+      `floor`.
+    - `by_steps`: whether the length of a run is given in steps instead of epochs.
+    - `warmup_in_epochs`: whether the warm-up is given in epochs instead of steps.
+    - `lengths`: if the number of images determines the epochs, the length for each type of model; the first is that of
+      the default model.
+    - `grid`: the learning rates of a grid search.
+    - `hold_out`: the share of the training images that the publication holds out for validation, if it does.
+    - `by_maps`: whether augmentation and class weights are derived from `DatasetInfo.map_statistics`.
+    - `enlarges`: whether images of less than 224 pixels are enlarged to that size in training from scratch.
     """
 
     name: str
@@ -147,24 +164,25 @@ class Recipe:
 
     @property
     def text(self) -> str:
-        """Return the description, the differences from the publication, and the command."""
+        """The description of the recipe: the docstring of `make`, with its settings, differences from the publication,
+        and command."""
         return (getdoc(self.make) or "").replace("NAME", self.name)
 
     @property
     def is_for_clips(self) -> bool:
-        """Return whether the recipe supports only clip models."""
+        """Whether the recipe supports only models for clips."""
         return bool(self.models) and len(config_from_name(self.models[0]).image) == 3
 
     def require_data_source(self, dataset_info: DatasetInfo) -> None:
-        """Raise UsageError for data of another modality than a clip recipe needs."""
+        """Raise UsageError if the recipe is for clips, and the data are of another modality."""
         if self.is_for_clips and not dataset_info.template.is_animated:
             problem = f"{self.name} is for clips, but the data are {dataset_info.template.noun}"
             raise UsageError(problem, "use --recipe mae, or use clips")
 
 
 def fixed_image_side(pixels: int) -> Callable[[str, DatasetInfo], int]:
-    """Return a function with the same image size for every model."""
-    return lambda name, facts: pixels
+    """Return a function for `Recipe.image` that returns the same image size for every model."""
+    return lambda name, dataset_info: pixels
 
 
 def build_pretraining_recipe(
@@ -176,7 +194,8 @@ def build_pretraining_recipe(
     side: int | Callable[[str, DatasetInfo], int] = 224,
     **overrides: Any,
 ) -> Recipe:
-    """Build a recipe for ImageNet-sized data: `side` pixels, 1 % of the images held out, for ViTs unless it is BiT's.
+    """Build a recipe for ImageNet-sized data: image size `side`, 1 % of the images held out, for ResNets if the name
+    starts with bit-, else for ViTs.
 
     `overrides` are further fields of `Recipe`.
     """
@@ -187,7 +206,7 @@ def build_pretraining_recipe(
 
 
 def base_run_fields(model: ModelConfig, dataset_info: DatasetInfo) -> dict[str, Any]:
-    """Return the common fields of every run: data, model, and preprocessing of pixels to [-1, 1]."""
+    """Return the common fields of all runs: data, model, and preprocessing of pixels to [-1, 1]."""
     return {
         "data": DataOptions("", tuple(map(str, range(model.classes))), dataset_info.images, ""),
         "model": model,
@@ -196,14 +215,17 @@ def base_run_fields(model: ModelConfig, dataset_info: DatasetInfo) -> dict[str, 
 
 
 def make_muon_optimizer(options: TrainOptions, lr: float, beta2: float = 0.999) -> OptimizerConfig:
-    """Return Muon's settings for segmentation and detection datasets of a few hundred images. With --init, the learning
-    rate decays by 0.75 per block from the heads down (layer-wise decay)."""
+    """Return Muon's settings for segmentation and detection datasets of a few hundred images.
+
+    With --init, layer decay multiplies the learning rate by 0.75 from each block to the block before it.
+    """
     decay = 0.75 if options.init else 1.0
     return OptimizerConfig("muon", lr, matrix_lr=0.02, betas=(0.9, beta2), weight_decay=0.05, layer_decay=decay)
 
 
 def google_run_fields(model: ModelConfig, dataset_info: DatasetInfo, squash: bool = False) -> dict[str, Any]:
-    """Return the common fields of Google's code: bilinear resizing, and a centre crop or the squashed image."""
+    """Return the common fields of runs as in Google's code: bilinear resizing, and a centre crop; with `squash`, the
+    full image resized to a square."""
     run_fields = base_run_fields(model, dataset_info)
     resize_options = {"fit": "squash"} if squash else {"share": CENTER_CROP_SHARE}
     return run_fields | {"preprocess": replace(run_fields["preprocess"], filter="bilinear", **resize_options)}
@@ -213,8 +235,11 @@ def apply_google_settings(
     model: ModelConfig, options: TrainOptions, dropout: float = 0.0, representation: bool = True
 ) -> ModelConfig:
     """Return a ViT with the settings of Google's code: dropout, no stochastic depth, and a representation layer of the
-    model's width before the head (arXiv:2010.11929, section 3.2). From scratch, it uses tanh GELU and resizes positions
-    with aligned corners; weights keep their settings. A ResNet is returned unchanged."""
+    model's width before the head (arXiv:2010.11929, section 3.2).
+
+    A model from scratch also uses tanh GELU, and resizes positions with aligned corners; pre-trained weights keep their
+    settings. A ResNet is returned unchanged.
+    """
     details = {} if options.init else {"mlp.gelu": "tanh", "positions.resize": "zoom"}
     width = model.width if representation else None
     return replace_known_fields(
@@ -224,6 +249,6 @@ def apply_google_settings(
 
 
 def sigmoid_head_bias(classes: int) -> float:
-    """Return the initial head bias for the sigmoid loss: -ln K rounded to a tenth, big_vision's -10 for 21,843 and -6.9
-    for 1000."""
+    """Return the initial head bias for the sigmoid loss, -ln K for K classes rounded to a tenth, as in big_vision: -10
+    for 21,843 classes, -6.9 for 1000."""
     return -round(math.log(classes), 1)

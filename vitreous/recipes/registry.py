@@ -1,4 +1,4 @@
-"""Every recipe by name: one dict, complete at import."""
+"""The registry of all recipes by name."""
 
 from __future__ import annotations
 
@@ -52,25 +52,27 @@ RECIPES: dict[str, Recipe] = {
 
 
 def get_recipe(name: str) -> Recipe:
-    """Return the recipe of that name. Raises UsageError with the nearest name."""
+    """Return a recipe by its name. Raises UsageError, with the most similar name, for an unknown name."""
     return RECIPES[check_recipe_name(name)]
 
 
 def get_lr_grid(run: Run | str) -> tuple[float, ...]:
-    """Return the learning rate grid of a run, or of a recipe by name: .001 .003 .01 .03 if its table has none."""
+    """Return the learning rates of the grid search of a run, or of a recipe by name; the default grid if its
+    publication has none."""
     name = run if isinstance(run, str) else run.recipe
     return (get_recipe(name) if name else RECIPES["finetune"]).grid
 
 
 def get_hold_out_share(run: Run | str) -> float | None:
-    """Return the held-out share of the training images of a run, or of a recipe by name; None if its table has none."""
+    """Return the share of the training images that a run, or a recipe by name, holds out for validation; None if its
+    publication has none."""
     name = run if isinstance(run, str) else run.recipe
     return get_recipe(name).hold_out if name else None
 
 
 def count_reference_steps(recipe: Recipe, base: Run) -> int:
-    """Count the steps of the recipe on its reference data, or, if the number of images determines its epochs, on these
-    data; `base` is its run on any data."""
+    """Count the steps of a recipe on its reference dataset. `base` is its run on the user's data. If the number of
+    images determines the epochs, these are the steps on the user's data."""
     has_fixed_steps = recipe.by_steps or base.epochs != build_example_run(recipe.name).epochs
     return (
         base.steps
@@ -80,11 +82,11 @@ def count_reference_steps(recipe: Recipe, base: Run) -> int:
 
 
 def build_example_run(name: str, model: str | None = None) -> Run:
-    """Return a recipe's run, with its first model or another, on its reference data; on clips if the model is a clip
-    model."""
+    """Build a recipe's run on its reference dataset, with its default model or `model`. For a clip model the dataset is
+    Kinetics-400."""
     recipe = get_recipe(name)
-    is_of_clips = model is not None and config_from_name(model).has_time_axis
-    dataset_info, classes = REFERENCE_DATASETS["Kinetics-400" if is_of_clips else recipe.data]
+    is_clip_model = model is not None and config_from_name(model).has_time_axis
+    dataset_info, classes = REFERENCE_DATASETS["Kinetics-400" if is_clip_model else recipe.data]
     classes = classes if recipe.objective.labelled or recipe.objective.generates else 0
     options = TrainOptions(recipe.data, recipe=name, model=model)
     explicit_recipe = None if name in DEFAULT_RECIPE_NAMES else recipe

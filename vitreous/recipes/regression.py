@@ -1,4 +1,4 @@
-"""Image regression: an age, a count, a yield."""
+"""The recipe for image regression, such as an age, a count or a yield."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def make_regression_run(model: ModelConfig, dataset_info: DatasetInfo, options: 
 
     vitreous train DATA --recipe NAME
 
-    Optimiser and length are those of `small` (images up to 64 pixels, from scratch), `photos` (larger ones,
-    from scratch) or `finetune` (with --init). The full image is resized to the model's image size, and neither crops
-    nor colour changes are used: a crop changes a count, and brightness may be the target. Half of the images are
-    mirrored; use --views.flip 0 for targets that depend on left and right. From scratch, images smaller than 224 pixels
-    keep their size.
+    Optimiser and length are those of `small` (images up to 64 pixels, from scratch), `photos` (larger images, from
+    scratch) or `finetune` (with --init). The full image is resized to the model's image size. Crops and colour changes
+    are not used, because a crop changes a count, and brightness may be the target. Half of the images are flipped; use
+    --views.flip 0 for targets that depend on left and right. From scratch, images smaller than 224 pixels keep their
+    size.
     """
     is_small = not dataset_info.template.is_browsable or max(model.image[-2:]) <= MAX_SMALL_IMAGE_SIDE
     if is_small and not options.init:

@@ -1,4 +1,5 @@
-"""Swin Transformers (arXiv:2103.14030, appendix A2): ImageNet-1k, ImageNet-22k, and fine-tuning at larger sizes."""
+"""Recipes of Swin Transformers (arXiv:2103.14030, appendix A2): ImageNet-1k, ImageNet-22k, and fine-tuning at larger
+sizes."""
 
 from __future__ import annotations
 
@@ -11,11 +12,11 @@ from vitreous.recipes.options import TrainOptions
 from vitreous.recipes.recipe import CENTER_CROP_SHARE, DatasetInfo, Recipe, build_pretraining_recipe
 from vitreous.training.run import OptimizerConfig, Run, ScheduleConfig
 
-FINAL_LR_SHARE = 0.01  # of the learning rate
+FINAL_LR_SHARE = 0.01  # final learning rate relative to the peak
 #: model size -> stochastic depth on ImageNet-1k
 DROP_PATH_1K = {"T": 0.2, "S": 0.3, "B": 0.5}
-DEFAULT_DROP_PATH = 0.2  # of other model sizes
-#: the same on ImageNet-22k, and in fine-tuning from there on ImageNet-1k
+DEFAULT_DROP_PATH = 0.2  # stochastic depth of other model sizes
+#: model size -> stochastic depth on ImageNet-22k, and in fine-tuning of its weights on ImageNet-1k
 DROP_PATH_22K = {"T": 0.1}
 
 
@@ -25,9 +26,10 @@ def make_swin_run(model: ModelConfig, dataset_info: DatasetInfo, options: TrainO
     vitreous train DATA --recipe NAME --model Swin-T/4
 
     lr 5e-4 x batch / 512, AdamW, 20 epochs of warm-up, gradients clipped at 5, RandAugment m9 with std 0.5, MixUp 0.8
-    or CutMix 1, erasing, smoothing 0.1; no EMA and no repeated augmentation. Stochastic depth is that of the size.
-    Relative position tables and networks are not decayed. The learning rate warms up from 0, not 5e-7; the head starts
-    at 0. The original colour jitter has no effect with RandAugment in timm and is omitted.
+    or CutMix 1, erasing, smoothing 0.1; no EMA and no repeated augmentation. Stochastic depth depends on the model
+    size. Relative position tables, and the networks that predict them, have no weight decay. The learning rate warms up
+    from 0, not 5e-7; the head starts at 0. The original colour jitter is omitted, because it has no effect with
+    RandAugment in timm.
     """
     return Run(
         **imagenet_run_fields(
@@ -50,8 +52,8 @@ def make_swin_imagenet21k_run(model: ModelConfig, dataset_info: DatasetInfo, opt
 
     vitreous train DATA --recipe NAME --model Swin-B/4
 
-    lr 1.25e-4 x batch / 512, batch size 4096, 90 epochs including 5 of warm-up; stochastic depth 0.2 (T: 0.1), all else
-    as on ImageNet-1k. For a head of the 1,000 classes of ImageNet-1k: `vitreous convert --class-map`.
+    lr 1.25e-4 x batch / 512, batch size 4096, 90 epochs including 5 of warm-up; stochastic depth 0.2 (T: 0.1); all
+    other settings as in `swin`. To get a head of the 1,000 classes of ImageNet-1k: `vitreous convert --class-map`.
     """
     run, model = (
         make_swin_run(model, dataset_info, options),
@@ -61,12 +63,12 @@ def make_swin_imagenet21k_run(model: ModelConfig, dataset_info: DatasetInfo, opt
 
 
 def make_swin_finetune_run(model: ModelConfig, dataset_info: DatasetInfo, options: TrainOptions) -> Run:
-    """Swin from ImageNet-22k's weights on ImageNet-1k: arXiv:2103.14030, A2.1.
+    """Fine-tuning of Swin's ImageNet-22k weights on ImageNet-1k: arXiv:2103.14030, A2.1.
 
     vitreous train DATA --recipe NAME --init WEIGHTS
 
-    lr 2e-5 x batch / 512, batch size 1024, 30 epochs including 5 of warm-up, decay 1e-8, stochastic depth 0.2 (T:
-    0.1).
+    lr 2e-5 x batch / 512, batch size 1024, 30 epochs including 5 of warm-up, weight decay 1e-8, stochastic depth 0.2
+    (T: 0.1).
     """
     run = make_swin_run(model, dataset_info, options)
     return replace(
@@ -83,9 +85,9 @@ def make_swin_384_run(model: ModelConfig, dataset_info: DatasetInfo, options: Tr
 
     vitreous train DATA --recipe NAME --init WEIGHTS
 
-    As `swin-finetune`, with windows of 12 instead of 7; relative position tables are resized by bicubic
-    interpolation, and evaluation squashes the full image. Stochastic depth is that of the size, as on
-    ImageNet-1k; for weights of ImageNet-22k: --drop-path 0.2.
+    As `swin-finetune`, with windows of 12 instead of 7. Relative position tables are resized by bicubic interpolation,
+    and evaluation resizes the full image to a square. Stochastic depth depends on the model size, as on ImageNet-1k;
+    for ImageNet-22k weights: --drop-path 0.2.
     """
     scratch_run = make_swin_run(model, dataset_info, options)
     run, wide_model = (
@@ -96,22 +98,22 @@ def make_swin_384_run(model: ModelConfig, dataset_info: DatasetInfo, options: Tr
 
 
 def get_window_side(model: ModelConfig) -> int:
-    """Return the window size equal to the last grid of a model, as in published models."""
+    """Return the window size of a published model: its last grid is a single window."""
     return max(model.grid)
 
 
 def get_size_letter(model: ModelConfig) -> str:
-    """Return the letter of a Swin's size, T to L, or the corresponding part of its name."""
+    """Return the size of a Swin from its name: T, S, B or L, or the corresponding text of another name."""
     return model.name().partition("-")[2].partition("/")[0]
 
 
 def set_swin_drop_path(model: ModelConfig, drop_path: float) -> ModelConfig:
-    """Return a model with stochastic depth that increases to `drop_path`, and no dropout."""
+    """Return a Swin with stochastic depth that rises to `drop_path` in the last block, and without dropout."""
     return replace_known_fields(model, {"regularization.drop_path": drop_path, "regularization.dropout": 0.0})
 
 
 def swin_schedule(dataset_info: DatasetInfo, batch: int, epochs: int) -> ScheduleConfig:
-    """Return a cosine schedule to 1 % of the learning rate after warm-up `epochs`."""
+    """Return a cosine schedule to 1 % of the learning rate, with a warm-up of this number of epochs."""
     return ScheduleConfig(round(epochs * dataset_info.images / batch), "cosine", end=FINAL_LR_SHARE)
 
 
@@ -124,7 +126,8 @@ SWIN_RECIPES: tuple[Recipe, ...] = (
         "Swin from scratch on ImageNet",
         SWIN_PAPER,
         tuple(
-            (name, "ImageNet", figure) for name, figure in zip(SWIN_MODELS, ("81.2 %", "83.2 %", "83.5 %"), strict=True)
+            (name, "ImageNet", accuracy)
+            for name, accuracy in zip(SWIN_MODELS, ("81.2 %", "83.2 %", "83.5 %"), strict=True)
         ),
         models=SWIN_MODELS,
         for_models="swin",

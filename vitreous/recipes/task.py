@@ -1,4 +1,4 @@
-"""Choose the task of a run without a recipe from the labels or annotations of the images."""
+"""Choose the task of a run without --recipe from the labels or annotations of its images."""
 
 from __future__ import annotations
 
@@ -19,17 +19,19 @@ CLASSIFICATION_OPTIONS = ("lr_grid", "loss", "label_smoothing", "mixup", "cutmix
 
 
 def choose_recipe(data: Data, options: TrainOptions, note: Callable[[str], None]) -> TrainOptions:
-    """Set the recipe of the annotations' or values' task in the options, if the images have any and no recipe is set.
-    Otherwise the options are returned unchanged. `note` receives the choice and the alternatives.
+    """Return the options with the recipe for the annotations or numeric labels of the data. Options with a recipe, and
+    options for data with class labels, are returned unchanged.
 
-    Raises DataError for unusable annotations, UsageError for classification-only options, and as `check_class_folders`.
+    `note` receives the chosen task and the alternatives. Raises DataError for annotations that cannot be used,
+    UsageError for options that only classification supports, and UsageError for ambiguous class folders
+    (`check_class_folders`).
     """
     if options.recipe is not None:
         return options
     classify = f"--recipe {'finetune' if options.init else 'photos'}"
     if data.targets or are_measurements(data):
         content = describe_targets(data) if data.targets else describe_measurements(data)
-        alternative = "" if data.targets else f"; to learn each number as a class use {classify}"
+        alternative = "" if data.targets else f"; to learn each number as a class, use {classify}"
         note(f"{data.name} has {content}: training regression (--recipe regression){alternative}")
         return replace(options, recipe="regression")
     split = data.full_train_split or data.split("train")
@@ -41,37 +43,40 @@ def choose_recipe(data: Data, options: TrainOptions, note: Callable[[str], None]
         raise error
     content, task, recipe, alternatives = describe_task(target)
     if get_sample_axes(split) == 2:
-        alternatives = (*alternatives, f"for multi-label classification use {classify}")
+        alternatives = (*alternatives, f"for multi-label classification, use {classify}")
     for name in CLASSIFICATION_OPTIONS:
         if getattr(options, name) is not None:
-            problem = f"--{name.replace('_', '-')} is for classification, and {data.name} has {content}"
-            raise UsageError(problem, f"leave it out, or add {classify} to classify whole images")
+            option = f"--{name.replace('_', '-')}"
+            problem = f"{option} is for classification, and {data.name} has {content}"
+            raise UsageError(problem, f"leave {option} out, or add {classify} to classify whole images")
     note("; ".join([f"{data.name} has {content}: training {task} (--recipe {recipe})", *alternatives]))
     return replace(options, recipe=recipe)
 
 
 def describe_measurements(data: Data) -> str:
-    """Describe the content of data with measurements as classes."""
+    """Describe, for a message, data whose class labels are measurements: the number of distinct values, and an
+    example."""
     fraction = next((name for name in data.classes if not float(name).is_integer()), data.classes[-1])
     images = sum(len(split) for split in data.splits.values())
     return f"{len(data.classes):,} different numbers as labels of {images:,} images, such as {fraction}"
 
 
 def describe_task(target: Target | None) -> tuple[str, str, str, tuple[str, ...]]:
-    """Return the annotation type, task name and recipe name for a target, and hints for other tasks."""
+    """Return the annotation type, task name, recipe name, and hints for other tasks, for the annotations of a dataset;
+    None for data with boxes."""
     if target is not None and target.classes is not None:
-        alternatives = ("for instance segmentation use --recipe detect",) if len(target) else ()
+        alternatives = ("for instance segmentation, use --recipe detect",) if len(target) else ()
         content = "class maps and objects" if len(target) else "class maps"
         return content, "semantic segmentation", "segment", alternatives
     if target is not None and target.layers is not None:
-        alternative = "for semantic segmentation use --recipe segment"
+        alternative = "for semantic segmentation, use --recipe segment"
         return "masks of objects", "instance segmentation", "detect", (alternative,)
     return "boxes", "object detection", "detect", ()
 
 
 def check_class_folders(data: Data, classify: str) -> None:
-    """Raise UsageError for class folders next to annotations that do not use them, and for a class with a name like
-    images or masks. `classify`: the option that treats labels as classes."""
+    """Raise UsageError if class folders are ambiguous: if there are annotations that do not use them, or if a class has
+    a name like images or masks. `classify` is the option, for the hint, that classifies by folders."""
     if data.unread_annotations is not None:
         problem = f"{data.name} has class folders, and annotations in {data.unread_annotations} that do not use them"
         hint = f"use {classify} to classify whole images, or train on the annotations: {data.unread_annotations}"

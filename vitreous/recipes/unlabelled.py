@@ -1,4 +1,5 @@
-"""Self-supervised recipes: masked patches, MAE, DINO and DINOv2 as published, and for small images as tuned here."""
+"""Recipes of self-supervised learning on images: masked patches, MAE, DINO and DINOv2 as published, and settings for
+small datasets tuned here."""
 
 from __future__ import annotations
 
@@ -29,26 +30,25 @@ from vitreous.training.run import OptimizerConfig, RampConfig, Run, ScheduleConf
 
 BENCHMARKS_PAGE = "benchmarks/README.md"
 DINOV2_EPOCH_STEPS = 1250  # steps of an epoch in DINOv2's configs
-SMALL_UNLABELLED_LENGTH = TrainingLength(2e6, 20, 1600)  # small images
+SMALL_UNLABELLED_LENGTH = TrainingLength(2e6, 20, 1600)  # of runs on small images
 UNLABELLED_CROP = Augment(crop=(0.2, 1.0), crop_filter="bicubic", flip=0.5)
 
 
 def has_small_input(model: ModelConfig) -> bool:
-    """Return whether a recipe uses the hyperparameters tuned here for small images."""
+    """Return whether the model's images are so small that recipes use hyperparameters tuned here."""
     return max(model.image[-2:]) <= MAX_SMALL_IMAGE_SIDE
 
 
 def has_small_settings(model: ModelConfig, dataset_info: DatasetInfo, options: TrainOptions) -> bool:
     """Return whether a recipe uses the settings tuned here for small images and few photographs instead of the
-    published ones. A student of a frozen teacher uses those of its teacher."""
+    published settings. A student of a frozen teacher uses the published settings for photographs."""
     return has_small_input(model) or (
         dataset_info.images < MIN_SCRATCH_IMAGES and "objective.teacher" not in options.settings
     )
 
 
 def normalised_run_fields(model: ModelConfig, dataset_info: DatasetInfo) -> dict[str, Any]:
-    """Return the common fields of every run, with ImageNet's mean and standard deviation if the images are in
-    colour."""
+    """Return the common fields of runs, with ImageNet's mean and standard deviation for colour images."""
     run_fields, (mean, std) = base_run_fields(model, dataset_info), IMAGENET_MOMENTS
     if model.channels != len(mean):
         return run_fields
@@ -56,7 +56,8 @@ def normalised_run_fields(model: ModelConfig, dataset_info: DatasetInfo) -> dict
 
 
 def disable_dropout(model: ModelConfig, drop_path: float = 0.0, changes: Mapping[str, Any] = {}) -> ModelConfig:
-    """Return the model without dropout, with this stochastic depth, and with changes by their dotted paths."""
+    """Return a model without dropout, with a stochastic depth rate, and with `changes` of its config by their dotted
+    paths."""
     return replace_known_fields(
         model, {"regularization.dropout": 0.0, "regularization.drop_path": drop_path, **changes}
     )
@@ -65,14 +66,14 @@ def disable_dropout(model: ModelConfig, drop_path: float = 0.0, changes: Mapping
 def length_run_fields(
     dataset_info: DatasetInfo, batch: int, epochs: TrainingLength = SMALL_UNLABELLED_LENGTH
 ) -> dict[str, Any]:
-    """Return the length of a run on small images, and a warm-up of 5 % of it."""
+    """Return batch size, epochs, and a schedule with a warm-up of 5 % of the run, for a run on small images."""
     count = epochs.epochs(dataset_info.images)
     steps = max(1, round(count * dataset_info.images / batch))
     return {"batch_size": batch, "epochs": count, "schedule": ScheduleConfig(round(0.05 * steps))}
 
 
 def photo_batch_size(dataset_info: DatasetInfo) -> int:
-    """Return the batch size for few photographs: an epoch has at least four steps."""
+    """Return the batch size for few photographs: at most 64, and at least four steps per epoch."""
     return max(1, min(64, dataset_info.images // 4))
 
 
@@ -82,9 +83,9 @@ def make_masked_patches_run(model: ModelConfig, dataset_info: DatasetInfo, optio
 
     vitreous train DATA --recipe NAME
 
-    A million steps of 4096 images on JFT-300M, Adam at 2e-4 with 10,000 steps of warm-up and cosine decay; weight decay
-    is not published: 0.1, as in Table 3's rows for JFT-300M. The target is the mean colour; other targets:
-    --objective.target small-colours, or pixels.
+    A million steps of 4096 images on JFT-300M, Adam at 2e-4 with 10,000 steps of warm-up and cosine decay. The weight
+    decay is not published; here it is 0.1, as in Table 3's rows for JFT-300M. The target is the mean colour of a patch;
+    other targets: --objective.target small-colours, or pixels.
     """
     if has_small_input(model):
         batch = max(1, min(256, dataset_info.images // 4))
@@ -121,10 +122,11 @@ def make_mae_run(model: ModelConfig, dataset_info: DatasetInfo, options: TrainOp
 
     vitreous train DATA --recipe NAME --model ViT-B/16
 
-    800 epochs of ImageNet, batch size 4096, lr 1.5e-4 x batch / 256, 40 epochs of warm-up; crop and flip are
-    the only augmentation. The published models used --epochs 1600.
+    800 epochs of ImageNet, batch size 4096, lr 1.5e-4 x batch / 256, 40 epochs of warm-up; crop and flip are the only
+    augmentation. The published models were trained with --epochs 1600.
     """
-    model_changes: dict[str, Any] = {} if options.init else {"positions.kind": "sincos"}  # kept from weights
+    # initial weights keep their positions
+    model_changes: dict[str, Any] = {} if options.init else {"positions.kind": "sincos"}
     if has_small_input(model):
         batch = max(1, min(256, dataset_info.images // 4))
         return Run(
@@ -162,9 +164,9 @@ def make_dino_run(model: ModelConfig, dataset_info: DatasetInfo, options: TrainO
 
     vitreous train DATA --recipe NAME --model ViT-S/16
 
-    100 epochs with batch size 512 (64 on each of 8 GPUs), lr 5e-4 x batch / 256 with 10 epochs of warm-up, weight
-    decay from 0.04 to 0.4, the teacher's momentum from 0.996 to 1 (for small batches: --schedules.momentum.start
-    0.9995), its temperature 0.04. Gradients are clipped per tensor.
+    100 epochs with batch size 512 (64 on each of 8 GPUs), lr 5e-4 x batch / 256 with 10 epochs of warm-up, weight decay
+    from 0.04 to 0.4. The teacher's momentum rises from 0.996 to 1 (for small batches: --schedules.momentum.start
+    0.9995); its temperature is 0.04. Gradients are clipped per tensor.
     """
     if has_small_input(model):
         model_changes: dict[str, Any] = {} if options.init else {"pool": "mean", "class_token": False}
@@ -191,13 +193,13 @@ def make_dino_run(model: ModelConfig, dataset_info: DatasetInfo, options: TrainO
 
 def make_dinov2_run(model: ModelConfig, dataset_info: DatasetInfo, options: TrainOptions) -> Run:
     """DINOv2 on ImageNet: arXiv:2304.07193, and facebookresearch/dinov2's vitl16_short.yaml. Images up to 64 pixels:
-    tuned here; fewer than 10,000 photographs, except for a student of a frozen teacher: the settings for small
-    images with the published crops, and a ViT-S/16.
+    tuned here. Fewer than 10,000 photographs, except for a student of a frozen teacher: the settings for small images
+    with the published crops, and a ViT-S/16.
 
     vitreous train DATA --recipe NAME --model ViT-L/16
 
     125,000 steps of 2048 images, lr 4e-3 x sqrt(batch / 1024) with layer decay 0.9 and a fifth of the learning rate for
-    the patch embedding. Images and patches share one head. Gradients are clipped separately for the backbone and the
+    the patch embedding. Images and patches share a head. Gradients are clipped separately for the backbone and the
     heads. Stochastic depth drops samples independently; the original drops the same number in every step.
     """
     if has_small_settings(model, dataset_info, options):
@@ -215,14 +217,14 @@ def make_dinov2_run(model: ModelConfig, dataset_info: DatasetInfo, options: Trai
 
 
 def make_dinov2_large_run(model: ModelConfig, dataset_info: DatasetInfo, options: TrainOptions) -> Run:
-    """DINOv2 on a large set: facebookresearch/dinov2's vitl14.yaml.
+    """DINOv2 on a large dataset: facebookresearch/dinov2's vitl14.yaml.
 
     vitreous train DATA --recipe NAME --model DINOv2-L/14-swiglu
 
     625,000 steps of 3072 images (32 on each of 96 GPUs) of ImageNet-22k, lr 2e-4 x sqrt(batch / 1024), separate heads
     for images and patches, Sinkhorn-Knopp in place of centring, no layer decay. Feed-forward layers are SwiGLU; the
-    published DINOv2-L/14, distilled from ViT-g on LVD-142M, has GELU. The code of the last phase at 518 pixels was not
-    published.
+    published DINOv2-L/14, distilled from ViT-g on LVD-142M, has GELU. The last phase at 518 pixels is omitted, because
+    its code was not published.
     """
     drop = get_student_drop_path(0.4, options)
     run = make_dinov2_paper_run(
@@ -249,7 +251,7 @@ def make_dinov2_large_run(model: ModelConfig, dataset_info: DatasetInfo, options
 
 
 def get_student_drop_path(drop_path: float, options: TrainOptions) -> float:
-    """Return the stochastic depth of a self-distilled student; a student of a frozen teacher has none."""
+    """Return the stochastic depth rate of a student: 0 for a student of a frozen teacher, else `drop_path`."""
     return 0.0 if "objective.teacher" in options.settings else drop_path
 
 
@@ -257,14 +259,18 @@ SMALL_HEAD = {"prototypes": 1024, "head_width": 512, "bottleneck": 128, "frozen"
 
 
 def make_small_dino_run(model: ModelConfig, dataset_info: DatasetInfo) -> Run:
-    """Build DINO for images up to 64 pixels, and for few photographs."""
-    side = model.image[0] // 2
-    side -= side % model.patch[0]
+    """Build a DINO run with the settings tuned here for images up to 64 pixels and for few photographs."""
+    local_side = model.image[0] // 2
+    local_side -= local_side % model.patch[0]
     disabled = (0.0, 0.0, 0.0)
     return Run(
         **base_run_fields(model, dataset_info),
         views=replace(
-            DINO_VIEWS, locals=4 if side else 0, local_image=(side or 1,) * 2, blur=disabled, solarise=disabled
+            DINO_VIEWS,
+            locals=4 if local_side else 0,
+            local_image=(local_side or 1,) * 2,
+            blur=disabled,
+            solarise=disabled,
         ),
         optimizer=OptimizerConfig("muon", lr=2e-3, matrix_lr=0.02, weight_decay=0.04, clip=3.0, clip_by="tensor"),
         objective=DINOConfig(**SMALL_HEAD, koleo=0.1),
@@ -274,7 +280,7 @@ def make_small_dino_run(model: ModelConfig, dataset_info: DatasetInfo) -> Run:
 
 
 def make_few_photos_run(model: ModelConfig, dataset_info: DatasetInfo, views: MultiCrop) -> Run:
-    """Build a run with the settings for small images and the crops for photographs."""
+    """Build a DINO run on few photographs: the settings for small images, with the published crops `views`."""
     run = make_small_dino_run(disable_dropout(model), dataset_info)
     return replace(
         run, views=fit_local_crops(views, model), preprocess=normalised_run_fields(model, dataset_info)["preprocess"]
@@ -294,8 +300,8 @@ def make_dinov2_paper_run(
     warmup: int,
     epochs: int,
 ) -> Run:
-    """Build a run with the common settings of DINOv2's configs; `warmup` and `epochs` are in its epochs of 1250
-    steps."""
+    """Build a run with the common settings of DINOv2's configs. `base` is the learning rate for batch size 1024;
+    `warmup` and `epochs` are in DINOv2's epochs of 1250 steps."""
     lr = base * (batch / 1024) ** 0.5
     return Run(
         **normalised_run_fields(
@@ -326,11 +332,13 @@ def make_dinov2_paper_run(
 
 
 def fit_local_crops(views: MultiCrop, model: ModelConfig) -> MultiCrop:
-    """Set the local crop size of the views to a multiple of the patch size: 96 pixels, or 98 for patches of 14."""
+    """Return the views with local crops whose size is a multiple of the patch size: 96 pixels, or 98 for patches of
+    14."""
     return replace(views, local_image=tuple(round(96 / patch_length) * patch_length for patch_length in model.patch))
 
 
-SMALL_IMAGE_MODEL = "ViT-192x9/4"  # images up to 64 pixels; local tokens, so nothing is computed for hidden patches
+#: model for images up to 64 pixels; its tokens are patches, so masked patches can be left out of the computation
+SMALL_IMAGE_MODEL = "ViT-192x9/4"
 UNLABELLED_LENGTHS = (("images up to 64 pixels", SMALL_UNLABELLED_LENGTH),)
 UNLABELLED_RECIPES = (
     Recipe(
@@ -368,7 +376,7 @@ UNLABELLED_RECIPES = (
         "self-distillation",
         "arXiv:2104.14294",
         lr_scaling="linear",
-        published=(("ViT-S/16", "ImageNet, k-NN after 100 epochs of 512 images a step", "69.3 %"),),
+        published=(("ViT-S/16", "ImageNet, k-NN after 100 epochs of batch size 512", "69.3 %"),),
         models=("ViT-S/16", "ViT-B/16"),
         small="Conv+ViT-128x4/8",
         objective=DINOConfig,
@@ -390,7 +398,7 @@ UNLABELLED_RECIPES = (
     Recipe(
         "dinov2-large",
         make_dinov2_large_run,
-        "DINOv2 on a large set",
+        "DINOv2 on a large dataset",
         "arXiv:2304.07193",
         lr_scaling="sqrt",
         published=(("DINOv2-L/14-swiglu", "ImageNet, k-NN", "82.0 %"),),

@@ -1,4 +1,4 @@
-"""Self-supervised learning on clips: VideoMAE as published, and settings for small or few clips."""
+"""The recipe of self-supervised learning on clips: VideoMAE as published, and settings for small or few clips."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from vitreous.recipes.unlabelled import (
 )
 from vitreous.training.run import OptimizerConfig, Run, ScheduleConfig
 
-KINETICS_STRIDE = 4  # frames, on Kinetics; 2 on Something-Something V2
-#: encoder width -> batch size, epochs, decoder blocks (scripts/kinetics); those of B for other widths
+KINETICS_STRIDE = 4  # stride in frames on Kinetics; the paper uses 2 on Something-Something V2
+#: encoder width -> batch size, epochs, decoder blocks (scripts/kinetics); other widths use those of 768
 VIDEOMAE_HYPERPARAMETERS = {384: (1024, 1600, 4), 768: (2048, 800, 4), 1024: (512, 1600, 12), 1280: (1024, 1600, 12)}
 
 
 def make_videomae_run(model: ModelConfig, dataset_info: DatasetInfo, options: TrainOptions) -> Run:
-    """VideoMAE: arXiv:2203.12602, and the scripts of MCG-NJU/VideoMAE. Clips of up to 64 pixels, and fewer than 10,000:
-    settings similar to those of `mae` for such images.
+    """VideoMAE: arXiv:2203.12602, and the scripts of MCG-NJU/VideoMAE. Clips of up to 64 pixels, and fewer than 10,000
+    clips: settings similar to those of `mae` for small datasets.
 
     vitreous train CLIPS --recipe NAME --model VideoMAE-B/16x2
 
     Clips of 16 frames, 4 apart, of Kinetics-400, lr 1.5e-4 x batch / 256, 40 epochs of warm-up; 90 % of the positions
-    are masked, the same in all frames. The decoder has half of the encoder's width. Something-Something: --stride 2.
-    The crop covers a random share of the area; the original has one of four scales per axis.
+    are masked, the same in all frames. The decoder has half of the encoder's width. Something-Something V2: --stride 2.
+    The crop covers a random share of the area; the original uses one of four scales per axis.
 
     | size | batch size | epochs | decoder blocks |
     |---|---|---|---|
@@ -40,7 +40,7 @@ def make_videomae_run(model: ModelConfig, dataset_info: DatasetInfo, options: Tr
     | L | 512 | 1600 | 12 |
     | H | 1024 | 1600 | 12 |
     """
-    assert model.has_time_axis, "a clip recipe needs a clip model"
+    assert model.has_time_axis, "the recipe videomae requires a model for clips"
     model_changes: dict[str, Any] = {} if options.init else {"norm.final": "tokens"}  # weights keep their final norm
     run_fields = normalised_run_fields(disable_dropout(model, changes=model_changes), dataset_info)
     if has_small_input(model) or dataset_info.images < MIN_SCRATCH_IMAGES:

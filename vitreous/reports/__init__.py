@@ -1,1 +1,1 @@
-"""Documents of `evaluate` and `inspect`, figures, and self-contained HTML pages."""
+"""The verbs `evaluate` and `inspect`: JSON documents, figures, and self-contained HTML pages."""

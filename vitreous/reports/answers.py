@@ -1,4 +1,4 @@
-"""Compute a model's logits and features on the images of a split, the input of every evaluation."""
+"""Compute the logits and features of a model on the images of a split. Every evaluation starts from these."""
 
 from __future__ import annotations
 
@@ -31,22 +31,23 @@ from vitreous.weights.bundle import Bundle
 
 @dataclass(frozen=True)
 class EvaluationSettings:
-    """Settings for computing predictions; only `inference_options` affects metrics."""
+    """Settings for computing logits and features; only `inference_options` and `bad_images` affect metrics."""
 
-    batch_size: int = ENGINE_CHUNK
-    workers: int | None = None
+    batch_size: int = ENGINE_CHUNK  # images that are decoded at a time
+    workers: int | None = None  # decoding processes; None: `default_worker_count()`
     inference_options: InferenceOptions = field(default_factory=InferenceOptions)
-    bad_images: str = "stop"
+    bad_images: str = "stop"  # `stop`: an unreadable image raises DataError; `skip`: it counts as wrong
     _: KW_ONLY
     listener: ProgressListener = field(default_factory=NullListener)
-    cache: bool = True  # cache features
+    cache: bool = True  # whether features are cached on disk
 
 
 @dataclass(frozen=True)
 class SplitPredictions:
     """Predictions for the images of a split, with labels in the model's class order.
 
-    `raw_logits` (n, K) float32 are the logits, `unreadable` the unreadable images, `start_time` the clock time at the
+    `source` is the path of the dataset, `name` the name of the split. `raw_logits` (n, K) float32 are the logits before
+    temperature scaling, `unreadable` the indices of unreadable images, `start_time` the clock time in seconds at the
     first image.
     """
 
@@ -60,26 +61,27 @@ class SplitPredictions:
     unreadable: frozenset[int]
     start_time: float
     clip_views: str = SINGLE_VIEW
-    evaluator: Evaluator | None = None  # evaluator of dense predictions
+    evaluator: Evaluator | None = None  # for segmentation and detection
 
     @property
     def clip_views_entry(self) -> dict[str, str]:
-        """Return {"clip_views": ...} for JSON documents; empty for images."""
+        """Return the entry `clip_views` of JSON documents; an empty dict if the model does not take clips."""
         return {"clip_views": self.clip_views} if self.bundle.preprocess.is_animated else {}
 
     @cached_property
     def logits(self) -> np.ndarray:
-        """Return (n, K) float64 logits divided by the bundle's temperature; float64 keeps distinct logits distinct."""
+        """Return the logits divided by the bundle's temperature, (n, K). They are float64, so that distinct float32
+        logits stay distinct."""
         return self.bundle.classification.scale_logits(self.raw_logits)
 
     @property
     def report(self) -> Report:
-        """Compute the metrics of the model's task."""
+        """Evaluate the logits with the metrics of the model's task."""
         return self.bundle.task.evaluate(self.raw_logits, self.split.labels, self.readable)
 
     @cached_property
     def readable(self) -> np.ndarray:
-        """Return (n,) bool: readable images."""
+        """Return (n,) bool: whether each image is readable."""
         return build_readable_mask(len(self.split), self.unreadable)
 
     @cached_property
@@ -94,98 +96,115 @@ class SplitPredictions:
 
 
 def predict_split(
-    run: str | os.PathLike[str], data: str | os.PathLike[str] | None, split: str | None, computing: EvaluationSettings
+    run: str | os.PathLike[str],
+    data: str | os.PathLike[str] | None,
+    split: str | None,
+    evaluation_settings: EvaluationSettings,
 ) -> SplitPredictions:
-    """Predict the images of a split of `data`, by default the run's dataset. Default split: test, else val.
+    """Open a run and a dataset, and predict the images of a split.
 
-    Raises DataError for unreadable images, with bad_images `skip` only if none is readable; UsageError for multi-label
-    data and a single-label model; WeightsError as `open_bundle`.
+    `data` is the path of the dataset; None: the dataset of the run. If `split` is None, `test` is predicted, or `val`
+    if there is no test split. Raises DataError for unreadable images, with bad_images `skip` only if none is readable;
+    UsageError if the data are multi-label and the model single-label; WeightsError as `open_bundle`.
     """
-    bundle = open_bundle(run, note=computing.listener.note)
-    source, opened = open_run_data(run, data, split, preprocess=bundle.preprocess, targets=bundle.task.label_columns)
+    bundle = open_bundle(run, note=evaluation_settings.listener.note)
+    source, dataset = open_run_data(run, data, split, preprocess=bundle.preprocess, targets=bundle.task.label_columns)
     return predict_open_split(
         run,
         bundle,
         source=source,
-        opened=opened,
-        split=choose_split(opened, split, computing.listener.note),
-        computing=computing,
+        dataset=dataset,
+        split=choose_split(dataset, split, evaluation_settings.listener.note),
+        evaluation_settings=evaluation_settings,
     )
 
 
 def predict_open_split(
-    run: str | os.PathLike[str], bundle: Bundle, source: str, opened: Data, split: str, computing: EvaluationSettings
+    run: str | os.PathLike[str],
+    bundle: Bundle,
+    source: str,
+    dataset: Data,
+    split: str,
+    evaluation_settings: EvaluationSettings,
 ) -> SplitPredictions:
-    """Predict the images of a split with an open model and open data.
+    """Predict the images of a split, if the model and the dataset are already open.
 
-    Raises UsageError for multi-label data and a single-label model, and for data of another modality than the model's;
-    DataError as `predict_split`.
+    Raises UsageError if the data are multi-label and the model single-label, and for data of another modality than the
+    model's; DataError as `predict_split`.
     """
-    sample_noun = get_sample_noun(opened.split(split))
+    sample_noun = get_sample_noun(dataset.split(split))
     if sample_noun != (model_noun := bundle.preprocess.noun):
         raise UsageError(
             f"{run} needs {model_noun}, but {source} contains {sample_noun}", f"use a dataset of {model_noun}"
         )
-    aligned_split = bundle.task.align_labels(opened.split(split), opened)
+    aligned_split = bundle.task.align_labels(dataset.split(split), dataset)
     if emulation_note := describe_emulation(
-        computing.inference_options.precision, pick_device(computing.inference_options.device)
+        evaluation_settings.inference_options.precision, pick_device(evaluation_settings.inference_options.device)
     ):
-        computing.listener.note(emulation_note)
+        evaluation_settings.listener.note(emulation_note)
     preprocess = bundle.preprocess
-    clip_views = computing.inference_options.clip_views
-    views, how = parse_clip_views(clip_views, preprocess), replace(computing.inference_options, clip_views=SINGLE_VIEW)
+    clip_views = evaluation_settings.inference_options.clip_views
+    views, single_view_options = (
+        parse_clip_views(clip_views, preprocess),
+        replace(evaluation_settings.inference_options, clip_views=SINGLE_VIEW),
+    )
     engine = build_evaluation_engine(
         bundle.model,
         preprocess,
-        options=how,
+        options=single_view_options,
         num_images=len(aligned_split),
-        note=computing.listener.note,
+        note=evaluation_settings.listener.note,
         calibration_images=lambda: iterate_calibration_images(
-            run, preprocess, lambda: iterate_sample_images(opened, preprocess)
+            run, preprocess, lambda: iterate_sample_images(dataset, preprocess)
         ),
     )
-    started, on_images = time.perf_counter(), make_progress_counter(computing.listener, "evaluate", len(aligned_split))
-    workers = default_worker_count() if computing.workers is None else computing.workers
-    logits, bad = compute_split_logits(
-        engine, EvalLoader(aligned_split, preprocess, workers, views), computing.batch_size, on_images
+    start_time, on_images = (
+        time.perf_counter(),
+        make_progress_counter(evaluation_settings.listener, "evaluate", len(aligned_split)),
     )
-    check_unreadable_images(bad, len(aligned_split), computing.bad_images)
-    find_readable_samples(aligned_split, bad)  # raises DataError if none is readable
-    unreadable = frozenset(bad)
+    workers = default_worker_count() if evaluation_settings.workers is None else evaluation_settings.workers
+    logits, read_errors = compute_split_logits(
+        engine, EvalLoader(aligned_split, preprocess, workers, views), evaluation_settings.batch_size, on_images
+    )
+    check_unreadable_images(read_errors, len(aligned_split), evaluation_settings.bad_images)
+    find_readable_samples(aligned_split, read_errors)  # raises DataError if none is readable
+    unreadable = frozenset(read_errors)
     return SplitPredictions(
         os.fspath(run),
         bundle,
         source=source,
-        data=opened,
+        data=dataset,
         name=split,
         split=aligned_split,
         raw_logits=logits,
         unreadable=unreadable,
-        start_time=started,
+        start_time=start_time,
         clip_views=clip_views,
     )
 
 
-def compute_split_features(bundle: Bundle, split: Split, name: str, computing: EvaluationSettings) -> SplitFeatures:
-    """Compute the features of a split once; messages call the images `name`.
+def compute_split_features(
+    bundle: Bundle, split: Split, name: str, evaluation_settings: EvaluationSettings
+) -> SplitFeatures:
+    """Compute the features of the images of a split, or read them from the cache; messages call the images `name`.
 
     Raises DataError for unreadable images, with bad_images `skip` only if none is readable.
     """
-    settings, on_images = computing, make_progress_counter(computing.listener, f"features of {name}", len(split))
+    on_images = make_progress_counter(evaluation_settings.listener, f"features of {name}", len(split))
     features = load_or_compute_features(
         bundle.model,
         bundle.preprocess,
         split=split,
-        how=settings.inference_options,
-        batch_size=settings.batch_size,
-        workers=settings.workers,
-        keep=settings.cache,
+        how=evaluation_settings.inference_options,
+        batch_size=evaluation_settings.batch_size,
+        workers=evaluation_settings.workers,
+        keep=evaluation_settings.cache,
         on_images=on_images,
     )
     check_unreadable_images(
         {sample: error_from_message(reason) for sample, reason in features.read_errors.items()},
         len(split),
-        settings.bad_images,
+        evaluation_settings.bad_images,
     )
     if not features.is_readable.any():
         raise DataError(
@@ -195,7 +214,7 @@ def compute_split_features(bundle: Bundle, split: Split, name: str, computing: E
 
 
 def make_progress_counter(listener: ProgressListener, label: str, total: int) -> Callable[[int], None]:
-    """Return a callback that takes the number of images of each step and reports progress and speed."""
+    """Return a callback that adds its argument to the number of processed images, and reports progress and images/s."""
     started, done = time.perf_counter(), 0
 
     def report_images(images: int) -> None:

@@ -26,24 +26,32 @@ CALIBRATION_SPLIT = "val"  # not test, which is reserved for evaluation, nor tra
 
 
 def calibrate_temperature(
-    run: str | os.PathLike[str], data: str | os.PathLike[str] | None, computing: EvaluationSettings
+    run: str | os.PathLike[str], data: str | os.PathLike[str] | None, evaluation_settings: EvaluationSettings
 ) -> dict[str, Any]:
-    """Fit a temperature on the validation images and store it in the bundle. The images are those of the run, or of
-    `data` for a bundle without run.
+    """Fit a softmax temperature on the validation images of a run, or of `data` for a bundle without a run, and store
+    it in the bundle.
 
-    Returns the temperature, the images it was fitted on, and their NLL and ECE before and after. Raises UsageError for
-    weights that are not a bundle, and if no images were held out; DataError if no temperature is optimal.
+    Returns the temperature, a description of the images it was fitted on, and their NLL and ECE before and after.
+    Raises UsageError for weights that are not a bundle, and for data without a validation split; DataError if no
+    temperature is optimal.
     """
     folder, is_run = locate_bundle(Path(run)), RunFolder(Path(run)).config.is_file()
     if folder is None:
         hint = f"convert it: vitreous convert {run} FOLDER"
         raise UsageError(f"{run} is not a bundle, so a temperature cannot be stored in it", hint)
-    source, opened = open_run_data(run, None if is_run else data, CALIBRATION_SPLIT)
-    if CALIBRATION_SPLIT not in opened.splits or (opened.unsplit and not is_run):  # unsplit: all are evaluated
+    source, dataset = open_run_data(run, None if is_run else data, CALIBRATION_SPLIT)
+    if CALIBRATION_SPLIT not in dataset.splits or (
+        dataset.unsplit and not is_run
+    ):  # unsplit data: the model may have been trained on all images
         problem = f"{source} has no val split, which temperature scaling needs"
         raise UsageError(problem, "use a run, or data with a val split")
     predictions = predict_open_split(
-        run, open_bundle(run), source=source, opened=opened, split=CALIBRATION_SPLIT, computing=computing
+        run,
+        open_bundle(run),
+        source=source,
+        dataset=dataset,
+        split=CALIBRATION_SPLIT,
+        evaluation_settings=evaluation_settings,
     )
     targets, readable = get_loss_targets(predictions), predictions.readable
     temperature = fit_temperature(predictions.raw_logits[readable], targets[readable])
@@ -54,7 +62,7 @@ def calibrate_temperature(
 
 
 def describe_temperature_effect(predictions: SplitPredictions) -> dict[str, Any] | None:
-    """Return the effect of the bundle's temperature on the evaluated images; None if it has none."""
+    """Return NLL and ECE of the evaluated images without and with the bundle's temperature; None if it is 1."""
     if predictions.bundle.classification.temperature == 1:
         return None
     return {
@@ -86,7 +94,7 @@ def measure_nll_and_ece(predictions: SplitPredictions, temperature: float) -> di
 
 
 def get_loss_targets(predictions: SplitPredictions) -> np.ndarray:
-    """Return labels in the form of the bundle's loss: (n,) for softmax, else (n, K) in {0, 1}."""
+    """Return the labels as targets of the bundle's loss: class indices (n,) for softmax, else (n, K) in {0, 1}."""
     labels = predictions.split.labels
     if labels.ndim == 2 or predictions.bundle.classification.loss == "softmax":
         return labels

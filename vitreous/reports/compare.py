@@ -23,7 +23,7 @@ from vitreous.weights.model_paths import is_run_folder
 
 
 def is_run_or_bundle(argument: str) -> bool:
-    """Return whether an argument is a run folder or a bundle, rather than data."""
+    """Return whether a path is a run folder or a bundle; datasets are neither."""
     return is_run_folder(argument) or locate_bundle(Path(argument)) is not None
 
 
@@ -32,71 +32,83 @@ def compare_two_runs(
     run_b: str | os.PathLike[str],
     data: str | os.PathLike[str] | None = None,
     split: str | None = None,
-    computing: EvaluationSettings | None = None,
+    evaluation_settings: EvaluationSettings | None = None,
 ) -> dict[str, Any]:
     """Evaluate two runs on the same images: metrics of each, differences, and whether the differences are significant.
 
-    The images are those of `data`, by default of the first run's dataset, or of the second's if the first is a bundle
-    without run. The default split is test, else val. Classes and targets are matched by name. Each evaluation is added
-    to its run's `evaluations.jsonl`. Raises DataError for a class of the data that a model lacks, or a target without
-    values; UsageError for runs of different tasks, and for a single-label run with a multi-label run.
+    The images are those of `data`. If it is None, they are those of the first run's dataset, or of the second run's if
+    the first is a bundle without a run. If `split` is None, it is `test`, or `val` if there is no test split. Classes
+    and targets are matched by name. Each evaluation is added to its run's `evaluations.jsonl`. Raises DataError for a
+    class of the data that a model lacks, or a target without values; UsageError for runs of different tasks, and for a
+    single-label run with a multi-label run.
     """
-    computing, runs = computing or EvaluationSettings(), [os.fspath(run_a), os.fspath(run_b)]
+    evaluation_settings, runs = evaluation_settings or EvaluationSettings(), [os.fspath(run_a), os.fspath(run_b)]
     task_types = [read_task_type(run) for run in (run_a, run_b)]
-    if any(item.is_dense for item in task_types):
+    if any(run_predictions.is_dense for run_predictions in task_types):
         if task_types[0] is not task_types[1]:
             dense_index = 0 if task_types[0].is_dense else 1
             problem = f"{runs[dense_index]} {task_types[dense_index].verb_phrase}, but {runs[1 - dense_index]} does not"
             raise UsageError(problem, "compare runs of the same task")
-        return compare_dense_runs(runs, data, split, computing)
-    bundles = [open_bundle(run, note=computing.listener.note) for run in (run_a, run_b)]
+        return compare_dense_runs(runs, data, split, evaluation_settings)
+    bundles = [open_bundle(run, note=evaluation_settings.listener.note) for run in (run_a, run_b)]
     tasks = [bundle.task for bundle in bundles]
     if task_note := tasks[0].check_comparison(tasks[1], (runs[0], runs[1])):
-        computing.listener.note(task_note)
+        evaluation_settings.listener.note(task_note)
     data_run = runs[0] if data is not None or RunFolder(Path(runs[0])).config.is_file() else runs[1]
     columns = tuple(dict.fromkeys(name for task in tasks for name in task.label_columns))
-    source, opened = open_run_data(data_run, data, split, targets=columns)
-    split = choose_split(opened, split, computing.listener.note)
+    source, dataset = open_run_data(data_run, data, split, targets=columns)
+    split = choose_split(dataset, split, evaluation_settings.listener.note)
     for run, bundle in zip(runs, bundles, strict=True):
-        check_labels(run, bundle, source, opened, split)
+        check_labels(run, bundle, source, dataset, split)
     pairs = zip(runs, bundles, strict=True)
     predictions = [
-        predict_open_split(run, bundle, source=source, opened=opened, split=split, computing=computing)
+        predict_open_split(
+            run, bundle, source=source, dataset=dataset, split=split, evaluation_settings=evaluation_settings
+        )
         for run, bundle in pairs
     ]
-    reports = [item.report for item in predictions]
-    overlaps = record_comparison(predictions, reports, None if data is not None else data_run, computing)
+    reports = [run_predictions.report for run_predictions in predictions]
+    overlaps = record_comparison(predictions, reports, None if data is not None else data_run, evaluation_settings)
     first_outputs, second_outputs = (
-        ModelOutputs(item.raw_logits, item.split.labels, item.readable) for item in predictions
+        ModelOutputs(run_predictions.raw_logits, run_predictions.split.labels, run_predictions.readable)
+        for run_predictions in predictions
     )
-    comparison = tasks[0].compare_outputs(tasks[1], first_outputs, second_outputs, opened)
+    comparison = tasks[0].compare_outputs(tasks[1], first_outputs, second_outputs, dataset)
     return build_comparison_document(predictions, reports, overlaps, comparison)
 
 
 def compare_dense_runs(
-    runs: list[str], data: str | os.PathLike[str] | None, split: str | None, computing: EvaluationSettings
+    runs: list[str], data: str | os.PathLike[str] | None, split: str | None, evaluation_settings: EvaluationSettings
 ) -> dict[str, Any]:
-    """Compare two segmentation models, or two detectors (by masks if both have them). Intervals come from a paired
-    bootstrap over images.
+    """Compare two segmentation models, or two detectors. Detectors are compared by masks if both predict masks.
 
-    Raises DataError for images that one of them cannot read, and as `evaluate_dense_split`.
+    Confidence intervals are computed by a paired bootstrap over images. Raises DataError for unreadable images, and as
+    `evaluate_dense_split`.
     """
-    bundles = [open_bundle(run, note=computing.listener.note, dense=True) for run in runs]
+    bundles = [open_bundle(run, note=evaluation_settings.listener.note, dense=True) for run in runs]
     data_run = runs[0] if data is not None or RunFolder(Path(runs[0])).config.is_file() else runs[1]
-    source, opened = open_run_data(data_run, data, split, labelled=False)
-    split = choose_split(opened, split, computing.listener.note)
+    source, dataset = open_run_data(data_run, data, split, labelled=False)
+    split = choose_split(dataset, split, evaluation_settings.listener.note)
     boxes = not all(bundle.task.masks for bundle in bundles)
     pairs = zip(runs, bundles, strict=True)
     predictions, reports = zip(
         *(
             evaluate_dense_split(
-                run, bundle, source=source, opened=opened, name=split, computing=computing, boxes=boxes
+                run,
+                bundle,
+                source=source,
+                dataset=dataset,
+                name=split,
+                evaluation_settings=evaluation_settings,
+                boxes=boxes,
             )
             for run, bundle in pairs
         ),
         strict=True,
     )
-    overlaps = record_comparison(list(predictions), list(reports), None if data is not None else data_run, computing)
+    overlaps = record_comparison(
+        list(predictions), list(reports), None if data is not None else data_run, evaluation_settings
+    )
     metrics = {name: (reports[0].metrics[name], reports[1].metrics[name]) for name in reports[0].metrics}
     differences = {name: None if a is None or b is None else b - a for name, (a, b) in metrics.items()}
     evaluators: list[Any] = [prediction.evaluator for prediction in predictions]
@@ -106,27 +118,31 @@ def compare_dense_runs(
 
 
 def record_comparison(
-    predictions: list[SplitPredictions], reports: list[Report], data_run: str | None, computing: EvaluationSettings
+    predictions: list[SplitPredictions],
+    reports: list[Report],
+    data_run: str | None,
+    evaluation_settings: EvaluationSettings,
 ) -> list[dict[str, Any]]:
-    """Add each evaluation to its run, log reasons for optimistic metrics, and return the training overlap of each run.
+    """Add each evaluation to its run, and return the training overlap of each run.
 
-    `data_run`: the run whose dataset was used, None for data passed by the user.
+    Images that were used in training or selection are logged, since they make metrics optimistic. `data_run` is the run
+    whose dataset was used; None for a dataset passed by the user.
     """
     overlaps = []
     for prediction, report in zip(predictions, reports, strict=True):
         overlap = find_training_overlap(prediction, None if prediction.run == data_run else prediction.source)
         for overlap_note in describe_training_overlap(overlap, prediction):
-            computing.listener.note(overlap_note)
+            evaluation_settings.listener.note(overlap_note)
         record_evaluation(prediction.run, prediction.source, prediction.name, report.summary())
         overlaps.append(overlap)
     return overlaps
 
 
-def check_labels(run: str, bundle: Bundle, source: str, opened: Data, split: str) -> None:
-    """Raise DataError, with the run's name, if the labels of a split do not match the run: a class that the model
-    lacks, or a target without values in the data."""
+def check_labels(run: str, bundle: Bundle, source: str, dataset: Data, split: str) -> None:
+    """Raise DataError, with the name of the run, if the data have a class that the model lacks, or no values for one of
+    its targets."""
     try:
-        bundle.task.align_labels(opened.split(split), opened)
+        bundle.task.align_labels(dataset.split(split), dataset)
     except DataError as error:
         raise DataError(f"{run}, on {source}: {error.message}", error.hint) from None
 
@@ -134,7 +150,7 @@ def check_labels(run: str, bundle: Bundle, source: str, opened: Data, split: str
 def build_comparison_document(
     predictions: list[SplitPredictions], reports: list[Report], overlaps: list[dict[str, Any]], comparison: Comparison
 ) -> dict[str, Any]:
-    """Build the document of a comparison: `a` and `b` are the runs as named, differences are b minus a."""
+    """Build the document of `evaluate A B --json`: `a` is the first run, `b` the second, differences are b minus a."""
     a, b = predictions
     run_documents = []
     for prediction, report, overlap in zip(predictions, reports, overlaps, strict=True):

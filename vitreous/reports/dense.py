@@ -40,23 +40,31 @@ def evaluate_dense(
     run: str | os.PathLike[str],
     data: str | os.PathLike[str] | None,
     split: str | None,
-    computing: EvaluationSettings,
+    evaluation_settings: EvaluationSettings,
     boundary: bool = False,
     tiles: bool = False,
 ) -> tuple[SplitPredictions, Report]:
-    """Evaluate a model's class maps or objects on a split of `data`, by default the run's dataset. Default split:
-    test, else val. `boundary` adds boundary metrics for class maps; `tiles` detects objects in tiles of large images.
+    """Open a run and a dataset, and evaluate the predicted class maps or objects of a split.
 
-    `raw` of the predictions is the evaluator's record of each image: a confusion matrix of pixels, (n, K * K) float32,
-    or the pairs of predictions and objects. Raises DataError for data without annotations, for classes that the model
-    lacks, and for unreadable images, with bad_images `skip` only if none is readable; WeightsError and UsageError as
-    `open_bundle`.
+    `data` is the path of the dataset; None: the dataset of the run. If `split` is None, `test` is evaluated, or `val`
+    if there is no test split. `boundary` adds boundary metrics for class maps. `tiles` detects objects in tiles of
+    large images. `raw_logits` of the returned predictions is the evaluator's record of each image: a confusion matrix
+    of pixels, (n, K * K) float32, or the matched predictions and objects. Raises DataError for data without
+    annotations, for classes that the model lacks, and for unreadable images, with bad_images `skip` only if none is
+    readable; WeightsError and UsageError as `open_bundle`.
     """
-    bundle = open_bundle(run, note=computing.listener.note, dense=True)
-    source, opened = open_run_data(run, data, split, labelled=False)
-    name = choose_split(opened, split, computing.listener.note)
+    bundle = open_bundle(run, note=evaluation_settings.listener.note, dense=True)
+    source, dataset = open_run_data(run, data, split, labelled=False)
+    name = choose_split(dataset, split, evaluation_settings.listener.note)
     return evaluate_dense_split(
-        run, bundle, source=source, opened=opened, name=name, computing=computing, boundary=boundary, tiles=tiles
+        run,
+        bundle,
+        source=source,
+        dataset=dataset,
+        name=name,
+        evaluation_settings=evaluation_settings,
+        boundary=boundary,
+        tiles=tiles,
     )
 
 
@@ -64,99 +72,109 @@ def evaluate_dense_split(
     run: str | os.PathLike[str],
     bundle: Bundle,
     source: str,
-    opened: Data,
+    dataset: Data,
     name: str,
-    computing: EvaluationSettings,
+    evaluation_settings: EvaluationSettings,
     boxes: bool = False,
     boundary: bool = False,
     tiles: bool = False,
 ) -> tuple[SplitPredictions, Report]:
-    """Evaluate a model on the split `name` of open data. `boxes` evaluates objects by boxes only, `tiles` in tiles of
-    large images; `boundary` adds boundary metrics for class maps.
+    """Evaluate a segmentation model or a detector on the split `name` of an open dataset.
 
-    Raises DataError as `evaluate_dense`.
+    `boxes` evaluates objects by boxes only, `tiles` detects them in tiles of large images, `boundary` adds boundary
+    metrics for class maps. Raises DataError as `evaluate_dense`.
     """
     settings = {"boxes": boxes, "boundary": boundary, "tiles": tiles}
-    opened, evaluator = EVALUATION_PREPARERS[bundle.task.name](bundle, opened, name, computing, settings)
-    data_split, preprocess = opened.split(name), bundle.preprocess
+    dataset, evaluator = EVALUATION_PREPARERS[bundle.task.name](bundle, dataset, name, evaluation_settings, settings)
+    data_split, preprocess = dataset.split(name), bundle.preprocess
     if emulation_note := describe_emulation(
-        computing.inference_options.precision, pick_device(computing.inference_options.device)
+        evaluation_settings.inference_options.precision, pick_device(evaluation_settings.inference_options.device)
     ):
-        computing.listener.note(emulation_note)
+        evaluation_settings.listener.note(emulation_note)
     engine = build_evaluation_engine(
         bundle.model,
         preprocess,
-        options=computing.inference_options,
+        options=evaluation_settings.inference_options,
         num_images=len(data_split),
-        note=computing.listener.note,
+        note=evaluation_settings.listener.note,
         calibration_images=lambda: iterate_calibration_images(
-            run, preprocess, lambda: iterate_sample_images(opened, preprocess)
+            run, preprocess, lambda: iterate_sample_images(dataset, preprocess)
         ),
     )
-    workers = default_worker_count() if computing.workers is None else computing.workers
-    started, on_images = time.perf_counter(), make_progress_counter(computing.listener, "evaluate", len(data_split))
-    outputs, bad = evaluator.outputs(engine, EvalLoader(data_split, preprocess, workers), on_images)
-    check_unreadable_images(bad, len(data_split), computing.bad_images)
-    find_readable_samples(data_split, bad)  # raises DataError if none is readable
+    workers = default_worker_count() if evaluation_settings.workers is None else evaluation_settings.workers
+    start_time, on_images = (
+        time.perf_counter(),
+        make_progress_counter(evaluation_settings.listener, "evaluate", len(data_split)),
+    )
+    outputs, read_errors = evaluator.outputs(engine, EvalLoader(data_split, preprocess, workers), on_images)
+    check_unreadable_images(read_errors, len(data_split), evaluation_settings.bad_images)
+    find_readable_samples(data_split, read_errors)  # raises DataError if none is readable
     predictions = SplitPredictions(
         os.fspath(run),
         bundle,
         source=source,
-        data=opened,
+        data=dataset,
         name=name,
         split=data_split,
         raw_logits=outputs,
-        unreadable=frozenset(bad),
-        start_time=started,
+        unreadable=frozenset(read_errors),
+        start_time=start_time,
         evaluator=evaluator,
     )
-    return predictions, evaluator.report(SplitOutputs(data_split, outputs, build_readable_mask(len(data_split), bad)))
+    return predictions, evaluator.report(
+        SplitOutputs(data_split, outputs, build_readable_mask(len(data_split), read_errors))
+    )
 
 
 def prepare_map_evaluation(
-    bundle: Bundle, opened: Data, name: str, computing: EvaluationSettings, settings: dict[str, bool]
+    bundle: Bundle, dataset: Data, name: str, evaluation_settings: EvaluationSettings, settings: dict[str, bool]
 ) -> tuple[Data, Evaluator]:
-    """Return the data as class maps and their evaluator on the split `name`, with `boundary` metrics if set. Raises
-    DataError as `evaluate_dense`."""
-    opened = paint_class_maps(opened)
-    check_map_classes(bundle, opened)
-    thing_classes = find_thing_classes(opened.split(name), len(opened.classes))
-    return opened, SegmentationEvaluator(bundle.task.classes, settings["boundary"], thing_classes)
+    """Convert the annotations to class maps, and build their evaluator for the split `name`.
+
+    `settings["boundary"]` adds boundary metrics. Raises DataError as `evaluate_dense`.
+    """
+    dataset = paint_class_maps(dataset)
+    check_map_classes(bundle, dataset)
+    thing_classes = find_thing_classes(dataset.split(name), len(dataset.classes))
+    return dataset, SegmentationEvaluator(bundle.task.classes, settings["boundary"], thing_classes)
 
 
 def prepare_object_evaluation(
-    bundle: Bundle, opened: Data, name: str, computing: EvaluationSettings, settings: dict[str, bool]
+    bundle: Bundle, dataset: Data, name: str, evaluation_settings: EvaluationSettings, settings: dict[str, bool]
 ) -> tuple[Data, Evaluator]:
-    """Return the data as objects and their evaluator, by `boxes` only or with `tiles` if set. Raises DataError as
-    `evaluate_dense`."""
-    opened, masks = keep_object_targets(opened), cast(Detection, bundle.task).masks and not settings["boxes"]
-    if masks and not has_object_masks(opened):
-        computing.listener.note(f"{opened.name} has boxes but no masks: evaluating the model's boxes")
+    """Convert the annotations to objects, and build their evaluator.
+
+    `settings["boxes"]` ignores masks, `settings["tiles"]` detects objects in tiles. Raises DataError as
+    `evaluate_dense`.
+    """
+    dataset, masks = keep_object_targets(dataset), cast(Detection, bundle.task).masks and not settings["boxes"]
+    if masks and not has_object_masks(dataset):
+        evaluation_settings.listener.note(f"{dataset.name} has boxes but no masks: evaluating the model's boxes")
         masks = False
-    opened = renumber_classes(with_object_masks(opened, masks), bundle.task.classes)
-    class_frequencies = tuple(opened.frequency.get(name, "") for name in bundle.task.classes)
-    return opened, CocoEvaluator(
+    dataset = renumber_classes(with_object_masks(dataset, masks), bundle.task.classes)
+    class_frequencies = tuple(dataset.frequency.get(name, "") for name in bundle.task.classes)
+    return dataset, CocoEvaluator(
         bundle.task.classes, masks, settings["tiles"], class_frequencies if any(class_frequencies) else ()
     )
 
 
-#: task -> preparation of its data and evaluator
+#: task name -> function that returns the converted dataset and its evaluator
 EVALUATION_PREPARERS = {Segmentation.name: prepare_map_evaluation, Detection.name: prepare_object_evaluation}
 
 
-def renumber_classes(opened: Data, classes: tuple[str, ...]) -> Data:
-    """Renumber the classes of objects to the model's `classes`, matched by name; the data may lack some of them.
+def renumber_classes(dataset: Data, classes: tuple[str, ...]) -> Data:
+    """Convert the class indices of objects to those of the model's `classes`, matched by name.
 
-    Raises DataError for a class that the model lacks.
+    The data may lack some of the classes. Raises DataError for a class that the model lacks.
     """
-    order = find_class_indices(opened, classes)
-    if opened.classes == classes:
-        return opened
-    return replace(wrap_splits(opened, lambda split: RelabelledSplit(split, order, len(classes))), classes=classes)
+    order = find_class_indices(dataset, classes)
+    if dataset.classes == classes:
+        return dataset
+    return replace(wrap_splits(dataset, lambda split: RelabelledSplit(split, order, len(classes))), classes=classes)
 
 
 def check_map_classes(bundle: Bundle, data: Data) -> None:
-    """Raise DataError if the pixel classes of the data are not those of the model, in the same order."""
+    """Raise DataError if the data do not have the model's pixel classes, in the same order."""
     if bundle.task.classes != data.classes:
         model_classes, data_classes = (
             ", ".join(names[:8]) + (", …" if len(names) > 8 else "") for names in (bundle.task.classes, data.classes)

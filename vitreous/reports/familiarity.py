@@ -26,13 +26,15 @@ from vitreous.reports.training_overlap import drop_excluded_images, identify_ima
 from vitreous.system.tables import write_csv_file
 from vitreous.training.folder import RunFolder
 
-MAX_DOCUMENT_IMAGES = 10  # images per list in a document
+MAX_DOCUMENT_IMAGES = 10  # images in each list of the JSON document
 
 
 @dataclass(frozen=True)
 class TrainingFeatures:
-    """Training images with computed features: their source, split, (m, d) features, and `readable_indices` of the
-    readable ones."""
+    """Features (m, d) of the images of a training split, which is in the dataset `source`.
+
+    `readable_indices` (n,) are the indices of the readable images.
+    """
 
     source: str
     split: Split
@@ -41,53 +43,54 @@ class TrainingFeatures:
 
     @property
     def labels(self) -> np.ndarray:
-        """Return (m,) or (m, K) labels of the readable samples, in the model's class order."""
+        """Return the labels of the readable images, (n,) or (n, K), in the model's class order."""
         return self.split.labels[self.readable_indices]
 
     @property
     def readable_features(self) -> np.ndarray:
-        """Return (n, d) features of the readable samples; memory-mapped if all are readable."""
+        """Return the features of the readable images, (n, d); memory-mapped if all are readable."""
         return (
             self.features if len(self.readable_indices) == len(self.features) else self.features[self.readable_indices]
         )
 
 
 def load_training_features(
-    predictions: SplitPredictions, computing: EvaluationSettings, allow_self_comparison: bool = False
+    predictions: SplitPredictions, evaluation_settings: EvaluationSettings, allow_self_comparison: bool = False
 ) -> TrainingFeatures:
-    """Return the training images of the run, or of the evaluated data if there is no run.
+    """Compute the features of the run's training images, or those of the evaluated dataset if there is no run.
 
     With `allow_self_comparison`, data without a training split are compared with themselves. Raises UsageError if there
-    are no images to compare with.
+    are no training images to compare with.
     """
-    source, opened = predictions.source, predictions.data
+    source, dataset = predictions.source, predictions.data
     if RunFolder(Path(predictions.run)).config.is_file():
-        source, opened = open_run_data(predictions.run, None, "train")
-        opened = replace(
-            opened, splits={"train": drop_excluded_images(opened.split("train"), RunFolder(Path(predictions.run)))}
+        source, dataset = open_run_data(predictions.run, None, "train")
+        dataset = replace(
+            dataset, splits={"train": drop_excluded_images(dataset.split("train"), RunFolder(Path(predictions.run)))}
         )
-    elif "train" not in opened.splits and not allow_self_comparison:
+    elif "train" not in dataset.splits and not allow_self_comparison:
         raise UsageError(f"{source} has no training images to compare with", "use a run, or data with a train split")
-    split = opened.splits.get("train")
+    split = dataset.splits.get("train")
     bundle, compared_split = predictions.bundle, predictions.split
     if split is not None:
-        compared_split = align_labels(split, opened, bundle.classes, bundle.classification.multilabel)
-    features = compute_split_features(bundle, compared_split, "training images", computing)
+        compared_split = align_labels(split, dataset, bundle.classes, bundle.classification.multilabel)
+    features = compute_split_features(bundle, compared_split, "training images", evaluation_settings)
     return TrainingFeatures(source, compared_split, features.features, np.flatnonzero(features.is_readable))
 
 
 def score_outliers(
-    predictions: SplitPredictions, computing: EvaluationSettings, file: str | None, against: str | None
+    predictions: SplitPredictions, evaluation_settings: EvaluationSettings, file: str | None, against: str | None
 ) -> dict[str, Any]:
     """Score how unusual the evaluated images are compared with the training images.
 
     `score`: relative Mahalanobis distance in squared standard deviations of the features, higher is less familiar.
-    `file` lists path, score, and the share of training images with a lower score. `against`: other data; reports how
-    well the score separates them from the evaluated images, as AUROC and false-positive rate at 95 % true positives.
+    `file`, if set, gets one line per image, most unusual first: path, score, and the share of training images with a
+    lower score. `against`, if set, is another dataset: the AUROC, and the false-positive rate at 95 % true positives,
+    of separating its images from the evaluated ones by the score.
     """
-    training = load_training_features(predictions, computing)
+    training = load_training_features(predictions, evaluation_settings)
     detector = fit_mahalanobis_detector(training.readable_features, training.labels, len(predictions.bundle.classes))
-    features = compute_split_features(predictions.bundle, predictions.split, "the evaluated images", computing)
+    features = compute_split_features(predictions.bundle, predictions.split, "evaluated images", evaluation_settings)
     training_scores, readable = (
         np.sort(detector.scores(training.readable_features)),
         np.flatnonzero(features.is_readable),
@@ -111,16 +114,25 @@ def score_outliers(
             {"path": name, "score": score, "training_quantile": share}
             for name, score, share in table[:MAX_DOCUMENT_IMAGES]
         ],
-        "against": None if against is None else measure_separation(predictions, computing, scores, detector, against),
+        "against": None
+        if against is None
+        else measure_separation(predictions, evaluation_settings, scores, detector, against),
     }
 
 
 def measure_separation(
-    predictions: SplitPredictions, computing: EvaluationSettings, scores: np.ndarray, detector: Any, against: str
+    predictions: SplitPredictions,
+    evaluation_settings: EvaluationSettings,
+    scores: np.ndarray,
+    detector: Any,
+    against: str,
 ) -> dict[str, Any]:
-    """Return how well scores separate the evaluated images, `scores` (n,), from all images of other data."""
+    """Return how well the outlier score separates the evaluated images from the images of another dataset.
+
+    `scores` (n,) are those of the evaluated images, `detector` computes the others, `against` is the dataset.
+    """
     split = open_reference_images(against)
-    features = compute_split_features(predictions.bundle, split, "the other data", computing)
+    features = compute_split_features(predictions.bundle, split, f"images of {against}", evaluation_settings)
     other_features = features.features[features.is_readable]
     return {"data": against, "images": len(other_features)} | compute_outlier_separation(
         scores, detector.scores(other_features)
@@ -128,33 +140,37 @@ def measure_separation(
 
 
 def open_reference_images(source: str) -> Split:
-    """Return the test split of other data, all images if there is none, or every image below a folder."""
-    opened = open_images(source)
-    if isinstance(opened, FileSplit):
-        return opened
+    """Open the images of a dataset: its test split, or all images if it has none or is a folder of images."""
+    dataset = open_images(source)
+    if isinstance(dataset, FileSplit):
+        return dataset
     return (
-        opened.split("test") if "test" in opened.splits and not opened.unsplit else as_test_split(opened).split("test")
+        dataset.split("test")
+        if "test" in dataset.splits and not dataset.unsplit
+        else as_test_split(dataset).split("test")
     )
 
 
-def find_label_errors(predictions: SplitPredictions, computing: EvaluationSettings, file: str) -> dict[str, Any]:
+def find_label_errors(
+    predictions: SplitPredictions, evaluation_settings: EvaluationSettings, file: str
+) -> dict[str, Any]:
     """List probable label errors: images for which model and nearest training images agree confidently on another
     class.
 
-    `file` gets one line each, most probable first: path, label, the model's class and probability, the neighbours'
-    class and share, score. A training image is excluded from its own neighbours. For labels of training images, use a
+    `file` gets one line per image, most probable error first: path, label, the model's class and probability, the
+    neighbours' class and share, score. A training image is not its own neighbour. For labels of training images, use a
     run that was not trained on them. Raises UsageError for multi-label data.
     """
     if predictions.split.labels.ndim == 2:
         raise UsageError("--suspects needs single-label data", "leave it out")
     training, classes = (
-        load_training_features(predictions, computing, allow_self_comparison=True),
+        load_training_features(predictions, evaluation_settings, allow_self_comparison=True),
         predictions.bundle.classes,
     )
     features = training.features
     if training.split is not predictions.split:
         features = compute_split_features(
-            predictions.bundle, predictions.split, "the evaluated images", computing
+            predictions.bundle, predictions.split, "evaluated images", evaluation_settings
         ).features
     readable = np.flatnonzero(predictions.readable)
     sample_by_identity = {

@@ -46,19 +46,20 @@ from vitreous.training.folder import RunFolder
 from vitreous.weights.bundle import Bundle
 
 DEFAULT_SAMPLES = 1000
-SHOWN_SAMPLES, SHOWN_GUIDANCE = 8, 1.5  # of a complete run: classes, and images of each
-MIN_REAL_IMAGES = 10  # minimum number of real images
+SHOWN_SAMPLES, SHOWN_GUIDANCE = 8, 1.5  # samples.png of a run: classes, and images per class; guidance scale
+MIN_REAL_IMAGES = 10
 IMAGE_CHUNK = 1000  # images in memory at a time
 
 
 @dataclass(frozen=True)
 class GenerationOptions(SamplingOptions):
-    """How to evaluate a generative model: number of `samples`, spread evenly over classes, and the feature space:
-    `pixels`, the features of a run, a bundle or weights, or those of an Inception weights file.
+    """Options for evaluating a generative model.
 
-    `reference`: an .npz file of real images or of their moments, instead of data. `vae`: an autoencoder instead of the
-    run's. `size`, such as 64x48, and `frames`: the size to generate and compare, for a model trained at several sizes;
-    real images nearest to it are used. Raises UsageError for too few samples.
+    `samples` images are generated, spread evenly over classes. `features` is the feature space: `pixels`, the features
+    of a run, a bundle or weights, or those of an Inception weights file. `reference`: an .npz file of real images or of
+    the moments of their features, instead of a dataset. `vae`: an autoencoder instead of the run's. `size`, such as
+    64x48, and `frames`: for a model trained at several sizes, the size to generate; it is compared with the real images
+    nearest to that size. Raises UsageError for too few samples.
     """
 
     samples: int = DEFAULT_SAMPLES
@@ -76,8 +77,11 @@ class GenerationOptions(SamplingOptions):
 
 @dataclass(frozen=True)
 class RealImages:
-    """Real images: `split` of `source`, their number, and their features and those of training images, if available. If
-    a file contains `moments` of features, these are used."""
+    """The features of the real images of a split, or of a reference file, in one feature space.
+
+    `source` is the dataset or file, `images` the number of images, `train` (n, d) the features of the training images,
+    if there are any. `moments` are those that a reference file contains; they are used instead of `features`.
+    """
 
     source: str
     split: str
@@ -88,8 +92,10 @@ class RealImages:
     moments: Mapping[str, FeatureMoments] = field(default_factory=dict)
 
     def distance(self, name: str, features: np.ndarray) -> float | None:
-        """Compute the Fréchet distance of generated images from features (m, d); None if the real features are not
-        available."""
+        """Compute the Fréchet distance between the real features `name` and `features` (m, d) of generated images.
+
+        Returns None if the real features are not available.
+        """
         if name in self.moments:
             return frechet_distance_of_moments(self.moments[name], compute_moments(features))
         return frechet_distance(self.features[name], features) if name in self.features else None
@@ -100,32 +106,39 @@ def measure_generator(
     data: str | os.PathLike[str] | None,
     split: str | None,
     options: GenerationOptions,
-    computing: EvaluationSettings,
+    evaluation_settings: EvaluationSettings,
 ) -> dict[str, Any]:
-    """Generate images and compare them with the images of a split, of `data` or of the run's dataset, or of a
-    reference file. Returns the document of `evaluate --json`.
+    """Generate images and compare them with real images. Returns the document of `evaluate --json`.
 
-    A model trained at several sizes is evaluated at one, `size` in the document: the given size, or the model's
-    default. The real images are those nearest to it. `frechet_distance_of_train` is the distance between the split and
-    as many training images, a baseline for the metric. `classifier_accuracy`: the share of images that the feature
+    The real images are those of `options.reference`, or of a split of `data` or, if it is None, of the run's dataset. A
+    model trained at several sizes is evaluated at one, `size` in the document: `options.size`, or the model's default;
+    real images nearest to it are used. `frechet_distance_of_train`, a baseline, is the distance between the split and
+    at most as many training images as samples. `classifier_accuracy`: the share of images that the feature
     model classifies as their class, if it has these classes. Inception's space adds `fid`, `sfid` and
     `inception_score`. Raises UsageError, DataError and WeightsError as `evaluate`.
     """
-    began, listener = time.perf_counter(), computing.listener
+    start_time, listener = time.perf_counter(), evaluation_settings.listener
     bundle = open_generator(run, listener.note)
     if options.reference is not None and (data is not None or split is not None):
         raise UsageError("--reference is used instead of the dataset", "leave DATA and --split out")
     stills = bundle.preprocess.has_buckets
-    opened = None if options.reference is not None else open_run_data(run, data, split, labelled=False, stills=stills)
-    sampler, preprocess, space_name = open_sampler(bundle, opened[1] if opened else None, options, computing)
-    space = open_feature_space(space_name, bundle.task.classes, computing, sampler.device)
-    if opened is None:
+    source_and_dataset = (
+        None if options.reference is not None else open_run_data(run, data, split, labelled=False, stills=stills)
+    )
+    sampler, preprocess, space_name = open_sampler(
+        bundle, source_and_dataset[1] if source_and_dataset else None, options, evaluation_settings
+    )
+    space = open_feature_space(space_name, bundle.task.classes, evaluation_settings, sampler.device)
+    if source_and_dataset is None:
         real = read_real_reference(str(options.reference), space)
     else:
-        name = choose_split(opened[1], split, listener.note)
-        opened = opened[0], select_size(opened[1], name, preprocess, computing)
-        real = read_real_split(*opened, name, preprocess, space, computing)
-    batches = generate_images(sampler, len(bundle.task.classes), options, computing)
+        name = choose_split(source_and_dataset[1], split, listener.note)
+        source_and_dataset = (
+            source_and_dataset[0],
+            select_size(source_and_dataset[1], name, preprocess, evaluation_settings),
+        )
+        real = read_real_split(*source_and_dataset, name, preprocess, space, evaluation_settings)
+    batches = generate_images(sampler, len(bundle.task.classes), options, evaluation_settings)
     generated = concatenate_features([space.features(images, labels) for labels, images in batches])
     sampler_name, steps = options.resolve_sampler(sampler.process)
     sampling = {"guidance": options.guidance, "sampler": sampler_name, "steps": steps, "seed": options.seed}
@@ -139,11 +152,11 @@ def measure_generator(
     if (Path(run) / "config.yaml").is_file():
         record_evaluation(Path(run), real.source, real.split, metrics | sampling)
     document = {"run": os.fspath(run), "data": real.source, "split": real.split, real.split: metrics, **sampling}
-    return {**document, "seconds": time.perf_counter() - began}
+    return {**document, "seconds": time.perf_counter() - start_time}
 
 
 def compute_generator_metrics(real: RealImages, generated: SpaceFeatures) -> dict[str, float | None]:
-    """Compare real and generated images; None for metrics that the real images do not allow."""
+    """Compare real and generated images. Metrics for which `real` lacks features or training images are None."""
     features, real_features = generated["rows"], real.features.get("rows")
     metrics: dict[str, float | None] = dict.fromkeys(("precision", "recall", "density", "coverage", "near_duplicates"))
     metrics |= {"frechet_distance": real.distance("rows", features), "frechet_distance_of_train": None}
@@ -161,41 +174,55 @@ def compute_generator_metrics(real: RealImages, generated: SpaceFeatures) -> dic
     return metrics
 
 
-def select_size(data: Data, name: str, preprocess: Preprocess, computing: EvaluationSettings) -> Data:
-    """Select the images of one size from the split `name` and from `train`, for a model trained at several sizes.
-    Raises DataError for a size without images."""
+def select_size(data: Data, name: str, preprocess: Preprocess, evaluation_settings: EvaluationSettings) -> Data:
+    """Select the images nearest to the model's size from the split `name` and from `train`.
+
+    For a model trained at one size, the data are returned unchanged. Raises DataError for a size without images.
+    """
     if not preprocess.has_buckets:
         return data
-    workers, splits = default_worker_count() if computing.workers is None else computing.workers, dict(data.splits)
+    workers, splits = (
+        default_worker_count() if evaluation_settings.workers is None else evaluation_settings.workers,
+        dict(data.splits),
+    )
     for split_name in {name, "train"} & data.splits.keys():
         splits[split_name] = data.splits[split_name].take(
             find_samples_at_model_size(data.splits[split_name], preprocess, workers)
         )
     count = f"{len(splits[name]):,} of {len(data.splits[name]):,} {name} images"
-    computing.listener.note(
+    evaluation_settings.listener.note(
         f"evaluated at {format_sample_size(preprocess.image)}, against the {count} nearest to that size"
     )
     return replace(data, splits=splits)
 
 
 def read_real_split(
-    source: str, opened: Data, name: str, preprocess: Preprocess, space: FeatureSpace, computing: EvaluationSettings
+    source: str,
+    dataset: Data,
+    name: str,
+    preprocess: Preprocess,
+    space: FeatureSpace,
+    evaluation_settings: EvaluationSettings,
 ) -> RealImages:
-    """Read a split of data and its training split in a feature space. Raises DataError for too few images."""
-    features, train = compute_space_features(opened.split(name), preprocess, space, computing), None
+    """Compute the features of the images of a split and of the training split. Raises DataError for too few images."""
+    features, train = compute_space_features(dataset.split(name), preprocess, space, evaluation_settings), None
     if (count := len(features["rows"])) < MIN_REAL_IMAGES:
         raise DataError(f"{count} images are too few to compare with", f"use at least {MIN_REAL_IMAGES}")
-    if "train" in opened.splits and name != "train":
-        train = compute_space_features(opened.splits["train"], preprocess, space, computing)["rows"]
+    if "train" in dataset.splits and name != "train":
+        train = compute_space_features(dataset.splits["train"], preprocess, space, evaluation_settings)["rows"]
     return RealImages(source, name, count, features, train=train)
 
 
 def read_real_reference(file: str, space: FeatureSpace) -> RealImages:
-    """Read the real images of a reference file, or the moments of their features. Raises UsageError for moments of
-    other features, DataError as `read_reference_batch`."""
+    """Read a reference file: compute the features of its images, or use the moments that it contains.
+
+    Raises UsageError if the moments are of another feature space, DataError as `read_reference_batch`.
+    """
     reference = read_reference_batch(file)
     if reference.moments and space.name != INCEPTION:
-        raise UsageError(f"{file} contains moments of Inception features", "use --features inception.pth")
+        raise UsageError(
+            f"{file} contains moments of Inception features, not of {space.name}", "use --features inception.pth"
+        )
     features = concatenate_features([space.features(images) for images in reference.images(IMAGE_CHUNK)])
     return RealImages(
         file, "reference", images=reference.count, features=features, train=None, moments=reference.moments
@@ -203,19 +230,20 @@ def read_real_reference(file: str, space: FeatureSpace) -> RealImages:
 
 
 def open_sampler(
-    bundle: Bundle, opened: Data | None, options: GenerationOptions, computing: EvaluationSettings
+    bundle: Bundle, dataset: Data | None, options: GenerationOptions, evaluation_settings: EvaluationSettings
 ) -> tuple[ImageSampler, Preprocess, str]:
-    """Open the sampler of a bundle, the conversion of real images into comparable ones, and the feature space: the
-    given one, or latents if the data are latents.
+    """Return the sampler of a bundle, the preprocessing of real images, and the name of the feature space.
 
-    Raises UsageError for features of latents, and as `build_sampler`.
+    The preprocessing gives real images the size of generated ones. The feature space is `options.features`, or
+    `LATENTS` if the dataset contains latents. Raises UsageError if `options.features` needs images but the dataset
+    contains latents, and as `build_sampler`.
     """
     device, precision, note = (
-        computing.inference_options.device,
-        computing.inference_options.precision,
-        computing.listener.note,
+        evaluation_settings.inference_options.device,
+        evaluation_settings.inference_options.precision,
+        evaluation_settings.listener.note,
     )
-    if opened is None or opened.latents is None:
+    if dataset is None or dataset.latents is None:
         sampler = build_sampler(bundle, device, precision, options.vae)
         sampler.image = choose_sample_size(bundle, options.size, options.frames, sampler.stride, note)
         if sampler.decode is not None:
@@ -226,58 +254,68 @@ def open_sampler(
             )
         return sampler, bundle.preprocess.with_only_size(sampler.image), options.features
     if options.features != PIXELS:
-        problem = f"{opened.name} contains latents, and --features needs images"
+        problem = f"{dataset.name} contains latents, and --features needs images"
         raise UsageError(problem, f"use the images: vitreous evaluate RUN IMAGES --features {options.features}")
     sampler = build_sampler(bundle, device, precision, decoded=False)
     sampler.image = choose_sample_size(bundle, options.size, options.frames, note=note)
     if sampler.image != tuple(bundle.model.config.image):
-        raise UsageError(f"{opened.name} contains latents of one size", "leave --size out")
+        raise UsageError(f"{dataset.name} contains latents of one size", "leave --size out")
     sampler.decode = sampler.preprocess.denormalise
     return sampler, bundle.preprocess, LATENTS
 
 
-def iterate_split_images(split: Split, preprocess: Preprocess, computing: EvaluationSettings) -> Iterator[np.ndarray]:
-    """Yield the images of a split as the generator was trained on them, (n, H, W, C) uint8 or float32 latents, in
-    chunks of `IMAGE_CHUNK`. Raises the first DataError."""
+def iterate_split_images(
+    split: Split, preprocess: Preprocess, evaluation_settings: EvaluationSettings
+) -> Iterator[np.ndarray]:
+    """Yield the images of a split, preprocessed as in training, (n, H, W, C) uint8 or float32 latents.
+
+    They are yielded in chunks of `IMAGE_CHUNK`. Raises DataError for the first unreadable image, with bad_images `skip`
+    only if none is readable.
+    """
     images: list[torch.Tensor] = []
-    workers, read = default_worker_count() if computing.workers is None else computing.workers, False
-    for _, batch in EvalLoader(split, preprocess, workers).iterate_batches(computing.batch_size):
+    workers, has_yielded = (
+        default_worker_count() if evaluation_settings.workers is None else evaluation_settings.workers,
+        False,
+    )
+    for _, batch in EvalLoader(split, preprocess, workers).iterate_batches(evaluation_settings.batch_size):
         for image in batch:
             if isinstance(image, DataError):
-                if computing.bad_images == "stop":
+                if evaluation_settings.bad_images == "stop":
                     raise image
             else:
                 images.append(image)
         if len(images) >= IMAGE_CHUNK:
             yield torch.stack(images).movedim(1, -1).numpy()
-            images, read = [], True
+            images, has_yielded = [], True
     if images:
         yield torch.stack(images).movedim(1, -1).numpy()
-    elif not read:
-        raise DataError("no image of the split can be read")
+    elif not has_yielded:
+        raise DataError("no image of the split can be read", "run `vitreous data check` to list the errors")
 
 
 def compute_space_features(
-    split: Split, preprocess: Preprocess, space: FeatureSpace, computing: EvaluationSettings
+    split: Split, preprocess: Preprocess, space: FeatureSpace, evaluation_settings: EvaluationSettings
 ) -> SpaceFeatures:
     """Compute the features of the images of a split."""
     return concatenate_features(
-        [space.features(images) for images in iterate_split_images(split, preprocess, computing)]
+        [space.features(images) for images in iterate_split_images(split, preprocess, evaluation_settings)]
     )
 
 
 def generate_images(
-    sampler: ImageSampler, classes: int, options: GenerationOptions, computing: EvaluationSettings
+    sampler: ImageSampler, classes: int, options: GenerationOptions, evaluation_settings: EvaluationSettings
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield cycling classes (n,) int64 and generated images of them, (n, H, W, C) uint8 or latents, in chunks of
-    `IMAGE_CHUNK`."""
+    """Yield class indices (n,) int64 and generated images of these classes, (n, H, W, C) uint8 or latents.
+
+    The indices cycle through the classes. Images are yielded in chunks of `IMAGE_CHUNK`.
+    """
     labels, image_numbers = torch.tensor(cycle_classes(options.samples, classes)).unbind(1)
-    step, done = make_progress_counter(computing.listener, "sample", options.samples), 0.0
+    report_images, done = make_progress_counter(evaluation_settings.listener, "sample", options.samples), 0.0
 
     def advance_progress(images: float) -> None:
         nonlocal done
         previous, done = int(done + 1e-6), done + images
-        step(int(done + 1e-6) - previous)
+        report_images(int(done + 1e-6) - previous)
 
     for chunk_labels, chunk_numbers in zip(labels.split(IMAGE_CHUNK), image_numbers.split(IMAGE_CHUNK), strict=True):
         yield (
@@ -287,14 +325,17 @@ def generate_images(
 
 
 def concatenate_features(chunks: Iterable[SpaceFeatures]) -> SpaceFeatures:
-    """Concatenate the features of image chunks."""
+    """Concatenate the features of chunks of images."""
     chunks = list(chunks)
     return {name: np.concatenate([chunk[name] for chunk in chunks]) for name in (chunks[0] if chunks else {})}
 
 
 def write_run_samples(folder: RunFolder, listener: ProgressListener) -> None:
-    """Write samples.png of a complete run: `SHOWN_SAMPLES` images of each of as many classes, one row per class; for
-    clips `SHOWN_SAMPLES` in total, one row of frames each. A failure is logged and not raised."""
+    """Generate images with a complete run, and write them to samples.png. A failure is logged and not raised.
+
+    Images: one row of `SHOWN_SAMPLES` per class, for at most as many classes. Clips: `SHOWN_SAMPLES` in total, one row
+    of frames each.
+    """
     try:
         bundle = open_generator(folder.path)
         last_class = max(0, len(bundle.task.classes) - 1)

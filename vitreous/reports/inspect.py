@@ -42,8 +42,12 @@ if TYPE_CHECKING:
 
 
 class FigureKind(NamedTuple):
-    """A figure: its module in `figures`, whether it is drawn by default, uses the given images, is drawn in
-    `CHART_STYLE`, and whether it is for images, clips, volumes, signals, or all."""
+    """A figure of `inspect`.
+
+    `module` is the module of `reports/figures` that draws it. `default`: it is drawn if no figure is named.
+    `of_pictures`: it shows the input images. `styled`: it is a chart in `CHART_STYLE`. `modality`: it is for models of
+    images, clips, volumes, signals, or all.
+    """
 
     module: str
     default: bool = False
@@ -83,13 +87,13 @@ def inspect(
 ) -> InspectionDocument:
     """Draw figures of a model into files, and return a document that lists and describes them.
 
-    `images` are files or folders of files, or a single one; figures of a dataset use that of the run. `options` are
-    the fields of `InspectOptions`, as on the command line: `figures=["rollout"]`, `device="cpu"`. Every figure is
-    written as OUT/NAME.png with its arrays in NAME.npz (and NAME.csv). OUT/index.html shows the given images, the
-    model's predictions and all figures. `out` is RUN/inspect, or inspect-NAME next to other weights.
+    `images` is a file, a folder, or a list of both; figures that need a dataset use the run's. `options` are the fields
+    of `InspectOptions`, as on the command line: `figures=["rollout"]`, `device="cpu"`. Every figure is written as
+    OUT/NAME.png with its arrays in NAME.npz (and NAME.csv). OUT/index.html shows the images, the model's predictions
+    and all figures. `out` defaults to RUN/inspect, or to inspect-NAME in the current folder for other weights.
 
-    Raises UsageError for an unknown option, and for a requested figure that the model does not support. With the
-    default figures, or `all`, unsupported ones are skipped and the reason is logged.
+    Raises UsageError for an unknown option, and for a requested figure that the model does not support. If no figures
+    are requested, or with `all`, unsupported figures are skipped and the reason is logged.
     """
     known_keywords = ("images", "out", "listener")
     inspect_options: InspectOptions = apply_keyword_options(
@@ -117,7 +121,7 @@ def inspect(
         listener=listener,
     )
     folder = Path(out) if out is not None else default_inspect_folder(Path(run))
-    started, predictions = time.perf_counter(), predict_top_classes(context)
+    start_time, predictions = time.perf_counter(), predict_top_classes(context)
     figures, skipped, drawings = make_figures(context, names, folder)
     document: InspectionDocument = {
         "run": os.fspath(run),
@@ -129,7 +133,7 @@ def inspect(
         "skipped": skipped,
         "out": os.fspath(folder),
         "page": os.fspath(folder / "index.html"),
-        "wall_seconds": time.perf_counter() - started,
+        "wall_seconds": time.perf_counter() - start_time,
     }
     write_figure_page(
         folder, document, drawings, [(image.rgb_image, image.name) for image in context.images[:MAX_SHOWN_IMAGES]]
@@ -139,8 +143,7 @@ def inspect(
 
 
 def drop_adapter(bundle: Bundle, listener: ProgressListener) -> Bundle:
-    """Return the bundle of the plain ViT if the model has an adapter, and log this; other bundles are returned
-    unchanged."""
+    """Replace a ViT with an adapter by the ViT alone, and log this. Other bundles are returned unchanged."""
     backbone = bundle.model.inspected_backbone()
     if backbone is bundle.model:
         return bundle
@@ -151,10 +154,10 @@ def drop_adapter(bundle: Bundle, listener: ProgressListener) -> Bundle:
 def make_figures(
     context: FigureContext, names: Sequence[str], folder: Path
 ) -> tuple[list[FigureFiles], dict[str, str], dict[str, str]]:
-    """Draw and write figures. Returns their files, the reasons for skipped default figures, and the page markup of
-    each.
+    """Draw and write figures.
 
-    Raises UsageError if no figure can be drawn, or for the first requested one that cannot.
+    Returns the files of each figure, the reason for each skipped figure, and the page markup of each figure by name.
+    Raises UsageError if no figure can be drawn, and for the first requested figure that cannot be drawn.
     """
     from matplotlib import rc_context
 
@@ -187,20 +190,20 @@ def check_figure_names(names: Sequence[str]) -> None:
     """Raise UsageError for an unknown figure."""
     for name in names:
         if name not in FIGURES:
-            raise UsageError(f"no figure {name}", suggest_nearest(name, FIGURES) or f"there are {', '.join(FIGURES)}")
+            raise UsageError(f"unknown figure {name}", suggest_nearest(name, FIGURES) or f"use {', '.join(FIGURES)}")
 
 
 def choose_figures(settings: InspectOptions, has_images: bool = False, modality: str = "images") -> list[str]:
-    """Return the requested figures, or the defaults of a modality `modality`, those of images first if `has_images` are
-    given.
+    """Return the names of the requested figures or, if there are none, of the default figures of a modality.
 
-    Raises UsageError for a figure of another modality.
+    With `has_images`, default figures that show the input images come first. Raises UsageError for a figure of another
+    modality.
     """
     names = [name for name, figure_kind in FIGURES.items() if figure_kind.modality in (modality, "all")]
     if settings.figures and not settings.all:
         if unavailable := [name for name in settings.figures if name not in names]:
             raise UsageError(
-                f"figure {unavailable[0]} is not available for models of {modality}", f"there are {', '.join(names)}"
+                f"figure {unavailable[0]} is not available for models of {modality}", f"use {', '.join(names)}"
             )
         return list(dict.fromkeys(settings.figures))
     names = [name for name in names if FIGURES[name].default or settings.all]
@@ -208,9 +211,10 @@ def choose_figures(settings: InspectOptions, has_images: bool = False, modality:
 
 
 def predict_top_classes(context: FigureContext) -> list[Mapping[str, object]]:
-    """Return the top classes of the first given images, as in `predict --json`; none without a head.
+    """Return the top classes of the first input images, as in `predict --json`.
 
-    Computed in float32: call it before `scene.model` casts the weights to the precision of the figures.
+    A model without a head gives an empty list of classes. Predictions are computed in float32: call this function
+    before `context.model` casts the weights to the precision of the figures.
     """
     bundle, predictions = context.bundle, list[Mapping[str, object]]()
     model = bundle.model.to(context.device).eval()
@@ -227,16 +231,22 @@ def predict_top_classes(context: FigureContext) -> list[Mapping[str, object]]:
 
 
 def resize_preprocess(bundle: Bundle, settings: InspectOptions) -> Preprocess:
-    """Return the bundle's preprocessing at --image-size: one number, or height and width; for volumes also depth.
+    """Return the bundle's preprocessing at --image-size, or unchanged if it is not set.
 
-    Raises UsageError for a size that is not a multiple of the patch.
+    --image-size is one number, or height and width; for volumes depth, height and width. Raises UsageError for a size
+    that is not a multiple of the patch size, and for another number of values.
     """
     if not settings.image_size:
         return bundle.preprocess
     axes = bundle.preprocess.resized_axes
     size = settings.image_size * axes if len(settings.image_size) == 1 else settings.image_size
     patch = bundle.model.config.patch[-axes:]
-    if len(size) != axes or any(length < 1 or length % p for length, p in zip(size, patch, strict=False)):
+    if len(size) != axes:
+        raise UsageError(
+            f"--image-size has {len(size)} values, but {bundle.preprocess.noun} have {axes} axes",
+            f"set one value, or {axes}" if axes > 1 else "set one value",
+        )
+    if any(length < 1 or length % p for length, p in zip(size, patch, strict=False)):
         raise UsageError(
             f"--image-size {' '.join(map(str, settings.image_size))} is not divisible by patch size {patch[0]}"
         )
@@ -244,12 +254,13 @@ def resize_preprocess(bundle: Bundle, settings: InspectOptions) -> Preprocess:
 
 
 def default_inspect_folder(run: Path) -> Path:
-    """Return the folder of figures: in the run, or next to weights that are not a run."""
+    """Return the default output folder: RUN/inspect, or for other weights inspect-NAME in the current folder."""
     return run / "inspect" if run.is_dir() else Path(f"inspect-{slugify_name(run.stem)[:60] or 'image'}")
 
 
 def write_figure(figure: FigureResult, folder: Path) -> FigureFiles:
-    """Write a figure's files; return their names with title and caption."""
+    """Write a figure as PNG, its arrays as NPZ and, if it has them, its animation and table; return the file names with
+    title and caption."""
     folder.mkdir(parents=True, exist_ok=True)
     stem = folder / figure.name
     figure.figure.savefig(f"{stem}.png", dpi=150, bbox_inches="tight", metadata={"Software": None})
@@ -273,14 +284,14 @@ def write_figure(figure: FigureResult, folder: Path) -> FigureFiles:
 
 
 def render_figure_svg(figure: FigureResult) -> str:
-    """Return a figure as SVG markup in the page's text colour."""
+    """Convert a figure to SVG markup; text and axes have the page's text colour."""
     from vitreous.reports.pages.plots import figure_to_svg_markup
 
     return figure_to_svg_markup(figure.figure, figure.title, dpi=150, bbox_inches="tight")
 
 
 def render_animation_markup(figure: FigureResult) -> str:
-    """Return the GIF of an animated figure as markup."""
+    """Return an `img` element that embeds the GIF of an animated figure."""
     from markupsafe import Markup
 
     data = base64.b64encode(figure.animation or b"").decode()
@@ -293,9 +304,10 @@ def write_figure_page(
     drawings: Mapping[str, str],
     input_images: Sequence[tuple[Image.Image, str]] = (),
 ) -> None:
-    """Write FOLDER/index.html for the figures of `inspect`'s document; each is embedded as markup, by its name.
+    """Write FOLDER/index.html from the document of `inspect`.
 
-    `input_images` are the model's input images with their names; they come first, with their predictions.
+    The page starts with `input_images`, pairs of image and name, and their predictions. `drawings` maps the name of
+    each figure to its markup.
     """
     image_entries = [
         {
@@ -307,5 +319,5 @@ def write_figure_page(
         for (image, name), prediction in zip(input_images, document["predictions"], strict=True)
     ]
     write_text_atomic(
-        folder / "index.html", render_template("album.html", **document, drawings=drawings, named=image_entries)
+        folder / "index.html", render_template("album.html", **document, drawings=drawings, input_images=image_entries)
     )

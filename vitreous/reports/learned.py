@@ -1,7 +1,7 @@
 """Images that show the features of a self-supervised run: reconstructions, attention of the last block, nearest
 images.
 
-Computed once, at the end of the run, and stored in its folder, from which its page reads them.
+They are computed once, at the end of the run, and stored in RUN/learned.json, which the run's page reads.
 """
 
 from __future__ import annotations
@@ -47,14 +47,17 @@ MAX_RESTORED_IMAGES, MAX_ATTENTION_IMAGES, MAX_QUERY_IMAGES, NEAREST_IMAGES = (
     4,
     6,
     6,
-)  # numbers of reconstructed, attended and compared images, and neighbours of each
-CANDIDATE_COUNT = 64  # eight times as many training images are searched
-MAX_SHOWN_HEADS = 12  # heads of the last block
+)  # images to reconstruct, to show with attention, and to search neighbours for; neighbours of each image
+CANDIDATE_COUNT = 64  # `--count` of the search: neighbours come from 8 x 64 training images
+MAX_SHOWN_HEADS = 12  # heads of the last block whose attention is shown
 
 
 def write_learned_images(folder: RunFolder, listener: ProgressListener) -> None:
-    """Write RUN/learned.json for the page of a self-supervised run. Sections that cannot be computed are logged and
-    omitted."""
+    """Write RUN/learned.json for the page of a self-supervised run.
+
+    A section that the model or the data do not support is null. If the file cannot be computed or written, this is
+    logged and not raised.
+    """
     run = folder.run()
     try:
         options = InspectOptions(device=run.device, precision="fp32", count=CANDIDATE_COUNT)
@@ -93,7 +96,7 @@ def write_learned_images(folder: RunFolder, listener: ProgressListener) -> None:
 
 
 def make_or_none(make: Callable[[], Any]) -> Any:
-    """Call `make`, and return None if the model or the data do not support it."""
+    """Return the section that `make` computes; None if the model or the data do not support it."""
     try:
         return make()
     except (UsageError, DataError):
@@ -101,14 +104,15 @@ def make_or_none(make: Callable[[], Any]) -> Any:
 
 
 def get_image_split_name(context: FigureContext) -> str:
-    """Return the name of the split that supplies the images."""
+    """Return the name of the split whose images are shown."""
     return next(name for name, split in context.data[1].splits.items() if split is context.split)
 
 
 def make_restored_images(context: FigureContext, input_images: Sequence[InputImage]) -> dict[str, Any]:
-    """Return images, their encoder input, and their reconstruction.
+    """Return the section of reconstructions: for each image three data URIs, and a caption.
 
-    Raises UsageError for a run that reconstructs nothing.
+    The data URIs are the image, the encoder input and the reconstruction. Raises UsageError for a run whose objective
+    does not reconstruct images.
     """
     objective = load_restoring_objective(context.run).to(context.device)
     rows = [
@@ -126,8 +130,10 @@ def make_restored_images(context: FigureContext, input_images: Sequence[InputIma
 
 
 def make_attention_maps(context: FigureContext, input_images: Sequence[InputImage]) -> dict[str, Any]:
-    """Return images with the attention of each head of the last block. Raises UsageError for a model without
-    attention."""
+    """Return the section of attention: each image, and its attention map for each head of the last block.
+
+    Images are data URIs. Raises UsageError for a model without attention.
+    """
     depth = context.model.config.depth
     rows, prefix = [], context.model.config.prefix
     for input_image in input_images:
@@ -146,9 +152,9 @@ def make_attention_maps(context: FigureContext, input_images: Sequence[InputImag
 
 
 def find_nearest_images(context: FigureContext) -> dict[str, Any]:
-    """Return images with the training images of most similar features.
+    """Return the section of nearest images: each query image, and the training images with the most similar features.
 
-    Raises UsageError if there are no other images to compare with.
+    Images are data URIs. Raises UsageError if there are no other images to compare with.
     """
     data = context.data[1]
     train = data.splits["train"]
@@ -202,11 +208,12 @@ def get_short_name(image: InputImage) -> str:
 
 
 def encode_thumbnail_uri(image: Image.Image) -> str:
-    """Encode a thumbnail for the page as a data URI."""
+    """Downscale an image for the page, and encode it as a data URI."""
     return encode_data_uri(shrink_image(image))
 
 
 def read_learned_images(path: Path) -> dict[str, Any]:
-    """Read the output of `write_learned_images` from a run's folder; empty if there is none."""
+    """Read the sections that `write_learned_images` stored in a run's folder `path`; an empty dict if there are
+    none."""
     file = path / LEARNED_FILE
     return json.loads(file.read_text("utf-8")) if file.is_file() else {}

@@ -9,7 +9,7 @@ from typing import ClassVar, Literal, get_args
 from vitreous.config import OptionalPath
 from vitreous.errors import UsageError, suggest_nearest
 
-#: training of the `linear` head: to the optimum, or with a published schedule
+#: training of the `linear` head: logistic regression to the optimum, or a published schedule
 Probe = Literal["regression", "mae", "dino", "dinov2"]
 
 
@@ -47,11 +47,11 @@ class InspectOptions:
     discard: float = 0.0
     """Share of the smallest attention weights that rollout sets to zero in each block."""
     mass: float = 0.6
-    """Share of a head's attention mass that segments keep."""
+    """Share of a head's attention that the patches kept by `segments` hold."""
     of_class: str | None = None
     """Class whose gradient is used (default: the predicted class)."""
     other: OptionalPath = None
-    """Second model for the comparison of layers."""
+    """Second model, whose layers `similarity` compares with those of the first."""
     batch_sizes: tuple[int, ...] = ()
     """Batch sizes for the cost figure (default: powers of two until memory is full)."""
     device: str = "auto"
@@ -66,7 +66,7 @@ class InspectOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class FeatureOptions:
-    """Whether computed features are cached."""
+    """Options of evaluations that use the features of a model."""
 
     SECTIONS: ClassVar[dict[str, str]] = {"cache": "Protocols on features"}
 
@@ -137,15 +137,17 @@ class ProtocolOptions(FeatureOptions):
     def __post_init__(self) -> None:
         self.check_probe()
         if self.temperature <= 0 or (self.l2 is not None and self.l2 <= 0):
-            raise UsageError("--temperature and --l2 must be above 0")
-        if min((*self.k, *self.shots, self.seeds)) < 1:
-            raise UsageError("--k, --shots and --seeds must be at least 1")
+            option = "temperature" if self.temperature <= 0 else "l2"
+            raise UsageError(f"--{option} must be above 0, not {getattr(self, option):g}")
+        for option, counts in (("k", self.k), ("shots", self.shots), ("seeds", (self.seeds,))):
+            if counts and min(counts) < 1:
+                raise UsageError(f"--{option} must be at least 1, not {min(counts)}")
 
     def check_probe(self) -> None:
         """Raise UsageError for an unknown probe, and for options that conflict with the selected one."""
         if self.probe not in (probes := get_args(Probe)):
-            hint = suggest_nearest(self.probe, probes) or f"there are {', '.join(probes)}"
-            raise UsageError(f"no probe {self.probe}", hint)
+            hint = suggest_nearest(self.probe, probes) or f"use {', '.join(probes)}"
+            raise UsageError(f"unknown probe {self.probe}", hint)
         schedule_options = [name for name in ("epochs", "steps", "probe_batch") if getattr(self, name) is not None]
         if self.probe == "regression":
             schedule_options += [] if self.probe_augment else ["no_probe_augment"]
@@ -154,12 +156,16 @@ class ProtocolOptions(FeatureOptions):
                 raise UsageError(problem, "add --probe mae, dino or dinov2, or leave it out")
             return
         if self.protocol != "linear":
-            raise UsageError(f"--probe {self.probe} is for --protocol linear, not {self.protocol}", "add it")
+            raise UsageError(
+                f"--probe {self.probe} is for --protocol linear, not {self.protocol}", "add --protocol linear"
+            )
         if self.l2 is not None:
             raise UsageError(f"--probe {self.probe} has no L2 penalty", "leave out --l2 or --probe")
         if self.epochs is not None and self.steps is not None:
             raise UsageError("--epochs and --steps exclude each other", "use one of them")
-        if (self.epochs is not None and self.epochs <= 0) or (self.steps is not None and self.steps < 1):
-            raise UsageError("--epochs must be above 0, and --steps at least 1")
+        if self.epochs is not None and self.epochs <= 0:
+            raise UsageError(f"--epochs must be above 0, not {self.epochs:g}")
+        if self.steps is not None and self.steps < 1:
+            raise UsageError(f"--steps must be at least 1, not {self.steps}")
         if self.probe_batch is not None and self.probe_batch < 2:
             raise UsageError(f"--probe-batch must be at least 2, not {self.probe_batch}")

@@ -1,4 +1,4 @@
-"""Record an evaluation: its document, a line in its run's `evaluations.jsonl`, and its page."""
+"""Record an evaluation: build its JSON document, add it to the run's `evaluations.jsonl`, and write its page."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from vitreous.training.folder import RunFolder, append_line
 from vitreous.weights.bundle import Bundle
 
 EVALUATIONS_FILE = "evaluations.jsonl"
-#: protocols by primary metric, if it is not top1
+#: primary metric -> evaluation protocol, for tasks whose protocol is not top1
 PROTOCOLS_BY_METRIC = {str(task.primary): task.protocol for task in TASKS.values() if task.protocol != "top1"}
 
 
 def slugify_name(text: str, dots: bool = False) -> str:
-    """Convert a text to a file name component: letters and digits, also `dots` if set, separated by dashes."""
+    """Convert a text to a part of a file name: all but letters, digits and, if `dots`, dots become dashes."""
     return re.sub(r"[^A-Za-z0-9.]+" if dots else r"[^A-Za-z0-9]+", "-", text).strip("-.")
 
 
 def record_evaluation(run: str | os.PathLike[str], source: str, split: str, metrics: dict[str, Any]) -> None:
-    """Add a line to a run's `evaluations.jsonl`, if `run` is a run."""
+    """Add a line to a run's `evaluations.jsonl`; nothing is written if `run` is not a run folder."""
     folder = RunFolder(Path(run))
     if folder.config.is_file():
         line = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "data": source, "split": split}
@@ -40,8 +40,11 @@ def record_evaluation(run: str | os.PathLike[str], source: str, split: str, metr
 def build_evaluation_document(
     bundle: Bundle, report: Report, split: str, source: str, run: str, seconds: float, protocol: str | None = None
 ) -> dict[str, Any]:
-    """Build the document of an evaluation, with the keys of a run's `summary.json`; `protocol`: the evaluation
-    protocol, by default that of the model's task."""
+    """Build the JSON document of an evaluation, with the keys of a run's `summary.json`.
+
+    `source` is the dataset, `seconds` the duration, `protocol` the evaluation protocol, by default that of the model's
+    task.
+    """
     protocol = protocol or PROTOCOLS_BY_METRIC.get(report.primary, "top1")
     keys = ["steps", "epochs", "seed", "exaflops", "flops_utilisation", "peak_memory_bytes", "train", "val", "test"]
     return {
@@ -67,14 +70,15 @@ def build_evaluation_document(
 
 
 def get_page_path(run: Path, data: str | os.PathLike[str] | None, split: str) -> Path:
-    """Return the path of an evaluation page: in the run's folder, or in the current folder for other weights."""
+    """Return the default path of an evaluation page: in the run's folder, or for other weights in the current
+    folder."""
     names = ([] if run.is_dir() else [run.name]) + ([] if data is None else [Path(data).name])
-    name_parts = [
+    name_components = [
         "report",
         *(slugify_name(name, dots=True) or "data" for name in names),
         *([] if split == "test" else [split]),
     ]
-    return (run if (run / "config.yaml").is_file() else Path()) / f"{'-'.join(name_parts)}.html"
+    return (run if (run / "config.yaml").is_file() else Path()) / f"{'-'.join(name_components)}.html"
 
 
 def write_evaluation_page(
@@ -85,8 +89,11 @@ def write_evaluation_page(
     listener: ProgressListener,
     command: str = "",
 ) -> dict[str, Any] | None:
-    """Write the page; a failure is logged and not raised. Returns the content of the page, None if it was not
-    written."""
+    """Write the page of an evaluation; without predictions, the page of the run alone. A failure is logged, not raised.
+
+    `command` is the command line that repeats the evaluation. Returns the content of the page by section, or None if
+    it was not written.
+    """
     try:
         return pages.write_report(path, folder, predictions, report, command)
     except (OSError, VitreousError) as error:

@@ -1,11 +1,11 @@
-"""Real images, or the moments of their features, in one .npz file: ADM's reference batches (arXiv:2105.05233) and
-pytorch-fid's statistics.
+"""Read .npz files with real images, or with the moments of their features: ADM's reference batches
+(arXiv:2105.05233) and pytorch-fid's statistics.
 
 | entry | content |
 |---|---|
 | `arr_0` | images, (n, H, W, 3) uint8 |
 | `mu`, `sigma` | mean (2048,) and covariance (2048, 2048) of Inception's last features |
-| `mu_s`, `sigma_s` | the same of its middle layer, for sFID: (2023,) and (2023, 2023) |
+| `mu_s`, `sigma_s` | mean (2023,) and covariance (2023, 2023) of features of a middle layer of Inception, for sFID |
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ import numpy as np
 from vitreous.errors import DataError
 from vitreous.evaluation.frechet import FeatureMoments
 
-#: our name -> keys of mean and covariance, and number of features
+#: feature name in `SpaceFeatures` -> entries of mean and covariance, and number of features
 MOMENT_ENTRIES = {"rows": ("mu", "sigma", 2048), "spatial": ("mu_s", "sigma_s", 2023)}
-EXPECTED_CONTENT = "use a file with arr_0, images (n, H, W, 3) of uint8, or with mu and sigma"
+EXPECTED_CONTENT = "use a file with arr_0, which is (n, H, W, 3) uint8, or with mu and sigma"
 
 
 @dataclass(frozen=True)
 class ReferenceBatch:
-    """A reference file: its images (n, H, W, C) uint8, if any, and moments by feature name."""
+    """The content of a reference file: images (n, H, W, C) uint8 or None, and moments by feature name."""
 
     pixels: np.ndarray | None
     moments: Mapping[str, FeatureMoments]
@@ -38,7 +38,8 @@ class ReferenceBatch:
         return 0 if self.pixels is None else len(self.pixels)
 
     def images(self, chunk_size: int) -> Iterator[np.ndarray]:
-        """Yield its images, at most `chunk_size` at a time."""
+        """Yield the images (n, H, W, C) of the file in chunks of at most `chunk_size`; nothing if it has only
+        moments."""
         for low in range(0, self.count, chunk_size):
             assert self.pixels is not None
             yield self.pixels[low : low + chunk_size]
@@ -56,7 +57,7 @@ def read_reference_batch(source: str) -> ReferenceBatch:
         raise DataError(f"{source} is not a reference file ({str(error)[:100]})", EXPECTED_CONTENT) from None
     pixels, moments = arrays.get("arr_0"), {}
     if pixels is not None and (pixels.dtype != np.uint8 or pixels.ndim != 4 or len(pixels) < 2):
-        raise DataError(f"{source}: arr_0 holds {pixels.dtype} of {pixels.shape}", EXPECTED_CONTENT)
+        raise DataError(f"{source}: arr_0 has dtype {pixels.dtype} and shape {pixels.shape}", EXPECTED_CONTENT)
     for name, (mean, covariance, size) in MOMENT_ENTRIES.items():
         if mean in arrays and covariance in arrays:
             pair = arrays[mean].astype(np.float64), arrays[covariance].astype(np.float64)

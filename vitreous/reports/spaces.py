@@ -1,6 +1,6 @@
 """Feature spaces in which generated images are compared with real ones.
 
-n images, (n, H, W, C) uint8, or float32 latents; clips are (n, T, H, W, C).
+Images are (n, H, W, C) uint8, latents (n, H, W, C) float32, clips (n, T, H, W, C).
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from vitreous.weights.files import open_weights_file
 
 INCEPTION_FILES = "weights-inception-2015-12-05-6726825d.pth of torch-fidelity, or pt_inception-2015-12-05-6726825d.pth"
 PIXELS, LATENTS, INCEPTION = "pixels", "latents", "inception"
-SpaceFeatures = dict[str, np.ndarray]  # of n images: "rows" (n, d) float32, and further features of the space
+SpaceFeatures = dict[str, np.ndarray]  # "rows" (n, d) float32, and further arrays that only some spaces have
 
 
 class FeatureSpace(Protocol):
-    """A feature space for comparing images; `name` labels its metrics."""
+    """A feature space for comparing images; its metrics are labelled with `name`."""
 
     name: str
 
@@ -39,7 +39,7 @@ class FeatureSpace(Protocol):
 
 
 class PixelSpace:
-    """Pixels in 0 .. 1, or the values of latents."""
+    """The feature space of pixels, scaled to [0, 1], or of the values of latents."""
 
     def __init__(self, name: str = PIXELS) -> None:
         self.name, self.peak = name, 255 if name == PIXELS else 1
@@ -50,19 +50,25 @@ class PixelSpace:
 
 
 class InceptionSpace:
-    """The Inception features in which FID is defined, from a weights file of the network. Raises UsageError if
-    torch-fidelity is not installed, WeightsError for a file of another format."""
+    """The feature space of FID: Inception, loaded from a weights file.
+
+    Raises UsageError if torch-fidelity is not installed, WeightsError for a file of another network.
+    """
 
     def __init__(self, path: str, device: str) -> None:
         self.name = INCEPTION
         try:
             self.network = Inception(open_weights_file(path).read(), device)
         except ValueError as error:
-            raise WeightsError(f"{path} is another Inception network ({error})", f"use {INCEPTION_FILES}") from None
+            raise WeightsError(
+                f"{path} does not contain the Inception network of FID ({error})", f"use {INCEPTION_FILES}"
+            ) from None
 
     def features(self, images: np.ndarray, labels: np.ndarray | None = None) -> SpaceFeatures:
-        """Compute rows (n, 2048), spatial (n, 2023), logits (n, 1008) of images with 1 or 3 channels. Raises UsageError
-        for other channels, and for clips."""
+        """Compute `rows` (n, 2048), `spatial` (n, 2023) and `logits` (n, 1008) of images with 1 or 3 channels.
+
+        Raises UsageError for images with other channels, and for clips.
+        """
         if images.ndim != 4:
             raise UsageError("Inception needs images, not clips", "leave --features out, or use a model for clips")
         if images.dtype != np.uint8 or images.shape[-1] not in (1, 3):
@@ -71,25 +77,32 @@ class InceptionSpace:
 
 
 class ModelSpace:
-    """The features of a run, a bundle or weights; if the model has the `classes` of the generated images, also whether
-    it recognises each image."""
+    """The feature space of a model: a run, a bundle or weights.
 
-    def __init__(self, source: str, bundle: Bundle, classes: tuple[str, ...], computing: EvaluationSettings) -> None:
-        self.name, self.bundle, self.computing = source, bundle, computing
+    If the model has all `classes` of the generated images, it also classifies each image.
+    """
+
+    def __init__(
+        self, source: str, bundle: Bundle, classes: tuple[str, ...], evaluation_settings: EvaluationSettings
+    ) -> None:
+        self.name, self.bundle, self.evaluation_settings = source, bundle, evaluation_settings
         has_classes = bool(classes) and set(classes) <= set(bundle.classes)
         self.class_order = [bundle.classes.index(class_name) for class_name in classes] if has_classes else []
         self.compute_features = partial(
             load_or_compute_features,
             bundle.model,
             bundle.preprocess,
-            how=computing.inference_options,
+            how=evaluation_settings.inference_options,
             workers=0,
             keep=False,
         )
 
     def features(self, images: np.ndarray, labels: np.ndarray | None = None) -> SpaceFeatures:
-        """Compute rows (n, d), and recognised (n,) bool if labels are passed and the model has the classes. Raises
-        UsageError for clips if the model takes images, and for images if it takes clips."""
+        """Compute `rows` (n, d) and, if labels are passed and the model has the classes, `recognised` (n,) bool.
+
+        `recognised`: whether the model predicts the class of the label. Raises UsageError for clips if the model takes
+        images, and for images if it takes clips.
+        """
         split, bundle = wrap_as_split(images), self.bundle
         if (clips := images.ndim == 5) != bundle.preprocess.is_animated:
             expected, received = ("images", "clips") if clips else ("clips", "images")
@@ -98,14 +111,14 @@ class ModelSpace:
             )
         features = {"rows": np.array(self.compute_features(split).features)}
         if labels is not None and self.class_order:
-            engine = make_engine(bundle.model, bundle.preprocess, self.computing.inference_options)
+            engine = make_engine(bundle.model, bundle.preprocess, self.evaluation_settings.inference_options)
             logits, _ = compute_split_logits(engine, EvalLoader(split, bundle.preprocess))
             features["recognised"] = logits[:, self.class_order].argmax(1) == labels
         return features
 
 
 def is_inception_file(path: str) -> bool:
-    """Return whether a path is a file of Inception's weights, as published for torch-fidelity and pytorch-fid."""
+    """Return whether a path is a weights file of Inception, as published for torch-fidelity and pytorch-fid."""
     if not Path(path).is_file():
         return False
     try:
@@ -115,16 +128,16 @@ def is_inception_file(path: str) -> bool:
 
 
 def open_feature_space(
-    features: str, classes: tuple[str, ...], computing: EvaluationSettings, device: str
+    features: str, classes: tuple[str, ...], evaluation_settings: EvaluationSettings, device: str
 ) -> FeatureSpace:
-    """Open the feature space of `--features`: `pixels`, an Inception weights file, or a model. Raises UsageError and
+    """Open the feature space of `--features`: `pixels`, an Inception weights file, or a model. Raises UsageError or
     WeightsError if it cannot be opened."""
     if features in (PIXELS, LATENTS):
         return PixelSpace(features)
     if is_inception_file(features):
         return InceptionSpace(features, device)
-    bundle = open_bundle(features, headless=True, note=computing.listener.note)
-    return ModelSpace(os.fspath(features), bundle, classes, computing)
+    bundle = open_bundle(features, headless=True, note=evaluation_settings.listener.note)
+    return ModelSpace(os.fspath(features), bundle, classes, evaluation_settings)
 
 
 def wrap_as_split(images: np.ndarray) -> ArraySplit:

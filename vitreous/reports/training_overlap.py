@@ -1,4 +1,4 @@
-"""Find evaluated images that were used before, in training or in selecting hyperparameters."""
+"""Find evaluated images on which the model was trained, or on which its hyperparameters were selected."""
 
 from __future__ import annotations
 
@@ -22,15 +22,17 @@ from vitreous.errors import VitreousError
 from vitreous.reports.answers import SplitPredictions
 from vitreous.training.folder import RunFolder
 
-MAX_INIT_DEPTH = 8  # maximum length of a chain of initial runs
+MAX_INIT_DEPTH = 8  # maximum length of a chain of runs of which each was initialised from the previous run
 
 
 def find_training_overlap(predictions: SplitPredictions, data: str | os.PathLike[str] | None) -> dict[str, Any]:
-    """Return which evaluated images were used for training or selection; `data` is the dataset given by the user.
+    """Return how many evaluated images the model was trained on, and which choices were made on them.
 
-    `trained_on`: whether the model was trained on any, None if unknown; `trained_on_images`: how many; `selected_on`:
-    choices made on the split. Images are equal if they are the same file, or the same pixels in memory; a run's data
-    are identified by their fingerprint, wherever they are stored. Initial runs and the ingredients of a soup count too.
+    `data` is the dataset passed by the user, None for the run's. `trained_on`: whether the model was trained on any of
+    the images, None if unknown; `trained_on_images`: their number; `selected_on`: the choices made on the split. Images
+    are equal if they are the same file, or the same pixels in memory. The data of a run are identified by their
+    fingerprint, regardless of where they are stored. Runs that initialised the run, and ingredients of a model soup,
+    are included.
     """
     identities, is_trained_on, is_known = (
         identify_images(predictions.split, predictions.source),
@@ -51,7 +53,7 @@ def find_training_overlap(predictions: SplitPredictions, data: str | os.PathLike
 
 
 def describe_training_overlap(overlap: dict[str, Any], predictions: SplitPredictions) -> list[str]:
-    """Return notes on the overlap, one sentence each."""
+    """Return a message for each kind of overlap that makes the metrics optimistic."""
     count, total = overlap["trained_on_images"], len(predictions.split)
     notes = []
     if count:
@@ -64,8 +66,8 @@ def describe_training_overlap(overlap: dict[str, Any], predictions: SplitPredict
 
 
 def iterate_source_runs(run: Path, provenance: dict[str, Any]) -> Iterator[RunFolder]:
-    """Yield the folders of all runs that contributed to the weights: the run, its initial weights, a soup's
-    ingredients."""
+    """Yield the folders of all runs that contributed to the weights: the run, the run it was initialised from, and the
+    ingredients of a model soup."""
     pending = [run, *(Path(ingredient["run"]) for ingredient in provenance.get("ingredients", []))]
     for _ in range(MAX_INIT_DEPTH + len(pending)):
         if not pending:
@@ -80,31 +82,32 @@ def iterate_source_runs(run: Path, provenance: dict[str, Any]) -> Iterator[RunFo
 def iterate_training_splits(
     folder: RunFolder, predictions: SplitPredictions, data: str | os.PathLike[str] | None
 ) -> Iterator[tuple[str, Split]]:
-    """Yield sources and splits of a run's training images that may be among the evaluated ones."""
-    run = folder.run().data
+    """Yield dataset and training split of a run, for each dataset that may contain evaluated images and can be
+    opened."""
+    run_data = folder.run().data
     is_same_run = data is None and folder.path == Path(predictions.run)
-    for source in dict.fromkeys([run.source, predictions.source]):
+    for source in dict.fromkeys([run_data.source, predictions.source]):
         try:
-            opened = (
+            dataset = (
                 predictions.data
                 if is_same_run
                 else open_data(
                     source,
-                    run.split_seed,
-                    group_by=run.group_by,
+                    run_data.split_seed,
+                    group_by=run_data.group_by,
                     stills=False,
-                    axes=run.axes,
-                    ignore_index=run.ignore_index,
-                ).with_holdout(run.hold_out, run.split_seed)
+                    axes=run_data.axes,
+                    ignore_index=run_data.ignore_index,
+                ).with_holdout(run_data.hold_out, run_data.split_seed)
             )
-            if source == run.source or opened.fingerprint() == run.fingerprint:
-                yield source, drop_excluded_images(opened.split("train"), folder)
-        except (VitreousError, OSError):  # moved, or other data
+            if source == run_data.source or dataset.fingerprint() == run_data.fingerprint:
+                yield source, drop_excluded_images(dataset.split("train"), folder)
+        except (VitreousError, OSError):  # the dataset was moved or replaced
             continue
 
 
 def drop_excluded_images(split: Split, folder: RunFolder) -> Split:
-    """Return the training images without those that the run excluded."""
+    """Remove the images that a run excluded from a training split."""
     excluded_file = folder.path / "excluded.json"
     return (
         split.take(find_kept_samples(split, frozenset(json.loads(excluded_file.read_text("utf-8")))))
@@ -114,7 +117,7 @@ def drop_excluded_images(split: Split, folder: RunFolder) -> Split:
 
 
 def list_selection_uses(predictions: SplitPredictions) -> list[str]:
-    """Return the selections made on the evaluated split, in words that follow `used to`."""
+    """Return the choices made on the evaluated split, as verb phrases such as `choose the learning rate`."""
     folder, provenance, reasons = RunFolder(Path(predictions.run)), predictions.bundle.provenance, []
     if (
         folder.config.is_file()
@@ -132,14 +135,18 @@ def list_selection_uses(predictions: SplitPredictions) -> list[str]:
         and is_same_source(provenance.get("data"), predictions.source)
     ):
         reasons.append("select the ingredients of the soup")
-    fitted = provenance.get("temperature")
-    if fitted and fitted.get("split") == predictions.name and is_same_source(fitted.get("data"), predictions.source):
+    temperature_fit = provenance.get("temperature")
+    if (
+        temperature_fit
+        and temperature_fit.get("split") == predictions.name
+        and is_same_source(temperature_fit.get("data"), predictions.source)
+    ):
         reasons.append("fit the temperature")
     return reasons
 
 
 def is_same_source(source: str | None, other_source: str | None) -> bool:
-    """Return whether two sources are the same data."""
+    """Return whether two paths are the same dataset; False if either is None."""
     return (
         source is not None
         and other_source is not None
@@ -148,7 +155,7 @@ def is_same_source(source: str | None, other_source: str | None) -> bool:
 
 
 def identify_images(split: Split, source: str) -> list[bytes]:
-    """Return an identifier of each image of a split: its file, its position in an archive, or its pixels."""
+    """Return an identifier of each image of a split: its file, its position in an archive, or a hash of its pixels."""
     if isinstance(split, ClassMapSplit):
         return identify_images(split.split, source)
     if isinstance(split, FileSplit):
@@ -156,7 +163,9 @@ def identify_images(split: Split, source: str) -> list[bytes]:
         names = []
         for sample in range(len(split)):
             folder, _, name = os.fsencode(split.path(sample)).rpartition(b"/")
-            if folder not in real_folders:  # links are mostly to folders, and resolving each file takes seconds
+            if (
+                folder not in real_folders
+            ):  # resolves folders only: links are mostly to folders, and resolving each file takes seconds
                 real_folders[folder] = os.path.realpath(folder or b".")
             segment = split.get_segment(sample) if isinstance(split, ClipFiles) else None
             names.append(real_folders[folder] + b"/" + name + (repr(segment).encode() if segment else b""))

@@ -1,5 +1,5 @@
-"""Memory allocator settings for long computations: glibc keeps freed memory, and its heap uses huge pages. Other C
-libraries and systems are unchanged."""
+"""Memory allocator settings for long computations: glibc keeps freed memory, and its heap uses huge pages. On systems
+without glibc nothing changes."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from pathlib import Path
 from typing import Any
 
 TRIM_THRESHOLD, MMAP_THRESHOLD, ARENA_MAX = -1, -3, -8  # options of glibc's mallopt
-MADV_HUGEPAGE = 14
+MADV_HUGEPAGE = 14  # advice of madvise that requests huge pages
 HUGE_PAGE_BYTES = 2**21  # size of a huge page
-HEAP_CHUNK_BYTES = 2**29  # bytes requested from the heap at a time: glibc maps a gibibyte and more elsewhere
-HEAP_PLUG_BYTES = 2**22  # trim threshold in bytes: larger than any free block of the heap so far
+HEAP_CHUNK_BYTES = 2**29  # bytes allocated at a time; glibc places blocks of a gibibyte or more outside of the heap
+HEAP_PLUG_BYTES = 2**22  # size of a block at the end of the heap; larger than any free block of the heap
 OVERCOMMIT_FILE = "/proc/sys/vm/overcommit_memory"
 HUGE_PAGES_FILE = "/sys/kernel/mm/transparent_hugepage/enabled"
 
 
 def tune_allocator() -> None:
-    """Make glibc keep freed memory, in one arena for all threads, and request huge pages (`reserve_huge_pages`).
+    """Make glibc keep freed memory, in one arena (heap) for all threads, and request huge pages (`reserve_huge_pages`).
 
-    A training step frees and allocates the same large tensors repeatedly. Whenever they return to the system, their
-    pages are faulted in again, which takes 10-20 % of a step. With one arena, a thread can use memory that another has
-    freed; huge pages only apply to that arena.
+    A training step frees and allocates the same large tensors repeatedly. If their memory returns to the system, its
+    pages are faulted in again, which takes 10-20 % of a step. With a single arena, a thread can use memory that another
+    thread has freed. Huge pages apply only to that arena.
     """
     if (libc := load_glibc()) is None:
         return
@@ -37,29 +37,28 @@ def tune_allocator() -> None:
 
 @cache
 def reserve_huge_pages() -> int:
-    """Request huge pages for the heap's next bytes, half of the machine's memory; returns the number of bytes, 0 for
-    none.
-
-    Runs once per process; `VITREOUS_HUGE_PAGES=0` disables it.
+    """Request huge pages for the next bytes of the heap, half of the machine's memory. Returns the number of bytes, 0
+    if huge pages are not available.
 
     With pages of 4 KiB a virtual machine needs two page table walks for most cache lines of a large tensor. Only
-    address space is reserved, not memory: a page is allocated when it is first written.
+    address space is reserved, not memory: a page is allocated when it is first written. Runs once per process;
+    `VITREOUS_HUGE_PAGES=0` disables it.
     """
     libc = load_glibc()
     if libc is None or not can_request_huge_pages() or is_address_space_limited():
         return 0
     count = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2 // HEAP_CHUNK_BYTES
-    old_heap_end = libc.sbrk(0)  # the end of the heap, unless another allocator is loaded, whose blocks are elsewhere
+    old_heap_end = libc.sbrk(0)  # blocks of another allocator, if one is loaded, are not behind this address
     chunks = [chunk for _ in range(count) if (chunk := libc.malloc(HEAP_CHUNK_BYTES))]
     plug, new_heap_end = libc.malloc(HEAP_PLUG_BYTES), libc.sbrk(0)
-    in_heap = (
+    is_in_heap = (
         chunks and plug and plug > max(chunks) and new_heap_end - old_heap_end > (len(chunks) - 1) * HEAP_CHUNK_BYTES
     )
     start, stop = (
         -(-old_heap_end // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES,
         (plug or 0) // HUGE_PAGE_BYTES * HUGE_PAGE_BYTES,
     )
-    is_advised = in_heap and start < stop and libc.madvise(start, stop - start, MADV_HUGEPAGE) == 0
+    is_advised = is_in_heap and start < stop and libc.madvise(start, stop - start, MADV_HUGEPAGE) == 0
     for chunk in chunks:
         libc.free(chunk)
     if not is_advised and plug:
@@ -68,7 +67,7 @@ def reserve_huge_pages() -> int:
 
 
 def can_request_huge_pages() -> bool:
-    """Return whether the system provides huge pages on request, and they are not disabled."""
+    """Return whether the system provides huge pages on request, and `VITREOUS_HUGE_PAGES` does not disable them."""
     if os.environ.get("VITREOUS_HUGE_PAGES") == "0":
         return False
     try:
@@ -78,7 +77,7 @@ def can_request_huge_pages() -> bool:
 
 
 def is_address_space_limited() -> bool:
-    """Return whether address space is limited: by a limit of this process, or by the system's overcommit accounting."""
+    """Return whether a limit of this process, or the system's overcommit accounting, limits address space."""
     import resource
 
     limits = (resource.RLIMIT_AS, resource.RLIMIT_DATA)
@@ -92,7 +91,7 @@ def is_address_space_limited() -> bool:
 
 @cache
 def load_glibc() -> Any:
-    """Load the C library with the types of the functions used here; None if it is not glibc."""
+    """Load the C library and declare the types of its functions that are used here; None if it is not glibc."""
     if sys.platform != "linux" or platform.libc_ver()[0] != "glibc":
         return None
     libc = ctypes.CDLL(None)

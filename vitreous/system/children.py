@@ -1,8 +1,8 @@
-"""Child processes that survive a stop signal to their process group, so that the parent can save its work.
+"""Child processes that survive a stop signal to their process group, so that the parent process can save its work.
 
-`timeout`, Slurm, systemd and a terminal's Ctrl-C send SIGTERM or SIGINT to every process of a group simultaneously.
-Only the parent has the state to save. It starts its children inside `block_stop_signals`; a Python child then calls
-`ignore_group_signals`.
+`timeout`, Slurm, systemd and Ctrl-C in a terminal send SIGTERM or SIGINT to every process of a group simultaneously.
+Only the parent process has the state to save. It starts its children inside `block_stop_signals`; a Python child then
+calls `ignore_group_signals`.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
-CAN_BLOCK_SIGNALS = hasattr(signal, "pthread_sigmask")  # not on Windows
+CAN_BLOCK_SIGNALS = hasattr(signal, "pthread_sigmask")  # False on Windows
 
 
 @contextmanager
 def block_stop_signals() -> Iterator[None]:
-    """Block SIGTERM and SIGINT in this thread; child processes and threads that it starts meanwhile inherit the mask.
+    """Block SIGTERM and SIGINT in this thread during the block. Child processes and threads started in the block
+    inherit the mask.
 
-    A signal that arrives in between is handled when the context exits.
+    A signal that arrives during the block is handled after it.
     """
     if not CAN_BLOCK_SIGNALS:
         yield
@@ -35,9 +36,10 @@ def block_stop_signals() -> Iterator[None]:
 
 
 def ignore_group_signals() -> None:
-    """In a child process: ignore SIGINT, and SIGTERM unless the parent process has sent it (`Process.terminate`)."""
+    """In a child process: ignore SIGINT, and ignore SIGTERM unless the parent process has sent it
+    (`Process.terminate`)."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if not hasattr(signal, "sigwaitinfo"):  # macOS, Windows: the sender of a signal is unknown
+    if not hasattr(signal, "sigwaitinfo"):  # on macOS and Windows the sender of a signal cannot be determined
         signal.signal(signal.SIGTERM, signal.SIG_IGN if CAN_BLOCK_SIGNALS else signal.SIG_DFL)
         return
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
@@ -45,7 +47,8 @@ def ignore_group_signals() -> None:
 
 
 def exit_on_parent_signal(parent: int) -> None:
-    """Wait for a SIGTERM from the process `parent`, then exit with 143; a SIGTERM from another process is dropped."""
+    """Wait for a SIGTERM from the process `parent`, then exit with code 143. A SIGTERM from another process is
+    ignored."""
     while signal.sigwaitinfo((signal.SIGTERM,)).si_pid != parent:
         pass
     os._exit(128 + signal.SIGTERM)
@@ -54,8 +57,11 @@ def exit_on_parent_signal(parent: int) -> None:
 def run_shielded_process(
     command: Sequence[str], seconds: float, text: str = "", environment: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run a program that survives stop signals to the group; `text` is its stdin. Raises TimeoutExpired after
-    `seconds`, with the program killed."""
+    """Run a program that survives stop signals to the process group, and return its outputs. `text` is written to its
+    stdin.
+
+    After `seconds`, the program is killed and TimeoutExpired is raised.
+    """
     pipe = subprocess.PIPE
     with block_stop_signals():
         process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=environment)

@@ -1,4 +1,4 @@
-"""Cores, thread pools and memory of this process, and the load of other processes. Does not import PyTorch."""
+"""Cores, thread pools and memory of this process, and the CPU load of other processes. Does not import PyTorch."""
 
 from __future__ import annotations
 
@@ -9,19 +9,22 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-#: Spin time of idle OpenMP threads before they sleep, unless the user has set it. GNU's runtime, in PyTorch's wheels
-#: for Linux, spins 300,000 times (7 ms), which takes a core from other processes; 2,000 times are about 50 us. The
-#: runtimes of LLVM and Intel spin 200 ms by default; their variables are in milliseconds.
+#: Environment variables that limit how long idle OpenMP threads spin before they sleep. GNU's runtime, in PyTorch's
+#: wheels for Linux, spins 300,000 times (7 ms) by default, which takes a core from other processes; 2,000 times are
+#: about 50 us. The runtimes of LLVM and Intel spin 200 ms by default; their variable is in milliseconds.
 SPIN_VARIABLES = {"GOMP_SPINCOUNT": "2000", "KMP_BLOCKTIME": "1"}
-# a container's CPU quota: "200000 100000" is two cores, "max 100000" no limit
+# file with a container's CPU quota: "200000 100000" is two cores, "max 100000" no limit
 CGROUP_CPU_FILE = "/sys/fs/cgroup/cpu.max"
-USER_WAIT_VARIABLES = ("OMP_WAIT_POLICY", *SPIN_VARIABLES)  # if the user has set one of these, nothing is changed
+USER_WAIT_VARIABLES = ("OMP_WAIT_POLICY", *SPIN_VARIABLES)  # if the user has set one of these, no variable is changed
 
 
 def limit_thread_pools() -> None:
-    """Configure thread pools for a shared machine: idle threads sleep soon, and there are no more threads than the
-    container's CPU quota allows. Must run before PyTorch is imported, since OpenMP reads the environment when it is
-    loaded; child processes inherit it. The user's settings take precedence."""
+    """Configure thread pools for a shared machine by environment variables: idle threads sleep soon, and there are no
+    more threads than the container's CPU quota allows.
+
+    Call it before PyTorch is imported, because OpenMP reads the variables when it is loaded. Child processes inherit
+    them. The user's settings take precedence.
+    """
     if not any(name in os.environ for name in USER_WAIT_VARIABLES):
         os.environ.update(SPIN_VARIABLES)
     if count_usable_cores() < count_affinity_cores():
@@ -30,8 +33,8 @@ def limit_thread_pools() -> None:
 
 @contextmanager
 def restore_default_spinning() -> Iterator[None]:
-    """Start processes without the spin settings of `limit_thread_pools`, to measure another library with its
-    defaults."""
+    """Start processes in the block without the spin settings of `limit_thread_pools`, to measure another library with
+    its default settings."""
     removed = {name: os.environ.pop(name) for name, value in SPIN_VARIABLES.items() if os.environ.get(name) == value}
     try:
         yield
@@ -46,7 +49,7 @@ def count_usable_cores() -> int:
         with open(CGROUP_CPU_FILE) as file:
             quota, period = file.read().split()
         return max(1, min(count, math.ceil(int(quota) / int(period))))
-    except (OSError, ValueError):  # no such file, or "max"
+    except (OSError, ValueError):  # the file does not exist, or contains "max"
         return count
 
 
@@ -61,7 +64,7 @@ def default_worker_count() -> int:
 
 
 def synchronize_device(device: str) -> None:
-    """Wait until a GPU has finished its queued work; return immediately on a CPU."""
+    """Wait until a GPU has finished its queued work. Returns immediately for a CPU."""
     if device.startswith("cuda"):
         import torch
 
@@ -69,14 +72,15 @@ def synchronize_device(device: str) -> None:
 
 
 def get_peak_memory(device: str) -> int:
-    """Return the peak memory of this process in bytes: on the device for CUDA, else resident."""
+    """Return the peak memory of this process in bytes: allocated on the device for CUDA, else resident; 0 on
+    Windows."""
     if device.startswith("cuda"):
         import torch
 
         return torch.cuda.max_memory_allocated(device)
     if sys.platform == "win32":
         return 0
-    if sys.platform == "linux":  # getrusage would include the parent's memory at the start of this process
+    if sys.platform == "linux":  # getrusage would include the parent's memory at the time this process was started
         with open("/proc/self/status") as file:
             return next(int(line.split()[1]) * 1024 for line in file if line.startswith("VmHWM"))
     import resource
@@ -85,30 +89,30 @@ def get_peak_memory(device: str) -> int:
 
 
 class ContentionMonitor:
-    """Measures the share of this process's cores that other work takes, and calls `warn` once if that slows down this
+    """Measures the share of this process's cores that other processes use, and calls `warn` once if they slow down this
     process.
 
-    Other work is the load of the cores minus that of this process and its descendants; with `siblings` also minus that
-    of processes with the same parent, as in a distributed run. Only works on Linux; elsewhere every measurement is
-    None.
+    Their share is the load of the cores minus that of this process and its descendants. With `siblings`, processes with
+    the same parent, as in a distributed run, are not counted either. Works only on Linux; on other systems every
+    measurement is None.
     """
 
-    SECONDS, WINDOWS = 3.0, 2  # shortest measurement, and number of consecutive measurements for a warning
-    SHARE, FULL = 0.2, 0.9  # smallest share of other work, and of all work, for a warning
+    SECONDS, WINDOWS = 3.0, 2  # minimum seconds of a measurement, and number of consecutive measurements for a warning
+    SHARE, FULL = 0.2, 0.9  # for a warning: minimum share of other processes, and of all processes
 
-    def __init__(self, tell: Callable[[str], None] = lambda text: None, siblings: bool = False) -> None:
-        self.warn, self.root = tell, os.getppid() if siblings else os.getpid()
+    def __init__(self, warn: Callable[[str], None] = lambda text: None, siblings: bool = False) -> None:
+        self.warn, self.root = warn, os.getppid() if siblings else os.getpid()
         self.last_ticks, self.crowded, self.share = read_cpu_ticks(self.root), 0, None
 
     def measure(self) -> float | None:
-        """Return the share of the cores, 0 to 1, that other work took since the last call (or construction); None if
-        unknown."""
+        """Return the share of the cores, 0 to 1, that other processes have used since the last call, or since the
+        monitor was created; None if it cannot be measured."""
         self.share, _ = self.measure_cpu_shares()
         return self.share
 
     def poll(self) -> None:
-        """Measure, at most every `SECONDS`, and warn once if in `WINDOWS` consecutive measurements the cores were full
-        and other work ran on them."""
+        """Measure at most every `SECONDS`, and warn once if other processes used cores that were fully loaded in
+        `WINDOWS` consecutive measurements."""
         if (
             self.last_ticks is None
             or self.crowded >= self.WINDOWS
@@ -123,24 +127,26 @@ class ContentionMonitor:
             self.warn(describe_contention(self.share))
 
     def measure_cpu_shares(self) -> tuple[float | None, float]:
-        """Return the shares of CPU time since the last call, 0 to 1: of other processes (None: unknown), and of all."""
+        """Return the shares of CPU time since the last call, 0 to 1: of other processes (None if it cannot be
+        measured), and of all processes."""
         previous, now = self.last_ticks, read_cpu_ticks(self.root)
         self.last_ticks = now
         if previous is None or now is None or now[1] <= previous[1]:
             return None, 0.0
-        total, idle, own_ticks = (b - a for a, b in zip(previous[1:], now[1:], strict=True))
+        total, idle, process_ticks = (b - a for a, b in zip(previous[1:], now[1:], strict=True))
         busy_share = 1 - idle / total
-        return min(1.0, max(0.0, busy_share - own_ticks / total)), busy_share
+        return min(1.0, max(0.0, busy_share - process_ticks / total)), busy_share
 
 
 def describe_contention(share: float) -> str:
-    """Return the warning about the share of the cores that other work takes."""
-    return f"other work takes {share:.0%} of this machine's {count_affinity_cores()} cores and slows down this process"
+    """Return the warning that other processes use a share of the cores."""
+    cores = count_affinity_cores()
+    return f"other processes use {share:.0%} of this machine's {cores} cores, which slows down this process"
 
 
 def read_cpu_ticks(root: int) -> tuple[float, int, int, int] | None:
     """Read the clock in seconds, and tick counts since boot: total and idle time of the cores that this process may
-    use, and time of the process `root` and its descendants. None if /proc cannot be read."""
+    use, and CPU time of the process `root` and its descendants. Returns None if /proc cannot be read."""
     try:
         allowed = os.sched_getaffinity(0)
         total = idle = 0
@@ -156,7 +162,7 @@ def read_cpu_ticks(root: int) -> tuple[float, int, int, int] | None:
 
 
 def read_process_ticks(process: int) -> int:
-    """Read the CPU time of a process and of its finished children, in ticks; 0 if it has ended."""
+    """Read the CPU time of a process and of its finished children, in ticks; 0 if the process has ended."""
     try:
         with open(f"/proc/{process}/stat") as file:
             return sum(int(field) for field in file.read().rpartition(")")[2].split()[11:15])
@@ -165,7 +171,7 @@ def read_process_ticks(process: int) -> int:
 
 
 def list_descendants(process: int) -> list[int]:
-    """List the descendants of a process."""
+    """List the IDs of all descendants of a process."""
     try:
         children: list[int] = []
         for thread in os.listdir(f"/proc/{process}/task"):

@@ -1,4 +1,4 @@
-"""Atomic file writes, and the cache folder."""
+"""Atomic file writes, checksums, and the cache folder."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from typing import IO, Any
 
 from vitreous.errors import ResourceError, escape_unprintable
 
-STALE_SECONDS = 86_400  # age in seconds at which another process's temporary file is considered abandoned
+STALE_SECONDS = 86_400  # age in seconds from which temporary files of other processes are considered abandoned
 
 
 @contextmanager
 def open_atomic(
     path: str | os.PathLike[str], mode: str = "wb", shared: bool = False, **options: Any
 ) -> Iterator[IO[Any]]:
-    """Open a file to write that appears at `path` only when the block ends without an exception, also after a crash.
+    """Open a file for writing that appears at `path` only when the block ends without an exception, even after a crash.
 
-    `shared`: several processes may write `path` at once (see `atomic_path`); `options` are those of `open`. Raises
-    OSError.
+    `shared`: whether several processes may write `path` at the same time (see `atomic_path`). `options` are those of
+    `open`. Raises OSError.
     """
     with atomic_path(path, shared) as temporary, open(temporary, mode, **options) as file:
         yield file
@@ -32,11 +32,11 @@ def open_atomic(
 
 @contextmanager
 def atomic_path(path: str | os.PathLike[str], shared: bool = False) -> Iterator[Path]:
-    """Return a temporary path next to `path`, at which the block writes a file or makes a folder.
+    """Yield a temporary path next to `path`, at which the block creates a file or a folder.
 
-    When the block ends, the file or folder is synced and renamed to `path`; after an exception it is removed and `path`
-    is unchanged. `shared`: the temporary name is unique, since several processes may write `path` at the same time;
-    files left by killed processes are removed after a day. Raises OSError.
+    When the block ends, the file or folder is flushed to disk and renamed to `path`. After an exception it is removed,
+    and `path` is unchanged. With `shared`, the temporary name is unique, so that several processes may write `path` at
+    the same time; files left by killed processes are removed after a day. Raises OSError.
     """
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp" if shared else f".{path.name}.tmp")
@@ -52,9 +52,11 @@ def atomic_path(path: str | os.PathLike[str], shared: bool = False) -> Iterator[
 
 
 def sync_and_rename(temporary: Path, path: Path) -> None:
-    """Sync a file, or a folder with all its content, and rename it to `path`, replacing a file there. Raises OSError.
+    """Flush a file, or a folder with all its content, to disk and rename it to `path`, replacing a file there. Raises
+    OSError.
 
-    Both must be on one file system. The rename is synced too, so it is neither lost nor applied before the content.
+    Both must be on the same file system. The rename is flushed too, so a crash can neither lose it nor apply it before
+    the content.
     """
     if temporary.is_dir():
         for entry in sorted(temporary.rglob("*")):
@@ -65,7 +67,7 @@ def sync_and_rename(temporary: Path, path: Path) -> None:
 
 
 def fsync_path(path: Path) -> None:
-    """Flush a file or a folder to the disk. Raises OSError."""
+    """Flush a file or a folder to disk. Raises OSError."""
     if os.name == "nt" and path.is_dir():
         return  # Windows cannot open folders
     descriptor = os.open(path, os.O_RDONLY if os.name != "nt" else os.O_RDWR)
@@ -76,7 +78,7 @@ def fsync_path(path: Path) -> None:
 
 
 def remove_path(path: Path) -> None:
-    """Remove a file or a folder, if there is one. Raises OSError for a file that cannot be removed."""
+    """Remove a file or a folder if it exists. Raises OSError for a file that cannot be removed."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -84,7 +86,7 @@ def remove_path(path: Path) -> None:
 
 
 def remove_stale_files(folder: Path) -> None:
-    """Remove temporary files of `atomic_path` that were not written for a day."""
+    """Remove temporary files of `atomic_path` that have not been written for a day."""
     for path in folder.glob(".*.tmp"):
         with suppress(OSError):
             if time.time() - path.stat().st_mtime > STALE_SECONDS:
@@ -98,7 +100,8 @@ def write_text_atomic(path: Path, text: str, errors: str = "strict") -> None:
 
 
 def write_output_file(path: str | os.PathLike[str], text: str) -> None:
-    """Write a text file that the user named; names in it that are not UTF-8 keep their bytes. Raises ResourceError."""
+    """Write a text file that the user named. File names in the text that are not UTF-8 keep their bytes. Raises
+    ResourceError if it cannot be written."""
     try:
         write_text_atomic(Path(path), text, "surrogateescape")
     except OSError as error:
@@ -106,9 +109,10 @@ def write_output_file(path: str | os.PathLike[str], text: str) -> None:
 
 
 def make_write_error(path: str | os.PathLike[str], error: OSError) -> ResourceError:
-    """Return the error for a file that cannot be written."""
+    """Return the error for an output file that cannot be written."""
     return ResourceError(
-        f"cannot write {escape_unprintable(path)}: {error.strerror or error}", "free space, or choose another file"
+        f"cannot write {escape_unprintable(path)}: {error.strerror or error}",
+        "free some disk space, or choose another file",
     )
 
 
@@ -128,6 +132,6 @@ def is_utf8(text: str) -> bool:
 
 
 def get_cache_folder(name: str) -> Path:
-    """Return the folder for reproducible data of this kind: below `XDG_CACHE_HOME`, or `~/.cache`."""
-    home = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(home) if os.path.isabs(home) else Path(os.path.expanduser("~")) / ".cache") / "vitreous" / name
+    """Return the cache folder for reproducible data of the type `name`: below `XDG_CACHE_HOME`, or `~/.cache`."""
+    root = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(root) if os.path.isabs(root) else Path(os.path.expanduser("~")) / ".cache") / "vitreous" / name

@@ -1,4 +1,4 @@
-"""Capabilities of the machine: devices, precisions, processor features."""
+"""Capabilities of the machine: devices, precisions, processor features, memory."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from vitreous.errors import UsageError
 from vitreous.system.allocator import tune_allocator
 from vitreous.system.cores import count_usable_cores
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}  # by the names that `--precision` takes
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}  # by the values of `--precision`
 
 
-#: the processor features that choices depend on, by PyTorch's names
+#: the processor features on which choices of kernels depend, by PyTorch's names
 CPU_FEATURES = ("avx2", "avx_vnni", "avx512_f", "avx512_vnni", "avx512_bf16", "amx_bf16")
-#: oneDNN ISA level -> the features that it may use; unlisted levels limit nothing
+#: level of ONEDNN_MAX_CPU_ISA -> the features that oneDNN may then use; all features for other levels
 ONEDNN_ISA_LEVELS = {
     "SSE41": (),
     "AVX": (),
@@ -36,12 +36,12 @@ ONEDNN_ISA_LEVELS = {
     "AVX512_CORE_FP16": CPU_FEATURES[:5],
     "AVX512_CORE_AMX": CPU_FEATURES,
 }
-#: the same for PyTorch's own kernels, by `torch.backends.cpu.get_cpu_capability`
+#: result of `torch.backends.cpu.get_cpu_capability` -> the features that PyTorch's kernels may use; else all features
 ATEN_CAPABILITY_FEATURES = {"DEFAULT": (), "AVX2": CPU_FEATURES[:2]}
 
 
 def list_devices() -> list[str]:
-    """List the available devices by name."""
+    """List the names of the available devices: cpu, cuda:N and mps."""
     names = ["cpu"] + [
         f"cuda:{index}" for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0)
     ]
@@ -49,7 +49,8 @@ def list_devices() -> list[str]:
 
 
 def pick_device(name: str = "auto") -> str:
-    """Resolve `auto`, `cpu`, `cuda`, `cuda:1` or `mps` to a device. Raises UsageError, with the available devices."""
+    """Resolve `auto`, `cpu`, `cuda`, `cuda:1` or `mps` to a device name. Raises UsageError, with the available devices,
+    if it is not available."""
     names = list_devices()
     if name == "auto":
         return names[-1] if names[-1] == "mps" else names[min(1, len(names) - 1)]
@@ -60,7 +61,7 @@ def pick_device(name: str = "auto") -> str:
 
 
 def has_bf16(device: str) -> bool:
-    """Return whether the device has hardware bfloat16 multiplication (on a CPU: AVX512-BF16 or AMX)."""
+    """Return whether the device multiplies bfloat16 numbers in hardware (a CPU with AVX512-BF16 or AMX)."""
     if device.startswith("cuda"):
         return torch.cuda.is_bf16_supported(including_emulation=False)
     if device == "mps":
@@ -69,14 +70,15 @@ def has_bf16(device: str) -> bool:
 
 
 def pick_precision(name: str, device: str) -> str:
-    """Resolve `auto` to bf16 if the device supports it, else fp32."""
+    """Resolve the precision `auto` to bf16 if the device supports it, else to fp32. Other names are returned
+    unchanged."""
     if name == "auto":
         return "bf16" if has_bf16(device) else "fp32"
     return name
 
 
 def describe_emulation(precision: str, device: str) -> str | None:
-    """Return a warning if the device only emulates the requested precision."""
+    """Return a warning if the device only emulates the requested precision, else None."""
     if precision == "bf16" and not has_bf16(device):
         return f"{device} has no bfloat16 hardware: emulation is up to a hundred times slower than --precision fp32"
     return None
@@ -91,24 +93,24 @@ def has_fast_packed_matmul(device: str) -> bool:
 
 
 def has_vnni() -> bool:
-    """Return whether the processor accumulates 8-bit products in 32 bits; without it, sums of two in 16 bits
-    overflow."""
+    """Return whether the processor accumulates products of 8-bit integers in 32 bits (VNNI). Without VNNI, sums of two
+    products in 16 bits overflow."""
     return get_cpu_features().get("avx512_vnni", False) or get_cpu_features().get("avx_vnni", False)
 
 
 def get_cpu_features() -> dict[str, bool]:
-    """Return the usable processor features, {feature: whether}, by PyTorch's names; empty if PyTorch cannot detect
-    them.
+    """Return whether each processor feature is usable, by PyTorch's names; empty if PyTorch cannot detect features.
 
     All choices that depend on the processor use this function. `ONEDNN_MAX_CPU_ISA` and `ATEN_CPU_CAPABILITY` limit the
-    libraries, and therefore the result. `VITREOUS_CPU_ISA`, one of `ONEDNN_ISA_LEVELS`, replaces the result and does
-    not change the libraries, so that both sides of a choice can be tested on any machine (bfloat16 is then emulated if
-    necessary). Raises UsageError for an unknown level.
+    features that libraries use, and therefore the result. `VITREOUS_CPU_ISA`, a key of `ONEDNN_ISA_LEVELS`, replaces
+    the result but does not change the libraries. Tests use it to test both sides of a choice on any machine; bfloat16
+    is then emulated if necessary. Raises UsageError for an unknown level.
     """
     if isa_level := os.environ.get("VITREOUS_CPU_ISA", "").upper():
         if isa_level not in ONEDNN_ISA_LEVELS:
             raise UsageError(
-                f"VITREOUS_CPU_ISA={isa_level} is not a level", f"use one of {', '.join(ONEDNN_ISA_LEVELS)}"
+                f"VITREOUS_CPU_ISA={isa_level} is not an instruction set level",
+                f"use one of {', '.join(ONEDNN_ISA_LEVELS)}",
             )
         return {feature: feature in ONEDNN_ISA_LEVELS[isa_level] for feature in CPU_FEATURES}
     level = (os.environ.get("ONEDNN_MAX_CPU_ISA") or os.environ.get("DNNL_MAX_CPU_ISA") or "").upper()
@@ -125,9 +127,9 @@ def get_cpu_features() -> dict[str, bool]:
 
 
 def copy_to_device(tensor: torch.Tensor, device: torch.device | str) -> torch.Tensor:
-    """Copy a tensor of any shape to a device without waiting for its queued work.
+    """Copy a tensor of any shape to a device without waiting for the device's queued work.
 
-    A copy from pageable memory to a GPU waits for the GPU's queue; this one goes through pinned memory.
+    A copy from pageable memory to a GPU would wait for the GPU's queue; this copy goes through pinned memory.
     """
     if torch.device(device).type == "mps" and tensor.dtype == torch.float64:
         tensor = tensor.float()  # Metal has no 64-bit numbers
@@ -137,10 +139,10 @@ def copy_to_device(tensor: torch.Tensor, device: torch.device | str) -> torch.Te
 
 
 def get_device_table(build: Callable[..., torch.Tensor], device: torch.device, *arguments: Hashable) -> torch.Tensor:
-    """Return the tensor (*shape) `build(*arguments)` on a device, cached for the same arguments; it must not be
-    changed.
+    """Return the tensor `build(*arguments)` of any shape on a device. It is cached for the same arguments, so it must
+    not be changed.
 
-    Building a table on the host in every forward pass would need a copy, for which the host waits.
+    Building a table on the host in every forward pass would require a copy that the host waits for.
     """
     if torch.compiler.is_compiling():
         return build(*arguments).to(device)
@@ -149,16 +151,18 @@ def get_device_table(build: Callable[..., torch.Tensor], device: torch.device, *
 
 @cache  # never emptied: a CUDA graph may read a table
 def build_device_table(build: Callable[..., torch.Tensor], device: torch.device, *arguments: Hashable) -> torch.Tensor:
-    """Build the tensor (*shape) cached by `get_device_table`: a normal tensor, even when first used in inference
-    mode."""
+    """Build the tensor of any shape that `get_device_table` caches. It is a normal tensor even if it is first used in
+    inference mode."""
     with torch.inference_mode(False), torch.device("cpu"):
         return copy_to_device(build(*arguments), device)
 
 
 def configure_process() -> None:
-    """Configure this process for long computations: no more threads than usable cores (PyTorch ignores a container's
-    CPU quota), full float32 precision on GPUs, and an allocator that keeps freed memory, in huge pages
-    (`tune_allocator`)."""
+    """Configure this process for long computations.
+
+    It uses no more threads than usable cores (PyTorch ignores a container's CPU quota), full float32 precision on GPUs,
+    and an allocator that keeps freed memory in huge pages (`tune_allocator`).
+    """
     if "OMP_NUM_THREADS" not in os.environ and torch.get_num_threads() > count_usable_cores():
         torch.set_num_threads(count_usable_cores())
     torch.backends.cudnn.allow_tf32 = False  # PyTorch rounds float32 convolutions on a GPU to ten bits by default
@@ -167,13 +171,13 @@ def configure_process() -> None:
 
 @contextmanager
 def use_deterministic_kernels(device: str, enabled: bool = True) -> Iterator[None]:
-    """Use kernels whose results do not depend on the order of a GPU's threads, if `enabled`; no effect on a CPU. An
-    operator without such a kernel warns."""
+    """If `enabled`, use kernels in the block whose results do not depend on the order of a GPU's threads. Has no effect
+    on a CPU. An operator without such a kernel warns."""
     if not (enabled and device.startswith("cuda")):
         yield
         return
     previous_modes = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS has no fixed workspace otherwise
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # gives cuBLAS a workspace of fixed size
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
         with sdpa_kernel(SDPBackend.MATH):  # the backward passes of the fused kernels sum in any order
@@ -184,22 +188,24 @@ def use_deterministic_kernels(device: str, enabled: bool = True) -> Iterator[Non
 
 @cache
 def get_thread_pool(count: int) -> ThreadPoolExecutor:
-    """Create a pool of `count` threads that divide PyTorch's threads evenly: each computes with separate cores."""
+    """Return a cached pool of `count` threads among which PyTorch's threads are divided evenly, so that each thread
+    computes on separate cores."""
     total, ready = torch.get_num_threads(), Barrier(count)
 
     def initialise_thread() -> None:
-        torch.get_num_threads()  # a thread's first call adopts the global number, so it must precede the next line
+        """Set the number of PyTorch's threads in a new thread of the pool, and wait until all threads have started."""
+        torch.get_num_threads()  # the first call in a thread copies the global number, so it precedes the next line
         torch.set_num_threads(max(1, total // count))
         ready.wait()
 
     pool = ThreadPoolExecutor(count, "team", initialise_thread)
     list(pool.map(int, range(count)))  # starts all threads
-    torch.set_num_threads(total)  # the global number, which later threads adopt
+    torch.set_num_threads(total)  # restores the global number, which later threads copy
     return pool
 
 
 def get_free_memory(device: str) -> int:
-    """Return the free bytes of a GPU, or of a Linux machine; 0 if unknown."""
+    """Return the free memory of a GPU, or of a Linux machine, in bytes; 0 if it cannot be determined."""
     if device.startswith("cuda"):
         return torch.cuda.mem_get_info(device)[0]
     if sys.platform != "linux":
@@ -209,7 +215,7 @@ def get_free_memory(device: str) -> int:
 
 
 def describe_environment() -> dict[str, object]:
-    """Return versions and hardware, as stored in `environment.json`."""
+    """Return the versions of libraries and the hardware, as stored in `environment.json`."""
     from importlib.metadata import version
 
     from vitreous.version import __version__
@@ -230,7 +236,7 @@ def describe_environment() -> dict[str, object]:
 
 
 def get_best_cpu_feature() -> str:
-    """Return the best of `CPU_FEATURES` that the processor has and may use, such as `avx512_bf16`; "" for none."""
+    """Return the best of `CPU_FEATURES` that is usable, such as `avx512_bf16`; "" if there is none."""
     return next((feature for feature in reversed(CPU_FEATURES) if get_cpu_features().get(feature)), "")
 
 

@@ -1,5 +1,5 @@
-"""Native C kernels in `native.c`, compiled once by the machine's C compiler, if there is one. They are optional:
-without a compiler, or on another processor, PyTorch's operators compute the same.
+"""Native C kernels in `native.c`, compiled once by the machine's C compiler. They are optional: without a compiler, or
+on another processor, PyTorch's operators compute the same results.
 
 The library is in the cache folder, with a name that depends on its source, its flags, the compiler and PyTorch's OpenMP
 runtime. It shares that runtime, so its loops run on PyTorch's threads. `VITREOUS_NATIVE=0` disables it.
@@ -29,13 +29,16 @@ from vitreous.system.machine import get_cpu_features
 C_SOURCE = Path(__file__).with_suffix(".c")
 CPU_INSTRUCTIONS = "avx512f avx512bw avx512vl avx512dq avx512bf16 amx-tile amx-bf16"
 COMPILER_FLAGS = ["-O3", "-fPIC", "-fopenmp", "-fno-math-errno", *(f"-m{name}" for name in CPU_INSTRUCTIONS.split())]
-COMPILE_TIMEOUT = 60.0  # seconds; usual is one
+COMPILE_TIMEOUT = 60.0  # seconds; compilation usually takes one second
 
 
 @dataclass(frozen=True)
 class NativeLibrary:
-    """The compiled library, None if unavailable; whether its kernels may use tiles (AMX); and a reason or
-    description."""
+    """The compiled library of native kernels.
+
+    `library` is None if it is not available. `tiles`: whether its kernels may use matrix tiles (AMX). `note` is the
+    reason why it is not available, or the compiler.
+    """
 
     library: ctypes.CDLL | None
     tiles: bool
@@ -44,14 +47,14 @@ class NativeLibrary:
 
 @cache
 def load_native_library() -> NativeLibrary:
-    """Compile the library, or load it, once per process."""
+    """Compile and load the library of native kernels, once per process."""
     if os.environ.get("VITREOUS_NATIVE") == "0":
         return NativeLibrary(None, False, "disabled by VITREOUS_NATIVE=0")
     if sys.platform != "linux" or platform.machine() != "x86_64" or not has_cpu_feature("avx512_bf16"):
         return NativeLibrary(None, False, "only for x86-64 processors with AVX512-BF16 on Linux")
     runtime, compiler = find_openmp_runtime(), find_compiler()
     if runtime is None:
-        return NativeLibrary(None, False, "PyTorch has no GNU OpenMP runtime here")
+        return NativeLibrary(None, False, "this build of PyTorch has no GNU OpenMP runtime")
     if not compiler:
         return NativeLibrary(None, False, "no C compiler: install one, such as gcc, for faster bfloat16")
     try:
@@ -59,21 +62,21 @@ def load_native_library() -> NativeLibrary:
         tiles = has_cpu_feature("amx_bf16") and library.request_tiles() == 0
     except subprocess.SubprocessError:
         return NativeLibrary(
-            None, False, f"{compiler[0]} cannot compile them: use a newer one, such as gcc 11 or later"
+            None, False, f"{compiler[0]} cannot compile the kernels: use a newer compiler, such as gcc 11 or later"
         )
     except (OSError, AttributeError) as error:
-        return NativeLibrary(None, False, f"cannot be stored or loaded: {error}")
+        return NativeLibrary(None, False, f"the library cannot be stored or loaded: {error}")
     return NativeLibrary(library, tiles, f"compiled by {Path(compiler[0]).name}")
 
 
 def has_cpu_feature(feature: str) -> bool:
-    """Return whether the processor has a feature and may use it, regardless of VITREOUS_CPU_ISA."""
+    """Return whether the processor has a feature and libraries may use it, regardless of VITREOUS_CPU_ISA."""
     return get_cpu_features().get(feature, False) and bool(getattr(torch.cpu, "get_capabilities", dict)().get(feature))
 
 
 def find_compiler() -> list[str]:
-    """Return the command of the C compiler, from `CC`, else `cc` or `gcc`, with its absolute path; empty if there is
-    none."""
+    """Return the command of the C compiler with its absolute path: `CC` if it is set, else `cc` or `gcc`; empty if
+    there is none."""
     compiler = os.environ.get("CC", "").strip()
     try:
         commands = [shlex.split(compiler)] if compiler else [["cc"], ["gcc"]]
@@ -83,20 +86,21 @@ def find_compiler() -> list[str]:
 
 
 def find_openmp_runtime() -> str | None:
-    """Return the path of the GNU OpenMP runtime that this process has loaded with PyTorch."""
+    """Return the path of the GNU OpenMP runtime that PyTorch has loaded in this process; None if there is none."""
     with open("/proc/self/maps") as file:
         paths = {line.split(maxsplit=5)[-1].strip() for line in file if "libgomp" in line}
     return min(paths, key=lambda path: ("torch" not in path, path), default=None)
 
 
 def compile_library(compiler: list[str], runtime: str) -> Path:
-    """Return the path of the compiled library; compile it if it does not exist.
+    """Compile the library unless it is in the cache folder, and return its path. `runtime` is the path of the OpenMP
+    runtime.
 
     Raises OSError if it cannot be stored, subprocess.SubprocessError if the compiler fails.
     """
     program = os.stat(compiler[0])
-    facts = [*compiler, *COMPILER_FLAGS, runtime, str(program.st_size), str(program.st_mtime_ns)]
-    name = hashlib.sha256("\0".join([*facts, C_SOURCE.read_text()]).encode()).hexdigest()[:16]
+    build_settings = [*compiler, *COMPILER_FLAGS, runtime, str(program.st_size), str(program.st_mtime_ns)]
+    name = hashlib.sha256("\0".join([*build_settings, C_SOURCE.read_text()]).encode()).hexdigest()[:16]
     library = cache_folder("native") / f"{name}.so"
     if not library.exists():
         library.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

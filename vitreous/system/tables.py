@@ -1,4 +1,4 @@
-"""CSV tables for spreadsheets, with names protected from evaluation as formulas."""
+"""CSV files for spreadsheets, in which texts are protected from evaluation as formulas."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from vitreous.system.disk import write_output_file
 
-FORMULA_PREFIXES = tuple("=+-@'\t\r")
+FORMULA_PREFIXES = tuple("=+-@'\t\r")  # first characters of cells that spreadsheets evaluate, and the escape character
 
 
 def format_csv(rows: Iterable[Sequence[Any]]) -> str:
@@ -22,12 +22,14 @@ def format_csv(rows: Iterable[Sequence[Any]]) -> str:
 
 
 def escape_formula(name: str) -> str:
-    """Return a name as a cell that spreadsheets do not evaluate; removing the leading apostrophe restores it."""
+    """Return a text as a cell that spreadsheets do not evaluate: with a leading apostrophe if it looks like a formula.
+    Removing the apostrophe restores it."""
     return "'" + name if name.startswith(FORMULA_PREFIXES) else name
 
 
 def write_csv_file(path: str, head: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """Write a CSV file atomically, with all cells except numbers escaped. Raises ResourceError."""
+    """Write a CSV file atomically; all cells except numbers are escaped. Raises ResourceError if it cannot be
+    written."""
     table = [["" if cell is None else str(cell) for cell in row] for row in rows]
     write_output_file(
         path,
@@ -38,7 +40,7 @@ def write_csv_file(path: str, head: Sequence[str], rows: Iterable[Sequence[Any]]
 
 
 def is_number_text(cell: str) -> bool:
-    """Return whether a cell is a number."""
+    """Return whether the text of a cell is a finite number."""
     with suppress(ValueError):
         return math.isfinite(float(cell))
     return False

@@ -1,4 +1,5 @@
-"""Typed versions of PyTorch functions and classes with missing annotations; at run time they are PyTorch's own."""
+"""Typed versions of PyTorch functions and classes whose annotations are missing. At run time they are PyTorch's
+functions and classes."""
 
 from __future__ import annotations
 
@@ -18,23 +19,23 @@ if TYPE_CHECKING:
     M = TypeVar("M", bound=nn.Module, covariant=True)
 
     def from_numpy(array: ndarray) -> Tensor:
-        """Return a tensor that shares the memory of an array."""
+        """Return a tensor that shares the memory of an array of the same shape."""
         ...
 
     def ndtr(x: Tensor) -> Tensor:
-        """Compute the standard normal distribution function, elementwise."""
+        """Compute the standard normal distribution function, elementwise for any shape."""
         ...
 
     def ndtri(p: Tensor) -> Tensor:
-        """Compute the inverse of `ndtr`, elementwise."""
+        """Compute the inverse of `ndtr`, elementwise for any shape."""
         ...
 
     def vector_norm(x: Tensor, ord: float, dim: int) -> Tensor:
-        """Compute the norm along one axis, which is removed."""
+        """Compute the norm along an axis of a tensor of any shape; the axis is removed."""
         ...
 
     def svd(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """(M, N) -> U (M, M), S (min(M, N),) and V^T (N, N): the singular value decomposition."""
+        """Compute the singular value decomposition of a matrix (M, N): U (M, M), S (min(M, N),) and V^T (N, N)."""
         ...
 
     def once_differentiable(backward: F) -> F:
@@ -50,11 +51,11 @@ if TYPE_CHECKING:
         ...
 
     def compile_module(module: nn.Module) -> None:
-        """Compile a module in place."""
+        """Compile a module in place with torch.compile."""
         ...
 
     class ModuleList(nn.ModuleList, Generic[M]):
-        """A list of modules of one type."""
+        """A list of modules of the same type."""
 
         def __init__(self, modules: Iterable[M] = ()) -> None: ...
 
@@ -77,7 +78,7 @@ else:
 
 class FunctionContext(function.FunctionCtx):
     """The context that a `torch.autograd.Function` passes from `forward` to `backward`. Functions that store more than
-    tensors declare their attributes in a subclass."""
+    tensors declare the attributes in a subclass."""
 
     saved_tensors: tuple[Tensor, ...]
     needs_input_grad: tuple[bool, ...]
@@ -89,5 +90,5 @@ def open_to_kinds(method: Callable[..., R]) -> Callable[..., R]:
 
 
 def get_bias(layer: nn.Linear | nn.LayerNorm | nn.Conv2d | nn.ConvTranspose2d) -> Tensor | None:
-    """Return the bias (outputs,) of a layer, or None. PyTorch annotates it as never None."""
+    """Return the bias (outputs,) of a layer, or None if it has none. PyTorch's annotation lacks None."""
     return layer.bias

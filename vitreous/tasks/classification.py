@@ -1,4 +1,4 @@
-"""Image classification, single-label or multi-label."""
+"""The task of image classification, single-label or multi-label."""
 
 from __future__ import annotations
 
@@ -27,14 +27,16 @@ if TYPE_CHECKING:
 
 ClassificationLoss = Literal["softmax", "sigmoid", "binary"]
 LOSSES: tuple[str, ...] = get_args(ClassificationLoss)
-DEFAULT_TOP = 5  # classes of a single-label prediction
+DEFAULT_TOP = 5  # default number of classes of a single-label prediction
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """One image's prediction: the class names, best first, with their probabilities; or the error.
+    """The prediction of a classifier for one image: class names, most probable first, with their probabilities; or the
+    error.
 
-    A multi-label prediction may be empty. `unsure`: no probability reaches `abstain`.
+    A multi-label prediction may have no classes. `unsure`: whether all probabilities are below
+    `PredictionOptions.abstain`.
     """
 
     column: ClassVar[str] = "classes"
@@ -49,7 +51,7 @@ class Prediction:
         return format_predictions_html([self])
 
     def cell_html(self) -> Any:
-        """Return the classes as HTML, each with a probability bar."""
+        """Format the classes as HTML, each with a probability bar."""
         pairs = list(zip(self.names, self.probabilities, strict=True))
         if not pairs:
             return "none"
@@ -59,7 +61,8 @@ class Prediction:
 
 @dataclass(frozen=True)
 class ClassFormat(PredictionFormat):
-    """At most `top` of the `classes` with a probability above `threshold`; unsure if the highest is below `abstain`."""
+    """The format of a classifier's predictions: at most `top` of the `classes`, with probabilities above `threshold`. A
+    prediction is unsure if its highest probability is below `abstain`."""
 
     column: ClassVar[str] = "classes"
 
@@ -70,16 +73,16 @@ class ClassFormat(PredictionFormat):
 
     @property
     def csv_columns(self) -> list[str]:
-        """List the columns, including rank, class and probability."""
+        """List the columns of the CSV file: one row per predicted class, with its rank and probability."""
         return ["path", "rank", "class", "probability", "error", "unsure"]
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Return `top`, `threshold` and `abstain`."""
+        """Return the options on which predictions depend: `top`, `threshold` and `abstain`."""
         return {"top": self.top, "threshold": self.threshold, "abstain": self.abstain}
 
     def predict(self, image_outputs: np.ndarray, path: str) -> Prediction:
-        """Return the prediction for an image from its (K,) probabilities."""
+        """Create the prediction for an image from its probabilities (K,)."""
         top_indices = [
             int(i) for i in np.argsort(-image_outputs, kind="stable")[: self.top] if image_outputs[i] > self.threshold
         ]
@@ -87,27 +90,28 @@ class ClassFormat(PredictionFormat):
         return Prediction(path, names, values, unsure=bool(image_outputs.max() < self.abstain))
 
     def format_error(self, path: str, error: str) -> Prediction:
-        """Return the prediction for an unreadable image."""
+        """Create the prediction for an unreadable image, with its error."""
         return Prediction(path, error=error)
 
     def to_fields(self, prediction: Prediction) -> dict[str, Any]:
-        """Return the classes with probabilities, and whether the prediction is unsure."""
+        """Return the JSON fields of a prediction: its classes with probabilities, and whether it is unsure."""
         pairs = zip(prediction.names, prediction.probabilities, strict=True)
         return {"classes": [{"class": name, "probability": p} for name, p in pairs], "unsure": prediction.unsure}
 
     def to_dict(self, prediction: Prediction) -> dict[str, Any]:
-        """Return path, classes with probabilities, error and unsure."""
+        """Convert a prediction to a dict with path, classes with probabilities, error and unsure."""
         fields = self.to_fields(prediction)
         classes, unsure = fields["classes"], fields["unsure"]
         return {"path": prediction.path, "classes": classes, "error": prediction.error, "unsure": unsure}
 
     def describe(self, prediction: Prediction) -> str:
-        """Return the classes with their probabilities in per cent."""
+        """Format the classes with their probabilities in per cent; of an unsure prediction only the first class."""
         texts = [f"{name} {p:.1%}" for name, p in zip(prediction.names, prediction.probabilities, strict=True)]
         return f"unsure ({texts[0] if texts else 'none'})" if prediction.unsure else "  ".join(texts) or "none"
 
     def to_csv_rows(self, prediction: Prediction) -> list[list[str]]:
-        """Return one row per class, or one empty row. `escape_formula` prevents spreadsheets from evaluating cells."""
+        """Return one row per class, or one row without a class. `escape_formula` prevents spreadsheets from evaluating
+        cells."""
         path_cell, unsure = escape_formula(prediction.path), "unsure" * prediction.unsure
         if not prediction.names:
             return [[path_cell, "", "", "", escape_formula(prediction.error or ""), unsure]]
@@ -118,11 +122,11 @@ class ClassFormat(PredictionFormat):
         ]
 
     def starts_image(self, cells: Sequence[str]) -> bool:
-        """Return whether a row has the first class, or no class."""
+        """Return whether a CSV row has the first class of its image, or no class."""
         return cells[1] in ("", "1")
 
     def to_arrow_table(self, predictions: Sequence[Prediction]) -> pa.Table:
-        """Return the same columns as an Arrow table; `classes` is a list of structs."""
+        """Convert predictions to an Arrow table with one row per image; `classes` is a list of structs."""
         import pyarrow as pa
 
         pair = pa.struct([("class", pa.string()), ("probability", pa.float64())])
@@ -134,10 +138,10 @@ class ClassFormat(PredictionFormat):
 
 @dataclass(frozen=True)
 class Classification(Task):
-    """Logits of named classes, `classes` in the order of the logits.
+    """A classifier's task: logits of named `classes`, in the order of the logits.
 
-    `multilabel`: an image may have any number of classes. `loss`: the training loss, which decides between softmax and
-    sigmoid. `temperature`, above 0: the divisor of the logits before that.
+    `multilabel`: whether an image may have any number of classes. `loss`: the training loss, which decides between
+    softmax and sigmoid. `temperature`, above 0, divides the logits before softmax or sigmoid.
     """
 
     name: ClassVar[str] = "classification"
@@ -151,7 +155,7 @@ class Classification(Task):
     temperature: float = 1.0
 
     def settings(self) -> dict[str, Any]:
-        """Return the fields by their names in files."""
+        """Return classes, loss, multilabel and temperature by their keys in files."""
         return {
             "classes": list(self.classes),
             "loss": self.loss,
@@ -166,16 +170,18 @@ class Classification(Task):
         temperature = settings.get("temperature", 1.0)
         if loss not in LOSSES or not isinstance(multilabel, bool):
             raise WeightsError(
-                f"{origin}: loss {loss}, multilabel {multilabel}",
+                f"{origin}: invalid loss {loss} or multilabel {multilabel}",
                 f"loss must be {' or '.join(LOSSES)}, multilabel true or false",
             )
         if isinstance(temperature, bool) or not isinstance(temperature, int | float) or not 0 < temperature < math.inf:
-            raise WeightsError(f"{origin}: temperature {temperature}", "temperature must be above 0 (1 has no effect)")
+            raise WeightsError(
+                f"{origin}: invalid temperature {temperature}", "temperature must be above 0 (1 has no effect)"
+            )
         return cls(classes, multilabel, loss, float(temperature))
 
     @classmethod
     def from_run(cls, settings: dict[str, Any], classes: tuple[str, ...], origin: str) -> Self:
-        """Return a single-label classification: the settings of an objective do not contain `multilabel`."""
+        """Create a single-label classification, because the settings of an objective do not contain `multilabel`."""
         return cls(classes)
 
     @property
@@ -185,26 +191,28 @@ class Classification(Task):
 
     @property
     def missing_outputs(self) -> tuple[str, str]:
-        """Return that the model has no head: a classification without classes is feature extraction."""
+        """Return the reason why the model has no outputs. A classification without classes has no head, like feature
+        extraction."""
         return FeatureExtraction().missing_outputs
 
     @property
     def summary(self) -> str:
-        """The number of classes, and whether the model is multi-label."""
+        """The task with the number of classes, and whether the model is multi-label: "classifies images into 37
+        classes"."""
         return f"classifies images into {len(self.classes)} classes" + " (multi-label)" * self.multilabel
 
     @property
     def primary_metric(self) -> str:
-        """top-1, or mAP for a multi-label model."""
+        """The key of the primary metric: top-1, or mAP for a multi-label model."""
         return "map" if self.multilabel else "top1"
 
     @property
     def export_metadata(self) -> dict[str, Any]:
-        """The loss and the temperature, which define the probabilities."""
+        """The loss and the temperature, which convert the outputs of an exported file to probabilities."""
         return {"output": {"loss": self.loss, "temperature": self.temperature}}
 
     def get_version_fields(self) -> list[Any]:
-        """Return classes, loss, multilabel and temperature."""
+        """Return the values that predictions depend on: classes, loss, multilabel and temperature."""
         return [self.classes, self.loss, self.multilabel, self.temperature]
 
     def with_temperature(self, temperature: float) -> Self:
@@ -212,32 +220,35 @@ class Classification(Task):
         return replace(self, temperature=temperature)
 
     def activate(self, outputs: np.ndarray) -> np.ndarray:
-        """Compute (n, K) probabilities of (n, K) logits divided by the temperature."""
+        """Compute probabilities (n, K) from logits (n, K), divided by the temperature."""
         from vitreous.tasks.calibration import compute_probabilities
 
         return compute_probabilities(outputs.astype(np.float64) / self.temperature, self.loss)
 
     def prediction_format(self, options: PredictionOptions) -> ClassFormat:
-        """Return the format of predictions. Unset options: the top classes of a single-label model, or all classes
-        above `MULTILABEL_THRESHOLD`. Raises UsageError for an invalid `abstain`."""
+        """Return the format of predictions.
+
+        If `top` and `threshold` are unset, a single-label prediction has `options.default_top` classes. A multi-label
+        prediction then has all classes above `MULTILABEL_THRESHOLD`. Raises UsageError for an invalid `abstain`.
+        """
         from vitreous.tasks.calibration import MULTILABEL_THRESHOLD, check_abstain
 
         top, threshold = options.top, options.threshold
         check_abstain(options.abstain)
         if options.abstain is not None and self.multilabel:
-            message = "--abstain is for single-label models"
-            raise UsageError(message, "for multi-label models use --threshold")
+            problem = "--abstain is for single-label models, but this model is multi-label"
+            raise UsageError(problem, "use --threshold")
         if threshold is None:
             threshold = MULTILABEL_THRESHOLD if self.multilabel and top is None else -1.0
         top = top or (len(self.classes) if self.multilabel else options.default_top)
         return ClassFormat(self.classes, top, threshold, options.abstain or 0.0)
 
     def scale_logits(self, outputs: np.ndarray) -> np.ndarray:
-        """Divide (n, K) logits by the temperature, in float64 so that distinct logits stay distinct."""
+        """Divide logits (n, K) by the temperature, in float64 so that distinct logits stay distinct."""
         return outputs if self.temperature == 1 else outputs.astype(np.float64) / self.temperature
 
     def describe_differences(self, other_task: Task) -> list[str]:
-        """List differences in loss, multilabel, and classes."""
+        """List differences in loss, multilabel and classes, one line each."""
         if not isinstance(other_task, Classification):
             return super().describe_differences(other_task)
         lines = list_differences(self.loss, other_task.loss, "loss")
@@ -245,7 +256,8 @@ class Classification(Task):
         return lines + super().describe_differences(other_task)
 
     def check_comparison(self, other_task: Task, names: tuple[str, str]) -> str:
-        """Return a note if the two models have different classes."""
+        """Check that both models are classifiers. Returns a note if they have different classes. Raises UsageError if
+        the tasks differ."""
         note = super().check_comparison(other_task, names)
         if set(self.classes) != set(other_task.classes):
             note = "the runs have different classes; they are compared on the classes of the dataset"
@@ -254,7 +266,8 @@ class Classification(Task):
     def compare_outputs(
         self, other_task: Task, outputs_a: ModelOutputs, outputs_b: ModelOutputs, data: Data
     ) -> Comparison:
-        """Compare logits divided by the temperatures; multi-label outputs in the order of the dataset's classes."""
+        """Compare the logits of two classifiers, divided by their temperatures. Multi-label outputs are brought into
+        the order of the dataset's classes."""
         from vitreous.tasks.comparison import ModelOutputs, compare_classifiers
 
         assert isinstance(other_task, Classification)
@@ -268,14 +281,17 @@ class Classification(Task):
         return compare_classifiers(scaled[0], scaled[1])
 
     def evaluate(self, outputs: np.ndarray, labels: np.ndarray, readable: np.ndarray) -> Report:
-        """Compute `evaluate_classification` of (n, K) logits divided by the temperature."""
+        """Compute the metrics of logits (n, K), divided by the temperature (`evaluate_classification`)."""
         from vitreous.tasks.classification_metrics import evaluate_classification
 
         return evaluate_classification(self.scale_logits(outputs), labels, self.classes, readable)
 
     def align_labels(self, split: Split, data: Data) -> Split:
-        """Return labels in the model's class order. Raises DataError for a class that the model does not have,
-        UsageError for multi-label data and a single-label model."""
+        """Return the split with labels in the model's class order.
+
+        Raises DataError if the dataset has a class that the model does not have, UsageError if the data is multi-label
+        and the model single-label.
+        """
         aligned = align_labels(split, data, self.classes, self.multilabel)
         if data.multilabel and self.loss == "softmax":
             problem = f"the model is single-label, but {data.name} is multi-label"
@@ -285,8 +301,12 @@ class Classification(Task):
     def choose_examples(
         self, outputs: np.ndarray, split: Split, readable: np.ndarray, count: int
     ) -> dict[str, list[Example]]:
-        """Choose images from (n, K) logits. Worst: wrong predictions with the lowest probability of the label, or the
-        highest loss of multi-label images. Unsure: the two best classes are closest, or a class is closest to 0.5."""
+        """Choose images for an evaluation page from logits (n, K).
+
+        `worst`: wrong predictions with the lowest probability of the label, or multi-label images with the highest
+        loss. `unsure`: images with the smallest difference between the two most probable classes, or multi-label images
+        with a probability closest to 0.5.
+        """
         from vitreous.tasks.calibration import compute_probabilities
         from vitreous.tasks.classification_metrics import score_images
 
@@ -296,6 +316,7 @@ class Classification(Task):
         unsure = [int(s) for s in np.argsort(margin, kind="stable") if readable[s]][:count]
 
         def make_example(sample: int) -> Example:
+            """Describe an image of the split, with its label and its most probable class."""
             probabilities, label = (
                 compute_probabilities(logits[sample : sample + 1], self.loss)[0],
                 split.labels[sample],
@@ -311,7 +332,7 @@ class Classification(Task):
 
     @property
     def example_notes(self) -> dict[str, str]:
-        """Captions of the worst and the least certain images."""
+        """Captions of the two groups of `choose_examples`."""
         nearest = "Images with the smallest difference between the two most probable classes."
         return {
             "worst": "Wrong predictions with the lowest probability of the label.",
@@ -319,8 +340,8 @@ class Classification(Task):
         }
 
     def measure_agreement(self, ours: np.ndarray, theirs: np.ndarray) -> float:
-        """Return the share of images with the same top-1 class, or of equal multi-label decisions, from (n, K) logits
-        of both."""
+        """Return the share of images with the same top-1 class, or of equal multi-label decisions, from the logits (n,
+        K) of a model and of its exported file."""
         if not self.multilabel:
             return float((ours.argmax(1) == theirs.argmax(1)).mean())
         from vitreous.tasks.calibration import MULTILABEL_THRESHOLD
@@ -329,5 +350,5 @@ class Classification(Task):
         return float((decisions[0] == decisions[1]).mean())
 
     def count_correct(self, outputs: np.ndarray, labels: np.ndarray) -> int | None:
-        """Count the images whose label has the highest of (n, K) logits; None for multi-label data."""
+        """Count the images whose label has the highest of the logits (n, K); None for multi-label data."""
         return int((outputs.argmax(1) == labels).sum()) if labels.ndim == 1 else None

@@ -1,7 +1,7 @@
 """Metrics of a classifier from its logits and the labels.
 
-Accuracies are quotients of integer counts, and sums run in float64 in the order of the samples, so metrics do not
-depend on the batch size or the number of workers. In shapes, n is images, K classes, D draws of the bootstrap.
+Accuracies are quotients of integer counts, and sums run in float64 in the order of the samples. Metrics therefore do
+not depend on the batch size or the number of workers. In shapes, n is images, K classes, D draws of the bootstrap.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ from vitreous.tasks.metrics import CLASSIFICATION_METRICS
 from vitreous.tasks.multilabel_metrics import evaluate_multilabel
 from vitreous.tasks.report import Report
 
-MIN_TOP5_CLASSES = 10  # top-5 is only meaningful from this number of classes
-#: metrics that are means over classes -> the per-class metric
+MIN_TOP5_CLASSES = 10  # minimum number of classes for top-5
+#: key of a metric that is a mean over classes -> key of the per-class metric
 CLASS_MEANS = {metric.key: metric.class_mean for metric in CLASSIFICATION_METRICS if metric.class_mean}
-MAX_CONFUSED_PAIRS = 10  # length of the list of most confused classes
+MAX_CONFUSED_PAIRS = 10  # maximum length of the list of most confused classes
 
 
 def evaluate_classification(
     logits: np.ndarray, labels: np.ndarray, classes: tuple[str, ...], readable: np.ndarray | None = None
 ) -> Report:
-    """Compute the metrics of (n, K) logits and (n,) labels: top-1, top-5, means over classes (`CLASS_MEANS`), negative
-    log-likelihood and calibration error.
+    """Compute the metrics of logits (n, K) and labels (n,): top-1, top-5, means over classes (`CLASS_MEANS`), negative
+    log-likelihood (NLL) and calibration error (ECE).
 
     Labels (n, K) are evaluated by `evaluate_multilabel`. Images that are not `readable` (n,) count as wrong in
-    accuracies and recalls, and are excluded from NLL and ECE. Equal logits rank by index. top-5 is None for five
-    classes or fewer. NLL in nats; ECE over 15 equal bins of the highest probability (arXiv:1706.04599). Intervals cover
-    95 %: Wilson's for accuracies, a seeded bootstrap for the others, corrected for the bias of the ECE. Raises
-    NonFiniteError for logits without finite probabilities.
+    accuracies and recalls, and are excluded from NLL and ECE. Equal logits rank by index. top-5 is None for fewer than
+    `MIN_TOP5_CLASSES` classes. NLL is in nats; ECE has 15 equal bins of the highest probability (arXiv:1706.04599).
+    Intervals cover 95 %: Wilson's for accuracies, a seeded bootstrap for the other metrics, corrected for the bias of
+    the ECE. Raises NonFiniteError for logits without finite probabilities.
     """
     readable = np.ones(len(labels), dtype=bool) if readable is None else readable
     if labels.ndim == 2:
@@ -84,8 +84,8 @@ def evaluate_classification(
 
 
 def class_rates(correct: np.ndarray, predictions: np.ndarray, support: np.ndarray) -> dict[str, np.ndarray]:
-    """Compute recall, precision and F1 per class from (K, ...) counts of correct predictions, predictions and images; 0
-    for a class without any."""
+    """Compute recall, precision and F1 per class from counts (K, ...) of correct predictions, predictions and images; 0
+    if the denominator is 0."""
     return {
         "recall": correct / np.maximum(support, 1),
         "precision": correct / np.maximum(predictions, 1),
@@ -94,14 +94,16 @@ def class_rates(correct: np.ndarray, predictions: np.ndarray, support: np.ndarra
 
 
 def rank_labels(scores: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Return the rank (n,) of each label from 0: (n, K) scores and (n,) labels; equal scores rank by index."""
+    """Return the rank (n,) of each label's score, 0 for the highest, from scores (n, K) and labels (n,). Equal scores
+    rank by index."""
     label_scores, count = scores[np.arange(len(labels)), labels][:, None], int(scores.shape[1])
     precedes_label: np.ndarray = np.arange(count)[None] < labels[:, None]
     return ((scores > label_scores) | ((scores == label_scores) & precedes_label)).sum(1)
 
 
 def count_confusion_cells(labels: np.ndarray, predicted: np.ndarray, num_classes: int) -> np.ndarray:
-    """Return the non-zero cells of the confusion matrix, (m, 3) int64: label, prediction, count; from (n,) arrays.
+    """Return the non-zero cells of the confusion matrix, (m, 3) int64: label, prediction, count. From labels and
+    predicted classes (n,).
 
     The full matrix of 10,000 classes would take 800 MB.
     """
@@ -112,19 +114,23 @@ def count_confusion_cells(labels: np.ndarray, predicted: np.ndarray, num_classes
 def bootstrap_intervals(
     labels: np.ndarray, predicted: np.ndarray, nll: np.ndarray, confidence: np.ndarray, num_classes: int
 ) -> dict[str, Interval]:
-    """Compute bootstrap intervals of the means over classes, NLL and ECE from (n,) arrays of the readable images; empty
-    for fewer than two images."""
+    """Compute bootstrap intervals of the means over classes, NLL and ECE from arrays (n,) of the readable images.
+    Returns an empty dict for fewer than two images."""
     count, correct = len(nll), labels == predicted
     if count < 2:
         return {}
     gaps = compute_image_gaps(confidence, correct)
 
     def metrics(counts: np.ndarray) -> dict[str, np.ndarray]:
-        """Compute means over classes and NLL (D,), and gaps of the calibration error (BINS, D), from the number of
-        times that each image is drawn, (n, D)."""
+        """Compute means over classes and NLL (D,), and gaps of the calibration error (BINS, D), from draw counts (n,
+        D): how often each draw contains each image."""
         support, predictions = sum_by_class(labels, counts, num_classes), sum_by_class(predicted, counts, num_classes)
         rates = class_rates(sum_by_class(labels[correct], counts[correct], num_classes), predictions, support)
-        means = {name: rates[of].sum(0, where=support > 0) / (support > 0).sum(0) for name, of in CLASS_MEANS.items()}
+        present = support > 0
+        means = {
+            name: rates[class_metric].sum(0, where=present) / present.sum(0)
+            for name, class_metric in CLASS_MEANS.items()
+        }
         return {**means, "nll": nll @ counts / count, "gaps": gaps.T @ counts / count}
 
     draws = bootstrap_metrics(
@@ -135,7 +141,7 @@ def bootstrap_intervals(
 
 
 def sum_by_class(class_indices: np.ndarray, values: np.ndarray, num_classes: int) -> np.ndarray:
-    """Sum the rows of `values` (n, D) by class (n,) -> (K, D) float64."""
+    """Sum the rows of `values` (n, D) of each class, given class indices (n,). Returns (K, D) float64."""
     sums = np.zeros((num_classes, values.shape[1]))
     order = np.argsort(class_indices, kind="stable")
     present, starts = np.unique(class_indices[order], return_index=True)
@@ -147,9 +153,11 @@ def sum_by_class(class_indices: np.ndarray, values: np.ndarray, num_classes: int
 def tabulate_classes(
     correct: np.ndarray, predictions: np.ndarray, support: np.ndarray, cells: np.ndarray, classes: tuple[str, ...]
 ) -> list[dict[str, Any]]:
-    """Return one row per class: images, recall, precision, F1, and the class it is most often confused with.
+    """Return one row per class: number of images, recall, precision, F1, and the class with which it is most often
+    confused.
 
-    `correct`, `predictions` and `support` are counts (K,); `cells` are `count_confusion_cells`.
+    `correct`, `predictions` and `support` are counts (K,) of correct predictions, predictions and images; `cells` is
+    the output of `count_confusion_cells`.
     """
     wrong = cells[cells[:, 0] != cells[:, 1]]
     wrong = wrong[np.lexsort((wrong[:, 1], -wrong[:, 2], wrong[:, 0]))]  # most frequent prediction of each label first
@@ -171,24 +179,24 @@ def tabulate_classes(
 
 
 def evaluate_label_sets(logits: np.ndarray, correct_classes: np.ndarray, readable: np.ndarray) -> Report:
-    """Compute top-1 and top-5 from (n, K) logits and (n, K) bool sets of correct classes, with Wilson's 95 % intervals.
+    """Compute top-1 and top-5 from logits (n, K) and sets of correct classes (n, K) bool, with Wilson's 95 % intervals.
 
-    For ImageNet ReaL (arXiv:2006.07159) and ObjectNet: an image is correct if its set contains the class of the highest
-    logit (top-1), or one of the five highest (top-5). Equal logits rank by index. Images with an empty set are skipped;
-    images that are not `readable` (n,) count as wrong.
+    For ImageNet ReaL (arXiv:2006.07159) and ObjectNet: an image is correct if its set contains the class with the
+    highest logit (top-1), or one of the classes with the five highest logits (top-5). Equal logits rank by index.
+    Images with an empty set are skipped; images that are not `readable` (n,) count as wrong.
     """
     has_label = correct_classes.any(1)
     top5_indices = np.argsort(-logits[has_label], axis=1, kind="stable")[:, :5]
     matches = np.take_along_axis(correct_classes[has_label], top5_indices, 1) & readable[has_label, None]
     count, hits = len(matches), {"top1": int(matches[:, 0].sum()), "top5": int(matches.any(1).sum())}
     metrics: dict[str, float | None] = {name: hit / count if count else None for name, hit in hits.items()}
-    none = dict.fromkeys((*CLASS_MEANS, "nll", "ece"))
+    undefined = dict.fromkeys((*CLASS_MEANS, "nll", "ece"))
     intervals: dict[str, Interval | None] = {name: wilson_interval(hit, count) for name, hit in hits.items()}
     return Report(
         count,
         int((~readable[has_label]).sum()),
-        metrics=metrics | none,
-        intervals=intervals | none,
+        metrics=metrics | undefined,
+        intervals=intervals | undefined,
         per_class=[],
         confusion_cells=None,
     )
@@ -197,11 +205,12 @@ def evaluate_label_sets(logits: np.ndarray, correct_classes: np.ndarray, readabl
 def list_confused_pairs(
     cells: np.ndarray, support: np.ndarray, classes: tuple[str, ...], limit: int = MAX_CONFUSED_PAIRS
 ) -> dict[str, list[dict[str, Any]]]:
-    """Return the most confused pairs of classes from `count_confusion_cells` and (K,) images per class.
+    """Return the most confused pairs of classes from `count_confusion_cells` and the number of images per class,
+    `support` (K,).
 
-    `ordered`: `label` predicted as `answer`, with `count` and its `share` of the label's images. `unordered`: errors
-    between two `classes` in either direction, and their share of the images of both. Pairs of equal counts are sorted
-    by share, then by the order of the classes.
+    `ordered`: images of the class `label` predicted as `prediction`, with their `count` and `share` of the label's
+    images. `unordered`: errors between two `classes` in either direction, and their share of the images of both. Pairs
+    of equal counts are sorted by share, then by the order of the classes.
     """
     label_indices, predicted_indices, counts = cells[cells[:, 0] != cells[:, 1]].T
     shares = counts / np.maximum(support[label_indices], 1)
@@ -229,8 +238,12 @@ def list_confused_pairs(
 
 
 def score_images(logits: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return loss, margin between the two closest predictions, and whether the prediction is wrong, (n,) each, from
-    (n, K) logits and labels (n,) or (n, K)."""
+    """Return the loss, the margin, and whether the prediction is wrong, (n,) each, from logits (n, K) and labels (n,)
+    or (n, K).
+
+    The margin is the difference between the two highest probabilities; for multi-label data, the smallest distance of a
+    probability from 0.5.
+    """
     loss = compute_image_nll(logits, labels)
     if labels.ndim == 2:
         return (

@@ -1,6 +1,6 @@
-"""Differences between two models on the same images, second minus first, and their significance.
+"""Compare two models on the same images: differences, second minus first, and their significance.
 
-In shapes, n is images, K classes, D draws of the bootstrap.
+In shapes, n is images, K classes, BINS confidence bins, D draws of the bootstrap.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ SIGNIFICANCE_LEVEL = 0.05  # p-values below it are significant
 
 @dataclass(frozen=True)
 class ModelOutputs:
-    """A model's outputs for n images: logits or values (n, K), labels (n,) or (n, K) in the order of its outputs, and
-    readable (n,) bool."""
+    """The outputs of a model for n images: `logits` (n, K) or values of a regression, `labels` (n,) or (n, K) in the
+    order of its outputs, and `readable` (n,) bool."""
 
     logits: np.ndarray
     labels: np.ndarray
@@ -44,14 +44,18 @@ class ModelOutputs:
 
     @property
     def is_correct(self) -> np.ndarray:
-        """Return (n,) bool: the image is readable, and its highest logit (first of equals) is the label's."""
+        """Whether each image is predicted correctly, (n,) bool: it is readable, and its highest logit (the first of
+        equal ones) is the label's."""
         return self.readable & (self.logits.argmax(1) == self.labels)
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """The metrics of two models on the same images. `metrics` has both values of each metric, by key. `counts` and `p`
-    are of McNemar's test, for single-label data; `details` are further entries of the document."""
+    """The comparison of two models on the same images.
+
+    `metrics` has both values of each metric, by key; `differences` and `intervals` are second minus first. `counts` and
+    `p` belong to McNemar's test, for single-label data. `details` are further entries of the evaluation document.
+    """
 
     primary: str  # key of the primary metric
     metrics: dict[str, tuple[float | None, float | None]]
@@ -63,14 +67,15 @@ class Comparison:
 
     @property
     def significant(self) -> bool:
-        """Whether the difference is significant: by McNemar's test or, without it, by the interval."""
+        """Whether the difference of the primary metric is significant: by McNemar's test or, if there is none, because
+        the interval excludes 0."""
         if self.p is not None:
             return self.p < SIGNIFICANCE_LEVEL
         ends = self.intervals[self.primary]
         return ends is not None and (ends[0] > 0 or ends[1] < 0)
 
     def verdict(self, name_a: str, name_b: str) -> str:
-        """Return the result as one sentence; `name_a` and `name_b` are the models' names."""
+        """Describe the result in one sentence; `name_a` and `name_b` are the names of the models."""
         name = get_metric_label(self.primary)
         difference, ends = self.differences[self.primary], self.intervals[self.primary]
         if difference is None:
@@ -101,16 +106,17 @@ class Comparison:
 def compare_classifiers(outputs_a: ModelOutputs, outputs_b: ModelOutputs) -> Comparison:
     """Compare two classifiers on the same images in the same order, with intervals and tests of the differences.
 
-    Accuracies: McNemar's exact test and an interval of the difference. mAP and NLL: percentile intervals over the same
-    bootstrap draws for both models; ECE: from the same draws, with bounds of its bias. An unreadable image is wrong (or
-    never retrieved); NLL and ECE use the images that both models could read. Intervals cover 95 %. Both models have
-    labels (n,), or (n, K) in the same order of classes.
+    Accuracies have McNemar's exact test and an interval of the difference. mAP and NLL have percentile intervals over
+    the same bootstrap draws for both models; ECE has an interval from the same draws with bounds of its bias. An
+    unreadable image counts as wrong, and for mAP as never retrieved. NLL and ECE use the images that both models could
+    read. Intervals cover 95 %. Both models have labels (n,), or (n, K) in the same order of classes.
     """
     both_readable, multilabel = outputs_a.readable & outputs_b.readable, outputs_a.labels.ndim == 2
     metric_functions = [make_probability_metrics(outputs, both_readable) for outputs in (outputs_a, outputs_b)]
     unit_counts = np.ones((len(both_readable), 1), np.float32)
     metrics_a, metrics_b = (
-        {name: float(value[0]) for name, value in part(unit_counts).items()} for part in metric_functions
+        {name: float(value[0]) for name, value in compute_metrics(unit_counts).items()}
+        for compute_metrics in metric_functions
     )
     metrics: dict[str, tuple[float | None, float | None]] = {
         name: (metrics_a[name], metrics_b[name]) for name in metrics_a
@@ -131,7 +137,7 @@ def compare_classifiers(outputs_a: ModelOutputs, outputs_b: ModelOutputs) -> Com
         "only_b": ~correct_a & correct_b,
         "neither": ~correct_a & ~correct_b,
     }
-    counts = {name: int(part.sum()) for name, part in cells.items()}
+    counts = {name: int(is_in_cell.sum()) for name, is_in_cell in cells.items()}
     gained, lost = counts["only_b"], counts["only_a"]
     return Comparison(
         "top1",
@@ -150,8 +156,11 @@ def bootstrap_difference_intervals(
     both_readable: np.ndarray,
     differences: dict[str, float | None],
 ) -> dict[str, Interval | None]:
-    """Return bootstrap intervals of differences; `metric_functions` are `make_probability_metrics` of both models.
-    `both_readable` (n,) bool marks the images that both could read."""
+    """Return bootstrap intervals of the differences of metrics between two models.
+
+    `metric_functions` are the functions of both models from `make_probability_metrics`. `both_readable` (n,) bool marks
+    the images that both models could read. `differences` are the differences on all images.
+    """
     multilabel = outputs_a.labels.ndim == 2
     gaps = (
         []
@@ -161,14 +170,15 @@ def bootstrap_difference_intervals(
     mean_gaps = [CalibrationGaps.of_images(model_gaps[both_readable]) for model_gaps in gaps]
 
     def compute_differences(counts: np.ndarray) -> dict[str, np.ndarray]:
-        """Compute differences and the excess of the ECE's, (D,) each, from the draw counts (n, D) of the images."""
-        metrics_a, metrics_b = (part(counts) for part in metric_functions)
+        """Compute the differences of metrics, and the bounds of the error of the ECE's difference, (D,) each, from draw
+        counts (n, D)."""
+        metrics_a, metrics_b = (compute_metrics(counts) for compute_metrics in metric_functions)
         draws = {name: metrics_b[name] - metrics_a[name] for name in metrics_a}
         if not multilabel:
             num_drawn = np.maximum(both_readable @ counts, 1)
-            draws_a, draws_b = ((part.T @ counts / num_drawn).T for part in gaps)
-            errors = bound_difference_errors(mean_gaps[0], mean_gaps[1], draws_a, draws_b)
-            draws["least"], draws["most"] = errors
+            draws_a, draws_b = ((model_gaps.T @ counts / num_drawn).T for model_gaps in gaps)
+            gaps_a, gaps_b = mean_gaps
+            draws["ece_lower"], draws["ece_upper"] = bound_difference_errors(gaps_a, gaps_b, draws_a, draws_b)
         return draws
 
     draws = bootstrap_metrics(
@@ -177,17 +187,18 @@ def bootstrap_difference_intervals(
         choose_multilabel_draws(outputs_a.logits.size) if multilabel else DEFAULT_BOOTSTRAP_DRAWS,
     )
     intervals: dict[str, Interval | None] = {name: percentiles(draw) for name, draw in draws.items()}
-    lower_excess, upper_excess, ece = intervals.pop("least", None), intervals.pop("most", None), differences.get("ece")
+    lower_excess, upper_excess = intervals.pop("ece_lower", None), intervals.pop("ece_upper", None)
+    ece = differences.get("ece")
     if lower_excess and upper_excess and ece is not None:
         intervals["ece"] = ece - max(0.0, upper_excess[1]), ece - min(0.0, lower_excess[0])
     return intervals
 
 
 def make_probability_metrics(outputs: ModelOutputs, both_readable: np.ndarray) -> MetricFunction:
-    """Return a function of draw counts (n, D) that computes a model's bootstrapped metrics, (D,) each.
+    """Return a function that computes a model's metrics, (D,) each, from draw counts (n, D) of the bootstrap.
 
-    Single-label: NLL and ECE over the images that `both_readable` (n,) models could read. Multi-label: mAP over all
-    images, NLL over those that both could read.
+    Single-label models: NLL and ECE over the images that both models could read (`both_readable`, (n,) bool).
+    Multi-label models: mAP over all images, and NLL over the images that both could read.
     """
     indices, loss = np.flatnonzero(both_readable), np.zeros(len(both_readable))
     loss[indices] = compute_image_nll(outputs.logits[indices], outputs.labels[indices])
@@ -197,20 +208,22 @@ def make_probability_metrics(outputs: ModelOutputs, both_readable: np.ndarray) -
         return lambda counts: {"map": mean_ap(counts), "nll": loss @ counts / np.maximum(both_readable @ counts, 1)}
     gaps = compute_paired_calibration_gaps(outputs, both_readable)
 
-    def metrics(counts: np.ndarray) -> dict[str, np.ndarray]:
-        drawn = np.maximum(both_readable @ counts, 1)
-        return {"nll": loss @ counts / drawn, "ece": np.abs(gaps.T @ counts).sum(0) / drawn}
+    def compute_nll_and_ece(counts: np.ndarray) -> dict[str, np.ndarray]:
+        """Compute NLL and ECE, (D,) each, from draw counts (n, D)."""
+        num_drawn = np.maximum(both_readable @ counts, 1)
+        return {"nll": loss @ counts / num_drawn, "ece": np.abs(gaps.T @ counts).sum(0) / num_drawn}
 
-    return metrics
+    return compute_nll_and_ece
 
 
 def compute_paired_calibration_gaps(outputs: ModelOutputs, both_readable: np.ndarray) -> np.ndarray:
-    """Return `compute_image_gaps` (n, BINS) with zeros for images not in `both_readable` (n,)."""
+    """Compute the calibration gaps of each image (n, BINS) (`compute_image_gaps`), with zeros for images that are not
+    in `both_readable` (n,)."""
     gaps, indices = np.zeros((len(both_readable), CALIBRATION_BINS)), np.flatnonzero(both_readable)
     gaps[indices] = compute_image_gaps(np.exp(log_softmax(outputs.logits[indices]).max(1)), outputs.is_correct[indices])
     return gaps
 
 
 def format_p_value(p: float) -> str:
-    """Format a p-value: `= 0.012`, `< 0.0001`."""
+    """Format a p-value as `= 0.012` or `< 0.0001`."""
     return "< 0.0001" if p < 1e-4 else f"= {p:.2g}" if p < 0.995 else "= 1"

@@ -1,4 +1,4 @@
-"""Object detection and instance segmentation: boxes and masks of objects."""
+"""The task of object detection and instance segmentation: boxes and masks of objects."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Detection(Task):
-    """Objects of named classes, `classes` in the order of their indices; `masks`: each object has a mask and a box."""
+    """A detector's task: objects of named `classes`, in the order of their indices. `masks`: whether each object has a
+    mask in addition to its box."""
 
     name: ClassVar[str] = "detection"
     verb_phrase: ClassVar[str] = "detects objects"
@@ -49,7 +50,7 @@ class Detection(Task):
     masks: bool = False
 
     def settings(self) -> dict[str, Any]:
-        """Return the class names, and whether objects have masks."""
+        """Return the class names, and whether objects have masks, by their keys in files."""
         return {"classes": list(self.classes), "masks": self.masks}
 
     @classmethod
@@ -57,24 +58,24 @@ class Detection(Task):
         """Create a detection task from stored settings. Raises WeightsError if `masks` is not true or false."""
         masks = settings.get("masks", False)
         if not isinstance(masks, bool):
-            raise WeightsError(f"{origin}: masks {masks}", "masks must be true or false")
+            raise WeightsError(f"{origin}: invalid masks {masks}", "masks must be true or false")
         return cls(classes, masks)
 
     @property
     def summary(self) -> str:
-        """The number of classes."""
+        """The task with the number of classes: "detects objects of 80 classes"."""
         return f"detects objects of {len(self.classes)} classes"
 
     @property
     def overlay_classes(self) -> tuple[str, ...]:
-        """All classes."""
+        """The classes that are drawn over images: all classes."""
         return self.classes
 
     def predict_images(
         self, predictor: Any, images: Any, options: PredictionOptions, bad_images: str, on_images: Callable[[int], None]
     ) -> Any:
-        """Return `ImageObjects` for each image, with scores of at least `threshold`. Raises UsageError for other
-        options of classifiers."""
+        """Detect the objects in images: `ImageObjects` for each image, with scores of at least `options.threshold`.
+        Raises UsageError for options that only classifiers support."""
         self.check_predict_keywords(predictor.card.name, options)
         detect_options = {} if options.threshold is None else {"threshold": options.threshold}
         objects = predictor.detect(images, bad_images=bad_images, **detect_options)
@@ -82,28 +83,30 @@ class Detection(Task):
         return objects
 
     def prepare_input(self, image: DecodedSample, preprocess: Preprocess) -> np.ndarray:
-        """Convert a decoded image to (C, *image) pixels: the full image, resized with its aspect ratio and padded."""
+        """Convert a decoded image to pixels (C, *image): the full image, resized with its aspect ratio kept, and
+        padded."""
         from vitreous.tasks.detections import fit_image
 
         return fit_image(to_native_array(image), preprocess)[0]
 
     def compute(self, engine: Any, pixels: np.ndarray) -> np.ndarray:
-        """Compute (B, N, 6) or more columns from (B, C, *image) pixels: box, score, label and mask of each object."""
+        """Compute the objects in pixels (B, C, *image): (B, N, 6) or more columns, which are box, score, label and mask
+        pixels."""
         return np.concatenate([output.reshape(*output.shape[:2], -1) for output in engine.objects(pixels)], -1)
 
     def output_shape(self, image_size: tuple[int, ...]) -> tuple[int | None, ...]:
-        """Return (N, 6) or more columns; both lengths vary."""
+        """Return the shape (N, columns) of the objects of an image; both lengths vary."""
         return (None, None)
 
     def compare_export(
         self, original: Any, export: Any, images: VerificationImages, config: Any, progress: Callable[[int], None]
     ) -> ObjectComparison:
-        """Compare the objects that both detect."""
+        """Compare the objects that a model and its exported file detect. `config` is the model's config."""
         from vitreous.tasks.detection_proof import compare_objects
 
         return compare_objects(original, export, images, config.threshold, progress)
 
     def select_headline_metrics(self, metrics: dict[str, float | None]) -> dict[str, float | None]:
-        """Select AP and its secondary metrics."""
+        """Select AP and its secondary metrics, which are shown at the top of an evaluation page."""
         headline_keys = (self.primary_metric, *(METRICS[self.primary_metric].secondary or ()))
         return {name: value for name, value in metrics.items() if name in headline_keys}

@@ -1,7 +1,8 @@
-"""Detections: from a detector's fixed-shape outputs to boxes and masks on the image. Does not import torch.
+"""Detections: convert the fixed-shape outputs of a detector to boxes and masks on the image. Does not import torch.
 
-n detections on an image of H and W pixels; N output slots of a model, masks of M x M pixels, and its size (h, w).
-Boxes are left, top, right, bottom in pixels; the image spans 0 to its width and height.
+In shapes, n is detections, H and W the pixels of the image, N the output slots of a model, M x M the pixels of its
+masks, (h, w) the model's image size. Boxes are left, top, right, bottom in pixels; the image spans 0 to its width and
+height.
 """
 
 from __future__ import annotations
@@ -16,19 +17,21 @@ from vitreous.data.modalities.base import Preprocess
 from vitreous.tasks.tile_merging import Window, merge_tiles
 from vitreous.tasks.tiles import TILE_BATCH_SIZE, list_tile_starts
 
-MASK_THRESHOLD = 0.5  # a pixel belongs to an object from this probability
+MASK_THRESHOLD = 0.5  # minimum probability of a pixel that belongs to an object
 
-DetectorOutputs = Sequence[
-    np.ndarray
-]  # boxes (B, N, 4), scores (B, N), labels (B, N); with instance masks also masks (B, N, M, M)
-DetectorFunction = Callable[[np.ndarray], DetectorOutputs]  # (B, C, h, w) pixels -> outputs
+#: boxes (B, N, 4), scores (B, N), labels (B, N); with instance masks also masks (B, N, M, M)
+DetectorOutputs = Sequence[np.ndarray]
+DetectorFunction = Callable[[np.ndarray], DetectorOutputs]  # pixels (B, C, h, w) -> outputs
 
 
 @dataclass(frozen=True, eq=False)
 class Detections:
-    """The detections of an image of `size` (H, W): `boxes` (n, 4) float32, `labels` (n,) int64 class indices, and
-    `scores` (n,) float32, highest first. With instance masks also `masks`, the run lengths of each as `mask_of_runs`
-    expects them (COCO's uncompressed RLE), else None. Raises ValueError for arrays of other shapes."""
+    """The detections of an image of `size` (H, W), sorted by score, highest first.
+
+    `boxes` are (n, 4) float32, `labels` (n,) int64 class indices, `scores` (n,) float32. `masks` are the run lengths of
+    each mask for `rle_to_mask` (COCO's uncompressed RLE), or None without instance masks. Raises ValueError for arrays
+    of other shapes.
+    """
 
     size: tuple[int, int]
     boxes: np.ndarray
@@ -41,7 +44,10 @@ class Detections:
         n = len(self.labels)
         shapes = self.boxes.shape, self.labels.shape, self.scores.shape
         if shapes != ((n, 4), (n,), (n,)) or (self.masks is not None and len(self.masks) != n):
-            raise ValueError(f"boxes {shapes[0]}, labels {shapes[1]}, scores {shapes[2]}, or masks do not match")
+            raise ValueError(
+                f"numbers of objects differ: boxes {shapes[0]}, labels {shapes[1]}, scores {shapes[2]}, "
+                f"masks {None if self.masks is None else len(self.masks)}"
+            )
         if (np.diff(self.scores) > 0).any():
             raise ValueError("scores must be sorted from the highest to the lowest")
 
@@ -49,7 +55,8 @@ class Detections:
         return len(self.labels)
 
     def take(self, selection: np.ndarray) -> Detections:
-        """Return the detections at indices (m,) int64 in ascending order, or of a boolean mask (n,)."""
+        """Return a subset of the detections: at indices (m,) int64 in ascending order, or where a boolean mask (n,) is
+        true."""
         indices = np.flatnonzero(selection) if selection.dtype == bool else selection
         masks = None if self.masks is None else tuple(self.masks[index] for index in indices)
         return Detections(self.size, self.boxes[indices], self.labels[indices], self.scores[indices], masks=masks)
@@ -60,29 +67,30 @@ class Detections:
 
 
 def fit_image(pixels: np.ndarray, preprocess: Preprocess) -> tuple[np.ndarray, tuple[float, float]]:
-    """Resize an image to fit a model's size with its aspect ratio kept, padded at the right and the bottom.
+    """Resize an image to fit a model's size with its aspect ratio kept, and pad it at the right and the bottom.
 
-    Returns pixels (C, H, W) -> (C, h, w) of the same dtype, and the scale of rows and columns. The padding is the mean
-    of the model's `preprocess`, which is 0 after normalisation, as in ViTDet (arXiv:2203.16527) and SAM; uint8 pixels
-    are rounded to within half a step.
+    Converts pixels (C, H, W) to (C, h, w) of the same dtype, and returns the scale factors of height and width too. The
+    padding is the mean of the model's `preprocess`, which is 0 after normalisation, as in ViTDet (arXiv:2203.16527) and
+    SAM. For uint8 pixels the mean is rounded to an integer.
     """
     height, width = pixels.shape[1:]
-    unit = min(
+    scale = min(
         model_length / image_length
         for model_length, image_length in zip(preprocess.image, (height, width), strict=True)
     )
-    inner = [
-        max(1, min(model_length, round(image_length * unit)))
+    resized = [
+        max(1, min(model_length, round(image_length * scale)))
         for model_length, image_length in zip(preprocess.image, (height, width), strict=True)
     ]
-    if inner != [height, width]:
-        channels = [Image.fromarray(channel).resize(inner[::-1], preprocess.resampling) for channel in pixels]
+    if resized != [height, width]:
+        channels = [Image.fromarray(channel).resize(resized[::-1], preprocess.resampling) for channel in pixels]
         pixels = np.stack([np.asarray(channel) for channel in channels])
-    return pad_to_model_size(pixels, preprocess), (inner[0] / height, inner[1] / width)
+    return pad_to_model_size(pixels, preprocess), (resized[0] / height, resized[1] / width)
 
 
 def pad_to_model_size(pixels: np.ndarray, preprocess: Preprocess) -> np.ndarray:
-    """Pad pixels (C, H, W), at most a model's size, to (C, h, w) with its mean at the right and the bottom."""
+    """Pad pixels (C, H, W) of at most the model's size to (C, h, w) at the right and the bottom, with the mean of
+    `preprocess`."""
     if pixels.shape[1:] == preprocess.image:
         return pixels
     mean = np.array(preprocess.mean, np.float32) * preprocess.peak
@@ -102,9 +110,15 @@ def decode_detections(
 ) -> Detections:
     """Convert a model's outputs for one image to detections on the image of `size` (H, W).
 
-    `outputs`: boxes (N, 4), scores (N,), labels (N,), masks (N, M, M). `scale` is that of `fit_image`. `window` is the
-    region of the image that the model received, by default all of it; boxes are clipped to it. Drops slots with scores
-    of 0 or below `threshold`, non-finite values, and boxes without area. Equal scores keep their order.
+    Args:
+        outputs: boxes (N, 4), scores (N,), labels (N,), and optionally masks (N, M, M).
+        size: height and width of the image.
+        scale: the scale factors of `fit_image`.
+        threshold: the minimum score.
+        window: the region of the image that the model received; None for the full image. Boxes are clipped to it.
+
+    Slots are dropped if their score is 0 or below `threshold`, if they contain non-finite values, or if their box has
+    no area. Equal scores keep their order.
     """
     boxes, scores, labels = (np.asarray(output) for output in outputs[:3])
     left, top, right, bottom = window or (0, 0, size[1], size[0])
@@ -126,11 +140,12 @@ def decode_detections(
 
 
 def paste_mask_runs(probabilities: np.ndarray, box: np.ndarray, size: tuple[int, int], window: Window) -> list[int]:
-    """Paste a mask (M, M) of probabilities inside a box (4,) into an image (H, W) and return its run lengths.
+    """Paste a mask of probabilities (M, M), which covers a box (4,), into an empty image (H, W), and return the run
+    lengths of the result.
 
-    Each pixel has the probability at its centre: bilinear between the centres of the mask's cells, and 0 half a cell
-    outside. It belongs to the object from `MASK_THRESHOLD`, as in detectron2. A box may extend beyond the `window` of
-    the image; its mask is then cropped, not squeezed.
+    Each pixel gets the probability at its centre: bilinear between the centres of the mask's cells, falling to 0 half a
+    cell outside. A pixel belongs to the object if its probability is at least `MASK_THRESHOLD`, as in detectron2. If a
+    box extends beyond the `window` of the image, its mask is cropped, not resized.
     """
     left, top, right, bottom = window
     x0, y0 = max(left, int(np.floor(box[0])) - 1), max(top, int(np.floor(box[1])) - 1)
@@ -143,7 +158,8 @@ def paste_mask_runs(probabilities: np.ndarray, box: np.ndarray, size: tuple[int,
 
 
 def bilinear_cell_weights(coordinates: np.ndarray, low: float, high: float, num_cells: int) -> np.ndarray:
-    """Compute the weight (m, `num_cells`) float32 of each cell of low .. high for (m,) coordinates along an axis."""
+    """Compute the bilinear weights (m, num_cells) float32 of `num_cells` equal cells between `low` and `high` at
+    coordinates (m,) along an axis."""
     centres = (coordinates - low) / (high - low) * num_cells - 0.5
     lower_cell = np.floor(centres).astype(np.int64)
     weights = np.zeros((len(coordinates), num_cells), np.float32)
@@ -154,9 +170,10 @@ def bilinear_cell_weights(coordinates: np.ndarray, low: float, high: float, num_
 
 
 def encode_placed_mask(crop: np.ndarray, corner: tuple[int, int], size: tuple[int, int]) -> list[int]:
-    """Return run lengths of a mask of `size` (H, W) that is (h, w) bool at `corner` (top, left) and empty elsewhere.
+    """Return the run lengths of a mask of `size` (H, W) that equals `crop` (h, w) bool at `corner` (top, left) and is
+    empty elsewhere.
 
-    Equals `runs_of_mask` of the full mask, without creating it.
+    The result equals `mask_to_rle` of the full mask, which is not created.
     """
     top, left = corner
     columns = np.zeros((crop.shape[1], crop.shape[0] + 2), np.int8)
@@ -172,10 +189,11 @@ def encode_placed_mask(crop: np.ndarray, corner: tuple[int, int], size: tuple[in
 def detect_objects(
     compute: DetectorFunction, pixels: np.ndarray, preprocess: Preprocess, tiles: bool = False, threshold: float = 0.0
 ) -> Detections:
-    """Detect the objects in an image (C, H, W) of any size.
+    """Detect the objects in an image (C, H, W) of any size with `compute`, a function of batches of the model's size.
 
-    The image is resized to the model's size. With `tiles`, a larger image is processed at its native resolution in
-    tiles of that size, which overlap by half; an object on a seam is returned once (`merge_tiles`).
+    Without `tiles` the image is resized to the model's size. With `tiles`, an image larger than the model's size is
+    processed at its native resolution in tiles of that size, which overlap by half. An object in several tiles is
+    returned once (`merge_tiles`).
     """
     size, tile = (pixels.shape[1], pixels.shape[2]), preprocess.image
     if not tiles or (size[0] <= tile[0] and size[1] <= tile[1]):
@@ -200,7 +218,8 @@ def detect_objects(
 
 
 def merge_tile_detections(tile_detections: Sequence[Detections], windows: Sequence[Window]) -> Detections:
-    """Merge the detections of tiles, on the image that their `windows` cover: one detection per object."""
+    """Merge the detections of tiles to one detection per object. All are in coordinates of the image; `windows` are the
+    regions of the tiles."""
     size, masks = tile_detections[0].size, None
     boxes, labels, scores = (
         np.concatenate([getattr(detections, name) for detections in tile_detections])
@@ -219,14 +238,14 @@ def merge_tile_detections(tile_detections: Sequence[Detections], windows: Sequen
 
 
 def union_mask_runs(runs: Sequence[list[int]]) -> list[int]:
-    """Return the run lengths of the union of masks of equal size."""
+    """Return the run lengths of the union of masks, which are run lengths on images of equal size."""
     if len(runs) == 1:
         return runs[0]
     edges = [np.cumsum(lengths) for lengths in runs]
     begins = np.concatenate([run_ends[: len(run_ends) // 2 * 2 : 2] for run_ends in edges])
     positions = np.concatenate([begins, *(run_ends[1::2] for run_ends in edges)])
     order = np.argsort(positions, kind="stable")  # at equal positions a start sorts before an end
-    depth = np.cumsum(np.where(order < len(begins), 1, -1))
-    boundaries = np.flatnonzero(np.diff([0, *(depth > 0).astype(np.int8)]))
+    num_covering = np.cumsum(np.where(order < len(begins), 1, -1))
+    boundaries = np.flatnonzero(np.diff([0, *(num_covering > 0).astype(np.int8)]))
     lengths = np.diff([0, *positions[order][boundaries].tolist(), sum(runs[0])]).tolist()
     return lengths[:-1] if lengths[-1] == 0 else lengths

@@ -1,7 +1,7 @@
 """Types of the documents that the public functions return and `--json` prints.
 
-A document has the metrics of the model's task, or of its evaluation protocol; missing values are None. Values of type
-`object` are documented where they are created.
+A document contains the metrics of the model's task, or of its evaluation protocol; missing values are None. Values of
+type `object` are documented where they are created.
 """
 
 from __future__ import annotations
@@ -13,7 +13,11 @@ Row: TypeAlias = dict[str, str | int | float | None]
 
 
 class Metrics(TypedDict):
-    """Metrics of one split, for the model's task: the keys of `tasks.metrics.METRICS`, and how they were computed."""
+    """Metrics of a split: the keys of `tasks.metrics.METRICS`, of which those of the model's task are set.
+
+    `images` is the number of evaluated images and `unreadable` the number of images that could not be read. `interval`
+    has the 95 % interval of each metric. `primary` is the key of the primary metric, `better` its direction.
+    """
 
     top1: float | None
     balanced_accuracy: float | None
@@ -80,7 +84,7 @@ class Metrics(TypedDict):
 
 
 class RunSummary(TypedDict):
-    """`vitreous.train`: the content of a run's `summary.json`."""
+    """The result of `vitreous.train`: the content of the run's `summary.json`."""
 
     model: str
     parameters: int
@@ -105,7 +109,7 @@ class RunSummary(TypedDict):
 
 
 class EvaluationEntry(TypedDict):
-    """One evaluation: metrics and 95 % intervals by key; the first metric is the primary one."""
+    """An evaluation of a split: metrics and 95 % intervals by key. The first metric is the primary metric."""
 
     split: str
     protocol: str
@@ -114,10 +118,11 @@ class EvaluationEntry(TypedDict):
 
 
 class EvaluationDocument(TypedDict):
-    """`vitreous.evaluate`: the metrics are stored under the name of the evaluated split, and in `evaluations`.
+    """The result of `vitreous.evaluate`. The metrics are stored under the name of the evaluated split, and in
+    `evaluations`.
 
-    A document of a protocol also has `protocol` and `results`; that of a comparison or of a generative model has other
-    keys (docs/reference/documents.md).
+    With an evaluation protocol the document also has `protocol` and `results`. Documents of comparisons and of
+    generative models have other keys (docs/reference/documents.md).
     """
 
     model: str
@@ -151,7 +156,7 @@ class EvaluationDocument(TypedDict):
 
 
 class FigureFiles(TypedDict):
-    """A figure of `vitreous.inspect`: names of its files in the folder."""
+    """A figure of `vitreous.inspect`: its texts, and the names of its files in the folder of the document."""
 
     name: str
     title: str
@@ -164,7 +169,7 @@ class FigureFiles(TypedDict):
 
 
 class InspectionDocument(TypedDict):
-    """`vitreous.inspect`: `skipped` maps names of unsupported figures to the reasons."""
+    """The result of `vitreous.inspect`. `skipped` maps the names of unsupported figures to the reasons."""
 
     run: str
     model: str
@@ -179,7 +184,8 @@ class InspectionDocument(TypedDict):
 
 
 class Ingredient(TypedDict):
-    """A model of a soup: its score, the score of the soup with it, and whether it was selected."""
+    """A model of a soup (the average of several models' weights): its score, the score of the soup with it, and whether
+    it was selected."""
 
     run: str
     sha256: str
@@ -189,7 +195,7 @@ class Ingredient(TypedDict):
 
 
 class SoupDocument(TypedDict):
-    """`vitreous.soup`: the metrics are stored under the name of the split of the evaluation."""
+    """The result of `vitreous.soup`. The metrics are stored under the name of the evaluated split."""
 
     model: str
     parameters: int
@@ -203,7 +209,7 @@ class SoupDocument(TypedDict):
 
 
 class SampleDocument(TypedDict):
-    """`vitreous.sample`: `size` is the image size, `sampler` the sampler's name and number of steps."""
+    """The result of `vitreous.sample`. `size` is the image size, `sampler` the sampler's name and number of steps."""
 
     run: str
     files: list[str]
@@ -219,7 +225,7 @@ class SampleDocument(TypedDict):
 
 
 class ExportedFile(TypedDict):
-    """A file of `vitreous.export`, and how its outputs compare with the model's on `images` images."""
+    """A file that `vitreous.export` wrote, and the comparison of its outputs with the model's on `images` images."""
 
     format: str
     file: str
@@ -240,14 +246,15 @@ class ExportedFile(TypedDict):
 
 
 class ExportDocument(TypedDict):
-    """`vitreous.export`."""
+    """The result of `vitreous.export`."""
 
     run: str
     exports: list[ExportedFile]
 
 
 class PushDocument(TypedDict):
-    """`vitreous.push`: `files` has the size of each file in bytes, `card` the text of the model card."""
+    """The result of `vitreous.push`. `files` has the size of each file in bytes, `card` is the text of the model
+    card."""
 
     repository: str
     url: str

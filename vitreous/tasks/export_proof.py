@@ -1,4 +1,4 @@
-"""Compare an exported file with its model on the same images."""
+"""Compare the outputs of an exported file with those of its model on the same images."""
 
 from __future__ import annotations
 
@@ -10,14 +10,17 @@ from typing import Any
 import numpy as np
 
 COMPARISON_BATCH_SIZE = 16  # images per chunk
-LOGIT_TOLERANCE = 1e-3  # largest |Δlogit| (or of features) of a float32 export
-MAX_CHANGED_SHARE = {None: 0.0, "int8": 0.02}  # largest share of changed predictions, by quantisation
+LOGIT_TOLERANCE = 1e-3  # maximum difference of a logit, or of a feature, in a float32 export
+MAX_CHANGED_SHARE = {None: 0.0, "int8": 0.02}  # maximum share of changed predictions, by quantisation
 
 
 @dataclass(frozen=True)
 class VerificationImages:
-    """Images for the verification of an export: `pixels` (n, C, *image), their `labels`, (n,) class indices or (n, K)
-    in {0, 1}, if available, and the name of the set."""
+    """Images for the verification of an export.
+
+    `pixels` are (n, C, *image). `labels` are class indices (n,), or (n, K) in {0, 1}, or None. `name` is the name of
+    their dataset.
+    """
 
     pixels: np.ndarray
     labels: np.ndarray | None
@@ -27,7 +30,7 @@ class VerificationImages:
         return len(self.pixels)
 
     def take(self, selection: slice) -> VerificationImages:
-        """Return a subset of the images."""
+        """Return the images in a range."""
         return replace(
             self, pixels=self.pixels[selection], labels=None if self.labels is None else self.labels[selection]
         )
@@ -35,10 +38,15 @@ class VerificationImages:
 
 @dataclass(frozen=True)
 class ExportComparison:
-    """The result of the comparison. `agreement` is a share: of images with the same top-1 class, of equal multi-label
-    decisions, of pixels with the same class, or of features with a cosine of at least 0.99 to the original's.
-    `top1_accuracies`: top-1 of the original and of the export, for single-label data. `images_per_second`: images/s of
-    both."""
+    """The result of `compare_outputs`.
+
+    - `max_difference`: the largest difference of an output.
+    - `agreement`: the share of images with the same top-1 class, of equal multi-label decisions, of pixels with the
+      same class, or of features with a cosine of at least 0.99 to the model's.
+    - `top1_accuracies`: top-1 of the model and of the export, for single-label data.
+    - `images_per_second`: throughput of the model and of the export.
+    - `is_finite`: whether all outputs of the export are finite.
+    """
 
     images: int
     max_difference: float
@@ -47,10 +55,10 @@ class ExportComparison:
     _: KW_ONLY
     images_per_second: tuple[float, float]
     is_finite: bool
-    tolerance: float = 0.0  # share of predictions that may change in float32
+    tolerance: float = 0.0  # maximum share of predictions that may change in float32
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the comparison with the keys of `export --json`."""
+        """Convert the comparison to a dict with the keys of `export --json`."""
         return {
             "images": self.images,
             "max_abs_logit_difference": self.max_difference,
@@ -63,9 +71,11 @@ class ExportComparison:
         }
 
     def get_rejection_reason(self, allowed: float | None, quantised: str | None = None) -> str:
-        """Return why the export is rejected, "" if it is accepted. `allowed`: the share of predictions that may change;
-        by default 2 % in int8, else `tolerance`. Top-1 may fall by half of that, and float32 outputs may differ by
-        1e-3."""
+        """Return why the export is rejected, "" if it is accepted.
+
+        `allowed` is the maximum share of predictions that may change; None for 2 % in int8, else `tolerance`. Top-1 may
+        fall by half of it. If `allowed` is None, float32 outputs may differ by at most `LOGIT_TOLERANCE`.
+        """
         if not self.is_finite:
             return "its outputs are not finite"
         share = max(MAX_CHANGED_SHARE[quantised], self.tolerance) if allowed is None else allowed
@@ -84,10 +94,13 @@ class ExportComparison:
 def compare_outputs(
     original: Any, export: Any, images: VerificationImages, task: Any, progress: Callable[[int], None]
 ) -> ExportComparison:
-    """Compute all logits with both engines (features without a head), alternating chunk by chunk; the first chunk is
-    not timed."""
+    """Compute the outputs of the engines of a model and of its export, alternating chunk by chunk, and compare them.
+    The first chunk is not timed.
+
+    Outputs are logits, or features for a model without a head. `progress` is called with the number of finished images.
+    """
     seconds, timed_images = [0.0, 0.0], 0
-    max_difference, agreement_sum, correct_counts, finite = 0.0, 0.0, np.zeros(2), True
+    max_difference, agreement_sum, correct_counts, is_finite = 0.0, 0.0, np.zeros(2), True
     labels = images.labels
     if labels is not None and task.count_correct(np.zeros((1, len(task.outputs))), labels[:1]) is None:
         labels = None
@@ -101,8 +114,8 @@ def compare_outputs(
             seconds[engine_index] += (time.perf_counter() - start_time) * bool(round_index)
         ours, theirs = outputs
         if round_index < len(starts):
-            finite = finite and bool(np.isfinite(theirs).all())
-            max_difference = max(max_difference, float(np.abs(ours - theirs).max())) if finite else float("inf")
+            is_finite = is_finite and bool(np.isfinite(theirs).all())
+            max_difference = max(max_difference, float(np.abs(ours - theirs).max())) if is_finite else float("inf")
             agreement_sum += task.measure_agreement(ours, theirs) * len(pixels)
             if labels is not None:
                 correct_counts += [
@@ -111,14 +124,14 @@ def compare_outputs(
                 ]
         timed_images += len(pixels) * bool(round_index)
         progress(min(start + COMPARISON_BATCH_SIZE, len(images)))
-    rates = timed_images / seconds[0], timed_images / seconds[1]
+    throughputs = timed_images / seconds[0], timed_images / seconds[1]
     top1 = None if labels is None else (float(correct_counts[0]) / len(labels), float(correct_counts[1]) / len(labels))
     return ExportComparison(
         len(images),
         max_difference,
         agreement=agreement_sum / len(images),
         top1_accuracies=top1,
-        images_per_second=rates,
-        is_finite=finite,
+        images_per_second=throughputs,
+        is_finite=is_finite,
         tolerance=task.export_tolerance,
     )

@@ -1,4 +1,4 @@
-"""Feature extraction: the task of a model without a head."""
+"""The task of feature extraction, for models without a head."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import numpy as np
 
 from vitreous.tasks.base import ExportRules, Task
 
-MIN_COSINE = 0.99  # features with at least this cosine count as equal
+MIN_COSINE = 0.99  # minimum cosine similarity of features that count as equal
 
 
 @dataclass(frozen=True)
 class FeatureExtraction(Task):
-    """One feature vector per image: the input of a head."""
+    """The task of a model without a head: one feature vector per image, the input of a head."""
 
     name: ClassVar[str] = "features"
     verb_phrase: ClassVar[str] = "extracts features"
@@ -28,34 +28,36 @@ class FeatureExtraction(Task):
     classes: tuple[str, ...] = field(default=(), init=False, repr=False)
 
     def settings(self) -> dict[str, Any]:
-        """Return no classes, so that readers without task support load it as a model without a head."""
+        """Return an empty list of classes, so that readers without task support load the model as one without a
+        head."""
         return {"classes": []}
 
     @classmethod
     def from_settings(cls, settings: dict[str, Any], classes: tuple[str, ...], origin: str) -> Self:
-        """Create the task, which has no settings."""
+        """Create the task. It has no settings, so all arguments are ignored."""
         return cls()
 
     @property
     def summary(self) -> str:
-        """That the model has no head."""
+        """The task as text: "extracts features; it has no head"."""
         return "extracts features; it has no head"
 
     @property
     def missing_outputs(self) -> tuple[str, str]:
-        """Return that the model has no head."""
+        """Return the reason why there are no outputs, the missing head, and a hint."""
         problem = "has no head: it extracts features, not classes"
-        return problem, "use `vitreous embed` or embed, or train a head"
+        return problem, "use `vitreous embed` or the method embed, or train a head"
 
     def compute(self, engine: Any, pixels: np.ndarray) -> np.ndarray:
-        """Compute (B, D) features from (B, C, *image) pixels."""
+        """Compute features (B, D) of pixels (B, C, *image)."""
         return engine.features(pixels)
 
     def output_shape(self, image_size: tuple[int, ...]) -> tuple[int | None, ...]:
-        """Return (D,), of unknown length."""
+        """Return the shape (D,) of the features of an image, whose length is not known."""
         return (None,)
 
     def measure_agreement(self, ours: np.ndarray, theirs: np.ndarray) -> float:
-        """Return the share of images whose (n, D) features have a cosine of at least `MIN_COSINE`."""
+        """Return the share of images whose features (n, D) have a cosine of at least `MIN_COSINE` between a model and
+        its export."""
         norms = np.linalg.norm(ours, axis=1) * np.linalg.norm(theirs, axis=1)
         return float(((ours * theirs).sum(1) >= MIN_COSINE * norms).mean())

@@ -1,4 +1,4 @@
-"""Image generation: samples from noise."""
+"""The task of image generation: sampling images from noise."""
 
 from __future__ import annotations
 
@@ -12,9 +12,12 @@ from vitreous.tasks.base import Task
 
 @dataclass(frozen=True)
 class Generation(Task):
-    """Generated images of named classes: `classes` in the order of their indices, empty for an unconditional model.
-    `process`: the noise process of the training. `autoencoder`: the folder or `hf:` name of the autoencoder of the
-    latents; "" for a pixel-space model, or if unknown."""
+    """The task of a generative model.
+
+    `classes` are in the order of their indices, and empty for an unconditional model. `process` is the noise process of
+    the training. `autoencoder` is the folder or `hf:` name of the autoencoder of the latents; "" for a pixel-space
+    model, or if it is not known.
+    """
 
     name: ClassVar[str] = "generation"
     verb_phrase: ClassVar[str] = "generates images"
@@ -32,27 +35,32 @@ class Generation(Task):
 
     @classmethod
     def example_command(cls, run: str, clips: bool) -> str:
-        """Return a command that saves eight samples to a file."""
+        """Return a command that samples eight images to a file."""
         return f"vitreous sample {run} --count 8 --out samples.{'gif' if clips else 'png'}"
 
     def settings(self) -> dict[str, Any]:
-        """Return the class names, the process, and the autoencoder, if any."""
+        """Return the class names, the noise process, and the autoencoder if there is one, by their keys in files."""
         latents = {"autoencoder": self.autoencoder} if self.autoencoder else {}
         return {"classes": list(self.classes), "process": process_to_json(self.process), **latents}
 
     @classmethod
     def from_settings(cls, settings: dict[str, Any], classes: tuple[str, ...], origin: str) -> Self:
-        """Create a generation task from stored settings. Raises WeightsError for an invalid process or autoencoder."""
+        """Create a generation task from stored settings. Raises WeightsError for an invalid noise process or
+        autoencoder."""
         autoencoder = settings.get("autoencoder", "")
         if not isinstance(autoencoder, str):
-            raise WeightsError(f"{origin}: autoencoder {autoencoder}", "autoencoder must be a folder or an hf: name")
+            raise WeightsError(
+                f"{origin}: invalid autoencoder {autoencoder}", "autoencoder must be a folder or an hf: name"
+            )
         return cls(classes, process_from_json(settings.get("process"), origin), autoencoder)
 
     @classmethod
     def from_run(cls, settings: dict[str, Any], classes: tuple[str, ...], origin: str) -> Self:
-        """Create the generation task of a run, whose objective has the fields of the process."""
+        """Create the generation task of an unfinished run, whose objective has the fields of the noise process. Raises
+        WeightsError if they are invalid."""
         return cls(classes, process_from_objective(settings, origin), settings.get("autoencoder", ""))
 
     def get_version_fields(self) -> list[Any]:
-        """Return no input classes, and the settings."""
+        """Return the values that samples depend on: the settings. The first value, the classes of predictions, is
+        empty."""
         return [(), *super().get_version_fields()[1:], self.settings()]

@@ -1,5 +1,5 @@
-"""The table of all metrics, for the command line, files, pages and help. Imports nothing heavy, so that `--help` stays
-fast."""
+"""The table of all metrics, with their labels, formats and explanations, for the command line, files, pages and help.
+Imports nothing heavy, so that `--help` stays fast."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 OBJECT_SIZES, FREQUENCIES = ("small", "medium", "large"), ("rare", "common", "frequent")
-BOX_PREFIX = "box_"  # prefix of box metrics if mask metrics lead
-#: detection error types of TIDE by key -> its name
+BOX_PREFIX = "box_"  # prefix of the keys of box metrics; keys without it are mask metrics if the model has masks
+#: key of an error type of TIDE (arXiv:2008.08115) -> its name
 DETECTION_ERRORS = {
     "localisation": "localisation",
     "class": "classification",
@@ -22,13 +22,15 @@ DETECTION_ERRORS = {
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric: its key in files, its label, the format of its value (`.2%` for shares), and an explanation of one or
-    two sentences for pages.
+    """A metric: its key in files, its label, the format of its value (`.2%` for shares), and an explanation for pages.
 
-    A metric that leads evaluations also has: `secondary`, the metrics printed after it; `per_class_metrics`, the
-    columns of per-class tables; `ranking_key`, the key of the metric that sorts classes; and `counted_noun`, the noun
-    of the counted items. `class_mean`: the key of the per-class metric of which it is the mean over the classes with
-    images (single-label data). with one label each."""
+    - `secondary`: keys of the metrics that are printed after it if it is the primary metric; None if it cannot be one.
+    - `per_class_metrics`: the columns of tables with one row per class.
+    - `ranking_key`: the key of the column by which classes are ranked.
+    - `counted_noun`: the noun of the counted items, such as images or pixels.
+    - `class_mean`: the key of the per-class metric whose mean over the classes with images is this metric (single-label
+      data).
+    """
 
     key: str
     label: str
@@ -42,38 +44,40 @@ class Metric:
 
     @property
     def is_primary(self) -> bool:
-        """Whether evaluations are compared by this metric."""
+        """Whether the metric can be the primary metric, by which evaluations are compared."""
         return self.secondary is not None
 
     @property
     def ranking_metric(self) -> tuple[str, str]:
-        """Key and label of the metric by which classes are ranked; the label is empty without classes."""
+        """Key and label of the column by which classes are ranked; the label is empty for a metric without per-class
+        columns."""
         return self.ranking_key, next(
             (column.label for column in self.per_class_metrics if column.key == self.ranking_key), ""
         )
 
     def class_columns(self, rows: Sequence[Mapping[str, Any]]) -> list[Metric]:
-        """List the columns of a per-class table that its rows contain; some need masks or rare classes."""
+        """List the columns of a per-class table that are present in its rows. Some require masks or rare classes."""
         return [column for column in self.per_class_metrics if any(column.key in row for row in rows)]
 
     @property
     def is_share(self) -> bool:
-        """Whether the value is shown in per cent."""
+        """Whether the value is a share, which is shown in per cent."""
         return self.format_spec.endswith("%")
 
     @property
     def short_form(self) -> str:
-        """The format with one decimal less, for progress lines and intervals; shares have one decimal."""
+        """The format with one decimal for shares, for progress lines and intervals; the full format for other
+        metrics."""
         return self.format_spec.replace(".2", ".1") if self.is_share else self.format_spec
 
 
 #: per-class metrics
 RECALL = Metric("recall", "recall", explanation="Share of the class's samples that the model finds.")
-PRECISION = Metric("precision", "precision", explanation="Share of the class's predictions that are right.")
+PRECISION = Metric("precision", "precision", explanation="Share of the class's predictions that are correct.")
 F1 = Metric("f1", "F1", explanation="Harmonic mean of precision and recall.")
 DICE = "2 × intersection / (predicted + true pixels), which equals F1 of pixels. Higher is better."
 COCO_AP = "Average precision, mean over classes and IoU thresholds from 0.50 to 0.95. Higher is better."
-COCO_AP50 = "Average precision at an IoU threshold of 0.5: rough localisation is enough."
+COCO_AP50 = "Average precision at an IoU threshold of 0.5, for which rough localisation is enough."
 
 CLASSIFICATION_METRICS = (
     Metric(
@@ -111,7 +115,7 @@ CLASSIFICATION_METRICS = (
     Metric(
         "balanced_accuracy",
         "balanced accuracy",
-        explanation="Recall averaged over classes: top-1 if every class had as many images. Higher is better.",
+        explanation="Recall averaged over classes: top-1 as if all classes had equally many images. Higher is better.",
         class_mean="recall",
     ),
     Metric(
@@ -192,7 +196,7 @@ SEGMENTATION_METRICS = (
     Metric(
         "pixel_accuracy",
         "pixel accuracy",
-        explanation="Share of pixels with the right class. Frequent classes dominate it.",
+        explanation="Share of pixels with the correct class. Frequent classes dominate it.",
     ),
     Metric(
         "boundary_f",
@@ -203,9 +207,9 @@ SEGMENTATION_METRICS = (
     Metric("sq", "SQ", explanation="Segmentation quality: mean IoU of matched segments."),
     Metric("rq", "RQ", explanation="Recognition quality: F1 of segments matched at an IoU above 0.5."),
     Metric("pq_things", "PQ of things", explanation="Panoptic quality of countable objects."),
-    Metric("pq_stuff", "PQ of the rest", explanation="Panoptic quality of background classes."),
+    Metric("pq_stuff", "PQ of stuff", explanation="Panoptic quality of background classes, which are not countable."),
 )
-#: COCO's twelve metrics, and those of LVIS, for the leading regions: masks, or boxes for models without masks
+#: COCO's twelve metrics, and those of LVIS: of masks, or of boxes for models without masks
 REGIONS = (
     Metric(
         "ap",
@@ -223,9 +227,12 @@ REGIONS = (
         ranking_key="ap",
     ),
     Metric("ap50", "AP50", explanation=COCO_AP50),
-    Metric("ap75", "AP75", explanation="Average precision at an IoU threshold of 0.75: boxes must fit tightly."),
+    Metric("ap75", "AP75", explanation="Average precision at an IoU threshold of 0.75, which requires a tight fit."),
     *(Metric(f"ap_{size}", f"AP {size}", explanation=f"Average precision of {size} objects.") for size in OBJECT_SIZES),
-    *(Metric(f"ap_{kind}", f"AP {kind}", explanation=f"Average precision of {kind} classes.") for kind in FREQUENCIES),
+    *(
+        Metric(f"ap_{frequency}", f"AP {frequency}", explanation=f"Average precision of {frequency} classes.")
+        for frequency in FREQUENCIES
+    ),
     *(
         Metric(
             f"ar{count}",
@@ -283,7 +290,7 @@ REGRESSION_METRICS = (
         "Rank correlation of predictions and labels: 1 if both order the images in the same way. Higher is better.",
     ),
 )
-#: all metrics by key; of the primary metrics, earlier rows take precedence
+#: all metrics by key; if several could be the primary metric, the first one is
 METRICS: dict[str, Metric] = {
     metric.key: metric
     for metric in (
@@ -298,5 +305,5 @@ METRICS: dict[str, Metric] = {
 
 
 def get_metric_label(key: str) -> str:
-    """Return the label of a metric, or its key if it is not in the table."""
+    """Return the label of a metric, or `key` if the table does not contain it."""
     return METRICS[key].label if key in METRICS else key

@@ -1,4 +1,4 @@
-"""Shared code for predictions of all tasks: columns of Arrow tables, and the HTML view for notebooks."""
+"""Shared code for predictions of all tasks: columns of Arrow tables, and the HTML table for notebooks."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from vitreous.system.notebook import RawHTML, format_html_table
 if TYPE_CHECKING:
     import pyarrow as pa
 
-MAX_HTML_PREDICTIONS = 50  # predictions shown in a notebook
-THUMBNAIL_SIDE = 64  # largest side of a thumbnail in pixels
+MAX_HTML_PREDICTIONS = 50  # maximum number of predictions in the HTML table of a notebook
+THUMBNAIL_SIDE = 64  # maximum height and width of a thumbnail in pixels
 
 
 class Predictions(list[Any]):
@@ -29,7 +29,8 @@ class Predictions(list[Any]):
 
 
 def build_path_columns(predictions: Sequence[Any]) -> dict[str, pa.Array]:
-    """Build the columns `path` and `path_bytes`, the bytes of a path that is not UTF-8."""
+    """Build the Arrow columns `path` and `path_bytes`. If a path is not UTF-8, `path` is escaped and `path_bytes` has
+    its bytes."""
     import pyarrow as pa
 
     names = [
@@ -41,14 +42,14 @@ def build_path_columns(predictions: Sequence[Any]) -> dict[str, pa.Array]:
 
 
 def build_error_column(predictions: Sequence[Any]) -> pa.Array:
-    """Build the column `error`."""
+    """Build the Arrow column `error`."""
     import pyarrow as pa
 
     return pa.array([prediction.error for prediction in predictions], pa.string())
 
 
 def format_predictions_html(predictions: Sequence[Any]) -> str:
-    """Format a table of predictions as HTML: image, path, and prediction or error."""
+    """Format predictions as an HTML table: image, path, and prediction or error."""
     cells = [
         (
             format_thumbnail_html(prediction.path),
@@ -66,7 +67,7 @@ def format_predictions_html(predictions: Sequence[Any]) -> str:
 
 
 def format_thumbnail_html(path: str) -> RawHTML:
-    """Return a thumbnail of an image file as HTML; empty if the file cannot be read."""
+    """Return a thumbnail of an image file as HTML; "" if the file cannot be read."""
     if not Path(path).is_file():
         return RawHTML("")
     try:

@@ -1,7 +1,7 @@
-"""Regression: one or several values per image, for example age, count or yield.
+"""The task of regression: one or several values per image, for example age, count or yield.
 
-The head's outputs are standardised: value = output x std + mean, with mean and standard deviation of each target over
-the training images, stored in `model.json`. In shapes, n is images and T targets.
+The head's outputs are standardised: value = output x std + mean, with the mean and standard deviation of each target
+over the training images, stored in `model.json`. In shapes, n is images and T targets.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ if TYPE_CHECKING:
     from vitreous.data.split import Data, Split
     from vitreous.tasks.comparison import Comparison, ModelOutputs
 
-AGREEMENT_TOLERANCE = 0.05  # predictions of a model and its export are equal within this many standard deviations
-MAX_CHARTED_TARGETS = 3  # targets with separate charts on a page
-MAX_CHART_POINTS = 2_000  # points of a chart, evenly sampled
+AGREEMENT_TOLERANCE = 0.05  # standard deviations by which equal predictions of a model and its export may differ
+MAX_CHARTED_TARGETS = 3  # maximum number of targets with charts on a page
+MAX_CHART_POINTS = 2_000  # maximum number of points of a chart, evenly sampled
 
 
 @dataclass(frozen=True)
 class ValuePrediction:
-    """One image's prediction: the value of each target, in its unit; or the error."""
+    """The prediction of a regression for one image: the value of each target in its unit; or the error."""
 
     column: ClassVar[str] = "values"
 
@@ -51,26 +51,26 @@ class ValuePrediction:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The target names, under the attribute name that other predictions use for classes."""
+        """The target names. Other predictions have their class names under this attribute."""
         return self.targets
 
     def _repr_html_(self) -> str:
         return format_predictions_html([self])
 
     def cell_html(self) -> str:
-        """Return the values as text."""
+        """Format the values as text for a cell of an HTML table."""
         return describe_values(self.targets, self.values)
 
 
 def describe_values(targets: Sequence[str], values: Sequence[float]) -> str:
-    """Format values with the names of their targets: `weight 3.52  height 1.8`; a dash for NaN."""
+    """Format values with the names of their targets, such as `weight 3.52  height 1.8`; NaN becomes a dash."""
     pairs = zip(targets, values, strict=True)
     return "  ".join(f"{name} {'–' if math.isnan(value) else format(value, '.5g')}".strip() for name, value in pairs)
 
 
 @dataclass(frozen=True)
 class ValueFormat(PredictionFormat):
-    """The values of the `targets`, one column each."""
+    """The format of a regression's predictions: the value of each of the `targets`, one column per target."""
 
     column: ClassVar[str] = "values"
 
@@ -78,19 +78,19 @@ class ValueFormat(PredictionFormat):
 
     @property
     def csv_columns(self) -> list[str]:
-        """List path, one column per target, and error."""
+        """List the columns of the CSV file: path, one column per target, and error."""
         return ["path", *(escape_formula(name) for name in self.targets), "error"]
 
     def predict(self, image_outputs: np.ndarray, path: str) -> ValuePrediction:
-        """Return the prediction for an image from its (T,) values."""
+        """Create the prediction for an image from its values (T,)."""
         return ValuePrediction(path, self.targets, tuple(map(float, image_outputs)))
 
     def format_error(self, path: str, error: str) -> ValuePrediction:
-        """Return the prediction for an unreadable image."""
+        """Create the prediction for an unreadable image, with its error."""
         return ValuePrediction(path, error=error)
 
     def to_fields(self, prediction: ValuePrediction) -> dict[str, Any]:
-        """Return the value of each target; empty for an error."""
+        """Return the value of each target by name; empty for an error."""
         return {"values": dict(zip(prediction.targets, prediction.values, strict=True))}
 
     def describe(self, prediction: ValuePrediction) -> str:
@@ -98,12 +98,12 @@ class ValueFormat(PredictionFormat):
         return describe_values(prediction.targets, prediction.values)
 
     def to_csv_rows(self, prediction: ValuePrediction) -> list[list[str]]:
-        """Return one row: path, values with seven significant digits, error."""
+        """Return the CSV row of a prediction: path, values with seven significant digits, error."""
         values = [f"{value:.7g}" for value in prediction.values] or [""] * len(self.targets)
         return [[escape_formula(prediction.path), *values, escape_formula(prediction.error or "")]]
 
     def to_arrow_table(self, predictions: Sequence[ValuePrediction]) -> pa.Table:
-        """Return the same columns as an Arrow table."""
+        """Convert predictions to an Arrow table with one column per target."""
         import pyarrow as pa
 
         columns = build_path_columns(predictions)
@@ -115,14 +115,15 @@ class ValueFormat(PredictionFormat):
 
 @dataclass(frozen=True)
 class Regression(Task):
-    """Values of named `targets` in their order; `mean` and `std`, (T,) each, are over the training images."""
+    """The task of regression: values of named `targets`. `mean` and `std` have T values each, from the training
+    images."""
 
     name: ClassVar[str] = "regression"
     verb_phrase: ClassVar[str] = "predicts values of images"
     hub_task: ClassVar[str] = "image-feature-extraction"  # the Hub has no task for regression
     protocol: ClassVar[str] = "regression"
-    # scale-free, so that the mean over several targets is meaningful; for one target it ranks models as the mean
-    # squared error does
+    # R2 is scale-free, so its mean over several targets is meaningful; for a single target it ranks models like the
+    # mean squared error
     primary: ClassVar[str] = "r2"
     output_noun: ClassVar[str] = "targets"
 
@@ -133,94 +134,99 @@ class Regression(Task):
     std: tuple[float, ...]
 
     def settings(self) -> dict[str, Any]:
-        """Return targets, means and standard deviations; no classes."""
+        """Return targets, means and standard deviations by their keys in files, and an empty list of classes."""
         return {"classes": [], "targets": list(self.targets), "mean": list(self.mean), "std": list(self.std)}
 
     @classmethod
     def from_settings(cls, settings: dict[str, Any], classes: tuple[str, ...], origin: str) -> Self:
-        """Create a regression from stored settings. Raises WeightsError unless each target has a mean and a standard
-        deviation."""
+        """Create a regression from stored settings. Raises WeightsError if `targets` is no list of names, or if a
+        target lacks a mean or a standard deviation above 0."""
         targets: Json | tuple[Any, ...] = settings.get("targets")
         if not isinstance(targets, list | tuple) or not targets or not all(isinstance(name, str) for name in targets):
-            raise WeightsError(f"{origin}: targets {targets}", "targets must be a list of names")
+            raise WeightsError(f"{origin}: invalid targets {targets}", "targets must be a list of names")
         statistics = list[tuple[float, ...]]()
         for key in ("mean", "std"):
             values = settings.get(key)
             statistics.append(tuple(map(float, values)) if is_row_of_numbers(values) else ())
             if len(statistics[-1]) != len(targets) or (key == "std" and min(statistics[-1]) <= 0):
                 raise WeightsError(
-                    f"{origin}: {key} {values}", f"{key} must have {len(targets)} numbers, one per target"
+                    f"{origin}: invalid {key} {values}",
+                    f"{key} must have {len(targets)} numbers{' above 0' * (key == 'std')}, one per target",
                 )
         mean, std = statistics
         return cls(tuple(targets), mean, std)
 
     @property
     def example_notes(self) -> dict[str, str]:
-        """The caption of the worst images."""
+        """The caption of the worst images of `choose_examples`."""
         return {
             "worst": "Images with the largest error in standard deviations of the target (mean of several targets)."
         }
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """The target names."""
+        """The names of the head's outputs: the target names."""
         return self.targets
 
     @property
     def label_columns(self) -> tuple[str, ...]:
-        """The target names."""
+        """The columns of a table that contain the labels: the target names."""
         return self.targets
 
     @property
     def summary(self) -> str:
-        """The target names, as text."""
+        """The task with the first target names: "predicts weight, height"."""
         return f"predicts {format_first_names(self.targets, 8)}"
 
     @property
     def export_metadata(self) -> dict[str, Any]:
-        """Return the target names, means and standard deviations: value = output x std + mean."""
+        """The target names, means and standard deviations, which convert the outputs of an exported file: value =
+        output x std + mean."""
         target_metadata = {"targets": self.targets, "target_mean": self.mean, "target_std": self.std}
         return {**super().export_metadata, **target_metadata}
 
     def get_version_fields(self) -> list[Any]:
-        """Return no classes, and the settings."""
+        """Return the values that predictions depend on: no classes, and the settings."""
         return [*super().get_version_fields(), self.settings()]
 
     def activate(self, outputs: np.ndarray) -> np.ndarray:
-        """Convert (n, T) standardised outputs to (n, T) float64 values in the targets' units."""
+        """Convert standardised outputs (n, T) to values in the targets' units, (n, T) float64."""
         return outputs.astype(np.float64) * np.array(self.std) + np.array(self.mean)
 
     def prediction_format(self, options: PredictionOptions) -> ValueFormat:
-        """Return a format with one value per target. Raises UsageError for options of classifiers."""
+        """Return a format with one value per target. Raises UsageError if an option is set that only classifiers
+        support."""
         reject_classifier_options(self, options)
         return ValueFormat(self.targets)
 
     def evaluate(self, outputs: np.ndarray, labels: np.ndarray, readable: np.ndarray) -> Report:
-        """Compute R2, MAE, RMSE and Spearman's correlation of each target, and their means."""
+        """Compute R2, MAE, RMSE and Spearman's correlation of each target, and their means, from outputs and labels (n,
+        T)."""
         from vitreous.tasks.regression_metrics import evaluate_regression
 
         return evaluate_regression(self.activate(outputs), labels, self.targets, readable)
 
     def describe_differences(self, other_task: Task) -> list[str]:
-        """List targets that only one model has, and targets with different means or standard deviations."""
+        """List the targets that only one model has, or else the targets with different means or standard deviations."""
         lines = super().describe_differences(other_task)
         if lines or not isinstance(other_task, Regression):
             return lines
-        for own_index, name in enumerate(self.targets):
+        for self_index, name in enumerate(self.targets):
             other_index = other_task.targets.index(name)
-            own_stats, other_stats = (
-                (self.mean[own_index], self.std[own_index]),
+            self_moments, other_moments = (
+                (self.mean[self_index], self.std[self_index]),
                 (other_task.mean[other_index], other_task.std[other_index]),
             )
-            lines += list_differences(own_stats, other_stats, f"mean and std of {name}")
+            lines += list_differences(self_moments, other_moments, f"mean and std of {name}")
         return lines
 
     def shared_targets(self, other_task: Task) -> list[str]:
-        """List the targets of both models, in the order of this one."""
+        """List the targets that both tasks have, in the order of this one."""
         return [name for name in self.targets if name in other_task.outputs]
 
     def check_comparison(self, other_task: Task, names: tuple[str, str]) -> str:
-        """Return a note if some targets differ. Raises UsageError if the models have no target in common."""
+        """Check that two models can be compared. Returns a note if some targets differ. Raises UsageError if the tasks
+        differ or have no target in common."""
         super().check_comparison(other_task, names)
         if not (shared := self.shared_targets(other_task)):
             problem = f"{names[0]} {self.summary}, {names[1]} {other_task.summary}: they have no target in common"
@@ -229,13 +235,13 @@ class Regression(Task):
         return (
             ""
             if has_same_targets
-            else f"the runs predict different targets; compared on {format_first_names(shared, 8)}"
+            else f"the runs predict different targets; they are compared on {format_first_names(shared, 8)}"
         )
 
     def compare_outputs(
         self, other_task: Task, outputs_a: ModelOutputs, outputs_b: ModelOutputs, data: Data
     ) -> Comparison:
-        """Compare the values of the targets that both models have."""
+        """Compare the predicted values of two models for the targets that both have."""
         from vitreous.tasks.comparison import ModelOutputs
         from vitreous.tasks.regression_metrics import compare_values
 
@@ -249,14 +255,16 @@ class Regression(Task):
         return compare_values(aligned[0], aligned[1], tuple(shared))
 
     def align_labels(self, split: Split, data: Data) -> Split:
-        """Return label values in the order of the targets. Raises DataError for data without values of a target."""
+        """Return the split with label values in the order of the targets. Raises DataError if the dataset lacks a
+        target."""
         if not data.targets:
-            problem = f"{data.name} has {'classes' if data.labelled else 'no labels'}, and the model {self.verb_phrase}"
+            problem = f"{data.name} has {'classes' if data.labelled else 'no labels'}, but the model {self.verb_phrase}"
             raise DataError(problem, f"use a dataset with the regression targets {format_first_names(self.targets, 8)}")
         if missing := [name for name in self.targets if name not in data.targets]:
             raise DataError(
-                f"{data.name} has no values of {format_first_names(missing, 8)}",
-                f"it has values of {format_first_names(data.targets, 8)}",
+                f"{data.name} has no values of {format_first_names(missing, 8)}, only of "
+                f"{format_first_names(data.targets, 8)}",
+                "use a dataset with all targets of the model",
             )
         columns = [data.targets.index(name) for name in self.targets]
         return split.take(np.arange(len(split)), split.labels[:, columns])
@@ -264,7 +272,8 @@ class Regression(Task):
     def choose_examples(
         self, outputs: np.ndarray, split: Split, readable: np.ndarray, count: int
     ) -> dict[str, list[Example]]:
-        """Choose the images with the largest error in standard deviations, the mean over targets; (n, T) outputs."""
+        """Choose the images with the largest error, in standard deviations and averaged over targets, from outputs (n,
+        T). There are no unsure images."""
         values = self.activate(outputs)
         errors = np.abs(values - split.labels) / np.array(self.std)
         present = ~np.isnan(errors)
@@ -279,7 +288,8 @@ class Regression(Task):
         return {"worst": list(map(Example, worst, labels, predictions)), "unsure": []}
 
     def draw_charts(self, outputs: np.ndarray, labels: np.ndarray, readable: np.ndarray) -> list[ScatterChart]:
-        """Return charts of the first targets: predictions over labels, and residuals over predictions."""
+        """Return charts of the first targets from outputs and labels (n, T): predictions over labels, and residuals
+        over predictions."""
         values, charts = self.activate(outputs), list[ScatterChart]()
         for target_index, name in enumerate(self.targets[:MAX_CHARTED_TARGETS]):
             indices = np.flatnonzero(readable & ~np.isnan(labels[:, target_index]))
@@ -299,7 +309,8 @@ class Regression(Task):
         return charts
 
     def measure_agreement(self, ours: np.ndarray, theirs: np.ndarray) -> float:
-        """Return the share of images with all values within `AGREEMENT_TOLERANCE` standard deviations."""
+        """Return the share of images whose outputs (n, T) differ by at most `AGREEMENT_TOLERANCE` standard deviations
+        between a model and its exported file."""
         return float((np.abs(ours - theirs).max(1) <= AGREEMENT_TOLERANCE).mean())
 
 

@@ -21,21 +21,21 @@ from vitreous.tasks.intervals import (
 from vitreous.tasks.metrics import REGRESSION_METRICS
 from vitreous.tasks.report import Report
 
-REGRESSION_METRIC_KEYS = tuple(
-    metric.key for metric in REGRESSION_METRICS
-)  # the keys of `compute_weighted_errors`, in the order of the table
-LARGE_SAMPLE = 20_000  # from this number of values, the bootstrap uses a tenth of the draws
-MIN_VALUES = 2  # smallest number of values for R2 and Spearman's correlation
+#: keys of the metrics that `compute_weighted_errors` returns, in the order of the table
+REGRESSION_METRIC_KEYS = tuple(metric.key for metric in REGRESSION_METRICS)
+LARGE_SAMPLE = 20_000  # number of values from which the bootstrap uses a tenth of the draws
+MIN_VALUES = 2  # minimum number of values for R2 and Spearman's correlation
 
 
 def evaluate_regression(
     predicted: np.ndarray, labels: np.ndarray, targets: tuple[str, ...], readable: np.ndarray
 ) -> Report:
-    """Compute metrics and 95 % intervals of (n, T) predictions and labels in the targets' units; `readable` (n,) bool.
+    """Compute metrics and 95 % intervals of predictions and labels (n, T) in the targets' units. `readable` is (n,)
+    bool.
 
-    Each target is evaluated on the readable images that have its label. `metrics` are the means over the targets for
-    which a metric is defined, as scikit-learn's uniform average. R2 and Spearman's correlation are undefined for a
-    target with one value. Raises NonFiniteError for predictions that are not finite.
+    Each target is evaluated on the readable images that have its label. `metrics` of the report are means over the
+    targets for which a metric is defined, like scikit-learn's uniform average. R2 and Spearman's correlation are
+    undefined if all labels of a target are equal. Raises NonFiniteError if a prediction is not finite.
     """
     if not np.isfinite(predicted[readable]).all():
         raise NonFiniteError("the model's outputs are not finite", "use a lower --lr, or --precision fp32")
@@ -78,10 +78,10 @@ def evaluate_regression(
 
 
 def compare_values(outputs_a: ModelOutputs, outputs_b: ModelOutputs, targets: tuple[str, ...]) -> Comparison:
-    """Compare the values (n, T) of two models, in the targets' units, with labels (n, T).
+    """Compare the predicted values (n, T) of two models, in the targets' units, with labels (n, T).
 
     Each target is evaluated on the images that both models could read and that have its label. Metrics, differences and
-    intervals are means over the targets; `details` has those of each target.
+    intervals are means over the targets; `details` contains those of each target.
     """
     readable, target_rows = outputs_a.readable & outputs_b.readable, list[dict[str, Any]]()
     draws = dict[str, list[np.ndarray]]()
@@ -115,25 +115,25 @@ def compare_values(outputs_a: ModelOutputs, outputs_b: ModelOutputs, targets: tu
 def compare_target(
     true: np.ndarray, values_a: np.ndarray, values_b: np.ndarray
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Compare the values of two models for one target with (n,) labels.
+    """Compare the predicted values (n,) of two models for one target with its labels (n,).
 
-    Returns each metric of both models, its difference, and the percentile interval over the same bootstrap draws for
-    both; and these draws, (D,) each, of the differences that are defined."""
+    Returns a row with each metric of both models, the difference, and its percentile interval over the same bootstrap
+    draws for both. Also returns the differences (D,) of each defined metric in these draws.
+    """
     unit_counts = np.ones((len(true), 1))
-    metrics_a, metrics_b = (compute_weighted_errors(true, side, unit_counts) for side in (values_a, values_b))
-    draws_a, draws_b = (
-        bootstrap_errors(true, side) for side in (values_a, values_b)
-    )  # the same seed gives the same draws
+    metrics_a, metrics_b = (compute_weighted_errors(true, values, unit_counts) for values in (values_a, values_b))
+    # both use the same draws, because the bootstrap has a fixed seed
+    draws_a, draws_b = (bootstrap_errors(true, values) for values in (values_a, values_b))
     metrics: dict[str, list[float | None]] = {}
     changes: dict[str, float | None] = {}
     intervals: dict[str, list[float] | None] = {}
     draws: dict[str, np.ndarray] = {}
     for key in REGRESSION_METRIC_KEYS:
-        values = [side[key].item() for side in (metrics_a, metrics_b)]
-        defined = bool(np.isfinite(values).all())
-        metrics[key] = [value if np.isfinite(value) else None for value in values]
-        changes[key] = values[1] - values[0] if defined else None
-        if defined and key in draws_b:
+        metric_pair = [model_metrics[key].item() for model_metrics in (metrics_a, metrics_b)]
+        is_defined = bool(np.isfinite(metric_pair).all())
+        metrics[key] = [value if np.isfinite(value) else None for value in metric_pair]
+        changes[key] = metric_pair[1] - metric_pair[0] if is_defined else None
+        if is_defined and key in draws_b:
             draws[key] = draws_b[key] - draws_a[key]
         interval = interval_of_draws(draws.get(key), changes[key])
         intervals[key] = None if interval is None else list(interval)
@@ -141,20 +141,22 @@ def compare_target(
 
 
 def mean_of_defined(values: list[float | None]) -> float | None:
-    """Return the mean of the values that are defined; None if there are none."""
+    """Return the mean of the values that are not None; None if there are none."""
     defined = [value for value in values if value is not None]
     return float(np.mean(defined)) if defined else None
 
 
 def interval_of_draws(draws: np.ndarray | None, value: float | None) -> Interval | None:
-    """Return the interval of (D,) draws of a metric; None if the value or a draw is undefined."""
+    """Return the 95 % interval of the finite bootstrap draws (D,) of a metric; None if its value or all draws are
+    undefined."""
     if draws is None or value is None or not np.isfinite(draws).any():
         return None
     return percentile_interval(draws[np.isfinite(draws)])
 
 
 def bootstrap_errors(true: np.ndarray, predicted: np.ndarray) -> dict[str, np.ndarray]:
-    """Return (D,) bootstrap draws of each metric from (n,) labels and predictions; empty for fewer than two values."""
+    """Return bootstrap draws (D,) of each metric from labels and predictions (n,); empty for fewer than `MIN_VALUES`
+    values."""
     if len(true) < MIN_VALUES:
         return {}
     count = DEFAULT_BOOTSTRAP_DRAWS if len(true) < LARGE_SAMPLE else MIN_BOOTSTRAP_DRAWS
@@ -162,11 +164,11 @@ def bootstrap_errors(true: np.ndarray, predicted: np.ndarray) -> dict[str, np.nd
 
 
 def compute_weighted_errors(true: np.ndarray, predicted: np.ndarray, counts: np.ndarray) -> dict[str, np.ndarray]:
-    """Compute (D,) values of each metric from (n,) labels and predictions and draw counts (n, D); NaN where it is
-    undefined.
+    """Compute each metric (D,) from labels and predictions (n,) and draw counts (n, D), which are the weights of the
+    images; NaN if a metric is undefined.
 
-    R2 = 1 - sum (y - p)^2 / sum (y - mean y)^2. Spearman's correlation is Pearson's correlation of the ranks; equal
-    values share their mean rank.
+    R2 = 1 - sum (y - p)^2 / sum (y - mean y)^2 with labels y and predictions p. Spearman's correlation is Pearson's
+    correlation of the ranks; equal values share their mean rank.
     """
     counts = counts.astype(np.float64)
     num_drawn = np.maximum(counts.sum(0), 1)
@@ -188,8 +190,8 @@ def compute_weighted_errors(true: np.ndarray, predicted: np.ndarray, counts: np.
 
 
 def correlate_ranks(true: np.ndarray, predicted: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Compute Spearman's correlations (D,) from (n,) labels and predictions and (n, D) counts, NaN for a single
-    rank."""
+    """Compute Spearman's correlation (D,) of labels and predictions (n,) in draws with counts (n, D); NaN if all ranks
+    are equal."""
     true_ranks, predicted_ranks = rank_values(true, counts), rank_values(predicted, counts)
     num_drawn = np.maximum(counts.sum(0), 1)
     true_ranks, predicted_ranks = (
@@ -203,7 +205,7 @@ def correlate_ranks(true: np.ndarray, predicted: np.ndarray, counts: np.ndarray)
 
 
 def rank_values(values: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Compute (n, D) ranks of (n,) values in draws with counts (n, D); equal values share their mean rank."""
+    """Compute the ranks (n, D) of values (n,) in draws with counts (n, D). Equal values share their mean rank."""
     value_indices = np.unique(values, return_inverse=True)[1]
     order = np.argsort(value_indices, kind="stable")
     starts = np.flatnonzero(np.diff(value_indices[order], prepend=-1))

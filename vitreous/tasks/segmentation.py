@@ -1,4 +1,4 @@
-"""Semantic segmentation: a class for every pixel."""
+"""The task of semantic segmentation: a class for every pixel."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Segmentation(Task):
-    """Per-pixel logits of named classes, `classes` in the order of the logits."""
+    """The task of semantic segmentation: per-pixel logits of named `classes`, in the order of the logits."""
 
     name: ClassVar[str] = "segmentation"
     verb_phrase: ClassVar[str] = "segments images"
@@ -38,7 +38,7 @@ class Segmentation(Task):
         return f"{super().example_command(run, clips)} --out FOLDER"
 
     def settings(self) -> dict[str, Any]:
-        """Return the class names."""
+        """Return the class names by their key in files."""
         return {"classes": list(self.classes)}
 
     @classmethod
@@ -48,31 +48,32 @@ class Segmentation(Task):
 
     @property
     def summary(self) -> str:
-        """The number of classes."""
+        """The task with the number of classes: "segments images into 150 classes"."""
         return f"segments images into {len(self.classes)} classes"
 
     @property
     def overlay_classes(self) -> tuple[str, ...]:
-        """Return all classes."""
+        """The classes that are drawn over images: all classes."""
         return self.classes
 
     def predict_images(
         self, predictor: Any, images: Any, options: PredictionOptions, bad_images: str, on_images: Callable[[int], None]
     ) -> Any:
-        """Return a `ClassMap` for each image. Raises UsageError for options of classifiers."""
+        """Segment images: a `ClassMap` for each image. Raises UsageError for options that only classifiers support."""
         self.check_predict_keywords(predictor.card.name, options)
         maps = predictor.segment(images, bad_images=bad_images)
         on_images(len(maps) if is_list(maps) else 1)
         return maps
 
     def output_shape(self, image_size: tuple[int, ...]) -> tuple[int | None, ...]:
-        """Return (K, *image)."""
+        """Return the shape of the logits of an image, (K, *image)."""
         return (len(self.classes), *image_size)
 
     def measure_agreement(self, ours: np.ndarray, theirs: np.ndarray) -> float:
-        """Return the share of pixels with the same class, from (n, K, *image) logits of both."""
+        """Return the share of pixels with the same class, from the logits (n, K, *image) of a model and of its exported
+        file."""
         return float((ours.argmax(1) == theirs.argmax(1)).mean())
 
     def count_labels(self, labels: np.ndarray, cells: np.ndarray) -> np.ndarray:
-        """Count the pixels of each class, (K,) int64."""
+        """Count the pixels of each class, (K,) int64, from the `Report.confusion_cells` (m, 3)."""
         return np.bincount(cells[:, 0], cells[:, 2], len(self.classes)).astype(np.int64)

@@ -1,4 +1,5 @@
-"""The table of all tasks, and the description of a task in `model.json` and exported files."""
+"""The table of all tasks, and the conversion of a task to and from its description in `model.json` and exported
+files."""
 
 from __future__ import annotations
 
@@ -16,14 +17,15 @@ from vitreous.tasks.generation import Generation
 from vitreous.tasks.regression import Regression
 from vitreous.tasks.segmentation import Segmentation
 
-#: task names that this version can read; files of other tasks need a newer vitreous
+#: tasks that this version supports, by name; files of other tasks require a newer vitreous
 TASKS: dict[str, type[Task]] = {
-    kind.name: kind for kind in (Classification, FeatureExtraction, Segmentation, Detection, Generation, Regression)
+    task_class.name: task_class
+    for task_class in (Classification, FeatureExtraction, Segmentation, Detection, Generation, Regression)
 }
 
 
 def infer_task(config: Any, classes: tuple[str, ...]) -> Task:
-    """Infer the task of weights without a description from the model's config and classes."""
+    """Infer the task of weights that have no description, from the model's config and classes."""
     if config.finds_objects:
         return Detection(classes, config.masks)
     if config.generates_images:
@@ -32,8 +34,8 @@ def infer_task(config: Any, classes: tuple[str, ...]) -> Task:
 
 
 def task_of_run(config: Any, run: Mapping[str, Any], origin: str) -> Task:
-    """Create the task of an unfinished run from its model config and the mapping in its config.yaml. Raises
-    WeightsError, naming `origin`, for settings that the task does not have."""
+    """Create the task of an unfinished run from its model config and the contents of its config.yaml, `run`. Raises
+    WeightsError for settings that the task does not support; `origin`, the name of the file, is part of the message."""
     objective, data = run["objective"], run["data"]
     names = tuple(data["classes"]) if config.classes else ()
     task_class = TASKS.get(objective["name"]) or type(infer_task(config, names))
@@ -41,22 +43,25 @@ def task_of_run(config: Any, run: Mapping[str, Any], origin: str) -> Task:
 
 
 def replace_task_classes(task: Task, classes: tuple[str, ...]) -> Task:
-    """Return the task of a model whose head has other `classes`: without classes it becomes feature extraction, and
-    feature extraction with classes becomes classification."""
+    """Return the task of a model whose head is replaced by one for other `classes`.
+
+    Without classes it is feature extraction. Feature extraction with classes becomes classification. Generation stays
+    generation.
+    """
     if isinstance(task, Classification | Generation):
-        changed = replace(task, classes=classes)
+        new_task = replace(task, classes=classes)
     else:
-        changed = Classification(classes)
-    return changed if classes or isinstance(task, Generation) else FeatureExtraction()
+        new_task = Classification(classes)
+    return new_task if classes or isinstance(task, Generation) else FeatureExtraction()
 
 
 def task_to_json(task: Task) -> dict[str, Any]:
-    """Return the task as keys of a description: its name and its settings."""
+    """Convert a task to the keys of a description in `model.json`: its name and its settings."""
     return {"task": {"name": task.name}, **task.settings()}
 
 
 def task_to_card(task: Task) -> dict[str, Any]:
-    """Return the task as keys of a card: those of a description, but without the name of a classification."""
+    """Convert a task to the keys of a model card: those of a description, but without the name of a classification."""
     document = task_to_json(task)
     if isinstance(task, Classification):
         del document["task"]
@@ -64,18 +69,20 @@ def task_to_card(task: Task) -> dict[str, Any]:
 
 
 def list_task_keys(task: Task) -> set[str]:
-    """List the keys of a card that describe the task, including those of earlier cards without a task name."""
+    """List the keys of a model card that describe the task, including those of earlier cards without a task name."""
     return {*task_to_json(task), *task_to_json(Classification(()))}
 
 
 def task_from_json(description: dict[str, Any], origin: str) -> Task:
-    """Create the task of a description; without a `task` key it is a classification, or features without classes.
+    """Create the task of a description in `model.json`. Without the key `task` it is a classification, or feature
+    extraction if there are no classes.
 
-    Raises WeightsError, naming `origin`, for an unknown task and for invalid settings.
+    Raises WeightsError for an unknown task and for invalid settings; `origin`, the name of the file, is part of the
+    message.
     """
     classes: Json | tuple[Any, ...] = description.get("classes")
     if not isinstance(classes, list | tuple) or not all(isinstance(name, str) for name in classes):
-        raise WeightsError(f"{origin}: classes {classes}", "classes must be a list of names")
+        raise WeightsError(f"{origin}: invalid classes {classes}", "classes must be a list of names")
     tag: Json = description.get("task", {"name": "classification" if classes else "features"})
     name = tag.get("name") if isinstance(tag, dict) else None
     if name not in TASKS:
@@ -84,13 +91,14 @@ def task_from_json(description: dict[str, Any], origin: str) -> Task:
 
 
 class TaskMixin:
-    """Shortcuts to the classification in `self.task`; other tasks have no classes, and a temperature of 1."""
+    """Shortcuts to the classes and temperature of a classification in `self.task`. Other tasks have no classes, and a
+    temperature of 1."""
 
     task: Task
 
     @property
     def classification(self) -> Classification:
-        """The task, or a classification without classes."""
+        """The task if it is a classification; otherwise a classification without classes."""
         return self.task if isinstance(self.task, Classification) else Classification(())
 
     @property

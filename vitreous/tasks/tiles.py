@@ -1,8 +1,8 @@
-"""Segmentation of images and volumes of any size by overlapping tiles of the model's size. Does not import torch.
+"""Segment images and volumes of any size by overlapping tiles of the model's size. Does not import torch.
 
-C channels, K classes, H and W pixels; a volume has D slices, as the first axis. Where tiles overlap, their logits are
-averaged with weights that fall linearly to the edges of each tile. An image smaller than a tile is mirror-padded.
-Logits are completed from top to bottom, so memory holds at most the rows that one tile covers.
+In shapes, C is channels, K classes, H and W pixels; a volume has D slices as its first axis. If tiles overlap, their
+logits are averaged with weights that fall linearly to the edges of each tile. An image smaller than a tile is
+mirror-padded. Logits are completed from top to bottom, so memory holds at most the rows that one tile covers.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ import numpy as np
 from vitreous.data.decoding.spectral import DecodedSample
 from vitreous.data.modalities.base import image_to_array
 
-TILE_OVERLAP = 0.5  # share of a tile's side that its neighbour also covers
+TILE_OVERLAP = 0.5  # minimum share of a tile's height and width that the next tile also covers
 TILE_BATCH_SIZE = 8  # tiles per forward pass
 
-TileFunction = Callable[[np.ndarray], np.ndarray]  # (B, C, *tile) pixels -> (B, K, *tile) float32 logits
+TileFunction = Callable[[np.ndarray], np.ndarray]  # pixels (B, C, *tile) -> logits (B, K, *tile) float32
 
 
 def to_native_array(image: DecodedSample) -> np.ndarray:
-    """Convert a decoded image, one per channel, or a volume to (C, H, W) or (C, D, H, W) at its native size."""
+    """Convert a decoded sample to an array of its native size: an image, or one image per channel, to (C, H, W), a
+    volume to (C, D, H, W)."""
     if isinstance(image, np.ndarray):
         return image
     bands = image if isinstance(image, tuple) else (image,)
@@ -31,27 +32,28 @@ def to_native_array(image: DecodedSample) -> np.ndarray:
 
 
 def segment_by_tiles(compute: TileFunction, pixels: np.ndarray, tile: tuple[int, ...]) -> np.ndarray:
-    """Compute (K, *image) float32 logits of pixels (C, *image) of any size."""
+    """Compute the logits (K, *image) float32 of pixels (C, *image) of any size."""
     return np.concatenate(list(iterate_logit_rows(compute, pixels, tile)), 1)
 
 
 def predict_class_map(compute: TileFunction, pixels: np.ndarray, tile: tuple[int, ...]) -> np.ndarray:
-    """Compute (*image) int32 classes, the argmax of the logits of each pixel, from (C, *image) of any size."""
+    """Compute the class of each pixel, (*image) int32, from pixels (C, *image) of any size: the argmax of the
+    logits."""
     return np.concatenate([logits.argmax(0).astype(np.int32) for logits in iterate_logit_rows(compute, pixels, tile)])
 
 
 def iterate_logit_rows(compute: TileFunction, pixels: np.ndarray, tile: tuple[int, ...]) -> Iterator[np.ndarray]:
-    """Yield (K, h, W) float32 logits of (C, H, W) pixels, h rows at a time from top to bottom; of (C, D, H, W) pixels
-    (K, d, H, W), d slices at a time.
+    """Yield the logits of pixels of any size, a few rows at a time from top to bottom.
 
-    Raises ValueError if pixels and tile have different numbers of axes.
+    Pixels (C, H, W) give float32 logits (K, h, W), h rows at a time; volumes (C, D, H, W) give (K, d, H, W), d slices
+    at a time. Raises ValueError if pixels and tile have different numbers of axes.
     """
     if pixels.ndim != len(tile) + 1:
         raise ValueError(f"pixels {pixels.shape} and tile {tile} must have the same number of spatial axes")
     size = tuple(map(max, tile, pixels.shape[1:]))
     padded, weight, height = mirror_pad(pixels, size), build_tent_weights(tile), tile[0]
     tops = list_tile_starts(size[0], height)
-    # the covered ranges of the other axes, one slice per axis
+    # ranges of tiles along the other axes
     axis_slices = [
         [slice(tile_start, tile_start + tile_length) for tile_start in list_tile_starts(image_length, tile_length)]
         for image_length, tile_length in zip(size[1:], tile[1:], strict=True)
@@ -78,7 +80,7 @@ def iterate_logit_rows(compute: TileFunction, pixels: np.ndarray, tile: tuple[in
 
 
 def mirror_pad(pixels: np.ndarray, size: tuple[int, ...]) -> np.ndarray:
-    """Mirror-pad pixels (C, *image) at the far end of each axis to (C, *size)."""
+    """Mirror-pad pixels (C, *image) at the end of each axis to (C, *size)."""
     padding = [
         (0, max(0, target_length - length)) for target_length, length in zip(size, pixels.shape[1:], strict=True)
     ]
@@ -86,13 +88,13 @@ def mirror_pad(pixels: np.ndarray, size: tuple[int, ...]) -> np.ndarray:
 
 
 def list_tile_starts(length: int, tile: int) -> list[int]:
-    """List the starts of tiles along an axis: evenly spaced, at most (1 - OVERLAP) of a tile apart."""
+    """List the starts of tiles along an axis: evenly spaced, with an overlap of at least `TILE_OVERLAP`."""
     steps = -(-(length - tile) // max(1, int(tile * (1 - TILE_OVERLAP))))
     return [round(step * (length - tile) / steps) for step in range(steps + 1)] if steps else [0]
 
 
 def build_tent_weights(size: tuple[int, ...]) -> np.ndarray:
-    """Build weights (h, w) or (d, h, w) float32 in (0, 1]: the product over the axes of the distance to the nearer
-    edge."""
+    """Build the weights of a tile's logits, (h, w) or (d, h, w) float32 in (0, 1]: the product over the axes of the
+    distance to the nearer edge."""
     axis_weights = [np.minimum(np.arange(n) + 0.5, n - np.arange(n) - 0.5) / (n / 2) for n in size]
     return functools.reduce(np.multiply, np.ix_(*axis_weights)).astype(np.float32)

@@ -1,7 +1,7 @@
-"""Selection of a run's best weights by validation images, and early stopping.
+"""Select a run's best weights by its evaluations on the validation images, and decide on early stopping.
 
-An evaluation is better than another if its main metric is better or, if that is the same, its NLL is lower
-(`Report.score`).
+An evaluation is better than another if its main metric is better. If the main metrics are equal, the evaluation with
+the lower negative log-likelihood (NLL) is better (`Report.score`).
 """
 
 from __future__ import annotations
@@ -18,11 +18,13 @@ from vitreous.training.run import Run
 
 @dataclass(frozen=True)
 class BestEvaluation:
-    """The best evaluation so far, which a checkpoint stores in its state.json.
+    """The best evaluation of a run so far, which a checkpoint stores in its state.json.
 
-    `step`: the optimiser step after which it was made, 0 before the first; `epoch` the same in epochs. `value` is its
-    main metric, named `metric`, of which the higher or lower is `better`. `evaluations`: the number of evaluations so
-    far; `evaluations_since`: the number after the first one of this value, none of them better.
+    - `step`, `epoch`: the optimiser step and the epoch of the best evaluation; 0 before the first evaluation.
+    - `metric`, `value`, `nll`: the name and value of its main metric, and its negative log-likelihood.
+    - `better`: whether the "higher" or the "lower" value of the metric is better.
+    - `evaluations`: the number of evaluations so far.
+    - `evaluations_since`: the number of evaluations since the last improvement.
     """
 
     step: int = 0
@@ -36,14 +38,14 @@ class BestEvaluation:
 
     @property
     def score(self) -> tuple[float, float]:
-        """`Report.score` of the best evaluation; before the first one, less than any other."""
+        """The `Report.score` of the best evaluation; lower than any other score before the first evaluation."""
         return (self.value if self.better == "higher" or not self.step else -self.value), -self.nll
 
     def update(self, report: Report, step: int, epoch: float) -> BestEvaluation:
-        """Return the better of this and a further evaluation.
+        """Compare a further evaluation with the best one, and return the new best evaluation.
 
-        Of equal ones without an NLL, such as those of a detector without detections yet, the later one is returned, and
-        `evaluations_since` is not reset.
+        If the scores are equal and there is no NLL, as for a detector that detects nothing yet, the later evaluation
+        becomes the best, but it does not count as an improvement.
         """
         metric, value = report.headline
         nll = report.metrics.get("nll")
@@ -63,7 +65,7 @@ class BestEvaluation:
         return replace(self, evaluations=self.evaluations + 1, evaluations_since=self.evaluations_since + 1)
 
     def is_out_of_patience(self, run: Run) -> bool:
-        """Whether the run stops early: the number of evaluations without improvement has reached its patience."""
+        """Whether the run stops early: `evaluations_since` has reached `run.early_stop`."""
         return run.early_stop is not None and self.evaluations_since >= run.early_stop
 
     def to_dict(self) -> dict[str, Any] | None:
@@ -72,7 +74,7 @@ class BestEvaluation:
 
     @classmethod
     def from_dict(cls, stored: dict[str, Any] | None) -> BestEvaluation:
-        """Restore from the output of `to_dict`."""
+        """Restore the best evaluation from the output of `to_dict`."""
         if not stored:
             return cls()
         fields: dict[str, Any] = {**stored, "nll": math.inf if stored["nll"] is None else stored["nll"]}
@@ -80,7 +82,8 @@ class BestEvaluation:
 
 
 def check_selection(run: Run, val: Split | None) -> None:
-    """Raise UsageError if a run selects by validation images, and there are none, or none with labels."""
+    """Raise UsageError if `keep_best` or `early_stop` is set, but the data has no labels or the run has no validation
+    images."""
     option = "--keep-best" if run.keep_best else "--early-stop"
     if (run.keep_best or run.early_stop) and not (run.objective.labelled or run.data.classes):
         raise UsageError(

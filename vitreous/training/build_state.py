@@ -31,9 +31,9 @@ INITIAL_FP16_SCALE = 2.0**16  # loss scale at the start of a run in float16
 
 
 def build_state(run: Run, inputs: RunInputs, ranks: Ranks, note: Callable[[str], None]) -> TrainingState:
-    """Build the state of a run at step 0, in this process.
+    """Build the state of a run at step 0 in this process: model, objective, flat weights and optimiser.
 
-    `note` is called with texts about loaded weights and about the trainable parameters.
+    `note` receives messages about loaded weights and about the trainable parameters.
     """
     torch.manual_seed(int(derive_keys(run.seed)) >> 1)
     objective = build_objective(run, build_run_model(run, note), inputs, note)
@@ -51,7 +51,8 @@ def build_state(run: Run, inputs: RunInputs, ranks: Ranks, note: Callable[[str],
 
 
 def build_run_model(run: Run, note: Callable[[str], None]) -> Model:
-    """Build the model of a run with its initial weights, and freeze or adapt it as `run.tune` sets."""
+    """Build the model of a run with its initial weights, and freeze parameters or add LoRA adapters as `run.tune`
+    specifies. `note` receives messages about loaded weights and trainable parameters."""
     model = zoo.build_model(run.model)
     run.objective.initialise(model)
     if run.init:
@@ -67,8 +68,8 @@ def build_run_model(run: Run, note: Callable[[str], None]) -> Model:
 def build_objective(run: Run, model: Model, inputs: RunInputs, note: Callable[[str], None]) -> Objective:
     """Build the objective of a run around its model.
 
-    If the initial weights contain modules of the same objective, such as a decoder or a projection head, they are
-    loaded.
+    If `run.init` was trained with the same objective and contains its modules, such as a decoder or a projection head,
+    these are loaded too. `note` then receives a message.
     """
     multilabel = inputs.train.labels.ndim == 2 and bool(run.data.classes)
     objective = run.objective.build(model, run.objective_setting(multilabel))
@@ -80,7 +81,8 @@ def build_objective(run: Run, model: Model, inputs: RunInputs, note: Callable[[s
 
 
 def flatten_weights(run: Run, objective: Objective, ranks: Ranks) -> FlatParameters:
-    """Turn the parameters of an objective into flat vectors on this process's device, whole or sharded (FSDP)."""
+    """Move the parameters of an objective into flat vectors on this process's device: complete vectors, or this
+    process's shard with FSDP."""
     dtype, device = DTYPES[run.precision], torch.device(ranks.device(run.device))
     group = partial(choose_group, run.optimizer, run.model, objective)
     if ranks.is_initialised and run.parallel == "fsdp":

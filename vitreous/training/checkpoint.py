@@ -1,10 +1,10 @@
 """Atomic checkpoints, which exist either completely or not at all.
 
-    FOLDER/step-00000310/   files as the caller writes them, and manifest.json with each one's size and SHA-256
+    FOLDER/step-00000310/   files as the caller writes them, and manifest.json with the size and SHA-256 of each file
 
-Saving writes all files to a hidden temporary folder, fsyncs them, writes the manifest, renames the folder, and fsyncs
-the parent. Old checkpoints are removed only after that. The newest checkpoint is the highest number whose manifest
-verifies, regardless of file times. This module does not depend on tensors.
+To save, all files are written to a temporary folder (`.tmp-…`) and flushed to disk, the manifest is written, and the
+folder is renamed. Older checkpoints are removed only after the rename. The newest checkpoint is the one with the
+highest step whose files match the manifest; file times are not used. This module does not depend on tensors.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ FileWriter = Callable[[Path], None]
 
 @dataclass(frozen=True)
 class CheckpointStore:
-    """The checkpoints of one run, of which the newest `keep` are kept (never fewer than two)."""
+    """The checkpoints of one run. The newest `keep` checkpoints are kept, at least two."""
 
     folder: Path
     keep: int = 2
 
     def save(self, step: int, writers: dict[str, FileWriter], size: int, pinned: int | None = None) -> Path:
-        """Write one file per writer as checkpoint `step`. `size` is their approximate size in bytes; a `pinned` step is
-        never removed.
+        """Write one file per writer as checkpoint `step`, then remove old checkpoints.
 
-        Raises ResourceError, with the required and the free space, if it cannot be written; older checkpoints are kept.
+        `size` is the approximate size of all files in bytes. The checkpoint of step `pinned` is never removed. Raises
+        ResourceError if the checkpoint cannot be written; older checkpoints are then kept.
         """
         temporary = self.begin(step, size)
         with self.handle_write_errors(step, temporary):
@@ -45,19 +45,20 @@ class CheckpointStore:
         return self.publish(step, temporary, pinned)
 
     def begin(self, step: int, size: int) -> Path:
-        """Create a hidden folder for the files of checkpoint `step`, to be published. Raises ResourceError as `save`
-        does."""
+        """Create a temporary folder for the files of checkpoint `step`, which `publish` renames. `size` is the
+        approximate size of the files in bytes. Raises ResourceError if the disk is too full or not writable."""
         temporary = self.folder / f".tmp-{step}-{uuid.uuid4().hex}"
         with self.handle_write_errors(step, temporary):
             self.folder.mkdir(exist_ok=True)  # without its parents: a removed run folder is not created again
             temporary.mkdir()
             free = shutil.disk_usage(self.folder).free
             if free < 1.2 * size:
-                raise OSError(f"{size / 1e6:.0f} MB needed and 20 % to spare, {free / 1e6:.0f} MB free")
+                raise OSError(f"{size / 1e6:.0f} MB and a reserve of 20 % required, but only {free / 1e6:.0f} MB free")
         return temporary
 
     def publish(self, step: int, temporary: Path, pinned: int | None = None) -> Path:
-        """Turn a hidden folder into checkpoint `step`, and prune. Raises ResourceError as `save` does."""
+        """Write the manifest, rename a temporary folder of `begin` to checkpoint `step`, and remove old checkpoints
+        except that of step `pinned`. Raises ResourceError if the folder cannot be written."""
         with self.handle_write_errors(step, temporary):
             names = sorted(path.name for path in temporary.iterdir())
             manifest = {
@@ -74,7 +75,7 @@ class CheckpointStore:
 
     @contextmanager
     def handle_write_errors(self, step: int, temporary: Path) -> Iterator[None]:
-        """Convert write errors to a ResourceError, and remove the temporary folder."""
+        """Convert write errors of the block to a ResourceError, and remove the temporary folder."""
         try:
             yield
         except OSError as error:
@@ -84,9 +85,10 @@ class CheckpointStore:
             ) from None
 
     def newest(self, warn: Callable[[str], None] = lambda text: None) -> Path | None:
-        """Return the newest checkpoint that verifies, or None if there are no checkpoints.
+        """Return the newest valid checkpoint, or None if there are no checkpoints.
 
-        Invalid ones are skipped with a warning. Raises WeightsError if there are checkpoints and none is valid.
+        Damaged checkpoints are skipped, and `warn` receives the reason. Raises WeightsError if all checkpoints are
+        damaged.
         """
         self.sweep()
         checkpoints = list(self.list_paths())
@@ -107,12 +109,13 @@ class CheckpointStore:
         return self.folder / f"step-{step:08d}"
 
     def list_paths(self) -> Iterator[Path]:
-        """Every published checkpoint, newest first."""
+        """Iterate over the paths of all published checkpoints, newest first."""
         folders = [p for p in self.folder.glob("step-*") if p.name[5:].isdecimal()] if self.folder.is_dir() else []
         return iter(sorted(folders, key=lambda p: int(p.name[5:]), reverse=True))
 
     def prune(self, pinned: int | None = None) -> None:
-        """Remove checkpoints older than the newest `keep` valid ones, except that of a `pinned` step."""
+        """Remove all checkpoints that are older than the newest `keep` valid ones, except the checkpoint of step
+        `pinned`."""
         valid = 0
         for checkpoint in list(self.list_paths()):
             if valid >= max(self.keep, 2):
@@ -134,7 +137,8 @@ class CheckpointStore:
 
 
 def find_damage(folder: Path) -> str | None:
-    """Return why a checkpoint is damaged, or None. Files are compared with the manifest, including their SHA-256."""
+    """Compare the files of a checkpoint with its manifest, including their SHA-256. Returns the problem, or None if the
+    checkpoint is valid."""
     damage = find_damage_by_size(folder)
     if damage is None:
         for name, entry in json.loads((folder / MANIFEST_NAME).read_text()).items():
@@ -144,7 +148,8 @@ def find_damage(folder: Path) -> str | None:
 
 
 def find_damage_by_size(folder: Path) -> str | None:
-    """Return why a checkpoint is damaged, or None, by presence and size of its files only."""
+    """Compare only presence and size of a checkpoint's files with its manifest, which takes no time. Returns the
+    problem, or None."""
     try:
         manifest = json.loads((folder / MANIFEST_NAME).read_text())
         entries = {name: (entry["bytes"], entry["sha256"]) for name, entry in manifest.items()}

@@ -1,5 +1,5 @@
-"""The forward and backward passes of a step: in one process, in several, or reproducibly for any number of
-processes."""
+"""Forward and backward passes of an optimiser step: in one process, in several processes, or bit-identical for any
+number of processes."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from vitreous.training.slices import StepSlice, even_bounds
 
 
 class GradientComputer:
-    """Adds a step's gradients to the flat vectors, for one process among `ranks`.
+    """Computes the gradients of a step into the flat vectors, for this process among `ranks`.
 
-    With several processes each computes its slices, and gradients are all-reduced once per step. DDP overlaps this with
-    the backward pass if a step is a single pass, and otherwise does it after the last pass; FSDP does it in the last
-    pass. A reproducible run computes every slice separately on one core, and adds gradients in the order of the slices,
-    so that results do not depend on the assignment of slices to processes.
+    Each process computes its slices of the step, and gradients are all-reduced once per step. If a step is a single
+    backward pass, DDP overlaps the all-reduce with it; otherwise the all-reduce follows the last pass. FSDP reduces
+    gradients in the last pass. A reproducible run computes every slice separately on one core and adds the gradients in
+    the order of the slices. The result does not depend on the assignment of slices to processes.
     """
 
     def __init__(self, objective: Objective, flat: FlatParameters, run: Run, ranks: Ranks) -> None:
@@ -39,9 +39,8 @@ class GradientComputer:
         )
         self.sharded = ranks.is_initialised and run.parallel == "fsdp"
         self.overlapped = ranks.is_initialised and not self.sharded and one_pass
-        self.gradient_divisor = (
-            ranks.world if self.overlapped or self.sharded else 1
-        )  # DDP and FSDP average over processes
+        # DDP and FSDP average gradients over processes instead of adding them
+        self.gradient_divisor = ranks.world if self.overlapped or self.sharded else 1
         forward = objective
         if run.compile:
             compile_blocks(objective)
@@ -62,15 +61,15 @@ class GradientComputer:
             self.shards.captured = CudaGraphRunner(flat.master.device)
 
     def step(self, slices: Iterable[tuple[StepSlice, Batch]], step: int) -> tuple[Scalars, Tensor]:
-        """Compute the gradient of the whole step in `flat.master_grad`.
+        """Compute the gradient of a whole optimiser step in `flat.master_grad`.
 
         Args:
-            slices: this process's slices of the step, each with its batch. Random numbers of a pass over a slice
-                depend on (seed, step, offset of the slice).
+            slices: this process's slices of the step, each with its batch. Random numbers of a pass over a slice depend
+                on (seed, step, offset of the slice).
             step: the number of the step, from 0.
 
         Returns:
-            This process's share of the loss and of the other scalars, and its sample numbers (n,) int64.
+            This process's share of the loss and of the other logged scalars, and the indices (n,) int64 of its samples.
         """
         if self.run.reproducible:
             return self.compute_reproducibly(slices, step)
@@ -89,46 +88,54 @@ class GradientComputer:
         return add_scalars(scalars), torch.cat(samples)
 
     def seed_pass(self, step: int, step_slice: StepSlice) -> None:
-        """Seed the random numbers of the passes over a slice."""
+        """Seed PyTorch's generator for the passes over a slice, from the run's seed, the step and the slice's
+        offset."""
         torch.manual_seed(int(derive_keys(self.run.seed, step, step_slice.offset)) >> 1)
 
     def backward(self, batch: Batch, step_slice: StepSlice) -> Scalars:
-        """Add the gradient of a slice, in micro-batches, and return its scalars.
+        """Add the gradient of one slice to the flat vectors, in micro-batches, and return its logged scalars.
 
-        All processes run the same number of passes: one with fewer samples than passes computes its first sample again
-        with share 0. Slices of buckets differ in size; processes do not synchronise in them.
+        All processes must run the same number of passes. If a process has fewer samples than passes, it repeats its
+        first sample with weight 0. With size buckets, slices differ between processes, so passes are not synchronised.
         """
         size, passes = count_batch_samples(batch), 1
         if self.run.micro_batch:
-            batch_start = (
-                step_slice.start - step_slice.start % self.run.batch_size
-            )  # for the whole batch over all processes
+            # first position of the batch, which all processes share, and the maximum number of its samples in a process
+            batch_start = step_slice.start - step_slice.start % self.run.batch_size
             max_samples = -(-min(self.run.batch_size, self.run.total - batch_start) // self.ranks.world)
             max_samples = 0 if self.run.preprocess.has_buckets else max_samples
             passes = -(-max(max_samples, size) // self.run.micro_batch)
         scalars = []
-        for index, (a, b) in enumerate(pairwise(even_bounds(0, size, passes))):
-            micro_batch = slice_batch(batch, a, max(b, a + 1)) if passes > 1 else batch
+        for index, (first, stop) in enumerate(pairwise(even_bounds(0, size, passes))):
+            micro_batch = slice_batch(batch, first, max(stop, first + 1)) if passes > 1 else batch
             if self.sharded:
                 set_gradient_sync(self.objective, step_slice.ends_step and index == passes - 1)
-            scalars.append(self.shards.backward(micro_batch, step_slice.share * (b - a) / size * self.gradient_divisor))
+            scalars.append(
+                self.shards.backward(micro_batch, step_slice.share * (stop - first) / size * self.gradient_divisor)
+            )
         return {name: value / self.gradient_divisor for name, value in add_scalars(scalars).items()}
 
     def compute_reproducibly(self, slices: Iterable[tuple[StepSlice, Batch]], step: int) -> tuple[Scalars, Tensor]:
-        """Compute each slice separately, as `step` does. Returns scalars and sample numbers (n,) int64.
+        """Compute the gradient of a step slice by slice, and add the gradients in the order of the slices.
 
-        On a CPU each slice uses one core. Slices run in parallel unless the model draws random numbers, because there
-        is only one generator.
+        Returns this process's share of the logged scalars, and the indices (n,) int64 of its samples. On a CPU each
+        slice uses one core. Slices run in parallel unless the model draws random numbers, because there is only one
+        generator.
         """
         pairs = zip(self.shards.forwards, slices, strict=True)
-        work = [(forward, batch, step_slice) for forward, (step_slice, batch) in pairs if not step_slice.is_empty]
+        slice_arguments = [
+            (forward, batch, step_slice) for forward, (step_slice, batch) in pairs if not step_slice.is_empty
+        ]
 
-        def compute(forward: ForwardFunction, batch: Batch, step_slice: StepSlice) -> Scalars:
+        def compute_slice(forward: ForwardFunction, batch: Batch, step_slice: StepSlice) -> Scalars:
+            """Compute the gradient of a slice into the gradient vector of `forward`, in micro-batches, and return its
+            scalars."""
             self.seed_pass(step, step_slice)
             size = count_batch_samples(batch)
             chunk_size = self.run.micro_batch or size
             micro_batches = [
-                (slice_batch(batch, a, a + chunk_size), min(chunk_size, size - a)) for a in range(0, size, chunk_size)
+                (slice_batch(batch, first, first + chunk_size), min(chunk_size, size - first))
+                for first in range(0, size, chunk_size)
             ]
             return add_scalars(
                 self.shards.run_shard(forward, micro_batch, step_slice.share * count / size)
@@ -136,20 +143,21 @@ class GradientComputer:
             )
 
         if self.flat.master.device.type != "cpu":
-            scalars = [compute(*item) for item in work]
+            scalars = [compute_slice(*arguments) for arguments in slice_arguments]
         elif self.run.draws_in_forward:
-            scalars = [run_on_one_core(compute, *item) for item in work]
+            scalars = [run_on_one_core(compute_slice, *arguments) for arguments in slice_arguments]
+        elif slice_arguments:
+            thread_pool = get_thread_pool(torch.get_num_threads())
+            scalars = list(thread_pool.map(compute_slice, *zip(*slice_arguments, strict=True)))
         else:
-            scalars = (
-                list(get_thread_pool(torch.get_num_threads()).map(compute, *zip(*work, strict=True))) if work else []
-            )
+            scalars = []
         self.flat.reduce_in_order(self.ranks)
-        samples = [batch["samples"] for _, batch, _ in work]
+        samples = [batch["samples"] for _, batch, _ in slice_arguments]
         return add_scalars(scalars), torch.cat(samples) if samples else torch.zeros(0, dtype=torch.int64)
 
     def finish(self, update: Callable[[], None]) -> None:
-        """Call `update` after the backward passes: on one core if the run is reproducible, because rounding depends on
-        the number of threads."""
+        """Call `update`, the optimiser's update after the backward passes. A reproducible run on a CPU runs it on one
+        core, because rounding depends on the number of threads."""
         if self.run.reproducible and self.flat.master.device.type == "cpu":
             run_on_one_core(update)
         else:
@@ -157,12 +165,12 @@ class GradientComputer:
 
 
 def run_on_one_core(function: Callable, *arguments: object):
-    """Call a function in a thread that uses one core."""
+    """Call a function in a thread that uses one core, and return its result."""
     return get_thread_pool(torch.get_num_threads()).submit(function, *arguments).result()
 
 
 def count_gradient_buffers(run: Run, ranks: Ranks) -> int:
-    """Return how many gradients the flat vectors need in this process: one for each shard that it computes."""
+    """Return the number of gradient vectors that this process needs: one for each shard of a batch that it computes."""
     if run.reproducible:
         return run.shards // ranks.world
     return 1 if ranks.is_initialised else run.shards

@@ -1,4 +1,4 @@
-"""The run folder: its files, its lock, and the state that a resumed run finds."""
+"""The folder of a run: its files, its lock, and the checks before a run is created or resumed."""
 
 from __future__ import annotations
 
@@ -17,32 +17,40 @@ from vitreous.system.disk import write_text_atomic
 from vitreous.training.checkpoint import CheckpointStore
 from vitreous.training.run import Run
 
-#: files that `create` writes before config.yaml, complete or partial
+#: files that `RunFolder.create` writes before config.yaml, complete or partial
 UNSTARTED_RUN_FILES = re.compile(
     r"command\.txt|(environment|data|trials)\.json|\.(command\.txt|(environment|data|trials)\.json|config\.yaml)\.tmp"
 )
 
 
 class MetricsSink(Protocol):
-    """Interface of receivers of a run's metrics lines. Implementations do not raise or block."""
+    """Interface of receivers of a run's metrics, one dict per line of metrics.jsonl. Implementations do not raise or
+    block."""
 
-    def log_line(self, line: dict[str, Any]) -> None: ...
-    def rewind(self, step: int, lines: list[dict[str, Any]]) -> None: ...
+    def log_line(self, line: dict[str, Any]) -> None:
+        """Receive a new line of metrics."""
+        ...
+
+    def rewind(self, step: int, lines: list[dict[str, Any]]) -> None:
+        """Replace all lines after `step`: `lines` are those from which a run continues."""
+        ...
 
 
 @dataclass(frozen=True)
 class RunFolder:
-    """One training run on disk. `sinks` receive its metrics in addition to metrics.jsonl."""
+    """The folder of one training run. `sinks` receive every line of metrics in addition to metrics.jsonl."""
 
     path: Path
     sinks: tuple[MetricsSink, ...] = field(default=(), compare=False)
 
     @property
     def config(self) -> Path:
+        """Path of the config of the run."""
         return self.path / "config.yaml"
 
     @property
     def metrics(self) -> Path:
+        """Path of the metrics, one JSON object per line."""
         return self.path / "metrics.jsonl"
 
     @property
@@ -52,19 +60,23 @@ class RunFolder:
 
     @property
     def summary(self) -> Path:
+        """Path of the summary, which exists when the run is complete."""
         return self.path / "summary.json"
 
     @property
     def bundle(self) -> Path:
+        """Path of the folder of the trained model."""
         return self.path / "model"
 
     def store(self, keep: int) -> CheckpointStore:
-        """The checkpoints of the run."""
+        """Return the store of the run's checkpoints, which keeps the newest `keep`."""
         return CheckpointStore(self.path / "checkpoints", keep)
 
     def create(self, run: Run, command: str, documents: dict[str, Any]) -> None:
-        """Create the folder of a new run. Raises UsageError if it already exists, ResourceError if it cannot be
-        written."""
+        """Create the folder of a new run with command.txt, config.yaml, and each of the `documents` as NAME.json.
+
+        Raises UsageError if the folder already contains files, ResourceError if it cannot be written.
+        """
         self.refuse_existing()
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -79,8 +91,8 @@ class RunFolder:
             ) from None
 
     def record_resumption(self, run: Run, command: str, documents: dict[str, Any]) -> None:
-        """Write the config of a resumed run. The previous one is kept as config.N.yaml, and the previous command above
-        the new one."""
+        """Write the config, command and `documents` of a resumed run. The previous config is kept as config.N.yaml; the
+        new command is appended to command.txt."""
         with self.locked():
             index = len(list(self.path.glob("config.*.yaml"))) + 1
             write_text_atomic(self.path / f"config.{index}.yaml", self.config.read_text("utf-8"))
@@ -91,25 +103,26 @@ class RunFolder:
             write_text_atomic(self.config, to_yaml(run))
 
     def refuse_existing(self) -> None:
-        """Raise UsageError if the folder contains files, except those of a `create` that was killed before it wrote the
-        config."""
+        """Raise UsageError if the folder contains files. Files of a `create` that was killed before it wrote the config
+        are ignored."""
         if not self.path.exists():
             return
         names = [path.name for path in self.path.iterdir()] if self.path.is_dir() else ["no folder"]
-        cut_off = any("command.txt" in name for name in names) and all(
+        is_unstarted = any("command.txt" in name for name in names) and all(
             UNSTARTED_RUN_FILES.fullmatch(name) for name in names
         )
-        if names and not cut_off:
-            raise UsageError(f"{self.path} already exists", "use --resume to continue it, or another --out")
+        if names and not is_unstarted:
+            raise UsageError(f"{self.path} already exists", "use --resume to continue the run, or another --out")
 
     def run(self) -> Run:
-        """The run of the folder. Raises UsageError if there is none."""
+        """Read the run from config.yaml. Raises UsageError if the file does not exist."""
         if not self.config.is_file():
             raise UsageError(f"{self.path} is not a run folder: it has no config.yaml", "start a run without --resume")
         return from_yaml(Run, self.config.read_text("utf-8"))
 
     def launch(self) -> str:
-        """Name of the `torchrun` job that started the run; "" without torchrun."""
+        """Return the identifier of the `torchrun` job that started the run (`ranks.get_launch_name`); "" without
+        torchrun."""
         try:
             return json.loads((self.path / "environment.json").read_text("utf-8")).get("torchrun", "")
         except (OSError, ValueError):
@@ -117,20 +130,22 @@ class RunFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Lock the folder for writing. Raises UsageError, with the number of the process that holds the lock."""
+        """Lock the folder for writing during the block. Raises UsageError, with the ID of the process that holds the
+        lock, if it is locked."""
         try:
             import fcntl
-        except ImportError:  # no such locks on this system
+        except ImportError:  # the system, such as Windows, has no fcntl locks
             yield
             return
         with open(self.path / ".lock", "a+") as file:
             try:
-                # released with this process; flock would outlive it in its workers
+                # lockf ends with this process; flock would stay locked while its worker processes live
                 fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 file.seek(0)
                 raise UsageError(
-                    f"{self.path} is in use by process {file.read().strip()}", "wait for it, or use another --out"
+                    f"{self.path} is in use by process {file.read().strip()}",
+                    "wait until it ends, or use another --out",
                 ) from None
             file.truncate(0)
             file.write(str(os.getpid()))
@@ -139,7 +154,8 @@ class RunFolder:
 
     @contextmanager
     def explain_resume(self) -> Iterator[None]:
-        """Extend a ResourceError by the checkpoint that is kept, and the command that continues from it."""
+        """Add to a ResourceError raised in the block the checkpoint that is kept, and the command that continues from
+        it."""
         try:
             yield
         except ResourceError as error:
@@ -150,18 +166,21 @@ class RunFolder:
             raise ResourceError(f"{error.message}; checkpoint {newest.name} is kept", hint) from None
 
     def append(self, line: dict[str, Any]) -> None:
-        """Add one line to the metrics; sinks receive it even if it cannot be written."""
+        """Add one line to metrics.jsonl. Sinks receive the line even if the file cannot be written."""
         for sink in self.sinks:
             sink.log_line(line)
         append_line(self.metrics, line)
 
     def warn(self, step: int, name: str, text: str) -> None:
-        """Add one line to the warnings."""
+        """Add one warning to warnings.jsonl."""
         append_line(self.warnings, {"step": step, "name": name, "text": text})
 
     def rewind(self, step: int, exclude: str | None = None) -> None:
-        """Keep metrics and warnings up to a step, except metrics that contain `exclude`, because the rest will be
-        written again. An incomplete last line is removed."""
+        """Remove metrics and warnings after `step`, which a resumed run writes again.
+
+        Lines of metrics that contain the text `exclude` and an incomplete last line are removed too. Sinks receive the
+        remaining lines.
+        """
         for path, excluded in ((self.metrics, exclude), (self.warnings, None)):
             if path.exists():
                 lines = [json.dumps(line) + "\n" for line in read_json_lines(path) if line["step"] <= step]
@@ -171,16 +190,16 @@ class RunFolder:
 
 
 class MetricsFollower:
-    """Follows a metrics.jsonl and returns new lines."""
+    """Follows a growing metrics.jsonl: each call of `read` returns the lines added since the previous call."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.inode, self.offset = path, 0, 0
 
     def read(self) -> tuple[bool, list[dict[str, Any]]]:
-        """Return whether the file was rewritten since the last call (by a run resumed from a checkpoint), and the new
-        complete lines.
+        """Return whether the file was rewritten since the last call, and the new complete lines.
 
-        After a rewrite all lines are new. Incomplete lines are returned by a later call.
+        A run that resumes from a checkpoint rewrites the file; all its lines are then new. An incomplete last line is
+        returned by a later call, when it is complete.
         """
         try:
             with open(self.path, "rb") as file:
@@ -199,13 +218,13 @@ class MetricsFollower:
 
 
 def append_line(path: Path, line: dict[str, Any]) -> None:
-    """Append a JSON object as a line to a file; an incomplete last line stays a separate line."""
+    """Append a JSON object as one line to a file. If the last line is incomplete, a line break is written first."""
     with open(path, "a", encoding="utf-8") as file:
         file.write("\n" * is_last_line_cut_off(path) + json.dumps(line) + "\n")
 
 
 def is_last_line_cut_off(path: Path) -> bool:
-    """Return whether the last line of a file is incomplete."""
+    """Return whether the last line of a file lacks its line break."""
     with open(path, "rb") as file:
         if not file.seek(0, os.SEEK_END):
             return False
@@ -214,13 +233,14 @@ def is_last_line_cut_off(path: Path) -> bool:
 
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
-    """Read the JSON objects of a file, one per line, without incomplete lines; none if there is no file."""
+    """Read the JSON objects of a file with one object per line. Incomplete lines are skipped; a missing file has no
+    lines."""
     lines = path.read_text("utf-8").splitlines() if path.is_file() else []
     return [line for line in map(parse_json_line, lines) if line is not None]
 
 
 def parse_json_line(line: str) -> dict[str, Any] | None:
-    """Parse the JSON object of a line; None for an incomplete line."""
+    """Parse a line as a JSON object; None if the line is incomplete or not an object."""
     try:
         parsed = json.loads(line)
     except ValueError:
@@ -229,7 +249,7 @@ def parse_json_line(line: str) -> dict[str, Any] | None:
 
 
 def update_latest_link(path: Path) -> None:
-    """Point the link `latest`, in the same folder as the run, to it."""
+    """Make the symbolic link `latest`, next to the run folder `path`, point to this folder."""
     link, temporary = path.parent / "latest", path.parent / f".latest-{os.getpid()}"
     if link.is_symlink() or not link.exists():
         try:
@@ -240,12 +260,13 @@ def update_latest_link(path: Path) -> None:
 
 
 def format_evaluation_key(step: int, epoch: float, prefix: str) -> str:
-    """Return the text that identifies the line of an evaluation for `RunFolder.rewind`; metrics begin with `prefix`."""
+    """Return the text by which `RunFolder.rewind` finds the metrics line of an evaluation: its step, epoch and metric
+    `prefix`."""
     return f'"step": {step}, "epoch": {json.dumps(epoch)}, "{prefix}'
 
 
 def read_last_value(path: Path, name: str) -> float | None:
-    """Return the last value of a metric in a file of metrics; None if there is none, for example after a run on a full
-    disk."""
+    """Return the last value of a metric in a metrics.jsonl; None if the file has no such value, for example after a run
+    on a full disk."""
     values = [line[name] for line in read_json_lines(path) if name in line]
     return values[-1] if values else None

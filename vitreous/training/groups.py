@@ -1,4 +1,4 @@
-"""Parameter groups of the optimiser: which parameters share a weight decay, a learning-rate factor and a step count."""
+"""Parameter groups of the optimiser: parameters that share weight decay, learning-rate factor and step count."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vitreous.objectives.base import Objective
 from vitreous.training.run import DecayRule, OptimizerConfig
 
 GROUP_KINDS = ("matrix", "decay", "plain")
-#: output convolutions of a detector's proposals and masks
+#: last convolutions of a detector's region proposal network and mask head
 DETECTOR_OUTPUT_WEIGHTS = ("cls_logits.weight", "bbox_pred.weight", "mask_fcn_logits.weight")
 #: parameters without weight decay in ViTDet: LayerNorms of blocks and absolute positions. Its other LayerNorms, over
 #: channels, are a separate class of detectron2 that `weight_decay_norm` does not cover, so they decay.
@@ -22,10 +22,11 @@ VITDET_EXEMPT = re.compile(r"\.(attention|mlp)\.norm\.|\bbackbone\.encoder\.norm
 
 
 class ParameterGroup(NamedTuple):
-    """Parameters with the same optimiser settings.
+    """The settings that the parameters of an optimiser group share.
 
     Args:
-        kind: `matrix` for hidden matrices, `decay` for other parameters with weight decay, `to_dict` for those without.
+        kind: `matrix` for hidden weight matrices, `decay` for other parameters with weight decay, `plain` for
+            parameters without weight decay.
         factor: factor of the learning rate.
         starts_frozen: whether the parameters are frozen at the start of the run; they then have a separate step count.
     """
@@ -36,7 +37,7 @@ class ParameterGroup(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The group's name in a checkpoint."""
+        """The name of the group in a checkpoint."""
         name = self.kind if self.factor == 1 else f"{self.kind}@{self.factor:g}"
         return f"{name}+starts-frozen" if self.starts_frozen else name
 
@@ -47,7 +48,8 @@ GroupFunction = Callable[[str, Tensor], ParameterGroup]
 def choose_group(
     options: OptimizerConfig, model: ModelConfig, objective: Objective, name: str, parameter: Tensor
 ) -> ParameterGroup:
-    """Return the group of an objective's parameter, which may have any shape."""
+    """Return the optimiser group of an objective's parameter, of any shape, from its name and the optimiser's
+    options."""
     group_kind = choose_group_kind(name, parameter, options.decay_on)
     return ParameterGroup(
         group_kind, learning_rate_factor(options, model, objective, name), name in objective.frozen_at_start()
@@ -55,18 +57,19 @@ def choose_group(
 
 
 def choose_default_group(name: str, parameter: Tensor) -> ParameterGroup:
-    """Return the group of a parameter of any shape if only matrices decay and all learning rates are the same."""
+    """Return the group of a parameter, of any shape, with default settings: weight decay of matrices only, no
+    learning-rate factors."""
     return ParameterGroup(choose_group_kind(name, parameter))
 
 
 def choose_group_kind(name: str, parameter: Tensor, decay_on: DecayRule = "matrices") -> str:
     """Return the kind of a parameter's group from its name and shape.
 
-    `matrix`: matrices of the blocks, and convolutions except a detector's last ones, all of which decay. The rule
-    `decay_on` divides the other parameters into `decay` and `to_dict`.
+    `matrix`: weight matrices of the blocks, and convolution weights except the last ones of a detector; they have
+    weight decay under every rule. The rule `decay_on` divides all other parameters into `decay` and `plain`.
     """
     is_weight = parameter.ndim >= 2 and (name.endswith("weight") or "lora_" in name)
-    # the network that predicts a Swin V2's position biases does not decay
+    # without weight decay: the MLP of Swin V2 that predicts position biases
     is_weight = is_weight and ".part.position." not in name
     if is_weight and not name.endswith(DETECTOR_OUTPUT_WEIGHTS):
         hidden = ".blocks." in name or ".merge." in name
@@ -83,23 +86,23 @@ def choose_group_kind(name: str, parameter: Tensor, decay_on: DecayRule = "matri
 
 
 def learning_rate_factor(options: OptimizerConfig, model: ModelConfig, objective: Objective, name: str) -> float:
-    """Return the learning-rate factor of a parameter: layer decay (arXiv:2106.08254), times all factors of
-    `options.rates` whose text is in the name.
+    """Return the learning-rate factor of a parameter: layer decay (arXiv:2106.08254), times the factor of every entry
+    of `options.rates` whose text is contained in the parameter's name.
 
-    With decay d, d^(L + 1) before the blocks, d^(L - i) for block i of L (from 0), 1 after them. The objective's
-    `input_tokens` count as parameters before the blocks.
+    Layer decay d of a model with L blocks: d^(L + 1) before the blocks, d^(L - i) for block i (from 0), 1 after the
+    blocks. The objective's `input_tokens`, such as a mask token, count as parameters before the blocks.
     """
     factor = math.prod(multiplier for text, multiplier in options.rates if text in name)
     if options.layer_decay == 1:
         return factor
     inner = name.removeprefix("model.")
-    while inner.startswith("backbone."):  # of a dense model, and of its adapter
+    while inner.startswith("backbone."):  # once for a dense model, twice with an adapter
         inner = inner.removeprefix("backbone.")
     layer = 0 if name in objective.input_tokens else model.parameter_layer(inner)
     return factor * options.layer_decay ** (model.depth + 1 - layer)
 
 
 def clip_submodule(objective: Objective, name: str) -> str:
-    """Return the submodule with which a parameter's gradient is clipped: the first word of its name, or `model` for an
-    input token."""
+    """Return the name of the submodule with which a parameter's gradient is clipped: the first word of the parameter's
+    name, or `model` for an input token."""
     return "model" if name in objective.input_tokens else name.partition(".")[0]

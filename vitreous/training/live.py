@@ -14,19 +14,18 @@ from vitreous.tasks.metrics import METRICS
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
 
-CURVE_LINES, CURVE_MARGIN, MAX_CURVE_WIDTH = (
-    8,
-    10,
-    72,
-)  # of a curve: lines of text, characters of its axis labels, and maximum characters
+CURVE_LINES = 8  # lines of text of a curve
+CURVE_MARGIN = 10  # characters at the left of a curve for the axis labels
+MAX_CURVE_WIDTH = 72  # characters of a curve, labels included
 MIN_TWO_CURVE_WIDTH = 96  # terminal width, in characters, from which two curves are shown side by side
-BRAILLE_DOTS = np.array([[0x01, 0x08], [0x02, 0x10], [0x04, 0x20], [0x40, 0x80]])  # of a Braille character, from U+2800
+#: bit of each of the 4 x 2 dots of a Braille character, whose code is U+2800 plus the bits
+BRAILLE_DOTS = np.array([[0x01, 0x08], [0x02, 0x10], [0x04, 0x20], [0x40, 0x80]])
 
 
 class LiveCurves:
-    """The training loss and the main evaluation metric against steps; a sink of metrics, drawn by rich.
+    """Curves of the training loss and the main evaluation metric over steps, drawn by rich. A `MetricsSink` of the run.
 
-    On a display without a terminal each evaluation is printed as a line of text instead.
+    Without a terminal each evaluation is printed as a line of text instead.
     """
 
     def __init__(self, steps: int, display: ProgressDisplay) -> None:
@@ -34,7 +33,7 @@ class LiveCurves:
         self.lines: list[dict[str, Any]] = []
 
     def log_line(self, line: dict[str, Any]) -> None:
-        """Add a line of metrics."""
+        """Add a line of metrics to the curves; without a terminal, print the metrics of an evaluation."""
         self.lines.append(line)
         if not self.display.terminal and "lr" not in line:
             metrics_text = "  ".join(
@@ -43,11 +42,11 @@ class LiveCurves:
             self.display.line(f"step {line['step']:,}  {metrics_text}")
 
     def rewind(self, step: int, lines: list[dict[str, Any]]) -> None:
-        """Reset to the lines of metrics from which a run continues."""
+        """Replace all lines of metrics by `lines`, those of the checkpoint from which the run continues."""
         self.lines = list(lines)
 
     def get_metric_name(self) -> str:
-        """The name of the main metric of the evaluations; empty before the first."""
+        """Return the name of the main evaluation metric in the lines so far; "" before the first evaluation."""
         names = [name for line in self.lines if "lr" not in line for name in line if "/" in name]
         metric_keys = [
             f"{prefix}/{name}"
@@ -58,7 +57,7 @@ class LiveCurves:
         return next((name for name in metric_keys if name in names), names[0] if names else "")
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Draw one curve, or two side by side if there is room."""
+        """Draw the curves: side by side if the terminal is wide enough, else below each other."""
         from rich.table import Table
         from rich.text import Text
 
@@ -79,7 +78,7 @@ class LiveCurves:
 
 @contextmanager
 def show_live_curves(steps: int, display: ProgressDisplay) -> Iterator[LiveCurves]:
-    """Show curves above the bar of a display while the block runs; the last ones stay."""
+    """Show live curves above the progress bar of a display during the block. The final curves remain on the screen."""
     curves = LiveCurves(steps, display)
     display.close()
     display.header = curves if display.terminal else None
@@ -95,12 +94,12 @@ def show_live_curves(steps: int, display: ProgressDisplay) -> Iterator[LiveCurve
 
 
 def is_measured_value(value: Any) -> bool:
-    """Return whether a value of a line of metrics was measured."""
+    """Return whether a value of a line of metrics is a finite number."""
     return isinstance(value, (int, float)) and bool(np.isfinite(value))
 
 
 def extract_curve(lines: Sequence[dict[str, Any]], key: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return steps and values (n,) float64 of a key of the metrics, without missing values."""
+    """Return the steps and values of a metric, two arrays (n,) float64, without lines that lack the metric."""
     pairs = [(line["step"], line[key]) for line in lines if is_measured_value(line.get(key))]
     steps, values = np.array(pairs, np.float64).reshape(-1, 2).T
     return steps, values
@@ -114,29 +113,29 @@ def format_value(value: float) -> str:
 def draw_curve(title: str, steps: np.ndarray, values: np.ndarray, total: int, width: int) -> str:
     """Draw a curve in Braille dots as lines of text, at most `width` characters each.
 
-    Title and last value are at the top, the range at the left, steps from 0 to `total` below. `steps` and `values`
-    (n,), n > 0.
+    The title and the last value are above the curve, the range of values at the left, the steps from 0 to `total`
+    below. `steps` and `values` have shape (n,), n > 0.
     """
     low, high = float(values.min()), float(values.max())
-    across, down = 2 * (width - CURVE_MARGIN), 4 * CURVE_LINES
-    columns = np.round(steps / max(total, 1) * (across - 1)).astype(np.int64).clip(0, across - 1)
-    spots = np.unique(columns)
-    means = np.array([values[columns == spot].mean() for spot in spots])
-    rows = np.round((high - means) / ((high - low) or 1.0) * (down - 1)).astype(np.int64)
-    canvas = np.zeros((CURVE_LINES, across // 2), np.int64)
+    num_columns, num_rows = 2 * (width - CURVE_MARGIN), 4 * CURVE_LINES  # of dots
+    columns = np.round(steps / max(total, 1) * (num_columns - 1)).astype(np.int64).clip(0, num_columns - 1)
+    used_columns = np.unique(columns)
+    means = np.array([values[columns == column].mean() for column in used_columns])
+    rows = np.round((high - means) / ((high - low) or 1.0) * (num_rows - 1)).astype(np.int64)
+    canvas = np.zeros((CURVE_LINES, num_columns // 2), np.int64)
     previous_row = rows[0]
-    for column in range(spots[0], spots[-1] + 1):
-        row = round(float(np.interp(column, spots, rows)))
+    for column in range(used_columns[0], used_columns[-1] + 1):
+        row = round(float(np.interp(column, used_columns, rows)))
         for dot in range(min(previous_row, row), max(previous_row, row)):
             canvas[dot // 4, column // 2] |= BRAILLE_DOTS[dot % 4, column % 2]
         canvas[row // 4, column // 2] |= BRAILLE_DOTS[row % 4, column % 2]
         previous_row = row
     labels = [format_value(high), *[""] * (CURVE_LINES - 2), format_value(low)]
     lines = [
-        f"{label:>{CURVE_MARGIN - 1}} {''.join(chr(0x2800 + cell) for cell in row)}"
-        for label, row in zip(labels, canvas.tolist(), strict=True)
+        f"{label:>{CURVE_MARGIN - 1}} {''.join(chr(0x2800 + dots) for dots in line_dots)}"
+        for label, line_dots in zip(labels, canvas.tolist(), strict=True)
     ]
-    ends = f"{'0':<{across // 2 - len(f'{total:,}')}}{total:,}"
+    axis_labels = f"{'0':<{num_columns // 2 - len(f'{total:,}')}}{total:,}"
     return "\n".join(
-        [f"{'':{CURVE_MARGIN}}{title} {format_value(float(values[-1]))}", *lines, f"{'':{CURVE_MARGIN}}{ends}"]
+        [f"{'':{CURVE_MARGIN}}{title} {format_value(float(values[-1]))}", *lines, f"{'':{CURVE_MARGIN}}{axis_labels}"]
     )

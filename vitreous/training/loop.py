@@ -1,4 +1,4 @@
-"""The training loop."""
+"""The training loop: optimiser steps, their metrics, and hooks after steps."""
 
 from __future__ import annotations
 
@@ -24,39 +24,40 @@ from vitreous.training.schedule import ramp_value, schedule_factor
 from vitreous.training.shards import Scalars
 from vitreous.training.slices import StepSlice
 
-MAX_LOSS_SCALE, LOSS_SCALE_GROWTH_STEPS = 2.0**24, 2000  # loss scale in float16; finite steps until it doubles
+MAX_LOSS_SCALE = 2.0**24  # maximum loss scale in float16
+LOSS_SCALE_GROWTH_STEPS = 2000  # consecutive finite steps after which the loss scale doubles
 #: a slice of a step, and its batch; {} for an empty slice
 SliceBatch = tuple[StepSlice, Batch]
 
 
 def defers_metrics(run: Run, device: torch.device) -> bool:
-    """Return whether the loop reads the metrics of a step after it has enqueued the next one.
+    """Return whether the loop reads the metrics of a step only after it has enqueued the next step.
 
-    It does so on CUDA, unless the next step depends on them, such as the loss scale in float16 or the number of skipped
-    steps.
+    This is the case on CUDA, unless the next step depends on the metrics, as the loss scale in float16 and the number
+    of skipped steps do.
     """
     return device.type == "cuda" and not (run.reproducible or run.skip_steps or run.precision == "fp16")
 
 
 def sum_metrics(names: Sequence[str], scalars: Scalars, device: torch.device, ranks: Ranks) -> dict[str, float]:
-    """Return the metrics of these names, summed over all processes."""
+    """Return the metrics `names` of a step, summed over all processes. `scalars` are this process's shares."""
     return {name: ranks.sum_number(float(scalars.get(name, 0.0)), str(device)) for name in names}
 
 
 class DeferredMetrics:
-    """The loss, logged scalars and gradient norm of a step, summed over all processes, during their copy from the
-    device.
+    """The loss, other logged scalars and gradient norm of a step, summed over all processes, while they are copied from
+    the device.
 
-    A GPU runs behind the program. Reading a value immediately would synchronise with it, and leave it idle while the
-    next step is prepared. The metrics of a step are therefore copied in the background and read when the next step has
-    been enqueued.
+    A GPU runs behind the Python program. Reading a value immediately would synchronise with the GPU and leave it idle
+    while the next step is prepared. The metrics of a step are therefore copied in the background and read after the
+    next step has been enqueued.
 
     Args:
-        number: the step, from 1.
-        names: the metrics, in the order in which they are copied.
-        scalars: this process's shares, scalars.
+        step: the number of the step, from 1.
+        names: the names of the metrics.
+        scalars: this process's shares of the metrics by name, scalars.
         norm: the norm of the whole gradient, a scalar.
-        samples: the sample numbers of the step, (n,) int64, on the CPU.
+        samples: the sample indices of the step, (n,) int64, on the CPU.
         ranks: the processes to sum over.
     """
 
@@ -74,7 +75,7 @@ class DeferredMetrics:
             self.copy_event.record()
 
     def read(self) -> tuple[dict[str, float], float]:
-        """Wait for the step, and return its metrics by name and the norm of its gradient."""
+        """Wait until the step is computed, and return its metrics by name and the norm of its gradient."""
         if self.copy_event is not None:
             self.copy_event.synchronize()
         *metrics, norm = self.values.tolist()
@@ -83,37 +84,36 @@ class DeferredMetrics:
 
 @dataclass(kw_only=True)
 class TrainingCounters:
-    """The counters of a run in progress that a checkpoint stores in addition to tensors."""
+    """The counters of a run in progress, which a checkpoint stores in addition to tensors."""
 
-    step: int = 0
-    images: int = 0  # so far: the position in the stream
-    losses: float = 0.0  # summed over the steps since the last log
-    counted: int = 0
+    step: int = 0  # optimiser steps so far
+    images: int = 0  # samples so far, which is the position in the run's stream of samples
+    losses: float = 0.0  # sum of the losses of the finite steps since the last log line
+    counted: int = 0  # finite steps since the last log line
     updates: int = 0  # steps that updated the weights
-    skipped: int = 0  # steps skipped because they were not finite
+    skipped: int = 0  # steps skipped because the loss or the gradient was not finite
     scale: float = 1.0  # loss scale in float16
-    good: int = 0  # finite steps since the scale changed
-    flops: float = 0.0  # so far
-    scalars: dict[str, float] = field(default_factory=dict)  # other logged scalars, summed like `losses`
+    good: int = 0  # finite steps since the loss scale changed
+    flops: float = 0.0  # FLOPs so far
+    scalars: dict[str, float] = field(default_factory=dict)  # sums of the other logged scalars, like `losses`
 
 
 @dataclass(kw_only=True)
 class TrainingState(TrainingCounters):
-    """A run in progress: counters, flat vectors and optimiser state, with the run and objective."""
+    """A run in progress: the run, its objective, flat vectors, optimiser state and counters."""
 
     run: Run
     objective: Objective
     flat: FlatParameters
     optimizers: FlatOptimizer
     ranks: Ranks = SINGLE_PROCESS
-    sample_cost: float = 1.0  # cost of a sample, in samples of the model's native size
-    norm: float = math.nan  # of the last gradient
+    sample_cost: float = 1.0  # mean cost of a sample relative to a sample of the model's native size
+    norm: float = math.nan  # norm of the last gradient
     learning_rate: float = 0.0  # the last learning rate
     waited: float = 0.0  # seconds that the loop waited for data
-    should_stop: bool = False  # ends the loop after this step
-    pending_metrics: list[DeferredMetrics] = field(
-        default_factory=list
-    )  # metrics of the last steps, still on the device
+    should_stop: bool = False  # whether the loop ends after this step
+    # metrics of the last steps, which the device may still compute
+    pending_metrics: list[DeferredMetrics] = field(default_factory=list)
 
     @property
     def is_done(self) -> bool:
@@ -122,12 +122,12 @@ class TrainingState(TrainingCounters):
 
     @property
     def progress(self) -> TrainingProgress:
-        """The progress of the run."""
+        """The progress of the run after its steps so far, with the current values of scheduled hyperparameters."""
         return training_progress_at(self.run, self.step)
 
     def pop_mean_metrics(self) -> tuple[float | None, dict[str, float]]:
-        """Return the mean loss and the mean of every other logged scalar over the steps since the last call; None
-        without such steps."""
+        """Return the mean loss and the means of the other logged scalars over the steps since the last call, and reset
+        the sums. The loss is None if no step was finite."""
         steps = max(self.counted, 1)
         loss = self.losses / self.counted if self.counted else None
         means = {name: total / steps for name, total in self.scalars.items()}
@@ -135,14 +135,15 @@ class TrainingState(TrainingCounters):
         return loss, means
 
     def read_metrics(self, keep: int = 0) -> None:
-        """Record the metrics of all deferred steps `keep` the last; raises NonFiniteError if one was not finite."""
+        """Record the metrics of the pending steps, except the last `keep` steps. Raises NonFiniteError if a loss or
+        gradient was not finite and no more steps may be skipped."""
         while len(self.pending_metrics) > keep:
-            step = self.pending_metrics.pop(0)
-            record_step(self, step.step, *step.read(), step.samples)
+            metrics = self.pending_metrics.pop(0)
+            record_step(self, metrics.step, *metrics.read(), metrics.samples)
 
 
 def training_progress_at(run: Run, step: int) -> TrainingProgress:
-    """Return the progress of a run after `step` steps."""
+    """Return the progress of a run after `step` optimiser steps, with the values of its scheduled hyperparameters."""
     values = {name: ramp_value(schedule, step, run.steps) for name, schedule in run.schedules.items()}
     return TrainingProgress(step, min(step * run.step_size, run.total), run.total, values)
 
@@ -153,17 +154,17 @@ Hook = Callable[[TrainingState], None]
 def run_training_loop(
     state: TrainingState, slices: Iterator[SliceBatch], hooks: Sequence[tuple[int, Hook]] = ()
 ) -> None:
-    """Train until the run is complete or a hook sets `state.halt`.
+    """Train until the run is complete or a hook sets `state.should_stop`.
 
     Args:
         state: the state of the run.
         slices: this process's slices of the steps from `state.images` on, each with its batch (`training.slices`).
-        hooks: (period, hook) pairs. A hook runs after every step that its period divides, and after the last step; the
-            losses of all steps are then in the state. A hook of period 0 runs after every step and does not wait for
-            the last loss, which a GPU may still compute.
+        hooks: (period, hook) pairs. A hook runs after every step that is a multiple of its period, and after the last
+            step; the metrics of all steps are then recorded in the state. A hook of period 0 runs after every step and
+            does not wait for the last metrics, which a GPU may still compute.
 
-    Raises NonFiniteError before any weight is changed if a loss or a gradient is NaN or infinite, unless the run may
-    skip the step; on a GPU one step later, before anything is logged or saved (`DeferredMetrics`).
+    If a loss or a gradient is NaN or infinite and no more steps may be skipped, raises NonFiniteError before any weight
+    changes. On a GPU it is raised one step later, before anything is logged or saved (`DeferredMetrics`).
     """
     with use_deterministic_kernels(state.flat.master.device.type, state.run.reproducible):
         take_steps(state, slices, hooks)
@@ -171,7 +172,7 @@ def run_training_loop(
 
 
 def take_steps(state: TrainingState, slices: Iterator[SliceBatch], hooks: Sequence[tuple[int, Hook]]) -> None:
-    """Take the steps of `run_training_loop`."""
+    """Run the optimiser steps and hooks of `run_training_loop`."""
     run = state.run
     state.objective.train()
     compute = GradientComputer(state.objective, state.flat, run, state.ranks)
@@ -197,7 +198,7 @@ def take_steps(state: TrainingState, slices: Iterator[SliceBatch], hooks: Sequen
 
 
 def measure_waiting(slices: Iterator[SliceBatch], state: TrainingState) -> Iterator[SliceBatch]:
-    """Yield the same slices, and add the waiting time for each to `state.waited`."""
+    """Yield the slices unchanged, and add the time spent waiting for each to `state.waited`."""
     while True:
         start_time = time.perf_counter()
         pair = next(slices, None)
@@ -208,7 +209,7 @@ def measure_waiting(slices: Iterator[SliceBatch], state: TrainingState) -> Itera
 
 
 def take_step_slices(slices: Iterator[SliceBatch]) -> Iterator[SliceBatch]:
-    """Yield the slices of one step, on request."""
+    """Yield the slices of the current step only: up to the first slice that ends a step."""
     for step_slice, batch in slices:
         yield step_slice, batch
         if step_slice.ends_step:
@@ -216,9 +217,16 @@ def take_step_slices(slices: Iterator[SliceBatch]) -> Iterator[SliceBatch]:
 
 
 def optimizer_step(state: TrainingState, scalars: Scalars, samples: Tensor, lr_factor: float) -> None:
-    """Update the weights from the summed gradients, at `lr_factor` times the base learning rate.
+    """Update the weights from the summed gradients, at `lr_factor` times the base learning rate, and record the step.
 
-    Nothing is changed if they or the loss are known not to be finite. `samples` (n,) int64 are those of the step.
+    Args:
+        state: the state of the run, with the gradients in its flat vectors.
+        scalars: this process's shares of the loss and other logged scalars.
+        samples: the sample indices of the step, (n,) int64.
+        lr_factor: factor of the base learning rate.
+
+    If the loss or a gradient is not finite, the weights do not change. On a GPU this is not known yet
+    (`defers_metrics`).
     """
     flat, progress = state.flat, state.progress
     if state.scale != 1:
@@ -242,10 +250,11 @@ def optimizer_step(state: TrainingState, scalars: Scalars, samples: Tensor, lr_f
 
 
 def record_step(state: TrainingState, step: int, scalars: dict[str, float], norm: float, samples: Tensor) -> bool:
-    """Add the metrics of a step to those since the last log, and return whether they are finite.
+    """Add the metrics of a step to the sums since the last log line, and return whether loss and gradient norm are
+    finite.
 
-    If they are not, the loss scale is halved in float16; otherwise the step counts as skipped. Raises NonFiniteError,
-    with the `samples` (n,) int64, if no more steps may be skipped.
+    If they are not finite, float16 training halves the loss scale; otherwise the step counts as skipped. Raises
+    NonFiniteError, with the sample indices `samples` (n,) int64, if no more steps may be skipped.
     """
     loss, state.norm = scalars["loss"], norm
     if math.isfinite(loss + norm):
@@ -260,11 +269,11 @@ def record_step(state: TrainingState, step: int, scalars: dict[str, float], norm
         return False
     state.skipped += 1
     if state.skipped > state.run.skip_steps:
-        names = torch.cat(state.ranks.gather(samples.to(state.flat.master.device)))[:20].tolist()
+        sample_indices = torch.cat(state.ranks.gather(samples.to(state.flat.master.device)))[:20].tolist()
         raise NonFiniteError(
-            f"step {step}: loss {loss}, gradient norm {norm}; the weights are unchanged (samples {names})"
+            f"step {step}: loss {loss}, gradient norm {norm}; the weights are unchanged (samples {sample_indices})"
             if step > state.step
-            else f"step {step}: loss {loss}, gradient norm {norm}; nothing was saved since (samples {names})",
+            else f"step {step}: loss {loss}, gradient norm {norm}; nothing was saved since (samples {sample_indices})",
             "lower --lr, or train with --precision fp32",
         )
     return False

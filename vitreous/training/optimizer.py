@@ -1,7 +1,7 @@
 """Optimisers on flat vectors, and their state by parameter name.
 
-PyTorch's fused AdamW and SGD are called as functions, because constructing a `torch.optim.Optimizer` imports the
-compiler, which takes two seconds.
+PyTorch's fused AdamW and SGD are called as functions. Constructing a `torch.optim.Optimizer` would import the compiler,
+which takes two seconds.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ MUON_MOMENTUM = 0.95
 
 
 class FlatOptimizer:
-    """AdamW, SGD with momentum, LAMB, LARS, or Muon for the matrices of the blocks and for convolutions with AdamW for
-    the rest.
+    """The optimiser of a run on `FlatParameters`: AdamW, SGD with momentum, LAMB, LARS or Muon.
 
-    AdamW and SGD are element-wise and update each group as a single vector. Muon orthogonalises, so it uses matrices,
-    which are views of the same memory. The state is flat too: `moments` maps names to the start of a vector, and the
-    vector.
+    Muon trains the matrices of the blocks and the convolutions; AdamW trains the other parameters. AdamW and SGD are
+    element-wise and update each group as a single vector. Muon orthogonalises matrices, which are views of the same
+    vector. The state consists of flat vectors too: `moments` maps the name of a moment to the start of its range in the
+    flat vectors, and to its values in this range.
     """
 
     def __init__(self, options: OptimizerConfig, flat: FlatParameters) -> None:
@@ -49,12 +49,13 @@ class FlatOptimizer:
 
     @torch.no_grad()
     def step(self, factor: float, weight_decay: float | None = None, frozen: FrozenUpdate | None = None) -> None:
-        """Update the masters.
+        """Update the master weights from their gradients.
 
         Args:
             factor: factor of the base learning rates.
-            weight_decay: used instead of the options' weight decay.
-            frozen: treatment of groups that start frozen; None: as all others.
+            weight_decay: replaces the weight decay of the options; None: use the options.
+            frozen: for groups that start frozen: "skip" skips their update, other values set their learning rate to 0;
+                None: update them like all other groups.
         """
         options = self.options
         default_decay = options.weight_decay if weight_decay is None else weight_decay
@@ -79,8 +80,8 @@ class FlatOptimizer:
                 self.adamw(group, weight, grad, options.lr * lr_factor, decay)
 
     def lamb(self, group: ParameterGroup, lr: float, decay: float) -> None:
-        """One step of LAMB on a group. The trust ratio applies only to parameters with weight decay, as in DeiT-III's
-        code."""
+        """Take one step of LAMB on a group. The trust ratio applies only to parameters with weight decay, as in
+        DeiT-III's code."""
         span, names = self.flat.groups[group], self.flat.names[group]
         weight, grad = self.flat.master[span], self.flat.master_grad[span]
         first_moment, second_moment = self.get_moment("exp_avg", span), self.get_moment("exp_avg_sq", span)
@@ -96,23 +97,23 @@ class FlatOptimizer:
         if decay:
             factors = lamb_trust_ratios(self.flat.norms(weight, names), self.flat.norms(update, names))
             for name, factor in zip(names, factors, strict=True):
-                a, b = self.flat.spans[name]
-                update[a - span.start : b - span.start] *= factor
+                start, stop = self.flat.spans[name]
+                update[start - span.start : stop - span.start] *= factor
         weight.sub_(update, alpha=lr)
 
     def lars(self, group: ParameterGroup, lr: float, decay: float) -> None:
-        """One step of LARS on a group; the trust ratio applies to parameters of more than one axis."""
+        """Take one step of LARS on a group. The trust ratio applies only to parameters with more than one dimension."""
         span, names = self.flat.groups[group], self.flat.names[group]
         weight, update = self.flat.master[span], self.flat.master_grad[span].add(self.flat.master[span], alpha=decay)
         factors = lars_trust_ratios(self.flat.norms(weight, names), self.flat.norms(update, names))
         for name, factor in zip(names, factors, strict=True):
             if self.flat.parameters[name].ndim > 1:
-                a, b = self.flat.spans[name]
-                update[a - span.start : b - span.start] *= factor
+                start, stop = self.flat.spans[name]
+                update[start - span.start : stop - span.start] *= factor
         self.sgd(weight, update, self.get_moment("momentum_buffer", span), lr)
 
     def adamw(self, group: ParameterGroup, weight: Tensor, grad: Tensor, lr: float, decay: float) -> None:
-        """Take one fused step of AdamW on a group: weight and gradient (n,) float32."""
+        """Take one fused step of AdamW on a group, given its weights and gradients (n,) float32."""
         span, (beta1, beta2) = self.flat.groups[group], self.options.betas
         first_moment, second_moment = self.get_moment("exp_avg", span), self.get_moment("exp_avg_sq", span)
         adamw(
@@ -122,14 +123,15 @@ class FlatOptimizer:
         )  # fmt: skip
 
     def sgd(self, weight: Tensor, grad: Tensor, momentum: Tensor, lr: float) -> None:
-        """Take one fused step of SGD on a group: vectors (n,) float32."""
+        """Take one fused step of SGD on a group, given its weights, gradients and momentum (n,) float32."""
         sgd(
             [weight], [grad], [momentum], fused=True, maximize=False, nesterov=False, dampening=0.0,
             weight_decay=0.0, momentum=self.options.momentum, lr=lr,
         )  # fmt: skip
 
     def matrices(self, group: ParameterGroup) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-        """The matrices of a group, their gradients and their momenta, as views; filters as matrices (out, in k k)."""
+        """Return the matrices of a group, their gradients and their momenta, as views. Convolution filters have the
+        shape (out, in kernel_height kernel_width)."""
         master, grad = self.flat.views(self.flat.master), self.flat.views(self.flat.master_grad)
         momenta, names = self.get_moment_views("momentum_buffer"), self.flat.names[group]
         weights, gradients, momentum_buffers = (
@@ -138,23 +140,24 @@ class FlatOptimizer:
         return weights, gradients, momentum_buffers
 
     def get_moment(self, name: str, span: slice) -> Tensor:
-        """Return the slice (n,) of a moment for a span of the flat vector."""
+        """Return the values (n,) of a moment in a range of the flat vectors."""
         start, vector = self.moments[name]
         return vector[span.start - start : span.stop - start]
 
     def get_moment_views(self, name: str) -> dict[str, Tensor]:
-        """Return a moment as views in the shapes of the parameters, by name."""
+        """Return views of a moment in the shapes of the parameters, by parameter name. Parameters without this moment
+        are missing."""
         start, vector = self.moments[name]
         spans = {
-            key: (a - start, b - start)
-            for key, (a, b) in self.flat.spans.items()
-            if start <= a and b <= start + len(vector)
+            key: (span_start - start, span_stop - start)
+            for key, (span_start, span_stop) in self.flat.spans.items()
+            if start <= span_start and span_stop <= start + len(vector)
         }
-        return {key: vector[a:b].view(self.flat.parameters[key].shape) for key, (a, b) in spans.items()}
+        return {key: vector[low:high].view(self.flat.parameters[key].shape) for key, (low, high) in spans.items()}
 
     def get_state(self) -> dict[str, Tensor]:
-        """Return every tensor of the optimisers' state: `exp_avg/NAME` by parameter name, the count of steps as
-        `step/GROUP`; in the shapes of the parameters, or scalars."""
+        """Return all tensors of the optimiser's state by name: MOMENT/PARAMETER in the shape of the parameter, such as
+        `exp_avg/head.weight`, and the number of steps as step/GROUP, a scalar."""
         tensors = {f"step/{group.text}": count for group, count in self.steps.items()}
         return tensors | {
             f"{name}/{key}": view for name in self.moments for key, view in self.get_moment_views(name).items()
@@ -165,8 +168,8 @@ class FlatOptimizer:
         tensors: dict[str, Tensor],
         copy_tensors: Callable[[dict[str, Tensor], dict[str, Tensor]], None] = copy_by_name,
     ) -> None:
-        """Load the output of `get_state`; `copy_tensors` copies whole tensors into views of their shape, or of this
-        process's share."""
+        """Load tensors that `get_state` returned. `copy_tensors` copies full tensors into views: of the same shape, or
+        of this process's shard with FSDP."""
         views = self.get_state()
         counts = {name: views.pop(name) for name in list(views) if name.startswith("step/")}
         copy_tensors(views, tensors)

@@ -24,16 +24,16 @@ ACTIVATION_MEMORY_SHARE = 0.8  # share of a CPU's free memory that the estimated
 
 
 def find_micro_batch(run: Run, inputs: RunInputs, folder: RunFolder, ranks: Ranks, note: Callable[[str], None]) -> Run:
-    """Return the run with the largest micro-batch that fits: a process's share of the batch, halved until it does; the
-    same for all processes.
+    """Return the run with the largest micro-batch that fits the memory, the same for all processes.
 
-    Batch, accumulation, schedule and augmentation do not change: a micro-batch affects only rounding. A CPU does not
-    report out-of-memory reliably, so there the micro-batch is limited by an estimate of the activations. Raises
-    ResourceError if a single image does not fit, UsageError for images of several sizes.
+    The search starts with a process's share of the batch and halves it until it fits. Batch size, accumulation,
+    schedule and augmentation do not change, because a micro-batch affects only rounding. A CPU does not report
+    out-of-memory reliably, so an estimate of the activations limits the micro-batch there. `note` receives a message if
+    batches are split. Raises ResourceError if a single image does not fit, UsageError for images of several sizes.
     """
     if run.preprocess.has_buckets:
-        problem = "--micro-batch auto does not support buckets, whose images differ in size"
-        raise UsageError(problem, "set a number of images")
+        problem = "--micro-batch auto does not support --buckets, whose images differ in size"
+        raise UsageError(problem, "set --micro-batch to a number of images")
     rank_batch = -(-run.batch_size // ranks.world)
     size, max_images = rank_batch, estimate_max_images(run)
     while size > max_images:
@@ -58,7 +58,7 @@ def find_micro_batch(run: Run, inputs: RunInputs, folder: RunFolder, ranks: Rank
 
 
 def can_compute_batch(session: Session, state: TrainingState, shards: Shards, size: int) -> bool:
-    """Return whether one forward and backward pass over `size` samples succeeds."""
+    """Return whether a forward and backward pass over `size` samples succeeds without running out of memory."""
     try:
         shards.backward(load_first_batch(session, state, size), 0.0)
     except RuntimeError as error:  # includes torch.OutOfMemoryError
@@ -78,8 +78,8 @@ def load_first_batch(session: Session, state: TrainingState, size: int) -> Batch
 
 
 def estimate_max_images(run: Run) -> float:
-    """Return how many images' activations fit a CPU's free memory; infinite on other devices, and for models without an
-    estimate."""
+    """Estimate the number of images whose activations fit a CPU's free memory. Returns infinity for other devices and
+    for models without an estimate."""
     num_activations, free = run.model.count_activations(device=run.device), get_free_memory(run.device)
     if run.device != "cpu" or not num_activations or not free:
         return float("inf")

@@ -1,7 +1,7 @@
-"""The processes of a run: one, or those started by `torchrun` (torch.distributed). No other module uses the environment
-variables of ranks.
+"""The processes of a run: a single process, or those that `torchrun` started (torch.distributed).
 
-With a single process every method is the identity, so callers need no special case.
+With a single process every method returns its input, so callers need no special case. No other module reads the
+environment variables of `torchrun`.
 """
 # pyright: reportPrivateImportUsage=false
 
@@ -23,18 +23,19 @@ from torch import Tensor
 from vitreous.errors import ResourceError, UsageError
 from vitreous.progress import LAUNCHER_VARIABLES, is_distributed_launch
 
-# words in the errors of collectives after the loss of a process
+# words in the error messages of collective operations after a process was lost
 CONNECTION_ERROR_WORDS = ("gloo", "nccl", "timed out", "connection", "process group")
 
 
-RENDEZVOUS_KEY = "vitreous/meeting"  # a key of the agent's store
+RENDEZVOUS_KEY = "vitreous/meeting"  # key in the store of the `torchrun` agent: the token of the current start
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among `world` processes.
+    """The rank of this process among the `world` processes of the run, and collective operations over them.
 
-    `local_rank` is its index on its machine, `is_initialised` whether torch.distributed is initialised.
+    `local_rank` is the rank among the processes of the same machine. `is_initialised` is whether torch.distributed is
+    initialised.
     """
 
     rank: int = 0
@@ -44,11 +45,11 @@ class Ranks:
 
     @property
     def is_main(self) -> bool:
-        """Whether this is the process that writes files and prints."""
+        """Whether this is the main process, which writes files and prints."""
         return self.rank == 0
 
     def device(self, name: str) -> str:
-        """The device of this process: a separate GPU for each if the run uses GPUs."""
+        """Return the device of this process. If `name` is `cuda`, each process has a separate GPU."""
         return f"cuda:{self.local_rank}" if self.is_initialised and name.startswith("cuda") else name
 
     def sum(self, values: Tensor) -> Tensor:
@@ -58,16 +59,16 @@ class Ranks:
         return values
 
     def mean(self, values: Tensor) -> Tensor:
-        """The mean over all processes of a tensor of any shape; without gradient."""
+        """Return the mean of a tensor of any shape over all processes, without gradient."""
         return values if self.world == 1 else self.sum(values.detach().clone()) / self.world
 
     def sum_number(self, value: float, device: str) -> float:
-        """The sum of a number over all processes."""
+        """Return the sum of a number over all processes."""
         return value if self.world == 1 else float(self.sum(torch.tensor(value, dtype=torch.float64, device=device)))
 
     def all_reduce_max(self, values: Sequence[float], device: str) -> list[float]:
-        """The maximum of each value over all processes, exchanged on CPUs if the group supports it, to avoid
-        synchronising with a GPU."""
+        """Return the maximum of each value over all processes. If the process group supports CPUs, values are exchanged
+        on CPUs, which avoids synchronising with a GPU."""
         if self.world == 1:
             return list(values)
         host = "cpu:" in str(dist.get_backend_config())
@@ -76,7 +77,7 @@ class Ranks:
         return largest.tolist()
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
-        """Return every process's (n, ...) tensor, in order; n may differ."""
+        """Return the (n, ...) tensors of all processes in the order of ranks; n may differ."""
         if self.world == 1:
             return [tensor]
         lengths = torch.zeros(self.world, dtype=torch.int64, device=tensor.device)
@@ -89,13 +90,15 @@ class Ranks:
         return [chunk[: int(length)] for chunk, length in zip(gathered, lengths, strict=True)]
 
     def gather_rows(self, samples: Tensor) -> tuple[Tensor, int]:
-        """(n, ...) -> the samples of all processes, (N, ...), without gradient, and the index of this process's
-        first."""
+        """Concatenate the (n, ...) tensors of all processes along the first dimension, without gradient.
+
+        Returns the (N, ...) tensor, and the index in it of this process's first sample.
+        """
         gathered = self.gather(samples.detach())
         return torch.cat(gathered), sum(map(len, gathered[: self.rank]))
 
     def broadcast_text(self, text: str) -> str:
-        """The main process's text."""
+        """Return the main process's `text` in all processes."""
         if self.world == 1:
             return text
         texts = [text]
@@ -114,50 +117,52 @@ SINGLE_PROCESS = Ranks()
 def get_launch_name() -> str:
     """Return an identifier of the `torchrun` job, the same in all processes and after restarts; "" without torchrun.
 
-    It is the job's `--rdzv-id`, the name that `--standalone` draws, or else the agent's process.
+    The identifier is the job's `--rdzv-id`, or the random one of `--standalone`. If neither exists, it names the
+    agent's process and machine.
     """
     name = os.environ.get("TORCHELASTIC_RUN_ID", "")
     return f"process {os.getppid()} of {platform.node()}" if name == "none" else name
 
 
 def count_restarts() -> int:
-    """Return how often the agent of `torchrun` has restarted this process after a failure on its machine; 0 without
-    torchrun.
+    """Return the number of times that the `torchrun` agent restarted this process after a failure on its machine; 0
+    without torchrun.
 
-    Restarts because machines were added or removed are not counted, and each machine counts separately.
+    Restarts because machines were added or removed are not counted. Each machine counts separately.
     """
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
 @contextmanager
 def process_group(device: str, timeout: float):
-    """Join the processes that `torchrun` started for the duration of the block; yields this process's `Ranks`.
+    """Join the process group of the processes that `torchrun` started, for the duration of the block; yields this
+    process's `Ranks`. Without torchrun, yields `SINGLE_PROCESS`.
 
-    If a process is lost, or others wait for it for more than `timeout` seconds, all end with a ResourceError. Raises
+    If a process is lost, or the others wait for it for more than `timeout` seconds, all raise ResourceError. Raises
     UsageError if a machine has fewer GPUs than processes.
     """
     if not is_distributed_launch() or dist.is_initialized():
         check_environment()
         yield SINGLE_PROCESS if not dist.is_initialized() else current_ranks()
         return
-    local = int(os.environ.get("LOCAL_RANK", "0"))
-    cuda = device.startswith("cuda")
-    if cuda and local >= torch.cuda.device_count():
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    uses_gpu = device.startswith("cuda")
+    if uses_gpu and local_rank >= torch.cuda.device_count():
         raise UsageError(
-            f"process {local} of this machine has no GPU: there are {torch.cuda.device_count()}",
+            f"process {local_rank} of this machine has no GPU: the machine has {torch.cuda.device_count()} GPUs",
             "lower --nproc-per-node",
         )
-    if cuda:
-        torch.cuda.set_device(local)
+    if uses_gpu:
+        torch.cuda.set_device(local_rank)
     try:
-        join_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timedelta(seconds=timeout))
+        join_group("cpu:gloo,cuda:nccl" if uses_gpu else "gloo", timedelta(seconds=timeout))
         yield current_ranks()
     except RuntimeError as error:
         if not any(phrase in str(error).lower() for phrase in CONNECTION_ERROR_WORDS):
             raise
-        line = str(error).splitlines()[0][:200]
+        reason = str(error).splitlines()[0][:200]
         raise ResourceError(
-            f"another process of the run has ended or does not respond ({line})", "restart the run with --resume"
+            f"another process of the run has ended or does not respond ({reason})", "restart the run with --resume"
         ) from None
     finally:
         if dist.is_initialized():
@@ -165,7 +170,7 @@ def process_group(device: str, timeout: float):
 
 
 def check_environment() -> None:
-    """Raise UsageError for several processes without the address of a rendezvous."""
+    """Raise UsageError if WORLD_SIZE is above 1, but the variables with the address of the main process are missing."""
     world = os.environ.get("WORLD_SIZE", "1")
     if "RANK" in os.environ and world != "1" and not is_distributed_launch() and not dist.is_initialized():
         missing = " and ".join(name for name in LAUNCHER_VARIABLES if name not in os.environ)
@@ -174,7 +179,8 @@ def check_environment() -> None:
 
 
 def join_group(backend: str, timeout: timedelta) -> None:
-    """Initialise torch.distributed among the processes of this launch; raises RuntimeError at a timeout."""
+    """Initialise torch.distributed among the processes of this start of `torchrun`. Raises RuntimeError at a
+    timeout."""
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         dist.init_process_group(backend, timeout=timeout)
         return
@@ -185,14 +191,14 @@ def join_group(backend: str, timeout: timedelta) -> None:
 
 
 def rendezvous_store(agent: dist.Store, rank: int, world: int, timeout: timedelta) -> dist.Store:
-    """Return a part of the agent's store that only the processes of the current start share.
+    """Return a section of the `torchrun` agent's store that only the processes of the current start use.
 
-    A `torchrun` agent keeps one store for all restarts, and the environment does not distinguish them on several
-    machines (pytorch/pytorch#135712). Restarted processes would read the addresses of dead ones. Therefore the first
-    process draws a name, the others send requests under theirs, and only a live process responds. Raises RuntimeError
-    after `timeout`.
+    An agent keeps one store for all restarts. On several machines the environment does not distinguish the restarts
+    (pytorch/pytorch#135712), so a restarted process would read the addresses of ended ones. Therefore the first process
+    draws a random token as the section's name. The others write a request with a random token and wait until the first
+    process has confirmed it. Raises RuntimeError after `timeout`.
     """
-    token, until = uuid4().hex, time.monotonic() + timeout.total_seconds()
+    token, deadline = uuid4().hex, time.monotonic() + timeout.total_seconds()
     if rank == 0:
         agent.set(RENDEZVOUS_KEY, token)
         store = dist.PrefixStore(token, agent)
@@ -200,7 +206,7 @@ def rendezvous_store(agent: dist.Store, rank: int, world: int, timeout: timedelt
         for rank_index, request_token in requests.items():
             store.set(f"answered/{rank_index}", request_token.decode())
         return store
-    while time.monotonic() < until:
+    while time.monotonic() < deadline:
         store = dist.PrefixStore(agent.get(RENDEZVOUS_KEY).decode(), agent)
         store.set(f"asked/{rank}", token)
         if store.check([f"answered/{rank}"]) and store.get(f"answered/{rank}").decode() == token:
@@ -210,5 +216,5 @@ def rendezvous_store(agent: dist.Store, rank: int, world: int, timeout: timedelt
 
 
 def current_ranks() -> Ranks:
-    """Return this process's rank in the process group."""
+    """Return the rank of this process in the initialised process group."""
     return Ranks(dist.get_rank(), dist.get_world_size(), int(os.environ.get("LOCAL_RANK", "0")), True)

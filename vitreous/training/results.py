@@ -1,4 +1,4 @@
-"""The results of a finished run: its bundle, and its summary."""
+"""The results of a finished run: its bundle (model.json and weights), and its summary.json."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vitreous.weights.objective_parts import ObjectiveState
 
 def gather_objective_state(state: TrainingState) -> ObjectiveState | None:
     """Return the tensors of a self-supervised objective that its deployed encoder does not contain, such as heads and
-    teacher; None for other objectives. Every process has to call this."""
+    teacher; None for other objectives. With FSDP every process has to call this."""
     objective = state.run.objective
     return (
         ObjectiveState(to_builtins(objective), state.flat.training_only_tensors()) if objective.ships_features else None
@@ -25,7 +25,8 @@ def gather_objective_state(state: TrainingState) -> ObjectiveState | None:
 def write_bundle(
     state: TrainingState, model: Model, objective_state: ObjectiveState | None, *, folder: RunFolder, epochs: float
 ) -> None:
-    """Write the bundle of a run. `epochs`: the number of epochs that the weights of `model` were trained for."""
+    """Write the bundle of a run. `objective_state` is saved with the model to continue pre-training; `epochs` is the
+    number of epochs that the weights of `model` were trained for."""
     run = state.run
     data = get_public_name(run.data.source)
     provenance = {"init": run.init, "recipe": run.recipe, "data": data, "epochs": epochs, "seed": run.seed}
@@ -45,17 +46,17 @@ def summarize_run(
     val: dict[str, Any] | None,
     selection: dict[str, Any] | None,
 ) -> dict[str, Any]:
-    """Return the summary of a run, without metrics of a test split.
+    """Return the contents of summary.json, without metrics of a test split.
 
     Args:
-        state: the run at its end.
-        model: the model that was written.
+        state: the state of the run at its end.
+        model: the model that the bundle contains.
         folder: the folder of the run.
-        epoch: passes over the training images.
-        costs: `ThroughputMeter.totals`.
+        epoch: the number of passes over the training images.
+        costs: time, throughput and memory (`ThroughputMeter.totals`).
         train: metrics on training images.
         val: metrics on validation images; None if there are none.
-        selection: `best.describe_selection`.
+        selection: whether the bundle has the best or the last weights (`best.describe_selection`).
     """
     run = state.run
     return {

@@ -1,4 +1,4 @@
-"""The config of a training run: frozen values that determine it completely."""
+"""The config of a training run: immutable values that determine the run completely."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ from vitreous.objectives.table import OBJECTIVES
 from vitreous.system.machine import DTYPES
 from vitreous.system.notebook import format_html_table, list_config_settings
 
-#: parameters with weight decay; `OptimizerConfig` describes each rule
+#: rule that selects the parameters with weight decay; `OptimizerConfig` describes each rule
 DecayRule = Literal["matrices", "multi-axis", "mmdet", "vitdet", "all"]
 
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """Optimiser and its hyperparameters. Decay is decoupled and multiplied by the current learning rate.
+    """The optimiser and its hyperparameters. Weight decay is decoupled and multiplied by the current learning rate.
 
-    `decay_on`: the parameters with weight decay.
+    `decay_on` selects the parameters with weight decay:
 
     | rule | parameters | used by |
     |---|---|---|
     | `matrices` | weights of linear layers and convolutions | timm, DeiT, MAE's fine-tuning, big_vision |
-    | `multi-axis` | those, tokens, positions and prototype lengths | DINO, DINOv2, MAE, ViT-Adapter |
-    | `mmdet` | all but norms of backbone and pyramid, and positions | Swin's detection and segmentation code |
-    | `vitdet` | all but LayerNorms of the ViT, and absolute positions | detectron2's ViTDet |
+    | `multi-axis` | as `matrices`, and tokens, positions and prototype lengths | DINO, DINOv2, MAE, ViT-Adapter |
+    | `mmdet` | all except norms of backbone and pyramid, and positions | Swin's detection and segmentation code |
+    | `vitdet` | all except LayerNorms of the ViT, and absolute positions | detectron2's ViTDet |
     | `all` | all | flax's Adam (arXiv:2010.11929, B.1), detectron2's ViTDet-H |
 
-    `sgd` has momentum; `lamb` is arXiv:1904.00962, `lars` arXiv:1708.03888. `matrix_lr` is the learning rate of Muon,
-    which trains the matrices of the blocks and filters; AdamW with `lr` trains the rest. `layer_decay` d multiplies the
-    learning rates of block i of L by d^(L - i), and of parameters before the blocks by d^(L + 1). `rates` multiplies
-    those of parameters whose name contains the text.
+    `sgd` uses `momentum`; `lamb` is arXiv:1904.00962, `lars` arXiv:1708.03888. `matrix_lr` is the learning rate of
+    Muon, which trains the matrices of the blocks and the convolutions; AdamW with `lr` trains the other parameters.
+    `layer_decay` d multiplies the learning rate of block i of L by d^(L - i), and of parameters before the blocks by
+    d^(L + 1). Each (text, factor) of `rates` multiplies the learning rates of parameters whose name contains the text.
     """
 
     name: Literal["adamw", "sgd", "lamb", "lars", "muon"] = "adamw"
@@ -53,8 +53,8 @@ class OptimizerConfig:
     momentum: float = 0.9
     weight_decay: float = 0.05
     decay_on: DecayRule = "matrices"
-    clip: float | None = 1.0  # limit of the gradient's norm
-    # norm of the whole gradient, of each tensor (DINO), or of each submodule of the objective (DINOv2)
+    clip: float | None = 1.0  # limit of the gradient's norm; None: no clipping
+    # unit whose norm is limited: the whole gradient, each tensor (DINO), or each submodule of the objective (DINOv2)
     clip_by: Literal["all", "tensor", "part"] = "all"
     layer_decay: float = 1.0
     rates: tuple[tuple[str, float], ...] = ()
@@ -62,11 +62,12 @@ class OptimizerConfig:
 
 @dataclass(frozen=True)
 class ScheduleConfig:
-    """Linear warm-up from 0, then `decay` to `end` times the base rate (arXiv:2010.11929, Tables 3 and 4).
+    """The learning-rate schedule: linear warm-up from 0, then decay to `end` times the base learning rate
+    (arXiv:2010.11929, Tables 3 and 4).
 
-    `steps`: a tenth of the rate after each of the `milestones`, shares of the run (arXiv:1912.11370). `rsqrt`: one over
-    the square root of the step, in units of `timescale` (arXiv:2106.04560). In the last `cooldown_steps` the curve is
-    multiplied by a factor that falls linearly to 0.
+    `steps` divides the learning rate by 10 at each of the `milestones`, fractions of the run (arXiv:1912.11370).
+    `rsqrt` divides it by the square root of the step, in units of `timescale` (arXiv:2106.04560). In the last
+    `cooldown_steps` the learning rate is multiplied by a factor that falls linearly to 0.
     """
 
     warmup_steps: int = 0
@@ -75,17 +76,18 @@ class ScheduleConfig:
     milestones: tuple[float, ...] = (0.3, 0.6, 0.9)
     timescale: int = 10_000  # steps
     cooldown_steps: int = 0
-    # whether the last step of the warm-up has the base rate, as in numpy.linspace; else the step after it
+    # whether the last warm-up step has the base learning rate, as in numpy.linspace; otherwise the step after it has
     warmup_includes_base: bool = False
 
 
 @dataclass(frozen=True)
 class RampConfig:
-    """A hyperparameter that changes from `start` to `end` over a run: a teacher's momentum, a temperature, weight
-    decay.
+    """A hyperparameter that changes from `start` to `end` during a run, such as a teacher's momentum, a temperature or
+    the weight decay.
 
-    It reaches `end` after `steps` optimiser steps, or at the end of the run (0). `cosine` begins and ends slowly. With
-    `includes_end` the last of the steps has the value `end`, as in numpy.linspace; otherwise the step after them.
+    It reaches `end` after `steps` optimiser steps; 0: at the end of the run. The curve `cosine` begins and ends slowly.
+    With `includes_end` the last of these steps has the value `end`, as in numpy.linspace; otherwise the step after it
+    has.
     """
 
     start: float
@@ -97,11 +99,11 @@ class RampConfig:
 
 @dataclass(frozen=True)
 class FineTuneConfig:
-    """Which parameters are trained: all, the head and the `last_blocks` (0: only the head), or adapters of rank
-    `lora_rank`.
+    """Which parameters are trained: all, the head and the `last_blocks` (0: only the head), or low-rank adapters.
 
-    LoRA (arXiv:2106.09685) adds a low-rank product of two matrices to every layer whose name ends in one of
-    `lora_targets`; the head is trained too. In the bundle the products are merged into the weights.
+    LoRA (arXiv:2106.09685) adds an adapter, the product of two matrices of rank `lora_rank`, to every linear layer
+    whose name ends in one of `lora_targets`; the head is trained too. The bundle contains standard weights, with the
+    products added.
     """
 
     last_blocks: int | None = None
@@ -115,11 +117,11 @@ class FineTuneConfig:
 class Run:
     """The complete config of a training run; `config.yaml` in its folder.
 
-    `batch_size` counts the images of one forward pass over all devices; `accumulate` such batches make an optimiser
-    step. `micro_batch` limits how many images a device computes at a time, which affects only memory and rounding. The
-    run processes exactly epochs x images samples; the last step may be smaller. `reproducible` splits each step into
-    `shards` and adds their gradients in order: bit-identical for any number of processes that divides them. Raises
-    UsageError for invalid combinations.
+    `batch_size` is the number of images of one forward pass over all devices; `accumulate` such batches make an
+    optimiser step. `micro_batch` limits the number of images that a device computes at a time, which affects only
+    memory and rounding. The run processes exactly epochs x images samples; the last step may be smaller. `reproducible`
+    splits each step into `shards` and adds their gradients in order. Results are then bit-identical for any number of
+    processes that divides `shards`. Raises UsageError for invalid combinations.
     """
 
     data: DataOptions
@@ -132,9 +134,9 @@ class Run:
     # scheduled hyperparameters by name: weight_decay, ema, and those of the objective
     schedules: dict[str, RampConfig] = field(default_factory=dict)
     tune: FineTuneConfig = field(default_factory=FineTuneConfig)
-    recipe: str = ""  # recipe that sets the defaults of these values
-    init: str | None = None
-    # pixels: image size of the positions of `init`, if its file does not contain it
+    recipe: str = ""  # name of the recipe that set the defaults of these values
+    init: str | None = None  # pre-trained weights to start from: a path or a name; None: random weights
+    # image size in pixels for which the weights of `init` were trained, if their file does not contain it
     init_source_size: tuple[int, ...] | None = None
     batch_size: int = 128
     accumulate: int = 1
@@ -146,20 +148,20 @@ class Run:
     compile: bool = False
     # recompute a block's activations in the backward pass: less memory, a third more compute
     recompute: bool = False
-    micro_batch: int | None = None
+    micro_batch: int | None = None  # maximum number of images that a device computes at a time
     shards: int = 1  # shards of a batch that a CPU computes in parallel, each with a share of the cores
     reproducible: bool = False
-    # with several processes: the whole model in each (DDP), or a share of it (FSDP2)
+    # with several processes, each has the whole model (DDP) or a shard of it (FSDP2)
     parallel: Literal["ddp", "fsdp"] = "ddp"
     timeout: float = 300.0  # seconds until processes that wait for each other fail
     skip_steps: int = 0  # maximum number of steps skipped for a non-finite loss or gradient
     device: str = "cpu"
     seed: int = 0
-    log_every: int = 20  # steps
-    evaluate_every: int = 500
-    save_every: int = 500
-    keep: int = 2  # checkpoints
-    # bundle the weights of the best evaluation on `val`, whose checkpoint is kept, not the last ones
+    log_every: int = 20  # steps between two log lines
+    evaluate_every: int = 500  # steps between two evaluations
+    save_every: int = 500  # steps between two checkpoints
+    keep: int = 2  # number of checkpoints that are kept
+    # save the weights of the best evaluation on `val` as the bundle instead of the last weights
     keep_best: bool = False
     early_stop: int | None = None  # evaluations without improvement after which the run ends
     stop_on_collapse: bool = False  # end a self-supervised run at the first collapse warning, with exit code 7
@@ -178,14 +180,19 @@ class Run:
             or self.schedule.cooldown_steps < 0
             or self.skip_steps < 0
         ):
-            raise UsageError("epochs must be above 0, warm-up, cooldown and skipped steps at least 0")
+            raise UsageError(
+                "epochs must be above 0, and warmup_steps, cooldown_steps and skip_steps must be at least 0, not "
+                f"{self.epochs:g}, {self.schedule.warmup_steps}, {self.schedule.cooldown_steps} and {self.skip_steps}"
+            )
         if self.optimizer.lr <= 0:
             raise UsageError(f"the learning rate must be above 0, not {self.optimizer.lr}", "use a --lr above 0")
         if self.early_stop is not None and self.early_stop < 1:
-            raise UsageError(f"early_stop must be at least 1, not {self.early_stop}", "remove it to train to the end")
+            raise UsageError(
+                f"early_stop must be at least 1, not {self.early_stop}", "remove early_stop to train to the end"
+            )
         if self.stop_on_collapse and not self.objective.ships_features:
-            problem = f"--stop-on-collapse needs an objective without labels, not {self.objective.name}"
-            raise UsageError(problem, "remove it, or use --recipe mae, dino or dinov2")
+            problem = f"--stop-on-collapse requires a self-supervised objective, not {self.objective.name}"
+            raise UsageError(problem, "remove --stop-on-collapse, or use --recipe mae, dino or dinov2")
         if self.micro_batch is not None and self.micro_batch < 1:
             raise UsageError(f"micro_batch must be at least 1, not {self.micro_batch}")
         if self.ema is not None and not 0 <= self.ema < 1:
@@ -198,12 +205,12 @@ class Run:
             cause = f"the objective {self.objective.name}"
             cause = cause if not self.objective.can_split_batch else f"the batch norms of {self.model.name()}"
             raise UsageError(
-                f"the samples of a batch depend on each other in {cause}",
+                f"a batch cannot be split, because its samples depend on each other in {cause}",
                 "remove --shards, --micro-batch and --reproducible",
             )
         if self.batch_size < self.objective.least_batch:
             raise UsageError(
-                f"a batch of {self.batch_size} is too small for {self.objective.name}, which compares its images",
+                f"batch size {self.batch_size} is too small: {self.objective.name} compares the images of a batch",
                 f"use --batch-size {self.objective.least_batch} or more",
             )
         if self.model.generates_images and not self.objective.generates:
@@ -221,7 +228,7 @@ class Run:
         batches = -(-self.data.images // self.batch_size)
         if self.accumulate > batches:
             raise UsageError(
-                f"--accumulate {self.accumulate} with {batches} batches per epoch gives no optimiser step",
+                f"--accumulate {self.accumulate} is above the {batches} batches of an epoch",
                 f"use --accumulate {batches} or a smaller --batch-size",
             )
 
@@ -230,7 +237,7 @@ class Run:
         return format_html_table(list_config_settings(to_builtins(self)), ("setting", "value"), title)
 
     def check_buckets(self) -> None:
-        """Raise UsageError for options that buckets of image sizes do not support."""
+        """Raise UsageError for options that cannot be combined with buckets of image sizes."""
         if not self.objective.generates:
             raise UsageError(
                 f"buckets require a generative model, which {self.objective.name} does not train",
@@ -242,12 +249,12 @@ class Run:
         for size in self.preprocess.buckets:
             if any(length % patch for length, patch in zip(size, self.model.patch, strict=True)):
                 raise UsageError(
-                    f"a bucket of {format_size(size)} is not divisible into patches of {format_size(self.model.patch)}",
+                    f"bucket size {format_size(size)} is not divisible by patch size {format_size(self.model.patch)}",
                     f"use {'x'.join(map(str, nearest_divisible_size(size, self.model.patch)))}",
                 )
 
     def check_own_aspect(self) -> None:
-        """Raise UsageError for options that images at native aspect ratio do not support, because their sizes
+        """Raise UsageError for options that cannot be combined with images at native aspect ratio, whose sizes
         differ."""
         views, tokens = self.views, self.max_image_tokens
         if not (self.objective.takes_own_aspect and isinstance(views, Augment)):
@@ -256,7 +263,7 @@ class Run:
         check_can_pack(self.model)
         self.preprocess.check_patch(self.model.patch)
         if views.fewest_tokens > tokens:
-            problem = f"images have at most {tokens} tokens, but views.fewest_tokens is {views.fewest_tokens}"
+            problem = f"views.fewest_tokens {views.fewest_tokens} is above the maximum of {tokens} tokens per image"
             raise UsageError(problem, "use --native-aspect --tokens LOW-HIGH")
         conflicts = {
             "--mixup and --cutmix": bool(views.mixup or views.cutmix) and "--mixup 0 --cutmix 0",
@@ -271,7 +278,8 @@ class Run:
                 raise UsageError(f"{name} cannot be combined with --native-aspect", f"use {hint}")
 
     def objective_setting(self, multilabel: bool) -> ObjectiveSetting:
-        """Return the setting for which the run's objective is built; `multilabel`: images have several labels."""
+        """Return the values for which the run's objective is built, such as seed, classes and views. `multilabel`:
+        whether images have several labels."""
         normalisation, repeats = (self.preprocess.mean, self.preprocess.std), self.data.repeats
         dtype = DTYPES[self.precision]
         return ObjectiveSetting(
@@ -288,35 +296,35 @@ class Run:
 
     @property
     def can_split_batch(self) -> bool:
-        """Whether chunks of a batch may be computed separately, because its samples are independent."""
+        """Whether a batch may be computed in chunks, because its samples are independent of each other."""
         return self.objective.can_split_batch and not self.model.batch_norm
 
     @property
     def draws_in_forward(self) -> bool:
-        """Whether a forward pass in training draws random numbers (dropout, stochastic depth)."""
+        """Whether a forward pass in training draws random numbers, for example for dropout or stochastic depth."""
         noise = self.model.regularization
         return bool(noise.dropout or noise.drop_path or self.tune.lora_dropout or self.objective.draws_in_forward)
 
     @property
     def max_image_tokens(self) -> int:
-        """Maximum patches of an image at native aspect ratio; 0: all have the model's size."""
+        """Maximum number of patches of an image at native aspect ratio; 0 if all images have the model's size."""
         return 0 if self.preprocess.stacks else self.preprocess.count_tokens(self.model.grid)
 
     @property
     def mean_tokens(self) -> int:
-        """Mean of the maximum number of patches of training images at native aspect ratio; 0: all have the model's
-        size."""
+        """Mean of the smallest and largest token limits of training images at native aspect ratio; 0 if all images have
+        the model's size."""
         max_tokens = self.max_image_tokens
         return (getattr(self.views, "fewest_tokens", 0) or max_tokens) + max_tokens >> 1
 
     @property
     def total(self) -> int:
-        """Number of samples of the whole run."""
+        """Number of training samples of the whole run."""
         return max(1, round(self.epochs * self.data.images))
 
     @property
     def step_size(self) -> int:
-        """Number of samples of one optimiser step."""
+        """Number of training samples of one optimiser step."""
         return self.batch_size * self.accumulate
 
     @property

@@ -1,13 +1,13 @@
-"""Saving and restoring the state of a run.
+"""Save and restore the state of a run.
 
-    state.json               counters (`loop.TrainingCounters`) and other values needed to continue
-    model, ema, optimizer    tensors by name: three files, or with FSDP a file of pieces from every process
-                             (`weights.pieces`)
+    state.json               counters (`loop.TrainingCounters`) and other values required to continue
+    model, ema, optimizer    tensors by name: three files, or with FSDP one file of shards from every process
+                             (`weights.sharded`)
     frozen                   tensors that the optimiser does not update, if any: frozen parameters, and the
                              objective's state (a teacher, a centre) in its dtype
 
-The main process writes and publishes. With FSDP all processes write in the background, and the main process publishes
-when they have finished.
+The main process writes and publishes checkpoints. With FSDP all processes write in the background, and the main process
+publishes the checkpoint when they have finished.
 """
 
 from __future__ import annotations
@@ -38,24 +38,25 @@ MAX_SAVE_FAILURES = 3  # consecutive failed checkpoints after which the run stop
 
 
 class Checkpointer:
-    """The checkpoints of one run in progress. `note` is called with texts for the user."""
+    """Saves and restores the checkpoints of a run in progress. `note` receives messages for the user."""
 
     def __init__(self, store: CheckpointStore, note: Callable[[str], None]) -> None:
         self.store, self.note = store, note
         self.failures = 0
-        self.saved = -1  # position in the stream of the last checkpoint that was written, or begun
-        self.pinned: int | None = None  # step of a checkpoint that is never pruned
-        self.group: Any = None
+        self.saved = -1  # number of samples at the last checkpoint that was written, or whose writing has begun
+        self.pinned: int | None = None  # step of a checkpoint that is never removed
+        self.group: Any = None  # process group for writing in the background
+        # the checkpoint that is written in the background: its result, step and temporary folder
         self.writing: tuple[Future, int, Path] | None = None
 
     def save(self, state: TrainingState, extra: dict[str, Any]) -> None:
-        """Save a checkpoint of the current step, unless it exists.
+        """Save a checkpoint of the current step, unless it exists. `extra` is added to state.json.
 
-        A failure is noted and training continues; after three consecutive failures ResourceError ends the run. `extra`
-        is added to state.json.
+        If it cannot be written, a message is printed and training continues; the third consecutive failure raises
+        ResourceError.
         """
         if self.saved == state.images:
-            return  # replacing it would leave a moment without a checkpoint
+            return  # replacing the checkpoint would leave a moment without one
         state.read_metrics()
         state_json = json.dumps(
             {
@@ -78,7 +79,8 @@ class Checkpointer:
 
     @contextmanager
     def tolerate_write_errors(self) -> Iterator[None]:
-        """Note a checkpoint that cannot be written, and continue; raise at the third consecutive failure."""
+        """Print a message if the block cannot write a checkpoint, and continue. The third consecutive failure is
+        raised."""
         try:
             yield
             self.failures = 0
@@ -89,7 +91,7 @@ class Checkpointer:
             self.note(f"{error.message}; training continues ({self.failures} of {MAX_SAVE_FAILURES} failures)")
 
     def write(self, state: TrainingState, text: str) -> None:
-        """Write all tensors as files, in this process."""
+        """Write all tensors and the text of state.json as a checkpoint, in this process."""
         sections = collect_tensors(state)
         writers = {
             f"{section}.safetensors": lambda path, tensors=tensors: write_tensors(tensors, path)
@@ -106,8 +108,8 @@ class Checkpointer:
         )
 
     def begin(self, state: TrainingState, text: str) -> None:
-        """Start writing the pieces of every process in the background, from a copy; `publish_pending` publishes
-        them."""
+        """Start writing a copy of every process's shards in the background. `text` is the content of state.json;
+        `publish_pending` publishes the checkpoint. Raises ResourceError if the temporary folder cannot be created."""
         from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
         from torch.distributed.checkpoint.state_dict_saver import async_save
 
@@ -122,9 +124,9 @@ class Checkpointer:
             folder_text = str(self.store.begin(state.step, 16 * flat.length * ranks.world)) if ranks.is_main else ""
         except ResourceError as error:
             failure = error
-        if not (shared := ranks.broadcast_text(folder_text)):
+        if not (broadcast_folder := ranks.broadcast_text(folder_text)):
             raise failure
-        temporary = Path(shared)
+        temporary = Path(broadcast_folder)
         tensors: dict[str, Tensor] = {}
         for section, views in collect_tensors(state).items():
             copies = {name: view.detach().cpu().clone() for name, view in views.items()}
@@ -140,13 +142,13 @@ class Checkpointer:
         self.writing = saved, state.step, temporary
 
     def poll(self, state: TrainingState) -> None:
-        """Publish the checkpoint written in the background, if it is complete."""
+        """Publish the checkpoint that is written in the background if it is complete."""
         if self.writing and self.writing[0].done():
             self.publish_pending(state.ranks.is_main)
 
     def publish_pending(self, is_main: bool) -> None:
-        """Wait for the checkpoint written in the background, and publish it. Raises ResourceError as
-        `tolerate_write_errors` does."""
+        """Wait for the checkpoint that is written in the background, and publish it. Raises ResourceError at the third
+        consecutive failure."""
         if self.writing is None:
             return
         from torch.distributed.checkpoint.api import CheckpointException
@@ -165,9 +167,10 @@ class Checkpointer:
                 self.store.publish(step, temporary, self.pinned)
 
     def restore(self, state: TrainingState) -> dict[str, Any] | None:
-        """Restore the state from the newest valid checkpoint; returns its state.json, or None if there is none.
+        """Restore the state from the newest valid checkpoint. Returns its state.json, or None if there are no
+        checkpoints.
 
-        Raises WeightsError if none is valid, or if the newest is of a later version of vitreous.
+        Raises WeightsError if no checkpoint is valid, or if a later version of vitreous wrote the newest one.
         """
         ranks = state.ranks
         folder = ranks.broadcast_text(str(self.store.newest(self.note) or "") if ranks.is_main else "")
@@ -180,7 +183,7 @@ class Checkpointer:
                     f"{folder} was written by a later version of vitreous (format {saved_state['format']}, "
                     f"this version supports {CHECKPOINT_FORMAT})"
                 ),
-                "update",
+                "update vitreous",
             )
         for name in (field.name for field in fields(TrainingCounters)):
             if name in saved_state:
@@ -195,9 +198,10 @@ class Checkpointer:
 
 
 def load_checkpoint_weights(state: TrainingState, store: CheckpointStore, step: int) -> bool:
-    """Load weights, averaged weights and untrained state of a checkpoint; returns whether it exists and is valid."""
+    """Load the weights, averaged weights and untrained tensors of the checkpoint of a step. Returns whether the
+    checkpoint exists and is valid."""
     folder, ranks = store.get_path(step), state.ranks
-    if not ranks.broadcast_text("whole" if ranks.is_main and find_damage(folder) is None else ""):
+    if not ranks.broadcast_text("valid" if ranks.is_main and find_damage(folder) is None else ""):
         return False
     state.flat.load(load_checkpoint_tensors(folder, "model"), load_checkpoint_tensors(folder, "ema") or None)
     state.flat.load_untrained_state(load_checkpoint_tensors(folder, "frozen"))
@@ -205,13 +209,13 @@ def load_checkpoint_weights(state: TrainingState, store: CheckpointStore, step: 
 
 
 def collect_counters(state: TrainingState) -> dict[str, Any]:
-    """Return the counters of a state."""
+    """Return the counters of a state (`TrainingCounters`) by name."""
     return {field.name: getattr(state, field.name) for field in fields(TrainingCounters)}
 
 
 def collect_tensors(state: TrainingState) -> dict[str, dict[str, Tensor]]:
-    """Return all tensors of a checkpoint in their shapes, by file and name; this process's share if the model is
-    sharded."""
+    """Return all tensors of a checkpoint in the shapes of the parameters, by file and name. With FSDP, these are this
+    process's shards."""
     flat = state.flat
     sections = {"model": flat.views(flat.master), "optimizer": state.optimizers.get_state()}
     if flat.ema is not None:

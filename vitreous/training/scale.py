@@ -1,8 +1,9 @@
-"""Analytical plan of a run on many devices: memory per device, traffic per step, and time per step.
+"""Estimate a run on many devices: memory per device, network traffic per step, and time per step.
 
-n trainable parameters, b bytes of one in the run's precision, W devices. Nothing is executed. Bytes of memory and of
-the network are derived from `training.flat`, `training.sharded` and `training.compute`, and `benchmarks/scaling.py`
-measures them. Seconds are derived from the devices' data sheets and an assumed utilisation.
+Nothing is executed. Bytes of memory and of the network are derived from `training.flat`, `training.sharded` and
+`training.compute`, and `benchmarks/scaling.py` measures them. Seconds are derived from the devices' data sheets and an
+assumed utilisation. In formulas n is the number of trainable parameters, b the bytes per value in the run's precision,
+W the number of devices.
 """
 
 from __future__ import annotations
@@ -20,13 +21,21 @@ from vitreous.training.groups import choose_group_kind
 from vitreous.training.run import Run
 from vitreous.training.sharded import has_trainable_parameters
 
-DEFAULT_UTILISATION = 0.45  # assumed share of peak FLOP/s in training, without a measurement
+DEFAULT_UTILISATION = 0.45  # assumed share of peak FLOP/s in training
 
 
 @dataclass(frozen=True)
 class Accelerator:
-    """A device's data sheet: dense bfloat16 FLOP/s, memory in bytes, memory bandwidth in bytes/s; bandwidth to devices
-    of the same machine, and to other machines; devices per machine."""
+    """The data sheet of a device.
+
+    Args:
+        flops: peak dense bfloat16 FLOP/s.
+        memory: memory in bytes.
+        bandwidth: memory bandwidth in bytes/s.
+        link: bandwidth to devices of the same machine in bytes/s.
+        network: bandwidth to other machines in bytes/s, per device.
+        together: devices per machine.
+    """
 
     flops: float
     memory: float
@@ -36,7 +45,7 @@ class Accelerator:
     together: int = 8
 
 
-#: `network` is that of the manufacturer's servers: one port of 200 or 400 Gbit/s per device
+#: `network`: the manufacturers' servers have one port of 200 or 400 Gbit/s per device
 ACCELERATORS = {
     "a100": Accelerator(312e12, 80e9, 2.039e12, link=300e9, network=25e9),
     "h100": Accelerator(989e12, 80e9, 3.35e12, link=450e9, network=50e9),
@@ -47,11 +56,16 @@ ACCELERATORS = {
 
 
 class ObjectiveSizes(NamedTuple):
-    """Parameter counts of an objective.
+    """Numbers of parameters of an objective, which determine memory and traffic.
 
-    They are: the trainable parameters, those of them in matrices of blocks, the model's frozen parameters, the bytes of
-    all other state (a teacher, buffers), and the deployed model's frozen parameters. For FSDP: the parameters of each
-    block, and all outside of blocks, which are gathered at a time.
+    Args:
+        trainable: trainable parameters.
+        matrices: those of them in matrices of blocks, which Muon trains.
+        frozen: frozen parameters of the model.
+        held_bytes: bytes of all other state, such as a teacher and buffers.
+        shipped: frozen parameters and buffers of the deployed model.
+        blocks: trainable parameters of each block, which FSDP gathers one block at a time.
+        root: trainable parameters outside of blocks, which FSDP keeps gathered.
     """
 
     trainable: int
@@ -64,7 +78,7 @@ class ObjectiveSizes(NamedTuple):
 
 
 def measure_sizes(objective: Objective) -> ObjectiveSizes:
-    """Count the parameters of an objective on any device, including `meta`."""
+    """Count the parameters of an objective. It may be on any device, including `meta`."""
     parameters = dict(objective.named_parameters())
     trainable = {name: p.numel() for name, p in parameters.items() if p.requires_grad}
     static = {id(p) for p in objective.frozen_parameters()}
@@ -88,16 +102,16 @@ def measure_sizes(objective: Objective) -> ObjectiveSizes:
 
 
 def count_device_images(run: Run, world: int) -> int:
-    """Return the number of images that a device computes at a time."""
+    """Return the number of images that a device computes at a time: its share of the batch, or the micro-batch."""
     rank_batch = -(-run.batch_size // world)
     return min(rank_batch, run.micro_batch or rank_batch)
 
 
 def count_memory(run: Run, sizes: ObjectiveSizes, world: int, device: str = "cuda") -> dict[str, int | None]:
-    """Return the bytes on each device, by purpose; `peak_bytes` is the maximum at any time.
+    """Estimate the memory of each of `world` devices in bytes, by purpose. `peak_bytes` is the maximum at any time.
 
-    Activations exist until the end of the backward pass, the gradients' float32 sum after it. None if there is no
-    formula for the model's activations (`models.cost.activations`).
+    Activations exist until the end of the backward pass, the float32 sum of gradients after it. `activations_bytes` and
+    `peak_bytes` are None if there is no formula for the model's activations (`models.cost.activations`).
     """
     fsdp, b, n = run.parallel == "fsdp", DTYPES[run.precision].itemsize, sizes.trainable
     share = -(-n // world) if fsdp else n
@@ -113,10 +127,10 @@ def count_memory(run: Run, sizes: ObjectiveSizes, world: int, device: str = "cud
         "ema_bytes": 4 * share if run.ema is not None else 0,
         "optimizer_state_bytes": moments.get(run.optimizer.name, 8 * n) * share // n,
         "other_state_bytes": sizes.held_bytes + 4 * max(0, sizes.shipped - sizes.frozen),
-        # DDP copies gradients into buckets; FSDP keeps a share
+        # DDP copies gradients into buckets; FSDP keeps a shard
         "gradients_bytes": b * (share if fsdp else n * (2 if overlapped else 1)),
         "gradient_sum_bytes": 4 * share if fsdp or b < 4 else 0,
-        # two blocks at a time, the rest throughout, and gradients of two blocks in transit
+        # weights of two blocks at a time, all weights outside of blocks, and gradients of two blocks in transit
         "gathered_weights_bytes": b * (sizes.root + 4 * largest) if fsdp else 0,
         "activations_bytes": count_activation_bytes(run, count_device_images(run, world), device),
     }
@@ -129,13 +143,13 @@ def count_memory(run: Run, sizes: ObjectiveSizes, world: int, device: str = "cud
     }
 
 
-#: purposes that do not exist all the time
+#: purposes of memory that is in use only during a phase of the step
 TRANSIENT_MEMORY = ("activations_bytes", "gradient_sum_bytes", "gathered_weights_bytes")
 
 
 def count_activation_bytes(run: Run, images: int, device: str) -> int | None:
-    """Return the bytes of `images` images' activations for the backward pass; None without a formula, for example for
-    objectives that process crops or subsets of patches."""
+    """Return the bytes of the activations of `images` images that are stored for the backward pass. None without a
+    formula, for example for objectives that process crops or subsets of patches."""
     num_activations = run.model.count_activations(device=device) if run.objective.labelled else None
     if num_activations is None:
         return None
@@ -147,12 +161,12 @@ def count_activation_bytes(run: Run, images: int, device: str) -> int | None:
 
 
 def count_traffic(run: Run, sizes: ObjectiveSizes, world: int) -> int:
-    """Return the bytes that a device sends in an optimiser step by ring algorithms: 2 (W - 1) / W of all-reduced data,
-    (W - 1) / W of gathered or scattered data.
+    """Return the bytes that a device sends in an optimiser step with ring algorithms: 2 (W - 1) / W of all-reduced
+    data, (W - 1) / W of gathered or scattered data.
 
     DDP all-reduces gradients once per step: in the run's precision if it overlaps with the only backward pass, else in
-    float32. For each micro-batch, FSDP gathers the weights for the forward and again for the backward pass, those
-    outside of blocks once; it scatters the gradients once.
+    float32. FSDP gathers the weights of blocks twice for each micro-batch, for the forward and for the backward pass.
+    It gathers weights outside of blocks once, and scatters the gradients once per step.
     """
     b, n = DTYPES[run.precision].itemsize, sizes.trainable
     passes = run.accumulate * math.ceil(math.ceil(run.batch_size / world) / count_device_images(run, world))
@@ -171,33 +185,35 @@ def forecast_step(
     flops: float,
     utilisation: float = DEFAULT_UTILISATION,
 ) -> dict[str, float]:
-    """Return the seconds of an optimiser step on `world` devices: of `compute`, of the exposed `exchange`, of the
-    `update`; and of the whole exchange.
+    """Estimate the seconds of an optimiser step on `world` devices.
 
-    `flops` are those of an image's training step. All devices of a machine send to other machines in parallel, so a
-    ring is as fast as their ports together, or as the links within. DDP exchanges during the backward pass, two thirds
-    of the compute; FSDP during all of it.
+    Returns `compute`, `update`, `total_communication` (the whole exchange of gradients and weights), and
+    `communication` (the part of it that does not overlap with compute).
+
+    `flops` are the FLOPs of one image's training step. All devices of a machine send to other machines in parallel, so
+    a ring is as fast as their network ports together, or as the links within a machine. DDP communicates during the
+    backward pass, two thirds of the compute; FSDP communicates during all of it.
     """
     images = run.step_size / world
     compute = images * flops * (4 / 3 if run.recompute else 1) / (utilisation * device.flops)
-    speed = device.link if world <= device.together else min(device.link, device.network * device.together)
-    exchange = count_traffic(run, sizes, world) / speed if world > 1 else 0.0
-    hidden = compute * (1.0 if run.parallel == "fsdp" else 2 / 3)
-    share = sizes.trainable / (world if run.parallel == "fsdp" else 1)
-    update = share * (4 + 8 + 16 + DTYPES[run.precision].itemsize + 8 * (run.ema is not None)) / device.bandwidth
+    ring_bandwidth = device.link if world <= device.together else min(device.link, device.network * device.together)
+    communication = count_traffic(run, sizes, world) / ring_bandwidth if world > 1 else 0.0
+    overlap = compute * (1.0 if run.parallel == "fsdp" else 2 / 3)
+    device_parameters = sizes.trainable / (world if run.parallel == "fsdp" else 1)
+    bytes_per_parameter = 4 + 8 + 16 + DTYPES[run.precision].itemsize + 8 * (run.ema is not None)
     return {
         "compute": compute,
-        "communication": max(0.0, exchange - hidden),
-        "update": update,
-        "total_communication": exchange,
+        "communication": max(0.0, communication - overlap),
+        "update": device_parameters * bytes_per_parameter / device.bandwidth,
+        "total_communication": communication,
     }
 
 
 def forecast_run(
     run: Run, objective: Objective, world: int, name: str, image_bytes: float | None = None
 ) -> dict[str, object]:
-    """Return the plan of a run on `world` devices of ACCELERATORS: memory, bytes per step, images/s, hours, and the
-    bottleneck. `image_bytes`: the mean size of a file."""
+    """Estimate a run on `world` devices of the type `name` in ACCELERATORS: memory, bytes per step, images/s, hours,
+    and the bottleneck. `image_bytes` is the mean size of an image file, for the reading bandwidth."""
     device, sizes = ACCELERATORS[name], measure_sizes(objective)
     flops = objective.flops(TrainingProgress(0, 0, run.total))
     memory, seconds = count_memory(run, sizes, world), forecast_step(run, sizes, world, device, flops)

@@ -1,4 +1,4 @@
-"""The learning rate and other scheduled hyperparameters as functions of the step."""
+"""Values of the learning rate and other scheduled hyperparameters as functions of the step."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from vitreous.training.run import RampConfig, ScheduleConfig
 def schedule_factor(schedule: ScheduleConfig, step: int, steps: int) -> float:
     """Return the factor of the base learning rate at `step` (0-based) of `steps`.
 
-    The product of three factors, as in big_vision's `create_learning_rate_schedule`:
+    The factor is a product of three factors, as in big_vision's `create_learning_rate_schedule`:
 
     - The curve, with p = (step - warm-up) / (steps - warm-up) in [0, 1]. cosine: end + (1 - end) (1 + cos(pi p)) / 2;
       linear: end + (1 - end) (1 - p); rsqrt: 1 / sqrt(1 + (step - warm-up) / timescale) after the warm-up; steps: 0.1
-      to the number of milestones passed. big_vision's cosine has no `end`.
-    - The warm-up: min(1, step / warm-up), or min(1, step / (warm-up - 1)) if it `includes_base`.
+      to the power of the number of milestones passed. big_vision's cosine has no `end`.
+    - The warm-up: min(1, step / warm-up), or min(1, step / (warm-up - 1)) with `warmup_includes_base`.
     - The cooldown: min(1, (steps - step) / cooldown).
     """
     warmup, end = schedule.warmup_steps, schedule.end
@@ -35,10 +35,10 @@ def schedule_factor(schedule: ScheduleConfig, step: int, steps: int) -> float:
 
 
 def ramp_value(schedule: RampConfig, step: int, steps: int) -> float:
-    """The value of a ramp at `step` (0-based) of `steps`.
+    """Return the value of a scheduled hyperparameter at `step` (0-based) of `steps`.
 
-    p = step / its steps in [0, 1], or step / (its steps - 1) if it `includes_end`; cosine: end + (start - end) (1 +
-    cos(pi p)) / 2; linear: start + (end - start) p.
+    With p = step / (steps of the ramp) in [0, 1], or step / (steps of the ramp - 1) if the ramp `includes_end`. cosine:
+    end + (start - end) (1 + cos(pi p)) / 2; linear: start + (end - start) p.
     """
     share = min(1.0, step / max(1, (schedule.steps or steps) - schedule.includes_end))
     if schedule.curve == "linear":

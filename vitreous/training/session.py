@@ -1,4 +1,4 @@
-"""A whole training run: from a `Run` and its images to a folder with metrics, checkpoints, a bundle and a summary."""
+"""Execute a training run: from a `Run` and its images to a folder with metrics, checkpoints, a bundle and a summary."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ from vitreous.training.validation import VAL_PREFIX
 
 
 class Session:
-    """One run in one folder, as one process among `ranks`. `train` continues from the newest checkpoint to the end."""
+    """Executes one run in one folder, as one process among `ranks`. `train` continues from the newest checkpoint to the
+    end."""
 
     def __init__(
         self,
@@ -58,17 +59,17 @@ class Session:
         self.checkpointer = Checkpointer(folder.store(run.keep), self.note)
         self.health = HealthMonitor(self.note, self.record_warning)
         self.meter = ThroughputMeter(ranks, self.device, run.precision)
-        self.evaluation_pending = False  # an evaluation was interrupted and is repeated after resuming
-        self.collapse = ""  # the first collapse warning
+        self.evaluation_pending = False  # whether an evaluation was interrupted, and is repeated after resuming
+        self.collapse = ""  # text of the first collapse warning
         self.initial_features: dict[str, float] = {}  # reference metrics for collapse warnings
         self.last_report: Report | None = None
         self.best = BestEvaluation()
 
     def train(self) -> dict[str, Any]:
-        """Train to the end, write the bundle, and return the run's summary, without metrics of a test split.
+        """Train to the end, write the bundle, and return the summary of the run, without metrics of a test split.
 
-        Raises Interrupted after a signal, with everything saved, and CollapseError at a collapse if the run is to stop;
-        NonFiniteError, DataError and ResourceError are passed on.
+        Raises Interrupted after a signal when the state is saved, and CollapseError at a collapse if
+        `run.stop_on_collapse` is set. NonFiniteError, DataError and ResourceError are passed on.
         """
         configure_process()
         with self.signals.catch():
@@ -78,7 +79,7 @@ class Session:
             self.meter.begin(state)
             if self.evaluation_pending:
                 self.evaluate(state)
-                self.stop(state)  # before a step, if it was interrupted again
+                self.stop(state)  # stop before the first step if the evaluation was interrupted again
             self.measure_initial_features(state)
             state.should_stop = state.should_stop or self.best.is_out_of_patience(self.run)
             run = self.run
@@ -98,19 +99,19 @@ class Session:
             if state.should_stop and run.stop_on_collapse and self.collapse:
                 raise self.collapse_error(state)
             summary = self.finish(state)
-            if run.stop_on_collapse and self.collapse:  # at the last evaluation
+            if run.stop_on_collapse and self.collapse:  # a collapse at the last evaluation
                 raise self.collapse_error(state)
             return summary
 
     def build(self) -> TrainingState:
-        """Build the state of the run at step 0, and choose the images that it is evaluated on."""
+        """Build the state of the run at step 0, and choose the images for evaluations."""
         state = build_state(self.run, self.inputs, self.ranks, self.note)
         evaluators = state.objective.evaluators(self.inputs.train)
         self.validation_images = validation.choose_validation_images(evaluators, self.inputs)
         return state
 
     def batches(self, state: TrainingState) -> Iterator[SliceBatch]:
-        """Yield this process's slices of the steps from the state's position on, each with its batch."""
+        """Yield this process's slices of the steps from `state.images` on, each with its batch."""
         steps = run_slices(
             self.run, self.ranks, state.images, partial(find_bucket_boundaries, self.loader.sample_order)
         )
@@ -124,7 +125,7 @@ class Session:
         self.health.step(state)
 
     def log(self, state: TrainingState) -> None:
-        """Record the training metrics since the last log, and show the progress."""
+        """Write the training metrics since the last log line, report problems, and show the progress."""
         epoch, costs = state.images / self.run.data.images, self.meter.line(state)
         loss, scalars = state.pop_mean_metrics()
         line = {
@@ -150,7 +151,8 @@ class Session:
             self.listener.progress("train", state.images, self.run.total, progress_text)
 
     def evaluate(self, state: TrainingState) -> None:
-        """Evaluate the averaged weights on the validation images, in the run's precision."""
+        """Evaluate the averaged weights on the validation images in the run's precision, and select the best
+        checkpoint."""
         if not self.validation_images.evaluators or (state.is_done and not self.run.keep_best):
             return  # `finish` evaluates the last weights, in the precision of inference
         self.evaluation_pending = True
@@ -171,12 +173,12 @@ class Session:
         self.meter.mark(state)
 
     def save(self, state: TrainingState) -> None:
-        """Save a checkpoint."""
+        """Save a checkpoint of the current step."""
         extra = {"pending": self.evaluation_pending, "seconds": self.meter.seconds, "best": self.best.to_dict()}
         self.checkpointer.save(state, extra)
 
     def stop(self, state: TrainingState) -> None:
-        """Save and end the loop after a signal to any process, or a collapse at which the run is to stop."""
+        """If any process received a signal, or a collapse ends the run, save a checkpoint and end the loop."""
         stops = [self.signals.received or 0, self.run.stop_on_collapse and bool(self.collapse)]
         received, collapsed = self.ranks.all_reduce_max(stops, self.device)
         if (received or collapsed) and not state.is_done:
@@ -190,20 +192,25 @@ class Session:
     def evaluate_model(
         self, model: Model, precision: Precision | Literal["fp16"]
     ) -> tuple[Report, dict[str, float | None]]:
-        """Evaluate a model on the validation images. Returns the leading report, and all metrics by their names in
-        metrics.jsonl. Raises Interrupted, in all processes, when a signal is received."""
+        """Evaluate a model on the run's validation images.
+
+        Returns the report of the primary evaluator, and all metrics by their names in metrics.jsonl. Raises
+        Interrupted, in all processes, when a signal is received.
+        """
         return self.evaluate_on(self.validation_images, model, precision)
 
     def evaluate_on(
         self, images: validation.ValidationImages, model: Model, precision: Precision | Literal["fp16"]
     ) -> tuple[Report, dict[str, float | None]]:
-        """Evaluate a model on some images, as `evaluate_model` does. Raises Interrupted."""
+        """Evaluate a model on `images`. Returns the report of the primary evaluator, and all metrics by their names in
+        metrics.jsonl. Raises Interrupted, in all processes, when a signal is received."""
         return validation.evaluate_images(
             images, model, self.run, precision, ranks=self.ranks, is_stopped=lambda: bool(self.signals.received)
         )
 
     def measure_initial_features(self, state: TrainingState) -> None:
-        """Record metrics of the initial features, with which collapse warnings compare later ones."""
+        """Measure the standard deviation of the features before the first step, the reference of later collapse
+        warnings. A resumed run reads it from metrics.jsonl."""
         images = self.validation_images
         if not (self.run.objective.ships_features and images.evaluators):
             return
@@ -222,8 +229,8 @@ class Session:
         self.initial_features = {"first_feature_std": float(initial_value)} if initial_value else {}
 
     def select_checkpoint(self, state: TrainingState, report: Report) -> None:
-        """Keep the checkpoint of the best evaluation so far, and end the loop after too many evaluations without
-        improvement."""
+        """Save and keep the checkpoint of the best evaluation so far, and end the loop after too many evaluations
+        without improvement."""
         run, previous_best = self.run, self.best
         if not (run.keep_best or run.early_stop):
             return
@@ -231,7 +238,7 @@ class Session:
         if run.keep_best and self.best.step == state.step:
             self.checkpointer.pinned = state.step
             self.save(state)
-            # the disk is full, which was already reported
+            # without the checkpoint, because the disk is full, the previous evaluation remains the best
             if not self.ranks.broadcast_text("saved" if self.checkpointer.saved == state.images else ""):
                 self.best, self.checkpointer.pinned = (
                     replace(previous_best, evaluations=previous_best.evaluations + 1),
@@ -244,7 +251,7 @@ class Session:
     # Beginning and end
 
     def restore(self, state: TrainingState) -> None:
-        """Continue from the newest valid checkpoint, if there is one."""
+        """Continue from the newest valid checkpoint if there is one, and remove later metrics."""
         saved_state = self.checkpointer.restore(state)
         if saved_state is not None:
             self.evaluation_pending, self.meter.earlier_seconds = saved_state["pending"], saved_state["seconds"]
@@ -258,25 +265,25 @@ class Session:
                 if saved_state.get(name, current[name]) != current[name]
             ]
             if changed and not self.run.reproducible:
-                self.note(f"{'; '.join(changed)}: results may differ by rounding")
+                self.note(f"results may differ by rounding: {'; '.join(changed)}")
         if self.ranks.is_main:
-            repeated = format_evaluation_key(state.step, self.epoch(state), self.validation_images.prefix)
-            self.folder.rewind(state.step, exclude=repeated if self.evaluation_pending else None)
+            evaluation_key = format_evaluation_key(state.step, self.epoch(state), self.validation_images.prefix)
+            self.folder.rewind(state.step, exclude=evaluation_key if self.evaluation_pending else None)
 
     def finish(self, state: TrainingState) -> dict[str, Any]:
-        """Write the bundle, evaluate it as `vitreous evaluate` would, and return the summary. Raises ResourceError if
-        the run's folder is gone, Interrupted after a signal."""
+        """Write the bundle, evaluate it in the precision of inference, and return the summary. Raises ResourceError if
+        the run's folder no longer exists, Interrupted after a signal."""
         if self.ranks.is_main and not self.folder.path.is_dir():
             raise ResourceError(
                 f"the run folder {self.folder.path} no longer exists", "start the run again, and do not move its folder"
             )
-        epoch, shipped_step = self.epoch(state), self.load_best_weights(state)
+        epoch, bundle_step = self.epoch(state), self.load_best_weights(state)
         model, objective_state = merge_lora_adapters(state.flat.averaged_model()), gather_objective_state(state)
         if self.ranks.is_main:
-            shipped_epoch = self.best.epoch if shipped_step != state.step else epoch
-            write_bundle(state, model, objective_state, folder=self.folder, epochs=shipped_epoch)
+            bundle_epoch = self.best.epoch if bundle_step != state.step else epoch
+            write_bundle(state, model, objective_state, folder=self.folder, epochs=bundle_epoch)
         loss = read_last_value(self.folder.metrics, "train/loss") if self.ranks.is_main else None
-        report = self.evaluate_bundle(state, model, shipped_step) if self.validation_images.evaluators else None
+        report = self.evaluate_bundle(state, model, bundle_step) if self.validation_images.evaluators else None
         is_val = self.validation_images.prefix == VAL_PREFIX
         return summarize_run(
             state,
@@ -286,17 +293,20 @@ class Session:
             costs=self.meter.totals(state),
             train={"loss": loss, **(report.metrics if report and not is_val else {})},
             val=report.summary() if report and is_val else None,
-            selection=describe_selection(self.run, self.best, shipped_step, state.step),
+            selection=describe_selection(self.run, self.best, bundle_step, state.step),
         )
 
-    def evaluate_bundle(self, state: TrainingState, model: Model, shipped_step: int) -> Report:
-        """Evaluate the model of the bundle, in the precision of inference. If its weights are the last ones, its
-        metrics replace those of an evaluation in the run's precision. Raises Interrupted after a signal."""
+    def evaluate_bundle(self, state: TrainingState, model: Model, bundle_step: int) -> Report:
+        """Evaluate the model of the bundle, whose weights are those of `bundle_step`, in the precision of inference.
+
+        If they are the last weights, their metrics replace the line of the last evaluation in metrics.jsonl. Raises
+        Interrupted after a signal.
+        """
         try:
             report, metrics = self.evaluate_model(model, "auto")
         except Interrupted:
             raise self.interruption_error(state) from None
-        if self.ranks.is_main and shipped_step == state.step:
+        if self.ranks.is_main and bundle_step == state.step:
             epoch = self.epoch(state)
             self.folder.rewind(
                 state.step, exclude=format_evaluation_key(state.step, epoch, self.validation_images.prefix)
@@ -307,24 +317,24 @@ class Session:
         return report
 
     def load_best_weights(self, state: TrainingState) -> int:
-        """Load the weights for the bundle into the state. Returns their step."""
+        """Load the weights of the best evaluation into the state if `run.keep_best` is set. Returns the step of the
+        weights in the state, which the bundle will contain."""
         if not self.run.keep_best or self.best.step in (0, state.step):
             return state.step
         if load_checkpoint_weights(state, self.checkpointer.store, self.best.step):
             return self.best.step
         self.note(
-            f"the checkpoint of step {self.best.step}, the best one, is missing or damaged: the last weights are used "
-            "instead"
+            f"the best checkpoint (step {self.best.step}) is missing or damaged: the bundle contains the last weights"
         )
         return state.step
 
     def interruption_error(self, state: TrainingState) -> Interrupted:
-        """Return the error of a run that was stopped by a signal."""
+        """Return the error for a run that a signal stopped, with the command that continues it."""
         code = 128 + int(self.signals.received or 0)
         return Interrupted(self.describe_stop(state), f"continue with --resume --out {self.folder.path}", code)
 
     def collapse_error(self, state: TrainingState) -> CollapseError:
-        """Return the error of a run that stops at a collapse: the warning, and its suggested setting."""
+        """Return the error for a run that stops at a collapse, with the warning and its suggested setting."""
         problem, _, setting = self.collapse.partition(": ")
         return CollapseError(f"{self.describe_stop(state)}: {problem}", f"start again in another --out: {setting}")
 
@@ -341,7 +351,7 @@ class Session:
         return self.run.epochs if state.is_done else state.images / self.run.data.images
 
     def record(self, line: dict[str, Any]) -> None:
-        """Add a line to the metrics. If it cannot be written, the run continues with a note."""
+        """Write a line of metrics, in the main process. If it cannot be written, print a note and continue."""
         try:
             if self.ranks.is_main:
                 self.folder.append(line)
@@ -349,23 +359,24 @@ class Session:
             self.note(f"metrics of step {line['step']} not written ({error.strerror}); training continues")
 
     def record_warning(self, step: int, name: str, text: str) -> None:
-        """Add a warning to warnings.jsonl, for the page of the run."""
-        with suppress(OSError):  # it was already reported
+        """Add a warning to warnings.jsonl, which the web page of the run shows."""
+        with suppress(OSError):  # the warning was already printed
             if self.ranks.is_main and self.folder.path.is_dir():
                 self.folder.warn(step, name, text)
 
     def warn(self, state: TrainingState, metrics: Mapping[str, float]) -> None:
-        """Report the objective's warnings about metrics, and remember the first collapse."""
+        """Report the objective's warnings about metrics, and store the text of the first one in `collapse`."""
         for name, text in state.objective.warnings(metrics, state.progress):
             self.health.warn_once(name, text)
             self.collapse = self.collapse or text
 
     def warn_about_features(self, state: TrainingState, report: Report) -> None:
-        """Report the objective's warnings about the feature metrics of an evaluation."""
+        """Report the objective's warnings about the feature metrics of an evaluation, compared with earlier
+        evaluations."""
         history = validation.feature_history(report, self.validation_images, self.folder.metrics)
         self.warn(state, self.initial_features | history)
 
     def note(self, text: str) -> None:
-        """Print a note, in the main process."""
+        """Print a note to the user, in the main process only."""
         if self.ranks.is_main:
             self.listener.note(text)

@@ -1,7 +1,9 @@
-"""Flat vectors of a sharded model: PyTorch's FSDP2 gathers weights for a block's passes and scatters its gradients.
+"""Flat vectors of a sharded model. PyTorch's FSDP2 gathers the weights of a block for its passes and scatters its
+gradients.
 
-Every process has 1 / W of each parameter (split along its first axis), and of masters, average and moments. The module
-computes with parameters in the run's precision; masters are float32, as in `training.flat`.
+Each of W processes has 1 / W of each parameter (split along its first dimension) and of its master weight, average and
+optimiser moments. The module computes with parameters in the run's precision; master weights are float32, as in
+`training.flat`.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ if TYPE_CHECKING:
 
 
 class ShardedParameters(FlatParameters):
-    """`FlatParameters` for the shards of one process; `averaged_model` and `masters` gather the shards of all."""
+    """`FlatParameters` of the shards of one process. `averaged_model` and `masters` gather the shards of all
+    processes."""
 
     def __init__(
         self,
@@ -71,7 +74,8 @@ class ShardedParameters(FlatParameters):
         self.grads, self.gradient_sum = [], None
 
     def local_shards(self) -> dict[str, Tensor]:
-        """This process's shard (n / W, ...) of every trainable parameter: the memory that the module uses."""
+        """Return this process's shard (n / W, ...) of every trainable parameter by name, as views of the memory that
+        the module uses."""
         return {name: local_rows(p.detach()) for name, p in self.moving.items()}
 
     def zero_grad(self) -> None:
@@ -81,7 +85,8 @@ class ShardedParameters(FlatParameters):
             parameter.grad = None
 
     def collect(self) -> None:
-        """Copy the gradient shards, which FSDP has summed over the processes."""
+        """Add the gradient shards, which FSDP has averaged over the processes, to the float32 gradient, and free
+        them."""
         total = self.views(self.master_grad)
         for name, parameter in self.moving.items():
             if parameter.grad is not None:
@@ -89,41 +94,43 @@ class ShardedParameters(FlatParameters):
                 parameter.grad = None
 
     def norm(self) -> Tensor:
-        """The norm of the whole gradient, a scalar."""
+        """Return the norm of the whole gradient over all processes, a scalar."""
         return self.ranks.sum(self.master_grad.square().sum()).sqrt()
 
     def norms(self, vector: Tensor, names: list[str]) -> Tensor:
-        """The norms (len(names),) of whole parameters in a vector (n,)."""
+        """Return the norms (len(names),) of full parameters over all processes, from this process's range `vector`
+        (n,)."""
         return self.ranks.sum(super().norms(vector, names).square()).sqrt()
 
     def sync(self, step: int, decay: float | None = None) -> None:
-        """After the `step`-th update of the masters (from 1): update the module's parameters and the average."""
+        """Update the module's parameters and the average after the `step`-th update of the master weights (from 1).
+        `decay` is the decay of the average; None: `ema_decay_at`."""
         master = self.views(self.master)
-        for name, share in self.local_shards().items():
-            share.copy_(master[name])
+        for name, shard in self.local_shards().items():
+            shard.copy_(master[name])
         if self.ema is not None:
             self.average.lerp_(self.master, 1 - (ema_decay_at(self.ema, step) if decay is None else decay))
 
     def load(self, model: dict[str, Tensor], average: dict[str, Tensor] | None) -> None:
-        """Load this process's share of whole tensors, in the shapes of the parameters, into masters, parameters and
-        average."""
+        """Load this process's shards of full tensors, in the shapes of the parameters, into the master weights, the
+        module's parameters and, if given, the average."""
         self.copy_into_views(self.views(self.master), model)
         if average is not None:
             self.copy_into_views(self.views(self.average), average)
         master = self.views(self.master)
-        for name, share in self.local_shards().items():
-            share.copy_(master[name])
+        for name, shard in self.local_shards().items():
+            shard.copy_(master[name])
 
     def copy_into_views(self, views: dict[str, Tensor], full_tensors: dict[str, Tensor]) -> None:
-        """Copy this process's shard of full tensors (n, ...) into views: rows [r c, (r + 1) c) for process r of W, with
-        c = ceil(n / W)."""
+        """Copy this process's shard of full tensors (n, ...) into the views of the same name: the rows [r c, (r + 1) c)
+        for process r of W, with c = ceil(n / W)."""
         for name, view in views.items():
             size = -(-len(full_tensors[name]) // self.ranks.world)
             view.copy_(full_tensors[name][self.ranks.rank * size : (self.ranks.rank + 1) * size])
 
     def to_dtensors(self, views: dict[str, Tensor]) -> dict[str, DTensor]:
-        """Return this process's views (n / W, ...) as DTensors of the whole shape; a name may have a prefix word and a
-        slash."""
+        """Return this process's views (n / W, ...) as DTensors of the full shape, by the same names. A name may have a
+        prefix that ends with a slash, such as `exp_avg/`."""
         from torch.distributed.tensor import DTensor, Shard
 
         distributed = {}
@@ -136,13 +143,14 @@ class ShardedParameters(FlatParameters):
 
     @torch.no_grad()
     def masters(self) -> dict[str, Tensor]:
-        """The whole float32 masters by name, in the shapes of the parameters. Every process has to call this."""
-        pieces = self.to_dtensors(self.views(self.master))
-        return {name: piece.full_tensor() for name, piece in pieces.items()}
+        """Gather the float32 master weights by name, as full tensors in the shapes of the parameters. Every process has
+        to call this."""
+        dtensors = self.to_dtensors(self.views(self.master))
+        return {name: dtensor.full_tensor() for name, dtensor in dtensors.items()}
 
     @torch.no_grad()
     def averaged_model(self) -> Model:
-        """The deployed module with the average, gathered on the CPU. Every process has to call this."""
+        """Return the deployed model with the averaged weights, gathered on the CPU. Every process has to call this."""
         average, live = self.to_dtensors(self.views(self.average)), dict(iterate_named_tensors(self.module))
         for name, tensor in iterate_named_tensors(self.eval_module):
             objective_name = self.shipped[name]
@@ -162,7 +170,7 @@ def local_rows(tensor: Tensor) -> Tensor:
 
 
 def set_gradient_sync(module: nn.Module, syncs: bool) -> None:
-    """Set whether the next backward pass of an FSDP module sums gradients over the processes."""
+    """Set whether the next backward pass of an FSDP module reduces gradients over the processes."""
     from torch.distributed.fsdp import FSDPModule
 
     assert isinstance(module, FSDPModule)
@@ -170,13 +178,13 @@ def set_gradient_sync(module: nn.Module, syncs: bool) -> None:
 
 
 def has_trainable_parameters(module: nn.Module) -> bool:
-    """Return whether any parameter requires a gradient. Submodules of an objective without trainable parameters, such
-    as a teacher, are not sharded."""
+    """Return whether any parameter of a module requires a gradient. FSDP does not shard submodules of an objective
+    without trainable parameters, such as a teacher."""
     return any(parameter.requires_grad for parameter in module.parameters())
 
 
 def create_cpu_group() -> dist.ProcessGroup:
-    """Create a separate process group for writing checkpoints in the background."""
+    """Create a separate process group on CPUs for writing checkpoints in the background."""
     group = dist.new_group(backend="gloo")
     assert isinstance(group, dist.ProcessGroup)  # every process is a member
     return group

@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT as a flag that a run polls."""
+"""Handle SIGTERM and SIGINT as a flag that a run polls after every step."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing import active_children
 
-#: seconds in which SIGINTs under `torchrun` count as one: the group receives it, and the agent forwards it
+#: seconds within which SIGINTs under `torchrun` count as a single one: the process group receives the signal, and the
+#: agent forwards it again
 REPEAT_SECONDS = 5.0
 
 
 class StopSignals:
-    """The first stop signal received, if any; a second SIGINT ends the process at once."""
+    """A signal handler that stores the first stop signal in `received`. A second SIGINT ends the process at once."""
 
     def __init__(self) -> None:
         self.received: int | None = None
@@ -31,13 +32,13 @@ class StopSignals:
         self.received, self.received_at = signum, time.monotonic()
 
     def is_repeated(self) -> bool:
-        """Return whether the agent of `torchrun` may have forwarded a signal that its process group has already
-        received."""
+        """Return whether a signal may be the same one again: forwarded by the `torchrun` agent after the process group
+        received it."""
         return "TORCHELASTIC_RUN_ID" in os.environ and time.monotonic() - self.received_at < REPEAT_SECONDS
 
     @contextmanager
     def catch(self) -> Iterator[None]:
-        """Handle the signals during the block, and restore the previous handlers."""
+        """Handle SIGTERM and SIGINT during the block, and restore the previous handlers after it."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return

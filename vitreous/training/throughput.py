@@ -1,4 +1,4 @@
-"""Time, FLOPs and utilisation of a run, and the peak throughput of matrix products as the reference of utilisation."""
+"""Time, FLOPs and utilisation of a run, relative to the measured peak throughput of matrix products."""
 
 from __future__ import annotations
 
@@ -18,58 +18,62 @@ from vitreous.training.ranks import Ranks
 
 @dataclass
 class ThroughputMeter:
-    """Sums over all processes of a run and all its resumptions; `begin` starts the clock of the current one.
+    """Measures the time and FLOPs of a run over all its processes and resumptions. `begin` starts the clock of this
+    process.
 
-    FLOPs are those of the model: three forward passes per image, two per multiply-add, without patches and pixels
-    dropped by patch dropout and progressive resolution, and without recomputation. Utilisation is their rate relative
-    to the measured peak of matrix products on all devices, in the run's precision.
+    FLOPs are those of the model: three forward passes per image, two FLOPs per multiply-add. Patches and pixels dropped
+    by patch dropout and progressive resolution, and recomputation, are not counted. Utilisation is FLOP/s relative to
+    the measured peak of matrix products on all devices in the run's precision.
     """
 
     ranks: Ranks
     device: str
     precision: str
     _: KW_ONLY
-    earlier_seconds: float = 0.0  # seconds of earlier processes
-    peak_flops: float = float("nan")  # FLOP/s of one device
+    earlier_seconds: float = 0.0  # seconds of the run before its last resumption
+    peak_flops: float = float("nan")  # measured peak FLOP/s of one device
     started: float = field(default_factory=time.perf_counter)
+    # at the last mark: clock, images, FLOPs, and seconds waited for data
     mark_time: tuple[float, int, float, float] = (0.0, 0, 0.0, 0.0)
     rates: list[tuple[float, float]] = field(default_factory=list)  # images/s and utilisation, one per log line
 
     def begin(self, state: TrainingState) -> None:
-        """Measure the machine's peak throughput, and start the clock."""
+        """Measure the peak throughput of the device, and start the clock."""
         self.peak_flops = measure_peak_flops(self.device, self.precision)
         self.started = time.perf_counter()
         self.mark(state)
 
     @property
     def seconds(self) -> float:
-        """Wall time of the run so far, earlier processes included."""
+        """Wall time of the run so far in seconds, including the time before its last resumption."""
         return self.earlier_seconds + time.perf_counter() - self.started
 
     def mark(self, state: TrainingState) -> None:
-        """Exclude the time since the last line, which was not training."""
+        """Start a new interval of `line` now. Call it after an evaluation, whose time is not training."""
         self.mark_time = (time.perf_counter(), state.images, state.flops, state.waited)
 
     def line(self, state: TrainingState) -> dict[str, float]:
-        """Return the metrics of the time since the last mark."""
+        """Return the metrics of the interval since the last mark, for a line of metrics.jsonl, and start a new
+        interval."""
         start_time, images, flops, waited = self.mark_time
-        passed = max(time.perf_counter() - start_time, 1e-9)
+        elapsed = max(time.perf_counter() - start_time, 1e-9)
         images_per_second, utilisation = (
-            (state.images - images) / passed,
-            (state.flops - flops) / passed / (self.peak_flops * self.ranks.world),
+            (state.images - images) / elapsed,
+            (state.flops - flops) / elapsed / (self.peak_flops * self.ranks.world),
         )
         self.rates.append((images_per_second, utilisation))
         self.mark(state)
         return {
             "exaflops": state.flops / 1e18,
             "flops_utilisation": utilisation,
-            "data_wait": (state.waited - waited) / passed,
+            "data_wait": (state.waited - waited) / elapsed,
             "seconds": self.seconds,
             "images_per_second": images_per_second,
         }
 
     def totals(self, state: TrainingState) -> dict[str, float | None]:
-        """Return the metrics of the whole run; rates are medians over its log lines."""
+        """Return the metrics of the whole run for summary.json. Throughput and utilisation are medians over its log
+        lines."""
         throughputs, utilisations = (
             (sorted(column) for column in zip(*self.rates, strict=True)) if self.rates else ([0.0], [None])
         )
@@ -84,27 +88,28 @@ class ThroughputMeter:
         }
 
 
-PEAK_MATRIX_SIDES = {
-    "cpu": 1024,
-    "cuda": 8192,
-}  # sizes of the matrices, small enough for a measurement in a fraction of a second
-EMULATED_MATRIX_SIDE = 128  # for emulated bfloat16, a thousand times slower
+#: sizes of square matrices, small enough for a measurement in a fraction of a second
+PEAK_MATRIX_SIDES = {"cpu": 1024, "cuda": 8192}
+EMULATED_MATRIX_SIDE = 128  # size for emulated bfloat16, which is a thousand times slower
 
 
 @lru_cache(maxsize=4)
 def measure_peak_flops(device: str, precision: str) -> float:
-    """Return FLOP/s, a multiply-add counted as two; measured once per process, in a fraction of a second."""
-    emulated = precision == "bf16" and not has_bf16(device)
-    product, operations = choose_fastest_matmul(
-        device, precision, EMULATED_MATRIX_SIDE if emulated else PEAK_MATRIX_SIDES.get(device.split(":")[0], 1024)
+    """Measure the peak FLOP/s of matrix products on a device in a precision; a multiply-add counts as two. The
+    measurement takes a fraction of a second and is cached."""
+    is_emulated = precision == "bf16" and not has_bf16(device)
+    matmul, flops_per_call = choose_fastest_matmul(
+        device, precision, EMULATED_MATRIX_SIDE if is_emulated else PEAK_MATRIX_SIDES.get(device.split(":")[0], 1024)
     )
-    return operations / measure_shortest_time(product, device)
+    return flops_per_call / measure_shortest_time(matmul, device)
 
 
 def choose_fastest_matmul(device: str, precision: str, size: int) -> tuple[Callable[[], object], float]:
-    """Return the fastest way to multiply square matrices of this size on this machine, and its operations.
+    """Return the fastest function that multiplies square matrices of this size on this machine, and the FLOPs of a
+    call.
 
-    On a CPU it is one of three: PyTorch's standard product, oneDNN's packed one, or a separate product on every core.
+    On a CPU the candidates are PyTorch's standard product, oneDNN's packed product, and a separate product on every
+    core.
     """
     dtype = DTYPES[precision]
     a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
@@ -121,16 +126,16 @@ def choose_fastest_matmul(device: str, precision: str, size: int) -> tuple[Calla
                 threads * flops_per_product,
             )
         )
-    return min(candidates, key=lambda product: measure_shortest_time(product[0], device) / product[1])
+    return min(candidates, key=lambda candidate: measure_shortest_time(candidate[0], device) / candidate[1])
 
 
-def measure_shortest_time(product: Callable[[], object], device: str, times: int = 3) -> float:
-    """Return the shortest of `times` runs, in seconds, after one warm-up run."""
+def measure_shortest_time(function: Callable[[], object], device: str, times: int = 3) -> float:
+    """Return the seconds of the fastest of `times` calls of a function, after one warm-up call."""
     seconds = []
     with torch.inference_mode():
         for _ in range(times + 1):
             start_time = time.perf_counter()
-            product()
+            function()
             synchronize_device(device)
             seconds.append(time.perf_counter() - start_time)
     return min(seconds[1:])

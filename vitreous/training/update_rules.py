@@ -1,11 +1,11 @@
-"""Update rules that PyTorch does not have, or not in this form: LAMB, LARS and Muon.
+"""Update rules that PyTorch lacks, or implements differently: LAMB, LARS and Muon.
 
 - LAMB (arXiv:1904.00962): Adam's direction, with a step in proportion to the norm of the parameter (DeiT-III).
 - LARS (arXiv:1708.03888): momentum, with a step in proportion to the norm of the parameter (MAE's linear protocol).
 - Muon (Jordan et al. 2024, kellerjordan.github.io/posts/muon): momentum whose matrices are orthogonalised before each
-  step. The form and the defaults are those of `torch.optim.Muon`, but matrices of the same shape are batched, in a
-  dtype that the caller sets. PyTorch's version always multiplies in bfloat16, which is a hundred times slower than
-  float32 on a CPU without it.
+  step. Formula and defaults are those of `torch.optim.Muon`, but matrices of the same shape are batched, and the caller
+  sets the dtype. PyTorch's version always multiplies in bfloat16, which is a hundred times slower than float32 on a CPU
+  without bfloat16 instructions.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from torch import Tensor
 from vitreous.training.run import OptimizerConfig
 
 LARS_TRUST_COEFFICIENT = 0.001  # LARS: step length relative to the parameter's norm, before learning rate and momentum
-NEWTON_SCHULZ_COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # Muon: coefficients of the iterated quintic
+NEWTON_SCHULZ_COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # Muon: coefficients of the iterated quintic polynomial
 NEWTON_SCHULZ_ITERATIONS = 5
-MAX_BATCH_ELEMENTS = 2**24  # elements per batched iteration
+MAX_BATCH_ELEMENTS = 2**24  # Muon: maximum number of elements of matrices that are orthogonalised together
 
 
 @torch.no_grad()
@@ -34,10 +34,11 @@ def lamb_direction(
     options: OptimizerConfig,
     decay: float,
 ) -> Tensor:
-    """Update both moments in place and return m / (sqrt(v) + eps) + decay w, bias-corrected; `count` is the number of
-    previous steps.
+    """Compute LAMB's update direction (n,) before its trust ratio: m / (sqrt(v) + eps) + decay w, with bias-corrected
+    moments m and v.
 
-    All are vectors of shape (n,).
+    `grad`, `weight` and the moments have shape (n,). Both moments and `count`, the number of previous steps (a scalar),
+    are updated in place.
     """
     beta1, beta2 = options.betas
     count.add_(1)
@@ -49,13 +50,15 @@ def lamb_direction(
 
 
 def lamb_trust_ratios(weights: Tensor, updates: Tensor) -> Tensor:
-    """(n,) norms of parameters and of their updates -> (n,) learning-rate factors: their quotient, 1 if one is zero."""
+    """Return LAMB's trust ratios (n,), the factors of the learning rate: |w| / |update|, or 1 if either norm is zero.
+    `weights` and `updates` are the norms (n,) of the parameters and their updates."""
     return torch.where((weights > 0) & (updates > 0), weights / updates.clamp(min=1e-12), torch.ones_like(weights))
 
 
 def lars_trust_ratios(weights: Tensor, updates: Tensor) -> Tensor:
-    """(n,) norms of parameters and of their gradients with decay -> (n,) factors of these: TRUST |w| / |g|, 1 if one is
-    zero."""
+    """Return LARS's trust ratios (n,), the factors of the gradients: LARS_TRUST_COEFFICIENT |w| / |g|, or 1 if either
+    norm is zero. `weights` and `updates` are the norms (n,) of the parameters and of their gradients with weight
+    decay."""
     return torch.where((weights > 0) & (updates > 0), LARS_TRUST_COEFFICIENT * weights / updates.clamp(min=1e-12), 1.0)
 
 
@@ -69,9 +72,10 @@ def muon_step(
     momentum: float,
     dtype: torch.dtype,
 ) -> None:
-    """One step, in place: `lr` times sqrt(max(1, rows / columns)) along the orthogonal part of the Nesterov momentum.
+    """Take one step of Muon on matrices (rows, columns), in place.
 
-    Decay is decoupled. The iteration runs in `dtype`; matrices and momenta keep their dtype.
+    Each matrix changes along the orthogonalised Nesterov momentum, by `lr` times sqrt(max(1, rows / columns)). Weight
+    decay is decoupled. The orthogonalisation runs in `dtype`; matrices and momenta keep their dtype.
     """
     for indices in batch_by_shape(matrices):
         directions = [grads[i].lerp(momenta[i].lerp_(grads[i], 1 - momentum), momentum) for i in indices]
@@ -82,7 +86,8 @@ def muon_step(
 
 
 def batch_by_shape(matrices: Sequence[Tensor]) -> Iterator[list[int]]:
-    """Yield indices of matrices of one shape, with at most `MAX_BATCH_ELEMENTS` elements together, or one matrix."""
+    """Yield lists of indices of matrices of equal shape. A list has at most `MAX_BATCH_ELEMENTS` matrix elements in
+    total, or a single matrix."""
     shapes: dict[torch.Size, list[int]] = defaultdict(list)
     for index, matrix in enumerate(matrices):
         shapes[matrix.shape].append(index)
@@ -92,7 +97,8 @@ def batch_by_shape(matrices: Sequence[Tensor]) -> Iterator[list[int]]:
 
 
 def orthogonalize_newton_schulz(matrices: Tensor, dtype: torch.dtype, eps: float = 1e-7) -> Tensor:
-    """(n, rows, columns) -> the same with all singular values near one: five Newton-Schulz steps in `dtype`.
+    """Orthogonalise matrices (n, rows, columns): return matrices of the same shape with all singular values near 1,
+    after five Newton-Schulz iterations in `dtype`.
 
     For each X, scaled to norm 1:  A = X X^T,  X <- a X + (b A + c A A) X.
     """

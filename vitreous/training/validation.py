@@ -1,4 +1,5 @@
-"""Evaluation during training: which images and metrics, and the outputs of all processes of a run."""
+"""Evaluation during training: the choice of images and metrics, and model outputs computed by all processes of a
+run."""
 
 from __future__ import annotations
 
@@ -24,12 +25,13 @@ from vitreous.training.batches import RunInputs
 from vitreous.training.ranks import Ranks
 from vitreous.training.run import Run
 
-VAL_PREFIX, TRAINING_IMAGES_PREFIX = "val/", "training_images/"  # prefixes of metrics, by the images that are evaluated
-MAX_SAMPLED_IMAGES = 2_048  # training images that are evaluated if there are none for validation
+VAL_PREFIX, TRAINING_IMAGES_PREFIX = "val/", "training_images/"  # prefixes of metric names, by the evaluated images
+MAX_SAMPLED_IMAGES = 2_048  # maximum number of training images that are evaluated without validation images
 
 
 class ValidationImages(NamedTuple):
-    """The images that a run is evaluated on, its evaluators, and the prefix of its metrics' names."""
+    """The images on which a run is evaluated, the evaluators that compute its metrics, and the prefix of the metrics'
+    names."""
 
     split: Split
     evaluators: list[Evaluator]
@@ -37,10 +39,10 @@ class ValidationImages(NamedTuple):
 
 
 def choose_validation_images(evaluators: Sequence[Evaluator], inputs: RunInputs) -> ValidationImages:
-    """Return the validation images with all evaluators.
+    """Choose the images and evaluators of a run: the validation images with all evaluators.
 
-    If there are none, return at most `MAX_SAMPLED_IMAGES` training images, evenly spaced, with the evaluators that need
-    no labels.
+    If there are no validation images, at most `MAX_SAMPLED_IMAGES` evenly spaced training images are used, with the
+    evaluators that need no labels.
     """
     if inputs.val is not None:
         return ValidationImages(inputs.val, list(evaluators), VAL_PREFIX)
@@ -55,17 +57,15 @@ def choose_validation_images(evaluators: Sequence[Evaluator], inputs: RunInputs)
 
 
 def sample_feature_images(images: ValidationImages) -> ValidationImages:
-    """Return at most `MAX_SAMPLED_IMAGES` of the images, evenly spaced, with metrics of features that need no labels.
-
-    They are cheap enough to evaluate a model before its first step.
-    """
+    """Return at most `MAX_SAMPLED_IMAGES` of the images, evenly spaced, with an evaluator of features that needs no
+    labels. The evaluation is fast enough to run before the first step."""
     indices = np.linspace(0, len(images.split) - 1, min(MAX_SAMPLED_IMAGES, len(images.split))).astype(np.int64)
     return ValidationImages(images.split.take(indices), [FeatureEvaluator()], images.prefix)
 
 
 def feature_history(report: Report, images: ValidationImages, metrics: Path) -> dict[str, float]:
-    """Return the feature metrics of an evaluation, and "highest_rankme", the highest rank in a file of `metrics`, as
-    the reference of collapse warnings."""
+    """Return the feature metrics of an evaluation for collapse warnings. "highest_rankme" is the highest RankMe
+    (effective rank of the features) in the file `metrics`, a metrics.jsonl."""
     history = {name: report.metrics.get(name) for name in ("rankme", "feature_std")}
     if history["rankme"] is not None:
         history["highest_rankme"] = max(read_metric_values(metrics, f"{images.prefix}rankme"), default=None)
@@ -73,7 +73,7 @@ def feature_history(report: Report, images: ValidationImages, metrics: Path) -> 
 
 
 def read_metric_values(path: Path, name: str) -> list[float]:
-    """Return the values of a metric in a file of metrics, in order."""
+    """Return all values of a metric in a metrics.jsonl, in order."""
     lines = path.read_text("utf-8").splitlines() if path.is_file() else []
     values = [json.loads(line)[name] for line in lines if f'"{name}"' in line and line.endswith("}")]
     return [value for value in values if value is not None]
@@ -88,13 +88,13 @@ def evaluate_images(
     ranks: Ranks,
     is_stopped: Callable[[], bool],
 ) -> tuple[Report, dict[str, float | None]]:
-    """Evaluate a model on some images, of which every process computes a share.
+    """Evaluate a model on `images`, of which every process computes a share.
 
     Returns the report of the primary evaluator, and all metrics by their names in metrics.jsonl. Raises Interrupted, in
-    all processes, when `is_stopped` returns true in one.
+    all processes, when `is_stopped` returns true in one process.
     """
-    computed: Precision = "fp32" if precision == "fp16" else precision
-    engine = TorchEngine(model, run.preprocess, ranks.device(run.device), computed)
+    engine_precision: Precision = "fp32" if precision == "fp16" else precision
+    engine = TorchEngine(model, run.preprocess, ranks.device(run.device), engine_precision)
     compute_outputs = partial(compute_distributed_outputs, engine, ranks, run.data.workers, is_stopped)
     reports = [
         evaluator.report(*(compute_outputs(evaluator, split) for split in evaluator.required_splits(images.split)))
@@ -105,15 +105,17 @@ def evaluate_images(
 
 
 def compute_distributed_outputs(
-    engine: TorchEngine, ranks: Ranks, workers: int, stopped: Callable[[], bool], evaluator: Evaluator, split: Split
+    engine: TorchEngine, ranks: Ranks, workers: int, is_stopped: Callable[[], bool], evaluator: Evaluator, split: Split
 ) -> SplitOutputs:
-    """Return the outputs of a model for a split; every process computes a share, each image once.
+    """Compute the outputs of a model for a split. Every process computes a share of the images, each image once, and
+    receives all outputs.
 
-    Raises Interrupted, in all processes, when `stopped` returns true in one.
+    Raises Interrupted, in all processes, when `is_stopped` returns true in one process.
     """
 
     def check_signals(images: int) -> None:
-        if stopped():
+        """Raise Interrupted if this process has to stop; called after every chunk of images."""
+        if is_stopped():
             raise Interrupted("evaluation interrupted")
 
     positions, device = np.arange(len(split)), str(engine.device)

@@ -1,1 +1,2 @@
-"""Read and write weights: this project's bundle, and one rename table per foreign format."""
+"""Read and write weights: bundles, this package's format, and foreign formats, each described by a table of tensor
+names."""

@@ -1,4 +1,5 @@
-"""Initialise a model from weights: find and read them, adapt them to the model, and report the result."""
+"""Initialise a model from stored weights: find and read the files, adapt the tensors to the model, and report the
+result."""
 
 from __future__ import annotations
 
@@ -43,26 +44,24 @@ from vitreous.weights.sidecar import (
 )
 
 FINAL_NORM_PREFIXES = ("encoder.norm.", "pooled_norm.")  # the last norm, of every token or of pooled tokens
-#: layers that have no effect until they are trained, so weights may lack them: relative positions, convolutions, time
+#: layers that are identities at initialisation, so weights may lack them: relative positions, convolutions, time
 IDENTITY_AT_INIT = re.compile(
     r"encoder\.blocks\.\d+\.(attention\.part(\.part)?\.(rows|columns)|after\..*|time\..*)|temporal\..*|position\.time\.table"
 )
-BUNDLE_TITLE, CHECKPOINT_TITLE = (
-    "a bundle",
-    "a checkpoint",
-)  # titles of files written by this package, which contain all settings
-POSITION_TABLE_NAMES = re.compile(
-    r"(^|\.)(table|tables\.\d+|rows|columns|relative)$"
-)  # names of tensors that depend on the grid
+BUNDLE_TITLE, CHECKPOINT_TITLE = "a bundle", "a checkpoint"  # titles of this package's files, which have all settings
+#: names of tensors whose shape depends on the patch grid
+POSITION_TABLE_NAMES = re.compile(r"(^|\.)(table|tables\.\d+|rows|columns|relative)$")
 #: the first layer: the first of these names that exists
 FIRST_LAYER_NAMES = ("stem.root.conv.weight", "stem.stages.0.conv.weight", "body.root.conv.weight", "projection.weight")
 
 
 @dataclass(frozen=True)
 class PretrainedWeights(TaskMixin):
-    """Detected weights; `read_state` reads them under this project's names, in float32.
+    """Weights of a detected format, before their tensors are read.
 
-    `notes`: assumptions about settings that the files lack, one sentence each.
+    `source`: the argument that named them. `title`: the format, for messages. `config`, `preprocess` and `task`
+    describe the model. `read_state` reads the tensors under this package's names, in float32. `unused`: tensors of the
+    files that the model does not have. `notes`: assumptions about settings that the files lack, one sentence each.
     """
 
     source: str
@@ -76,34 +75,32 @@ class PretrainedWeights(TaskMixin):
     notes: tuple[str, ...] = ()
 
     def build_bundle(self) -> Bundle:
-        """Return the model with these weights, as a bundle."""
+        """Build a bundle: the model with these weights, its task and its preprocessing."""
         model = build_without_init(self.config)
         load_state_dict_strict(model, self.read_state(), self.source)
         provenance = self.provenance | {"init": self.source}
         return Bundle(model.eval(), self.task, self.preprocess, provenance, notes=self.notes)
 
     def with_resize_rule(self, rule: str, image_size: tuple[int, ...] | None) -> PretrainedWeights:
-        """Return these weights, whose positions are fully described, with another resize rule. Raises UsageError for
-        another size."""
+        """Return these weights with the position resize rule `rule`, unless it is "". For formats that store the image
+        size, so `image_size` must be None or equal to it; raises UsageError otherwise."""
         if image_size is not None and image_size != self.config.image:
-            description = f"{self.title} for images of {format_size(self.config.image)} pixels"
-            raise UsageError(f"--source-size {format_size(image_size)}: {self.source} is {description}", "leave it out")
+            description = f"{self.source} is {self.title} for images of {format_size(self.config.image)} pixels"
+            raise UsageError(f"--source-size {format_size(image_size)}: {description}", "leave --source-size out")
         return replace(self, config=self.config.with_options(positions={"resize": rule})) if rule else self
 
 
 def open_weights(source: str | os.PathLike[str], settings: dict[str, Any] | None = None) -> PretrainedWeights:
-    """Open a run folder, bundle, file or folder of a known format, or a source that `fetch_weights` downloads.
-
-    `settings`: fields of the model's config, by their dotted paths, that its files lack; a `WeightsSource` has such
-    fields too. Raises WeightsError for unsupported weights, UsageError for an invalid source or setting.
-    """
+    """Open weights: a run folder, a bundle, a file or folder of a known format, or a source that `fetch_weights`
+    downloads. `settings`: values of config fields that the files lack, by dotted path. They take precedence over those
+    of a `WeightsSource`. Raises WeightsError for unsupported weights, UsageError for an invalid source or setting."""
     published = find_published_weights(source)
     settings = (published.get_config_fields() if published else {}) | get_source_fields(source) | (settings or {})
     weights = read_weights(source, settings)
     has_tables = weights.config.has_position_tables
     if "positions.resize" in settings and not has_tables:
         description = f"{source} is {weights.config.name()}, which has no learned positions"
-        raise UsageError(f"--resize {settings['positions.resize']}: {description}", "leave it out")
+        raise UsageError(f"--resize {settings['positions.resize']}: {description}", "leave --resize out")
     if published and published.share:
         weights = replace(weights, preprocess=replace(weights.preprocess, share=published.share))
     is_native_format = weights.title in (BUNDLE_TITLE, CHECKPOINT_TITLE)
@@ -115,8 +112,9 @@ def open_weights(source: str | os.PathLike[str], settings: dict[str, Any] | None
 
 
 def read_weights(source: str | os.PathLike[str], settings: dict[str, Any]) -> PretrainedWeights:
-    """Open weights like `open_weights`, but without the resize rule in `settings` for bundles and checkpoints, which
-    define it themselves. Raises WeightsError likewise."""
+    """Detect the format of weights and describe them, before their tensors are read. `settings` are used for foreign
+    formats only, since bundles and training checkpoints contain all settings. Raises WeightsError for unsupported
+    weights, UsageError for an invalid source."""
     path = fetch_weights(os.fspath(source))
     if not os.path.lexists(path):
         raise missing_source_error(os.fspath(source))
@@ -146,8 +144,8 @@ def read_weights(source: str | os.PathLike[str], settings: dict[str, Any]) -> Pr
 
 
 def find_weights_files(path: Path) -> tuple[list[Path], dict[str, Any]]:
-    """Return the weights files at a path, and the content of their config.json. Raises WeightsError as
-    `find_weights_in_folder`."""
+    """Return the weights files at a path, and the content of their config.json, {} if there is none. Raises
+    WeightsError for a folder without weights."""
     if path.is_dir():
         return find_weights_in_folder(path)
     has_standard_name = path.name.startswith(("model.", "pytorch_model."))
@@ -155,10 +153,9 @@ def find_weights_files(path: Path) -> tuple[list[Path], dict[str, Any]]:
 
 
 def open_checkpoint(folder: Path) -> PretrainedWeights:
-    """Open the averaged weights of a training checkpoint, described by its run's config.yaml.
-
-    Raises WeightsError if there is no such config, or if the run trains adapters, whose weights are not a full model.
-    """
+    """Open a training checkpoint: its averaged weights (EMA), or the trained ones if the run has no EMA. The
+    config.yaml of its run describes the model. Raises WeightsError if there is no such config, or if the run trains
+    adapters, whose weights are not a full model."""
     config_path = folder.parent.parent / "config.yaml"
     if not config_path.is_file():
         raise WeightsError(
@@ -168,11 +165,13 @@ def open_checkpoint(folder: Path) -> PretrainedWeights:
     run_config = read_yaml(config_path.read_text("utf-8"))
     if run_config.get("tune", {}).get("lora_rank"):
         raise WeightsError(
-            f"{folder} contains adapters of an incomplete run", "complete it with --resume, then use the run"
+            f"{folder} contains only the LoRA adapters of an unfinished run",
+            "finish the run with --resume, then use the run folder",
         )
     model_config: ModelConfig = from_builtins(ModelConfig, run_config["model"])
 
     def read_state() -> dict[str, Tensor]:
+        """Read the tensors of the deployed model, without their common name prefix."""
         tensors = (
             load_checkpoint_tensors(folder, "ema") or load_checkpoint_tensors(folder, "model")
         ) | load_checkpoint_tensors(folder, "frozen")
@@ -194,12 +193,14 @@ def load_pretrained_weights(
 ) -> WeightsLoadResult:
     """Load the weights of a source into a model, in place, except for a head of another shape or for other classes.
 
-    `classes` are the model's classes or targets. If the source has class names too, a head with the same ones is
-    reordered, and a head with others is dropped. Positions are resized to the model's grid by the rule in its config
-    (arXiv:2010.11929, section 3.2), channels are changed by `adapt_input_channels` and patches by
-    `resample_patch_projection`; image weights are inflated for clips and volumes. A representation layer or head that
-    does not fit keeps its initial zeros; so do a last norm at another position, and layers that have no effect until
-    they are trained. Raises WeightsError, listing them, for other differences.
+    `classes` are the model's classes or targets. If the source has the same class names in another order, its head is
+    reordered; if it has other names, its head is not loaded. Position tables are resized to the model's grid by the
+    rule in its config (arXiv:2010.11929, section 3.2). The first layer is adapted by `adapt_input_channels` and
+    `resample_patch_projection`; image weights are inflated for clips and volumes.
+
+    A representation layer or head that does not fit keeps its initial zeros. A last norm at another position, and
+    layers that have no effect until they are trained, keep their initial values too. Raises WeightsError, which lists
+    them, for other differences.
     """
     weights = drop_dense_head(source if isinstance(source, PretrainedWeights) else open_weights(source))
     model_state, state = model.state_dict(), dict(weights.read_state())
@@ -256,12 +257,12 @@ def load_pretrained_weights(
 
 
 def has_class_names(classes: tuple[str, ...]) -> bool:
-    """Return whether classes have names, not only numbers."""
+    """Return whether classes have names other than their numbers."""
     return bool(classes) and classes != tuple(map(str, range(len(classes))))
 
 
 def resize_position_tables(state: dict[str, Tensor], model_state: dict[str, Tensor], config: ModelConfig) -> bool:
-    """Resize position tables in `state`, in place, to the model's shapes; returns whether any changed."""
+    """Resize the position tables in `state`, in place, to the model's shapes; return whether any changed."""
     resized = False
     for name, tensor in model_state.items():
         if not POSITION_TABLE_NAMES.search(name) or name not in state or state[name].shape == tensor.shape:
@@ -278,8 +279,8 @@ def resize_position_tables(state: dict[str, Tensor], model_state: dict[str, Tens
 
 
 def fold_prefix_positions(state: dict[str, Tensor], model_state: dict[str, Tensor]) -> None:
-    """Fold the positions of prefix tokens into the tokens in `state`, or add zeros, in place, to match the model: rows
-    (S, D)."""
+    """Match the positions of prefix tokens in `state`, the tensor `slots` (S, D), to the model, in place. If the model
+    has no such positions, they are added to the prefix tokens. If only the model has them, they are zeros."""
     if "slots" in state and ("slots" not in model_state or model_state["slots"].shape != state["slots"].shape):
         slots = state.pop("slots")
         state["prefix"] = torch.cat([state["prefix"][: len(slots)] + slots, state["prefix"][len(slots) :]])
@@ -288,8 +289,8 @@ def fold_prefix_positions(state: dict[str, Tensor], model_state: dict[str, Tenso
 
 
 def rename_attention_tensors(state: dict[str, Tensor], model_state: dict[str, Tensor]) -> None:
-    """Rename attention tensors in `state`, in place and of any shape, if a block uses windows in the model but not in
-    the weights, or vice versa."""
+    """Rename attention tensors of any shape in `state`, in place, if a block uses windows in either the model or the
+    weights, but not in both."""
     model_names = {name.replace(".part.part.", ".part."): name for name in model_state}
     for name in list(state):
         target = model_names.get(name.replace(".part.part.", ".part."), name)
@@ -300,14 +301,15 @@ def rename_attention_tensors(state: dict[str, Tensor], model_state: dict[str, Te
 def drop_prefix_and_neck(
     state: dict[str, Tensor], model_state: dict[str, Tensor], source_config: ModelConfig, model_config: ModelConfig
 ) -> list[str]:
-    """Remove tensors from `state`, in place, that a model on a grid does not have: prefix tokens (P, D), and SAM's neck
-    (as ViTDet initialised from MAE, arXiv:2203.16527). Returns their names. Fixed positions become a table."""
+    """Remove prefix tokens (P, D) and SAM's neck from `state`, in place, for a model with decomposed relative positions
+    that lacks them (ViTDet initialised from MAE, arXiv:2203.16527). Returns the removed names. If the source has fixed
+    positions and the model learns them, they are added as a table."""
     if model_config.attention.kind != "decomposed":
         return []
     needs_table = source_config.positions.kind.startswith("sincos") and "position.table" in model_state
     if needs_table and "position.table" not in state:
-        form = source_config.positions.kind.removeprefix("sincos-")
-        state["position.table"] = SinCosPosition(source_config.width, form).read(source_config.grid)
+        sincos_kind = source_config.positions.kind.removeprefix("sincos-")
+        state["position.table"] = SinCosPosition(source_config.width, sincos_kind).read(source_config.grid)
     names = [name for name in state if name not in model_state and (name == "prefix" or name.startswith("neck."))]
     for name in names:
         del state[name]
@@ -318,7 +320,7 @@ def adapt_first_layer(
     state: dict[str, Tensor], model_state: dict[str, Tensor], source_config: ModelConfig, model_config: ModelConfig
 ) -> tuple[str, str]:
     """Adapt the first layer in `state`, (D, C p q) or (O, C, k, k), in place, to the patch size and channels of the
-    model. Returns the change of each, such as `16 -> 14`, or "" if there is none."""
+    model. Returns the change of patch size and of channels, such as `16 -> 14`; "" for one that is unchanged."""
     name = next((name for name in FIRST_LAYER_NAMES if name in state and name in model_state), "")
     patches = channels = ""
     if not name:
@@ -345,12 +347,11 @@ def adapt_first_layer(
 def resample_patch_projection(
     weight: Tensor, channels: int, source_patch: tuple[int, ...], target_patch: tuple[int, ...]
 ) -> Tensor:
-    """Resample the projection (D, C prod(before)) of patches of size `source_patch`, in pixels, to patches of another
-    size.
+    """Resample the patch projection (D, C prod(source_patch)) to another patch size, in pixels.
 
-    A larger patch that is a bilinearly enlarged smaller one yields the same token as the smaller one: the weights are
-    the pseudo-inverse of that resizing applied to the old ones (FlexiViT, arXiv:2212.08013, section 3.4), one axis
-    after the other.
+    A patch that is enlarged bilinearly to the target size yields the same token as the original patch: the new weights
+    are the old ones, multiplied by the pseudo-inverse of the resize matrix (FlexiViT, arXiv:2212.08013, section 3.4),
+    one axis after the other.
     """
     kernel = weight.double().unflatten(1, (channels, *source_patch))
     for axis, (source_length, target_length) in enumerate(zip(source_patch, target_patch, strict=True), 2):
@@ -362,10 +363,10 @@ def resample_patch_projection(
 def adapt_input_channels(weight: Tensor, source_channels: int, target_channels: int) -> Tensor:
     """Adapt the first layer's weights, (D, C p q) or (O, C, k, k), to another number of channels.
 
-    One channel gets the sum over the old ones, so a grey image yields the same output as with three equal channels.
-    More channels repeat the old ones, times before / after, which preserves the output scale: channel c is old channel
-    c mod before. A ResNet standardises its filters in every forward pass, so only their directions are kept, and
-    outputs differ.
+    A single target channel gets the sum over the source channels, so a grey image yields the same output as with three
+    equal channels. Otherwise target channel c is source channel c mod `source_channels`, times `source_channels` /
+    `target_channels`, which preserves the output scale. A ResNet standardises its filters in every forward pass, so
+    only their directions are kept, and outputs differ.
     """
     split = weight.unflatten(1, (source_channels, -1)) if weight.ndim == 2 else weight.flatten(2)  # (O, C, rest)
     adapted = (
@@ -378,8 +379,8 @@ def adapt_input_channels(weight: Tensor, source_channels: int, target_channels: 
 
 @dataclass(frozen=True)
 class WeightsInfo:
-    """Properties of initial weights: the config of the model, the preprocessing in training, assumptions, and whether
-    they are a classifier or only an encoder."""
+    """Properties of initial weights: the model's config, the preprocessing in training, notes about assumptions, and
+    whether they include a head (`classifies`) or only an encoder."""
 
     config: ModelConfig
     preprocess: Preprocess | None = None
@@ -388,14 +389,15 @@ class WeightsInfo:
 
 
 def read_weights_info(source: str | os.PathLike[str]) -> WeightsInfo:
-    """Read the properties of initial weights from their header. Raises WeightsError and UsageError."""
+    """Read the properties of initial weights without their tensors. Raises WeightsError for unsupported weights,
+    UsageError for an invalid source."""
     weights = drop_dense_head(open_weights(source))
     return WeightsInfo(weights.config, weights.preprocess, weights.notes, weights.task.has_head)
 
 
 def drop_dense_head(weights: PretrainedWeights) -> PretrainedWeights:
-    """Return the backbone, without adapter, of weights for segmentation or detection; other weights are returned
-    unchanged."""
+    """Reduce the weights of a segmentation or detection model to its backbone, without adapter; other weights are
+    returned unchanged."""
     config, prefix = weights.config, ""
     while config.backbone is not None:
         config, prefix = config.backbone, f"{prefix}backbone."
@@ -403,6 +405,7 @@ def drop_dense_head(weights: PretrainedWeights) -> PretrainedWeights:
         return weights
 
     def read_state() -> dict[str, Tensor]:
+        """Read the tensors of the backbone, without its name prefix."""
         return {
             name.removeprefix(prefix): tensor
             for name, tensor in weights.read_state().items()
@@ -413,8 +416,9 @@ def drop_dense_head(weights: PretrainedWeights) -> PretrainedWeights:
 
 
 def open_objective_state(source: str | os.PathLike[str]) -> ObjectiveState | None:
-    """Return the state with which an objective can continue from a run, a bundle, or external pre-training or detector
-    files; None if there is none. Raises WeightsError if it is damaged."""
+    """Open the stored state with which a training objective can continue, such as a decoder or heads; None if there is
+    none. `source`: a run, a bundle, or external pre-training or detector files. Raises WeightsError if the state is
+    damaged."""
     path = fetch_weights(os.fspath(source))
     folder = locate_bundle(path)
     if folder:
@@ -431,8 +435,8 @@ def open_objective_state(source: str | os.PathLike[str]) -> ObjectiveState | Non
 
 
 def extract_dense_head_state(weights: PretrainedWeights) -> ObjectiveState | None:
-    """Return the tensors besides the backbone of weights for segmentation or detection, by the names of their
-    objective; None for others."""
+    """Return the tensors of a segmentation or detection model except its backbone, under the names of the training
+    objective; None for other weights."""
     if not weights.task.is_dense:
         return None
     state = {
@@ -442,5 +446,5 @@ def extract_dense_head_state(weights: PretrainedWeights) -> ObjectiveState | Non
 
 
 def locate_bundle(path: Path) -> Path | None:
-    """Return the bundle of a run folder, or the folder itself if it is a bundle."""
+    """Return the bundle folder of a run folder, or the folder itself if it is a bundle; None for any other path."""
     return next((folder for folder in (path / "model", path) if (folder / DESCRIPTION_FILE).is_file()), None)

@@ -1,4 +1,5 @@
-"""The bundle: a folder with `weights.safetensors` and `model.json`, everything needed to use a trained model.
+"""The bundle: a folder with `weights.safetensors` and `model.json`, which contain everything needed to use a trained
+model.
 
 `model.json` contains the architecture, the input (preprocessing, channels), the outputs (class names), and the SHA-256
 of the weights. It cannot contain executable code.
@@ -40,11 +41,9 @@ WEIGHTS_FILE, DESCRIPTION_FILE = "weights.safetensors", "model.json"
 
 @dataclass
 class Bundle(TaskMixin):
-    """A model with its task, preprocessing and provenance.
-
-    `notes`: assumptions about settings that foreign files lack, one sentence each; they are not saved.
-    `objective_state`: the state of its objective for further training, saved with the weights; `load_parts` reads it.
-    """
+    """A model with its task, preprocessing and provenance. `notes`: assumptions about settings that foreign files lack,
+    one sentence each; they are not saved. `objective_state`: the state of the training objective, saved with the
+    weights; `load_bundle` does not read it, `load_objective_state` does."""
 
     model: Model
     task: Task
@@ -64,14 +63,15 @@ class Bundle(TaskMixin):
                 temporary.mkdir()
                 self.write_files({name: temporary / name for name in names})
         else:
-            with ExitStack() as files:  # renamed in reverse order
+            with ExitStack() as files:  # the files are renamed in reverse order when the block ends
                 paths = {name: files.enter_context(atomic_path(folder / name)) for name in names}
                 self.write_files(paths)
                 for name in names[:-1]:
                     fsync_path(paths[name])  # slow operations come before the first rename
 
     def write_files(self, paths: dict[str, Path]) -> None:
-        """Write the files with these names. Raises OSError."""
+        """Write the weights, the state of the training objective if there is one, and `model.json`. `paths`: file name
+        -> path. Raises OSError."""
         save_file(to_cpu_float32(self.model.state_dict()), paths[WEIGHTS_FILE])
         if self.objective_state:
             save_file(to_cpu_float32(self.objective_state.state), paths[OBJECTIVE_FILE])
@@ -89,7 +89,7 @@ class Bundle(TaskMixin):
 
 
 def to_cpu_float32(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Convert tensors of any shapes to float32 on the CPU."""
+    """Convert tensors of any shape to contiguous float32 on the CPU."""
     return {name: tensor.detach().float().cpu().contiguous() for name, tensor in state.items()}
 
 
@@ -110,7 +110,7 @@ def save(
     if not isinstance(model, VisionModel) or config is None or not config.can_be_stored:
         raise UsageError(
             f"{type(model).__name__} is not a model of vitreous.create",
-            "for supported external models, save the state dict",
+            "save the state dict of supported external models with torch.save",
         )
     names = tuple(map(str, range(config.classes))) if classes is None else tuple(classes)
     if (
@@ -119,7 +119,7 @@ def save(
         or not all(isinstance(name, str) and name for name in names)
     ):
         raise UsageError(
-            f"{len(names)} names for a head of {config.classes} classes", "give one name for each class, all different"
+            f"{len(names)} names for a head of {config.classes} classes", "give one distinct name for each class"
         )
     if preprocess is None:
         height, width = config.image[-2:]
@@ -128,7 +128,7 @@ def save(
     if preprocess.channels != config.channels:
         raise UsageError(
             f"the preprocessing outputs {preprocess.channels} channels, but the model needs {config.channels}",
-            "use equal numbers of channels",
+            f"use a preprocessing with {config.channels} channels",
         )
     if folder.exists() or folder.is_symlink():
         raise UsageError(f"{folder} already exists", "use another folder")
@@ -137,18 +137,18 @@ def save(
 
 
 def load_bundle(folder: Path) -> Bundle:
-    """Read a bundle. Raises WeightsError if a file is missing, modified, of a later format, or does not match its
-    model."""
+    """Load the bundle in a folder. Raises WeightsError if a file is missing, modified, of a later format, or does not
+    match the model."""
     try:
         description = json.loads((folder / DESCRIPTION_FILE).read_text("utf-8"))
         version = description["format"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise WeightsError(
-            f"{folder} is not a model bundle ({error})", f"a bundle has {WEIGHTS_FILE} and {DESCRIPTION_FILE}"
+            f"{folder} is not a model bundle ({error})", f"use a folder with {WEIGHTS_FILE} and {DESCRIPTION_FILE}"
         ) from None
     if version != BUNDLE_FORMAT_VERSION:
         raise WeightsError(
-            f"{folder} has bundle format {version}, but this version reads {BUNDLE_FORMAT_VERSION}",
+            f"{folder} has bundle format {version}, but this version of vitreous reads {BUNDLE_FORMAT_VERSION}",
             "install a newer vitreous",
         )
     weights = folder / WEIGHTS_FILE
@@ -166,7 +166,8 @@ def load_bundle(folder: Path) -> Bundle:
 
 
 def set_temperature(folder: Path, temperature: float, fitted_on: dict[str, Any]) -> None:
-    """Store a temperature in a bundle, and the data of the fit in its provenance; the weights are unchanged."""
+    """Store a softmax temperature in a bundle, and the data that it was fitted on in the provenance. The weights are
+    unchanged."""
     path = folder / DESCRIPTION_FILE
     description = json.loads(path.read_text("utf-8"))
     description |= {
@@ -177,14 +178,14 @@ def set_temperature(folder: Path, temperature: float, fitted_on: dict[str, Any])
 
 
 def load_state_dict_strict(model: torch.nn.Module, state: dict[str, Tensor], origin: str) -> None:
-    """Load exactly these weights into a model, in float32. Raises WeightsError with every difference in name or
-    shape."""
+    """Load a state dict into a model in float32; all names and shapes must match. Raises WeightsError, which lists
+    every difference and names the `origin` of the state dict."""
     model_shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     state_shapes = {name: tuple(tensor.shape) for name, tensor in state.items()}
     errors = [f"missing {name}" for name in model_shapes.keys() - state_shapes.keys()]
     errors += [f"unknown {name}" for name in state_shapes.keys() - model_shapes.keys()]
     errors += [
-        f"{name} is {state_shapes[name]}, not {model_shapes[name]}"
+        f"{name} has shape {state_shapes[name]}, not {model_shapes[name]}"
         for name in model_shapes.keys() & state_shapes.keys()
         if model_shapes[name] != state_shapes[name]
     ]
@@ -192,8 +193,8 @@ def load_state_dict_strict(model: torch.nn.Module, state: dict[str, Tensor], ori
         raise WeightsError(
             f"{origin} does not fit the model:" + "".join(f"\n    {line}" for line in sorted(errors)[:20])
         )
-    counts = {name for name, tensor in model.state_dict().items() if not tensor.is_floating_point()}  # counters
-    values = {name: tensor.long() if name in counts else tensor.float() for name, tensor in state.items()}
+    integer_names = {name for name, tensor in model.state_dict().items() if not tensor.is_floating_point()}  # counters
+    values = {name: tensor.long() if name in integer_names else tensor.float() for name, tensor in state.items()}
     model.load_state_dict(values, assign=True)
     for parameter in model.parameters():
         parameter.requires_grad_(True)

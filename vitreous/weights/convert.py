@@ -63,17 +63,18 @@ def convert(
     note: Callable[[str], None] = lambda text: None,
     class_map: str | os.PathLike[str] | None = None,
 ) -> dict[str, Any]:
-    """Read weights, apply the requested changes, write them as `to` at `out`, and verify them by reading them back. The
-    output is bit-identical, or nothing is written.
+    """Convert weights to the format `to` at the path `out`, and verify the output by reading it back. If it is not
+    bit-identical, nothing is written.
 
     `to`: `bundle`, `huggingface` (folders), `timm`, `google-npz` and others (files). `mae`, `huggingface-mae`,
     `videomae-pretraining`, `huggingface-videomae`, `dino` and `dinov2-teacher` also contain the state for continued
     pre-training, as a bundle does. `image_size` (pixels), `num_classes` and `channels` give the model another
-    resolution, a new zero head, another first layer. `class_map` is a file of the head rows to keep, one per line, in
-    the order of the new classes. For segmentation and detection models, formats other than `bundle` contain the
-    backbone. `settings`: fields of the model's config that the files lack. `note` receives messages. Returns a
-    document. Raises WeightsError, UsageError for a model that the format cannot represent or an existing path,
-    ResourceError if the output cannot be written.
+    resolution, a new zero head, another first layer. `class_map`: a file that lists the head rows to keep, one per
+    line, in the order of the new classes. For segmentation and detection models, formats other than `bundle` contain
+    the backbone. `settings`: config fields that the files lack. `note` is called with each message.
+
+    Returns a report of the conversion for `--json`. Raises WeightsError for unsupported weights, UsageError for a model
+    that the format cannot represent or an existing path, ResourceError if the output cannot be written.
     """
     out_path = Path(out)
     if out_path.exists() or out_path.is_symlink():
@@ -122,22 +123,23 @@ def convert(
 
 
 def reduce_to_format(to: str, weights: PretrainedWeights) -> PretrainedWeights:
-    """Reduce the weights to the tensors that a format supports. For segmentation and detection models these are all
-    used tensors if the format has such models, else the backbone, with a note."""
+    """Reduce the weights of a segmentation or detection model to the tensors that the format `to` supports; others are
+    unchanged. Most formats support only the backbone, which a note reports. detectron2's ViTDet format supports the
+    whole detector, except for the unused background boxes."""
     backbone = drop_dense_head(weights)
     if to == BUNDLE_FORMAT or backbone is weights:
         return weights
     if to == vitdet_detector.DETECTOR_FORMAT and vitdet_detector.is_vitdet_detector(weights.config):
         return replace(weights, read_state=lambda: vitdet_detector.zero_background_deltas(weights.read_state()))
     title = weights.config.name()
-    text = f"only the backbone of {title} is written, {backbone.config.name()}: {to} does not support the rest"
+    text = f"only the backbone of {title} is written, {backbone.config.name()}: {to} does not support its head"
     return replace(backbone, notes=(*weights.notes, text))
 
 
 def build_conversion_report(
     weights: PretrainedWeights, config: ModelConfig, state: Tensors, load_result: WeightsLoadResult | None
 ) -> dict[str, Any]:
-    """Report the weights that were read, and the changes."""
+    """Build the report of a conversion: source, format, model, and the loaded, new and unused tensors."""
     return {
         "source": weights.source,
         "format": weights.title,
@@ -154,7 +156,7 @@ def build_conversion_report(
 
 
 def store_fixed_positions(bundle: Bundle, stored_config: ModelConfig) -> Bundle:
-    """Return the bundle with its fixed positions as learned ones."""
+    """Return the bundle with its fixed position embeddings stored as a learned table."""
     model, config = build_model(stored_config), bundle.model.config
     position_tensors = {"position.table": sincos_position_table(config.grid, config.width)}
     state = {name: torch.zeros_like(tensor) for name, tensor in model.state_dict().items() if name == "slots"}
@@ -165,7 +167,7 @@ def store_fixed_positions(bundle: Bundle, stored_config: ModelConfig) -> Bundle:
 def describe_dropped_state(
     objective_state: ObjectiveState, config: ModelConfig, to: str, pretraining_format: PretrainingFormat | None
 ) -> str:
-    """Describe the state of an objective that was not written; "" if all was."""
+    """Describe the state of the training objective that the format omits; "" if it omits none."""
     name = objective_state.config["name"]
     if pretraining_format:
         groups = {
@@ -190,8 +192,9 @@ def describe_dropped_state(
 def write_verified_pretraining(
     bundle: Bundle, pretraining_format: PretrainingFormat, objective_state: ObjectiveState, path: Path
 ) -> tuple[Path, int]:
-    """Write encoder and objective state to `path` (adding a missing suffix) after reading them back; returns the path
-    and the number of tensors. Raises the same errors as `write_verified`."""
+    """Write the encoder and the state of the training objective to `path`, with the format's suffix, once a temporary
+    copy was verified by reading it back. Returns the path and the number of tensors. Raises WeightsError if the tensors
+    read back differ, ResourceError if the file cannot be written."""
     return publish_verified(
         path
         if not pretraining_format.suffix or path.suffix == pretraining_format.suffix
@@ -204,8 +207,9 @@ def write_verified_pretraining(
 def write_verified(
     bundle: Bundle, weights_format: WeightsFormat | None, path: Path, state: Tensors
 ) -> tuple[Path, int]:
-    """Write `state` at `path` (adding a missing suffix) after reading it back; returns the path and the number of
-    tensors. Raises WeightsError if the model read back differs, ResourceError if it cannot be written."""
+    """Write `state` to `path`, with the format's suffix, once a temporary copy was verified by reading it back. Returns
+    the path and the number of tensors. Raises WeightsError if the tensors read back differ, ResourceError if the file
+    cannot be written."""
     if weights_format and not weights_format.describe and path.suffix != weights_format.suffix:
         path = path.with_name(path.name + weights_format.suffix)
     return publish_verified(
@@ -216,8 +220,8 @@ def write_verified(
 
 
 def publish_verified(path: Path, write: Callable[[Path], int], verify: Callable[[Path], None]) -> tuple[Path, int]:
-    """Write to a temporary path, verify, and move the result to `path`; returns the path and the number of tensors.
-    Raises WeightsError if the model read back differs, ResourceError if it cannot be written."""
+    """Write to a temporary path, verify the result, and move it to `path`; return the path and the number of tensors.
+    Raises WeightsError if verification fails, ResourceError if the file cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=".convert-") as scratch:
@@ -235,8 +239,8 @@ def publish_verified(path: Path, write: Callable[[Path], int], verify: Callable[
 def apply_size_overrides(
     config: ModelConfig, image_size: int | tuple[int, ...] | None, classes: int | None, channels: int | None
 ) -> ModelConfig:
-    """Return the config with the requested sizes. Raises UsageError for an image size that is not divisible by the
-    patch size."""
+    """Return the config with another image size, number of classes and number of channels; None leaves a value
+    unchanged. Raises UsageError for an image size that is not divisible by the patch size."""
     changes: dict[str, Any] = {}
     if image_size is not None:
         frames = config.image[:1] if config.has_time_axis else ()  # the number of frames is kept
@@ -252,7 +256,8 @@ def apply_size_overrides(
 
 
 def build_bundle_for_config(weights: PretrainedWeights, config: ModelConfig) -> tuple[Bundle, WeightsLoadResult | None]:
-    """Return the bundle of the weights, unchanged or adapted to another config."""
+    """Build the bundle of the weights, adapted to `config` if it differs from theirs; the load result is None if
+    nothing was adapted."""
     if config == weights.config:
         return weights.build_bundle(), None
     model = build_model(config)
@@ -270,7 +275,8 @@ def build_bundle_for_config(weights: PretrainedWeights, config: ModelConfig) -> 
 
 
 def write_weights_format(bundle: Bundle, weights_format: WeightsFormat | None, path: Path, state: Tensors) -> int:
-    """Write the file or the folder; returns the number of tensors."""
+    """Write a bundle's tensors in a foreign format, as a file or a folder, or as a bundle if `weights_format` is None.
+    Returns the number of tensors."""
     if weights_format is None:
         bundle.save(path)
         return len(state)
@@ -322,8 +328,8 @@ def to_hf_preprocessor_json(bundle: Bundle) -> dict[str, Any]:
 
 
 def list_numerical_differences(weights_format: WeightsFormat, config: ModelConfig, state: Tensors) -> list[str]:
-    """List numerical differences in code that reads the format, such as `mlp.gelu none -> tanh`. Empty for most
-    conversions."""
+    """List settings that code for the format assumes and that differ from the model's, such as `mlp.gelu none -> tanh`.
+    Empty for most conversions."""
     shapes = {name: tuple(tensor.shape) for name, tensor in weights_format.to_foreign_tensors(config, state).items()}
     settings = parse_model_config(weights_format.describe(config)) if weights_format.describe else {}
     theirs = weights_format.configure(shapes, {"image": config.image} | config.head_count_field() | settings)
@@ -332,13 +338,14 @@ def list_numerical_differences(weights_format: WeightsFormat, config: ModelConfi
 
 
 def suggest_gelu_form(differences: list[str]) -> str:
-    """Suggest the training option for identical outputs, if the GELU form is what differs."""
+    """Return the training option that makes outputs identical, in parentheses, if the form of GELU differs; else ""."""
     gelu = next((difference.rpartition(" ")[2] for difference in differences if difference.startswith("mlp.gelu ")), "")
     return f" (train with --model.mlp.gelu {gelu} for identical outputs)" if gelu else ""
 
 
 def verify_round_trip(weights_format: WeightsFormat | None, path: Path, state: Tensors, config: ModelConfig) -> None:
-    """Read the written weights and compare every bit. Raises WeightsError for a difference."""
+    """Read the written weights and compare every tensor bit by bit with `state`. Raises WeightsError for a
+    difference."""
     has_config_json = weights_format is None or weights_format.describe
     loaded = (
         open_weights(path).read_state()
@@ -354,24 +361,25 @@ def verify_round_trip(weights_format: WeightsFormat | None, path: Path, state: T
 
 
 def read_class_map(path: str | os.PathLike[str]) -> tuple[int, ...]:
-    """Read the rows in a text file with one number from 0 per line, such as Microsoft's map22kto1k.txt. Raises
+    """Read a class map: the head rows to keep, numbers from 0, one per line, as in Microsoft's map22kto1k.txt. Raises
     UsageError for an invalid file."""
     try:
         class_indices = tuple(int(line) for line in Path(path).read_text("utf-8").split())
     except (OSError, ValueError) as error:
         raise UsageError(
-            f"{path} is not a class map ({str(error)[:80]})", "use a file of one number per line"
+            f"{path} is not a class map ({str(error)[:80]})", "use a file with one number per line"
         ) from None
     if not class_indices or min(class_indices) < 0:
         raise UsageError(
-            f"{path} is not a class map: it has {len(class_indices)} rows", "use a file with one number per line"
+            f"{path} is not a class map: {'it is empty' if not class_indices else 'it has negative numbers'}",
+            "use a file with one number per line, at least 0",
         )
     return class_indices
 
 
 def select_classes(weights: PretrainedWeights, path: str | os.PathLike[str]) -> PretrainedWeights:
-    """Return the weights with a head for only the classes of a map: class i has row i of the map. Raises UsageError for
-    weights without a head, and for a row that the head does not have."""
+    """Return the weights with a head for only the classes of a map: new class i has the head row in line i of the file.
+    Raises UsageError for weights without a head, and for a row that the head does not have."""
     class_indices, classes = read_class_map(path), weights.config.classes
     if not classes:
         raise UsageError(f"{weights.source} has no head to select classes from", "leave --class-map out")
@@ -382,6 +390,7 @@ def select_classes(weights: PretrainedWeights, path: str | os.PathLike[str]) -> 
         )
 
     def read_state() -> dict[str, Tensor]:
+        """Read the tensors with only the selected rows of the head."""
         selected = list(class_indices)
         return {
             name: tensor[selected] if name.startswith(HEAD_PREFIXES[0]) else tensor
@@ -402,5 +411,5 @@ def select_classes(weights: PretrainedWeights, path: str | os.PathLike[str]) -> 
 
 
 def number_class_names(count: int) -> tuple[str, ...]:
-    """Return class numbers as names, for classes without names."""
+    """Return the names "0", "1" and so on of `count` classes that have no names."""
     return tuple(map(str, range(count)))

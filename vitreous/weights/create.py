@@ -39,13 +39,13 @@ TIMM_OPTION_NAMES = {
 TIMM_OPTION_HINTS = {
     "features_only": "use model.features_at(images, strides), or model.forward_intermediates(images)",
     "out_indices": "use model.forward_intermediates(images, indices)",
-    "pretrained_cfg": "preprocessing belongs to weights: vitreous.load(RUN).card.preprocess",
-    "pretrained_cfg_overlay": "preprocessing belongs to weights: vitreous.load(RUN).card.preprocess",
+    "pretrained_cfg": "use vitreous.load(RUN).card.preprocess: preprocessing is stored with the weights",
+    "pretrained_cfg_overlay": "use vitreous.load(RUN).card.preprocess: preprocessing is stored with the weights",
     "scriptable": "use torch.export or vitreous.export",
-    "exportable": "not needed: use torch.export or vitreous.export",
+    "exportable": "leave it out: torch.export and vitreous.export need no option",
 }
 TIMM_POOL_NAMES = {"token": "class", "avg": "mean", "map": "attention"}  # timm's `global_pool`
-#: fields that may differ from the weights' training; others define the weights
+#: config fields that may be changed with weights; the others must be those of the weights' training
 CHANGEABLE_FIELDS = (
     *("regularization.dropout", "regularization.drop_path", "regularization.drop_path_rises"),
     "positions.resize",
@@ -62,7 +62,7 @@ def create(
     weights: str | os.PathLike[str] | None = None,
     **changes: Unpack[ModelKeywords],
 ) -> ViT:
-    """Create a ViT by its name."""
+    """Create a ViT from a name of `vitreous models`."""
     ...
 
 
@@ -75,7 +75,7 @@ def create(
     weights: str | os.PathLike[str] | None = None,
     **changes: Unpack[ModelKeywords],
 ) -> Swin:
-    """Create a Swin by its name."""
+    """Create a Swin from a name of `vitreous models`."""
     ...
 
 
@@ -88,7 +88,7 @@ def create(
     weights: str | os.PathLike[str] | None = None,
     **changes: Unpack[ModelKeywords],
 ) -> BiT:
-    """Create a BiT by its name."""
+    """Create a BiT from a name of `vitreous models`."""
     ...
 
 
@@ -101,7 +101,7 @@ def create(
     weights: str | os.PathLike[str] | None = None,
     **changes: Unpack[ModelKeywords],
 ) -> DiT:
-    """Create a DiT by its name."""
+    """Create a DiT from a name of `vitreous models`."""
     ...
 
 
@@ -114,7 +114,7 @@ def create(
     weights: str | os.PathLike[str] | None = None,
     **changes: Unpack[ModelKeywords],
 ) -> VisionModel[ModelConfig]:
-    """Create a model by another name, or from its weights."""
+    """Create a model by any other name, or from its weights."""
     ...
 
 
@@ -163,7 +163,7 @@ def create(
     if fixed_fields := sorted(set(fields) - set(CHANGEABLE_FIELDS)):
         hint = (
             suggest_nearest(fixed_fields[0], CHANGEABLE_FIELDS)
-            or f"with weights there are {', '.join(CHANGEABLE_FIELDS)}"
+            or f"with weights, change only {', '.join(CHANGEABLE_FIELDS)}"
         )
         raise UsageError(f"{fixed_fields[0]} is defined by the weights and cannot be changed", hint)
     model = zoo.build_model(apply_create_options(config, options, fields))
@@ -193,8 +193,9 @@ def translate_timm_options(options: dict[str, Any], changes: dict[str, Any]) -> 
 
 
 def apply_create_options(config: ModelConfig, options: dict[str, Any], changes: dict[str, Any]) -> ModelConfig:
-    """Return the config of weights with another size, classes and channels. Raises UsageError for an image size that is
-    not divisible by the patch size, for classes of a model without a head, and as configs do."""
+    """Apply the options of `create` and changed fields to the config of weights. Raises UsageError for a field that the
+    model lacks, such as classes of a model without a head. Raises it also for an image size that is not divisible by
+    the patch size, and for values that the config rejects."""
     size = options.get("image_size")
     fields: dict[str, Any] = dict(changes)
     if size is not None:
@@ -204,5 +205,5 @@ def apply_create_options(config: ModelConfig, options: dict[str, Any], changes: 
     if "channels" in options:
         fields["channels"] = options["channels"]
     if missing := sorted(set(fields) - set(config.option_paths())):
-        raise UsageError(f"{config.name()} has no {missing[0]}", "leave it out")
+        raise UsageError(f"{config.name()} has no {missing[0]}", f"leave {missing[0]} out")
     return replace_known_fields(config, fields)

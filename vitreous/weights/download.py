@@ -1,4 +1,4 @@
-"""Download a file completely or not at all: resume interrupted downloads, verify size and digest."""
+"""Download a file completely or not at all: resume interrupted downloads, and verify size and digest."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from vitreous.errors import WeightsError
 from vitreous.progress import ProgressListener
 from vitreous.system.disk import remove_path, sync_and_rename, write_text_atomic
 
-MAX_DOWNLOAD_BYTES = 32 << 30  # of one file
-READ_TIMEOUT_SECONDS = 30  # seconds without a byte
+MAX_DOWNLOAD_BYTES = 32 << 30  # size of one file
+READ_TIMEOUT_SECONDS = 30  # seconds without received data
 DOWNLOAD_CHUNK_BYTES = 1 << 20
 MAX_FAILED_ATTEMPTS = 4  # consecutive attempts without new data
-RETRY_SECONDS, MAX_RETRY_SECONDS = 1.0, 60.0  # seconds before the second attempt, doubled each time, and their maximum
-PLAIN_HTTP_HOSTS = ("127.0.0.1", "::1", "localhost")  # hosts with plain HTTP: this machine
+RETRY_SECONDS, MAX_RETRY_SECONDS = 1.0, 60.0  # pause before the second attempt, doubled for each further one; maximum
+PLAIN_HTTP_HOSTS = ("127.0.0.1", "::1", "localhost")  # hosts that may use plain HTTP: this machine
 RETRY_STATUS_CODES = (408, 429, 500, 502, 503, 504)  # status codes after which another attempt may succeed
 STATUS_HINTS = {
     401: "the server requires an account: download the file yourself, and give its path",
@@ -34,7 +34,7 @@ STATUS_HINTS = {
 
 
 class IncompleteDownload(Exception):
-    """An incomplete download; `pause`: seconds to wait as requested by the server, or 0."""
+    """A download that ended early and can be retried; `pause`: seconds to wait as requested by the server, or 0."""
 
     def __init__(self, message: str, hint: str = "", pause: float = 0.0) -> None:
         super().__init__(message)
@@ -42,16 +42,18 @@ class IncompleteDownload(Exception):
 
 
 def download_file(address: str, target: Path, digest: str = "", listener: ProgressListener | None = None) -> None:
-    """Download an address to the file `target`; an interrupted download is resumed by this run or the next.
+    """Download the URL `address` to the file `target`. An interrupted download is resumed by this process or the next
+    one.
 
-    `digest` is `sha256:HEX` or `md5:HEX`, complete or a prefix; "" for none. If several processes need one file, one
-    downloads it. Raises WeightsError for an invalid address, response or content; OSError if it cannot be stored.
+    `digest` is `sha256:HEX` or `md5:HEX`, complete or a prefix; "" skips the check. If several processes request the
+    same file, only one downloads it. Raises WeightsError for an invalid URL, response or content; OSError if the file
+    cannot be stored.
     """
     import filelock
 
     require_https(address)
     target.parent.mkdir(parents=True, exist_ok=True)
-    partial_path, lock = (target.with_name(f".{target.name}.{end}") for end in ("part", "lock"))
+    partial_path, lock = (target.with_name(f".{target.name}.{suffix}") for suffix in ("part", "lock"))
     start_mtime = get_mtime_ns(target)
     with filelock.FileLock(lock):  # the lock file is kept: waiting processes have it open
         if get_mtime_ns(target) == start_mtime:
@@ -68,7 +70,7 @@ def download_file(address: str, target: Path, digest: str = "", listener: Progre
 
 
 def get_mtime_ns(path: Path) -> int | None:
-    """Return the modification time of a file in nanoseconds; None if it does not exist."""
+    """Return the modification time of a file in nanoseconds; None if the file does not exist."""
     return path.stat().st_mtime_ns if path.is_file() else None
 
 
@@ -76,15 +78,15 @@ HASH_NAMES = {"sha256": "SHA-256", "md5": "MD5"}
 
 
 def has_digest(path: Path, digest: str) -> bool:
-    """Return whether a file has a digest `sha256:HEX` or `md5:HEX`, where HEX may be a prefix."""
+    """Return whether a file has the digest `sha256:HEX` or `md5:HEX`, where HEX may be a prefix."""
     algorithm, _, expected = digest.partition(":")
     with open(path, "rb") as file:
         return hashlib.file_digest(file, algorithm).hexdigest().startswith(expected)
 
 
 def download_with_retries(address: str, partial_path: Path, digest: str, listener: ProgressListener | None) -> None:
-    """Download until the partial file is complete, with pauses. Raises WeightsError after MAX_FAILED_ATTEMPTS
-    consecutive attempts without new data."""
+    """Download until the partial file is complete, and pause before each retry. Raises WeightsError after
+    MAX_FAILED_ATTEMPTS consecutive attempts without new data."""
     failures, size = 0, get_partial_size(partial_path)
     while True:
         try:
@@ -103,7 +105,7 @@ def download_with_retries(address: str, partial_path: Path, digest: str, listene
 
 def request_missing_bytes(address: str, partial_path: Path, digest: str, listener: ProgressListener | None) -> None:
     """Send one request: for the missing bytes, or for the full file if the server cannot confirm that it is unchanged.
-    Raises IncompleteDownload or WeightsError."""
+    Raises IncompleteDownload if another attempt can succeed, WeightsError otherwise."""
     validator = read_validator(partial_path, address)
     begin = get_partial_size(partial_path) if validator or digest else 0
     headers = {"User-Agent": "vitreous", "Accept-Encoding": "identity"}
@@ -124,7 +126,7 @@ def request_missing_bytes(address: str, partial_path: Path, digest: str, listene
             remove_partial_file(partial_path)
             raise IncompleteDownload(f"{address} changed while it was downloaded") from None
         message, hint = (
-            f"{address} answers {error.code} ({error.reason})",
+            f"{address} returned HTTP status {error.code} ({error.reason})",
             STATUS_HINTS.get(error.code, "check the address"),
         )
         if error.code in RETRY_STATUS_CODES:
@@ -142,18 +144,19 @@ def request_missing_bytes(address: str, partial_path: Path, digest: str, listene
 
 
 def parse_content_range(response: Any, address: str, begin: int) -> tuple[int, int | None]:
-    """Return the first byte of a response in the file, and the file's size, None if unknown. Raises WeightsError for a
-    web page instead of a file and for a file that is too large, IncompleteDownload for another range than requested."""
+    """Return the file offset at which a response starts, and the total file size, None if unknown. Raises WeightsError
+    for a web page instead of a file and for a file that is too large, IncompleteDownload for another range than
+    requested."""
     if response.headers.get_content_type() == "text/html":
         hint = "the network may require a login: open the address in a browser"
         raise WeightsError(f"{address} serves a web page, not a file", hint)
     length = response.headers.get("Content-Length")
     total = int(length) if length else None
     if response.status == 206:
-        span = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+|\*)", response.headers.get("Content-Range", ""))
-        if not span or int(span[1]) != begin:
+        byte_range = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+|\*)", response.headers.get("Content-Range", ""))
+        if not byte_range or int(byte_range[1]) != begin:
             raise IncompleteDownload(f"{address} serves another byte range than requested")
-        total = None if span[3] == "*" else int(span[3])
+        total = None if byte_range[3] == "*" else int(byte_range[3])
     else:
         begin = 0
     check_download_size(address, total or 0)
@@ -163,8 +166,8 @@ def parse_content_range(response: Any, address: str, begin: int) -> tuple[int, i
 def write_response(
     response: Any, address: str, partial_path: Path, begin: int, total: int | None, listener: ProgressListener | None
 ) -> int:
-    """Write a response into the partial file from `begin`; returns its new size. Raises WeightsError if it is too
-    large, OSError with the file's name if it cannot be written."""
+    """Write the body of a response to the partial file, from the offset `begin`; return the new size of the file.
+    Raises WeightsError if the body is too large, OSError with the file's name if the file cannot be written."""
     done = begin
     with open(partial_path, "r+b" if begin else "wb") as file:
         file.truncate(begin)
@@ -182,13 +185,13 @@ def write_response(
 
 
 def check_download_size(address: str, size: int) -> None:
-    """Raise WeightsError for more than MAX_DOWNLOAD_BYTES bytes."""
+    """Raise WeightsError if a download has more than MAX_DOWNLOAD_BYTES bytes."""
     if size > MAX_DOWNLOAD_BYTES:
         raise WeightsError(f"{address} serves {size:,} bytes, more than {MAX_DOWNLOAD_BYTES:,}", "download it yourself")
 
 
 def parse_retry_after(headers: Any) -> float:
-    """Parse the seconds of a Retry-After header; 0 if it is missing or a date."""
+    """Parse the Retry-After header to seconds; 0 if it is missing or a date."""
     text = headers.get("Retry-After", "")
     return float(text) if text.isdigit() else 0.0
 
@@ -199,12 +202,13 @@ def get_partial_size(partial_path: Path) -> int:
 
 
 def get_resume_record_path(partial_path: Path) -> Path:
-    """Return the file that records address and version of a partial file."""
+    """Return the path of the JSON file that records the URL and the validator of a partial file."""
     return partial_path.with_name(partial_path.name + ".json")
 
 
 def read_validator(partial_path: Path, address: str) -> str:
-    """Read the validator of a partial file for If-Range; "" for a file of another address or unknown version."""
+    """Read the recorded validator of a partial file, the value of the If-Range header; "" if the URL differs or there
+    is none."""
     try:
         record = json.loads(get_resume_record_path(partial_path).read_text("utf-8"))
         return str(record["validator"]) if record["address"] == address else ""
@@ -213,9 +217,10 @@ def read_validator(partial_path: Path, address: str) -> str:
 
 
 def write_validator(partial_path: Path, address: str, headers: Any) -> None:
-    """Store the strong ETag or the date of the download. Raises OSError."""
-    tag = headers.get("ETag", "")
-    validator = tag if tag.startswith('"') else headers.get("Last-Modified", "")
+    """Record the URL and the validator of a partial file: its strong ETag, else its Last-Modified date. Raises
+    OSError."""
+    etag = headers.get("ETag", "")
+    validator = etag if etag.startswith('"') else headers.get("Last-Modified", "")
     write_text_atomic(get_resume_record_path(partial_path), json.dumps({"address": address, "validator": validator}))
 
 
@@ -226,16 +231,16 @@ def remove_partial_file(partial_path: Path) -> None:
 
 
 def require_https(address: str) -> None:
-    """Raise WeightsError unless an address is https, or on this machine."""
+    """Raise WeightsError unless a URL is https, or http on this machine."""
     url = urllib.parse.urlsplit(address)
     if not url.hostname or (url.scheme != "https" and not (url.scheme == "http" and url.hostname in PLAIN_HTTP_HOSTS)):
         raise WeightsError(f"{address} is not https", "use an https:// address")
 
 
 class HttpsRedirectHandler(urllib.request.HTTPRedirectHandler):
-    """Follow redirects only to addresses from which downloads are allowed."""
+    """Follows redirects only to URLs from which downloads are allowed."""
 
     def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
-        """Return the request to the redirected address. Raises WeightsError for an address that is not https."""
+        """Return the request for the redirect target. Raises WeightsError for a URL that is not https."""
         require_https(newurl)
         return super().redirect_request(req, fp, code=code, msg=msg, headers=headers, newurl=newurl)

@@ -1,4 +1,5 @@
-"""Shared code for weights files: the description of a tensor, opening a file, and rejecting one."""
+"""Shared code of the weights file readers: the description of a tensor, opening a file, and rejecting an invalid
+file."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from typing import BinaryIO, NoReturn
 
 from vitreous.errors import WeightsError
 
-MAX_TENSORS = 5_000  # of a file; the largest models here have 2,000, and checking more takes longer than 0.1 s
+MAX_TENSORS = 5_000  # tensors of a file; the largest models have 2,000, and checking more takes longer than 0.1 s
 MAX_TENSOR_NAME_LENGTH = 512  # characters
 
 
@@ -37,7 +38,7 @@ SUPPORTED_FILES_HINT = "supported files are safetensors, npz and PyTorch (.pt, .
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """One tensor of a file, from its header; `dtype` is torch's name."""
+    """Shape and dtype of a tensor in a file, from the header; `dtype` is torch's name, such as "bfloat16"."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -54,8 +55,8 @@ class TensorInfo:
 
 
 def open_regular_file(path: Path) -> BinaryIO:
-    """Open a regular file for reading. Raises WeightsError for a missing file, a folder, a pipe or a device, without
-    blocking."""
+    """Open a regular file for reading, without blocking on a pipe or device. Raises WeightsError for a missing file,
+    and for a folder, a pipe or a device."""
     try:
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     except FileNotFoundError:
@@ -71,17 +72,18 @@ def open_regular_file(path: Path) -> BinaryIO:
 
 
 def reject_weights_file(path: Path, reason: str, hint: str = "") -> NoReturn:
-    """Raise WeightsError for a file, with the reason."""
+    """Raise WeightsError with the message `PATH reason`, such as "model.pt is empty"."""
     raise WeightsError(f"{path} {reason}", hint)
 
 
 def sanitise_name(name: str) -> str:
-    """Sanitise a name from a foreign file for printing: one line, ASCII, limited length."""
+    """Sanitise a name from a foreign file for printing: one line, ASCII, at most 80 characters before escapes."""
     return ascii(name[:MAX_TENSOR_NAME_LENGTH])[1:-1] if len(name) <= 80 else ascii(name[:77])[1:-1] + "..."
 
 
 def check_tensor_infos(path: Path, entries: dict[str, TensorInfo]) -> dict[str, TensorInfo]:
-    """Return the entries after checks. Raises WeightsError for none, too many, empty tensors, and invalid names."""
+    """Check the tensors of a file by name, and return them. Raises WeightsError if there are none or too many, and for
+    empty tensors and invalid names."""
     if not entries:
         reject_weights_file(path, "contains no tensors", "save a model's state dict")
     if len(entries) > MAX_TENSORS:

@@ -32,17 +32,17 @@ SAFETENSORS_FILE, SHARD_INDEX_FILE, PICKLE_FILE = (
     "pytorch_model.bin",
 )
 HUB_CONFIG_FILES = ("config.json", "preprocessor_config.json")
-#: files of a bundle, as named in `weights.bundle` and `weights.parts`
+#: files of a bundle, as named in `weights.bundle` and `weights.objective_parts`
 BUNDLE_FILES, OBJECTIVE_FILE = ("model.json", "weights.safetensors"), "objective.safetensors"
 MAX_INDEX_BYTES = 8 << 20  # bytes
 
 
 def fetch_weights(source: str, listener: ProgressListener | None = None) -> Path:
-    """Download weights if necessary; returns their local path: a folder for a Hub repository, else a file.
+    """Return the local path of weights, which are downloaded if necessary: a folder for a Hub repository, else a file.
 
-    A name of `weights.published` selects the address in its entry. `hf:org/name[@revision][:file]` and `timm:name.tag`
-    are downloaded from the Hugging Face Hub through its cache, `https://...#sha256=HEX` once into the cache of this
-    package; anything else is returned as a path. Without a listener, progress is shown on stderr. Raises UsageError for
+    A name of `weights.published` selects its address. `hf:org/name[@revision][:file]` and `timm:name.tag` are
+    downloaded from the Hugging Face Hub through its cache, `https://...#sha256=HEX` once into the cache of this
+    package. Anything else is returned as a path. Without a listener, progress is shown on stderr. Raises UsageError for
     a malformed source, WeightsError for a download that fails or has another digest.
     """
     if published := find_published_weights(source):
@@ -58,7 +58,7 @@ def fetch_weights(source: str, listener: ProgressListener | None = None) -> Path
 
 
 def missing_source_error(source: str) -> WeightsError:
-    """Build the error for a source that is neither a local path nor of a known form; a model name gets a specific
+    """Build the error for a source that is neither a local path nor a known name; a model name gets a specific
     message."""
     forms = "a name of `vitreous models --weights`, timm:NAME.TAG or hf:ORG/NAME (both need the extra hub)"
     try:
@@ -76,14 +76,14 @@ def missing_source_error(source: str) -> WeightsError:
         else forms
     )
     return WeightsError(
-        f"no weights at {escape_unprintable(source)}: it is a model name without weights",
+        f"no weights at {escape_unprintable(source)}: it is the name of a model, not of weights",
         f"use {suggestion}, or a file",
     )
 
 
 def fetch_published_weights(published: PublishedWeights, listener: ProgressListener | None) -> Path:
-    """Return the file of published weights, from the cache if it is there and complete, or the folder of their
-    repository. Raises WeightsError as `fetch_from_url`."""
+    """Return the local file of published weights, downloaded unless the cache has it, or the folder of their Hub
+    repository. Raises WeightsError for a failed download or another digest."""
     if published.source.startswith("hf:"):
         return fetch_from_hub(published.source, published.source.removeprefix("hf:"), listener)
     target, record = get_cache_paths(published)
@@ -108,13 +108,13 @@ def fetch_published_weights(published: PublishedWeights, listener: ProgressListe
 
 
 def get_cache_paths(published: PublishedWeights) -> tuple[Path, Path]:
-    """Return the cached file of published weights, and the record of its download."""
+    """Return the cache path of published weights, and the path of the record of their download."""
     target = get_cache_folder("weights") / published.name / Path(urllib.parse.urlsplit(published.source).path).name
     return target, target.with_name(target.name + ".json")
 
 
 def is_download_complete(target: Path, record: Path) -> bool:
-    """Return whether a file exists and is unchanged since its download."""
+    """Return whether a downloaded file exists and has the SHA-256 in its record."""
     try:
         return target.is_file() and compute_sha256(target) == json.loads(record.read_text("utf-8"))["sha256"]
     except (OSError, ValueError, KeyError, TypeError):
@@ -122,10 +122,8 @@ def is_download_complete(target: Path, record: Path) -> bool:
 
 
 def resolve_mirror(address: str) -> str | Path:
-    """Resolve a published address: unchanged, or HOST/PATH below VITREOUS_MIRROR, an address or a folder.
-
-    Raises WeightsError for a folder without the file.
-    """
+    """Return the URL to download from: `address`, or HOST/PATH below VITREOUS_MIRROR. If that is a folder, return the
+    file. Raises WeightsError for a mirror folder without the file."""
     mirror = os.environ.get("VITREOUS_MIRROR", "").rstrip("/")
     if not mirror:
         return address
@@ -138,7 +136,7 @@ def resolve_mirror(address: str) -> str | Path:
 
 
 def verify_mirror_file(path: Path, digest: str) -> Path:
-    """Return a file of a mirror. Raises WeightsError if it has another digest."""
+    """Return the file of a mirror folder. Raises WeightsError if it has another digest."""
     if digest and not has_digest(path, digest):
         raise WeightsError(f"{path} does not have the digest {digest}", "download the file again")
     return path
@@ -150,8 +148,9 @@ def default_listener() -> ProgressListener:
 
 
 def fetch_from_hub(source: str, name: str, listener: ProgressListener | None) -> Path:
-    """Return the snapshot folder of a repository with its weights and descriptions, or the requested file. Raises
-    UsageError for an invalid name, or without the extra."""
+    """Download the weights and config files of a Hub repository to the Hub's cache, and return their folder; for
+    `org/name:file`, return the path of the file. Raises UsageError for an invalid name, or if the extra `hub` is not
+    installed; WeightsError for a failed download."""
     match = HUB_SOURCE.fullmatch(name)
     if not match or ".." in name:
         raise UsageError(
@@ -189,10 +188,8 @@ def fetch_from_hub(source: str, name: str, listener: ProgressListener | None) ->
 
 
 class HubRepository:
-    """One repository of the Hub, at one revision: the commit of the first downloaded file, for all further files.
-
-    Without a network, only cached files are available; `offline_error` is the error for missing ones.
-    """
+    """A repository of the Hugging Face Hub at one commit: that of the first downloaded file. If the Hub cannot be
+    reached, only cached files are available; `offline_error` is the error for missing ones."""
 
     def __init__(self, source: str, name: str, revision: str | None, listener: ProgressListener | None) -> None:
         self.source, self.name, self.revision, self.listener = source, name, revision, listener
@@ -200,7 +197,8 @@ class HubRepository:
         self.offline_error: WeightsError | None = None
 
     def get_file(self, file: str) -> Path | None:
-        """Return a file of the repository in the Hub's cache, or None if it does not exist."""
+        """Return a file of the repository in the Hub's cache, or None if the repository lacks it. Raises WeightsError
+        for other errors."""
         from huggingface_hub import hf_hub_download
         from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
@@ -227,7 +225,8 @@ class HubRepository:
         return path
 
     def reach(self, file: str) -> None:
-        """Send one request to the server, because a download would retry for half a minute before it uses the cache."""
+        """Request metadata of one file, and set `offline_error` if the server cannot be reached. A download would retry
+        for half a minute before it uses the cache."""
         from huggingface_hub import get_hf_file_metadata, hf_hub_url
 
         if get_offline_variable():
@@ -235,12 +234,13 @@ class HubRepository:
             return
         try:
             get_hf_file_metadata(hf_hub_url(self.name, file, revision=self.revision))
-        except Exception as error:  # any response means that the server is reachable; `get` repeats the request
+        except Exception as error:  # any response means that the server is reachable; `get_file` repeats the request
             if getattr(error, "response", None) is None and not isinstance(error, ValueError):
                 self.offline_error = self.missing(error)
 
     def download_shards(self) -> bool:
-        """Download the files that an index lists; returns whether there is one. Raises WeightsError for a bad index."""
+        """Download the files that the safetensors index lists; return whether the repository has an index. Raises
+        WeightsError for an invalid index."""
         index = self.get_file(SHARD_INDEX_FILE)
         if not index:
             return False
@@ -264,13 +264,13 @@ class HubRepository:
         return True
 
     def get_page_url(self) -> str:
-        """Return the web page of the repository."""
+        """Return the URL of the repository's web page."""
         from huggingface_hub import constants
 
         return f"{constants.ENDPOINT}/{self.name}"
 
     def missing(self, error: Exception) -> WeightsError:
-        """Build the error for a file that the client could not download."""
+        """Build the error for a file that could not be downloaded, with a hint for its cause."""
         from huggingface_hub import errors
 
         source, token = (
@@ -309,7 +309,7 @@ class HubRepository:
 
 
 def get_offline_variable() -> str:
-    """Return the variable that disables the network, HF_HUB_OFFLINE or VITREOUS_OFFLINE; "" if none does."""
+    """Return the environment variable that disables downloads, HF_HUB_OFFLINE or VITREOUS_OFFLINE; "" if none does."""
     true_values = ("1", "true", "yes", "on")
     return next(
         (
@@ -322,19 +322,17 @@ def get_offline_variable() -> str:
 
 
 def require_network(source: str) -> None:
-    """Raise WeightsError if the network is disabled."""
+    """Raise WeightsError if an environment variable disables downloads."""
     if variable := get_offline_variable():
         message = f"{source} is not in the cache, and {variable} disables downloads"
         raise WeightsError(message, f"unset {variable} once, or copy the cache from another machine")
 
 
 def fetch_from_url(source: str, listener: ProgressListener | None) -> Path:
-    """Return a file by its address and SHA-256: from the cache if it is there and complete, else downloaded.
-
-    Raises UsageError for an address without a digest, WeightsError for a failed download or another digest.
-    """
-    address, _, pin = source.partition("#")
-    algorithm, _, digest = pin.partition("=")
+    """Return the local file of a source `URL#sha256=HEX`, downloaded unless the cache has it. Raises UsageError for a
+    URL without a SHA-256, WeightsError for a failed download or another digest."""
+    address, _, fragment = source.partition("#")
+    algorithm, _, digest = fragment.partition("=")
     digest = digest.strip().lower()
     if algorithm != "sha256" or not re.fullmatch(r"[0-9a-f]{64}", digest):
         hint = "add #sha256= and the publisher's 64 digits, or download it and run `sha256sum FILE`"
@@ -353,7 +351,7 @@ def fetch_from_url(source: str, listener: ProgressListener | None) -> Path:
 
 
 def download_into_cache(address: str, target: Path, digest: str, listener: ProgressListener) -> None:
-    """Download a file into the cache. Raises WeightsError, also if it cannot be stored."""
+    """Download a file into the cache. Raises WeightsError if the download fails or the cache is not writable."""
     try:
         download_file(address, target, digest, listener)
     except OSError as error:
@@ -364,6 +362,6 @@ def download_into_cache(address: str, target: Path, digest: str, listener: Progr
 
 
 def unwritable_cache_error(folder: Path, error: OSError) -> WeightsError:
-    """Build the error for a cache that is not writable."""
+    """Build the error for a cache folder that is not writable."""
     reason = error.strerror or error
     return WeightsError(f"cannot write to the cache {folder} ({reason})", "set XDG_CACHE_HOME to a writable folder")

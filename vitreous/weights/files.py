@@ -1,7 +1,8 @@
-"""Weights files as data: the header is opened and checked before any tensor is read.
+"""Open weights files as data: the header is read and checked before any tensor.
 
 Three types, detected by content and never by name: safetensors, npz (numpy's zip of arrays), and files of `torch.save`,
-whose pickle is scanned and never run. Rejecting a file needs neither torch nor numpy, and no tensor.
+whose pickle is scanned and never run. Invalid files are rejected without importing torch or numpy, and without reading
+a tensor.
 """
 
 from __future__ import annotations
@@ -42,11 +43,9 @@ MISTAKEN_SIGNATURES = {
 
 @dataclass(frozen=True)
 class WeightsFile:
-    """A weights file with a checked header; no tensor is in memory yet.
-
-    `section` is the key of the selected nested state dict in a pickled file ("model", "teacher", ...), `other_sections`
-    are the keys of the other ones.
-    """
+    """A weights file with a checked header; no tensor is in memory yet. `kind`: `safetensors`, `npz` or `pickle`.
+    `section`: key of the selected nested state dict in a pickled file ("model", "teacher", ...); `other_sections`: keys
+    of the other ones."""
 
     path: Path
     kind: str
@@ -56,10 +55,8 @@ class WeightsFile:
     other_sections: tuple[str, ...] = ()
 
     def read(self, names: Iterable[str] | None = None) -> dict[str, Tensor]:
-        """Read those tensors, or all, as stored, in separate memory.
-
-        Raises WeightsError for a missing name, a NaN or infinite value, and a file that changed.
-        """
+        """Read the named tensors, by default all, with their stored dtype, each in separate memory. Raises WeightsError
+        for a missing name, a NaN or infinite value, and a file that changed."""
         selected = list(self.entries) if names is None else list(dict.fromkeys(names))
         for name in selected:
             if name not in self.entries:
@@ -81,24 +78,22 @@ class WeightsFile:
         return {name: tensors[name] for name in selected}
 
     def check_tensor(self, name: str, tensor: Tensor) -> None:
-        """Raise WeightsError unless a tensor matches the header and is finite."""
+        """Raise WeightsError unless a tensor has the shape and dtype in the header and only finite values."""
         entry = self.entries[name]
         if (tuple(tensor.shape), str(tensor.dtype)) != (entry.shape, f"torch.{entry.dtype}"):
             reject_weights_file(self.path, f"changed while it was read: {name} differs", "read it again")
-        if entry.dtype in FLOATING_DTYPES and not all(math.isfinite(end) for end in tensor.aminmax()):
+        if entry.dtype in FLOATING_DTYPES and not all(math.isfinite(extreme) for extreme in tensor.aminmax()):
             reject_weights_file(
                 self.path,
                 f"has a value in {name} that is NaN or infinite",
-                "the training that wrote it diverged, or the file is damaged",
+                "use another checkpoint: the training diverged, or the file is damaged",
             )
 
 
 def open_weights_file(path: str | os.PathLike[str], section: str = "") -> WeightsFile:
-    """Open a weights file and check its header. Raises WeightsError for any other or damaged file.
-
-    For a pickled file: the state dict under the key `section`, by default that of a model; for `pickled.ALL_SECTIONS`,
-    the state dicts under all keys, with names SECTION/NAME.
-    """
+    """Open a weights file and check its header. Raises WeightsError for a damaged file, or one of another type. For a
+    pickled file, `section` is the key of the state dict, by default that of a model. `pickled.ALL_SECTIONS` selects the
+    state dicts under all keys, with names SECTION/NAME."""
     path = Path(path)
     with open_regular_file(path) as file:
         size = os.fstat(file.fileno()).st_size
@@ -119,7 +114,8 @@ def open_weights_file(path: str | os.PathLike[str], section: str = "") -> Weight
 
 
 def detect_file_kind(path: Path, head: bytes, size: int) -> str:
-    """Detect `safetensors`, `zip` or `pickle` from the first bytes; the suffix only selects the error message."""
+    """Detect `safetensors`, `zip` or `pickle` from the first bytes; the suffix only selects the error message. Raises
+    WeightsError for other files."""
     if not size:
         reject_weights_file(path, "is empty", DOWNLOAD_AGAIN_HINT)
     if head[:2] == b"PK":

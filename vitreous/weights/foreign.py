@@ -1,7 +1,7 @@
-"""Weights in foreign formats: detect format and model, and convert tensors in both directions.
+"""Weights in foreign formats, those of other projects: detect format and model, and convert tensors in both directions.
 
 Detection uses only the header: the names give the format, the shapes give the config, and every shape is compared with
-the config's model. Tensors are read afterwards.
+the config's model. Tensors are read afterwards. Native tensors are those of this package's models.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ FOREIGN_FORMATS = [
     *own.FORMATS,
 ]
 WRAPPER_PREFIXES = ("module.", "_orig_mod.")  # prefixes of DistributedDataParallel and torch.compile
-#: infixes in names: DINOv2's training groups blocks, and TensorFlow numbers layers of one name
+#: numbers that some files add to names: DINOv2's training groups blocks, and TensorFlow numbers layers of one name
 NAME_SIMPLIFICATIONS = [
     (re.compile(r"\bblocks\.\d+\.(\d+)\."), r"blocks.\1."),
     (re.compile(r"standardized_conv2d_\d+/"), "standardized_conv2d/"),
@@ -83,7 +83,7 @@ SUPPORTED_MODELS_HINT = (
 )
 #: unsupported models: description -> a pattern of a unique tensor name
 UNSUPPORTED_MODELS = {
-    # Google's, timm's (arXiv:2105.01601)
+    # names in Google's and timm's files (arXiv:2105.01601)
     "an MLP-Mixer": r"(^|/)MixerBlock_\d+/token_mixing/|(^|\.)blocks\.\d+\.mlp_tokens\.",
     "a ResMLP": r"(^|\.)blocks\.\d+\.linear_tokens\.",
     "a BEiT": r"(^|\.)blocks\.\d+\.attn\.q_bias$|attention\.relative_position_bias\.relative_position_bias_table$",
@@ -95,10 +95,11 @@ SHARD_INDEX_FILE = "model.safetensors.index.json"
 
 @dataclass(frozen=True)
 class DetectedCheckpoint:
-    """A foreign file whose header was parsed: no tensor is in memory yet.
+    """The detected format and model of foreign weights files; no tensor is in memory yet.
 
-    `names`: the format's name of a tensor -> its location: file, name there, and the row of a scanned tensor or None.
-    `notes`: assumptions about settings that the files lack, one sentence each.
+    `names`: tensor name in the format -> location: file, name in the file, and block index. The index is None unless
+    big_vision stored all blocks in one tensor. `unused`: tensors of the files that the model does not have. `notes`:
+    assumptions about settings that the files lack, one sentence each.
     """
 
     format: WeightsFormat
@@ -109,8 +110,8 @@ class DetectedCheckpoint:
     notes: tuple[str, ...] = ()
 
     def read_state(self) -> dict[str, Tensor]:
-        """Read our tensors, float32, in our shapes. Raises WeightsError if the file cannot be read or contains NaN or
-        infinities."""
+        """Read the tensors under native names, in native shapes and float32. Raises WeightsError if a file cannot be
+        read or contains NaN or infinities."""
         tensors: dict[str, Tensor] = {}
         for source in {id(source): source for source, _, _ in self.names.values()}.values():
             locations = {name: location for name, location in self.names.items() if location[0] is source}
@@ -122,7 +123,7 @@ class DetectedCheckpoint:
         return self.convert_tensors(tensors)
 
     def convert_tensors(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Convert the format's tensors, of any shape, to ours. Raises WeightsError for a value that overflows
+        """Convert foreign tensors, of any shape, to native ones. Raises WeightsError for a value that overflows
         float32."""
         for name, tensor in tensors.items():
             if tensor.dtype == torch.float64 and not tensor.float().isfinite().all():
@@ -131,11 +132,9 @@ class DetectedCheckpoint:
 
 
 def detect_checkpoint(files: list[Path], settings: dict[str, Any] | None = None) -> DetectedCheckpoint:
-    """Detect format and model of weights files, shards of one model; `settings`: settings of config.json and the user.
-
-    Raises WeightsError for files that are not weights, have an unknown layout, or do not match the model they describe,
-    listing the differences.
-    """
+    """Detect format and model of weights files, which are the shards of one model. `settings`: config fields by dotted
+    path, from config.json and the user. Raises WeightsError, with the differences, for files that are not weights, have
+    an unknown layout, or do not match the model that they describe."""
     locations: dict[str, tuple[WeightsFile, str, int | None]] = {}
     shapes: Shapes = {}
     noted_settings: dict[str, Any] = {}
@@ -176,7 +175,7 @@ def detect_checkpoint(files: list[Path], settings: dict[str, Any] | None = None)
 
 
 def strip_name_prefixes(weights_format: WeightsFormat, names: list[str]) -> dict[str, str]:
-    """Map a format's tensor names to those in the file, which may have prefixes."""
+    """Map a format's tensor names to those in the file, which may have prefixes such as `module.`."""
     names_in_file: dict[str, str] = {}
     scope = find_name_scope(weights_format, names)
     for name in names:
@@ -189,7 +188,7 @@ def strip_name_prefixes(weights_format: WeightsFormat, names: list[str]) -> dict
 
 
 def find_name_scope(weights_format: WeightsFormat, names: Iterable[str]) -> str:
-    """Return the prefix of the model's tensors if the file contains others too; else ""."""
+    """Return the name prefix of the model's tensors if the file also has a text tower or optimiser state; else ""."""
     return next(
         (
             scope
@@ -203,7 +202,7 @@ def find_name_scope(weights_format: WeightsFormat, names: Iterable[str]) -> str:
 def find_unrelated_tensors(
     origin: Path, weights_format: WeightsFormat, names: dict[str, str], shapes: Shapes
 ) -> list[str]:
-    """List the tensors of other towers and optimisers. Raises WeightsError for two names that differ only by prefix."""
+    """List the tensors of text towers and optimisers. Raises WeightsError for two names that differ only by prefix."""
     used_names = set(names.values())
     unrelated = [name for name in shapes if name not in used_names]
     scope = find_name_scope(weights_format, used_names)
@@ -216,7 +215,7 @@ def find_unrelated_tensors(
 
 
 def strip_wrapper_prefixes(name: str) -> str:
-    """Remove the prefixes and infixes that wrappers add to a name."""
+    """Remove prefixes of wrappers such as DistributedDataParallel, and numbers of layer groups, from a tensor name."""
     while start := next((start for start in WRAPPER_PREFIXES if name.startswith(start)), ""):
         name = name.removeprefix(start)
     for infix, replacement in NAME_SIMPLIFICATIONS:
@@ -232,8 +231,9 @@ def match_format(
     settings: dict[str, Any],
     unrelated: list[str],
 ) -> DetectedCheckpoint:
-    """Infer the config from the shapes, and check every tensor's shape and type against it. Raises WeightsError for
-    tensors that are missing, unknown or of another shape."""
+    """Infer the config from the shapes, and check the shape and dtype of every tensor against it. `locations` and
+    `shapes` are by the format's tensor names; `unrelated`: other tensors of the file. Raises WeightsError for tensors
+    that are missing, unknown or of another shape."""
     if weights_format in swin_v2.FORMATS:
         settings = parse_window_from_name(origin.name) | settings
     try:
@@ -243,7 +243,7 @@ def match_format(
         problem = f"lacks {error}" if isinstance(error, KeyError) else str(error) or type(error).__name__
         raise WeightsError(
             f"{origin} looks like {weights_format.title}, but {problem}",
-            "the file is damaged, or its layout is not supported",
+            "use another file: this one is damaged, or its layout is not supported",
         ) from None
     except VitreousError as error:
         raise WeightsError(f"{origin} looks like {weights_format.title}, but {error.message}", error.hint) from None
@@ -254,7 +254,7 @@ def match_format(
         source, file_name, _ = locations[name]
         dtype = source.entries[file_name].dtype
         if shapes[name] != tuple(expected[name].shape):
-            errors.append(f"{name} is {shapes[name]}, not {tuple(expected[name].shape)}")
+            errors.append(f"{name} has shape {shapes[name]}, not {tuple(expected[name].shape)}")
         elif dtype not in FLOATING_DTYPES:
             errors.append(f"{name} has dtype {dtype}, not floating-point numbers")
     if errors:
@@ -280,26 +280,28 @@ def match_format(
 def read_fact_tensors(
     weights_format: WeightsFormat, locations: dict[str, tuple[WeightsFile, str, int | None]], shapes: Shapes
 ) -> dict[str, dict[str, Tensor]]:
-    """Read the `facts` tensors of a format that a file has, of any shape and at most MAX_FACT_ELEMENTS elements. Raises
-    WeightsError if the file cannot be read."""
+    """Read the tensors whose values determine the config (`facts` of the format), if the file has them. Returns
+    {"facts": tensors by name}, of any shape and at most MAX_FACT_ELEMENTS elements each. Raises WeightsError if the
+    file cannot be read."""
     names = [name for name in weights_format.facts if name in shapes and math.prod(shapes[name]) <= MAX_FACT_ELEMENTS]
     values = {name: locations[name][0].read([locations[name][1]])[locations[name][1]].float() for name in names}
     return {"facts": values} if weights_format.facts else {}
 
 
 def suggest_full_state_dict(errors: list[str]) -> str:
-    """Return a hint for tensors that no published model of the family lacks, or ""."""
+    """Return a hint if a tensor is missing that every published model of the family has; else ""."""
     lacking = any(
         re.fullmatch(r"missing (.*\.qkv\.bias|norm\.(weight|bias)|head\.bias|patch_embed\.proj\.bias)", line)
         for line in errors
     )
-    return "no published model of that shape lacks these tensors; save the full state dict" if lacking else ""
+    return "save the full state dict: no published model of that shape lacks these tensors" if lacking else ""
 
 
 def describe_position_assumptions(
     origin: Path, weights_format: WeightsFormat, config: ModelConfig, settings: dict[str, Any]
 ) -> Iterator[str]:
-    """Describe assumptions about positions, one sentence each: their grid, and their resize rule."""
+    """Describe the assumptions about position embeddings, one sentence each: image size, patch grid, and resize
+    rule."""
     encoder: Any = config.encoder
     for text in weights_format.assumes(encoder, settings):
         yield f"{origin.name} does not specify {text}"
@@ -309,25 +311,25 @@ def describe_position_assumptions(
         yield f"{origin.name} does not specify its clip size: assumed {size} (--source-size FRAMES HEIGHT WIDTH)"
     if encoder.positions.kind != "learned":
         return
-    doubt = weights_format.describe_ambiguity(encoder)
-    # all other owners of such positions include them
-    unplaced = encoder.class_token and not encoder.prefix_position_count and bool(doubt)
-    if "image" not in settings and not is_video and (is_ambiguous_grid(encoder.grid) or unplaced):
-        token_note = ", and that the class token has none" * unplaced
+    resize_ambiguity = weights_format.describe_ambiguity(encoder)
+    # files of unambiguous formats always have a position for the class token
+    lacks_class_position = encoder.class_token and not encoder.prefix_position_count and bool(resize_ambiguity)
+    if "image" not in settings and not is_video and (is_ambiguous_grid(encoder.grid) or lacks_class_position):
+        token_note = ", and that the class token has none" * lacks_class_position
         size = (
             f"{encoder.grid[0]} x {encoder.grid[1]} patches, images of {encoder.image[0]} x {encoder.image[1]} pixels"
         )
         yield (
             f"{origin.name} does not specify its position grid: assumed {size}{token_note} (--source-size HEIGHT WIDTH)"
         )
-    if "positions.resize" not in settings and doubt:
-        assumption = f"assumed {encoder.positions.resize}, {doubt}"
+    if "positions.resize" not in settings and resize_ambiguity:
+        assumption = f"assumed {encoder.positions.resize}, {resize_ambiguity}"
         yield f"{origin.name} does not specify how its positions are resized: {assumption}"
 
 
 def build_size_checked_model(config: ModelConfig) -> torch.nn.Module:
-    """Build the model of a config, without weights. Raises WeightsError for an implausibly large one, before it is
-    built."""
+    """Build the model of a config without initialising its weights. Raises WeightsError, before building, if it would
+    be implausibly large."""
     encoder: Any = config.encoder
     depth = encoder.depth + encoder.stem_depth
     if encoder.width_out > 100_000 or depth > google.MAX_BLOCKS or math.prod(encoder.image) > 1 << 28:
@@ -339,11 +341,9 @@ def build_size_checked_model(config: ModelConfig) -> torch.nn.Module:
 
 
 def find_weights_in_folder(folder: Path) -> tuple[list[Path], dict[str, Any]]:
-    """Find the weights files of a folder in the layout of transformers and the Hub, and its config.json, or
-    open_clip's.
-
-    Raises WeightsError for a folder without weights, and for an index with files outside the folder.
-    """
+    """Find the weights files of a folder in the layout of transformers, open_clip or the Hub, and return them with the
+    content of its config.json. Raises WeightsError for a folder without weights or with several files, and for an index
+    with files outside the folder."""
     settings = read_json_object(folder / "config.json") or read_json_object(folder / "open_clip_config.json")
     index = read_json_object(folder / SHARD_INDEX_FILE)
     if index:
@@ -366,17 +366,18 @@ def find_weights_in_folder(folder: Path) -> tuple[list[Path], dict[str, Any]]:
     if len(files) == 1:
         return files, settings
     raise WeightsError(
-        f"{folder} contains no weights" if not files else f"{folder} contains several weights files", "give one file"
+        f"{folder} contains no weights" if not files else f"{folder} contains several weights files",
+        "use the path of one weights file",
     )
 
 
 @lru_cache(maxsize=256)
 def find_writable_formats(config: ModelConfig) -> dict[str, WeightsFormat]:
-    """List the formats that can represent a model, by their `--to` name; none for a stem that only this package has."""
+    """Find the formats that can represent a model, by their `--to` name; none for a stem that only this package has."""
     formats: dict[str, WeightsFormat] = {}
     if not config.foreign_formats:
         return formats
-    # for all elements of every tensor; operations on meta tensors would import a compiler, which takes two seconds
+    # one element shared by all tensors; operations on meta tensors would import a compiler, which takes two seconds
     element = torch.zeros(())
     state = {name: element.expand(tensor.shape) for name, tensor in build_without_init(config).state_dict().items()}
     for weights_format in FOREIGN_FORMATS:
@@ -390,7 +391,7 @@ def find_writable_formats(config: ModelConfig) -> dict[str, WeightsFormat]:
 
 
 def can_round_trip(weights_format: WeightsFormat, config: ModelConfig, state: dict[str, Tensor]) -> bool:
-    """Return whether a model with a state of these shapes, written in a format, is detected as the same model."""
+    """Return whether a model, written in a format and read back, is detected as the same model."""
     settings: dict[str, Any] = {"image": config.image, "heads": 0} | config.head_count_field()
     if weights_format.describe:
         settings = parse_transformers_config(weights_format.describe(config))

@@ -1,7 +1,7 @@
-"""Image weights in a model with a time axis, for clips or volumes (ViViT, arXiv:2103.15691, section 3.4), and attention
-weights with and without a key bias.
+"""Convert image weights for a model with a time axis, clips or volumes (ViViT, arXiv:2103.15691, section 3.4), and
+attention weights between forms with and without a key bias.
 
-D width, C channels, p and q a patch's height and width in pixels, t frames of a patch, T time slots.
+D width, C channels, p and q a patch's height and width in pixels, t frames of a patch.
 """
 
 from __future__ import annotations
@@ -21,17 +21,15 @@ QKV_BIAS = re.compile(r"(.*\.qkv)\.(bias|query_bias)")
 def inflate_positions(
     state: dict[str, Tensor], model_state: dict[str, Tensor], source_config: ModelConfig, model_config: ModelConfig
 ) -> None:
-    """Add a time axis to image positions (h, w, D) in `state`, in place: (1, h, w, D), which is constant over time when
-    read at T slots; or use them as spatial positions if temporal ones are separate and start at 0.
-
-    Fixed positions become a table if the model learns its positions.
-    """
+    """Add a time axis to image positions (h, w, D) in `state`, in place: (1, h, w, D), the same for every time step. If
+    the model has separate temporal positions, which start at 0, the image positions become its spatial ones. Fixed
+    positions become a table if the model learns its positions."""
     if len(getattr(source_config, "image", ())) != 2 or len(getattr(model_config, "image", ())) != 3:
         return
     table_names = {"position.table", "position.space.table"} & model_state.keys()
-    rule = source_config.positions.kind
-    if table_names and rule.startswith("sincos"):
-        state["position.table"] = SinCosPosition(source_config.width, rule.removeprefix("sincos-")).read(
+    kind = source_config.positions.kind
+    if table_names and kind.startswith("sincos"):
+        state["position.table"] = SinCosPosition(source_config.width, kind.removeprefix("sincos-")).read(
             source_config.grid
         )
     if "position.table" in state and "position.space.table" in model_state:
@@ -41,21 +39,19 @@ def inflate_positions(
 
 
 def inflate_kernel(weight: Tensor, channels: int, patch: tuple[int, ...], frames: int, rule: str = "central") -> Tensor:
-    """Inflate an image patch projection (D, C p q) to patches of `frames` frames, (D, C t p q).
-
-    The rule `central` reads only frame t // 2, so any clip gives the tokens of these frames; `average` reads 1 / t of
-    each frame, so a static clip gives those of its image. Raises ValueError for another rule.
-    """
+    """Inflate an image patch projection (D, C p q) to patches of `frames` frames, (D, C t p q). The rule `central` uses
+    only frame t // 2, so a clip yields the tokens of these frames. The rule `average` weights every frame by 1 / t, so
+    a static clip yields the tokens of its image. Raises ValueError for another rule."""
     if rule not in ("central", "average"):
         raise ValueError(f"unknown kernel inflation rule {rule}: use central or average")
     kernel = weight.unflatten(1, (channels, 1, math.prod(patch))).repeat(1, 1, frames, 1)
-    share = torch.full((frames,), 1 / frames) if rule == "average" else torch.eye(frames)[frames // 2]
-    return (kernel * share.to(weight)[:, None]).flatten(1)
+    frame_weights = torch.full((frames,), 1 / frames) if rule == "average" else torch.eye(frames)[frames // 2]
+    return (kernel * frame_weights.to(weight)[:, None]).flatten(1)
 
 
 def convert_key_bias(state: dict[str, Tensor], model_state: dict[str, Tensor]) -> None:
-    """Convert the biases of queries, keys and values in `state`, in place, to the model's form: one of (3 D,), or those
-    of queries and values, (D,) each. Softmax cancels the key bias, so outputs are unchanged."""
+    """Convert the attention biases in `state`, in place, to the model's form: one tensor (3 D,) for queries, keys and
+    values, or one (D,) each for queries and values. Softmax cancels the key bias, so outputs are unchanged."""
     for match in filter(None, map(QKV_BIAS.fullmatch, list(state))):
         layer, bias_name = match.groups()
         if bias_name == "bias" and f"{layer}.query_bias" in model_state:

@@ -1,4 +1,4 @@
-"""Detect runs and image folders among paths, and find the newest run, for hints when no model is given.
+"""Detect runs and image folders among path arguments, and find the newest run, for hints in error messages.
 
 Does not import PyTorch.
 """
@@ -12,9 +12,11 @@ from pathlib import Path
 
 from vitreous.data.decoding.clips import VIDEO_SUFFIXES
 from vitreous.data.decoding.decode import IMAGE_FILE_SUFFIXES
-from vitreous.data.decoding.volumes import VOLUME_SUFFIXES as VOLUMES
+from vitreous.data.decoding.volumes import VOLUME_SUFFIXES
 
-IMAGE_SUFFIXES = frozenset((*IMAGE_FILE_SUFFIXES, *VIDEO_SUFFIXES, *VOLUMES)) - {".npz"}  # weights can be .npz too
+IMAGE_SUFFIXES = frozenset((*IMAGE_FILE_SUFFIXES, *VIDEO_SUFFIXES, *VOLUME_SUFFIXES)) - {
+    ".npz"
+}  # weights can be .npz too
 DATA_TABLE_SUFFIXES = frozenset((".csv", ".tsv", ".tar", ".parquet"))
 DATASET_SUFFIXES = frozenset(
     (*IMAGE_SUFFIXES, *DATA_TABLE_SUFFIXES, ".txt", ".md", ".xml", ".yaml", ".yml", ".html", ".pdf")
@@ -25,7 +27,7 @@ MAX_SCAN_DEPTH = 3  # folder levels below the first one
 
 
 def is_run_folder(path: str | os.PathLike[str]) -> bool:
-    """Return whether a folder is a run; data in YOLO's layout may have a config.yaml too."""
+    """Return whether a folder is a run, which has all `RUN_FILES`; a YOLO dataset may have only a config.yaml."""
     return all(Path(path, name).is_file() for name in RUN_FILES)
 
 
@@ -34,18 +36,18 @@ def is_finished_run(path: str | os.PathLike[str]) -> bool:
     return is_run_folder(path) and Path(path, "model").is_dir()
 
 
-def find_newest_run(home: str | os.PathLike[str] = ".") -> str:
-    """Return the most recently written complete run below a folder, as a relative path; "" for none. Links are not
-    followed."""
-    runs = [folder for folder, _ in walk_entries(home) if is_finished_run(folder)]
+def find_newest_run(root: str | os.PathLike[str] = ".") -> str:
+    """Find the finished run below a folder whose model was written last: its path relative to the folder, "" for none.
+    Links are not followed."""
+    runs = [folder for folder, _ in walk_entries(root) if is_finished_run(folder)]
     newest = max(runs, key=lambda folder: os.stat(os.path.join(folder, "model")).st_mtime, default="")
-    return os.path.relpath(newest, home) if newest else ""
+    return os.path.relpath(newest, root) if newest else ""
 
 
-def walk_entries(home: str | os.PathLike[str]) -> Iterator[tuple[str, list[str]]]:
-    """Yield the folders below one, itself first, each with its file names, breadth first: at most MAX_SCAN_DEPTH deep,
-    until MAX_SCANNED_ENTRIES were scanned. Hidden folders and folders in a run are skipped."""
-    queue, num_entries = deque([(os.fspath(home), 0)]), 0
+def walk_entries(root: str | os.PathLike[str]) -> Iterator[tuple[str, list[str]]]:
+    """Yield a folder and the folders below it, breadth first, each with its file names. At most MAX_SCAN_DEPTH levels
+    deep, until MAX_SCANNED_ENTRIES entries were scanned. Hidden folders and folders in a run are skipped."""
+    queue, num_entries = deque([(os.fspath(root), 0)]), 0
     while queue and num_entries < MAX_SCANNED_ENTRIES:
         folder, depth = queue.popleft()
         names = list[str]()
@@ -67,12 +69,12 @@ def walk_entries(home: str | os.PathLike[str]) -> Iterator[tuple[str, list[str]]
 
 
 def has_run_files(names: list[str]) -> bool:
-    """Return whether the files of a folder are those of a run."""
+    """Return whether the file names of a folder include all `RUN_FILES`."""
     return set(names) >= set(RUN_FILES)
 
 
 def is_image_source(path: str) -> bool:
-    """Return whether an argument is a source of images, or a table or archive of images, and not a model: by suffixes
+    """Return whether a path argument is an image, or a folder, table or archive of images, and not a model, by suffixes
     only. A folder that also contains other files may be a model."""
     if not os.path.isdir(path):
         return path[:1] == "@" or path == "-" or get_full_suffix(path) in IMAGE_SUFFIXES | DATA_TABLE_SUFFIXES
@@ -86,7 +88,8 @@ def is_image_source(path: str) -> bool:
 
 
 def get_full_suffix(name: str) -> str:
-    """Return the suffix of a file name in lower case, `.nii.gz` in full; `.pth` for checkpoints named `x.pth.tar`."""
+    """Return the suffix of a file name in lower case: `.nii.gz` in full, and `.pth` for checkpoints named
+    `x.pth.tar`."""
     stem, suffix = os.path.splitext(name.lower())
     if name.lower().endswith(".nii.gz"):
         return ".nii.gz"

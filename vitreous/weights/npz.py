@@ -1,6 +1,6 @@
-"""Zip archives of npz and PyTorch files, and npz itself: arrays by name, each with numpy's header.
+"""Read npz files, and check the zip archives of npz and PyTorch files before anything is unpacked.
 
-An array's shape and dtype come from its header, read as text; arrays of objects are rejected.
+An array's shape and dtype come from its header, which is parsed as text; arrays of Python objects are rejected.
 """
 
 from __future__ import annotations
@@ -53,11 +53,9 @@ NUMPY_DTYPES = {
 
 
 class CheckedZip:
-    """A zip with a checked directory: no duplicate, encrypted or overlapping members, and no implausible compression
-    ratio.
-
-    `members` are by name; nothing is unpacked until `read`, and never more than the directory states.
-    """
+    """A zip archive with a checked directory: no duplicate, encrypted or overlapping members, and no implausible
+    compression ratio. `members`: directory entries by name. Only `read` and `read_start` unpack, never more than the
+    directory states. Raises WeightsError for other archives."""
 
     def __init__(self, path: Path, file: BinaryIO, size: int) -> None:
         self.path, self.file = path, file
@@ -76,11 +74,12 @@ class CheckedZip:
             reject_weights_file(
                 path,
                 f"is a zip of {size:,} bytes that would unpack to {unpacked_bytes:,}",
-                "weights do not compress this well; save it again",
+                "save it again: weights do not compress this well",
             )
 
     def find_directory(self, size: int) -> int:
-        """Return the offset of the zip's directory. Rejects a comment, a gap, or too many members before parsing it."""
+        """Return the offset of the zip's directory. Raises WeightsError for a comment, a gap, or too many members,
+        before the directory is parsed."""
         self.file.seek(max(0, size - 98))
         tail = self.file.read(98)
         if size < 22 or tail[-22:-18] != b"PK\5\6" or tail[-2:] != b"\0\0":
@@ -102,7 +101,8 @@ class CheckedZip:
         return begin
 
     def check_member(self, info: zipfile.ZipInfo) -> None:
-        """Add one member, or reject it if weights files do not have such members."""
+        """Check a directory entry and add it to `members`. Raises WeightsError for an entry that weights files do not
+        have."""
         name, member = info.orig_filename, f"has the member '{sanitise_name(info.orig_filename)}'"
         if name in self.members:
             reject_weights_file(self.path, f"{member} twice", "save it again with each member once")
@@ -114,14 +114,15 @@ class CheckedZip:
             )
         if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
             reject_weights_file(
-                self.path, f"{member} packed by method {info.compress_type}", "save it stored or deflated"
+                self.path, f"{member} compressed by method {info.compress_type}", "save it uncompressed or deflated"
             )
         if info.compress_type == zipfile.ZIP_STORED and info.file_size != info.compress_size:
             reject_weights_file(self.path, f"{member} with contradictory sizes", DOWNLOAD_AGAIN_HINT)
         self.members[name] = info
 
     def find_member_data(self, info: zipfile.ZipInfo) -> int:
-        """Return the offset of a member's data. Raises WeightsError if its local header contradicts the directory."""
+        """Return the offset of a member's data, and move the file there. Raises WeightsError if the member's local
+        header contradicts the directory."""
         self.file.seek(info.header_offset)
         header = self.file.read(30)
         signature, flags, method, name, extra = (
@@ -147,7 +148,7 @@ class CheckedZip:
         return begin
 
     def read_start(self, name: str, count: int) -> bytes:
-        """Return the first bytes of a member, at most `count`, unpacked."""
+        """Unpack and return the first bytes of a member, at most `count`. Raises WeightsError if it is damaged."""
         info = self.members[name]
         self.find_member_data(info)
         packed = self.file.read(min(count, info.compress_size))
@@ -161,7 +162,7 @@ class CheckedZip:
             )
 
     def read(self, name: str) -> bytearray:
-        """Return a full member, unpacked. Raises WeightsError if its size or checksum differs from the directory's."""
+        """Unpack and return a full member. Raises WeightsError if its size or checksum differs from the directory's."""
         info = self.members[name]
         self.find_member_data(info)
         content = bytearray(info.compress_size)
@@ -182,8 +183,8 @@ class CheckedZip:
 
 
 def read_npz_infos(archive: CheckedZip, budget: int = MAX_ARRAY_BYTES) -> dict[str, TensorInfo]:
-    """Read the array headers of an npz file. Raises WeightsError for objects, unsupported content, and more than
-    `budget` bytes."""
+    """Read shape and dtype of every array in an npz file. Raises WeightsError for arrays of objects, members that are
+    not arrays, and more than `budget` bytes in total."""
     entries = {}
     for member in archive.members:
         name = member.removesuffix(".npy")
@@ -203,10 +204,8 @@ def read_npz_infos(archive: CheckedZip, budget: int = MAX_ARRAY_BYTES) -> dict[s
 
 
 def parse_npz_member_header(archive: CheckedZip, member: str) -> tuple[TensorInfo, bool, int]:
-    """Parse an array's shape and dtype, whether its first axis varies fastest, and the offset of its data (bytes).
-
-    Raises WeightsError unless the member has the corresponding length.
-    """
+    """Parse the header of an array: its shape and dtype, whether it has Fortran order, and the offset of its data in
+    bytes. Raises WeightsError for an invalid header, and unless the member has the corresponding length."""
     head, name = archive.read_start(member, MAX_NPY_HEADER_BYTES + 12), sanitise_name(member.removesuffix(".npy"))
     if head[:6] != b"\x93NUMPY" or head[6:8] not in (b"\1\0", b"\2\0", b"\3\0"):
         reject_weights_file(
@@ -224,11 +223,11 @@ def parse_npz_member_header(archive: CheckedZip, member: str) -> tuple[TensorInf
         )
     if not matches:
         reject_weights_file(
-            archive.path, f"has a header of '{name}' that is not numpy's", "save the weights again, with numpy.savez"
+            archive.path, f"has an invalid numpy header for '{name}'", "save the weights again, with numpy.savez"
         )
     if matches[1] not in NUMPY_DTYPES:
         reject_weights_file(
-            archive.path, f"has '{name}' as {matches[1]}, which weights do not use", "save it as float32"
+            archive.path, f"has '{name}' with dtype {matches[1]}, which weights do not use", "save it as float32"
         )
     entry = TensorInfo(tuple(int(length) for length in re.findall(r"\d+", matches[3])), NUMPY_DTYPES[matches[1]])
     size = archive.members[member].file_size
@@ -242,7 +241,7 @@ def parse_npz_member_header(archive: CheckedZip, member: str) -> tuple[TensorInf
 
 
 def read_npz_tensors(path: Path, names: list[str]) -> dict[str, Tensor]:
-    """Read those arrays as tensors of their shapes, row-major. Raises WeightsError for a damaged file."""
+    """Read the named arrays as row-major tensors of their shapes. Raises WeightsError for a damaged or changed file."""
     import torch
 
     tensors = {}

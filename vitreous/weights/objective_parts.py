@@ -1,4 +1,4 @@
-"""State of an objective besides the model of its bundle: a decoder, heads, a student, a centre.
+"""State of a training objective besides the model in its bundle: a decoder, heads, a student, a centre.
 
 It is stored with the weights in `objective.safetensors`, so that a run of the same objective can continue. Inference
 does not read it.
@@ -22,20 +22,21 @@ OBJECTIVE_FILE = "objective.safetensors"
 #: submodule -> fields of its config that shapes do not determine
 SHAPELESS_FIELDS = {"decoder": ("decoder_heads",), "model.head": ("classes",), "model.regions": ("classes",)}
 
-HEAD_PREFIXES = ("head.", "representation.", "classes.")  # the last is a DiT's table
+HEAD_PREFIXES = ("head.", "representation.", "classes.")  # `classes.`: a DiT's class embedding
 
 
 @dataclass(frozen=True)
 class ObjectiveState:
-    """The config of an objective as plain data, with its `name`, and its tensors by the objective's names."""
+    """Config and tensors of a training objective. `config`: its fields as plain data, including `name`; `state`: its
+    tensors by their names in the objective."""
 
     config: dict[str, Any]
     state: dict[str, Tensor]
 
 
 def load_objective_state(folder: Path, description: Path) -> ObjectiveState | None:
-    """Read the objective state of a bundle, usually float32; None if there is none. Raises WeightsError for a file that
-    is missing or modified."""
+    """Load the objective state of the bundle in `folder`; None if there is none. `description`: the bundle's
+    model.json. Raises WeightsError for a file that is missing or modified."""
     document = json.loads(description.read_text("utf-8"))
     config, file = document.get("objective"), folder / OBJECTIVE_FILE
     if not config:
@@ -48,13 +49,14 @@ def load_objective_state(folder: Path, description: Path) -> ObjectiveState | No
 
 @dataclass(frozen=True)
 class ObjectiveLoadResult:
-    """Submodules loaded into an objective, and those that do not fit and keep their initial values."""
+    """Names of the submodules that were loaded into an objective, and of those that do not fit and keep their initial
+    values."""
 
     loaded: list[str]
     skipped: list[str]
 
     def text(self) -> str:
-        """Describe the result in one line."""
+        """Describe the loaded and skipped submodules in one line."""
         skipped = f"; newly initialised because of another shape: {', '.join(self.skipped)}" if self.skipped else ""
         return (f"continues with its {', '.join(self.loaded)}" if self.loaded else "starts without its state") + skipped
 
@@ -63,44 +65,47 @@ class ObjectiveLoadResult:
 def load_into_objective(
     objective: nn.Module, config: dict[str, Any], loaded_state: ObjectiveState
 ) -> ObjectiveLoadResult:
-    """Load state into an objective of this config, as plain data, in place.
+    """Load stored state into an objective, in place. `config`: the fields of the objective as plain data.
 
     A submodule consists of all tensors with the same first word in their names (first two for dense heads, whose config
-    has `classes`). It is loaded if all tensors match in name and shape, and otherwise keeps its values; so does a
-    submodule with the same shapes but another computation (`SHAPELESS_FIELDS`).
+    has `classes`). It is loaded if all tensors match in name and shape, and otherwise keeps its values. It also keeps
+    them if the shapes match, but fields in `SHAPELESS_FIELDS` differ, with which it computes something else.
     """
-    own_state, groups, prefix_length = (
+    objective_tensors, groups, prefix_length = (
         objective.state_dict(),
         dict[str, list[str]](),
         2 if "classes" in loaded_state.config else 1,
     )
 
     def get_submodule_name(tensor: str) -> str:
+        """Return the first words of a tensor name, which identify its submodule."""
         return ".".join(tensor.split(".")[:prefix_length])
 
     for name in loaded_state.state:
         groups.setdefault(get_submodule_name(name), []).append(name)
     result = ObjectiveLoadResult([], [])
     for group, names in groups.items():
-        own_names = {name for name in own_state if get_submodule_name(name) == group}
+        objective_names = {name for name in objective_tensors if get_submodule_name(name) == group}
         has_same_fields = all(
             loaded_state.config.get(field, config.get(field)) == config.get(field)
             for field in SHAPELESS_FIELDS.get(group, ())
         )
         is_compatible = (
             has_same_fields
-            and own_names == set(names)
-            and all(own_state[name].shape == loaded_state.state[name].shape for name in names)
+            and objective_names == set(names)
+            and all(objective_tensors[name].shape == loaded_state.state[name].shape for name in names)
         )
         (result.loaded if is_compatible else result.skipped).append(group)
         for name in names if is_compatible else ():
-            own_state[name].copy_(loaded_state.state[name])
+            objective_tensors[name].copy_(loaded_state.state[name])
     return result
 
 
 @dataclass(frozen=True)
 class WeightsLoadResult:
-    """Result of loading the tensors of a source."""
+    """Result of loading weights into a model: the names of tensors that were loaded, that kept their initial values,
+    and that are unused. `resized`, `channels`, `windows` and `patches`: changes of position grid, channels, attention
+    windows and patch size, such as `16 -> 14`; "" if unchanged."""
 
     source: str
     title: str
@@ -113,14 +118,14 @@ class WeightsLoadResult:
     patches: str = ""
 
     def text(self) -> str:
-        """Describe the result in one line."""
+        """Describe the source, the numbers of tensors, and the changes in one line."""
         line = (
             f"started from {self.source}, {self.title} (kept {len(self.loaded)} tensors, "
             f"new {len(self.initialised)}, unused {len(self.unused)})"
         )
         if any(name.startswith(HEAD_PREFIXES) for name in self.initialised):
             line += (
-                "; classes are new"
+                "; the class embedding is new"
                 if "classes.weight" in self.initialised
                 else "; the head is new and zero-initialised"
             )

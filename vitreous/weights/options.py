@@ -19,8 +19,8 @@ class WeightsSource(os.PathLike[str]):
 
     `resize` is the position resize rule, an entry of `nn.grid.RESIZE_MODES`. `source_size` is the image size for which
     the positions were trained, in pixels: one number for a square, height and width, or frames, height and width.
-    `native_aspect`: run the model at the native aspect ratio of images, with at most `tokens` patches, None for as many
-    as in training. Raises UsageError for other values.
+    `native_aspect`: run the model at the native aspect ratio of images, with at most `tokens` patches (None: as many as
+    in training). Raises UsageError for other values.
     """
 
     path: str
@@ -39,7 +39,10 @@ class WeightsSource(os.PathLike[str]):
                 suggest_nearest(self.resize, rules) or f"use one of {', '.join(rules)}",
             )
         if self.source_size is not None and (len(self.source_sides) not in (1, 2, 3) or min(self.source_sides) < 1):
-            raise UsageError("--source-size takes one number or height and width in pixels, for clips frames first")
+            raise UsageError(
+                f"--source-size cannot be {' '.join(map(str, self.source_sides)) or 'empty'}",
+                "use one number, or height and width, in pixels of at least 1; for clips, frames first",
+            )
 
     def __fspath__(self) -> str:
         return self.path
@@ -49,7 +52,7 @@ class WeightsSource(os.PathLike[str]):
 
     @property
     def source_sides(self) -> tuple[int, ...]:
-        """Return the numbers of `source_size`."""
+        """Return `source_size` as a tuple, () if it is not set."""
         return (
             ()
             if self.source_size is None
@@ -60,7 +63,7 @@ class WeightsSource(os.PathLike[str]):
 
     @property
     def to_config_fields(self) -> dict[str, Any]:
-        """Return the settings as fields of `ViTConfig` by their dotted paths, if they are set."""
+        """Return the set options as config fields of a `ViTConfig`, by dotted path."""
         settings: dict[str, Any] = {} if self.resize is None else {"positions.resize": self.resize}
         image_size = (
             self.source_sides if len(self.source_sides) == 3 else (*self.source_sides[:1], *self.source_sides[-1:])
@@ -69,7 +72,7 @@ class WeightsSource(os.PathLike[str]):
 
     @property
     def to_command_options(self) -> list[str]:
-        """Return the settings as words of a command."""
+        """Return the set options as words of a command, such as ["--resize", "bicubic"]."""
         arguments = [] if self.resize is None else ["--resize", self.resize]
         arguments += ["--source-size", *map(str, self.source_sides)] if self.source_sides else []
         arguments += ["--native-aspect"] * self.native_aspect
@@ -77,12 +80,12 @@ class WeightsSource(os.PathLike[str]):
 
 
 def get_source_fields(source: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return the settings of a source of weights, as fields of `ViTConfig`."""
+    """Return the options of a `WeightsSource` as config fields by dotted path; {} for a plain path."""
     return source.to_config_fields if isinstance(source, WeightsSource) else {}
 
 
 def get_source_options(source: str | os.PathLike[str]) -> list[str]:
-    """Return the settings of a source of weights, as options of a command."""
+    """Return the options of a `WeightsSource` as words of a command; [] for a plain path."""
     return source.to_command_options if isinstance(source, WeightsSource) else []
 
 
@@ -99,14 +102,14 @@ class WeightsOptions:
     frames first (default: read from the file)."""
 
     def source(self, path: str) -> str | WeightsSource:
-        """Return the weights at a path, with these options."""
+        """Return the path as a `WeightsSource` with these options, or unchanged if none is set."""
         source = WeightsSource(path, self.resize, self.source_size)
         return source if source.to_command_options else path
 
 
 @dataclass(frozen=True, kw_only=True)
 class InferenceWeightsOptions(WeightsOptions):
-    """Options of every verb that runs a model on images."""
+    """Options of every verb that runs a model on images: those of its weights, and native aspect ratios."""
 
     SECTIONS: ClassVar[dict[str, str]] = {"native_aspect": "Native aspect ratio"}
 
@@ -117,6 +120,7 @@ class InferenceWeightsOptions(WeightsOptions):
     """With --native-aspect: maximum number of patches per image (default: as in training)."""
 
     def source(self, path: str) -> str | WeightsSource:
-        """Return the weights at a path, with these options. Raises UsageError for too few tokens."""
+        """Return the path as a `WeightsSource` with these options, or unchanged if none is set. Raises UsageError for
+        too few tokens."""
         source = WeightsSource(path, self.resize, self.source_size, self.native_aspect, tokens=self.tokens)
         return source if source.to_command_options else path

@@ -1,7 +1,8 @@
-"""Names that a pickle of `torch.save` may contain, as "module name", and their stand-ins in its description.
+"""Names of classes and functions that a pickle of `torch.save` may contain, as "module name", and their stand-ins when
+it is described.
 
-Training scripts store settings and metrics with the weights: `argparse.Namespace`, NumPy scalars, paths. These are
-inert: nothing of their module is imported, called or set, here or in the child process that reads the tensors.
+Training scripts store settings and metrics with the weights: `argparse.Namespace`, NumPy scalars, paths. Such objects
+are inert: nothing of their module is imported, called or set, here or in the child process that reads the tensors.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ TENSOR_BUILDERS = (
 NUMPY_MODULES = (
     "numpy dtype",
     "numpy ndarray",
-    *(f"numpy {kind}" for kind in ("float64", "float32", "int64", "int32", "bool_")),
+    *(f"numpy {scalar}" for scalar in ("float64", "float32", "int64", "int32", "bool_")),
 )
 BUILTIN_NAMES = ("set", "frozenset", "dict", "list", "int", "float", "str", "bool", "object", "bytes", "complex")
 #: objects without items: settings, numbers, paths, devices
@@ -50,7 +51,7 @@ INERT_OBJECTS = (
     "typing Any",
     *(f"omegaconf.base {name}" for name in ("ContainerMetadata", "Metadata")),
     *(f"omegaconf.{name}" for name in ("dictconfig DictConfig", "listconfig ListConfig")),
-    *(f"omegaconf.nodes {kind}Node" for kind in ("Any", "String", "Integer", "Float", "Boolean")),
+    *(f"omegaconf.nodes {scalar}Node" for scalar in ("Any", "String", "Integer", "Float", "Boolean")),
 )
 #: dictionary subclasses
 INERT_MAPPINGS = (
@@ -73,7 +74,7 @@ ALLOWED_NAMES = {
 
 
 class Storage(NamedTuple):
-    """A range of elements in the file."""
+    """The stored elements of one or several tensors in the file: key, dtype, and number of elements."""
 
     key: str
     dtype: str
@@ -81,13 +82,13 @@ class Storage(NamedTuple):
 
 
 class TensorStub(NamedTuple):
-    """Stand-in for a tensor."""
+    """Stand-in for a tensor: its shape and dtype."""
 
     entry: TensorInfo
 
 
 class StorageClass(NamedTuple):
-    """Stand-in for a storage class."""
+    """Stand-in for a storage class, such as torch.FloatStorage: the dtype of its elements."""
 
     dtype: str
 

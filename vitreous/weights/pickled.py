@@ -1,4 +1,4 @@
-"""Files of `torch.save` (.pt, .pth, .bin): scanned without executing them, then read by a child process.
+"""Read files of `torch.save` (.pt, .pth, .bin): scan them without executing them, then read tensors in a child process.
 
 A pickle is a program. Its instructions and names are compared with those that torch.save writes (`scan_pickle`).
 Python's unpickler then runs it with descriptions in place of tensors (`PickleDescriber`), so the content is known
@@ -55,8 +55,8 @@ MAX_PICKLE_BYTES = 4 << 20  # bytes; ten thousand tensors take less than half
 MAX_PICKLE_OPCODES = 80_000  # instructions; a tensor takes about thirty
 MAX_TENSOR_AXES = 16
 MAX_SHARING_RATIO = 4  # maximum total size of the tensors relative to the file; tied weights are stored once
-#: keys of state dicts, preferred weights first
-ALL_SECTIONS = "*"  # selects all sections: names are then SECTION/NAME
+ALL_SECTIONS = "*"  # selects the state dicts under all keys: names are then KEY/NAME
+#: keys of the state dicts of a model, preferred weights first
 STATE_DICT_KEYS = ("model_ema", "ema", "teacher", "model", "state_dict", "student", "net", "module")
 LEGACY_MAGIC, LEGACY_PROTOCOL = 0x1950A86A20F9469CFC6C, 1001  # start of a file in the format before zip
 SAVE_SAFETENSORS_HINT = (
@@ -81,11 +81,9 @@ TEXT_OPCODES = {"BINUNICODE", "SHORT_BINUNICODE"}
 
 
 def scan_pickle(path: Path, file: BinaryIO) -> None:
-    """Scan the instructions of one pickle without executing them, and return to its start.
-
-    Raises WeightsError for an instruction or a name that tensors do not need, for too many of them, for a protocol that
-    torch.load with `weights_only` does not support, and for a damaged pickle.
-    """
+    """Check the instructions of one pickle without executing them, and return to its start. Raises WeightsError for a
+    damaged pickle, an instruction or a name that tensors do not need, too many instructions, and a protocol that
+    torch.load with `weights_only` does not support."""
     start, protocol, previous_code = file.tell(), 0, ""
     texts: list[str] = []  # in order, for the names that STACK_GLOBAL takes from the stack
     memo: dict[int, str | None] = {}
@@ -124,10 +122,10 @@ def scan_pickle(path: Path, file: BinaryIO) -> None:
 
 
 class PickleDescriber(pickle._Unpickler):
-    """Python's unpickler for a pickle checked by `scan_pickle`, with a stand-in for every name.
+    """Python's unpickler for a pickle checked by `scan_pickle`, with a stand-in for every class and function.
 
-    It imports, calls and allocates nothing but numbers, texts, containers and tensor descriptions. Keys of dicts are
-    only texts and integers, because hashing deeply nested tuples never ends. Raises WeightsError for a pickle that
+    It imports, calls and allocates nothing but numbers, texts, containers and tensor descriptions. Keys of dicts may
+    only be texts and integers, because hashing deeply nested tuples never ends. Raises WeightsError for a pickle that
     torch.save would not write.
     """
 
@@ -147,12 +145,13 @@ class PickleDescriber(pickle._Unpickler):
         }
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return the stand-in for a name."""
+        """Return the stand-in for a class or function of the pickle."""
         name = f"{module} {name}"
         return StorageClass(STORAGE_DTYPES[name]) if name in STORAGE_DTYPES else self.makers.get(name, name)
 
     def persistent_load(self, pid: Any) -> Storage:
-        """Return the storage of ("storage", class, key, device, elements); the older format adds None."""
+        """Return the storage of a persistent id ("storage", class, key, device, elements); the older format adds None.
+        Raises WeightsError if two ids of one key differ, ValueError for another layout."""
         if type(pid) is not tuple or len(pid) not in (5, 6) or pid[5:] not in ((), (None,)):
             raise ValueError("a storage with an unknown layout")
         tag, storage_class, key, _, elements = pid[:5]
@@ -168,16 +167,16 @@ class PickleDescriber(pickle._Unpickler):
         return storage
 
     def make_size(self, value: Any) -> tuple[int, ...]:
-        """torch.Size."""
+        """Describe a torch.Size as a tuple. Raises WeightsError for a tuple that is not a shape."""
         return value if is_shape_tuple(value) else self.refuse_call("torch.Size")
 
     def make_parameter(self, tensor: Any, requires_grad: Any, hooks: Any) -> TensorStub:
-        """Describe a parameter as its tensor."""
+        """Describe a parameter as its tensor. Raises WeightsError for anything but a tensor."""
         return tensor if type(tensor) is TensorStub else self.refuse_call("torch._utils._rebuild_parameter")
 
     def make_tensor(self, storage: Any, offset: Any, shape: Any, stride: Any, *options: Any) -> TensorStub:
-        """Describe a tensor in a storage, with its first element at `offset`. Raises WeightsError if it exceeds the
-        storage."""
+        """Describe a tensor in a storage, whose first element is at `offset`. Raises WeightsError if it exceeds the
+        storage or repeats elements, ValueError for an invalid shape."""
         if type(storage) is not Storage or len(options) not in (2, 3) or any(options[1:]):
             self.refuse_call("torch._utils._rebuild_tensor_v2")
         if not (
@@ -193,16 +192,18 @@ class PickleDescriber(pickle._Unpickler):
         entry = TensorInfo(shape, storage.dtype)
         last_index = offset + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
         if entry.elements and (last_index >= storage.elements or entry.elements > storage.elements):
-            reject_weights_file(self.path, f"{reason} in a storage of {storage.elements:,} numbers", SAVE_AGAIN_HINT)
+            reject_weights_file(
+                self.path, f"{reason} that exceeds its storage of {storage.elements:,} numbers", SAVE_AGAIN_HINT
+            )
         return TensorStub(entry)
 
     def refuse_call(self, name: str) -> NoReturn:
-        """Reject a call with other arguments than torch.save writes."""
+        """Raise WeightsError for a call with arguments that torch.save does not write."""
         reject_weights_file(self.path, f"calls {name} with invalid arguments", SAVE_AGAIN_HINT)
 
     def load_build(self) -> None:
-        """Drop the state of an inert object, and the format versions of modules, an attribute of the OrderedDict of a
-        module's tensors."""
+        """Handle the instruction BUILD: drop the state of an inert object, or `_metadata`, the module versions of a
+        state dict. Raises WeightsError for any other object."""
         state = self.stack.pop()
         if isinstance(self.stack[-1], InertObject):
             return
@@ -212,31 +213,34 @@ class PickleDescriber(pickle._Unpickler):
             )
 
     def load_reduce(self) -> None:
-        """Call the stand-in of a tensor constructor, and nothing else."""
+        """Handle the instruction REDUCE: call the stand-in of a tensor constructor. Raises WeightsError for any other
+        function."""
         arguments, constructor = self.stack.pop(), self.stack[-1]
         if type(arguments) is not tuple or constructor not in self.makers.values():
             reject_weights_file(self.path, "calls a function that does not create tensors", SAVE_SAFETENSORS_HINT)
         self.stack[-1] = constructor(*arguments)
 
     def load_newobj(self) -> None:
-        """Create an inert object without calling its constructor, and nothing else."""
+        """Handle the instruction NEWOBJ: create an inert object without calling its constructor. Raises WeightsError
+        for any other class."""
         _, constructor = self.stack.pop(), self.stack[-1]
         if constructor is not InertObject and constructor is not InertMapping:
             reject_weights_file(self.path, "creates an object that is not a tensor", SAVE_SAFETENSORS_HINT)
         self.stack[-1] = constructor()
 
     def load_setitem(self) -> None:
-        """Set one item of a dict."""
+        """Handle the instruction SETITEM: set one item of a dict."""
         value, key = self.stack.pop(), self.stack.pop()
         self.set_items([key, value])
 
     def load_setitems(self) -> None:
-        """Set the items of a dict above the stack mark."""
+        """Handle the instruction SETITEMS: set the items above the stack mark in a dict."""
         items = self.pop_mark()
         self.set_items(items)
 
     def set_items(self, items: list[Any]) -> None:
-        """Set [key, value, key, value, ...] in the dict on top of the stack."""
+        """Set the items [key, value, key, value, ...] in the dict on top of the stack. Raises WeightsError for keys
+        that are neither texts nor integers."""
         target = self.stack[-1]
         if type(target) not in (dict, InertMapping):
             raise TypeError("items for an object that is not a dict")
@@ -259,11 +263,9 @@ class PickleDescriber(pickle._Unpickler):
 
 
 def describe_pickle(path: Path, file: BinaryIO, storages: dict[str, Storage]) -> Any:
-    """Describe the content of the pickle at the current position, tensors as `TensorStub`; their storages are added to
-    `storages`.
-
-    The file is left at the end of the pickle. Raises WeightsError for content that torch.save would not write.
-    """
+    """Describe the content of the pickle at the current position: tensors as `TensorStub`, and their storages are added
+    to `storages`. The file is left at the end of the pickle. Raises WeightsError for content that torch.save would not
+    write."""
     try:
         scan_pickle(path, file)
         return PickleDescriber(path, file, storages).load()
@@ -278,8 +280,8 @@ def is_shape_tuple(value: Any) -> bool:
 
 
 def describe_torch_zip(archive: CheckedZip) -> tuple[Any, int]:
-    """Describe the content of a PyTorch zip, tensors as `TensorStub`, and the bytes of its members. Raises WeightsError
-    for any other content."""
+    """Describe the content of a PyTorch zip file, with tensors as `TensorStub`; also return the total bytes of its
+    members. Raises WeightsError for any other content."""
     path = archive.path
     pickles = [name for name in archive.members if name.casefold().endswith("data.pkl")]
     if not pickles:
@@ -300,7 +302,7 @@ def describe_torch_zip(archive: CheckedZip) -> tuple[Any, int]:
                 "save it again with torch.save",
             )
     if f"{folder}byteorder" in archive.members and archive.read_start(f"{folder}byteorder", 16) != b"little":
-        reject_weights_file(path, "was written on a machine of the other byte order", SAVE_SAFETENSORS_HINT)
+        reject_weights_file(path, "was written on a big-endian machine", SAVE_SAFETENSORS_HINT)
     if archive.members[pickles[0]].file_size > MAX_PICKLE_BYTES:
         reject_weights_file(path, f"has a pickle over {MAX_PICKLE_BYTES:,} bytes", SAVE_WITHOUT_OPTIMIZER_HINT)
     storages: dict[str, Storage] = {}
@@ -319,8 +321,8 @@ def describe_torch_zip(archive: CheckedZip) -> tuple[Any, int]:
 
 
 def describe_legacy_file(path: Path, file: BinaryIO, size: int) -> tuple[Any, int]:
-    """Describe the content of a PyTorch file from before zip (five pickles, then each storage), tensors as
-    `TensorStub`, and its bytes."""
+    """Describe the content of a PyTorch file in the older format without zip (five pickles, then each storage), with
+    tensors as `TensorStub`; also return its size in bytes."""
     file.seek(0)
     stream, storages = io.BytesIO(file.read(MAX_PICKLE_BYTES)), {}
     magic = describe_pickle(path, stream, storages)
@@ -334,9 +336,7 @@ def describe_legacy_file(path: Path, file: BinaryIO, size: int) -> tuple[Any, in
         or system.get("little_endian") is not True
     ):
         reject_weights_file(
-            path,
-            "was written by another version of PyTorch, or on a machine of the other byte order",
-            SAVE_SAFETENSORS_HINT,
+            path, "was written by another version of PyTorch, or on a big-endian machine", SAVE_SAFETENSORS_HINT
         )
     content, keys = describe_pickle(path, stream, storages), describe_pickle(path, stream, storages)
     if type(keys) is not list or not all(type(key) is str for key in keys) or sorted(keys) != sorted(storages):
@@ -347,7 +347,9 @@ def describe_legacy_file(path: Path, file: BinaryIO, size: int) -> tuple[Any, in
         file.seek(position)
         if int.from_bytes(file.read(8), "little") != storage.elements:
             reject_weights_file(
-                path, f"has another size for a storage of {storage.elements:,} {storage.dtype}", DOWNLOAD_AGAIN_HINT
+                path,
+                f"has a storage whose size is not that of its {storage.elements:,} {storage.dtype} numbers",
+                DOWNLOAD_AGAIN_HINT,
             )
         position += 8 + storage.elements * DTYPE_BYTES[storage.dtype]
     if position != size:
@@ -358,8 +360,9 @@ def describe_legacy_file(path: Path, file: BinaryIO, size: int) -> tuple[Any, in
 def select_state_dict(
     path: Path, content: Any, size: int, requested_key: str = ""
 ) -> tuple[dict[str, TensorInfo], str, tuple[str, ...]]:
-    """Select the state dict in the content of a file of `size` bytes, under the key `requested_key` (all keys for
-    `ALL_SECTIONS`) or of a model. Returns it, its key ("" for the top level), and the keys of other state dicts."""
+    """Select a state dict in the described content of a file of `size` bytes: the one under `requested_key`, by default
+    that of a model, or all for `ALL_SECTIONS`. Returns its tensors, its key ("" for the top level), and the keys of
+    other state dicts. Raises WeightsError if there is none."""
     if type(content) is not dict:
         reject_weights_file(path, "contains no state dict (tensors by name)", SAVE_SAFETENSORS_HINT)
     dicts = [
@@ -375,52 +378,52 @@ def select_state_dict(
         keys = ", ".join(sanitise_name(str(key)) for key in list(content)[:8])
         reject_weights_file(
             path,
-            f"has no tensors at its top or under {', '.join(STATE_DICT_KEYS)}, but {keys or 'nothing'}",
+            f"has no tensors at its top level or under the keys {', '.join(STATE_DICT_KEYS)}; it has "
+            f"{f'the keys {keys}' if keys else 'no keys'}",
             SAVE_SAFETENSORS_HINT,
         )
     if not all(type(name) is str for name in state):
         reject_weights_file(path, "has tensors with numbers as keys, not names", SAVE_SAFETENSORS_HINT)
     total = sum(entry.bytes for entry in state.values())
     if total > max(UNPACK_ALLOWANCE_BYTES, MAX_SHARING_RATIO * size):
-        reject_weights_file(path, f"of {size:,} bytes has tensors that would take {total:,}", "save each tensor once")
+        reject_weights_file(
+            path, f"has {size:,} bytes, but its tensors would take {total:,}", "save each tensor only once"
+        )
     return state, section, tuple(key for key in dicts if key != section)
 
 
 def get_stubbed_tensors(content: dict[Any, Any]) -> dict[Any, TensorInfo]:
-    """Return the tensors directly in a dict."""
+    """Return the tensors among the values of a described dict."""
     return {name: value.entry for name, value in content.items() if type(value) is TensorStub}
 
 
 def read_pickled_tensors(path: Path, section: str, entries: dict[str, TensorInfo]) -> dict[str, Tensor]:
-    """Read those tensors, of any shape, in a child process that writes them as safetensors. Raises WeightsError if it
-    fails.
-
-    The child may use 8 GiB of address space for torch, plus three times the size of the tensors, and two minutes,
-    longer for a large file.
-    """
+    """Read the named tensors, of any shape, in a child process that writes them as safetensors. Raises WeightsError if
+    it fails. The child may use 8 GiB of address space for torch, plus three times the size of the tensors, and two
+    minutes, longer for a large file."""
     size = path.stat().st_size + sum(entry.bytes for entry in entries.values())
     with tempfile.TemporaryDirectory(prefix="vitreous-") as folder:  # readable by this user only
         output_path, seconds = (
             Path(folder) / "weights.safetensors",
             CHILD_TIMEOUT_SECONDS + size // MIN_READ_BYTES_PER_SECOND,
         )
-        order = {
+        request = {
             "path": os.fspath(path.absolute()),
             "out": os.fspath(output_path),
             "section": section,
             "names": list(entries),
         }
-        order |= {"objects": [name.replace(" ", ".") for name in INERT_OBJECTS]}
-        order |= {"mappings": [name.replace(" ", ".") for name in INERT_MAPPINGS]}
+        request |= {"objects": [name.replace(" ", ".") for name in INERT_OBJECTS]}
+        request |= {"mappings": [name.replace(" ", ".") for name in INERT_MAPPINGS]}
         try:
-            done = run_unpickle_child(json.dumps(order | {"memory": CHILD_MEMORY_BYTES + 3 * size}), seconds)
+            completed = run_unpickle_child(json.dumps(request | {"memory": CHILD_MEMORY_BYTES + 3 * size}), seconds)
         except subprocess.TimeoutExpired:
             raise WeightsError(f"{path} was not read within {seconds} s", SAVE_SAFETENSORS_HINT) from None
-        if done.returncode:
+        if completed.returncode:
             lines = (
-                done.stdout.splitlines()
-                or done.stderr.splitlines()[-1:]
-                or [f"the process ended with code {done.returncode}"]
+                completed.stdout.splitlines()
+                or completed.stderr.splitlines()[-1:]
+                or [f"the process ended with code {completed.returncode}"]
             )
             reject_weights_file(
                 path,
@@ -430,11 +433,12 @@ def read_pickled_tensors(path: Path, section: str, entries: dict[str, TensorInfo
         return read_safetensors(output_path)
 
 
-def run_unpickle_child(order: str, seconds: float) -> subprocess.CompletedProcess[str]:
-    """Start the child with its order, and wait until it ends. Raises subprocess.TimeoutExpired."""
+def run_unpickle_child(request: str, seconds: float) -> subprocess.CompletedProcess[str]:
+    """Start the child process with a JSON request on stdin, and wait until it ends. Raises
+    subprocess.TimeoutExpired."""
     # -P: ignore a file torch.py in the working folder. No GPU: only the memory of the process is limited.
     command, environment = (
         [sys.executable, "-P", os.fspath(UNPICKLE_SCRIPT)],
         {**os.environ, "CUDA_VISIBLE_DEVICES": ""},
     )
-    return run_shielded_process(command, seconds, order, environment)
+    return run_shielded_process(command, seconds, request, environment)

@@ -1,7 +1,7 @@
 """Objective state in original pre-training files: the decoder of MAE and VideoMAE, DINO's and DINOv2's
 heads, a student.
 
-| file | sign | content besides the encoder |
+| file | identified by the tensor | content besides the encoder |
 |---|---|---|
 | MAE, `*_full.pth` | `decoder_embed.weight` | the decoder; its fixed positions are recomputed |
 | transformers' ViTMAEForPreTraining | `decoder.decoder_embed.weight` | the same |
@@ -46,7 +46,7 @@ DINO_HEAD_PREFIXES = {"dino": {"head.": "head."}, "dinov2": {"head.": "dino_head
 
 
 def canonicalise_name(name: str) -> str:
-    """Remove wrapper prefixes from a name in a file, and undo renames of newer libraries."""
+    """Remove wrapper prefixes from a tensor name in a file, and replace newer names of libraries by the older ones."""
     name = strip_wrapper_prefixes(name).removeprefix("backbone.").removeprefix("vit.")
     for newer, older in PARAMETRIZATION_NAMES.items():
         name = name.replace(newer, older)
@@ -54,8 +54,8 @@ def canonicalise_name(name: str) -> str:
 
 
 def locate_tensors(sources: Iterable[WeightsFile], section: str = "") -> TensorLocations:
-    """Locate the tensors of weights files, or those in a section of files opened with all sections, by their canonical
-    names."""
+    """Map the canonical names of tensors to their files and names there. With a section, only its tensors are included,
+    of files opened with `ALL_SECTIONS`."""
     start = f"{section}/" * bool(section)
     return {
         canonicalise_name(name.removeprefix(start)): (source, name)
@@ -66,12 +66,12 @@ def locate_tensors(sources: Iterable[WeightsFile], section: str = "") -> TensorL
 
 
 def get_tensor_shapes(locations: TensorLocations) -> Shapes:
-    """Return the shapes of tensors."""
+    """Return the shapes of located tensors, from the headers of their files."""
     return {name: source.entries[theirs].shape for name, (source, theirs) in locations.items()}
 
 
 def read_located_tensors(locations: TensorLocations) -> Tensors:
-    """Read tensors, opening each file once."""
+    """Read located tensors, with one read per file."""
     tensors: Tensors = {}
     for source in {id(source): source for source, _ in locations.values()}.values():
         file_names = {name: theirs for name, (file, theirs) in locations.items() if file is source}
@@ -81,25 +81,27 @@ def read_located_tensors(locations: TensorLocations) -> Tensors:
 
 
 def reject_objective_state(path: Path, title: str, lines: list[str]) -> NoReturn:
-    """Raise WeightsError for invalid objective state, listing the differences."""
+    """Raise WeightsError for objective state that is not supported; `title` names it, `lines` are the differences."""
     listing = "".join(f"\n    {line}" for line in sorted(lines)[:20])
-    raise WeightsError(f"{path} has {title} of another layout:{listing}", "to read the encoder, save it alone")
+    raise WeightsError(
+        f"{path} has {title} with an unsupported layout:{listing}", "to use only the encoder, save its tensors alone"
+    )
 
 
 def read_foreign_objective(
-    files: list[Path], config_json: dict[str, Any], find: Callable[[], DetectedCheckpoint]
+    files: list[Path], config_json: dict[str, Any], detect_encoder: Callable[[], DetectedCheckpoint]
 ) -> ObjectiveState | None:
-    """Read the objective state in weights files, whose encoder `find` detects, with the settings `config_json` of
-    transformers' config.json; None if no file has any of a known objective. Raises WeightsError for unsupported
-    state."""
+    """Read the state of a training objective from original files of MAE, VideoMAE, DINO or DINOv2; None if they have
+    none. `config_json`: transformers' config.json. `detect_encoder` detects the format and config of the encoder in the
+    files. Raises WeightsError for unsupported state."""
     sources = [open_weights_file(path) for path in files]
     locations = locate_tensors(sources)
     for layout in DECODER_LAYOUTS:
         if layout.signature in locations:
-            return read_mae_decoder(layout, locations, config_json, find().config)
+            return read_mae_decoder(layout, locations, config_json, detect_encoder().config)
     for objective, heads in DINO_HEAD_PREFIXES.items():
         if f"{heads['head.']}{WEIGHT_NORM_DIRECTION}" in locations:
-            return read_dino_heads(objective, locations, sources, find)
+            return read_dino_heads(objective, locations, sources, detect_encoder)
     return None
 
 
@@ -107,7 +109,7 @@ def read_mae_decoder(
     layout: DecoderLayout, locations: TensorLocations, config_json: dict[str, Any], config: Any
 ) -> ObjectiveState:
     """Read the decoder of MAE or VideoMAE for an encoder of this config. Raises WeightsError for missing or unknown
-    tensors, and for a VideoMAE decoder of unnormalised pixels: they are in 0 .. 1, unlike MAE's."""
+    tensors, and for a VideoMAE decoder that predicts unnormalised pixels, which it scales to 0 .. 1, unlike MAE."""
     decoder_locations = {
         name: location
         for name, location in locations.items()
@@ -130,9 +132,13 @@ def read_mae_decoder(
 
 
 def read_dino_heads(
-    objective: str, locations: TensorLocations, sources: list[WeightsFile], find: Callable[[], DetectedCheckpoint]
+    objective: str,
+    locations: TensorLocations,
+    sources: list[WeightsFile],
+    detect_encoder: Callable[[], DetectedCheckpoint],
 ) -> ObjectiveState:
-    """Read the heads of DINO or DINOv2, and a student if there is one."""
+    """Read the heads of DINO or DINOv2, and the student if the file has one. Raises WeightsError for unsupported
+    heads."""
     path, selected = sources[0].path, TensorLocations()
     if STUDENT_KEY in sources[0].other_sections:
         full_file = open_weights_file(path, ALL_SECTIONS)
@@ -159,18 +165,20 @@ def read_dino_heads(
     if student_state := select_name_prefix(tensors, "student/"):
         theirs |= {"head.": select_name_prefix(student_state, "head.")}
         state |= {
-            f"model.{name}": tensor for name, tensor in convert_student_encoder(path, student_state, find()).items()
+            f"model.{name}": tensor
+            for name, tensor in convert_student_encoder(path, student_state, detect_encoder()).items()
         }
-    unit = all(map(has_unit_prototypes, theirs.values()))
+    has_unit_length = all(map(has_unit_prototypes, theirs.values()))
     for ours in heads:
         theirs.setdefault(ours, theirs[f"teacher_{ours}"])
     for start, head in theirs.items():
-        state |= {start + name: tensor.clone() for name, tensor in read_dino_head(head, unit).items()}
-    return ObjectiveState(config | {"unit_prototypes": unit}, state)
+        state |= {start + name: tensor.clone() for name, tensor in read_dino_head(head, has_unit_length).items()}
+    return ObjectiveState(config | {"unit_prototypes": has_unit_length}, state)
 
 
 def infer_heads_config(path: Path, heads: dict[str, TensorLocations]) -> dict[str, Any]:
-    """Infer the config fields of these heads. Raises WeightsError for unsupported heads."""
+    """Infer the config fields of DINO's or DINOv2's heads from their shapes. Raises WeightsError for unsupported
+    heads."""
     lines = [line for head in heads.values() for line in find_head_errors(get_tensor_shapes(head))]
     if lines:
         reject_objective_state(path, "a head", lines)
@@ -180,14 +188,14 @@ def infer_heads_config(path: Path, heads: dict[str, TensorLocations]) -> dict[st
         config |= {"patch_prototypes": patch_fields["prototypes"], "patch_bottleneck": patch_fields["bottleneck"]}
         if any(patch_fields[name] != config[name] for name in ("head_layers", "head_width")):
             reject_objective_state(
-                path, "a head", ["dino_head and ibot_head have hidden layers of different number or width"]
+                path, "a head", ["dino_head and ibot_head differ in the number or width of hidden layers"]
             )
     return config
 
 
 def convert_student_encoder(path: Path, tensors: Tensors, teacher: DetectedCheckpoint) -> Tensors:
-    """Convert the student's encoder, of the same layout as the teacher's, to our names. Raises WeightsError if it
-    differs."""
+    """Convert the tensors of the student's encoder to native ones, in the format of the teacher's. Raises WeightsError
+    if one is missing."""
     lines = [f"missing {name}" for name in teacher.names if name not in tensors]
     if lines:
         reject_objective_state(path, "a student", lines)
@@ -195,5 +203,5 @@ def convert_student_encoder(path: Path, tensors: Tensors, teacher: DetectedCheck
 
 
 def select_name_prefix(entries: dict[str, Value], prefix: str) -> dict[str, Value]:
-    """Select entries whose name starts with a prefix, by the rest of the name."""
+    """Select the entries whose name starts with a prefix, and remove it from their names."""
     return {name.removeprefix(prefix): value for name, value in entries.items() if name.startswith(prefix)}

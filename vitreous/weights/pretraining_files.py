@@ -1,4 +1,5 @@
-"""Write original pre-training files from a bundle and the state of its objective."""
+"""Write pre-training files in the formats of MAE, VideoMAE, DINO and DINOv2, from a bundle and the state of its
+objective."""
 
 from __future__ import annotations
 
@@ -28,14 +29,14 @@ Sections = dict[str, Tensors]  # state dicts of a file by their keys
 
 
 def build_mae_sections(weights_format: WeightsFormat, config: ViTConfig, encoder: Tensors, state: Tensors) -> Sections:
-    """Build the original `mae_*_full.pth`."""
+    """Build the state dicts of MAE's original `mae_*_full.pth`: encoder and decoder."""
     return {"model": encoder | decoders.MAE_LAYOUT.write(config, state)}
 
 
 def build_hf_vit_mae_sections(
     weights_format: WeightsFormat, config: ViTConfig, encoder: Tensors, state: Tensors
 ) -> Sections:
-    """Build transformers' ViTMAEForPreTraining."""
+    """Build the state dict of transformers' ViTMAEForPreTraining: encoder and decoder."""
     prefixed = {f"vit.{name}": tensor for name, tensor in encoder.items()}
     return {"": prefixed | decoders.HF_MAE_LAYOUT.write(config, state)}
 
@@ -43,20 +44,20 @@ def build_hf_vit_mae_sections(
 def build_videomae_sections(
     weights_format: WeightsFormat, config: ViTConfig, encoder: Tensors, state: Tensors
 ) -> Sections:
-    """Build the pre-training file of VideoMAE's authors."""
+    """Build the state dicts of VideoMAE's original pre-training file: encoder and decoder."""
     return {"model": encoder | decoders.VIDEOMAE_LAYOUT.write(config, state)}
 
 
 def build_hf_videomae_sections(
     weights_format: WeightsFormat, config: ViTConfig, encoder: Tensors, state: Tensors
 ) -> Sections:
-    """Build transformers' VideoMAEForPreTraining."""
+    """Build the state dict of transformers' VideoMAEForPreTraining: encoder and decoder."""
     prefixed = {f"videomae.{name}": tensor for name, tensor in encoder.items()}
     return {"": prefixed | decoders.HF_VIDEOMAE_LAYOUT.write(config, state)}
 
 
 def build_dino_sections(weights_format: WeightsFormat, config: ViTConfig, encoder: Tensors, state: Tensors) -> Sections:
-    """Build DINO's `checkpoint.pth`, without optimiser state."""
+    """Build the state dicts of DINO's `checkpoint.pth`: student, teacher and centre, without optimiser state."""
     student = weights_format.to_file(config, select_name_prefix(state, "model."))
     teacher_head, head = (write_dino_head(select_name_prefix(state, start)) for start in ("teacher_head.", "head."))
     return {
@@ -69,7 +70,7 @@ def build_dino_sections(weights_format: WeightsFormat, config: ViTConfig, encode
 def build_dinov2_sections(
     weights_format: WeightsFormat, config: ViTConfig, encoder: Tensors, state: Tensors
 ) -> Sections:
-    """Build DINOv2's `teacher_checkpoint.pth`: only the teacher."""
+    """Build the state dict of DINOv2's `teacher_checkpoint.pth`: the teacher, without a student."""
     backbone = encoder | {"mask_token": state["mask_token"][None]}
     heads = {
         theirs: select_name_prefix(state, f"teacher_{ours}") for ours, theirs in DINO_HEAD_PREFIXES["dinov2"].items()
@@ -79,7 +80,7 @@ def build_dinov2_sections(
 
 
 def add_name_prefixes(groups: dict[str, Tensors]) -> Tensors:
-    """Join groups of tensors, adding each group's prefix to their names."""
+    """Join groups of tensors, and add each group's prefix, the key, to its tensor names."""
     return {start + name: tensor.contiguous() for start, group in groups.items() for name, tensor in group.items()}
 
 
@@ -87,9 +88,10 @@ def add_name_prefixes(groups: dict[str, Tensors]) -> Tensors:
 class PretrainingFormat:
     """A pre-training file that `convert --to` writes.
 
-    `objective`: the objective whose state it contains; `encoder`: the format of its encoder; `build_sections`: builds
-    its state dicts from that format, the model's config, the encoder's tensors under their names, and the state under
-    ours. `omitted_prefixes`: name prefixes of state that it does not support. `video`: a VideoMAE file.
+    `objective`: the training objective whose state it contains. `encoder`: name of the encoder's format.
+    `build_sections` builds the state dicts of the file from the encoder's format, the model's config, the encoder's
+    foreign tensors, and the native objective state. `omitted_prefixes`: name prefixes of state that the file does not
+    support. `video`: the encoder is for clips (VideoMAE).
     """
 
     objective: str
@@ -116,7 +118,8 @@ PRETRAINING_FORMATS = {
 
 
 def list_pretraining_formats(objective: str, config: Any) -> list[str]:
-    """List the formats that contain the state of this objective with an encoder of images, or of clips."""
+    """List the formats that contain the state of an objective, for the encoder of a config, which is for images or for
+    clips."""
     video = config.has_time_axis
     return [
         name
@@ -128,14 +131,14 @@ def list_pretraining_formats(objective: str, config: Any) -> list[str]:
 def get_pretraining_format(
     to: str, config: Any, objective_state: ObjectiveState | None, source: str
 ) -> PretrainingFormat:
-    """Return the format of a name. Raises UsageError if the objective state is missing or that of another objective,
-    and for an unsupported encoder."""
+    """Return the pre-training format named `to`. Raises UsageError if the objective state is missing or that of another
+    objective, and for an unsupported encoder."""
     pretraining_format, objective_name = (
         PRETRAINING_FORMATS[to],
         objective_state.config["name"] if objective_state else "",
     )
     if objective_state is None or objective_name != pretraining_format.objective:
-        available = f"those of {objective_name}" if objective_name else "none"
+        available = f"that of {objective_name}" if objective_name else "none"
         supported_formats = list_pretraining_formats(objective_name, config)
         hint = (
             f"use {' or '.join(supported_formats)}"
@@ -143,7 +146,7 @@ def get_pretraining_format(
             else f"use {pretraining_format.encoder}, which contains only the encoder"
         )
         raise UsageError(
-            f"--to {to} needs the modules of {pretraining_format.objective}, but {source} has {available}", hint
+            f"--to {to} needs the training state of {pretraining_format.objective}, but {source} has {available}", hint
         )
     if pretraining_format.video != (config.has_time_axis):
         input_type = "clips" if pretraining_format.video else "images"
@@ -162,14 +165,16 @@ def get_pretraining_format(
             raise UsageError(f"{problem}, as in --recipe videomae", "use a bundle")
         return pretraining_format
     if pretraining_format.objective == "mae" and config.prefix != 1:
-        raise UsageError(f"{to} needs a class token and no other, the encoder has {config.prefix}", "use a bundle")
+        raise UsageError(
+            f"{to} needs one prefix token, the class token, but the encoder has {config.prefix}", "use a bundle"
+        )
     return pretraining_format
 
 
 def write_pretraining(
     pretraining_format: PretrainingFormat, bundle: Bundle, objective_state: ObjectiveState, path: Path
 ) -> int:
-    """Write encoder and objective state; returns the number of tensors in the file. Raises OSError."""
+    """Write encoder and objective state in a pre-training format; return the number of tensors. Raises OSError."""
     config: Any = bundle.model.config
     encoder = get_writable_format(pretraining_format.encoder, config)
     sections = pretraining_format.build_sections(
@@ -190,7 +195,7 @@ def write_pretraining(
 def verify_pretraining(
     pretraining_format: PretrainingFormat, path: Path, bundle: Bundle, objective_state: ObjectiveState
 ) -> None:
-    """Read the written file and compare every bit. Raises WeightsError for a difference."""
+    """Read a written pre-training file and compare every tensor bit by bit. Raises WeightsError for a difference."""
     settings = {"heads": bundle.model.config.heads} if pretraining_format.suffix else None
     loaded, loaded_objective = open_weights(path, settings).read_state(), open_objective_state(path)
     expected: dict[str, Tensor] = {
@@ -211,6 +216,6 @@ def verify_pretraining(
         )
 
 
-def drop_name_prefixes(state: Tensors, starts: tuple[str, ...]) -> Tensors:
-    """Return the tensors without those whose names start with a prefix."""
-    return {name: tensor for name, tensor in state.items() if not name.startswith(starts)}
+def drop_name_prefixes(state: Tensors, prefixes: tuple[str, ...]) -> Tensors:
+    """Return the tensors whose names start with none of the prefixes."""
+    return {name: tensor for name, tensor in state.items() if not name.startswith(prefixes)}

@@ -1,4 +1,4 @@
-"""Published weights by a short name: address, licence, and published accuracy.
+"""Weights published by their authors, by a short name: address, licence, and published accuracy.
 
 A name such as `dinov2-s14` can be used wherever weights are given. Every address, digest and accuracy comes from the
 authors' pages (`reference`), or from timm 1.0's table of models if noted. Unpublished values are empty. Does not import
@@ -27,11 +27,11 @@ EVAL_CROP = 0.875  # crop size relative to the short side of the image, in evalu
 class PublishedWeights:
     """Weights published by their authors.
 
-    `source`: an address, or `hf:org/name`. `image_size`: image size in pixels for which positions were trained.
-    `accuracy`: 0 to 1, on ImageNet's validation images unless `accuracy_note` specifies otherwise; None if not
-    published. `digest`: `sha256:HEX` or `md5:HEX` of the file, or a prefix if only that is published; "" if none is, so
-    only the size of the download is verified. `resize` and `share`: the authors' position resize rule, and their
-    evaluation crop relative to the short side, if the file lacks them.
+    `model`: name of the model in this package. `source`: a URL, or `hf:org/name`. `image_size`: image size in pixels
+    for which positions were trained. `accuracy`: 0 to 1, on ImageNet's validation images unless `accuracy_note`
+    specifies otherwise; None if not published. `digest`: `sha256:HEX` or `md5:HEX` of the file, or a prefix if only
+    that is published; "" if none is, so only the size of the download is verified. `resize` and `share`: the authors'
+    position resize rule, and their evaluation crop relative to the short side, if the file lacks them.
     """
 
     name: str
@@ -47,7 +47,7 @@ class PublishedWeights:
     share: float | None = None
 
     def get_config_fields(self) -> dict[str, Any]:
-        """Return the model settings that the file lacks, as fields of its config."""
+        """Return config fields that the file lacks, by dotted path: image size and position resize rule."""
         if self.source.startswith("hf:") or self.model.startswith("BiT"):
             return {}  # set in config.json, or the model has no positions
         return {"image": (self.image_size, self.image_size)} | (
@@ -58,7 +58,7 @@ class PublishedWeights:
 def augreg_weights(
     name: str, model: str, file: str, accuracy: float | None, size: int = 224, reference: str = ""
 ) -> PublishedWeights:
-    """Build an entry of arXiv:2106.10270; weights that were not fine-tuned have 21,843 classes."""
+    """Build the entry of AugReg weights (arXiv:2106.10270); those that were not fine-tuned have 21,843 classes."""
     source = f"{GOOGLE_URL}/vit_models/augreg/{file}.npz"
     reference = reference or "README of google-research/vision_transformer"
     return PublishedWeights(
@@ -67,9 +67,9 @@ def augreg_weights(
 
 
 def deit_weights(name: str, model: str, file: str, accuracy: float, size: int = 224) -> PublishedWeights:
-    """Build an entry of arXiv:2012.12877: file names end in the first 8 digits of their SHA-256, as in PyTorch's
-    hub."""
-    facts = {"digest": f"sha256:{file[-8:]}", "resize": "bicubic", "share": EVAL_CROP}
+    """Build the entry of DeiT weights (arXiv:2012.12877). File names end in the first 8 digits of their SHA-256, as in
+    PyTorch's hub."""
+    fields = {"digest": f"sha256:{file[-8:]}", "resize": "bicubic", "share": EVAL_CROP}
     reference = "README_deit.md of facebookresearch/deit"
     return PublishedWeights(
         name,
@@ -80,12 +80,12 @@ def deit_weights(name: str, model: str, file: str, accuracy: float, size: int = 
         reference=reference,
         accuracy=accuracy,
         accuracy_note=TOP1_METRIC,
-        **facts,
+        **fields,
     )
 
 
 def deit3_weights(name: str, model: str, file: str, accuracy: float, size: int = 224) -> PublishedWeights:
-    """Build an entry of arXiv:2204.07118."""
+    """Build the entry of DeiT III weights (arXiv:2204.07118)."""
     source, reference = f"{META_URL}/deit/deit_3_{file}.pth", "README_revenge.md of facebookresearch/deit"
     return PublishedWeights(
         name,
@@ -100,9 +100,9 @@ def deit3_weights(name: str, model: str, file: str, accuracy: float, size: int =
 
 
 def dino_weights(name: str, model: str, file: str, accuracy: float) -> PublishedWeights:
-    """Build an entry of arXiv:2104.14294."""
+    """Build the entry of DINO weights (arXiv:2104.14294)."""
     source, reference = f"{META_URL}/dino/{file}_pretrain/{file}_pretrain.pth", "README of facebookresearch/dino"
-    facts = {"resize": "bicubic-offset", "share": EVAL_CROP}
+    fields = {"resize": "bicubic-offset", "share": EVAL_CROP}
     return PublishedWeights(
         name,
         model,
@@ -112,12 +112,12 @@ def dino_weights(name: str, model: str, file: str, accuracy: float) -> Published
         reference=reference,
         accuracy=accuracy,
         accuracy_note=LINEAR_PROBE_METRIC,
-        **facts,
+        **fields,
     )
 
 
 def dinov2_weights(name: str, model: str, file: str, accuracy: float) -> PublishedWeights:
-    """Build an entry of arXiv:2304.07193, or of arXiv:2309.16588 with registers."""
+    """Build the entry of DINOv2 weights (arXiv:2304.07193, with registers arXiv:2309.16588)."""
     source, reference = f"{META_URL}/dinov2/{file[:13]}/{file}_pretrain.pth", "README of facebookresearch/dinov2"
     resize = "bicubic-antialias" if file.endswith("reg4") else "bicubic-offset"
     return PublishedWeights(
@@ -134,9 +134,9 @@ def dinov2_weights(name: str, model: str, file: str, accuracy: float) -> Publish
 
 
 def mae_weights(name: str, model: str, file: str, accuracy: float, md5: str) -> PublishedWeights:
-    """Build an entry of arXiv:2111.06377."""
+    """Build the entry of MAE weights (arXiv:2111.06377)."""
     source, reference = f"{META_URL}/mae/pretrain/mae_pretrain_vit_{file}.pth", "README of facebookresearch/mae"
-    facts = {"digest": f"md5:{md5}", "resize": "bicubic", "share": EVAL_CROP}
+    fields = {"digest": f"md5:{md5}", "resize": "bicubic", "share": EVAL_CROP}
     return PublishedWeights(
         name,
         model,
@@ -146,13 +146,13 @@ def mae_weights(name: str, model: str, file: str, accuracy: float, md5: str) -> 
         reference=reference,
         accuracy=accuracy,
         accuracy_note=FINE_TUNED_METRIC,
-        **facts,
+        **fields,
     )
 
 
 def sam_weights(name: str, model: str, file: str, md5: str) -> PublishedWeights:
-    """Build an entry of arXiv:2304.02643: file names end in the first digits of their MD5, which is published in full
-    elsewhere."""
+    """Build the entry of SAM weights (arXiv:2304.02643). File names end in the first digits of their MD5, which is
+    published in full elsewhere."""
     source, reference = f"{META_URL}/segment_anything/sam_vit_{file}.pth", "README of facebookresearch/segment-anything"
     return PublishedWeights(
         name, model, source=source, image_size=1024, licence="Apache-2.0", reference=reference, digest=f"md5:{md5}"
@@ -160,7 +160,7 @@ def sam_weights(name: str, model: str, file: str, md5: str) -> PublishedWeights:
 
 
 def swin_weights(name: str, model: str, file: str, accuracy: float | None, size: int = 224) -> PublishedWeights:
-    """Build an entry of arXiv:2103.14030 or arXiv:2111.09883."""
+    """Build the entry of Swin weights (arXiv:2103.14030) or Swin V2 weights (arXiv:2111.09883)."""
     source, reference = f"{MICROSOFT_URL}/{file}.pth", "MODELHUB.md of microsoft/Swin-Transformer"
     return PublishedWeights(
         name,
@@ -177,7 +177,7 @@ def swin_weights(name: str, model: str, file: str, accuracy: float | None, size:
 def bit_weights(
     name: str, model: str, file: str, accuracy: float | None, size: int, reference: str
 ) -> PublishedWeights:
-    """Build an entry of arXiv:1912.11370."""
+    """Build the entry of BiT weights (arXiv:1912.11370)."""
     return PublishedWeights(
         name,
         model,
@@ -415,32 +415,33 @@ PUBLISHED_WEIGHTS = (
         accuracy_note=FINE_TUNED_KINETICS_METRIC,
     ),
 )
-PUBLISHED_BY_NAME = {row.name: row for row in PUBLISHED_WEIGHTS}
+PUBLISHED_BY_NAME = {published.name: published for published in PUBLISHED_WEIGHTS}
 
 
 def find_published_weights(source: str | os.PathLike[str]) -> PublishedWeights | None:
-    """Return the entry that a source of weights names, in any case; None for an existing path, and for anything
-    else."""
+    """Return the published weights named `source`, in any case; None for an existing path or any other source."""
     published = PUBLISHED_BY_NAME.get(os.fspath(source).lower())
     return None if published is None or os.path.lexists(source) else published
 
 
 def find_published_name(model: str) -> str:
-    """Return the name of the first published weights of a model, by its name here; "" if there are none."""
+    """Return the name of the first published weights of a model, such as `vit-s16-augreg`; "" if there are none."""
     return next((published.name for published in PUBLISHED_WEIGHTS if published.model == model), "")
 
 
 def nearest_published_name(name: str) -> str:
-    """Return the published name most similar to a word, or ""."""
+    """Return the name of published weights most similar to `name`, or "" if none is similar."""
     return find_closest_match(name.lower(), PUBLISHED_BY_NAME)
 
 
 def select_published_weights(pattern: str) -> list[PublishedWeights]:
-    """Return the entries whose name, or whose model's name, matches a pattern with * and ?, in any case. Raises
-    UsageError for none."""
+    """Return the published weights whose name, or whose model's name, matches a pattern with * and ?, in any case.
+    Raises UsageError if none matches."""
     pattern = pattern.lower()
     matches = [
-        row for row in PUBLISHED_WEIGHTS if fnmatchcase(row.name, pattern) or fnmatchcase(row.model.lower(), pattern)
+        entry
+        for entry in PUBLISHED_WEIGHTS
+        if fnmatchcase(entry.name, pattern) or fnmatchcase(entry.model.lower(), pattern)
     ]
     if not matches:
         nearest = nearest_published_name(pattern)

@@ -1,4 +1,4 @@
-"""Read safetensors files: every byte of the header is checked before a tensor is read."""
+"""Read safetensors files. Every byte of the header is checked before a tensor is read."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ SAFETENSORS_DTYPES = {
 def read_safetensors_header(
     path: Path, file: BinaryIO, size: int
 ) -> tuple[dict[str, TensorInfo], dict[str, str], dict[str, int]]:
-    """Read entries, metadata, and the offset (bytes) of each tensor in the file. Raises WeightsError for any unexpected
-    byte."""
+    """Read the header: the tensors, the metadata, and the file offset (bytes) of each tensor. Raises WeightsError for
+    any unexpected byte."""
     file.seek(0)
     start = file.read(8)
     length = int.from_bytes(start, "little")
@@ -66,10 +66,10 @@ def read_safetensors_header(
     metadata = header.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         reject_weights_file(path, "has metadata that is not text", "save it with strings as metadata")
-    spans = {name: parse_header_entry(path, name, value) for name, value in header.items()}
-    entries = check_tensor_infos(path, {name: entry for name, (entry, _, _) in spans.items()})
+    tensor_spans = {name: parse_header_entry(path, name, value) for name, value in header.items()}
+    entries = check_tensor_infos(path, {name: entry for name, (entry, _, _) in tensor_spans.items()})
     position = 0
-    for name, (entry, begin, end) in sorted(spans.items(), key=lambda item: item[1][1]):
+    for name, (entry, begin, end) in sorted(tensor_spans.items(), key=lambda item: item[1][1]):
         if begin != position:
             reject_weights_file(
                 path,
@@ -90,12 +90,12 @@ def read_safetensors_header(
             f"{reason}: the tensors need {position:,} bytes, the file has {size - 8 - length:,}",
             DOWNLOAD_AGAIN_HINT,
         )
-    return entries, metadata, {name: 8 + length + begin for name, (_, begin, _) in spans.items()}
+    return entries, metadata, {name: 8 + length + begin for name, (_, begin, _) in tensor_spans.items()}
 
 
 def parse_header_json(path: Path, text: bytes) -> dict[str, Any]:
-    """Parse the JSON object of a header: no duplicate keys, no NaN, and no more objects than a header of tensors
-    needs."""
+    """Parse the JSON object of a header. Raises WeightsError for duplicate keys, NaN, and more values than a header of
+    tensors needs."""
     if text.count(b'"data_offsets"') > MAX_TENSORS:
         reject_weights_file(path, f"contains more than {MAX_TENSORS:,} tensors", SAVE_WITHOUT_OPTIMIZER_HINT)
     if text.count(b",") > MAX_HEADER_COMMAS:
@@ -112,6 +112,7 @@ def parse_header_json(path: Path, text: bytes) -> dict[str, Any]:
         )
 
     def reject_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        """Return the pairs of a JSON object as a dict. Raises WeightsError if a key occurs twice."""
         fields = dict(pairs)
         if len(fields) != len(pairs):
             seen: set[str] = set()
@@ -122,6 +123,7 @@ def parse_header_json(path: Path, text: bytes) -> dict[str, Any]:
         return fields
 
     def reject_constant(token: str) -> NoReturn:
+        """Raise ValueError for NaN or infinity in JSON."""
         raise ValueError(f"{token} is not a number")
 
     try:
@@ -137,7 +139,8 @@ def parse_header_json(path: Path, text: bytes) -> dict[str, Any]:
 
 
 def parse_header_entry(path: Path, name: str, value: Any) -> tuple[TensorInfo, int, int]:
-    """Parse one entry of a safetensors header -> the tensor, and its begin and end (bytes after the header)."""
+    """Parse a tensor's entry in the header: shape and dtype, and its begin and end, in bytes after the header. Raises
+    WeightsError for an invalid entry."""
     if not isinstance(value, dict) or value.keys() != {"dtype", "shape", "data_offsets"}:
         reject_weights_file(
             path, f"describes {sanitise_name(name)} with keys other than dtype, shape and data_offsets", SAVE_AGAIN_HINT
@@ -147,7 +150,7 @@ def parse_header_entry(path: Path, name: str, value: Any) -> tuple[TensorInfo, i
         known_dtypes = ", ".join(key for key, dtype_name in SAFETENSORS_DTYPES.items() if dtype_name in FLOATING_DTYPES)
         reject_weights_file(
             path,
-            f"has {sanitise_name(name)} as {sanitise_name(str(dtype))}, which weights do not use",
+            f"has {sanitise_name(name)} with dtype {sanitise_name(str(dtype))}, which weights do not use",
             f"save it as one of {known_dtypes}",
         )
     for integers in (shape, offsets):
@@ -170,17 +173,18 @@ def parse_header_entry(path: Path, name: str, value: Any) -> tuple[TensorInfo, i
 
 
 def read_safetensors(path: Path, names: Iterable[str] | None = None) -> dict[str, Tensor]:
-    """Read those tensors of a safetensors file, or all, in their shapes. Raises WeightsError as `open_weights_file`."""
+    """Read the named tensors of a safetensors file, by default all, in their shapes. Raises WeightsError for a damaged
+    or changed file."""
     import torch
 
     with open_regular_file(path) as file:
-        entries, _, starts = read_safetensors_header(path, file, os.fstat(file.fileno()).st_size)
+        entries, _, offsets = read_safetensors_header(path, file, os.fstat(file.fileno()).st_size)
         tensors = {}
         for name in entries if names is None else names:
             if name not in entries:
                 reject_weights_file(path, f"changed while reading: {sanitise_name(name)} is missing", "read it again")
             content = bytearray(entries[name].bytes)
-            file.seek(starts[name])
+            file.seek(offsets[name])
             if file.readinto(content) != len(content):  # type: ignore[attr-defined]
                 reject_weights_file(path, "was truncated while it was read", "read it again")
             tensors[name] = torch.frombuffer(content, dtype=getattr(torch, entries[name].dtype)).reshape(

@@ -1,7 +1,7 @@
 """Load the full tensors of a training checkpoint, written by one or many processes.
 
-PART.safetensors                 full tensors by name: part `model`, `ema` or `optimizer`
-shard-*.safetensors              shards by `PART/name`, as written by torch.distributed.checkpoint; their offsets in
+SECTION.safetensors              full tensors by name: section `model`, `ema` or `optimizer` shard-*.safetensors
+shards by `SECTION/name`, as written by torch.distributed.checkpoint; their offsets in
                                  the tensor are in the file's header
 """
 
@@ -27,28 +27,29 @@ def load_checkpoint_tensors(folder: Path, section: str) -> dict[str, Tensor]:
         section_path = folder / f"{section}.safetensors"
         if section_path.is_file():
             return load_file(section_path)
-        pieces: dict[str, list[tuple[list[int], Tensor]]] = {}
+        shards_by_name: dict[str, list[tuple[list[int], Tensor]]] = {}
         for path in sorted(folder.glob("shard-*.safetensors")):
             with safe_open(path, "pt") as file:
                 offsets = json.loads((file.metadata() or {}).get(DCP_METADATA_KEY, "{}"))
                 for name in (name for name in file.keys() if name.startswith(section + "/")):  # noqa: SIM118
                     tensor = file.get_tensor(name)
                     offset = offsets.get(name, {}).get(DCP_OFFSETS_KEY, [0] * tensor.ndim)
-                    pieces.setdefault(name.removeprefix(section + "/"), []).append((offset, tensor))
-        return {name: assemble_shards(name, shards) for name, shards in pieces.items()}
+                    shards_by_name.setdefault(name.removeprefix(section + "/"), []).append((offset, tensor))
+        return {name: assemble_shards(name, shards) for name, shards in shards_by_name.items()}
     except (SafetensorError, OSError, ValueError, KeyError) as error:
-        raise WeightsError(f"the checkpoint {folder} cannot be read ({error})", "use another one") from None
+        raise WeightsError(f"the checkpoint {folder} cannot be read ({error})", "use another checkpoint") from None
 
 
-def assemble_shards(name: str, pieces: list[tuple[list[int], Tensor]]) -> Tensor:
-    """Join shards at their offsets to the tensor of the full shape. Raises ValueError if some of it is missing."""
-    first_shard = pieces[0][1]
-    if len(pieces) == 1 and not any(pieces[0][0]):
+def assemble_shards(name: str, shards: list[tuple[list[int], Tensor]]) -> Tensor:
+    """Assemble shards (offsets, tensor) at their offsets into the full tensor, of any shape. Raises ValueError if a
+    shard is missing."""
+    first_shard = shards[0][1]
+    if len(shards) == 1 and not any(shards[0][0]):
         return first_shard
-    shape = [max(offset[axis] + piece.shape[axis] for offset, piece in pieces) for axis in range(first_shard.ndim)]
-    if sum(piece.numel() for _, piece in pieces) != torch.Size(shape).numel():
-        raise ValueError(f"pieces of {name} are missing")
+    shape = [max(offset[axis] + shard.shape[axis] for offset, shard in shards) for axis in range(first_shard.ndim)]
+    if sum(shard.numel() for _, shard in shards) != torch.Size(shape).numel():
+        raise ValueError(f"shards of {name} are missing")
     tensor = first_shard.new_empty(shape)
-    for offset, piece in pieces:
-        tensor[tuple(slice(start, start + length) for start, length in zip(offset, piece.shape, strict=True))] = piece
+    for offset, shard in shards:
+        tensor[tuple(slice(start, start + length) for start, length in zip(offset, shard.shape, strict=True))] = shard
     return tensor

@@ -1,4 +1,5 @@
-"""Read settings of foreign weights from other files: config.json, preprocessing, class names, file metadata."""
+"""Read settings that weights files lack from the files next to them: config.json, preprocessing, class names,
+metadata."""
 
 from __future__ import annotations
 
@@ -66,13 +67,11 @@ MODEL_TYPE_TITLES = {
 
 
 def check_model_type(config: dict[str, Any], title: str = "") -> None:
-    """Raise WeightsError for a transformers config.json with an unsupported `model_type`, or one that differs from the
-    format's `title`.
-
-    Other models have the same tensor names but another computation, so tensors alone are not sufficient.
-    """
+    """Raise WeightsError for a transformers config.json with an unsupported `model_type`, or one that does not match
+    the detected format `title`. Other models have the same tensor names but another computation, so tensors alone do
+    not identify a model."""
     family = config.get("model_type")
-    # timm's and open_clip's use other types
+    # timm and open_clip have other model types
     if family is None or "architecture" in config or "model_cfg" in config:
         return
     if not isinstance(family, str) or family not in MODEL_TYPE_TITLES:
@@ -82,12 +81,14 @@ def check_model_type(config: dict[str, Any], title: str = "") -> None:
         )
     if title and MODEL_TYPE_TITLES[family] != title:
         raise WeightsError(
-            f"config.json has model_type {family}, but the tensors are those of {title}", "download both again"
+            f"config.json has model_type {family}, but the tensors are those of {title}",
+            "download config.json and the weights again",
         )
 
 
 def parse_transformers_config(config: dict[str, Any]) -> dict[str, Any]:
-    """Read the config fields that transformers' config.json sets. Raises WeightsError for unsupported values."""
+    """Parse the config fields, by dotted path, that transformers' config.json sets. Raises WeightsError for unsupported
+    values."""
     if config.get("_class_name") == "DiTTransformer2DModel":
         field_names = {"heads": "num_attention_heads", "image": "sample_size"}
         fields = {
@@ -106,7 +107,7 @@ def parse_transformers_config(config: dict[str, Any]) -> dict[str, Any]:
     swin = config.get("model_type") in ("swin", "swinv2")
     if swin and config.get("use_absolute_embeddings"):
         raise WeightsError("config.json has use_absolute_embeddings: a Swin with positions is not supported")
-    # a Swin's are lists, which its tensors contain too; its hidden_size is that of the last stage
+    # a Swin's config has lists per stage, which the tensor shapes also determine; hidden_size is that of the last stage
     field_names = {} if swin else TRANSFORMERS_FIELDS
     settings: dict[str, Any] = {
         ours: require_config_integer(theirs, config[theirs])
@@ -145,8 +146,8 @@ def parse_transformers_config(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def parse_video_config(config: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
-    """Read image and patch size of a video model, three axes each, from the config.json of a VideoMAE or a ViViT; empty
-    for others. Raises WeightsError for unsupported values."""
+    """Parse image and patch size, three axes each, from the config.json of a VideoMAE or a ViViT; {} for other models.
+    Raises WeightsError for unsupported values."""
     if config.get("model_type") not in ("videomae", "vivit"):
         return {}
     size = config.get("tubelet_size", 2)
@@ -163,8 +164,9 @@ def parse_video_config(config: dict[str, Any], settings: dict[str, Any]) -> dict
 
 
 def parse_window_from_name(name: str) -> dict[str, Any]:
-    """Parse the fields of a Swin V2 in its published names: `..._window12to24_...` has windows of 24 tokens, and
-    positions of four stages that were trained with windows of 12."""
+    """Parse the attention windows of a Swin V2 from its published file name; {} if it has none. In
+    `..._window12to24_...`, windows have 24 tokens, and the positions of the four stages were trained with windows of
+    12."""
     match = re.search(r"window(?:(\d{1,3})to)?(\d{1,3})(?!\d)", name)
     if match is None or not int(match[2]):
         return {}
@@ -177,20 +179,25 @@ def parse_window_from_name(name: str) -> dict[str, Any]:
 
 
 def require_config_integer(name: str, value: Any) -> int:
-    """Return a number of a config.json. Raises WeightsError unless it is an integer from 0 to a million."""
+    """Return the value of a setting in config.json. Raises WeightsError unless it is an integer from 0 to a million."""
     if type(value) is not int or not 0 <= value <= 1_000_000:
-        raise WeightsError(f"config.json has {name} {str(value)[:40]}, which is no integer", "download it again")
+        raise WeightsError(
+            f"config.json has {name} {str(value)[:40]}, which is not an integer from 0 to 1,000,000",
+            "download it again",
+        )
     return value
 
 
 def parse_model_config(settings: dict[str, Any]) -> dict[str, Any]:
-    """Read the fields of `ViTConfig` that a config.json of transformers, CLIP's two towers, open_clip or timm sets."""
-    if "model_cfg" in settings:  # open_clip's, which has the form of GELU only if it is that of CLIP's first weights
+    """Parse the config fields, by dotted path, that a config.json of transformers (CLIP's has two towers), open_clip or
+    timm sets."""
+    if "model_cfg" in settings:  # open_clip's, which sets quick_gelu only for weights with the GELU of OpenAI's CLIP
         return {
             "mlp.gelu": "quick" if get_nested_dict(settings, "model_cfg").get("quick_gelu") else "none",
             "positions.resize": "bicubic-antialias",
         }
-    settings = get_nested_dict(settings, "vision_config") or settings  # of a model with a text tower, or of a full SAM
+    # a config.json of a model with a text tower, or of a full SAM, has `vision_config`
+    settings = get_nested_dict(settings, "vision_config") or settings
     if "architecture" not in settings:
         return parse_transformers_config(settings)
     size = get_nested_dict(settings, "pretrained_cfg").get("input_size")
@@ -208,12 +215,13 @@ def parse_model_config(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def get_nested_dict(settings: dict[str, Any], name: str) -> dict[str, Any]:
-    """Return a nested object; empty if there is none."""
+    """Return the nested JSON object under a key; {} if there is none."""
     return settings[name] if isinstance(settings.get(name), dict) else {}
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
-    """Read a small JSON object; empty if there is no file. Raises WeightsError for another file."""
+    """Read a JSON object of at most 8 MiB; {} if the file does not exist. Raises WeightsError for a larger file or
+    other content."""
     if not path.is_file():
         return {}
     try:
@@ -250,10 +258,8 @@ RESAMPLE_FILTERS = {"bilinear": "bilinear", "bicubic": "bicubic", 2: "bilinear",
 def load_preprocessing(
     weights_format: WeightsFormat, config: ModelConfig, folder: Path | None, settings: dict[str, Any]
 ) -> Preprocess:
-    """Load the preprocessing in preprocessor_config.json or timm's config.json, else that of the format's authors.
-
-    Raises WeightsError for invalid values.
-    """
+    """Load the preprocessing from preprocessor_config.json or timm's config.json, else use the default of the format's
+    authors. Raises WeightsError for invalid values."""
     processor = read_json_object(folder / "preprocessor_config.json") if folder else {}
     try:
         return parse_preprocessing(weights_format, config, processor, settings)
@@ -266,8 +272,8 @@ def load_preprocessing(
 def parse_preprocessing(
     weights_format: WeightsFormat, config: ModelConfig, processor: dict[str, Any], settings: dict[str, Any]
 ) -> Preprocess:
-    """Parse the preprocessing in `processor` (preprocessor_config.json) and `settings` (config.json). Raises
-    ValueError."""
+    """Parse the preprocessing from `processor` (preprocessor_config.json) and `settings` (config.json). Raises
+    ValueError for invalid values."""
     default_preprocess = config.default_preprocess()
     mean, std = PIXEL_STATISTICS[
         weights_format.get_pixel_scaling(config)
@@ -304,8 +310,8 @@ def parse_preprocessing(
 
 
 def parse_class_names(config: ModelConfig, settings: dict[str, Any]) -> tuple[str, ...]:
-    """Return the class names in a config.json, if they are distinct and match the model's classes; else their
-    numbers."""
+    """Parse the class names in a config.json. If they are missing, not distinct or of another number than the model's
+    classes, return the class numbers."""
     labels = settings.get("id2label") or {}
     names = tuple(str(labels.get(str(i), "")) for i in range(config.classes)) if isinstance(labels, dict) else ()
     has_all_names = len(names) == config.classes and all(names) and len(set(names)) == len(names)
@@ -348,13 +354,13 @@ SWIN_METADATA_VALIDATORS: dict[str, Callable[[Any], bool]] = {
 
 
 def config_to_metadata(config: ModelConfig) -> dict[str, str]:
-    """Build the metadata to store with a model's tensors."""
+    """Build the file metadata that stores config fields which a model's tensors do not determine."""
     return {METADATA_KEY: json.dumps(config.metadata_fields())}
 
 
 def config_from_metadata(path: Path, metadata: dict[str, str]) -> dict[str, Any]:
-    """Read the config fields in a file's metadata. Raises WeightsError for metadata that `config_to_metadata` does not
-    write."""
+    """Read the config fields stored in a file's metadata; {} if there are none. Raises WeightsError for metadata that
+    `config_to_metadata` does not write."""
     if METADATA_KEY not in metadata:
         return {}
     try:
@@ -362,7 +368,7 @@ def config_from_metadata(path: Path, metadata: dict[str, str]) -> dict[str, Any]
         validators = METADATA_VALIDATORS | SWIN_METADATA_VALIDATORS | DETECTOR_METADATA_VALIDATORS
         invalid = [name for name in noted_fields if name not in validators or not validators[name](noted_fields[name])]
         if invalid or not isinstance(noted_fields, dict):
-            raise ValueError(f"of {sanitise_name(str(invalid[0] if invalid else noted_fields))}")
+            raise ValueError(f"an invalid value of {sanitise_name(str(invalid[0] if invalid else noted_fields))}")
     except (ValueError, TypeError, RecursionError) as error:
         raise WeightsError(f"{path} has damaged metadata ({error})", "restore the file from a copy") from None
     return {name: tuple(value) if isinstance(value, list) else value for name, value in noted_fields.items()}

@@ -1,13 +1,15 @@
-"""Description of a foreign format: a table of names, and the transforms between its tensors and ours.
+"""Description of a foreign weights format: a table of tensor names, and the transforms between its tensors and ours.
 
-A `RenameRule` pairs our names with theirs; names contain placeholders:
+"Ours" (native) are the tensors of this package's models, "theirs" (foreign) those of the format's files. A `RenameRule`
+pairs our names with theirs; names contain placeholders:
 
     {i} {s} {j}   a number: block, stage, unit; in their names {I} {S} {J} count from one, and {JJ} has two digits
     {x}           weight or bias
     {part}        empty, or the `.part` of a block with windows
 
 A table is used in both directions, so that reading inverts writing: `fold.into` converts their tensors to ours,
-`fold.out` ours to theirs. The expected shapes of a file are those of `out` applied to our model's tensors.
+`fold.to_foreign` ours to theirs. The expected shapes of a file are those of `to_foreign` applied to our model's
+tensors.
 """
 
 from __future__ import annotations
@@ -33,8 +35,8 @@ NAME_PLACEHOLDERS = {"i": r"\d+", "s": r"\d+", "j": r"\d+", "x": "weight|bias", 
 
 @dataclass(frozen=True)
 class TensorTransform:
-    """Transform their tensors to ours, and back. Both functions take the config; tensors are in the order of the row's
-    names."""
+    """Convert a group of their tensors to ours (`into`) and back (`to_foreign`). Both functions take the tensors, in
+    the order of the rule's names, and the config."""
 
     into: Callable[[list[Tensor], Any], list[Tensor]]
     to_foreign: Callable[[list[Tensor], Any], list[Tensor]]
@@ -45,7 +47,8 @@ COPY_TRANSFORM = TensorTransform(lambda theirs, c: theirs, lambda ours, c: ours)
 
 @dataclass(frozen=True)
 class RenameRule:
-    """Our names and theirs; `theirs` may depend on the config. Names that a model lacks are skipped."""
+    """Our names of a group of tensors, their names, and the transform between them. `theirs` may be a function of the
+    config. Names that a model lacks are skipped."""
 
     ours: tuple[str, ...]
     theirs: Names
@@ -56,14 +59,15 @@ class RenameRule:
 class WeightsFormat:
     """A layout of weights files.
 
-    `signature`: patterns that must each match some tensor name, and that no earlier format in the list has. `configure`
-    infers the config from the shapes and from a config.json. `ignored`: patterns of tensors outside the encoder
+    `signature`: names of tensors that must all exist, and that identify the format among the later ones in the list.
+    `configure` infers the config from the shapes and from settings. `ignored`: patterns of tensors outside the encoder
     (decoders, text towers), which are skipped and reported. `strip`: possible name prefixes. `scope`: if some names
     start with one of these, the first that does, other names belong to another tower or an optimiser's state and are
-    skipped. `reshape_tensor`: a tensor by its name in files, for singleton axes that may be missing. `sections`: keys
-    of a pickled file; if set, the state dict must be under one of them, and no name of `excluded_names` may exist.
-    `describe_ambiguity`: if files do not determine the position resize rule, a description of the assumed rule and its
-    alternatives. `facts`: small tensors whose values `configure` receives under this name, if a file has them.
+    skipped. `holds`: whether the format can represent a config. `shaped`: gives a tensor the shape in files, by its
+    name, where singleton axes differ. `sections`: keys of a pickled file; if set, the state dict must be under one of
+    them, and no name of `excluded_names` may exist. `describe_ambiguity`: if files do not determine the position resize
+    rule, a description of the assumed rule and its alternatives. `facts`: small tensors whose values `configure` needs;
+    if a file has them, its settings contain them under this key.
     """
 
     name: str
@@ -81,9 +85,9 @@ class WeightsFormat:
     unprefixed_names: tuple[str, ...] = ()  # prefixes of names that do not get this prefix: heads
     describe: Callable[[Any], dict[str, Any]] | None = None  # builds the config.json of the weights
     file_in_folder: str = "model.safetensors"  # file name in a folder with config.json
-    # tensors that its loaders require and our models lack: written as zeros
+    # names and shapes of tensors that the format's loaders require and our models lack: written as zeros
     adds: Callable[[Any], Shapes] = lambda config: {}
-    # tensors that its loaders require and that follow from the config: written, and skipped in reading
+    # tensors that the format's loaders require and that follow from the config: written, and skipped in reading
     buffers: Callable[[Any], Tensors] = lambda config: {}
     shaped: Callable[[str, Tensor], Tensor] = lambda name, tensor: tensor
     sections: tuple[str, ...] = ()
@@ -98,8 +102,8 @@ class WeightsFormat:
     def group_tensors(
         self, config: ModelConfig, names: Iterable[str]
     ) -> Iterator[tuple[list[str], list[str], TensorTransform]]:
-        """Yield our names, theirs and the transform of every group of tensors of a model. Raises LookupError for a
-        tensor without a row."""
+        """Group the tensors of a model by rule, and yield our names, their names and the transform of each group.
+        Raises LookupError for a tensor without a rule."""
         names = list(names)
         our_names, done = set(names), set()
         for name in names:
@@ -112,7 +116,8 @@ class WeightsFormat:
             yield ours, [template.format(**placeholders) for template in theirs], rule.fold
 
     def find_rule(self, name: str) -> tuple[RenameRule, dict[str, str]]:
-        """Return the row of one of our names, and the values of its placeholders."""
+        """Return the rule that contains one of our names, and the values of the placeholders in the name. Raises
+        LookupError if there is none."""
         for rule in self.rules:
             for template in rule.ours:
                 match = compile_name_template(template).fullmatch(name)
@@ -125,16 +130,16 @@ class WeightsFormat:
         raise LookupError(name)
 
     def to_foreign_tensors(self, config: ModelConfig, state: Tensors) -> Tensors:
-        """Convert our tensors to theirs, on any device, including meta. Raises LookupError for a tensor that the format
-        does not support."""
+        """Convert our tensors to theirs, of any shape, on any device, including meta. Raises LookupError for a tensor
+        that the format does not support."""
         tensors: Tensors = {}
         for ours, theirs, fold in self.group_tensors(config, state):
             tensors |= zip(theirs, fold.to_foreign([state[name] for name in ours], config), strict=True)
-        like = next(iter(state.values()))
-        return tensors | {name: like.new_zeros(shape) for name, shape in self.adds(config).items()}
+        reference = next(iter(state.values()))
+        return tensors | {name: reference.new_zeros(shape) for name, shape in self.adds(config).items()}
 
     def to_file(self, config: ModelConfig, state: Tensors) -> Tensors:
-        """Return the converted tensors under their names in a file, each contiguous in memory."""
+        """Convert our tensors to those of a file: under their full names, each contiguous in memory."""
         start = self.prefix(config)
         written = {name: self.shaped(name, tensor) for name, tensor in self.to_foreign_tensors(config, state).items()}
         return {
@@ -143,7 +148,7 @@ class WeightsFormat:
         }
 
     def to_native_tensors(self, config: ModelConfig, names: Iterable[str], tensors: Tensors) -> Tensors:
-        """Convert their tensors to ours, in float32."""
+        """Convert their tensors, of any shape, to ours, in float32. `names`: all names of our model's tensors."""
         converted: Tensors = {}
         for ours, theirs, fold in self.group_tensors(config, names):
             group = fold.into([tensors[name].float() for name in theirs], config)
@@ -151,14 +156,14 @@ class WeightsFormat:
         return converted
 
     def fits(self, names: Container[str], sections: Set[str]) -> bool:
-        """Return whether tensor names, and the keys of their state dicts, match the format."""
-        has_signature = all(sign in names for sign in self.signature) and not any(
+        """Return whether the tensor names and the keys of the state dicts in a file match the format."""
+        has_signature = all(name_in_signature in names for name_in_signature in self.signature) and not any(
             name in names for name in self.excluded_names
         )
         return has_signature and (not self.sections or not sections.isdisjoint(self.sections))
 
     def is_ignored(self, name: str) -> bool:
-        """Return whether one of their tensors is skipped."""
+        """Return whether a tensor with this name in the format is skipped in reading."""
         return any(re.fullmatch(pattern, name) for pattern in self.ignored)
 
 
@@ -175,12 +180,12 @@ def compile_name_template(template: str) -> re.Pattern[str]:
 
 
 def parse_copy_rules(*lines: str) -> tuple[RenameRule, ...]:
-    """Parse rows whose tensors are the same in both: `ours = theirs`."""
+    """Parse lines `our name = their name` into rules without a transform."""
     return tuple(RenameRule((ours,), (theirs,)) for ours, theirs in (line.split(" = ") for line in lines))
 
 
 def parse_rename_rule(ours: str, theirs: Names | str, fold: TensorTransform) -> RenameRule:
-    """Parse a row, with names in one string, separated by spaces."""
+    """Build a rule from names in one string, separated by spaces, and the transform between the tensors."""
     return RenameRule(tuple(ours.split()), tuple(theirs.split()) if isinstance(theirs, str) else theirs, fold)
 
 
@@ -193,13 +198,15 @@ def build_block_rules(
     scales: tuple[str, str] | None = None,
     infix: str = "",
 ) -> tuple[RenameRule, ...]:
-    """Build the rows of an encoder's blocks; names of a block's layers follow the prefix `theirs`.
+    """Build the rules of an encoder's blocks. `theirs`: their name of a block, the prefix of its layers' names.
 
-    `norms` and `scales`: of attention and of the MLP; `qkv`: one fused layer, or three separated by spaces; `mlp`: its
-    two layers, `GATED|PLAIN` if the gated MLP has another name; `infix`: the placeholder of blocks with windows.
+    `norms` and `scales`: their names for attention and for the MLP. `qkv`: one fused layer, or three separated by
+    spaces. `out`: the output layer of attention. `mlp`: its two layers, `GATED|PLAIN` if the gated MLP has another
+    name. `infix`: the placeholder `{part}` if blocks may have windows.
     """
 
     def build_layer_rule(ours: str, name: str, end: str = ".{x}") -> RenameRule:
+        """Build the rule of one layer in a block, from our name and theirs."""
         gated, _, ungated = name.rpartition("|")
         names = {
             mlp_kind: tuple(f"{theirs}.{layer_name}" + end * ("{x}" not in layer_name) for layer_name in text.split())
@@ -227,8 +234,8 @@ def build_block_rules(
 
 
 def count_blocks(shapes: Shapes, template: str) -> int:
-    """Count the blocks: the numbers that fill {i} in a name must be 0, 1, ... without gaps, else ValueError is
-    raised."""
+    """Count the blocks: the numbers that replace {i} of a name template in the tensor names. Raises ValueError unless
+    they are 0, 1, ... without gaps."""
     indices = {
         int(match["i"])
         for name in shapes
@@ -240,7 +247,8 @@ def count_blocks(shapes: Shapes, template: str) -> int:
 
 
 def make_prefix_names(token: str, distillation: str, registers: str) -> Callable[[Any], tuple[str, ...]]:
-    """Return the names of the prefix tokens that a config has."""
+    """Return a function that lists their names of the prefix tokens that a config has: class, distillation and register
+    tokens."""
     names = token, distillation, registers
     return lambda c: tuple(
         name
@@ -249,80 +257,84 @@ def make_prefix_names(token: str, distillation: str, registers: str) -> Callable
     )
 
 
-# Transforms of the formats: memory layout of their tensors, compared with ours.
-# D width, h heads, d = D / h, C channels, p and q a patch's height and width in pixels, S position slots, N patches.
+# Transforms of the formats; a comment gives the layout of their tensors first, then that of ours.
+# D width, h heads, d = D / h, C channels, p and q a patch's height and width in pixels, N patches, P prefix tokens, S
+# prefix tokens with positions.
 
 
 def split_qkv(tensors: list[Tensor], config: Any) -> list[Tensor]:
-    """Split a fused tensor (3 n, ...) into its thirds."""
+    """Split a fused tensor (3 n, ...) into those of queries, keys and values, (n, ...) each."""
     return list(tensors[0].chunk(3))
 
 
 def fuse_qkv(tensors: list[Tensor], config: Any) -> list[Tensor]:
-    """Join tensors (n, ...) along the first axis."""
+    """Join the tensors of queries, keys and values, (n, ...) each, to (3 n, ...)."""
     return [torch.cat(tensors)]
 
 
 def transform_each(function: Any) -> Any:
-    """Return a function that applies `function` to each tensor of a list."""
+    """Return a function for a `TensorTransform` that applies `function` to each tensor of a list."""
     return lambda tensors, config: [function(tensor) for tensor in tensors]
 
 
 def unflatten_patch_projection(weight: Tensor, config: ViTConfig | SwinConfig) -> Tensor:
-    """(D, C p q) -> (D, C, p, q)."""
+    """Reshape a patch projection (D, C p q) to a convolution (D, C, p, q)."""
     return weight.reshape(len(weight), -1, *config.cell)
 
 
-#: (D, C, p, q), PyTorch's convolution, and (D, C p q)
+#: (D, C, p, q), PyTorch's convolution <-> (D, C p q)
 CONVOLUTION = TensorTransform(
     transform_each(lambda w: w.flatten(1)), lambda ours, c: [unflatten_patch_projection(ours[0], c)]
 )
-#: (p, q, C, D), flax's convolution, and (D, C p q)
+#: (p, q, C, D), flax's convolution <-> (D, C p q)
 FLAX_PATCH = TensorTransform(
     transform_each(lambda w: w.permute(3, 2, 0, 1).flatten(1)),
     lambda ours, c: [unflatten_patch_projection(ours[0], c).permute(2, 3, 1, 0)],
 )
-#: (k, k, I, O), flax's and TensorFlow's convolution, and (O, I, k, k)
+#: (k, k, I, O), flax's and TensorFlow's convolution <-> (O, I, k, k)
 FLAX_CONVOLUTION = TensorTransform(
     transform_each(lambda w: w.permute(3, 2, 0, 1)), transform_each(lambda w: w.permute(2, 3, 1, 0))
 )
-#: (in, out), flax's dense layer, and (out, in)
+#: (in, out), flax's dense layer <-> (out, in)
 FLAX_DENSE = TensorTransform(transform_each(lambda w: w.T), transform_each(lambda w: w.T))
-#: a 1 x 1 convolution (O, I, 1, 1) and a linear layer (O, I)
+#: (O, I, 1, 1), a 1 x 1 convolution <-> (O, I), a linear layer
 POINTWISE = TensorTransform(transform_each(lambda w: w.flatten(1)), transform_each(lambda w: w[:, :, None, None]))
-#: the same in flax's order, (1, 1, I, O)
+#: (1, 1, I, O), flax's 1 x 1 convolution <-> (O, I), a linear layer
 FLAX_POINTWISE = TensorTransform(transform_each(lambda w: w[0, 0].T), transform_each(lambda w: w.T[None, None]))
-#: (1, 1, 1, C) or (C,), and (C,)
+#: (1, 1, 1, C) or (C,) <-> (C,)
 FLATTENED_VECTOR = TensorTransform(transform_each(lambda w: w.flatten()), transform_each(lambda w: w))
-#: separate queries, keys and values, and fused
+#: separate queries, keys and values <-> one fused tensor
 QKV_TRANSFORM = TensorTransform(fuse_qkv, split_qkv)
-#: (1, 1, D) and (1, D): a single token
+#: (1, 1, D) <-> (1, D), a single token
 BATCHED_TOKEN = TensorTransform(transform_each(lambda t: t[0]), transform_each(lambda t: t[None]))
 
 
 def _import_flax_heads(theirs: list[Tensor], config: Any) -> list[Tensor]:
+    """Convert weights (D, h, d) of flax's attention, one per projection, to one (n D, D) for n projections."""
     return [torch.cat([w.flatten(1).T for w in theirs])]
 
 
 def _export_flax_heads(ours: list[Tensor], config: ViTConfig) -> list[Tensor]:
+    """Convert (n D, D) to the weights (D, h, d) of flax's attention, one per projection."""
     chunks = ours[0].chunk(len(ours[0]) // config.width)
     return [chunk.T.reshape(config.width, config.heads, -1) for chunk in chunks]
 
 
-#: (D, h, d) of flax's attention, each of queries, keys and values, and (3 D, D)
+#: (D, h, d) of flax's attention, each of queries, keys and values <-> (3 D, D)
 FLAX_HEADS = TensorTransform(_import_flax_heads, _export_flax_heads)
-#: their biases (h, d), and (3 D,)
+#: (h, d), the biases of flax's queries, keys and values <-> (3 D,)
 FLAX_HEAD_BIASES = TensorTransform(
     lambda theirs, c: [torch.cat([b.flatten() for b in theirs])],
-    lambda ours, c: [part.reshape(c.heads, -1) for part in ours[0].chunk(len(ours[0]) // c.width)],
+    lambda ours, c: [bias.reshape(c.heads, -1) for bias in ours[0].chunk(len(ours[0]) // c.width)],
 )
-#: (h, d, D) of flax's attention output, and (D, D)
+#: (h, d, D) of flax's attention output <-> (D, D)
 FLAX_OUT = TensorTransform(
     lambda theirs, c: [theirs[0].flatten(0, 1).T], lambda ours, c: [ours[0].T.reshape(c.heads, -1, c.width)]
 )
 
 
 def _export_prefix_tokens(ours: list[Tensor], config: ViTConfig) -> list[Tensor]:
+    """Split prefix tokens (P, D) into class and distillation tokens, (1, 1, D) each, and registers (1, R, D)."""
     num_class_tokens = config.prefix - config.registers
     return [
         *(token.reshape(1, 1, -1) for token in ours[0][:num_class_tokens]),
@@ -330,24 +342,27 @@ def _export_prefix_tokens(ours: list[Tensor], config: ViTConfig) -> list[Tensor]
     ]
 
 
-#: (1, 1, D) of the class and the distillation token and (1, R, D) of the registers, and (P, D)
+#: (1, 1, D) of the class and the distillation token and (1, R, D) of the registers <-> (P, D)
 PREFIX_TOKENS = TensorTransform(
     lambda theirs, c: [torch.cat([t.reshape(-1, c.width) for t in theirs])], _export_prefix_tokens
 )
-#: (D,) of the class token, and (1, D)
+#: (D,) of the class token <-> (1, D)
 BARE_TOKEN = TensorTransform(transform_each(lambda t: t[None]), transform_each(lambda t: t[0]))
 
 
 def build_position_transform(lead: tuple[int, ...] | None) -> TensorTransform:
-    """Build the transform of joint positions of prefix and patches, (*lead, S + N, D) or, if `lead` is None, (1, *grid,
-    D), to slots and table."""
+    """Build the transform from joint positions of prefix tokens and patches to the tensors `slots` and
+    `position.table`. The joint positions are (*lead, S + N, D) or, if `lead` is None, (1, *grid, D) without prefix
+    tokens."""
 
     def to_native(theirs: list[Tensor], config: ViTConfig) -> list[Tensor]:
+        """Split joint positions into those of prefix tokens (S, D), if any, and the table (*grid, D)."""
         positions, count = theirs[0].reshape(-1, config.width), config.prefix_position_count
         grid = positions[count:].reshape(*config.table_grid, config.width)
         return [positions[:count], grid] if count else [grid]
 
     def to_foreign(ours: list[Tensor], config: ViTConfig) -> list[Tensor]:
+        """Join the positions of prefix tokens (S, D) and the table (*grid, D)."""
         positions = torch.cat([tensor.reshape(-1, config.width) for tensor in ours])
         return [
             positions.reshape(1, *config.table_grid, config.width)

@@ -1,6 +1,7 @@
-"""Child process that reads a pickled file: receives an order as JSON on stdin and writes a safetensors file.
+"""Child process that reads a pickled weights file: it receives a request as JSON on stdin and writes a safetensors
+file.
 
-Run as a separate script, without importing this package. The order: `path`, `out`, `section` (the key of the state
+Run as a separate script, without importing this package. The request: `path`, `out`, `section` (the key of the state
 dict, or ""), `names` of the tensors, `memory`, the maximum bytes of address space, and the names of the `objects` and
 `mappings` that may be stored with the tensors. Inert stand-ins replace these.
 """
@@ -35,11 +36,11 @@ class InertMapping:
 
 
 def main() -> int:
-    """Execute the order. Returns 0, or 1 with the reason as the one line of stdout."""
-    order = json.load(sys.stdin)
-    limit_address_space(order["memory"])
+    """Execute the request. Returns 0, or 1 with the reason as the one line of stdout."""
+    request = json.load(sys.stdin)
+    limit_address_space(request["memory"])
     try:
-        extract_tensors(order)
+        extract_tensors(request)
     except Exception as error:  # any error that torch raises for the file; the parent reports it
         print(" ".join(f"{type(error).__name__}: {error}".split())[:300])
         return 1
@@ -47,7 +48,7 @@ def main() -> int:
 
 
 def limit_address_space(memory: int) -> None:
-    """Limit the address space of this process, if the system supports it."""
+    """Limit the address space of this process to `memory` bytes, if the system supports it."""
     try:
         import resource
 
@@ -57,26 +58,26 @@ def limit_address_space(memory: int) -> None:
         pass
 
 
-def extract_tensors(order: dict[str, Any]) -> None:
-    """Read the tensors and write them, each in separate memory and row-major."""
-    zipped = zipfile.is_zipfile(order["path"])
+def extract_tensors(request: dict[str, Any]) -> None:
+    """Read the requested tensors and write them, each in separate memory and row-major."""
+    zipped = zipfile.is_zipfile(request["path"])
     if zipped:  # torch does not verify checksums: a flipped bit would change a weight
-        with zipfile.ZipFile(order["path"]) as archive:
+        with zipfile.ZipFile(request["path"]) as archive:
             damaged = archive.testzip()
         if damaged:
             raise ValueError(f"the checksum of {damaged} is wrong: the file is damaged")
     import torch
     from safetensors.torch import save_file
 
-    stand_ins: list[Any] = [(InertObject, name) for name in order["objects"]] + [
-        (InertMapping, name) for name in order["mappings"]
+    stand_ins: list[Any] = [(InertObject, name) for name in request["objects"]] + [
+        (InertMapping, name) for name in request["mappings"]
     ]
     with torch.serialization.safe_globals(stand_ins):
-        content = torch.load(order["path"], map_location="cpu", weights_only=True, mmap=zipped)
+        content = torch.load(request["path"], map_location="cpu", weights_only=True, mmap=zipped)
     tensors = {}
-    for name in order["names"]:
-        section, _, end = name.partition("/") if order["section"] == "*" else (order["section"], "", name)
-        tensor = (content[section] if section else content)[end]
+    for name in request["names"]:
+        section, _, tensor_name = name.partition("/") if request["section"] == "*" else (request["section"], "", name)
+        tensor = (content[section] if section else content)[tensor_name]
         if (
             type(tensor) not in (torch.Tensor, torch.nn.Parameter)
             or tensor.layout != torch.strided
@@ -84,7 +85,7 @@ def extract_tensors(order: dict[str, Any]) -> None:
         ):
             raise TypeError(f"{name} is not a plain tensor")
         tensors[name] = tensor.detach().clone(memory_format=torch.contiguous_format)
-    save_file(tensors, order["out"])
+    save_file(tensors, request["out"])
 
 
 if __name__ == "__main__":

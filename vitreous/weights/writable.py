@@ -1,4 +1,4 @@
-"""Find the formats that can represent a model, and the options that prevent others."""
+"""Find the foreign formats that can represent a model, and the model options that prevent the others."""
 
 from __future__ import annotations
 
@@ -32,25 +32,26 @@ OPTION_FIELDS: dict[str, tuple[str, ...]] = {
 
 
 def with_learned_positions(config: ModelConfig) -> ModelConfig:
-    """Return the config with learned positions if it has MAE's fixed ones, which foreign files store; the class token
-    has a row of zeros."""
+    """Return the config with learned positions if it has MAE's fixed ones. Foreign files store them as a table, in
+    which the class token has a row of zeros."""
     return config.with_position_table()
 
 
 def list_writable_formats(config: ModelConfig) -> list[str]:
-    """List the names that `convert --to` accepts for this model, without the bundle, which supports every model."""
+    """List the names of foreign formats that `convert --to` accepts for this model. The bundle supports every model,
+    and is not listed."""
     return sorted(find_writable_formats(with_learned_positions(config)))
 
 
 def get_writable_format(name: str, config: ModelConfig) -> WeightsFormat:
-    """Return the format of a name, if it can represent the model. Raises UsageError otherwise, listing the options that
+    """Return the format with a name if it can represent the model. Raises UsageError otherwise, with the options that
     prevent it."""
     formats = find_writable_formats(config)
     if name in formats:
         return formats[name]
     hint = f"use one of {', '.join([*sorted(formats), 'bundle'])}"
     if name not in {weights_format.name for weights_format in FOREIGN_FORMATS}:
-        raise UsageError(f"{name} is not a format", hint)
+        raise UsageError(f"{name} is not a weights format", hint)
     raise UsageError(
         f"{name} cannot represent {config.name()}: {explain_unwritable(name, config)}",
         f"{hint}; or `vitreous export --to onnx`",
@@ -58,7 +59,8 @@ def get_writable_format(name: str, config: ModelConfig) -> WeightsFormat:
 
 
 def explain_unwritable(name: str, config: ModelConfig) -> str:
-    """Explain why a format cannot represent a model: the options that it lacks, or the models that it supports."""
+    """Explain in a phrase why a format cannot represent a model: the options that it lacks, or the models that it
+    supports."""
     blocking_options = find_blocking_options(name, config)
     if blocking_options:
         return f"it has no {', no '.join(blocking_options)}"
@@ -67,10 +69,8 @@ def explain_unwritable(name: str, config: ModelConfig) -> str:
 
 
 def find_blocking_options(name: str, config: ModelConfig) -> list[str]:
-    """List the fewest options that prevent a format, as spelled for `train`; empty if no change of options helps.
-
-    Options are reset to those of a plain ViT one by one, and those that the format supports are restored.
-    """
+    """Find the fewest model options that prevent a format, as spelled for `train`; empty if no change of options helps.
+    Options are reset to those of a plain ViT one by one, and those that the format supports are restored."""
     if not set(PLAIN_VIT_FIELDS) <= set(config.option_paths()):
         return []
     config = cast(ViTConfig, config)
@@ -87,6 +87,7 @@ def find_blocking_options(name: str, config: ModelConfig) -> list[str]:
     ]
 
     def can_write(groups: list[str]) -> bool:
+        """Return whether the format supports the model if these groups of options are reset to those of a plain ViT."""
         changed = config
         try:
             options = {key: value for group in groups for key, value in changes[group](config).items()}
@@ -95,15 +96,15 @@ def find_blocking_options(name: str, config: ModelConfig) -> list[str]:
             return False
         return name in find_writable_formats(changed)
 
-    needed = next((differing[: end + 1] for end in range(len(differing)) if can_write(differing[: end + 1])), [])
-    for group in list(needed):
-        smaller = [remaining for remaining in needed if remaining != group]
-        needed = smaller if can_write(smaller) else needed
-    return [format_option(group, config, changes[group](config)) for group in needed]
+    blocking = next((differing[: end + 1] for end in range(len(differing)) if can_write(differing[: end + 1])), [])
+    for group in list(blocking):
+        fewer = [remaining for remaining in blocking if remaining != group]
+        blocking = fewer if can_write(fewer) else blocking
+    return [format_option(group, config, changes[group](config)) for group in blocking]
 
 
 def format_option(group: str, config: ViTConfig, default_fields: dict[str, Any]) -> str:
-    """Format an option as in the command line."""
+    """Format an option of the model as on the command line of `train`."""
     if group == "stem":
         stem_name = {ConvStemConfig: "of convolutions (Conv+…)", StemConfig: "of a ResNet (R50+…)"}[type(config.stem)]
         return f"stem {stem_name}"

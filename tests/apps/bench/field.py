@@ -1,4 +1,4 @@
-"""Contenders of the tests, apart from them: the process of each imports this, and nothing that takes seconds."""
+"""Benchmark contenders for tests, in a small module that their processes import quickly."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from vitreous.apps.bench.work import LogitsStep
 
 
 def build_steady_step(work, rate=100.0):
-    """Does `rate` images a second, however late a busy machine wakes it."""
+    """Build a step that reports exactly `rate` images/s, regardless of how late a busy machine wakes the process."""
 
-    def turn():
-        begun = time.perf_counter()
+    def run_step():
+        start_time = time.perf_counter()
         time.sleep(0.01)
-        return rate * (time.perf_counter() - begun)
+        return rate * (time.perf_counter() - start_time)
 
-    return turn
+    return run_step
 
 
 def build_inexact_step(work):
-    """A tenth off."""
+    """Build a step whose logits are off by a tenth."""
     return LogitsStep(
         build_steady_step(work), lambda: np.array([[3.0, 4.5]], np.float32), lambda: np.array([[3.0, 4.0]], np.float32)
     )
 
 
 def build_zero_step(work):
-    """Answers nothing, exactly."""
+    """Build a step whose logits are zero."""
     return LogitsStep(build_steady_step(work), lambda: np.zeros((1, 2)), lambda: np.zeros((1, 2)))
 
 
@@ -44,17 +44,17 @@ def exit_on_build(work):
 def build_step_that_fails_later(work):
     calls = []
 
-    def turn():
+    def run_step():
         calls.append(None)
         if len(calls) > 1:
             raise RuntimeError("tired")
         return 1.0
 
-    return turn
+    return run_step
 
 
 def build_step_with_subprocess(work):
-    """Has a process of its own, as loaders have."""
+    """Build a step that starts a child process, as data loaders do."""
     import multiprocessing
 
     child = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(0,))

@@ -1,3 +1,5 @@
+"""`vitreous bench`: timing, failing contenders, ratios, logit errors and the report."""
+
 from __future__ import annotations
 
 import importlib.util
@@ -33,22 +35,22 @@ WORKLOAD = Workload("inference", "ViT-32x1/8", 16, 2)
 
 @pytest.mark.parametrize("device, runs", [("cpu", [1] * 8), ("cuda:0", [1, 2, 4, 1])])
 def test_timing_doubles_the_steps_between_gpu_synchronizations(monkeypatch, device, runs):
-    """A fake clock: a turn on the CPU takes a second, a GPU does the turns that were launched when it is waited for."""
-    clock, launched, seen = [0.0], [0], []
+    """A fake clock: a step takes a second on the CPU; on the GPU, queued steps take their time at synchronization."""
+    clock, launched, launched_at_wait = [0.0], [0], []
 
-    def turn() -> float:
+    def run_step() -> float:
         launched[0] += 1
         return 2.0
 
-    def wait(device: str) -> None:
+    def synchronize(device: str) -> None:
         clock[0] += launched[0]
-        seen.append(launched[0])
+        launched_at_wait.append(launched[0])
         launched[0] = 0
 
-    monkeypatch.setattr(race_module, "synchronize_device", wait)
+    monkeypatch.setattr(race_module, "synchronize_device", synchronize)
     monkeypatch.setattr(race_module.time, "perf_counter", lambda: clock[0])
-    assert race_module.run_steps_for(7.5, turn, device) == (16.0, 8.0)
-    assert seen == runs
+    assert race_module.run_steps_for(7.5, run_step, device) == (16.0, 8.0)
+    assert launched_at_wait == runs
 
 
 CONTENDERS = [
@@ -74,7 +76,7 @@ def test_a_failed_contender_has_a_reason_and_the_others_continue(race_results):
     assert [lane.contender.label for lane in race_results] == [c.label for c in CONTENDERS[:-1]]
     assert [lane.failure for lane in race_results] == [None] * 6 + [
         "ValueError: nothing here",
-        "its process ended",
+        "the process ended",
         "RuntimeError: tired",
     ]
     assert [len(lane.throughputs) for lane in race_results] == [2, 2, 2, 2, 2, 2, 0, 0, 0]
@@ -109,28 +111,27 @@ def test_ratios_refer_to_the_first_peer_and_to_the_measured_peak(race_results):
     from vitreous.models.names import config_from_name
 
     limit = [ContenderResult(Contender("peak", "fp32", build_steady_step), [1e9, 1e9])]
-    found = report.races_to_json([report.RaceResult(WORKLOAD, race_results, limit)])
-    rows = found["results"]
+    document = report.races_to_json([report.RaceResult(WORKLOAD, race_results, limit)])
+    rows = document["results"]
     assert rows[0]["ratio"] == pytest.approx(3.0, rel=0.2) and rows[1]["ratio"] == 1.0
     assert rows[0]["ratio_baseline"] == "peer, default"
     config = config_from_name("ViT-32x1/8", 16)
-    for row, cost in zip(
-        rows, (config.computed_macs(), config.macs()), strict=False
-    ):  # ours leaves out what nobody reads
+    # our classifier skips unused outputs
+    for row, cost in zip(rows, (config.computed_macs(), config.macs()), strict=False):
         operations = 2 * cost
         assert row["fraction_of_peak"] == pytest.approx(
-            row["images_per_second"] * operations / found["peak_throughput"]["fp32"]
+            row["images_per_second"] * operations / document["peak_throughput"]["fp32"]
         )
     page = report.render_race_markdown([report.RaceResult(WORKLOAD, race_results, limit)], "vitreous bench", 2)
     assert "| vitreous, default |" in page and "failed: ValueError: nothing here" in page and "`vitreous bench`" in page
 
 
 def test_logit_errors_are_reported_after_the_race(race_results):
-    found = {lane.contender.name: lane.error for lane in race_results}
-    assert found.pop("leaning") == pytest.approx(0.1) and set(found.values()) == {None}
-    whole = report.RaceResult(WORKLOAD, race_results, [])
-    assert [row["logit_error"] for row in report.races_to_json([whole])["results"]].count(None) == len(race_results) - 1
-    page = report.render_race_markdown([whole], "vitreous bench", 2)
+    errors = {lane.contender.name: lane.error for lane in race_results}
+    assert errors.pop("leaning") == pytest.approx(0.1) and set(errors.values()) == {None}
+    race = report.RaceResult(WORKLOAD, race_results, [])
+    assert [row["logit_error"] for row in report.races_to_json([race])["results"]].count(None) == len(race_results) - 1
+    page = report.render_race_markdown([race], "vitreous bench", 2)
     assert "| logit error |" in page and "| 0.1 |" in page
     without = report.RaceResult(WORKLOAD, [lane for lane in race_results if lane.error is None], [])
     assert "ogit error" not in report.render_race_markdown([without], "vitreous bench", 2)
@@ -144,38 +145,40 @@ def photo_folder(tmp_path_factory):
     return str(home)
 
 
-def max_logit_error(contender):
-    """How far a contender's logits may be from float32's, relative. Ours computes by default in what the processor
-    multiplies."""
+def get_max_logit_error(contender):
+    """Return the relative tolerance of a contender's logits.
+
+    By default our model computes in the precision that the processor multiplies fastest.
+    """
     if "int8" in contender.settings:
         return 0.2
-    if not contender.is_ours:  # peers round the residual stream to bfloat16 too
+    if not contender.is_ours:  # peers also round the residual stream to bfloat16
         return 0.05 if "bf16" in contender.settings else ERROR_LIMITS["fp32"]
     return ERROR_LIMITS["fp32" if "fp32" in contender.settings else pick_precision("auto", "cpu")]
 
 
 @pytest.mark.parametrize("task", TASKS)
 def test_every_installed_contender_runs(task, photo_folder):
-    """But for the compiled ones and OpenVINO's, which take minutes to build and are tried by the benchmark itself."""
+    """Except for compiled contenders and OpenVINO, which take minutes to build and are run by the benchmark itself."""
     work = Workload(
         task, "DiT-32x1/8" if task in ("dit", "sample") else "ViT-32x1/8", 16, 2, device="cpu", images=photo_folder
     )
     for contender in list_contenders(task, "cpu"):
         slow = "compiled" in contender.settings or "openvino" in contender.label
         if not slow and importlib.util.find_spec(contender.needs):
-            turn = contender.build(work)
-            assert turn() > 0, contender.label
-            if isinstance(turn, LogitsStep):
-                assert (turn.error() or 0.0) < max_logit_error(contender), contender.label
+            step = contender.build(work)
+            assert step() > 0, contender.label
+            if isinstance(step, LogitsStep):
+                assert (step.error() or 0.0) < get_max_logit_error(contender), contender.label
 
 
-def test_the_peak_counts_operations():
+def test_peak_throughput_is_computed_from_counted_operations():
     for contender in list_limit_contenders("train", "cpu"):
         assert contender.build(WORKLOAD)() in (2 * 2048**3, torch.get_num_threads() * 2 * 2048**3)
 
 
 @pytest.mark.parametrize(
-    "options, error, words",
+    "options, error, message",
     [
         ({"tasks": ["flight"]}, UsageError, "unknown task flight"),
         ({"tasks": ["predict"]}, UsageError, "--images"),
@@ -188,17 +191,16 @@ def test_the_peak_counts_operations():
         ({"models": ["DiT-S/2"]}, UsageError, "the task inference cannot be measured: DiT-S/2 is generative"),
     ],
 )
-def test_unsupported_benchmark_options_are_rejected(options, error, words):
-    with pytest.raises(error) as caught:
+def test_unsupported_benchmark_options_are_rejected(options, error, message):
+    with pytest.raises(error) as raised:
         run_benchmarks(**options)
-    assert words in f"{caught.value.message} {caught.value.hint}"
+    assert message in f"{raised.value.message} {raised.value.hint}"
 
 
 def test_bench_prints_json_and_writes_a_page(tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        run, "list_limit_contenders", lambda task, device: list_limit_contenders(task, device)[:1]
-    )  # a process less
-    words = [
+    # one process less
+    monkeypatch.setattr(run, "list_limit_contenders", lambda task, device: list_limit_contenders(task, device)[:1])
+    arguments = [
         "--models",
         "ViT-32x1/8",
         "--image-size",
@@ -213,9 +215,11 @@ def test_bench_prints_json_and_writes_a_page(tmp_path, monkeypatch):
         "inference",
         "--profile",
     ]
-    result = run_cli("bench", *words, "--seconds", "0.05", "--only", "vitreous, fp32", "--out", str(tmp_path), "--json")
-    found = parse_json_output(result)
-    assert [row["task"] for row in found["results"]] == ["inference"]
+    result = run_cli(
+        "bench", *arguments, "--seconds", "0.05", "--only", "vitreous, fp32", "--out", str(tmp_path), "--json"
+    )
+    document = parse_json_output(result)
+    assert [row["task"] for row in document["results"]] == ["inference"]
     keys = {
         "task",
         "model",
@@ -227,11 +231,11 @@ def test_bench_prints_json_and_writes_a_page(tmp_path, monkeypatch):
         "fraction_of_peak",
         "peak_memory_bytes",
     }
-    assert all({*keys, "peak_memory_bytes"} <= set(row) and row["images_per_second"] > 0 for row in found["results"])
-    assert found["peak_throughput"]["fp32"] > 1e9
+    assert all({*keys, "peak_memory_bytes"} <= set(row) and row["images_per_second"] > 0 for row in document["results"])
+    assert document["peak_throughput"]["fp32"] > 1e9
     (page,) = tmp_path.iterdir()
     assert page.name.endswith("threads.md") and "inference" in page.name
     assert "vitreous bench --models" in page.read_text()
-    assert sum(found["results"][0]["profile"]["shares"].values()) == pytest.approx(1)
+    assert sum(document["results"][0]["profile"]["shares"].values()) == pytest.approx(1)
     assert "| outside operators | " in page.read_text()
-    json.dumps(found)
+    json.dumps(document)

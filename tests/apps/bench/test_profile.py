@@ -1,3 +1,5 @@
+"""`vitreous bench --profile`: operator groups and the time of a step."""
+
 from __future__ import annotations
 
 import pytest
@@ -41,7 +43,7 @@ def test_each_operator_is_in_one_group(operator, group):
 
 
 def test_step_time_is_attributed_to_the_busy_cores():
-    """Two seconds: half of one in a product on all cores, then two threads, one of them idle for half of the rest."""
+    """Two seconds: half a second of a product on all cores, then two threads, one of them idle for half of the time."""
     events = [
         OperatorEvent(PROFILED_REGION, 1, 0.1),
         OperatorEvent("aten::mm", 1, 0.5),
@@ -62,11 +64,11 @@ def test_step_time_is_attributed_to_the_busy_cores():
 def test_profile_records_the_operators_of_a_step():
     left = torch.randn(256, 256)
 
-    def turn() -> float:
+    def run_step() -> float:
         _ = (left @ left).softmax(-1)
         return 1.0
 
-    profile = profile_steps(turn, 0.02)
+    profile = profile_steps(run_step, 0.02)
     (product,) = (calls for name, calls, _ in profile.operators if name == "aten::mm")
     assert product == 1 and profile.shares["products"] > 0 and profile.shares["softmax"] > 0
     assert profile.shares["optimiser"] == 0

@@ -1,3 +1,5 @@
+"""`data check` of classification data: unreadable files, duplicates, imbalance, groups and workers."""
+
 from __future__ import annotations
 
 import csv
@@ -49,7 +51,7 @@ from vitreous.training.folder import RunFolder
 
 
 def draw_scene(seed: int, size: tuple[int, int] = (96, 72)) -> Image.Image:
-    """A picture of a few large shapes, as unlike another seed's as two photographs are."""
+    """Return an image of a few large shapes; different seeds differ like different photos."""
     random = np.random.default_rng(seed)
     image = Image.new("RGB", size, tuple(random.integers(0, 256, 3).tolist()))
     draw = ImageDraw.Draw(image)
@@ -61,7 +63,7 @@ def draw_scene(seed: int, size: tuple[int, int] = (96, 72)) -> Image.Image:
 
 
 def write_scenes(root, counts, classes=("ant", "bee")):
-    """root/SPLIT/CLASS/N.png, every picture another scene."""
+    """Write root/SPLIT/CLASS/N.png with distinct images."""
     for s, (split, count) in enumerate(counts.items()):
         for c, name in enumerate(classes):
             (root / split / name).mkdir(parents=True)
@@ -71,17 +73,17 @@ def write_scenes(root, counts, classes=("ant", "bee")):
 
 
 def check_to_document(source, **options):
-    """The document of a check."""
+    """Return the JSON document of a check."""
     return check_images(source, **options)[0]
 
 
 def scan_split(split, workers):
-    """The records of all samples of a split, and the reasons of those that cannot be read."""
+    """Return the records of all samples of a split, and the errors of the unreadable ones."""
     return scanning.scan_samples(split, range(len(split)), survey_images, workers)
 
 
-def findings_by_kind(document):
-    """The findings by their word."""
+def get_findings_by_code(document):
+    """Map each kind of finding to its entry."""
     return {finding["code"]: finding for finding in document["findings"]}
 
 
@@ -124,14 +126,14 @@ def test_unreadable_images_are_those_that_decoding_rejects(tmp_path):
             expected[str(path)] = error.message.removeprefix(f"{path}: ")
     assert {row["path"]: row["reason"] for row in document["unreadable"]} == expected
     assert len(expected) > 20 and not document["passed"]
-    traits = document["traits"]
-    accepted = {case.name for case in build_corpus() if case.refused is None}
+    image_traits = document["traits"]
+    accepted = {case.name for case in build_corpus() if case.error_pattern is None}
     # all but exif_1
-    assert traits["exif_rotated"] == sum(name.startswith("exif_") and name[5].isdigit() for name in accepted) - 1
+    assert image_traits["exif_rotated"] == sum(name.startswith("exif_") and name[5].isdigit() for name in accepted) - 1
     assert {os.path.basename(row["path"]) for row in document["wrong_extension"]} == {"png_named.jpg"}
     assert (
-        traits["animated"] >= 5
-        and traits["alpha"] >= 5
+        image_traits["animated"] >= 5
+        and image_traits["alpha"] >= 5
         and document["modes"]["CMYK"] >= 3
         and document["bit_depths"]["16"] >= 4
     )
@@ -141,8 +143,8 @@ def test_unreadable_images_are_those_that_decoding_rejects(tmp_path):
 def test_copies_across_splits_and_under_two_labels_fail(tmp_path):
     root = write_scenes(tmp_path / "photos", {"train": 11, "test": 4})
     copy = (root / "train/ant/0.png").read_bytes()
-    for place in ("test/ant/x.png", "test/ant/y.png", "train/ant/z.png", "train/bee/other.png"):
-        (root / place).write_bytes(copy)
+    for file_name in ("test/ant/x.png", "test/ant/y.png", "train/ant/z.png", "train/bee/other.png"):
+        (root / file_name).write_bytes(copy)
     draw_scene(7000).save(root / "train/bee/near.png")
     draw_scene(7000).save(root / "test/bee/near.jpg", quality=50)
     document = check_to_document(root, workers=0)
@@ -151,11 +153,11 @@ def test_copies_across_splits_and_under_two_labels_fail(tmp_path):
         document["exact_duplicates"]["across_splits"] == {"train/test": 2}
         and document["exact_duplicates"]["conflicting_labels"] == 1
     )
-    (near,) = document["near_duplicates"]["listed_groups"]
-    assert {os.path.basename(row["path"]) for row in near} == {"near.png", "near.jpg"}
-    found = findings_by_kind(document)
-    assert {name for name, finding in found.items() if finding["level"] == "error"} == {"leak", "conflicting_labels"}
-    assert found["near_leak"]["level"] == "warning" and "data dedup" in found["leak"]["hint"]
+    (near_group,) = document["near_duplicates"]["listed_groups"]
+    assert {os.path.basename(row["path"]) for row in near_group} == {"near.png", "near.jpg"}
+    findings = get_findings_by_code(document)
+    assert {name for name, finding in findings.items() if finding["level"] == "error"} == {"leak", "conflicting_labels"}
+    assert findings["near_leak"]["level"] == "warning" and "data dedup" in findings["leak"]["hint"]
 
 
 def test_near_duplicates_of_whole_images_match_dedup(tmp_path):
@@ -174,7 +176,7 @@ def test_near_duplicates_of_whole_images_match_dedup(tmp_path):
     for name, image in changed.items():
         image.save(home / "bee" / f"{name}.png")
     document = check_to_document(home, workers=0)
-    found = {
+    near_pairs = {
         tuple(os.path.basename(row["path"]) for row in group) for group in document["near_duplicates"]["listed_groups"]
     }
     quick = {
@@ -183,30 +185,30 @@ def test_near_duplicates_of_whole_images_match_dedup(tmp_path):
         ("3.png", "framed.png"),
         ("4.png", "other colours.png"),
     }
-    assert found == quick
+    assert near_pairs == quick
     every = find_copies([open_data(home).full_train_split], [], within=True, workers=0)["duplicates"]
     pairs = {(os.path.basename(copy["duplicate_of"]), os.path.basename(copy["path"])) for copy in every}
     assert pairs == quick | {("5.png", "cut to half.png")}
     assert (
-        "near-duplicates of other images" in findings_by_kind(document)["duplicates"]["message"]
-        and "data dedup" in findings_by_kind(document)["duplicates"]["hint"]
+        "near-duplicates of other images" in get_findings_by_code(document)["duplicates"]["message"]
+        and "data dedup" in get_findings_by_code(document)["duplicates"]["hint"]
     )
 
 
 def test_only_the_most_similar_candidates_are_read_again(monkeypatch):
     records = np.zeros(40, RECORD)
     records["state"], records["std"], records["digest"][:, 0] = 1, 50, np.arange(40)
-    wholes, noise = (
+    whole_views, noise = (
         values / np.linalg.norm(values, axis=1, keepdims=True)
         for values in np.random.default_rng(0).normal(size=(2, 20, DESCRIPTOR_LENGTH))
     )
     noise = noise * np.linspace(0.02, 0.4, 20)[:, None]
-    for rows, values in ((slice(0, 20), wholes), (slice(20, 40), wholes + noise)):
+    for rows, values in ((slice(0, 20), whole_views), (slice(20, 40), whole_views + noise)):
         records["whole"][rows] = np.rint(127 * values / np.linalg.norm(values, axis=1, keepdims=True))
     for most in (6, 14):
         monkeypatch.setattr(alike, "REREAD_IMAGES", most)
-        found = alike.propose_near_pairs(records)
-        assert sorted(map(tuple, np.stack([found["of"], found["sample"]], 1).tolist())) == [
+        pairs = alike.propose_near_pairs(records)
+        assert sorted(map(tuple, np.stack([pairs["of"], pairs["sample"]], 1).tolist())) == [
             (i, i + 20) for i in range(most // 2)
         ]
 
@@ -224,9 +226,9 @@ def test_small_missing_and_imbalanced_classes_are_reported(tmp_path):
     (root / "train" / "notes.txt").write_text("")
     make_image(5).save(root / "train" / "loose.png")
     document = check_to_document(root, workers=0)
-    found = findings_by_kind(document)
+    findings = get_findings_by_code(document)
     assert document["passed"]
-    assert "30" in found["imbalance"]["message"] and "--sampling balanced" in found["imbalance"]["hint"]
+    assert "30" in findings["imbalance"]["message"] and "--sampling balanced" in findings["imbalance"]["hint"]
     assert document["class_balance"]["small_classes"] == {"cat": 2} and document["class_balance"][
         "missing_classes"
     ] == {"test": ["bee"]}
@@ -235,7 +237,7 @@ def test_small_missing_and_imbalanced_classes_are_reported(tmp_path):
         "ignored_files",
         "missing_classes",
         "small_classes",
-    } <= set(found)
+    } <= set(findings)
 
 
 def test_a_folder_that_training_rejects_is_still_checked(tmp_path):
@@ -264,7 +266,7 @@ def test_the_checked_input_size_is_that_of_train(tmp_path, size, input_side, cap
         (tmp_path / "photos" / label).mkdir(parents=True)
         for index in range(6):
             draw_scene(index + 50 * (label == "bee"), size).save(tmp_path / "photos" / label / f"{index}.png")
-    (tmp_path / "photos" / "ant" / "0.png").write_bytes(b"not an image")  # the first readable image counts
+    (tmp_path / "photos" / "ant" / "0.png").write_bytes(b"not an image")  # the size is that of the first readable image
     document = run(Options(data=str(tmp_path / "photos"), workers=0), Console())
     options = TrainOptions(str(tmp_path / "photos"), bad_images="skip", device="cpu", precision="fp32")
     _, planned, _ = prepare_data(options.data, None, options, NullListener())
@@ -273,7 +275,7 @@ def test_the_checked_input_size_is_that_of_train(tmp_path, size, input_side, cap
         run(Options(data=str(tmp_path / "photos"), workers=0, image_size=48), Console())["image_sizes"]["model_input"]
         == 48
     )
-    assert ("small" in findings_by_kind(document)) == (input_side == 224)
+    assert ("small" in get_findings_by_code(document)) == (input_side == 224)
 
 
 @pytest.mark.parametrize("home", ["", "train"])
@@ -315,15 +317,15 @@ def test_results_are_identical_for_any_number_of_workers(tmp_path):
     for index in range(0, 40, 7):
         (root / "train" / "ant" / f"{index}.png").write_bytes(b"GIF89a" + bytes(index))
     (root / "test/bee/same.png").write_bytes((root / "train/bee/5.png").read_bytes())
-    made = []
+    outputs = []
     for workers in (0, 1, 3):
-        document, what = check_images(str(root), workers=workers)
-        made.append((json.dumps(document), render_check_page(document, what)))
-    assert made[0] == made[1] == made[2]
+        document, subject = check_images(str(root), workers=workers)
+        outputs.append((json.dumps(document), render_check_page(document, subject)))
+    assert outputs[0] == outputs[1] == outputs[2]
 
 
 class CrashingSplit(ArraySplit):
-    """Pictures of which some end the process that reads them, or never come."""
+    """Images of which some crash or hang the process that reads them."""
 
     deadly = frozenset({3, 4, 5, 70, 127})
     endless = frozenset({90})
@@ -341,14 +343,16 @@ def test_a_worker_crash_or_hang_loses_only_one_file(monkeypatch):
     monkeypatch.setattr(scanning, "TASK_TIMEOUT", 1.0)
     pixels = np.random.default_rng(0).integers(0, 256, (128, 8, 8), dtype=np.uint8)
     labels = np.zeros(128, np.int64)
-    (whole, _), (records, reasons) = (
+    (expected_records, _), (records, reasons) = (
         scan_split(ArraySplit(pixels, labels), 0),
         scan_split(CrashingSplit(pixels, labels), 2),
     )
     assert set(reasons) == CrashingSplit.deadly | CrashingSplit.endless
     assert "SIGSEGV" in reasons[3] and "SIGKILL" in reasons[70] and "longer than 1 s" in reasons[90]
-    good = np.array([sample not in reasons for sample in range(128)])
-    assert (records["state"][~good] == UNREADABLE).all() and (records[good] == whole[good]).all()
+    is_readable = np.array([sample not in reasons for sample in range(128)])
+    assert (records["state"][~is_readable] == UNREADABLE).all() and (
+        records[is_readable] == expected_records[is_readable]
+    ).all()
 
 
 def test_workers_that_exit_at_start_fail_the_check(monkeypatch):
@@ -358,7 +362,7 @@ def test_workers_that_exit_at_start_fail_the_check(monkeypatch):
 
 
 class RepeatedImageSplit(ArraySplit):
-    """One small picture, as often as wanted, each with a pixel of its own."""
+    """A small image repeated `len(labels)` times, with one pixel changed in each."""
 
     def __len__(self):
         return len(self.labels)
@@ -371,17 +375,17 @@ class RepeatedImageSplit(ArraySplit):
 
 def test_memory_use_is_one_record_per_file():
     assert RECORD.itemsize <= 100
-    picture = np.random.default_rng(0).integers(0, 256, (4, 4), dtype=np.uint8)
-    grown = []
-    scan_split(RepeatedImageSplit(picture, np.zeros(64, np.int64)), 0)  # what is remembered once
+    pixels = np.random.default_rng(0).integers(0, 256, (4, 4), dtype=np.uint8)
+    memory_growth = []
+    scan_split(RepeatedImageSplit(pixels, np.zeros(64, np.int64)), 0)  # one-time allocations
     for count in (200, 1_700):
-        split = RepeatedImageSplit(picture, np.zeros(count, np.int64))
+        split = RepeatedImageSplit(pixels, np.zeros(count, np.int64))
         tracemalloc.start()
         records, _ = scan_split(split, 0)
-        grown.append(tracemalloc.get_traced_memory()[0])
+        memory_growth.append(tracemalloc.get_traced_memory()[0])
         tracemalloc.stop()
         assert len(np.unique(records["digest"], axis=0)) == count
-    assert (grown[1] - grown[0]) / 1_500 < RECORD.itemsize + 16
+    assert (memory_growth[1] - memory_growth[0]) / 1_500 < RECORD.itemsize + 16
 
 
 def test_equal_digests_are_grouped():
@@ -398,14 +402,14 @@ def test_equal_digests_are_grouped():
 
 
 class OpenTagParser(HTMLParser):
-    """The tags of a page that are left open, and all that there are."""
+    """Collects the unclosed tags and all tags of a page."""
 
     def __init__(self):
         super().__init__()
-        self.open, self.seen, self.sources = [], set(), []
+        self.open, self.tags, self.sources = [], set(), []
 
     def handle_starttag(self, tag, attributes):
-        self.seen.add(tag)
+        self.tags.add(tag)
         self.sources += [value for name, value in attributes if name in ("src", "href")]
         if tag not in ("meta", "img", "br"):
             self.open.append(tag)
@@ -420,12 +424,12 @@ def test_the_page_is_self_contained_and_escapes_names(tmp_path):
     (root / "test/ant/same.png").write_bytes((root / "train/ant/1.png").read_bytes())
     for index in range(30):
         (root / f"train/ant/copy{index}.png").write_bytes((root / "train/ant/2.png").read_bytes())
-    document, what = check_images(str(root), workers=0)
-    text = render_check_page(document, what)
-    tags = OpenTagParser()
-    tags.feed(text)
-    assert not tags.open and "script" not in tags.seen and {"svg", "rect", "img"} <= tags.seen
-    assert tags.sources and all(source.startswith("data:image/jpeg;base64,") for source in tags.sources)
+    document, subject = check_images(str(root), workers=0)
+    text = render_check_page(document, subject)
+    parser = OpenTagParser()
+    parser.feed(text)
+    assert not parser.open and "script" not in parser.tags and {"svg", "rect", "img"} <= parser.tags
+    assert parser.sources and all(source.startswith("data:image/jpeg;base64,") for source in parser.sources)
     assert "&lt;script&gt;" in text and "\\n.png" in text and len(text) < 200_000
 
 
@@ -436,8 +440,8 @@ def test_the_command_prints_findings_and_sets_the_exit_status(tmp_path, capsys):
     (root / "train" / "ant" / "=cmd\n.png").write_bytes(b"no image")
     out = tmp_path / "report.html"
     assert run_command(["data", "check", str(root), "--workers", "1", "--out", str(out)]) == 1
-    told = capsys.readouterr().out
-    assert "=cmd\\n.png" in told and "not an image" in told and "failed" in told
+    output = capsys.readouterr().out
+    assert "=cmd\\n.png" in output and "not an image" in output and "failed" in output
     assert out.read_text("utf-8").startswith("<!DOCTYPE html>")
     with pytest.raises(UsageError, match="no folder"):
         run(Options(data=str(root), out=str(tmp_path / "no" / "where.html")), Console())
@@ -449,14 +453,14 @@ from vitreous.cli.main import main
 from vitreous.data.split import FileSplit
 real = FileSplit.raw
 FileSplit.raw = lambda split, sample: real(split, sample) if split.name(sample).endswith("0.png") else time.sleep(600)
-signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell runs in the background is born deaf to it
+signal.signal(signal.SIGINT, signal.default_int_handler)  # shells let background jobs ignore SIGINT
 main(sys.argv[1:])
 """
 
 
 def test_ctrl_c_leaves_no_page_and_no_process(tmp_path):
     root = write_scenes(tmp_path / "photos", {"train": 2, "test": 2})
-    words = [
+    command = [
         sys.executable,
         "-c",
         ENDLESS_SCRIPT,
@@ -468,7 +472,7 @@ def test_ctrl_c_leaves_no_page_and_no_process(tmp_path):
         "--out",
         str(tmp_path / "report.html"),
     ]
-    process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
     assert process.stderr is not None and process.stderr.readline().startswith("check")
     os.killpg(process.pid, signal.SIGINT)
     assert process.wait(timeout=120) == 130
@@ -477,31 +481,35 @@ def test_ctrl_c_leaves_no_page_and_no_process(tmp_path):
         os.killpg(process.pid, 0)
 
 
-def write_patient_images(root, count=12, each=4):
-    """root/CLASS/PATIENT_N.png: every patient in one class, with several pictures."""
+def write_patient_images(root, count=12, images_per_patient=4):
+    """Write root/CLASS/PATIENT_N.png with several images per patient; a patient has a single class."""
     for number in range(count):
         home = root / ("ant", "bee")[number % 2]
         home.mkdir(parents=True, exist_ok=True)
-        for index in range(each):
+        for index in range(images_per_patient):
             draw_scene(10 * number + index, (16, 16)).save(home / f"patient{number}_{index}.png")
     return root
 
 
-def patient_ids(split):
+def get_patient_ids(split):
     return {os.path.basename(split.name(sample)).split("_")[0] for sample in range(len(split))}
 
 
 def test_groups_stay_together_in_train_resume_and_evaluate(tmp_path):
     root = write_patient_images(tmp_path / "photos")
-    plain = open_data(root)
-    assert patient_ids(plain.splits["train"]) & patient_ids(plain.splits["val"])  # without groups they are
+    ungrouped = open_data(root)
+    # without groups they are split
+    assert get_patient_ids(ungrouped.splits["train"]) & get_patient_ids(ungrouped.splits["val"])
     opened = open_data(root, 0, r"(patient\d+)_")
-    assert not patient_ids(opened.splits["train"]) & patient_ids(opened.splits["val"]) and patient_ids(
+    assert not get_patient_ids(opened.splits["train"]) & get_patient_ids(opened.splits["val"]) and get_patient_ids(
         opened.splits["val"]
     )
     assert sum(map(len, opened.splits.values())) == 48 and "by 12 groups" in opened.notes[-1]
-    parts = opened.with_holdout(0.3, 1).splits
-    assert not patient_ids(parts["train"]) & patient_ids(parts["val"]) and len(patient_ids(parts["val"])) > 2
+    split_data = opened.with_holdout(0.3, 1).splits
+    assert (
+        not get_patient_ids(split_data["train"]) & get_patient_ids(split_data["val"])
+        and len(get_patient_ids(split_data["val"])) > 2
+    )
     options = {**TINY_RUN, "epochs": 1.0, "workers": 0, "ema": 0.0, "mixup": 0.0}
     summary = train(str(root), out=str(tmp_path / "run"), group_by=r"(patient\d+)_", **options)
     stored = RunFolder(tmp_path / "run").run().data
@@ -521,26 +529,26 @@ def test_groups_stay_together_in_train_resume_and_evaluate(tmp_path):
 def test_grid_trials_keep_groups_together_and_apply_exclusions(tmp_path):
     root = write_patient_images(tmp_path / "photos")
     (tmp_path / "list.csv").write_text(f"path,duplicate_of,reason,score\n{root}/ant/patient0_1.png,x,hash,1\n")
-    said = TrainOptions(
+    options = TrainOptions(
         str(root), group_by=r"(patient\d+)_", exclude=str(tmp_path / "list.csv"), lr_grid=(1e-3, 1e-2), **TINY_RUN
     )
-    opened, run, inputs = prepare_data(str(root), None, said, NullListener())
+    opened, run, inputs = prepare_data(str(root), None, options, NullListener())
     assert (
         len(opened.groups) == len(opened.splits["train"]) == run.data.images == 47
         and len(set(opened.groups.tolist())) == 12
     )
-    parts = hold_out_inputs(opened, inputs, 0.25, 0)
-    assert not patient_ids(parts.train) & patient_ids(parts.val) and patient_ids(parts.val)
+    held_out = hold_out_inputs(opened, inputs, 0.25, 0)
+    assert not get_patient_ids(held_out.train) & get_patient_ids(held_out.val) and get_patient_ids(held_out.val)
 
 
 def test_invalid_group_expressions_are_rejected(tmp_path):
     root = write_patient_images(tmp_path / "photos", 4)
-    for expression, said in (
+    for expression, message in (
         ("(", "not a valid regular expression"),
         ("patient", "0 capture groups"),
         ("(a)(b)", "2 capture groups"),
     ):
-        with pytest.raises(UsageError, match=said):
+        with pytest.raises(UsageError, match=message):
             open_data(root, 0, expression)
     draw_scene(1).save(root / "ant" / "stray.png")
     with pytest.raises(DataError, match=r"does not match ant/stray\.png"):
@@ -548,7 +556,8 @@ def test_invalid_group_expressions_are_rejected(tmp_path):
     for opened in (partial(open_data, group_by="group"), partial(check_to_document, workers=0, group_by="group")):
         with pytest.raises(UsageError, match=r"has 0 capture groups[^\n]*\n  for a column, open a CSV file"):
             opened(root)
-    assert split_by_groups(open_data(root), r"^(\w+)/", root, 0).groups.max() == 1  # the path begins below the source
+    # the expression applies to the path below the source
+    assert split_by_groups(open_data(root), r"^(\w+)/", root, 0).groups.max() == 1
 
 
 def test_groups_shared_by_provided_splits_are_reported_and_rejected(tmp_path):
@@ -576,7 +585,7 @@ def test_groups_shared_by_provided_splits_are_reported_and_rejected(tmp_path):
     with open(root / "table.csv", "w", newline="") as file:
         csv.writer(file).writerows(rows)
     assert (
-        findings_by_kind(check_to_document(root / "table.csv", workers=0, group_by="group"))["groups"]["level"]
+        get_findings_by_code(check_to_document(root / "table.csv", workers=0, group_by="group"))["groups"]["level"]
         == "error"
     )
     with pytest.raises(DataError, match="more than one split"):
@@ -584,7 +593,7 @@ def test_groups_shared_by_provided_splits_are_reported_and_rejected(tmp_path):
     (root / "table.csv").write_text((root / "table.csv").read_text().replace(",group", ",patient"))
     assert check_to_document(root / "table.csv", workers=0)["passed"]
     assert (
-        findings_by_kind(check_to_document(root / "table.csv", workers=0, group_by="patient"))["groups"]["level"]
+        get_findings_by_code(check_to_document(root / "table.csv", workers=0, group_by="patient"))["groups"]["level"]
         == "error"
     )
 
@@ -599,7 +608,7 @@ def test_digests_are_sha_256(tmp_path):
 
 
 def test_checking_and_dedup_need_no_pytorch():
-    """It would take longer to import than most datasets take to check."""
+    """Importing PyTorch would take longer than most checks."""
     modules = ("check", "checks.page", "dedup")
     code = (
         f"import sys, {', '.join(f'vitreous.apps.curation.{name}' for name in modules)}; print('torch' in sys.modules)"

@@ -1,4 +1,4 @@
-"""`data check` of clips: what is wrong with them, how long they are, and which of them are copies."""
+"""`data check` of clips: faults, durations and duplicates."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.apps.curation.test_check import findings_by_kind
+from tests.apps.curation.test_check import get_findings_by_code
 from tests.apps.curation.test_copies import draw_photo
 from tests.data.films import encode_video, write_clip, write_moves
 from vitreous.apps.curation.check import check_dataset
@@ -28,16 +28,12 @@ from vitreous.models.names import choose_default_image_size
 
 
 def make_clip_pixels(seed: int, count: int = 12, background: int | None = None) -> np.ndarray:
-    """A square that crosses a photograph, another one for each seed: (T, 48, 64, 3) uint8."""
-    chance = np.random.default_rng(seed)
+    """Return (T, 48, 64, 3) uint8 of a square that crosses a photo, different for each seed."""
+    rng = np.random.default_rng(seed)
     photograph = draw_photo(1000 + seed if background is None else background).convert("RGB").resize((64, 48))
     pixels = np.repeat(np.asarray(photograph)[None], count, 0)
-    (left, top), (width, height), colour = (
-        chance.integers(0, 14, 2),
-        chance.integers(14, 30, 2),
-        chance.integers(0, 256, 3),
-    )
-    for frame, share in enumerate(np.linspace(0, 1, count)[:: chance.choice((-1, 1))]):
+    (left, top), (width, height), colour = (rng.integers(0, 14, 2), rng.integers(14, 30, 2), rng.integers(0, 256, 3))
+    for frame, share in enumerate(np.linspace(0, 1, count)[:: rng.choice((-1, 1))]):
         x, y = round(left + share * width), round(top + share * (height - 14))
         pixels[frame, y : y + 20, x : x + 20] = colour
     return pixels
@@ -45,13 +41,13 @@ def make_clip_pixels(seed: int, count: int = 12, background: int | None = None) 
 
 @pytest.fixture(scope="module")
 def faulty_clips(tmp_path_factory) -> Path:
-    """Clips of every fault, in two splits and two classes."""
+    """Return a folder of two splits and two classes with clips of every fault."""
     faulty_clips = tmp_path_factory.mktemp("clips")
     for number in range(4):
-        for place, label in enumerate(("left", "right")):
+        for class_index, label in enumerate(("left", "right")):
             write_clip(
                 faulty_clips / "train" / label / f"{number}{('.gif', '.mp4', '', '.avi')[number]}",
-                make_clip_pixels(2 * number + place),
+                make_clip_pixels(2 * number + class_index),
             )
     write_clip(faulty_clips / "test" / "left" / "own.gif", make_clip_pixels(50))
     write_clip(faulty_clips / "test" / "right" / "own.mpeg", make_clip_pixels(51))
@@ -71,12 +67,12 @@ def faulty_clips(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def checked_clips(faulty_clips):
-    """The document of a check, and what was checked."""
+    """Return the JSON document of a check, and the checked records."""
     return check_dataset(faulty_clips, workers=0, image_size=choose_default_image_size)
 
 
-def base_names(rows):
-    """The last parts of paths."""
+def get_base_names(rows):
+    """Return the file names of paths."""
     return [os.path.basename(row["path"]) for row in rows]
 
 
@@ -84,25 +80,28 @@ def test_unreadable_clips_are_those_that_training_rejects(faulty_clips, checked_
     document, _ = checked_clips
     assert document["sample_type"] == "clips" and not document["passed"]
     reasons = {}
-    for place in (faulty_clips / "train" / "left" / "cut.mp4", faulty_clips / "train" / "left" / "page.mp4"):
+    for path in (faulty_clips / "train" / "left" / "cut.mp4", faulty_clips / "train" / "left" / "page.mp4"):
         with pytest.raises(DataError) as error:
-            open_clip(place)
-        reasons[str(place)] = error.value.message.removeprefix(f"{place}: ")
+            open_clip(path)
+        reasons[str(path)] = error.value.message.removeprefix(f"{path}: ")
     assert {row["path"]: row["reason"] for row in document["unreadable"]} == reasons
     assert (
-        findings_by_kind(document)["unreadable"]["message"]
+        get_findings_by_code(document)["unreadable"]["message"]
         == f"2 of 19 clips cannot be read; the first: {next(iter(reasons))}"
     )
 
 
-def test_lengths_rates_sizes_and_classes(faulty_clips, checked_clips):
+def test_clip_statistics_are_reported(faulty_clips, checked_clips):
     document, _ = checked_clips
-    own = document["clips"]
-    assert own["frames"] == {"min": 3, "median": 12, "max": 12} and own["frames_read"] == DEFAULT_CLIP_FRAMES
-    assert own["seconds"]["max"] == pytest.approx(1.2, abs=0.01) and own["frame_rate"]["max"] == pytest.approx(
-        25, rel=0.01
+    clip_statistics = document["clips"]
+    assert (
+        clip_statistics["frames"] == {"min": 3, "median": 12, "max": 12}
+        and clip_statistics["frames_read"] == DEFAULT_CLIP_FRAMES
     )
-    assert own["frame_rate"]["min"] == pytest.approx(10, rel=0.01)
+    assert clip_statistics["seconds"]["max"] == pytest.approx(1.2, abs=0.01) and clip_statistics["frame_rate"][
+        "max"
+    ] == pytest.approx(25, rel=0.01)
+    assert clip_statistics["frame_rate"]["min"] == pytest.approx(10, rel=0.01)
     assert (
         document["image_sizes"]["width"] == {"min": 64, "median": 64, "max": 64}
         and document["image_sizes"]["model_input"] == 48
@@ -111,22 +110,22 @@ def test_lengths_rates_sizes_and_classes(faulty_clips, checked_clips):
     frames = sum(path.stat().st_size for path in (faulty_clips / "test").rglob("*") if path.is_file())
     assert document["splits"]["test"]["bytes"] == frames
     assert document["formats"] == {"GIF": 5, "MOV": 4, "AVI": 2, "MATROSKA": 2, "MPEG": 1, "FRAMES": 3}
-    assert "from 10 to 25 frames/s" in findings_by_kind(document)["frame_rates"]["message"]
+    assert "from 10 to 25 frames/s" in get_findings_by_code(document)["frame_rates"]["message"]
 
 
 def test_blank_frozen_and_short_clips_are_reported(checked_clips):
     document, _ = checked_clips
-    assert base_names(document["clips"]["one_colour"]) == ["black.mp4"]
-    assert base_names(document["clips"]["without_motion"]) == ["still.webm"]
-    assert base_names(document["clips"]["short"]) == ["short.gif"]
+    assert get_base_names(document["clips"]["one_colour"]) == ["black.mp4"]
+    assert get_base_names(document["clips"]["without_motion"]) == ["still.webm"]
+    assert get_base_names(document["clips"]["short"]) == ["short.gif"]
     for word, name in (("one_colour", "black.mp4"), ("without_motion", "still.webm"), ("short_clips", "short.gif")):
-        finding = findings_by_kind(document)[word]
+        finding = get_findings_by_code(document)[word]
         assert finding["level"] == "warning" and "1 clip " in finding["message"] and finding["message"].endswith(name)
 
 
 def test_duplicate_clips_are_found_across_splits_and_classes(checked_clips):
     document, _ = checked_clips
-    assert [set(base_names(group)) for group in document["exact_duplicates"]["listed_groups"]] == [
+    assert [set(get_base_names(group)) for group in document["exact_duplicates"]["listed_groups"]] == [
         {"0.gif", "same.gif"},
         {"2", "same"},
     ]
@@ -134,9 +133,9 @@ def test_duplicate_clips_are_found_across_splits_and_classes(checked_clips):
         document["exact_duplicates"]["across_splits"] == {"train/test": 2}
         and document["exact_duplicates"]["conflicting_labels"] == 1
     )
-    alike = {tuple(base_names(group)) for group in document["near_duplicates"]["listed_groups"]}
-    assert alike == {("1.mp4", "mirrored.mp4"), ("1.mp4", "recoded.webm")}
-    findings = findings_by_kind(document)
+    near_groups = {tuple(get_base_names(group)) for group in document["near_duplicates"]["listed_groups"]}
+    assert near_groups == {("1.mp4", "mirrored.mp4"), ("1.mp4", "recoded.webm")}
+    findings = get_findings_by_code(document)
     assert {word for word, finding in findings.items() if finding["level"] == "error"} == {
         "unreadable",
         "leak",
@@ -153,7 +152,7 @@ def test_clips_of_one_camera_are_duplicates_only_with_equal_motion(tmp_path):
         write_clip(tmp_path / "ab"[seed % 2] / f"{seed}.gif", make_clip_pixels(seed, background=7))
     write_clip(tmp_path / "b" / "again.mp4", make_clip_pixels(2, background=7))
     document, _ = check_dataset(tmp_path, workers=0)
-    assert [base_names(group) for group in document["near_duplicates"]["listed_groups"]] == [["2.gif", "again.mp4"]]
+    assert [get_base_names(group) for group in document["near_duplicates"]["listed_groups"]] == [["2.gif", "again.mp4"]]
     assert document["near_duplicates"]["conflicting_labels"] == 1 and document["passed"]
 
 
@@ -167,8 +166,8 @@ def test_page_and_command_report_the_same_clip_findings(faulty_clips, checked_cl
     assert "All clips were read" in text and "Frames: 3 to 12" in text
     body = text.split("<body>")[1].replace("data:image", "").replace("--bad-images", "")
     assert "image" not in body.replace("training images", "")
-    own = run(Options(data=str(faulty_clips), workers=1, out=str(tmp_path / "a.html")), Console())
-    assert own == document and (tmp_path / "a.html").read_text() == text
+    command_document = run(Options(data=str(faulty_clips), workers=1, out=str(tmp_path / "a.html")), Console())
+    assert command_document == document and (tmp_path / "a.html").read_text() == text
     output = capsys.readouterr().out
     assert "3 to 12 frames, median 12" in output and "warning: 1 clip without motion" in output
     assert output.endswith(f"report: {tmp_path / 'a.html'}\n") and "\nfailed\n" in output
@@ -180,14 +179,14 @@ def test_valid_clips_pass_and_other_files_are_counted(tmp_path):
     write_clip(home / "stray.gif", make_clip_pixels(0))
     document, _ = check_dataset(home, workers=0, image_size=choose_default_image_size)
     assert document["passed"] and document["ignored_files"] == {"images": 1, ".txt": 1}
-    assert set(findings_by_kind(document)) == {"ignored_images", "ignored_files"}
+    assert set(get_findings_by_code(document)) == {"ignored_images", "ignored_files"}
     assert document["clips"]["frame_rate"]["max"] == pytest.approx(10) and document["image_sizes"]["model_input"] == 16
 
 
 def test_flat_folders_and_folders_of_unreadable_clips_are_checked(tmp_path):
     write_clip(tmp_path / "flat" / "0.gif", make_clip_pixels(0))
     document, _ = check_dataset(tmp_path / "flat", workers=0)
-    assert list(document["splits"]) == ["clips"] and "label_error" in findings_by_kind(document)
+    assert list(document["splits"]) == ["clips"] and "label_error" in get_findings_by_code(document)
     for label in ("a", "b"):
         (tmp_path / "bad" / label).mkdir(parents=True)
         (tmp_path / "bad" / label / "0.mp4").write_bytes(b"none")
@@ -196,7 +195,7 @@ def test_flat_folders_and_folders_of_unreadable_clips_are_checked(tmp_path):
     assert "2 of 2 clips cannot be read" in render_check_page(document, subject)
 
 
-def test_patients_in_two_splits(tmp_path):
+def test_patients_in_two_splits_are_reported(tmp_path):
     for split, patients in (("train", (1, 1, 2)), ("test", (2, 3))):
         for label in ("a", "b"):
             for number, patient in enumerate(patients):
@@ -204,7 +203,7 @@ def test_patients_in_two_splits(tmp_path):
                 write_clip(tmp_path / split / label / f"patient{patient}_{number}.gif", make_clip_pixels(seed))
     document, _ = check_dataset(tmp_path, workers=0, group_by=r"patient(\d+)")
     assert document["groups"]["across_splits"] == [{"splits": ["train", "test"], "groups": 1, "names": ["2"]}]
-    assert findings_by_kind(document)["groups"]["level"] == "error"
+    assert get_findings_by_code(document)["groups"]["level"] == "error"
 
 
 def test_a_clip_that_times_out_is_the_only_one_skipped(tmp_path, monkeypatch):
@@ -222,9 +221,9 @@ def test_a_clip_that_times_out_is_the_only_one_skipped(tmp_path, monkeypatch):
 
 
 def test_a_clip_with_mixed_frame_sizes_is_unreadable(tmp_path):
-    place = write_clip(tmp_path / "a" / "clip", make_clip_pixels(0))
+    path = write_clip(tmp_path / "a" / "clip", make_clip_pixels(0))
     write_clip(tmp_path / "b" / "clip", make_clip_pixels(1))
-    Image.new("RGB", (9, 9)).save(place / "frame_003.png")
+    Image.new("RGB", (9, 9)).save(path / "frame_003.png")
     (row,) = check_dataset(tmp_path, workers=0)[0]["unreadable"]
     assert row["reason"] == "its frames have 2 sizes, 64 x 48 and 9 x 9"
     content = encode_video(make_clip_pixels(3), "mp4", sound=True)

@@ -1,4 +1,4 @@
-"""`data dedup` of clips: the same bytes, and clips that look and move alike; not those of one camera alone."""
+"""`data dedup` of clips finds equal files and clips with equal appearance and motion, but not clips of one camera."""
 
 from __future__ import annotations
 
@@ -18,41 +18,42 @@ from vitreous.data.sources import open_data
 from vitreous.errors import DataError, UsageError
 
 
-def read_copy_list(place: Path) -> dict[str, tuple[str, str]]:
-    """Name of a copy -> name of what it is a copy of, and the reason."""
-    with open(place, newline="") as file:
+def read_copy_list(path: Path) -> dict[str, tuple[str, str]]:
+    """Map the name of each duplicate to (name of the original, reason)."""
+    with open(path, newline="") as file:
         return {Path(row["path"]).name: (Path(row["duplicate_of"]).name, row["reason"]) for row in csv.DictReader(file)}
 
 
 @pytest.fixture(scope="module")
 def clip_folders(tmp_path_factory) -> tuple[Path, Path]:
-    """Clips of two classes, some of which are copies of each other, or of those in a second folder."""
-    home, other = tmp_path_factory.mktemp("own"), tmp_path_factory.mktemp("other")
+    """Return a folder of clips of two classes and a second folder, with duplicates within and between them."""
+    home, reference_folder = tmp_path_factory.mktemp("own"), tmp_path_factory.mktemp("other")
     for number in range(4):
-        for place, label in enumerate(("left", "right")):
+        for class_index, label in enumerate(("left", "right")):
             write_clip(
-                home / label / f"{number}{('.gif', '.mp4', '', '.avi')[number]}", make_clip_pixels(2 * number + place)
+                home / label / f"{number}{('.gif', '.mp4', '', '.avi')[number]}",
+                make_clip_pixels(2 * number + class_index),
             )
-            write_clip(other / label / f"x{number}.mkv", make_clip_pixels(30 + 2 * number + place))
+            write_clip(reference_folder / label / f"x{number}.mkv", make_clip_pixels(30 + 2 * number + class_index))
     shutil.copy(home / "left" / "0.gif", home / "right" / "same.gif")
     shutil.copytree(home / "left" / "2", home / "left" / "again")
     (home / "right" / "mirrored.mp4").write_bytes(encode_video(np.ascontiguousarray(make_clip_pixels(1)[:, :, ::-1])))
-    write_clip(home / "left" / "recoded.webm", make_clip_pixels(30).repeat(2, 1).repeat(2, 2))  # of the other folder
-    write_clip(
-        home / "left" / "camera.gif", make_clip_pixels(70, background=31)
-    )  # the background of another one, another square
-    write_clip(other / "left" / "camera.mp4", make_clip_pixels(71, background=31))
+    # duplicate of a clip in the other folder
+    write_clip(home / "left" / "recoded.webm", make_clip_pixels(30).repeat(2, 1).repeat(2, 2))
+    # the background of another clip with a different square
+    write_clip(home / "left" / "camera.gif", make_clip_pixels(70, background=31))
+    write_clip(reference_folder / "left" / "camera.mp4", make_clip_pixels(71, background=31))
     (home / "left" / "torn.mp4").write_bytes(b"none")
-    return home, other
+    return home, reference_folder
 
 
 def test_each_duplicate_clip_is_listed_once_and_excluded(clip_folders, tmp_path):
-    home, other = clip_folders
+    home, reference_folder = clip_folders
     out, table = tmp_path / "copies.csv", tmp_path / "rest.csv"
-    options = Options(data=str(home), out=str(out), within=True, against=(str(other),), against_split="all", apply_to=str(table), workers=0)  # fmt: skip
+    options = Options(data=str(home), out=str(out), within=True, against=(str(reference_folder),), against_split="all", apply_to=str(table), workers=0)  # fmt: skip
     document = run(options, Console())
     copies = read_copy_list(out)
-    pairs = {(frozenset((name, of)), reason) for name, (of, reason) in copies.items()}
+    pairs = {(frozenset((name, original)), reason) for name, (original, reason) in copies.items()}
     assert pairs == {
         (frozenset({"same.gif", "0.gif"}), "bytes"), (frozenset({"again", "2"}), "bytes"),
         (frozenset({"recoded.webm", "x0.mkv"}), "near"), (frozenset({"mirrored.mp4", "0.gif"}), "near"),
@@ -60,9 +61,9 @@ def test_each_duplicate_clip_is_listed_once_and_excluded(clip_folders, tmp_path)
     assert copies["recoded.webm"][0] == "x0.mkv" and document["counts"] == {"bytes": 2, "near": 2}
     assert [Path(line.split(":")[0]).name for line in document["unreadable"]] == ["torn.mp4"]
     assert all(0.54 <= row["score"] <= 1 for row in document["duplicates"])
-    rest = open_data(table)
-    assert rest.notes[0].startswith("the data are 10 clips")
-    only = find_copies([open_data(home).with_holdout(0.0, 0).split("train")], [open_data(other).with_holdout(0.0, 0).split("train")], workers=0)  # fmt: skip
+    remaining = open_data(table)
+    assert remaining.notes[0].startswith("the data are 10 clips")
+    only = find_copies([open_data(home).with_holdout(0.0, 0).split("train")], [open_data(reference_folder).with_holdout(0.0, 0).split("train")], workers=0)  # fmt: skip
     assert [Path(copy["path"]).name for copy in only["duplicates"]] == ["recoded.webm"]
     strict = find_copies(
         [open_data(home).with_holdout(0.0, 0).split("train")], [], within=True, threshold=1.0, workers=0
@@ -76,8 +77,8 @@ def test_clip_segments_are_written_with_start_and_end_seconds(clip_folders, tmp_
     (tmp_path / "table.csv").write_text("\n".join(rows) + "\n")
     options = Options(data=str(tmp_path / "table.csv"), out=str(tmp_path / "list.csv"), within=True, apply_to=str(tmp_path / "rest.csv"), workers=0)  # fmt: skip
     assert len(run(options, Console())["duplicates"]) == 1
-    whole = open_data(tmp_path / "rest.csv").with_holdout(0.0, 0).split("train")
-    assert [whole.get_segment(row) for row in range(len(whole))] == [(0.1, 0.5), (0.0, 0.7)]  # type: ignore[attr-defined]
+    segments = open_data(tmp_path / "rest.csv").with_holdout(0.0, 0).split("train")
+    assert [segments.get_segment(row) for row in range(len(segments))] == [(0.1, 0.5), (0.0, 0.7)]  # type: ignore[attr-defined]
 
 
 def test_unsupported_clip_comparisons_are_rejected(clip_folders, tmp_path):

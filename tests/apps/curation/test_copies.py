@@ -1,4 +1,4 @@
-"""Copies are found, told as copies of the right picture, and nothing else is; the list gives every name back."""
+"""Duplicates are assigned to the right original without false positives, and the list preserves all names."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from vitreous.weights.bundle import Bundle
 
 
 def draw_photo(seed: int, size: tuple[int, int] = (160, 120)) -> Image.Image:
-    """What a photograph is to this: power that falls with frequency, edges of some shapes, and colours."""
+    """Return an image with the statistics of a photo: power that falls with frequency, edges, and colours."""
     draw = np.random.default_rng(seed)
     height, width = size[1], size[0]
     fy, fx = np.fft.fftfreq(height)[:, None], np.fft.rfftfreq(width)[None]
@@ -56,15 +56,15 @@ def draw_photo(seed: int, size: tuple[int, int] = (160, 120)) -> Image.Image:
     return Image.fromarray((127 + 45 * colours).clip(0, 255).astype(np.uint8))
 
 
-def crop_area(picture: Image.Image, area: float, x: float, y: float) -> Image.Image:
-    w, h = round(picture.width * area**0.5), round(picture.height * area**0.5)
-    left, top = round(x * (picture.width - w)), round(y * (picture.height - h))
-    return picture.crop((left, top, left + w, top + h))
+def crop_area(image: Image.Image, area: float, x: float, y: float) -> Image.Image:
+    w, h = round(image.width * area**0.5), round(image.height * area**0.5)
+    left, top = round(x * (image.width - w)), round(y * (image.height - h))
+    return image.crop((left, top, left + w, top + h))
 
 
-def compress_jpeg(picture: Image.Image, quality: int) -> Image.Image:
-    picture.save(held := io.BytesIO(), "JPEG", quality=quality)
-    return Image.open(held).convert("RGB")
+def compress_jpeg(image: Image.Image, quality: int) -> Image.Image:
+    image.save(buffer := io.BytesIO(), "JPEG", quality=quality)
+    return Image.open(buffer).convert("RGB")
 
 
 EDITS = {
@@ -85,9 +85,9 @@ EDITS = {
 }
 
 
-def save_image(picture: Image.Image, path, **options):
+def save_image(image: Image.Image, path, **options):
     path.parent.mkdir(parents=True, exist_ok=True)
-    picture.save(path, **options)
+    image.save(path, **options)
     return path
 
 
@@ -103,36 +103,38 @@ def original_split(tmp_path_factory):
 
 @pytest.mark.parametrize("change", EDITS)
 def test_edited_images_match_their_original_and_others_match_none(tmp_path, original_split, change):
-    own = [save_image(EDITS[change](draw_photo(seed)), tmp_path / "own" / f"{seed:03}.png") for seed in range(6)]
-    strange = [
+    edited = [save_image(EDITS[change](draw_photo(seed)), tmp_path / "own" / f"{seed:03}.png") for seed in range(6)]
+    unrelated = [
         save_image(EDITS[change](draw_photo(seed)), tmp_path / "strange" / f"{seed}.png") for seed in range(100, 105)
     ]
-    found = find_copies([to_file_split([*strange, *own])], [original_split], workers=0)
-    assert [(copy["path"], copy["duplicate_of"]) for copy in found["duplicates"]] == [
-        (str(path), original_split.name(seed)) for seed, path in enumerate(own)
+    result = find_copies([to_file_split([*unrelated, *edited])], [original_split], workers=0)
+    assert [(copy["path"], copy["duplicate_of"]) for copy in result["duplicates"]] == [
+        (str(path), original_split.name(seed)) for seed, path in enumerate(edited)
     ]
-    assert {copy["reason"] for copy in found["duplicates"]} == {"near"} and all(
-        copy["score"] >= COPY_THRESHOLD for copy in found["duplicates"]
+    assert {copy["reason"] for copy in result["duplicates"]} == {"near"} and all(
+        copy["score"] >= COPY_THRESHOLD for copy in result["duplicates"]
     )
 
 
 def test_an_image_whose_crop_is_in_the_reference_data_is_found(tmp_path):
-    parts = to_file_split(
+    crops = to_file_split(
         [save_image(crop_area(draw_photo(seed), 0.55, 0.5, 0.2), tmp_path / f"{seed}.png") for seed in range(6)]
     )
-    whole = to_file_split([save_image(draw_photo(seed), tmp_path / "whole" / f"{seed}.png") for seed in range(12)])
-    found = find_copies([whole], [parts], workers=0)
-    assert [(copy["path"], copy["duplicate_of"]) for copy in found["duplicates"]] == [
-        (whole.name(i), parts.name(i)) for i in range(6)
+    originals = to_file_split([save_image(draw_photo(seed), tmp_path / "whole" / f"{seed}.png") for seed in range(12)])
+    result = find_copies([originals], [crops], workers=0)
+    assert [(copy["path"], copy["duplicate_of"]) for copy in result["duplicates"]] == [
+        (originals.name(i), crops.name(i)) for i in range(6)
     ]
 
 
 def test_byte_and_pixel_duplicates_have_different_reasons(tmp_path):
     original = save_image(draw_photo(0), tmp_path / "b" / "0.png")
-    again = save_image(draw_photo(0), tmp_path / "a" / "pixels.bmp")
+    same_pixels = save_image(draw_photo(0), tmp_path / "a" / "pixels.bmp")
     (tmp_path / "a" / "bytes.png").write_bytes(original.read_bytes())
-    found = find_copies([to_file_split([tmp_path / "a" / "bytes.png", again])], [to_file_split([original])], workers=0)
-    assert [(copy["reason"], copy["score"]) for copy in found["duplicates"]] == [("bytes", 1.0), ("pixels", 1.0)]
+    result = find_copies(
+        [to_file_split([tmp_path / "a" / "bytes.png", same_pixels])], [to_file_split([original])], workers=0
+    )
+    assert [(copy["reason"], copy["score"]) for copy in result["duplicates"]] == [("bytes", 1.0), ("pixels", 1.0)]
 
 
 def make_noise_image(seed):
@@ -164,20 +166,20 @@ def test_unrelated_images_are_no_duplicates(make, count):
 
 def test_images_of_the_same_digit_are_no_duplicates():
     digits = open_data("digits").full_train_split
-    few = digits.take(np.flatnonzero(digits.labels < 2)[:36])
-    assert find_copies([few], [], within=True, workers=0)["duplicates"] == []
+    two_digits = digits.take(np.flatnonzero(digits.labels < 2)[:36])
+    assert find_copies([two_digits], [], within=True, workers=0)["duplicates"] == []
 
 
 def test_uniform_images_are_duplicates_only_if_equal():
-    flat = np.stack([np.full((32, 32, 3), level, np.uint8) for level in (0, 10, 200, 200)])
-    found = find_copies([ArraySplit(flat, np.zeros(4, np.int64))], [], within=True, workers=0)
-    assert [(copy["path"], copy["duplicate_of"], copy["reason"]) for copy in found["duplicates"]] == [
+    uniform_images = np.stack([np.full((32, 32, 3), level, np.uint8) for level in (0, 10, 200, 200)])
+    result = find_copies([ArraySplit(uniform_images, np.zeros(4, np.int64))], [], within=True, workers=0)
+    assert [(copy["path"], copy["duplicate_of"], copy["reason"]) for copy in result["duplicates"]] == [
         ("sample 3", "sample 2", "bytes")
     ]
 
 
 def test_one_image_of_each_duplicate_group_is_kept(tmp_path):
-    made = [
+    images = [
         draw_photo(0),
         draw_photo(1),
         draw_photo(0),
@@ -186,29 +188,29 @@ def test_one_image_of_each_duplicate_group_is_kept(tmp_path):
         draw_photo(2),
         compress_jpeg(draw_photo(0), 40),
     ]
-    split = ArraySplit(np.stack([np.asarray(picture) for picture in made]), np.zeros(len(made), np.int64))
-    found = find_copies([split], [], within=True, workers=0)
-    pairs = {int(copy["path"].split()[1]): int(copy["duplicate_of"].split()[1]) for copy in found["duplicates"]}
+    split = ArraySplit(np.stack([np.asarray(image) for image in images]), np.zeros(len(images), np.int64))
+    result = find_copies([split], [], within=True, workers=0)
+    pairs = {int(copy["path"].split()[1]): int(copy["duplicate_of"].split()[1]) for copy in result["duplicates"]}
     assert pairs == {2: 0, 3: 0, 4: 1, 6: 0}
 
 
 def test_internal_duplicates_are_ignored_without_within(original_split):
     split = ArraySplit(np.stack([np.asarray(draw_photo(seed)) for seed in (200, 200, 3)]), np.zeros(3, np.int64))
-    found = find_copies([split], [original_split], workers=0)
-    assert [(copy["path"], copy["duplicate_of"], copy["reason"]) for copy in found["duplicates"]] == [
+    result = find_copies([split], [original_split], workers=0)
+    assert [(copy["path"], copy["duplicate_of"], copy["reason"]) for copy in result["duplicates"]] == [
         ("sample 2", original_split.name(3), "pixels")
     ]
 
 
 def test_unreadable_images_are_reported_and_kept(tmp_path, original_split):
-    bad = tmp_path / "bad.jpg"
-    bad.write_bytes(b"nothing")
-    good = save_image(compress_jpeg(draw_photo(5), 50), tmp_path / "good.png")
-    found = find_copies([to_file_split([bad, tmp_path / "gone.png", good])], [original_split], workers=0)
-    assert [copy["path"] for copy in found["duplicates"]] == [str(good)]
-    assert ["bad.jpg" in found["unreadable"][0], "gone.png" in found["unreadable"][1]] == [True, True]
+    damaged = tmp_path / "bad.jpg"
+    damaged.write_bytes(b"nothing")
+    readable = save_image(compress_jpeg(draw_photo(5), 50), tmp_path / "good.png")
+    result = find_copies([to_file_split([damaged, tmp_path / "gone.png", readable])], [original_split], workers=0)
+    assert [copy["path"] for copy in result["duplicates"]] == [str(readable)]
+    assert ["bad.jpg" in result["unreadable"][0], "gone.png" in result["unreadable"][1]] == [True, True]
     with pytest.raises(DataError, match="none of 1 images"):
-        find_copies([to_file_split([bad])], [], within=True, workers=0)
+        find_copies([to_file_split([damaged])], [], within=True, workers=0)
 
 
 def test_duplicates_do_not_depend_on_workers(tmp_path, original_split):
@@ -231,34 +233,39 @@ def test_find_first_equal_returns_the_first_match(values):
 
 def test_descriptors_are_low_frequencies_of_each_box(original_split):
     views = read_fingerprints(ConcatenatedSplits([original_split]), 0)[0]["view"][:5].astype(np.float32)
-    found = compute_descriptors(views)
+    descriptors = compute_descriptors(views)
     for number, box in enumerate(SEARCH_BOXES):
-        whole = compute_weighted_spectrum(views, box[None].repeat(5, 0), 8)
-        expected = np.stack([whole[:, i, j] for i, j in FREQUENCIES], 1)
+        spectrum = compute_weighted_spectrum(views, box[None].repeat(5, 0), 8)
+        expected = np.stack([spectrum[:, i, j] for i, j in FREQUENCIES], 1)
         np.testing.assert_allclose(
-            found[:, number], expected / np.linalg.norm(expected, axis=1, keepdims=True), atol=2e-5
+            descriptors[:, number], expected / np.linalg.norm(expected, axis=1, keepdims=True), atol=2e-5
         )
-    np.testing.assert_allclose(compute_whole_descriptors(views[:, :, ::-1]), found[:, 0] * MIRROR_SIGNS, atol=2e-5)
+    np.testing.assert_allclose(
+        compute_whole_descriptors(views[:, :, ::-1]), descriptors[:, 0] * MIRROR_SIGNS, atol=2e-5
+    )
 
 
 def test_candidates_have_the_highest_cosines(original_split, monkeypatch):
     views = read_fingerprints(ConcatenatedSplits([original_split]), 0)[0]["view"]
-    parts = compute_descriptors(views)
+    descriptors = compute_descriptors(views)
     monkeypatch.setattr(search, "QUERY_BLOCK_SIZE", 7)
     monkeypatch.setattr(search, "MAX_HELD_PARTS", 5 * len(SEARCH_BOXES))
     monkeypatch.setattr(search, "MAX_CANDIDATES", 3)
     expected = {}
     for i in range(16, 24):
-        ways = {}
+        options = {}
         for j in range(i):
             for mirrored, signs in ((False, np.ones_like(MIRROR_SIGNS)), (True, MIRROR_SIGNS)):
-                asked = [parts[i, 0] * signs, parts[i, CENTRE_BOX_INDEX] * signs]  # the picture whole, and its centre
-                ways[i, j, mirrored, True] = max((parts[j] @ one).max() for one in asked)
-                ways[i, j, mirrored, False] = (parts[i] @ (parts[j, 0] * signs)).max()
-        expected |= dict(sorted(ways.items(), key=lambda way: -way[1])[:3])
-    found = search_candidates(parts[:, 0], lambda numbers: parts[numbers], np.arange(16, 24), np.arange(24), floor=-1.0)
-    assert {(row["sample"], row["of"], row["mirrored"], row["inner"]) for row in found} == set(expected)
-    for row in found:
+                # the whole image and its centre
+                queries = [descriptors[i, 0] * signs, descriptors[i, CENTRE_BOX_INDEX] * signs]
+                options[i, j, mirrored, True] = max((descriptors[j] @ query).max() for query in queries)
+                options[i, j, mirrored, False] = (descriptors[i] @ (descriptors[j, 0] * signs)).max()
+        expected |= dict(sorted(options.items(), key=lambda item: -item[1])[:3])
+    candidates = search_candidates(
+        descriptors[:, 0], lambda numbers: descriptors[numbers], np.arange(16, 24), np.arange(24), floor=-1.0
+    )
+    assert {(row["sample"], row["of"], row["mirrored"], row["inner"]) for row in candidates} == set(expected)
+    for row in candidates:
         assert row["cosine"] == pytest.approx(
             expected[row["sample"], row["of"], row["mirrored"], row["inner"]], abs=1e-5
         )
@@ -266,26 +273,26 @@ def test_candidates_have_the_highest_cosines(original_split, monkeypatch):
 
 def test_inverted_lists_match_exhaustive_search(monkeypatch):
     draw = np.random.default_rng(0)
-    parts = draw.normal(size=(3000, 4, len(FREQUENCIES))).astype(np.float32)
-    parts[1500:, 0] = parts[:1500, 2] + 0.3 * draw.normal(size=(1500, len(FREQUENCIES)))
+    descriptors = draw.normal(size=(3000, 4, len(FREQUENCIES))).astype(np.float32)
+    descriptors[1500:, 0] = descriptors[:1500, 2] + 0.3 * draw.normal(size=(1500, len(FREQUENCIES)))
     monkeypatch.setattr(search, "CENTRE_BOX_INDEX", 0)
-    parts /= np.linalg.norm(parts, axis=2, keepdims=True)
-    found = search_candidates(
-        parts[:, 0], lambda numbers: parts[numbers], np.arange(1500, 3000), np.arange(1500), probed=8
+    descriptors /= np.linalg.norm(descriptors, axis=2, keepdims=True)
+    candidates = search_candidates(
+        descriptors[:, 0], lambda numbers: descriptors[numbers], np.arange(1500, 3000), np.arange(1500), probed=8
     )
     planted = {(1500 + i, i, float(SEARCH_BOXES[2, 0])) for i in range(1500)}
-    assert len(planted & {(row["sample"], row["of"], float(row["box"][0])) for row in found}) >= 1470
-    assert len(search.train_centroids(lambda numbers: parts[numbers], np.arange(1500))) == 13
+    assert len(planted & {(row["sample"], row["of"], float(row["box"][0])) for row in candidates}) >= 1470
+    assert len(search.train_centroids(lambda numbers: descriptors[numbers], np.arange(1500))) == 13
 
 
 def test_crops_are_aligned_exactly(original_split):
-    picture = draw_photo(4, (256, 256))
+    photo = draw_photo(4, (256, 256))
     box = np.array([0.1, 0.2, 0.75, 0.7], np.float32)
     edges = (box[0], box[1], box[0] + box[2], box[1] + box[3])
-    part_of = picture.crop(tuple(round(256 * edge) for edge in edges))
-    a, b = (np.asarray(one.convert("L").resize((64, 64), 2), np.float32)[None] for one in (part_of, picture))
-    cosine, found = align_views(a, b, box[None] + np.float32([[0.03, -0.02, 0.04, 0.03]]))
-    assert cosine[0] > 0.99 and np.abs(found[0] - box).max() < 0.01
+    part_of = photo.crop(tuple(round(256 * edge) for edge in edges))
+    a, b = (np.asarray(image.convert("L").resize((64, 64), 2), np.float32)[None] for image in (part_of, photo))
+    cosine, aligned_boxes = align_views(a, b, box[None] + np.float32([[0.03, -0.02, 0.04, 0.03]]))
+    assert cosine[0] > 0.99 and np.abs(aligned_boxes[0] - box).max() < 0.01
 
 
 def test_correlation_is_computed_per_block():
@@ -294,19 +301,19 @@ def test_correlation_is_computed_per_block():
     hill = 20 * np.hypot(*(np.mgrid[:32, :32] - 16.0)).astype(np.float32)
     assert correlate_blocks(view_a, 3 * view_a + 7)[0] == pytest.approx(1, abs=0.01)
     assert abs(correlate_blocks(view_a, draw.normal(size=(1, 32, 32)).astype(np.float32))[0]) < 0.1
-    whole = np.corrcoef((hill + view_a).ravel(), (hill - view_a).ravel())[0, 1]
-    # one large shape in common is not enough
-    assert whole > 0.99 and correlate_blocks(hill + 60 * view_a, hill - 60 * view_a)[0] < 0
+    global_correlation = np.corrcoef((hill + view_a).ravel(), (hill - view_a).ravel())[0, 1]
+    # one shared large shape is not enough
+    assert global_correlation > 0.99 and correlate_blocks(hill + 60 * view_a, hill - 60 * view_a)[0] < 0
 
 
-def shift_image(picture, dx, dy):
-    pixels = np.asarray(picture)
+def shift_image(image, dx, dy):
+    pixels = np.asarray(image)
     padded = np.pad(pixels, ((4, 4), (4, 4), (0, 0)), mode="edge")
     return Image.fromarray(np.ascontiguousarray(padded[4 + dy : 36 + dy, 4 + dx : 36 + dx]))
 
 
-def letterbox_image(picture):
-    return ImageOps.expand(picture, (0, 4, 0, 4), "black").resize((32, 32), 2)
+def letterbox_image(image):
+    return ImageOps.expand(image, (0, 4, 0, 4), "black").resize((32, 32), 2)
 
 
 SMALL_IMAGE_EDITS = {
@@ -324,12 +331,12 @@ SMALL_IMAGE_EDITS = {
 @pytest.mark.parametrize("change", SMALL_IMAGE_EDITS)
 def test_edited_duplicates_of_32_pixels_are_found(change):
     small = [draw_photo(seed, (96, 96)).resize((32, 32), 1) for seed in range(60)]
-    known = ArraySplit(np.stack([np.asarray(picture) for picture in small[:40]]), np.zeros(40, np.int64))
-    made = ArraySplit(
-        np.stack([np.asarray(SMALL_IMAGE_EDITS[change](picture)) for picture in small[20:]]), np.zeros(40, np.int64)
+    originals = ArraySplit(np.stack([np.asarray(image) for image in small[:40]]), np.zeros(40, np.int64))
+    edited = ArraySplit(
+        np.stack([np.asarray(SMALL_IMAGE_EDITS[change](image)) for image in small[20:]]), np.zeros(40, np.int64)
     )
-    found = find_copies([made], [known], workers=0)["duplicates"]
-    pairs = {int(copy["path"].split()[1]): int(copy["duplicate_of"].split()[1]) for copy in found}
+    result = find_copies([edited], [originals], workers=0)["duplicates"]
+    pairs = {int(copy["path"].split()[1]): int(copy["duplicate_of"].split()[1]) for copy in result}
     assert set(pairs.items()) <= {(i, i + 20) for i in range(20)} and len(pairs) >= 19
 
 
@@ -357,15 +364,17 @@ def test_the_remaining_table_is_the_dataset_without_duplicates(tmp_path):
     data = open_data(root)
     names = frozenset(str(root / "train" / name) for name in ("ant/0.png", "bee/3.png"))
     (tmp_path / "rest.csv").write_text(remaining_to_csv(data, names, tmp_path))
-    rest = open_data(tmp_path / "rest.csv")
+    remaining = open_data(tmp_path / "rest.csv")
     before = {
         (split.name(i), data.classes[split.labels[i]]) for split in data.splits.values() for i in range(len(split))
     }
     after = {
-        (split.name(i), rest.classes[split.labels[i]]) for split in rest.splits.values() for i in range(len(split))
+        (split.name(i), remaining.classes[split.labels[i]])
+        for split in remaining.splits.values()
+        for i in range(len(split))
     }
     assert after == {(name, label) for name, label in before if name not in names}
-    assert len(rest.splits["test"]) == 6
+    assert len(remaining.splits["test"]) == 6
     with pytest.raises(UsageError, match="no image files"):
         remaining_to_csv(open_data("digits"), frozenset(), tmp_path)
 
@@ -380,15 +389,19 @@ def test_the_remaining_table_keeps_target_values(tmp_path):
     data = open_data(tmp_path / "values.csv", targets=("age", "size"))
     text = remaining_to_csv(data, frozenset([str(tmp_path / "b.png")]), tmp_path)
     (tmp_path / "rest.csv").write_text(text)
-    rest = open_data(tmp_path / "rest.csv")
-    assert rest.targets == ("age", "size") and text.splitlines()[0] == "path,age,size,split"
+    remaining = open_data(tmp_path / "rest.csv")
+    assert remaining.targets == ("age", "size") and text.splitlines()[0] == "path,age,size,split"
 
-    def rows(opened):
+    def list_targets(opened):
         splits = opened.splits.items()
-        return {split.name(row): (part, *split.labels[row]) for part, split in splits for row in range(len(split))}
+        return {
+            split.name(row): (split_name, *split.labels[row])
+            for split_name, split in splits
+            for row in range(len(split))
+        }
 
-    before = {name: row for name, row in rows(data).items() if not name.endswith("b.png") and row[0] != "val"}
-    after = rows(rest)
+    before = {name: row for name, row in list_targets(data).items() if not name.endswith("b.png") and row[0] != "val"}
+    after = list_targets(remaining)
     assert all(after[name][1:] == pytest.approx(row[1:], abs=0, nan_ok=True) for name, row in before.items())
     assert len(after) == 6
 
@@ -403,12 +416,12 @@ def test_the_command_writes_both_files_and_prints_the_references(tmp_path, monke
         save_image(draw_photo(0), tmp_path / "tests" / "train" / name / "0.png")
     monkeypatch.chdir(tmp_path)
     options = Options(data="photos", out="copies.csv", against=("tests",), apply_to="rest.csv", workers=0)
-    found = run(options, Console())
-    assert {copy["path"]: (copy["duplicate_of"], copy["reason"]) for copy in found["duplicates"]} == {
+    result = run(options, Console())
+    assert {copy["path"]: (copy["duplicate_of"], copy["reason"]) for copy in result["duplicates"]} == {
         "photos/ant/1.png": ("tests/test/x/1.png", "bytes"),
         "photos/bee/2.png": ("tests/test/y/2.jpg", "near"),
     }
-    assert json.loads(json.dumps(found)) == found
+    assert json.loads(json.dumps(result)) == result
     assert "tests: test, 2 images" in capsys.readouterr().err
     assert read_exclusion_list(tmp_path / "copies.csv") == {"photos/ant/1.png", "photos/bee/2.png"}
     assert len(open_data(tmp_path / "rest.csv").full_train_split) == 4
@@ -420,16 +433,18 @@ def test_model_features_find_duplicates_in_unlabelled_folders(tmp_path, monkeypa
         save_image(crop_area(draw_photo(seed), 0.7, 0.5, 0.5), tmp_path / "tests" / f"{seed}.png")
     model = vitreous.create("ViT-32x2/8", image_size=32, num_classes=2)
     Bundle(model, Classification(("a", "b")), ImagePreprocess((32, 32))).save(tmp_path / "bundle")
-    seen = []
-    kept = finder.search_by_features
+    feature_shapes = []
+    search = finder.search_by_features
     monkeypatch.setattr(
-        finder, "search_by_features", lambda features, *rest: seen.append(features.shape) or kept(features, *rest)
+        finder,
+        "search_by_features",
+        lambda features, *arguments: feature_shapes.append(features.shape) or search(features, *arguments),
     )
     monkeypatch.chdir(tmp_path)
-    found = run(
+    document = run(
         Options(data="photos", out="list.csv", against=("tests",), model="bundle", device="cpu", workers=0), Console()
     )
-    assert [copy["duplicate_of"] for copy in found["duplicates"]] == [f"tests/{seed}.png" for seed in range(5)]
-    assert seen == [(10, 32)]
+    assert [copy["duplicate_of"] for copy in document["duplicates"]] == [f"tests/{seed}.png" for seed in range(5)]
+    assert feature_shapes == [(10, 32)]
     with pytest.raises(UsageError, match="no classes"):
         run(Options(data="photos", out="list.csv", within=True, apply_to="x.csv"), Console())

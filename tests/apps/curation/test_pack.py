@@ -1,5 +1,4 @@
-"""Packs: what they keep, to the byte whoever makes them; how they go on after a kill; and that anybody can read
-them."""
+"""Packs: preserved data, byte-identical output for any worker count, and resumption after a kill."""
 
 from __future__ import annotations
 
@@ -33,7 +32,7 @@ PACK_FORMATS = ("tar", "uint8")
 
 @pytest.fixture(autouse=True)
 def isolated_cache(tmp_path, monkeypatch):
-    """A cache of its own for every test, and no file of another test open."""
+    """Give each test a separate cache, and close files of other tests."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     yield
     map_npy_file.cache_clear()
@@ -42,19 +41,19 @@ def isolated_cache(tmp_path, monkeypatch):
 
 @pytest.fixture
 def photos(tmp_path):
-    """JPEGs and PNGs of several sizes, one of them turned by EXIF, one grey; in two splits of two classes."""
+    """Return JPEGs and PNGs of several sizes in two splits of two classes, including EXIF-rotated and grey images."""
     root = tmp_path / "photos"
     for split, count in (("train", 8), ("test", 3)):
         for label in range(2):
             home = root / split / ["ant", "bée"][label]
             home.mkdir(parents=True)
             for n in range(count):
-                shown = make_image(100 * label + n + 1000 * (split == "test"), (24 + n, 20 + 2 * n))
-                shown.save(home / f"{n}.{['png', 'jpg'][n % 2]}")
-    turned = make_image(5, (30, 20))
+                image = make_image(100 * label + n + 1000 * (split == "test"), (24 + n, 20 + 2 * n))
+                image.save(home / f"{n}.{['png', 'jpg'][n % 2]}")
+    rotated = make_image(5, (30, 20))
     exif = Image.Exif()
     exif[0x0112] = 6
-    turned.save(root / "train" / "ant" / "turned.jpg", exif=exif)
+    rotated.save(root / "train" / "ant" / "rotated.jpg", exif=exif)
     make_image(6, (30, 20)).convert("L").save(root / "train" / "ant" / "grey.png")
     return root
 
@@ -63,8 +62,8 @@ def read_files(home):
     return {path.name: path.read_bytes() for path in sorted(home.iterdir()) if path.is_file()}
 
 
-def sample_names(split, home=""):
-    """What samples are called, below their folder."""
+def list_sample_names(split, home=""):
+    """Return the sample names, relative to their folder."""
     return [split.name(row).removeprefix(f"{home}/") for row in range(len(split))]
 
 
@@ -83,18 +82,20 @@ def test_packing_preserves_splits_labels_classes_ids_and_pixels(photos, tmp_path
         "test",
     ]
     for name, split in source.splits.items():
-        own = data.splits[name]
-        assert np.array_equal(own.labels, split.labels) and own.labels.dtype == split.labels.dtype
+        packed_split = data.splits[name]
+        assert np.array_equal(packed_split.labels, split.labels) and packed_split.labels.dtype == split.labels.dtype
         for row in range(len(split)):
-            assert np.array_equal(decode_sample(own, row, 3), decode_sample(split, row, 3))
-            assert np.array_equal(decode_sample(own, row, 1), decode_sample(split, row, 1))
+            assert np.array_equal(decode_sample(packed_split, row, 3), decode_sample(split, row, 3))
+            assert np.array_equal(decode_sample(packed_split, row, 1), decode_sample(split, row, 1))
     assert (
         len(data.full_train_split) == len(source.full_train_split)
         and np.bincount(data.full_train_split.labels).tolist() == np.bincount(source.full_train_split.labels).tolist()
     )
     if form == "uint8":
-        assert sample_names(data.splits["train"]) == sample_names(source.splits["train"], photos)
-        assert sorted(sample_names(data.full_train_split)) == sorted(sample_names(source.full_train_split, photos))
+        assert list_sample_names(data.splits["train"]) == list_sample_names(source.splits["train"], photos)
+        assert sorted(list_sample_names(data.full_train_split)) == sorted(
+            list_sample_names(source.full_train_split, photos)
+        )
         assert data.splits["train"].raw(0).dtype == np.uint8
         grey = [
             data.full_train_split.raw(row).ndim
@@ -107,26 +108,26 @@ def test_packing_preserves_splits_labels_classes_ids_and_pixels(photos, tmp_path
 def test_small_jpeg_and_png_files_are_copied_and_others_resized(photos, tmp_path):
     pack_dataset(photos, tmp_path / "out", PackPlan("tar", 30), workers=0)
     source, data = open_data(photos), open_data(tmp_path / "out")
-    kept, kinds = 0, set()
+    num_copied, suffixes = 0, set()
     for name, split in source.splits.items():
         for row in range(len(split)):
             before, after = split.raw(row), data.splits[name].raw(row)
-            whole, shown = decode_sample(split, row, 3), decode_sample(data.splits[name], row, 3)
-            kinds.add(data.splits[name].name(row)[-4:])
-            if min(whole.size) <= 30 and "turned" not in split.name(row):
+            source_image, packed_image = decode_sample(split, row, 3), decode_sample(data.splits[name], row, 3)
+            suffixes.add(data.splits[name].name(row)[-4:])
+            if min(source_image.size) <= 30 and "rotated" not in split.name(row):
                 assert before == after
-                kept += 1
+                num_copied += 1
                 continue
-            expected = whole
-            if min(whole.size) > 30:
-                share = 30 / min(whole.size)
-                size = round(whole.width * share), round(whole.height * share)
+            expected = source_image
+            if min(source_image.size) > 30:
+                share = 30 / min(source_image.size)
+                size = round(source_image.width * share), round(source_image.height * share)
                 buffer = io.BytesIO()
-                whole.resize(size, Image.Resampling.BICUBIC).save(buffer, "JPEG", quality=90)
+                source_image.resize(size, Image.Resampling.BICUBIC).save(buffer, "JPEG", quality=90)
                 expected = decode_to_pillow(buffer.getvalue())
                 assert min(size) == 30
-            assert np.array_equal(shown, expected)
-    assert kept > 5 and kinds == {".jpg", ".png"}
+            assert np.array_equal(packed_image, expected)
+    assert num_copied > 5 and suffixes == {".jpg", ".png"}
 
 
 def test_lossless_packs_keep_lossless_images_exact(photos, tmp_path):
@@ -136,10 +137,10 @@ def test_lossless_packs_keep_lossless_images_exact(photos, tmp_path):
     for row in range(len(exact.splits["train"])):
         png = exact.splits["train"].name(row).endswith("png")
         assert png == pixels.splits["train"].name(row).endswith("png")
-        same = np.array_equal(
+        is_equal = np.array_equal(
             decode_sample(exact.splits["train"], row, 3), decode_sample(pixels.splits["train"], row, 3)
         )
-        assert same == png
+        assert is_equal == png
 
 
 @pytest.mark.parametrize("form", PACK_FORMATS)
@@ -180,13 +181,13 @@ def test_images_of_equal_size_are_one_numpy_array(tmp_path):
 def test_the_how_to_read_snippet_works(photos, tmp_path, monkeypatch):
     pack_dataset(photos, tmp_path / "out", PackPlan("uint8", 24), workers=0)
     monkeypatch.chdir(tmp_path / "out")
-    found = {}
-    exec(read_pack_document(tmp_path / "out")["reading_instructions"], found)
+    namespace = {}
+    exec(read_pack_document(tmp_path / "out")["reading_instructions"], namespace)
     first = open_data(tmp_path / "out").splits["train"]
     assert (
-        np.array_equal(np.squeeze(found["pixels"]), first.raw(0))
-        and found["label"] == "ant"
-        and found["name"] == first.name(0)
+        np.array_equal(np.squeeze(namespace["pixels"]), first.raw(0))
+        and namespace["label"] == "ant"
+        and namespace["name"] == first.name(0)
     )
     assert read_pack_document(tmp_path / "out")["reading_instructions"] == READING_INSTRUCTIONS["uint8"]
 
@@ -201,17 +202,17 @@ def test_tar_packs_are_readable_by_webdataset(photos, tmp_path):
     rows = list(wds.WebDataset(shards, shardshuffle=False).decode("pil"))
     source = open_data(photos).splits["train"]
     assert [row["cls"] for row in rows] == source.labels.tolist()
-    assert [row["json"]["id"] for row in rows] == sample_names(source, photos)
+    assert [row["json"]["id"] for row in rows] == list_sample_names(source, photos)
     assert [row["json"]["label"] for row in rows] == [["ant", "bée"][label] for label in source.labels]
-    own = open_data(tmp_path / "out").splits["train"]
+    packed_split = open_data(tmp_path / "out").splits["train"]
     for n, row in enumerate(rows):
-        shown = row.get("jpg") or row["png"]
-        assert np.array_equal(np.asarray(shown.convert("RGB")), decode_sample(own, n, 3))
+        packed_image = row.get("jpg") or row["png"]
+        assert np.array_equal(np.asarray(packed_image.convert("RGB")), decode_sample(packed_split, n, 3))
 
 
 @pytest.mark.parametrize("form", PACK_FORMATS)
 def test_multilabel_data_and_numeric_class_names_are_packed(tmp_path, form):
-    """Numbers as names stand in natural order, 2 before 10, which are not the positions that they have."""
+    """Numeric names are in natural order (2 before 10), which differs from their class indices."""
     for n in range(24):
         make_image(n).save(tmp_path / f"{n}.png")
     cells = ["10|2", "2", "", "33"]
@@ -247,14 +248,16 @@ def test_unreadable_images_are_listed_and_skipped_on_request(photos, tmp_path, f
     pack_dataset(photos, out, plan, "skip", workers=0)
     assert {name: read_files(out)[name] for name in shards} == shards
     data, source = open_data(out), open_data(photos)
-    bad = [entry for split in read_pack_document(out)["splits"].values() for entry in split["unreadable"]]
-    assert sorted(os.path.basename(entry["id"]) for entry in bad) == ["3.jpg", "7.jpg"] and all(
-        entry["reason"].startswith(entry["id"]) for entry in bad
+    unreadable = [entry for split in read_pack_document(out)["splits"].values() for entry in split["unreadable"]]
+    assert sorted(os.path.basename(entry["id"]) for entry in unreadable) == ["3.jpg", "7.jpg"] and all(
+        entry["reason"].startswith(entry["id"]) for entry in unreadable
     )
     assert len(data.full_train_split) == len(source.full_train_split) - 2
     for name, split in source.splits.items():
         readable = [
-            row for row, own in enumerate(sample_names(split, photos)) if own not in {entry["id"] for entry in bad}
+            row
+            for row, sample_name in enumerate(list_sample_names(split, photos))
+            if sample_name not in {entry["id"] for entry in unreadable}
         ]
         assert data.splits[name].labels.tolist() == split.labels[readable].tolist()
 
@@ -269,26 +272,26 @@ def test_a_dataset_without_readable_images_is_rejected(tmp_path, form):
 
 
 class SimulatedKill(BaseException):
-    """Stands for SIGKILL: nothing handles it."""
+    """Simulates SIGKILL: nothing handles it."""
 
 
 @pytest.mark.parametrize("form", PACK_FORMATS)
 def test_a_pack_killed_at_any_step_resumes_byte_identical(photos, tmp_path, form, monkeypatch):
-    """Killed before each `os.replace`, by which every file is published, and before the last step."""
+    """Killed before each `os.replace`, which publishes a file, and before the last step."""
     plan = PackPlan(form, 24, shard_size=14_000)
     pack_dataset(photos, tmp_path / "whole", plan, workers=0)
     expected = read_files(tmp_path / "whole")
     replace, calls = os.replace, []
 
-    def counted(*paths):
+    def replace_or_kill(*paths):
         calls.append(paths)
         if len(calls) == count:
             raise SimulatedKill
         replace(*paths)
 
-    monkeypatch.setattr(os, "replace", counted)
-    monkeypatch.setattr(packing, "require_disk_space", lambda *words: None)
-    decoded, one = [], packing.SampleEncoder.encode_sample
+    monkeypatch.setattr(os, "replace", replace_or_kill)
+    monkeypatch.setattr(packing, "require_disk_space", lambda *arguments: None)
+    decoded, encode_sample = [], packing.SampleEncoder.encode_sample
     count, stopped = 1, 0
     while True:
         calls.clear()
@@ -302,9 +305,11 @@ def test_a_pack_killed_at_any_step_resumes_byte_identical(photos, tmp_path, form
             break
         with monkeypatch.context() as patch:
             patch.setattr(os, "replace", replace)
-            patch.setattr(packing, "require_disk_space", lambda *words: None)
+            patch.setattr(packing, "require_disk_space", lambda *arguments: None)
             patch.setattr(
-                packing.SampleEncoder, "encode_sample", lambda self, sample: decoded.append(sample) or one(self, sample)
+                packing.SampleEncoder,
+                "encode_sample",
+                lambda self, sample: decoded.append(sample) or encode_sample(self, sample),
             )
             if (out / ".unfinished" / "plan.json").exists():
                 (out / "shard.part").write_bytes(b"torn")
@@ -320,7 +325,7 @@ def test_a_pack_killed_at_any_step_resumes_byte_identical(photos, tmp_path, form
 def test_a_killed_process_leaves_a_resumable_pack(tmp_path):
     make_folder(tmp_path / "x", {"train": 60, "val": 2}, size=(64, 64))
     out, plan = tmp_path / "out", PackPlan("uint8", 60, shard_size=100 * 1024)
-    words = [
+    command = [
         "data",
         "pack",
         str(tmp_path / "x"),
@@ -333,26 +338,28 @@ def test_a_killed_process_leaves_a_resumable_pack(tmp_path):
         "--out",
         str(out),
     ]
-    process = subprocess.Popen([sys.executable, "-m", "vitreous", *words, "--workers", "1"], stderr=subprocess.DEVNULL)
-    until = time.monotonic() + 60
-    while not (out / "train-000002.npy").exists() and time.monotonic() < until:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "vitreous", *command, "--workers", "1"], stderr=subprocess.DEVNULL
+    )
+    deadline = time.monotonic() + 60
+    while not (out / "train-000002.npy").exists() and time.monotonic() < deadline:
         time.sleep(0.001)
     process.kill()
     process.wait()
     assert (out / "train-000002.npy").exists() and not (out / "pack.json").exists()
-    kept = (out / "train-000001.npy").stat().st_mtime_ns
+    modified_time = (out / "train-000001.npy").stat().st_mtime_ns
     assert pack_dataset(tmp_path / "x", out, plan, workers=0)["splits"]["train"]["images"] == 180
-    assert (out / "train-000001.npy").stat().st_mtime_ns == kept
+    assert (out / "train-000001.npy").stat().st_mtime_ns == modified_time
     pack_dataset(tmp_path / "x", tmp_path / "whole", plan, workers=0)
     assert read_files(out) == read_files(tmp_path / "whole")
 
 
 def test_a_kill_after_the_last_file_leaves_a_complete_pack(photos, tmp_path, monkeypatch):
-    def killed(*words, **options):
+    def kill_run(*arguments, **options):
         raise SimulatedKill
 
     with monkeypatch.context() as patch, pytest.raises(SimulatedKill):
-        patch.setattr(shutil, "rmtree", killed)
+        patch.setattr(shutil, "rmtree", kill_run)
         pack_dataset(photos, tmp_path / "out", PackPlan("uint8"), workers=0)
     (tmp_path / "out" / ".unfinished" / "plan.json").unlink()
     assert len(open_data(tmp_path / "out").splits) == 3
@@ -383,7 +390,9 @@ def test_resuming_reuses_only_complete_shards_of_the_same_source(photos, tmp_pat
     out, plan = tmp_path / "out", PackPlan("uint8", 24, shard_size=9000)
     pack_dataset(photos, tmp_path / "whole", plan, workers=0)
     with monkeypatch.context() as patch, pytest.raises(SimulatedKill):
-        patch.setattr(packing, "write_split_index", lambda *words, **more: (_ for _ in ()).throw(SimulatedKill()))
+        patch.setattr(
+            packing, "write_split_index", lambda *arguments, **options: (_ for _ in ()).throw(SimulatedKill())
+        )
         pack_dataset(photos, out, plan, workers=0)
     second = out / "train-000001.npy"
     second.write_bytes(second.read_bytes()[:-1] + b"\0\0")
@@ -393,7 +402,9 @@ def test_resuming_reuses_only_complete_shards_of_the_same_source(photos, tmp_pat
     assert read_files(out) == read_files(tmp_path / "whole")
     shutil.rmtree(out)
     with monkeypatch.context() as patch, pytest.raises(SimulatedKill):
-        patch.setattr(packing, "write_split_index", lambda *words, **more: (_ for _ in ()).throw(SimulatedKill()))
+        patch.setattr(
+            packing, "write_split_index", lambda *arguments, **options: (_ for _ in ()).throw(SimulatedKill())
+        )
         pack_dataset(photos, out, plan, workers=0)
     (photos / "train" / "ant" / "0.png").unlink()
     with pytest.raises(UsageError, match="started with another source"):
@@ -412,35 +423,35 @@ def test_nonempty_folders_and_full_disks_are_rejected(photos, tmp_path, monkeypa
     with pytest.raises(ResourceError, match=r"a pack of [\d,]{6,} bytes does not fit") as error:
         pack_dataset(photos, tmp_path / "out", PackPlan("uint8"), workers=0)
     assert error.value.code == 6
-    for wrong in ({"quality": 0}, {"short_side": 0}, {"shard_size": 0}, {"form": "zip"}):
+    for options in ({"quality": 0}, {"short_side": 0}, {"shard_size": 0}, {"form": "zip"}):
         with pytest.raises(UsageError):
-            PackPlan(**wrong)
+            PackPlan(**options)
 
 
 def edit_json(record, change):
-    """A change to a document, or the file it stands for."""
+    """Return a function that edits a JSON document or a file that it refers to."""
     document = json.loads(record.read_text("utf-8"))
     change(document)
     record.write_text(json.dumps(document))
 
 
 DOCUMENT_EDITS = {
-    "a file outside": lambda d: d["splits"]["train"]["shards"][0].update(file="../../etc/passwd"),
-    "a file above": lambda d: d["splits"]["train"]["files"]["index"].update(file=".."),
+    "a file outside the pack": lambda d: d["splits"]["train"]["shards"][0].update(file="../../etc/passwd"),
+    "a parent folder as file": lambda d: d["splits"]["train"]["files"]["index"].update(file=".."),
     "a later version": lambda d: d.update(vitreous_pack=2),
     "no splits": lambda d: d.pop("splits"),
     "another form": lambda d: d.update(form="zip"),
     "fewer classes": lambda d: d["classes"].pop(),
     "another split": lambda d: d["splits"].update(other=d["splits"]["train"]),
     "another size": lambda d: d["splits"]["train"]["shards"][0].update(bytes=5),
-    "a shard less": lambda d: d["splits"]["train"]["shards"].pop(),
+    "one shard fewer": lambda d: d["splits"]["train"]["shards"].pop(),
 }
 
 
-@pytest.mark.parametrize("kind", DOCUMENT_EDITS)
-def test_damaged_documents_are_refused(photos, tmp_path, kind):
+@pytest.mark.parametrize("edit_name", DOCUMENT_EDITS)
+def test_damaged_documents_are_rejected(photos, tmp_path, edit_name):
     pack_dataset(photos, tmp_path / "out", PackPlan("uint8", 24, shard_size=9000), workers=0)
-    edit_json(tmp_path / "out" / "pack.json", DOCUMENT_EDITS[kind])
+    edit_json(tmp_path / "out" / "pack.json", DOCUMENT_EDITS[edit_name])
     with pytest.raises(DataError):
         open_data(tmp_path / "out")
 
@@ -479,15 +490,15 @@ def test_in_memory_and_archive_sources_are_packed(tmp_path):
         assert all(np.array_equal(data.splits[name].raw(row), split.raw(row)) for row in range(0, len(split), 50))
     assert np.load(tmp_path / "digits" / "train-000000.npy").shape == (1439, 8, 8, 1)
     pack_dataset(tmp_path / "digits", tmp_path / "tar", PackPlan("tar"), workers=0)
-    again = open_data(tmp_path / "tar")
+    reloaded = open_data(tmp_path / "tar")
     for name, split in source.splits.items():
         assert all(
-            np.array_equal(decode_to_pillow(again.splits[name].raw(row), 1), split.raw(row))
+            np.array_equal(decode_to_pillow(reloaded.splits[name].raw(row), 1), split.raw(row))
             for row in range(0, len(split), 50)
         )
 
 
-def test_the_command(photos, tmp_path):
+def test_the_command_line_prints_the_result(photos, tmp_path):
     out = tmp_path / "out"
     result = parse_json_output(
         run_cli("data", "pack", str(photos), "--out", str(out), "--short-side", "24", "--workers", "0", "--json")
@@ -498,8 +509,8 @@ def test_the_command(photos, tmp_path):
         assert members[:3] == ["000000000.cls", "000000000.png", "000000000.json"]
         assert all(member.mtime == 0 and member.uid == 0 for member in tar)
         Image.open(io.BytesIO(tar.extractfile(members[1]).read())).verify()
-    wrong = run_cli("data", "pack", str(photos), "--out", str(tmp_path / "b"), "--shard-size", "1X")
-    assert wrong.returncode == 2 and "is not a size" in wrong.stderr
+    rejected = run_cli("data", "pack", str(photos), "--out", str(tmp_path / "b"), "--shard-size", "1X")
+    assert rejected.returncode == 2 and "is not a size" in rejected.stderr
 
 
 @pytest.mark.parametrize("form", PACK_FORMATS)
@@ -525,8 +536,8 @@ def test_unlabelled_images_stay_unlabelled(tmp_path, form):
     pack_dataset(tmp_path / "flat", tmp_path / "out", PackPlan(form=form), workers=0)
     data = open_data(tmp_path / "out")
     assert not data.labelled and data.classes == () and data.splits["train"].labels.shape == (11, 0)
-    for own, other in ((data, source), (data, open_data(tmp_path / "out"))):
-        assert len(own.splits["val"]) == len(other.splits["val"]) == 1
+    for packed, unpacked in ((data, source), (data, open_data(tmp_path / "out"))):
+        assert len(packed.splits["val"]) == len(unpacked.splits["val"]) == 1
     assert np.array_equal(
         np.asarray(decode_to_pillow(data.splits["val"].raw(0))),
         np.asarray(decode_to_pillow(source.splits["val"].raw(0))),

@@ -1,4 +1,4 @@
-"""An exported file answers as the model that it was made of, wherever it is run; and one that does not is not there."""
+"""Exported files give the outputs of their model in every runtime; exports that differ are not kept."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ from vitreous.tasks.classification import Classification
 from vitreous.tasks.features import FeatureExtraction
 from vitreous.weights.bundle import Bundle, load_bundle
 
-pytestmark = pytest.mark.usefixtures("without_pages")  # training is repeated many times
+pytestmark = pytest.mark.usefixtures("without_pages")  # report pages would slow down the many trainings
 
 onnx = pytest.importorskip("onnx")
 ort = pytest.importorskip("onnxruntime")
@@ -67,31 +67,31 @@ SMALL_CONFIG = {
 }
 
 
-def save_random_bundle(place: Path, config, seed: int = 0, **told) -> Bundle:
-    """A bundle with random weights, none of them zero."""
+def save_random_bundle(path: Path, config, seed: int = 0, **metadata) -> Bundle:
+    """Save and return a bundle with random nonzero weights."""
     torch.manual_seed(seed)
     model = build_model(config).eval()
     contracts.randomise(model)
     mean, std = ((values * config.channels)[: config.channels] for values in ((0.4, 0.5, 0.6), (0.2, 0.25, 0.3)))
     names = ("ant", "bée", "cat")
     preprocess = ImagePreprocess((config.image[0], config.image[1]), config.channels, mean, std, share=0.9)
-    bundle = Bundle(model, Classification(names, **{"temperature": 1.5, **told}), preprocess)
-    bundle.save(place)
+    bundle = Bundle(model, Classification(names, **{"temperature": 1.5, **metadata}), preprocess)
+    bundle.save(path)
     return bundle
 
 
 @pytest.fixture(scope="module")
 def exported_folder(tmp_path_factory) -> Path:
-    """`bundle`, ten `photos`, and what `vitreous export` made of them."""
+    """Return a folder with `bundle`, ten `photos`, and the files of `vitreous export`."""
     exported_folder = tmp_path_factory.mktemp("exported")
     save_random_bundle(exported_folder / "bundle", transformer_config(**SMALL_CONFIG))
     (exported_folder / "photos").mkdir()
     for seed in range(10):
         make_image(seed, (30 + seed, 40), seed).save(exported_folder / "photos" / f"{seed}.png")
-    said = parse_json_output(
+    document = parse_json_output(
         run_cli("export", str(exported_folder / "bundle"), "--images", str(exported_folder / "photos"), "--json")
     )
-    (exported_folder / "said.json").write_text(json.dumps(said))
+    (exported_folder / "result.json").write_text(json.dumps(document))
     return exported_folder
 
 
@@ -101,32 +101,36 @@ def onnx_file(exported_folder) -> Path:
 
 
 def run_onnx_session(path: Path, pixels: np.ndarray) -> np.ndarray:
-    """What a program says that knows ONNX and the file's metadata alone: (n, C, *image) pixels -> (n, K) logits."""
+    """Run a file with ONNX Runtime and its metadata only: pixels (n, C, *image) -> logits (n, K)."""
     session = ort.InferenceSession(os.fspath(path), providers=["CPUExecutionProvider"])
-    told = session.get_modelmeta().custom_metadata_map
-    mean, std = (np.array(json.loads(told[name]))[:, None, None] for name in ("mean", "std"))
+    metadata = session.get_modelmeta().custom_metadata_map
+    mean, std = (np.array(json.loads(metadata[name]))[:, None, None] for name in ("mean", "std"))
     return session.run(["logits"], {"images": ((pixels - mean) / std).astype(np.float32)})[0]
 
 
 def run_pytorch(bundle: Bundle, pixels: np.ndarray) -> np.ndarray:
-    """What PyTorch says."""
+    """Return the outputs of PyTorch."""
     with torch.inference_mode():
         return bundle.model(bundle.preprocess.normalise(torch.from_numpy(pixels))).numpy()
 
 
-def random_pixels(count: int, *shape: int) -> np.ndarray:
+def draw_random_pixels(count: int, *shape: int) -> np.ndarray:
     return np.random.default_rng(count).integers(0, 256, (count, *shape), dtype=np.uint8)
 
 
 def test_the_result_reports_the_verification(exported_folder, onnx_file):
-    (told,) = json.loads((exported_folder / "said.json").read_text())["exports"]
-    assert (told["format"], told["file"], told["images"]) == ("onnx", str(onnx_file), 10)
+    (export_report,) = json.loads((exported_folder / "result.json").read_text())["exports"]
+    assert (export_report["format"], export_report["file"], export_report["images"]) == ("onnx", str(onnx_file), 10)
     assert (
-        told["bytes"] == onnx_file.stat().st_size
-        and told["sha256"] == hashlib.sha256(onnx_file.read_bytes()).hexdigest()
+        export_report["bytes"] == onnx_file.stat().st_size
+        and export_report["sha256"] == hashlib.sha256(onnx_file.read_bytes()).hexdigest()
     )
-    assert told["max_abs_logit_difference"] < 1e-4 and told["top1_agreement"] == 1 and told["top1"] is None
-    assert told["images_per_second"] > 0 and told["original_images_per_second"] > 0
+    assert (
+        export_report["max_abs_logit_difference"] < 1e-4
+        and export_report["top1_agreement"] == 1
+        and export_report["top1"] is None
+    )
+    assert export_report["images_per_second"] > 0 and export_report["original_images_per_second"] > 0
     assert sorted(path.name for path in onnx_file.parent.iterdir()) == [
         "model.json",
         "model.onnx",
@@ -146,26 +150,26 @@ def test_an_encoder_without_a_head_gives_features(exported_folder, to, tmp_path)
     assert row["outputs"] == "features" and row["max_abs_logit_difference"] < 1e-4 and row["top1"] is None
     if to == "torch":
         return
-    exported, pixels = load(row["file"], headless=True), random_pixels(3, 3, 16, 24)
+    exported, pixels = load(row["file"], headless=True), draw_random_pixels(3, 3, 16, 24)
     assert np.allclose(exported.engine.features(pixels), run_pytorch(bundle, pixels), atol=1e-4)
     with pytest.raises(UsageError, match="has no head"):
         exported.predict(exported_folder / "photos" / "0.png")
 
 
 @pytest.mark.parametrize("failures", [2, 20])
-def test_an_npy_header_is_parsed_again_where_python_s_parser_fails(failures, tmp_path, monkeypatch):
-    """As in CPython 3.11 with several threads: two failures are no damage; a parser that always fails ends."""
+def test_npy_header_parsing_is_retried_if_the_python_parser_fails(failures, tmp_path, monkeypatch):
+    """The parser of CPython 3.11 may fail in threads: two failures are retried, a permanent one is reported."""
     np.save(tmp_path / "a.npy", np.arange(12, dtype=np.uint8).reshape(3, 4))
     parse, left = npy.NPY_HEADER_READERS[(1, 0)], [failures]
 
-    def fail(onnx_file, **options):
+    def fail_to_parse(onnx_file, **options):
         result = parse(onnx_file, **options)
         left[0] -= 1
         if left[0] >= 0:
             raise SystemError("AST constructor recursion depth mismatch (before=24, after=22)")
         return result
 
-    monkeypatch.setitem(npy.NPY_HEADER_READERS, (1, 0), fail)
+    monkeypatch.setitem(npy.NPY_HEADER_READERS, (1, 0), fail_to_parse)
     content = (tmp_path / "a.npy").read_bytes()
     if failures == 2:
         assert npy.read_npy(content, "a.npy").tolist() == [[[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]]
@@ -178,13 +182,13 @@ def test_an_npy_header_is_parsed_again_where_python_s_parser_fails(failures, tmp
 def test_feature_agreement_is_by_angle():
     task, ours = FeatureExtraction(), np.eye(3)
     assert task.measure_agreement(ours, 2 * ours) == 1
-    turned = ours + [[0.0, 0.2, 0.0], [0.0, 0.0, 0.0], [0.1, 0.0, 0.0]]  # by 11 and 6 degrees
-    assert task.measure_agreement(ours, turned) == pytest.approx(2 / 3)
+    rotated = ours + [[0.0, 0.2, 0.0], [0.0, 0.0, 0.0], [0.1, 0.0, 0.0]]  # by 11 and 6 degrees
+    assert task.measure_agreement(ours, rotated) == pytest.approx(2 / 3)
 
 
 @pytest.mark.parametrize("batch", [1, 3, 65])
 def test_onnx_runtime_without_vitreous_gives_the_same_logits(exported_folder, onnx_file, batch):
-    pixels = random_pixels(batch, 3, 16, 24)
+    pixels = draw_random_pixels(batch, 3, 16, 24)
     assert (
         np.abs(run_onnx_session(onnx_file, pixels) - run_pytorch(load_bundle(exported_folder / "bundle"), pixels)).max()
         < 1e-4
@@ -192,7 +196,7 @@ def test_onnx_runtime_without_vitreous_gives_the_same_logits(exported_folder, on
 
 
 def test_exported_features_are_the_head_inputs(exported_folder, onnx_file):
-    bundle, pixels = load_bundle(exported_folder / "bundle"), random_pixels(3, 3, 16, 24)
+    bundle, pixels = load_bundle(exported_folder / "bundle"), draw_random_pixels(3, 3, 16, 24)
     with torch.inference_mode():
         images = bundle.preprocess.normalise(torch.from_numpy(pixels))
         expected = bundle.model.pool(bundle.model.features(images)).numpy()
@@ -201,8 +205,7 @@ def test_exported_features_are_the_head_inputs(exported_folder, onnx_file):
 
 @pytest.mark.processor
 def test_exported_predictions_and_errors_match_on_hostile_files(exported_folder, onnx_file, tmp_path):
-    """In float32 to 1e-5. By default the run may compute in bfloat16, as the file never does: then as near as that
-    comes."""
+    """Within 1e-5 in float32. By default the run may compute in bfloat16, so the tolerance is that of bfloat16."""
     paths = []
     for case in build_corpus():
         paths.append(tmp_path / case.name)
@@ -210,14 +213,14 @@ def test_exported_predictions_and_errors_match_on_hostile_files(exported_folder,
     exported = load(onnx_file).predict(paths, bad_images="skip")
     for precision in PROBABILITY_LIMITS:
         run = load(exported_folder / "bundle", InferenceOptions(precision=precision)).predict(paths, bad_images="skip")
-        assert [answer.error for answer in run] == [answer.error for answer in exported]
-        good = [(a, b) for a, b in zip(run, exported, strict=True) if a.error is None]
-        assert len(good) > 20 and len(good) < len(paths)
-        assert are_predictions_close(*zip(*good, strict=True), precision), precision
+        assert [prediction.error for prediction in run] == [prediction.error for prediction in exported]
+        readable_pairs = [(a, b) for a, b in zip(run, exported, strict=True) if a.error is None]
+        assert len(readable_pairs) > 20 and len(readable_pairs) < len(paths)
+        assert are_predictions_close(*zip(*readable_pairs, strict=True), precision), precision
 
 
 def test_the_export_matches_the_run_within_its_precision(exported_folder, onnx_file, processor):
-    """The run by default, as each kind of processor computes it; the file in float32 whatever the processor."""
+    """The run uses the default precision of each processor, the file always float32."""
     photos = sorted((exported_folder / "photos").iterdir())
     run, exported = load(exported_folder / "bundle"), load(onnx_file)
     assert (run.engine.precision, exported.engine.precision) == (processor, "fp32")
@@ -225,10 +228,10 @@ def test_the_export_matches_the_run_within_its_precision(exported_folder, onnx_f
 
 
 def test_onnx_logits_are_independent_of_batch_composition(onnx_file):
-    runtime, pixels = OnnxFileEngine(onnx_file), random_pixels(7, 3, 16, 24)
+    runtime, pixels = OnnxFileEngine(onnx_file), draw_random_pixels(7, 3, 16, 24)
     assert runtime.session.get_session_options().get_session_config_entry("session.intra_op.allow_spinning") == "0"
-    together = runtime.logits(pixels)
-    assert all(np.array_equal(runtime.logits(pixels[i : i + 1])[0], together[i]) for i in range(7))
+    batch_logits = runtime.logits(pixels)
+    assert all(np.array_equal(runtime.logits(pixels[i : i + 1])[0], batch_logits[i]) for i in range(7))
 
 
 def test_predict_takes_the_file_and_never_imports_torch(exported_folder, onnx_file):
@@ -238,13 +241,13 @@ from vitreous.cli.main import run_command
 run_command(["predict", {str(onnx_file)!r}, {str(exported_folder / "photos" / "3.png")!r}, "--json"])
 assert "torch" not in sys.modules
 """
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
-    answers = parse_predictions(parse_json_output(found)["predictions"])
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    predictions = parse_predictions(parse_json_output(result)["predictions"])
     for precision in PROBABILITY_LIMITS:
         run = load(exported_folder / "bundle", InferenceOptions(precision=precision)).predict(
             [exported_folder / "photos" / "3.png"]
         )
-        assert are_predictions_close(run, answers, precision), precision
+        assert are_predictions_close(run, predictions, precision), precision
 
 
 def test_the_script_of_the_guide_matches_predict(exported_folder, onnx_file, tmp_path, capsys, monkeypatch):
@@ -262,11 +265,11 @@ def test_the_script_of_the_guide_matches_predict(exported_folder, onnx_file, tmp
 
 
 def test_a_flipped_bit_anywhere_is_noticed(onnx_file, tmp_path):
-    raw, chance = onnx_file.read_bytes(), random.Random(0)
+    raw, rng = onnx_file.read_bytes(), random.Random(0)
     OnnxFileEngine(onnx_file)
     bad = tmp_path / "bad.onnx"
-    for place in (0, 1, len(raw) - 1, len(raw) - 40, len(raw) - 70, *(chance.randrange(len(raw)) for _ in range(60))):
-        bad.write_bytes(raw[:place] + bytes([raw[place] ^ 1 << chance.randrange(8)]) + raw[place + 1 :])
+    for offset in (0, 1, len(raw) - 1, len(raw) - 40, len(raw) - 70, *(rng.randrange(len(raw)) for _ in range(60))):
+        bad.write_bytes(raw[:offset] + bytes([raw[offset] ^ 1 << rng.randrange(8)]) + raw[offset + 1 :])
         with pytest.raises(WeightsError):
             OnnxFileEngine(bad)
     for cut in (0, 10, len(raw) // 2, len(raw) - 1):
@@ -278,14 +281,14 @@ def test_a_flipped_bit_anywhere_is_noticed(onnx_file, tmp_path):
 
 
 def test_parsing_random_bytes_as_onnx_never_crashes(onnx_file):
-    raw, chance = onnx_file.read_bytes(), random.Random(1)
+    raw, rng = onnx_file.read_bytes(), random.Random(1)
     for _ in range(300):
-        part = bytearray(raw[: chance.randrange(3000)])
-        for _ in range(chance.randrange(8)):
-            if part:
-                part[chance.randrange(len(part))] = chance.randrange(256)
+        content = bytearray(raw[: rng.randrange(3000)])
+        for _ in range(rng.randrange(8)):
+            if content:
+                content[rng.randrange(len(content))] = rng.randrange(256)
         try:
-            list(export_file.iterate_tensor_protos(export_file.parse_onnx(bytes(part), Path("x.onnx"))))
+            list(export_file.iterate_tensor_protos(export_file.parse_onnx(bytes(content), Path("x.onnx"))))
         except WeightsError:
             continue
 
@@ -319,23 +322,23 @@ def test_foreign_onnx_files_and_pt2_files_are_rejected(onnx_file, tmp_path):
 def test_a_differing_export_is_kept_only_if_accepted(exported_folder, onnx_file, tmp_path, monkeypatch):
     save_random_bundle(tmp_path / "other", transformer_config(**SMALL_CONFIG), seed=1)
 
-    def another(made: ExportTarget, place: Path) -> None:
-        shutil.copy(onnx_file, place)
+    def write_other_model(target: ExportTarget, file_path: Path) -> None:
+        shutil.copy(onnx_file, file_path)
 
-    monkeypatch.setitem(EXPORT_FORMATS, "onnx", ExportFormat(".onnx", another))
-    words = ["export", str(tmp_path / "other"), "--images", str(exported_folder / "photos")]
-    refused = run_cli(*words)
-    assert refused.returncode == 1 and "error: the export failed the verification: " in refused.stderr
-    assert "add --accept-loss to keep it" in refused.stderr
+    monkeypatch.setitem(EXPORT_FORMATS, "onnx", ExportFormat(".onnx", write_other_model))
+    arguments = ["export", str(tmp_path / "other"), "--images", str(exported_folder / "photos")]
+    rejected = run_cli(*arguments)
+    assert rejected.returncode == 1 and "error: the export failed the verification: " in rejected.stderr
+    assert "add --accept-loss to keep it" in rejected.stderr
     assert sorted(path.name for path in (tmp_path / "other").iterdir()) == ["model.json", "weights.safetensors"]
-    (kept,) = parse_json_output(run_cli(*words, "--accept-loss", "--json"))["exports"]
-    assert kept["accepted_loss"] and Path(kept["file"]).read_bytes() == onnx_file.read_bytes()
-    again = run_cli(*words, "--accept-loss")
-    assert again.returncode == 2 and "already exists and is not overwritten" in again.stderr
+    (export_report,) = parse_json_output(run_cli(*arguments, "--accept-loss", "--json"))["exports"]
+    assert export_report["accepted_loss"] and Path(export_report["file"]).read_bytes() == onnx_file.read_bytes()
+    repeated = run_cli(*arguments, "--accept-loss")
+    assert repeated.returncode == 2 and "already exists and is not overwritten" in repeated.stderr
 
 
 @pytest.mark.parametrize(
-    "agreement,furthest,right,quantised,allowed,kept",
+    "agreement,furthest,right,quantised,allowed,is_kept",
     [
         (1.0, 1e-4, None, None, None, True),
         (1.0, 2e-3, None, None, None, False),
@@ -348,21 +351,21 @@ def test_a_differing_export_is_kept_only_if_accepted(exported_folder, onnx_file,
         (1.0, float("inf"), None, "int8", 1.0, False),
     ],
 )
-def test_the_bounds(agreement, furthest, right, quantised, allowed, kept):
-    found = proof.ExportComparison(
+def test_export_acceptance_bounds(agreement, furthest, right, quantised, allowed, is_kept):
+    comparison = proof.ExportComparison(
         100, furthest, agreement, right, images_per_second=(1.0, 1.0), is_finite=furthest < 9
     )
-    assert (found.get_rejection_reason(allowed, quantised) == "") is kept
+    assert (comparison.get_rejection_reason(allowed, quantised) == "") is is_kept
 
 
 def test_agreement_is_the_share_of_equal_predictions(exported_folder):
     card = build_card(load_bundle(exported_folder / "bundle"))
     ours, theirs = np.array([[3.0, 1, 0], [0, 2, 1]]), np.array([[2.0, 1, 0], [0, 1, 2]])
     assert card.task.measure_agreement(ours, theirs) == 0.5
-    several = Bundle(
+    multilabel_bundle = Bundle(
         load_bundle(exported_folder / "bundle").model, Classification(card.classes, True, "sigmoid"), card.preprocess
     )
-    assert several.task.measure_agreement(ours - 1.5, theirs - 1.5) == 4 / 6
+    assert multilabel_bundle.task.measure_agreement(ours - 1.5, theirs - 1.5) == 4 / 6
 
 
 def test_export_requires_verification_images(exported_folder, tmp_path):
@@ -377,7 +380,7 @@ def test_export_requires_verification_images(exported_folder, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "words,told",
+    "arguments,message",
     [
         (["--to", "onx"], "unknown format"),
         (["--to", "timm", "--quantize", "int8"], "writes unchanged weights"),
@@ -387,20 +390,20 @@ def test_export_requires_verification_images(exported_folder, tmp_path):
         (["--out", "model.txt"], "does not end in .onnx"),
     ],
 )
-def test_invalid_export_options_are_rejected(exported_folder, words, told, tmp_path):
-    result = run_cli("export", str(exported_folder / "bundle"), *words, cwd=tmp_path)
-    assert result.returncode == 2 and told in result.stderr and not list(tmp_path.iterdir())
+def test_invalid_export_options_are_rejected(exported_folder, arguments, message, tmp_path):
+    result = run_cli("export", str(exported_folder / "bundle"), *arguments, cwd=tmp_path)
+    assert result.returncode == 2 and message in result.stderr and not list(tmp_path.iterdir())
 
 
 def test_timm_weights_are_exported(exported_folder, tmp_path):
-    (told,) = export(exported_folder / "bundle", "timm", tmp_path / "w")["exports"]
-    assert told["format"] == "timm" and Path(told["file"]).stat().st_size == told["bytes"]
+    (export_report,) = export(exported_folder / "bundle", "timm", tmp_path / "w")["exports"]
+    assert export_report["format"] == "timm" and Path(export_report["file"]).stat().st_size == export_report["bytes"]
 
 
 @pytest.mark.parametrize("to,library", [("onnx", "onnxscript"), ("openvino", "openvino")])
 def test_a_missing_extra_is_reported_before_images_are_collected(exported_folder, tmp_path, monkeypatch, to, library):
     monkeypatch.setitem(sys.modules, library, None)
-    monkeypatch.setattr(verb, "collect_verification_images", None)  # calling it would fail
+    monkeypatch.setattr(verb, "collect_verification_images", None)  # a call would fail
     result = run_cli(
         "export", str(exported_folder / "bundle"), "--to", to, "--images", str(exported_folder / "photos"), cwd=tmp_path
     )
@@ -412,15 +415,15 @@ def test_a_missing_extra_is_reported_before_images_are_collected(exported_folder
 )
 def test_an_existing_export_is_replaced_only_with_overwrite(exported_folder, tmp_path, to, name):
     save_random_bundle(tmp_path / "run", transformer_config(**SMALL_CONFIG))
-    pictures = ["--images", str(exported_folder / "photos")] if to == "torch" else []
-    words = ["export", str(tmp_path / "run"), "--to", to, *pictures]
-    assert run_cli(*words).returncode == 0
-    place = tmp_path / "run" / name
-    marked = place / "config.json" if place.is_dir() else place
+    image_arguments = ["--images", str(exported_folder / "photos")] if to == "torch" else []
+    arguments = ["export", str(tmp_path / "run"), "--to", to, *image_arguments]
+    assert run_cli(*arguments).returncode == 0
+    file_path = tmp_path / "run" / name
+    marked = file_path / "config.json" if file_path.is_dir() else file_path
     marked.write_text("old")
-    refused = run_cli(*words)
-    assert refused.returncode == 2 and "--overwrite" in refused.stderr and marked.read_text() == "old"
-    assert run_cli(*words, "--overwrite").returncode == 0 and marked.read_bytes() != b"old"
+    rejected = run_cli(*arguments)
+    assert rejected.returncode == 2 and "--overwrite" in rejected.stderr and marked.read_text() == "old"
+    assert run_cli(*arguments, "--overwrite").returncode == 0 and marked.read_bytes() != b"old"
     assert {path.name for path in (tmp_path / "run").iterdir()} == {"model.json", "weights.safetensors", name}
 
 
@@ -438,7 +441,7 @@ def test_a_folder_with_other_files_is_never_overwritten(exported_folder, tmp_pat
 def test_a_failed_export_keeps_the_existing_file(exported_folder, tmp_path, monkeypatch):
     save_random_bundle(tmp_path / "run", transformer_config(**SMALL_CONFIG))
     (tmp_path / "run" / "model.pt2").write_text("old")
-    monkeypatch.setattr(proof.ExportComparison, "get_rejection_reason", lambda *parts: "a reason")
+    monkeypatch.setattr(proof.ExportComparison, "get_rejection_reason", lambda *arguments: "a reason")
     result = run_cli(
         "export", str(tmp_path / "run"), "--to", "torch", "--images", str(exported_folder / "photos"), "--overwrite"
     )
@@ -471,14 +474,14 @@ def test_numpy_normalisation_is_bit_identical_to_torch(numbers):
     assert np.array_equal(preprocess.normalise_array(pixels), preprocess.normalise(torch.from_numpy(pixels)).numpy())
 
 
-@pytest.mark.parametrize("how", grid.RESIZE_MODES)
-def test_position_resizing_in_the_graph_matches_eager(how):
+@pytest.mark.parametrize("rule", grid.RESIZE_MODES)
+def test_position_resizing_in_the_graph_matches_eager(rule):
     for old in (1, 2, 3, 7, 14):
         source = torch.randn(old, 3, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(old))
-        for new in ((new, other) for new in (1, 2, 3, 5, 7, 9, 14, 24, 37) for other in (3, 4)):
+        for new in ((new, new_width) for new in (1, 2, 3, 5, 7, 9, 14, 24, 37) for new_width in (3, 4)):
             assert torch.allclose(
-                graph.resize_to_symbolic_grid(source, new, how),
-                grid.resize_position_table(source, new, how),
+                graph.resize_to_symbolic_grid(source, new, rule),
+                grid.resize_position_table(source, new, rule),
                 rtol=0,
                 atol=1e-12,
             ), (old, new)
@@ -496,7 +499,7 @@ MODEL_CONFIGS = {
         head={"representation": 8},
         positions={"resize": "zoom-scipy"},
     ),
-    "axes, each": transformer_config(
+    "axial in each block": transformer_config(
         **SMALL_CONFIG, positions={"kind": "axes", "at": "each", "resize": "bicubic-aligned"}
     ),
     "factorised": transformer_config(**SMALL_CONFIG, positions={"kind": "factorised"}),
@@ -533,7 +536,7 @@ MODEL_CONFIGS = {
     "windows of patches": transformer_config(
         **{**SMALL_CONFIG, "depth": 2}, attention={"window": 2, "global_blocks": (1,)}
     ),
-    # not of any size
+    # fixed image size
     "hybrid": transformer_config(**SMALL_CONFIG, stem=StemConfig(blocks=(1,), width=8)),
     "relative": transformer_config(**SMALL_CONFIG, attention={"kind": "relative"}),
     "windows": transformer_config(
@@ -558,14 +561,16 @@ def test_every_model_family_exports_to_onnx(name, exported_folder, tmp_path):
     if name in FIXED_SIZE_MODELS:
         with pytest.raises(UsageError, match="dynamic_size=True is not for"):
             export(tmp_path / "b", images=[os.fspath(photos)], dynamic_size=True)
-    (told,) = export(tmp_path / "b", images=[os.fspath(photos)], dynamic_size=name not in FIXED_SIZE_MODELS)["exports"]
-    assert told["max_abs_logit_difference"] < 1e-4
+    (export_report,) = export(tmp_path / "b", images=[os.fspath(photos)], dynamic_size=name not in FIXED_SIZE_MODELS)[
+        "exports"
+    ]
+    assert export_report["max_abs_logit_difference"] < 1e-4
     height, width = config.image
     step = (1, 1) if isinstance(config, BiTConfig) else config.patch
     for rows, columns in [(0, 0)] if name in FIXED_SIZE_MODELS else [(0, 0), (1, 0), (-1, 3), (4, 4)]:
-        pixels = random_pixels(3, config.channels, height + rows * step[0], width + columns * step[1])
-        assert np.abs(run_onnx_session(Path(told["file"]), pixels) - run_pytorch(bundle, pixels)).max() < 1e-4
-    predictors = load(tmp_path / "b", precision="fp32"), load(told["file"])
+        pixels = draw_random_pixels(3, config.channels, height + rows * step[0], width + columns * step[1])
+        assert np.abs(run_onnx_session(Path(export_report["file"]), pixels) - run_pytorch(bundle, pixels)).max() < 1e-4
+    predictors = load(tmp_path / "b", precision="fp32"), load(export_report["file"])
     ours, theirs = (predictor.predict([photos / "1.png"], top=3) for predictor in predictors)
     assert ours[0].names == theirs[0].names and np.allclose(ours[0].probabilities, theirs[0].probabilities, atol=1e-4)
 
@@ -580,10 +585,14 @@ def test_int8_export_calibrates_on_half_of_the_images(to, exported_folder, tmp_p
     for seed in range(24):
         make_image(seed, (30, 40), seed).save(tmp_path / "photos" / f"{seed}.png")
     document = export(tmp_path / "b", to, None, [os.fspath(tmp_path / "photos")], quantize="int8", max_loss="any")
-    (told,) = document["exports"]
-    assert told["images"] == 12 and told["quantised"] == "int8" and 1e-5 < told["max_abs_logit_difference"] < 1
-    pixels = random_pixels(9, 3, 16, 24)
-    runtime = load(told["file"]).engine
+    (export_report,) = document["exports"]
+    assert (
+        export_report["images"] == 12
+        and export_report["quantised"] == "int8"
+        and 1e-5 < export_report["max_abs_logit_difference"] < 1
+    )
+    pixels = draw_random_pixels(9, 3, 16, 24)
+    runtime = load(export_report["file"]).engine
     ours = run_pytorch(load_bundle(tmp_path / "b"), pixels)
     assert np.abs(runtime.logits(pixels) - ours).max() < 0.3 * np.ptp(ours)
     assert np.array_equal(runtime.logits(pixels)[2], runtime.logits(pixels[2:3])[0])
@@ -593,17 +602,17 @@ def test_int8_export_calibrates_on_half_of_the_images(to, exported_folder, tmp_p
 def test_openvino_files_predict_and_detect_damage(exported_folder, tmp_path):
     pytest.importorskip("openvino")
     out = tmp_path / "model.xml"
-    (told,) = export(
+    (export_report,) = export(
         exported_folder / "bundle", "openvino", out, [os.fspath(exported_folder / "photos")], dynamic_size=True
     )["exports"]
-    assert told["max_abs_logit_difference"] < 1e-4 and sorted(p.name for p in tmp_path.iterdir()) == [
+    assert export_report["max_abs_logit_difference"] < 1e-4 and sorted(p.name for p in tmp_path.iterdir()) == [
         "model.bin",
         "model.xml",
     ]
     import openvino
 
     compiled = openvino.Core().compile_model(os.fspath(out), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
-    bundle, pixels = load_bundle(exported_folder / "bundle"), random_pixels(3, 3, 24, 40)
+    bundle, pixels = load_bundle(exported_folder / "bundle"), draw_random_pixels(3, 3, 24, 40)
     images = bundle.preprocess.normalise(torch.from_numpy(pixels)).numpy()
     assert np.abs(compiled({"images": images})["logits"] - run_pytorch(bundle, pixels)).max() < 1e-4
     files = sorted((exported_folder / "photos").iterdir())
@@ -611,8 +620,8 @@ def test_openvino_files_predict_and_detect_damage(exported_folder, tmp_path):
     assert [a.names for a in ours] == [a.names for a in theirs]
     for path in (out, out.with_suffix(".bin")):
         raw = path.read_bytes()
-        for place in (0, len(raw) // 2, len(raw) - 1):
-            path.write_bytes(raw[:place] + bytes([raw[place] ^ 4]) + raw[place + 1 :])
+        for offset in (0, len(raw) // 2, len(raw) - 1):
+            path.write_bytes(raw[:offset] + bytes([raw[offset] ^ 4]) + raw[offset + 1 :])
             with pytest.raises(WeightsError):
                 load(out)
         path.write_bytes(raw)
@@ -622,16 +631,16 @@ def test_openvino_files_predict_and_detect_damage(exported_folder, tmp_path):
 @pytest.mark.slow
 def test_torch_export_runs_without_vitreous(exported_folder, tmp_path):
     out = tmp_path / "model.pt2"
-    (told,) = export(
+    (export_report,) = export(
         exported_folder / "bundle", "torch", out, [os.fspath(exported_folder / "photos")], dynamic_size=True
     )["exports"]
-    assert told["max_abs_logit_difference"] < 1e-5
+    assert export_report["max_abs_logit_difference"] < 1e-5
     extra = {"vitreous.json": ""}
     module = torch.export.load(out, extra_files=extra).module()
     assert json.loads(extra["vitreous.json"])["card"]["classes"] == ["ant", "bée", "cat"]
-    bundle, pixels = load_bundle(exported_folder / "bundle"), random_pixels(3, 3, 24, 40)
-    found = module(bundle.preprocess.normalise(torch.from_numpy(pixels)))[0].detach().numpy()
-    assert np.abs(found - run_pytorch(bundle, pixels)).max() < 1e-5
+    bundle, pixels = load_bundle(exported_folder / "bundle"), draw_random_pixels(3, 3, 24, 40)
+    logits = module(bundle.preprocess.normalise(torch.from_numpy(pixels)))[0].detach().numpy()
+    assert np.abs(logits - run_pytorch(bundle, pixels)).max() < 1e-5
     assert str(Path(verb.__file__).parent).encode() not in out.read_bytes()
 
 
@@ -641,14 +650,14 @@ def test_a_run_is_verified_on_its_validation_images(photo_folder, tmp_path):
     from vitreous.jobs.train import train
 
     train(photo_folder, out=tmp_path / "run", **TINY_RUN)
-    readings = (
+    files_after_export = (
         (tmp_path / "run" / "evaluations.jsonl").read_bytes()
         if (tmp_path / "run" / "evaluations.jsonl").exists()
         else b""
     )
-    (told,) = parse_json_output(run_cli("export", str(tmp_path / "run"), "--json"))["exports"]
-    assert told["images"] == 12 and told["verified_on"].endswith("(val)")
-    assert told["top1"]["original"] == told["top1"]["export"]
+    (export_report,) = parse_json_output(run_cli("export", str(tmp_path / "run"), "--json"))["exports"]
+    assert export_report["images"] == 12 and export_report["verified_on"].endswith("(val)")
+    assert export_report["top1"]["original"] == export_report["top1"]["export"]
     (quantised,) = parse_json_output(
         run_cli("export", str(tmp_path / "run"), "--quantize", "int8", "--accept-loss", "--json")
     )["exports"]
@@ -658,6 +667,6 @@ def test_a_run_is_verified_on_its_validation_images(photo_folder, tmp_path):
         if (tmp_path / "run" / "evaluations.jsonl").exists()
         else b""
     )
-    assert after == readings
+    assert after == files_after_export
     with pytest.raises(VitreousError):
         export(tmp_path / "run", out=tmp_path / "x.onnx", max_loss=2)

@@ -1,4 +1,4 @@
-"""Exported detectors."""
+"""Exported object detectors."""
 
 import json
 import subprocess
@@ -42,15 +42,15 @@ def test_exported_detections_match_the_run(detector_folder, tmp_path, form):
     assert document["max_box_difference"] < 0.01 and document["max_mask_difference"] <= 0.001
     exported, original = vitreous.load(tmp_path / name), vitreous.load(detector_folder / "model", precision="fp32")
     assert exported.card.task.classes == original.card.task.classes == CLASSES
-    for picture in sorted((detector_folder / "photos").iterdir())[:4]:
-        ours, theirs = (predictor.detect(picture, threshold=0.1) for predictor in (original, exported))
+    for image in sorted((detector_folder / "photos").iterdir())[:4]:
+        ours, theirs = (predictor.detect(image, threshold=0.1) for predictor in (original, exported))
         assert len(ours) > 3 and ours.names == theirs.names
         assert np.abs(ours.boxes - theirs.boxes).max() < 0.01 and np.abs(ours.scores - theirs.scores).max() < 1e-3
         assert np.mean(ours.masks == theirs.masks) > 0.999 and ours.masks.any()
     if library == "onnx":
-        words = [sys.executable, "-c", PREDICT_SCRIPT, tmp_path / name, picture]
-        answer = json.loads(subprocess.run(words, capture_output=True, check=True, text=True).stdout)
-        assert answer == [theirs.boxes.tolist(), list(theirs.names), theirs.scores.tolist(), False]
+        command = [sys.executable, "-c", PREDICT_SCRIPT, tmp_path / name, image]
+        detections = json.loads(subprocess.run(command, capture_output=True, check=True, text=True).stdout)
+        assert detections == [theirs.boxes.tolist(), list(theirs.names), theirs.scores.tolist(), False]
 
 
 @pytest.mark.slow
@@ -86,30 +86,36 @@ def make_detections(boxes, scores, labels=None, mask=None) -> Detections:
 
 
 def test_moved_and_missing_objects_are_counted():
-    one, two = [4, 4, 20, 30], [10, 8, 40, 36]
-    both = make_detections([one, two], [0.9, 0.6])
-    assert match_both_ways(both, both, 0.05, 9) == [(0, 0, 0)] * 4
-    moved = make_detections([one, np.add(two, 0.02)], [0.9, 0.6])
-    assert match_both_ways(both, moved, 0.05, 9).count(None) == 2
-    assert match_both_ways(both, make_detections([one], [0.9]), 0.05, 9).count(None) == 1
-    assert match_both_ways(both, make_detections([one, two], [0.9, 0.6], [0, 1]), 0.05, 9).count(None) == 2
-    assert match_both_ways(both, make_detections([one, two], [0.9, 0.61]), 0.05, 9).count(None) == 2
+    first_box, second_box = [4, 4, 20, 30], [10, 8, 40, 36]
+    reference = make_detections([first_box, second_box], [0.9, 0.6])
+    assert match_both_ways(reference, reference, 0.05, 9) == [(0, 0, 0)] * 4
+    shifted = make_detections([first_box, np.add(second_box, 0.02)], [0.9, 0.6])
+    assert match_both_ways(reference, shifted, 0.05, 9).count(None) == 2
+    assert match_both_ways(reference, make_detections([first_box], [0.9]), 0.05, 9).count(None) == 1
     assert (
-        match_both_ways(both, make_detections([one], [0.9]), 0.5999, 9).count(None) == 0
-    )  # it just misses the lowest score there is
+        match_both_ways(reference, make_detections([first_box, second_box], [0.9, 0.6], [0, 1]), 0.05, 9).count(None)
+        == 2
+    )
+    assert match_both_ways(reference, make_detections([first_box, second_box], [0.9, 0.61]), 0.05, 9).count(None) == 2
+    # just below the lowest reference score
+    assert match_both_ways(reference, make_detections([first_box], [0.9]), 0.5999, 9).count(None) == 0
+    # the list of detections is full
     assert (
-        match_both_ways(both, make_detections([one, np.add(one, 9)], [0.9, 0.6]), 0.05, 2).count(None) == 0
-    )  # nor is there room
-    mask, other = np.zeros((40, 50), bool), np.zeros((40, 50), bool)
-    mask[5:20, 5:15] = other[5:20, 5:15] = True
-    other[5, 5:8] = False
-    pair = make_detections([one], [0.9], mask=mask), make_detections([one], [0.9], mask=other)
+        match_both_ways(reference, make_detections([first_box, np.add(first_box, 9)], [0.9, 0.6]), 0.05, 2).count(None)
+        == 0
+    )
+    mask, other_mask = np.zeros((40, 50), bool), np.zeros((40, 50), bool)
+    mask[5:20, 5:15] = other_mask[5:20, 5:15] = True
+    other_mask[5, 5:8] = False
+    pair = make_detections([first_box], [0.9], mask=mask), make_detections([first_box], [0.9], mask=other_mask)
     assert match_both_ways(*pair, 0.05, 9) == [None, None]
-    other[5, 6:8] = True
-    assert match_both_ways(pair[0], make_detections([one], [0.9], mask=other), 0.05, 9)[0][2] == pytest.approx(1 / 2000)
+    other_mask[5, 6:8] = True
+    assert match_both_ways(pair[0], make_detections([first_box], [0.9], mask=other_mask), 0.05, 9)[0][
+        2
+    ] == pytest.approx(1 / 2000)
 
 
-def test_reasons_against_an_export():
+def test_export_rejection_reasons_are_specific():
     proof = ObjectComparison(
         8,
         1000,

@@ -1,4 +1,4 @@
-"""Windows of grids whose size a graph is told when it runs: the same as those of the model, for any size."""
+"""Window attention in graphs with dynamic size gives the model's outputs for any size."""
 
 from dataclasses import replace
 
@@ -63,11 +63,11 @@ def test_windowed_graphs_match_the_model_at_any_size(name):
 
 def test_axes_with_several_windows_are_shifted():
     assert lay_out_axis(4, 4, 2, "mask").source_indices.tolist() == [0, 1, 2, 3]
-    shifted = lay_out_axis(6, 4, 2, "mask")  # filled up to 8 places, then moved by 2
+    shifted = lay_out_axis(6, 4, 2, "mask")  # padded to 8 positions, then shifted by 2
     assert shifted.source_indices.tolist() == [2, 3, 4, 5, 6, 7, 0, 1] and shifted.back.tolist() == [6, 7, 0, 1, 2, 3]
     assert shifted.is_token.tolist() == [True] * 4 + [False] * 2 + [True] * 2
     assert shifted.behind.tolist() == [False] * 6 + [True] * 2
-    after = lay_out_axis(6, 4, 2, "zeros-after-shift")  # moved by 2 among its own, then filled up
+    after = lay_out_axis(6, 4, 2, "zeros-after-shift")  # shifted by 2 within the 6 positions, then padded
     assert after.source_indices.tolist() == [2, 3, 4, 5, 0, 1, 6, 7] and after.back.tolist() == [4, 5, 0, 1, 2, 3]
 
 

@@ -1,4 +1,4 @@
-"""A bundle on the Hub and back, against a stand-in for its API on this machine, and what goes wrong on the way."""
+"""Pushing a bundle to the Hub and loading it back, with a local stand-in for the Hub's API, and failures."""
 
 from __future__ import annotations
 
@@ -25,15 +25,20 @@ from vitreous.weights.bundle import load_bundle
 
 @pytest.fixture(scope="module")
 def trained_run(tmp_path_factory) -> Path:
-    """A run folder as training leaves it: a bundle, and a summary."""
+    """Return a run folder as training leaves it: a bundle and a summary."""
     folder = tmp_path_factory.mktemp("runs") / "pets"
     model = vitreous.create("ViT-32x2/8", image_size=32, num_classes=3)
     torch.nn.init.normal_(model.head.weight)
     vitreous.save(model, folder / "model", classes=["ant", "bee", "cat: a | pipe"])
-    place = folder / "model" / "model.json"
-    plain = json.loads(place.read_text())
-    plain["provenance"] = {"data": "/home/someone/secret/pets", "init": "mae-b16", "recipe": "finetune", "seed": 0}
-    place.write_text(json.dumps(plain))
+    path = folder / "model" / "model.json"
+    description = json.loads(path.read_text())
+    description["provenance"] = {
+        "data": "/home/someone/secret/pets",
+        "init": "mae-b16",
+        "recipe": "finetune",
+        "seed": 0,
+    }
+    path.write_text(json.dumps(description))
     test = {"top1": 0.75, "ece": 0.1, "images": 12, "unreadable": 0, "interval": {"top1": [0.5, 0.9]}}
     summary = {"data": "/home/someone/secret/pets", "steps": 10, "wall_seconds": 1.23456789, "test": test, "val": None}
     (folder / "summary.json").write_text(json.dumps(summary))
@@ -42,7 +47,7 @@ def trained_run(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def hub_address(tmp_path, monkeypatch) -> Iterator[str]:
-    """The stand-in's address, which the Hub's client takes for the Hub's; with a token that writes."""
+    """Start the stand-in; yield its address, which the Hub's client uses with a write token."""
     FakeHub.reset()
     server = ThreadingHTTPServer(("127.0.0.1", 0), FakeHub)
     server.handle_error = lambda *arguments: None
@@ -60,7 +65,7 @@ def hub_address(tmp_path, monkeypatch) -> Iterator[str]:
 
 
 def point_client_at(address: str, home: Path, monkeypatch) -> None:
-    """The settings that the Hub's client reads of its environment when it is imported."""
+    """Set the variables that the Hub's client reads from its environment on import."""
     from huggingface_hub import constants
 
     monkeypatch.setenv("HF_TOKEN", "hf_writes")
@@ -71,8 +76,8 @@ def point_client_at(address: str, home: Path, monkeypatch) -> None:
         monkeypatch.setattr(constants, name, value)
 
 
-def result_or_error(call: Callable[[], object]) -> object:
-    """What a call returns, or its error as (code, text)."""
+def get_result_or_error(call: Callable[[], object]) -> object:
+    """Return the result of a call, or its error as (code, text)."""
     try:
         return call()
     except VitreousError as error:
@@ -88,7 +93,7 @@ def test_a_pushed_bundle_loads_back_with_its_card(hub_address, trained_run, tmp_
     assert loaded.card.classes == ("ant", "bee", "cat: a | pipe")
     state = loaded.model.state_dict()
     assert all(torch.equal(state[name], tensor) for name, tensor in model.state_dict().items())
-    code, text = result_or_error(lambda: vitreous.push(trained_run, "hf:me/pets"))
+    code, text = get_result_or_error(lambda: vitreous.push(trained_run, "hf:me/pets"))
     assert code == 2 and "already exists" in text and "update=True" in text
     assert vitreous.push(trained_run, "hf:me/pets", update=True)["commit"].startswith("c0ffee")
     files = FakeHub.repositories["me/pets"]
@@ -144,13 +149,13 @@ def test_the_model_card_has_hub_metadata_and_metrics(trained_run, tmp_path):
         "weights.safetensors",
     ]
     make_image(0).save(tmp_path / "a.png")
-    answer = parse_json_output(run_cli("predict", str(tmp_path / "out"), str(tmp_path / "a.png"), "--json"))
-    assert "cat: a | pipe" in json.dumps(answer)
+    document = parse_json_output(run_cli("predict", str(tmp_path / "out"), str(tmp_path / "a.png"), "--json"))
+    assert "cat: a | pipe" in json.dumps(document)
 
 
 def test_a_bundle_without_a_run_is_pushed_without_metrics(trained_run, tmp_path):
     card = parse_json_output(run_cli("push", str(trained_run / "model"), "hf:me/pets", "--dry-run", "--json"))["card"]
-    assert "0.7500" in card  # it lies in its run
+    assert "0.7500" in card  # the bundle is inside its run folder
     vitreous.save(vitreous.create("ViT-32x1/8", image_size=16, num_classes=0), tmp_path / "model")
     result = run_cli("push", str(tmp_path / "model"), "hf:me/encoder", "--dry-run")
     assert "No metrics were measured" in result.stdout and "image-feature-extraction" in result.stdout
@@ -158,7 +163,7 @@ def test_a_bundle_without_a_run_is_pushed_without_metrics(trained_run, tmp_path)
 
 
 @pytest.mark.parametrize(
-    "broken,token,code,words",
+    "broken,token,code,messages",
     [
         ({}, "", 2, ["no Hub token found", "HF_TOKEN"]),
         ({}, "hf_wrong", 6, ["rejected the token (401)", "nothing was uploaded"]),
@@ -168,21 +173,21 @@ def test_a_bundle_without_a_run_is_pushed_without_metrics(trained_run, tmp_path)
         ({"/objects/": 413}, "hf_writes", 6, ["413"]),
     ],
 )
-def test_hub_errors_are_reported_with_a_fix(hub_address, trained_run, monkeypatch, broken, token, code, words):
+def test_hub_errors_are_reported_with_a_fix(hub_address, trained_run, monkeypatch, broken, token, code, messages):
     FakeHub.broken = broken
     monkeypatch.setenv("HF_TOKEN", token)
-    answer = result_or_error(lambda: vitreous.push(trained_run, "hf:me/pets"))
-    assert answer[0] == code and all(word in answer[1] for word in words), answer
+    result = get_result_or_error(lambda: vitreous.push(trained_run, "hf:me/pets"))
+    assert result[0] == code and all(word in result[1] for word in messages), result
     assert "weights.safetensors" not in FakeHub.repositories.get("me/pets", {})
 
 
 def test_push_fails_fast_without_a_network(hub_address, trained_run, tmp_path, monkeypatch):
     monkeypatch.setenv("VITREOUS_OFFLINE", "1")
-    code, text = result_or_error(lambda: vitreous.push(trained_run, "hf:me/pets"))
+    code, text = get_result_or_error(lambda: vitreous.push(trained_run, "hf:me/pets"))
     assert code == 2 and "VITREOUS_OFFLINE disables" in text and not FakeHub.requests
     monkeypatch.delenv("VITREOUS_OFFLINE")
     point_client_at("http://127.0.0.1:9", tmp_path / "hub", monkeypatch)
-    code, text = result_or_error(lambda: vitreous.push(trained_run, "hf:me/pets"))
+    code, text = get_result_or_error(lambda: vitreous.push(trained_run, "hf:me/pets"))
     assert code == 6 and "cannot connect to" in text and "HF_ENDPOINT" in text
 
 
@@ -193,7 +198,7 @@ def test_a_missing_hub_client_is_reported_with_the_install_command(trained_run, 
 
 
 @pytest.mark.parametrize(
-    "words,hint",
+    "arguments,hint",
     [
         (["RUN", "me/pets"], "use hf:ORG/NAME"),
         (["RUN", "hf:pets"], "use hf:ORG/NAME"),
@@ -204,9 +209,9 @@ def test_a_missing_hub_client_is_reported_with_the_install_command(trained_run, 
         (["FOLDER", "hf:me/pets", "--dry-run"], "vitreous convert"),
     ],
 )
-def test_invalid_pushes_are_rejected(trained_run, tmp_path, words, hint):
-    named = {"RUN": str(trained_run), "FOLDER": str(tmp_path)}
-    result = run_cli("push", *(named.get(word, word) for word in words))
+def test_invalid_pushes_are_rejected(trained_run, tmp_path, arguments, hint):
+    paths = {"RUN": str(trained_run), "FOLDER": str(tmp_path)}
+    result = run_cli("push", *(paths.get(word, word) for word in arguments))
     assert result.returncode == 2 and hint in result.stderr
 
 

@@ -1,4 +1,4 @@
-"""What the server answers: the same as Python does, whoever asks and however many; and what it tells of itself."""
+"""The HTTP server gives the predictions of Python for concurrent clients, and describes its model and state."""
 
 from __future__ import annotations
 
@@ -43,16 +43,16 @@ def site(server):
 
 
 def predict_in_python(predictor, content: bytes, top: int = 5) -> list[dict]:
-    """The answer without a server."""
+    """Return the response's predictions, computed without a server."""
     pixels = read_predictor_input(predictor, content)
-    found = predictor.prediction_format(top).predict(predictor.activations(pixels[None])[0], "")
-    return [{"class": n, "probability": p} for n, p in zip(found.names, found.probabilities, strict=True)]
+    prediction = predictor.prediction_format(top).predict(predictor.activations(pixels[None])[0], "")
+    return [{"class": n, "probability": p} for n, p in zip(prediction.names, prediction.probabilities, strict=True)]
 
 
 def test_an_image_body_gets_the_prediction_of_python(site, predictor):
-    status, told, headers = site.predict(encode_noise_image(1), "?top=3", **{"X-Request-Id": "mine-1"})
-    assert status == 200 and headers["X-Request-Id"] == told["request_id"] == "mine-1"
-    assert told["predictions"] == [
+    status, document, headers = site.predict(encode_noise_image(1), "?top=3", **{"X-Request-Id": "mine-1"})
+    assert status == 200 and headers["X-Request-Id"] == document["request_id"] == "mine-1"
+    assert document["predictions"] == [
         {
             "name": None,
             "classes": predict_in_python(predictor, encode_noise_image(1), 3),
@@ -60,57 +60,65 @@ def test_an_image_body_gets_the_prediction_of_python(site, predictor):
             "error": None,
         }
     ]
-    assert told["model"] == {"name": predictor.card.name, "version": predictor.card.version}
+    assert document["model"] == {"name": predictor.card.name, "version": predictor.card.version}
 
 
-def test_form_images_keep_their_order_and_a_broken_one_fails_alone(site, predictor):
+def test_form_images_keep_their_order_and_broken_images_fail_separately(site, predictor):
     body, headers = encode_multipart(
         ("../../a\u202e.png", encode_noise_image(1)),
-        ("b.jpg", b"no picture"),
+        ("b.jpg", b"not an image"),
         ("c", encode_noise_image(2, kind="JPEG")),
     )
-    status, told, _ = site.ask("POST", "/v1/predict?top=1", body, headers)
-    one, two, three = told["predictions"]
-    assert status == 200 and [each["name"] for each in told["predictions"]] == ["a\u202e.png", "b.jpg", "c"]
-    assert one["classes"] == predict_in_python(predictor, encode_noise_image(1), 1) and three[
+    status, document, _ = site.ask("POST", "/v1/predict?top=1", body, headers)
+    first_prediction, second_prediction, third_prediction = document["predictions"]
+    assert status == 200 and [prediction["name"] for prediction in document["predictions"]] == [
+        "a\u202e.png",
+        "b.jpg",
+        "c",
+    ]
+    assert first_prediction["classes"] == predict_in_python(predictor, encode_noise_image(1), 1) and third_prediction[
         "classes"
     ] == predict_in_python(predictor, encode_noise_image(2, kind="JPEG"), 1)
-    assert two["classes"] == [] and two["error"]["code"] == "unreadable_image"
+    assert second_prediction["classes"] == [] and second_prediction["error"]["code"] == "unreadable_image"
 
 
 def test_a_request_without_readable_images_gets_422(site):
     body, headers = encode_multipart(("a", b""), ("b", b"<svg xmlns='http://x/'></svg>"))
-    status, told, _ = site.ask("POST", "/v1/predict", body, headers)
-    assert status == 422 and told["error"]["code"] == "unreadable_image" and "empty" in told["error"]["message"]
+    status, document, _ = site.ask("POST", "/v1/predict", body, headers)
+    assert status == 422 and document["error"]["code"] == "unreadable_image" and "empty" in document["error"]["message"]
 
 
 def test_concurrent_predictions_are_bit_identical(site, predictor):
     files = [encode_noise_image(seed) for seed in range(24)]
     expected = [predict_in_python(predictor, content) for content in files]
     with ThreadPoolExecutor(12) as pool:
-        for answers in pool.map(lambda n: [(m % 24, site.predict(files[m % 24])) for m in range(n, n + 8)], range(12)):
-            for number, (status, told, _) in answers:
-                assert status == 200 and told["predictions"][0]["classes"] == expected[number]
+        for responses in pool.map(
+            lambda n: [(m % 24, site.predict(files[m % 24])) for m in range(n, n + 8)], range(12)
+        ):
+            for number, (status, document, _) in responses:
+                assert status == 200 and document["predictions"][0]["classes"] == expected[number]
 
 
 def test_embeddings_match_the_engine(site, predictor):
-    status, told, _ = site.ask("POST", "/v1/embed", encode_noise_image(3), {"Content-Type": "application/octet-stream"})
+    status, document, _ = site.ask(
+        "POST", "/v1/embed", encode_noise_image(3), {"Content-Type": "application/octet-stream"}
+    )
     expected = predictor.engine.features(read_predictor_input(predictor, encode_noise_image(3))[None])[0]
-    assert status == 200 and told["width"] == 32
-    np.testing.assert_allclose(told["embeddings"][0]["embedding"], expected, rtol=1e-7)
+    assert status == 200 and document["width"] == 32
+    np.testing.assert_allclose(document["embeddings"][0]["embedding"], expected, rtol=1e-7)
 
 
 def test_attention_returns_its_maps_and_the_input_box(site):
-    status, told, _ = site.ask(
+    status, document, _ = site.ask(
         "POST",
         "/v1/attention?kind=raw&layer=all&head=all&query=1,2",
         encode_noise_image(4),
         {"Content-Type": "image/png"},
     )
-    weights = np.array(told["weights"])
-    assert status == 200 and weights.shape == (2, 2, 4, 4) and told["query"] == [1, 2]
-    np.testing.assert_allclose(weights.sum((2, 3)) + np.array(told["prefix_weights"]).sum(2), 1, atol=1e-4)
-    assert told["box"] == pytest.approx([4 / 48, 0, 44 / 48, 1], abs=1e-6)
+    weights = np.array(document["weights"])
+    assert status == 200 and weights.shape == (2, 2, 4, 4) and document["query"] == [1, 2]
+    np.testing.assert_allclose(weights.sum((2, 3)) + np.array(document["prefix_weights"]).sum(2), 1, atol=1e-4)
+    assert document["box"] == pytest.approx([4 / 48, 0, 44 / 48, 1], abs=1e-6)
     status, png, headers = site.ask(
         "POST", "/v1/attention?format=png", encode_noise_image(4), {"Content-Type": "image/png"}
     )
@@ -134,19 +142,19 @@ def test_attention_returns_its_maps_and_the_input_box(site):
     ],
 )
 def test_invalid_query_parameters_are_named(site, path, word):
-    status, told, _ = site.ask("POST", path, encode_noise_image(1), {"Content-Type": "image/png"})
+    status, document, _ = site.ask("POST", path, encode_noise_image(1), {"Content-Type": "image/png"})
     assert (
         status == 422
-        and told["error"]["code"] == "bad_parameter"
-        and word in told["error"]["message"] + told["error"]["hint"]
+        and document["error"]["code"] == "bad_parameter"
+        and word in document["error"]["message"] + document["error"]["hint"]
     )
 
 
 def test_the_model_is_described(site, predictor):
-    told = site.ask("GET", "/v1/model")[1]
-    assert told["classes"] == list(CLASSES) and told["grid"] == [4, 4] and told["image_size"] == [32, 32]
-    assert told["parameters"] == sum(p.numel() for p in predictor.bundle.model.parameters())
-    assert told["capabilities"] == {
+    document = site.ask("GET", "/v1/model")[1]
+    assert document["classes"] == list(CLASSES) and document["grid"] == [4, 4] and document["image_size"] == [32, 32]
+    assert document["parameters"] == sum(p.numel() for p in predictor.bundle.model.parameters())
+    assert document["capabilities"] == {
         "predict": True,
         "segment": False,
         "detect": False,
@@ -158,7 +166,7 @@ def test_the_model_is_described(site, predictor):
         "filters": True,
         "neighbours": False,
     }
-    assert told["limits"]["bytes"] == 20 * 2**20 and told["limits"]["queue"] >= 8
+    assert document["limits"]["bytes"] == 20 * 2**20 and document["limits"]["queue"] >= 8
 
 
 def test_a_headless_encoder_serves_embeddings_and_attention(tmp_path):
@@ -167,45 +175,49 @@ def test_a_headless_encoder_serves_embeddings_and_attention(tmp_path):
     for number in range(3):
         (tmp_path / "photos" / f"{number}.png").write_bytes(encode_noise_image(number))
     write_index(folder, tmp_path / "photos")
-    encoder, kind = load(folder, headless=True), {"Content-Type": "image/png"}
+    encoder, headers = load(folder, headless=True), {"Content-Type": "image/png"}
     with serve_in_thread(encoder, run=folder) as server:
         site = ServerClient(server.address)
-        told = site.ask("GET", "/v1/model")[1]
+        document = site.ask("GET", "/v1/model")[1]
         assert (
-            told["classes"] == []
-            and told["capabilities"]["predict"] is False
-            and told["capabilities"]["neighbours"] is True
+            document["classes"] == []
+            and document["capabilities"]["predict"] is False
+            and document["capabilities"]["neighbours"] is True
         )
-        status, told, _ = site.predict(encode_noise_image(1))
-        assert status == 404 and "no head" in told["error"]["message"] and told["error"]["hint"] == "POST /v1/embed"
-        embedding = site.ask("POST", "/v1/embed", encode_noise_image(1), kind)[1]["embeddings"][0]["embedding"]
+        status, document, _ = site.predict(encode_noise_image(1))
+        assert (
+            status == 404
+            and "no head" in document["error"]["message"]
+            and document["error"]["hint"] == "use POST /v1/embed"
+        )
+        embedding = site.ask("POST", "/v1/embed", encode_noise_image(1), headers)[1]["embeddings"][0]["embedding"]
         assert np.allclose(embedding, encoder.embed(encode_noise_image(1)), rtol=1e-6)
-        assert site.ask("POST", "/v1/attention", encode_noise_image(1), kind)[0] == 200
-        first = site.ask("POST", "/v1/neighbours?count=2", encode_noise_image(1), kind)[1]["neighbours"][0]
+        assert site.ask("POST", "/v1/attention", encode_noise_image(1), headers)[0] == 200
+        first = site.ask("POST", "/v1/neighbours?count=2", encode_noise_image(1), headers)[1]["neighbours"][0]
         assert (first["name"], first["label"]) == ("1.png", "") and first["similarity"] == pytest.approx(1, abs=1e-5)
 
 
-def test_positions_filters_and_neighbours(site, server, predictor, monkeypatch):
-    told = site.ask("GET", "/v1/positions")[1]
-    similar = np.array(told["similarity"])
+def test_positions_filters_and_neighbours_are_served(site, server, predictor, monkeypatch):
+    document = site.ask("GET", "/v1/positions")[1]
+    similar = np.array(document["similarity"])
     assert similar.shape == (16, 16) and np.allclose(np.diag(similar), 1, atol=1e-4)
     assert site.ask("GET", "/v1/filters")[1].startswith(b"\x89PNG")
-    status, told, _ = site.ask("POST", "/v1/neighbours", encode_noise_image(1), {"Content-Type": "image/png"})
-    assert status == 404 and told["error"]["code"] == "not_available"
-    asked = []
+    status, document, _ = site.ask("POST", "/v1/neighbours", encode_noise_image(1), {"Content-Type": "image/png"})
+    assert status == 404 and document["error"]["code"] == "not_available"
+    nearest_calls = []
 
-    def nearest(features, count):
-        asked.append((features, count))
+    def record_nearest(features, count):
+        nearest_calls.append((features, count))
         return [Neighbour("ant", "a.png", 0.5, b"jpeg"), Neighbour("cat", "c.png", 0.25, b"")]
 
-    monkeypatch.setattr(server.service.served, "index", SimpleNamespace(nearest=nearest))
-    told = site.ask("POST", "/v1/neighbours?count=2", encode_noise_image(1), {"Content-Type": "image/png"})[1]
-    assert told["neighbours"] == [
+    monkeypatch.setattr(server.service.served, "index", SimpleNamespace(nearest=record_nearest))
+    document = site.ask("POST", "/v1/neighbours?count=2", encode_noise_image(1), {"Content-Type": "image/png"})[1]
+    assert document["neighbours"] == [
         {"label": "ant", "name": "a.png", "similarity": 0.5, "thumbnail": "data:image/jpeg;base64,anBlZw=="},
         {"label": "cat", "name": "c.png", "similarity": 0.25, "thumbnail": None},
     ]
     np.testing.assert_array_equal(
-        asked[0][0], predictor.engine.features(read_predictor_input(predictor, encode_noise_image(1))[None])[0]
+        nearest_calls[0][0], predictor.engine.features(read_predictor_input(predictor, encode_noise_image(1))[None])[0]
     )
 
 
@@ -215,16 +227,16 @@ def test_metrics_count_requests_and_errors(site):
     site.predict(b"nothing")
     after = site.ask("GET", "/metrics")[1].decode()
 
-    def number(text: str, line: str) -> float:
+    def parse_metric(text: str, line: str) -> float:
         return next((float(row.split()[-1]) for row in text.splitlines() if row.startswith(line + " ")), 0.0)
 
     for line in (
         'vitreous_requests_total{route="predict",status="200"}',
         'vitreous_requests_total{route="predict",status="422"}',
     ):
-        assert number(after, line) == number(before, line) + 1
-    assert number(after, "vitreous_batch_images_count") == number(before, "vitreous_batch_images_count") + 1
-    assert number(after, "vitreous_queue_images") == 0
+        assert parse_metric(after, line) == parse_metric(before, line) + 1
+    assert parse_metric(after, "vitreous_batch_images_count") == parse_metric(before, "vitreous_batch_images_count") + 1
+    assert parse_metric(after, "vitreous_queue_images") == 0
 
 
 def test_only_the_page_and_its_static_files_are_served(site):
@@ -237,7 +249,7 @@ def test_only_the_page_and_its_static_files_are_served(site):
     assert headers["X-Content-Type-Options"] == "nosniff"
     began = time.monotonic()
     assert site.ask("HEAD", "/static/style.css")[0] == 200
-    assert time.monotonic() - began < 10  # it does not wait for the end of the connection
+    assert time.monotonic() - began < 10  # the response ends without a timeout
     outside = (
         "/../pyproject.toml",
         "/%2e%2e/x",
@@ -251,42 +263,44 @@ def test_only_the_page_and_its_static_files_are_served(site):
         "",
     )
     for path in (f"/static{end}" for end in outside):
-        status, told, _ = site.ask("GET", path)
-        assert status in (400, 404) and told["error"]["code"] in ("not_found", "bad_request")
+        status, document, _ = site.ask("GET", path)
+        assert status in (400, 404) and document["error"]["code"] in ("not_found", "bad_request")
 
 
 def test_openapi_lists_every_endpoint(site):
-    told = site.ask("GET", "/openapi.json")[1]
-    assert told["openapi"].startswith("3.1") and set(told["paths"]) >= {
+    document = site.ask("GET", "/openapi.json")[1]
+    assert document["openapi"].startswith("3.1") and set(document["paths"]) >= {
         "/v1/predict",
         "/v1/embed",
         "/v1/attention",
         "/v1/model",
         "/readyz",
     }
-    used = set(_iterate_schema_references(told))
-    assert used and all(name in told["components"]["schemas"] for name in used)
+    used = set(_iterate_schema_references(document))
+    assert used and all(name in document["components"]["schemas"] for name in used)
 
 
 def _iterate_schema_references(tree):
-    """Every schema that is referred to."""
+    """Yield every schema reference."""
     if isinstance(tree, dict):
         yield from (tree["$ref"].rsplit("/", 1)[1],) if "$ref" in tree else ()
         tree = list(tree.values())
-    for each in tree if isinstance(tree, list) else ():
-        yield from _iterate_schema_references(each)
+    for entry in tree if isinstance(tree, list) else ():
+        yield from _iterate_schema_references(entry)
 
 
 def test_attention_boxes_are_in_exif_upright_coordinates(site, tmp_path):
     exif = Image.Exif()
     exif[0x0112] = 6
-    Image.new("RGB", (80, 40), "red").save(tmp_path / "turned.jpg", exif=exif)
-    told = site.ask("POST", "/v1/attention", (tmp_path / "turned.jpg").read_bytes(), {"Content-Type": "image/jpeg"})[1]
-    assert json.dumps(told["box"]) == "[0.0, 0.25, 1.0, 0.75]"
+    Image.new("RGB", (80, 40), "red").save(tmp_path / "rotated.jpg", exif=exif)
+    document = site.ask(
+        "POST", "/v1/attention", (tmp_path / "rotated.jpg").read_bytes(), {"Content-Type": "image/jpeg"}
+    )[1]
+    assert json.dumps(document["box"]) == "[0.0, 0.25, 1.0, 0.75]"
 
 
 def test_a_root_path_is_optional_in_requests(predictor):
-    """A reverse proxy may remove the path or keep it; every link of the page leads below it."""
+    """A reverse proxy may remove or keep the path; every link of the page is below it."""
     with serve_in_thread(predictor, ServerSettings(port=0, quiet=True, root_path="/vit")) as server:
         site = ServerClient(server.address)
         page = site.ask("GET", "/vit/")

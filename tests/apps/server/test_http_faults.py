@@ -1,5 +1,4 @@
-"""Requests that are no requests, clients that are no friends: each is refused by name, and costs nobody else
-anything."""
+"""Malformed requests and hostile clients: each is rejected with an error code, without affecting other requests."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ from vitreous.apps.server.server import serve_in_thread
 from vitreous.apps.server.settings import AccessControl, ServerLimits, ServerSettings
 from vitreous.inference.predict import load
 
-#: what a decoding process does with pictures that end so
+#: image endings that make a decoding process fail in different ways
 CRASHING_DECODER_SCRIPT = """
 import ctypes, sys
 from vitreous.apps.server import child
@@ -71,26 +70,26 @@ def server(predictor):
 def site(server):
     site = ServerClient(server.address)
     yield site
-    # nothing leaks
+    # no resources leak
     wait_until(lambda: site.metric("vitreous_queue_images") == 0 and site.metric("vitreous_held_bytes") == 0)
-    assert site.predict(encode_noise_image(1))[0] == 200  # and others are answered
+    assert site.predict(encode_noise_image(1))[0] == 200  # and other requests still succeed
 
 
-def parse_error(answer: bytes) -> tuple[int, str]:
-    """Status and code of a raw answer, which has one JSON document."""
-    head, _, body = answer.partition(b"\r\n\r\n")
-    told = json.loads(body)["error"]
-    assert set(told) == {"code", "message", "hint", "request_id"} and told["message"]
-    assert b"x-request-id: " + told["request_id"].encode() in head
-    return int(head.split()[1]), told["code"]
+def parse_error(response: bytes) -> tuple[int, str]:
+    """Return status and error code of a raw response with one JSON document."""
+    head, _, body = response.partition(b"\r\n\r\n")
+    error = json.loads(body)["error"]
+    assert set(error) == {"code", "message", "hint", "request_id"} and error["message"]
+    assert b"x-request-id: " + error["request_id"].encode() in head
+    return int(head.split()[1]), error["code"]
 
 
 def read_response(link: socket.socket) -> bytes:
-    """One whole response, of a connection that may live on."""
-    answer = b""
-    while b"\r\n\r\n" not in answer:
-        answer += link.recv(65536)
-    head, _, body = answer.partition(b"\r\n\r\n")
+    """Read one complete response from a connection that may stay open."""
+    response = b""
+    while b"\r\n\r\n" not in response:
+        response += link.recv(65536)
+    head, _, body = response.partition(b"\r\n\r\n")
     size = int(head.lower().partition(b"content-length: ")[2].split()[0])
     while len(body) < size:
         body += link.recv(65536)
@@ -160,14 +159,16 @@ def read_response(link: socket.socket) -> bytes:
     ],
 )
 def test_malformed_requests_are_rejected_without_request_smuggling(site, request_, status):
-    answer = site.raw(
+    response = site.raw(
         request_ if b"Content-Length: 99" in request_ or request_.endswith((b"b", b"zz\r\n")) else request_ + b"\r\n"
     )
-    assert parse_error(answer)[0] == status and answer.count(b"x-request-id") == 1 and b"connection: close" in answer
+    assert (
+        parse_error(response)[0] == status and response.count(b"x-request-id") == 1 and b"connection: close" in response
+    )
 
 
 @pytest.mark.parametrize(
-    ("kind", "body", "status", "code"),
+    ("content_type", "body", "status", "code"),
     [
         ("", b"x", 415, "unsupported_media"),
         ("text/html", b"x", 415, "unsupported_media"),
@@ -202,19 +203,21 @@ def test_malformed_requests_are_rejected_without_request_smuggling(site, request
         ("multipart/mixed; boundary=b", b"--b--\r\n", 415, "unsupported_media"),
     ],
 )
-def test_bodies_without_an_image_are_rejected(site, kind, body, status, code):
-    found, told, _ = site.ask("POST", "/v1/predict", body, {"Content-Type": kind} if kind else {})
-    assert (found, told["error"]["code"]) == (status, code)
+def test_bodies_without_an_image_are_rejected(site, content_type, body, status, code):
+    status_code, document, _ = site.ask(
+        "POST", "/v1/predict", body, {"Content-Type": content_type} if content_type else {}
+    )
+    assert (status_code, document["error"]["code"]) == (status, code)
 
 
 def test_image_formats_are_detected_from_content_not_names(site):
     body, headers = encode_multipart(('x\\"y\x00\x1b[31m', encode_noise_image(1, kind="JPEG")))
-    status, told, _ = site.ask("POST", "/v1/predict?top=1", body, headers)
-    assert status == 200 and told["predictions"][0]["name"] == 'x"y\x00\x1b[31m'
+    status, document, _ = site.ask("POST", "/v1/predict?top=1", body, headers)
+    assert status == 200 and document["predictions"][0]["name"] == 'x"y\x00\x1b[31m'
 
 
 def encode_uniform_jpeg(size: tuple[int, int], progressive: bool = False) -> bytes:
-    """A JPEG of one colour."""
+    """Return a JPEG of one colour."""
     Image.new("RGB", size, (200, 60, 30)).save(file := io.BytesIO(), "JPEG", progressive=progressive)
     return file.getvalue()
 
@@ -222,20 +225,20 @@ def encode_uniform_jpeg(size: tuple[int, int], progressive: bool = False) -> byt
 def test_too_many_images_or_pixels_are_rejected(site):
     body, headers = encode_multipart(*((str(n), encode_noise_image(n)) for n in range(4)))
     assert site.ask("POST", "/v1/predict", body, headers)[0] == 413
-    status, told, _ = site.predict(encode_noise_image(1, (400, 300), "WEBP"))
-    assert status == 422 and "90,000" in told["error"]["message"]
+    status, document, _ = site.predict(encode_noise_image(1, (400, 300), "WEBP"))
+    assert status == 422 and "90,000" in document["error"]["message"]
 
 
-def test_a_large_photograph_is_decoded_reduced_and_a_bomb_refused(site):
-    """Above --max-pixels a JPEG is decoded at 1/2 to 1/8, also a progressive one; at 1/8 the limit holds."""
-    plain, progressive = (encode_uniform_jpeg((800, 600), progressive=choice) for choice in (False, True))
+def test_large_jpegs_are_decoded_at_reduced_size_up_to_the_limit(site):
+    """JPEGs above --max-pixels, progressive ones included, are decoded at 1/2 to 1/8; the limit applies at 1/8."""
+    baseline, progressive = (encode_uniform_jpeg((800, 600), progressive=choice) for choice in (False, True))
     small = site.predict(encode_uniform_jpeg((200, 150)))[1]["predictions"][0]
-    for content in (plain, progressive):
-        status, told, _ = site.predict(content)
-        assert status == 200, told
-        assert told["predictions"][0]["name"] == small["name"]
-    status, told, _ = site.predict(encode_uniform_jpeg((2500, 2400)))
-    assert status == 422 and told["error"]["message"] == "image: 2500 x 2400 pixels, more than 5,760,000"
+    for content in (baseline, progressive):
+        status, document, _ = site.predict(content)
+        assert status == 200, document
+        assert document["predictions"][0]["name"] == small["name"]
+    status, document, _ = site.predict(encode_uniform_jpeg((2500, 2400)))
+    assert status == 422 and document["error"]["message"] == "image: 2500 x 2400 pixels, more than 5,760,000"
 
 
 @pytest.mark.parametrize("end", [b"CRASH", b"SPIN", b"EAT"])
@@ -249,10 +252,10 @@ def test_an_image_that_crashes_its_decoder_fails_only_its_request(site, end):
             + b"Content-Type: image/png\r\nContent-Length: %d\r\nConnection: close\r\n\r\n" % len(content)
         )
         link.sendall(content)
-        status, told, _ = site.predict(encode_noise_image(2))  # at the same time
-        assert status == 200, told
+        status, document, _ = site.predict(encode_noise_image(2))  # sent while the decoder is busy
+        assert status == 200, document
         assert parse_error(receive_all(link)) == (422, "unreadable_image")
-    if end != b"EAT":  # that one ends in a MemoryError, and lives
+    if end != b"EAT":  # this decoder raises MemoryError and survives
         assert site.metric("vitreous_decoder_restarts_total") == before + 1
 
 
@@ -273,12 +276,12 @@ def test_a_request_survives_a_killed_decoder(site, server):
 
 
 def test_slow_clients_get_408_and_are_disconnected(site):
-    begun = (
+    partial_request = (
         b"POST /v1/predict HTTP/1.1\r\n" + HOST_HEADER + b"Content-Type: image/png\r\nContent-Length: 1000\r\n\r\nxyz"
     )
     with site.connect() as head, site.connect() as body, site.connect() as idle:
         head.sendall(b"GET / HTTP/1.1\r\nHost: loc")
-        body.sendall(begun)
+        body.sendall(partial_request)
         idle.sendall(b"GET /healthz HTTP/1.1\r\n" + HOST_HEADER + b"\r\n")
         assert parse_error(receive_all(head)) == (408, "too_slow") and parse_error(receive_all(body)) == (
             408,
@@ -297,7 +300,7 @@ def test_idle_connections_are_closed_at_the_connection_limit(site):
 
 
 class PausableEngine:
-    """An engine that computes when it is let."""
+    """An engine that waits for permission to compute."""
 
     name, precision = "torch", "fp32"
 
@@ -317,7 +320,7 @@ class PausableEngine:
 
 
 def serve_pausable_engine(predictor):
-    """A server of a queue of four, whose model stands still when told to."""
+    """Start a server with a queue of four, whose model can be paused."""
     engine = PausableEngine(predictor.engine)
     limits = ServerLimits(queue=4, images=3)
     with serve_in_thread(
@@ -333,7 +336,7 @@ fresh_pausable_server = pytest.fixture(serve_pausable_engine)
 
 @pytest.fixture
 def paused_server(shared_pausable_server):
-    """The model stands still until the test is over."""
+    """Pause the model until the end of the test."""
     site, engine, _ = shared_pausable_server
     engine.go.clear()
     yield shared_pausable_server
@@ -342,7 +345,7 @@ def paused_server(shared_pausable_server):
 
 
 def send_predict_request(site: ServerClient, content: bytes, extra: bytes = b"") -> socket.socket:
-    """A request under way."""
+    """Send a request and return its connection."""
     link = site.connect(60)
     link.sendall(
         b"POST /v1/predict HTTP/1.1\r\n"
@@ -358,14 +361,14 @@ def test_a_full_queue_returns_429_with_retry_after(paused_server):
     site, engine, _ = paused_server
     links = [send_predict_request(site, encode_noise_image(n)) for n in range(4)]
     wait_until(lambda: site.metric("vitreous_queue_images") == 4)
-    with site.connect() as link:  # the head alone is enough for a refusal
+    with site.connect() as link:  # rejected on the head alone
         link.sendall(
             b"POST /v1/predict HTTP/1.1\r\n" + HOST_HEADER + b"Content-Type: image/png\r\nContent-Length: 90\r\n\r\n"
         )
-        answer = read_response(link)
-        assert parse_error(answer) == (429, "queue_full") and b"retry-after: 1\r\n" in answer
-        assert b"connection: close" not in answer
-        # the body is thrown away, the connection lives
+        response = read_response(link)
+        assert parse_error(response) == (429, "queue_full") and b"retry-after: 1\r\n" in response
+        assert b"connection: close" not in response
+        # the body is discarded and the connection stays open
         link.sendall(b"x" * 90 + b"GET /healthz HTTP/1.1\r\n" + HOST_HEADER + b"\r\n")
         assert b"alive" in read_response(link)
     assert site.ask("GET", "/readyz")[0] == 200 and site.ask("GET", "/v1/model")[0] == 200
@@ -419,27 +422,27 @@ def test_a_stopping_server_completes_only_accepted_requests(fresh_pausable_serve
     wait_until(lambda: site.metric("vitreous_queue_images") == 3)
     server.loop.call_soon_threadsafe(server.stop)
     idle.sendall(b"GET /readyz HTTP/1.1\r\n" + HOST_HEADER + b"\r\n")
-    assert refused_or_status(read_response(idle)) == (503, "draining")
+    assert parse_readiness(read_response(idle)) == (503, "draining")
 
-    def closed() -> bool:
+    def is_closed() -> bool:
         try:
             site.connect(1).close()
         except OSError:
             return True
         return False
 
-    wait_until(closed)
+    wait_until(is_closed)
     engine.go.set()
     for link in links:
-        answer = receive_all(link)
-        assert answer.startswith(b"HTTP/1.1 200") and b"connection: close" in answer
+        response = receive_all(link)
+        assert response.startswith(b"HTTP/1.1 200") and b"connection: close" in response
         link.close()
     idle.close()
 
 
-def refused_or_status(answer: bytes) -> tuple[int, str]:
-    """Of /readyz."""
-    head, _, body = answer.partition(b"\r\n\r\n")
+def parse_readiness(response: bytes) -> tuple[int, str]:
+    """Return status and text of /readyz."""
+    head, _, body = response.partition(b"\r\n\r\n")
     return int(head.split()[1]), json.loads(body)["status"]
 
 
@@ -448,13 +451,13 @@ def test_requests_without_the_token_are_rejected(predictor):
     access = AccessControl(token=token)
     with serve_in_thread(predictor, ServerSettings(port=0, quiet=True, access=access, decoders=1)) as server:
         site = ServerClient(server.address)
-        asked = {
+        expected_statuses = {
             (): 401,
             (("Authorization", "Bearer " + token.decode()),): 200,
             (("Authorization", "Bearer 0123456789abcdeg"),): 401,
             (("Authorization", "Basic " + token.decode()),): 401,
         }
-        for headers, status in asked.items():
+        for headers, status in expected_statuses.items():
             assert site.ask("GET", "/v1/model", headers=dict(headers))[0] == status
         for path in ("/", "/healthz", "/readyz", "/static/style.css"):
             assert site.ask("GET", path)[0] == 200
@@ -462,11 +465,11 @@ def test_requests_without_the_token_are_rejected(predictor):
             assert site.ask("GET", "/", headers={"Host": host})[1]["error"]["code"] == "forbidden_host"
         for host in ("localhost", "LOCALHOST:1", "[::1]:80", "127.0.0.1"):
             assert site.ask("GET", "/", headers={"Host": host})[0] == 200
-        own = {"Origin": f"http://127.0.0.1:{site.port}", "Authorization": "Bearer " + token.decode()}
-        assert site.ask("GET", "/v1/model", headers=own)[0] == 200
+        page_headers = {"Origin": f"http://127.0.0.1:{site.port}", "Authorization": "Bearer " + token.decode()}
+        assert site.ask("GET", "/v1/model", headers=page_headers)[0] == 200
         for origin in ("http://evil.example", "null", f"http://localhost:{site.port}"):
             assert (
-                site.ask("GET", "/v1/model", headers={**own, "Origin": origin})[1]["error"]["code"]
+                site.ask("GET", "/v1/model", headers={**page_headers, "Origin": origin})[1]["error"]["code"]
                 == "forbidden_origin"
             )
-        assert "Access-Control-Allow-Origin" not in site.ask("GET", "/v1/model", headers=own)[2]
+        assert "Access-Control-Allow-Origin" not in site.ask("GET", "/v1/model", headers=page_headers)[2]

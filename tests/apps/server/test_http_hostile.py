@@ -1,7 +1,6 @@
-"""Requests that no client should send: every known trick and a few hundred drawn ones; and what schemathesis makes of
-the OpenAPI document.
+"""Malformed requests: known attacks, random requests, and requests derived from the OpenAPI document.
 
-The requests are those of `benchmarks/serving.py --parts fuzz`, which sends ten thousand.
+The requests are those of `benchmarks/serving.py --parts fuzz`, which sends ten thousand, and those of schemathesis.
 """
 
 from __future__ import annotations
@@ -39,13 +38,11 @@ def request_modules():
 
 def test_malformed_requests_cause_no_server_error(site, request_modules):
     requests, sending = request_modules
-    picture = encode_noise_image(1, kind="JPEG")
-    before = site.predict(picture)
+    image = encode_noise_image(1, kind="JPEG")
+    before = site.predict(image)
     cases = [
-        *requests.list_known_cases(site.port, picture),
-        *requests.generate_random_cases(
-            site.port, NUM_RANDOM_REQUESTS, 1, [picture, encode_noise_image(2, kind="PNG")]
-        ),
+        *requests.list_known_cases(site.port, image),
+        *requests.generate_random_cases(site.port, NUM_RANDOM_REQUESTS, 1, [image, encode_noise_image(2, kind="PNG")]),
     ]
     tally = asyncio.run(sending.send_all(site.port, cases, together=16))
     assert not tally.wrong, "\n".join(
@@ -53,27 +50,27 @@ def test_malformed_requests_cause_no_server_error(site, request_modules):
     )
     assert sum(tally.statuses.values()) == len(cases) >= 400
     assert {200, 400, 403, 404, 405, 413, 415, 422} <= set(tally.statuses)
-    after = site.predict(picture)
+    after = site.predict(image)
     assert (after[0], after[1]["predictions"]) == (200, before[1]["predictions"])
 
 
 def test_the_malformed_request_checker_detects_faults(request_modules):
     requests, sending = request_modules
     error = {"error": {"code": "bad_request", "message": "no", "request_id": "x"}}
-    told = ({b"x-request-id": b"x"}, json.dumps(error).encode())
+    reply = ({b"x-request-id": b"x"}, json.dumps(error).encode())
 
-    def judged(replies, closed=True, **rules):
+    def check_replies(replies, closed=True, **rules):
         return sending.evaluate_outcome(requests.MalformedRequest("it", (b"GET",), **rules), replies, closed, 0.1).wrong
 
-    assert judged([(400, *told)], strict=True, allowed=(400,)) == ""
-    assert "neither" in judged([], closed=False)
-    assert "fault" in judged([(500, *told)])
-    assert "not refused" in judged([(200, *told)], strict=True)
-    assert "read on" in judged([(400, *told), (404, *told)], strict=True)
-    assert "read on" in judged([(400, *told)], closed=False, strict=True)
-    assert "among" in judged([(422, *told)], allowed=(400,))
-    assert "JSON" in judged([(400, {b"x-request-id": b"y"}, told[1])])
-    assert "JSON" in judged([(400, told[0], b"no")])
+    assert check_replies([(400, *reply)], strict=True, allowed=(400,)) == ""
+    assert "neither" in check_replies([], closed=False)
+    assert "fault" in check_replies([(500, *reply)])
+    assert "not refused" in check_replies([(200, *reply)], strict=True)
+    assert "read on" in check_replies([(400, *reply), (404, *reply)], strict=True)
+    assert "read on" in check_replies([(400, *reply)], closed=False, strict=True)
+    assert "among" in check_replies([(422, *reply)], allowed=(400,))
+    assert "JSON" in check_replies([(400, {b"x-request-id": b"y"}, reply[1])])
+    assert "JSON" in check_replies([(400, reply[0], b"no")])
 
 
 def test_schemathesis_requests_cause_no_server_error(site):
@@ -82,7 +79,7 @@ def test_schemathesis_requests_cause_no_server_error(site):
 
     schema = schemathesis.openapi.from_url(f"{site.address}/openapi.json")
     sent = 0
-    operations = [found.ok() for found in schema.get_all_operations()]
+    operations = [found_operations.ok() for found_operations in schema.get_all_operations()]
     for operation in operations:
 
         @given(case=operation.as_strategy())
@@ -92,12 +89,12 @@ def test_schemathesis_requests_cause_no_server_error(site):
             phases=[Phase.generate],
             suppress_health_check=list(HealthCheck),
         )
-        def call(case):
+        def send_case(case):
             nonlocal sent
             response = case.call(base_url=site.address, timeout=60)
-            # 504: a deadline of a millisecond
+            # 504: a deadline of one millisecond
             assert response.status_code < 500 or response.status_code == 504, response.text
             sent += 1
 
-        call()
+        send_case()
     assert sent >= MAX_SCHEMA_EXAMPLES

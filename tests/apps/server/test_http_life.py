@@ -1,4 +1,4 @@
-"""The command: how it starts, why it does not, what it prints, how it takes a new model, and how it ends."""
+"""The command `serve`: start, start-up errors, log, reload and shutdown."""
 
 from __future__ import annotations
 
@@ -30,30 +30,30 @@ def bundle(tmp_path_factory):
 
 @pytest.fixture
 def start_server(tmp_path):
-    """`vitreous serve …` in a process of its own; its address, itself, and its log."""
+    """Start `vitreous serve …` in a new process; return a client, the process, and its log file."""
     processes = []
 
-    def begin(*words: str) -> tuple[ServerClient, subprocess.Popen[str], Path]:
+    def start(*arguments: str) -> tuple[ServerClient, subprocess.Popen[str], Path]:
         log = tmp_path / "log"
         with log.open("w") as err:
-            command = [sys.executable, "-m", "vitreous", "serve", *words, "--port", "0", "--decoders", "1"]
+            command = [sys.executable, "-m", "vitreous", "serve", *arguments, "--port", "0", "--decoders", "1"]
             environment = {**os.environ, "OMP_NUM_THREADS": "1"}
             process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=err, text=True, env=environment)
         processes.append(process)
         assert process.stdout is not None
         line = process.stdout.readline()
-        found = re.search(r"http://[\d.]+:\d+", line)
-        assert found, log.read_text()
-        return ServerClient(found[0]), process, log
+        match = re.search(r"http://[\d.]+:\d+", line)
+        assert match, log.read_text()
+        return ServerClient(match[0]), process, log
 
-    yield begin
+    yield start
     for process in processes:
         process.kill()
         process.wait()
 
 
 def read_log(log: Path) -> list[dict]:
-    """The lines of the log, each of which is one document."""
+    """Return the log lines, each parsed as one JSON document."""
     return [json.loads(line) for line in log.read_text().splitlines()]
 
 
@@ -73,16 +73,16 @@ def test_the_command_serves_reloads_and_stops(start_server, tmp_path):
     assert site.predict(encode_noise_image(1))[1]["predictions"] == second["predictions"]
     process.send_signal(signal.SIGTERM)
     assert process.wait(60) == 0
-    told = read_log(log)
-    assert [each["event"] for each in told if "event" in each] == [
+    log_lines = read_log(log)
+    assert [line["event"] for line in log_lines if "event" in line] == [
         "up",
         "reloaded",
         "reload refused",
         "draining",
         "down",
     ]
-    asked = next(each for each in told if each.get("request_id") == "a-1")
-    assert asked["route"] == "predict" and asked["status"] == 200 and asked["images"] == 1
+    request_line = next(line for line in log_lines if line.get("request_id") == "a-1")
+    assert request_line["route"] == "predict" and request_line["status"] == 200 and request_line["images"] == 1
 
 
 def test_requests_after_a_reload_use_the_new_model(tmp_path):
@@ -99,47 +99,51 @@ def test_requests_after_a_reload_use_the_new_model(tmp_path):
         assert second["predictions"] == FolderPredictor(home)(encode_noise_image(1)) != first["predictions"]
         (home / "weights.safetensors").write_bytes(b"damaged")
         server.loop.call_soon_threadsafe(server.reload)
-        wait_until(lambda: any(each.get("event") == "reload refused" for each in log))
+        wait_until(lambda: any(line.get("event") == "reload refused" for line in log))
         assert site.predict(encode_noise_image(1))[1]["predictions"] == second["predictions"]
 
 
 def test_the_server_is_alive_but_not_ready_while_loading(tmp_path):
-    predictor, seen = load(save_bundle(tmp_path / "model")), []
+    predictor, observed = load(save_bundle(tmp_path / "model")), []
 
-    class Slow:
-        """Asks the server how it is before it answers."""
+    class SlowEngine:
+        """Requests the server's health before each prediction."""
 
         name, precision = "torch", "fp32"
 
         def logits(self, pixels):
-            if not seen:
+            if not observed:
                 site = ServerClient(servers[0].address)
-                seen.extend(site.ask("GET", path)[:2] for path in ("/healthz", "/readyz", "/v1/model"))
+                observed.extend(site.ask("GET", path)[:2] for path in ("/healthz", "/readyz", "/v1/model"))
             return predictor.engine.logits(pixels)
 
-    servers, made = [], Server.__init__
+    servers, server_init = [], Server.__init__
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Server, "__init__", lambda server, *given: (servers.append(server), made(server, *given))[1])
-        with serve_in_thread(replace(predictor, engine=Slow())) as server:
+        patch.setattr(
+            Server, "__init__", lambda server, *arguments: (servers.append(server), server_init(server, *arguments))[1]
+        )
+        with serve_in_thread(replace(predictor, engine=SlowEngine())) as server:
             assert ServerClient(server.address).ask("GET", "/readyz")[0] == 200
-    (alive, _), (ready, status), (other, refusal) = seen
+    (alive, _), (ready, status), (predict_status, error) = observed
     assert (
-        (alive, ready, other) == (200, 503, 503)
+        (alive, ready, predict_status) == (200, 503, 503)
         and status == {"status": "starting"}
-        and refusal["error"]["code"] == "starting"
+        and error["error"]["code"] == "starting"
     )
 
 
 class FolderPredictor:
-    """What Python answers with the model in a folder."""
+    """Python predictions with the model in a folder."""
 
     def __init__(self, home: Path) -> None:
         self.predictor = load(home)
 
     def __call__(self, content: bytes) -> list[dict]:
         p = self.predictor.activations(read_predictor_input(self.predictor, content)[None])[0]
-        found = self.predictor.prediction_format().predict(p, "")
-        classes = [{"class": n, "probability": v} for n, v in zip(found.names, found.probabilities, strict=True)]
+        prediction = self.predictor.prediction_format().predict(p, "")
+        classes = [
+            {"class": n, "probability": v} for n, v in zip(prediction.names, prediction.probabilities, strict=True)
+        ]
         return [{"name": None, "classes": classes, "unsure": False, "error": None}]
 
 
@@ -155,22 +159,24 @@ def test_ctrl_c_leaves_no_child_process(start_server, bundle):
 
 
 def test_startup_errors_are_reported_in_one_line(bundle, tmp_path):
-    short = tmp_path / "short"
-    short.write_text("tooshort\n")
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = str(taken.getsockname()[1])
+    short_token = tmp_path / "short"
+    short_token.write_text("tooshort\n")
+    with socket.create_server(("127.0.0.1", 0)) as used_socket:
+        port = str(used_socket.getsockname()[1])
         cases = {
             ("--port", port): (6, f"port {port} of 127.0.0.1"),
             ("--host", "0.0.0.0"): (2, "--public"),
-            ("--host", "0.0.0.0", "--public", "--token-file", str(short)): (2, "at least 16"),
+            ("--host", "0.0.0.0", "--public", "--token-file", str(short_token)): (2, "at least 16"),
             ("--token-file", str(tmp_path / "none")): (2, "--token-file"),
             ("--queue", "-1"): (2, "--queue"),
             ("--port", "65536"): (2, "--port"),
             ("--host", "no.such.host.invalid", "--public"): (2, "no.such.host"),
         }
-        for words, (code, said) in cases.items():
-            found = run_cli("serve", str(bundle), *words)
-            assert found.returncode == code and said in found.stderr and "Traceback" not in found.stderr, words
+        for arguments, (code, message) in cases.items():
+            result = run_cli("serve", str(bundle), *arguments)
+            assert result.returncode == code and message in result.stderr and "Traceback" not in result.stderr, (
+                arguments
+            )
     assert run_cli("serve", str(tmp_path / "nothing"), "--port", "0").returncode == 2
     damaged = save_bundle(tmp_path / "damaged")
     (damaged / "weights.safetensors").write_bytes(b"x")
@@ -179,11 +185,11 @@ def test_startup_errors_are_reported_in_one_line(bundle, tmp_path):
 
 def test_a_missing_extra_is_reported_with_the_install_command(bundle, monkeypatch):
     monkeypatch.setattr("vitreous.errors.find_spec", lambda name: None)
-    found = run_cli("serve", str(bundle))
-    assert found.returncode == 6 and "pip install 'vitreous[serve]'" in found.stderr
+    result = run_cli("serve", str(bundle))
+    assert result.returncode == 6 and "pip install 'vitreous[serve]'" in result.stderr
 
 
-def test_windows_is_rejected(monkeypatch):
+def test_serving_on_windows_is_rejected(monkeypatch):
     monkeypatch.setattr(sys, "platform", "win32")
     with pytest.raises(ResourceError, match="does not run on Windows"):
         serve("nowhere")

@@ -1,4 +1,4 @@
-"""Images over HTTP: those of `sample`, what cannot be asked, and clients that leave."""
+"""Image generation over HTTP: the images of `sample`, rejected requests, and disconnecting clients."""
 
 from __future__ import annotations
 
@@ -59,57 +59,60 @@ def decode_data_uri(uri: str) -> np.ndarray:
 
 def test_http_images_match_sample(site, generator_folder, tmp_path):
     settings = {"class": "cat", "count": 3, "guidance": 2.5, "steps": 6, "seed": 11, "sampler": "ddim"}
-    status, answer, headers = post_sample(site, settings)
+    status, document, headers = post_sample(site, settings)
     assert status == 200 and headers["Cache-Control"] == "no-store"
     options = {"classes": ("cat",), "count": 3, "guidance": 2.5, "steps": 6, "seed": 11, "precision": "fp32"}
     sample(generator_folder, tmp_path / "cats", progress=False, **options)
     expected = [np.asarray(Image.open(path)).astype(int) for path in sorted((tmp_path / "cats").glob("*.png"))]
-    assert len(answer["images"]) == len(expected) == 3
-    for number, one in enumerate(answer["images"]):
-        assert (one["class"], one["number"]) == ("cat", number)
-        assert np.abs(decode_data_uri(one["image"]) - expected[number]).max() <= 1
+    assert len(document["images"]) == len(expected) == 3
+    for number, image in enumerate(document["images"]):
+        assert (image["class"], image["number"]) == ("cat", number)
+        assert np.abs(decode_data_uri(image["image"]) - expected[number]).max() <= 1
     assert np.abs(expected[0] - expected[1]).max() > 10
-    assert answer["settings"].pop("precision") == "fp32" and answer["settings"] == settings | {"to_seed": None}
-    assert answer["size"] == [8, 8] and answer["seconds"] > 0 and answer["columns"] == 2
+    assert document["settings"].pop("precision") == "fp32" and document["settings"] == settings | {"to_seed": None}
+    assert document["size"] == [8, 8] and document["seconds"] > 0 and document["columns"] == 2
     status, png, headers = post_sample(site, settings, JSON_HEADERS | {"Accept": "text/html, image/png;q=0.9"})
     sample(generator_folder, tmp_path / "cats.png", progress=False, **options)
     assert status == 200 and headers["Content-Type"] == "image/png"
-    grids = [np.asarray(Image.open(one)).astype(int) for one in (io.BytesIO(png), tmp_path / "cats.png")]
+    grids = [np.asarray(Image.open(image)).astype(int) for image in (io.BytesIO(png), tmp_path / "cats.png")]
     assert grids[0].shape == grids[1].shape == (286, 258, 3) and np.abs(grids[0] - grids[1]).max() <= 1
 
 
 def test_classes_alternate_when_none_is_requested(site):
-    _, answer, _ = post_sample(site, {"count": 5, "steps": 3, "class": None, "seed": None})
-    images = answer["images"]
-    assert [(one["class"], one["number"]) for one in images] == [
+    _, document, _ = post_sample(site, {"count": 5, "steps": 3, "class": None, "seed": None})
+    images = document["images"]
+    assert [(image["class"], image["number"]) for image in images] == [
         ("ant", 0), ("<b>bee</b>", 0), ("cat", 0), ("ant", 1), ("<b>bee</b>", 1)
     ]  # fmt: skip
-    assert answer["columns"] == 3 and answer["settings"]["class"] is None and answer["settings"]["seed"] == 0
-    alone = post_sample(site, {"class": "<b>bee</b>", "count": 2, "steps": 3})[1]["images"]
-    assert np.abs(decode_data_uri(alone[1]["image"]) - decode_data_uri(images[4]["image"])).max() <= 1
+    assert document["columns"] == 3 and document["settings"]["class"] is None and document["settings"]["seed"] == 0
+    bee_images = post_sample(site, {"class": "<b>bee</b>", "count": 2, "steps": 3})[1]["images"]
+    assert np.abs(decode_data_uri(bee_images[1]["image"]) - decode_data_uri(images[4]["image"])).max() <= 1
     assert post_sample(site, {})[1]["settings"]["steps"] == 50
     for sampler in ("ddim", "ddpm"):
         assert post_sample(site, {"steps": 2, "sampler": sampler})[0] == 200
 
 
 def test_seed_interpolation_matches_sample(site, generator_folder, tmp_path):
-    asked = {"class": "cat", "count": 4, "steps": 4, "seed": 1, "to_seed": 2}
-    status, answer, _ = post_sample(site, asked)
-    assert status == 200 and answer["settings"]["to_seed"] == 2
+    settings = {"class": "cat", "count": 4, "steps": 4, "seed": 1, "to_seed": 2}
+    status, document, _ = post_sample(site, settings)
+    assert status == 200 and document["settings"]["to_seed"] == 2
     options = {"classes": ("cat",), "count": 4, "steps": 4, "seed": 1, "to_seed": 2, "precision": "fp32"}
     sample(generator_folder, tmp_path / "way", progress=False, **options)
-    for number, one in enumerate(answer["images"]):
+    for number, image in enumerate(document["images"]):
         expected = np.asarray(Image.open(tmp_path / "way" / f"cat-0000{number}.png")).astype(int)
-        assert np.abs(decode_data_uri(one["image"]) - expected).max() <= 1
+        assert np.abs(decode_data_uri(image["image"]) - expected).max() <= 1
     ends = [post_sample(site, {"class": "cat", "steps": 4, "seed": seed})[1]["images"][0]["image"] for seed in (1, 2)]
     for end, number in zip(ends, (0, 3), strict=True):
-        assert np.abs(decode_data_uri(end) - decode_data_uri(answer["images"][number]["image"])).max() <= 1
+        assert np.abs(decode_data_uri(end) - decode_data_uri(document["images"][number]["image"])).max() <= 1
 
 
-def encode_form(**parts) -> tuple[bytes, dict[str, str]]:
-    """A form of files, and of text where a part is text; a list is a part that is there several times."""
+def encode_form(**fields) -> tuple[bytes, dict[str, str]]:
+    """Return an encoded form and its headers.
+
+    A bytes value is a file and a string is text; a list repeats the field.
+    """
     body = b""
-    for name, values in parts.items():
+    for name, values in fields.items():
         for value in values if isinstance(values, list) else [values]:
             file_name = "" if isinstance(value, str) else f'; filename="{name}.png"'
             content = value.encode() if isinstance(value, str) else value
@@ -119,9 +122,9 @@ def encode_form(**parts) -> tuple[bytes, dict[str, str]]:
     return body + b"--x--\r\n", {"Content-Type": "multipart/form-data; boundary=x"}
 
 
-def encode_png(picture: np.ndarray) -> bytes:
+def encode_png(pixels: np.ndarray) -> bytes:
     buffer = io.BytesIO()
-    Image.fromarray(picture).save(buffer, "PNG")
+    Image.fromarray(pixels).save(buffer, "PNG")
     return buffer.getvalue()
 
 
@@ -131,22 +134,22 @@ INPAINT_MASK = np.where(np.arange(8) < 4, 0, 255).astype(np.uint8)[None].repeat(
 
 def test_inpainting_matches_sample(site, generator_folder, tmp_path):
     settings = {"class": CLASSES[0], "count": 2, "steps": 5, "seed": 4}
-    status, answer, _ = post_sample(
+    status, document, _ = post_sample(
         site, *encode_form(image=encode_png(PHOTO_PIXELS), mask=encode_png(INPAINT_MASK), settings=json.dumps(settings))
     )
-    assert status == 200 and len(answer["images"]) == 2, answer
+    assert status == 200 and len(document["images"]) == 2, document
     (tmp_path / "photo.png").write_bytes(encode_png(PHOTO_PIXELS))
     (tmp_path / "mask.png").write_bytes(encode_png(INPAINT_MASK))
     options = {"inpaint": str(tmp_path / "photo.png"), "mask": str(tmp_path / "mask.png"), "precision": "fp32"}
-    ways = {"classes": (settings["class"],), "count": 2, "steps": 5, "seed": 4}
-    files = sample(generator_folder, tmp_path / "out", progress=False, **options, **ways)["files"]
-    for one, path in zip(answer["images"], files, strict=True):
-        made = decode_data_uri(one["image"])
+    evaluate_options = {"classes": (settings["class"],), "count": 2, "steps": 5, "seed": 4}
+    files = sample(generator_folder, tmp_path / "out", progress=False, **options, **evaluate_options)["files"]
+    for image, path in zip(document["images"], files, strict=True):
+        pixels = decode_data_uri(image["image"])
         assert (
-            np.abs(made[:, :4] - PHOTO_PIXELS[:, :4]).max() <= 1
-            and np.abs(made[:, 4:] - PHOTO_PIXELS[:, 4:]).max() > 10
+            np.abs(pixels[:, :4] - PHOTO_PIXELS[:, :4]).max() <= 1
+            and np.abs(pixels[:, 4:] - PHOTO_PIXELS[:, 4:]).max() > 10
         )
-        assert np.abs(made - np.asarray(Image.open(path)).astype(int)).max() <= 1
+        assert np.abs(pixels - np.asarray(Image.open(path)).astype(int)).max() <= 1
     body, headers = encode_form(image=encode_png(PHOTO_PIXELS), mask=encode_png(INPAINT_MASK))
     status, lines, _ = post_sample(site, body, headers | {"Accept": "application/x-ndjson"})
     assert status == 200 and json.loads(lines.splitlines()[-1])["event"] == "result"
@@ -158,7 +161,7 @@ def test_inpainting_matches_sample(site, generator_folder, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("parts", "status", "words"),
+    ("fields", "status", "message"),
     [
         ({"image": encode_png(PHOTO_PIXELS)}, 400, "an image and a mask"),
         ({"settings": "{}"}, 400, "an image and a mask"),
@@ -173,15 +176,15 @@ def test_inpainting_matches_sample(site, generator_folder, tmp_path):
         ({"image": encode_png(PHOTO_PIXELS), "mask": encode_png(INPAINT_MASK), "settings": " " * 2**15}, 413, "the body is too large"),
     ],
 )  # fmt: skip
-def test_each_form_error_gets_one_message(site, parts, status, words):
-    got, answer, _ = post_sample(site, *encode_form(**parts))
-    error = answer["error"]
-    assert got == status and words in f"{error['message']}; {error['hint']}" and len(json.dumps(error)) < 400
+def test_each_form_error_gets_one_message(site, fields, status, message):
+    got, document, _ = post_sample(site, *encode_form(**fields))
+    error = document["error"]
+    assert got == status and message in f"{error['message']}; {error['hint']}" and len(json.dumps(error)) < 400
     assert site.metric("vitreous_queue_images") == 0
 
 
 @pytest.mark.parametrize(
-    ("document", "status", "words"),
+    ("document", "status", "message"),
     [
         ({"class": "cow"}, 422, "unknown class cow"),
         ({"class": "x" * 9000}, 422, "unknown class xxx"),
@@ -218,11 +221,11 @@ def test_each_form_error_gets_one_message(site, parts, status, words):
         (b'{"seed": ' + b"9" * 9000 + b"}", 400, "not JSON"),
     ],
 )
-def test_each_request_error_gets_one_message(site, document, status, words):
+def test_each_request_error_gets_one_message(site, document, status, message):
     for headers in (JSON_HEADERS, NDJSON_HEADERS):
-        got, answer, _ = post_sample(site, document, headers)
-        error = answer["error"]
-        assert got == status and words in f"{error['message']}; {error['hint']}" and len(json.dumps(error)) < 400
+        got, response, _ = post_sample(site, document, headers)
+        error = response["error"]
+        assert got == status and message in f"{error['message']}; {error['hint']}" and len(json.dumps(error)) < 400
 
 
 def test_other_bodies_and_methods_are_rejected(site):
@@ -230,14 +233,14 @@ def test_other_bodies_and_methods_are_rejected(site):
         post_sample(site, {}, {"Content-Type": "multipart/form-data; boundary=x"})[1]["error"]["code"]
         == "bad_multipart"
     )
-    for kind in ("image/png", "text/plain", ""):
-        status, answer, _ = post_sample(site, {}, {"Content-Type": kind})
-        assert status == 415 and "application/json" in answer["error"]["hint"]
+    for content_type in ("image/png", "text/plain", ""):
+        status, document, _ = post_sample(site, {}, {"Content-Type": content_type})
+        assert status == 415 and "application/json" in document["error"]["hint"]
     assert post_sample(site, {"steps": 2}, {"Content-Type": "application/json; charset=utf-8"})[0] == 200
     assert post_sample(site, {}, query="?count=3")[0] == 422
     assert site.ask("GET", "/v1/sample")[0] == 405
-    status, answer, _ = post_sample(site, {}, JSON_HEADERS | {"Content-Length": str(2**40)})
-    assert status == 413 and answer["error"]["code"] == "too_large"
+    status, document, _ = post_sample(site, {}, JSON_HEADERS | {"Content-Length": str(2**40)})
+    assert status == 413 and document["error"]["code"] == "too_large"
 
 
 def test_ndjson_streams_previews_and_ends_with_the_json_result(site):
@@ -247,20 +250,20 @@ def test_ndjson_streams_previews_and_ends_with_the_json_result(site):
     previews, last = lines[:-1], lines[-1]
     assert status == 200 and headers["Content-Type"] == "application/x-ndjson"
     assert last.pop("event") == "result" and last["request_id"] == "mine"
-    assert 1 <= len(previews) <= 24 and {one["event"] for one in previews} == {"preview"}
-    done = [one["done"] for one in previews]
-    assert done == sorted(done) and 0 < done[0] <= done[-1] <= 1
-    for one in previews:
-        assert len(one["images"]) == 5 and one["columns"] == 3 and any(one["images"])
-        assert all(image is None or decode_data_uri(image).shape == (8, 8, 3) for image in one["images"])
-    answer = post_sample(site, document)[1]
-    assert last.keys() == answer.keys() and last["images"] == answer["images"]
+    assert 1 <= len(previews) <= 24 and {event["event"] for event in previews} == {"preview"}
+    steps_done = [event["done"] for event in previews]
+    assert steps_done == sorted(steps_done) and 0 < steps_done[0] <= steps_done[-1] <= 1
+    for event in previews:
+        assert len(event["images"]) == 5 and event["columns"] == 3 and any(event["images"])
+        assert all(image is None or decode_data_uri(image).shape == (8, 8, 3) for image in event["images"])
+    response = post_sample(site, document)[1]
+    assert last.keys() == response.keys() and last["images"] == response["images"]
 
 
 def test_the_model_endpoint_describes_sampling(site):
     _, model, _ = site.ask("GET", "/v1/model")
     assert model["classes"] == list(CLASSES) and model["name"] == "DiT-32x1/2" and model["precision"]
-    assert [name for name, can in model["capabilities"].items() if can] == ["sample"]
+    assert [name for name, is_supported in model["capabilities"].items() if is_supported] == ["sample"]
     sampling = model["sampling"]
     assert list(sampling["samplers"])[:2] == ["ddim", "ddpm"] and sampling["samplers"]["ddim"] == 50
     assert (
@@ -278,16 +281,16 @@ def test_the_model_endpoint_describes_sampling(site):
 
 def test_generators_and_image_models_reject_each_others_requests(site, tmp_path):
     for address in ("predict", "embed", "segment", "detect"):
-        status, answer, _ = site.ask("POST", f"/v1/{address}", encode_noise_image(1), {"Content-Type": "image/png"})
-        assert status == 404 and answer["error"]["hint"] == "POST /v1/sample", address
+        status, document, _ = site.ask("POST", f"/v1/{address}", encode_noise_image(1), {"Content-Type": "image/png"})
+        assert status == 404 and document["error"]["hint"] == "POST /v1/sample", address
     for method, address in (("POST", "attention"), ("POST", "neighbours"), ("GET", "positions"), ("GET", "filters")):
         body = encode_noise_image(1) if method == "POST" else None
         assert site.ask(method, f"/v1/{address}", body, {"Content-Type": "image/png"})[0] == 404, address
     with serve_in_thread(vitreous.load(save_bundle(tmp_path / "model"))) as server:
-        other = ServerClient(server.address)
-        status, answer, _ = post_sample(other, {})
-        assert status == 404 and answer["error"]["hint"] == "POST /v1/predict"
-        model = other.ask("GET", "/v1/model")[1]
+        image_site = ServerClient(server.address)
+        status, document, _ = post_sample(image_site, {})
+        assert status == 404 and document["error"]["hint"] == "POST /v1/predict"
+        model = image_site.ask("GET", "/v1/model")[1]
         assert model["sampling"] is None and model["capabilities"]["sample"] is False
 
 
@@ -301,12 +304,15 @@ def test_sample_requests_are_counted(site):
 def test_an_unconditional_model_rejects_class_options(tmp_path):
     with serve_in_thread(predictor_in(save_generator(tmp_path / "model", (), 1, Flow()))) as server:
         site = ServerClient(server.address)
-        status, answer, _ = post_sample(site, {"count": 2})
-        assert status == 200 and [one["class"] for one in answer["images"]] == [None, None]
-        assert answer["settings"]["sampler"] == "heun" and decode_data_uri(answer["images"][0]["image"]).shape == (8, 8)
-        for document, words in (({"class": "cat"}, "no classes"), ({"guidance": 2}, "the model has none")):
-            status, answer, _ = post_sample(site, document)
-            assert status == 422 and words in answer["error"]["message"]
+        status, response, _ = post_sample(site, {"count": 2})
+        assert status == 200 and [image["class"] for image in response["images"]] == [None, None]
+        assert response["settings"]["sampler"] == "heun" and decode_data_uri(response["images"][0]["image"]).shape == (
+            8,
+            8,
+        )
+        for document, message in (({"class": "cat"}, "no classes"), ({"guidance": 2}, "the model has none")):
+            status, response, _ = post_sample(site, document)
+            assert status == 422 and message in response["error"]["message"]
         assert site.ask("GET", "/v1/model")[1]["sampling"]["limits"]["guidance"] == 1
 
 
@@ -314,18 +320,18 @@ def test_steps_are_limited_by_the_process(tmp_path):
     with serve_in_thread(predictor_in(save_generator(tmp_path / "model", process=Diffusion(40)))) as server:
         site = ServerClient(server.address)
         assert post_sample(site, {})[1]["settings"]["steps"] == 40
-        status, answer, _ = post_sample(site, {"steps": 41})
-        assert status == 422 and answer["error"]["hint"] == "use an integer from 1 to 40"
+        status, document, _ = post_sample(site, {"steps": 41})
+        assert status == 422 and document["error"]["hint"] == "use an integer from 1 to 40"
 
 
 @pytest.fixture
 def slow_server(generator_folder, monkeypatch):
-    """A server of a generator that takes 20 ms a step at least, with room for 8 images at a time."""
+    """Start a server with a generator that takes at least 20 ms per step, for up to 8 images at a time."""
     predictor = predictor_in(generator_folder)
     sampler = predictor.engine.generator.sampler
-    answer = sampler.predict
+    predict = sampler.predict
     with serve_in_thread(predictor, ServerSettings(port=0, quiet=True, limits=ServerLimits(queue=8))) as server:
-        monkeypatch.setattr(sampler, "predict", lambda *given: (time.sleep(0.02), answer(*given))[1])
+        monkeypatch.setattr(sampler, "predict", lambda *arguments: (time.sleep(0.02), predict(*arguments))[1])
         yield server, ServerClient(server.address)
 
 
@@ -357,11 +363,11 @@ def test_a_full_queue_is_rejected_and_deadlines_hold(slow_server):
         link.sendall(b"POST /v1/sample HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n")
         link.sendall(f"Content-Length: {len(body)}\r\n\r\n".encode() + body)
         wait_until(lambda: is_busy(server))
-        status, answer, headers = post_sample(site, {"count": 1, "steps": 50})
-        assert status == 429 and answer["error"]["code"] == "queue_full" and int(headers["Retry-After"]) > 0
+        status, document, headers = post_sample(site, {"count": 1, "steps": 50})
+        assert status == 429 and document["error"]["code"] == "queue_full" and int(headers["Retry-After"]) > 0
     wait_until(lambda: not is_busy(server), 5)
-    status, answer, _ = post_sample(site, {"steps": 1000}, JSON_HEADERS | {"X-Deadline-Ms": "300"})
-    assert status == 504 and answer["error"]["code"] == "deadline"
+    status, document, _ = post_sample(site, {"steps": 1000}, JSON_HEADERS | {"X-Deadline-Ms": "300"})
+    assert status == 504 and document["error"]["code"] == "deadline"
     status, body, _ = post_sample(site, {"steps": 1000}, NDJSON_HEADERS | {"X-Deadline-Ms": "1500"})
     last = json.loads(body.splitlines()[-1])
     assert status == 200 and last["event"] == "error" and last["error"]["code"] == "deadline"
@@ -372,9 +378,9 @@ def test_a_full_queue_is_rejected_and_deadlines_hold(slow_server):
 def test_long_sampling_in_progress_is_not_treated_as_hung(slow_server, monkeypatch):
     server, site = slow_server
     sampler, steps = server.service.served.generator.sampler, []
-    answer = sampler.predict
-    monkeypatch.setattr(sampler, "predict", lambda *given: (steps.append(0), answer(*given))[1])
-    clock = SimpleNamespace(monotonic=lambda: float(len(steps)))  # a step takes a second, however busy the machine
+    predict = sampler.predict
+    monkeypatch.setattr(sampler, "predict", lambda *arguments: (steps.append(0), predict(*arguments))[1])
+    clock = SimpleNamespace(monotonic=lambda: float(len(steps)))  # each step takes one second of this clock
     monkeypatch.setattr("vitreous.apps.server.batcher.time", clock)
     server.service.batcher.batch_seconds, server.service.batcher.alive = 0.0, 0.0
     assert post_sample(site, {"steps": 40})[0] == 200 and server.service.batcher.get_failure_reason == ""
@@ -399,14 +405,14 @@ def test_a_latent_model_serves_decoded_images(tmp_path):
     served = load_served_predictor(save_generator(tmp_path / "model", channels=4), vae=str(tmp_path / "vae"))
     with serve_in_thread(served) as server:
         status, body, _ = post_sample(ServerClient(server.address), {"class": "cat", "steps": 2}, NDJSON_HEADERS)
-        refused, answer, _ = post_sample(
+        rejected, document, _ = post_sample(
             ServerClient(server.address), *encode_form(image=encode_png(PHOTO_PIXELS), mask=encode_png(INPAINT_MASK))
         )
-        assert refused == 422 and "latents" in answer["error"]["message"]
+        assert rejected == 422 and "latents" in document["error"]["message"]
         assert ServerClient(server.address).ask("GET", "/v1/model")[1]["sampling"]["inpaint"] is False
     last = json.loads(body.splitlines()[-1])
     assert status == 200 and decode_data_uri(last["images"][0]["image"]).shape == (16, 16, 3)
-    with pytest.raises(UsageError, match=r"vae applies to generative models, and .*classifier is not one"):
+    with pytest.raises(UsageError, match=r"vae needs a generative model, but .*classifier is not one"):
         load_served_predictor(save_bundle(tmp_path / "classifier"), vae=str(tmp_path / "vae"))
 
 

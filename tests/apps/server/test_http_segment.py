@@ -1,4 +1,4 @@
-"""Class maps over HTTP: those of `predict`, and what cannot be asked."""
+"""Semantic segmentation over HTTP: the class maps of `predict`, and rejected requests."""
 
 import base64
 import io
@@ -31,12 +31,12 @@ def open_image(content):
 @pytest.mark.parametrize("size", [(32, 32), (48, 40), (9, 70)])
 def test_http_class_maps_match_predict(site, predictor, size):
     content = encode_noise_image(3, size)
-    status, answer, _ = site.ask("POST", "/v1/segment", content, {"Content-Type": "image/png"})
+    status, document, _ = site.ask("POST", "/v1/segment", content, {"Content-Type": "image/png"})
     expected = predictor.segment(content)
-    numbers = open_image(base64.b64decode(answer["class_map"].partition(",")[2]))
-    assert status == 200 and answer["size"] == [size[1], size[0]] == list(expected.classes.shape)
+    numbers = open_image(base64.b64decode(document["class_map"].partition(",")[2]))
+    assert status == 200 and document["size"] == [size[1], size[0]] == list(expected.classes.shape)
     assert numbers.mode == "L" and np.array_equal(np.asarray(numbers), expected.classes)
-    assert {row["class"]: row["share"] for row in answer["class_shares"]} == expected.class_shares
+    assert {row["class"]: row["share"] for row in document["class_shares"]} == expected.class_shares
     status, content, headers = site.ask("POST", "/v1/segment?format=png", content, {"Content-Type": "image/png"})
     assert headers["Content-Type"] == "image/png" and np.array_equal(np.asarray(open_image(content)), expected.classes)
 
@@ -48,30 +48,32 @@ def test_the_model_endpoint_lists_its_tasks(site):
 
 
 def test_unsupported_requests_are_rejected(site, predictor):
-    status, answer, _ = site.predict(encode_noise_image(1))
-    assert status == 404 and answer["error"]["hint"] == "POST /v1/segment"
-    status, answer, _ = site.ask("POST", "/v1/segment?format=gif", encode_noise_image(1), {"Content-Type": "image/png"})
-    assert status == 422 and "json or png" in answer["error"]["hint"]
-    status, answer, _ = site.ask(
+    status, document, _ = site.predict(encode_noise_image(1))
+    assert status == 404 and document["error"]["hint"] == "POST /v1/segment"
+    status, document, _ = site.ask(
+        "POST", "/v1/segment?format=gif", encode_noise_image(1), {"Content-Type": "image/png"}
+    )
+    assert status == 422 and "json or png" in document["error"]["hint"]
+    status, document, _ = site.ask(
         "POST", "/v1/segment", encode_noise_image(1, (32, 32 * 140)), {"Content-Type": "image/png"}
     )
-    assert status == 413 and "tiles of 32 x 32" in answer["error"]["message"]
-    status, answer, _ = site.ask("POST", "/v1/segment", b"none", {"Content-Type": "image/png"})
-    assert status == 422 and answer["error"]["code"] == "unreadable_image"
+    assert status == 413 and "tiles of 32 x 32" in document["error"]["message"]
+    status, document, _ = site.ask("POST", "/v1/segment", b"none", {"Content-Type": "image/png"})
+    assert status == 422 and document["error"]["code"] == "unreadable_image"
     body, headers = encode_multipart(("a", encode_noise_image(1)), ("b", encode_noise_image(2)))
     assert site.ask("POST", "/v1/segment", body, headers)[0] == 400
 
 
 def test_a_classifier_rejects_segment_requests(tmp_path):
     with serve_in_thread(vitreous.load(save_bundle(tmp_path / "model"))) as server:
-        status, answer, _ = ServerClient(server.address).ask(
+        status, document, _ = ServerClient(server.address).ask(
             "POST", "/v1/segment", encode_noise_image(1), {"Content-Type": "image/png"}
         )
-    assert status == 404 and "not a segmentation model" in answer["error"]["message"]
+    assert status == 404 and "not a segmentation model" in document["error"]["message"]
 
 
 def test_http_features_match_embed(site, predictor):
-    status, answer, _ = site.ask("POST", "/v1/embed", encode_noise_image(1), {"Content-Type": "image/png"})
-    assert status == 200 and answer["embeddings"][0]["embedding"] == pytest.approx(
+    status, document, _ = site.ask("POST", "/v1/embed", encode_noise_image(1), {"Content-Type": "image/png"})
+    assert status == 200 and document["embeddings"][0]["embedding"] == pytest.approx(
         predictor.embed(encode_noise_image(1)), rel=1e-6
     )

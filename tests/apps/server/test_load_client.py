@@ -1,5 +1,4 @@
-"""The client of `benchmarks/serving.py` charges a server for everybody who had to wait, and tells answers of others
-from its own."""
+"""The load client of `benchmarks/serving.py`: latency from the due time, and detection of mixed-up responses."""
 
 from __future__ import annotations
 
@@ -11,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-SERVICE_SECONDS = 0.02  # seconds of an answer; one at a time
+SERVICE_SECONDS = 0.02  # service time of one response; responses are serial
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +22,7 @@ def load_client():
 
 
 async def run_against_fake_server(ask, answer):
-    """What `ask(port)` finds where every request is answered by `answer(id)`: (id, document)."""
+    """Return the result of `ask(port)` against a server that responds with `answer(id)`: (id, document)."""
     turn = asyncio.Lock()
 
     async def handle(reader, writer):
@@ -48,37 +47,37 @@ async def run_against_fake_server(ask, answer):
 
 def test_latency_counts_from_the_time_a_request_was_due(load_client):
     async def ask(port):
-        one = load_client.Client(port, most=1)
-        phase = await load_client.open_loop(one, [load_client.make_request(port, "/")], 200, 0.3)
-        one.close()
+        client = load_client.Client(port, most=1)
+        phase = await load_client.open_loop(client, [load_client.make_request(port, "/")], 200, 0.3)
+        client.close()
         return phase
 
     phase = asyncio.run(run_against_fake_server(ask, lambda name: (name, {})))
     assert len(phase.replies) > 30 and phase.statuses() == {"200": len(phase.replies)}
     last = max(phase.replies, key=lambda reply: reply.finished)
-    # it waited for all before it, less the time in which they were due
+    # it waited for all requests before it, minus the time until it was due
     assert last.seconds > SERVICE_SECONDS * len(phase.replies) - 0.3
     assert last.finished - last.sent < last.seconds / 2
 
 
 def test_responses_with_wrong_ids_or_probabilities_are_errors(load_client):
     expected = [{"classes": [{"class": "a", "probability": 0.1}]}]
-    answers = {
+    responses = {
         "right": lambda name: (name, {"predictions": expected}),
         "another's": lambda name: (b"x" + name, {"predictions": expected}),
         "last digit": lambda name: (name, {"predictions": [{"classes": [{"class": "a", "probability": 0.1 + 2e-17}]}]}),
     }
 
-    def asked(answer):
+    def send_request(response):
         async def ask(port):
-            one = load_client.Client(port)
-            reply = await one.ask(load_client.make_request(port, "/", expected=expected))
-            one.close()
+            client = load_client.Client(port)
+            reply = await client.ask(load_client.make_request(port, "/", expected=expected))
+            client.close()
             return reply
 
-        return asyncio.run(run_against_fake_server(ask, answer))
+        return asyncio.run(run_against_fake_server(ask, response))
 
-    assert {name: asked(answer).right for name, answer in answers.items()} == {
+    assert {name: send_request(response).right for name, response in responses.items()} == {
         "right": True,
         "another's": False,
         "last digit": False,

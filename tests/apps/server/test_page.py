@@ -1,5 +1,4 @@
-"""The page in a browser: what it shows is what Python answers, for mouse, keys and fingers, on a phone and on a
-desk."""
+"""The page in a browser shows Python's predictions, for mouse, keyboard and touch, on phone and desktop sizes."""
 
 from __future__ import annotations
 
@@ -48,7 +47,7 @@ pytestmark = needs_chromium
 
 @pytest.fixture(scope="module")
 def page_models(tmp_path_factory):
-    """A bundle whose heads look at different places, with an index; and pictures."""
+    """Return a bundle whose heads attend to different positions, with an index, and images."""
     root = tmp_path_factory.mktemp("page")
     torch.manual_seed(0)
     model = build_model(
@@ -67,7 +66,7 @@ def page_models(tmp_path_factory):
         write_index(root / "model", data)
     for number in range(2):
         make_image(number, (96, 64), number).save(root / f"{number}.png")
-    (root / "<i>notes.jpg").write_text("no picture")
+    (root / "<i>notes.jpg").write_text("not an image")
     (root / "large.png").write_bytes(bytes(2**20 + 1))
     return root
 
@@ -86,17 +85,22 @@ def server_address(page_models, predictor):
 @pytest.fixture(scope="module")
 def browser():
     with playwright.sync_playwright() as play:
-        found = play.chromium.launch(executable_path=find_chromium(), args=CHROMIUM_FLAGS)
-        yield found
-        found.close()
+        chromium = play.chromium.launch(executable_path=find_chromium(), args=CHROMIUM_FLAGS)
+        yield chromium
+        chromium.close()
 
 
 class PageVisit:
-    """A page with what it asked for and complained of."""
+    """An open page that records its requests and console messages."""
 
     def __init__(self, browser, server_address: str, size: str = "desk", theme: str = "light") -> None:
         wide, high = VIEWPORTS[size]
-        self.address, self.said, self.asked, self.refused = server_address, [], [], 0
+        self.address, self.console_messages, self.requested_urls, self.expects_failed_requests = (
+            server_address,
+            [],
+            [],
+            0,
+        )
         phone = {"has_touch": True, "is_mobile": True} if size == "phone" else {}
         self.context = browser.new_context(
             viewport={"width": wide, "height": high},
@@ -107,19 +111,19 @@ class PageVisit:
         )
         self.page = page = self.context.new_page()
         page.set_default_timeout(TIMEOUT_MS)
-        page.on("console", lambda message: self.said.append(message.text))
-        page.on("pageerror", lambda error: self.said.append(str(error)))
-        page.on("request", lambda request: self.asked.append(request.url))
+        page.on("console", lambda message: self.console_messages.append(message.text))
+        page.on("pageerror", lambda error: self.console_messages.append(str(error)))
+        page.on("request", lambda request: self.requested_urls.append(request.url))
         page.goto(server_address)
 
     def find(self, selector: str):
         return self.page.locator(selector)
 
-    def see(self, selector: str, text, **kind) -> None:
-        expect(self.find(selector)).to_contain_text(text, timeout=TIMEOUT_MS, **kind)
+    def see(self, selector: str, text, **options) -> None:
+        expect(self.find(selector)).to_contain_text(text, timeout=TIMEOUT_MS, **options)
 
-    def take(self, *files: Path) -> None:
-        """Choose files, and wait for their answers and the attention of the last."""
+    def submit_files(self, *files: Path) -> None:
+        """Select files; wait for their predictions and the attention of the last one."""
         self.see("#model", "classes")
         before = self.find("#history li").count()
         self.page.set_input_files("#file", files)
@@ -135,21 +139,23 @@ class PageVisit:
     def drawn(self) -> str:
         return self.page.evaluate("document.getElementById('picture').toDataURL()")
 
-    def attentions(self) -> list[str]:
-        return [url for url in self.asked if "/v1/attention" in url]
+    def list_attention_requests(self) -> list[str]:
+        return [url for url in self.requested_urls if "/v1/attention" in url]
 
-    def set(self, slider: str, value: int) -> None:
+    def set_slider(self, slider: str, value: int) -> None:
         self.find(f"#{slider}").fill(str(value))
         self.settle()
 
-    def choose(self, name: str, value: str) -> None:
+    def choose_option(self, name: str, value: str) -> None:
         self.find(f"input[name={name}][value={value}]").check(force=True)
         self.settle()
 
-    def patches(self) -> np.ndarray:
-        """(5, 5) lightness of the canvas at the middle of every patch; the picture is to be wide, seen in the middle
-        0.8 of its height."""
-        found = self.page.evaluate(
+    def read_patch_lightness(self) -> np.ndarray:
+        """Return the lightness (5, 5) of the canvas at the centre of every patch.
+
+        The image must be wide and displayed in the central 0.8 of its height.
+        """
+        values = self.page.evaluate(
             """() => {
               const canvas = document.getElementById("picture"), copy = new OffscreenCanvas(canvas.width, canvas.height), found = [];
               const pen = copy.getContext("2d", {willReadFrequently: true});
@@ -163,43 +169,49 @@ class PageVisit:
               return found;
             }"""
         )
-        return np.array(found).reshape(5, 5)
+        return np.array(values).reshape(5, 5)
 
-    def at(self, row: int, column: int) -> dict[str, float]:
-        """Where a patch is on the canvas, in the page's pixels."""
+    def patch_position(self, row: int, column: int) -> dict[str, float]:
+        """Return the position of a patch on the canvas, in pixels of the page."""
         frame = self.find("#picture").bounding_box()
         share = min(frame["width"] / 96, frame["height"] / 64)
         side = 0.8 * 64 * share / 5
         return {"x": frame["width"] / 2 + (column - 2) * side, "y": frame["height"] / 2 + (row - 2) * side}
 
     def leave(self) -> None:
-        """Nothing was said that a test did not ask for, and nobody else was asked."""
+        """Close the page; assert that it logged nothing unexpected and requested nothing from other hosts."""
         self.context.close()
-        own = [text for text in self.said if not (self.refused and text.startswith("Failed to load resource"))]
-        assert own == []
-        assert [url for url in self.asked if not url.startswith((self.address + "/", "blob:", "data:image/"))] == []
+        unexpected = [
+            text
+            for text in self.console_messages
+            if not (self.expects_failed_requests and text.startswith("Failed to load resource"))
+        ]
+        assert unexpected == []
+        assert [
+            url for url in self.requested_urls if not url.startswith((self.address + "/", "blob:", "data:image/"))
+        ] == []
 
 
 @pytest.fixture
 def visit(request, browser, server_address):
-    """A visit, by its size and theme."""
-    one = PageVisit(browser, server_address, *getattr(request, "param", ("desk", "light")))
-    yield one
-    one.leave()
+    """Return a page visit by size and theme."""
+    page_visit = PageVisit(browser, server_address, *getattr(request, "param", ("desk", "light")))
+    yield page_visit
+    page_visit.leave()
 
 
-def compute_attention(predictor, file: Path, **words: str) -> dict:
-    """The attention of a file as Python has it."""
+def compute_attention(predictor, file: Path, **query: str) -> dict:
+    """Return Python's attention of a file."""
     return attention_to_json(
-        predictor.bundle, read_predictor_input(predictor, file), AttentionRequest.parse(words, predictor.bundle.model)
+        predictor.bundle, read_predictor_input(predictor, file), AttentionRequest.parse(query, predictor.bundle.model)
     )
 
 
-def brightness_follows_weights(shown: np.ndarray, weights) -> bool:
-    """Whether one is the lighter the larger the other, but for what a colour of 8 bits cannot tell."""
+def brightness_follows_weights(lightness: np.ndarray, weights) -> bool:
+    """Return whether lightness is monotonic in the weights, within the resolution of 8-bit colours."""
     weights = np.array(weights)
-    ordered = shown.ravel()[np.argsort(weights.ravel())]
-    return shown.argmax() == weights.argmax() and bool((np.diff(ordered) > -0.01).all()) and np.ptp(shown) > 0.2
+    ordered = lightness.ravel()[np.argsort(weights.ravel())]
+    return lightness.argmax() == weights.argmax() and bool((np.diff(ordered) > -0.01).all()) and np.ptp(lightness) > 0.2
 
 
 def test_an_encoder_without_a_head_shows_attention_and_neighbours(browser, page_models, tmp_path):
@@ -213,44 +225,44 @@ def test_an_encoder_without_a_head_shows_attention_and_neighbours(browser, page_
     write_index(tmp_path / "encoder", tmp_path / "photos")
     with serve_in_thread(load(tmp_path / "encoder", headless=True), QUIET_SETTINGS, tmp_path / "encoder") as server:
         visit = PageVisit(browser, server.address)
-        visit.take(page_models / "1.png")
+        visit.submit_files(page_models / "1.png")
         visit.see("#model", "Feature extraction, no classes")
         expect(visit.find("#answer")).to_be_hidden()
         visit.see("#neighbours li:first-child", "1.png")
-        assert visit.find("#neighbours li").count() == 2 and visit.attentions()
+        assert visit.find("#neighbours li").count() == 2 and visit.list_attention_requests()
         assert visit.find("#history li p").all_text_contents() == ["1.png"]
         visit.leave()
 
 
 @pytest.mark.parametrize("visit", [("desk", "light"), pytest.param(("phone", "dark"), marks=slow)], indirect=True)
 def test_page_predictions_match_python(visit, page_models, predictor):
-    visit.take(page_models / "0.png")
-    wanted = predictor.predict([page_models / "0.png"], top=7)[0]
+    visit.submit_files(page_models / "0.png")
+    expected = predictor.predict([page_models / "0.png"], top=7)[0]
     names = visit.find("#answers .name").all_text_contents()
     shares = [text.replace("\u00a0", " ") for text in visit.find("#answers .share").all_text_contents()]
-    assert names == list(wanted.names[:5]) and visit.find("#answers b").count() == 0
-    assert shares == [format_share(p) for p in wanted.probabilities[:5]]
+    assert names == list(expected.names[:5]) and visit.find("#answers b").count() == 0
+    assert shares == [format_share(p) for p in expected.probabilities[:5]]
     bars = visit.page.eval_on_selector_all(
         "#answers i", "all => all.map(one => one.offsetWidth / one.parentElement.offsetWidth)"
     )
-    assert np.allclose(bars, wanted.probabilities[:5], atol=0.01)
+    assert np.allclose(bars, expected.probabilities[:5], atol=0.01)
     visit.find("#more").click()
-    assert visit.find("#answers .name").all_text_contents() == list(wanted.names)
-    assert wanted.names[0] in visit.find("#said").text_content()
+    assert visit.find("#answers .name").all_text_contents() == list(expected.names)
+    assert expected.names[0] in visit.find("#said").text_content()
     assert visit.page.evaluate("document.documentElement.scrollWidth") <= visit.page.viewport_size["width"]
 
 
 @pytest.mark.parametrize("visit", [("desk", "dark"), pytest.param(("phone", "light"), marks=slow)], indirect=True)
 def test_sliders_show_every_block_and_head_with_one_request(visit, page_models, predictor):
-    visit.take(page_models / "0.png")
-    visit.choose("kind", "raw")
-    visit.choose("edges", "blocks")
-    visit.set("opacity", 100)
-    asked = len(visit.attentions())
+    visit.submit_files(page_models / "0.png")
+    visit.choose_option("kind", "raw")
+    visit.choose_option("edges", "blocks")
+    visit.set_slider("opacity", 100)
+    num_requests = len(visit.list_attention_requests())
     every = np.array(
         compute_attention(predictor, page_models / "0.png", kind="raw", layer="all", head="all")["weights"]
     )
-    seen = set()
+    drawings = set()
     for layer in (0, 2):
         for head, weights in (
             (0, every[layer].mean(0)),
@@ -258,45 +270,45 @@ def test_sliders_show_every_block_and_head_with_one_request(visit, page_models, 
             (2, every[layer].min(0)),
             (4, every[layer][1]),
         ):
-            visit.set("layer", layer)
-            visit.set("head", head)
-            assert brightness_follows_weights(visit.patches(), weights), (layer, head)
-            seen.add(visit.drawn())
-    assert len(seen) == 8 and len(visit.attentions()) == asked
+            visit.set_slider("layer", layer)
+            visit.set_slider("head", head)
+            assert brightness_follows_weights(visit.read_patch_lightness(), weights), (layer, head)
+            drawings.add(visit.drawn())
+    assert len(drawings) == 8 and len(visit.list_attention_requests()) == num_requests
     assert visit.find("#head").get_attribute("aria-valuetext") == "head 2 of 2"
     smooth = visit.drawn()
-    visit.choose("edges", "smooth")
+    visit.choose_option("edges", "smooth")
     assert visit.drawn() != smooth
-    visit.choose("kind", "rollout")
+    visit.choose_option("kind", "rollout")
     rolled = np.array(compute_attention(predictor, page_models / "0.png", layer="all")["weights"])
-    visit.choose("edges", "blocks")
+    visit.choose_option("edges", "blocks")
     for layer in (0, 2):
-        visit.set("layer", layer)
-        assert brightness_follows_weights(visit.patches(), rolled[layer])
-    visit.choose("view", "light")
-    lit = visit.drawn()
-    visit.set("opacity", 0)
-    assert visit.drawn() != lit
+        visit.set_slider("layer", layer)
+        assert brightness_follows_weights(visit.read_patch_lightness(), rolled[layer])
+    visit.choose_option("view", "light")
+    highlighted = visit.drawn()
+    visit.set_slider("opacity", 0)
+    assert visit.drawn() != highlighted
 
 
 @pytest.mark.parametrize("visit", [pytest.param(("desk", "light"), marks=slow), ("phone", "light")], indirect=True)
 def test_clicking_a_patch_shows_its_attention(visit, page_models, predictor):
-    visit.take(page_models / "0.png")
-    visit.choose("kind", "raw")
-    visit.choose("edges", "blocks")
-    visit.set("opacity", 100)
-    visit.set("head", 3)
-    place = visit.at(1, 3)
+    visit.submit_files(page_models / "0.png")
+    visit.choose_option("kind", "raw")
+    visit.choose_option("edges", "blocks")
+    visit.set_slider("opacity", 100)
+    visit.set_slider("head", 3)
+    position = visit.patch_position(1, 3)
     (visit.find("#picture").tap if visit.page.viewport_size["width"] < 500 else visit.find("#picture").click)(
-        position=place
+        position=position
     )
     visit.see("#meaning", "Raw attention of block 3, head 1, from the patch at row 2, column 4.")
     visit.settle()
-    assert visit.attentions()[-1].endswith("query=1,3")
+    assert visit.list_attention_requests()[-1].endswith("query=1,3")
     visit.page.mouse.move(1, 1)
     visit.settle()
     assert brightness_follows_weights(
-        visit.patches(),
+        visit.read_patch_lightness(),
         compute_attention(predictor, page_models / "0.png", kind="raw", head="0", query="1,3")["weights"],
     )
     visit.find("#back").click()
@@ -304,50 +316,50 @@ def test_clicking_a_patch_shows_its_attention(visit, page_models, predictor):
     visit.find("#back").wait_for(state="hidden")
 
 
-def test_the_image_without_the_map_is_beside_the_attention(visit, page_models):
+def test_the_plain_image_is_shown_next_to_the_attention(visit, page_models):
     def read_plain() -> np.ndarray:
         url = visit.page.evaluate("document.getElementById('plain').toDataURL()")
-        found = Image.open(io.BytesIO(base64.b64decode(url.partition(",")[2]))).convert("RGB")
-        assert found.height == 144 and found.width == 216
-        return np.asarray(found.resize((96, 64), Image.Resampling.BOX), float)
+        plain_image = Image.open(io.BytesIO(base64.b64decode(url.partition(",")[2]))).convert("RGB")
+        assert plain_image.height == 144 and plain_image.width == 216
+        return np.asarray(plain_image.resize((96, 64), Image.Resampling.BOX), float)
 
     def average_blocks(pixels: np.ndarray) -> np.ndarray:
         return pixels.reshape(8, 8, 12, 8, 3).mean((1, 3))
 
     visit.see("#model", "classes")
     before = visit.find("#layer").bounding_box()
-    visit.take(page_models / "0.png")
+    visit.submit_files(page_models / "0.png")
     assert visit.find("#layer").bounding_box() == before
-    plain = read_plain()
+    plain_pixels = read_plain()
     photo = np.asarray(Image.open(page_models / "0.png").convert("RGB"), float)
-    assert np.abs(average_blocks(plain) - average_blocks(photo)).max() < 10  # of 255
-    visit.set("opacity", 100)
-    visit.set("layer", 0)
-    assert (read_plain() == plain).all()
-    visit.find("#picture").click(position=visit.at(1, 3))
+    assert np.abs(average_blocks(plain_pixels) - average_blocks(photo)).max() < 10  # of 255
+    visit.set_slider("opacity", 100)
+    visit.set_slider("layer", 0)
+    assert (read_plain() == plain_pixels).all()
+    visit.find("#picture").click(position=visit.patch_position(1, 3))
     visit.see("#meaning", "the patch at row 2, column 4")
     visit.settle()
-    rows, columns = np.nonzero(np.abs(read_plain() - plain).sum(-1) > 30)
-    side = 0.8 * 64 / 5  # of a patch, whose frame is drawn around it
+    rows, columns = np.nonzero(np.abs(read_plain() - plain_pixels).sum(-1) > 30)
+    side = 0.8 * 64 / 5  # of a patch, which has a frame
     middle = 32 + (1 - 2) * side, 48 + (3 - 2) * side
     assert abs(rows - middle[0]).max() < side / 2 + 2 and abs(columns - middle[1]).max() < side / 2 + 2
     assert np.ptp(rows) > side - 2 and np.ptp(columns) > side - 2
 
 
 def test_the_page_is_usable_with_the_keyboard(visit, page_models, predictor):
-    visit.take(page_models / "0.png")
-    keys, found = visit.page.keyboard, []
+    visit.submit_files(page_models / "0.png")
+    keys, focused = visit.page.keyboard, []
     visit.page.evaluate("document.activeElement.blur()")
     for _ in range(40):
         keys.press("Tab")
-        found.append(
+        focused.append(
             visit.page.evaluate(
                 "document.activeElement.id || document.activeElement.name || document.activeElement.tagName"
             )
         )
-        if found[-1] == "SUMMARY":
+        if focused[-1] == "SUMMARY":
             break
-    wanted = [
+    controls = [
         "file",
         "camera",
         "picture",
@@ -363,7 +375,7 @@ def test_the_page_is_usable_with_the_keyboard(visit, page_models, predictor):
         "mosaic",
         "SUMMARY",
     ]
-    assert [name for name in found if name in wanted] == wanted
+    assert [name for name in focused if name in controls] == controls
     visit.find("#picture").focus()
     keys.press("ArrowLeft")
     start = [int(number) - 1 for number in re.findall(r"\d+", visit.find("#said").text_content())[:2]]
@@ -386,35 +398,35 @@ def test_the_page_is_usable_with_the_keyboard(visit, page_models, predictor):
 
 
 def test_history_images_return_with_their_predictions(visit, page_models, predictor):
-    visit.take(page_models / "0.png", page_models / "1.png")
+    visit.submit_files(page_models / "0.png", page_models / "1.png")
     first, second = (predictor.predict([page_models / f"{number}.png"])[0].names[0] for number in range(2))
     visit.see("#answers li:first-child .name", second)
-    drawn, asked = visit.drawn(), len(visit.attentions())
+    drawing, num_requests = visit.drawn(), len(visit.list_attention_requests())
     visit.page.get_by_role("button", name="0.png").click()
     visit.see("#history [aria-current]", "0.png")
     visit.see("#answers li:first-child .name", first)
     visit.settle()
-    assert visit.drawn() != drawn
+    assert visit.drawn() != drawing
     visit.page.get_by_role("button", name="1.png").click()
     visit.see("#history [aria-current]", "1.png")
     visit.settle()
-    assert visit.drawn() == drawn and len(visit.attentions()) <= asked + 1
+    assert visit.drawn() == drawing and len(visit.list_attention_requests()) <= num_requests + 1
     visit.find("#forget").click()
     expect(visit.find("#history li")).to_have_count(1)
 
 
 def test_formats_unsupported_by_browsers_are_predicted(visit, page_models, predictor):
     make_image(5, (96, 64)).save(page_models / "drawn.tif")
-    visit.take(page_models / "drawn.tif")
+    visit.submit_files(page_models / "drawn.tif")
     visit.see("#answers li:first-child .name", predictor.predict([page_models / "drawn.tif"])[0].names[0])
     visit.see("#readout", "this browser cannot display the image")
     assert visit.find("#zoom").is_hidden() and visit.find("#history img").count() == 0
 
 
 def test_errors_show_a_fix_and_keep_the_last_prediction(visit, page_models, predictor):
-    visit.take(page_models / "0.png")
+    visit.submit_files(page_models / "0.png")
     best = visit.find("#answers li:first-child .name").text_content()
-    visit.refused = 1
+    visit.expects_failed_requests = True
     visit.page.set_input_files("#file", page_models / "<i>notes.jpg")
     visit.see("[role=alert]", "<i>notes.jpg: not an image of a known format")
     visit.see("[role=alert]", "Use one of JPEG")
@@ -435,31 +447,37 @@ def test_errors_show_a_fix_and_keep_the_last_prediction(visit, page_models, pred
     visit.see("#history [aria-current]", "1.png")
     assert visit.find("[role=alert]").text_content() == ""
     visit.settle()
-    other = {"model": {"name": "x", "version": "another"}, "predictions": []}
-    visit.page.route("**/v1/predict*", lambda route: route.fulfill(json=other), times=1)
+    other_version = {"model": {"name": "x", "version": "another"}, "predictions": []}
+    visit.page.route("**/v1/predict*", lambda route: route.fulfill(json=other_version), times=1)
     visit.page.set_input_files("#file", page_models / "0.png")
     visit.see("[role=alert]", "The served model has changed.")
     visit.see("#history [aria-current]", "1.png")
 
 
 def test_positions_filters_and_neighbours_match_the_model(visit, page_models, predictor):
-    visit.take(page_models / "photos" / "train" / "bee" / "1.png")
+    visit.submit_files(page_models / "photos" / "train" / "bee" / "1.png")
     index = open_index(page_models / "model")
     pixels = read_predictor_input(predictor, page_models / "photos" / "train" / "bee" / "1.png")
-    wanted = index.nearest(predictor.engine.features(pixels[None])[0], 8)
+    expected = index.nearest(predictor.engine.features(pixels[None])[0], 8)
     expect(visit.find("#neighbours li")).to_have_count(8)
-    told = visit.find("#neighbours li").all_text_contents()
-    assert told[0] == "bee1.png · cosine 1.000"
-    assert told == [f"{one.label}{one.name} · cosine {one.similarity:.3f}" for one in wanted]
+    listed = visit.find("#neighbours li").all_text_contents()
+    assert listed[0] == "bee1.png · cosine 1.000"
+    assert listed == [
+        f"{neighbour.label}{neighbour.name} · cosine {neighbour.similarity:.3f}" for neighbour in expected
+    ]
     visit.find("#inside").scroll_into_view_if_needed()
     similar = np.array(compute_position_similarity(predictor.bundle)["similarity"])
     frame = visit.find("#mosaic").bounding_box()
     visit.see("#positions-text", "row 3, column 3")
     visit.find("#mosaic").click(position={"x": frame["width"] * 0.7, "y": frame["height"] * 0.1})
-    others, pairs = np.delete(similar[3], 3), similar[~np.eye(25, dtype=bool)]
+    other_similarities, pairs = np.delete(similar[3], 3), similar[~np.eye(25, dtype=bool)]
     least, most = (f"{end:.2f}".replace("-", "−") for end in (pairs.min(), pairs.max()))
-    told = f"row 1, column 4 to all others: {others.min():.2f} to {others.max():.2f}.".replace("-", "−")
-    visit.see("#positions-text", f"{told} Colour scale: {least} to {most}")
+    listed = (
+        f"row 1, column 4 to all others: {other_similarities.min():.2f} to {other_similarities.max():.2f}.".replace(
+            "-", "−"
+        )
+    )
+    visit.see("#positions-text", f"{listed} Colour scale: {least} to {most}")
     assert (visit.find("#scale-least").text_content(), visit.find("#scale-most").text_content()) == (least, most)
     light = visit.page.evaluate(CANVAS_LIGHTNESS_JS)
     assert (
@@ -473,9 +491,9 @@ def test_positions_filters_and_neighbours_match_the_model(visit, page_models, pr
 
 
 @slow
-def test_drop_paste_and_camera(visit, page_models):
+def test_images_can_be_dropped_pasted_and_captured(visit, page_models):
     visit.see("#model", "classes")
-    carried = visit.page.evaluate_handle(
+    dropped_file = visit.page.evaluate_handle(
         """async () => {
           const canvas = Object.assign(document.createElement("canvas"), {width: 50, height: 40});
           canvas.getContext("2d").fillRect(5, 5, 20, 20);
@@ -484,9 +502,9 @@ def test_drop_paste_and_camera(visit, page_models):
           return carried;
         }"""
     )
-    visit.page.dispatch_event("#stage", "drop", {"dataTransfer": carried})
+    visit.page.dispatch_event("#stage", "drop", {"dataTransfer": dropped_file})
     visit.see("#history [aria-current]", "dropped.png")
-    visit.page.evaluate("carried => dispatchEvent(new ClipboardEvent('paste', {clipboardData: carried}))", carried)
+    visit.page.evaluate("carried => dispatchEvent(new ClipboardEvent('paste', {clipboardData: carried}))", dropped_file)
     expect(visit.find("#history li")).to_have_count(2)
     visit.find("#camera").click()
     expect(visit.find("#video")).to_have_js_property("readyState", 4, timeout=TIMEOUT_MS)
@@ -532,31 +550,31 @@ SIZES_AND_THEMES = [
 def test_contrast_and_touch_targets_in_every_size_and_theme(visit, page_models):
     visit.see("#model", "classes")
     frame = visit.find("#stage").bounding_box()
-    visit.take(page_models / "0.png")
+    visit.submit_files(page_models / "0.png")
     after = visit.find("#stage").bounding_box()
     assert frame == after
-    visit.refused = 1
+    visit.expects_failed_requests = True
     visit.page.set_input_files("#file", page_models / "<i>notes.jpg")
     visit.see("[role=alert]", "not an image")
     assert visit.page.evaluate(LOW_CONTRAST_JS) == []
-    visit.find("#picture").click(position=visit.at(4, 0))
+    visit.find("#picture").click(position=visit.patch_position(4, 0))
     visit.find("#back").wait_for()
     assert visit.page.evaluate(OVERFLOWING_ELEMENTS_JS) == []
     small = [target for target in visit.page.evaluate(TOUCH_TARGETS_JS) if target[1] < 40]
     assert small == []
     assert visit.page.evaluate("document.documentElement.scrollWidth") <= visit.page.viewport_size["width"]
-    named = (
+    has_names = (
         "all => all.filter(one => !(one.labels?.length || one.ariaLabel || one.textContent.trim())).map(one => "
         "one.outerHTML)"
     )
-    assert visit.page.eval_on_selector_all("button, input, canvas[tabindex]", named) == []
+    assert visit.page.eval_on_selector_all("button, input, canvas[tabindex]", has_names) == []
 
 
 def test_an_unreachable_server_is_reported(browser, page_models, predictor):
     with serve_in_thread(predictor, QUIET_SETTINGS, page_models / "model") as server:
         visit = PageVisit(browser, server.address)
-        visit.take(page_models / "0.png")
-    visit.refused = 1
+        visit.submit_files(page_models / "0.png")
+    visit.expects_failed_requests = True
     visit.page.set_input_files("#file", page_models / "1.png")
     visit.see("[role=alert]", "No response from the server.")
     visit.leave()
@@ -567,13 +585,13 @@ def test_a_token_is_requested_and_kept_for_the_tab(browser, page_models, predict
     settings = replace(QUIET_SETTINGS, access=AccessControl(token=b"a-secret-of-this-test"))
     with serve_in_thread(predictor, settings, page_models / "model") as server:
         visit = PageVisit(browser, server.address)
-        visit.refused = 1
+        visit.expects_failed_requests = True
         visit.find("#token-value").fill("wrong")
         visit.page.keyboard.press("Enter")
         visit.see("#token-text", "Invalid token.")
         visit.find("#token-value").fill("a-secret-of-this-test")
         visit.page.keyboard.press("Enter")
-        visit.take(page_models / "0.png")
+        visit.submit_files(page_models / "0.png")
         visit.page.reload()
         visit.see("#model", "7 classes")
         visit.leave()
@@ -591,14 +609,17 @@ def test_page_files_make_no_external_requests():
 
 
 def test_upload_hints_match_the_device(browser, server_address):
-    for size, shown, hidden in (("phone", "Tap to choose an image", "Drop"), ("desk", "Drop an image here", "Tap")):
+    for size, expected, unexpected_text in (
+        ("phone", "Tap to choose an image", "Drop"),
+        ("desk", "Drop an image here", "Tap"),
+    ):
         visit = PageVisit(browser, server_address, size)
         visit.see("#model", "classes")
         visit.page.evaluate(
             "document.getElementById('model').textContent = 'R50+ViT-B/16-with-a-very-long-name · 1000 classes'"
         )
-        told = visit.find("body").inner_text()
-        assert shown in told and hidden not in told
+        body_text = visit.find("body").inner_text()
+        assert expected in body_text and unexpected_text not in body_text
         lines = (
             "one => "
             "{ const range = document.createRange(); range.selectNodeContents(one); return range.getClientRects().length; }"
@@ -630,9 +651,9 @@ def test_shares_and_names_are_written_as_in_the_reports(visit):
         "async shares => { const { percent } = await import('/static/page.js'); return shares.map(percent); }", shares
     )
     assert [text.replace("\u00a0", " ") for text in written] == [format_share(share) for share in shares]
-    made = (
+    script = (
         "async name => "
         "{ const { makeName } = await import('/static/page.js'); return makeName('p', 'dim', name).outerHTML; }"
     )
     name = "a/b_c-d.e:f\\g <i>.png"
-    assert visit.page.evaluate(made, name) == f'<p class="dim">{format_breakable_name(name)}</p>'
+    assert visit.page.evaluate(script, name) == f'<p class="dim">{format_breakable_name(name)}</p>'

@@ -1,4 +1,4 @@
-"""The page of a detector, in a browser."""
+"""The page of an object detector, in a browser."""
 
 import pytest
 
@@ -24,32 +24,32 @@ def test_objects_are_listed_drawn_toggled_and_highlighted(browser, tmp_path, siz
         visit = PageVisit(browser, server.address, size, theme)
         visit.see("#model", "Object detection, 2 classes")
         visit.page.set_input_files("#file", tmp_path / "scene.png")
-        rows, kinds = visit.find("#object-list button"), visit.find("#kinds li")
+        rows, class_rows = visit.find("#object-list button"), visit.find("#kinds li")
         expect(rows).to_have_count(2)
         expect(visit.find("#busy")).to_be_hidden()
         assert [text.split("\xa0")[0] for text in rows.all_text_contents()] == [CLASSES[0] + "90", "green60"]
         visit.see("#count", "2 objects")
         visit.see("#said", f"scene.png: 1 {CLASSES[0]}, 1 green.")
-        assert visit.find("#objects b").count() == 0  # a name is text, whatever it has in it
+        assert visit.find("#objects b").count() == 0  # names are escaped
         visit.page.wait_for_timeout(300)
-        both = read_drawn_pixels(visit)
-        kinds.nth(1).locator("input").uncheck()
+        drawn_pixels = read_drawn_pixels(visit)
+        class_rows.nth(1).locator("input").uncheck()
         expect(rows).to_have_count(1)
         visit.see("#count", "1 object, 1 hidden")
-        assert read_drawn_pixels(visit) != both
-        kinds.nth(1).locator("input").check()
-        assert read_drawn_pixels(visit) == both
+        assert read_drawn_pixels(visit) != drawn_pixels
+        class_rows.nth(1).locator("input").check()
+        assert read_drawn_pixels(visit) == drawn_pixels
         visit.find("#least-score").fill("70")
         expect(rows).to_have_count(1)
         visit.see("#kinds li:nth-child(2) .share", "0")
         visit.find("#least-score").fill("50")
         visit.find("#fill").fill("0")
-        assert read_drawn_pixels(visit) != both
+        assert read_drawn_pixels(visit) != drawn_pixels
         visit.find("#fill").fill("45")
-        assert read_drawn_pixels(visit) == both
+        assert read_drawn_pixels(visit) == drawn_pixels
         rows.nth(1).focus()
         visit.see("#readout", f"green 60\xa0%, {int(right - left + 0.5)} × {int(bottom - top + 0.5)} pixels")
-        assert read_drawn_pixels(visit) != both
+        assert read_drawn_pixels(visit) != drawn_pixels
         visit.page.keyboard.press("Enter")
         expect(rows.nth(1)).to_have_attribute("aria-pressed", "true")
         visit.page.keyboard.press("Shift+Tab")
@@ -60,11 +60,11 @@ def test_objects_are_listed_drawn_toggled_and_highlighted(browser, tmp_path, siz
         visit.see("#readout", "scene.png")
         frame = visit.find("#picture").bounding_box()
         share = min(frame["width"] / 96, frame["height"] / 64)
-        place = (frame["width"] - 96 * share) / 2 + 65 * share, (frame["height"] - 64 * share) / 2 + 35 * share
-        visit.page.mouse.move(frame["x"] + place[0], frame["y"] + place[1])
+        object_centre = (frame["width"] - 96 * share) / 2 + 65 * share, (frame["height"] - 64 * share) / 2 + 35 * share
+        visit.page.mouse.move(frame["x"] + object_centre[0], frame["y"] + object_centre[1])
         visit.see("#readout", "green 60")
         visit.page.mouse.move(1, 1)
-        assert read_drawn_pixels(visit) == both
+        assert read_drawn_pixels(visit) == drawn_pixels
         assert visit.page.evaluate("document.documentElement.scrollWidth") <= visit.page.viewport_size["width"]
         visit.leave()
 

@@ -1,4 +1,4 @@
-"""The page of a model that makes images, in a browser."""
+"""The page of a generative model, in a browser."""
 
 import io
 import time
@@ -59,8 +59,8 @@ def test_images_are_requested_shown_and_saved(server, generator_folder, browser,
     options = {"classes": ("cat",), "count": 4, "guidance": 2.5, "steps": 6, "seed": 11, "precision": "fp32"}
     sample(generator_folder, tmp_path / "cats", progress=False, **options)
     expected = [np.asarray(Image.open(path)).astype(int) for path in sorted((tmp_path / "cats").glob("*.png"))]
-    shown = read_page_images(visit)
-    assert len(shown) == 4 and all(np.abs(a - b).max() <= 1 for a, b in zip(shown, expected, strict=True))
+    images = read_page_images(visit)
+    assert len(images) == 4 and all(np.abs(a - b).max() <= 1 for a, b in zip(images, expected, strict=True))
     alts = visit.page.eval_on_selector_all("#images img", "all => all.map(one => one.alt)")
     assert alts == [f"cat, image {number}" for number in range(1, 5)]
     with visit.page.expect_download() as download:
@@ -87,7 +87,7 @@ def test_classes_alternate_and_a_seed_is_reproducible(server, browser):  # noqa:
     expect_outcome(visit, "6 images, seed 0, ddim, 4 steps")
     alts = visit.page.eval_on_selector_all("#images img", "all => all.map(one => one.alt)")
     assert alts == [f"{name}, image {number}" for number in (1, 2) for name in CLASSES]
-    assert visit.find("#images b").count() == 0  # a name is text, whatever it has in it
+    assert visit.find("#images b").count() == 0  # names are escaped
     first = read_page_images(visit)
     visit.find("#new-seed").click()
     assert visit.find("#seed").input_value() != "0"
@@ -118,16 +118,16 @@ def test_invalid_inputs_are_not_submitted(server, browser):  # noqa: F811
     visit.find("#sampler").select_option("ddpm")
     assert visit.find("#steps").input_value() == "250"
     assert visit.page.evaluate("document.getElementById('request').checkValidity()")
-    assert not any("/v1/sample" in url for url in visit.asked)
+    assert not any("/v1/sample" in url for url in visit.requested_urls)
     visit.leave()
 
 
-def test_previews_are_shown_and_a_key_stops_sampling(generator_folder, browser, monkeypatch):  # noqa: F811
+def test_previews_are_shown_and_enter_stops_sampling(generator_folder, browser, monkeypatch):  # noqa: F811
     predictor = predictor_in(generator_folder)
     sampler = predictor.engine.generator.sampler
-    answer = sampler.predict
+    predict = sampler.predict
     with serve_in_thread(predictor, QUIET_SETTINGS) as server:
-        monkeypatch.setattr(sampler, "predict", lambda *given: (time.sleep(0.02), answer(*given))[1])
+        monkeypatch.setattr(sampler, "predict", lambda *arguments: (time.sleep(0.02), predict(*arguments))[1])
         visit = PageVisit(browser, server.address, "phone")
         visit.find("#images-count").fill("3")
         visit.find("#steps").fill("1000")
@@ -152,13 +152,13 @@ def test_previews_are_shown_and_a_key_stops_sampling(generator_folder, browser, 
 def test_a_sampling_failure_is_reported(generator_folder, browser, monkeypatch):  # noqa: F811
     predictor = predictor_in(generator_folder)
     sampler = predictor.engine.generator.sampler
-    answer, broken = sampler.predict, []
+    predict, broken = sampler.predict, []
 
-    def fail_later(*given):
+    def fail_later(*arguments):
         time.sleep(0.02)
         if broken:
             raise RuntimeError("no more")
-        return answer(*given)
+        return predict(*arguments)
 
     with serve_in_thread(predictor, QUIET_SETTINGS) as server:
         monkeypatch.setattr(sampler, "predict", fail_later)

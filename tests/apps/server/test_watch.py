@@ -1,4 +1,4 @@
-"""`watch`: the page of a run grows with it, starts over where the run goes back, and is for this machine alone."""
+"""`watch`: the page of a run is updated live, restarts if the run is rewound, and is only accessible locally."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ METRIC_LINES = [{"step": step, "epoch": step / 2, "lr": 0.1, "train/loss": 1 / s
 
 
 def create_run_folder(path, epochs=1.0) -> RunFolder:
-    """The folder of a run of two steps an epoch that has just begun."""
+    """Return the folder of a run with two steps per epoch that has just started."""
     run = Run(
         DataOptions("photos", ("ant", "bee"), 16, ""),
         ViTConfig(classes=2),
@@ -42,7 +42,7 @@ def create_run_folder(path, epochs=1.0) -> RunFolder:
 
 @pytest.fixture(scope="module")
 def finished_run(tmp_path_factory):
-    """The folder of a run that has ended."""
+    """Return the folder of a finished run."""
     folder = create_run_folder(tmp_path_factory.mktemp("home") / "run")
     for line in METRIC_LINES:
         folder.append(line)
@@ -53,12 +53,12 @@ def finished_run(tmp_path_factory):
 
 @pytest.fixture
 def running_run(tmp_path):
-    """The folder of a run that has just begun: its config, and no line of metrics."""
+    """Return the folder of a run that has just started: a config, and no metrics."""
     return create_run_folder(tmp_path / "run <b>")
 
 
 class EventReader:
-    """Reads the server-sent events of an address, one after the other."""
+    """Reads the server-sent events of an address in order."""
 
     def __init__(self, address: str) -> None:
         self.connection = http.client.HTTPConnection(urlsplit(address).netloc, timeout=30)
@@ -69,14 +69,14 @@ class EventReader:
 
     def __iter__(self) -> Iterator[tuple[str, dict]]:
         while line := self.response.readline():
-            kind = line.decode().removeprefix("event: ").strip()
+            event_name = line.decode().removeprefix("event: ").strip()
             data = self.response.readline().decode().removeprefix("data: ")
             assert self.response.readline() == b"\n"
-            yield kind, json.loads(data)
+            yield event_name, json.loads(data)
 
-    def next(self, kind: str) -> dict:
-        """The next event of a kind."""
-        return next(data for name, data in self if name == kind)
+    def next(self, event_name: str) -> dict:
+        """Return the next event of this kind."""
+        return next(data for name, data in self if name == event_name)
 
 
 @contextmanager
@@ -97,36 +97,36 @@ def test_events_follow_a_run_that_grows_rewinds_and_ends(running_run):
         assert events.next("lines") == {"reset": False, "lines": lines[:1]}
         running_run.append(lines[1])
         running_run.append(lines[2])
-        seen = []
-        while len(seen) < 2:
-            seen += events.next("lines")["lines"]
-        assert seen == lines[1:3]
+        events_seen = []
+        while len(events_seen) < 2:
+            events_seen += events.next("lines")["lines"]
+        assert events_seen == lines[1:3]
         running_run.rewind(2)  # a resumed run
         assert events.next("lines") == {"reset": True, "lines": lines[:2]}
         running_run.append(lines[3])
         assert events.next("lines") == {"reset": False, "lines": [lines[3]]}
-        late = EventReader(address)
-        assert late.next("lines") == {"reset": True, "lines": [*lines[:2], lines[3]]}
+        late_reader = EventReader(address)
+        assert late_reader.next("lines") == {"reset": True, "lines": [*lines[:2], lines[3]]}
         (running_run.path / "report.html").write_text("<p>the report</p>")
         running_run.summary.write_text("{}")
         assert any(data["finished"] for name, data in events if name == "state")
-        with open_response(address, "/report.html") as answer:
-            assert answer.read() == b"<p>the report</p>"
+        with open_response(address, "/report.html") as response:
+            assert response.read() == b"<p>the report</p>"
 
 
 def test_complete_lines_are_read_exactly_once(tmp_path):
     path = tmp_path / "metrics.jsonl"
-    follower, whole = MetricsFollower(path), [{"step": step, "text": "é" * step} for step in range(40)]
+    follower, lines_written = MetricsFollower(path), [{"step": step, "text": "é" * step} for step in range(40)]
     assert follower.read() == (False, [])
-    content = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in whole).encode()
-    seen = []
+    content = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines_written).encode()
+    lines_read = []
     for start in range(0, len(content), 7):
         with open(path, "ab") as file:
             file.write(content[start : start + 7])
-        anew, lines = follower.read()
-        assert not anew
-        seen += lines
-    assert seen == whole
+        reopened_data, lines = follower.read()
+        assert not reopened_data
+        lines_read += lines
+    assert lines_read == lines_written
     assert follower.read() == (False, [])
 
 
@@ -137,21 +137,21 @@ def test_many_lines_arrive_in_several_events(running_run, monkeypatch):
         running_run.append(line)
     with watch_in_thread(running_run.path) as address:
         events = EventReader(address)
-        parts = [events.next("lines") for _ in range(3)]
-    assert [part["reset"] for part in parts] == [True, False, False]
-    assert [line for part in parts for line in part["lines"]] == lines
+        line_events = [events.next("lines") for _ in range(3)]
+    assert [event["reset"] for event in line_events] == [True, False, False]
+    assert [line for event in line_events for line in event["lines"]] == lines
 
 
 def test_the_page_is_self_contained_and_names_the_run(running_run):
-    with watch_in_thread(running_run.path) as address, open_response(address, "/") as answer:
-        page = answer.read().decode()
-        policy = answer.getheader("content-security-policy")
-    assert answer.status == 200 and "default-src 'none'" in policy and "connect-src 'self'" in policy
+    with watch_in_thread(running_run.path) as address, open_response(address, "/") as response:
+        page = response.read().decode()
+        policy = response.getheader("content-security-policy")
+    assert response.status == 200 and "default-src 'none'" in policy and "connect-src 'self'" in policy
     assert "run &lt;b&gt;" in page and "<b>" not in page
     assert not re.findall(r"(?:src|href)=\"(?!data:|report)", page) and "@import" not in page and "url(http" not in page
-    facts = json.loads(page.partition('id="facts">')[2].partition("</script>")[0])
-    assert facts["steps"] == 2 and len(facts["colours"]) > 5
-    assert list(facts["panels"][0]["series"]) == ["train/loss", "val/nll"]
+    page_data = json.loads(page.partition('id="facts">')[2].partition("</script>")[0])
+    assert page_data["steps"] == 2 and len(page_data["colours"]) > 5
+    assert list(page_data["panels"][0]["series"]) == ["train/loss", "val/nll"]
     assert 'name="viewport" content="width=device-width' in page and "prefers-color-scheme: dark" in page
 
 
@@ -165,8 +165,8 @@ def test_foreign_hosts_origins_and_paths_are_rejected(running_run):
             ("/config.yaml", {}, 404),
             ("/../config.yaml", {}, 404),
         ):
-            with open_response(address, path, **headers) as answer:
-                assert answer.status == status, (path, headers)
+            with open_response(address, path, **headers) as response:
+                assert response.status == status, (path, headers)
 
 
 def test_open_pages_are_limited_and_closing_one_frees_a_slot(running_run, monkeypatch):
@@ -174,16 +174,16 @@ def test_open_pages_are_limited_and_closing_one_frees_a_slot(running_run, monkey
     with watch_in_thread(running_run.path) as address:
         events = EventReader(address)
         events.next("lines")
-        with open_response(address, "/events") as answer:
-            assert answer.status == 503
+        with open_response(address, "/events") as response:
+            assert response.status == 503
         events.response.close()
         events.connection.close()
         for _ in range(100):
-            running_run.append({"step": 1, "epoch": 1.0})  # a server notices as it writes
-            with open_response(address, "/events") as answer:
-                if answer.status == 200:
+            running_run.append({"step": 1, "epoch": 1.0})  # the server detects a closed page on the next write
+            with open_response(address, "/events") as response:
+                if response.status == 200:
                     break
-        assert answer.status == 200
+        assert response.status == 200
 
 
 def test_invalid_runs_and_ports_are_rejected(finished_run, tmp_path):
@@ -202,8 +202,8 @@ def test_a_port_in_use_is_reported(finished_run):
 @pytest.mark.slow
 @pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_the_command_prints_its_address_and_stops_with_open_pages(finished_run, number, code):
-    words = ["watch", str(finished_run), "--port", "0", "--json"]
-    process = subprocess.Popen([sys.executable, "-m", "vitreous", *words], stdout=subprocess.PIPE, text=True)
+    arguments = ["watch", str(finished_run), "--port", "0", "--json"]
+    process = subprocess.Popen([sys.executable, "-m", "vitreous", *arguments], stdout=subprocess.PIPE, text=True)
     try:
         document = json.loads(process.stdout.readline())
         events = EventReader(document["address"])
@@ -224,7 +224,8 @@ def test_curves_grow_with_the_run(running_run, width, scheme):
         browser = player.chromium.launch(executable_path=find_chromium(), args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
         errors = []
-        page.on("pageerror", lambda error: errors.append(error))  # it marks the function, which a builtin one refuses
+        # `errors.append` itself would be rejected: the method sets an attribute on its callback
+        page.on("pageerror", lambda error: errors.append(error))
         page.goto(address)
         loss = page.get_by_role("img", name="loss: training 2 at step 1")
         playwright.expect(loss).to_be_visible()
@@ -262,8 +263,8 @@ def test_the_page_shows_losses_hover_values_and_time_left(running_run):
         expect(page.get_by_role("img", name="validation top-1: 50 % at step 10")).to_be_visible()
         box = chart.bounding_box()
         page.mouse.move(box["x"] + 56 + 0.05 * (box["width"] - 64), box["y"] + 50)  # step 5 of 100
-        hovered = page.get_by_role("img", name="loss: training 0.2 at step 5, validation (NLL) 0.4 at step 5")
-        expect(hovered).to_be_visible()
+        hovered_chart = page.get_by_role("img", name="loss: training 0.2 at step 5, validation (NLL) 0.4 at step 5")
+        expect(hovered_chart).to_be_visible()
         expect(page.locator(".values").first).to_contain_text("step 5")
         page.mouse.move(0, 0)
         chart.focus()

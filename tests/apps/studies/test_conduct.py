@@ -1,4 +1,4 @@
-"""A study ends in the same table however often it is stopped, shares its runs, and says what it cannot tell."""
+"""A study gives the same table however often it is stopped, reuses runs, and reports inconclusive results."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ QUICK_OPTIONS = {"steps": 3, "seeds": 2, "device": "cpu", "precision": "fp32", "
 
 @pytest.fixture
 def toy_study(monkeypatch):
-    """Two cells of Table 8 by models of seconds, as a study of its own."""
+    """Register a study with two cells of Table 8 and tiny models."""
     monkeypatch.setitem(SCALES, "small", replace(SCALES["small"], width=32, depth=1, batch_size=16))
     small = replace(POSITIONS_STUDY, name="toy", cells=lambda setting: position_cells(setting)[:2])
     monkeypatch.setitem(registry.STUDIES, "toy", small)
@@ -41,12 +41,12 @@ def toy_study(monkeypatch):
 
 @pytest.fixture
 def trained_runs(monkeypatch):
-    """The runs that are really trained."""
+    """Return a list of the runs that are actually trained."""
     trained = []
 
-    def run_trial(run, inputs, folder, *rest, **named):
+    def run_trial(run, inputs, folder, *arguments, **options):
         trained.append(folder.path.name)
-        return real(run, inputs, folder, *rest, **named)
+        return real(run, inputs, folder, *arguments, **options)
 
     real = conduct.run_trial
     monkeypatch.setattr(conduct, "run_trial", run_trial)
@@ -54,7 +54,7 @@ def trained_runs(monkeypatch):
 
 
 class LinkParser(HTMLParser):
-    """The links of a page, and the addresses that it would fetch."""
+    """Collects the links of a page, and the addresses that it would load."""
 
     def __init__(self, text):
         super().__init__()
@@ -62,14 +62,16 @@ class LinkParser(HTMLParser):
         self.feed(text)
 
     def handle_starttag(self, tag, attributes):
-        named = dict(attributes)
+        attribute_values = dict(attributes)
         if tag == "a":
-            self.links.append(named["href"])
+            self.links.append(attribute_values["href"])
         elif tag in ("script", "img", "link"):
-            self.fetched += [value for key, value in named.items() if key in ("src", "href") and value != "data:,"]
+            self.fetched += [
+                value for key, value in attribute_values.items() if key in ("src", "href") and value != "data:,"
+            ]
 
 
-def table_rows(result):
+def get_table_rows(result):
     return [row[:-2] for row in result["table"]["rows"]]
 
 
@@ -102,10 +104,10 @@ def test_runs_are_reused_by_other_studies(toy_study, tmp_path, trained_runs, mon
 
 
 def test_a_resumed_study_gives_the_same_table(toy_study, tmp_path, trained_runs):
-    whole = make_study("toy", out=str(tmp_path / "whole"), **QUICK_OPTIONS)
+    uninterrupted = make_study("toy", out=str(tmp_path / "whole"), **QUICK_OPTIONS)
 
-    class Stopper:
-        """Sends a signal in the second run, once."""
+    class StoppingListener:
+        """Sends a signal once, in the second run."""
 
         sent = False
 
@@ -119,12 +121,12 @@ def test_a_resumed_study_gives_the_same_table(toy_study, tmp_path, trained_runs)
 
     options = {name: value for name, value in QUICK_OPTIONS.items() if name != "progress"}
     with pytest.raises(Interrupted, match="stopped in run 2 of 4") as stopped:
-        make_study("toy", Stopper(), out=str(tmp_path / "cut"), **options)
+        make_study("toy", StoppingListener(), out=str(tmp_path / "cut"), **options)
     assert "vitreous study toy --resume" in stopped.value.hint and stopped.value.code == 143
     trained_runs.clear()
-    again = make_study("toy", out=str(tmp_path / "cut"), resume=True, progress=False)
-    assert table_rows(again) == table_rows(whole) and len(trained_runs) == 3
-    assert make_study("toy", out=str(tmp_path / "cut"), resume=True, progress=False)["rows"] == again["rows"]
+    resumed = make_study("toy", out=str(tmp_path / "cut"), resume=True, progress=False)
+    assert get_table_rows(resumed) == get_table_rows(uninterrupted) and len(trained_runs) == 3
+    assert make_study("toy", out=str(tmp_path / "cut"), resume=True, progress=False)["rows"] == resumed["rows"]
 
 
 def test_invalid_study_options_are_rejected(toy_study, tmp_path):
@@ -149,8 +151,8 @@ def test_invalid_study_options_are_rejected(toy_study, tmp_path):
 
 
 def test_dry_runs_write_nothing_and_budgets_shorten_every_run(toy_study, tmp_path):
-    words = ["study", "toy", "--out", str(tmp_path / "plan"), "--device", "cpu", "--dry-run", "--json"]
-    planned = parse_json_output(run_cli(*words, "--steps", "100"))
+    arguments = ["study", "toy", "--out", str(tmp_path / "plan"), "--device", "cpu", "--dry-run", "--json"]
+    planned = parse_json_output(run_cli(*arguments, "--steps", "100"))
     assert planned["runs"] == 6 and planned["total_steps"] == 600 and planned["hours"] >= 0
     assert planned["peak_memory_bytes"] > 0 and not (tmp_path / "plan").exists()
     make = {**QUICK_OPTIONS, "steps": 100_000, "budget": "2s"}
@@ -161,24 +163,28 @@ def test_dry_runs_write_nothing_and_budgets_shorten_every_run(toy_study, tmp_pat
 
 
 def test_a_nonfinite_loss_is_reported_as_a_result(toy_study, tmp_path, monkeypatch):
-    def broken(setting):
-        good, bad = position_cells(setting)[:2]
-        return good, replace(bad, options=replace(bad.options, optimizer="sgd", lr=1e30, clip_grad=1e30))
+    def list_cells(setting):
+        valid_cell, broken_cell = position_cells(setting)[:2]
+        return valid_cell, replace(
+            broken_cell, options=replace(broken_cell.options, optimizer="sgd", lr=1e30, clip_grad=1e30)
+        )
 
-    monkeypatch.setitem(registry.STUDIES, "toy", replace(toy_study, cells=broken))
+    monkeypatch.setitem(registry.STUDIES, "toy", replace(toy_study, cells=list_cells))
     result = make_study("toy", out=str(tmp_path), **QUICK_OPTIONS)
     assert [row["verdict"] for row in result["rows"]] == ["no common seed", "non-finite loss"]
     assert result["rows"][1]["failed"] == 2 and "2 runs ended" in Path(result["page"]).read_text()
 
 
 def test_a_cell_starts_from_the_parent_run_of_its_seed(toy_study, tmp_path, monkeypatch):
-    def chained(setting):
+    def list_cells(setting):
         first = replace(position_cells(setting)[0], axis_values=())
-        then = {"settings": {"objective.patch_dropout": "0.0"}}
-        second = StudyCell(("1-D", "input"), update_options(first.options, lr=1e-4), parents={"init": first}, then=then)
+        child_options = {"settings": {"objective.patch_dropout": "0.0"}}
+        second = StudyCell(
+            ("1-D", "input"), update_options(first.options, lr=1e-4), parents={"init": first}, then=child_options
+        )
         return (second,)
 
-    monkeypatch.setitem(registry.STUDIES, "toy", replace(toy_study, cells=chained))
+    monkeypatch.setitem(registry.STUDIES, "toy", replace(toy_study, cells=list_cells))
     result = make_study("toy", out=str(tmp_path), **QUICK_OPTIONS)
     configs = [(Path(run) / "config.yaml").read_text() for run in result["runs"]]
     assert len(configs) == 4 and len(result["rows"]) == 1
@@ -192,8 +198,8 @@ def test_data_fractions_are_stratified_and_nested(tmp_path):
     assert out[1.0] == set() and out[0.01] > out[0.1] > out[0.3]
     for share in (0.01, 0.1, 0.3):
         stays = split.labels[[row for row in range(len(split)) if row not in out[share]]]
-        counts, whole = np.bincount(stays, minlength=10), np.bincount(split.labels)
-        assert (counts == np.maximum(1, np.round(share * whole))).all()
+        counts, class_counts = np.bincount(stays, minlength=10), np.bincount(split.labels)
+        assert (counts == np.maximum(1, np.round(share * class_counts))).all()
     data = make_folder(tmp_path / "photos", {"train": 10, "val": 2})
     factory = RunFactory(SharedRunOptions(str(data), tmp_path / "runs", device="cpu"), conduct.NullListener())
     cell = replace(position_cells(StudySetting(SCALES["small"], factory.get_image_size()))[1], share=0.5)
@@ -212,57 +218,59 @@ def test_run_keys_do_not_depend_on_paths(tmp_path):
 def test_evaluation_is_cheap_compared_with_training(tmp_path):
     factory = RunFactory(SharedRunOptions("digits", tmp_path, device="cpu"), conduct.NullListener())
     cell = position_cells(StudySetting(SCALES["small"], 8))[1]
-    judged = len(factory.make_run(cell, 0).data.splits["val"])
+    num_val = len(factory.make_run(cell, 0).data.splits["val"])
     periods = {}
     for steps in (6, 60, 600):
         options = replace(cell.options, steps=steps, batch_size=32)
         run = factory.make_run(replace(cell, options=options), 0).run
         assert run.total == steps * 32 and run.steps == steps
         periods[steps] = run.evaluate_every
-        assert (-(-steps // run.evaluate_every) - 1) * judged <= run.total / 4
-        for more in ({"keep_best": True}, {"evaluate_every": steps // 6}):
-            as_asked = factory.make_run(replace(cell, options=replace(options, **more)), 0).run
-            assert as_asked.evaluate_every == max(1, steps // (20 if "keep_best" in more else 6))
-    assert periods == {6: 6, 60: 60, 600: 100} and judged > 400
+        assert (-(-steps // run.evaluate_every) - 1) * num_val <= run.total / 4
+        for changes in ({"keep_best": True}, {"evaluate_every": steps // 6}):
+            as_asked = factory.make_run(replace(cell, options=replace(options, **changes)), 0).run
+            assert as_asked.evaluate_every == max(1, steps // (20 if "keep_best" in changes else 6))
+    assert periods == {6: 6, 60: 60, 600: 100} and num_val > 400
 
 
 @pytest.mark.parametrize("name", STUDIES)
 @pytest.mark.parametrize("scale", SCALES)
 def test_every_study_has_a_reference_and_unique_cells(name, scale):
-    one = STUDIES[name]
-    made = one.cells(StudySetting(SCALES[scale], 8 if scale == "small" else 32 if scale == "gpu" else 224))
-    seen = list(study.list_table_cells(made))
-    assert len(seen) == len(set(seen)) and one.differs and one.question.endswith("?")
-    assert {*one.series} <= {*one.axes}
-    if one.run_measure is None:
-        assert all(len(place) == len(one.axes) for place in seen)
-        assert {one.get_reference(place) for place in seen} <= set(seen)
-    assert scale != "published" or {place[: len(seen[0])] for place in one.published.values} <= set(seen)
+    study_entry = STUDIES[name]
+    cells = study_entry.cells(StudySetting(SCALES[scale], 8 if scale == "small" else 32 if scale == "gpu" else 224))
+    table_cells = list(study.list_table_cells(cells))
+    assert len(table_cells) == len(set(table_cells)) and study_entry.differs and study_entry.question.endswith("?")
+    assert {*study_entry.series} <= {*study_entry.axes}
+    if study_entry.run_measure is None:
+        assert all(len(table_cell) == len(study_entry.axes) for table_cell in table_cells)
+        assert {study_entry.get_reference(table_cell) for table_cell in table_cells} <= set(table_cells)
+    assert scale != "published" or {
+        table_cell[: len(table_cells[0])] for table_cell in study_entry.published.values
+    } <= set(table_cells)
 
 
 @pytest.mark.parametrize("name", STUDIES)
 def test_every_run_of_every_study_is_valid(name, tmp_path):
     sources = resolve_study_data(STUDIES[name], "digits", (), tmp_path / "sets")
     factory = RunFactory(SharedRunOptions(sources.data, tmp_path, device="cpu"), conduct.NullListener())
-    asked = StudySetting(SCALES["small"], 8, sources.other_datasets)
-    made = [factory.make_run(cell, 0) for cell in order_with_parents(STUDIES[name].cells(asked))]
-    tags = [one.folder.path for one in made if not one.cell.parents]
+    setting = StudySetting(SCALES["small"], 8, sources.other_datasets)
+    runs = [factory.make_run(cell, 0) for cell in order_with_parents(STUDIES[name].cells(setting))]
+    tags = [run.folder.path for run in runs if not run.cell.parents]
     assert len(set(tags)) == len(tags)
 
 
-def test_the_list_has_the_cost_of_every_scale():
+def test_the_study_list_contains_the_cost_of_every_scale():
     listed = parse_json_output(run_cli("study", "--json"))["studies"]
-    assert [one["name"] for one in listed] == list(STUDIES)
-    for one in listed:
-        small, gpu, published = one["scales"]
-        trained = STUDIES[one["name"]].trains_models
+    assert [study_entry["name"] for study_entry in listed] == list(STUDIES)
+    for study_entry in listed:
+        small, gpu, published = study_entry["scales"]
+        trained = STUDIES[study_entry["name"]].trains_models
         assert 0 < small["exaflops"] < gpu["exaflops"] < published["exaflops"] if trained else published["runs"] == 0
 
 
 def test_the_documentation_lists_every_study():
     page = (Path(__file__).parents[3] / "docs" / "guides" / "studies.md").read_text("utf-8")
-    for name, one in STUDIES.items():
-        assert f"| `{name}` | {one.question} | {one.source} |" in page
+    for name, study_entry in STUDIES.items():
+        assert f"| `{name}` | {study_entry.question} | {study_entry.source} |" in page
 
 
 def test_durations_have_units():
@@ -279,12 +287,14 @@ def test_every_study_writes_its_page(name, tmp_path):
 
 @pytest.mark.slow
 def test_a_ray_cluster_gives_the_same_table(toy_study, tmp_path):
-    here = make_study("toy", out=str(tmp_path / "here"), **QUICK_OPTIONS)
-    assert table_rows(make_study("toy", out=str(tmp_path / "there"), ray="local", **QUICK_OPTIONS)) == table_rows(here)
+    local_result = make_study("toy", out=str(tmp_path / "here"), **QUICK_OPTIONS)
+    assert get_table_rows(
+        make_study("toy", out=str(tmp_path / "there"), ray="local", **QUICK_OPTIONS)
+    ) == get_table_rows(local_result)
 
 
 def test_untrained_studies_log_nothing_about_training(monkeypatch, tmp_path):
     monkeypatch.setattr(speed, "measure_throughput", lambda subject, sides, seconds: [Measurement(("64",), 7.0, {})])
-    heard = NoteListener()
-    result = make_study("speed", heard, out=str(tmp_path), seeds=1, device="cpu")
-    assert len(table_rows(result)) == 3 and heard.notes == []
+    listener = NoteListener()
+    result = make_study("speed", listener, out=str(tmp_path), seeds=1, device="cpu")
+    assert len(get_table_rows(result)) == 3 and listener.notes == []

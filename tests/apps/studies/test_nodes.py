@@ -1,4 +1,4 @@
-"""A study on a Ray cluster of two nodes, one of whose processes is killed, ends in the table of one machine."""
+"""A study on a two-node Ray cluster gives the table of a single machine, even if a worker process is killed."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ STUDY_ARGUMENTS = (
     "fp32",
     "--json",
 )
-#: of this cluster, whatever others there are
+#: of this cluster, even if others run on the machine
 RAY_TOKEN_ENVIRONMENT = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0123456789abcdef" * 4}
 
 
 @contextmanager
 def start_ray_nodes(count: int) -> Iterator[str]:
-    """So many nodes of a cluster on this machine, a processor each, by `ray start`; gives the address."""
+    """Start `count` nodes of a local cluster with one processor each by `ray start`; yield the address."""
     port = free_port()
     address = f"127.0.0.1:{port}"
     start = [sys.executable, "-m", "ray.scripts.scripts", "start", "--num-cpus=1", "--disable-usage-stats", "--block"]
@@ -51,7 +51,7 @@ def start_ray_nodes(count: int) -> Iterator[str]:
             node = subprocess.Popen([*start, *role], **pipes, text=True, env=environment)
             started.append(node)
             assert node.stdout is not None
-            assert any("Ray runtime started" in line for line in node.stdout), "a node of Ray did not start"
+            assert any("Ray runtime started" in line for line in node.stdout), "a Ray node did not start"
         yield address
     finally:
         for process in reversed(started):
@@ -61,29 +61,29 @@ def start_ray_nodes(count: int) -> Iterator[str]:
 
 
 def find_training_processes() -> dict[int, int]:
-    """The processes that train, and the node that started each."""
+    """Map the id of each training process to the node that started it."""
     parents = {}
     for process in Path("/proc").glob("[0-9]*"):
         try:
             if (process / "cmdline").read_bytes().startswith(WORKER_TITLE):
                 parents[int(process.name)] = int((process / "stat").read_text().rpartition(") ")[2].split()[1])
-        except OSError:  # it has ended
+        except OSError:  # the process has ended
             continue
     return parents
 
 
 class WorkerKiller(threading.Thread):
-    """Kills the first process that has trained for a second, and writes down which nodes trained."""
+    """Kills the first process that has trained for a second, and records which nodes trained."""
 
     killed, ended = 0, False
 
     def run(self) -> None:
-        self.seen: dict[int, float] = {}
+        self.first_seen: dict[int, float] = {}
         self.nodes: set[int] = set()
         while not self.ended:
             for process, node in find_training_processes().items():
                 self.nodes.add(node)
-                if not self.killed and time.monotonic() - self.seen.setdefault(process, time.monotonic()) > 1:
+                if not self.killed and time.monotonic() - self.first_seen.setdefault(process, time.monotonic()) > 1:
                     os.kill(process, signal.SIGKILL)
                     self.killed = process
             time.sleep(0.05)
@@ -91,18 +91,18 @@ class WorkerKiller(threading.Thread):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
-@pytest.mark.skipif(sys.platform != "linux", reason="only linux lists processes in /proc")
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux lists processes in /proc")
 def test_a_killed_worker_on_two_nodes_does_not_change_the_table(tmp_path):
-    here = parse_json_output(run_command(*STUDY_ARGUMENTS, "--out", str(tmp_path / "here"), timeout=700))
+    local_result = parse_json_output(run_command(*STUDY_ARGUMENTS, "--out", str(tmp_path / "here"), timeout=700))
     with start_ray_nodes(2) as address:
         killer = WorkerKiller()
         killer.start()
         try:
-            words = (*STUDY_ARGUMENTS, "--out", str(tmp_path / "there"), "--ray", address)
-            there = parse_json_output(run_command(*words, timeout=700, **RAY_TOKEN_ENVIRONMENT))
+            arguments = (*STUDY_ARGUMENTS, "--out", str(tmp_path / "there"), "--ray", address)
+            cluster_result = parse_json_output(run_command(*arguments, timeout=700, **RAY_TOKEN_ENVIRONMENT))
         finally:
             killer.ended = True
             killer.join()
     assert killer.killed and len(killer.nodes) == 2
-    means = [[(row["axis_values"], row["mean"]) for row in one["rows"]] for one in (here, there)]
+    means = [[(row["axis_values"], row["mean"]) for row in result["rows"]] for result in (local_result, cluster_result)]
     assert len(means[0]) == 8 and means[0] == means[1]

@@ -1,4 +1,4 @@
-"""A law is recovered from runs that follow it, as often as its intervals say, and doubts are said."""
+"""Scaling laws are recovered from synthetic runs with the nominal coverage, and unreliable fits are reported."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SIZE_DATA_GRID = np.array([(n, d) for n in np.logspace(5, 8, 6) for d in np.logs
 
 
 def simulate_runs(seed: int, noise: float = 0.005) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """36 runs over three decades of N and D with multiplicative noise."""
+    """Return 36 runs (N, D, loss) over three decades of N and D, with multiplicative noise."""
     errors = np.random.default_rng(seed).normal(0.0, noise, len(SIZE_DATA_GRID))
     return (
         SIZE_DATA_GRID[:, 0],
@@ -58,19 +58,27 @@ def test_held_out_runs_are_predicted():
 
 
 def test_the_huber_gradient_matches_finite_differences():
-    theta, own = np.array([-0.5, -0.2, 0.1, -0.9, -0.7]), np.log(np.random.default_rng(0).uniform(0.5, 2.0, (9, 3)))
+    theta, log_losses = (
+        np.array([-0.5, -0.2, 0.1, -0.9, -0.7]),
+        np.log(np.random.default_rng(0).uniform(0.5, 2.0, (9, 3))),
+    )
     step = 1e-7 * np.eye(5)
-    differences = [(huber_objective(theta + one, own)[0] - huber_objective(theta - one, own)[0]) / 2e-7 for one in step]
-    assert huber_objective(theta, own)[1] == pytest.approx(differences, rel=1e-4, abs=1e-6)
-    by_hand = np.exp(-0.5) + np.exp(-0.2 - np.exp(-0.9) * own[:, 0]) + np.exp(0.1 - np.exp(-0.7) * own[:, 1])
-    assert np.exp(predict_log_loss(theta, own)) == pytest.approx(by_hand)
+    differences = [
+        (huber_objective(theta + direction, log_losses)[0] - huber_objective(theta - direction, log_losses)[0]) / 2e-7
+        for direction in step
+    ]
+    assert huber_objective(theta, log_losses)[1] == pytest.approx(differences, rel=1e-4, abs=1e-6)
+    by_hand = (
+        np.exp(-0.5) + np.exp(-0.2 - np.exp(-0.9) * log_losses[:, 0]) + np.exp(0.1 - np.exp(-0.7) * log_losses[:, 1])
+    )
+    assert np.exp(predict_log_loss(theta, log_losses)) == pytest.approx(by_hand)
 
 
 def test_the_optimum_of_a_budget_minimises_the_loss():
     n, d = TRUE_LAW.optimum(1e18, 6.0)
     assert 6 * n * d == pytest.approx(1e18)
-    others = n * np.logspace(-1, 1, 41)
-    assert TRUE_LAW.loss(np.array(n), np.array(d)) <= TRUE_LAW.loss(others, 1e18 / 6 / others).min() + 1e-12
+    other_sizes = n * np.logspace(-1, 1, 41)
+    assert TRUE_LAW.loss(np.array(n), np.array(d)) <= TRUE_LAW.loss(other_sizes, 1e18 / 6 / other_sizes).min() + 1e-12
     published = ScalingLaw(E=1.69, A=406.4, B=410.7, a=0.34, b=0.28)  # arXiv:2203.15556, Eq. 10
     n, d = published.optimum(5.76e23, 6.0)
     assert n == pytest.approx(3.2190e10, rel=1e-3) and d == pytest.approx(2.9823e12, rel=1e-3)
@@ -84,10 +92,10 @@ def test_isoflop_profiles_find_interior_optima_only():
         n = TRUE_LAW.optimum(flops, 6.0)[0] * sizes
         table += zip(n, np.full(7, flops), TRUE_LAW.loss(n, flops / 6 / n), strict=True)
     profiles = fit_isoflop_profiles(*np.array(table).T)
-    assert [one.runs for one in profiles] == [7, 7]
-    for one, flops in zip(profiles, budgets, strict=True):
-        assert one.flops == pytest.approx(flops)
-        assert one.parameters == pytest.approx(TRUE_LAW.optimum(flops, 6.0)[0], rel=0.15)
+    assert [profile.runs for profile in profiles] == [7, 7]
+    for profile, flops in zip(profiles, budgets, strict=True):
+        assert profile.flops == pytest.approx(flops)
+        assert profile.parameters == pytest.approx(TRUE_LAW.optimum(flops, 6.0)[0], rel=0.15)
     edge = [(n, 1e15, loss) for n, loss in ((1e5, 3.0), (1e6, 2.0), (1e7, 1.5))]
     assert fit_isoflop_profiles(*np.array(edge).T)[0].parameters is None
 
@@ -96,10 +104,10 @@ def test_insufficient_runs_are_reported_or_rejected():
     n, d, losses = simulate_runs(0, noise=0.05)
     narrow = (d > 1e7) & (n < 3e6)
     assert any("exponent b" in text for text in fit_law(n[narrow], d[narrow], losses[narrow], draws=40).doubts)
-    for bad, words in (
+    for runs, message in (
         ((n[:5], d[:5], losses[:5]), "5 runs"),
         ((np.full(36, 1e6), d, losses), "size of the model"),
         ((n, d, losses * np.nan), "above 0 and finite"),
     ):
-        with pytest.raises(DataError, match=words):
-            fit_law(*bad)
+        with pytest.raises(DataError, match=message):
+            fit_law(*runs)

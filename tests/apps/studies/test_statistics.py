@@ -1,4 +1,4 @@
-"""Intervals are those of scipy, and a difference that may be none is not told."""
+"""Confidence intervals match scipy, and differences that include zero are inconclusive."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small data with masks: squares and discs on noise, as files in the layouts that are read."""
+"""Small synthetic segmentation datasets (squares and discs on noise) in the supported folder layouts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from PIL import Image
 
 
 def make_scene(number: int, size: tuple[int, int] = (24, 32)) -> tuple[np.ndarray, np.ndarray]:
-    """(H, W, 3) uint8 pixels and (H, W) uint8 classes: 0 dark noise, 1 a bright red square, 2 a bright green disc."""
+    """Return an image (H, W, 3) uint8 and a class map (H, W) uint8: 0 dark noise, 1 a red square, 2 a green disc."""
     draw = np.random.default_rng(number)
     pixels = draw.integers(0, 60, (*size, 3), dtype=np.uint8)
     classes = np.zeros(size, np.uint8)
@@ -24,7 +24,7 @@ def make_scene(number: int, size: tuple[int, int] = (24, 32)) -> tuple[np.ndarra
 
 
 def write_maps(home: Path, count: int = 8, names: str = "ground\nsquare\ndisc\n") -> Path:
-    """`images/` and `masks/` with class maps of numbers, and `classes.txt`."""
+    """Write `images/`, `masks/` with index class maps, and `classes.txt`."""
     for folder in ("images", "masks"):
         (home / folder).mkdir(parents=True, exist_ok=True)
     for number in range(count):
@@ -37,7 +37,7 @@ def write_maps(home: Path, count: int = 8, names: str = "ground\nsquare\ndisc\n"
 
 
 def write_objects(home: Path, count: int = 4) -> Path:
-    """A folder for each image, with a mask for each object."""
+    """Write one folder for each image, with one mask for each object."""
     for number in range(count):
         pixels, classes = make_scene(number)
         for folder in ("images", "masks"):

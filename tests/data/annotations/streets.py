@@ -1,4 +1,4 @@
-"""Synthetic class maps with and without an orientation: streets of 11 classes, nuclei, fields seen from above."""
+"""Synthetic class maps with and without an orientation: street scenes (11 classes), nuclei, aerial views of fields."""
 
 from __future__ import annotations
 
@@ -20,15 +20,18 @@ STREET_CLASSES = (
     "pedestrian",
     "bicyclist",
 )
-#: colour of each class of a street
+#: RGB colour of each street class
 CLASS_COLOURS = np.array(
     [(150, 190, 230), (150, 110, 90), (90, 90, 90), (80, 80, 90), (150, 140, 130), (50, 110, 50), (200, 190, 60),
      (110, 80, 50), (160, 40, 40), (200, 150, 120), (60, 60, 170)], np.int16)  # fmt: skip
 
 
 def draw_street(number: int, size: tuple[int, int] = (60, 80)) -> np.ndarray:
-    """(H, W) uint8 classes of `STREET`: a horizon of random height, houses and trees above it, a road below it, and a
-    few small objects; poles, signs, pedestrians and bicyclists have less than 2 % of the pixels."""
+    """Draw the (H, W) uint8 class indices of a street.
+
+    The horizon has a random height, with houses and trees above it and a road below it. Poles, signs, pedestrians and
+    bicyclists cover less than 2 % of the pixels.
+    """
     draw, (height, width) = np.random.default_rng(number), size
     horizon = int(height * draw.uniform(0.4, 0.6))
     classes = np.zeros(size, np.uint8)
@@ -41,19 +44,19 @@ def draw_street(number: int, size: tuple[int, int] = (60, 80)) -> np.ndarray:
     middle, slope = width * draw.uniform(0.4, 0.6), width * draw.uniform(0.5, 0.7) / (height - horizon)
     row, column = np.mgrid[:height, :width]
     classes[(row >= horizon) & (np.abs(column - middle) < 3 + slope * (row - horizon))] = 3
-    for kind, (high, wide), share in (
+    for class_index, (high, wide), share in (
         *((7, (4, 14), 0.4), (8, (7, 12), 0.9), (2, (18, 1), 0.8), (6, (4, 3), 0.5)),
         *((9, (9, 3), 0.5), (10, (7, 4), 0.2)),
     ):
         if draw.random() < share:
-            bottom = horizon + int(draw.integers(1, 10)) - (14 if kind == 6 else 0)
+            bottom = horizon + int(draw.integers(1, 10)) - (14 if class_index == 6 else 0)
             left = int(draw.integers(0, width - wide))
-            classes[max(0, bottom - high) : bottom, left : left + wide] = kind
+            classes[max(0, bottom - high) : bottom, left : left + wide] = class_index
     return classes
 
 
 def draw_nuclei(number: int, size: tuple[int, int] = (60, 80)) -> np.ndarray:
-    """(H, W) uint8: 0 background, 1 ellipses at random places."""
+    """Draw (H, W) uint8 class indices: 0 background, 1 ellipses at random positions."""
     draw = np.random.default_rng(number)
     row, column = np.mgrid[: size[0], : size[1]]
     classes = np.zeros(size, np.uint8)
@@ -65,16 +68,16 @@ def draw_nuclei(number: int, size: tuple[int, int] = (60, 80)) -> np.ndarray:
 
 
 def draw_fields(number: int, size: tuple[int, int] = (64, 64)) -> np.ndarray:
-    """(H, W) uint8: fields of 4 classes, each pixel that of the nearest of 12 random points, as seen from above."""
+    """Draw (H, W) uint8 class indices 0-3: each pixel has the class of the nearest of 12 random points."""
     draw = np.random.default_rng(number)
-    points, kinds = draw.uniform(0, size, (12, 2)), draw.integers(0, 4, 12)
+    points, classes = draw.uniform(0, size, (12, 2)), draw.integers(0, 4, 12)
     row, column = np.mgrid[: size[0], : size[1]]
     distances = (row[..., None] - points[:, 0]) ** 2 + (column[..., None] - points[:, 1]) ** 2
-    return kinds[distances.argmin(-1)].astype(np.uint8)
+    return classes[distances.argmin(-1)].astype(np.uint8)
 
 
 def write_streets(home: Path, count: int = 24, size: tuple[int, int] = (60, 80)) -> Path:
-    """Write `images/`, `masks/` and `classes.txt` of streets, in noisy colours."""
+    """Write `images/` with noisy colours, `masks/` and `classes.txt` of street scenes."""
     for folder in ("images", "masks"):
         (home / folder).mkdir(parents=True, exist_ok=True)
     for number in range(count):

@@ -1,4 +1,4 @@
-"""Masks and boxes on images of many bands: `data check` and `train` agree, and pixels without data are void."""
+"""Masks and boxes on multi-band images: `data check` and `train` agree, and no-data pixels are ignored."""
 
 import json
 import sys
@@ -39,7 +39,7 @@ YOLO_BOX = "0 0.5 0.5 0.4 0.4\n"
 
 
 def drop_data(number, bands):
-    """A column without data in image 0, no data at all in image 2."""
+    """Set one column of image 0 and all of image 2 to no data."""
     if number == 0:
         bands[:, :, 5] = np.nan
     if number == 2:
@@ -47,7 +47,7 @@ def drop_data(number, bands):
 
 
 def write_yolo(home, save):
-    """YOLO labels of one box on each of eight images that `save(path without ending, bands)` writes."""
+    """Write YOLO labels with one box for each of eight images; `save(path_without_suffix, bands)` writes an image."""
     for folder in ("images", "labels"):
         (home / folder).mkdir(parents=True)
     (home / "data.yaml").write_text("path: .\ntrain: images\nnames: [fire]\n")
@@ -58,12 +58,12 @@ def write_yolo(home, save):
 
 
 def write_coco(home, save):
-    """The same boxes as COCO has them."""
+    """Write the boxes of `write_yolo` in COCO format."""
     write_yolo(home, save)
     (home / "images").rename(home / "train")
     images = [
-        {"id": n, "file_name": place.name, "width": IMAGE_SIDE, "height": IMAGE_SIDE}
-        for n, place in enumerate(sorted((home / "train").iterdir()))
+        {"id": n, "file_name": path.name, "width": IMAGE_SIDE, "height": IMAGE_SIDE}
+        for n, path in enumerate(sorted((home / "train").iterdir()))
     ]
     boxes = [
         {"id": n, "image_id": n, "category_id": 1, "bbox": [10, 10, 12, 12], "area": 144, "iscrowd": 0}
@@ -81,20 +81,20 @@ BAND_WRITERS = {
 }
 
 
-@pytest.mark.parametrize("kind", BAND_WRITERS)
+@pytest.mark.parametrize("file_format", BAND_WRITERS)
 @pytest.mark.parametrize("write", [write_yolo, write_coco])
-def test_detection_data_on_bands_are_accepted(tmp_path, kind, write):
-    home = write(tmp_path / "data", BAND_WRITERS[kind])
+def test_detection_data_on_bands_are_accepted(tmp_path, file_format, write):
+    home = write(tmp_path / "data", BAND_WRITERS[file_format])
     document, _ = check_dataset(home, workers=0)
     assert document["passed"] and document["annotations"]["objects"] == {"fire": 8}
-    assert document["channels"] == {"count": 5, "dtype": "float32" if kind == "npy" else "uint16"}
+    assert document["channels"] == {"count": 5, "dtype": "float32" if file_format == "npy" else "uint16"}
     assert not document["annotations"]["unreadable"] and document["target_error"] is None
     split = open_data(str(home)).split("train")
     assert all(
         split.target(sample).size == (IMAGE_SIDE, IMAGE_SIDE) and len(split.target(sample)) == 1
         for sample in range(len(split))
     )
-    if (kind, write) in (("interleaved", write_yolo), ("npy", write_coco)):
+    if (file_format, write) in (("interleaved", write_yolo), ("npy", write_coco)):
         result = run_cli("train", str(home), "--recipe", "detect", *ONE_STEP_ARGUMENTS, "--out", str(tmp_path / "run"))
         assert result.returncode == 0, result.stderr
 
@@ -106,23 +106,25 @@ def test_pixels_without_data_are_void_for_training_and_check(tmp_path):
     assert document["passed"] and document["annotations"]["ignored_pixels"] == IMAGE_SIDE + IMAGE_SIDE * IMAGE_SIDE
     assert [row["path"].rsplit("/")[-1] for row in document["without_valid_pixels"]] == ["2.tif"]
     text = f"1 image without valid pixels; the first: {home / 'images' / '2.tif'}"
-    assert [one["message"] for one in document["findings"] if one["code"] == "without_valid_pixels"] == [text]
-    assert "sixteen_bit" not in {one["code"] for one in document["findings"]}
+    assert [finding["message"] for finding in document["findings"] if finding["code"] == "without_valid_pixels"] == [
+        text
+    ]
+    assert "sixteen_bit" not in {finding["code"] for finding in document["findings"]}
     assert sum(split["unreadable"] for split in document["splits"].values()) == 0 == len(document["unreadable"])
     run = tmp_path / "run"
     result = run_cli("train", str(home), "--recipe", "segment", *ONE_STEP_ARGUMENTS, "--out", str(run))
     assert result.returncode == 0, result.stderr
-    place = next(
+    first_image = next(
         name
         for name, split in open_data(str(home)).splits.items()
         for n in range(len(split))
         if "2.tif" in split.name(n)
     )
-    assert place != "train" or "training images have no pixel with data and are left out" in result.stderr
+    assert first_image != "train" or "training images have no pixel with data and are left out" in result.stderr
     assert run_cli("evaluate", str(run)).returncode == 0
     out = tmp_path / "out"
     result = run_cli("predict", str(run), str(home / "images"), "--out", str(out))
-    assert result.returncode == 3  # of the image without data
+    assert result.returncode == 3  # image 2 contains no data
     lines = [json.loads(line) for line in (out / "maps.jsonl").open()]
     assert [row["error"] is None for row in lines] == [not row["path"].endswith("/2.tif") for row in lines]
     assert np.unique(np.asarray(Image.open(out / "0.tif"))[:, 5]).tolist() == [255]
@@ -131,39 +133,39 @@ def test_pixels_without_data_are_void_for_training_and_check(tmp_path):
 
 
 def test_painted_class_maps_ignore_pixels_without_data(tmp_path):
-    home = write_coco(tmp_path / "data", lambda place, bands: drop_pixels(place, bands))
-    place = home / "train" / "_annotations.coco.json"
-    document = json.loads(place.read_text())
+    home = write_coco(tmp_path / "data", lambda path, bands: drop_pixels(path, bands))
+    path = home / "train" / "_annotations.coco.json"
+    document = json.loads(path.read_text())
     for entry in document["annotations"]:
         entry["segmentation"] = [[10, 10, 22, 10, 22, 22, 10, 22]]
-    place.write_text(json.dumps(document))
+    path.write_text(json.dumps(document))
     split = paint_class_maps(open_data(str(home))).split("train")
     classes = split.target(0).class_map()
     assert (classes[:, 5] == IGNORE_INDEX).all() and (np.delete(classes, 5, 1) != IGNORE_INDEX).all()
     assert (classes[10:22, 10:22] == 1).all()
 
 
-def drop_pixels(place, bands):
-    """Write bands as .npy with a column of NaN in one band."""
+def drop_pixels(path, bands):
+    """Write bands as .npy, with a NaN column in one band."""
     bands = bands.astype(np.float32)
     bands[3, :, 5] = np.nan
-    np.save(place.with_suffix(".npy"), bands)
+    np.save(path.with_suffix(".npy"), bands)
 
 
 def test_statistics_leave_pixels_without_data_out():
     pixels = np.random.default_rng(0).normal(3, 2, (6, 16, 16, 5)).astype(np.float32)
     broken = pixels.copy()
     broken[:, :, 11:] = np.nan
-    seen = BandPreprocess((16, 16), 5, numbers="float32")
-    mean, std = measure_channel_statistics(ArraySplit(broken, np.zeros(6, np.int64)), seen)
-    known = pixels[:, :, :11].reshape(-1, 5).astype(np.float64)
-    assert np.allclose(mean, known.mean(0), rtol=1e-12) and np.allclose(std, known.std(0), rtol=1e-12)
+    preprocess = BandPreprocess((16, 16), 5, numbers="float32")
+    mean, std = measure_channel_statistics(ArraySplit(broken, np.zeros(6, np.int64)), preprocess)
+    valid_pixels = pixels[:, :, :11].reshape(-1, 5).astype(np.float64)
+    assert np.allclose(mean, valid_pixels.mean(0), rtol=1e-12) and np.allclose(std, valid_pixels.std(0), rtol=1e-12)
 
 
 def test_check_and_train_report_a_missing_imagecodecs(tmp_path, monkeypatch):
     home = write_scenes(tmp_path / "data", 4, dtype="uint16")
-    for place in (home / "images").iterdir():
-        mark_as_lzw(place)
+    for path in (home / "images").iterdir():
+        mark_as_lzw(path)
     monkeypatch.setitem(sys.modules, "imagecodecs", None)
     document, _ = check_dataset(home, workers=0)
     needed = "a TIFF with LZW compression needs imagecodecs (pip install 'vitreous[geotiff]')"
@@ -173,7 +175,7 @@ def test_check_and_train_report_a_missing_imagecodecs(tmp_path, monkeypatch):
 
 
 class BrightestBandEngine:
-    """An engine whose class is 1 where the last band is above its mean."""
+    """A segmentation engine that predicts class 1 where the last band is above its mean."""
 
     precision = "fp32"
 
@@ -199,8 +201,8 @@ def test_predictions_keep_the_georeference_of_their_image(tmp_path):
     for classes, nodata in ((("land", "fire"), 255), (tuple(map(str, range(300))), 65535)):
         out = tmp_path / str(nodata)
         files = MapFiles(str(out), str(home / "images"), classes, str(out / "over"))
-        pictures = make_band_predictor(classes).segment([home / "images" / "0.tif"], keep_images=True)
-        (written,) = files.write(pictures)
+        class_maps = make_band_predictor(classes).segment([home / "images" / "0.tif"], keep_images=True)
+        (written,) = files.write(class_maps)
         raw = (out / "0.tif").read_bytes()
         assert written.file == str(out / "0.tif") and written.overlay == str(out / "over" / "0.png")
         assert read_georeference(raw) == GEOREFERENCE and read_nodata_tag(read_tiff_tags(raw)) == nodata
@@ -216,5 +218,5 @@ def test_a_band_count_mismatch_is_reported_with_the_band_counts(tmp_path):
     result = run_cli("predict", str(model), str(tmp_path / "five.tif"))
     assert result.returncode == 3
     assert "5 bands of uint16, but the model expects 3 of uint8 (RGB)" in result.stdout
-    answer = make_band_predictor().segment(tmp_path / "photo.png", bad_images="skip")
-    assert answer.error == f"{tmp_path / 'photo.png'}: 3 bands of uint8, but the model expects 5 bands of float32"
+    prediction = make_band_predictor().segment(tmp_path / "photo.png", bad_images="skip")
+    assert prediction.error == f"{tmp_path / 'photo.png'}: 3 bands of uint8, but the model expects 5 bands of float32"

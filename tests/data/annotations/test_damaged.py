@@ -1,4 +1,4 @@
-"""A hundred damaged files of annotations: one message that names the file, and nothing is learned from."""
+"""A hundred kinds of damage to annotation files: each is reported in one message that names the file."""
 
 import json
 import shutil
@@ -10,38 +10,38 @@ from vitreous.data.sources import open_data
 from vitreous.errors import VitreousError
 
 HUGE_INTEGER = "1" + "0" * 400
-#: of each format the files that are damaged, and what is written in their place or done to their text
+#: format -> (damaged file, its new content or a function that edits its text)
 INVALID_TEXTS = ["", "{", "[]", "null", "\x00\xff", "<html>", "true", '{"images": 1}', "[" * 5000]
 
 
 def edit_json(change):
-    """A change of a JSON document."""
+    """Return a function that edits JSON text by applying `change` to the document."""
 
-    def text(before):
+    def edit_text(before):
         document = json.loads(before)
         change(document)
         return json.dumps(document)
 
-    return text
+    return edit_text
 
 
 def replace_text(old, new):
-    """A change of a text, which has to have that part."""
+    """Return a function that replaces `old`, which must occur in the text."""
 
-    def text(before):
+    def edit_text(before):
         assert old in before, before
         return before.replace(old, new, 1)
 
-    return text
+    return edit_text
 
 
 def set_first_entry(key, name, value):
-    """A change of the first entry of a list of COCO."""
+    """Return an edit that sets `name` in the first entry of a COCO list."""
     return edit_json(lambda document: document[key][0].update({name: value}))
 
 
 def drop_from_first_entry(key, name):
-    """The first entry of a list of COCO without a key."""
+    """Return an edit that removes `name` from the first entry of a COCO list."""
     return edit_json(lambda document: document[key][0].pop(name))
 
 
@@ -177,7 +177,7 @@ DAMAGE_CASES = [(form, number) for form, (_, damages) in DAMAGED_FILES.items() f
 
 @pytest.fixture(scope="module")
 def written_datasets(tmp_path_factory):
-    """A folder in every format."""
+    """Return a folder with one dataset in every format."""
     home = tmp_path_factory.mktemp("whole")
     return {form: write(home / form) for form, write in FORMAT_WRITERS.items()} and home
 
@@ -190,17 +190,18 @@ def test_at_least_100_damage_cases_exist():
 def test_a_damaged_file_is_reported_in_one_message(written_datasets, tmp_path, form, number):
     inner, damages = DAMAGED_FILES[form]
     shutil.copytree(written_datasets / ("yolo" if form == "yaml" else form), tmp_path / "data")
-    place, damage = tmp_path / "data" / inner, damages[number]
-    text = damage(place.read_text()) if callable(damage) else damage
-    place.write_text(text, "utf-8", "surrogateescape")
-    with pytest.raises(VitreousError) as told:
-        data = open_data(str(place if form == "csv" else tmp_path / "data"))
+    path, damage = tmp_path / "data" / inner, damages[number]
+    text = damage(path.read_text()) if callable(damage) else damage
+    path.write_text(text, "utf-8", "surrogateescape")
+    with pytest.raises(VitreousError) as error:
+        data = open_data(str(path if form == "csv" else tmp_path / "data"))
         for split in data.splits.values():
             for sample in range(len(split)):
                 split.target(sample)
-    other = "instances_val2017.json" if form == "coco" else f"{place.stem}.png"  # of two that disagree
-    assert any(name in told.value.message for name in (place.name, other)) or form == "yaml", told.value.message
-    assert len(told.value.message) < 700
+    # either file may be named if two files disagree
+    related_name = "instances_val2017.json" if form == "coco" else f"{path.stem}.png"
+    assert any(name in error.value.message for name in (path.name, related_name)) or form == "yaml", error.value.message
+    assert len(error.value.message) < 700
 
 
 @pytest.mark.parametrize(
@@ -226,5 +227,6 @@ def test_a_missing_image_of_a_yolo_list_is_reported(written_datasets, tmp_path):
     (tmp_path / "data" / "data.yaml").write_text("train: train.txt\nval: images/val\nnames: [cat, dog, owl]\n")
     with pytest.raises(VitreousError, match=r"nobody\.png does not exist"):
         open_data(str(tmp_path / "data"))
-    (tmp_path / "data" / "train.txt").write_text("images/train/0.png\nimages/train/1.png\n")  # 2 is not in the list
+    # image 2 is not in the list
+    (tmp_path / "data" / "train.txt").write_text("images/train/0.png\nimages/train/1.png\n")
     assert len(open_data(str(tmp_path / "data")).split("train")) == 2

@@ -1,4 +1,4 @@
-"""Objects that cannot be learned are counted with the reason; `train` and `data check` refuse data without any."""
+"""Objects that cannot be trained on are counted by reason; data without usable objects are rejected."""
 
 import json
 import re
@@ -32,23 +32,23 @@ DETECT_ARGUMENTS = (
 )
 
 
-def edit_json(place, change):
-    document = json.loads(place.read_text())
+def edit_json(path, change):
+    document = json.loads(path.read_text())
     change(document)
-    place.write_text(json.dumps(document))
+    path.write_text(json.dumps(document))
 
 
 def edit_annotations(home, **values):
-    """COCO with other values in every annotation."""
+    """Write COCO data and set the `values` in every annotation."""
     write_coco(home)
-    for place in (home / "annotations").iterdir():
-        edit_json(place, lambda document: [entry.update(values) for entry in document["annotations"]])
+    for path in (home / "annotations").iterdir():
+        edit_json(path, lambda document: [entry.update(values) for entry in document["annotations"]])
     return home
 
 
 def rewrite_texts(home, pattern, change):
-    for place in home.rglob(pattern):
-        place.write_text(change(place.read_text()))
+    for path in home.rglob(pattern):
+        path.write_text(change(path.read_text()))
     return home
 
 
@@ -83,12 +83,12 @@ def write_voc_shares(home):
 def write_labelme_shares(home):
     FORMAT_WRITERS["labelme"](home)
 
-    def divide(document):
+    def divide_points(document):
         for entry in document["shapes"]:
             entry["points"] = [[x / 40, y / 40] for x, y in entry["points"]]
 
-    for place in home.rglob("*.json"):
-        edit_json(place, divide)
+    for path in home.rglob("*.json"):
+        edit_json(path, divide_points)
     return home
 
 
@@ -126,22 +126,22 @@ def write_empty_labels(home):
 
 def write_no_shapes(home):
     FORMAT_WRITERS["labelme"](home)
-    for place in home.rglob("*.json"):
-        edit_json(place, lambda document: document.update(shapes=[]))
+    for path in home.rglob("*.json"):
+        edit_json(path, lambda document: document.update(shapes=[]))
     return home
 
 
 def write_empty_masks(home):
     write_objects(home)
-    for place in home.glob("*/masks/*.png"):
-        Image.new("L", (32, 24)).save(place)
+    for path in home.glob("*/masks/*.png"):
+        Image.new("L", (32, 24)).save(path)
     return home
 
 
 def write_constant_maps(home, value=0):
     write_maps(home)
-    for place in (home / "masks").iterdir():
-        Image.new("L", (32, 24), value).save(place)
+    for path in (home / "masks").iterdir():
+        Image.new("L", (32, 24), value).save(path)
     return home
 
 
@@ -175,9 +175,9 @@ UNLEARNABLE_WRITERS = {
 def test_unlearnable_data_are_rejected(tmp_path, write):
     source = write(tmp_path / "data")
     maps = "maps" in write.__name__
-    with pytest.raises(DataError, match=UNLEARNABLE_WRITERS[write]) as refusal:
+    with pytest.raises(DataError, match=UNLEARNABLE_WRITERS[write]) as error:
         require_learnable(open_data(str(source)), "classes" if maps else "objects")
-    assert refusal.value.hint and refusal.value.code == 3
+    assert error.value.hint and error.value.code == 3
     document, _ = check_dataset(str(source), workers=0)
     finding = next(row for row in document["findings"] if row["code"] == "target_error")
     assert not document["passed"] and finding["level"] == "error"
@@ -190,7 +190,7 @@ def test_valid_data_are_learnable(tmp_path, form):
     assert find_unlearnable(data) is None and not any("are unusable" in note for note in data.notes)
 
 
-def test_the_command_line_agrees(tmp_path):
+def test_data_check_rejects_unlearnable_data(tmp_path):
     source = write_crowds(tmp_path / "data")
     trained = run_cli("train", str(source), *DETECT_ARGUMENTS, "--out", str(tmp_path / "run"))
     assert trained.returncode == 3 and "crowds" in trained.stderr and not (tmp_path / "run").exists()
@@ -198,16 +198,16 @@ def test_the_command_line_agrees(tmp_path):
     assert checked.returncode != 0 and "crowds" in checked.stdout + checked.stderr
 
 
-def test_panoptic_crowds_are_no_objects_but_classes(tmp_path):
+def test_panoptic_crowds_are_in_class_maps_but_not_objects(tmp_path):
     write_panoptic(tmp_path)
 
-    def crowd(document):
+    def set_crowd(document):
         for entry in document["annotations"]:
             for segment in entry["segments_info"]:
                 segment["iscrowd"] = "1"
 
-    for place in (tmp_path / "annotations").glob("*.json"):
-        edit_json(place, crowd)
+    for path in (tmp_path / "annotations").glob("*.json"):
+        edit_json(path, set_crowd)
     data = open_data(str(tmp_path))
     assert find_unlearnable(data, "classes") is None and find_unlearnable(data) is None
     with pytest.raises(DataError, match="no object on 3 training images"):
@@ -219,7 +219,7 @@ def test_panoptic_crowds_are_no_objects_but_classes(tmp_path):
     [(0, False), (1, True), ("0", False), ("1", True), (False, False), (True, True), (None, False), (1.0, True)]
     + [("false", False), (" True ", True), ("", False)],
 )
-def test_flags_are_read_from_numbers_and_text(value, flag):
+def test_boolean_flags_are_parsed_from_numbers_and_text(value, flag):
     assert read_flag(value, "iscrowd", "x.json") is flag
 
 
@@ -234,10 +234,10 @@ def test_text_zero_is_no_crowd(tmp_path):
     assert not any(data.split("train").target(sample).crowd.any() for sample in range(3))
 
 
-def test_the_lost_share_is_noted(tmp_path):
+def test_the_share_of_unusable_objects_is_reported(tmp_path):
     write_coco(tmp_path)
-    place = tmp_path / "annotations" / "instances_train2017.json"
-    edit_json(place, lambda document: document["annotations"][0].update(bbox=[99, 99, 5, 5], segmentation=[]))
+    path = tmp_path / "annotations" / "instances_train2017.json"
+    edit_json(path, lambda document: document["annotations"][0].update(bbox=[99, 99, 5, 5], segmentation=[]))
     notes = open_data(str(tmp_path)).notes
     assert any(
         re.search(r"train: 1 of 4 objects \(25%\).*1 boxes outside their image.*instances_train", n) for n in notes
@@ -247,14 +247,14 @@ def test_the_lost_share_is_noted(tmp_path):
 def test_boxes_outside_their_images_are_reported(tmp_path):
     boxes = {"quarter": (1, 1, 10, 10), "beyond": (20, 2, 40, 10)}
     texts = {"quarter": "upper left quarter", "beyond": "over the edge"}
-    for kind, box in boxes.items():
-        home = tmp_path / kind
+    for name, box in boxes.items():
+        home = tmp_path / name
         lines = ["image,label,xmin,ymin,xmax,ymax"]
         for number in range(12):
             save_image(home / f"{number}.png", number)
             lines += [f"{number}.png,cat,{','.join(map(str, box))}"] * 2
         (home / "boxes.csv").write_text("\n".join(lines))
-        assert any(texts[kind] in note for note in open_data(str(home / "boxes.csv")).notes)
+        assert any(texts[name] in note for note in open_data(str(home / "boxes.csv")).notes)
 
 
 def test_box_size_columns_are_not_image_sizes(tmp_path):
@@ -264,15 +264,15 @@ def test_box_size_columns_are_not_image_sizes(tmp_path):
     assert find_unlearnable(data) is None and data.split("train").target(0).boxes.tolist() == [[3, 3, 9, 9]]
 
 
-def write_pose(home, values, stated=True, polygons=False):
-    """YOLO with two keypoints after each box."""
+def write_pose(home, values, declared=True, polygons=False):
+    """Write YOLO labels with two keypoints after each box."""
     write_yolo(home)
     points = "0.4 0.4 2 0.6 0.6 0" if values == 3 else "0.4 0.4 0.6 0.6"
-    for place in (home / "labels").rglob("*.txt"):
-        place.write_text(f"0 0.5 0.5 0.5 0.5 {points}\n1 0.5 0.5 0.25 0.25 {points}\n")
+    for path in (home / "labels").rglob("*.txt"):
+        path.write_text(f"0 0.5 0.5 0.5 0.5 {points}\n1 0.5 0.5 0.25 0.25 {points}\n")
     config = home / "data.yaml"
-    words = f"kpt_shape: [2, {values}]\n" if stated else "kpt_shape: null\n" if polygons else ""
-    config.write_text(config.read_text() + words)
+    kpt_shape = f"kpt_shape: [2, {values}]\n" if declared else "kpt_shape: null\n" if polygons else ""
+    config.write_text(config.read_text() + kpt_shape)
     return home
 
 
@@ -286,26 +286,26 @@ def test_keypoints_are_ignored(tmp_path, values):
 
 @pytest.mark.parametrize("values", [2, 3])
 def test_undeclared_keypoints_are_rejected(tmp_path, values):
-    home = write_pose(tmp_path / "unstated", values, stated=False)
-    with pytest.raises(DataError, match="2 keypoints") as refusal:
+    home = write_pose(tmp_path / "unstated", values, declared=False)
+    with pytest.raises(DataError, match="2 keypoints") as error:
         open_data(str(home))
-    assert f"kpt_shape: [2, {values}]" in refusal.value.hint
+    assert f"kpt_shape: [2, {values}]" in error.value.hint
     if values == 2:
-        home = write_pose(tmp_path / "polygons", values, stated=False, polygons=True)
+        home = write_pose(tmp_path / "polygons", values, declared=False, polygons=True)
         assert open_data(str(home)).split("train").target(0).layers is not None
 
 
 def test_an_undeclared_single_keypoint_suggests_kpt_shape(tmp_path):
     write_yolo(tmp_path)
     (tmp_path / "labels" / "train" / "0.txt").write_text("0 0.5 0.5 0.5 0.5 0.4 0.4 2\n")
-    with pytest.raises(DataError) as refusal:
+    with pytest.raises(DataError) as error:
         open_data(str(tmp_path))
-    assert "kpt_shape: [1, 3]" in refusal.value.hint
+    assert "kpt_shape: [1, 3]" in error.value.hint
 
 
 @pytest.mark.parametrize("shape", ["3", "[17]", "[0, 2]", "[17, 4]", "[a, b]"])
-def test_damaged_kpt_shapes_are_refused(tmp_path, shape):
-    home = write_pose(tmp_path, 2, stated=False)
+def test_damaged_kpt_shapes_are_rejected(tmp_path, shape):
+    home = write_pose(tmp_path, 2, declared=False)
     (home / "data.yaml").write_text((home / "data.yaml").read_text() + f"kpt_shape: {shape}\n")
     with pytest.raises(DataError, match="kpt_shape"):
         open_data(str(home))
@@ -315,8 +315,8 @@ def test_damaged_kpt_shapes_are_refused(tmp_path, shape):
 def test_label_files_in_image_folders_are_read(tmp_path, config):
     expected = open_data(str(write_yolo(tmp_path / "usual"))).split("train").target(0)
     home = write_yolo(tmp_path / "beside")
-    for place in (home / "labels").rglob("*.txt"):
-        shutil.move(place, home / "images" / place.relative_to(home / "labels"))
+    for path in (home / "labels").rglob("*.txt"):
+        shutil.move(path, home / "images" / path.relative_to(home / "labels"))
     shutil.rmtree(home / "labels")
     if not config:
         (home / "data.yaml").unlink()

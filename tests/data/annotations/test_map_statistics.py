@@ -1,4 +1,4 @@
-"""Which flips and turns class maps allow: streets one mirror, nuclei and fields all, from ten maps on."""
+"""Flips and quarter turns allowed by class maps: streets allow one flip, nuclei and fields allow all."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +23,7 @@ ALL_SYMMETRIES = (True, True, True)
 
 @dataclass(frozen=True)
 class ClassMapSplit:
-    """Class maps (H, W) uint8 as a split; 255 is IGNORE, and reading one in `broken` raises DataError."""
+    """A split of class maps (H, W) uint8 in memory; 255 is IGNORE, and an index in `broken` raises DataError."""
 
     maps: list[np.ndarray]
     broken: frozenset[int] = frozenset()
@@ -38,17 +38,17 @@ class ClassMapSplit:
         return create_empty_target(classes.shape, np.where(classes == 255, IGNORE_INDEX, classes))
 
 
-def measure_statistics(maps, names=STREET_CLASSES, **others) -> MapStatistics:
-    split: Any = ClassMapSplit(list(maps), **others)
+def measure_statistics(maps, names=STREET_CLASSES, **options) -> MapStatistics:
+    split: Any = ClassMapSplit(list(maps), **options)
     return measure_class_maps(split, names)
 
 
-def measure_symmetry(maps, **others) -> MapSymmetry:
-    return measure_statistics(maps, **others).symmetry
+def measure_symmetry(maps, **options) -> MapSymmetry:
+    return measure_statistics(maps, **options).symmetry
 
 
-def allowed_symmetries(maps, **others) -> tuple[bool, bool, bool]:
-    symmetry = measure_symmetry(maps, **others)
+def get_allowed_symmetries(maps, **options) -> tuple[bool, bool, bool]:
+    symmetry = measure_symmetry(maps, **options)
     return symmetry.flip, symmetry.flip_vertical, symmetry.turn
 
 
@@ -59,26 +59,26 @@ def draw_maps(draw, count, first=0):
 @pytest.mark.parametrize("count", [3, 10, 40])
 @pytest.mark.parametrize("first", range(0, 1000, 100))
 def test_streets_allow_horizontal_flips_only(count, first):
-    assert allowed_symmetries(draw_maps(draw_street, count, first)) == (True, False, False)
+    assert get_allowed_symmetries(draw_maps(draw_street, count, first)) == (True, False, False)
 
 
 @pytest.mark.parametrize(("count", "least"), [(4, 17), (10, 19), (40, 19)])
 @pytest.mark.parametrize("draw", [draw_nuclei, draw_fields])
 def test_nuclei_and_fields_allow_everything(draw, count, least):
-    """Three tests at a significance of 0.005: about one set of seventy may be taken for an oriented one."""
-    results = [allowed_symmetries(draw_maps(draw, count, first)) for first in range(0, 2000, 100)]
+    """Three tests at significance level 0.005: about 1 of 70 sets without orientation is classified as oriented."""
+    results = [get_allowed_symmetries(draw_maps(draw, count, first)) for first in range(0, 2000, 100)]
     assert results.count(ALL_SYMMETRIES) >= least
 
 
 def test_rotated_street_maps_allow_only_vertical_flips():
-    symmetry = measure_symmetry(np.rot90(one) for one in draw_maps(draw_street, 12))
+    symmetry = measure_symmetry(np.rot90(class_map) for class_map in draw_maps(draw_street, 12))
     assert (symmetry.flip, symmetry.flip_vertical, symmetry.turn) == (False, True, False)
     assert symmetry.reason == "classes have fixed horizontal positions (sky left of road)"
 
 
 def test_a_class_in_a_fixed_corner_forbids_every_flip():
     corner = [np.pad(np.ones((6, 6), np.uint8), ((2, 40 + n % 3), (3, 30))) for n in range(12)]
-    assert allowed_symmetries(corner) == (False, False, False)
+    assert get_allowed_symmetries(corner) == (False, False, False)
     assert measure_symmetry(corner).text.startswith("augmentation: no flips, as classes have fixed vertical positions")
 
 
@@ -90,8 +90,8 @@ def test_directional_borders_forbid_only_quarter_turns():
 
 
 def test_flipping_half_of_the_maps_allows_flips():
-    maps = [one[::-1] if number % 2 else one for number, one in enumerate(draw_maps(draw_street, 40))]
-    assert allowed_symmetries(maps)[:2] == (True, True)
+    maps = [class_map[::-1] if number % 2 else class_map for number, class_map in enumerate(draw_maps(draw_street, 40))]
+    assert get_allowed_symmetries(maps)[:2] == (True, True)
 
 
 def test_the_symmetry_decision_is_logged_with_its_options():
@@ -105,41 +105,42 @@ def test_the_symmetry_decision_is_logged_with_its_options():
     )
 
 
-def test_unreadable_and_unlabelled_maps_and_classes_without_pixels_do_not_matter():
+def test_symmetry_ignores_unreadable_maps_and_absent_classes():
     maps = draw_maps(draw_street, 10)
     maps += [np.full((60, 80), 255, np.uint8), np.zeros((60, 80), np.uint8)]
-    assert allowed_symmetries(maps, broken=frozenset({3, 4})) == (True, False, False)
+    assert get_allowed_symmetries(maps, broken=frozenset({3, 4})) == (True, False, False)
     assert (
-        allowed_symmetries([], broken=frozenset()) == ALL_SYMMETRIES and allowed_symmetries(maps[10:]) == ALL_SYMMETRIES
+        get_allowed_symmetries([], broken=frozenset()) == ALL_SYMMETRIES
+        and get_allowed_symmetries(maps[10:]) == ALL_SYMMETRIES
     )
-    assert allowed_symmetries([maps[0]]) == ALL_SYMMETRIES  # one map has no majority
+    assert get_allowed_symmetries([maps[0]]) == ALL_SYMMETRIES  # a single map is not enough for a decision
 
 
 def test_sampled_maps_are_evenly_spaced_and_deterministic():
-    read = []
+    read_samples = []
 
-    class Counted(ClassMapSplit):
+    class RecordingSplit(ClassMapSplit):
         def target(self, sample):
-            read.append(sample)
+            read_samples.append(sample)
             return super().target(sample)
 
-    split: Any = Counted([draw_nuclei(0)] * (3 * MAX_MAPS))
+    split: Any = RecordingSplit([draw_nuclei(0)] * (3 * MAX_MAPS))
     assert measure_class_maps(split, STREET_CLASSES) == measure_class_maps(split, STREET_CLASSES)
-    assert len(read) == 2 * MAX_MAPS and read[:MAX_MAPS] == read[MAX_MAPS:]
-    assert read[0] == 0 and read[MAX_MAPS - 1] == 3 * MAX_MAPS - 1
+    assert len(read_samples) == 2 * MAX_MAPS and read_samples[:MAX_MAPS] == read_samples[MAX_MAPS:]
+    assert read_samples[0] == 0 and read_samples[MAX_MAPS - 1] == 3 * MAX_MAPS - 1
 
 
-def test_size_and_thinning_do_not_matter():
-    maps = [one.repeat(12, 0).repeat(12, 1) for one in draw_maps(draw_street, 10)]
+def test_symmetry_does_not_depend_on_map_size_and_sampling():
+    maps = [class_map.repeat(12, 0).repeat(12, 1) for class_map in draw_maps(draw_street, 10)]
     assert measure_symmetry(maps) == measure_symmetry(draw_maps(draw_street, 10))
 
 
-def test_small_offsets_and_single_images_are_not_fixed():
-    assert not has_fixed_sign(
-        np.full((50, 2), 0.005), 0.03, 0.15
-    )  # half a percent of the height: significant, but small
+def test_small_offsets_and_single_images_have_no_fixed_sign():
+    # half a percent of the height is significant but below the effect threshold
+    assert not has_fixed_sign(np.full((50, 2), 0.005), 0.03, 0.15)
     assert has_fixed_sign(np.full((50, 2), 0.05), 0.03, 0.15)
-    assert not has_fixed_sign(np.array([[0.4, np.nan], [np.nan, 0.3]]), 0.03, 0.15)  # each class on one image
+    # each class occurs in one image only
+    assert not has_fixed_sign(np.array([[0.4, np.nan], [np.nan, 0.3]]), 0.03, 0.15)
     assert not has_fixed_sign(np.where(np.arange(50) % 2, 0.3, -0.3)[:, None], 0.03, 0.15)
 
 

@@ -1,4 +1,4 @@
-"""Masks in every file that holds class numbers, lossy masks, gaps in class numbers, and `--ignore-index`."""
+"""Mask file formats, lossy compression, gaps in class indices, and `--ignore-index`."""
 
 import io
 import json
@@ -32,7 +32,7 @@ def encode_image(image, form):
     return file.getvalue()
 
 
-#: how (H, W) uint8 classes are stored: the ending and the bytes
+#: file suffix and encoder of (H, W) uint8 class maps for each storage form
 MASK_ENCODERS = {
     "png": (".png", lambda classes: encode_image(Image.fromarray(classes), "PNG")),
     "16 bits": (".png", lambda classes: encode_image(Image.fromarray(classes.astype(np.uint16)), "PNG")),
@@ -55,7 +55,7 @@ MASK_ENCODERS = {
 
 
 def store_maps(home, form, change=lambda classes: classes, names="ground\nsquare\ndisc\n"):
-    """Class maps in another kind of file."""
+    """Write a dataset whose class maps are stored in the given form."""
     write_maps(home, names=names)
     ending, write = MASK_ENCODERS[form]
     for number in range(8):
@@ -109,13 +109,13 @@ def test_nan_is_a_pixel_without_a_class(tmp_path):
 )
 def test_invalid_mask_files_are_rejected_with_the_reason(tmp_path, name, content, reason):
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(DataError, match=re.escape(reason)) as refusal:
+    with pytest.raises(DataError, match=re.escape(reason)) as error:
         read_mask(tmp_path / name)
-    assert name in refusal.value.message and "0x" not in refusal.value.message
+    assert name in error.value.message and "0x" not in error.value.message
 
 
-def save_lossy(place, values, form="JPEG"):
-    Image.fromarray(values).save(place, form, quality=60)
+def save_lossy(path, values, form="JPEG"):
+    Image.fromarray(values).save(path, form, quality=60)
 
 
 @pytest.mark.parametrize(("form", "ending"), [("JPEG", ".jpg"), ("WEBP", ".webp")])
@@ -143,9 +143,9 @@ def test_lossy_black_and_white_is_restored(tmp_path):
 
 def test_lossy_masks_of_objects_have_no_halo(tmp_path):
     write_objects(tmp_path)
-    for place in tmp_path.glob("*/masks/*.png"):
-        save_lossy(place.with_suffix(".jpg"), np.asarray(Image.open(place)))
-        place.unlink()
+    for path in tmp_path.glob("*/masks/*.png"):
+        save_lossy(path.with_suffix(".jpg"), np.asarray(Image.open(path)))
+        path.unlink()
     split = open_data(str(tmp_path)).split("train")
     classes = make_scene(int(split.name(0)[-5]))[1]
     assert split.target(0).mask(0).sum() == (classes == 1).sum()
@@ -163,7 +163,7 @@ def mark_void(classes, value=100):
 
 
 @pytest.mark.parametrize(
-    ("values", "words"),
+    ("values", "message"),
     [
         ({0, 1, 2, 100}, "use --ignore-index 100"),
         ({0, 1, 254}, "use --ignore-index 254"),
@@ -173,8 +173,8 @@ def mark_void(classes, value=100):
         (set(), ""),
     ],
 )
-def test_gaps_in_class_indices_are_described(values, words):
-    assert words in describe_class_gaps(values) and bool(words) == bool(describe_class_gaps(values))
+def test_gaps_in_class_indices_are_described(values, message):
+    assert message in describe_class_gaps(values) and bool(message) == bool(describe_class_gaps(values))
 
 
 def test_a_likely_ignore_index_is_suggested(tmp_path):
@@ -203,9 +203,9 @@ def test_the_ignore_index_is_not_a_class(tmp_path, names):
 def test_only_minus_one_is_a_valid_negative_index(tmp_path):
     home = write_maps(tmp_path)
     values = make_scene(0)[1].astype(np.int32)
-    for value, place in ((-1, 0), (-5, 1)):
-        (home / "masks" / f"{place}.png").unlink()
-        (home / "masks" / f"{place}.npy").write_bytes(write_npy(np.where(values == 2, value, values)))
+    for value, image_number in ((-1, 0), (-5, 1)):
+        (home / "masks" / f"{image_number}.png").unlink()
+        (home / "masks" / f"{image_number}.npy").write_bytes(write_npy(np.where(values == 2, value, values)))
     error = find_unlearnable(open_data(str(home)))
     assert error is not None and "negative class index -5" in error.message
     (home / "masks" / "1.npy").write_bytes(write_npy(values))
@@ -213,7 +213,7 @@ def test_only_minus_one_is_a_valid_negative_index(tmp_path):
     assert find_unlearnable(data) is None and (read_class_maps(data)["0.png"] == IGNORE_INDEX).any()
 
 
-def test_the_option_needs_class_maps(tmp_path):
+def test_ignore_index_requires_class_maps(tmp_path):
     with pytest.raises(UsageError, match="class maps"):
         open_data("digits", ignore_index=100)
     with pytest.raises(UsageError, match="-1 is negative"):
@@ -222,10 +222,10 @@ def test_the_option_needs_class_maps(tmp_path):
 
 def test_a_run_stores_the_ignore_index(tmp_path):
     home = store_maps(tmp_path / "data", "png", mark_void)
-    words = ("--recipe", "segment", "--model", "ViT-32x2/8", "--image-size", "32", "--steps", "1", "--workers", "0")
-    refused = run_cli("train", str(home), *words, "--out", str(tmp_path / "run"))
-    assert refused.returncode == 3 and "--ignore-index 100" in refused.stderr
-    trained = run_cli("train", str(home), *words, "--ignore-index", "100", "--out", str(tmp_path / "run"))
+    arguments = ("--recipe", "segment", "--model", "ViT-32x2/8", "--image-size", "32", "--steps", "1", "--workers", "0")
+    rejected = run_cli("train", str(home), *arguments, "--out", str(tmp_path / "run"))
+    assert rejected.returncode == 3 and "--ignore-index 100" in rejected.stderr
+    trained = run_cli("train", str(home), *arguments, "--ignore-index", "100", "--out", str(tmp_path / "run"))
     assert trained.returncode == 0, trained.stderr
     assert "ignore_index: 100" in (tmp_path / "run" / "config.yaml").read_text()
     for data in ([], [str(home)]):

@@ -1,4 +1,4 @@
-"""Masks in folders and files as other programs and datasets name them, and what is refused."""
+"""Folder and file naming conventions for masks used by other tools and datasets, and unsupported layouts."""
 
 from pathlib import Path
 
@@ -15,13 +15,13 @@ PAIRS_PER_SPLIT = 3
 
 
 def write_pairs(root: Path, *names: tuple[str, str], count: int = PAIRS_PER_SPLIT, first: int = 0) -> None:
-    """Scenes `first` to `first + count` as images and masks, by pairs of name patterns with {0} for the number."""
+    """Write scenes `first` to `first + count` as image and mask files; {0} in a name pattern is the number."""
     for image, mask in names:
         for number in range(first, first + count):
             for name, array in zip((image, mask), make_scene(number), strict=True):
-                place = root / name.format(number)
-                place.parent.mkdir(parents=True, exist_ok=True)
-                Image.fromarray(array).save(place)
+                path = root / name.format(number)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                Image.fromarray(array).save(path)
 
 
 SPLIT_LAYOUTS = {
@@ -80,8 +80,8 @@ def test_label_id_masks_are_chosen_among_several_masks(tmp_path):
     write_pairs(tmp_path, ("leftImg8bit/train/a/a_{0}_leftImg8bit.png", "gtFine/train/a/a_{0}_gtFine_labelIds.png"))
     for number in range(PAIRS_PER_SPLIT):
         for word in ("color", "instanceIds"):
-            place = tmp_path / f"gtFine/train/a/a_{number}_gtFine_{word}.png"
-            Image.fromarray(np.full((24, 32), 7, np.uint8)).save(place)
+            path = tmp_path / f"gtFine/train/a/a_{number}_gtFine_{word}.png"
+            Image.fromarray(np.full((24, 32), 7, np.uint8)).save(path)
     split = open_data(tmp_path).full_train_split
     np.testing.assert_array_equal(split.target(0).classes, make_scene(0)[1])
 
@@ -104,7 +104,7 @@ def get_open_error(root: Path) -> tuple[str, str]:
 NAMING_HINT = "name the mask of a.jpg a.png, or a_mask.png"
 
 
-def test_an_image_without_a_mask_and_a_mask_without_an_image_are_refused(tmp_path):
+def test_an_image_without_a_mask_and_a_mask_without_an_image_are_rejected(tmp_path):
     write_pairs(tmp_path, ("train/{0}.png", "trainannot/{0}_mask.png"))
     (tmp_path / "trainannot" / "1_mask.png").rename(tmp_path / "trainannot" / "7_mask.png")
     assert get_open_error(tmp_path) == ("1 of 3 have no mask; the first is train/1.png", NAMING_HINT)
@@ -142,7 +142,7 @@ def test_a_parent_folder_suggests_the_dataset_folder(tmp_path, images):
     assert data.unlabelled is not None and data.unlabelled.hint == f"did you mean {tmp_path / 'fires'}?"
 
 
-def test_class_folders_with_masks_beside_their_images_are_refused(tmp_path):
+def test_class_folders_with_masks_next_to_images_are_rejected(tmp_path):
     write_pairs(
         tmp_path, ("benign/b ({0}).png", "benign/b ({0})_mask.png"), ("normal/n{0}.png", "normal/n{0}_mask.png")
     )
@@ -154,10 +154,10 @@ def test_class_folders_with_masks_beside_their_images_are_refused(tmp_path):
 def test_class_folders_named_mask_are_classes(tmp_path):
     for number in range(4):
         for name in ("mask", "no_mask"):
-            place = tmp_path / name / f"{number}.jpg"
-            place.parent.mkdir(exist_ok=True)
+            path = tmp_path / name / f"{number}.jpg"
+            path.parent.mkdir(exist_ok=True)
             noise = np.random.default_rng(number).integers(0, 256, (32, 32, 3), dtype=np.uint8)
-            Image.fromarray(noise).save(place)
+            Image.fromarray(noise).save(path)
     assert open_data(tmp_path).classes == ("mask", "no_mask")
 
 
@@ -191,7 +191,7 @@ def test_file_keys_are_parsed():
 
 
 def test_exact_mask_names_take_precedence(tmp_path):
-    """`a` and `a_gt` are two images, each with the mask of its own name."""
+    """`a` and `a_gt` are two images, and each has an exact mask."""
     write_maps(tmp_path, 2)
     for folder in ("images", "masks"):
         (tmp_path / folder / "1.png").rename(tmp_path / folder / "0_gt.png")

@@ -1,4 +1,4 @@
-"""Masks beside images, in the layouts that people have, and what is wrong with some."""
+"""Class maps and object masks next to images, in common layouts, and damaged masks."""
 
 import shutil
 
@@ -16,35 +16,35 @@ CLASS_COLOURS = np.array([[0, 0, 0], [128, 64, 128], [0, 0, 230]], np.uint8)
 
 
 def read_class_maps(data):
-    """Image name -> class map, of all splits."""
+    """Map each image name to its class map, over all splits."""
     return {split.name(i).rpartition("/")[2]: split.target(i).classes for split in data.splits.values()
             for i in range(len(split))}  # fmt: skip
 
 
 def test_indices_palettes_and_colours_give_equal_class_maps(tmp_path):
-    plain = write_maps(tmp_path / "numbers")
-    wanted = {f"{number}.png": make_scene(number)[1].astype(int) for number in range(8)}
-    for kind in ("palette", "colours"):
-        shutil.copytree(plain, tmp_path / kind)
-        for place in (tmp_path / kind / "masks").iterdir():
-            values = np.asarray(Image.open(place))
-            if kind == "colours":
-                Image.fromarray(CLASS_COLOURS[values]).save(place)
+    index_folder = write_maps(tmp_path / "numbers")
+    expected = {f"{number}.png": make_scene(number)[1].astype(int) for number in range(8)}
+    for encoding in ("palette", "colours"):
+        shutil.copytree(index_folder, tmp_path / encoding)
+        for path in (tmp_path / encoding / "masks").iterdir():
+            values = np.asarray(Image.open(path))
+            if encoding == "colours":
+                Image.fromarray(CLASS_COLOURS[values]).save(path)
             else:
                 image = Image.fromarray(values).convert("P")
                 image.putpalette(CLASS_COLOURS.ravel().tolist())
                 image.putdata(values.ravel().tolist())
-                image.save(place)
+                image.save(path)
     lines = ("ground", "square", "disc")
     text = "".join(f"{name} {' '.join(map(str, colour))}\n" for name, colour in zip(lines, CLASS_COLOURS, strict=True))
     (tmp_path / "colours" / "classes.txt").write_text(text)
-    for kind in ("numbers", "palette", "colours"):
-        data = open_data(tmp_path / kind)
+    for encoding in ("numbers", "palette", "colours"):
+        data = open_data(tmp_path / encoding)
         assert data.classes == ("ground", "square", "disc") and set(data.splits) == {"train", "val"}
-        read = read_class_maps(data)
-        assert read.keys() == wanted.keys()
-        assert all(np.array_equal(read[name], wanted[name]) for name in wanted), kind
-        assert all((split.labels == 1).all() for split in data.splits.values()), kind
+        class_maps = read_class_maps(data)
+        assert class_maps.keys() == expected.keys()
+        assert all(np.array_equal(class_maps[name], expected[name]) for name in expected), encoding
+        assert all((split.labels == 1).all() for split in data.splits.values()), encoding
 
 
 def test_labels_are_the_classes_present_in_each_map(tmp_path):
@@ -62,8 +62,8 @@ def test_split_folders_may_be_inside_or_outside(tmp_path, inside):
     for split, count in (("train", 5), ("valid", 2), ("test", 3)):
         home = write_maps(tmp_path / "parts" / split, count, "")
         for folder in ("images", "masks"):
-            place = tmp_path / "data" / (f"{folder}/{split}" if inside else f"{split}/{folder}")
-            shutil.copytree(home / folder, place)
+            path = tmp_path / "data" / (f"{folder}/{split}" if inside else f"{split}/{folder}")
+            shutil.copytree(home / folder, path)
     data = open_data(tmp_path / "data")
     assert {name: len(split) for name, split in data.splits.items()} == {"train": 5, "val": 2, "test": 3}
     assert data.classes == ("class 0", "class 1", "class 2") and "classes.txt" in data.notes[0]
@@ -71,8 +71,8 @@ def test_split_folders_may_be_inside_or_outside(tmp_path, inside):
 
 def test_black_and_white_maps_have_two_classes(tmp_path):
     home = write_maps(tmp_path, names="")
-    for place in (home / "masks").iterdir():
-        Image.fromarray((np.asarray(Image.open(place)) == 1).astype(np.uint8) * 255).save(place)
+    for path in (home / "masks").iterdir():
+        Image.fromarray((np.asarray(Image.open(path)) == 1).astype(np.uint8) * 255).save(path)
     data = open_data(home)
     assert data.classes == ("class 0", "class 1")
     assert np.array_equal(read_class_maps(data)["2.png"], make_scene(2)[1] == 1)
@@ -91,9 +91,9 @@ def test_one_mask_per_object_gives_objects_and_a_class_map(tmp_path):
     assert paint_class_maps(open_data(write_maps(tmp_path / "maps"))).classes == ("ground", "square", "disc")
 
 
-def damage_mask(home, place, change):
-    """Damage a mask of a folder."""
-    file = home / "masks" / place
+def damage_mask(home, file_name, change):
+    """Apply `change` to one mask of a folder."""
+    file = home / "masks" / file_name
     change(file)
 
 
@@ -113,7 +113,7 @@ def unknown_colour(file):
     (write_wrong_size, "1.png is 5 x 5 pixels, its image .*1.png 32 x 24"),
     (unknown_class, "1.png has class 7, but there are 3"),
     (unknown_colour, "1.png is a colour map, but class colours are not defined"),
-    (lambda file: file.write_bytes(b"no picture"), "1.png is not a readable mask"),
+    (lambda file: file.write_bytes(b"not an image"), "1.png is not a readable mask"),
     (lambda file: file.write_bytes(file.read_bytes()[:60]), "1.png is not a readable mask"),
     (lambda file: file.write_bytes(b""), "1.png"),
     (lambda file: file.unlink(), "1 of 8 have no mask; the first is .*images/1.png"),
@@ -139,8 +139,8 @@ def test_invalid_class_lists_are_rejected(tmp_path, names, text):
 
 def test_unknown_mask_colours_are_rejected(tmp_path):
     home = write_maps(tmp_path, names="ground 0 0 0\nsquare 1 1 1\ndisc 2 2 2\n")
-    for place in (home / "masks").iterdir():
-        Image.open(place).convert("RGB").save(place)
+    for path in (home / "masks").iterdir():
+        Image.open(path).convert("RGB").save(path)
     unknown_colour(home / "masks" / "1.png")
     with pytest.raises(DataError, match=r"1\.png has the colour 9 8 7 without a class"):
         read_class_maps(open_data(home))
@@ -157,6 +157,6 @@ def test_mixed_mask_kinds_and_duplicate_names_are_rejected(tmp_path):
         open_data(tmp_path / "mixed")
 
 
-def test_painting_requires_boxes_masks_or_class_maps(tmp_path):
+def test_class_maps_require_boxes_masks_or_maps(tmp_path):
     with pytest.raises(DataError, match="has no boxes, masks or class maps"):
         paint_class_maps(open_data("digits"))

@@ -1,4 +1,4 @@
-"""COCO's panoptic format: segments as classes of pixels, those of things as objects; damaged files are refused."""
+"""COCO's panoptic format: segments become class maps, "thing" segments become objects, damaged files are rejected."""
 
 import json
 from pathlib import Path
@@ -7,82 +7,91 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.data.annotations.writing_scenes import IMAGE_SIZE, SPLITS, image_numbers, save_image
+from tests.data.annotations.writing_scenes import IMAGE_SIZE, SPLITS, list_image_numbers, save_image
 from vitreous.apps.curation.convert import convert_annotations
 from vitreous.data.annotations.target import IGNORE_INDEX
 from vitreous.data.sources import open_data
 from vitreous.errors import DataError, VitreousError
 
-CATEGORY_NAMES = {3: "cat", 9: "dog", 200: "sky"}  # by id; the sky is no thing
+CATEGORY_NAMES = {3: "cat", 9: "dog", 200: "sky"}  # by id; sky is "stuff", the others are "things"
 
 
 def make_segments(number):
-    """(H, W) ids of segments with three bytes each, and the category and crowd of each id; image 1 has sky alone."""
+    """Return (H, W) segment ids, and the category and crowd flag of each id. Image 1 contains only sky."""
     draw = np.random.default_rng(number)
     ids = np.zeros(IMAGE_SIZE, np.int64)
     ids[2:] = 70000 + number
-    kinds = {70000 + number: (200, 0)}
-    for place, category in enumerate((9, 3, 9) if number != 1 else ()):
-        top, left = 4 + int(draw.integers(0, 8)), 10 * place + int(draw.integers(0, 3))
-        ids[top : top + 5, left : left + 6] = 300 + place * 256
-        kinds[300 + place * 256] = (category, int(place == 2))
-    return ids, kinds
+    categories = {70000 + number: (200, 0)}
+    for position, category in enumerate((9, 3, 9) if number != 1 else ()):
+        top, left = 4 + int(draw.integers(0, 8)), 10 * position + int(draw.integers(0, 3))
+        ids[top : top + 5, left : left + 6] = 300 + position * 256
+        categories[300 + position * 256] = (category, int(position == 2))
+    return ids, categories
 
 
-def save_segments(place, ids):
-    place.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(np.stack([ids % 256, ids // 256 % 256, ids // 65536], -1).astype(np.uint8)).save(place)
+def save_segments(path, ids):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(np.stack([ids % 256, ids // 256 % 256, ids // 65536], -1).astype(np.uint8)).save(path)
 
 
 def write_panoptic(home):
-    """Images below `images`, where masks beside images have them too."""
+    """Write a panoptic dataset with its images below `images/`."""
     for split in SPLITS:
         images, annotations = [], []
-        place = home / "annotations" / f"panoptic_{split}2017.json"
-        for number in image_numbers(split):
+        path = home / "annotations" / f"panoptic_{split}2017.json"
+        for number in list_image_numbers(split):
             save_image(home / "images" / f"{split}2017" / f"{number}.png", number)
-            ids, kinds = make_segments(number)
-            save_segments(place.with_suffix("") / f"{number}.png", ids)
+            ids, segments = make_segments(number)
+            save_segments(path.with_suffix("") / f"{number}.png", ids)
             images.append(
                 {"id": 50 - number, "file_name": f"{number}.png", "height": IMAGE_SIZE[0], "width": IMAGE_SIZE[1]}
             )
-            infos = [{"id": key, "category_id": kind, "iscrowd": crowd} for key, (kind, crowd) in kinds.items()]
+            infos = [
+                {"id": key, "category_id": category, "iscrowd": crowd} for key, (category, crowd) in segments.items()
+            ]
             annotations.append({"image_id": 50 - number, "file_name": f"{number}.png", "segments_info": infos})
         categories = [{"id": key, "name": name, "isthing": int(key < 100)} for key, name in CATEGORY_NAMES.items()]
         document = {"images": images, "annotations": annotations[::-1], "categories": categories[::-1]}
-        place.write_text(json.dumps(document))
+        path.write_text(json.dumps(document))
     return home
 
 
 def test_things_are_objects_and_segments_are_class_maps(tmp_path):
     data = open_data(str(write_panoptic(tmp_path)))
-    assert data.classes == ("cat", "dog", "sky") and {name: len(part) for name, part in data.splits.items()} == SPLITS
-    for part in data.splits.values():
-        for sample in reversed(range(len(part))):
-            number, target = int(Path(part.name(sample)).stem), part.target(sample)
-            ids, kinds = make_segments(number)
-            wanted = np.full(IMAGE_SIZE, IGNORE_INDEX)
-            for key, (kind, _) in kinds.items():
-                wanted[ids == key] = sorted(CATEGORY_NAMES).index(kind)
-            assert np.array_equal(target.class_map(), wanted) and (target.class_map()[:2] == IGNORE_INDEX).all()
-            things = [key for key in sorted(kinds) if kinds[key][0] < 100]
-            assert [CATEGORY_NAMES[kinds[key][0]] for key in things] == [data.classes[label] for label in target.labels]
-            assert target.crowd.tolist() == [bool(kinds[key][1]) for key in things]
-            for row, key in enumerate(things):
+    assert (
+        data.classes == ("cat", "dog", "sky")
+        and {name: len(dataset_split) for name, dataset_split in data.splits.items()} == SPLITS
+    )
+    for dataset_split in data.splits.values():
+        for sample in reversed(range(len(dataset_split))):
+            number, target = int(Path(dataset_split.name(sample)).stem), dataset_split.target(sample)
+            ids, categories = make_segments(number)
+            expected = np.full(IMAGE_SIZE, IGNORE_INDEX)
+            for key, (category, _) in categories.items():
+                expected[ids == key] = sorted(CATEGORY_NAMES).index(category)
+            assert np.array_equal(target.class_map(), expected) and (target.class_map()[:2] == IGNORE_INDEX).all()
+            thing_ids = [key for key in sorted(categories) if categories[key][0] < 100]
+            assert [CATEGORY_NAMES[categories[key][0]] for key in thing_ids] == [
+                data.classes[label] for label in target.labels
+            ]
+            assert target.crowd.tolist() == [bool(categories[key][1]) for key in thing_ids]
+            for row, key in enumerate(thing_ids):
                 rows, columns = np.nonzero(ids == key)
                 edges = [columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]
                 assert np.array_equal(target.mask(row), ids == key) and target.boxes[row].tolist() == edges
-            present = {data.classes[k] for k in np.flatnonzero(part.labels[sample])}
-            assert present == {CATEGORY_NAMES[kind] for kind, _ in kinds.values()}
+            present = {data.classes[k] for k in np.flatnonzero(dataset_split.labels[sample])}
+            assert present == {CATEGORY_NAMES[category] for category, _ in categories.values()}
 
 
 def test_instance_files_take_precedence_over_panoptic_files(tmp_path):
     home = write_panoptic(tmp_path)
-    place = home / "annotations" / "panoptic_train2017.json"
-    alone = open_data(str(place))
-    whole = alone.full_train_split if alone.full_train_split is not None else alone.split("train")
-    assert len(whole) == SPLITS["train"]
-    assert whole.target(0).class_map().max() == 2
+    path = home / "annotations" / "panoptic_train2017.json"
+    panoptic_data = open_data(str(path))
+    train_split = (
+        panoptic_data.full_train_split if panoptic_data.full_train_split is not None else panoptic_data.split("train")
+    )
+    assert len(train_split) == SPLITS["train"]
+    assert train_split.target(0).class_map().max() == 2
     for split in SPLITS:
         document = json.loads((home / "annotations" / f"panoptic_{split}2017.json").read_text())
         (home / "annotations" / f"instances_{split}2017.json").write_text(json.dumps(document | {"annotations": []}))
@@ -91,16 +100,16 @@ def test_instance_files_take_precedence_over_panoptic_files(tmp_path):
 
 def test_conversion_preserves_objects_and_class_maps(tmp_path):
     data = open_data(str(write_panoptic(tmp_path / "in")))
-    for to in ("coco", "masks"):
-        convert_annotations(data, tmp_path / to, to)
-        again = open_data(str(tmp_path / to))
-        assert again.classes == data.classes
-        for name, part in data.splits.items():
-            for sample in range(len(part)):
-                stems = [Path(again.splits[name].name(row)).stem for row in range(len(part))]
-                before = part.target(sample)
-                after = again.splits[name].target(stems.index(Path(part.name(sample)).stem))
-                if to == "masks":
+    for target_format in ("coco", "masks"):
+        convert_annotations(data, tmp_path / target_format, target_format)
+        converted = open_data(str(tmp_path / target_format))
+        assert converted.classes == data.classes
+        for name, dataset_split in data.splits.items():
+            for sample in range(len(dataset_split)):
+                stems = [Path(converted.splits[name].name(row)).stem for row in range(len(dataset_split))]
+                before = dataset_split.target(sample)
+                after = converted.splits[name].target(stems.index(Path(dataset_split.name(sample)).stem))
+                if target_format == "masks":
                     assert np.array_equal(before.class_map(), after.class_map())
                 else:
                     assert np.array_equal(before.labels, after.labels) and np.array_equal(before.boxes, after.boxes)
@@ -108,12 +117,12 @@ def test_conversion_preserves_objects_and_class_maps(tmp_path):
 
 
 def set_first_entry(key, name, value):
-    """A change of the first entry of a list."""
+    """Return an edit that sets `name` in the first entry of a list."""
     return lambda document: document[key][0].update({name: value})
 
 
 def change_segment(name, value):
-    """A change of a segment of the first annotation."""
+    """Return an edit of the first segment of the first annotation."""
     return lambda document: document["annotations"][0]["segments_info"][0].update({name: value})
 
 
@@ -147,32 +156,32 @@ DOCUMENT_DAMAGES = [
 
 
 def read_all_targets(home):
-    for part in open_data(str(home)).splits.values():
-        for sample in range(len(part)):
-            part.target(sample)
+    for dataset_split in open_data(str(home)).splits.values():
+        for sample in range(len(dataset_split)):
+            dataset_split.target(sample)
 
 
 @pytest.mark.parametrize("damage", DOCUMENT_DAMAGES)
 def test_damaged_panoptic_documents_are_reported(tmp_path, damage):
     home = write_panoptic(tmp_path)
-    place = home / "annotations" / "panoptic_train2017.json"
-    document = json.loads(place.read_text())
+    path = home / "annotations" / "panoptic_train2017.json"
+    document = json.loads(path.read_text())
     damage(document)
-    place.write_text(json.dumps(document))
-    with pytest.raises(VitreousError) as caught:
+    path.write_text(json.dumps(document))
+    with pytest.raises(VitreousError) as error:
         read_all_targets(home)
-    names = (place.name, "panoptic_val2017.json")  # of two that disagree, either
-    assert any(name in caught.value.message for name in names) or "two classes" in caught.value.message
-    assert len(caught.value.message) < 700
+    names = (path.name, "panoptic_val2017.json")  # either file may be named if two files disagree
+    assert any(name in error.value.message for name in names) or "two classes" in error.value.message
+    assert len(error.value.message) < 700
 
 
 @pytest.mark.parametrize("pixels", [np.zeros((24, 31, 3)), np.zeros(IMAGE_SIZE), np.full((*IMAGE_SIZE, 3), 7), None])
 def test_damaged_panoptic_pngs_are_reported(tmp_path, pixels):
     home = write_panoptic(tmp_path)
-    place = home / "annotations" / "panoptic_train2017" / "0.png"
+    path = home / "annotations" / "panoptic_train2017" / "0.png"
     if pixels is None:
-        place.write_bytes(place.read_bytes()[:60])
+        path.write_bytes(path.read_bytes()[:60])
     else:
-        Image.fromarray(pixels.astype(np.uint8)).save(place)
+        Image.fromarray(pixels.astype(np.uint8)).save(path)
     with pytest.raises(DataError, match=r"panoptic_train2017/0\.png"):
         read_all_targets(home)

@@ -1,4 +1,4 @@
-"""`data convert` and back for odd names: spaces, dots, other scripts, words that YAML or a list could misread."""
+"""`data convert` there and back with unusual names: spaces, dots, other scripts, words with a meaning in YAML."""
 
 import shutil
 import tempfile
@@ -60,27 +60,26 @@ file_stem_strategy = name_strategy.filter(lambda name: len(name.encode()) < 60)
 
 
 def write_data(home, titles, files):
-    """Two boxes with masks on each image; the red of an image is its number."""
+    """Write images with two boxes and masks each; the red value of an image is its number."""
     scenes, names_taken = [], set()
     for number, stem in enumerate(files):
-        place = home / f"{number % 2}" / f"{stem}.png"
-        if place in names_taken:
+        path = home / f"{number % 2}" / f"{stem}.png"
+        if path in names_taken:
             continue
-        names_taken.add(place)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(np.full((12, 16, 3), (number, 0, 0), np.uint8)).save(place)
+        names_taken.add(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.full((12, 16, 3), (number, 0, 0), np.uint8)).save(path)
         shapes = []
         for row in range(2):
             box = (1.0 + row * 7, 2.0, 5.0 + row * 7, 6.0 + number)
             corners = [(box[0], box[1]), (box[2], box[1]), (box[2], box[3]), (box[0], box[3])]
             shapes.append(Shape((number + row) % len(titles), box, (np.array(corners, np.float32),)))
-        scenes.append(Scene(place, tuple(shapes), home))
+        scenes.append(Scene(path, tuple(shapes), home))
     return build_scene_data("data", titles, {"train": scenes[:1], "val": scenes[1:]}, 0, [])
 
 
 def read_contents(data):
-    """Number of each image -> class name, in Unicode form NFC, and box of its objects, or the names of the classes in
-    its map."""
+    """Map each image number to its objects (class name in NFC form, box), or to the class names in its map."""
     table, titles = {}, list(map(normalise_name, data.classes))
     for split in data.splits.values():
         for sample in range(len(split)):
@@ -128,7 +127,7 @@ def test_each_odd_name_survives_conversion(tmp_path, form, name):
     assert result.keys() == expected.keys() and (form == "masks" or result == expected)
 
 
-def test_bytes_and_line_ends_in_file_names(tmp_path):
+def test_non_utf8_names_and_line_ends_survive_conversion(tmp_path):
     data = write_data(tmp_path / "source", ["a", "b"], ["x\ny", "z\udcff", ".hidden"])
     for form in ("coco", "yolo", "voc"):
         convert_annotations(data, tmp_path / form, form)

@@ -1,4 +1,4 @@
-"""Polygons and run lengths as masks, and objects as targets."""
+"""Conversion of polygons and run lengths to masks, and of objects to targets."""
 
 import numpy as np
 import pytest
@@ -34,8 +34,8 @@ def test_run_lengths_match_pycocotools(seed):
         assert np.array_equal(
             rle_to_mask_window(runs, mask.shape, (left, top, right, bottom)), mask[top:bottom, left:right]
         )
-    again = coco_mask.frPyObjects({"counts": runs, "size": list(mask.shape)}, *mask.shape)
-    assert np.array_equal(coco_mask.decode(again), mask)
+    encoded = coco_mask.frPyObjects({"counts": runs, "size": list(mask.shape)}, *mask.shape)
+    assert np.array_equal(coco_mask.decode(encoded), mask)
 
 
 @pytest.mark.parametrize("mask", [np.zeros((3, 4), bool), np.ones((3, 4), bool)])
@@ -44,8 +44,8 @@ def test_uniform_masks_survive_run_length_encoding(mask):
 
 
 def test_polygons_cover_pixels_by_their_centre():
-    def inside(x, y, corners):
-        """Even-odd rule, a ray to the right."""
+    def is_inside(x, y, corners):
+        """Even-odd rule with a ray to the right."""
         count = 0
         for (x0, y0), (x1, y1) in zip(corners, np.roll(corners, -1, 0), strict=True):
             if (y0 <= y) != (y1 <= y):
@@ -54,7 +54,7 @@ def test_polygons_cover_pixels_by_their_centre():
 
     draw = np.random.default_rng(0)
     for corners in [draw.uniform(-4, 24, (count, 2)) for count in (3, 4, 5, 9)]:
-        expected = [[inside(x + 0.5, y + 0.5, corners) for x in range(20)] for y in range(16)]
+        expected = [[is_inside(x + 0.5, y + 0.5, corners) for x in range(20)] for y in range(16)]
         assert np.array_equal(polygon_to_mask(corners, (16, 20)), expected)
     square = np.array([(2, 3), (7, 3), (7, 9), (2, 9)])
     mask = polygon_to_mask(square, (16, 20))
@@ -63,15 +63,16 @@ def test_polygons_cover_pixels_by_their_centre():
 
 
 def test_polygon_masks_are_close_to_pycocotools():
-    turns = np.linspace(0, 2 * np.pi, 30, endpoint=False)
-    corners = np.stack([50 + 30 * np.cos(turns), 40 + 20 * np.sin(turns)], 1)
+    angles = np.linspace(0, 2 * np.pi, 30, endpoint=False)
+    corners = np.stack([50 + 30 * np.cos(angles), 40 + 20 * np.sin(angles)], 1)
     theirs = coco_mask.decode(coco_mask.frPyObjects([corners.ravel().tolist()], 90, 110))[..., 0].astype(bool)
     ours = polygon_to_mask(corners, (90, 110))
     assert (ours & theirs).sum() / (ours | theirs).sum() > 0.95
-    assert ours.sum() == pytest.approx(0.5 * 30 * 20 * 30 * np.sin(2 * np.pi / 30), rel=0.01)  # the area of the polygon
+    # area of the regular polygon
+    assert ours.sum() == pytest.approx(0.5 * 30 * 20 * 30 * np.sin(2 * np.pi / 30), rel=0.01)
 
 
-def test_objects_as_a_target():
+def test_objects_are_converted_to_a_target():
     square = np.array([(2, 3), (7, 3), (7, 9), (2, 9)], np.float32)
     hole = Shape(1, None, (square, square[:, ::-1]))
     shapes = [Shape(0, None, (square,)), hole, Shape(2, (-5, -5, 40, 6), (square,), crowd=True)]
@@ -91,7 +92,7 @@ def test_objects_as_a_target():
 
 
 @pytest.mark.parametrize("text", ["\x1f", "o", "ÿ"])
-def test_damaged_run_lengths(text):
+def test_damaged_run_lengths_are_rejected(text):
     with pytest.raises(ValueError, match="run lengths"):
         decode_compressed_rle(text)
 
@@ -107,7 +108,8 @@ def test_polygons_of_masks_reproduce_the_mask(share):
         assert corners.min() >= 0 and (corners <= [width, height]).all()
         assert np.array_equal(polygon_to_mask(corners, mask.shape), mask)
         steps = np.roll(corners, -1, 0) - corners
-        assert ((steps == 0).sum(1) >= 1).all()  # along x or along y: a path there and back is crossed at one place
+        # every edge is horizontal or vertical, also the edges that connect separate regions
+        assert ((steps == 0).sum(1) >= 1).all()
 
 
 def test_polygons_of_masks_have_exact_corners():

@@ -1,4 +1,4 @@
-"""What is where on an image, whatever it was read from."""
+"""`Target`: boxes, layered masks and class maps."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ from vitreous.data.annotations.target import IGNORE_INDEX, Target, create_empty_
 
 
 def random_masks(count: int, size: tuple[int, ...], seed: int = 0) -> np.ndarray:
-    """(count, *size) bool, boxes that overlap."""
+    """Return (count, *size) bool masks of overlapping boxes."""
     draw = np.random.default_rng(seed)
     masks = np.zeros((count, *size), bool)
     for mask in masks:
@@ -51,8 +51,8 @@ def test_class_maps_paint_small_objects_last_and_ignore_crowds():
 
 
 def test_stored_class_maps_are_returned_unchanged():
-    own = np.full((3, 3), 5, np.int32)
-    assert create_empty_target((3, 3), own).class_map() is own
+    class_map = np.full((3, 3), 5, np.int32)
+    assert create_empty_target((3, 3), class_map).class_map() is class_map
     assert create_empty_target((3, 3)).class_map(2).tolist() == [[2] * 3] * 3
     boxes = Target((3, 3), np.zeros(1, int), np.zeros((1, 4)), np.zeros(1, bool))
     for target, background in ((boxes, 0), (make_target(random_masks(1, (9, 9)), [0]), None)):

@@ -1,4 +1,4 @@
-"""The same scenes in every format, made by the tests."""
+"""The same synthetic detection scenes, written in every annotation format."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SPLITS = {"train": 3, "val": 2}
 
 
 def make_objects(number: int) -> list[tuple[int, tuple[int, int, int, int]]]:
-    """Class and left, top, right, bottom of the objects of an image; the second has none."""
+    """Return (class, (left, top, right, bottom)) of the objects of an image; image 1 has none."""
     draw = np.random.default_rng(number)
     rows = []
     for _ in range(0 if number == 1 else 1 + number % 3):
@@ -24,26 +24,26 @@ def make_objects(number: int) -> list[tuple[int, tuple[int, int, int, int]]]:
     return rows
 
 
-def image_numbers(split: str) -> range:
-    """The images of a split."""
+def list_image_numbers(split: str) -> range:
+    """Return the image numbers of a split."""
     return range(3) if split == "train" else range(3, 5)
 
 
-def save_image(place: Path, number: int) -> None:
-    place.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(np.random.default_rng(number).integers(0, 255, (*IMAGE_SIZE, 3), np.uint8)).save(place)
+def save_image(path: Path, number: int) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(np.random.default_rng(number).integers(0, 255, (*IMAGE_SIZE, 3), np.uint8)).save(path)
 
 
-def box_corners(box: tuple[int, int, int, int]) -> list[tuple[int, int]]:
+def get_box_corners(box: tuple[int, int, int, int]) -> list[tuple[int, int]]:
     left, top, right, bottom = box
     return [(left, top), (right, top), (right, bottom), (left, bottom)]
 
 
 def write_coco(home: Path) -> Path:
-    """Ids with gaps, categories out of order, masks as polygons."""
+    """Write COCO annotations with gaps in the ids, unsorted categories, and masks as polygons."""
     for split in SPLITS:
         images, annotations = [], []
-        for number in image_numbers(split):
+        for number in list_image_numbers(split):
             save_image(home / f"{split}2017" / f"{number}.png", number)
             images.append(
                 {"id": 100 - number, "file_name": f"{number}.png", "height": IMAGE_SIZE[0], "width": IMAGE_SIZE[1]}
@@ -51,13 +51,13 @@ def write_coco(home: Path) -> Path:
             for label, box in make_objects(number):
                 entry = {"id": 7 * len(annotations) + 3, "image_id": 100 - number, "category_id": (label + 1) * 5}
                 entry["bbox"] = [box[0], box[1], box[2] - box[0], box[3] - box[1]]
-                entry["segmentation"] = [[edge for corner in box_corners(box) for edge in corner]]
+                entry["segmentation"] = [[edge for corner in get_box_corners(box) for edge in corner]]
                 annotations.append(entry)
         categories = [{"id": (label + 1) * 5, "name": CLASSES[label]} for label in (2, 0, 1)]
         document = {"images": images[::-1], "annotations": annotations, "categories": categories}
-        place = home / "annotations" / f"instances_{split}2017.json"
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_text(json.dumps(document))
+        path = home / "annotations" / f"instances_{split}2017.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(document))
     return home
 
 
@@ -65,7 +65,7 @@ def write_voc(home: Path) -> Path:
     for folder in ("Annotations", "ImageSets/Main"):
         (home / folder).mkdir(parents=True)
     for split in SPLITS:
-        for number in image_numbers(split):
+        for number in list_image_numbers(split):
             save_image(home / "JPEGImages" / f"{number}.png", number)
             rows = "".join(
                 f"<object><name>{CLASSES[label]}</name><bndbox><xmin>{box[0] + 1}</xmin><ymin>{box[1] + 1}</ymin>"
@@ -74,14 +74,14 @@ def write_voc(home: Path) -> Path:
             )
             size = f"<size><width>{IMAGE_SIZE[1]}</width><height>{IMAGE_SIZE[0]}</height><depth>3</depth></size>"
             (home / "Annotations" / f"{number}.xml").write_text(f"<annotation>{size}{rows}</annotation>")
-        (home / "ImageSets" / "Main" / f"{split}.txt").write_text("\n".join(map(str, image_numbers(split))) + "\n")
+        (home / "ImageSets" / "Main" / f"{split}.txt").write_text("\n".join(map(str, list_image_numbers(split))) + "\n")
     return home
 
 
 def write_yolo(home: Path, polygons: bool = False) -> Path:
     for split in SPLITS:
         (home / "labels" / split).mkdir(parents=True)
-        for number in image_numbers(split):
+        for number in list_image_numbers(split):
             save_image(home / "images" / split / f"{number}.png", number)
             lines = []
             for label, box in make_objects(number):
@@ -89,7 +89,9 @@ def write_yolo(home: Path, polygons: bool = False) -> Path:
                 shares = [(left + right) / 2, (top + bottom) / 2, right - left, bottom - top]
                 if polygons:
                     shares = [
-                        edge / side for corner in box_corners(box) for edge, side in zip(corner, (32, 24), strict=True)
+                        edge / side
+                        for corner in get_box_corners(box)
+                        for edge, side in zip(corner, (32, 24), strict=True)
                     ]
                 lines.append(" ".join(map(str, [label, *shares])))
             if lines:
@@ -100,7 +102,7 @@ def write_yolo(home: Path, polygons: bool = False) -> Path:
 
 def write_labelme(home: Path) -> Path:
     for split in SPLITS:
-        for number in image_numbers(split):
+        for number in list_image_numbers(split):
             save_image(home / split / f"{number}.png", number)
             shapes = [
                 {"label": CLASSES[label], "shape_type": "rectangle", "points": [[box[0], box[1]], [box[2], box[3]]]}
@@ -119,7 +121,7 @@ def write_labelme(home: Path) -> Path:
 def write_csv(home: Path) -> Path:
     lines = ["filename,label,xmin,ymin,xmax,ymax,split"]
     for split in SPLITS:
-        for number in image_numbers(split):
+        for number in list_image_numbers(split):
             save_image(home / f"{number}.png", number)
             rows = [f"{CLASSES[label]},{','.join(map(str, box))}" for label, box in make_objects(number)]
             lines += [f"{number}.png,{row},{split}" for row in rows or [",,,,"]]

@@ -46,7 +46,7 @@ def test_a_name_and_stored_values_make_the_config():
     assert from_builtins(ModelConfig, to_builtins(head)) == head
     with pytest.raises(UsageError, match="width 25 is not a multiple of 2 heads"):
         vitreous.create("Mobile-25x3")
-    with pytest.raises(UsageError, match="a Mobile has no window"):
+    with pytest.raises(UsageError, match="a Mobile has no option window"):
         vitreous.create("Mobile-24x3", window=2)  # type: ignore[call-overload]
 
 

@@ -1,4 +1,4 @@
-"""The table of contenders by task."""
+"""Contenders of every benchmark task. A contender is a library with settings whose throughput is measured."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ PEAK_MATRIX_SIZE = {"cpu": 2048, "cuda": 8192}  # size of the matrices in the pe
 
 
 def list_contenders(task: str, device: str) -> list[Contender]:
-    """Return the contenders of a task on a device, ours first, without settings that the device does not support."""
+    """Return the contenders of a task on a device, vitreous first, without settings that the device does not
+    support."""
     supports_bf16 = has_bf16(device)
     table = {
         "inference": list_inference_contenders,
@@ -37,7 +38,8 @@ def list_contenders(task: str, device: str) -> list[Contender]:
 
 
 def list_limit_contenders(task: str, device: str) -> list[Contender]:
-    """Return what bounds a task, which takes part in its races: products, or the decoder alone."""
+    """Return contenders that measure the machine's limit for a task in the same race: JPEG decoding for `loader`,
+    nothing for `memory`, and matmul throughput per precision for other tasks."""
     if task == "loader":
         return [Contender("limit", DECODE_LIMIT, ours.build_decode_step)]
     if task == "memory":
@@ -46,14 +48,16 @@ def list_limit_contenders(task: str, device: str) -> list[Contender]:
     return [Contender("peak", precision, partial(build_matmul_step, precision=precision)) for precision in precisions]
 
 
-def build_matmul_step(work: Workload, precision: str) -> BenchmarkStep:
-    """Return a step that multiplies square matrices the fastest way and counts two operations per multiply-add."""
+def build_matmul_step(workload: Workload, precision: str) -> BenchmarkStep:
+    """Build a step that multiplies square matrices with the fastest matmul of the device. The step returns its number
+    of floating-point operations, two per multiply-add."""
     run, operations = choose_fastest_matmul(
-        work.device, precision, PEAK_MATRIX_SIZE.get(work.device.split(":")[0], 2048)
+        workload.device, precision, PEAK_MATRIX_SIZE.get(workload.device.split(":")[0], 2048)
     )
 
     @torch.inference_mode()
     def run_step() -> float:
+        """Multiply matrices once; return the number of floating-point operations."""
         run()
         return operations
 
@@ -61,19 +65,21 @@ def build_matmul_step(work: Workload, precision: str) -> BenchmarkStep:
 
 
 def vitreous_contender(settings: str, build: Callable[..., BenchmarkStep], **options: object) -> Contender:
-    """Return a contender of ours."""
+    """Return vitreous with some settings as a contender. `settings` is their label, `options` are keyword arguments of
+    `build`."""
     return Contender("vitreous", settings, partial(build, **options), is_ours=True)
 
 
 def peer_contender(
     name: str, settings: str, build: Callable[..., BenchmarkStep], needs: str = "", **options: object
 ) -> Contender:
-    """Return another library as a contender; it needs the package of its name, or `needs`."""
+    """Return another library with some settings as a contender. `settings` is their label, `options` are keyword
+    arguments of `build`. It needs the installed package `needs`, by default the one called `name`."""
     return Contender(name, settings, partial(build, **options), needs or name)
 
 
 def list_inference_contenders(device: str) -> list[Contender]:
-    """List the contenders of `inference`: images to logits."""
+    """List the contenders of the task `inference`: preprocessed images to logits."""
     table = [
         vitreous_contender("default", ours.build_inference_step),
         vitreous_contender("--engine torch", ours.build_inference_step, engine="torch"),
@@ -109,7 +115,7 @@ def list_inference_contenders(device: str) -> list[Contender]:
 
 
 def list_train_contenders(device: str) -> list[Contender]:
-    """List the contenders of `train`: training steps."""
+    """List the contenders of the task `train`: training steps of a classifier."""
     return [
         vitreous_contender("default", ours.build_train_step),
         vitreous_contender("fp32", ours.build_train_step, precision="fp32"),
@@ -123,7 +129,7 @@ def list_train_contenders(device: str) -> list[Contender]:
 
 
 def list_mae_contenders(device: str) -> list[Contender]:
-    """List the contenders of MAE pre-training steps."""
+    """List the contenders of the task `mae`: MAE pre-training steps."""
     return [
         vitreous_contender("default", build_pretraining_step),
         vitreous_contender("fp32", build_pretraining_step, precision="fp32"),
@@ -143,17 +149,20 @@ def list_mae_contenders(device: str) -> list[Contender]:
 
 
 def list_dino_contenders(device: str) -> list[Contender]:
-    """List the contenders of DINO steps with two global and eight local views per image."""
+    """List the contenders of the task `dino`: DINO pre-training steps with two global and eight local views per
+    image."""
     return [
         vitreous_contender("default", build_pretraining_step),
         vitreous_contender("fp32", build_pretraining_step, precision="fp32"),
-        peer_contender("lightly", "default (fp32), a view at a time", pretraining.build_lightly_dino_step),
-        peer_contender("lightly", "fp32, views of a size together", pretraining.build_lightly_dino_step, together=True),
+        peer_contender("lightly", "default (fp32), one view at a time", pretraining.build_lightly_dino_step),
+        peer_contender(
+            "lightly", "fp32, views of equal size batched", pretraining.build_lightly_dino_step, batch_views=True
+        ),
         peer_contender(
             "lightly",
-            "best: bf16 autocast, together, fused",
+            "best: bf16 autocast, batched views, fused AdamW",
             pretraining.build_lightly_dino_step,
-            together=True,
+            batch_views=True,
             precision="bf16",
         ),
     ]
@@ -180,7 +189,7 @@ def list_dit_contenders(device: str) -> list[Contender]:
 
 
 def list_sample_contenders(device: str) -> list[Contender]:
-    """List the contenders that sample images from a DiT."""
+    """List the contenders of the task `sample`: sampling images from a DiT."""
     return [
         vitreous_contender("default", our_generating.build_dit_sampling_step),
         vitreous_contender("fp32", our_generating.build_dit_sampling_step, precision="fp32"),
@@ -198,7 +207,8 @@ def list_sample_contenders(device: str) -> list[Contender]:
 
 
 def list_loader_contenders(device: str) -> list[Contender]:
-    """List the contenders that load photographs into training batches: from files, or for vitreous also from a pack."""
+    """List the contenders of the task `loader`: loading photographs into training batches, from files or, for vitreous,
+    also from a pack."""
     table = [
         vitreous_contender("default", ours.build_loader_step),
         vitreous_contender("--exact", ours.build_loader_step, exact=True),
@@ -212,7 +222,7 @@ def list_loader_contenders(device: str) -> list[Contender]:
 
 
 def list_memory_contenders(device: str) -> list[Contender]:
-    """List the contenders that turn small images in memory into training batches."""
+    """List the contenders of the task `memory`: turning small images in memory into training batches."""
     peers = [
         peer_contender("torchvision", "default", loaders.build_cifar_loader),
         peer_contender("torchvision", "best", loaders.build_cifar_loader, best=True),
@@ -221,7 +231,8 @@ def list_memory_contenders(device: str) -> list[Contender]:
 
 
 def list_predict_contenders(device: str) -> list[Contender]:
-    """List the contenders of `predict`: files to classes and probabilities, with default and with best settings."""
+    """List the contenders of the task `predict`: image files to classes and probabilities, with default and with best
+    settings."""
     return [
         vitreous_contender("default", ours.build_predict_step),
         vitreous_contender("--exact", ours.build_predict_step, exact=True),
@@ -230,6 +241,6 @@ def list_predict_contenders(device: str) -> list[Contender]:
             "transformers", "best: batches of 8, workers", pictures.build_transformers_predict_step, best=True
         ),
         peer_contender("timm", "default script with a DataLoader", pictures.build_timm_predict_step),
-        peer_contender("timm", "best: batches of 32, a worker a core", pictures.build_timm_predict_step, best=True),
+        peer_contender("timm", "best: batches of 32, one worker per core", pictures.build_timm_predict_step, best=True),
         peer_contender("timm", "best, compiled", pictures.build_timm_predict_step, best=True, compiled=True),
     ]

@@ -1,4 +1,4 @@
-"""CPU time per kind of operator, recorded with `torch.profiler`."""
+"""CPU time per group of operators, recorded with `torch.profiler`."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ class OperatorEvent:
 
 @dataclass(frozen=True)
 class OperatorProfile:
-    """Share of each operator group in the time of all cores (sum 1), seconds per recorded step, and the slowest
-    operators with calls per step and share."""
+    """CPU time of a step. `shares` has the share of each operator group in the time of all cores (sum 1), `seconds` the
+    wall time per recorded step. `operators` lists the slowest operators: name, calls per step, share."""
 
     shares: dict[str, float]
     seconds: float
@@ -49,17 +49,18 @@ class OperatorProfile:
 
 
 def classify_operator(operator: str) -> str:
-    """Classify an operator by its name: `aten::addmm` -> products."""
+    """Return the group of an operator by its name: `aten::addmm` belongs to `products`."""
     name = operator.rsplit("::", 1)[-1]
     return next((group for group, pattern in OPERATOR_PATTERNS.items() if re.search(pattern, name)), OTHER_OPERATORS)
 
 
 def profile_steps(step: BenchmarkStep, seconds: float, top: int = 12) -> OperatorProfile:
-    """Record steps for `seconds`, at least one and at most MAX_PROFILED_STEPS.
+    """Record steps for `seconds`, at least one and at most `MAX_PROFILED_STEPS`; the profile lists the `top` slowest
+    operators.
 
-    An operator that the calling thread runs has all cores. Where other threads run operators at the same time, as the
-    parts of a training step do, each has its share of the cores. The rest is OUTSIDE_OPERATORS. Recording takes a
-    little time itself, more for models with many small operators.
+    An operator in the calling thread counts as if it used all cores. Operators in other threads, such as those of the
+    shards of a training step, count for their share of the cores. The remaining time is `OUTSIDE_OPERATORS`. Recording
+    itself takes time, more for models with many small operators.
     """
     from torch._C._profiler import _ExperimentalConfig
     from torch.profiler import ProfilerActivity, profile, record_function
@@ -77,7 +78,8 @@ def profile_steps(step: BenchmarkStep, seconds: float, top: int = 12) -> Operato
 
 
 def summarise_events(events: Sequence[OperatorEvent], elapsed: float, num_steps: int, top: int) -> OperatorProfile:
-    """Distribute `elapsed` seconds of wall time over the operators that ran; one event is named WHOLE."""
+    """Distribute `elapsed` seconds of wall time over the operators of the events. One event, `PROFILED_REGION`, covers
+    all steps and identifies the calling thread."""
     calling_thread = next(event.thread for event in events if event.name == PROFILED_REGION)
     worker_threads = {event.thread for event in events} - {calling_thread}
     shares, group_shares, calls = defaultdict[str, float](float), defaultdict[str, float](float), Counter[str]()

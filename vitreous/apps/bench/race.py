@@ -1,4 +1,5 @@
-"""Races: contenders alternate, each in a separate process, so that changes in machine speed affect all of them."""
+"""Races: contenders run alternately, each in a separate process, so that changes in machine speed affect all of
+them."""
 
 from __future__ import annotations
 
@@ -16,9 +17,9 @@ from vitreous.apps.bench.profile import OperatorProfile, profile_steps
 from vitreous.apps.bench.work import LIMIT_CONTENDERS, BenchmarkStep, Contender, LogitsStep, Timing, Workload
 from vitreous.system.cores import get_peak_memory, restore_default_spinning, synchronize_device
 
-RESPONSE_TIMEOUT = 900.0  # maximum seconds to build, and to run a step
-MEASURE_ERROR = -1.0  # order to measure the error of outputs
-MEASURE_PROFILE = -2.0  # order to record the profile
+RESPONSE_TIMEOUT = 900.0  # maximum seconds until a contender responds
+MEASURE_ERROR = -1.0  # sent instead of seconds: measure the error of the logits
+MEASURE_PROFILE = -2.0  # sent instead of seconds: record the profile
 CONTENDER_PAUSE = 0.05  # seconds between two contenders, until idle threads sleep
 
 
@@ -26,8 +27,8 @@ CONTENDER_PAUSE = 0.05  # seconds between two contenders, until idle threads sle
 class ContenderResult:
     """Results of one contender.
 
-    Units per second of each round, seconds to build and to warm up, peak memory in bytes, and, if available, the
-    relative error of its logits compared with float32 and the profile.
+    Throughput of each round in units per second (images, or operations of a peak), seconds to build and to warm up, and
+    peak memory in bytes. If measured, also the profile, and the relative error of the logits compared with float32.
     """
 
     contender: Contender
@@ -42,95 +43,95 @@ class ContenderResult:
 
     @property
     def median(self) -> float:
-        """Return the median of the rounds."""
+        """Return the median throughput of the rounds."""
         return statistics.median(self.throughputs)
 
 
 def run_race(
-    work: Workload,
+    workload: Workload,
     contenders: Sequence[Contender],
     timing: Timing,
     on_round: Callable[[int, str], None] = lambda done, label: None,
 ) -> list[ContenderResult]:
     """Run the installed contenders alternately: one warm-up round, then the measured rounds.
 
-    In a round, a contender runs for at least its seconds and at least one step. Contenders that prefetch first run half
-    as long, to empty their queues. If a contender fails, its error is stored and the others continue. `on_round`
-    receives the number of finished rounds and the contender. With `timing.profile`, each contender is profiled for a
-    further second, or one step, after its rounds.
+    In a round, each contender runs for at least `timing.seconds` and at least one step. Contenders that prefetch run
+    half as long first, to empty their queues. If a contender fails, its error is stored and the others continue.
+    `on_round` receives the number of finished rounds and the contender's label. With `timing.profile`, each contender
+    is profiled after its rounds, for one second or one step.
     """
-    lanes = [ContenderResult(contender) for contender in contenders if importlib.util.find_spec(contender.needs)]
+    results = [ContenderResult(contender) for contender in contenders if importlib.util.find_spec(contender.needs)]
     context, pipes, processes = mp.get_context("spawn"), [], []
     try:
-        for lane in lanes:
+        for result in results:
             pipe, child_pipe = context.Pipe()
-            process = context.Process(target=run_contender_process, args=(child_pipe, lane.contender, work))
-            with nullcontext() if lane.contender.is_ours else restore_default_spinning():
+            process = context.Process(target=run_contender_process, args=(child_pipe, result.contender, workload))
+            with nullcontext() if result.contender.is_ours else restore_default_spinning():
                 process.start()
             child_pipe.close()
             pipes.append(pipe)
             processes.append(process)
-            lane.build_seconds, lane.warmup_seconds = request_contender(lane, pipe, None) or (0.0, 0.0)
+            result.build_seconds, result.warmup_seconds = request_contender(result, pipe, None) or (0.0, 0.0)
         for round_ in range(1 + timing.rounds):
-            for lane, pipe in zip(lanes, pipes, strict=True):
+            for result, pipe in zip(results, pipes, strict=True):
                 response = (
-                    request_contender(lane, pipe, timing.seconds / (1 if round_ else 2))
-                    if lane.failure is None
+                    request_contender(result, pipe, timing.seconds / (1 if round_ else 2))
+                    if result.failure is None
                     else None
                 )
                 if response and round_:
-                    units, elapsed, lane.memory = response
-                    lane.throughputs.append(units / elapsed)
-                on_round(round_, lane.contender.label)
+                    units, elapsed, result.memory = response
+                    result.throughputs.append(units / elapsed)
+                on_round(round_, result.contender.label)
                 time.sleep(CONTENDER_PAUSE)
-        for lane, pipe in zip(lanes, pipes, strict=True):  # at the end, because it needs memory
-            lane.error = request_contender(lane, pipe, MEASURE_ERROR) if lane.failure is None else None
-            if timing.profile and lane.failure is None and lane.contender.name not in LIMIT_CONTENDERS:
-                lane.profile = request_contender(lane, pipe, MEASURE_PROFILE)
+        for result, pipe in zip(results, pipes, strict=True):  # at the end, because it needs memory
+            result.error = request_contender(result, pipe, MEASURE_ERROR) if result.failure is None else None
+            if timing.profile and result.failure is None and result.contender.name not in LIMIT_CONTENDERS:
+                result.profile = request_contender(result, pipe, MEASURE_PROFILE)
     finally:
         for pipe, process in zip(pipes, processes, strict=True):
             pipe.close()
             process.join(5)
             process.kill()
-    return lanes
+    return results
 
 
-def request_contender(lane: ContenderResult, pipe: Connection, order: float | None) -> Any:
-    """Send a contender its order (None: get ready) and return the response; a failure is stored in its lane."""
+def request_contender(result: ContenderResult, pipe: Connection, order: float | None) -> Any:
+    """Send a contender the number of seconds to run, or a `MEASURE_` order, and return its response. None only waits
+    until the contender is ready. If it fails, store the failure in its result and return None."""
     try:
         if order is not None:
             pipe.send(order)
         if not pipe.poll(RESPONSE_TIMEOUT):
-            lane.failure = f"no response within {RESPONSE_TIMEOUT:.0f} s"
+            result.failure = f"no response within {RESPONSE_TIMEOUT:.0f} s"
             return None
         status, response = pipe.recv()
     except (EOFError, OSError):
-        status, response = "failed", "its process ended"
+        status, response = "failed", "the process ended"
     if status == "failed":
-        lane.failure = response
+        result.failure = response
         return None
     return response
 
 
 def run_steps_for(seconds: float, step: BenchmarkStep, device: str = "cpu") -> tuple[float, float]:
-    """Run steps for `seconds`, at least one; returns the number of units and the elapsed seconds, including GPU
+    """Run steps for `seconds`, at least one. Return the number of units and the elapsed seconds, including GPU
     synchronisation.
 
-    The host launches steps asynchronously and synchronises after 1, 2, 4 … steps; otherwise it would launch many more
-    than fit in the time.
+    On a GPU, the host launches 1, 2, 4 … steps between synchronisations, but not more than fit in the time.
     """
-    units, done, ahead, started, elapsed = 0.0, 0, 1, time.perf_counter(), 0.0
-    while not done or elapsed < seconds:
-        units += sum(step() for _ in range(ahead))
+    units, num_steps, burst, started, elapsed = 0.0, 0, 1, time.perf_counter(), 0.0
+    while not num_steps or elapsed < seconds:
+        units += sum(step() for _ in range(burst))
         synchronize_device(device)
-        done, elapsed = done + ahead, time.perf_counter() - started
-        remaining = round(done / elapsed * (seconds - elapsed))
-        ahead = 1 if device == "cpu" else max(1, min(2 * ahead, remaining))
+        num_steps, elapsed = num_steps + burst, time.perf_counter() - started
+        remaining = round(num_steps / elapsed * (seconds - elapsed))
+        burst = 1 if device == "cpu" else max(1, min(2 * burst, remaining))
     return units, elapsed
 
 
-def run_contender_process(pipe: Connection, contender: Contender, work: Workload) -> None:
-    """Run a contender's process: build, run one step, then run on request until the pipe closes."""
+def run_contender_process(pipe: Connection, contender: Contender, workload: Workload) -> None:
+    """Run a contender's process: build its step, run it once, then serve requests until the pipe closes."""
     import logging
     import os
     import signal
@@ -144,10 +145,10 @@ def run_contender_process(pipe: Connection, contender: Contender, work: Workload
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     try:
         started = time.perf_counter()
-        step = contender.build(work)
+        step = contender.build(workload)
         ready = time.perf_counter()
         step()
-        synchronize_device(work.device)
+        synchronize_device(workload.device)
         pipe.send(("ready", (ready - started, time.perf_counter() - ready)))
         while True:
             seconds = pipe.recv()
@@ -157,9 +158,9 @@ def run_contender_process(pipe: Connection, contender: Contender, work: Workload
             if seconds == MEASURE_PROFILE:
                 pipe.send(("profile", profile_steps(step, 1.0)))
                 continue
-            if work.loads_ahead:
-                run_steps_for(seconds / 2, step, work.device)
-            pipe.send(("done", (*run_steps_for(seconds, step, work.device), get_peak_memory(work.device))))
+            if workload.loads_ahead:
+                run_steps_for(seconds / 2, step, workload.device)
+            pipe.send(("done", (*run_steps_for(seconds, step, workload.device), get_peak_memory(workload.device))))
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return
     except Exception as error:  # a peer may fail in any way; the race continues without it

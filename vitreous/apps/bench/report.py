@@ -1,4 +1,4 @@
-"""The document and the page of races."""
+"""Reports of races: the JSON document, the printed tables, and the Markdown page."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from vitreous.inference.graph_cache import find_installed_version
 from vitreous.models.names import config_from_name
 from vitreous.system.machine import get_best_cpu_feature, get_processor_name
 
-# cost of an image in forward passes
+# compute of a task per image, in forward passes
 FORWARD_PASSES_PER_IMAGE = {
     "inference": 1,
     "predict": 1,
@@ -44,43 +44,46 @@ REPORTED_PACKAGES += ("pillow", "simplejpeg", "webdataset", "datasets")
 
 @dataclass(frozen=True)
 class RaceResult:
-    """A workload with the results of its contenders, and of the peak measurements."""
+    """Results of one workload: `lanes` of the contenders, and `peaks` of the contenders that measure the machine's
+    limit."""
 
     workload: Workload
     lanes: list[ContenderResult]
     peaks: list[ContenderResult]
 
     def get_baseline(self) -> ContenderResult | None:
-        """Return the baseline of ratios: the first peer's default, else our default."""
-        measured_lanes = [lane for lane in self.lanes if lane.throughputs]
+        """Return the result that ratios are relative to: the first measured contender of another library, else the
+        first of vitreous; None if all failed."""
+        measured_results = [result for result in self.lanes if result.throughputs]
         return next(
-            (lane for lane in measured_lanes if not lane.contender.is_ours),
-            measured_lanes[0] if measured_lanes else None,
+            (result for result in measured_results if not result.contender.is_ours),
+            measured_results[0] if measured_results else None,
         )
 
-    def fraction(self, lane: ContenderResult) -> float | None:
-        """Return a contender's throughput as a fraction of the highest peak of the race: in FLOP/s of matmuls, for
-        loaders in images/s; None without a peak."""
+    def fraction(self, result: ContenderResult) -> float | None:
+        """Return a contender's throughput as a fraction of the machine's limit in this race: matmul FLOP/s, for loaders
+        images/s. None if no limit was measured."""
         limit = max((peak.median for peak in self.peaks if peak.throughputs), default=0.0)
         if not limit:
             return None
         if self.workload.task in PRETRAINING_CONFIGS:
-            return lane.median * count_sample_flops(self.workload) / limit
+            return result.median * count_sample_flops(self.workload) / limit
         passes = FORWARD_PASSES_PER_IMAGE[self.workload.task]
         if not passes:
-            return lane.median / limit
+            return result.median / limit
         config = config_from_name(self.workload.model, self.workload.image_size)
         # only vitreous skips the unused part of the last block
-        cost = config.computed_macs() if lane.contender.is_ours else config.macs()
-        return lane.median * passes * 2 * cost / limit
+        cost = config.computed_macs() if result.contender.is_ours else config.macs()
+        return result.median * passes * 2 * cost / limit
 
 
 def races_to_json(races: list[RaceResult]) -> dict[str, Any]:
-    """Return the `--json` document: rates are medians; peaks in operations per second, the median over all races."""
+    """Return the `--json` document. Throughputs are medians; each peak is the median over all races, in operations per
+    second."""
     peaks: dict[str, list[float]] = {}
     for race in races:
-        for lane in race.peaks:
-            peaks.setdefault(lane.contender.settings, []).extend(lane.throughputs)
+        for result in race.peaks:
+            peaks.setdefault(result.contender.settings, []).extend(result.throughputs)
     medians = {name: statistics.median(rates) for name, rates in peaks.items() if rates}
     return {
         "hardware": describe_hardware(),
@@ -91,41 +94,48 @@ def races_to_json(races: list[RaceResult]) -> dict[str, Any]:
 
 
 def race_to_records(race: RaceResult) -> list[dict[str, Any]]:
-    """Return a row for each contender; a failed one has its reason and no metrics."""
-    base, work = race.get_baseline(), race.workload
-    shared = {"task": work.task, "model": work.model, "image_size": work.image_size, "batch_size": work.batch_size}
+    """Return one JSON record per contender. The record of a failed contender has `failure` and no metrics."""
+    base, workload = race.get_baseline(), race.workload
+    shared = {
+        "task": workload.task,
+        "model": workload.model,
+        "image_size": workload.image_size,
+        "batch_size": workload.batch_size,
+    }
     return [
         shared
         | {
-            "contender": lane.contender.name,
-            "settings": lane.contender.settings,
-            "images_per_second": lane.median if lane.throughputs else None,
-            "images_per_second_range": [min(lane.throughputs), max(lane.throughputs)] if lane.throughputs else None,
-            "ratio": compute_throughput_ratio(lane, base)[0],
-            "ratio_omitted_reason": compute_throughput_ratio(lane, base)[1],
+            "contender": result.contender.name,
+            "settings": result.contender.settings,
+            "images_per_second": result.median if result.throughputs else None,
+            "images_per_second_range": [min(result.throughputs), max(result.throughputs)]
+            if result.throughputs
+            else None,
+            "ratio": compute_throughput_ratio(result, base)[0],
+            "ratio_omitted_reason": compute_throughput_ratio(result, base)[1],
             "ratio_baseline": base.contender.label if base else None,
-            "fraction_of_peak": race.fraction(lane) if lane.throughputs else None,
-            "peak_memory_bytes": lane.memory if lane.throughputs else None,
-            "logit_error": lane.error,
-            "build_seconds": lane.build_seconds,
-            "first_call_seconds": lane.warmup_seconds,
-            "profile": asdict(lane.profile) if lane.profile else None,
-            "failure": lane.failure,
+            "fraction_of_peak": race.fraction(result) if result.throughputs else None,
+            "peak_memory_bytes": result.memory if result.throughputs else None,
+            "logit_error": result.error,
+            "build_seconds": result.build_seconds,
+            "first_call_seconds": result.warmup_seconds,
+            "profile": asdict(result.profile) if result.profile else None,
+            "failure": result.failure,
         }
-        for lane in race.lanes
+        for result in race.lanes
     ]
 
 
-def compute_throughput_ratio(lane: ContenderResult, base: ContenderResult | None) -> tuple[float | None, str | None]:
-    """Return the ratio of two medians, or None and the reason for withholding it: the rounds of one contender differ by
-    more than MAX_SPREAD, or by more than the contenders differ."""
-    if base is None or not lane.throughputs or not base.throughputs:
+def compute_throughput_ratio(result: ContenderResult, base: ContenderResult | None) -> tuple[float | None, str | None]:
+    """Return the ratio of two median throughputs, or None and the reason for omitting it. The ratio is omitted if the
+    rounds of one contender differ by more than `MAX_SPREAD`, or by more than the two contenders differ."""
+    if base is None or not result.throughputs or not base.throughputs:
         return None, None
-    if lane is base:
+    if result is base:
         return 1.0, None
-    ratio = lane.median / base.median
+    ratio = result.median / base.median
     spread, noisiest_label = max(
-        (max(result.throughputs) / min(result.throughputs), result.contender.label) for result in (lane, base)
+        (max(compared.throughputs) / min(compared.throughputs), compared.contender.label) for compared in (result, base)
     )
     if spread > MAX_SPREAD:
         return None, f"rounds of {noisiest_label} differ by a factor of {spread:.1f}"
@@ -135,7 +145,7 @@ def compute_throughput_ratio(lane: ContenderResult, base: ContenderResult | None
 
 
 def describe_withheld_ratios(race: RaceResult) -> list[str]:
-    """List withheld ratios with their reasons, one line each."""
+    """List the omitted ratios with their reasons, one line each."""
     return [
         f"no ratio of {record['contender']}, {record['settings']}: {record['ratio_omitted_reason']}"
         for record in race_to_records(race)
@@ -154,7 +164,7 @@ TABLE_COLUMNS = [
 
 
 def format_record(record: dict[str, Any]) -> list[str]:
-    """Format a row of the printed table."""
+    """Format a JSON record as the cells of a row of the printed table."""
     label = f"{record['contender']}, {record['settings']}"
     if record["failure"]:
         return [label, f"failed: {record['failure'][:40]}", "", "", "", ""]
@@ -167,7 +177,7 @@ def format_record(record: dict[str, Any]) -> list[str]:
 
 
 def format_race_table(race: RaceResult) -> tuple[list[str], list[list[str]]]:
-    """Return header and rows of the printed table, with logit errors if measured."""
+    """Return header and body of the printed table, with logit errors if measured."""
     table = race_to_records(race)
     if all(record["logit_error"] is None for record in table):
         return TABLE_COLUMNS, [format_record(record) for record in table]
@@ -178,46 +188,49 @@ def format_race_table(race: RaceResult) -> tuple[list[str], list[list[str]]]:
 
 
 def format_profile_table(race: RaceResult) -> tuple[list[str], list[list[str]]]:
-    """Return header and rows of the profile: shares of the time of all cores, one column per profiled contender.
+    """Return header and body of the profile table: shares of the time of all cores, one column per profiled contender.
 
-    The last row is the share of the peak that matrix products reach.
+    The last row is the throughput of matrix products as a fraction of the matmul peak.
     """
-    lanes = [(lane, lane.profile) for lane in race.lanes if lane.profile]
-    body = [[name, *(f"{profile.shares[name]:.1%}" for _, profile in lanes)] for name in OPERATOR_GROUPS]
+    profiled_results = [(result, result.profile) for result in race.lanes if result.profile]
+    body = [[name, *(f"{profile.shares[name]:.1%}" for _, profile in profiled_results)] for name in OPERATOR_GROUPS]
     peak_fractions = []
-    for lane, profile in lanes:
-        fraction, share = race.fraction(lane), profile.shares["products"]
+    for result, profile in profiled_results:
+        fraction, share = race.fraction(result), profile.shares["products"]
         peak_fractions.append(f"{fraction / share:.0%}" if fraction and share else "")
-    return ["time", *(lane.contender.label for lane, _ in lanes)], [*body, ["products, share of peak", *peak_fractions]]
+    return ["time", *(result.contender.label for result, _ in profiled_results)], [
+        *body,
+        ["products, share of peak", *peak_fractions],
+    ]
 
 
 def format_peaks(peaks: dict[str, float]) -> str:
-    """Format the peaks as sentences; an empty string without any."""
+    """Format the measured peaks as sentences; an empty string if there are none."""
     products = [f"{name} {throughput / 1e9:.0f} GFLOP/s" for name, throughput in peaks.items() if name != DECODE_LIMIT]
-    sentences = [f"Product peak: {', '.join(products)}."] if products else []
+    sentences = [f"Matmul peak: {', '.join(products)}."] if products else []
     return " ".join(
-        sentences + ([f"Peak: {DECODE_LIMIT}, {peaks[DECODE_LIMIT]:.0f} images/s."] if DECODE_LIMIT in peaks else [])
+        sentences + ([f"Peak of {DECODE_LIMIT}: {peaks[DECODE_LIMIT]:.0f} images/s."] if DECODE_LIMIT in peaks else [])
     )
 
 
 def render_race_markdown(races: list[RaceResult], command: str, rounds: int) -> str:
-    """Render the page for `--out`."""
-    facts = races_to_json(races)
+    """Render the Markdown page that `--out` saves."""
+    document = races_to_json(races)
     tasks = ", ".join(dict.fromkeys(race.workload.task for race in races))
-    peaks = format_peaks(facts["peak_throughput"])
+    peaks = format_peaks(document["peak_throughput"])
     medians = f"Medians of {rounds} alternating rounds, every contender in a separate process. {peaks}"
     lines = [
         f"# {tasks.capitalize()}, {time.strftime('%Y-%m-%d')}",
         "",
-        f"{facts['hardware']}; {facts['packages']}.",
+        f"{document['hardware']}; {document['packages']}.",
         "",
     ]
     lines += [f"`{command}`", "", medians.rstrip(), ""]
-    if any(lane.error is not None for race in races for lane in race.lanes):
+    if any(result.error is not None for race in races for result in race.lanes):
         lines += ["Logit error: relative L2 error to PyTorch in float32, with the same random weights and images.", ""]
     for race in races:
         base, (head, body) = race.get_baseline(), format_race_table(race)
-        ratios = f"Ratios are to {base.contender.label}." if base else "No contender could run."
+        ratios = f"Ratios are relative to {base.contender.label}." if base else "No contender could run."
         lines += [
             f"## {race.workload.title()}",
             "",
@@ -228,7 +241,7 @@ def render_race_markdown(races: list[RaceResult], command: str, rounds: int) -> 
         ]
         lines += ["| " + " | ".join(row) + " |" for row in body] + [""]
         lines += [f"{line[:1].upper()}{line[1:]}.\n" for line in describe_withheld_ratios(race)]
-        if any(lane.profile for lane in race.lanes):
+        if any(result.profile for result in race.lanes):
             head, body = format_profile_table(race)
             lines += ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
             lines += ["| " + " | ".join(row) + " |" for row in body] + [""]
@@ -236,7 +249,8 @@ def render_race_markdown(races: list[RaceResult], command: str, rounds: int) -> 
 
 
 def describe_hardware() -> str:
-    """Return the processor, its best unit, and the cores in use."""
+    """Return one line: the processor, its most capable instruction set extension, the number of PyTorch threads, and
+    the GPUs."""
     import torch
 
     cards = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
@@ -250,13 +264,13 @@ def describe_hardware() -> str:
 
 
 def describe_packages() -> str:
-    """Return the versions of the installed packages that may take part."""
+    """Return one line with the versions of the installed packages that contenders use."""
     versions = {name: find_installed_version(name) for name in REPORTED_PACKAGES}
     return ", ".join(f"{name} {version}" for name, version in versions.items() if version)
 
 
 def make_report_name(races: list[RaceResult]) -> str:
-    """Return a name such as `2026-11-21-inference-amd-epyc-avx2-2-threads.md`."""
+    """Return a file name for the page, such as `2026-11-21-inference-amd-epyc-avx2-2-threads.md`."""
     tasks = "-".join(dict.fromkeys(race.workload.task for race in races))
     hardware_slug = re.sub(r"[^a-z0-9]+", "-", describe_hardware().lower()).strip("-")
     return f"{time.strftime('%Y-%m-%d')}-{tasks}-{hardware_slug}.md"

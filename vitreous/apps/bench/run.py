@@ -1,4 +1,4 @@
-"""The verb `bench`: races over tasks, models and batch sizes."""
+"""The verb `bench`: run races over tasks, models and batch sizes."""
 
 from __future__ import annotations
 
@@ -34,17 +34,20 @@ def run_benchmarks(
     device: str = "auto",
     on_round: Callable[[str, int, int, str], None] = lambda title, done, total, label: None,
 ) -> list[RaceResult]:
-    """Race the installed contenders that match a pattern of `only` (`vitreous*`, `timm, best*`) at every task and size.
+    """Run a race for every task, model and batch size among the installed contenders that match a pattern of `only`,
+    such as `vitreous*` or `timm, best*`.
 
-    `predict` processes all files in one call, so it runs once per model. Raises UsageError for impossible options,
-    DataError for a folder without images.
+    `predict` processes all files in one call, so it runs once per model. `on_round` receives the title of the race, the
+    finished rounds, all rounds, and the contender's label. Raises UsageError for unsupported options, DataError for a
+    folder without images.
     """
     device = pick_device(device)
     unknown_tasks = [task for task in tasks if task not in TASKS]
     if unknown_tasks:
         raise UsageError(f"unknown task {', '.join(unknown_tasks)}", f"use {', '.join(TASKS)}")
     if timing.rounds < 1 or timing.seconds <= 0 or min(batch_sizes, default=0) < 1:
-        raise UsageError("rounds and batch sizes must be at least 1, seconds above 0")
+        values = f"{timing.rounds}, {min(batch_sizes, default=0)} and {timing.seconds:g}"
+        raise UsageError(f"--rounds and --batch-sizes must be at least 1, and --seconds above 0, not {values}")
     if timing.profile and device != "cpu":
         raise UsageError(f"--profile supports only the CPU, not {device}", "add --device cpu")
     if timing.profile:  # must precede the import of PyTorch, whose profiler logs missing GPUs to stderr
@@ -62,8 +65,8 @@ def run_benchmarks(
             for batch_size in task_batch_sizes
         ]
     races = []
-    for work in workloads:
-        available = list_contenders(work.task, device)
+    for workload in workloads:
+        available = list_contenders(workload.task, device)
         selected = [
             contender for contender in available if any(fnmatchcase(contender.label, f"{pattern}*") for pattern in only)
         ]
@@ -72,18 +75,19 @@ def run_benchmarks(
                 f"no contender matches {', '.join(only)}",
                 "use " + "; ".join(contender.label for contender in available),
             )
-        limits = list_limit_contenders(work.task, device)
+        limits = list_limit_contenders(workload.task, device)
 
-        def report_round(done: int, label: str, work: Workload = work) -> None:
-            on_round(work.title(), done, timing.rounds, label)
+        def report_round(done: int, label: str, workload: Workload = workload) -> None:
+            """Report a finished round of this race to `on_round`."""
+            on_round(workload.title(), done, timing.rounds, label)
 
-        lanes = run_race(work, [*limits, *selected], timing, report_round)
-        races.append(RaceResult(work, lanes[len(limits) :], lanes[: len(limits)]))
+        results = run_race(workload, [*limits, *selected], timing, report_round)
+        races.append(RaceResult(workload, results[len(limits) :], results[: len(limits)]))
     return races
 
 
 def check_task_model(task: str, model: str) -> None:
-    """Raise UsageError for a task of another kind of model."""
+    """Raise UsageError if the task needs a generative model and `model` is not one, or the reverse."""
     if (task in GENERATIVE_TASKS) != config_from_name(model).generates_images:
         mismatch = "is not generative" if task in GENERATIVE_TASKS else "is generative"
         hint = f"use --models DiT-S/2, or --tasks {'train' if task in GENERATIVE_TASKS else 'dit'}"
@@ -91,19 +95,21 @@ def check_task_model(task: str, model: str) -> None:
 
 
 def choose_image_size(model: str, image_size: int | None) -> int:
-    """Return `image_size`, or the model's if it is None. Raises UsageError if the patch size does not divide it."""
+    """Return `image_size`, or the model's image size if it is None. Raises UsageError if the patch size does not divide
+    it."""
     model_config = config_from_name(model)
     if image_size is None:
         return model_config.image[0]
     if image_size % model_config.patch[0]:
         problem = f"image size {image_size} is not divisible by patch size {model_config.patch[0]} ({model})"
-        raise UsageError(problem, f"use {nearest_divisible_size((image_size,) * 2, model_config.patch)[0]}")
+        nearest = nearest_divisible_size((image_size,) * 2, model_config.patch)[0]
+        raise UsageError(problem, f"use --image-size {nearest}")
     return image_size
 
 
 def require_photographs(images: str | None) -> None:
-    """Raise UsageError where no folder is named, DataError where it has no photographs."""
+    """Raise UsageError if no folder of photographs is set, DataError if the folder has no images."""
     if images is None:
-        raise UsageError("loader and predict need photographs", "add a folder of them with --images")
+        raise UsageError("the tasks loader and predict need photographs", "add --images FOLDER")
     if not Path(images).is_dir() or not list_images(Path(images)):
-        raise DataError(f"no images in {images}", "use a folder of photographs in --images")
+        raise DataError(f"no images in {images}", "use another folder with --images")

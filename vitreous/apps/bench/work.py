@@ -1,4 +1,4 @@
-"""Workloads of the benchmark, and contenders."""
+"""The workloads of the benchmark, and its contenders: libraries with settings whose throughput is measured."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ from dataclasses import KW_ONLY, dataclass
 
 import numpy as np
 
-DECODE_LIMIT = "decoding alone"  # the limit for JPEG files
+DECODE_LIMIT = "decoding alone"  # settings of the contender that measures the limit for JPEG files
 LIMIT_CONTENDERS = ("limit", "peak")  # contenders that only measure the machine
 CIFAR_IMAGES, CIFAR_IMAGE_SIZE = 50_000, 32  # images of the task `memory`, and their height and width
 
-#: runs one step and returns its number of images (for a peak: of operations)
+#: runs one step and returns its number of units: images, or the operations of a peak
 BenchmarkStep = Callable[[], float]
 
 
 @dataclass(frozen=True)
 class Workload:
-    """A workload of all contenders; `images` is a folder of photographs for tasks that read files."""
+    """The task, model, sizes and device that all contenders of a race share. `images` is a folder of photographs for
+    tasks that read files."""
 
     task: str
     model: str
@@ -38,14 +39,14 @@ class Workload:
         return self.task in ("loader", "memory")
 
     def title(self) -> str:
-        """Return a title for people."""
+        """Return the title of the race: task, model, image size, batch size."""
         return f"{self.task}, {self.model} at {self.image_size}, batch {self.batch_size}"
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Measurement of a race: number of measured rounds, minimum seconds of a contender per round, and whether
-    contenders are profiled afterwards."""
+    """Settings of a race: number of measured rounds, minimum seconds of a contender per round, and whether contenders
+    are profiled afterwards."""
 
     rounds: int = 5
     seconds: float = 1.0
@@ -54,9 +55,10 @@ class Timing:
 
 @dataclass(frozen=True)
 class LogitsStep:
-    """A step from images to logits that can also measure the error of its outputs.
+    """A step from images to logits whose logits can be compared with a reference.
 
-    `compute_reference_logits` returns PyTorch's float32 outputs for the same images and weights; both return (B, K).
+    `compute_logits` and `compute_reference_logits` both return (B, K); the reference is PyTorch's float32 logits for
+    the same images and weights.
     """
 
     step: BenchmarkStep
@@ -68,15 +70,17 @@ class LogitsStep:
         return self.step()
 
     def error(self) -> float | None:
-        """Return |outputs - exact| / |exact|; None if exact logits are zero, as for some new heads."""
-        exact = self.compute_reference_logits().astype(np.float64)
-        length = float(np.linalg.norm(exact))
-        return float(np.linalg.norm(self.compute_logits() - exact)) / length if length else None
+        """Return the relative L2 error of the logits, |logits - reference| / |reference|; None if all reference logits
+        are 0, as for heads that are initialised to 0."""
+        reference = self.compute_reference_logits().astype(np.float64)
+        norm = float(np.linalg.norm(reference))
+        return float(np.linalg.norm(self.compute_logits() - reference)) / norm if norm else None
 
 
 @dataclass(frozen=True)
 class Contender:
-    """A library with settings: a builder of steps, and the required package."""
+    """A library with settings whose throughput is measured: `build` builds its step, `needs` is the required
+    package."""
 
     name: str
     settings: str
@@ -87,5 +91,5 @@ class Contender:
 
     @property
     def label(self) -> str:
-        """Return a label such as `timm, fp32 (default)`."""
+        """Return a label such as `timm, default (fp32)`."""
         return f"{self.name}, {self.settings}"

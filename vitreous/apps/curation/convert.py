@@ -1,4 +1,4 @@
-"""Conversion of annotations to COCO, YOLO, Pascal VOC, or class maps."""
+"""The verb `data convert`: write annotations as COCO, YOLO, Pascal VOC, or class maps."""
 
 from __future__ import annotations
 
@@ -27,26 +27,28 @@ from vitreous.errors import DataError, UsageError, escape_unprintable
 from vitreous.progress import NullListener, ProgressListener
 from vitreous.system.disk import atomic_path, make_write_error
 
-UNSTORABLE = re.compile(r"[\x00-\x1f\x7f\x85\u2028\u2029\ud800-\udfff\ufeff\ufffe\uffff]")  # in XML and lists
+UNSTORABLE = re.compile(r"[\x00-\x1f\x7f\x85\u2028\u2029\ud800-\udfff\ufeff\ufffe\uffff]")  # not storable in XML
 AnnotatedImages = list[tuple[str, Target]]  # image name in the new folder, and its annotations
 
 
 @dataclass(frozen=True)
 class AnnotationFormat:
-    """A format: image folder with {split}, writer of a split's annotations, and writer of the final files."""
+    """An annotation format: the image folder with the placeholder {split}, a function that writes a split's
+    annotations, and a function that writes the files for all splits."""
 
     images: str
     write_split: Callable[[Path, str, AnnotatedImages, tuple[str, ...]], None]
-    finish: Callable[[Path, dict[str, AnnotatedImages], tuple[str, ...]], None] = lambda home, splits, classes: None
+    finish: Callable[[Path, dict[str, AnnotatedImages], tuple[str, ...]], None] = lambda folder, splits, classes: None
     loses_masks: bool = True
 
 
 def convert_annotations(data: Data, out: Path, to: str, listener: ProgressListener | None = None) -> dict[str, Any]:
-    """Write a dataset with annotations in another format: `coco`, `yolo`, `voc` or `masks`, images included.
+    """Write a dataset with its images into the new folder `out`, with annotations in the format `to`: `coco`, `yolo`,
+    `voc` or `masks`.
 
-    Held-out validation images that are not a stored split remain in `train`. Returns the images and objects of each
-    split. Raises UsageError for an unknown format and an existing folder, DataError for data without the annotations
-    that the format needs.
+    Validation images that were drawn from `train` on opening remain in `train`. Returns the numbers of images and
+    objects per split. Raises UsageError for an unknown format or an existing folder, DataError for data without the
+    annotations that the format needs.
     """
     listener = listener or NullListener()
     if to not in ANNOTATION_FORMATS:
@@ -80,15 +82,16 @@ def convert_annotations(data: Data, out: Path, to: str, listener: ProgressListen
         raise make_write_error(out, error) from None
     if num_class_maps:
         listener.note(
-            f"class maps of {num_class_maps} images are dropped, objects are written: use --to masks to keep the maps"
+            f"only objects were written, class maps of {num_class_maps} images were not: use --to masks to keep them"
         )
     if num_lost_masks:
-        listener.note(f"masks of {num_lost_masks} images are reduced to boxes: use --to coco or yolo to keep them")
+        listener.note(f"masks of {num_lost_masks} images were reduced to boxes: use --to coco or yolo to keep them")
     return {"out": os.fspath(out), "format": to, "classes": list(data.classes), "splits": counts}
 
 
 def get_annotated_splits(data: Data) -> dict[str, AnnotatedSplit]:
-    """Return the stored splits, without a drawn `val`. Raises DataError for data without annotations."""
+    """Return the splits as stored: a `val` drawn on opening is part of `train` again. Raises DataError for data without
+    annotations."""
     splits: dict[str, Split] = dict(data.splits)
     if data.full_train_split is not None:
         splits = {name: split for name, split in splits.items() if name != "val"} | {"train": data.full_train_split}
@@ -102,8 +105,9 @@ def get_annotated_splits(data: Data) -> dict[str, AnnotatedSplit]:
 def copy_images(
     split: AnnotatedSplit, folder: Path, written: dict[str, AnnotatedImages], listener: ProgressListener
 ) -> AnnotatedImages:
-    """Copy the images of a split to a folder, and read their annotations. Duplicate names get a number as prefix;
-    characters that a format cannot store become `_`. Raises DataError."""
+    """Copy the images of a split into a folder, and read their annotations. Return (new file name, annotations) pairs.
+    A name that is already used gets the sample number as prefix; characters that a format cannot store become `_`.
+    Raises DataError for images that are not separate files."""
     folder.mkdir(parents=True, exist_ok=True)
     used_stems = {
         fold_file_name(Path(name).stem) for annotated_images in written.values() for name, _ in annotated_images
@@ -121,18 +125,18 @@ def copy_images(
 
 
 def sanitise_stem(stem: str) -> str:
-    """Sanitise a file name stem for lists and label files: no control characters, only UTF-8, no surrounding spaces,
-    and no leading dots, which hide a file."""
+    """Replace characters of a file name stem that lists and label files cannot store by `_`, and remove surrounding
+    spaces and leading dots, which would hide the file."""
     return UNSTORABLE.sub("_", stem).strip().lstrip(".") or "_"
 
 
 def fold_file_name(stem: str) -> str:
-    """Fold a file name so that names which are equal on some file systems become equal."""
+    """Fold a file name: names that some file systems treat as equal, such as `A` and `a`, become equal."""
     return unicodedata.normalize("NFC", stem).casefold()
 
 
 def make_unique_stem(stem: str, sample: int, used_stems: set[str]) -> str:
-    """Make a file stem unique: while it is in `used_stems`, prefix it with the sample number."""
+    """Prefix a file stem with the sample number until it is not in `used_stems`, which contains folded names."""
     while fold_file_name(stem) in used_stems:
         stem = f"{sample}-{stem}"
     return stem
@@ -147,15 +151,15 @@ def check_class_names(classes: Sequence[str], format_name: str) -> None:
 
 
 def get_image_path(split: AnnotatedSplit, sample: int) -> Path:
-    """Return the file of an image. Raises DataError for images in archives."""
-    inner = getattr(split, "split", split)  # the split inside one that draws class maps
+    """Return the path of an image file. Raises DataError for an image in an archive."""
+    inner = getattr(split, "split", split)  # a split that paints class maps wraps another split
     if not isinstance(inner, AnnotatedFiles):
         raise DataError(f"{escape_unprintable(split.name(sample))} is not a separate file", "unpack the dataset first")
     return Path(inner.path(sample))
 
 
 def write_coco(out_folder: Path, split: str, annotated_images: AnnotatedImages, classes: tuple[str, ...]) -> None:
-    """Write `annotations/instances_SPLIT.json`, with masks as run lengths."""
+    """Write the annotations of a split as COCO's `annotations/instances_SPLIT.json`; masks are run-length encoded."""
     images, annotations = [], []
     for identifier, (name, target) in enumerate(annotated_images, 1):
         images.append({"id": identifier, "file_name": name, "height": target.size[0], "width": target.size[1]})
@@ -182,8 +186,8 @@ def write_coco(out_folder: Path, split: str, annotated_images: AnnotatedImages, 
 
 
 def write_yolo(out_folder: Path, split: str, annotated_images: AnnotatedImages, classes: tuple[str, ...]) -> None:
-    """Write `labels/SPLIT/NAME.txt`: class, and polygons of masks, or centre, width and height of boxes, as fractions;
-    crowd regions are dropped."""
+    """Write the annotations of a split as YOLO's `labels/SPLIT/NAME.txt`. Each line has a class, and the polygons of a
+    mask or the centre, width and height of a box, as fractions of the image. Crowd regions are omitted."""
     folder = out_folder / "labels" / split
     folder.mkdir(parents=True)
     for name, target in annotated_images:
@@ -196,13 +200,14 @@ def write_yolo(out_folder: Path, split: str, annotated_images: AnnotatedImages, 
 
 
 def write_yolo_config(out_folder: Path, splits: dict[str, AnnotatedImages], classes: tuple[str, ...]) -> None:
-    """`data.yaml`."""
+    """Write YOLO's `data.yaml`: the image folders of the splits, and the class names."""
     config = {split: f"images/{split}" for split in splits} | {"names": dict(enumerate(classes))}
     (out_folder / "data.yaml").write_text(yaml.safe_dump(config, sort_keys=False, allow_unicode=True), "utf-8")
 
 
 def write_voc(out_folder: Path, split: str, annotated_images: AnnotatedImages, classes: tuple[str, ...]) -> None:
-    """Write `Annotations/NAME.xml`, with corners counted from 1, and the list of the split."""
+    """Write the annotations of a split as Pascal VOC's `Annotations/NAME.xml`, with pixels counted from 1, and the list
+    of its images."""
     for folder in (out_folder / "Annotations", out_folder / "ImageSets" / "Main"):
         folder.mkdir(parents=True, exist_ok=True)
     for name, target in annotated_images:
@@ -227,7 +232,7 @@ def write_voc(out_folder: Path, split: str, annotated_images: AnnotatedImages, c
 
 
 def write_masks(out_folder: Path, split: str, annotated_images: AnnotatedImages, classes: tuple[str, ...]) -> None:
-    """Write `masks/SPLIT/NAME.png`, whose pixels are class indices."""
+    """Write the class maps of a split as `masks/SPLIT/NAME.png`, whose pixels are class indices."""
     folder, colours = out_folder / "masks" / split, create_class_colours(classes)
     folder.mkdir(parents=True)
     for name, target in annotated_images:
@@ -235,7 +240,8 @@ def write_masks(out_folder: Path, split: str, annotated_images: AnnotatedImages,
 
 
 def write_mask_classes(out_folder: Path, splits: dict[str, AnnotatedImages], classes: tuple[str, ...]) -> None:
-    """Write `classes.txt`, with colours if a name could be parsed as one with a colour."""
+    """Write the class names as `classes.txt`. Colours are added if a name ends like one with a colour, such as `sign 1
+    2 3`."""
     colours = create_class_colours(classes)
     names = list(classes)
     if any(parse_class_line(name)[1] for name in classes):  # a name that ends like a colour gets a colour appended

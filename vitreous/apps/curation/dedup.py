@@ -1,8 +1,11 @@
-"""The verb `data dedup`: find images of a dataset that other datasets contain too, or duplicates within it.
+"""The verb `data dedup`: find images of a dataset that are also in other datasets, or more than once in it.
 
-Images with the same bytes or pixels come first. Then near-duplicates, which may be cropped, scaled, shifted, mirrored,
-framed and changed in colour, are searched for among all images, and each is verified. Clips are compared as in
+Images with the same bytes or pixels are found first. Near-duplicates may be cropped, scaled, shifted, mirrored, framed
+and changed in colour. They are searched for among all images, and each is verified. Clips are compared as in
 `copies.clips`.
+
+All datasets form one pool of samples, references first. Pairs of samples have the dtype `CANDIDATE` (`copies.search`),
+larger views the dtype `VIEW` (`copies.scan`).
 """
 
 from __future__ import annotations
@@ -51,7 +54,7 @@ from vitreous.errors import DataError, UsageError
 from vitreous.system.cores import default_worker_count
 
 MAX_HELD_PAIRS = 32_768  # pairs whose larger views are in memory at a time
-#: digests of the stored bytes or pixels and of the decoded pixels, and the view for the search
+#: digests of the stored content and of the decoded pixels, small grey view for the search, and state of the sample
 FINGERPRINT_FIELDS = {
     "content": ("<u8", 2),
     "pixels": ("<u8", 2),
@@ -65,7 +68,8 @@ DedupProgress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class ImageEmbedder:
-    """A model for an additional search by features: its preprocessing, and (B, C, *image) uint8 -> (B, D) float32."""
+    """A model for an additional search by features. `embed` maps (B, C, *image) uint8 of its preprocessing to (B, D)
+    float32."""
 
     preprocess: Preprocess
     embed: Callable[[np.ndarray], np.ndarray]
@@ -80,13 +84,13 @@ def find_copies(
     embedder: ImageEmbedder | None = None,
     progress: DedupProgress = lambda label, done, total: None,
 ) -> dict[str, Any]:
-    """List every sample of `data` that is a copy of one in `against` or, with `within`, of an earlier one in
-    `data`; all must be images, or all clips.
+    """List every sample of `data` that is a copy of a sample in `against` or, with `within`, of an earlier sample in
+    `data`. All samples must be images, or all clips.
 
-    Each copy is listed once, with an image that is kept: `duplicates` has its `path`, `duplicate_of`, `reason` (bytes,
-    pixels, near) and `score`. Unreadable images are in `unreadable`, by name and reason, and are kept. Raises
-    UsageError if there is nothing to compare with, and for a mixture of images and clips; DataError if no image can be
-    read.
+    Each copy is listed once, with an original that is kept: `duplicates` has its `path`, `duplicate_of`, `reason`
+    (bytes, pixels, near) and `score`. Unreadable images are listed in `unreadable` by name and reason, and are kept.
+    Raises UsageError if there is no dataset to compare with, and for a mixture of images and clips; DataError if no
+    image can be read.
     """
     if not against and not within:
         raise UsageError("no dataset to compare with", "add --against DATA, or --within")
@@ -138,7 +142,7 @@ def find_copies(
 
 
 def require_readable(pool: ConcatenatedSplits, reasons: ReadErrors) -> None:
-    """Raise DataError with the first error if no image can be read."""
+    """Raise DataError with the first read error if no image of the pool can be read."""
     if len(reasons) == len(pool):
         first_error = "".join(f"; {pool.name(sample)}: {reasons[sample]}" for sample in sorted(reasons)[:1])
         raise DataError(f"none of {len(pool)} images can be read{first_error}")
@@ -147,16 +151,15 @@ def require_readable(pool: ConcatenatedSplits, reasons: ReadErrors) -> None:
 def fingerprint_images(
     pool: ConcatenatedSplits, samples: Sequence[int], preprocess: Preprocess | None
 ) -> tuple[np.ndarray, ReadErrors]:
-    """Compute digests and views of n samples, (n,) PRINT with a field `fed` for a model's (C, *image), and read errors.
-
-    Unreadable samples have an error instead.
-    """
+    """Compute digests and small views of n samples. Return (n,) records of dtype `FINGERPRINT`, and the read errors.
+    With `preprocess`, records also have `fed`, the input (C, *image) of a model."""
     fields = FINGERPRINT.descr
     if preprocess is not None:
         fields = [*fields, ("fed", preprocess.array_dtype.str, (preprocess.channels, *preprocess.image))]
     records = np.zeros(len(samples), fields)
 
     def fingerprint_image(pool: ConcatenatedSplits, sample: int, record: Any) -> None:
+        """Read one image, and fill its record."""
         raw, name = pool.raw(sample), pool.name(sample)
         image = decode_to_pillow(raw, 3, name)
         if preprocess is not None:
@@ -173,9 +176,10 @@ def read_fingerprints(
     progress: DedupProgress = lambda label, done, total: None,
     embedder: ImageEmbedder | None = None,
 ) -> tuple[np.ndarray, ReadErrors, np.ndarray | None]:
-    """Read every image once: (n,) PRINT, read errors, and features if a model is set, (n, D) float16 of length 1.
+    """Read every image of the pool once. Return (n,) records of dtype `FINGERPRINT`, the read errors, and, with an
+    `embedder`, features (n, D) float16 of length 1.
 
-    Raises ResourceError if no worker process survives its start.
+    Raises ResourceError if worker processes end before they read a sample.
     """
     fingerprints, reasons, done = np.zeros(len(pool), FINGERPRINT), {}, 0
     features: np.ndarray | None = None
@@ -192,13 +196,14 @@ def read_fingerprints(
                 lengths = np.maximum(np.linalg.norm(chunk_features, axis=1, keepdims=True), 1e-12)
                 features[span.start : span.stop][is_readable] = chunk_features / lengths
             done += len(span)
-            progress("look at images", done, len(pool))
+            progress("read images", done, len(pool))
     return fingerprints, reasons, features
 
 
 def find_equal_copies(fingerprints: np.ndarray, num_references: int, within: bool) -> dict[int, Copy]:
-    """Find samples from `num_references` on in (n,) PRINT with the same bytes or, failing that, pixels as an earlier
-    one."""
+    """Find samples with the same bytes or pixels as an earlier sample in (n,) records of dtype `FINGERPRINT`. The first
+    `num_references` samples are references; later samples are compared with them or, with `within`, with all earlier
+    samples."""
     copies: dict[int, Copy] = {}
     samples = np.arange(len(fingerprints))
     for reason, field in (("pixels", "pixels"), ("bytes", "content")):  # bytes take precedence over pixels
@@ -220,10 +225,10 @@ def search_near_pairs(
     exact_samples: np.ndarray,
     progress: DedupProgress,
 ) -> np.ndarray:
-    """Find candidate originals of the samples from `num_references` on, except (m,) `exact_samples` ones: (p,)
-    CANDIDATE.
+    """Find candidate originals of the samples from index `num_references` on: (p,) of dtype `CANDIDATE`. The (m,)
+    `exact_samples` are left out, since their originals are known.
 
-    (n,) PRINT are searched by their views, and by (n, D) features if not None.
+    (n,) records of dtype `FINGERPRINT` are searched by their small views, and by (n, D) `features` if not None.
     """
     views, samples = fingerprints["view"], np.arange(len(fingerprints))
     is_comparable = is_distinctive(views) & (fingerprints["state"] == READABLE)
@@ -252,7 +257,8 @@ def verify_near_copies(
     workers: int,
     progress: DedupProgress,
 ) -> list[Copy]:
-    """Compare (p,) CANDIDATE in (n, side, side) small views, and the most similar in larger views, read again."""
+    """Return the verified copies among (p,) pairs of dtype `CANDIDATE`. All pairs are compared in (n, side, side) small
+    views. The most similar are compared in larger views, for which the images are read again."""
     cosines, boxes = align_pairs(views, pairs, partial(progress, "compare"))
     pairs, boxes = pairs[cosines >= MIN_SMALL_VIEW_COSINE], boxes[cosines >= MIN_SMALL_VIEW_COSINE]
     copies: list[Copy] = []
@@ -273,5 +279,5 @@ def verify_near_copies(
 
 
 def read_larger_views(pool: ConcatenatedSplits, samples: Sequence[int]) -> tuple[np.ndarray, ReadErrors]:
-    """Read larger grey views of n samples: (n,) VIEW, and read errors."""
+    """Read larger grey views of n samples. Return (n,) records of dtype `VIEW`, and the read errors."""
     return make_grey_views(pool, samples, lambda pool, sample: decode_to_pillow(pool.raw(sample), 3, pool.name(sample)))

@@ -1,7 +1,8 @@
-"""Pack a dataset into shards for training: every image decoded and scaled once, in an open format.
+"""The verb `data pack`: write a dataset as shards for training, with every image decoded and scaled once, in an open
+format.
 
-The bytes depend only on the data and the options. If the same command is run again, an interrupted pack continues after
-its last complete shard.
+The bytes of a pack depend only on the data and the options. If the same command is run again, an interrupted pack
+continues after its last complete shard.
 """
 
 from __future__ import annotations
@@ -50,8 +51,8 @@ from vitreous.system.cores import default_worker_count
 from vitreous.system.disk import sync_and_rename
 
 WORKER_CHUNK_SIZE = 16  # images per message of a worker
-MAX_MEASURED_IMAGES = 64  # images for the size estimate before writing
-DISK_SPACE_MARGIN = 1.1  # times the estimated bytes
+MAX_MEASURED_IMAGES = 64  # images of each split that are encoded to estimate the size of a pack
+DISK_SPACE_MARGIN = 1.1  # factor on the estimated bytes
 DEFAULT_PLAN = PackPlan()
 
 
@@ -64,12 +65,14 @@ def pack_dataset(
     listener: ProgressListener | None = None,
     autoencoder: LatentEncoder | None = None,
 ) -> dict[str, Any]:
-    """Write a dataset as shards into the folder `out`; returns the content of `pack.json`, and the folder as `out`.
+    """Write a dataset as shards into the folder `out`. Return the content of `pack.json`, and the folder as `out`.
 
-    Splits, labels, class names and sample ids are kept, including splits that were drawn on opening. Unreadable images
-    are listed: at the end, in a DataError, or with `skip` in the document. Complete shards are kept if plan and source
-    are the same. `autoencoder` encodes latents if the plan has them. Raises UsageError for a folder with other content
-    and for annotations of objects or pixels, which a pack does not store, ResourceError if the disk is too small.
+    Splits, including those drawn on opening, labels, class names and sample ids are kept. With `bad_images="stop"`,
+    unreadable images are listed in a DataError at the end; with `skip`, in the document. Shards of an interrupted pack
+    are kept if plan and source are the same. `autoencoder` encodes latents, if the plan has them.
+
+    Raises UsageError for a folder with other content, and for annotations of objects or pixels and numeric targets,
+    which a pack does not store; ResourceError if the disk is too small.
     """
     data = open_data(source)
     check_image_samples(data.splits.values(), "packs store images")
@@ -83,7 +86,7 @@ def pack_dataset(
     out = Path(out)
     if os.path.isdir(source) and out.resolve().is_relative_to(Path(source).resolve()):
         raise UsageError(
-            f"{escape_unprintable(out)} is inside {escape_unprintable(source)}", "use an --out outside of it"
+            f"{escape_unprintable(out)} is inside {escape_unprintable(source)}", "use an --out outside of the dataset"
         )
     if is_pack(out) and (out / PACK_DOCUMENT).exists():  # it is written last
         shutil.rmtree(out / UNFINISHED_FOLDER, ignore_errors=True)
@@ -125,7 +128,7 @@ def pack_dataset(
 
 
 def fingerprint_source(data: Data) -> str:
-    """Fingerprint the data, including sizes and times of its files, if it consists of files."""
+    """Return a fingerprint of the data, including the sizes and times of its files."""
     digest = hashlib.sha256(data.fingerprint().encode())
     for split in data.splits.values():
         hash_file_times(split, digest)
@@ -133,8 +136,8 @@ def fingerprint_source(data: Data) -> str:
 
 
 def prepare_pack_folder(out: Path, plan: PackPlan) -> None:
-    """Prepare a new folder for a pack, or one with an interrupted pack of the same plan. Raises UsageError for any
-    other folder."""
+    """Prepare a folder for a pack: a new folder, or the folder of an interrupted pack of the same plan. Raises
+    UsageError for any other folder."""
     state = out / UNFINISHED_FOLDER
     if (state / "plan.json").is_file():
         try:
@@ -146,21 +149,21 @@ def prepare_pack_folder(out: Path, plan: PackPlan) -> None:
             raise UsageError(problem, "use another --out, or remove that folder")
     elif out.exists() and (not out.is_dir() or any(entry != state for entry in out.iterdir())):
         raise UsageError(f"{escape_unprintable(out)} exists and is not empty", "use another --out")
-    for torn in (*out.glob("*.part"), *out.rglob(".*.tmp")):
-        torn.unlink()
+    for incomplete_file in (*out.glob("*.part"), *out.rglob(".*.tmp")):
+        incomplete_file.unlink()
     state.mkdir(parents=True, exist_ok=True)
     write_recorded_file(state / "plan.json", json.dumps(asdict(plan)).encode())
 
 
 def describe_plan_differences(plan: PackPlan, document: dict[str, Any]) -> str:
-    """Describe the fields of a plan that differ from a document; empty if none does."""
+    """Describe the fields of a plan that differ from a stored document; an empty string if none does."""
     stored = asdict(DEFAULT_PLAN) | document
     return " and ".join(name.replace("_", " ") for name, value in asdict(plan).items() if stored[name] != value)
 
 
 def verify_finished_pack(out: Path, plan: PackPlan) -> dict[str, Any]:
-    """Verify every file of a complete pack, and return its document. Raises UsageError for another plan, DataError for
-    damage."""
+    """Verify every file of a complete pack, and return its document. Raises UsageError if it has another plan,
+    DataError for missing or damaged files."""
     document = read_pack_document(out)
     if differences := describe_plan_differences(plan, document):
         raise UsageError(f"{escape_unprintable(out)} is a pack of another {differences}", "use another --out")
@@ -174,7 +177,7 @@ def verify_finished_pack(out: Path, plan: PackPlan) -> dict[str, Any]:
 
 
 def require_disk_space(out: Path, data: Data, plan: PackPlan, autoencoder: LatentEncoder | None) -> None:
-    """Raise ResourceError if the disk lacks space for a pack, estimated from some of its images."""
+    """Raise ResourceError if the disk lacks space for a pack, whose size is estimated from some of the images."""
     share = 1.0
     if autoencoder is not None:  # two bytes per channel and position, instead of three per pixel
         share = (1 + plan.mirror) * 2 * autoencoder.channels / (3 * autoencoder.latents.stride**2)
@@ -195,7 +198,7 @@ def require_disk_space(out: Path, data: Data, plan: PackPlan, autoencoder: Laten
 
 
 def strip_data_folder(data: Data, name: str) -> str:
-    """Remove the data folder from the name of a sample, since a pack may be moved to another machine."""
+    """Remove the data folder from the name of a sample, since the pack may be moved to another machine."""
     for folder in (data.name, os.path.dirname(data.name)):
         if folder and name.startswith(f"{folder}/"):
             return name[len(folder) + 1 :]
@@ -204,7 +207,8 @@ def strip_data_folder(data: Data, name: str) -> str:
 
 @dataclass(frozen=True)
 class PackEncoding:
-    """Encoding of samples for storage: by `workers` processes, and by an autoencoder if not None."""
+    """The encoder of a split's samples: `reader` encodes them in `workers` processes, then the autoencoder, if there is
+    one."""
 
     reader: SampleEncoder
     workers: int
@@ -212,12 +216,12 @@ class PackEncoding:
 
     @property
     def plan(self) -> PackPlan:
-        """Return the plan: the settings that determine the bytes of the pack."""
+        """Return the plan, which determines the bytes of the pack."""
         return self.reader.plan
 
     def iterate_samples(self, start: int) -> Generator[tuple[int, StoredImage | DataError]]:
-        """Yield samples from `start` on, in order; an unreadable image is a DataError. Raises
-        ResourceError for a lost worker."""
+        """Yield (sample index, encoded image) from the sample `start` on, in order; an unreadable image yields a
+        DataError instead. Raises ResourceError if a worker process ends."""
         stop = len(self.reader.split)
         spans = (range(low, min(low + WORKER_CHUNK_SIZE, stop)) for low in range(start, stop, WORKER_CHUNK_SIZE))
         for chunk in map_in_workers(self.reader, spans, self.workers, list, prefetch=4):
@@ -225,7 +229,7 @@ class PackEncoding:
                 yield sample, stored if isinstance(stored, DataError) else self.encode(sample, stored)
 
     def encode(self, sample: int, stored: StoredImage) -> StoredImage:
-        """Encode the output of a worker to latents if there is an autoencoder."""
+        """Encode the pixels of a worker as latents, if there is an autoencoder."""
         if self.autoencoder is None:
             return stored
         shape = stored.height, stored.width, stored.channels
@@ -237,8 +241,8 @@ class PackEncoding:
 def pack_split(
     out: Path, name: str, data: Data, encoding: PackEncoding, listener: ProgressListener | None
 ) -> tuple[dict[str, Any], dict[int, str]]:
-    """Write one split. Returns its entry in `pack.json`, and the errors of unreadable samples. Raises DataError if none
-    can be read."""
+    """Write the shards and the index of one split. Return the split's entry in `pack.json`, and the errors of
+    unreadable samples. Raises DataError if no image can be read."""
     split, plan = data.splits[name], encoding.plan
     shards, index_entries, errors, next_sample = load_finished_shards(out, name)
     shard_class = SHARD_CLASSES[plan.form]
@@ -246,7 +250,8 @@ def pack_split(
     shard_errors: dict[int, str] = {}
 
     def close_shard(stop: int) -> None:
-        """Publish the open shard, which contains the samples [first, stop)."""
+        """Close the open shard, which contains the samples from `shard_start` to below `stop`, and record it as
+        complete."""
         assert shard is not None
         index_entries.append(shard.close())
         path = out / f"{name}-{len(shards):06d}.{shard_class.suffix}"
@@ -285,8 +290,8 @@ def pack_split(
 
 
 def load_finished_shards(out: Path, name: str) -> tuple[list[dict[str, Any]], list[np.ndarray], dict[int, str], int]:
-    """Load the complete shards of a split on disk, their index entries, (n,) of PACK_INDEX_DTYPE each, read errors, and
-    the sample to continue with."""
+    """Load the complete shards of an interrupted split. Return their records, their index entries ((n,) of dtype
+    `PACK_INDEX_DTYPE` each), the read errors, and the sample to continue with."""
     shards: list[dict[str, Any]] = []
     index_entries: list[np.ndarray] = []
     errors: dict[int, str] = {}
@@ -316,8 +321,8 @@ def write_split_index(
     index_entries: list[np.ndarray],
     errors: dict[int, str],
 ) -> dict[str, Any]:
-    """Write the index files of a split next to its shards from the entries of each, (n,) of PACK_INDEX_DTYPE, and
-    remove those of an earlier attempt. Returns its entry in `pack.json`."""
+    """Write the index files of a split next to its shards, from the index entries of each shard, (n,) of dtype
+    `PACK_INDEX_DTYPE`. Remove files of an earlier attempt. Return the split's entry in `pack.json`."""
     split = data.splits[name]
     for entry in out.glob(f"{name}-*"):
         if entry.name not in {shard["file"] for shard in shards}:

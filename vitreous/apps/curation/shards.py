@@ -1,4 +1,4 @@
-"""Content of a pack: encoded images, and the shards that they are written to."""
+"""The content of a pack: encoded images, and writers of the shards that contain them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from vitreous.errors import DataError, UsageError
 from vitreous.system.disk import compute_sha256, open_atomic
 
 GREY_MODES = ("1", "L", "LA", "I", "I;16", "I;16L", "I;16B")
-NPY_HEADER_BYTES = 128  # bytes before the data in our .npy files
+NPY_HEADER_BYTES = 128  # length of the header of .npy shards
 TAR_END_BYTES = 1024  # zeros at the end of a tar file
 MMAP_INSTRUCTIONS = (
     "import json, numpy\n"
@@ -48,11 +48,11 @@ READING_INSTRUCTIONS = {
 
 @dataclass(frozen=True)
 class PackPlan:
-    """The plan that determines the bytes of a pack. `source` is the fingerprint of the data, `short_side` in pixels,
-    `shard_size` in bytes.
+    """The settings that determine the bytes of a pack. `source` is the fingerprint of the data, `short_side` is in
+    pixels, `shard_size` in bytes.
 
-    `latents`: the autoencoder, if the form is `latents`; it encodes the centre square of `short_side` of each image.
-    `mirror`: also store the latents of each mirrored training image. Raises UsageError for values out of range.
+    `latents` is the autoencoder if the form is `latents`; it encodes the centre square of `short_side` pixels of each
+    image. `mirror` also stores latents of each training image mirrored. Raises UsageError for values out of range.
     """
 
     form: Literal["tar", "uint8", "latents"] = "tar"
@@ -66,11 +66,11 @@ class PackPlan:
 
     def __post_init__(self) -> None:
         if self.form not in READING_INSTRUCTIONS:
-            raise UsageError(f"unknown form {self.form} of a pack", f"use one of {', '.join(READING_INSTRUCTIONS)}")
+            raise UsageError(f"unknown pack format {self.form}", f"use one of {', '.join(READING_INSTRUCTIONS)}")
         if not 1 <= self.quality <= 100:
             raise UsageError(f"invalid JPEG quality {self.quality}", "use 1 to 100")
         if self.short_side < 1 or self.shard_size < 1:
-            raise UsageError("short side and shard size must be at least 1")
+            raise UsageError("--short-side and the shard size must be at least 1")
         if (self.latents is None) == (self.form == "latents") or (self.mirror and self.latents is None):
             raise UsageError("latents and --mirror need an autoencoder", "add --latents FOLDER")
         if self.latents is not None and self.short_side % self.latents.stride:
@@ -79,8 +79,8 @@ class PackPlan:
 
 
 class StoredImage(NamedTuple):
-    """One encoded image: `jpg` or `png` and the bytes of such a file, or `raw` and the bytes of its pixels or
-    latents."""
+    """An encoded image: `kind` is `jpg` or `png`, and `content` the bytes of such a file, or `raw`, and `content` the
+    bytes of pixels or latents."""
 
     kind: str
     content: bytes
@@ -91,13 +91,15 @@ class StoredImage(NamedTuple):
 
 @dataclass(frozen=True)
 class SampleEncoder:
-    """Encode samples of a split for storage in a pack.
+    """Encode the samples of a split for storage in a pack.
 
-    If the shorter side exceeds `plan.short_side` pixels, it is scaled down with a bicubic filter; images are never
-    scaled up. Greys have one channel, all others three. In archives, a JPEG or a PNG that needs neither scaling nor
-    rotation is copied byte for byte. A scaled JPEG becomes a JPEG of `plan.quality`. Others become a PNG, or such a
-    JPEG if they are scaled and `plan.lossless` is not set. For latents, it returns the input pixels of the autoencoder:
-    the centre of the image, mirrored for samples from `first_mirrored` on.
+    If the shorter side exceeds `plan.short_side` pixels, the image is scaled down with a bicubic filter; images are
+    never scaled up. Grey images have one channel, others three. In archives, a JPEG or PNG that needs neither scaling
+    nor rotation is copied byte for byte. A scaled JPEG becomes a JPEG of `plan.quality`. Other images become a PNG, or
+    such a JPEG if they are scaled and `plan.lossless` is not set.
+
+    For latents, it returns the input pixels of the autoencoder: the centre of the image, mirrored for samples from the
+    index `mirrored` on.
     """
 
     split: Split
@@ -111,7 +113,7 @@ class SampleEncoder:
             return sample, error
 
     def encode_sample(self, sample: int) -> StoredImage:
-        """Encode one sample. Raises DataError for an image that cannot be read."""
+        """Encode one sample of the split. Raises DataError for an image that cannot be read."""
         raw, plan = self.split.raw(sample), self.plan
         image = decode_to_pillow(raw, 3, self.split.name(sample))
         if plan.form == "latents":
@@ -141,8 +143,9 @@ class SampleEncoder:
 
 
 def detect_stored_form(raw: bytes | np.ndarray) -> tuple[bool, str, bool]:
-    """Detect the form of bytes, or pixels (H, W[, C]), that `decode_to_pillow` has accepted: whether every decoder
-    returns the same pixels; `jpg`, `png` or ""; whether they are grey."""
+    """Inspect bytes, or pixels (H, W[, C]), that `decode_to_pillow` has accepted. Return whether they can be stored as
+    they are (every decoder returns the same pixels), their file type (`jpg`, `png` or ""), and whether they are
+    grey."""
     if isinstance(raw, np.ndarray):
         return False, "", raw.ndim == 2 or raw.shape[-1] == 1
     if raw.startswith(b"\x93NUMPY"):
@@ -152,18 +155,18 @@ def detect_stored_form(raw: bytes | np.ndarray) -> tuple[bool, str, bool]:
         Image.open(io.BytesIO(raw), formats=select_pillow_formats(raw, "image", IMAGE_FORMATS)) as image,
     ):
         file_type = {"JPEG": "jpg", "PNG": "png"}.get(image.format or "", "")
-        unchanged = (
+        is_portable = (
             image.mode in ("L", "RGB")
             and read_exif_orientation(image) == 1
             and not image.has_transparency_data
             and getattr(image, "n_frames", 1) == 1
         )
-        return bool(file_type) and unchanged, file_type, image.mode in GREY_MODES
+        return bool(file_type) and is_portable, file_type, image.mode in GREY_MODES
 
 
 class TarShard:
-    """A WebDataset archive that is being written: a sample's image, its class index in `.cls`, its id and class names
-    in `.json`."""
+    """A WebDataset archive that is being written. Each sample has an image, its class index in `.cls`, and its id and
+    class names in `.json`."""
 
     suffix = "tar"
 
@@ -173,7 +176,7 @@ class TarShard:
         self.classes, self.limit, self.size, self.images = classes, limit, TAR_END_BYTES, 0
 
     def add(self, sample: int, stored: StoredImage, label: np.ndarray, name: str) -> bool:
-        """Write one sample, with a label of shape () or (K,); False if the shard is full. Raises OSError."""
+        """Write one sample, with a label of shape () or (K,). Return False if the shard is full. Raises OSError."""
         multilabel = label.ndim == 1
         class_names = [
             self.classes[class_index]
@@ -194,15 +197,15 @@ class TarShard:
         return True
 
     def close(self) -> np.ndarray:
-        """Close the archive; returns (0,) of `PACK_INDEX_DTYPE`, as it needs no index."""
+        """Close the archive. Return an empty index, (0,) of dtype `PACK_INDEX_DTYPE`, since an archive needs none."""
         self.tar.close()
         self.file.close()
         return np.empty(0, PACK_INDEX_DTYPE)
 
 
 class ArrayShard:
-    """A .npy file that is being written, of uint8 or of float16: (n, H, W, C) if all images have the same size, else
-    one flat array."""
+    """A .npy file of uint8 that is being written: (n, H, W, C) if all images have the same size, else one flat
+    array."""
 
     suffix, dtype = "npy", np.dtype(np.uint8)
 
@@ -213,8 +216,8 @@ class ArrayShard:
         self.limit, self.size, self.images = limit, NPY_HEADER_BYTES, 0
 
     def add(self, sample: int, stored: StoredImage, label: np.ndarray, name: str) -> bool:
-        """Write one sample; False if the shard is full. Raises OSError. Its index entry, of shape (6,), has the sample
-        instead of the shard, and no label yet."""
+        """Write one sample. Return False if the shard is full. Raises OSError. The sample's index entry, of shape (6,),
+        has the sample in place of the shard, and no label; `write_split_index` completes it."""
         if self.images and self.size + len(stored.content) > self.limit:
             return False
         self.file.write(stored.content)
@@ -225,9 +228,9 @@ class ArrayShard:
         return True
 
     def close(self) -> np.ndarray:
-        """Write the header and close the file; returns the index of its images, (n,) of `PACK_INDEX_DTYPE`.
+        """Write the header and close the file. Return the index of its images, (n,) of dtype `PACK_INDEX_DTYPE`.
 
-        The header (format 1.0) has a fixed length for any shape, since it is written last.
+        The header (format 1.0) is written last. It has a fixed length for any shape.
         """
         sizes, num_values = {entry[2:5] for entry in self.rows}, (self.size - NPY_HEADER_BYTES) // self.dtype.itemsize
         shape = (len(self.rows), *next(iter(sizes))) if len(sizes) == 1 else (num_values,)
@@ -240,7 +243,7 @@ class ArrayShard:
 
 
 class LatentShard(ArrayShard):
-    """A shard of latents."""
+    """A .npy file of float16 latents that is being written, otherwise as `ArrayShard`."""
 
     dtype = np.dtype(np.float16)
 
@@ -249,14 +252,14 @@ SHARD_CLASSES = {"tar": TarShard, "uint8": ArrayShard, "latents": LatentShard}
 
 
 def write_recorded_file(path: Path, content: bytes) -> dict[str, Any]:
-    """Write a small file atomically; returns its `make_file_record`. Raises OSError."""
+    """Write a small file atomically, and return its `make_file_record`. Raises OSError."""
     with open_atomic(path) as file:
         file.write(content)
     return make_file_record(path)
 
 
 def make_file_record(path: Path) -> dict[str, Any]:
-    """Return a file's name, bytes and SHA-256. Raises OSError."""
+    """Return the name, the number of bytes and the SHA-256 of a file. Raises OSError."""
     return {"file": path.name, "bytes": path.stat().st_size, "sha256": compute_sha256(path)}
 
 

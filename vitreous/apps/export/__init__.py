@@ -1,1 +1,1 @@
-"""Export of models to files for other programs, each verified against the original before it is saved."""
+"""Export of models to files for other programs. Each file is verified against the original model before it is saved."""

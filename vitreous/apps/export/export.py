@@ -1,4 +1,5 @@
-"""The verb `export`: write a trained model for other programs, verified against the original before it is saved."""
+"""The verb `export`: write a trained model for other programs, and verify it against the original before it is
+saved."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ from vitreous.weights.convert import convert
 from vitreous.weights.foreign import FOREIGN_FORMATS
 
 QUANTIZED_DTYPES = ("int8",)
-#: keys of the document that exported weights do not have
+#: metrics of the document that are None for exported weights, which need no verification
 NOT_MEASURED = (
     "max_abs_logit_difference", "top1_agreement", "top1", "images_per_second", "original_images_per_second"
 )  # fmt: skip
@@ -51,21 +52,28 @@ def export(
 ) -> ExportDocument:
     """Export a run's model to `onnx`, `torch` (torch.export), `openvino`, or a weight format of `convert`.
 
-    The first three are verified against the original on the files `images`, on `data`, or on the run's validation
-    images, and kept only if predictions agree. Float32 logits must be within 1e-3 with the same top-1 class; for
-    `quantize="int8"`, at most 2 % of predictions may change and top-1 accuracy may drop by 1 point. Without a head,
-    the cosine of features must be at least 0.99. In segmentation, a thousandth of the pixels may change. An object is
-    identical if its box is within 0.01 pixel, its score within 1e-3 and its mask within a thousandth of the pixels.
-    `max_loss`, a fraction of predictions, replaces these bounds; with `any` the file is always kept. `dynamic_size`
-    frees height and width. `out` is the output file, by default in the run's folder; with `overwrite` it replaces an
-    existing file after the verification. Returns a document of metrics. Raises UsageError for unsupported exports,
-    ResourceError for a missing library, and VitreousError if the export fails the verification.
+    `onnx`, `torch` and `openvino` are compared with the original on the files `images`, on `data`, or on the run's
+    validation images. The export is kept only if predictions agree:
+
+    - Float32 logits are within 1e-3 and have the same top-1 class. With `quantize="int8"`, at most 2 % of predictions
+      may change, and top-1 accuracy may drop by 1 point.
+    - Without a head, the cosine of features is at least 0.99.
+    - In segmentation, at most a thousandth of the pixels change.
+    - In detection, the box of an object is within 0.01 pixel, its score within 1e-3, and its mask within a thousandth
+      of the pixels.
+
+    `max_loss`, a fraction of predictions, replaces these bounds; with `any`, the export is always kept. `dynamic_size`
+    makes height and width dynamic. `out` is the output file, by default in the run's folder; with `overwrite`, it
+    replaces an existing file after the verification. Returns a document of metrics. Raises UsageError for unsupported
+    exports, ResourceError for a missing library, and VitreousError if the export fails the verification.
     """
     check_path_argument(run, "export(run)")
     if to not in EXPORT_FORMATS:
-        others = bool(images or data or quantize or dynamic_size or max_loss is not None)
+        has_other_options = bool(images or data or quantize or dynamic_size or max_loss is not None)
         listener = listener or NullListener()
-        return export_weights(run, to, out=out, has_other_options=others, overwrite=overwrite, listener=listener)
+        return export_weights(
+            run, to, out=out, has_other_options=has_other_options, overwrite=overwrite, listener=listener
+        )
     allowed = check_export_options(to, images, data, quantize, max_loss)
     check_installed(EXPORT_FORMATS[to].libraries + EXPORT_FORMATS[to].for_int8 * (quantize is not None))
     listener = listener or NullListener()
@@ -110,7 +118,8 @@ def check_export_options(
     quantize: str | None,
     max_loss: float | Literal["any"] | None,
 ) -> float | None:
-    """Return the allowed fraction of changed predictions, None for defaults. Raises UsageError for conflicts."""
+    """Return the fraction of predictions that may change, None for the default. Raises UsageError for options that are
+    invalid or cannot be combined."""
     if quantize not in (None, *QUANTIZED_DTYPES):
         raise UsageError(f"unknown --quantize {quantize}", f"use {', '.join(QUANTIZED_DTYPES)}")
     if quantize and to == "torch":
@@ -124,7 +133,7 @@ def check_export_options(
 
 
 def move_export_files(scratch: Path, out_path: Path) -> tuple[int, str]:
-    """Move the files of an export to their destination, the main file last. Returns their total size in bytes, and the
+    """Move the files of an export to their destination, the main file last. Return their total size in bytes, and the
     SHA-256 of the main file."""
     files = sorted(scratch.glob(f"{out_path.stem}.*"), key=lambda file: file.suffix == out_path.suffix)
     size, digest = sum(file.stat().st_size for file in files), compute_sha256(scratch / out_path.name)
@@ -141,13 +150,14 @@ def verify_export(
     allowed: float | None,
     listener: ProgressListener,
 ) -> tuple[ExportComparison | ObjectComparison, str]:
-    """Compare the export with the original, and list reasons against it: at the model's image size and, if the size is
-    dynamic, at two others."""
+    """Compare the export with the original model: at the model's image size and, if the size is dynamic, at two other
+    sizes. Return the comparison, and the reason to reject the export, or an empty string."""
     original = make_engine(bundle.model, bundle.preprocess, InferenceOptions("cpu", "fp32"))
-    total, bundle.model.any_size = len(proof_images), True
+    num_images, bundle.model.any_size = len(proof_images), True
 
     def report_progress(done: int) -> None:
-        listener.progress("verify", done, total)
+        """Report the images that are compared so far."""
+        listener.progress("verify", done, num_images)
 
     comparison: Any = bundle.task.compare_export(original, export, proof_images, bundle.model.config, report_progress)
     for pixels in make_other_sizes(proof_images, bundle.model.config.patch) if target.dynamic else ():
@@ -158,8 +168,8 @@ def verify_export(
         max_difference = float(np.abs(outputs - expected).max()) if is_finite else float("inf")
         comparison = replace(
             comparison,
-            furthest=max(comparison.max_difference, max_difference),
-            finite=comparison.is_finite and is_finite,
+            max_difference=max(comparison.max_difference, max_difference),
+            is_finite=comparison.is_finite and is_finite,
         )
     return comparison, comparison.get_rejection_reason(allowed, target.quantised_dtype)
 
@@ -172,9 +182,10 @@ def export_weights(
     overwrite: bool,
     listener: ProgressListener,
 ) -> ExportDocument:
-    """Export weights to a foreign format with `convert`, which reads them back.
+    """Export the weights in the format of another library with `convert`, which verifies them by reading them back.
 
-    Raises UsageError for an unknown format, and for options that do not apply to weights."""
+    Raises UsageError for an unknown format, and for options that do not apply to weights.
+    """
     known_formats = sorted({*EXPORT_FORMATS, "bundle", *(weight_format.name for weight_format in FOREIGN_FORMATS)})
     if to not in known_formats:
         raise UsageError(
@@ -197,7 +208,8 @@ def export_weights(
 
 
 def replace_path(source: Path, destination: Path) -> None:
-    """Replace a file or folder by a new one. Raises UsageError for a folder that contains other files."""
+    """Move a new file or folder to `destination`, replacing an existing one. Raises UsageError if that is a folder with
+    other files."""
     if destination.is_dir() and not destination.is_symlink():
         new_names = {path.name for path in source.iterdir()} if source.is_dir() else set()
         if other_names := sorted({path.name for path in destination.iterdir()} - new_names):
@@ -210,7 +222,8 @@ def replace_path(source: Path, destination: Path) -> None:
 def choose_output_path(
     run: str | os.PathLike[str], out: str | os.PathLike[str] | None, name: str, suffix: str, overwrite: bool = False
 ) -> Path:
-    """Return `out`, or by default the file `name + suffix` in the run's folder (current folder if `run` is a file).
+    """Return `out`, or by default the file `name + suffix` in the run's folder (in the current folder if `run` is a
+    file).
 
     Raises UsageError for a wrong suffix, and for an existing file unless `overwrite` is set.
     """
@@ -224,14 +237,14 @@ def choose_output_path(
 
 
 def refuse_existing(path: Path) -> None:
-    """Raise UsageError if the path exists."""
+    """Raise UsageError if the output path exists."""
     if path.exists() or path.is_symlink():
         message = f"{path} already exists and is not overwritten"
         raise UsageError(message, "use another --out, or --overwrite")
 
 
 def make_scratch_folder(out_path: Path) -> tempfile.TemporaryDirectory[str]:
-    """Make a temporary folder next to the destination. Raises ResourceError if it cannot be created."""
+    """Make a temporary folder next to the output file. Raises ResourceError if it cannot be created."""
     try:
         out_path.parent.mkdir(parents=True, exist_ok=True)
         return tempfile.TemporaryDirectory(dir=out_path.parent, prefix=".export-")

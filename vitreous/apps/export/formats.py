@@ -1,4 +1,5 @@
-"""Export formats: ONNX, torch.export's .pt2, and OpenVINO's .xml with .bin, each with the model's card."""
+"""Export formats: ONNX, torch.export's .pt2, and OpenVINO's .xml with .bin. Each file contains the model's card: its
+classes, preprocessing and provenance."""
 
 from __future__ import annotations
 
@@ -36,15 +37,15 @@ from vitreous.inference.openvino import quantize_graph
 from vitreous.inference.outputs import Outputs, compute_in_chunks, pack_arrays, unpack_outputs
 from vitreous.models.zoo import Model
 
-ONNX_OPSET = 18  # of 2022: the first version with every operator in the form that PyTorch exports
+ONNX_OPSET = 18  # the first version (2022) with all operators that PyTorch's exporter uses
 ONNX_TOO_LARGE = ("the model exceeds the 2 GiB limit of an ONNX file", "use --to openvino or --to torch")
 MAX_ONNX_WEIGHT_BYTES = 1.9e9  # bytes of weights that fit into an ONNX file, which is limited to 2 GiB
 
 
 @dataclass(frozen=True)
 class ExportTarget:
-    """A model to export, its card, whether height and width are dynamic, and (1, C, *image) arrays for int8
-    calibration."""
+    """A model to export: its card, whether height and width are dynamic, and, for int8, (1, C, *image) calibration
+    images."""
 
     model: Model
     card: Card
@@ -58,12 +59,12 @@ class ExportTarget:
 
     @property
     def format_card(self) -> str:
-        """Return the card for the file."""
+        """Return the text of the card that is stored in the file."""
         return describe_export(self.card, self.quantised_dtype)
 
 
 def write_onnx(target: ExportTarget, path: Path) -> None:
-    """Write an ONNX file. Raises UsageError for a model above the size limit of ONNX files."""
+    """Write an ONNX file. Raises UsageError if the model exceeds the size limit of ONNX files."""
     import_optional_library("onnxscript")
     onnx = import_optional_library("onnx")
     if sum(p.numel() * p.element_size() for p in target.model.parameters()) > MAX_ONNX_WEIGHT_BYTES:
@@ -92,28 +93,28 @@ def build_onnx_graph(target: ExportTarget) -> Any:
 
 
 def quantise_onnx(graph: Any, calibration_images: list[np.ndarray], scratch: Path) -> Any:
-    """Quantise the products by weights of an ONNX model to int8, except the first and the last; `calibration_images`
+    """Quantise the matmuls with weights of an ONNX graph to int8, except the first and the last. `calibration_images`
     are (1, C, *image) normalised float32.
 
-    Scales of activations are fixed in advance (static quantisation), so that outputs do not depend on the batch.
-    Weights are unsigned too: with signed weights, sums of two products overflow on processors without VNNI
-    instructions. Reducing them by one bit instead is as fast and less exact: logits of a ViT-S/16 on 100
-    photographs were off by 0.20 (root mean square) instead of 0.16.
+    Scales of activations are fixed by calibration (static quantisation), so that outputs do not depend on the batch.
+    Weights are unsigned, too: with signed weights, sums of two products overflow on processors without VNNI
+    instructions. Signed weights of 7 bits instead are as fast and less exact: logits of a ViT-S/16 on 100 photographs
+    were off by 0.20 (root mean square) instead of 0.16.
     """
     quantization, onnx = import_optional_library("onnxruntime.quantization"), import_optional_library("onnx")
     initializer_names = {tensor.name for tensor in graph.graph.initializer}
-    products = [
+    matmul_names = [
         node.name
         for node in graph.graph.node
         if node.op_type in ("MatMul", "Gemm") and initializer_names & set(node.input)
     ]
     image_iterator = iter(calibration_images)
 
-    class Pictures(quantization.CalibrationDataReader):
-        """The calibration images, one at a time."""
+    class CalibrationImages(quantization.CalibrationDataReader):
+        """Pass the calibration images to onnxruntime, one at a time."""
 
         def get_next(self) -> dict[str, np.ndarray] | None:
-            """Return the next image, or None after the last."""
+            """Return the next image by input name, or None after the last."""
             image = next(image_iterator, None)
             return None if image is None else {graph.graph.input[0].name: image}
 
@@ -121,10 +122,10 @@ def quantise_onnx(graph: Any, calibration_images: list[np.ndarray], scratch: Pat
         quantization.quantize_static(
             graph,
             onnx_path := f"{folder}/int8.onnx",
-            Pictures(),
+            CalibrationImages(),
             quant_format=quantization.QuantFormat.QDQ,
             op_types_to_quantize=["MatMul", "Gemm"],
-            nodes_to_quantize=products[1:-1],
+            nodes_to_quantize=matmul_names[1:-1],
             per_channel=True,
             activation_type=quantization.QuantType.QUInt8,
             weight_type=quantization.QuantType.QUInt8,
@@ -135,7 +136,7 @@ def quantise_onnx(graph: Any, calibration_images: list[np.ndarray], scratch: Pat
 
 
 def strip_metadata(graph: Any, target: ExportTarget) -> None:
-    """Remove traces of this machine from an ONNX graph, and name its dynamic axes."""
+    """Remove paths and other traces of this machine from an ONNX graph, and name its dynamic axes."""
     del graph.metadata_props[:], graph.graph.metadata_props[:], graph.graph.value_info[:]
     graph.graph.doc_string, graph.producer_name = "", "vitreous"
     for node in (*graph.graph.node, *(node for function in graph.functions for node in function.node)):
@@ -152,7 +153,7 @@ def strip_metadata(graph: Any, target: ExportTarget) -> None:
 
 
 def build_card_metadata(card: Card) -> dict[str, str]:
-    """Build metadata for other programs: classes, mean, std, size, resizing and loss as JSON."""
+    """Build metadata that other programs can read: classes, mean, std, image size, resizing and loss, each as JSON."""
     preprocess, rules = card.preprocess, card.task.export_rules
     return {
         "classes": json.dumps(card.task.classes, ensure_ascii=False),
@@ -165,7 +166,7 @@ def build_card_metadata(card: Card) -> dict[str, str]:
 
 
 def write_torch(target: ExportTarget, path: Path) -> None:
-    """Write a torch.export file. Raises UsageError for int8."""
+    """Write a torch.export file (.pt2). Raises UsageError for int8."""
     if target.calibration is not None:
         raise UsageError("int8 needs --to onnx or --to openvino", "remove --quantize")
     with silence_warnings():
@@ -175,7 +176,7 @@ def write_torch(target: ExportTarget, path: Path) -> None:
 
 
 def write_openvino(target: ExportTarget, path: Path) -> None:
-    """Write an OpenVINO file, with its .bin file next to it."""
+    """Write an OpenVINO .xml file, with its .bin file of weights next to it."""
     with disable_telemetry(), silence_warnings():
         ov, config = import_optional_library("openvino"), target.card.preprocess
         rules = target.card.task.export_rules
@@ -210,7 +211,8 @@ def convert_through_onnx(ov: Any, target: ExportTarget, path: Path) -> Any:
 
 
 class TorchExportEngine:
-    """Engine of a .pt2 file that this process has written. Other .pt2 files are not opened, as they can run code."""
+    """Inference engine for a .pt2 file that this process has written. Other .pt2 files are not opened, as they can run
+    code."""
 
     name = "torch"
     precision = "fp32"
@@ -221,15 +223,16 @@ class TorchExportEngine:
         self.preprocess = preprocess
 
     def logits(self, pixels: np.ndarray) -> np.ndarray:
-        """(B, C, *image) pixels -> (B, K) float32."""
+        """Compute logits: (B, C, *image) pixels -> (B, K) float32."""
         return self.compute_outputs(pixels)[0].numpy()
 
     def features(self, pixels: np.ndarray) -> np.ndarray:
-        """(B, C, *image) pixels -> (B, D) float32 features, the inputs of the head."""
+        """Compute features, the inputs of the head: (B, C, *image) pixels -> (B, D) float32."""
         return self.compute_outputs(pixels)[-1].numpy()
 
     def objects(self, pixels: np.ndarray) -> Outputs:
-        """(B, C, *image) pixels -> boxes, scores, labels and masks of a detector, in the order of `outputs`."""
+        """Detect objects: (B, C, *image) pixels -> boxes, scores, labels and masks, in the order of the detector's
+        `outputs`."""
         return unpack_outputs(
             compute_in_chunks(
                 lambda chunk: pack_arrays([output.numpy() for output in self.compute_outputs(chunk)]), pixels, 1
@@ -238,20 +241,20 @@ class TorchExportEngine:
 
     @torch.inference_mode()
     def compute_outputs(self, pixels: np.ndarray) -> tuple[Tensor, ...]:
-        """Run the exported module on pixels (B, C, *image) -> logits (B, K) if it has a head, and features (B, D),
-        float32."""
+        """Run the exported module on pixels (B, C, *image). Return logits (B, K), if it has a head, and features (B,
+        D), in float32."""
         outputs = self.module(torch.from_numpy(self.preprocess.normalise_array(pixels)))
         return outputs if isinstance(outputs, tuple) else (outputs,)
 
 
 def open_export(path: Path, target: ExportTarget) -> Engine:
-    """Open the engine of a file that was just written, as `load` does; also for .pt2."""
+    """Open an inference engine for an exported file that was just written. Unlike `load`, it also opens .pt2 files."""
     return TorchExportEngine(path, target.card.preprocess) if path.suffix == ".pt2" else open_exported_file(path)
 
 
 @dataclass(frozen=True)
 class ExportFormat:
-    """An export format: file suffix, writer, and required libraries, with further ones for int8."""
+    """An export format: file suffix, writer, and required libraries, with additional libraries for int8."""
 
     suffix: str
     write: Callable[[ExportTarget, Path], None]
@@ -268,7 +271,7 @@ EXPORT_FORMATS = {
 
 @contextmanager
 def silence_warnings() -> Iterator[None]:
-    """Suppress output, logs and warnings of exporters, since stdout may be reserved for a document."""
+    """Suppress printed output, logs and warnings of exporters, since stdout may be reserved for a JSON document."""
     previous_level = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

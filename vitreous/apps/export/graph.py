@@ -1,6 +1,7 @@
-"""Exportable graphs: a model as standard PyTorch operators, the source of every exported file.
+"""Exportable graphs: a model as standard PyTorch operators, from which every exported file is made.
 
-B images of C channels, K classes, D features (the inputs of the head).
+Shapes: B images of C channels, K classes, D features (the inputs of the head). A symbolic size is unknown until the
+graph runs, with `--dynamic-size`.
 """
 
 from __future__ import annotations
@@ -25,15 +26,15 @@ from vitreous.nn.position import LearnedAxesPosition, LearnedPosition, combine_a
 from vitreous.nn.resnet import ResNetRoot, StandardizedConv
 
 INPUT_NAME, OUTPUT_NAMES = "images", ("logits", "features")
-MAX_DYNAMIC_BATCH = 65536  # images per batch
-MAX_DYNAMIC_SIZE = 16384  # pixels of height or width, with --dynamic-size
-#: parameter A of each bicubic kernel (Keys, 1981); the other rules are bilinear
+MAX_DYNAMIC_BATCH = 65536  # maximum images per batch
+MAX_DYNAMIC_SIZE = 16384  # maximum height and width in pixels, with --dynamic-size
+#: coefficient a of the bicubic kernel of each resize rule (Keys, 1981); other rules are bilinear
 CUBIC_COEFFICIENTS = {"bicubic-antialias": -0.5, "bicubic": -0.75, "bicubic-offset": -0.75, "bicubic-aligned": -0.75}
-ALIGNED_RESIZE_RULES = ("bicubic-aligned", "zoom", "zoom-scipy")  # the first and the last position are fixed
+ALIGNED_RESIZE_RULES = ("bicubic-aligned", "zoom", "zoom-scipy")  # rules that keep the first and the last position
 
 
 class LogitsAndFeatures(nn.Module):
-    """The model with two outputs: logits and features."""
+    """A model that returns both its logits and its features."""
 
     def __init__(self, model: Model) -> None:
         super().__init__()
@@ -41,21 +42,21 @@ class LogitsAndFeatures(nn.Module):
         self.head: Any = model.head
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """(B, C, *image) float32, normalised -> (B, K) logits, (B, D) features."""
+        """Compute (B, K) logits and (B, D) features from (B, C, *image) normalised float32."""
         features = self.backbone(images)
         return self.head(features), features
 
 
 class ExportableRoot(nn.Module):
-    """BiT's root with explicit zero padding: onnxruntime (1.31) fuses a padding before a pooling into the pooling,
-    which pads with minus infinity, and outputs are off by 1e-3."""
+    """BiT's root block with explicit zero padding. onnxruntime (1.31) fuses a padding into the pooling that follows,
+    which pads with minus infinity, so that outputs would be off by 1e-3."""
 
     def __init__(self, root: ResNetRoot) -> None:
         super().__init__()
         self.conv = root.conv
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, C, H, W) -> (B, width, ceil(H / 4), ceil(W / 4))."""
+        """Convolve, pad with zeros and pool: (B, C, H, W) -> (B, width, ceil(H / 4), ceil(W / 4))."""
         x = self.conv(x)
         row = torch.zeros_like(x[:, :, :1])
         x = torch.cat([row, x, row], 2)
@@ -64,49 +65,49 @@ class ExportableRoot(nn.Module):
 
 
 class ExportableAxial(nn.Module):
-    """`AxialBlock` with every row, then every column, as a batch item, since exporters support attention over four
-    axes, not five."""
+    """An `AxialBlock` in which every row, then every column is a batch item. Exporters support attention over tensors
+    of four axes, not five."""
 
     def __init__(self, axial: AxialBlock) -> None:
         super().__init__()
         self.row, self.column = axial.row, axial.column
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, h, w, D) -> (B, h, w, D)."""
+        """Attend within rows, then within columns: (B, h, w, D) -> (B, h, w, D)."""
         for attention in (self.row, self.column):
             x = attention(x.flatten(0, 1)).view(x.shape).transpose(1, 2)
         return x
 
 
-def symbolic_axis_weights(old_size: int, new_size: int, how: str, is_native_size: Tensor) -> Tensor:
-    """`nn.grid.axis_resize_matrix`, (new, old), for a symbolic `new_size`; the identity if `is_native_size`, a bool
-    scalar, is true."""
+def symbolic_axis_weights(old_size: int, new_size: int, resize_rule: str, is_native_size: Tensor) -> Tensor:
+    """Return the matrix (new, old) that resizes an axis, as `nn.grid.axis_resize_matrix` does, for a symbolic
+    `new_size`. It is the identity if `is_native_size`, a scalar bool, is true."""
     indices = torch.arange(new_size, dtype=torch.float64)
     count = size_tensor(new_size)
-    if how in ALIGNED_RESIZE_RULES:
+    if resize_rule in ALIGNED_RESIZE_RULES:
         step = (old_size - 1) / (count - 1).clamp(min=1)
         positions = indices * step
     else:
-        step = old_size / (count + 0.1 if how == "bicubic-offset" else count)
+        step = old_size / (count + 0.1 if resize_rule == "bicubic-offset" else count)
         positions = (indices + 0.5) * step - 0.5
-    if how == "bicubic-antialias":
+    if resize_rule == "bicubic-antialias":
         weights = interpolation_kernel(
-            (torch.arange(old_size) - positions[:, None]) / step.clamp(min=1), CUBIC_COEFFICIENTS[how]
+            (torch.arange(old_size) - positions[:, None]) / step.clamp(min=1), CUBIC_COEFFICIENTS[resize_rule]
         )
         weights = weights / weights.sum(1, keepdim=True)
     else:
         taps = torch.arange(-2, old_size + 2)  # positions beyond the ends repeat the end
-        weights = interpolation_kernel(taps - positions[:, None], CUBIC_COEFFICIENTS.get(how))
+        weights = interpolation_kernel(taps - positions[:, None], CUBIC_COEFFICIENTS.get(resize_rule))
         weights = weights @ (taps.clamp(0, old_size - 1)[:, None] == torch.arange(old_size)).to(weights.dtype)
-    if how == "zoom-scipy":  # rounding may move the last coordinate beyond the table, where scipy reads zero
+    if resize_rule == "zoom-scipy":  # rounding may move the last coordinate beyond the table, where scipy reads zero
         is_beyond = (indices == count - 1) & (step * (count - 1) > old_size - 1)
         weights = torch.where(is_beyond[:, None], 0.0, weights)
     return torch.where(is_native_size, (torch.arange(old_size) == indices[:, None]).to(weights.dtype), weights)
 
 
 def interpolation_kernel(distances: Tensor, cubic_coefficient: float | None) -> Tensor:
-    """Return (n, old) weights for (n, old) distances: cubic convolution with parameter `cubic_coefficient`, or a
-    triangle for None."""
+    """Return (n, old) interpolation weights for (n, old) distances: a cubic convolution kernel with
+    `cubic_coefficient`, or a triangle (bilinear) for None."""
     distances = distances.abs()
     if cubic_coefficient is None:
         return (1 - distances).clamp(min=0)
@@ -117,44 +118,45 @@ def interpolation_kernel(distances: Tensor, cubic_coefficient: float | None) -> 
     return torch.where(distances <= 1, inner, torch.where(distances < 2, outer, torch.zeros_like(distances)))
 
 
-def resize_to_symbolic_grid(table: Tensor, grid: tuple[int, ...], how: str) -> Tensor:
-    """(*old, D) -> (*grid, D): `nn.grid.resize_position_table` for a symbolic grid."""
+def resize_to_symbolic_grid(table: Tensor, grid: tuple[int, ...], resize_rule: str) -> Tensor:
+    """Resize a position table as `nn.grid.resize_position_table` does, for a symbolic grid: (*old, D) -> (*grid, D)."""
     unchanged = [size_tensor(new_size) == old_size for old_size, new_size in zip(table.shape[:-1], grid, strict=True)]
     all_unchanged = torch.stack(unchanged).all()
     for axis, new_size in enumerate(grid):
-        is_native_size = all_unchanged if how == "bicubic-offset" else unchanged[axis]
-        weights = symbolic_axis_weights(table.shape[axis], new_size, how, is_native_size).to(table)
+        is_native_size = all_unchanged if resize_rule == "bicubic-offset" else unchanged[axis]
+        weights = symbolic_axis_weights(table.shape[axis], new_size, resize_rule, is_native_size).to(table)
         table = (weights @ table.movedim(axis, -2)).movedim(-2, axis)
     return table
 
 
 class DynamicPositions(nn.Module):
-    """Learned position embeddings for any grid, in float64, since F.interpolate needs fixed sizes in a graph."""
+    """Learned position embeddings for a symbolic grid. Weights are computed in float64, since F.interpolate needs fixed
+    sizes in a graph."""
 
-    def __init__(self, table: Tensor, how: str) -> None:
-        """`table` (*old, D); `resize_rule` is a rule of `nn.grid.RESIZE_MODES`."""
+    def __init__(self, table: Tensor, resize_rule: str) -> None:
+        """`table` is (*old, D), `resize_rule` is a rule of `nn.grid.RESIZE_MODES`."""
         super().__init__()
-        self.table, self.resize_rule = nn.Parameter(table.detach(), requires_grad=False), how
+        self.table, self.resize_rule = nn.Parameter(table.detach(), requires_grad=False), resize_rule
 
     def read(self, grid: tuple[int, ...]) -> Tensor:
-        """(*grid, D)."""
+        """Return the embeddings of a grid, (*grid, D)."""
         return resize_to_symbolic_grid(self.table, grid, self.resize_rule)
 
 
 class DynamicAxisPositions(nn.Module):
-    """Learned position embeddings of each axis, for any grid; the last axis comes first, as in
+    """Learned position embeddings per axis for a symbolic grid. The last axis comes first, as in
     `LearnedAxesPosition`."""
 
-    def __init__(self, tables: list[Tensor], how: str) -> None:
-        """`tables` (old, D), one for each axis."""
+    def __init__(self, tables: list[Tensor], resize_rule: str) -> None:
+        """`tables` are (old, D), one per axis; `resize_rule` is a rule of `nn.grid.RESIZE_MODES`."""
         super().__init__()
         self.tables, self.resize_rule = (
             nn.ParameterList(nn.Parameter(t.detach(), requires_grad=False) for t in tables),
-            how,
+            resize_rule,
         )
 
     def read(self, grid: tuple[int, ...]) -> Tensor:
-        """(*grid, D)."""
+        """Return the embeddings of a grid, (*grid, D)."""
         return combine_axis_tables(
             [
                 resize_to_symbolic_grid(table, (length,), self.resize_rule)
@@ -165,9 +167,11 @@ class DynamicAxisPositions(nn.Module):
 
 
 def make_exportable(model: Model, dynamic: bool = False) -> nn.Module:
-    """Make an exportable copy of the model; `dynamic`: for images of any size that is divisible by the patch size.
+    """Make an exportable copy of the model. With `dynamic`, it accepts any image size that is divisible by the patch
+    size.
 
-    Outputs are only features without a head, only logits with a dense head, and objects for a detector.
+    It outputs logits and features. Without a head, it outputs only features; with a dense head, only logits; a detector
+    outputs objects.
     """
     exportable = deepcopy(model).cpu().eval().requires_grad_(False)
     replace_unexportable_modules(exportable, dynamic)
@@ -175,12 +179,12 @@ def make_exportable(model: Model, dynamic: bool = False) -> nn.Module:
 
 
 def output_names(config: ModelConfig) -> tuple[str, ...]:
-    """Return the names of a graph's outputs."""
+    """Return the names of the outputs of an exported graph."""
     return config.export_rules().outputs
 
 
 def replace_unexportable_modules(module: nn.Module, dynamic: bool) -> None:
-    """Replace all submodules that exporters do not support by equivalent ones."""
+    """Replace all submodules that exporters do not support by equivalent modules that they support."""
     for name, child in module._modules.items():
         if child is None:
             continue
@@ -202,19 +206,22 @@ def replace_unexportable_modules(module: nn.Module, dynamic: bool) -> None:
 
 
 def check_dynamic_size(config: ModelConfig) -> None:
-    """Raise UsageError for a model whose positions or paddings cannot be computed in a graph."""
+    """Raise UsageError for a model that does not support `--dynamic-size`, since a graph cannot compute its positions
+    or paddings for any size."""
     rules = config.export_rules()
     if not rules.fixed_size:
         return
     if rules.hint:
         raise UsageError(f"--dynamic-size does not support {config.name()}", rules.hint)
     supported = "it supports Swins, BiTs, and ViTs with learned, sine or rotary positions after patches or convolutions"
-    raise UsageError(f"--dynamic-size does not support {config.name()}: {rules.fixed_size}", f"remove it; {supported}")
+    raise UsageError(
+        f"--dynamic-size does not support {config.name()}: {rules.fixed_size}", f"remove --dynamic-size; {supported}"
+    )
 
 
 def make_example_input(config: ModelConfig, dynamic: bool = False) -> Tensor:
-    """Make zeros to trace with: (2, C, *image), or (1, C, *image) for a detector. Dynamic graphs are traced at another
-    size that is not square."""
+    """Make zeros to trace the model with: (2, C, *image), or (1, C, *image) for a detector. Dynamic graphs are traced
+    at another size, which is not square."""
     increments = (
         [(2 + axis) * length for axis, length in enumerate(config.patch)] if dynamic else [0] * len(config.image)
     )
@@ -227,8 +234,8 @@ def make_example_input(config: ModelConfig, dynamic: bool = False) -> Tensor:
 
 
 def dynamic_axes(config: ModelConfig, dynamic: bool = False) -> tuple[dict[int, Any], ...]:
-    """Return the dynamic axes of the input for torch.export. A detector takes one image, since it merges duplicate
-    objects image by image."""
+    """Return the dynamic axes of the input for torch.export. A detector's batch size is fixed to one image, since it
+    merges duplicate objects per image."""
     rules = config.export_rules()
     if rules.fixed_batch:
         return ({},)
@@ -244,8 +251,8 @@ def dynamic_axes(config: ModelConfig, dynamic: bool = False) -> tuple[dict[int, 
 
 
 def trace_model(model: Model, dynamic: bool = False) -> Any:
-    """Trace the model with torch.export: (B, C, *image) normalised float32 -> `output_names`, for any B; a detector
-    for one image."""
+    """Trace the model with torch.export: (B, C, *image) normalised float32 -> the outputs of `output_names`, for any B.
+    A detector is traced for one image."""
     if dynamic:
         check_dynamic_size(model.config)
     with warnings.catch_warnings(), torch.no_grad():

@@ -1,4 +1,4 @@
-"""Images for the verification of an export."""
+"""Images on which an export is verified, and images for int8 calibration."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from vitreous.weights.bundle import Bundle
 MIN_PROOF_IMAGES, MAX_PROOF_IMAGES = (
     8,
     200,
-)  # images for the verification: fewer are not significant, more take long for little information
+)  # images for the verification: fewer are not significant, more take long and add little
 MAX_INT8_IMAGES = 128  # maximum images for int8 calibration
-MORE_IMAGES_HINT = "add more: --images"
+MORE_IMAGES_HINT = "add more images with --images"
 
 
 def collect_verification_images(
@@ -36,20 +36,21 @@ def collect_verification_images(
     data: str | os.PathLike[str] | None,
     calibrate: bool,
 ) -> tuple[VerificationImages, list[np.ndarray] | None]:
-    """Collect the images for the verification: `images`, files or folders; or `data`; or the run's validation images,
-    or else its test images.
+    """Collect the images for the verification: the files or folders `images`, the dataset `data`, or the run's
+    validation images, or else its test images.
 
-    For int8, also return normalised images for calibration, (1, C, *image) float32 each: from the training split of
-    the data, or, without one, every second of `images`. Raises UsageError without images, DataError for too few.
+    With `calibrate`, also return normalised images for int8 calibration, (1, C, *image) float32 each. They are from the
+    training split of the data or, without one, every second of `images`. Raises UsageError if there are no images,
+    DataError if there are too few.
     """
-    opened = None
+    dataset = None
     if images:
         proof_images = load_verification_files(images, bundle)
     else:
-        opened, proof_images = load_verification_dataset(run, bundle, data)
+        dataset, proof_images = load_verification_dataset(run, bundle, data)
     calibration = None
     if calibrate:
-        if (train := open_training_data(run, opened)) is not None:
+        if (train := open_training_data(run, dataset)) is not None:
             pixels = (tensor.numpy() for tensor in iterate_sample_images(train, bundle.preprocess))
         elif len(proof_images) < 2 * MIN_PROOF_IMAGES:
             requirement = (
@@ -79,13 +80,14 @@ def collect_verification_images(
 
 
 def prepare_item(bundle: Bundle, item: Item) -> np.ndarray:
-    """Preprocess an item to the (C, *image) input of the exported file. Raises DataError, with its name."""
+    """Preprocess an item to the (C, *image) input of the exported file. Raises DataError with the item's name if it
+    cannot be decoded."""
     return bundle.task.prepare_input(decode_item(bundle.preprocess, item), bundle.preprocess)
 
 
 def load_verification_files(images: Sequence[str], bundle: Bundle) -> VerificationImages:
-    """Load verification images from files and folders: all, or a fixed random subset of 2 * MAX_PROOF_IMAGES. Raises
-    DataError for a file that cannot be read."""
+    """Load the verification images from files and folders: all, or a fixed random subset of `2 * MAX_PROOF_IMAGES`.
+    Raises DataError for a file that cannot be read."""
     items = list(resolve_image_source(images, preprocess=bundle.preprocess))
     indices = sorted(draw_permutation(len(items), 0, 0)[: 2 * MAX_PROOF_IMAGES].tolist())
     with ThreadPoolExecutor(default_worker_count()) as pool:
@@ -97,22 +99,22 @@ def load_verification_files(images: Sequence[str], bundle: Bundle) -> Verificati
 def load_verification_dataset(
     run: str | os.PathLike[str], bundle: Bundle, data: str | os.PathLike[str] | None
 ) -> tuple[Data, VerificationImages]:
-    """Load images of a dataset, by default the run's, with labels for a model with classes.
+    """Load verification images from a dataset, by default the run's. If the model has classes, also load their labels.
 
-    Raises UsageError without a dataset, DataError if no image can be read.
+    Returns the dataset and the images. Raises UsageError without a dataset, DataError if no image can be read.
     """
     try:
-        source, opened = open_run_data(
+        source, dataset = open_run_data(
             run, data, "test", labelled=bool(bundle.task.outputs), targets=bundle.task.label_columns
         )
     except (UsageError, DataError) as error:
         if data is not None:
             raise
         message = f"no images to verify the export on: {error.message}"
-        raise UsageError(message, "add some: --images FOLDER, or --data DATA") from None
-    name = next((name for name in ("val", "test") if name in opened.splits), next(iter(opened.splits)))
-    split = opened.splits[name]
-    split = bundle.task.align_labels(split, opened) if bundle.task.outputs else split
+        raise UsageError(message, "add --images FOLDER, or --data DATA") from None
+    name = next((name for name in ("val", "test") if name in dataset.splits), next(iter(dataset.splits)))
+    split = dataset.splits[name]
+    split = bundle.task.align_labels(split, dataset) if bundle.task.outputs else split
     preprocess, pixels, samples = bundle.preprocess, [], []
     for sample in draw_permutation(len(split), 0, 0)[: 4 * MAX_PROOF_IMAGES].tolist():
         try:
@@ -124,13 +126,14 @@ def load_verification_dataset(
         if len(samples) == MAX_PROOF_IMAGES:
             break
     if not samples:
-        raise DataError(f"no image of {source} can be read", "use others: --images FOLDER")
+        raise DataError(f"no image of {source} can be read", "use other images: --images FOLDER")
     labels = split.labels[samples] if bundle.task.outputs else None
-    return opened, VerificationImages(np.stack(pixels), labels, f"{source} ({name})")
+    return dataset, VerificationImages(np.stack(pixels), labels, f"{source} ({name})")
 
 
 def make_other_sizes(proof_images: VerificationImages, patch: tuple[int, ...]) -> Iterator[np.ndarray]:
-    """Yield eight images at two other sizes, (8, C, H, W): one patch lower and wider, then larger by two and by one."""
+    """Yield the first verification images at two other sizes, (8, C, H, W): one patch lower and one wider; then two
+    patches higher and one wider."""
     pixels = proof_images.pixels[:MIN_PROOF_IMAGES]
     native_size = pixels.shape[2:]
     for increments in ((-1, 1), (2, 1)):

@@ -1,7 +1,7 @@
-"""Windows of a grid whose size is only known when a graph runs: `--dynamic-size` for Swin and for ViTs with local
-attention.
+"""Attention in windows of a grid whose size is only known when a graph runs: `--dynamic-size` for Swin and for ViTs
+with local attention.
 
-B batch, D width, h heads, T tokens of a window; a grid has (rows, columns), which may be symbols.
+Shapes: B batch, D width, h heads, T tokens per window. A grid has (rows, columns), which may be symbolic.
 """
 
 from __future__ import annotations
@@ -20,18 +20,17 @@ from vitreous.nn.position import TokenPositions
 
 
 def size_tensor(size: int) -> Tensor:
-    """Convert a size, which may be symbolic, to a scalar () float64 tensor."""
+    """Convert a size, which may be symbolic, to a scalar float64 tensor ()."""
     return torch.ones(size, dtype=torch.float64).sum()
 
 
 @dataclass
 class WindowAxis:
-    """An axis of a grid of `length`, shifted and padded to `padded_length` positions for windows.
+    """An axis of a grid of `length` positions, shifted and padded to `padded_length` for windows.
 
-    `source_indices` (whole,) int64: source index of each position, zeros from its length on; `is_token` (whole,) bool:
-    where it is not padding; `is_wrapped` (whole,) bool: tokens that the cyclic shift moved to the end;
-    `inverse_indices` (length,)
-    int64: position of each source index.
+    `source_indices` (padded_length,) int64: the index on the axis that each position is taken from, beyond `length` for
+    padding. `is_token` (padded_length,) bool: false for padding. `behind` (padded_length,) bool: tokens that the cyclic
+    shift moved to the end. `back` (length,) int64: the position of each index of the axis, to undo shift and padding.
     """
 
     padded_length: int
@@ -43,7 +42,7 @@ class WindowAxis:
 
 
 def lay_out_axis(length: int, window: int, shift: int, pad: str) -> WindowAxis:
-    """Lay out an axis as `nn.layout.WindowedAttention` does, without its length in Python."""
+    """Shift and pad an axis as `nn.layout.WindowedAttention` does, for a length that may be symbolic."""
     padded_length = (length + window - 1) // window * window
     positions, indices = torch.arange(padded_length), torch.arange(length)
     end, padded_end = int_size_tensor(length), int_size_tensor(padded_length)
@@ -63,25 +62,25 @@ def lay_out_axis(length: int, window: int, shift: int, pad: str) -> WindowAxis:
 
 
 def int_size_tensor(size: int) -> Tensor:
-    """Convert a size, which may be symbolic, to a scalar () int64 tensor."""
+    """Convert a size, which may be symbolic, to a scalar int64 tensor ()."""
     return torch.ones(size, dtype=torch.int64).sum()
 
 
 def wrap_indices(indices: Tensor, end: Tensor) -> Tensor:
-    """Wrap (n,) int64 indices below 2 `end`, a scalar () int64, to a ring of `end`: exporters do not support a symbolic
+    """Wrap (n,) int64 indices below 2 * `end`, a scalar int64 (), into 0 to `end`. Exporters do not support a symbolic
     remainder."""
     return torch.where(indices < end, indices, indices - end)
 
 
 class DynamicWindows(nn.Module):
-    """`nn.layout.WindowedAttention` around an attention over sequences, for grids of any size."""
+    """`nn.layout.WindowedAttention` for grids of any size."""
 
     def __init__(self, windows: WindowedAttention) -> None:
         super().__init__()
         self.part, self.size, self.shift, self.pad = windows.part, windows.size, windows.shift, windows.pad
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, rows, columns, D) -> (B, rows, columns, D)."""
+        """Attend within windows: (B, rows, columns, D) -> (B, rows, columns, D)."""
         row_axis, column_axis = (
             lay_out_axis(x.shape[1 + axis], self.size[axis], self.shift[axis], self.pad) for axis in (0, 1)
         )
@@ -92,7 +91,7 @@ class DynamicWindows(nn.Module):
         return reverse_windows(y, row_axis, column_axis, self.size)
 
     def make_attention_mask(self, row_axis: WindowAxis, column_axis: WindowAxis) -> Tensor:
-        """(count, count, 1, T, T) bool: which tokens of a window may attend to which."""
+        """Return which tokens of a window may attend to each other: (count, count, 1, T, T) bool."""
         m, n = self.size
         region = 1 + 2 * row_axis.behind.long()[:, None] + 4 * column_axis.behind.long()
         if self.pad == "mask":  # padding attends only to padding
@@ -104,15 +103,16 @@ class DynamicWindows(nn.Module):
 
 
 class DynamicLocalAttention(nn.Module):
-    """`nn.local.LocalAttention` for grids of any size: windows that the grid does not fill have zero keys, which are
-    masked."""
+    """`nn.local.LocalAttention` for grids of any size. Windows that the grid does not fill are padded with zero keys,
+    which are masked."""
 
     def __init__(self, attention: LocalAttention) -> None:
         super().__init__()
         self.attention = attention
 
     def forward(self, x: Tensor, positions: TokenPositions, queries: slice = ALL_QUERIES) -> Tensor:
-        """(B, P + N, D) -> (B, Q, D), `queries` being some of the P prefix tokens or everything."""
+        """Attend within windows and to the P prefix tokens: (B, P + N, D) -> (B, Q, D). `queries` selects some of the
+        prefix tokens, or all tokens."""
         if queries != ALL_QUERIES or not self.attention.window:
             return self.attention.out(Attention.forward_before_output(self.attention, x, None, queries))
         qkv, prefix, h = self.attention.qkv(x), positions.prefix, self.attention.heads
@@ -123,10 +123,10 @@ class DynamicLocalAttention(nn.Module):
         window_qkv = [
             tensor.flatten(1, 2) for tensor in split_heads(partition_windows(grid, row_axis, column_axis, size), h)
         ]  # 3 x (B, n, h, T, d)
-        real = (row_axis.is_token[:, None] & column_axis.is_token).reshape(
+        is_token = (row_axis.is_token[:, None] & column_axis.is_token).reshape(
             -1, size[0], column_axis.padded_length // size[1], size[1]
         )
-        is_visible = F.pad(real.transpose(1, 2).flatten(2).flatten(0, 1), (prefix, 0), value=True)  # (n, P + T)
+        is_visible = F.pad(is_token.transpose(1, 2).flatten(2).flatten(0, 1), (prefix, 0), value=True)  # (n, P + T)
         keys, values = (
             torch.cat([prefix_tensor[:, None].expand(-1, window_tensor.shape[1], -1, -1, -1), window_tensor], -2)
             for prefix_tensor, window_tensor in ((k, window_qkv[1]), (v, window_qkv[2]))
@@ -151,7 +151,7 @@ class DynamicLocalAttention(nn.Module):
 
 
 def partition_windows(x: Tensor, row_axis: WindowAxis, column_axis: WindowAxis, size: tuple[int, ...]) -> Tensor:
-    """(B, rows, columns, D) -> (B, count, count, T, D): shifted, padded and partitioned."""
+    """Shift, pad and partition a grid into windows: (B, rows, columns, D) -> (B, count, count, T, D)."""
     x = shift_and_pad(shift_and_pad(x, row_axis, 1), column_axis, 2)
     m, n = size
     return (
@@ -162,7 +162,7 @@ def partition_windows(x: Tensor, row_axis: WindowAxis, column_axis: WindowAxis, 
 
 
 def reverse_windows(y: Tensor, row_axis: WindowAxis, column_axis: WindowAxis, size: tuple[int, ...]) -> Tensor:
-    """(B, count, count, T, D) -> (B, rows, columns, D): the inverse of `partition_windows`."""
+    """Undo `partition_windows`: (B, count, count, T, D) -> (B, rows, columns, D)."""
     y = (
         y.unflatten(3, size)
         .transpose(2, 3)
@@ -172,6 +172,6 @@ def reverse_windows(y: Tensor, row_axis: WindowAxis, column_axis: WindowAxis, si
 
 
 def shift_and_pad(x: Tensor, window_axis: WindowAxis, axis: int) -> Tensor:
-    """Shift and pad an axis: (B, ..., D) -> (B, ..., D) with `along.whole` positions, zero for padding."""
+    """Shift and pad the axis `axis` of (B, ..., D) to `window_axis.padded_length` positions; padding is zero."""
     padded = F.pad(x, [0, 0] * (x.dim() - 1 - axis) + [0, window_axis.padded_length - x.shape[axis]])
     return padded.index_select(axis, window_axis.source_indices)

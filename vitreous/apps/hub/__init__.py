@@ -1,1 +1,1 @@
-"""Publish a model on the Hugging Face Hub: its files and its card."""
+"""Publication of a model on the Hugging Face Hub: its files and its model card."""

@@ -12,20 +12,21 @@ from vitreous.nn.sizes import format_size
 from vitreous.version import __version__
 from vitreous.weights.bundle import Bundle
 
-#: our metric -> the Hub's metric; others keep their name
+#: metric of vitreous -> metric of the Hub; other metrics keep their name
 HUB_METRICS = {"top1": "accuracy", "top5": "accuracy", "macro_f1": "f1", "miou": "mean_iou", "map": "map"}
 LICENCE_PATTERN = re.compile(r"[a-z0-9][a-z0-9.-]*")  # the Hub's identifiers, and `other`
 
 
 def strip_local_folders(value: str) -> str:
-    """Return the name of a dataset or a file, without its folders on this machine."""
+    """Return the name of a dataset or a file without its local folders. Names with a scheme, such as `hf:org/name`, are
+    returned unchanged."""
     if ":" in value[2:] and not os.path.isabs(value):
         return value
     return Path(value).name if os.path.isabs(value) or "/" in value or "\\" in value else value
 
 
 def strip_provenance_paths(value: Any) -> Any:
-    """Return a model's provenance with every absolute path reduced to its last component."""
+    """Return a model's provenance (values, lists and dicts) with every absolute path reduced to its last component."""
     if isinstance(value, dict):
         return {key: strip_provenance_paths(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -34,7 +35,7 @@ def strip_provenance_paths(value: Any) -> Any:
 
 
 def list_summary_metrics(summary: dict[str, Any]) -> list[tuple[str, str, float, list[float] | None, int]]:
-    """List the metrics of a run's summary: (split, name, value, 95 % interval or None, images)."""
+    """List the metrics of a run's summary as (split, name, value, 95 % interval or None, number of images)."""
     metrics = []
     for split in ("test", "val"):
         measured = summary.get(split) or {}
@@ -48,7 +49,7 @@ def list_summary_metrics(summary: dict[str, Any]) -> list[tuple[str, str, float,
 def build_hub_metadata(
     repository: str, bundle: Bundle, summary: dict[str, Any], licence: str | None, tags: list[str]
 ) -> str:
-    """Build the YAML metadata of a card, without its fences. Needs the extra `hub`."""
+    """Build the YAML metadata of a model card, without the surrounding `---` lines. Needs the extra `hub`."""
     from huggingface_hub import EvalResult, ModelCardData
 
     name, data = repository.partition("/")[2], strip_local_folders(str(summary.get("data") or ""))
@@ -83,8 +84,8 @@ def render_model_card(
     tags: list[str],
     extra_files_note: str,
 ) -> str:
-    """Render README.md. `summary`: of a run, or {}; `extra_files_note`: a sentence on files for other libraries, or
-    ""."""
+    """Render README.md. `summary` is the summary of the run, or {}. `extra_files_note` is a sentence about files for
+    other libraries, or ""."""
 
     config, task = bundle.model.config, bundle.task
     parameters = sum(parameter.numel() for parameter in bundle.model.parameters())
@@ -152,7 +153,7 @@ def format_metric_table(summary: dict[str, Any]) -> str:
 
 
 def format_training_list(bundle: Bundle, summary: dict[str, Any]) -> str:
-    """Format the training settings as a Markdown list."""
+    """Format the training settings of the bundle and the run as a Markdown list."""
     settings = {
         name: value for name, value in strip_provenance_paths(bundle.provenance).items() if not isinstance(value, dict)
     }
@@ -164,7 +165,7 @@ def format_training_list(bundle: Bundle, summary: dict[str, Any]) -> str:
 
 
 def format_card_value(value: Any) -> str:
-    """Format a value: floats with four significant digits, absolute paths as their last component."""
+    """Format a value for the card: floats with four significant digits, absolute paths as their last component."""
     return (
         f"{value:.4g}"
         if isinstance(value, float)
@@ -175,6 +176,6 @@ def format_card_value(value: Any) -> str:
 
 
 def list_preprocess_settings(bundle: Bundle) -> dict[str, Any]:
-    """List the main preprocessing settings."""
+    """Return the main preprocessing settings of a bundle by name."""
     settings = to_builtins(bundle.preprocess)
     return {name: settings[name] for name in ("fit", "share", "filter", "mean", "std") if name in settings}

@@ -1,4 +1,5 @@
-"""The verb `push`: publish a bundle and its card on the Hugging Face Hub; `vitreous.load("hf:org/name")` loads it."""
+"""The verb `push`: publish a bundle and its model card on the Hugging Face Hub. `vitreous.load("hf:org/name")` loads
+it."""
 
 from __future__ import annotations
 
@@ -39,12 +40,14 @@ def push(
     out: str | os.PathLike[str] | None = None,
     note: Callable[[str], None] = lambda text: None,
 ) -> PushDocument:
-    """Publish a bundle, or that of a finished run, as the repository `to` (`hf:org/name`); returns a document.
+    """Publish a bundle, or the bundle of a finished run, as the repository `to` (`hf:org/name`); return a document.
 
-    An existing repository gets another commit with `update`, and is refused without. `transformers` adds the files for
-    transformers. `dry_run` uploads nothing; with `out` it writes the files to a new folder. Paths of this machine are
-    removed from the files. Raises UsageError for an invalid name, run or option, WeightsError for a damaged bundle,
-    ResourceError for refusals of the Hub and network errors.
+    An existing repository is refused; with `update`, it gets another commit. `transformers` adds files for the library
+    transformers. `dry_run` uploads nothing; with `out`, it writes the files to a new folder. Local paths are removed
+    from the files.
+
+    Raises UsageError for an invalid name, run or option, WeightsError for a damaged bundle, ResourceError if the Hub
+    refuses the upload or cannot be reached.
     """
     repository = parse_repository(to)
     if licence is not None and not LICENCE_PATTERN.fullmatch(licence):
@@ -91,7 +94,7 @@ def push(
 
 
 def parse_repository(address: str) -> str:
-    """Parse the name in `hf:org/name`. Raises UsageError for other forms."""
+    """Return the repository name in `hf:org/name`. Raises UsageError for other forms."""
     match = REPOSITORY_PATTERN.fullmatch(address)
     if not match or ".." in address or "--" in address or re.search(r"(^|/)[.-]|[.-]($|/)", match["name"]):
         raise UsageError(
@@ -101,7 +104,7 @@ def parse_repository(address: str) -> str:
 
 
 def require_hub_client(address: str) -> None:
-    """Raise UsageError without the extra `hub`."""
+    """Raise UsageError if the extra `hub` is not installed."""
     try:
         import huggingface_hub  # noqa: F401
     except ImportError:
@@ -109,7 +112,8 @@ def require_hub_client(address: str) -> None:
 
 
 def find_bundle_folder(run: str | os.PathLike[str]) -> Path:
-    """Find the bundle folder of a run. Raises UsageError for a run without a bundle, and for foreign weights."""
+    """Return the folder of the bundle in a run, or `run` if it is a bundle. Raises UsageError for a run without a
+    bundle, and for weights in other formats."""
     check_path_argument(run, "push(run)")
     path = Path(run)
     if not path.exists():
@@ -120,7 +124,7 @@ def find_bundle_folder(run: str | os.PathLike[str]) -> Path:
         return folder
     if (path / "config.yaml").is_file():
         raise UsageError(f"the run in {path} did not finish", f"continue it: vitreous train --resume --out {path}")
-    raise UsageError(f"{path} is not a bundle", f"convert it: vitreous convert {path} BUNDLE, then push that")
+    raise UsageError(f"{path} is not a bundle", f"convert it: vitreous convert {path} BUNDLE, then push BUNDLE")
 
 
 def load_run_summary(folder: Path) -> dict[str, Any]:
@@ -133,7 +137,7 @@ def load_run_summary(folder: Path) -> dict[str, Any]:
 
 
 def warn_about_licence(bundle: Bundle, licence: str | None, note: Callable[[str], None]) -> None:
-    """Print notes on the licence of the model."""
+    """Print a note if the initial weights of the model have a licence, and if no licence is set."""
     init = str(bundle.provenance.get("init") or "")
     if published := find_published_weights(init):
         note(f"the model was initialised from {init} (licence {published.licence}): its terms may apply to your model")
@@ -142,10 +146,11 @@ def warn_about_licence(bundle: Bundle, licence: str | None, note: Callable[[str]
 
 
 def stage_files(folder: Path, staging_folder: Path, transformers: bool, note: Callable[[str], None]) -> str:
-    """Copy the files to upload into `staging_folder`; with `transformers`, also export the files for that library.
+    """Copy the files to upload into `staging_folder`. With `transformers`, also export files for that library.
 
-    Returns a sentence for the model card about these files, or "". Raises OSError, and UsageError for a model that
-    transformers does not support."""
+    Returns a sentence for the model card about these additional files, or "". Raises OSError if a file cannot be
+    written, UsageError for a model that transformers does not support.
+    """
     staging_folder.mkdir()
     for name in (WEIGHTS_FILE, OBJECTIVE_FILE):
         if (folder / name).is_file():
@@ -164,7 +169,7 @@ def stage_files(folder: Path, staging_folder: Path, transformers: bool, note: Ca
 
 
 def get_write_token() -> str:
-    """Return the write token. Raises UsageError if the network is disabled or there is no token."""
+    """Return the Hub token. Raises UsageError if the network is disabled or there is no token."""
     from huggingface_hub import get_token
 
     if variable := get_offline_variable():
@@ -183,7 +188,8 @@ def make_repository_url(repository: str) -> str:
 
 
 def upload_repository(repository: str, staging_folder: Path, private: bool, update: bool, token: str) -> str:
-    """Create the repository and upload files as one commit; returns the commit. Raises ResourceError or UsageError."""
+    """Create the repository and upload the files as one commit; return the commit's hash. Raises ResourceError if the
+    Hub refuses the upload, UsageError if the repository exists and `update` is not set."""
     from huggingface_hub import HfApi
 
     api = HfApi(token=token)
@@ -200,7 +206,8 @@ def upload_repository(repository: str, staging_folder: Path, private: bool, upda
 
 
 def translate_hub_error(repository: str, error: Exception, state: str) -> VitreousError:
-    """Translate an exception of the Hub's client during an upload; `state` describes the repository."""
+    """Translate an exception of the Hub's client during an upload to an error of vitreous. `state` is added to the
+    message: how far the upload got."""
     url = make_repository_url(repository)
     status = getattr(getattr(error, "response", None), "status_code", None)
     if status == 409 and state == "nothing was uploaded":
@@ -209,7 +216,7 @@ def translate_hub_error(repository: str, error: Exception, state: str) -> Vitreo
         401: ("rejected the token", "check HF_TOKEN or run `hf auth login`; the token may have expired"),
         403: ("refused write access", "use a token with write access, of an account that is a member of ORG"),
         404: ("does not exist, or the account has no access", "check ORG in hf:ORG/NAME"),
-        409: ("was changed by someone else meanwhile", "check it, and push again"),
+        409: ("was changed during the upload", "check the repository, and push again"),
         413: ("refused a file of that size", "check the Hub's limits"),
         429: ("refused too many requests", "retry later"),
     }

@@ -1,1 +1,1 @@
-"""HTTP server for a trained model: admission control, decoding in disposable processes, batching, and a web page."""
+"""HTTP server for a trained model: limits on requests, decoding in disposable processes, batching, and a web page."""

@@ -1,4 +1,4 @@
-"""The ASGI application: a gate that checks request headers, and Starlette's router behind it."""
+"""The ASGI application: a gate that checks request headers before it reads the body, then Starlette's router."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from vitreous.apps.server.responses import SECURITY_HEADERS, Refusal, json_respo
 from vitreous.apps.server.routes import PUBLIC_ROUTES, ROUTES
 from vitreous.apps.server.service import RequestInfo, Service
 
-STATUS_CLIENT_CLOSED = 499  # status in the log if the client disconnected
-MAX_DEADLINE_MS = 600_000  # milliseconds
+STATUS_CLIENT_CLOSED = 499  # logged status of a request whose client disconnected
+MAX_DEADLINE_MS = 600_000  # maximum X-Deadline-Ms, in milliseconds
 _ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 _SINGLE = frozenset(
     (b"host", b"content-type", b"content-length", b"authorization", b"origin", b"x-deadline-ms", b"content-encoding")
@@ -24,9 +24,10 @@ _SINGLE = frozenset(
 
 
 class RequestGate:
-    """Respond to requests that need no body, read bodies within limits, and add the common headers to every response.
+    """Check requests before their body is read, read bodies within limits, and add the common headers to every
+    response.
 
-    All exceptions become responses. `service` is None while the model is loaded.
+    All exceptions become responses. `service` is None while the model is being loaded.
     """
 
     service: Service | None = None
@@ -44,6 +45,7 @@ class RequestGate:
         scope["info"], scope["service"], name = info, service, info.id
 
         async def send_with_headers(message: Message) -> None:
+            """Send a message of the response, with the common headers and the request id added at its start."""
             if message["type"] == "http.response.start":
                 info.status = message["status"]
                 message["headers"] = [*message["headers"], *SECURITY_HEADERS, (b"x-request-id", name.encode())]
@@ -64,21 +66,22 @@ class RequestGate:
         service.record(info, scope["method"], scope["path"])
 
     def make_request_info(self, headers: dict[bytes, bytes]) -> RequestInfo:
-        """Return the info of a new request, with the id from its headers or a new id."""
+        """Return the state of a new request, with the id from its X-Request-Id header or a random id."""
         requested_id, now = headers.get(b"x-request-id", b""), asyncio.get_running_loop().time()
         name = requested_id.decode() if _ID.fullmatch(requested_id) else secrets.token_hex(8)
         return RequestInfo(name, now, now + (self.service.limits.deadline if self.service is not None else 0.0))
 
     def strip_root_path(self, scope: Scope) -> Scope:
-        """Remove the root path of the reverse proxy from a request if the proxy has not removed it."""
+        """Remove `root_path`, the path of this server at a reverse proxy, from a request's path, unless the proxy has
+        removed it."""
         path = scope["path"]
         if not self.root_path or not path.startswith(f"{self.root_path}/"):
             return scope
         return {**scope, "path": path[len(self.root_path) :]}
 
     def refuse_full(self, scope: Scope) -> tuple[Refusal, str] | None:
-        """Return a refusal (429) and the request id if the server is full; None for a request that must be handled, or
-        that closes its connection."""
+        """Return a refusal (429) and the request id if the server is full. None if the request must be handled by the
+        application: the server is not full, the request has another error, or its connection must be closed."""
         service = self.service
         if service is None or service.draining or scope["method"] != "POST" or not service.is_full:
             return None
@@ -94,7 +97,7 @@ class RequestGate:
         return None
 
     async def respond_while_starting(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Respond while the model is loaded: the process is alive, but not ready."""
+        """Respond while the model is being loaded: the process is alive, but not ready."""
         info: RequestInfo = scope["info"]
         if scope["path"] == "/healthz":
             response = json_response({"status": "alive"})
@@ -106,7 +109,8 @@ class RequestGate:
         await response(scope, receive, send)
 
     def check_head(self, service: Service, scope: Scope, headers: dict[bytes, bytes], info: RequestInfo) -> None:
-        """Check a request's line and headers. Raises Refusal for a request that is invalid regardless of its body."""
+        """Check the request line and the headers of a request. Raises Refusal if it is invalid regardless of its
+        body."""
         method, path = scope["method"], scope["path"]
         info.body_bytes = None if b"transfer-encoding" in headers else int(headers.get(b"content-length", b"0"))
         if scope["http_version"] not in ("1.0", "1.1"):
@@ -130,9 +134,9 @@ class RequestGate:
             raise Refusal(404, "not_found", f"unknown path {shorten_text(path)}", hint)
         allowed = route.methods or ()
         if method not in allowed:
-            allow = {"allow": ", ".join(sorted(allowed))}
+            allow_header = {"allow": ", ".join(sorted(allowed))}
             hint = f"use {'POST' if 'POST' in allowed else 'GET'}"
-            raise Refusal(405, "method_not_allowed", f"{method} {path}", hint, headers=allow)
+            raise Refusal(405, "method_not_allowed", f"{path} does not support {method}", hint, headers=allow_header)
         if (deadline_text := headers.get(b"x-deadline-ms")) is not None:
             info.deadline = info.start_time + parse_deadline(deadline_text)
         if info.body_bytes is not None and info.body_bytes > service.limits.bytes:
@@ -159,6 +163,7 @@ class RequestGate:
             pending_bodies = [await read_body(service, scope, receive, info)]
 
             async def replay() -> Message:
+                """Receive the body that was already read (ASGI), then an empty one."""
                 return {
                     "type": "http.request",
                     "body": pending_bodies.pop() if pending_bodies else b"",
@@ -181,16 +186,16 @@ class RequestGate:
 
 
 async def wait_for_disconnect(receive: Receive) -> None:
-    """Return when the client has disconnected."""
+    """Wait until the client has disconnected."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
 async def read_body(service: Service, scope: Scope, receive: Receive, info: RequestInfo) -> bytes:
-    """Read the body, counting bytes in `info.received` and `service.held`.
+    """Read the body, counting its bytes in `info.received_bytes` and `service.body_bytes_in_memory`.
 
-    Raises Refusal: 408 if it arrives too slowly, 413 if it is too large, 429 if all bodies together are too large, and
-    refusals that the protocol set meanwhile. Raises ClientDisconnect.
+    Raises Refusal: 408 if the body arrives too slowly, 413 if it is too large, 429 if all bodies in memory are too
+    large together. Raises a refusal that the protocol has stored in the scope, and ClientDisconnect.
     """
     limits, loop, body = service.limits, asyncio.get_running_loop(), bytearray()
     start = loop.time()
@@ -215,7 +220,8 @@ async def read_body(service: Service, scope: Scope, receive: Receive, info: Requ
 
 
 def should_close_connection(info: RequestInfo, headers: dict[bytes, bytes], service: Service | None) -> bool:
-    """Return whether to close the connection after this response: on shutdown, or with a long body unread."""
+    """Return whether to close the connection after this response: on shutdown, after a malformed or slow request, or if
+    a long part of the body is unread."""
     if info.status in (400, 408) or service is None or service.draining:
         return True
     unread_bytes = MAX_DISCARDED_BYTES + 1 if info.body_bytes is None else info.body_bytes - info.received_bytes
@@ -223,10 +229,10 @@ def should_close_connection(info: RequestInfo, headers: dict[bytes, bytes], serv
 
 
 def parse_deadline(text: bytes) -> float:
-    """Parse the header X-Deadline-Ms to seconds. Raises Refusal, 422."""
+    """Parse the header X-Deadline-Ms, in milliseconds, to seconds. Raises Refusal, 422."""
     if not (text.isdigit() and len(text) < 9 and 1 <= int(text) <= MAX_DEADLINE_MS):
         message, hint = (
-            f"X-Deadline-Ms: {shorten_text(text.decode('latin-1'))}",
+            f"invalid X-Deadline-Ms: {shorten_text(text.decode('latin-1'))}",
             f"use an integer from 1 to {MAX_DEADLINE_MS}",
         )
         raise Refusal(422, "bad_parameter", message, hint)

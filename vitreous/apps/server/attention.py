@@ -1,8 +1,7 @@
-"""Inspection of a served model and one image: attention, position embeddings, patch filters, and the visible crop.
+"""Inspection of a served model and of one image: attention, position embeddings, patch filters, and the visible crop.
 
-Inspection runs in float32, uncompiled, while a frozen copy serves predictions. L blocks, h heads, P prefix tokens,
-N patches on a
-(rows, columns) grid, or (slots, rows, columns) for clips.
+Inspection runs in float32, uncompiled, while a frozen copy of the model serves predictions. Shapes: L blocks, h heads,
+P prefix tokens, N patches on a (rows, columns) grid, or on a (slots, rows, columns) grid for clips.
 """
 
 from __future__ import annotations
@@ -24,21 +23,21 @@ if TYPE_CHECKING:
     from vitreous.models.zoo import Model
     from vitreous.weights.bundle import Bundle
 
-HOOK_LOCK = Lock()  # hooks see every pass of a model, so two inspections must not run concurrently
-MAX_POSITIONS = 1024  # for similarities; more would make a response above 8 MB
+HOOK_LOCK = Lock()  # a hook runs in every forward pass of the model, so inspections must not run concurrently
+MAX_POSITIONS = 1024  # maximum positions whose similarities are returned; with more, a response exceeds 8 MB
 MIN_PNG_SIZE = 448  # minimum pixels of the longer side of a PNG
-SIGNIFICANT_DIGITS = 6  # of an attention weight
+SIGNIFICANT_DIGITS = 6  # significant digits of an attention weight in JSON
 
 HEAD_FUSIONS = ("mean", "max", "min")
 
 
 @dataclass(frozen=True)
 class AttentionRequest:
-    """Selection of an attention map: kind, layer, head and query token.
+    """The attention map that a request selects: kind, layer, head and query token.
 
-    `raw` is the attention of the heads in a block. `rollout` combines the blocks up to it, and `head` is the
-    fusion of its heads. `layer` counts from 0. `query` is the (row, column) of a patch, for clips (slot, row, column);
-    None is the output position (class token or pooling).
+    `raw` is the attention of the heads of a block. `rollout` combines all blocks up to a block; `head` is then the
+    fusion of the heads. `layer` counts from 0. `query` is the (row, column) of a patch, for clips (slot, row, column).
+    None is the output position: the class token, or the pooled patches.
     """
 
     kind: Literal["raw", "rollout"] = "rollout"
@@ -72,12 +71,12 @@ class AttentionRequest:
                 ",".join(map(str, ends)) for ends in ([0] * len(axes), [end - 1 for end in max_grid])
             )
             allowed = f"prediction, or {','.join(axes)} of a patch, from {first_position} to {last_position}"
-            numbers = query.split(",")
-            if len(numbers) != len(axes):
+            coordinates = query.split(",")
+            if len(coordinates) != len(axes):
                 raise make_parameter_error("query", query, allowed)
             position = tuple(
                 parse_number("query", number, end, allowed, full_value=query)
-                for number, end in zip(numbers, max_grid, strict=True)
+                for number, end in zip(coordinates, max_grid, strict=True)
             )
         return AttentionRequest(kind, layer, head, position)
 
@@ -85,7 +84,8 @@ class AttentionRequest:
 def parse_number(
     name: str, text: str, end: int, allowed: str, allowed_words: tuple[str, ...] = (), full_value: str = ""
 ) -> Any:
-    """Parse one of the words, or an integer from 0 to below `end`. Raises UsageError with the `full_value` value."""
+    """Parse an integer from 0 to below `end`, or one of `allowed_words`. Raises UsageError with the value `full_value`
+    (by default `text`) and the `allowed` values."""
     if text in allowed_words:
         return text
     if not (text.isascii() and text.isdecimal() and len(text) < 6 and int(text) < end):
@@ -94,22 +94,23 @@ def parse_number(
 
 
 def make_parameter_error(name: str, value: str, allowed: str) -> UsageError:
-    """Make the error for an invalid parameter."""
+    """Make the error for an invalid parameter of a request."""
     return UsageError(f"invalid {name}={value[:40]}", f"set {name} to {allowed}")
 
 
 def require_attention_config(config: ModelConfig) -> ViTConfig:
     """Return the config of a model with global attention in every block. Raises UsageError for other models."""
     if not config.has_attention:
-        raise UsageError("a BiT ResNet has no attention over tokens", "request its filters")
+        raise UsageError("a BiT ResNet has no attention over tokens", "request GET /v1/filters instead")
     if not config.sees_whole_image:
         message = "blocks of this model attend within rows, columns, windows or time slots, not globally"
-        raise UsageError(message, "request its filters")
+        raise UsageError(message, "request GET /v1/filters instead")
     return cast(ViTConfig, config)
 
 
 def detect_inspections(bundle: Bundle) -> dict[str, bool]:
-    """Return which of attention, position similarity and patch filters the model supports."""
+    """Return whether the model supports each inspection: `attention`, `positions` (their similarity) and patch
+    `filters`."""
     config = bundle.model.config
     try:
         has_attention = bool(require_attention_config(config))
@@ -128,9 +129,9 @@ def detect_inspections(bundle: Bundle) -> dict[str, bool]:
 def attention_to_json(bundle: Bundle, pixels: np.ndarray, request: AttentionRequest) -> dict[str, Any]:
     """Compute the requested attention of (C, *image) pixels from `reading.read_model_input` as a JSON document.
 
-    `weights` is [h][w], for clips [t][h][w], with a leading axis for all layers and then one for all heads;
-    `prefix_weights` [P] likewise. A token's weights and prefix weights sum to one, except for `max` and `min` of heads.
-    Raises UsageError for a model without attention.
+    `weights` is [h][w], for clips [t][h][w], with a leading axis for all heads if `head` is all, and before it one for
+    all layers if `layer` is all. `prefix_weights` is [P], with the same leading axes. The weights and prefix weights of
+    a token sum to one, except for the fusions `max` and `min`. Raises UsageError for a model without attention.
     """
     selected, grid, prefix = compute_attention_weights(bundle, pixels, request)
     config = require_attention_config(bundle.model.config)
@@ -151,7 +152,8 @@ def attention_to_json(bundle: Bundle, pixels: np.ndarray, request: AttentionRequ
 def compute_attention_weights(
     bundle: Bundle, pixels: np.ndarray, request: AttentionRequest
 ) -> tuple[np.ndarray, tuple[int, ...], int]:
-    """Return (..., P + N) float32 weights of (C, *image) pixels, with leading axes as `request`; the grid; and P."""
+    """Compute the requested attention of (C, *image) pixels. Return weights (..., P + N) float32, with leading axes for
+    all layers and all heads if requested, the grid, and P. Raises UsageError for a query outside of the grid."""
     import torch
 
     from vitreous.inspection.attention import compute_attention_maps as raw
@@ -185,8 +187,8 @@ def compute_attention_weights(
 
 
 def round_significant(values: np.ndarray) -> np.ndarray:
-    """Round (n, ...) numbers to `SIGNIFICANT_DIGITS` significant digits, float64, for short JSON; below 1e-16 to
-    fewer digits."""
+    """Round (n, ...) numbers to `SIGNIFICANT_DIGITS` significant digits, float64, for short JSON. Numbers below 1e-16
+    keep fewer digits."""
     values = values.astype(np.float64)
     size = np.floor(np.log10(np.maximum(np.abs(values), 1e-16)))
     scale = np.array([float(10**k) for k in range(23)])[np.clip(SIGNIFICANT_DIGITS - 1 - size, 0, 22).astype(int)]
@@ -194,8 +196,8 @@ def round_significant(values: np.ndarray) -> np.ndarray:
 
 
 def render_attention_image(bundle: Bundle, pixels: np.ndarray, request: AttentionRequest) -> bytes:
-    """Return the model's input (C, *image) with an overlay of the attention map (`overlay_heat_map`; arXiv:2010.11929,
-    Fig. 6): a PNG, or an animated GIF for clips. Raises UsageError."""
+    """Render the requested attention map as an overlay on the model's input (C, *image) (arXiv:2010.11929, Fig. 6): a
+    PNG, or an animated GIF for clips. Raises UsageError if several maps are requested."""
     import torch
 
     from vitreous.data.rgb_images import to_rgb_frames
@@ -225,10 +227,11 @@ def render_clip_frames(pixels: np.ndarray) -> bytes:
 
 
 def compute_position_similarity(bundle: Bundle) -> dict[str, Any] | None:
-    """Return the cosine similarities of all position embeddings (arXiv:2010.11929, Fig. 7 centre), or None.
+    """Return the cosine similarities of all position embeddings as a JSON document (arXiv:2010.11929, Fig. 7 centre).
+    None if the model does not support it.
 
-    `compute_position_cosines` is [N][N], positions in row-major order; `range` is the minimum and maximum over distinct
-    positions, the ends of a colour scale. Models that add positions before each block use those of the first block.
+    `similarity` is [N][N], with positions in row-major order. `range` is its minimum and maximum over distinct
+    positions, for a colour scale. If a model adds positions before each block, those of the first block are used.
     """
     from vitreous.inspection.positions import compute_position_cosines, get_position_embeddings, similarity_range
 
@@ -244,7 +247,8 @@ def compute_position_similarity(bundle: Bundle) -> dict[str, Any] | None:
 
 
 def render_patch_filters(bundle: Bundle) -> bytes | None:
-    """Render the principal components of the patch filters as a PNG (arXiv:2010.11929, Fig. 7 left), or None."""
+    """Render the principal components of the patch filters as a PNG (arXiv:2010.11929, Fig. 7 left). None if the model
+    does not support it."""
     from PIL import Image
 
     from vitreous.inspection.features import compute_filter_components as components
@@ -257,5 +261,6 @@ def render_patch_filters(bundle: Bundle) -> bytes | None:
 
 
 def compute_visible_box(preprocess: Preprocess, width: int, height: int) -> list[float]:
-    """Return the visible crop of an upright image: left, top, right, bottom as fractions of width and height."""
+    """Return the crop of an upright image that the model sees: left, top, right, bottom as fractions of width and
+    height."""
     return [round(edge, 6) for edge in preprocess.visible_box(width, height)]

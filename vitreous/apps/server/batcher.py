@@ -1,6 +1,6 @@
-"""The computing thread: it takes waiting images, drops cancelled ones, and computes the rest as a batch.
+"""The computing thread: it takes waiting images, drops cancelled images, and computes the others as a batch.
 
-It waits for a batch to fill only while images are being decoded, and only for a small fraction of the time of a batch.
+It waits for a batch to fill only while images are being decoded, and only for a small fraction of a batch's time.
 """
 
 from __future__ import annotations
@@ -19,19 +19,18 @@ from typing import Any
 from vitreous.apps.server.responses import Refusal
 from vitreous.inference.pipeline import stack_same_size
 
-DEFAULT_BATCH_SIZE = 8  # images per batch, for engines without `chunk_size`
-MAX_WAIT_SHARE = 0.1  # maximum wait for images in decoding, as a fraction of a batch's time
-HANG_SECONDS = 5.0  # a batch that takes longer than ten times the usual plus this is hung
+DEFAULT_BATCH_SIZE = 8  # images per batch for engines without a preferred number (`chunk_size`)
+MAX_WAIT_SHARE = 0.1  # maximum wait for images being decoded, as a fraction of a batch's time
+HANG_SECONDS = 5.0  # seconds; a batch counts as hung after this plus ten times the usual time
 COMPUTE_NICENESS = 10  # niceness of the computing thread, so that health checks are served while it computes
 
 
 @dataclass(eq=False)
 class BatchItem:
-    """Work for the inference thread. Images with the same `compute` are batched unless `is_unbatched`.
+    """One input to compute in the computing thread. Inputs with the same `compute` are batched, unless `is_unbatched`.
 
-    `compute`: a batch of images (B, C, *image), or a list of images of several sizes -> (B, ...); if `is_unbatched`,
-    one input
-    -> its result.
+    `compute` maps a batch of images (B, C, *image), or a list of images of several sizes, to (B, ...). If
+    `is_unbatched`, it maps one input to its result. `deadline` is a time of the event loop's clock.
     """
 
     compute: Callable[[Any], Any]
@@ -43,8 +42,8 @@ class BatchItem:
 
 
 class Batcher:
-    """Batch and compute images. `decoding` returns the number of images in decoding; `observe(images, seconds)`
-    is called after each batch."""
+    """Collect images into batches, and compute them in a thread. `decoding` returns the number of images being decoded.
+    `observe(images, seconds)` is called after each batch. `size` is the maximum number of images in a batch."""
 
     def __init__(
         self, decoding: Callable[[], int], observe: Callable[[int, float], None], size: int = DEFAULT_BATCH_SIZE
@@ -54,7 +53,7 @@ class Batcher:
         self.jobs_available = threading.Condition()
         self.batch_seconds = self.per_image = 0.0  # seconds per batch and per image, running means
         self.batch_start_time: float | None = None
-        self.alive = 0.0  # time of the last sign of life of long work
+        self.alive = 0.0  # time of the last `report_progress`
         self.expired = self.cancelled = self.failures = 0
         self.closed = False
         self.loop = asyncio.get_running_loop()
@@ -62,8 +61,9 @@ class Batcher:
         self.thread.start()
 
     async def compute(self, work: Callable[[Any], Any], input: Any, deadline: float, alone: bool = False) -> Any:
-        """Return the result for one input, `work` as in BatchItem. Raises Refusal if the deadline passes first, and the
-        exceptions that `work` raises or, if `alone`, returns."""
+        """Compute `work` for one input in the computing thread, and return its result. `work` and `alone` are `compute`
+        and `is_unbatched` of `BatchItem`. Raises Refusal if the deadline passes first, and the exceptions that `work`
+        raises or, if `alone`, returns."""
         job = BatchItem(work, input, deadline, self.loop.create_future(), is_unbatched=alone)
         with self.jobs_available:
             self.jobs.append(job)
@@ -72,16 +72,19 @@ class Batcher:
 
     @property
     def get_failure_reason(self) -> str:
-        """Return why computation has failed for good; an empty string if it has not."""
-        began = self.batch_start_time
+        """Return why the computing thread has failed for good; an empty string if it has not."""
+        batch_start = self.batch_start_time
         if not self.thread.is_alive() and not self.closed:
-            return "the inference thread has stopped"
-        if began is not None and time.monotonic() - max(began, self.alive) > HANG_SECONDS + 10 * self.batch_seconds:
+            return "the computing thread has stopped"
+        if (
+            batch_start is not None
+            and time.monotonic() - max(batch_start, self.alive) > HANG_SECONDS + 10 * self.batch_seconds
+        ):
             return "a batch exceeds the time limit"
         return "three consecutive batches failed" if self.failures >= 3 else ""
 
     def run(self) -> None:
-        """Compute batches until closed."""
+        """Compute batches until closed. This is the computing thread."""
         if sys.platform == "linux":
             with suppress(OSError):
                 thread_id = threading.get_native_id()
@@ -91,7 +94,7 @@ class Batcher:
         while (batch := self.take_batch()) is not None:
             if not batch:
                 continue
-            self.batch_start_time = began = time.monotonic()
+            self.batch_start_time = batch_start = time.monotonic()
             try:
                 inputs, work = [job.input for job in batch], batch[0].compute
                 results = [work(inputs[0])] if batch[0].is_unbatched else list(work(stack_same_size(inputs)))
@@ -100,14 +103,15 @@ class Batcher:
                 self.failures += 1
                 results = [error] * len(batch)
             self.batch_start_time = None
-            seconds = time.monotonic() - began
+            seconds = time.monotonic() - batch_start
             if not batch[0].is_unbatched:
                 self.batch_seconds = update_running_mean(self.batch_seconds, seconds)
                 self.per_image = update_running_mean(self.per_image, seconds / len(batch))
             self.schedule_in_loop(self.deliver_results, batch, results, seconds)
 
     def take_batch(self) -> list[BatchItem] | None:
-        """Return the next batch, possibly empty; None when closed."""
+        """Wait for work, and return the next batch. It is empty if all waiting work has expired or was cancelled, and
+        None when closed."""
         with self.jobs_available:
             while not self.jobs and not self.closed:
                 self.jobs_available.wait()
@@ -137,16 +141,16 @@ class Batcher:
         return batch
 
     def report_progress(self) -> None:
-        """Report progress of the current batch, from any thread; without it a long batch counts as hung."""
+        """Report progress of the current batch, from any thread. A long batch without progress counts as hung."""
         self.alive = time.monotonic()
 
     def schedule_in_loop(self, callback: Callable[..., None], *arguments: Any) -> None:
-        """Schedule a callback in the event loop if it is still running."""
+        """Schedule a callback in the event loop, unless the loop has ended."""
         with suppress(RuntimeError):
             self.loop.call_soon_threadsafe(callback, *arguments)
 
     def expire_jobs(self, jobs: list[BatchItem]) -> None:
-        """Drop expired or cancelled jobs."""
+        """Count dropped jobs as expired or cancelled, and refuse those that a request still waits for."""
         for job in jobs:
             is_expired = job.deadline <= self.loop.time()
             self.expired, self.cancelled = self.expired + is_expired, self.cancelled + (not is_expired)
@@ -156,7 +160,7 @@ class Batcher:
                 )
 
     def deliver_results(self, jobs: list[BatchItem], results: list[Any], seconds: float) -> None:
-        """Deliver the results of a batch."""
+        """Deliver the results of a batch to the waiting requests, in the event loop."""
         if not jobs[0].is_unbatched:
             self.observe(len(jobs), seconds)
         for job, result in zip(jobs, results, strict=True):
@@ -168,12 +172,12 @@ class Batcher:
                 job.result.set_result(result)
 
     def close(self) -> None:
-        """Stop accepting work."""
+        """End the computing thread after its current batch."""
         with self.jobs_available:
             self.closed = True
             self.jobs_available.notify()
 
 
 def update_running_mean(mean: float, value: float) -> float:
-    """Update an exponential moving average."""
+    """Update an exponential moving average with a new value; the first value is the average."""
     return 0.8 * mean + 0.2 * value if mean else value

@@ -1,7 +1,9 @@
-"""Decoding process of the server. It may crash on an image: it has no model, no open files, and only its socket.
+"""The decoding process of the server. It may crash on an image, since it has no model, no open files, and only its
+socket. It runs without PyTorch.
 
-Job: flags (a byte), lengths of settings and content (8 bytes each), settings as JSON, content. Response: a status byte,
-two lengths, a JSON text (type and shape of the pixels, or the error), the pixels. It runs without PyTorch.
+A job consists of flags (a byte), the lengths of settings and content (8 bytes each), the settings as JSON, and the
+content. A response consists of a status byte, two lengths, a JSON text (dtype and shape of the pixels, or the error),
+and the pixels.
 """
 
 from __future__ import annotations
@@ -37,12 +39,12 @@ from vitreous.tasks.tiles import to_native_array
 
 JOB_HEADER, RESPONSE_HEADER = struct.Struct(">BQQ"), struct.Struct(">BQQ")
 STATUS_PIXELS, STATUS_REFUSED = 0, 1
-FLAG_WITH_SIZE, FLAG_FULL_SIZE = 1, 2  # flags of a job: return the image's size too; pixels at the image's own size
+FLAG_WITH_SIZE, FLAG_FULL_SIZE = 1, 2  # flags of a job: also return the image's size; do not resize the image
 
 
 @dataclass(frozen=True)
 class DecodeSettings:
-    """Decoding settings of one model: its preprocessing, `exact` to decode every JPEG at full size, and the maximum
+    """Decoding settings of a model: its preprocessing, `exact` to decode every JPEG at full size, and the maximum
     number of pixels of an image."""
 
     preprocess: Preprocess
@@ -51,23 +53,24 @@ class DecodeSettings:
 
     @cached_property
     def encoded(self) -> bytes:
-        """Encode the settings as JSON for the decoding process."""
+        """Return the settings as JSON for the decoding process."""
         return json.dumps([to_builtins(self.preprocess), self.exact, self.max_pixels]).encode()
 
 
 @cache
 def parse_settings(encoded: bytes) -> DecodeSettings:
-    """Parse the settings from the JSON of `DecodeSettings.encoded`."""
+    """Parse settings from the JSON of `DecodeSettings.encoded`."""
     preprocess, exact, max_pixels = json.loads(encoded)
     return DecodeSettings(from_builtins(AnyPreprocess, preprocess), exact, max_pixels)
 
 
-#: content, settings, whether to keep the image's original size -> pixels
+#: decodes an image: content, settings, and whether to keep its original size -> pixels
 DecodeFunction = Callable[[bytes, DecodeSettings, bool], np.ndarray]
 
 
 def decode_request_image(content: bytes, settings: DecodeSettings, full_size: bool) -> np.ndarray:
-    """Decode one image to (C, *image) pixels, or to (C, H, W) at its original size; or one clip. Raises DataError."""
+    """Decode one image or clip to the (C, *image) pixels of the model's input or, with `full_size`, one image to (C, H,
+    W) at its original size. Raises DataError."""
     preprocess, max_pixels = settings.preprocess, settings.max_pixels
     if full_size:
         return to_native_array(preprocess.decode_within(content, "image", max_pixels))
@@ -80,16 +83,17 @@ def decode_request_image(content: bytes, settings: DecodeSettings, full_size: bo
 
 
 def serve_jobs(decode: DecodeFunction = decode_request_image) -> None:
-    """Run jobs from the socket whose file descriptor is the first argument, until it is closed."""
+    """Run jobs from the socket whose file descriptor is the first command-line argument, until the socket is closed.
+    The second and third are the limits of `limit_cpu_time` and `drop_privileges`."""
     pipe = socket.socket(fileno=int(sys.argv[1]))
     seconds, memory = float(sys.argv[2]), int(sys.argv[3])
     drop_privileges(memory)
     pipe.sendall(b"!")
     jobs = pipe.makefile("rb")
     while len(header := jobs.read(JOB_HEADER.size)) == JOB_HEADER.size:
-        flags, length, size = JOB_HEADER.unpack(header)
-        settings = parse_settings(jobs.read(length))
-        content = jobs.read(size)
+        flags, settings_length, content_length = JOB_HEADER.unpack(header)
+        settings = parse_settings(jobs.read(settings_length))
+        content = jobs.read(content_length)
         limit_cpu_time(seconds)
         try:
             pixels = np.ascontiguousarray(decode(content, settings, bool(flags & FLAG_FULL_SIZE)))
@@ -100,7 +104,9 @@ def serve_jobs(decode: DecodeFunction = decode_request_image) -> None:
             status = STATUS_PIXELS
         except (DataError, MemoryError) as error:
             data_error = (
-                error if isinstance(error, DataError) else DataError("image: needs too much memory", "scale it down")
+                error
+                if isinstance(error, DataError)
+                else DataError("image: decoding needs too much memory", "scale the image down")
             )
             document, data, status = (
                 {"message": data_error.message, "hint": data_error.hint},
@@ -114,14 +120,14 @@ def serve_jobs(decode: DecodeFunction = decode_request_image) -> None:
 
 
 def limit_cpu_time(seconds: float) -> None:
-    """Kill this process after a number of seconds of CPU time; 0 removes the limit."""
+    """Let the system kill this process after `seconds` of CPU time; 0 removes the limit."""
     if hasattr(signal, "setitimer"):  # by default the signal ends the process
         signal.setitimer(signal.ITIMER_PROF, seconds)
 
 
 def drop_privileges(memory: int) -> None:
-    """Drop privileges: limit memory to `memory` bytes, forbid files, processes and core dumps, and die with the
-    parent, as far as the system supports it."""
+    """Limit this process, as far as the system supports it: at most `memory` bytes, and no new files, processes or core
+    dumps. It ends when its parent ends."""
     for signal_number in STOP_SIGNALS:  # they go to the process group; the server drains, then ends this process
         signal.signal(signal_number, signal.SIG_IGN)
     import_decoders()
@@ -147,7 +153,8 @@ def drop_privileges(memory: int) -> None:
 
 
 def import_decoders() -> None:
-    """Import all lazy imports of decoding, also by decoding an image: files cannot be opened afterwards."""
+    """Import all modules that decoding imports lazily, also by decoding images, since the process cannot open files
+    afterwards."""
     from importlib import import_module
 
     import PIL

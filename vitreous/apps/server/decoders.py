@@ -1,4 +1,5 @@
-"""Decoding processes, so that a malicious image (crash, endless loop, memory) fails only its own request."""
+"""Pool of decoding processes. A malicious image that crashes, loops endlessly or needs too much memory fails only its
+own request."""
 
 from __future__ import annotations
 
@@ -28,14 +29,14 @@ from vitreous.apps.server.settings import ServerLimits
 from vitreous.system.children import block_stop_signals
 
 DECODER_COMMAND = (sys.executable, "-m", "vitreous.apps.server.child")
-START_SECONDS = 60.0  # maximum startup time of a process, on a busy machine
-DECODE_TIMEOUT_FACTOR = 6  # maximum wall time of a job, in units of the CPU time limit
-EXIT_POLL_SECONDS = 0.02  # from the end of a process's socket to its exit
+START_SECONDS = 60.0  # maximum startup time of a process on a busy machine
+DECODE_TIMEOUT_FACTOR = 6  # maximum wall time of a job, as a multiple of its CPU time limit
+EXIT_POLL_SECONDS = 0.02  # interval at which a process whose socket has closed is checked for its exit
 INHERITED_VARIABLES = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "HOME", "VIRTUAL_ENV", "SYSTEMROOT")
 
 
 class DecoderProcess:
-    """A decoding process and its socket."""
+    """A decoding process (`child.py`) and the socket to it."""
 
     def __init__(self, command: Sequence[str], limits: ServerLimits) -> None:
         self.socket, child_socket = socket.socketpair()
@@ -49,14 +50,15 @@ class DecoderProcess:
             )
 
     async def wait_until_ready(self) -> bool:
-        """Wait until the process has finished its imports."""
+        """Wait until the process has finished its imports. Return whether it has."""
         with suppress(OSError, TimeoutError):
             async with asyncio.timeout(START_SECONDS):
                 return await asyncio.get_running_loop().sock_recv(self.socket, 1) == b"!"
         return False
 
     async def send_job(self, content: memoryview, settings: bytes, flags: int) -> tuple[Any, np.ndarray | None]:
-        """Run one job: JSON of the response, (C, *image) pixels or None. Raises ConnectionError if the process dies."""
+        """Run one job in the process. Return the JSON of its response, and (C, *image) pixels, or None if the image was
+        refused. Raises ConnectionError if the process dies."""
         loop = asyncio.get_running_loop()
         await loop.sock_sendall(self.socket, JOB_HEADER.pack(flags, len(settings), len(content)) + settings)
         await loop.sock_sendall(self.socket, content)
@@ -71,7 +73,7 @@ class DecoderProcess:
         return response, pixels
 
     async def receive(self, buffer: Any) -> Any:
-        """Fill a buffer. Raises ConnectionError if the process closed the socket."""
+        """Fill a buffer from the socket, and return it. Raises ConnectionError if the process has closed the socket."""
         view, loop = memoryview(buffer).cast("B"), asyncio.get_running_loop()
         while len(view):
             num_received = await loop.sock_recv_into(self.socket, view)
@@ -81,17 +83,17 @@ class DecoderProcess:
         return buffer
 
     def kill(self) -> None:
-        """Kill the process."""
+        """Kill the process, and close its socket."""
         self.socket.close()
         self.process.kill()
         self.process.wait()
 
 
 class DecoderPool:
-    """Pool of `count` decoding processes; a process that dies is replaced. Raises Refusal: 422 for the image, 503 if
-    no process is available.
+    """Pool of `count` decoding processes; a process that dies is replaced.
 
-    `restarts` counts replacements, `waiting` the images that are queued or being decoded.
+    `restarts` counts replacements, `waiting` the images that are queued or being decoded. Methods raise Refusal: 422
+    for the image, 503 if no process is available.
     """
 
     def __init__(self, count: int, limits: ServerLimits, command: Sequence[str] = DECODER_COMMAND) -> None:
@@ -103,7 +105,7 @@ class DecoderPool:
         self.closed = False
 
     async def start(self) -> None:
-        """Start all processes and wait until they are ready. Raises Refusal if none starts."""
+        """Start all processes, and wait until they are ready. Raises Refusal if none can be started."""
         await asyncio.gather(*(self.start_process(once=True) for _ in range(self.count)))
         for _ in range(self.count - len(self.children)):
             self.run_in_background(self.start_process())
@@ -112,7 +114,8 @@ class DecoderPool:
             raise Refusal(503, "decoder_lost", message, "check the limits on memory and processes")
 
     async def start_process(self, once: bool = False) -> None:
-        """Start a process. If that fails, retry unless `once`: memory may be free a second later."""
+        """Start a process. If that fails, retry after a pause, since memory may be free later; with `once`, do not
+        retry."""
         pause = 0.1
         while not self.closed:
             with suppress(OSError):
@@ -128,19 +131,19 @@ class DecoderPool:
             pause = min(2 * pause, 5.0)
 
     def drop(self, child: DecoderProcess) -> None:
-        """End a process without replacement."""
+        """End a process without replacing it."""
         self.children.discard(child)
         child.kill()
 
     def replace_process(self, child: DecoderProcess) -> None:
-        """End a process and start a new one."""
+        """End a process, and start another in the background."""
         self.restarts += 1
         self.drop(child)
         self.run_in_background(self.start_process())
 
-    def run_in_background(self, work: Any) -> asyncio.Task[Any]:
-        """Run a task to completion, even if its caller is cancelled."""
-        task = asyncio.get_running_loop().create_task(work)
+    def run_in_background(self, coroutine: Any) -> asyncio.Task[Any]:
+        """Run a coroutine as a task to completion, even if its caller is cancelled."""
+        task = asyncio.get_running_loop().create_task(coroutine)
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
         return task
@@ -148,10 +151,11 @@ class DecoderPool:
     async def decode(
         self, content: memoryview, settings: DecodeSettings, with_size: bool = False, full_size: bool = False
     ) -> tuple[np.ndarray, tuple[int, int]]:
-        """Decode an image's bytes; if the caller is cancelled, the process finishes the job.
+        """Decode an image's bytes in an idle process, which finishes the job even if the caller is cancelled.
 
-        Returns (C, *image) pixels, or with `full_size` (C, H, W) at the image's original size; and, with `with_size`,
-        width and height of the upright image, else 0. Raises Refusal: 422 for the image, 503 if the process was killed.
+        Returns the (C, *image) pixels of the model's input or, with `full_size`, (C, H, W) pixels at the image's
+        original size. With `with_size`, also returns (width, height) of the upright image, else (0, 0). Raises Refusal:
+        422 if the image cannot be decoded, 503 if the process was killed from outside.
         """
         flags = FLAG_WITH_SIZE * with_size | FLAG_FULL_SIZE * full_size
         self.waiting += 1
@@ -164,8 +168,8 @@ class DecoderPool:
     async def run_job(
         self, child: DecoderProcess, content: memoryview, settings: bytes, flags: int
     ) -> tuple[np.ndarray, tuple[int, int]]:
-        """Run one job in one process, which becomes idle or is replaced. Returns (C, *image) pixels and the size of
-        the image; raises as `decode`."""
+        """Run one job in a process, which becomes idle afterwards or is replaced. Returns (C, *image) pixels and the
+        (width, height) of the image. Raises Refusal as `decode` does."""
         try:
             async with asyncio.timeout(self.limits.decode_seconds * DECODE_TIMEOUT_FACTOR):
                 response, pixels = await child.send_job(content, settings, flags)
@@ -180,7 +184,7 @@ class DecoderPool:
                 message = "the decoding process was killed"
                 raise Refusal(503, "decoder_lost", message, "retry", retry=1) from None
             message = "image: decoding failed, or took too much time or memory"
-            raise Refusal(422, "unreadable_image", message, "save it as a standard JPEG or PNG") from None
+            raise Refusal(422, "unreadable_image", message, "save the image as a standard JPEG or PNG") from None
         if self.closed:
             self.drop(child)
         else:
@@ -191,18 +195,18 @@ class DecoderPool:
         return pixels, (width, height)
 
     async def measure_seconds(self, settings: DecodeSettings) -> float:
-        """Measure the seconds to decode a typical photograph, the minimum of three; 0 if the decoder refuses it."""
+        """Measure the seconds to decode a typical photograph, the fastest of three; 0 if the decoder refuses it."""
         loop, content = asyncio.get_running_loop(), memoryview(make_synthetic_photograph())
         seconds = []
         with suppress(Refusal):
             for _ in range(3):
-                began = loop.time()
+                start = loop.time()
                 await self.decode(content, settings)
-                seconds.append(loop.time() - began)
+                seconds.append(loop.time() - start)
         return min(seconds, default=0.0)
 
     def close(self) -> None:
-        """End all processes."""
+        """End all processes without replacing them."""
         self.closed = True
         for child in list(self.children):
             self.drop(child)

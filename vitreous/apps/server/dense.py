@@ -1,4 +1,4 @@
-"""Handlers of the endpoints for segmentation and object detection."""
+"""Handlers of the endpoints for semantic segmentation and object detection."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from vitreous.tasks.detections import Detections
 from vitreous.tasks.detections import detect_objects as detect_objects
 from vitreous.tasks.tiles import list_tile_starts, predict_class_map
 
-MAX_TILES = 256  # per image
+MAX_TILES = 256  # maximum tiles of an image
 
 
 async def handle_segment(request: Request) -> Response:
-    """Predict the class of each pixel of one image. Raises Refusal, 404 for a model of another task, 413 for an image
-    with too many tiles."""
+    """Predict the class of each pixel of one image. Raises Refusal: 404 if the model is not a segmentation model, 413
+    if the image has too many tiles."""
     (service, info), parameters = get_request_context(request), read_parameters(request)
     served, card = service.served, service.served.predictor.card
     require_endpoint(served, "segment", "this is not a segmentation model")
@@ -59,7 +59,7 @@ async def handle_segment(request: Request) -> Response:
 
 
 async def handle_detect(request: Request) -> Response:
-    """Detect the objects in one image. Raises Refusal, 404 for a model of another task, 413 for an image with too
+    """Detect the objects in one image. Raises Refusal: 404 if the model is not a detector, 413 if the image has too
     many tiles."""
     (service, info), parameters = get_request_context(request), read_parameters(request)
     served, card = service.served, service.served.predictor.card
@@ -70,6 +70,8 @@ async def handle_detect(request: Request) -> Response:
     upload, engine = require_single_upload(await read_uploads(request, service.limits)), served.predictor.engine
 
     def compute_detections(pixels: np.ndarray) -> tuple[Detections, bytes]:
+        """Detect the objects in pixels (C, H, W), in the computing thread. Also return a PNG with them, if
+        requested."""
         detections = detect_objects(engine.objects, pixels, card.preprocess, tiles, threshold)
         if response_format == "json":
             return detections, b""
@@ -88,8 +90,10 @@ async def handle_detect(request: Request) -> Response:
 
 
 def check_tiles(pixels: np.ndarray, image: tuple[int, int]) -> None:
-    """Raise Refusal, 413, for (C, H, W) pixels with more than `MAX_TILES` tiles of the model's image size."""
+    """Raise Refusal, 413, if (C, H, W) pixels have more than `MAX_TILES` tiles of the model's image size."""
     count = len(list_tile_starts(pixels.shape[1], image[0])) * len(list_tile_starts(pixels.shape[2], image[1]))
     if count > MAX_TILES:
-        size = f"{pixels.shape[2]} x {pixels.shape[1]} pixels need {count} tiles of {image[1]} x {image[0]}"
-        raise Refusal(413, "too_large", size, f"use at most {MAX_TILES} tiles: scale it down, or use `predict`")
+        problem = f"{pixels.shape[2]} x {pixels.shape[1]} pixels need {count} tiles of {image[1]} x {image[0]}"
+        raise Refusal(
+            413, "too_large", problem, f"use at most {MAX_TILES} tiles: scale the image down, or use `vitreous predict`"
+        )

@@ -1,4 +1,4 @@
-"""The served model: warm-up, self-check and description. A reload makes a new instance."""
+"""The served model: its warm-up, self-check and description. A reload creates another `ServedModel`."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
 
 
 MAX_BATCH_SIZE = 64  # images per batch
-FAST_STEP_SECONDS = 0.5  # if two steps of an image take less, a batch is measured too
+FAST_STEP_SECONDS = 0.5  # if two denoising steps of an image take less, a batch is timed, too
 
 
 @dataclass(eq=False)
 class ServedModel:
-    """A predictor that gave identical outputs for a noise image twice.
+    """A model that is ready to serve: it returned identical outputs for a noise image twice.
 
-    `images_per_second`: in full batches; `note`: a warning for the log. A generative model has a `generator`, request
-    limits (`sampling`) and `step_seconds`, the seconds per denoising step of an image.
+    `images_per_second` is the throughput with full batches, `note` a warning for the log. A generative model has a
+    `generator`, request limits (`sampling`) and `step_seconds`, the seconds per denoising step of an image.
     """
 
     predictor: Predictor
@@ -53,11 +53,11 @@ class ServedModel:
 
     @cached_property
     def capabilities(self) -> dict[str, bool]:
-        """Return which requests the model supports."""
+        """Return which kinds of requests the model supports, by name."""
         from vitreous.apps.server import attention as attention_api
 
         bundle, card = self.predictor.bundle, self.predictor.card
-        parts = dict.fromkeys(("attention", "positions", "filters"), False) | (
+        inspections = dict.fromkeys(("attention", "positions", "filters"), False) | (
             attention_api.detect_inspections(bundle) if bundle and card.task.inspectable else {}
         )
         return {
@@ -65,7 +65,7 @@ class ServedModel:
             "embed": self.has_features,
             "frames": card.preprocess.is_animated,
             "sample": self.generator is not None,
-            **parts,
+            **inspections,
             "neighbours": self.index is not None,
         }
 
@@ -106,17 +106,18 @@ class ServedModel:
 
 
 def size_to_list(value: Any) -> list[int] | None:
-    """Convert two numbers, or three for clips, to a list; None for other values."""
+    """Convert a tuple or list of two numbers, or three for clips, to a list; None for other values."""
     return [int(n) for n in value] if isinstance(value, (tuple, list)) and len(value) in (2, 3) else None
 
 
 def warm_up_predictor(
     predictor: Predictor, limits: ServerLimits, run: str | os.PathLike[str] | None = None
 ) -> ServedModel:
-    """Warm up a predictor; `run` may have an index of training images.
+    """Warm up a predictor, check its outputs, and measure its throughput. `run` may contain an index of training
+    images.
 
-    Raises WeightsError if its output is not finite, has a wrong shape, or differs the second time, and UsageError for
-    a model of volumes.
+    Raises WeightsError if its outputs are not finite, have a wrong shape, or differ the second time; UsageError for a
+    model of volumes or signals.
     """
     if (generator := get_generator(predictor)) is not None:
         return warm_up_generator(predictor, generator, limits)
@@ -133,19 +134,19 @@ def warm_up_predictor(
         raise
     except Exception as error:
         message = f"{card.name} fails: {str(error).splitlines()[0][:200]}"
-        raise WeightsError(message, "check it with `vitreous predict`") from error
+        raise WeightsError(message, "check the model with `vitreous predict`") from error
     is_finite = bool(np.isfinite(first_output).all())
     axes_match = [expected in (None, length) for expected, length in zip(shape, first_output.shape, strict=False)]
     is_shaped = first_output.ndim == len(shape) and all(axes_match)
     if not is_shaped or not is_finite or not np.array_equal(first_output, repeated):
         symptom = "different outputs for the same input" if is_finite else "outputs that are not finite"
-        message = f"{card.name} {card.version} gives {symptom}, shape {first_output.shape}"
-        raise WeightsError(message, "train or export it again")
+        message = f"{card.name} {card.version} returns {symptom}, shape {first_output.shape}"
+        raise WeightsError(message, "train or export the model again")
     full_batch, seconds = predictor.card.preprocess.noise(size), []
     for _ in range(2):
-        began = time.perf_counter()
+        start = time.perf_counter()
         compute_output(full_batch)
-        seconds.append(max(time.perf_counter() - began, 1e-6))
+        seconds.append(max(time.perf_counter() - start, 1e-6))
     index, note = open_run_index(predictor, run)
     served = ServedModel(
         predictor,
@@ -161,24 +162,26 @@ def warm_up_predictor(
 
 
 def warm_up_generator(predictor: Predictor, generator: Generator, limits: ServerLimits) -> ServedModel:
-    """Warm up a generator by two steps of an image. Raises WeightsError if the image is not finite, or differs the
-    second time."""
+    """Warm up a generator by two denoising steps of an image, and measure its throughput. Raises WeightsError if the
+    image is not finite, or differs the second time."""
     from vitreous.inference.samples import SampleOptions
 
     card, options, finite_steps = predictor.card, SampleOptions(steps=2), list[bool]()
 
     def record_finiteness(batch_slice: slice, state: SamplerState) -> None:
+        """Record after each step whether the images are finite."""
         finite_steps.append(bool(state.image.isfinite().all()))
 
     def time_generation(count: int) -> tuple[list[Sample], float]:
-        began, pairs = time.perf_counter(), [(0, index) for index in range(count)]
+        """Generate `count` images; return them and the elapsed seconds."""
+        start, pairs = time.perf_counter(), [(0, index) for index in range(count)]
         samples = list(generator.generate(pairs, options, on_step=record_finiteness))
-        return samples, max(time.perf_counter() - began, 1e-6)
+        return samples, max(time.perf_counter() - start, 1e-6)
 
     (first_samples, _), (repeated, seconds) = time_generation(1), time_generation(1)
     if not all(finite_steps) or not np.array_equal(first_samples[0].image, repeated[0].image):
         symptom = "different images for the same seed" if all(finite_steps) else "images that are not finite"
-        raise WeightsError(f"{card.name} {card.version} gives {symptom}", "train it again")
+        raise WeightsError(f"{card.name} {card.version} returns {symptom}", "train the model again")
     passes = count_forward_passes(*options.resolve_sampler(generator.process))
     count = DEFAULT_BATCH_SIZE if seconds < FAST_STEP_SECONDS else 1
     batch_seconds = time_generation(count)[1] if count > 1 else seconds
@@ -198,7 +201,8 @@ def warm_up_generator(predictor: Predictor, generator: Generator, limits: Server
 
 
 def open_run_index(predictor: Predictor, run: str | os.PathLike[str] | None) -> tuple[NeighbourIndex | None, str]:
-    """Open the run's index of training images, if any; and return a warning, such as for an index of other weights."""
+    """Open the run's index of training images, if any. Also return a warning, such as for an index of other weights, or
+    ""."""
     from vitreous.inference.index import open_index
 
     if run is None or predictor.bundle is None:
@@ -210,7 +214,7 @@ def open_run_index(predictor: Predictor, run: str | os.PathLike[str] | None) -> 
 
 
 def choose_batch_size(predictor: Predictor) -> int:
-    """Return the batch size: one chunk per computing thread; larger batches would only add waiting."""
+    """Return the maximum batch size: one chunk per computing thread. Larger batches would only add waiting."""
     import sys
 
     chunk_size = int(getattr(predictor.engine, "chunk_size", DEFAULT_BATCH_SIZE))
@@ -219,7 +223,7 @@ def choose_batch_size(predictor: Predictor) -> int:
 
 
 def can_compute_features(predictor: Predictor) -> bool:
-    """Return whether features are available. A bundle has them; computing them would pack its weights twice."""
+    """Return whether the model has features. A bundle always has them; computing them would pack its weights twice."""
     if predictor.bundle is not None:
         return True
     try:

@@ -1,4 +1,4 @@
-"""The log (JSON lines on stderr) and Prometheus metrics.
+"""The server's log (JSON lines on stderr) and its Prometheus metrics.
 
 A thread writes the log, so that a slow reader of stderr does not delay requests.
 """
@@ -17,16 +17,16 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessColl
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-MAX_PENDING_LINES = 10_000  # further lines are counted, not kept
-WRITE_PERIOD = 0.1  # seconds
+MAX_PENDING_LINES = 10_000  # maximum lines to write; further lines are only counted
+WRITE_PERIOD = 0.1  # seconds between writes
 SECONDS_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 IMAGES_BUCKETS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 
 
 class ServerLog:
-    """`write_request` logs a request unless `quiet`; `write` logs an event of the server.
+    """The log. `write_request` logs a request unless `quiet`, `write` logs an event of the server.
 
-    Refusals because of a full queue are counted in `num_refused` and logged once a second.
+    Refusals because of a full queue are counted in `num_refused`, and logged once a second.
     """
 
     def __init__(self, quiet: bool = False, out: TextIO | None = None) -> None:
@@ -38,7 +38,7 @@ class ServerLog:
         self.thread.start()
 
     def write_request(self, **fields: Any) -> None:
-        """Log a request."""
+        """Log a request, unless `quiet`."""
         if not self.quiet:
             self.write(**fields)
 
@@ -50,7 +50,7 @@ class ServerLog:
             self.lines.append({"time": round(time.time(), 3), **fields})
 
     def run(self) -> None:
-        """Write pending lines until closed."""
+        """Write pending lines periodically until closed. This is the thread."""
         last_written = time.monotonic()
         while not self.closed.wait(WRITE_PERIOD):
             if (self.num_refused or self.num_lost_lines) and time.monotonic() - last_written >= 1:
@@ -61,7 +61,7 @@ class ServerLog:
         self.flush()
 
     def flush(self) -> None:
-        """Write pending lines."""
+        """Write pending lines now."""
         lines = []
         while self.lines:
             lines.append(json.dumps(self.lines.popleft()) + "\n")  # ASCII: no name can end a line or control a terminal
@@ -79,7 +79,8 @@ class ServerLog:
 
 
 class ServerMetrics:
-    """Requests, seconds and batches; `read_state` returns gauges, counters and labels of the model."""
+    """Prometheus metrics: requests, seconds and batches. `read_state` returns the current gauges, counters, and labels
+    of the model."""
 
     def __init__(self, read_state: Callable[[], tuple[dict[str, float], dict[str, float], dict[str, str]]]) -> None:
         self.registry = CollectorRegistry()
@@ -90,7 +91,7 @@ class ServerMetrics:
         ProcessCollector(registry=self.registry)
 
     def record(self, route: str, status: int, seconds: float) -> None:
-        """Count one request; `route` is one of a fixed set of names."""
+        """Count one request. `route` is a name of a fixed set, so that the number of metrics is bounded."""
         self.requests.labels(route, str(status)).inc()
         self.seconds.observe(seconds)
 
@@ -100,13 +101,13 @@ class ServerMetrics:
 
 
 class StateCollector(Collector):
-    """Collect the state of the server when metrics are rendered."""
+    """A Prometheus collector that reads the state of the server when metrics are rendered."""
 
     def __init__(self, read_state: Callable[[], tuple[dict[str, float], dict[str, float], dict[str, str]]]) -> None:
         self.read_state = read_state
 
     def collect(self) -> Iterator[Metric]:
-        """Yield one metric family per value."""
+        """Yield one metric family per gauge and per counter, and one for the model."""
         gauges, counters, model = self.read_state()
         for name, value in gauges.items():
             yield GaugeMetricFamily(name, name, value)
@@ -115,5 +116,5 @@ class StateCollector(Collector):
         yield InfoMetricFamily("vitreous_model", "The served model", model)
 
     def describe(self) -> Iterator[Metric]:
-        """Yield no families in advance, since the model may not be loaded yet."""
+        """Yield no metric families in advance, since the model may not be loaded yet."""
         return iter(())

@@ -1,4 +1,4 @@
-"""OpenAPI 3.1 description of the HTTP API."""
+"""The OpenAPI 3.1 description of the HTTP API."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ ERROR_DESCRIPTIONS = {
     "413": "too large, or too many images",
     "415": "unsupported body type",
     "422": "invalid parameter or image",
-    "429": "the queue is full: retry after Retry-After seconds",
+    "429": "the queue is full: retry after the seconds in the header Retry-After",
     "503": "starting, shutting down, or failed: see the code",
     "504": "the deadline expired",
 }
 
-#: parameters of the query string: schema and description
+#: parameters of the query string by name: schema and description
 QUERY_PARAMETERS: dict[str, tuple[dict[str, Any], str]] = {
     "top": ({"type": "integer", "minimum": 1}, "maximum number of classes"),
     "threshold": (
@@ -44,7 +44,7 @@ QUERY_PARAMETERS: dict[str, tuple[dict[str, Any], str]] = {
     "count": ({"type": "integer", "minimum": 1, "maximum": 50}, "number of images"),
 }
 
-#: endpoints that take images: summary, schema of the response, parameters
+#: endpoints that take images by path: summary, schema or content type of the response, names of parameters
 POST_ENDPOINTS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "/v1/predict": ("Predict classes and probabilities, or values, for images", "Predictions", ("top", "threshold")),
     "/v1/embed": ("Compute features of images (the inputs of the head)", "Embeddings", ()),
@@ -72,7 +72,7 @@ SAMPLE_FIELDS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "sampler": ({"type": ["string", "null"]}, "one of the samplers in GET /v1/model"),
 }
-#: endpoints without input: summary, and schema or content type of the response
+#: endpoints without input by path: summary, and schema or content type of the response
 GET_ENDPOINTS = {
     "/v1/positions": ("Cosine similarity of the position embeddings", "Positions"),
     "/v1/filters": ("Filters of the patch embedding", "image/png"),
@@ -91,7 +91,7 @@ WEIGHTS_SCHEMA = {
 CLASSES_SCHEMA = [{"class": "string", "probability": "number"}]
 VALUES_SCHEMA = {"type": "object", "additionalProperties": {"type": "number"}, "description": "by target, in its unit"}
 OBJECT_SCHEMA = {"label": "string"} | dict.fromkeys(("score", "left", "top", "right", "bottom"), "number")
-#: documents, in the short form of `expand_schema`
+#: JSON documents by name, in the shorthand of `expand_schema`
 DOCUMENT_SCHEMAS: dict[str, dict[str, Any]] = {
     "Error": {"error": {"code": "string", "message": "string", "hint": "string", "request_id": "string"}},
     "Status": {"status": "string"},
@@ -157,7 +157,7 @@ VIDEO_SUBTYPES = ("mp4", "webm", "x-matroska", "quicktime", "x-msvideo", "mpeg")
 
 
 def build_openapi_document(limits: ServerLimits, root_path: str = "") -> dict[str, Any]:
-    """Build the description of all endpoints, which are below `root_path`."""
+    """Build the OpenAPI document of all endpoints, which are below `root_path`."""
     paths = {path: {"post": describe_post(*endpoint)} for path, endpoint in POST_ENDPOINTS.items()}
     paths["/v1/sample"] = {"post": describe_sample()}
     paths |= {
@@ -179,9 +179,9 @@ def build_openapi_document(limits: ServerLimits, root_path: str = "") -> dict[st
 
 
 def expand_schema(shorthand: Any) -> dict[str, Any]:
-    """Expand a short form to a JSON schema. A dict is an object with only required fields, a list of one item is an
-    array, and a tuple is a choice, with None for null. A string is a type or the name of another document. A dict with
-    a `type` is already a schema."""
+    """Expand a shorthand to a JSON schema. A dict is an object whose fields are all required, a list of one item an
+    array, a tuple a choice, and None is null. A string is a JSON type or the name of another document. A dict with a
+    `type` is already a schema."""
     if shorthand is None:
         return {"type": "null"}
     if isinstance(shorthand, str):
@@ -197,7 +197,7 @@ def expand_schema(shorthand: Any) -> dict[str, Any]:
 
 
 def describe_post(summary: str, response_type: str, names: tuple[str, ...]) -> dict[str, Any]:
-    """Describe an endpoint that takes images."""
+    """Describe an endpoint that takes images; `names` are its query parameters."""
     parameters = [("query", name, *QUERY_PARAMETERS[name]) for name in names] + [DEADLINE_PARAMETER]
     images = {"type": "array", "items": BINARY_SCHEMA, "minItems": 1}
     types = {"application/octet-stream": BINARY_SCHEMA} | {f"image/{name}": BINARY_SCHEMA for name in IMAGE_SUBTYPES}
@@ -217,12 +217,12 @@ def describe_post(summary: str, response_type: str, names: tuple[str, ...]) -> d
 
 
 def describe_parameter(location: str, name: str, schema: dict[str, Any], text: str) -> dict[str, Any]:
-    """Describe an optional parameter."""
+    """Describe an optional parameter, which is in the query string or a header (`location`)."""
     return {"name": name, "in": location, "required": False, "schema": schema, "description": text}
 
 
 def describe_sample() -> dict[str, Any]:
-    """Describe the endpoint that generates images."""
+    """Describe the endpoint POST /v1/sample, which generates images."""
     properties = {name: {**schema, "description": text} for name, (schema, text) in SAMPLE_FIELDS.items()}
     body = {"type": "object", "properties": properties, "additionalProperties": False}
     form_schema = {"type": "object", "properties": {"image": BINARY_SCHEMA, "mask": BINARY_SCHEMA, "settings": body}}
@@ -245,7 +245,7 @@ def describe_sample() -> dict[str, Any]:
 
 
 def describe_responses(response_type: str) -> dict[str, Any]:
-    """Describe the response, a document or a content type, and the errors."""
+    """Describe the successful response (the name of a document, or a content type), and the error responses."""
     content = (
         {response_type: {"schema": {"type": "string"}}}
         if "/" in response_type
@@ -262,5 +262,5 @@ def describe_responses(response_type: str) -> dict[str, Any]:
 
 
 def describe_json_content(name: str) -> dict[str, Any]:
-    """Describe the content of a JSON response."""
+    """Describe the JSON content of a response with the document `name`."""
     return {"application/json": {"schema": expand_schema(name)}}

@@ -1,9 +1,11 @@
-"""uvicorn's HTTP/1.1 protocol with limits on every size and duration that a client controls.
+"""uvicorn's HTTP/1.1 protocol, with limits on every size and duration that a client controls.
 
 The application checks a request when its headers are complete, and may respond before the body has arrived. The rest of
-a short body is then discarded, so that the connection can be reused. With a long body the connection closes after a
-short delay in which the client can read the response. Pipelining is not supported: if a request arrives before the
-response to the previous one, the connection closes after that response.
+a short body is then discarded, so that the connection can be reused. With a long body, the connection closes after a
+short delay, in which the client can read the response.
+
+Pipelining is not supported. If a request arrives before the response to the previous one is sent, the connection closes
+after that response.
 """
 
 from __future__ import annotations
@@ -24,8 +26,11 @@ from vitreous.apps.server.settings import ServerLimits
 
 MAX_DISCARDED_BYTES = 2**20  # bytes of a refused request's body that are read and discarded
 LINGER_SECONDS = 2.0  # seconds for a client to read the last response of a connection
-SEND_SECONDS, SEND_RATE = 10.0, 10_000.0  # seconds to read a response, plus a second per this many bytes
-MAX_TINY_CHUNKS = 4096  # chunks of a body; further ones must average at least 16 bytes each
+SEND_SECONDS, SEND_RATE = (
+    10.0,
+    10_000.0,
+)  # a client has SEND_SECONDS to read a response, and 1 s more per SEND_RATE bytes
+MAX_TINY_CHUNKS = 4096  # chunks of a body of any size; more chunks must have at least 16 bytes on average
 _TARGET = re.compile(rb"/[!-~]*")
 _UNREADABLE = Refusal(400, "bad_request", "this is not an HTTP/1.1 request", "use an HTTP library")
 
@@ -33,11 +38,11 @@ IDLE, HEAD, BODY, ANSWERING = "idle", "head", "body", "answering"
 
 
 class LimitedProtocol(HttpToolsProtocol):
-    """One connection. `phase`: waiting for a request, its head, its body, or the response; `phase_start_time`: its
-    start.
+    """One connection with limits.
 
-    `count_malformed` is called with the status of each malformed request. `refuse_full` returns the refusal and the id
-    of a request if the server is full.
+    `phase` is its state: no request (IDLE), an incomplete head or body (HEAD, BODY), or a complete request without a
+    response (ANSWERING). `phase_start_time` is the start of the phase. `count_malformed` is called with the status of
+    each malformed request. `refuse_full` returns a refusal and the request id if the server is full.
     """
 
     def __init__(
@@ -60,7 +65,8 @@ class LimitedProtocol(HttpToolsProtocol):
         self.unread_since: float | None = None  # since when the client has not read its response
 
     def connection_made(self, transport: asyncio.Transport) -> None:
-        """Register a connection; above the limit, close the connection that has been idle for longest."""
+        """Register a connection. Above the limit, close the connection whose phase started first, among those that are
+        not waiting for a response; if there is none, close the new one."""
         if len(self.connections) >= self.limits.connections:
             closable = [
                 connection
@@ -74,7 +80,7 @@ class LimitedProtocol(HttpToolsProtocol):
         transport.max_size = 2**16  # type: ignore[attr-defined]  # bytes per read, so that connections take short turns
 
     def data_received(self, data: bytes) -> None:
-        """Parse received data; discard data after the end of the conversation."""
+        """Parse received data, or discard it if the connection takes no further requests."""
         if self.deaf:
             self.discard(len(data))
             return
@@ -88,13 +94,13 @@ class LimitedProtocol(HttpToolsProtocol):
             self.reject(Refusal(431, "too_large", "the request headers are too long", hint))
 
     def discard(self, size: int) -> None:
-        """Count discarded bytes; above the limit, stop reading and close."""
+        """Count discarded bytes. Above `MAX_DISCARDED_BYTES`, stop reading and close."""
         self.discarded += size
         if self.discarded > MAX_DISCARDED_BYTES:
             self.flow.pause_reading() if self.transport.is_closing() else self.transport.close()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-        """Start the application; if the server is full, refuse the request here, without a task."""
+        """Start the application. If the server is full, refuse the request here, without a task."""
         full_refusal = self.refuse_full(cycle.scope) if cycle.keep_alive else None
         if full_refusal is None:
             super()._start_asgi_task(cycle, app)
@@ -103,7 +109,7 @@ class LimitedProtocol(HttpToolsProtocol):
         cycle.response_started = cycle.response_complete = True
         self.on_response_complete()
 
-    # callbacks of the parser; an exception in one of them ends up in send_400_response
+    # callbacks of the parser; if one raises an exception, the parser calls send_400_response
 
     def on_message_begin(self) -> None:
         """Handle the first byte of a request. Raises Refusal for a pipelined request."""
@@ -115,20 +121,20 @@ class LimitedProtocol(HttpToolsProtocol):
             self.phase, self.phase_start_time, self.head_bytes = HEAD, self.loop.time(), 0
 
     def on_url(self, url: bytes) -> None:
-        """Handle a chunk of the URL. Raises Refusal, 414."""
+        """Handle a chunk of the URL. Raises Refusal, 414, if the URL is too long."""
         super().on_url(url)
         if len(self.url) > self.limits.head // 4:
             raise Refusal(414, "too_large", "the URL is too long", f"use at most {self.limits.head // 4} bytes")
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Handle one header. Raises Refusal, 431."""
+        """Handle one header. Raises Refusal, 431, if there are too many."""
         self.header_count += 1
         if self.header_count > self.limits.headers:
             raise Refusal(431, "too_large", "too many headers", f"send at most {self.limits.headers}")
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """Start the application. Raises Refusal, 400, for an upgrade, and for a target that is not a path."""
+        """Start the application. Raises Refusal, 400, for an upgrade, and for a request target that is not a path."""
         if self.parser.should_upgrade():  # type: ignore[union-attr]
             hint = "send a normal request"
             raise Refusal(400, "bad_request", "connection upgrades and proxy requests are not supported", hint)
@@ -138,7 +144,8 @@ class LimitedProtocol(HttpToolsProtocol):
         self.phase, self.phase_start_time = BODY, self.loop.time()
 
     def on_chunk_header(self) -> None:
-        """Count a chunk. Raises Refusal, 413: a million one-byte chunks would delay all other requests."""
+        """Count a chunk. Raises Refusal, 413, for too many small chunks: a million one-byte chunks would delay all
+        other requests."""
         self.chunks += 1
         if self.chunks > MAX_TINY_CHUNKS + self.body_bytes // 16:
             raise Refusal(413, "too_large", "too many small chunks", "send larger chunks")
@@ -152,12 +159,12 @@ class LimitedProtocol(HttpToolsProtocol):
             super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """Handle the end of a request."""
+        """Handle the end of a request. The connection then waits for the response, unless it is already sent."""
         super().on_message_complete()
         self.phase, self.phase_start_time = (IDLE if self.cycle.response_complete else ANSWERING), self.loop.time()
 
     def on_response_complete(self) -> None:
-        """Handle the end of a response; the response to HEAD has no body."""
+        """Handle the end of a response. The response to HEAD has no body, so its delayed head is sent here."""
         self.transport.write(b"")
         if self.phase == ANSWERING:
             self.phase = IDLE
@@ -167,13 +174,14 @@ class LimitedProtocol(HttpToolsProtocol):
     # closing a connection
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse a request with a parser error; called while the error is handled."""
+        """Refuse a malformed request. The parser calls this while it handles the exception of a callback."""
         error = sys.exception()
         cause = error.__context__ if error is not None else None
         self.reject(cause if isinstance(cause, Refusal) else _UNREADABLE)
 
     def reject(self, refusal: Refusal) -> None:
-        """Stop reading; refuse the current request, unless it is complete or has a response."""
+        """Take no further requests on this connection, and refuse the current one, unless it is complete or has a
+        response."""
         self.deaf, cycle = True, self.cycle
         if self.phase == ANSWERING:
             cycle.keep_alive = False
@@ -190,14 +198,15 @@ class LimitedProtocol(HttpToolsProtocol):
             self.count_malformed(refusal.status)
 
     def render(self, refusal: Refusal, name: str, *extra: tuple[bytes, bytes]) -> bytes:
-        """Render the full response of a refusal, with the request id."""
+        """Render the complete response of a refusal, with the request id `name` and `extra` headers."""
         response = refusal_response(refusal, name)
         headers = [*self.server_state.default_headers, *response.raw_headers, *SECURITY_HEADERS, *extra]
         lines = [STATUS_LINE[refusal.status], *(b"%s: %s\r\n" % header for header in headers)]
         return b"".join([*lines, b"x-request-id: ", name.encode(), b"\r\n\r\n", bytes(response.body)])
 
     def sweep(self, now: float) -> None:
-        """End all phases that take too long; called several times per second."""
+        """End the connection if its phase takes too long. Called several times per second with the current time
+        `now`."""
         phase_seconds, limits, unsent_bytes = (
             now - self.phase_start_time,
             self.limits,
@@ -234,7 +243,7 @@ class LingeringTransport:
         return getattr(self.transport, name)
 
     def write(self, data: bytes) -> None:
-        """Send; delay a head until the next chunk."""
+        """Send data. The head of a response is delayed, and sent with the next data."""
         if data.endswith(b"\r\n\r\n") and data.startswith(b"HTTP/1.1 ") and not data.startswith(b"HTTP/1.1 100 "):
             self.pending_head = data
         elif self.pending_head or data:
@@ -242,7 +251,7 @@ class LingeringTransport:
             self.transport.write(data)
 
     def is_closing(self) -> bool:
-        """Return whether sending has ended."""
+        """Return whether no further data can be sent."""
         return self.lingering or self.transport.is_closing()
 
     def close(self) -> None:

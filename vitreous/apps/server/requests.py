@@ -1,4 +1,4 @@
-"""Reading of requests: query string and images.
+"""Parsing of requests: query string and images.
 
 Images are the fields of multipart/form-data that have a file name (RFC 7578), or the body itself.
 """
@@ -21,22 +21,22 @@ from vitreous.apps.server.service import RequestInfo, Service
 from vitreous.apps.server.settings import ServerLimits
 from vitreous.inference.card import Card
 
-MAX_PARTS = 64  # with and without a file, each
-MAX_FIELD_BYTES = 2**16  # bytes of a form field without a file
-MAX_NAME_LENGTH = 255  # characters of a file name
-HEAVY_REQUEST_COST = 4  # approximate cost of attention or tiles, in images
+MAX_PARTS = 64  # maximum fields of a form with a file, and maximum fields without one
+MAX_FIELD_BYTES = 2**16  # maximum bytes of a form field without a file
+MAX_NAME_LENGTH = 255  # maximum characters of a file name
+HEAVY_REQUEST_COST = 4  # approximate cost of a request for attention or tiles, in images
 
 
 @dataclass(frozen=True)
 class Upload:
-    """One uploaded image: its name, if any, and its bytes."""
+    """One uploaded image: its file name, if any, and its bytes."""
 
     name: str | None
     content: memoryview
 
 
 class FormParser(MultiPartParser):
-    """Starlette's form parser with files in memory only, which detects truncated forms.
+    """Starlette's form parser with files in memory only. It detects truncated forms (`is_complete`).
 
     Raises Refusal, 415, for a transfer encoding such as base64.
     """
@@ -45,7 +45,7 @@ class FormParser(MultiPartParser):
     is_complete = False
 
     def on_headers_finished(self) -> None:
-        """Check the headers of a form field."""
+        """Check the headers of a form field. Raises Refusal, 415, for a transfer encoding."""
         for name, value in self._current_part.item_headers:
             if name == b"content-transfer-encoding" and value.strip().lower() not in (b"binary", b"8bit", b"7bit"):
                 hint = "send the image bytes without encoding"
@@ -53,17 +53,17 @@ class FormParser(MultiPartParser):
         super().on_headers_finished()
 
     def on_end(self) -> None:
-        """Record that the last boundary was read."""
+        """Record that the last boundary of the form was read."""
         self.is_complete = True
 
 
 def get_request_context(request: Request) -> tuple[Service, RequestInfo]:
-    """Return the service and the info of this request."""
+    """Return the service and the state of this request."""
     return request.scope["service"], request.scope["info"]
 
 
 def read_parameters(request: Request) -> dict[str, str]:
-    """Parse the query string. Raises Refusal, 422, for invalid syntax, and unknown or duplicate parameters."""
+    """Parse the query string. Raises Refusal, 422, for invalid syntax, and for unknown or duplicate parameters."""
     text, path = request.scope["query_string"], request.scope["path"]
     allowed = POST_ENDPOINTS[path][2] if path in POST_ENDPOINTS else ()
     try:
@@ -83,19 +83,19 @@ def read_parameters(request: Request) -> dict[str, str]:
 
 
 def describe_model_version(served: ServedModel) -> dict[str, str]:
-    """Return name and version of the model, for every response."""
+    """Return name and version of the model, which every response contains."""
     return {"name": served.predictor.card.name, "version": served.predictor.card.version}
 
 
 def require_single_upload(uploads: list[Upload]) -> Upload:
-    """Return the single image of a request. Raises Refusal, 400, for several."""
+    """Return the only image of a request. Raises Refusal, 400, for none or several."""
     if len(uploads) != 1:
         raise Refusal(400, "bad_request", f"expected 1 image, got {len(uploads)}", "send exactly one image")
     return uploads[0]
 
 
 def parse_int(name: str, text: str, minimum: int, maximum: int) -> int:
-    """Parse an integer in a range. Raises Refusal, 422, with parameter, value and range."""
+    """Parse an integer in a range. Raises Refusal, 422, with the parameter, its value and the range."""
     if not (text.isascii() and text.isdecimal() and len(text) < 10 and minimum <= int(text) <= maximum):
         raise Refusal(
             422, "bad_parameter", f"invalid {name}={text[:40]!r}", f"use an integer from {minimum} to {maximum}"
@@ -104,7 +104,7 @@ def parse_int(name: str, text: str, minimum: int, maximum: int) -> int:
 
 
 def parse_share(name: str, text: str) -> float:
-    """Parse a number from 0 to 1. Raises Refusal, 422."""
+    """Parse a number from 0 to 1. Raises Refusal, 422, with the parameter, its value and the range."""
     try:
         value = float(text) if text.isascii() and len(text) < 40 else -1.0
     except ValueError:
@@ -115,7 +115,7 @@ def parse_share(name: str, text: str) -> float:
 
 
 def parse_choice(name: str, parameters: Mapping[str, str], choices: tuple[str, ...]) -> str:
-    """Parse one of some words; the default is the first. Raises Refusal, 422."""
+    """Return the parameter `name`, which must be one of `choices`; the first is the default. Raises Refusal, 422."""
     choice = parameters.get(name, choices[0])
     if choice not in choices:
         raise Refusal(422, "bad_parameter", f"invalid {name}={choice[:40]}", f"use {' or '.join(choices)}")
@@ -123,32 +123,34 @@ def parse_choice(name: str, parameters: Mapping[str, str], choices: tuple[str, .
 
 
 def format_endpoint(card: Card) -> str:
-    """Format the endpoint of a model."""
+    """Format the endpoint of a model for a hint, such as `POST /v1/predict`."""
     return f"POST /v1/{card.task.endpoint}"
 
 
 def require_endpoint(served: ServedModel, endpoint: str, problem: str) -> None:
-    """Raise Refusal, 404, with the `problem`, for a model with another endpoint."""
+    """Raise Refusal, 404, with the message `problem`, if the model does not support `endpoint`."""
     if not served.capabilities[endpoint]:
-        raise Refusal(404, "not_available", problem, format_endpoint(served.predictor.card))
+        raise Refusal(404, "not_available", problem, f"use {format_endpoint(served.predictor.card)}")
 
 
 def require_image_input(card: Card) -> None:
     """Raise Refusal, 404, for a generative model, which has no image input."""
     if not card.task.reads_images:
-        raise Refusal(404, "not_available", "this is a generative model without image input", format_endpoint(card))
+        raise Refusal(
+            404, "not_available", "this is a generative model without image input", f"use {format_endpoint(card)}"
+        )
 
 
 async def read_uploads(request: Request, limits: ServerLimits) -> list[Upload]:
     """Read the images of a request, in order.
 
-    Raises Refusal: 400 for an invalid or empty form, 413 for too many images, 415 for an unsupported body type.
+    Raises Refusal: 400 for an invalid form or no image, 413 for too many images, 415 for an unsupported content type.
     """
     media_type = request.headers.get("content-type", "").split(";", 1)[0].strip().lower()
     if media_type == "multipart/form-data":
         uploads = await read_form(request)
         if not uploads:
-            raise Refusal(400, "bad_request", "no image in the form", "send it as a field with a file name")
+            raise Refusal(400, "bad_request", "no image in the form", "send the image as a field with a file name")
         if len(uploads) > limits.images:
             raise Refusal(413, "too_large", f"{len(uploads)} images in one request", f"send at most {limits.images}")
         return uploads
@@ -164,12 +166,12 @@ async def read_uploads(request: Request, limits: ServerLimits) -> list[Upload]:
 
 
 async def read_form(request: Request) -> list[Upload]:
-    """Read the files of a form. Raises Refusal as `read_parts`."""
+    """Read the files of a form. Raises Refusal, 400, for an invalid or truncated form."""
     return [upload for _, upload in await read_parts(request) if isinstance(upload, Upload)]
 
 
 async def read_parts(request: Request) -> list[tuple[str, Upload | str]]:
-    """Read the fields of a form by name, files and text. Raises Refusal, 400, for an invalid or truncated form."""
+    """Read the fields of a form as (name, file or text). Raises Refusal, 400, for an invalid or truncated form."""
     limits = {"max_files": MAX_PARTS, "max_fields": MAX_PARTS, "max_part_size": MAX_FIELD_BYTES}
     parser = FormParser(request.headers, request.stream(), **limits)
     try:

@@ -1,4 +1,4 @@
-"""Responses: JSON documents, refusals, and the headers of every response.
+"""Responses: JSON documents, refusals (error responses), and the headers of every response.
 
 Starlette is imported when a response is made, so that `Refusal` can be imported without the extra `serve`.
 """
@@ -30,9 +30,9 @@ SECURITY_HEADERS = (
 
 
 class Refusal(VitreousError):
-    """An error response: an HTTP status and a stable code for programs.
+    """An exception that becomes an error response, with an HTTP status and a stable `code` for programs.
 
-    `retry`: seconds for the header Retry-After, 0 for none.
+    `retry` is the number of seconds for the header Retry-After, 0 for none.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ def shorten_text(text: str) -> str:
 
 
 def json_response(document: dict[str, Any], status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """Make a JSON response that is not cached."""
+    """Make a JSON response that clients must not cache."""
     from starlette.responses import Response
 
     text = json.dumps(document, ensure_ascii=False, allow_nan=False, separators=(",", ":"))

@@ -1,4 +1,4 @@
-"""Handlers of all endpoints."""
+"""Handlers of the endpoints, and the table of routes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ PUBLIC_ROUTES = frozenset(("healthz", "readyz", "page", "static"))  # routes tha
 
 
 def build_page_routes() -> list[Route]:
-    """Build a route for each file of the page."""
+    """Build a route for each file of the web page."""
     routes = []
     for file in files("vitreous.apps.server.page").iterdir():
         suffix = file.name.rpartition(".")[2]
@@ -60,12 +60,12 @@ def build_page_routes() -> list[Route]:
 
 
 async def handle_healthz(request: Request) -> Response:
-    """Report that the process is alive."""
+    """Return that the process is alive."""
     return json_response({"status": "alive"})
 
 
 async def handle_readyz(request: Request) -> Response:
-    """Report whether the server accepts requests."""
+    """Return whether the server is ready to serve predictions: 200, or 503 with the reason."""
     state = get_request_context(request)[0].state
     if state == "ready":
         return json_response({"status": state})
@@ -80,7 +80,7 @@ async def handle_metrics(request: Request) -> Response:
 
 
 async def handle_openapi(request: Request) -> Response:
-    """Return the OpenAPI description."""
+    """Return the OpenAPI description of the server."""
     service, _ = get_request_context(request)
     cache = service.served.cache
     if "openapi" not in cache:
@@ -89,7 +89,7 @@ async def handle_openapi(request: Request) -> Response:
 
 
 async def handle_model(request: Request) -> Response:
-    """Return the description of the model, cached, since 30 uncached requests cost as much as an image."""
+    """Return the description of the model. It is cached, since computing 30 descriptions costs as much as an image."""
     service, _ = get_request_context(request)
     read_parameters(request)
     cache = service.served.cache
@@ -101,7 +101,8 @@ async def handle_model(request: Request) -> Response:
 
 
 async def handle_predict(request: Request) -> Response:
-    """Predict names and probabilities. Raises Refusal, 404, for a model without classes."""
+    """Predict classes and probabilities, or values, for images. Raises Refusal: 404 if the model does not predict
+    these, 422 for invalid parameters."""
     service, parameters = get_request_context(request)[0], read_parameters(request)
     served, card = service.served, service.served.predictor.card
     require_image_input(card)
@@ -114,6 +115,7 @@ async def handle_predict(request: Request) -> Response:
         raise Refusal(422, "bad_parameter", error.message.removeprefix("--"), error.hint) from None
 
     def format_prediction(name: str | None, output: np.ndarray) -> dict[str, Any]:
+        """Format the prediction for an image as its JSON entry."""
         return {"name": name, **prediction_format.to_fields(prediction_format.predict(output, "")), "error": None}
 
     empty_fields = prediction_format.to_fields(prediction_format.format_error("", ""))
@@ -128,7 +130,7 @@ async def handle_predict(request: Request) -> Response:
 
 
 async def handle_embed(request: Request) -> Response:
-    """Compute features. Raises Refusal, 404, for a model without them."""
+    """Compute features of images. Raises Refusal, 404, for a model without features."""
     served = get_request_context(request)[0].served
     read_parameters(request)
     require_image_input(served.predictor.card)
@@ -136,6 +138,7 @@ async def handle_embed(request: Request) -> Response:
         raise Refusal(404, "not_available", "this model has no features", "serve the run that it was exported from")
 
     def format_embedding(name: str | None, features: np.ndarray) -> dict[str, Any]:
+        """Format the features of an image as its JSON entry."""
         return {"name": name, "embedding": [float(f"{v:.8g}") for v in features.tolist()], "error": None}
 
     return await compute_image_responses(
@@ -156,10 +159,11 @@ async def compute_image_responses(
     describe: Callable[[str | None, np.ndarray], dict[str, Any]],
     empty_fields: dict[str, Any],
 ) -> Response:
-    """Decode the images of a request, compute the readable ones, and describe all of them in order.
+    """Decode the images of a request, compute the readable ones, and return a JSON entry for each image, in order.
 
-    `work`: (B, C, *image) pixels -> (B, ...). `describe`: an image's name and its output -> its JSON. Raises Refusal
-    if no image can be read.
+    `work` maps (B, C, *image) pixels to (B, ...). `describe` maps an image's name and its output to its JSON entry.
+    `key` is the key of the entries, `empty_fields` are the fields of an image that cannot be read. Raises Refusal if no
+    image can be read.
     """
     service, info = get_request_context(request)
     uploads = await read_uploads(request, service.limits)
@@ -188,7 +192,7 @@ async def compute_image_responses(
 
 
 async def compute_image(service: Service, info: RequestInfo, served: ServedModel, work: Any, upload: Upload) -> Any:
-    """Return the output of `work` for one image, or the Refusal of that image."""
+    """Return the output of `work` for one image, or the Refusal if it cannot be decoded."""
     try:
         pixels, _ = await service.decoders.decode(upload.content, served.decode_settings)
     except Refusal as refusal:
@@ -197,7 +201,8 @@ async def compute_image(service: Service, info: RequestInfo, served: ServedModel
 
 
 async def handle_attention(request: Request) -> Response:
-    """Compute the attention of one image. Raises Refusal, 422, for invalid parameters."""
+    """Compute the attention of one image, as JSON or as an image. Raises Refusal: 404 for a model without attention,
+    422 for invalid parameters."""
     from vitreous.apps.server import attention as attention_api
 
     service, info = get_request_context(request)
@@ -223,7 +228,8 @@ async def handle_attention(request: Request) -> Response:
 
 
 async def handle_frames(request: Request) -> Response:
-    """Return the model's input frames of one clip, stacked vertically. Raises Refusal, 404, for other models."""
+    """Return the model's input frames of one clip as a PNG, stacked vertically. Raises Refusal, 404, if the model does
+    not take clips."""
     from vitreous.apps.server import attention as attention_api
 
     service, info = get_request_context(request)
@@ -237,7 +243,7 @@ async def handle_frames(request: Request) -> Response:
 
 
 async def handle_neighbours(request: Request) -> Response:
-    """Find the training images nearest to one image. Raises Refusal, 404, for a run without an index."""
+    """Find the training images nearest to one image. Raises Refusal, 404, if the run has no index."""
     (service, info), parameters = get_request_context(request), read_parameters(request)
     served = service.served
     count = parse_int("count", parameters["count"], 1, 50) if "count" in parameters else 8
@@ -266,14 +272,14 @@ async def handle_neighbours(request: Request) -> Response:
 
 
 async def handle_positions(request: Request) -> Response:
-    """Return the similarities of the position embeddings."""
+    """Return the similarities of the position embeddings. Raises Refusal, 404, for a model without them."""
     from vitreous.apps.server import attention as attention_api
 
     return json_response(await compute_cached(request, "positions", attention_api.compute_position_similarity))
 
 
 async def handle_filters(request: Request) -> Response:
-    """Return a PNG image of the patch embedding's filters."""
+    """Return the filters of the patch embedding as a PNG. Raises Refusal, 404, for a model without them."""
     from vitreous.apps.server import attention as attention_api
 
     return Response(
@@ -282,7 +288,7 @@ async def handle_filters(request: Request) -> Response:
 
 
 async def compute_cached(request: Request, name: str, work: Callable[[Any], Any]) -> Any:
-    """Return a result that depends only on the model, computed on the first request."""
+    """Return a result that depends only on the model, computed by `work` on the first request for `name`."""
     service, info = get_request_context(request)
     read_parameters(request)
     served, bundle = service.served, require_bundle(service.served, name)
@@ -292,14 +298,16 @@ async def compute_cached(request: Request, name: str, work: Callable[[Any], Any]
 
 
 def require_bundle(served: ServedModel, name: str) -> Any:
-    """Return the bundle of a model that supports `name`. Raises Refusal, 404."""
+    """Return the bundle of a model that supports the inspection `name`. Raises Refusal, 404, for other models."""
     if not served.capabilities[name]:
-        raise Refusal(404, "not_available", f"this model has no {name}", "GET /v1/model lists the supported requests")
+        raise Refusal(
+            404, "not_available", f"this model does not support {name}", "see `capabilities` in GET /v1/model"
+        )
     return served.predictor.bundle
 
 
 def make_route(prefix: str, handler: Callable[[Request], Awaitable[Response]], method: str) -> Route:
-    """Make the route of a handler: `handle_predict` serves PREFIX/predict."""
+    """Make the route of a handler: `handle_predict` responds to PREFIX/predict."""
     name = handler.__name__.removeprefix("handle_")
     return Route(f"{prefix}/{name}", handler, methods=[method], name=name)
 

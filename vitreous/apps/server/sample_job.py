@@ -1,6 +1,6 @@
-"""Generation of images for a request, in the computing thread and its helpers, for a client in the event loop.
+"""A request's generation of images. It runs in the computing thread; the client is served in the event loop.
 
-B images of C channels.
+Shapes: B images of C channels.
 """
 
 from __future__ import annotations
@@ -33,21 +33,22 @@ from vitreous.inference.samples import (
     square_grid_columns,
 )
 
-MAX_PREVIEWS = 24  # per request
+MAX_PREVIEWS = 24  # approximate maximum of previews per request
 PREVIEW_INTERVAL = 0.1  # minimum seconds between previews
 PREVIEW_SIZE = 128  # maximum pixels of a preview's longer side
-MAX_GRID_ASPECT = 2.5  # maximum aspect ratio of a grid, if its columns have few classes
+MAX_GRID_ASPECT = 2.5  # maximum aspect ratio of a grid whose columns each have few classes
 
 
 class SampleJobStopped(Exception):
-    """The request was cancelled or its deadline expired."""
+    """Raised between two steps if the request was cancelled or its deadline expired."""
 
 
 class SampleJob:
-    """A generation in progress. `stop`, or the deadline, ends it after the current step.
+    """The generation of a request's images. The event `stop`, or the deadline, ends it after the current step.
 
-    `compute_document` and `compute_grid` are work for the batcher; their input is the job that `set_deadline` returned.
-    `inpaint_input`: an image (C, H, W) to inpaint; only the white area of its mask (1, H, W) is generated.
+    `compute_document` and `compute_grid` are work for the batcher, whose input is the job itself, as returned by
+    `set_deadline`. `inpaint_input` is an image (C, H, W) to inpaint and its mask (1, H, W): only the white area is
+    generated. `beat` is called after each step.
     """
 
     def __init__(
@@ -76,8 +77,8 @@ class SampleJob:
 
     @property
     def columns(self) -> int:
-        """Return the columns of the grid, about as many as rows. If images cycle through the classes, choose columns
-        that each contain few classes, if possible."""
+        """Return the number of columns of the image grid, about as many as rows. If images cycle through the classes,
+        prefer a number for which each column contains few classes."""
         classes, count = len(self.generator.classes), self.request.count
         if self.request.name is not None or not 1 < classes <= count:
             return square_grid_columns(count)
@@ -92,7 +93,8 @@ class SampleJob:
         return self
 
     def compute(self) -> list[Sample]:
-        """Return the images, in order. Raises Refusal, 504, if the deadline expired or the request was cancelled."""
+        """Generate the images, and return them in order. Raises Refusal, 504, if the deadline expired or the request
+        was cancelled."""
         options = SampleOptions(**asdict(self.request.options), count=self.request.count, to_seed=self.request.to_seed)
         canvas = None if self.inpaint_input is None else self.generator.canvas_of(*self.inpaint_input, len(self.pairs))
         try:
@@ -101,8 +103,8 @@ class SampleJob:
             raise Refusal(504, "deadline", "the deadline expired", "retry with a longer deadline") from None
 
     def compute_document(self, job: SampleJob) -> dict[str, Any] | Refusal:
-        """Return the images and their settings as a JSON document, or the refusal."""
-        began = time.monotonic()
+        """Generate the images. Return them with their settings as a JSON document, or the refusal."""
+        start = time.monotonic()
         try:
             samples = self.compute()
         except Refusal as refusal:
@@ -114,10 +116,10 @@ class SampleJob:
         settings = self.request.describe(self.generator.sampler.precision)
         size = list(samples[0].image.shape[:2])
         document = {"images": images, "size": size, "columns": self.columns, "settings": settings}
-        return document | {"seconds": round(time.monotonic() - began, 4)}
+        return document | {"seconds": round(time.monotonic() - start, 4)}
 
     def compute_grid(self, job: SampleJob) -> bytes | Refusal:
-        """Return the images as one PNG in the layout of `sample`, or the refusal."""
+        """Generate the images. Return them as one PNG in the layout of `vitreous sample`, or the refusal."""
         try:
             samples = self.compute()
             captions = [sample.name for sample in samples] if any(sample.name for sample in samples) else []
@@ -128,7 +130,8 @@ class SampleJob:
             return refusal
 
     def after_step(self, batch_slice: slice, state: SamplerState) -> None:
-        """Count a step of some samples, and publish a preview at intervals. Raises SampleJobStopped on cancellation."""
+        """Count a denoising step of a slice of the images, and publish a preview from time to time. Raises
+        SampleJobStopped on cancellation or after the deadline."""
         now = time.monotonic()
         if self.stop.is_set() or now >= self.deadline:
             raise SampleJobStopped
@@ -157,13 +160,13 @@ class SampleJob:
             self.loop.call_soon_threadsafe(self.publish, preview)
 
     def publish(self, preview: dict[str, Any]) -> None:
-        """Replace the current preview, in the event loop."""
+        """Store a preview as the current one, in the event loop."""
         self.preview = preview
         self.preview_event.set()
 
 
 def encode_preview(image: np.ndarray) -> str:
-    """Encode an image (H, W, C) uint8 as a data URI, scaled down if it is large."""
+    """Encode an image (H, W, C) uint8 as a PNG data URI, scaled down if it is large."""
     thumbnail = array_to_image(image)
     thumbnail.thumbnail((PREVIEW_SIZE, PREVIEW_SIZE), Image.Resampling.BOX)
     return encode_png_uri(thumbnail)

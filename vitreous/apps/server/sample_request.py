@@ -1,4 +1,4 @@
-"""Requests to a generative model, parsed from JSON within limits."""
+"""Requests to a generative model: parsed from JSON, and checked against limits."""
 
 from __future__ import annotations
 
@@ -22,17 +22,18 @@ from vitreous.generation.settings import (
     max_sampler_steps,
 )
 
-MAX_SAMPLE_IMAGES = 64  # per request
-MAX_STEPS_PER_IMAGE = 250  # with the maximum number of images; fewer images may use more
-MAX_SAMPLE_BODY_BYTES = 2**14  # bytes of a request
+MAX_SAMPLE_IMAGES = 64  # maximum images of a request
+MAX_STEPS_PER_IMAGE = 250  # maximum steps with the maximum number of images; with fewer images, more steps are allowed
+MAX_SAMPLE_BODY_BYTES = 2**14  # maximum bytes of a request
 MAX_JSON_SEED = 2**53 - 1  # largest integer that every JSON parser reads exactly
 SAMPLE_KEYS = ("class", "count", "guidance", "steps", "seed", "to_seed", "sampler")
 
 
 @dataclass(frozen=True)
 class SampleLimits:
-    """Limits of a request: `classes` by name; at most `images`; a sampler of `samplers`, {name: default steps}, the
-    default sampler first; at most `steps`; `inpaint`: whether inpainting is supported."""
+    """Limits of a request: the names of the `classes`, the maximum number of `images` and of `steps`, and whether
+    inpainting is supported. `samplers` maps the name of a sampler to its default steps; the first is the default
+    sampler."""
 
     classes: tuple[str, ...]
     process: str
@@ -43,7 +44,7 @@ class SampleLimits:
     inpaint: bool = True
 
     def describe(self) -> dict[str, Any]:
-        """Return limits and defaults, for GET /v1/model."""
+        """Return limits and defaults for GET /v1/model."""
         defaults = {"count": 1, "guidance": 1.0, "seed": 0, "sampler": next(iter(self.samplers))}
         guidance = MAX_GUIDANCE if self.classes else 1.0
         limits = {"count": self.images, "steps": self.steps, "image_steps": self.image_steps}
@@ -53,14 +54,15 @@ class SampleLimits:
 
     @property
     def image_steps(self) -> int:
-        """Return the maximum of images times steps of a request."""
+        """Return the maximum product of images and steps of a request."""
         return max(self.images * MAX_STEPS_PER_IMAGE, self.steps)
 
 
 def make_sample_limits(
     classes: Sequence[str], process: Process, image: tuple[int, int], pixels: int, inpaint: bool = True
 ) -> SampleLimits:
-    """Make the limits of a model with image size `image` (H, W); `pixels` is the maximum of a response."""
+    """Make the limits for a model with image size `image` (H, W). `pixels` is the maximum number of pixels of a
+    response."""
     steps = max_sampler_steps(process)
     samplers = {name: default_steps(process, name) for name in DEFAULT_SAMPLER_STEPS[type(process)]}
     if find_spec("diffusers") is None:
@@ -71,8 +73,8 @@ def make_sample_limits(
 
 @dataclass(frozen=True)
 class SampleRequest:
-    """Requested images: `count` of class `name`, or, without a name, cycling through the classes; sampling `options`.
-    With `to_seed` they interpolate from one seed to the other."""
+    """The images that a request asks for: `count` images of the class `name`, or cycling through the classes without a
+    name. With `to_seed`, they interpolate from the noise of one seed to that of the other."""
 
     name: str | None
     count: int
@@ -83,13 +85,14 @@ class SampleRequest:
     to_seed: int | None = None
 
     def list_class_number_pairs(self, classes: Sequence[str]) -> list[tuple[int, int]]:
-        """Return class and number of each image; `vitreous sample` generates the same image from the same pair."""
+        """Return (class index, image number) of each image. `vitreous sample` generates the same image from the same
+        pair."""
         if self.name is not None:
             return [(classes.index(self.name), index) for index in range(self.count)]
         return cycle_classes(self.count, len(classes))
 
     def cost(self, limits: SampleLimits) -> int:
-        """Return the cost in images with default settings; at least 1."""
+        """Return the cost of the request, in images with default settings; at least 1."""
         passes = count_forward_passes(self.sampler, self.steps) * (
             2 if limits.classes and self.options.guidance != 1 else 1
         )
@@ -97,15 +100,18 @@ class SampleRequest:
         return max(1, math.ceil(self.count * passes / default_passes))
 
     def describe(self, precision: str) -> dict[str, Any]:
-        """Return the settings, for the response."""
+        """Return the settings of the images for the response."""
         settings = {"class": self.name, "count": self.count, "guidance": self.options.guidance, "steps": self.steps}
         seeds = {"seed": self.options.seed, "to_seed": self.to_seed}
         return settings | seeds | {"sampler": self.sampler, "precision": precision}
 
 
 def parse_sample_request(content_type: str, body: bytes, limits: SampleLimits) -> SampleRequest:
-    """Parse a request body. Raises Refusal: 413 if the body is too large or has too many images or steps together, 415
-    for another content type, 400 if it is not a JSON object, 422 for an invalid value."""
+    """Parse a request body.
+
+    Raises Refusal: 413 if the body is too large, or has too many images or steps together; 415 for another content
+    type; 400 for a body that is not a JSON object; 422 for an invalid value.
+    """
     fields = parse_json_fields(content_type, body)
     if unknown := next((name for name in fields if name not in SAMPLE_KEYS), None):
         raise Refusal(422, "bad_parameter", f"unknown key {shorten_text(unknown)}", f"use {', '.join(SAMPLE_KEYS)}")
@@ -124,16 +130,16 @@ def parse_sample_request(content_type: str, body: bytes, limits: SampleLimits) -
     )
     to_seed = parse_to_seed(fields, name, count, limits)
     if count * steps > limits.image_steps:
-        fewer = max(1, limits.image_steps // steps)
-        hint = f"use at most {fewer} images, or at most {limits.image_steps // count} steps"
-        raise Refusal(413, "too_large", f"{count} images in {steps} steps", hint)
+        max_images = max(1, limits.image_steps // steps)
+        hint = f"use at most {max_images} images, or at most {limits.image_steps // count} steps"
+        raise Refusal(413, "too_large", f"{count} images with {steps} steps exceed the limit", hint)
     options = SamplingOptions(guidance=guidance, sampler=sampler, steps=steps, seed=seed)
     return SampleRequest(name, count, options=options, sampler=sampler, steps=steps, to_seed=to_seed)
 
 
 def parse_to_seed(fields: dict[str, Any], name: str | None, count: int, limits: SampleLimits) -> int | None:
-    """Parse the target seed of an interpolation, if any. Raises Refusal, 422, also for one image, and for images of
-    several classes."""
+    """Parse `to_seed`, the last seed of an interpolation, if set. Raises Refusal, 422, also for a single image, and for
+    images of several classes."""
     if fields.get("to_seed") is None:
         return None
     if count < 2:
@@ -145,8 +151,8 @@ def parse_to_seed(fields: dict[str, Any], name: str | None, count: int, limits: 
 
 
 def parse_json_fields(content_type: str, body: bytes) -> dict[str, Any]:
-    """Parse a body to names and values. Raises Refusal: 413, 415, 400 if it is not a JSON object, 422 for a duplicate
-    key."""
+    """Parse a JSON body to a dict. Raises Refusal: 413 for a too large body, 415 for another content type, 400 for a
+    body that is not a JSON object, 422 for a duplicate key."""
     media_type = content_type.split(";", 1)[0].strip().lower()
     if media_type != "application/json":
         message = f"unsupported content type {shorten_text(media_type)}" if media_type else "no content type"
@@ -168,11 +174,11 @@ def parse_json_fields(content_type: str, body: bytes) -> dict[str, Any]:
 
 
 class JsonPairs(list[tuple[str, Any]]):
-    """The pairs of a JSON object, including duplicate keys."""
+    """The (key, value) pairs of a JSON object, including duplicate keys."""
 
 
 def check_sample_class(name: Any, classes: Sequence[str]) -> None:
-    """Raise Refusal, 422, for a class that the model does not have."""
+    """Raise Refusal, 422, if `name` is not a class of the model."""
     if not isinstance(name, str):
         raise Refusal(422, "bad_parameter", f"invalid class={shorten_json(name)}", "use a name or null")
     if not classes:
@@ -184,7 +190,8 @@ def check_sample_class(name: Any, classes: Sequence[str]) -> None:
 
 
 def parse_whole_number(name: str, fields: dict[str, Any], default: int, minimum: int, maximum: int) -> int:
-    """Parse an integer in a range; the default is `default`. Raises Refusal, 422."""
+    """Parse an integer in a range; return `default` if it is not set. Raises Refusal, 422, with the value and the
+    range."""
     value = fields.get(name)
     if value is None:
         return default
@@ -195,7 +202,8 @@ def parse_whole_number(name: str, fields: dict[str, Any], default: int, minimum:
 
 
 def parse_guidance(value: Any, limits: SampleLimits) -> float:
-    """Parse the guidance scale; the default is 1. Raises Refusal, 422, also for a model without classes."""
+    """Parse the guidance scale; 1 if it is not set. Raises Refusal, 422, also for guidance of a model without
+    classes."""
     if value is None:
         return 1.0
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MAX_GUIDANCE:
@@ -207,5 +215,5 @@ def parse_guidance(value: Any, limits: SampleLimits) -> float:
 
 
 def shorten_json(value: Any) -> str:
-    """Format a value as shortened JSON."""
+    """Format a value as one shortened line of JSON."""
     return shorten_text(json.dumps(value))

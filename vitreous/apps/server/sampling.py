@@ -33,13 +33,15 @@ LAST_LINE_SECONDS = 0.5  # seconds before the deadline at which the stream ends,
 
 
 async def handle_sample(request: Request) -> Response:
-    """Generate images. Raises Refusal: 404 if the model is not generative, and as `read_sample_request` and
-    `read_inpainting_images`."""
+    """Generate images. Raises Refusal: 404 if the model is not generative, and the refusals of `read_sample_request`
+    and `read_inpainting_images`."""
     service, info = get_request_context(request)
     read_parameters(request)
     served = service.served
     if served.generator is None or served.sampling is None:
-        raise Refusal(404, "not_available", "this is not a generative model", format_endpoint(served.predictor.card))
+        raise Refusal(
+            404, "not_available", "this is not a generative model", f"use {format_endpoint(served.predictor.card)}"
+        )
     sample_request, uploads = await read_sample_request(request, served.sampling)
     inpainting = await read_inpainting_images(service, info, uploads) if uploads else None
     response_type = choose_response_type(request.headers.get("accept", ""))
@@ -61,14 +63,22 @@ async def handle_sample(request: Request) -> Response:
 
 
 async def read_sample_request(request: Request, limits: SampleLimits) -> tuple[SampleRequest, dict[str, Upload]]:
-    """Read a request, and its `image` and `mask`, if any: a JSON object, or a form with these two files and the object
-    in the field `settings`. Raises Refusal as `parse_sample_request`, 400 for another form, 422 if the model does not
-    support inpainting."""
+    """Read a request, and its uploads `image` and `mask` for inpainting, if any. The body is a JSON object, or a form
+    with these two files and the object in the field `settings`.
+
+    Raises Refusal: those of `parse_sample_request`, 400 for any other form, 422 if the model does not support
+    inpainting.
+    """
     media_type = request.headers.get("content-type", "")
     if media_type.split(";", 1)[0].strip().lower() != "multipart/form-data":
         return parse_sample_request(media_type, await request.body(), limits), {}
     if not limits.inpaint:
-        raise Refusal(422, "bad_parameter", "a model of latents does not support inpainting", "send JSON")
+        raise Refusal(
+            422,
+            "bad_parameter",
+            "a latent diffusion model does not support inpainting",
+            "send only settings, as application/json",
+        )
     form_fields = await read_parts(request)
     names, hint = [name for name, _ in form_fields], "send image and mask as files, and settings as a JSON field"
     if unknown := next((name for name in names if name not in ("image", "mask", "settings")), None):
@@ -86,8 +96,8 @@ async def read_sample_request(request: Request, limits: SampleLimits) -> tuple[S
 async def read_inpainting_images(
     service: Service, info: RequestInfo, uploads: dict[str, Upload]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Read an image and its mask at the model's size, (C, H, W) and (1, H, W) uint8. Raises Refusal, 422, for images
-    that cannot be decoded, and if the sizes of image and mask differ."""
+    """Decode an image and its mask at the model's image size, (C, H, W) and (1, H, W) uint8. Raises Refusal, 422, if
+    they cannot be decoded, or have different sizes."""
     preprocess = service.served.predictor.card.preprocess
     grey = DecodeSettings(ImagePreprocess(preprocess.image, 1), False, service.limits.pixels)
     with service.admit_images(info, len(uploads)):
@@ -96,12 +106,14 @@ async def read_inpainting_images(
         mask, mask_size = await decode(uploads["mask"].content, grey, with_size=True)
     if size != mask_size:
         sizes = [" x ".join(map(str, size_pair)) for size_pair in (size, mask_size)]
-        raise Refusal(422, "bad_parameter", f"image {sizes[0]} and mask {sizes[1]} differ in size", "make them equal")
+        raise Refusal(
+            422, "bad_parameter", f"image {sizes[0]} and mask {sizes[1]} differ in size", "use the same size for both"
+        )
     return image, mask
 
 
 def choose_response_type(accept: str) -> str:
-    """Return the first supported type of an Accept header, JSON if none is."""
+    """Return the first supported media type of an Accept header; JSON if none is supported."""
     media_types = [entry.split(";", 1)[0].strip().lower() for entry in accept.split(",")]
     return next(
         (media_type for media_type in media_types if media_type in (NDJSON_TYPE, PNG_TYPE, JSON_TYPE)), JSON_TYPE
@@ -109,9 +121,9 @@ def choose_response_type(accept: str) -> str:
 
 
 class SampleStream(Response):
-    """A stream of JSON lines: `preview` during generation, then `result`, or `error` on failure.
+    """A response of JSON lines: `preview` during generation, then `result`, or `error` on failure.
 
-    A client that reads slowly misses previews and delays only its own connection.
+    If a client reads slowly, it misses previews and delays only its own connection.
     """
 
     def __init__(self, service: Service, info: RequestInfo, job: SampleJob) -> None:
@@ -119,7 +131,8 @@ class SampleStream(Response):
         self.service, self.info, self.job, self.started = service, info, job, False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the response (ASGI). Raises Refusal and TimeoutError before the first line; later, as an error line."""
+        """Send the response (ASGI). Exceptions before the first line are raised, Refusal and TimeoutError among them;
+        later, they are sent as an `error` line."""
         service, info, job = self.service, self.info, self.job
         deadline = info.deadline - min(LAST_LINE_SECONDS, (info.deadline - info.start_time) / 4)
         assert job.served.sampling is not None
@@ -151,7 +164,7 @@ class SampleStream(Response):
         await send({"type": "http.response.body", "body": b""})
 
     async def write(self, send: Send, document: dict[str, Any] | None) -> None:
-        """Send a document as a line."""
+        """Send a document as a JSON line; start the response before the first line."""
         if not self.started:
             headers = [(b"content-type", NDJSON_TYPE.encode()), (b"cache-control", b"no-store")]
             await send({"type": "http.response.start", "status": 200, "headers": headers})

@@ -1,4 +1,5 @@
-"""`serve`: load and warm up the model, listen, serve until stopped, and then drain accepted requests."""
+"""The server behind `vitreous serve`: it loads and warms up the model, listens, serves until stopped, and then drains
+accepted requests."""
 
 from __future__ import annotations
 
@@ -32,29 +33,29 @@ from vitreous.system.cores import default_worker_count
 
 RunPath = str | os.PathLike[str] | None
 LISTEN_BACKLOG = 1024  # pending connections in the kernel
-ACCEPTS_PER_TURN = 32  # accepted per iteration of the event loop
-RESERVED_FILES = 32  # open files that are not connections
-MIN_DRAIN_SECONDS = 0.05  # minimum seconds from `readyz` failing to closing the listener
-THREAD_SWITCH_SECONDS = 0.001  # switch interval, after which the computing thread yields to the event loop
+ACCEPTS_PER_TURN = 32  # connections accepted per iteration of the event loop
+RESERVED_FILES = 32  # open files reserved for other uses than connections
+MIN_DRAIN_SECONDS = 0.05  # minimum seconds between the first failing `readyz` and the closing of the listening socket
+THREAD_SWITCH_SECONDS = 0.001  # interpreter switch interval: the computing thread yields to the event loop after it
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn with this server's signals and shutdown, and a periodic sweep over its connections."""
+    """uvicorn with the signals and the shutdown of `Server`, and a periodic check of its connections."""
 
     drain: Callable[[], Awaitable[None]]
 
     def capture_signals(self) -> AbstractContextManager[None]:
-        """Leave signals to `Server`."""
+        """Install no signal handlers; `Server` does."""
         return nullcontext()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen; accept few connections per iteration, with a long kernel backlog."""
+        """Listen with a long kernel backlog, and accept few connections per iteration of the event loop."""
         await super().startup(sockets)
         for listening in sockets or ():
             listening.listen(LISTEN_BACKLOG)
 
     async def on_tick(self, counter: int) -> bool:
-        """End connections that take too long; called ten times per second."""
+        """End connections whose phase takes too long. uvicorn calls this ten times per second."""
         if counter % 2 == 0:
             now = asyncio.get_running_loop().time()
             for connection in list(self.server_state.connections):
@@ -62,14 +63,14 @@ class HttpServer(uvicorn.Server):
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Drain accepted requests, then close."""
+        """Drain accepted requests, then close all connections."""
         await self.drain()
 
 
 class Server:
-    """A model behind a socket, which is bound immediately.
+    """A model behind a listening socket, which is bound in the constructor.
 
-    `load` loads the predictor, also on SIGHUP; `run_path` may have an index of training images.
+    `load` loads the predictor, at the start and on SIGHUP. `run` may contain an index of training images.
     """
 
     service: Service
@@ -96,19 +97,20 @@ class Server:
 
     @property
     def address(self) -> str:
-        """Return the URL."""
+        """Return the URL of the server."""
         host, port = self.socket.getsockname()[:2]
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
     def count_malformed(self, status: int) -> None:
-        """Count a malformed request."""
+        """Count a malformed request, with the status of its response."""
         if self.gate.service is not None:
             self.gate.service.metrics.record("none", status, 0.0)
 
     async def run(self, on_ready: Callable[[], None] = lambda: None, signals: bool = True) -> int:
-        """Serve until stopped; `on_ready` is called when the model is ready.
+        """Load the model, and serve until stopped. `on_ready` is called when the model is ready; `signals` installs
+        signal handlers.
 
-        Returns the exit code. Raises VitreousError if it cannot start.
+        Returns the exit code. Raises VitreousError if the server cannot start.
         """
         settings, loop = self.settings, asyncio.get_running_loop()
         count = settings.decoders or max(2, default_worker_count())
@@ -150,12 +152,12 @@ class Server:
         return self.exit_code
 
     def log_trouble(self, context: dict[str, Any]) -> None:
-        """Log errors of the event loop, such as too many open files."""
+        """Log an error of the event loop, such as too many open files."""
         error = f"{context.get('message', '')}: {context.get('exception') or ''}"
         self.log.write(event="trouble", error=error[:500])
 
     def log_start(self) -> None:
-        """Log that the server is ready."""
+        """Log that the server is ready, with the model and the limits."""
         service, card = self.service, self.service.served.predictor.card
         fields = {
             "model": card.name,
@@ -168,7 +170,7 @@ class Server:
             self.log.write(event="no index", error=service.served.note)
 
     def handle_signals(self, on_end: Callable[[int], None], on_reload: Callable[[], None]) -> None:
-        """Install handlers for SIGTERM and Ctrl-C, and for SIGHUP."""
+        """Install handlers: `on_end` for SIGTERM and Ctrl-C, `on_reload` for SIGHUP."""
         loop = asyncio.get_running_loop()
         for signal_number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(signal_number, on_end, signal_number)
@@ -176,11 +178,11 @@ class Server:
             loop.add_signal_handler(signal.SIGHUP, on_reload)
 
     def prepare_model(self) -> ServedModel:
-        """Load and warm up. Raises VitreousError."""
+        """Load and warm up the model. Raises VitreousError if it cannot be served."""
         return warm_up_predictor(self.load(), self.limits, self.run_path)
 
     def stop(self, signal_number: int = signal.SIGTERM) -> None:
-        """Drain accepted requests and end; on the second call, end immediately."""
+        """Drain accepted requests, and end. On the second call, end immediately."""
         if self.http.should_exit:
             os._exit(128 + signal_number)
         self.exit_code = 130 if signal_number == signal.SIGINT else 0
@@ -189,7 +191,7 @@ class Server:
         self.log.write(event="draining", images=self.service.images_in_flight, connections=connections)
 
     async def drain(self) -> None:
-        """Close the listener, respond to every complete request, and close the connections."""
+        """Close the listening socket, respond to every complete request, and close the connections."""
         loop, connections = asyncio.get_running_loop(), self.http.server_state.connections
         seconds = 0.0 if self.gate.service is None else 1.5 if self.exit_code else self.limits.drain_seconds
         end = loop.time() + seconds
@@ -211,12 +213,13 @@ class Server:
         await asyncio.sleep(0)
 
     def reload(self) -> None:
-        """Reload the model; the old model serves until the new one is ready, and continues if loading fails."""
+        """Reload the model in the background. The old model serves until the new one is ready, and continues if loading
+        fails."""
         if self.reloading is None or self.reloading.done():
             self.reloading = asyncio.get_running_loop().create_task(self.replace_model())
 
     async def replace_model(self) -> None:
-        """Replace the model. Requests that were accepted for the old model are served by the old model."""
+        """Load a model, and replace the served one. Requests that were accepted before use the old model."""
         service = self.service
         try:
             served = await asyncio.to_thread(self.prepare_model)
@@ -229,7 +232,7 @@ class Server:
 
 
 def configure_uvicorn(app: Any, **options: Any) -> uvicorn.Config:
-    """Configure uvicorn for plain HTTP only, without its log and headers, and with further `options`."""
+    """Configure uvicorn for HTTP only, without its log and its headers. `options` are further settings of uvicorn."""
     return uvicorn.Config(
         app,
         ws="none",
@@ -243,14 +246,15 @@ def configure_uvicorn(app: Any, **options: Any) -> uvicorn.Config:
 
 
 def has_pending_connections(listening: socket.socket) -> bool:
-    """Return whether connections wait to be accepted."""
+    """Return whether connections to a listening socket wait to be accepted."""
     poll = select.poll()
     poll.register(listening, select.POLLIN)
     return bool(poll.poll(0))
 
 
 def bind_socket(host: str, port: int) -> socket.socket:
-    """Bind a listening socket. Raises ResourceError if the port is in use, UsageError if the address is invalid."""
+    """Bind a listening socket. Raises ResourceError if the port is in use, UsageError if the address or the port is
+    invalid."""
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
     except (OSError, UnicodeError, OverflowError) as error:
@@ -269,7 +273,8 @@ def bind_socket(host: str, port: int) -> socket.socket:
 
 
 def limit_connections(limits: ServerLimits) -> ServerLimits:
-    """Limit the number of connections to the number of open files that the system allows."""
+    """Lower the maximum number of connections to the number of open files that the system allows, after raising that
+    limit if possible."""
     try:
         import resource
     except ImportError:
@@ -293,16 +298,18 @@ def serve_in_thread(
 ) -> Iterator[Server]:
     """Run a server in a thread of this process: `with serve_in_thread(predictor) as server: … server.address`.
 
-    It listens on a free port unless `settings` set one; `run` may have an index of training images.
+    It listens on a free port unless `settings` set one. `run` may contain an index of training images.
     """
     server = Server(settings or ServerSettings(port=0, quiet=True), run, lambda: predictor)
     ready, errors, loops = Event(), list[BaseException](), list[asyncio.AbstractEventLoop]()
 
     async def run_server() -> None:
+        """Run the server in the thread's event loop."""
         loops.append(asyncio.get_running_loop())
         await server.run(ready.set, signals=False)
 
     def run_event_loop() -> None:
+        """Run the event loop of the thread; store an exception for the caller."""
         try:
             asyncio.run(run_server())
         except BaseException as error:

@@ -1,4 +1,4 @@
-"""State of the served model: admission of requests, counters and log."""
+"""The service: the served model, admission of requests, counters, and the log."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ from vitreous.errors import UsageError
 
 @dataclass
 class RequestInfo:
-    """Server state of a request, in `scope["info"]` for handlers. Times are those of the event loop's clock.
+    """The server's state of a request, which handlers find in `scope["info"]`. Times are those of the event loop's
+    clock.
 
-    `body_bytes`: bytes of the body, None if unknown; `status`: 0 until a response is sent.
+    `body_bytes` is the size of the body, None if unknown. `status` is 0 until the response starts.
     """
 
     id: str
@@ -37,10 +38,11 @@ class RequestInfo:
 
 
 class Service:
-    """The served model with its limits and counters. `images_in_flight` counts images from the complete request to its
-    response, `body_bytes_in_memory` the bytes of bodies in memory. `root_path`: path of this server at a reverse proxy.
+    """The served model with its limits and counters.
 
-    `decode_seconds`: seconds to decode an image; `connections`: the open connections.
+    `images_in_flight` counts images from the complete arrival of their request until its response is sent.
+    `body_bytes_in_memory` counts bytes of request bodies. `root_path` is the path of this server at a reverse proxy.
+    `decode_seconds` are the seconds to decode an image, `connections` the open connections.
     """
 
     def __init__(
@@ -73,7 +75,7 @@ class Service:
 
     @property
     def state(self) -> str:
-        """Return `ready`, or the reason why the service is not ready."""
+        """Return `ready`, or why the service is not ready: `draining` or `failed`."""
         return (
             "draining"
             if self.draining
@@ -84,17 +86,18 @@ class Service:
 
     @property
     def is_full(self) -> bool:
-        """Return whether the queue has no space for one more image."""
+        """Return whether the queue has no space for another image."""
         return (
             bool(self.images_in_flight and self.images_in_flight >= self.queue_limit)
             or self.body_bytes_in_memory > self.limits.in_flight_bytes
         )
 
     def check_capacity(self, count: int) -> None:
-        """Check that the queue has space for `count` more images. Raises Refusal, 429 or 503."""
+        """Raise Refusal if the queue has no space for `count` more images (429), or if the service is not ready
+        (503)."""
         if self.draining:
             raise Refusal(503, "draining", "the server is shutting down", "retry later, or use another server", retry=5)
-        hint = "retry after Retry-After seconds"
+        hint = "retry after the seconds in the header Retry-After"
         # a form with many images is accepted when the queue is empty
         if self.images_in_flight and self.images_in_flight + count > self.queue_limit:
             retry = max(1, math.ceil(self.images_in_flight * (self.batcher.per_image or 1 / self.images_per_second)))
@@ -109,19 +112,21 @@ class Service:
             raise Refusal(503, "failed", lost, "restart the server", retry=5)
 
     def check_body_size(self, size: int) -> None:
-        """Check the size of a body. Raises Refusal: 413 if it is too large, 429 if all bodies together are."""
+        """Check the size of a body so far, in bytes. Raises Refusal: 413 if it is too large, 429 if all bodies in
+        memory are too large together."""
         if size > self.limits.bytes:
             raise self.make_size_refusal()
         if self.body_bytes_in_memory > self.limits.in_flight_bytes:
             self.check_capacity(0)
 
     def make_size_refusal(self) -> Refusal:
-        """Make the refusal of a body above the limit."""
+        """Make the refusal (413) of a body above the size limit."""
         return Refusal(413, "too_large", "the body is too large", f"send at most {self.limits.bytes:,} bytes")
 
     @contextmanager
     def admit_images(self, info: RequestInfo, count: int) -> Iterator[None]:
-        """Count a request's images as in progress. Raises Refusal if the queue has no space for them."""
+        """Count a request's images as in flight within the context. Raises Refusal if the queue has no space for
+        them."""
         self.check_capacity(count)
         self.images_in_flight += count
         info.images = count
@@ -131,7 +136,7 @@ class Service:
             self.images_in_flight -= count
 
     def record(self, info: RequestInfo, method: str, path: str) -> None:
-        """Count and log a finished request."""
+        """Count a finished request in the metrics, and log it."""
         seconds = self.loop.time() - info.start_time
         self.metrics.record(info.route, info.status, seconds)
         if info.status == 429:
@@ -141,7 +146,7 @@ class Service:
         self.log.write_request(request_id=info.id, method=method, path=shorten_text(path), **fields)
 
     def to_refusal(self, error: Exception, info: RequestInfo) -> Refusal:
-        """Convert an exception to a refusal; errors of the server are logged."""
+        """Convert an exception to a refusal. Exceptions that are not the client's fault are logged."""
         if isinstance(error, Refusal):
             return error
         if isinstance(error, TimeoutError):
@@ -151,10 +156,10 @@ class Service:
         self.log.write(event="failed", request_id=info.id, error=f"{type(error).__name__}: {str(error)[:500]}")
         if isinstance(error, MemoryError):
             return Refusal(503, "failed", "out of memory", "retry with a smaller image", retry=5)
-        return Refusal(503, "failed", "the model failed on this request", "see the server's log", retry=5)
+        return Refusal(503, "failed", "the model failed on this request", "see the server's log for the cause", retry=5)
 
     def read_state(self) -> tuple[dict[str, float], dict[str, float], dict[str, str]]:
-        """Return gauges, counters and the model's labels for the metrics."""
+        """Return gauges, counters, and the labels of the model for the Prometheus metrics."""
         gauges: dict[str, float] = {
             "vitreous_queue_images": self.images_in_flight,
             "vitreous_queue_limit": self.queue_limit,

@@ -1,4 +1,4 @@
-"""Settings of the server: limits per client and in total, access control, and the address to listen on.
+"""Settings of the server: limits per request and in total, access control, and the address to listen on.
 
 It does not import Starlette, so that options can be checked without the extra `serve`.
 """
@@ -13,18 +13,19 @@ from vitreous.apps.server.responses import Refusal, shorten_text
 
 MAX_IMAGE_PIXELS = 25_000_000
 MAX_BODY_BYTES = 20 * 2**20
-MIN_QUEUE = 8  # images; while one is computed, others are decoded
+MIN_QUEUE = 8  # minimum default of `queue`, in images: some are decoded while others are computed
 LOCAL_HOSTS = ("127.0.0.1", "localhost", "[::1]")
 
 
 @dataclass(frozen=True)
 class ServerLimits:
-    """Sizes in bytes, times in seconds; `queue` and `images` count images.
+    """Limits of the server. Sizes are in bytes, times in seconds; `queue` and `images` (per request) are numbers of
+    images.
 
     `queue` counts every image from the complete arrival of its request until its response is sent, so it bounds the
-    wait. 0 is the number of images computed per second, at least MIN_QUEUE. `in_flight_bytes`: bytes of bodies in
-    memory, over all connections. `decode_seconds` is CPU time; the wall time of an image may be far longer on a busy
-    machine.
+    waiting time. 0 is the number of images computed per second, at least `MIN_QUEUE`. `in_flight_bytes` limits request
+    bodies in memory, over all connections. `decode_seconds` is CPU time per image; its wall time may be far longer on a
+    busy machine.
     """
 
     bytes: int = MAX_BODY_BYTES
@@ -48,13 +49,14 @@ class ServerLimits:
 
 @dataclass(frozen=True)
 class AccessControl:
-    """The allowed host names, and the required token, if any."""
+    """The host names under which the server may be requested, and the required token, if any."""
 
     hosts: frozenset[str] = frozenset(LOCAL_HOSTS)
     token: bytes | None = None
 
     def check(self, headers: Mapping[bytes, bytes], needs_token: bool) -> None:
-        """Check host, origin and token. Raises Refusal: 400 for no host, 403 for wrong ones, 401 for the token."""
+        """Check host, origin and token of a request. Raises Refusal: 400 without a Host header, 403 for an unknown host
+        or another origin, 401 for a missing or wrong token."""
         host = headers.get(b"host", b"").decode("latin-1").lower()
         if not host:
             raise Refusal(400, "bad_request", "no Host header", "use an HTTP library")
@@ -75,7 +77,7 @@ class AccessControl:
 
 
 def strip_port(host: str) -> str:
-    """Remove the port from a host."""
+    """Remove the port from the value of a Host header."""
     name, colon, port = host.rpartition(":")
     return name if colon and port.isdigit() else host
 

@@ -1,4 +1,4 @@
-"""The verb `serve`, with options that are checked before the model is loaded."""
+"""The verb `serve`. Its options are checked before the model is loaded."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "::1")
 ROOT_PATH_PATTERN = re.compile(r"(/[A-Za-z0-9._~-]+)+")
-MIN_TOKEN_LENGTH = 16  # characters of a token
+MIN_TOKEN_LENGTH = 16  # minimum characters of a token
 
 
 def serve(
@@ -37,10 +37,10 @@ def serve(
 ) -> int:
     """Serve a model over HTTP until SIGTERM or Ctrl-C, from the main thread; reload `run` on SIGHUP.
 
-    `settings` are the address (default 127.0.0.1:8000) and limits; `how`, `exact` and `quick` are those of `load`.
-    `up` is called when the server is ready. `vae`: the autoencoder of a latent model. Returns the exit code. Raises
-    UsageError and WeightsError as `load` does, and ResourceError if the port is in use or the system does not support
-    the sockets of the decoding processes.
+    `settings` are the address (default 127.0.0.1:8000) and limits; `how`, `exact` and `quick` are those of `load`. `up`
+    is called when the server is ready. `vae` is the autoencoder of a latent diffusion model. Returns the exit code.
+    Raises UsageError and WeightsError as `load` does, and ResourceError if the port is in use or the system does not
+    support the sockets of the decoding processes.
     """
     if sys.platform == "win32":
         raise ResourceError("`serve` does not run on Windows", "use WSL or the container of Containerfile")
@@ -57,7 +57,8 @@ def load_served_predictor(
     quick: bool = True,
     vae: str | None = None,
 ) -> Predictor:
-    """Load a predictor, also of a generative model. Raises UsageError and WeightsError as `load` does."""
+    """Load the predictor of a run; unlike `load`, also that of a generative model. Raises UsageError and WeightsError
+    as `load` does."""
     if vae is None and is_exported_file(run):
         return load(run, how, exact=exact, quick=quick)
     from vitreous.inference.open_model import find_bundle, select_task_bundle
@@ -69,7 +70,7 @@ def load_served_predictor(
     if not bundle.task.reads_images:
         return build_generator_predictor(bundle, how, vae)
     if vae is not None:
-        raise UsageError(f"--vae applies to generative models, and {run} is not one", "remove it")
+        raise UsageError(f"--vae needs a generative model, but {run} is not one", "remove --vae")
     predictor = build_predictor(
         run, select_task_bundle(run, bundle, True, ignore_note, dense=True), how, exact=exact, quick=quick
     )
@@ -78,22 +79,22 @@ def load_served_predictor(
 
 
 def parse_server_options(options: Any) -> tuple[ServerSettings, str]:
-    """Parse options to settings, and a generated token or an empty string. Raises UsageError, and ResourceError
-    without the extra `serve`."""
+    """Convert command-line options to settings. Also return the generated token, or an empty string. Raises UsageError
+    for an invalid option, ResourceError without the extra `serve`."""
     require_installed(("starlette", "uvicorn", "httptools", "python_multipart", "prometheus_client"), "serve")
-    for name, least in (("queue", 0), ("max_bytes", 1), ("max_pixels", 1), ("decoders", 0)):
-        if getattr(options, name) < least:
-            raise UsageError(f"--{name.replace('_', '-')} must be at least {least}, not {getattr(options, name)}")
+    for name, minimum in (("queue", 0), ("max_bytes", 1), ("max_pixels", 1), ("decoders", 0)):
+        if getattr(options, name) < minimum:
+            raise UsageError(f"--{name.replace('_', '-')} must be at least {minimum}, not {getattr(options, name)}")
     if not 0 <= options.port <= 65535:
         raise UsageError(f"invalid --port {options.port}", "use 0 to 65535; 0 selects a free one")
     if options.host not in LOOPBACK_HOSTS and not options.public:
         message = f"--host {options.host} accepts connections from other machines"
         raise UsageError(message, "add --public; clients then need a token")
-    generated = ""
+    generated_token = ""
     token = read_token(options.token_file) if options.token_file else b""
     if options.public and not token:
-        generated = secrets.token_urlsafe(24)
-        token = generated.encode()
+        generated_token = secrets.token_urlsafe(24)
+        token = generated_token.encode()
     host, names = options.host.lower(), {name.lower() for name in options.host_name}
     hosts = {*LOCAL_HOSTS, host, f"[{host}]", *names}
     limits = ServerLimits(
@@ -113,11 +114,11 @@ def parse_server_options(options: Any) -> tuple[ServerSettings, str]:
         quiet=options.quiet,
         root_path=root,
     )
-    return settings, generated
+    return settings, generated_token
 
 
 def parse_root_path(path: str) -> str:
-    """Remove the trailing slash of a path, "" for the root. Raises UsageError for an invalid path."""
+    """Remove the trailing slash of a path; "" for the root. Raises UsageError for an invalid path."""
     root = path.rstrip("/")
     if root and not (ROOT_PATH_PATTERN.fullmatch(root) and not {".", ".."} & set(root.split("/"))):
         raise UsageError(
@@ -127,11 +128,12 @@ def parse_root_path(path: str) -> str:
 
 
 def read_token(path: str) -> bytes:
-    """Read the token in a file, without surrounding whitespace. Raises UsageError."""
+    """Read the token from a file, without surrounding whitespace. Raises UsageError if it cannot be read or is too
+    short."""
     try:
         token = Path(path).read_bytes().strip()
     except OSError as error:
-        raise UsageError(f"--token-file {path}: {error.strerror}", "use a file with a token") from None
+        raise UsageError(f"--token-file {path}: {error.strerror}", "use a file that contains a token") from None
     if len(token) < MIN_TOKEN_LENGTH or not token.isascii() or b" " in token or b"\n" in token:
         message = f"--token-file {path} does not contain a token of at least {MIN_TOKEN_LENGTH} characters"
         raise UsageError(message, "create one: python -c 'import secrets; print(secrets.token_urlsafe())'")

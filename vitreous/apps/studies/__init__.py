@@ -1,1 +1,1 @@
-"""Studies: commands that reproduce figures and tables of papers, with a page of the result."""
+"""The verb `study`: studies that reproduce figures and tables of papers, each with a page of its results."""

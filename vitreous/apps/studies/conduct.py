@@ -2,10 +2,11 @@
 
 OUT/runs/MODEL-KEY/     ordinary run folders; KEY is a digest of a run's settings and its data, so that studies share
                         them
-OUT/sets/               subsets of the digits, for studies that need other datasets
+OUT/sets/               subsets of the digits, for studies that need target datasets
 OUT/NAME/study.json     settings, all runs, and the table
-OUT/NAME/measurements/      the measurements of each run; OUT/NAME/albums/ its `inspect` figures
-OUT/NAME/report.html    the page; report.md has the same as Markdown, with figure.svg
+OUT/NAME/measurements/  the measurements of each run
+OUT/NAME/albums/        the figures of `vitreous inspect` of each run
+OUT/NAME/report.html    the page; report.md is the same page in Markdown, with figure.svg
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ STATE_FILE = "study.json"
 
 @dataclass(frozen=True)
 class StudySettings:
-    """The initial settings of a study; `step_fraction`: the share of the scale's steps that fits its budget."""
+    """The settings of a study, which are stored when it starts, and used again by --resume. `step_fraction` is the
+    fraction of the scale's steps that fits into the budget."""
 
     name: str
     data: str = "digits"
@@ -62,7 +64,7 @@ class StudySettings:
 def run_study(
     name: str, listener: ProgressListener | None = None, progress: bool = True, **options: Any
 ) -> dict[str, Any]:
-    """Run a study and return its document, as `vitreous study NAME --json` prints it; `options` are the fields of
+    """Run a study and return its document, as `vitreous study NAME --json` prints it. `options` are the fields of
     `StudyOptions`.
 
     Raises UsageError for an unknown study or option, DataError, ResourceError or Interrupted, each with a hint.
@@ -80,9 +82,10 @@ def run_study(
 
 
 def execute_study(options: StudyOptions, listener: ProgressListener) -> dict[str, Any]:
-    """Train the missing runs of a study, and write its table and page; with `dry_run` return only its plan.
+    """Train the missing runs of a study, measure all runs, and write the table and the page. With `dry_run`, only
+    return the plan.
 
-    Raises as `run_study` does.
+    Raises the errors of `run_study`.
     """
     study, study_folder = get_study(options.name), Path(options.out) / options.name
     settings = resolve_study_settings(options, study_folder)
@@ -126,14 +129,16 @@ def execute_study(options: StudyOptions, listener: ProgressListener) -> dict[str
 
 
 def forecast_runs(study: Study, factory: RunFactory, cells: list[StudyCell], settings: StudySettings) -> Forecast:
-    """Forecast the cost of a study on this machine by a few timed steps; untrained models cost nothing."""
+    """Forecast the cost of a study on this machine from a few timed steps. A study of untrained models costs
+    nothing."""
     seeds = range(settings.seeds) if study.trains_models else ()
     return forecast_study([factory.make_run(cell, seed) for cell in cells for seed in seeds], factory.listener)
 
 
 def resolve_study_settings(options: StudyOptions, study_folder: Path) -> StudySettings:
-    """Return the settings of a study: the stored ones, or those of the options. Raises UsageError for an existing
-    folder without --resume, a missing one with it, and options that contradict stored settings."""
+    """Return the settings of a study: those of the options or, with --resume, the stored ones. Raises UsageError for an
+    existing folder without --resume, for a missing study with --resume, and for options that contradict the stored
+    settings."""
     names = [field.name for field in fields(StudySettings) if hasattr(options, field.name)]
     set_options = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
     state = study_folder / STATE_FILE
@@ -147,7 +152,7 @@ def resolve_study_settings(options: StudyOptions, study_folder: Path) -> StudySe
         stored = replace(stored, to=tuple(stored.to))
     except (OSError, ValueError, KeyError, TypeError):
         raise UsageError(
-            f"{study_folder} is not a study: it has no {STATE_FILE}", "start it without --resume"
+            f"{study_folder} is not a study: it has no {STATE_FILE}", "start the study without --resume"
         ) from None
     differing = [
         f"{name}: {getattr(stored, name)} -> {value}"
@@ -155,14 +160,16 @@ def resolve_study_settings(options: StudyOptions, study_folder: Path) -> StudySe
         if value != getattr(stored, name)
     ]
     if differing:
-        raise UsageError(f"a resumed study keeps its settings; these differ: {', '.join(differing)}", "remove them")
+        raise UsageError(
+            f"--resume keeps the stored settings; these differ: {', '.join(differing)}", "remove these options"
+        )
     return stored
 
 
 def list_study_cells(
     study: Study, settings: StudySettings, image_size: int, other_datasets: tuple[OtherDataset, ...]
 ) -> list[StudyCell]:
-    """List the cells of a study and their prerequisites, with the steps of the settings."""
+    """List the cells of a study after their prerequisites, with the number of steps of the settings."""
     setting = StudySetting(SCALES[settings.scale], image_size, other_datasets)
     if settings.steps is not None:
         setting = replace(setting, scale=replace(setting.scale, steps=settings.steps))
@@ -170,7 +177,7 @@ def list_study_cells(
 
 
 def write_initial_state(study_folder: Path, settings: StudySettings) -> None:
-    """Write the initial state of a new study. Raises ResourceError if it cannot be written."""
+    """Write the settings of a new study. Raises ResourceError if they cannot be written."""
     if (study_folder / STATE_FILE).exists():
         return
     try:
@@ -182,7 +189,7 @@ def write_initial_state(study_folder: Path, settings: StudySettings) -> None:
 
 @dataclass(frozen=True)
 class TrainingContext:
-    """Context of the trainings: options, listener and stop signals."""
+    """Options, listener and stop signals for training a study's runs."""
 
     options: StudyOptions
     listener: ProgressListener
@@ -190,16 +197,16 @@ class TrainingContext:
 
 
 class MeasuringListener(NullListener):
-    """Forward progress of measurements, and stop after a signal; measurements so far are already written."""
+    """Forward the progress of measurements, and stop after a signal. Finished measurements are already stored."""
 
     def __init__(self, training: TrainingContext) -> None:
         self.training_context = training
 
     def note(self, text: str) -> None:
-        """Ignore notes of the measure."""
+        """Ignore notes during measurements."""
 
     def progress(self, label: str, done: int, total: int | None, text: str = "") -> None:
-        """Forward the progress. Raises Interrupted after a signal, with the command to continue."""
+        """Forward progress. Raises Interrupted after a signal, with the command that continues the study."""
         options = self.training_context.options
         if self.training_context.signals.received:
             hint = f"continue with `vitreous study {options.name} --resume --out {options.out}`"
@@ -210,10 +217,10 @@ class MeasuringListener(NullListener):
 def train_runs(
     factory: RunFactory, cells: list[StudyCell], settings: StudySettings, training: TrainingContext
 ) -> list[StudyRun]:
-    """Train every incomplete run, prerequisites first; returns all runs.
+    """Train every incomplete run of the cells, prerequisites first, and return all runs.
 
-    Raises Interrupted after a signal, with everything saved, and the exceptions of a run. A loss that is not finite
-    ends a run and is recorded as its result.
+    A run whose loss becomes non-finite ends, and this is recorded as its result. Raises Interrupted after a signal,
+    with everything saved, and the exceptions of training.
     """
     finished: list[StudyRun] = []
     total = len(cells) * settings.seeds
@@ -237,7 +244,8 @@ def train_runs(
 
 
 def make_run(factory: RunFactory, cell: StudyCell, seed: int, finished: list[StudyRun]) -> StudyRun:
-    """Return the run of a cell with a seed, which starts from its prerequisites of the same seed."""
+    """Return the run of a cell with a seed. It starts from the finished runs of its prerequisites with the same
+    seed."""
     parents = {
         path: next(
             study_run.folder.path.absolute()
@@ -250,7 +258,8 @@ def make_run(factory: RunFactory, cell: StudyCell, seed: int, finished: list[Stu
 
 
 def train_in_process(study_run: StudyRun, label: str, training: TrainingContext) -> None:
-    """Train one run in this process, and write its page. Raises Interrupted after a signal, with a command."""
+    """Train a run in this process, unless it is complete, and write its page. Raises Interrupted after a signal, with
+    the command that continues the study."""
     options = training.options
     try:
         if not study_run.is_complete:
@@ -271,19 +280,23 @@ def train_in_process(study_run: StudyRun, label: str, training: TrainingContext)
 
 
 def train_on_ray(training: TrainingContext, runs: list[StudyRun]) -> None:
-    """Train the runs on a cluster; runs on the same images run concurrently."""
-    by_images: dict[int, list[StudyRun]] = {}
+    """Train the runs on a Ray cluster. Runs on the same images run concurrently."""
+    runs_by_inputs: dict[int, list[StudyRun]] = {}
     for study_run in runs:
-        by_images.setdefault(id(study_run.inputs), []).append(study_run)
-    for group in by_images.values():
-        trials = {study_run.folder.path: (study_run.run, study_run.folder) for study_run in group}
+        runs_by_inputs.setdefault(id(study_run.inputs), []).append(study_run)
+    for concurrent_runs in runs_by_inputs.values():
+        trials = {study_run.folder.path: (study_run.run, study_run.folder) for study_run in concurrent_runs}
         run_trials_on_ray(
-            training.options.ray or "", list(trials.values()), group[0].inputs, training.signals, training.listener
+            training.options.ray or "",
+            list(trials.values()),
+            concurrent_runs[0].inputs,
+            training.signals,
+            training.listener,
         )
 
 
 def describe_forecast(settings: StudySettings, forecast: Forecast) -> dict[str, Any]:
-    """Return the document of --dry-run."""
+    """Return the document that --dry-run prints."""
     seconds = forecast.seconds * settings.step_fraction
     return asdict(settings) | {
         "runs": forecast.runs,
@@ -298,21 +311,22 @@ def describe_forecast(settings: StudySettings, forecast: Forecast) -> dict[str, 
 def write_study_results(
     study: Study, settings: StudySettings, study_folder: Path, results: list[RunResult], runs: list[StudyRun]
 ) -> dict[str, Any]:
-    """Write the table and the pages of a study; returns its document."""
+    """Write the table and the pages of a study, and return its document."""
     rows = build_table_rows(study, results)
     metric = next((result.metric for result in results if result.metric), "top1")
     conclusion = study.conclude(rows) if study.conclude else None
-    trained = runs if study.trains_models else []
+    trained_runs = runs if study.trains_models else []
     document = {
         "name": study.name,
         "settings": asdict(settings),
         "metric": metric,
         "better": next((result.better for result in results), "higher"),
         "images": next((result.images for result in results if result.images), None),
-        "runs": [str(study_run.folder.path) for study_run in trained],
-        "steps": sorted({study_run.run.steps for study_run in trained if study_run.cell.axis_values}),
+        "runs": [str(study_run.folder.path) for study_run in trained_runs],
+        "steps": sorted({study_run.run.steps for study_run in trained_runs if study_run.cell.axis_values}),
         "wall_seconds": sum(
-            json.loads(study_run.folder.summary.read_text("utf-8")).get("wall_seconds") or 0 for study_run in trained
+            json.loads(study_run.folder.summary.read_text("utf-8")).get("wall_seconds") or 0
+            for study_run in trained_runs
         ),
         "table": {"columns": list_columns(study), "rows": rows_to_lists(rows)},
         "rows": [row_to_dict(row) for row in rows],

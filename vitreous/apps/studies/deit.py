@@ -6,7 +6,7 @@ from vitreous.apps.studies.study import Published, Study, StudyCell, StudySettin
 from vitreous.recipes.options import TrainOptions
 
 # Table 3 of arXiv:2012.12877 (DeiT): no teacher, soft distillation, hard distillation.
-#: settings of each student; alpha is the weight of the teacher in the loss
+#: settings of each student; alpha is the weight of the distillation loss
 DISTILLATION_SETTINGS = {
     "no teacher": {"objective.alpha": "0.0"},
     "soft": {"objective.kind": "soft", "objective.temperature": "3.0"},
@@ -15,7 +15,8 @@ DISTILLATION_SETTINGS = {
 
 
 def teacher_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
-    """Return a student trained on labels only, and students of one convolutional teacher."""
+    """Return the cells: a convolutional teacher, a student trained on labels only, and students distilled from the
+    teacher."""
     student = setting.options(TrainOptions(recipe="deit", model="ViT-B/16"))
     teacher = setting.options(TrainOptions(recipe="bit-imagenet", model="BiT-R50x1"))
     if setting.scale.name != "published":
@@ -25,8 +26,8 @@ def teacher_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
     teacher_cell = StudyCell(("teacher",), teacher)
     cells = [teacher_cell]
     for label, settings in DISTILLATION_SETTINGS.items():
-        then = {"recipe": "distil", "settings": settings}
-        cells.append(StudyCell((label,), student, parents={"objective.teacher": teacher_cell}, then=then))
+        parent_options = {"recipe": "distil", "settings": settings}
+        cells.append(StudyCell((label,), student, parents={"objective.teacher": teacher_cell}, then=parent_options))
     return tuple(cells)
 
 
@@ -64,7 +65,7 @@ DISABLED_AUGMENTATIONS = {
 
 
 def augmentation_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
-    """Return DeiT's recipe, and one cell without each augmentation or regulariser."""
+    """Return the cells: DeiT's recipe, and DeiT's recipe without each augmentation or regulariser."""
     base = setting.options(TrainOptions(recipe="deit", model="ViT-B/16"), recipe="deit")
     if setting.scale.name != "published":
         image_size = min(setting.image_size, 64)

@@ -1,4 +1,5 @@
-"""The figure of a study: dots with intervals, or curves against an axis or a measured quantity."""
+"""The figure of a study: means with intervals as dots, or as curves against an axis of the table or a measured
+quantity."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from vitreous.apps.studies.tables import TableRow
 from vitreous.reports.pages.formats import PERCENT_METRICS
 from vitreous.reports.pages.plots import INK, LINE_COLOURS, figure_to_svg_markup, strip_axes, use_page_style
 
-#: measured quantities as the axis of a figure
+#: labels of measured quantities on the x axis
 AXIS_LABELS = {
     "exaflops": "training compute, exaFLOPs",
     "parameters": "parameters",
@@ -29,8 +30,8 @@ def draw_study_figure(
     label: str,
     curves: Mapping[str, Sequence[Sequence[float]]] = MappingProxyType({}),
 ) -> Any:
-    """Draw the figure of a study's rows as SVG markup, with named `curves` of points (x, value) on top; return None if
-    no row has a mean."""
+    """Draw the figure of a study's rows as SVG markup; None if no row has a mean. Named `curves` of points (x, value)
+    are drawn on top."""
     plotted_rows = [row for row in rows if row.mean is not None]
     if not plotted_rows:
         return None
@@ -69,7 +70,8 @@ def draw_dots(study: Study, rows: list[TableRow], factor: float, unit: str) -> A
 def draw_study_curves(
     study: Study, rows: list[TableRow], factor: float, unit: str, curves: Mapping[str, Sequence[Sequence[float]]]
 ) -> Any:
-    """Draw means with intervals against `x`, one curve per value of the axis `series`, and `curves` as dashed lines."""
+    """Draw means with intervals against the chart's `x`, with one curve per value of its axes `series`. `curves` are
+    dashed lines."""
     from matplotlib.figure import Figure
 
     series: dict[str, list[tuple[float, TableRow]]] = {}
@@ -83,18 +85,25 @@ def draw_study_curves(
         axes = figure.subplots()
         for index, (name, points) in enumerate(series.items()):
             points.sort(key=lambda point: point[0])
-            xs, means = [x for x, _ in points], [row.mean for _, row in points]
+            x_values, means = [x for x, _ in points], [row.mean for _, row in points]
             colour = LINE_COLOURS[index % len(LINE_COLOURS)]
             axes.plot(
-                xs, [factor * mean.mean for mean in means if mean], color=colour, label=name, marker="o", markersize=4
+                x_values,
+                [factor * mean.mean for mean in means if mean],
+                color=colour,
+                label=name,
+                marker="o",
+                markersize=4,
             )
-            for x, mean in zip(xs, means, strict=True):
+            for x, mean in zip(x_values, means, strict=True):
                 if mean and mean.interval:
                     axes.plot([x, x], scale_interval(mean.interval, factor), color=colour, linewidth=1, alpha=0.6)
         for name, points in curves.items():
             colour = LINE_COLOURS[list(series).index(name) % len(LINE_COLOURS)] if name in series else INK
-            xs, values = zip(*points, strict=True)
-            axes.plot(xs, [factor * value for value in values], color=colour, linestyle="--", linewidth=1, alpha=0.8)
+            x_values, values = zip(*points, strict=True)
+            axes.plot(
+                x_values, [factor * value for value in values], color=colour, linestyle="--", linewidth=1, alpha=0.8
+            )
         if study.chart.logarithmic:
             axes.set_xscale("log")
         if study.chart.logarithmic_y:
@@ -110,12 +119,13 @@ def draw_study_curves(
 
 
 def scale_interval(interval: tuple[float, float], factor: float) -> list[float]:
-    """Scale the ends of an interval, and clip shares to 0-100 %."""
+    """Multiply the ends of an interval by `factor`, and clip percentages to 0-100 %."""
     return [min(100.0, max(0.0, factor * end)) if factor > 1 else end for end in interval]
 
 
 def get_x_value(study: Study, row: TableRow) -> float | None:
-    """Return the x value of a row: the number in its cell, or a measured quantity; None without a number."""
+    """Return the x value of a row: the number in the axis value of the chart's `x`, or a measured quantity; None if
+    there is none."""
     if study.chart.x not in study.axes:
         return row.measurements.get(study.chart.x)
     with suppress(ValueError):

@@ -1,4 +1,4 @@
-"""Studies of computing fewer tokens: patch dropout in training, token merging in inference."""
+"""Studies of computing fewer tokens: patch dropout in training, and token merging at inference."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ DROPOUT_SHARES = (0, 25, 50, 75)  # per cent
 
 
 def dropout_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
-    """Return one cell per dropout rate, applied for the whole run."""
+    """Return one cell per rate of patch dropout, which is applied for the whole run."""
     base = setting.options(TrainOptions(recipe="deit", model="ViT-B/16"))
     return tuple(
         StudyCell(
@@ -41,7 +41,7 @@ PATCH_DROPOUT_STUDY = Study(
 
 # Token merging (arXiv:2210.09461): accuracy against throughput as more tokens are merged at inference.
 def merging_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
-    """Return a ViT with many tokens: patches of half the size."""
+    """Return the cell of a ViT with many tokens: its patches have half the usual size."""
     if setting.scale.name == "published":
         return (StudyCell(("ViT-L/16",), TrainOptions(recipe="deit", model="ViT-L/16")),)
     base = setting.options(TrainOptions())

@@ -1,4 +1,5 @@
-"""Figure 4 of arXiv:2010.11929: few-shot accuracy by model, number of shots, and number of pre-training images."""
+"""Studies of few-shot accuracy by model, number of shots, and number of pre-training images (arXiv:2010.11929, Figure
+4)."""
 
 from __future__ import annotations
 
@@ -8,11 +9,12 @@ from vitreous.apps.studies.transfer import pretraining_cells
 from vitreous.recipes.options import TrainOptions
 
 FEW_SHOT_MODELS = ("ViT-B/32", "ViT-L/32", "ViT-L/16", "BiT-R50x1", "BiT-R152x2")
-FEW_SHOT_IMAGE_SHARES = (3, 10, 30, 100)  # per cent; for JFT-300M, the paper's 9, 30, 90 and 300 million images
+FEW_SHOT_IMAGE_SHARES = (3, 10, 30, 100)  # per cent; for JFT-300M, 9, 30, 90 and 300 million images as in the paper
 
 
 def list_few_shot_models(setting: StudySetting) -> dict[str, StudyCell]:
-    """Return the models of the figure, or at small scales those of the `transfer` study, whose runs are shared."""
+    """Return the pre-training cell of each model by name: the models of the figure or, at small scales, those of the
+    study `transfer`, which shares its runs."""
     if setting.scale.name != "published":
         return pretraining_cells(setting)
     recipes = {name: "bit-jft-adam" if name.startswith("BiT") else "vit-jft" for name in FEW_SHOT_MODELS}
@@ -22,12 +24,12 @@ def list_few_shot_models(setting: StudySetting) -> dict[str, StudyCell]:
 
 
 def few_shot_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
-    """Return every model, pre-trained on all images."""
+    """Return one cell per model, pre-trained on all images."""
     return tuple(StudyCell((name,), cell.options) for name, cell in list_few_shot_models(setting).items())
 
 
 def few_shot_image_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
-    """Return one cell per model and share of the pre-training images."""
+    """Return one cell per model and fraction of the pre-training images."""
     return tuple(
         StudyCell((name, f"{share} %"), cell.options, share / 100)
         for name, cell in list_few_shot_models(setting).items()
@@ -36,7 +38,7 @@ def few_shot_image_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
 
 
 def base_vit_reference(axis_values: AxisValues) -> AxisValues:
-    """Return the scale's ViT with the same shots or images."""
+    """Return the reference cell: the basic ViT of the scale with the same number of shots or images."""
     return "ViT-B/32" if "-" in axis_values[0] else "ViT", *axis_values[1:]
 
 

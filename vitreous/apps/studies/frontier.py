@@ -1,4 +1,4 @@
-"""Conclusions from curves of models: fitted frontiers of accuracy against compute, and where curves cross.
+"""Conclusions from a study's table: accuracy-compute frontiers of model families, and where the curves of models cross.
 
 A frontier is 1 - accuracy = a C^-b for C exaFLOPs, a line in log-log space, fitted to each seed separately. Intervals
 are Student's t over seeds.
@@ -19,7 +19,7 @@ CURVE_POINTS = 20  # points per fitted curve
 
 
 def list_family_points(rows: Sequence[Any], family: str) -> list[tuple[float, dict[int, float]]]:
-    """Return (exaFLOPs, error by seed) of each model of a family, ordered by compute."""
+    """Return (exaFLOPs, {seed: error}) of each model of a family, sorted by compute. The error is 1 - accuracy."""
     family_rows = [
         row for row in rows if row.axis_values[0] == family and row.measurements.get("exaflops") and row.values
     ]
@@ -31,7 +31,8 @@ def list_family_points(rows: Sequence[Any], family: str) -> list[tuple[float, di
 
 
 def fit_frontiers(points: list[tuple[float, dict[int, float]]]) -> dict[int, tuple[float, float]]:
-    """Fit log error = log a - b log C, and return (b, log a) by seed, for seeds with at least two compute values."""
+    """Fit log error = log a - b log C to the points of each seed. Return {seed: (b, log a)} for seeds with at least two
+    values of C."""
     fits = {}
     for seed in {seed for _, errors in points for seed in errors}:
         seed_points = [(compute, errors[seed]) for compute, errors in points if seed in errors]
@@ -43,7 +44,8 @@ def fit_frontiers(points: list[tuple[float, dict[int, float]]]) -> dict[int, tup
 
 
 def conclude_frontiers(rows: Sequence[Any]) -> Conclusion:
-    """Fit the frontier of each family, and compare the compute that families need for the same accuracy."""
+    """Fit the frontier of each family in a study's rows, and compare the compute that families need for the same
+    accuracy."""
     families = list(dict.fromkeys(row.axis_values[0] for row in rows))
     points = {family: list_family_points(rows, family) for family in families}
     fits = {family: fit_frontiers(points[family]) for family in families}
@@ -70,23 +72,23 @@ def conclude_frontiers(rows: Sequence[Any]) -> Conclusion:
 
 
 def compare_frontiers(base_family: str, other_family: str, points: dict[str, Any], fits: dict[str, Any]) -> str:
-    """Describe the compute ratio of two families for the same accuracy, in the middle of their common range of
-    errors."""
-    shared = sorted(fits[base_family].keys() & fits[other_family].keys())
+    """Return a sentence with the ratio of the compute that two families need for the same accuracy, in the middle of
+    their common range of errors."""
+    common_seeds = sorted(fits[base_family].keys() & fits[other_family].keys())
     ranges = [
         [error for _, errors in points[family] for error in errors.values()] for family in (base_family, other_family)
     ]
-    if not shared:
+    if not common_seeds:
         return f"Inconclusive: {base_family} and {other_family} do not each have two models with the same seed."
-    low, high = max(map(min, ranges)), min(map(max, ranges))
-    if low > high:
+    lowest_error, highest_error = max(map(min, ranges)), min(map(max, ranges))
+    if lowest_error > highest_error:
         return f"Inconclusive: {base_family} and {other_family} reach no common accuracy."
-    error = float(np.sqrt(low * high))
-    if min(fits[family][seed][0] for family in (base_family, other_family) for seed in shared) <= 0:
+    error = float(np.sqrt(lowest_error * highest_error))
+    if min(fits[family][seed][0] for family in (base_family, other_family) for seed in common_seeds) <= 0:
         return f"Inconclusive: for at least one seed, larger models of {base_family} or {other_family} are not better."
     logs = [
         np.subtract(*((fits[f][seed][1] - np.log(error)) / fits[f][seed][0] for f in (other_family, base_family)))
-        for seed in shared
+        for seed in common_seeds
     ]
     ratio = estimate_mean([float(log) for log in logs])
     text = (
@@ -101,15 +103,15 @@ def compare_frontiers(base_family: str, other_family: str, points: dict[str, Any
 
 
 def conclude_crossings(rows: Sequence[Any]) -> Conclusion:
-    """Find the share of the images above which the first model outperforms each other model."""
+    """Find the fraction of the images above which the first model of a study's rows outperforms each other model."""
     models = list(dict.fromkeys(row.axis_values[0] for row in rows))
     values = {(row.axis_values[0], float(row.axis_values[1].split()[0])): row.values for row in rows}
     return Conclusion("Crossing points", tuple(describe_crossing(models[0], model, values) for model in models[1:]))
 
 
 def describe_crossing(first_model: str, second_model: str, values: dict[tuple[str, float], dict[int, float]]) -> str:
-    """Describe where the first model overtakes the second. For each seed, the crossing is interpolated linearly in the
-    logarithm of the share."""
+    """Return a sentence on the share of images from which the first model outperforms the second. `values` has {seed:
+    accuracy} by model and share. For each seed, the crossing is interpolated linearly in the logarithm of the share."""
     shares = sorted({share for model, share in values if model == first_model})
     crossings, num_ahead, num_behind, seeds = [], 0, 0, set[int]()
     for seed in sorted({seed for seed_values in values.values() for seed in seed_values}):
@@ -145,7 +147,8 @@ def describe_crossing(first_model: str, second_model: str, values: dict[tuple[st
 
 
 def find_first_crossing(shares: Sequence[float], differences: Sequence[float]) -> list[float]:
-    """Return [share] from which differences stay above 0; an empty list if there is none."""
+    """Return the share from which all differences are above 0, as a list of one number; an empty list if there is none.
+    Shares are interpolated."""
     for index in range(len(shares) - 1, 0, -1):
         low, high = differences[index - 1], differences[index]
         if high <= 0:

@@ -1,4 +1,4 @@
-"""Figure 8 of arXiv:2212.09748 (DiT): Fréchet distance against forward-pass FLOPs."""
+"""The study of DiT: Fréchet distance by forward-pass FLOPs (arXiv:2212.09748, Figure 8)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from vitreous.recipes.options import TrainOptions
 
 DIT_SIZES = ("S", "B", "L", "XL")
 DIT_PATCH_SIZES = (8, 4, 2)
-#: FID-50K at 400,000 steps without guidance (Table 4), by size, of patches of 8, 4 and 2
+#: FID-50K at 400,000 steps without guidance (Table 4), by model size, for patch sizes 8, 4 and 2
 DIT_FID_TABLE = {
     "S": "153.60 100.41 68.40",
     "B": "122.74 68.38 43.47",
@@ -33,7 +33,7 @@ DIT_PUBLISHED_STEPS = 400_000
 
 
 def dit_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
-    """Return generators of two widths and two patch sizes; at the published scale, those of Table 4."""
+    """Return the cells: generators of two widths and two patch sizes or, at the published scale, those of Table 4."""
     if setting.scale.name == "published":
         return tuple(
             StudyCell(
@@ -52,7 +52,7 @@ def dit_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
 
 
 def largest_patch_reference(axis_values: AxisValues) -> AxisValues:
-    """Return the generator of the same size with the largest patches."""
+    """Return the reference cell: the generator of the same size with the largest patches."""
     return axis_values[0], f"{DIT_PATCH_SIZES[0]}" if axis_values[0] in DIT_SIZES else "large"
 
 

@@ -1,4 +1,4 @@
-"""A scaling law L(N, D), fitted to runs of this machine: ViT sizes by images seen (arXiv:2203.15556)."""
+"""The study of a scaling law L(N, D), fitted to runs on this machine: ViT sizes by images seen (arXiv:2203.15556)."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from vitreous.apps.studies.study import Chart, Conclusion, Published, Study, Stu
 from vitreous.errors import DataError
 from vitreous.recipes.options import TrainOptions
 
-STEP_DIVISORS = (8, 4, 2, 1)  # fractions of the scale's steps
-LAW_HOLD_OUT_SHARE = 0.2  # of the points: those with the most compute
+STEP_DIVISORS = (8, 4, 2, 1)  # each training length is the scale's steps divided by one of these
+LAW_HOLD_OUT_SHARE = 0.2  # fraction of the points, those with the most compute, that is not fitted but predicted
 LAW_WIDTHS = {"small": (32, 64, 96, 128), "gpu": (64, 128, 192, 256), "published": ()}
-LAW_MODELS = ("ViT-S/16", "ViT-B/16", "ViT-L/16", "ViT-H/14")  # at the published scale
+LAW_MODELS = ("ViT-S/16", "ViT-B/16", "ViT-L/16", "ViT-H/14")  # models at the published scale
 LAW_EPOCHS = 7.0
 
 
 def scaling_law_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
-    """Return every model size for every training length, each with a separate schedule."""
+    """Return one cell per model size and training length, each with a separate learning rate schedule."""
     cells = []
     for divisor in STEP_DIVISORS:
         if setting.scale.name == "published":
@@ -44,7 +44,7 @@ def scaling_law_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
 
 
 def conclude_scaling_law(rows: Sequence[Any]) -> Conclusion:
-    """Fit the law to the means over seeds, and describe its uncertainty."""
+    """Fit the law to the means over seeds of a study's rows, and describe its uncertainty."""
     points = [(row.measurements["parameters"], row.measurements["samples"], row.mean.mean) for row in rows if row.mean]
     title = "L(N, D) = E + A / N^a + B / D^b"
     try:
@@ -68,7 +68,7 @@ def conclude_scaling_law(rows: Sequence[Any]) -> Conclusion:
 
 
 def describe_fit(fit: ScalingLawFit, count: int) -> tuple[str, ...]:
-    """Describe the fit and its uncertainties."""
+    """Return sentences that describe a fit to `count` points and its limitations."""
     num_held_out = len(fit.held_out)
     error_text = "" if fit.largest_error is None else f", with an error of at most {fit.largest_error:.1%}"
     summary = (
@@ -81,7 +81,7 @@ def describe_fit(fit: ScalingLawFit, count: int) -> tuple[str, ...]:
 
 
 def sample_law_curves(fit: ScalingLawFit, rows: Sequence[Any]) -> dict[str, tuple[tuple[float, float], ...]]:
-    """Sample the fitted law for each model size, over the range of images that its runs saw."""
+    """Return points of the fitted law for each model size, over the range of images that its runs saw."""
     curves = {}
     for model in dict.fromkeys(row.axis_values[0] for row in rows):
         model_rows = [row for row in rows if row.axis_values[0] == model]
@@ -96,7 +96,7 @@ def sample_law_curves(fit: ScalingLawFit, rows: Sequence[Any]) -> dict[str, tupl
 
 
 def shortest_run_reference(axis_values: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the same model with the shortest training."""
+    """Return the reference cell: the same model with the shortest training."""
     return axis_values[0], f"1/{STEP_DIVISORS[0]}"
 
 

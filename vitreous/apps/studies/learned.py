@@ -1,5 +1,5 @@
-"""Figures 6, 7, 10, 11 and 14 of arXiv:2010.11929: filters, position embeddings, attention distance and rollout of
-trained models, as metrics over many images and runs."""
+"""Studies of the features that a ViT learns (arXiv:2010.11929, Figures 6, 7, 10, 11 and 14): filters, position
+embeddings, attention distance and rollout of trained models, as metrics over many images and runs."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from vitreous.apps.studies.study import (
 from vitreous.apps.studies.vit_design import POOLING_SETTINGS
 from vitreous.recipes.options import TrainOptions
 
-#: learning rate, weight decay
+#: (learning rate, weight decay) of each cell
 POSITION_HYPERPARAMETERS = (("3e-4", "0.01"), ("1e-3", "0.01"), ("1e-3", "0.1"))
 
 
 def make_base_options(setting: StudySetting, model: str) -> TrainOptions:
-    """Return the training options of the study's scale; at the scale `published`, the paper's for `model`."""
+    """Return the training options of the scale; at the published scale, the paper's for `model`."""
     return setting.options(TrainOptions(recipe="vit-jft", model=model))
 
 
 def filter_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
-    """Return a ViT with two patch sizes."""
+    """Return the cells: a ViT with two patch sizes."""
     if setting.scale.name == "published":
         return tuple(StudyCell((f"{patch}",), make_base_options(setting, f"ViT-L/{patch}")) for patch in (32, 16))
     base, patch = make_base_options(setting, ""), setting.patch
@@ -43,7 +43,7 @@ def filter_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
 
 
 def position_similarity_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
-    """Return learned positions at several learning rates and weight decays."""
+    """Return the cells: a ViT with learned position embeddings for several learning rates and weight decays."""
     base = update_options(
         make_base_options(setting, "ViT-L/16"),
         settings={"model.positions.kind": "learned", "model.positions.at": "input"},
@@ -55,7 +55,7 @@ def position_similarity_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
 
 
 def distance_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
-    """Return a ViT, and a hybrid with a convolutional stem."""
+    """Return the cells: a ViT, and a hybrid with a convolutional stem."""
     if setting.scale.name == "published":
         names = {"ViT": "ViT-L/16", "hybrid": "R50+ViT-L/16"}
         return tuple(StudyCell((label,), make_base_options(setting, name)) for label, name in names.items())
@@ -67,7 +67,7 @@ def distance_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
 
 
 def rollout_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
-    """Return a ViT with a class token, and one with mean pooling."""
+    """Return the cells: a ViT with a class token, and a ViT with mean pooling."""
     base = make_base_options(setting, "ViT-L/16")
     return tuple(
         StudyCell((pool,), update_options(base, settings=settings)) for pool, settings in POOLING_SETTINGS.items()

@@ -1,4 +1,4 @@
-"""Measurements of studies in addition to validation metrics. PyTorch is imported only to measure."""
+"""Measurements of runs for studies, in addition to validation metrics. PyTorch is imported only to measure."""
 
 from __future__ import annotations
 
@@ -16,13 +16,16 @@ if TYPE_CHECKING:
     from vitreous.reports.figures.subject import FigureContext
 
 FEW_SHOT_COUNTS = (1, 5, 10, 25)
-NUM_INSPECTED_IMAGES = 128  # images, as in the paper
-ROLLOUT_MASS = 0.5  # share of the rollout that the counted patches hold
-TIMED_BATCH_SIZE, TIMED_PASSES = 64, 5  # images per timed pass, and passes, of which the fastest counts
+NUM_INSPECTED_IMAGES = 128  # validation images that are inspected, as in the paper
+ROLLOUT_MASS = 0.5  # fraction of the rollout's sum that the counted patches contain
+TIMED_BATCH_SIZE, TIMED_PASSES = (
+    64,
+    5,
+)  # images per timed forward pass, and number of passes, of which the fastest counts
 
 
 def make_compute_settings(subject: MeasuredRun) -> EvaluationSettings:
-    """Make the evaluation settings of a run."""
+    """Make the evaluation settings of a run: its device, precision and listener, without a cache."""
     from vitreous.inference.options import InferenceOptions
     from vitreous.reports.answers import EvaluationSettings
 
@@ -33,8 +36,8 @@ def make_compute_settings(subject: MeasuredRun) -> EvaluationSettings:
 
 
 def measure_few_shot_accuracy(subject: MeasuredRun, shots: Sequence[int] = FEW_SHOT_COUNTS) -> list[Measurement]:
-    """Measure few-shot accuracy (arXiv:2010.11929, section 4.1), averaged over the other datasets, for each number of
-    shots. Raises as `evaluate --protocol fewshot` does."""
+    """Measure few-shot accuracy (arXiv:2010.11929, section 4.1), averaged over the target datasets, for each number of
+    shots. Raises the errors of `evaluate --protocol fewshot`."""
     from vitreous.reports.protocols.protocols import run_protocol
     from vitreous.reports.protocols.task import ProtocolOptions
 
@@ -47,12 +50,13 @@ def measure_few_shot_accuracy(subject: MeasuredRun, shots: Sequence[int] = FEW_S
 
 
 def measure_five_shot_accuracy(subject: MeasuredRun) -> list[Measurement]:
-    """Measure 5-shot accuracy, averaged over the other datasets."""
+    """Measure 5-shot accuracy, averaged over the target datasets."""
     return [Measurement((), measurement.value) for measurement in measure_few_shot_accuracy(subject, (5,))]
 
 
 def draw_inspect_figure(subject: MeasuredRun, name: str) -> dict[str, np.ndarray]:
-    """Draw a figure of `inspect` into the subject's album, and return its arrays, of any shape, by name."""
+    """Draw a figure of `vitreous inspect` into the run's folder of figures. Return its arrays, of any shape, by
+    name."""
     from vitreous.reports.inspect import inspect
 
     inspect(
@@ -68,15 +72,16 @@ def draw_inspect_figure(subject: MeasuredRun, name: str) -> dict[str, np.ndarray
 
 
 def measure_filter_variance(subject: MeasuredRun) -> list[Measurement]:
-    """Measure the share of the filters' variance that the first components explain (arXiv:2010.11929, Fig. 7 left)."""
+    """Measure the fraction of the patch filters' variance that the first principal components explain, for several
+    numbers of components (arXiv:2010.11929, Fig. 7 left)."""
     share = draw_inspect_figure(subject, "filters")["share"].astype(np.float64)
     counts = [count for count in (1, 2, 4, 8, 16, 28) if count <= len(share)]
     return [Measurement((f"{count}",), float(share[:count].sum())) for count in counts]
 
 
 def measure_position_contrast(subject: MeasuredRun) -> list[Measurement]:
-    """Measure the similarity of positions in the same row or column, minus that of other pairs (arXiv:2010.11929, Figs.
-    7 centre and 10)."""
+    """Measure the mean similarity of positions in the same row or column, minus that of other pairs (arXiv:2010.11929,
+    Figs. 7 centre and 10)."""
     row, column, other_similarity, contrast = draw_inspect_figure(subject, "positions")["structure"][0]
     return [
         Measurement((), float(contrast), {"row": float(row), "column": float(column), "other": float(other_similarity)})
@@ -84,8 +89,8 @@ def measure_position_contrast(subject: MeasuredRun) -> list[Measurement]:
 
 
 def measure_attention_distance(subject: MeasuredRun) -> list[Measurement]:
-    """Measure attention distance by block: the minimum, mean and maximum over heads (arXiv:2010.11929, Figs. 7 right
-    and 11)."""
+    """Measure attention distance in pixels by block: the minimum, mean and maximum over heads (arXiv:2010.11929, Figs.
+    7 right and 11)."""
     arrays = draw_inspect_figure(subject, "distance")
     measurements = []
     for layer, heads, uniform in zip(arrays["layers"], arrays["distance"], arrays["uniform"], strict=True):
@@ -121,7 +126,7 @@ def open_run_scene(subject: MeasuredRun) -> FigureContext:
 
 
 def measure_rollout_spread(subject: MeasuredRun) -> list[Measurement]:
-    """Measure the smallest share of patches that hold half of the rollout, by block, averaged over images
+    """Measure the smallest fraction of patches that contain half of the rollout, by block, averaged over images
     (arXiv:2010.11929, Figs. 6 and 14). It is about 0.5 for uniform attention."""
     from vitreous.inspection.attention import threshold_attention_mass
     from vitreous.inspection.rollout import compute_rollout
@@ -153,8 +158,8 @@ def measure_norm_ratio(subject: MeasuredRun) -> list[Measurement]:
 
 
 def measure_token_merging(subject: MeasuredRun, counts: Sequence[int] = ()) -> list[Measurement]:
-    """Measure top-1 and throughput with token merging (arXiv:2210.09461), by tokens merged per block: 0 to the maximum
-    in five steps by default."""
+    """Measure top-1 accuracy and throughput with token merging (arXiv:2210.09461). `counts` are the tokens merged per
+    block, by default five values from 0 to the maximum."""
     import torch
 
     from vitreous.inference.engine import TorchEngine
@@ -184,14 +189,14 @@ def measure_token_merging(subject: MeasuredRun, counts: Sequence[int] = ()) -> l
 
 
 def pick_run_device(subject: MeasuredRun) -> str:
-    """Return the device of a run."""
+    """Return the device on which a run is measured."""
     from vitreous.system.machine import pick_device
 
     return pick_device(subject.device)
 
 
 def time_fastest_call(call: Any) -> float:
-    """Return the seconds of the fastest of a few calls, after one warm-up call."""
+    """Return the seconds of the fastest of `TIMED_PASSES` calls, after one warm-up call."""
     times = []
     for _ in range(TIMED_PASSES + 1):
         started = time.perf_counter()
@@ -201,7 +206,8 @@ def time_fastest_call(call: Any) -> float:
 
 
 def measure_frechet_distance(subject: MeasuredRun, samples: int = 500) -> list[Measurement]:
-    """Measure the Fréchet distance between generated and validation images in pixel space, and forward-pass GFLOPs."""
+    """Measure the Fréchet distance between generated images and validation images in pixel space, and the GFLOPs of a
+    forward pass."""
     from vitreous.reports.generated import GenerationOptions, measure_generator
 
     options = GenerationOptions(samples=samples, guidance=1.0, seed=subject.seed)
@@ -210,8 +216,8 @@ def measure_frechet_distance(subject: MeasuredRun, samples: int = 500) -> list[M
 
 
 def measure_throughput(subject: MeasuredRun, image_sizes: Sequence[int], seconds: float) -> list[Measurement]:
-    """Measure inference throughput of the fastest batch size, and the largest batch, by image size (arXiv:2010.11929,
-    D.5 and Fig. 12). Sizes that take too long are skipped."""
+    """Measure the inference throughput with the fastest batch size, and the largest batch, by image size
+    (arXiv:2010.11929, D.5 and Fig. 12). Image sizes that exceed the time limit of `seconds` per model are skipped."""
     import torch
 
     from vitreous.inspection.cost import measure_inference_costs, round_image_sizes
@@ -232,8 +238,8 @@ def measure_throughput(subject: MeasuredRun, image_sizes: Sequence[int], seconds
 
 
 def measure_largest_batch(subject: MeasuredRun, image_sizes: Sequence[int]) -> list[Measurement]:
-    """Measure the largest batch by image size: by trial on a GPU; on a CPU estimated from 80 % of the free memory, at
-    most 4096."""
+    """Measure the largest batch by image size. On a GPU, batch sizes are tried; on a CPU, the largest is estimated from
+    80 % of the free memory, at most 4096."""
     import torch
 
     from vitreous.inspection.cost import measure_inference_costs, round_image_sizes

@@ -1,4 +1,5 @@
-"""Results of the runs of a study: a validation metric, or the measurements of a `Measure`, once per run."""
+"""Results of the runs of a study: a validation metric, or the measurements of a `Measure`, which are stored once per
+run."""
 
 from __future__ import annotations
 
@@ -26,8 +27,8 @@ def measure_runs(
     other_datasets: tuple[OtherDataset, ...],
     listener: ProgressListener,
 ) -> list[RunResult]:
-    """Return the results of the runs in the table. Measurements are cached in HOME/measurements. Raises exceptions of
-    the the measure."""
+    """Return the results of the runs that are in the table. Measurements are cached in the folder `measurements` of the
+    study. Raises the exceptions of the measurement."""
     results: list[RunResult] = []
     for index, study_run in enumerate(runs, 1):
         if not study_run.cell.axis_values:
@@ -36,8 +37,8 @@ def measure_runs(
             read_run_result(study_run, study.metric) if study.trains_models else make_untrained_result(study_run)
         )
         if study.run_measure is None or (study.trains_models and run_result.value is None and has_diverged(study_run)):
-            missing = len(study.axes) - len(run_result.axis_values)
-            results.append(replace(run_result, axis_values=(*run_result.axis_values, *("-",) * missing)))
+            num_missing_axes = len(study.axes) - len(run_result.axis_values)
+            results.append(replace(run_result, axis_values=(*run_result.axis_values, *("-",) * num_missing_axes)))
             continue
         label = f"measuring {index} of {len(runs)}, {' '.join(study_run.cell.axis_values)}, seed {study_run.seed}"
         subject = MeasuredRun(
@@ -69,7 +70,7 @@ def measure_runs(
 
 
 def load_or_measure(measure: Measure, subject: MeasuredRun, file: Path) -> list[Measurement]:
-    """Load the measurements of a run from its file if it exists, else measure and write it."""
+    """Load the measurements of a run from its file, or measure the run and write the file."""
     with suppress(OSError, ValueError, KeyError):
         records = json.loads(file.read_text("utf-8"))
         return [
@@ -82,12 +83,12 @@ def load_or_measure(measure: Measure, subject: MeasuredRun, file: Path) -> list[
 
 
 def has_diverged(study_run: StudyRun) -> bool:
-    """Return whether the loss of a run was not finite."""
+    """Return whether the loss of a run became non-finite."""
     return "failure" in json.loads(study_run.folder.summary.read_text("utf-8"))
 
 
 def make_untrained_result(study_run: StudyRun) -> RunResult:
-    """Make a result without a run, to which measurements are added."""
+    """Make the result of an untrained model, to which measurements are added."""
     return RunResult(
         study_run.cell.axis_values,
         study_run.seed,
@@ -101,14 +102,15 @@ def make_untrained_result(study_run: StudyRun) -> RunResult:
 
 
 def list_run_figures(runs: list[StudyRun], study_folder: Path) -> list[dict[str, Any]]:
-    """List the `inspect` figures of the runs of the first seed with titles and captions; paths are relative to HOME."""
+    """List the `vitreous inspect` figures of the runs with seed 0, with titles and captions. Paths are relative to the
+    study's folder."""
     figures: list[dict[str, Any]] = []
     for study_run in runs:
-        album = study_folder / ALBUMS_FOLDER / study_run.folder.path.name
-        if study_run.seed or not study_run.cell.axis_values or not (album / "inspect.json").is_file():
+        figure_folder = study_folder / ALBUMS_FOLDER / study_run.folder.path.name
+        if study_run.seed or not study_run.cell.axis_values or not (figure_folder / "inspect.json").is_file():
             continue
-        for figure in json.loads((album / "inspect.json").read_text("utf-8"))["figures"]:
-            file = f"{ALBUMS_FOLDER}/{album.name}/{figure['png']}"
+        for figure in json.loads((figure_folder / "inspect.json").read_text("utf-8"))["figures"]:
+            file = f"{ALBUMS_FOLDER}/{figure_folder.name}/{figure['png']}"
             figures.append(
                 {
                     "axis_values": study_run.cell.axis_values,

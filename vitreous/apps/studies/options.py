@@ -1,4 +1,4 @@
-"""Options of `study`. Needs no PyTorch."""
+"""Command-line options of `vitreous study`. Needs no PyTorch."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class StudyOptions:
 
 
 def parse_duration(text: str) -> float:
-    """Parse `90s`, `30m`, `1.5h` or `2d` to seconds. Raises UsageError for other forms, and for 0."""
+    """Parse `90s`, `30m`, `1.5h` or `2d` to seconds. Raises UsageError for any other form, and for 0."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhd])", text.strip().lower())
     seconds = float(match[1]) * DURATION_UNITS[match[2]] if match else 0.0
     if not seconds:

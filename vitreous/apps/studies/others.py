@@ -1,7 +1,7 @@
-"""Further datasets of a study: those of --to, or subsets of the embedded digits, written as images.
+"""The target datasets of a study: those of --to, or subsets of the digits dataset, written as images.
 
-Pre-training uses the digits 0 to 4. The target datasets use the digits 5 to 9, labelled by value or by odd and even,
-upright or rotated by 90 degrees.
+Then pre-training uses the digits 0 to 4. The target datasets use the digits 5 to 9, labelled by value or as odd and
+even, upright or rotated by 90 degrees.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from vitreous.errors import DataError, UsageError, escape_unprintable
 from vitreous.system.disk import remove_path
 
 FIRST_DIGITS, DIGITS_VAL_SHARE = "0-4", 0.4  # pre-training subset; validation share of each class
-#: name, group, and the rotation of images in quarter turns
+#: target datasets: name, group, and rotation of the images in quarter turns
 DIGIT_SUBSETS = (
     ("5-9", "upright", 0),
     ("5-9 turned", "turned", 1),
@@ -28,21 +28,22 @@ DIGIT_SUBSETS = (
 
 @dataclass(frozen=True)
 class StudyData:
-    """The training data of a study, in a form that `train` accepts, and the other datasets."""
+    """The training dataset of a study, in a form that `train` accepts, and its target datasets."""
 
     data: str
     other_datasets: tuple[OtherDataset, ...] = ()
 
 
 def resolve_study_data(study: Study, data: str, dataset_specs: tuple[str, ...], parent_folder: Path) -> StudyData:
-    """Resolve the datasets of a study: `dataset_specs` as NAME=SOURCE or SOURCE; for studies of groups, folders of
-    datasets. Without any, subsets of `digits` are written below `parent_folder`.
+    """Resolve the training dataset and the target datasets of a study. `dataset_specs` are NAME=SOURCE or SOURCE; for
+    studies of groups, folders of datasets. Without them, subsets of `digits` are written below `parent_folder`.
 
-    Raises UsageError for missing or unsupported datasets and duplicate names, DataError for an empty group.
+    Raises UsageError for missing or unsupported target datasets and duplicate names, DataError for a group without
+    datasets.
     """
     if not study.other_data_kind:
         if dataset_specs:
-            raise UsageError(f"the study {study.name} takes no other datasets", "remove --to")
+            raise UsageError(f"the study {study.name} has no target datasets", "remove --to")
         return StudyData(data)
     if dataset_specs:
         return StudyData(
@@ -65,7 +66,7 @@ def resolve_study_data(study: Study, data: str, dataset_specs: tuple[str, ...], 
 
 
 def parse_named_datasets(dataset_specs: tuple[str, ...], group: str = "") -> tuple[OtherDataset, ...]:
-    """Parse datasets from NAME=SOURCE or SOURCE, whose default name is that of its folder. Raises UsageError for
+    """Parse datasets from NAME=SOURCE or SOURCE; the default name is that of the source's folder. Raises UsageError for
     duplicate names."""
     datasets = []
     for spec in dataset_specs:
@@ -79,7 +80,8 @@ def parse_named_datasets(dataset_specs: tuple[str, ...], group: str = "") -> tup
 
 
 def list_group_datasets(dataset_specs: tuple[str, ...]) -> tuple[OtherDataset, ...]:
-    """List the datasets in folders, one folder per group. Raises DataError for a folder without datasets."""
+    """List the datasets in folders; each folder is a group of datasets. Raises DataError for a folder without
+    datasets."""
     datasets: list[OtherDataset] = []
     for spec in dataset_specs:
         name, equals, folder = spec.partition("=")
@@ -93,8 +95,8 @@ def list_group_datasets(dataset_specs: tuple[str, ...]) -> tuple[OtherDataset, .
 
 
 def write_digit_subset(parent_folder: Path, subset: str, quarters: int) -> str:
-    """Write a subset of the digits, rotated by `quarters` times 90 degrees, as train/ and val/ with CLASS/NUMBER.png,
-    unless it exists; return its folder."""
+    """Write a subset of the digits, rotated by `quarters` times 90 degrees, as images in train/ and val/, and return
+    its folder. An existing folder is kept."""
     from PIL import Image
 
     from vitreous.data.holdout import draw_stratified_splits

@@ -1,4 +1,4 @@
-"""The page of a study, as a self-contained HTML file and as Markdown."""
+"""The page of a study: a self-contained HTML file, and the same content as Markdown."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PAGE_FILE, MARKDOWN_FILE, FIGURE_FILE = "report.html", "report.md", "figure.svg"
 
 
 def write_study_pages(study_folder: Path, study: Study, document: dict[str, Any], rows: list[TableRow]) -> None:
-    """Write `report.html`, `report.md` and its `figure.svg` into the folder of a study. Raises OSError."""
+    """Write `report.html`, `report.md` and `figure.svg` into the folder of a study. Raises OSError."""
     context = build_page_context(study_folder, study, document, rows)
     curves = document["conclusion"]["curves"] if document["conclusion"] else {}
     figure = draw_study_figure(study, rows, document["metric"], context["figure_name"], curves)
@@ -39,8 +39,7 @@ def write_study_pages(study_folder: Path, study: Study, document: dict[str, Any]
 
 
 def embed_figure(path: Path, title: str) -> str:
-    """Return a figure of `inspect` as markup: the SVG next to its PNG file, in the page's text colour, or else the
-    PNG."""
+    """Return a figure of `vitreous inspect` as markup: the SVG next to its PNG file, or else the PNG."""
     from markupsafe import Markup
 
     if (drawing := path.with_suffix(".svg")).is_file():
@@ -52,7 +51,7 @@ def embed_figure(path: Path, title: str) -> str:
 def build_page_context(
     study_folder: Path, study: Study, document: dict[str, Any], rows: list[TableRow]
 ) -> dict[str, Any]:
-    """Build the content of both pages as texts."""
+    """Build the texts and tables that both pages contain."""
     metric_name = document["metric"]
     label = STUDY_METRIC_LABELS.get(metric_name, get_metric_label(metric_name))
     table = [
@@ -83,7 +82,8 @@ def build_page_context(
 
 
 def format_row_cells(row: TableRow, metric_name: str) -> list[str]:
-    """Format mean, interval, difference, its interval, verdict and published value of a row."""
+    """Format a row's mean, its interval, the difference to the reference, its interval, the verdict, and the published
+    value."""
     mean, pair = row.mean, row.difference
     return [
         "–" if mean is None else format_metric_value(metric_name, mean.mean),
@@ -101,17 +101,18 @@ def format_row_cells(row: TableRow, metric_name: str) -> list[str]:
 
 
 def format_interval_ends(estimate: Estimate | None, format_value: Any) -> str:
-    """Format the ends of an interval; a dash for None."""
+    """Format the ends of an estimate's interval with `format_value`; a dash if there is no interval."""
     return "–" if estimate is None or estimate.interval is None else " to ".join(map(format_value, estimate.interval))
 
 
 def format_difference(metric_name: str, difference: float) -> str:
-    """Format a difference with its sign; shares in percentage points."""
+    """Format a difference with its sign; percentages in percentage points."""
     return f"{100 * difference:+.2f}" if metric_name in PERCENT_METRICS else f"{difference:+.3f}"
 
 
 def list_run_links(study_folder: Path, row: TableRow) -> list[dict[str, Any]]:
-    """List the pages of a row's runs by seed, relative to the study; the summary for a run without a page."""
+    """List the pages of a row's runs by seed, relative to the study's folder. A run without a page is linked to its
+    summary."""
     files = [Path(folder) / "report.html" for folder in dict.fromkeys(row.runs) if folder]
     files = [file if file.is_file() else file.with_name("summary.json") for file in files]
     return [
@@ -136,7 +137,7 @@ def describe_study_setting(document: dict[str, Any], rows: list[TableRow]) -> li
     )
     lines = [summary]
     if other_datasets := list(dict.fromkeys(settings["to"])):
-        lines.append(f"Other datasets: {', '.join(other_datasets)}.")
+        lines.append(f"Target datasets: {', '.join(other_datasets)}.")
     elif document["uses_other_datasets"]:
         lines.append(
             "All datasets are subsets of the digits: pre-training uses the digits 0 to 4, and 40 % of each subset are "
@@ -151,7 +152,7 @@ def describe_study_setting(document: dict[str, Any], rows: list[TableRow]) -> li
 
 
 def list_table_notes(document: dict[str, Any], rows: list[TableRow]) -> list[str]:
-    """List the notes on the table."""
+    """List notes that explain the table."""
     reference = sorted({" · ".join(row.reference) for row in rows if row.reference})
     interval_note = (
         "Intervals are Student's t over seeds, without a correction for multiple comparisons: 1 in 20 is expected to "
@@ -178,7 +179,7 @@ def format_study_command(settings: dict[str, Any], study_folder: Path) -> str:
 
 
 def render_study_markdown(context: dict[str, Any]) -> str:
-    """Render the page as Markdown; its figure is a separate file."""
+    """Render the page as Markdown. Its figure is a separate file."""
     study: Study = context["study"]
     head = [*context["columns"], "verdict", "published", "runs"]
     lines = [f"# {study.title}", "", study.question, f"({study.source})", "", "```", context["command"], "```", ""]

@@ -1,4 +1,5 @@
-"""Cost of a study: counted for the list of studies, and estimated by a few timed steps before its first run."""
+"""The cost of a study: a rough estimate for the list of studies, and a forecast from a few timed steps before its first
+run."""
 
 from __future__ import annotations
 
@@ -19,24 +20,24 @@ from vitreous.recipes.registry import RECIPES, get_recipe
 from vitreous.system.cores import get_peak_memory
 from vitreous.training.run import Run
 
-TRAINING_BUDGET_SHARE = 0.8  # share of a budget for training steps; the rest is for evaluation, saving and pages
+TRAINING_BUDGET_SHARE = 0.8  # fraction of a budget for training steps; the rest is for evaluation, saving and pages
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """Cost of the missing runs of a study on this machine, trained sequentially."""
+    """The cost of the missing runs of a study on this machine, if they are trained one after the other."""
 
     runs: int
     num_complete: int
-    steps: int  # of all missing runs
-    seconds: float  # of their steps
+    steps: int  # total of the missing runs
+    seconds: float  # total of these steps
     _: KW_ONLY
     peak_memory_bytes: int | None
     exaflops: float
 
     def affordable_share(self, budget: float) -> float:
-        """Return the share of the steps that fits a budget in seconds, at most 1. Raises UsageError if the budget is
-        too short."""
+        """Return the fraction of the steps that fits into a budget in seconds, at most 1. Raises UsageError if the
+        budget is too short."""
         share = min(1.0, TRAINING_BUDGET_SHARE * budget / self.seconds) if self.seconds else 1.0
         num_missing = self.runs - self.num_complete
         if share < 1 and share * self.steps < MIN_RUN_STEPS * num_missing:
@@ -47,7 +48,7 @@ class Forecast:
 
 
 def forecast_study(runs: list[StudyRun], listener: ProgressListener) -> Forecast:
-    """Time a few steps of each type of incomplete run, and add up the cost. Writes nothing."""
+    """Time a few steps of each kind of incomplete run, and add up the cost. Nothing is written."""
     seconds_by_key: dict[Any, float] = {}
     seconds, steps, exaflops = 0.0, 0, 0.0
     missing_runs = [study_run for study_run in runs if not study_run.is_complete]
@@ -71,14 +72,14 @@ def forecast_study(runs: list[StudyRun], listener: ProgressListener) -> Forecast
 
 
 def estimate_training_flops(run: Run) -> float:
-    """Estimate the FLOPs of a supervised run as three forward passes per sample. Objectives with a decoder, a teacher
-    or dropped patches differ."""
+    """Estimate the FLOPs of a run as three forward passes per sample. Objectives with a decoder, a teacher or dropped
+    patches differ."""
     return 6 * run.model.macs() * run.total
 
 
 def estimate_study_cost(study: Study, scale: Scale) -> dict[str, Any]:
-    """Estimate the runs and exaFLOPs of a study on the reference dataset of a scale, without opening it; 0 for a study
-    without training."""
+    """Estimate the number of runs and the exaFLOPs of a study on the reference dataset of a scale, without opening the
+    dataset. A study without training costs 0."""
     if not study.trains_models:
         return {"scale": scale.name, "runs": 0, "exaflops": 0.0}
     info, _ = REFERENCE_DATASETS[scale.data]
@@ -88,7 +89,7 @@ def estimate_study_cost(study: Study, scale: Scale) -> dict[str, Any]:
 
 
 def format_study_cost(cost: dict[str, Any]) -> str:
-    """Format the result of `estimate_study_cost`."""
+    """Format the result of `estimate_study_cost`: runs and exaFLOPs."""
     return f"{cost['runs']} runs, {cost['exaflops']:.2g} exaFLOPs" if cost["runs"] else "no training"
 
 

@@ -1,4 +1,4 @@
-"""Studies of pre-training: masked patch prediction, DINO, MAE, and each with few labels."""
+"""Studies of pre-training: MAE mask ratio, decoder and target, DINO teacher, and label efficiency."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ MASK_RATIOS = (25, 50, 75, 90)  # per cent
 
 
 def mask_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
-    """Return a ViT from scratch, and ViTs fine-tuned from masked autoencoders with each mask ratio."""
+    """Return the cells: a ViT trained from scratch, and ViTs fine-tuned from masked autoencoders with each mask
+    ratio."""
     published = setting.scale.name == "published"
     finetuning_options = setting.options(TrainOptions(recipe="mae-finetune" if published else None, model="ViT-L/16"))
     pretraining_options = setting.options(TrainOptions(recipe="mae", model="ViT-L/16"), recipe="mae")
@@ -55,7 +56,8 @@ DINO_DEFAULTS = ("0.99", "0.04")
 
 
 def dino_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
-    """Return momenta at the default temperature, and temperatures at the default momentum."""
+    """Return the cells: DINO with each teacher momentum at the default temperature, and with each temperature at the
+    default momentum."""
     base = setting.options(TrainOptions(recipe="dino", model="ViT-S/16"), recipe="dino")
     pairs = [(momentum, DINO_DEFAULTS[1]) for momentum in TEACHER_MOMENTA]
     pairs += [
@@ -91,7 +93,8 @@ MAE_TARGETS = {"pixels": "false", "normalised pixels": "true"}
 
 
 def mae_finetune_cell(setting: StudySetting, label: str, settings: dict[str, str]) -> StudyCell:
-    """Return a ViT fine-tuned from a masked autoencoder with `settings`, with the recipe of a model from scratch."""
+    """Return the cell of a ViT fine-tuned from a masked autoencoder with `settings`. Fine-tuning uses the recipe of a
+    model from scratch."""
     published = setting.scale.name == "published"
     pretraining_options = setting.options(TrainOptions(recipe="mae", model="ViT-L/16"), recipe="mae")
     options = setting.options(TrainOptions(recipe="mae-finetune" if published else None, model="ViT-L/16"))
@@ -102,14 +105,14 @@ def mae_finetune_cell(setting: StudySetting, label: str, settings: dict[str, str
 
 
 def depth_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
-    """Return one cell per decoder depth."""
+    """Return one cell per depth of MAE's decoder."""
     return tuple(
         mae_finetune_cell(setting, f"{depth}", {"objective.decoder-depth": f"{depth}"}) for depth in MAE_DEPTHS
     )
 
 
 def target_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
-    """Return raw pixels and per-patch normalised pixels as targets."""
+    """Return one cell per reconstruction target of MAE: raw pixels, or per-patch normalised pixels."""
     return tuple(
         mae_finetune_cell(setting, name, {"objective.normalise": value}) for name, value in MAE_TARGETS.items()
     )
@@ -158,7 +161,8 @@ LABELS_PRETRAINING = {"supervised": "", "MAE": "mae", "DINO": "dino"}
 
 
 def label_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
-    """Return each pre-training method on all images, followed by supervised training on each share of the labels."""
+    """Return one cell per pre-training method and fraction of the labels. Pre-training uses all images, fine-tuning
+    only that fraction."""
     published = setting.scale.name == "published"
     scratch = setting.options(TrainOptions(recipe="deit", model="ViT-B/16"))
     scratch = scratch if published else update_options(scratch, recipe=setting.recipe)
@@ -178,7 +182,7 @@ def label_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
 
 
 def supervised_reference(axis_values: AxisValues) -> AxisValues:
-    """Return the ViT from scratch on the same share."""
+    """Return the reference cell: the ViT from scratch with the same fraction of the labels."""
     return "supervised", axis_values[1]
 
 

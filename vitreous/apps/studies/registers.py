@@ -1,4 +1,4 @@
-"""Studies of register tokens (arXiv:2309.16588), their effect on features and on high-norm patch tokens; and of the
+"""Studies of register tokens, their effect on features and on high-norm patch tokens (arXiv:2309.16588), and of the
 local views of DINO (arXiv:2104.14294)."""
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ LOCAL_VIEW_COUNTS = (0, 2, 4, 8)
 
 
 def register_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
-    """Return DINO with several numbers of registers; DINOv2 at the published scale."""
+    """Return one cell per number of register tokens, trained with DINO; at the published scale, with DINOv2."""
     published = setting.scale.name == "published"
     recipe = "dinov2" if published else "dino"
     base = setting.options(TrainOptions(recipe=recipe, model="ViT-L/16"), recipe=recipe)
@@ -23,7 +23,7 @@ def register_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
 
 
 def view_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
-    """Return DINO with two global views and several numbers of local views."""
+    """Return one cell per number of local views of DINO, in addition to two global views."""
     base = setting.options(TrainOptions(recipe="dino", model="ViT-S/16"), recipe="dino")
     return tuple(
         StudyCell((f"{count}",), update_options(base, settings={"views.locals": f"{count}"}))

@@ -1,4 +1,4 @@
-"""Every study by name: one dict, complete at import."""
+"""The registry of all studies by name."""
 
 from __future__ import annotations
 
@@ -60,7 +60,9 @@ STUDIES: dict[str, Study] = {
 
 
 def get_study(name: str) -> Study:
-    """Return a study by name. Raises UsageError with the nearest name."""
+    """Return a study by name. Raises UsageError with the nearest name if it is unknown."""
     if name not in STUDIES:
-        raise UsageError(f"unknown study {name}", suggest_nearest(name, STUDIES) or "`vitreous study` lists them")
+        raise UsageError(
+            f"unknown study {name}", suggest_nearest(name, STUDIES) or "list the studies: `vitreous study`"
+        )
     return STUDIES[name]

@@ -1,8 +1,9 @@
-"""Scaling laws: L(N, D) = E + A / N^a + B / D^b fitted to runs, its intervals, and the optimum for a compute budget.
+"""Scaling laws: L(N, D) = E + A / N^a + B / D^b fitted to runs, confidence intervals, and the optimum for a compute
+budget.
 
 N are parameters, D samples seen, L a loss in nats, C training FLOPs. The fit is that of arXiv:2203.15556 (section 3.3
 and appendix D.4): a Huber loss on logarithms, L-BFGS from a grid of starts. For images, arXiv:2106.04560 found
-saturating laws; E is the irreducible loss. In shapes, n is runs and K is bootstrap samples.
+saturating laws; E is the irreducible loss. Shapes: n runs, K bootstrap samples.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ import numpy as np
 from vitreous.errors import DataError
 
 HUBER_WIDTH = 1e-3  # residual in log L above which the loss is linear
-#: initial values of log E, log A and log B in units of the data, and of a and b
+#: initial values of log E, log A, log B (for N, D and L divided by their geometric means), a and b
 FIT_STARTS = ((-2.0, -0.5), (-1.0, 1.0), (-1.0, 1.0), (0.2, 0.6, 1.0), (0.2, 0.6, 1.0))
 LAW_PARAMETERS = ("E", "A", "B", "a", "b")
-MIN_FIT_RUNS = 6  # runs: one more than fitted parameters
-BOOTSTRAP_DRAWS = 200  # bootstrap samples
-MAX_EXPONENT_WIDTH = 0.3  # interval width of an exponent above which the law must not be extrapolated
+MIN_FIT_RUNS = 6  # minimum runs of a fit: one more than it has parameters
+BOOTSTRAP_DRAWS = 200  # number of bootstrap samples
+MAX_EXPONENT_WIDTH = 0.3  # the law must not be extrapolated if the interval of an exponent is wider
 
 
 @dataclass(frozen=True)
@@ -37,45 +38,46 @@ class ScalingLaw:
 
     @classmethod
     def from_row(cls, values: np.ndarray | tuple[float, ...]) -> ScalingLaw:
-        """Return the law with (5,) parameters in the order of LAW_PARAMETERS."""
+        """Return the law with (5,) parameters in the order of `LAW_PARAMETERS`."""
         E, A, B, a, b = values
         return cls(E, A, B, a, b=b)
 
     def loss(self, parameters: np.ndarray, samples: np.ndarray) -> np.ndarray:
-        """Compute (n,) L from (n,) N and (n,) D."""
+        """Compute the (n,) losses L for (n,) parameters N and (n,) samples D."""
         return self.E + self.A / np.asarray(parameters, float) ** self.a + self.B / np.asarray(samples, float) ** self.b
 
     def optimum(self, flops: float, per_sample: float) -> tuple[float, float]:
-        """Return the N and D that minimise the loss for C = `per_sample` N D FLOPs (arXiv:2203.15556, Eq. 4).
+        """Return the N and D that minimise the loss for `flops` C = k N D, with k = `per_sample` FLOPs per parameter
+        and sample (arXiv:2203.15556, Eq. 4).
 
-        With k = `per_sample` and G = (a A / (b B))^(1 / (a + b)): N = G (C / k)^(b / (a + b)), and D = (C / k)^(a / (a
-        + b)) / G.
+        With G = (a A / (b B))^(1 / (a + b)): N = G (C / k)^(b / (a + b)), and D = (C / k)^(a / (a + b)) / G.
         """
         ratio = (self.a * self.A / (self.b * self.B)) ** (1 / (self.a + self.b))
-        work = flops / per_sample
-        return ratio * work ** (self.b / (self.a + self.b)), work ** (self.a / (self.a + self.b)) / ratio
+        budget = flops / per_sample
+        return ratio * budget ** (self.b / (self.a + self.b)), budget ** (self.a / (self.a + self.b)) / ratio
 
 
 @dataclass(frozen=True)
 class ScalingLawFit:
-    """A fitted law, the bootstrap's laws (K, 5), the losses of held-out runs, and the limitations of the fit."""
+    """A fitted law, the (K, 5) parameters of the laws fitted to bootstrap samples, the losses of held-out runs, and the
+    limitations of the fit."""
 
     law: ScalingLaw
     bootstrap_laws: np.ndarray
     residual: float  # root mean square residual in log L of the fitted runs
-    held_out: np.ndarray  # (m, 2): L as measured and as predicted
+    held_out: np.ndarray  # (m, 2): measured and predicted L of the held-out runs
     _: KW_ONLY
     doubts: tuple[str, ...]
 
     def bootstrap_interval(self, name: str, level: float = 0.95) -> tuple[float, float]:
-        """Return the bootstrap interval of the law's parameter `name`: E, A, B, a or b."""
+        """Return the bootstrap confidence interval of the parameter `name`: E, A, B, a or b."""
         low, high = np.quantile(self.bootstrap_laws[:, LAW_PARAMETERS.index(name)], [(1 - level) / 2, (1 + level) / 2])
         return float(low), float(high)
 
     def predict_with_interval(
         self, parameters: float, samples: float, level: float = 0.95
     ) -> tuple[float, float, float]:
-        """Predict L for N and D, and return (L, low, high) with the interval over the bootstrap's laws."""
+        """Predict L for N and D. Return (L, low, high), with the interval over the laws of the bootstrap samples."""
         losses = [
             float(ScalingLaw.from_row(draw).loss(np.array(parameters), np.array(samples)))
             for draw in self.bootstrap_laws
@@ -85,7 +87,7 @@ class ScalingLawFit:
 
     @property
     def largest_error(self) -> float | None:
-        """Return the largest relative error on held-out runs; None without held-out runs."""
+        """Return the largest relative error on held-out runs; None if no runs are held out."""
         if not len(self.held_out):
             return None
         return float(np.abs(self.held_out[:, 1] / self.held_out[:, 0] - 1).max())
@@ -99,8 +101,8 @@ def fit_law(
     draws: int = BOOTSTRAP_DRAWS,
     seed: int = 0,
 ) -> ScalingLawFit:
-    """Fit the law to runs with (n,) N, (n,) D and (n,) L. The share `hold_out` of the runs with the most compute N D is
-    held out and predicted. Intervals come from a bootstrap of the residuals in log L.
+    """Fit the law to runs with (n,) N, (n,) D and (n,) L. The fraction `hold_out` of the runs with the most compute N D
+    is not fitted, but predicted. Intervals are from a bootstrap of the residuals in log L.
 
     Raises DataError for fewer than six runs to fit, for values that are not positive and finite, and for fewer than
     three values of N or of D.
@@ -114,9 +116,10 @@ def fit_law(
     starts = np.array(list(product(*FIT_STARTS)))
     best = minimise_huber_loss(log_runs, starts)
     errors = log_runs[:, 2] - predict_log_loss(best, log_runs)
-    # the law fits nearly exactly as many runs as it has parameters, and absorbs part of the noise of the others
-    free = errors[np.argsort(np.abs(errors))[len(LAW_PARAMETERS) :]]
-    residuals = free * np.sqrt(len(log_runs) / len(free))
+    # the fit passes nearly through as many runs as it has parameters, and absorbs part of the noise of the others:
+    # the smallest residuals are not resampled, and the others are scaled up
+    free_errors = errors[np.argsort(np.abs(errors))[len(LAW_PARAMETERS) :]]
+    residuals = free_errors * np.sqrt(len(log_runs) / len(free_errors))
     generator, laws = np.random.default_rng(seed), []
     for _ in range(draws):
         resampled = log_runs.copy()
@@ -138,7 +141,7 @@ def fit_law(
 
 
 def check_fit_runs(runs: np.ndarray) -> None:
-    """Check (n, 3) N, D, L. Raises DataError for runs to which no law can be fitted."""
+    """Raise DataError if no law can be fitted to runs (n, 3) of N, D, L."""
     if not (np.isfinite(runs).all() and (runs > 0).all()):
         raise DataError("parameters, samples and losses must be above 0 and finite", "remove diverged runs")
     if len(runs) < MIN_FIT_RUNS:
@@ -147,18 +150,22 @@ def check_fit_runs(runs: np.ndarray) -> None:
         )
     for column, name in enumerate(("size of the model", "number of samples")):
         if len(np.unique(runs[:, column])) < 3:
-            raise DataError(f"fewer than three values of the {name} cannot fit an exponent", "vary both, in a grid")
+            raise DataError(
+                f"fewer than three values of the {name} cannot fit an exponent",
+                "vary model size and number of samples in a grid",
+            )
 
 
 def predict_log_loss(theta: np.ndarray, log_runs: np.ndarray) -> np.ndarray:
-    """Compute (n,) log L of the law from (5,) log E, log A, log B, log a, log b and (n, 3) log N, log D, log L."""
+    """Compute the (n,) log L of a law. `theta` (5,) is log E, log A, log B, log a, log b; `log_runs` (n, 3) is log N,
+    log D, log L."""
     e, a, b, alpha, beta = theta[0], theta[1], theta[2], np.exp(theta[3]), np.exp(theta[4])
     return np.logaddexp(np.logaddexp(a - alpha * log_runs[:, 0], b - beta * log_runs[:, 1]), e)
 
 
 def huber_objective(theta: np.ndarray, log_runs: np.ndarray) -> tuple[float, np.ndarray]:
-    """Compute the Huber loss of the residuals in log L, divided by HUBER_WIDTH and summed over runs (n, 3) of log N, D
-    and L, and its gradient (5,) with respect to `theta`."""
+    """Return the Huber loss of the residuals in log L, and its gradient (5,) with respect to `theta`. The loss is
+    summed over runs (n, 3) of log N, log D, log L, and scaled by `HUBER_WIDTH`."""
     predicted = predict_log_loss(theta, log_runs)
     x = (predicted - log_runs[:, 2]) / HUBER_WIDTH
     alpha, beta = np.exp(theta[3]), np.exp(theta[4])
@@ -177,8 +184,8 @@ def huber_objective(theta: np.ndarray, log_runs: np.ndarray) -> tuple[float, np.
 
 
 def minimise_huber_loss(log_runs: np.ndarray, starts: np.ndarray) -> np.ndarray:
-    """Minimise the loss of (n, 3) log N, log D, log L with L-BFGS from (s, 5) starts, and return the best (5,)
-    parameters."""
+    """Minimise the Huber loss over runs (n, 3) of log N, log D, log L with L-BFGS from (s, 5) starts. Return the best
+    parameters (5,)."""
     from scipy.optimize import minimize
 
     bounds = [(-20.0, 5.0)] * 3 + [(np.log(0.01), np.log(5.0))] * 2
@@ -190,14 +197,15 @@ def minimise_huber_loss(log_runs: np.ndarray, starts: np.ndarray) -> np.ndarray:
 
 
 def unscale_parameters(theta: np.ndarray, scale: np.ndarray) -> tuple[float, ...]:
-    """Convert (5,) parameters, fitted to N, D and L divided by their geometric means (3,), to E, A, B, a, b."""
+    """Convert (5,) parameters to E, A, B, a, b. They were fitted to N, D and L divided by their geometric means,
+    `scale` (3,)."""
     e, a, b = np.exp(theta[:3]) * scale[2]
     alpha, beta = np.exp(theta[3:])
     return float(e), float(a * scale[0] ** alpha), float(b * scale[1] ** beta), float(alpha), float(beta)
 
 
 def describe_doubts(fit: ScalingLawFit, fitted_runs: np.ndarray) -> tuple[str, ...]:
-    """Describe the limitations of a fit to runs (n, 3), one sentence each."""
+    """Return one sentence for each limitation of a fit to runs (n, 3)."""
     doubts = []
     for name, column, subject in (("a", 0, "parameters"), ("b", 1, "samples")):
         low, high = fit.bootstrap_interval(name)
@@ -217,8 +225,8 @@ def describe_doubts(fit: ScalingLawFit, fitted_runs: np.ndarray) -> tuple[str, .
 
 @dataclass(frozen=True)
 class IsoflopProfile:
-    """An isoFLOP profile: the loss-minimising N among runs of one budget C, by a parabola in log N; None if the
-    smallest or the largest model is best."""
+    """An isoFLOP profile: among runs with one budget C, the N that minimises the loss, by a parabola in log N. N and
+    loss are None if the smallest or the largest model is best."""
 
     flops: float
     parameters: float | None
@@ -229,7 +237,7 @@ class IsoflopProfile:
 def fit_isoflop_profiles(
     parameters: Sequence[float], flops: Sequence[float], losses: Sequence[float], tolerance: float = 0.1
 ) -> list[IsoflopProfile]:
-    """Fit a profile to each group of at least three runs whose C differ by less than `tolerance`, from (n,) N, C and L
+    """Fit a profile to each group of at least three runs whose C differ by less than `tolerance`, given (n,) N, C and L
     (arXiv:2203.15556, section 3.2)."""
     table = np.stack([np.asarray(column, np.float64) for column in (parameters, flops, losses)], 1)
     table = table[np.argsort(table[:, 1], kind="stable")]
@@ -239,7 +247,7 @@ def fit_isoflop_profiles(
 
 
 def fit_isoflop_profile(group: np.ndarray) -> IsoflopProfile:
-    """Fit the profile of one budget, (n, 3) N, C, L."""
+    """Fit the profile of the runs with one budget, (n, 3) of N, C, L."""
     x, y = np.log(group[:, 0]), group[:, 2]
     budget = float(np.exp(np.log(group[:, 1]).mean()))
     curve, slope, level = np.polyfit(x - x.mean(), y, 2)

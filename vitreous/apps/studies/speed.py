@@ -1,4 +1,4 @@
-"""Figure 12 of arXiv:2010.11929: inference throughput and largest batch by image size."""
+"""Studies of inference throughput and of the largest batch by image size (arXiv:2010.11929, Figure 12)."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ SPEED_MODELS = {
     "gpu": ("BiT-R50x1", "BiT-R152x2", "ViT-B/32", "ViT-B/16", "ViT-L/32"),
     "published": ("BiT-R50x1", "BiT-R50x2", "ViT-B/32", "ViT-L/32", "ViT-B/16", "ViT-L/16", "ViT-H/14", "BiT-R152x4"),
 }
-CPU_IMAGE_SIZES, GPU_IMAGE_SIZES = ((64, 128, 224), (64, 128, 224, 384, 512))  # in pixels; on a GPU those of the paper
-CPU_SECONDS_PER_MODEL = 20.0  # measuring time per model on a CPU, over all sizes; three times as long on a GPU
+CPU_IMAGE_SIZES, GPU_IMAGE_SIZES = ((64, 128, 224), (64, 128, 224, 384, 512))  # in pixels; on a GPU as in the paper
+CPU_SECONDS_PER_MODEL = 20.0  # time limit per model over all image sizes on a CPU; three times as long otherwise
 
 
 def speed_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
-    """Return one cell per randomly initialised model."""
+    """Return one cell per model; the models are randomly initialised."""
     return tuple(
         StudyCell((name,), TrainOptions(model=name, image_size=224)) for name in SPEED_MODELS[setting.scale.name]
     )
 
 
 def measure_throughput_by_size(subject: MeasuredRun) -> list[Measurement]:
-    """Measure images/s by image size."""
+    """Measure throughput (images/s) by image size."""
     is_cpu = pick_run_device(subject) == "cpu"
     return measure_throughput(
         subject,
@@ -48,7 +48,7 @@ def measure_largest_batch_by_size(subject: MeasuredRun) -> list[Measurement]:
 
 
 def resnet_reference(axis_values: AxisValues) -> AxisValues:
-    """Return the smallest ResNet at the same image size."""
+    """Return the reference cell: the smallest ResNet at the same image size."""
     return "BiT-R50x1", axis_values[1]
 
 

@@ -1,6 +1,6 @@
-"""Means over seeds, their intervals, and differences between runs of the same seeds.
+"""Means over seeds, their confidence intervals, and differences between runs with the same seeds.
 
-In shapes, n is seeds.
+Shapes: n seeds.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Literal
 import numpy as np
 import scipy
 
-CONFIDENCE_LEVEL = 0.95  # of all intervals
+CONFIDENCE_LEVEL = 0.95  # confidence level of all intervals
 
 Verdict = Literal["higher", "lower", "inconclusive"]
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean of `count` values and its 95 % confidence interval, None for one value."""
+    """The mean of `count` values and its 95 % confidence interval, which is None for a single value."""
 
     mean: float
     interval: tuple[float, float] | None
@@ -28,8 +28,8 @@ class Estimate:
 
     @property
     def verdict(self) -> Verdict:
-        """Return whether a mean difference is above or below 0, or inconclusive: its interval contains 0, or it has one
-        seed."""
+        """Return whether a mean difference is `higher` or `lower` than 0. It is `inconclusive` if its interval contains
+        0, or if there is only one seed."""
         if self.interval is None or self.interval[0] <= 0 <= self.interval[1]:
             return "inconclusive"
         return "higher" if self.mean > 0 else "lower"
@@ -38,7 +38,8 @@ class Estimate:
 def estimate_mean(values: Sequence[float], level: float = CONFIDENCE_LEVEL) -> Estimate:
     """Estimate the mean of (n,) values with Student's t interval: mean ± t s / sqrt(n), with n - 1 degrees of freedom.
 
-    Assumes that values of different seeds are independent and nearly normal. Raises ValueError without values.
+    Assumes that the values of different seeds are independent and nearly normal. Raises ValueError if there are no
+    values.
     """
     array = np.asarray(values, np.float64)
     if not len(array):
@@ -54,10 +55,11 @@ def estimate_mean(values: Sequence[float], level: float = CONFIDENCE_LEVEL) -> E
 def estimate_difference(
     first: dict[int, float], second: dict[int, float], level: float = CONFIDENCE_LEVEL
 ) -> Estimate | None:
-    """Estimate the mean of second - first, {seed: value}, over common seeds with the interval of a paired t test.
+    """Estimate the mean of second - first over common seeds, with the interval of a paired t test. `first` and `second`
+    are {seed: value}.
 
-    Runs of one seed share initial weights and image order as far as their models allow, which reduces the variance of
-    their difference. Returns None without a common seed.
+    Runs with the same seed share initial weights and image order as far as their models allow, which reduces the
+    variance of their difference. Returns None if there is no common seed.
     """
     shared = sorted(first.keys() & second.keys())
     if not shared:

@@ -1,8 +1,8 @@
 """Definition of a study: a question, its runs at three scales, and the published results.
 
-A study file has one `Study`, or several that share runs. Its cells are options of `train`, so `vitreous train` can
-reproduce each run. The result of a run is its leading validation metric, another validation metric, or the result of a
-`Measure`. Needs no PyTorch.
+A study file has one `Study`, or several that share runs. A study is a table: a cell is a position on its axes, with the
+options of `train` for its runs. Therefore `vitreous train` can reproduce each run. The result of a run is its primary
+validation metric, another validation metric, or the result of a `Measure`. Needs no PyTorch.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from vitreous.progress import NullListener, ProgressListener
 from vitreous.recipes.options import TrainOptions
 
 ScaleName = Literal["small", "gpu", "published"]
-AxisValues = tuple[str, ...]  # a value on each axis of a table
+AxisValues = tuple[str, ...]  # the position of a cell: its value on each axis of the table
 #: labels of the metrics that studies measure
 STUDY_METRIC_LABELS = {
     "fewshot_top1": "few-shot top-1",
@@ -29,15 +29,16 @@ STUDY_METRIC_LABELS = {
     "fastest_rate": "images/s",
     "largest_batch": "largest batch (images)",
 }
-MAX_IMAGE_SIZE = 64  # pixels: larger images are downscaled to it, except at the published scale
+MAX_IMAGE_SIZE = 64  # larger images are downscaled to this size in pixels, except at the published scale
 
 
 @dataclass(frozen=True)
 class Scale:
-    """Size of a study's runs: `steps` of `batch_size` images, a ViT of `width` and `depth`, and `seeds` per cell.
+    """The size of a study's runs: `steps` with batches of `batch_size` images, a ViT of `width` and `depth`, and
+    `seeds` runs per cell.
 
     At the published scale, the recipe defines model and length, and `steps` is 0. `data` is the dataset in
-    `recipes.recipe.REFERENCE_DATASETS` for cost estimates without --data.
+    `recipes.recipe.REFERENCE_DATASETS` that cost estimates use without --data.
     """
 
     name: ScaleName
@@ -64,7 +65,7 @@ SCALES: dict[str, Scale] = {
 
 @dataclass(frozen=True)
 class OtherDataset:
-    """A further dataset of a study, as for `train`, with its name and group in the table."""
+    """A target dataset of a study: its name and group in the table, and its source in a form that `train` accepts."""
 
     name: str
     source: str
@@ -73,7 +74,7 @@ class OtherDataset:
 
 @dataclass(frozen=True)
 class StudySetting:
-    """Settings of a study's cells: the scale, the image size in pixels, and the other datasets."""
+    """Settings from which a study derives its cells: the scale, the image size in pixels, and the target datasets."""
 
     scale: Scale
     image_size: int
@@ -86,16 +87,17 @@ class StudySetting:
 
     @property
     def recipe(self) -> str:
-        """Return the recipe for small images, for cells that would otherwise take one from their initial weights."""
+        """Return the recipe for small images. Fine-tuned cells set it, since they would otherwise use the recipe of
+        their initial weights."""
         return "digits" if self.image_size <= 8 else "small"
 
     def format_vit_name(self, width: int = 0, depth: int = 0, patch: int = 0) -> str:
-        """Return the name of the scale's ViT, with another width, depth or patch size if given."""
+        """Return the name of the scale's ViT, with another width, depth or patch size if it is not 0."""
         scale = self.scale
         return f"ViT-{width or scale.width}x{depth or scale.depth}/{patch or self.patch}"
 
     def options(self, published: TrainOptions, **changes: Any) -> TrainOptions:
-        """Return the options of the scale's runs with changes; at the published scale, those of `published`."""
+        """Return the training options of the scale or, at the published scale, `published`, updated with `changes`."""
         if self.scale.name == "published":
             return update_options(published, **changes)
         image_size = MAX_IMAGE_SIZE if self.image_size > MAX_IMAGE_SIZE else None
@@ -109,19 +111,20 @@ class StudySetting:
 
 
 def update_options(options: TrainOptions, **changes: Any) -> TrainOptions:
-    """Return options with changed values; `settings`, {path: words}, are added to the existing ones."""
+    """Return a copy of training options with changed fields. `settings`, {path: words}, are added to the existing
+    settings."""
     settings = options.settings | {path: text.split() for path, text in changes.pop("settings", {}).items()}
     return replace(options, **changes, settings=settings)
 
 
 @dataclass(frozen=True)
 class StudyCell:
-    """A cell of a table: its position on the axes, and the options of its runs, one run per seed.
+    """A cell of a study's table: its position on the axes, and the options of its runs, one run per seed. Cells without
+    `axis_values` are not in the table.
 
-    `share`: share of the training images, nested across shares. `parents`: prerequisite cells, by the option or
-    settings path that receives the folder of their run with the same seed; `parent_changes`: further changes of options
-    for runs with prerequisites. Cells without `axis_values` are not in the table. `data`: a dataset other than the
-    study's.
+    `share` is the fraction of the training images; a larger fraction contains a smaller one. `parents` are prerequisite
+    cells, by the option or settings path that receives the folder of their run with the same seed. `then` are changes
+    of options for runs that start from prerequisites. `data` is a dataset other than the study's.
     """
 
     axis_values: AxisValues
@@ -134,14 +137,14 @@ class StudyCell:
 
     @property
     def depth(self) -> int:
-        """Return the length of the longest chain of prerequisites."""
+        """Return the length of the longest chain of prerequisites; 0 without any."""
         return 1 + max((cell.depth for cell in self.parents.values()), default=-1)
 
 
 @dataclass(frozen=True)
 class Chart:
-    """The figure of a table: means against `x`, an axis or a measured quantity, with one line per value of the axes
-    `series`. Without `x`: dots with intervals, one line per row."""
+    """The figure of a table: means against `x`, an axis or a measured quantity, with one curve per value of the axes
+    `series`. Without `x`, it has one line per row, with mean and interval."""
 
     x: str = ""
     series: str | tuple[str, ...] = ""
@@ -151,8 +154,8 @@ class Chart:
 
 @dataclass(frozen=True)
 class MeasuredRun:
-    """A run to be measured: its folder (None for an untrained model), settings (`training.run.Run`) and seed, the other
-    datasets of the study, and a folder for its figures."""
+    """A run to be measured: its folder (None for an untrained model), settings (`training.run.Run`) and seed, the
+    study's target datasets, and the folder for its figures (`album`)."""
 
     folder: Path | None
     run: Any
@@ -174,8 +177,8 @@ class MeasuredRun:
 
 @dataclass(frozen=True)
 class Measurement:
-    """A measured value of a run: its position on the further axes of the table, its value or None, and quantities that
-    a chart may use as its x axis."""
+    """A measured value of a run: its position on the additional axes of the table, its value or None, and quantities
+    that a chart may use as x."""
 
     axis_values: AxisValues
     value: float | None
@@ -184,8 +187,8 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Measure:
-    """A measurement of each run that replaces its leading metric, with the key of the metric and whether higher or
-    lower is better. `needs_training` is False for randomly initialised models without training."""
+    """A measurement of each run that replaces the validation metric in the table: `metric` is its key, and `better` is
+    whether higher or lower is better. `needs_training` is False if it measures randomly initialised models."""
 
     metric: str
     measure_run: Callable[[MeasuredRun], list[Measurement]]
@@ -195,8 +198,8 @@ class Measure:
 
 @dataclass(frozen=True)
 class Conclusion:
-    """Conclusions from a table: sentences, a further table, and curves for the figure by name, each with points (x,
-    value)."""
+    """Conclusions from a study's table: sentences, another table, and curves for the figure by name, each with points
+    (x, value)."""
 
     title: str
     sentences: tuple[str, ...]
@@ -208,7 +211,7 @@ class Conclusion:
 
 @dataclass(frozen=True)
 class Published:
-    """Published values by cell, as printed, and a description of their conditions."""
+    """Published values by cell, as printed in the paper, and a description of their conditions."""
 
     description: str
     values: dict[AxisValues, str]
@@ -219,10 +222,10 @@ class Study:
     """A table or figure of a paper: the question, the runs, and their evaluation.
 
     `cells` returns the cells for a setting. `reference` is the cell that others are compared with, or a function from a
-    cell to its reference. `differs` describes the differences from the published runs. `run_measure` measures runs;
-    `metric` is the key of a metric other than the leading one; `conclude` draws conclusions from the rows
-    (`tables.TableRow`). `other_data_kind`: whether the study needs other datasets, or `groups` of them, one folder
-    each.
+    cell to its reference. `differs` describes the differences from the published runs. `run_measure` measures each run;
+    without it, the result is the primary validation metric, or the metric with the key `metric`. `conclude` draws
+    conclusions from the rows (`tables.TableRow`). `other_data_kind` is `sets` if the study needs target datasets, and
+    `groups` if it needs folders of them, one per group.
     """
 
     name: str
@@ -243,25 +246,26 @@ class Study:
 
     @property
     def series(self) -> tuple[str, ...]:
-        """Return the axes with one line per value in the figure."""
+        """Return the axes for which the figure has one curve per value."""
         series = self.chart.series
         return series if isinstance(series, tuple) else (series,) if series else ()
 
     @property
     def trains_models(self) -> bool:
-        """Return whether the study trains models; else it measures randomly initialised ones."""
+        """Return whether the study trains models. Otherwise, it measures randomly initialised models."""
         return self.run_measure is None or self.run_measure.needs_training
 
     def get_reference(self, axis_values: AxisValues) -> AxisValues:
-        """Return the reference cell of a cell."""
+        """Return the reference cell that a cell is compared with."""
         return self.reference(axis_values) if callable(self.reference) else self.reference
 
 
 def order_with_parents(cells: tuple[StudyCell, ...]) -> list[StudyCell]:
-    """Return cells and their prerequisites, each once, prerequisites first."""
+    """Return cells and their prerequisites, each once, with prerequisites first."""
     ordered: list[StudyCell] = []
 
     def visit(cell: StudyCell) -> None:
+        """Append a cell after its prerequisites."""
         for parent in cell.parents.values():
             visit(parent)
         if cell not in ordered:

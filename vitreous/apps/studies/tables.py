@@ -1,4 +1,4 @@
-"""The table of a study: means over seeds, intervals, and differences to the reference."""
+"""The table of a study: means over seeds, confidence intervals, and differences to the reference cell."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SUMMARY_QUANTITIES = (
 
 @dataclass(frozen=True)
 class RunResult:
-    """The result of one run: its primary validation metric, None if its loss was not finite."""
+    """The result of one run: the value of its metric, None if the loss became non-finite."""
 
     axis_values: AxisValues
     seed: int
@@ -39,7 +39,7 @@ class RunResult:
 
 @dataclass(frozen=True)
 class TableRow:
-    """A row of the table, by its axis values. `difference` is to the reference, paired by seed; None for the reference
+    """A row of the table. `difference` is the difference to the reference cell, paired by seed; None for the reference
     itself."""
 
     axis_values: AxisValues
@@ -55,7 +55,7 @@ class TableRow:
 
     @property
     def verdict(self) -> str:
-        """Return the verdict of the comparison with the reference, in words."""
+        """Return the verdict of the comparison with the reference cell in words."""
         if self.mean is None:
             return "non-finite loss"
         if self.reference is None:
@@ -68,12 +68,13 @@ class TableRow:
 
 
 def read_run_result(study_run: StudyRun, metric: str = "") -> RunResult:
-    """Read the primary metric of a complete run, or the metric `metric_name`, for which lower is better."""
+    """Read the result of a complete run: its primary validation metric or, if `metric` is set, that metric, for which
+    lower is better."""
     summary = json.loads(study_run.folder.summary.read_text("utf-8"))
-    val = summary.get("val") or {}
-    better = "lower" if metric else val.get("better", "higher")
-    metric = metric or (get_primary_key(val) if val else "")
-    value = val.get(metric) if "failure" not in summary else None
+    val_metrics = summary.get("val") or {}
+    better = "lower" if metric else val_metrics.get("better", "higher")
+    metric = metric or (get_primary_key(val_metrics) if val_metrics else "")
+    value = val_metrics.get(metric) if "failure" not in summary else None
     measurements: dict[str, float | None] = {
         **{name: summary.get(name) for name in SUMMARY_QUANTITIES},
         "samples": study_run.run.total,
@@ -86,12 +87,12 @@ def read_run_result(study_run: StudyRun, metric: str = "") -> RunResult:
         value=value,
         better=better,
         measurements=measurements,
-        images=val.get("images"),
+        images=val_metrics.get("images"),
     )
 
 
 def build_table_rows(study: Study, results: list[RunResult]) -> list[TableRow]:
-    """Build the rows of a study, in the order of its cells."""
+    """Build the rows of a study's table from the results of its runs, in the order of the cells."""
     values: dict[AxisValues, dict[int, float]] = {}
     for result in results:
         seed_values = values.setdefault(result.axis_values, {})
@@ -111,9 +112,9 @@ def build_table_rows(study: Study, results: list[RunResult]) -> list[TableRow]:
 def build_table_row(
     study: Study, axis_values: AxisValues, values: dict[AxisValues, dict[int, float]], results: list[RunResult]
 ) -> TableRow:
-    """Build the row of a cell from its results."""
+    """Build the row of a cell from the results of its runs. `values` has {seed: value} of every cell."""
     seed_values, reference = values[axis_values], study.get_reference(axis_values)
-    pair = estimate_difference(values.get(reference, {}), seed_values) if reference != axis_values else None
+    difference = estimate_difference(values.get(reference, {}), seed_values) if reference != axis_values else None
     names = dict.fromkeys(name for result in results for name in result.measurements)
     measurements = {name: mean_or_none([result.measurements.get(name) for result in results]) for name in names}
     return TableRow(
@@ -121,7 +122,7 @@ def build_table_row(
         seed_values,
         failed=sum(result.value is None for result in results),
         mean=estimate_mean(list(seed_values.values())) if seed_values else None,
-        difference=pair,
+        difference=difference,
         reference=None if reference == axis_values else reference,
         published=study.published.values.get(axis_values),
         measurements=measurements,
@@ -130,18 +131,18 @@ def build_table_row(
 
 
 def mean_or_none(values: list[float | None]) -> float | None:
-    """Return the mean of the values that are not None; None without any."""
+    """Return the mean of the values that are not None; None if all are."""
     present = [value for value in values if value is not None]
     return sum(present) / len(present) if present else None
 
 
 def list_columns(study: Study) -> list[str]:
-    """List the column names of a study's document."""
+    """List the column names of the table in a study's document."""
     return [*study.axes, "mean", "interval", "seeds", "difference", "difference interval", "verdict", "published"]
 
 
 def rows_to_lists(rows: list[TableRow]) -> list[list[Any]]:
-    """Convert the rows to lists for JSON, in the order of `list_columns`."""
+    """Convert the rows to lists for JSON, with cells in the order of `list_columns`."""
     table = []
     for row in rows:
         mean, pair = row.mean, row.difference
@@ -151,5 +152,5 @@ def rows_to_lists(rows: list[TableRow]) -> list[list[Any]]:
 
 
 def row_to_dict(row: TableRow) -> dict[str, Any]:
-    """Convert a row to a dict with all its measurements."""
+    """Convert a row to a dict for JSON, with all its measurements."""
     return asdict(row) | {"values": {str(seed): value for seed, value in row.values.items()}, "verdict": row.verdict}

@@ -1,4 +1,5 @@
-"""Tables 2, 5 and 9 of arXiv:2010.11929: models pre-trained on one dataset and fine-tuned on others."""
+"""Studies of transfer: models pre-trained on one dataset and fine-tuned on others (arXiv:2010.11929, Tables 2, 5 and
+9)."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from vitreous.apps.studies.study import (
 )
 from vitreous.recipes.options import TrainOptions
 
-#: datasets of the paper, and the recipes that fine-tune on them
+#: the paper's datasets -> the recipes `finetune-NAME` for them
 PAPER_RECIPES = {
     "ImageNet": "imagenet",
     "CIFAR-10": "cifar",
@@ -28,7 +29,7 @@ PAPER_RECIPES = {
 }
 TRANSFER_MODELS = ("ViT-B/16", "ViT-B/32", "ViT-L/16", "ViT-L/32", "ViT-H/14")
 SCRATCH_LABEL = "from scratch"
-#: pre-trained on JFT-300M, fine-tuned at 384 pixels (Table 5), in the order of TRANSFER_MODELS
+#: accuracy after pre-training on JFT-300M and fine-tuning at 384 pixels (Table 5), in the order of TRANSFER_MODELS
 TABLE_5 = {
     "CIFAR-10": "99.00 98.61 99.38 99.19 99.50",
     "CIFAR-100": "91.87 90.49 94.04 92.52 94.55",
@@ -46,7 +47,7 @@ GROUP_MEANS = {"ViT-H/14": ("86.7", "87.0", "65.0"), "ViT-L/16": ("85.6", "86.7"
 
 
 def pretraining_cells(setting: StudySetting) -> dict[str, StudyCell]:
-    """Pre-training cells on the study's data, by model name."""
+    """Return the cell of each pre-trained model by name. The models are pre-trained on the dataset of the study."""
     if setting.scale.name == "published":
         return {
             name: StudyCell((), setting.options(TrainOptions(recipe="vit-jft", model=name))) for name in TRANSFER_MODELS
@@ -63,24 +64,24 @@ def pretraining_cells(setting: StudySetting) -> dict[str, StudyCell]:
 
 
 def finetune_cell(setting: StudySetting, dataset: OtherDataset, pretraining_cell: StudyCell) -> StudyCell:
-    """Return a cell fine-tuned on another dataset from a pre-training cell."""
+    """Return the cell of a model fine-tuned on a target dataset from a pre-training cell."""
     options = update_options(pretraining_cell.options, recipe=setting.recipe)
     if setting.scale.name == "published":
         name = PAPER_RECIPES.get(dataset.name, "vtab")
         options = setting.options(TrainOptions(recipe=f"finetune-{name}", model=pretraining_cell.options.model))
     return StudyCell(
         (), options, parents={"init": pretraining_cell}, then={"model": None}, data=dataset.source
-    )  # the model of the initial weights
+    )  # model None: the model of the initial weights
 
 
 def resolve_other_datasets(setting: StudySetting) -> tuple[OtherDataset, ...]:
-    """Return the given datasets, or placeholders for cost estimates."""
+    """Return the target datasets of a setting or, for cost estimates, placeholders."""
     names = PAPER_RECIPES if setting.scale.name == "published" else ("5-9", "5-9 turned")
     return setting.other_datasets or tuple(OtherDataset(name, name) for name in names)
 
 
 def transfer_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
-    """Return every model fine-tuned on every dataset, and a model trained from scratch on each."""
+    """Return one cell per model and target dataset, including a model trained from scratch."""
     pretrained_cells = pretraining_cells(setting)
     cells = []
     for dataset in resolve_other_datasets(setting):
@@ -98,25 +99,25 @@ def transfer_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
 
 
 def scratch_cell(setting: StudySetting, dataset: OtherDataset, template_cell: StudyCell) -> StudyCell:
-    """Return the scale's ViT trained from scratch on another dataset."""
+    """Return the cell of the scale's ViT trained from scratch on a target dataset."""
     recipe = "vit-imagenet" if setting.scale.name == "published" else setting.recipe
     options = setting.options(TrainOptions(recipe=recipe, model=template_cell.options.model), recipe=recipe)
     return StudyCell((SCRATCH_LABEL, dataset.name), options, data=dataset.source)
 
 
 def with_axis_values(cell: StudyCell, *values: str) -> StudyCell:
-    """Return a copy of a cell at another position."""
+    """Return a copy of a cell at another position of the table."""
     return replace(cell, axis_values=values)
 
 
 def scratch_reference(axis_values: AxisValues) -> AxisValues:
-    """Return the model from scratch on the same dataset."""
+    """Return the reference cell: the model from scratch on the same dataset."""
     return SCRATCH_LABEL, *axis_values[1:]
 
 
 def group_transfer_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
-    """Return the cells of `transfer` with the group of each dataset; without datasets, placeholders for the VTAB
-    groups."""
+    """Return the cells of `transfer` with the group of each target dataset; without target datasets, with placeholders
+    for the groups of VTAB."""
     placeholder_datasets = tuple(
         OtherDataset(f"{group} set", group, group) for group in ("natural", "specialized", "structured")
     )
@@ -130,16 +131,16 @@ def group_transfer_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
 
 
 def conclude_groups(rows: Sequence[Any]) -> Conclusion:
-    """Average each model over the datasets of each group, with intervals over seeds."""
+    """Average each model over the target datasets of each group, with intervals over seeds."""
     from vitreous.apps.studies.statistics import estimate_mean
 
-    by_group: dict[AxisValues, dict[int, list[float]]] = {}
+    values_by_group: dict[AxisValues, dict[int, list[float]]] = {}
     for row in rows:
         for key in (row.axis_values[:2], (row.axis_values[0], "all groups")):
             for seed, value in row.values.items():
-                by_group.setdefault(key, {}).setdefault(seed, []).append(value)
+                values_by_group.setdefault(key, {}).setdefault(seed, []).append(value)
     lines = []
-    for (model, group), seeds in by_group.items():
+    for (model, group), seeds in values_by_group.items():
         mean = estimate_mean([sum(values) / len(values) for values in seeds.values()])
         interval_text = "–" if mean.interval is None else " to ".join(f"{100 * end:.1f} %" for end in mean.interval)
         count = len(next(iter(seeds.values())))

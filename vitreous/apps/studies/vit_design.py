@@ -1,4 +1,5 @@
-"""Studies of the design of a ViT (arXiv:2010.11929): positions, pooling, shape, axial attention, patches."""
+"""Studies of the design of a ViT (arXiv:2010.11929): position embeddings, pooling, shape, axial attention, and masked
+patch prediction."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ POSITIONS_PUBLISHED = {
 
 
 def position_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
-    """Return every type of position embedding at every insertion point of the table."""
+    """Return one cell per type of position embedding and place where it is added, as in the table."""
     base = setting.options(TrainOptions(recipe="vit-jft", model="ViT-B/16"))
     cells = []
     for label, model_settings in POSITION_KINDS.items():
@@ -69,7 +70,7 @@ POOLING_RATES = {"small": ("3e-4", "1e-3", "3e-3"), "gpu": ("3e-4", "1e-3", "3e-
 
 
 def pooling_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
-    """Return both types of pooling at every learning rate, with AdamW instead of the paper's Adam."""
+    """Return one cell per type of pooling and learning rate, with AdamW instead of the paper's Adam."""
     base = setting.options(TrainOptions(recipe="vit-jft", model="ViT-B/16"), optimizer="adamw")
     return tuple(
         StudyCell((pool, learning_rate), update_options(base, lr=float(learning_rate), settings=model_settings))
@@ -79,7 +80,7 @@ def pooling_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
 
 
 def class_token_reference(axis_values: AxisValues) -> AxisValues:
-    """Return the class token at the same learning rate."""
+    """Return the reference cell: the class token at the same learning rate."""
     return "class token", axis_values[1]
 
 
@@ -106,12 +107,13 @@ POOLING_STUDY = Study(
 
 # Figure 8 of arXiv:2010.11929: depth, width, MLP or patch size of a ViT changed separately and together.
 def shape_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
-    """Return the model of the scale, and models with one dimension doubled or quadrupled, or patches halved."""
+    """Return the cells: the base model, and models with a larger depth, width or MLP, or with smaller patches."""
     published = setting.scale.name == "published"
     width, depth, patch = (1024, 8, 32) if published else (setting.scale.width, setting.scale.depth, setting.patch)
     base = setting.options(TrainOptions(recipe="vit-jft"))
 
     def build_options(width_factor: float, depth_factor: float, patch_divisor: int, mlp_factor: float) -> TrainOptions:
+        """Return the options of a model whose dimensions are multiples of the base model's."""
         model = f"ViT-{round(width * width_factor)}x{round(depth * depth_factor)}/{max(1, patch // patch_divisor)}"
         return update_options(base, model=model, settings={"model.mlp.hidden": f"{round(2 * width * mlp_factor)}"})
 
@@ -155,7 +157,8 @@ AXIAL_MODELS = {"ViT": "ViT-B/{patch}", "Axial-ViT": "Axial-ViT-B/{patch}"}
 
 
 def axial_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
-    """Return ViT and Axial-ViT with two patch sizes, without a class token, which is not part of the grid."""
+    """Return one cell for ViT and for Axial-ViT with each of two patch sizes. They have no class token, which is not
+    part of the grid."""
     base = setting.options(TrainOptions(recipe="vit-jft"))
     cells = []
     for patch in (32, 16) if setting.scale.name == "published" else (setting.patch, max(1, setting.patch // 2)):
@@ -181,7 +184,7 @@ AXIAL_STUDY = Study(
     source="arXiv:2010.11929, D.6 and Figure 13",
     axes=("model", "patch"),
     cells=axial_cells,
-    reference=lambda place: ("ViT", place[1]),
+    reference=lambda axis_values: ("ViT", axis_values[1]),
     published=Published(
         "Figure 13 has points and no table: from worst to best ViT-B/32, Axial-ViT-B/32, ViT-B/16, Axial-ViT-B/16", {}
     ),
@@ -195,13 +198,13 @@ AXIAL_STUDY = Study(
 
 # Masked patch prediction (arXiv:2010.11929, section 4.6 and B.1.2) compared with supervised and no pre-training.
 PATCHES_PRETRAINING = {"none": "", "masked patches": "masked-patches", "labels": ""}
-#: ImageNet accuracy of ViT-B/16; the paper gives the other two as differences
+#: ImageNet accuracy of ViT-B/16; the paper prints the other two only as differences
 PATCHES_PUBLISHED = {("masked patches", "ImageNet"): "79.9 %"}
 
 
 def masked_patch_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
-    """Return each pre-training method on the study's data, fine-tuned on every other dataset with the recipe of the
-    model from scratch."""
+    """Return one cell per pre-training method and target dataset. Methods pre-train on the study's data, and fine-tune
+    with the recipe of the model from scratch."""
     published = setting.scale.name == "published"
     supervised_options = setting.options(TrainOptions(recipe="vit-jft", model="ViT-B/16"))
     masked_options = setting.options(TrainOptions(recipe="masked-patches", model="ViT-B/16"), recipe="masked-patches")
@@ -210,17 +213,23 @@ def masked_patch_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
     for dataset in resolve_other_datasets(setting):
         recipe = "vit-imagenet" if published else setting.recipe
         scratch = update_options(supervised_options, recipe=recipe)
-        then = {"recipe": "finetune-imagenet"} if published else {}
+        parent_options = {"recipe": "finetune-imagenet"} if published else {}
         for pretraining in PATCHES_PRETRAINING:
             prerequisites = {"init": pretraining_cells[pretraining]} if pretraining in pretraining_cells else {}
             cells.append(
-                StudyCell((pretraining, dataset.name), scratch, parents=prerequisites, then=then, data=dataset.source)
+                StudyCell(
+                    (pretraining, dataset.name),
+                    scratch,
+                    parents=prerequisites,
+                    then=parent_options,
+                    data=dataset.source,
+                )
             )
     return tuple(cells)
 
 
 def no_pretraining_reference(axis_values: AxisValues) -> AxisValues:
-    """Return the model from scratch on the same dataset."""
+    """Return the reference cell: the model from scratch on the same dataset."""
     return "none", axis_values[1]
 
 

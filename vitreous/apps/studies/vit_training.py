@@ -1,4 +1,5 @@
-"""Studies of training a ViT (arXiv:2010.11929): regularisation, dataset size, compute, optimisers, resolution."""
+"""Studies of training a ViT (arXiv:2010.11929): regularisation, number of images, compute, optimisers, and image
+size."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ REGULARISATION_KINDS = {
 
 
 def regularisation_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
-    """Return no regularisation, each regulariser, and all of them, on 10 % and on all of the images."""
+    """Return one cell per regulariser (none, each, all) and fraction of the training images."""
     base = setting.options(TrainOptions(recipe="vit-imagenet", model="ViT-B/16"))
     return tuple(
         StudyCell((regulariser, f"{share} %"), update_options(base, **(NO_REGULARISATION | options)), share / 100)
@@ -30,7 +31,7 @@ def regularisation_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
 
 
 def unregularised_reference(axis_values: AxisValues) -> AxisValues:
-    """Return the unregularised model on the same images."""
+    """Return the reference cell: the unregularised model on the same images."""
     return "none", axis_values[1]
 
 
@@ -60,7 +61,7 @@ IMAGES_MODELS = {"ViT": "ViT-B/32", "BiT": "BiT-R50x1", "hybrid": "R50+ViT-B/32"
 
 
 def make_model_options(family: str, setting: StudySetting) -> TrainOptions:
-    """Return the training options of a model family, ViT, BiT or hybrid, at the study's scale."""
+    """Return the training options of a model family (ViT, BiT or hybrid) at the study's scale."""
     if setting.scale.name == "published":
         recipe = "bit-jft-adam" if family == "BiT" else "vit-jft"
         return setting.options(TrainOptions(recipe=recipe, model=IMAGES_MODELS[family]))
@@ -73,7 +74,8 @@ def make_model_options(family: str, setting: StudySetting) -> TrainOptions:
 
 
 def image_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
-    """Return every model family on every share of the images; smaller shares are subsets of larger ones."""
+    """Return one cell per model family and fraction of the training images. A larger fraction contains a smaller
+    one."""
     return tuple(
         StudyCell((family, f"{share} %"), make_model_options(family, setting), share=share / 100)
         for family in IMAGES_MODELS
@@ -82,7 +84,7 @@ def image_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
 
 
 def vit_reference(axis_values: AxisValues) -> AxisValues:
-    """Return the ViT on the same share."""
+    """Return the reference cell: the ViT with the same fraction of the images."""
     return "ViT", axis_values[1]
 
 
@@ -125,7 +127,7 @@ COMPUTE_PUBLISHED = {
 
 
 def compute_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
-    """Return three or more model sizes of each family."""
+    """Return one cell per family and model size."""
     if setting.scale.name == "published":
         recipes = {"ViT": "vit-jft", "hybrid": "vit-jft", "ResNet": "bit-jft-adam"}
         return tuple(
@@ -149,13 +151,13 @@ def compute_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
 
 
 def list_vit_sizes(width: int, depth: int) -> tuple[tuple[str, int, int], ...]:
-    """List three ViT sizes as (name, width, depth). A head has 32 channels."""
+    """List three ViT sizes as (name, width, depth). Widths are multiples of 32, the width of a head."""
     half_width = max(32, width // 2 // 32 * 32)
     return ("small", half_width, max(1, depth // 2)), ("middle", width, depth), ("large", 2 * width, depth)
 
 
 def smallest_vit_reference(axis_values: AxisValues) -> AxisValues:
-    """Return the smallest ViT of the same scale."""
+    """Return the reference cell: the smallest ViT of the scale."""
     return "ViT", "small" if axis_values[1] in ("small", "middle", "large") else "ViT-B/32"
 
 
@@ -193,7 +195,7 @@ OPTIMIZERS_PUBLISHED = {
 
 
 def optimizer_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
-    """Return two ResNets with both optimisers; at small scales, with few residual units."""
+    """Return one cell per ResNet and optimiser. At small scales, the ResNets have few residual units."""
     cells = []
     for model, name in OPTIMIZERS_MODELS.items():
         for optimizer, (optimizer_name, lr) in OPTIMIZER_OPTIONS.items():
@@ -208,7 +210,7 @@ def optimizer_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
 
 
 def sgd_reference(axis_values: AxisValues) -> AxisValues:
-    """Return the same model with SGD."""
+    """Return the reference cell: the same model with SGD."""
     return axis_values[0], "SGD"
 
 
@@ -233,12 +235,12 @@ OPTIMIZERS_STUDY = Study(
 
 # Swin (arXiv:2103.14030) and ViT by image size.
 RESOLUTION_SIDES = {"small": (16, 32), "gpu": (32, 64), "published": (224, 384)}
-RESOLUTION_PATCH = 4  # patch size in pixels of both at small scales
+RESOLUTION_PATCH = 4  # patch size in pixels of ViT and Swin at small scales
 RESOLUTION_PUBLISHED = {("Swin-B", "224"): "83.5 %", ("Swin-B", "384"): "84.5 %"}
 
 
 def resolution_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
-    """Return ViT and Swin at each image size."""
+    """Return one cell for ViT and for Swin at each image size."""
     cells = []
     for image_size in RESOLUTION_SIDES[setting.scale.name]:
         if setting.scale.name == "published":
@@ -267,7 +269,7 @@ def resolution_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
 
 
 def vit_at_size_reference(axis_values: AxisValues) -> AxisValues:
-    """Return the ViT at the same image size."""
+    """Return the reference cell: the ViT at the same image size."""
     return "ViT-B" if "-" in axis_values[0] else "ViT", axis_values[1]
 
 

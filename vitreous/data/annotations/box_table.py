@@ -1,11 +1,11 @@
-"""CSV annotations: a header, then one row per box.
+"""Box tables: CSV annotations with a header and one row per box.
 
     image,class,left,top,right,bottom[,width,height][,split]
 
-Cells are separated by commas, semicolons or tabs. Common alternative column names are accepted (`filename`, `label`,
-`xmin`, `x1` ...). Corners are pixels, from 0 to the image's width and height. Columns `width` and `height` state the
-size of the image, which is compared with its file. A row without class and corners is an image without objects. Paths
-are relative to the folder of the file. Classes are in alphabetical order.
+Cells are separated by commas, semicolons or tabs. Common alternative column names are accepted, such as `filename`,
+`label`, `xmin` and `x1`. Corners are in pixels, from 0 to the image's width and height. Columns `width` and `height`
+state the size of the image, which is compared with the image file. A row without class and corners is an image without
+objects. Paths are relative to the folder of the CSV file. Classes are in alphabetical order.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ COLUMN_NAMES = {
     "height": ("height", "image_height", "img_height"),
     "split": ("split", "subset", "set"),
 }
-BOX_SIZE_TOLERANCE = 1.5  # pixels by which a stated box size may differ from its corners
-MAX_CSV_HEADER_BYTES = 65536  # maximum bytes of the first line
+BOX_SIZE_TOLERANCE = 1.5  # pixels by which a size may differ from that of its box to be taken for the size of the box
+MAX_CSV_HEADER_BYTES = 65536  # maximum bytes of the header line
 BOX_EDGE_COLUMNS = ("left", "top", "right", "bottom")
 
 
 def is_box_table(path: Path) -> bool:
-    """Return whether a CSV file has columns for the corners of boxes."""
+    """Return whether a CSV file has columns for the four edges of boxes."""
     if not path.is_file():  # reading a pipe would block
         return False
     try:
@@ -59,7 +59,8 @@ def is_box_table(path: Path) -> bool:
 
 
 def read_csv_rows(text: str, strict: bool = False) -> Iterator[list[str]]:
-    """Yield the rows of a table separated by commas, or by semicolons or tabs if its header has no comma."""
+    """Yield the rows of a CSV text whose cells are separated by commas, or by semicolons or tabs if the header has no
+    comma. With `strict`, invalid CSV raises `csv.Error`."""
     header = text.partition("\n")[0]
     delimiter = next((delimiter for delimiter in ",;\t" if delimiter in header), ",")
     return csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=strict)
@@ -75,7 +76,7 @@ def read_header_line(path: Path) -> str:
 
 
 def find_box_columns(header: list[str]) -> dict[str, int]:
-    """Return the index of each recognised column by its meaning."""
+    """Return {key of COLUMN_NAMES: column index} for the recognised columns of a header."""
     header_names = [cell.strip().lower() for cell in header]
     column_indices = {
         key: next((header_names.index(name) for name in names if name in header_names), None)
@@ -85,9 +86,9 @@ def find_box_columns(header: list[str]) -> dict[str, int]:
 
 
 def open_box_table(path: Path, split_seed: int = 0) -> Data:
-    """Open a box table. Without `val`, a tenth of `train` is held out.
+    """Open the dataset of a box table. If there is no `val`, a tenth of `train` is held out.
 
-    Raises DataError for a header without image or class, and, with the row number, for invalid boxes.
+    Raises DataError for a header without image or class, for missing images, and, with the line, for invalid boxes.
     """
     origin = escape_unprintable(path)
     try:
@@ -104,12 +105,13 @@ def open_box_table(path: Path, split_seed: int = 0) -> Data:
             continue
         location = f"{origin}, line {line_number}"
         if len(row) < len(header):
-            raise DataError(f"{location} has {len(row)} cells, the header {len(header)}", "fix the row")
+            raise DataError(f"{location} has {len(row)} cells, but the header has {len(header)}", "fix the row")
         cells = {key: row[position].strip() for key, position in columns.items()}
         split = parse_split_name(cells.get("split", "train"))
         if split is None:
             raise DataError(
-                f"{location}: split {escape_unprintable(cells['split'])}", f"use one of {', '.join(SPLIT_OF_NAME)}"
+                f"{location}: {escape_unprintable(cells['split'])} is not the name of a split",
+                f"use one of {', '.join(SPLIT_OF_NAME)}",
             )
         if not cells["image"]:
             raise DataError(f"{location} has no image path", "add the path")
@@ -122,7 +124,7 @@ def open_box_table(path: Path, split_seed: int = 0) -> Data:
             continue
         left, top, right, bottom = parse_coordinates([cells[edge] for edge in BOX_EDGE_COLUMNS], location)
         if not cells["class"] or right < left or bottom < top:
-            problem = "the box ends before it begins" if cells["class"] else "the box has no class"
+            problem = "the box has right < left or bottom < top" if cells["class"] else "the box has no class"
             raise DataError(f"{location}: {problem}", "fix or delete the row")
         objects.append((normalise_name(cells["class"]), Shape(0, (left, top, right, bottom))))
     classes = sorted({name for objects in boxes.values() for name, _ in objects})
@@ -143,8 +145,8 @@ def open_box_table(path: Path, split_seed: int = 0) -> Data:
 def collect_stated_sizes(
     sizes: Mapping[tuple[str, str], set[tuple[str, str]]], boxes: Mapping[tuple[str, str], list[tuple[str, Shape]]]
 ) -> dict[tuple[str, str], tuple[int, int] | None]:
-    """Return the (height, width) of each image from its columns; None for all if the columns are something else: sizes
-    of boxes, or several sizes of one image."""
+    """Return the stated (height, width) of each image, from the cells of its rows. It is None for all images if the
+    columns have another meaning: if they are the sizes of the boxes, or differ for one image."""
     stated_sizes: dict[tuple[str, str], tuple[int, int] | None] = {}
     for key, size_cells in sizes.items():
         height, width = min(size_cells)

@@ -1,6 +1,7 @@
-"""Draw objects on images: boxes with class and score, translucent masks, and instance maps.
+"""Draw objects on images: boxes with class and score, and translucent masks. Render masks as instance maps.
 
-n objects on an image of H and W pixels. Boxes are left, top, right, bottom in pixels.
+In shapes, n is objects, and H and W are the height and width of the image. Boxes are left, top, right, bottom in
+pixels.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from vitreous.data.annotations.drawing import GOLDEN_RATIO
 from vitreous.data.annotations.shapes import rle_to_mask_window
 
 MASK_OPACITY = 0.45  # opacity of a mask's colour over the image
-MAX_LARGE_LABELS = 12  # maximum number of objects with large labels
-MIN_LABELLED_SIDE = 160  # minimum pixels of the shorter side for labels, which would cover smaller images
+MAX_LARGE_LABELS = 12  # maximum number of objects for which labels are large
+MIN_LABELLED_SIDE = 160  # minimum pixels of the shorter side for labels, which would hide smaller images
 LIGHT_LUMINANCE = 0.3  # relative luminance above which black text is more legible than white
 
 Colour = tuple[int, int, int]
@@ -31,8 +32,8 @@ def draw_objects(
 ) -> Image.Image:
     """Draw objects on an image, the first on top. Returns an RGB image.
 
-    `boxes` (n, 4), a colour and a text for each (may be empty), and the run lengths of each mask in COCO's order.
-    Images smaller than `MIN_LABELLED_SIDE` get no texts.
+    Each object has a box of `boxes` (n, 4), a colour, a text, which may be empty, and, if `masks` are passed, a mask as
+    run lengths (see `rle_to_mask`). Images with a side below `MIN_LABELLED_SIDE` get no texts.
     """
     pixels = np.array(image.convert("RGB"))
     for index in reversed(range(len(masks or ()))):
@@ -63,13 +64,15 @@ def draw_objects(
 
 
 def box_to_pixel_window(box: np.ndarray, size: tuple[int, ...]) -> tuple[int, int, int, int]:
-    """Return the pixel window of an image (H, W) for a mask in a box (4,), with a margin of one pixel."""
+    """Return the pixel window (left, top, right, bottom) around a box (4,), with a margin of one pixel, within an image
+    of `size` (H, W)."""
     low, high = np.floor(box[:2]).astype(int) - 1, np.ceil(box[2:]).astype(int) + 1
     return max(0, low[0]), max(0, low[1]), min(size[1], high[0]), min(size[0], high[1])
 
 
 def round_box(box: np.ndarray) -> tuple[int, int, int, int]:
-    """Return the first and last pixels, horizontally and vertically, of which a box (4,) covers more than half."""
+    """Return the indices of the first and last pixel columns and rows (left, top, right, bottom) that a box (4,) covers
+    by more than half."""
     left, top, right, bottom = (round(float(edge)) for edge in box)
     return left, top, max(left, right - 1), max(top, bottom - 1)
 
@@ -82,7 +85,8 @@ def draw_label(
     colour: Colour,
     font: ImageFont.FreeTypeFont | ImageFont.ImageFont,
 ) -> None:
-    """Draw a text on a coloured background above the box, or inside if there is no room; within `size` (W, H)."""
+    """Draw a text on a coloured background above a box, or inside the box if there is no room above. The text stays
+    within the image of `size` (W, H)."""
     left, top, right, bottom = draw.textbbox((0, 0), text, font=font)
     width, height = int(right - left) + 6, int(bottom - top) + 6
     x = max(0, min(box[0], size[0] - width))
@@ -92,7 +96,7 @@ def draw_label(
 
 
 def is_light(colour: Colour) -> bool:
-    """Return whether black text is more legible than white on a colour, by its relative luminance (WCAG 2)."""
+    """Return whether black text is more legible than white text on a colour, by its relative luminance (WCAG 2)."""
     linear = [
         (channel / 255 / 12.92) if channel <= 10 else ((channel / 255 + 0.055) / 1.055) ** 2.4 for channel in colour
     ]
@@ -100,10 +104,11 @@ def is_light(colour: Colour) -> bool:
 
 
 def render_instance_map(masks: Sequence[Sequence[int]], boxes: np.ndarray, size: tuple[int, int]) -> Image.Image:
-    """Render an instance map (H, W) from run lengths of masks inside boxes (n, 4): pixels are 1 + object index, 0 for
-    none.
+    """Render an instance map of `size` (H, W) from the run lengths of n masks, each inside its box (n, 4). A pixel is 1
+    + the index of its object, 0 for none.
 
-    The first of overlapping masks is on top. The image has 8 bits and a palette, or 16 bits for more than 255 objects.
+    The first of overlapping masks is on top. The image has 8 bits and a palette, or 16 bits for more than 255
+    objects.
     """
     instance_map = np.zeros(size, np.uint16)
     for index in reversed(range(len(masks))):

@@ -1,4 +1,7 @@
-"""Class maps of a dataset: class names, their indices or colours, and notes about them."""
+"""Read the classes of a segmentation dataset from its class maps and `classes.txt`.
+
+A class map is a mask file whose pixels are class indices or class colours.
+"""
 
 from __future__ import annotations
 
@@ -27,13 +30,16 @@ from vitreous.system.cores import default_worker_count
 
 CLASSES_FILE = "classes.txt"
 CLASS_COLOUR_LINE = re.compile(r"(.*\S)\s+([0-9]+)\s+([0-9]+)\s+([0-9]+)")
-Palette = dict[tuple[int, ...], int]
-MaskValueReader = tuple[int, Callable[[Path], np.ndarray]]  # axes of an index map, and its reader
+Palette = dict[tuple[int, ...], int]  # colour (red, green, blue) -> class index
+MaskValueReader = tuple[int, Callable[[Path], np.ndarray]]  # number of axes of an index map; function that reads a mask
 
 
 class MapClasses(NamedTuple):
-    """The class names, the class indices in each mask of each split, notes, whether maps are black and white and their
-    white threshold, and why the training maps are unusable."""
+    """The classes of a segmentation dataset.
+
+    `names`: the class names. `classes_per_mask`: for each split, the class indices in each mask. `binary`: the maps are
+    black and white, and values above `threshold` are class 1. `error`: the reason why the maps are unusable, if so.
+    """
 
     names: list[str]
     classes_per_mask: dict[str, list[set[int]]]
@@ -51,8 +57,11 @@ def read_map_classes(
     reader: MaskValueReader,
     ignore_index: int | None,
 ) -> MapClasses:
-    """Read the class indices of all maps, their class names, and notes about lossy files and gaps. Raises DataError as
-    `collect_map_values`."""
+    """Read all class maps of a dataset to find its classes, with notes about lossy files and gaps between indices.
+
+    `names` and `palette` are those of `classes.txt`; classes without names are numbered. Raises DataError for an
+    unreadable map, and for coloured maps without class colours.
+    """
     results = {name: collect_map_values(files, palette, reader, root) for name, files in mask_paths.items()}
     values = {name: [class_indices for class_indices, _ in split_values] for name, split_values in results.items()}
     errors = (error for split_values in results.values() for _, error in split_values if error is not None)
@@ -85,13 +94,13 @@ def read_map_classes(
         class_number_error(np.array(sorted(class_indices), int), len(names), path, root)
         for path, class_indices in pairs
     )
-    error = next((value_set for value_set in (*errors, *range_errors) if value_set is not None), None)
+    error = next((map_error for map_error in (*errors, *range_errors) if map_error is not None), None)
     return MapClasses(names, present, notes=notes, binary=binary, threshold=threshold, error=error)
 
 
 def class_number_error(classes: np.ndarray, num_classes: int, mask_path: Path, root: Path) -> DataError | None:
-    """Return the error for class indices (..., N) of a mask that are negative or not below `num_classes`; None if there
-    are none."""
+    """Return the error if class indices of a mask, of any shape (..., N), are below IGNORE_INDEX or not below
+    `num_classes`; None otherwise."""
     largest, smallest = (int(end(initial=0)) for end in (classes.max, classes.min))
     if smallest < IGNORE_INDEX:
         return DataError(
@@ -108,8 +117,8 @@ def class_number_error(classes: np.ndarray, num_classes: int, mask_path: Path, r
 
 
 def read_classes_file(root: Path) -> tuple[list[str], Palette | None]:
-    """Read the names in `classes.txt`, and their colours if it has any; empty if there is no such file. Raises
-    DataError for an invalid line."""
+    """Read the class names in `classes.txt`, and {colour: class index} if it has colours; [] and None if there is no
+    such file. Raises DataError for an invalid line."""
     path = root / CLASSES_FILE
     if not path.is_file():
         return [], None
@@ -119,7 +128,8 @@ def read_classes_file(root: Path) -> tuple[list[str], Palette | None]:
             continue
         name, colour = parse_class_line(normalise_name(line))
         if name in names or (bool(colour) != bool(palette) and names):
-            problem = "is repeated" if name in names else "has no colour, or others have none"
+            colour_problem = "has a colour, but others have none" if colour else "has no colour, but others have one"
+            problem = "is repeated" if name in names else colour_problem
             raise DataError(
                 f"{escape_unprintable(path)}, line {line_number}: {escape_unprintable(name)} {problem}",
                 "write one class per line",
@@ -131,7 +141,8 @@ def read_classes_file(root: Path) -> tuple[list[str], Palette | None]:
 
 
 def parse_class_line(line: str) -> tuple[str, tuple[int, ...]]:
-    """Parse the name and the colour in a line of `classes.txt`; the colour is empty if the line has none."""
+    """Parse a line of `classes.txt` into the class name and its colour (red, green, blue), which is empty if the line
+    has none."""
     match = CLASS_COLOUR_LINE.fullmatch(line.strip())
     colour = tuple(int(value) for value in match.groups()[1:]) if match else ()
     return (match[1], colour) if match and max(colour) < 256 else (line.strip(), ())
@@ -140,9 +151,8 @@ def parse_class_line(line: str) -> tuple[str, tuple[int, ...]]:
 def collect_map_values(
     mask_paths: Sequence[Path], palette: Palette | None, reader: MaskValueReader, root: Path
 ) -> list[tuple[set[int], DataError | None]]:
-    """Collect the class indices in each class map, and the error for an unknown colour. Raises DataError for an
-    unreadable map, and for colour maps without class colours."""
-
+    """Collect the class indices in each class map, with the error if the map has a colour without a class. Raises
+    DataError for an unreadable map, and for coloured maps if there is no `palette`."""
     axes, read = reader
 
     def collect_class_indices(mask_path: Path) -> tuple[set[int], DataError | None]:
@@ -153,21 +163,21 @@ def collect_map_values(
             hint = f"write {CLASSES_FILE}, one class with its colour per line: road 128 64 128"
             raise DataError(f"{escape_unprintable(mask_path)} is a colour map, but class colours are not defined", hint)
         colours = [decode_colour(code) for code in np.unique(encode_colours(mask)).tolist()]
-        unknown = next((colour for colour in colours if colour not in palette), None)
+        unknown_colour = next((colour for colour in colours if colour not in palette), None)
         classes = {palette[colour] for colour in colours if colour in palette}
-        return classes, None if unknown is None else unknown_colour_error(unknown, mask_path, root)
+        return classes, None if unknown_colour is None else unknown_colour_error(unknown_colour, mask_path, root)
 
     with ThreadPoolExecutor(max(1, default_worker_count())) as pool:
         return list(pool.map(collect_class_indices, mask_paths))
 
 
 def decode_colour(code: int) -> tuple[int, int, int]:
-    """Return red, green and blue of a code from `encode_colours`."""
+    """Decode an integer code of `encode_colours` to (red, green, blue)."""
     return code >> 16, code >> 8 & 255, code & 255
 
 
 def unknown_colour_error(colour: tuple[int, ...], mask_path: Path, root: Path) -> DataError:
-    """Return the error for a mask colour without a class."""
+    """Return the error for a colour of a mask that has no class in `classes.txt`."""
     problem = f"{escape_unprintable(mask_path)} has the colour {' '.join(map(str, colour))} without a class"
     if is_lossy(mask_path):
         return DataError(f"{problem}; it is a lossy file", "save masks as PNG: compression changes their colours")
@@ -177,5 +187,5 @@ def unknown_colour_error(colour: tuple[int, ...], mask_path: Path, root: Path) -
 
 
 def encode_colours(colours: np.ndarray) -> np.ndarray:
-    """Encode (H, W, C) uint8 colours as (H, W) int64 codes."""
+    """Encode colours (H, W, C) uint8 as integers 65536 red + 256 green + blue, (H, W) int64."""
     return (colours[..., :3].astype(np.int64) * (65536, 256, 1)).sum(-1)

@@ -33,15 +33,12 @@ from vitreous.data.split import Data
 from vitreous.data.text_files import contains_word, read_text
 from vitreous.errors import DataError, escape_unprintable
 
-LVIS_FREQUENCY_NAMES = {
-    "r": "rare",
-    "c": "common",
-    "f": "frequent",
-}  # LVIS: in up to 10, up to 100, and more training images
-ANNOTATION_PATTERNS = ("instances_*.json", "*.json")  # in `annotations`, the first pattern with a match
-ROBOFLOW_FILE = "_annotations.coco.json"  # in a split folder
-MAX_COCO_FILES = 16  # maximum JSON files in a folder; more are files of single images
-MAX_DEGENERATE_CORNERS = 2  # polygons with at most this many corners have no area and are dropped
+#: LVIS's frequency of a class -> name: in up to 10, in up to 100, and in more training images
+LVIS_FREQUENCY_NAMES = {"r": "rare", "c": "common", "f": "frequent"}
+ANNOTATION_PATTERNS = ("instances_*.json", "*.json")  # names of JSON files; the first pattern with a match is used
+ROBOFLOW_FILE = "_annotations.coco.json"  # name of Roboflow's JSON file in a split folder
+MAX_COCO_FILES = 16  # maximum number of COCO files in a folder; more JSON files are those of single images
+MAX_DEGENERATE_CORNERS = 2  # polygons with at most this number of corners have no area and are dropped
 
 
 def is_coco(root: Path) -> bool:
@@ -52,8 +49,8 @@ def is_coco(root: Path) -> bool:
 
 
 def find_coco_splits(root: Path) -> dict[str, list[Path]]:
-    """Return the JSON files of each split, from split folders, `annotations`, or next to the images. Raises DataError
-    as `group_files_by_split`."""
+    """Find the JSON files of each split: in the split folders, in `annotations`, or in `root` itself. Empty if `root`
+    is no COCO dataset. Raises DataError for files without a split in the name among files with one."""
     json_by_split = {split: find_split_json(folder) for split, folder in find_split_folders(root).items()}
     if json_by_split := {split: [path] for split, path in json_by_split.items() if path is not None}:
         return json_by_split
@@ -67,7 +64,8 @@ def find_coco_splits(root: Path) -> dict[str, list[Path]]:
 
 
 def find_split_json(folder: Path) -> Path | None:
-    """Return the JSON file in a split folder: Roboflow's, or the only one, if there are no class folders."""
+    """Return the JSON file in a split folder: Roboflow's, or the only COCO file if there are no class folders. None if
+    there is no such file."""
     if (folder / ROBOFLOW_FILE).is_file():
         return folder / ROBOFLOW_FILE
     json_paths = find_coco_files(folder)
@@ -87,8 +85,8 @@ def find_coco_files(folder: Path) -> list[Path]:
 
 
 def has_class_folders(parent: Path) -> bool:
-    """Return whether a folder has at least two folders of images that are not named like splits, images or
-    annotations."""
+    """Return whether a folder has class folders: at least two folders of images whose names are not those of splits,
+    images or annotations."""
     folders = [Path(entry.path) for entry in list_entries(os.fspath(parent)) if is_folder(entry)]
     class_folders = (
         folder for folder in folders if not has_role_name(folder.name) and next(iterate_images(folder), None)
@@ -97,8 +95,9 @@ def has_class_folders(parent: Path) -> bool:
 
 
 def group_files_by_split(folder: Path, patterns: Sequence[str]) -> dict[str, list[Path]]:
-    """Return the files of each split, from the first pattern with a match. Files are `train` if no name contains a
-    split. Raises DataError for a file without a split name among others with one, and for a name with two."""
+    """Group the annotation files of a folder by the split in their names: {split: files}. The files are those of the
+    first pattern with a match; they are `train` if no name contains a split. Raises DataError if only some names
+    contain a split, and for a name with two splits."""
     for pattern in patterns:
         paths = sorted(path for path in folder.glob(pattern) if not is_system_name(path.name))
         paths_by_split: dict[str | None, list[Path]] = defaultdict(list)
@@ -107,10 +106,10 @@ def group_files_by_split(folder: Path, patterns: Sequence[str]) -> dict[str, lis
         unnamed = paths_by_split.pop(None, [])
         if paths_by_split and unnamed:
             problem = (
-                f"{escape_unprintable(unnamed[0])} names no split, but "
-                f"{escape_unprintable(next(iter(paths_by_split.values()))[0])} does"
+                f"the name of {escape_unprintable(unnamed[0])} has no split, but that of "
+                f"{escape_unprintable(next(iter(paths_by_split.values()))[0])} has"
             )
-            raise DataError(problem, "add train, val or test to its name, or move it out of the folder")
+            raise DataError(problem, "add train, val or test to the name, or move the file out of the folder")
         if paths_by_split:
             return {split: files for split, files in paths_by_split.items() if split}
         if len(unnamed) == 1 or (unnamed and all(contains_word(path, '"categories"') for path in unnamed)):
@@ -119,9 +118,9 @@ def group_files_by_split(folder: Path, patterns: Sequence[str]) -> dict[str, lis
 
 
 def open_coco(root: Path, split_seed: int = 0) -> Data:
-    """Open a COCO folder or one JSON file. Without `val`, a tenth of `train` is held out.
+    """Open a COCO folder or a single JSON file. If there is no `val`, a tenth of `train` is held out.
 
-    Raises DataError for other JSON, for missing or repeated ids, and for missing images.
+    Raises DataError for JSON that is not COCO's, for missing or repeated ids, and for missing images.
     """
     files = {"train": [root]} if root.is_file() else find_coco_splits(root)
     documents = {path: read_coco_json(path) for paths in files.values() for path in paths}
@@ -129,14 +128,15 @@ def open_coco(root: Path, split_seed: int = 0) -> Data:
     for path, document in documents.items():
         for category_id, name in read_categories(document, escape_unprintable(path)).items():
             if names.setdefault(category_id, name) != name:
-                problem = (
-                    f"category {category_id} is {escape_unprintable(names[category_id])} and {escape_unprintable(name)}"
+                problem = f"category {category_id} is named {escape_unprintable(name)}"
+                other_name = escape_unprintable(names[category_id])
+                raise DataError(
+                    f"{escape_unprintable(path)}: {problem}, but {other_name} in another file", "use one name"
                 )
-                raise DataError(f"{escape_unprintable(path)}: {problem} in another file", "use one name")
     names, notes = drop_unused_names(names, documents.values())
     if any("keypoints" in annotation for document in documents.values() for annotation in document["annotations"]):
         notes.append("keypoints are ignored: only boxes and masks are read")
-    classes = {category_id: path for path, category_id in enumerate(sorted(names))}
+    classes = {category_id: index for index, category_id in enumerate(sorted(names))}
     scenes = {
         split: [scene for path in paths for scene in read_coco_scenes(documents[path], path, classes)]
         for split, paths in files.items()
@@ -150,7 +150,8 @@ def open_coco(root: Path, split_seed: int = 0) -> Data:
 
 
 def read_coco_json(path: Path) -> dict[str, Any]:
-    """Read a JSON file with COCO's lists. Raises DataError."""
+    """Read a JSON file, and check that it has COCO's lists of images, annotations and categories. Raises DataError for
+    other files."""
     origin = escape_unprintable(path)
     try:
         document = json.loads(read_text(path))
@@ -171,7 +172,8 @@ def read_coco_json(path: Path) -> dict[str, Any]:
 
 
 def example_categories(document: dict[str, Any]) -> str:
-    """Format example entries for the first category ids of the annotations, as JSON."""
+    """Format entries of a missing `categories` list, as JSON, for a hint: for the first three category ids of the
+    annotations."""
     annotations = (annotation for annotation in document["annotations"] if isinstance(annotation, dict))
     category_ids = sorted(
         {annotation["category_id"] for annotation in annotations if is_integer(annotation.get("category_id"))}
@@ -181,8 +183,8 @@ def example_categories(document: dict[str, Any]) -> str:
 
 
 def read_categories(document: dict[str, Any], origin: str) -> dict[int, str]:
-    """Read {id: name} of the categories. Raises DataError for ids that are not integers, names that are not text, and
-    duplicate ids."""
+    """Read {category id: class name} of a COCO file. Raises DataError for ids that are not integers, names that are not
+    text, and duplicate ids."""
     names: dict[int, str] = {}
     for category in document["categories"]:
         location = f"{origin}, category {shorten_value(category)}"
@@ -194,8 +196,9 @@ def read_categories(document: dict[str, Any], origin: str) -> dict[int, str]:
 
 
 def drop_unused_names(names: dict[int, str], documents: Collection[dict[str, Any]]) -> tuple[dict[int, str], list[str]]:
-    """Drop unused categories that duplicate others: Roboflow's supercategory entry, and a second category with the same
-    name. Return {id: name} of the rest, and a note about each dropped one."""
+    """Drop categories that no annotation uses and that duplicate others: Roboflow's entry for the supercategory, and a
+    second category with the same name. Returns {category id: name} of the kept categories, and a note for each dropped
+    category."""
     used = {parse_integer_id(entry.get("category_id")) for document in documents for entry in document["annotations"]}
     entries_by_id = {parse_integer_id(entry["id"]): entry for document in documents for entry in document["categories"]}
     supercategories = {
@@ -220,12 +223,12 @@ def drop_unused_names(names: dict[int, str], documents: Collection[dict[str, Any
 
 
 def parse_integer_id(value: Any) -> int | None:
-    """Return an id as an integer, None if `read_id` would reject it."""
+    """Convert an id to an integer; None for values that `read_id` rejects."""
     return int(value) if is_integer(value) or (isinstance(value, float) and value.is_integer()) else None
 
 
 def read_class_frequencies(documents: Iterable[dict[str, Any]]) -> dict[str, str]:
-    """Return {class: rare, common or frequent} for the classes of a federated dataset that have a frequency."""
+    """Read {class: rare, common or frequent} for the classes that have a frequency, as those of LVIS."""
     entries = [
         entry
         for document in documents
@@ -238,8 +241,8 @@ def read_class_frequencies(documents: Iterable[dict[str, Any]]) -> dict[str, str
 def read_verified_classes(
     image_entry: dict[str, Any], classes: dict[int, int], location: str
 ) -> VerifiedClasses | None:
-    """Read the verified classes of an image of a federated dataset; None for other datasets. Raises DataError, with
-    `location`, for unknown categories."""
+    """Read the verified classes of an image (see `VerifiedClasses`); None for datasets that are not federated.
+    `classes` maps category ids to class indices. Raises DataError, with `location`, for unknown categories."""
     index_arrays = []
     for name in ("neg_category_ids", "not_exhaustive_category_ids"):
         category_ids = image_entry.get(name, [])
@@ -252,13 +255,15 @@ def read_verified_classes(
 
 
 def get_image_file_name(image_entry: dict[str, Any]) -> Any:
-    """Return the file name of an image; LVIS has none, so the last part of its URL is used."""
+    """Return the file name in the entry of an image. LVIS has no file names, so that the last part of the URL is
+    used."""
     url = image_entry.get("coco_url")
     return image_entry.get("file_name", url.rsplit("/", 1)[-1] if isinstance(url, str) else None)
 
 
 def read_coco_scenes(document: dict[str, Any], path: Path, classes: dict[int, int]) -> list[Scene]:
-    """Read the images of a split with their objects. Raises DataError."""
+    """Read the images of a COCO file with their objects. `classes` maps category ids to class indices. Raises DataError
+    for invalid entries and missing images."""
     origin, images = escape_unprintable(path), index_nearby_images(path)
     shapes_by_image: dict[int, list[Shape]] = defaultdict(list)
     images_by_id: dict[int, dict[str, Any]] = {}
@@ -291,7 +296,8 @@ def read_coco_scenes(document: dict[str, Any], path: Path, classes: dict[int, in
 
 
 def index_nearby_images(json_path: Path) -> FileIndex:
-    """Index the image files for a JSON file: those in the nearest folder with a matching name."""
+    """Index the image files of a JSON file: those in the first existing folder of the layouts above (see the
+    module)."""
     parent = json_path.parent.parent if json_path.parent.name == "annotations" else json_path.parent
     folders = [parent / subfolder / json_path.stem.split("_", 1)[-1] for subfolder in ("", "images")]
     split = find_split_word(json_path.stem)
@@ -305,7 +311,7 @@ def index_nearby_images(json_path: Path) -> FileIndex:
 
 
 def get_stated_size(image_entry: dict[str, Any]) -> tuple[int, int] | None:
-    """Return the (height, width) of an image in the JSON file; None if it is not stated."""
+    """Return the (height, width) in the entry of an image; None if the entry does not state it."""
     height, width = image_entry.get("height"), image_entry.get("width")
     if isinstance(height, int) and isinstance(width, int) and min(height, width) > 0:
         return height, width
@@ -313,7 +319,8 @@ def get_stated_size(image_entry: dict[str, Any]) -> tuple[int, int] | None:
 
 
 def parse_coco_shape(annotation: dict[str, Any], label: int, location: str) -> Shape:
-    """Parse one annotation. Raises DataError, with `location`, for invalid coordinates and run lengths."""
+    """Parse an annotation as an object of class index `label`. Raises DataError, with `location`, for invalid
+    coordinates and run lengths."""
     box, mask, crowd = (
         annotation.get("bbox"),
         annotation.get("segmentation"),
@@ -330,12 +337,15 @@ def parse_coco_shape(annotation: dict[str, Any], label: int, location: str) -> S
     if isinstance(mask, dict):
         return Shape(label, corners, (), parse_run_lengths(mask, location), crowd=crowd)
     if mask is not None and not isinstance(mask, list):
-        raise DataError(f"{location}: segmentation is neither polygons nor run lengths", "fix or delete it")
+        raise DataError(
+            f"{location}: segmentation is neither polygons nor run lengths", "fix or delete the segmentation"
+        )
     polygons = []
     for polygon in mask or []:
         coordinates = parse_coordinates(polygon if isinstance(polygon, list) else [polygon], location)
         if len(coordinates) % 2:
-            raise DataError(f"{location}: a polygon of {len(coordinates)} numbers", "write pairs of x and y")
+            problem = f"a polygon has an odd number of coordinates, {len(coordinates)}"
+            raise DataError(f"{location}: {problem}", "write pairs of x and y")
         if len(coordinates) > 2 * MAX_DEGENERATE_CORNERS:
             polygons.append(np.array(coordinates, np.float32).reshape(-1, 2))
     if corners is None and not polygons:
@@ -344,7 +354,8 @@ def parse_coco_shape(annotation: dict[str, Any], label: int, location: str) -> S
 
 
 def parse_run_lengths(mask: dict[str, Any], location: str) -> list[int]:
-    """Parse the run lengths of a segmentation, compressed or not. Raises DataError."""
+    """Parse the run lengths of a segmentation, compressed or not. Raises DataError, with `location`, if they are
+    invalid or do not cover the image."""
     counts, size = mask.get("counts"), mask.get("size")
     try:
         runs = decode_compressed_rle(counts) if isinstance(counts, str) else counts
@@ -353,5 +364,5 @@ def parse_run_lengths(mask: dict[str, Any], location: str) -> list[int]:
         if not isinstance(size, list) or len(size) != 2 or sum(runs) != size[0] * size[1]:
             raise ValueError(f"the run lengths cover {sum(runs)} pixels, but size is {size}")
     except (ValueError, TypeError) as error:
-        raise DataError(f"{location}: {error}", "fix or delete it") from None
+        raise DataError(f"{location}: {error}", "fix or delete the segmentation") from None
     return runs

@@ -1,4 +1,4 @@
-"""Read values of annotation files (ids, flags and class names) with the same checks for every format."""
+"""Read single values of annotation files (ids, flags and class names) with the same checks for all formats."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ FLAG_VALUES = {"0": False, "1": True, "false": False, "true": True, "": False}
 
 
 def read_id(entry: dict[str, Any], key: str, location: str) -> int:
-    """Read an integer id of a JSON object; `7.0`, which spreadsheets write, is 7.
+    """Read the integer id `key` of a JSON object. `7.0`, as spreadsheets write it, is read as 7.
 
-    Raises DataError, with `location`, for a missing id and for any other type.
+    Raises DataError, with `location`, for a missing id and for values that are not integers.
     """
     value: Any = entry.get(key)
     if isinstance(value, float) and value.is_integer():
@@ -25,12 +25,12 @@ def read_id(entry: dict[str, Any], key: str, location: str) -> int:
 
 
 def is_integer(value: Any) -> TypeGuard[int]:
-    """Return whether a value is an integer; true and false are not."""
+    """Return whether a JSON value is an integer; true and false are not."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 def read_flag(value: Any, name: str, location: str) -> bool:
-    """Read a flag: 0 or 1, true or false, as a number or as text; a missing one is false.
+    """Read a flag: 0 or 1, or true or false, as a number or as text; a missing value (None) is false.
 
     Raises DataError, with `location`, for any other value.
     """
@@ -45,8 +45,8 @@ def read_flag(value: Any, name: str, location: str) -> bool:
 
 
 def read_class_name(value: Any, location: str, key: str = "name") -> str:
-    """Read the name of a class, without surrounding spaces. Raises DataError, with `location`, if it is not text or
-    empty."""
+    """Read the name of a class, the value of `key`, without surrounding spaces. Raises DataError, with `location`, if
+    it is empty or not text."""
     if value is None or (isinstance(value, str) and not value.strip()):
         raise DataError(f"{location} has no {key}", "add the class name")
     if not isinstance(value, str):

@@ -1,7 +1,7 @@
 """Keypoints in YOLO label files: a box, then x, y and optionally a visibility for each keypoint.
 
-Such lines can have as many numbers as a polygon. `kpt_shape` in data.yaml resolves the ambiguity; without it, datasets
-whose lines can all only be boxes with keypoints inside are rejected.
+A line of a box with keypoints can have as many numbers as a line of a polygon. `kpt_shape` in data.yaml resolves the
+ambiguity. If it is not set, a dataset is rejected if every line looks like a box with keypoints inside.
 """
 
 from __future__ import annotations
@@ -12,14 +12,15 @@ from typing import Any
 
 from vitreous.errors import DataError, escape_unprintable
 
-KeypointShape = tuple[int, int] | None  # number of keypoints and values of each; None for boxes or polygons
-UNSTATED_KEYPOINTS: KeypointShape = (0, 0)  # data.yaml has no kpt_shape
-MIN_KEYPOINT_LINES = 4  # minimum lines to distinguish boxes with keypoints from polygons
+KeypointShape = tuple[int, int] | None  # number of keypoints, and of values per keypoint; None: boxes or polygons
+UNSTATED_KEYPOINTS: KeypointShape = (0, 0)  # value if data.yaml has no kpt_shape
+MIN_KEYPOINT_LINES = 4  # minimum number of lines for distinguishing boxes with keypoints from polygons
 KEYPOINT_MARGIN = 0.02  # share of the image by which a keypoint may lie outside its box
 
 
 def read_keypoint_shape(config: dict[str, Any], origin: str) -> KeypointShape:
-    """Read `kpt_shape` of data.yaml. Raises DataError, with `origin`, if it is not two positive integers."""
+    """Read `kpt_shape` from the content of data.yaml. Raises DataError, with `origin`, if it is not two positive
+    integers, the second of them 2 or 3."""
     if "kpt_shape" not in config:
         return UNSTATED_KEYPOINTS
     shape = config["kpt_shape"]
@@ -34,13 +35,13 @@ def read_keypoint_shape(config: dict[str, Any], origin: str) -> KeypointShape:
 
 
 def count_keypoint_values(keypoints: KeypointShape) -> int:
-    """Return the number of values after the box in a line; 0 for lines of boxes or polygons."""
+    """Return the number of keypoint values after the box in a line; 0 if lines are boxes or polygons."""
     return keypoints[0] * keypoints[1] if keypoints else 0
 
 
 def check_unstated_keypoints(lines: Mapping[Path, Sequence[tuple[int, tuple[float, ...]]]]) -> None:
-    """Raise DataError if all lines of all label files look like boxes with keypoints, but their number is not
-    stated."""
+    """Raise DataError if all lines of all label files look like boxes with keypoints. It is called if data.yaml has no
+    `kpt_shape`."""
     label_lines = [(image, coordinates) for image, image_lines in lines.items() for _, coordinates in image_lines]
     lengths = {len(coordinates) for _, coordinates in label_lines}
     if len(label_lines) < MIN_KEYPOINT_LINES or len(lengths) > 1 or lengths <= {4}:
@@ -58,8 +59,8 @@ def check_unstated_keypoints(lines: Mapping[Path, Sequence[tuple[int, tuple[floa
 
 
 def is_keypoint_line(coordinates: Sequence[float], values: int) -> bool:
-    """Return whether a line is a box within the image with keypoints of `values` values inside the box, or at (0,
-    0)."""
+    """Return whether the numbers of a line can be a box within the image, followed by keypoints of `values` values each
+    that are inside the box or at (0, 0)."""
     x, y, width, height = coordinates[:4]
     points = [coordinates[start : start + values] for start in range(4, len(coordinates), values)]
     if any(abs(centre - 0.5) + extent / 2 > 0.5 + KEYPOINT_MARGIN for centre, extent in ((x, width), (y, height))):

@@ -30,11 +30,11 @@ from vitreous.data.text_files import contains_word, read_text
 from vitreous.errors import DataError, escape_unprintable
 
 CIRCLE_CORNERS = 64  # number of corners of a circle's polygon
-ParsedObjects = tuple[list[tuple[str, Shape]], tuple[int, int] | None]
+ParsedObjects = tuple[list[tuple[str, Shape]], tuple[int, int] | None]  # class names and objects; (height, width)
 
 
 def is_labelme(root: Path) -> bool:
-    """Return whether a folder is a LabelMe dataset: the first image of it or of a split has such a file."""
+    """Return whether a folder is a LabelMe dataset: the first JSON file in it, or in a split folder, has `shapes`."""
     for folder in (root, *find_split_folders(root).values()):
         first_json = next((path for path in sorted(folder.glob("*.json")) if path.is_file()), None)
         if first_json is not None:
@@ -43,9 +43,11 @@ def is_labelme(root: Path) -> bool:
 
 
 def open_labelme(root: Path, split_seed: int = 0) -> Data:
-    """Open a LabelMe folder. Without `val`, a tenth of `train` is held out; an image without a file has no object.
+    """Open a LabelMe folder. If there is no `val`, a tenth of `train` is held out. An image without a JSON file has no
+    objects.
 
-    Raises DataError for other JSON, or missing images.
+    Raises DataError for JSON that is not LabelMe's, and for a JSON file without an image or with several images of its
+    name.
     """
     split_folders = find_split_folders(root) or {"train": root}
     images = {split: list_images(folder) for split, folder in split_folders.items()}
@@ -75,13 +77,14 @@ def open_labelme(root: Path, split_seed: int = 0) -> Data:
 
 
 def find_labelme_json(image: Path) -> Path:
-    """Return the JSON file of an image, in its actual Unicode form."""
+    """Return the path of the JSON file of an image, as the file system spells it if the file exists."""
     json_path = image.with_suffix(".json")
     return Path(resolve_unicode_path(json_path) or json_path)
 
 
 def parse_labelme_file(image: Path) -> ParsedObjects:
-    """Read the objects of an image with their class names, and its size. Raises DataError."""
+    """Read the JSON file of an image: the objects with class names, and the stated (height, width), if any. Raises
+    DataError for invalid content."""
     json_path = find_labelme_json(image)
     if not json_path.is_file():
         return [], None
@@ -91,14 +94,14 @@ def parse_labelme_file(image: Path) -> ParsedObjects:
     except (ValueError, RecursionError) as error:
         raise DataError(f"{origin} is not valid JSON ({str(error)[:80]})", "fix or delete the file") from None
     if not isinstance(document, dict) or not isinstance(document.get("shapes"), list):
-        raise DataError(f"{origin} is not a LabelMe file", "add a list shapes")
+        raise DataError(f"{origin} is not a LabelMe file", "add the list `shapes`")
     check_stated_image(document.get("imagePath"), image.parent, image.stem, origin)
     objects: list[tuple[str, Shape]] = []
     groups: dict[tuple[str, Any], int] = {}
     for shape_number, entry in enumerate(document["shapes"], 1):
         location = f"{origin}, shape {shape_number}"
         if not isinstance(entry, dict):
-            raise DataError(f"{location} is not an object: {shorten_value(entry)}", "give it a label and points")
+            raise DataError(f"{location} is not a JSON object: {shorten_value(entry)}", "give it a label and points")
         name = normalise_name(read_class_name(entry.get("label"), location, "label"))
         group = entry.get("group_id")
         polygon = parse_polygon(entry, location)
@@ -116,7 +119,8 @@ def parse_labelme_file(image: Path) -> ParsedObjects:
 
 
 def parse_polygon(entry: dict[str, Any], location: str) -> np.ndarray:
-    """Parse the corners of a shape, (n, 2) float32. Raises DataError, with `location`, for invalid points."""
+    """Convert a shape to a polygon, the corners (n, 2) float32 of x and y. Raises DataError, with `location`, for
+    invalid points and unsupported types of shapes."""
     shape_type, points = entry.get("shape_type") or "polygon", entry.get("points")
     if not isinstance(points, list) or not all(isinstance(point, list) and len(point) == 2 for point in points):
         raise DataError(f"{location} has no points", "add pairs of x and y")
@@ -124,10 +128,11 @@ def parse_polygon(entry: dict[str, Any], location: str) -> np.ndarray:
     min_points = {"polygon": 3, "rectangle": 2, "circle": 2}.get(shape_type)
     if min_points is None:
         raise DataError(
-            f"{location} is a {escape_unprintable(str(shape_type))}", "use polygons, rectangles and circles"
+            f"{location} has the unsupported type {escape_unprintable(str(shape_type))}",
+            "use polygons, rectangles and circles",
         )
     if len(corners) < min_points or (min_points == 2 and len(corners) > 4):
-        raise DataError(f"{location}: a {shape_type} of {len(corners)} points", "fix or delete it")
+        raise DataError(f"{location}: a {shape_type} cannot have {len(corners)} points", "fix or delete the shape")
     if shape_type == "rectangle":
         (left, top), (right, bottom) = corners.min(0), corners.max(0)
         return np.array([(left, top), (right, top), (right, bottom), (left, bottom)], np.float32)

@@ -1,7 +1,7 @@
-"""Count the objects and classes that training can use, right after reading the annotations.
+"""Check, right after reading annotations, which objects and classes training can use.
 
-Crowds, boxes without area and boxes outside their image are unusable; coordinates in other units than pixels make all
-of them unusable. Training rejects data without usable annotations, and `data check` fails for the same reason.
+Crowds, boxes without area and boxes outside their image are unusable. If the coordinates are not in pixels, all objects
+are unusable. Training and `data check` reject data without usable annotations.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from vitreous.data.annotations.target import IGNORE_INDEX, AnnotatedSplit, Targe
 from vitreous.data.split import Data, Split
 from vitreous.errors import DataError, escape_unprintable
 
-MEASURED_IMAGES = 2_000  # images of a split, evenly spread, whose size is compared with their boxes
+MEASURED_IMAGES = 2_000  # number of images of a split, evenly spread, whose size is compared with their boxes
 MIN_NOTED_CROWD_SHARE = 0.1  # minimum share of crowds among the objects for a note
 MIN_NOTED_OVERHANG_SHARE = 0.25  # minimum share of boxes beyond the image edge for a note
 QUARTER_OBJECTS, QUARTER_IMAGES = 20, 10  # minimum objects and images for a note about boxes in one quarter
@@ -35,32 +35,31 @@ LearnableContent = Literal["objects", "classes"]
 
 @dataclass
 class ObjectTally:
-    """Counts over the scenes of one split: objects, unusable ones by reason, and boxes compared with `num_measured`
-    images."""
+    """Counts of the objects in the scenes of a split. A measured image is one whose size is compared with its boxes."""
 
     objects: int = 0
-    num_measured: int = 0
-    measured_objects: int = 0
-    beyond: int = 0  # boxes that extend beyond the edge, except those outside
+    num_measured: int = 0  # measured images
+    measured_objects: int = 0  # boxes on measured images
+    beyond: int = 0  # boxes that extend beyond the edge of a measured image
     _: KW_ONLY
-    quarter: int = 0  # images whose boxes are all in the upper left quarter
-    largest: float = 0.0  # the maximum right or lower edge
-    lost_counts: Counter[str] = field(default_factory=Counter)
-    firsts: dict[str, str] = field(default_factory=dict)  # reason -> its first file
-    mismatches: list[str] = field(default_factory=list)  # images with a different stated size
+    quarter: int = 0  # measured images whose boxes are all in the upper left quarter
+    largest: float = 0.0  # maximum right or lower edge of all boxes
+    lost_counts: Counter[str] = field(default_factory=Counter)  # reason -> number of unusable objects
+    firsts: dict[str, str] = field(default_factory=dict)  # reason -> annotation file of its first object
+    mismatches: list[str] = field(default_factory=list)  # messages about images whose stated size is wrong
 
     def count_lost(self, reason: str, scene: Scene) -> None:
-        """Count an unusable object."""
+        """Count an unusable object of a scene."""
         self.lost_counts[reason] += 1
         self.firsts.setdefault(reason, escape_unprintable(scene.origin))
 
     def describe_losses(self) -> str:
-        """Format the reasons with their counts."""
+        """Format the reasons for unusable objects with their counts, the most frequent reason first."""
         return ", ".join(f"{count:,} {reason}" for reason, count in self.lost_counts.most_common())
 
 
 def tally_objects(scenes: Sequence[Scene]) -> ObjectTally:
-    """Count the objects of a split; image sizes are read for at most `MEASURED_IMAGES`, evenly spread."""
+    """Count the objects of a split, and compare up to `MEASURED_IMAGES` images, evenly spread, with their boxes."""
     tally = ObjectTally()
     sampled_indices = np.linspace(0, len(scenes) - 1, min(len(scenes), MEASURED_IMAGES)).astype(int)
     measured_indices = set(sampled_indices.tolist())
@@ -78,7 +77,8 @@ def tally_objects(scenes: Sequence[Scene]) -> ObjectTally:
 
 
 def read_scene_size(scene: Scene) -> tuple[int, int] | None:
-    """Return the (height, width) of a scene's image; (0, 0) if its header is unreadable, None if the file is."""
+    """Read the (height, width) of a scene's image; (0, 0) if the header is not understood, None if the file cannot be
+    read."""
     try:
         return read_image_size(scene.image)
     except DataError:  # reported when the images are decoded
@@ -86,7 +86,8 @@ def read_scene_size(scene: Scene) -> tuple[int, int] | None:
 
 
 def find_loss_reason(shape: Shape, size: tuple[int, int] | None) -> str | None:
-    """Return why an object on an image of `size` (height, width) is unusable; None if it is usable."""
+    """Return the reason why an object is unusable, a key of LOSS_FIXES; None if it is usable. `size`: the
+    (height, width) of the image, None if it was not measured."""
     box = shape.compute_bounding_box()
     if size is not None and min(size) < 1:
         return UNREADABLE_REASON
@@ -101,8 +102,8 @@ def find_loss_reason(shape: Shape, size: tuple[int, int] | None) -> str | None:
 
 
 def compare_sizes(tally: ObjectTally, scene: Scene, size: tuple[int, int], boxes: Sequence[Box]) -> None:
-    """Compare the boxes and the stated size of a scene with its image of `size` (height, width), and count
-    mismatches."""
+    """Compare the boxes and the stated size of a scene with the `size` (height, width) of its image, and count
+    differences in `tally`."""
     height, width = size
     tally.num_measured += 1
     tally.measured_objects += len(boxes)
@@ -117,7 +118,8 @@ def compare_sizes(tally: ObjectTally, scene: Scene, size: tuple[int, int], boxes
 
 
 def find_objects_error(name: str, scenes: Sequence[Scene], tally: ObjectTally) -> DataError | None:
-    """Return why no object of the training split is usable; None if one is."""
+    """Return the error that explains why no object of the training split is usable; None if there are usable
+    objects."""
     if tally.mismatches:
         problem = f"{len(tally.mismatches):,} of {tally.num_measured:,} images differ in size from their annotations"
         hint = "restore the images of the stated size, or correct the size and the coordinates"
@@ -142,10 +144,11 @@ def find_objects_error(name: str, scenes: Sequence[Scene], tally: ObjectTally) -
 
 
 def describe_lost_objects(split: str, scenes: Sequence[Scene], tally: ObjectTally) -> list[str]:
-    """Return notes about the unusable objects of a split, and about boxes that do not fit their images."""
+    """Return the notes about the unusable objects of a split, boxes that do not fit their images, and missing label
+    files."""
     notes = []
-    lost = tally.lost_counts.total() - tally.lost_counts[CROWD_REASON]
-    if lost or tally.lost_counts[CROWD_REASON] > MIN_NOTED_CROWD_SHARE * tally.objects:
+    num_lost = tally.lost_counts.total() - tally.lost_counts[CROWD_REASON]
+    if num_lost or tally.lost_counts[CROWD_REASON] > MIN_NOTED_CROWD_SHARE * tally.objects:
         share = (
             f"{tally.lost_counts.total():,} of {tally.objects:,} objects "
             f"({tally.lost_counts.total() / tally.objects:.0%})"
@@ -167,15 +170,17 @@ def describe_lost_objects(split: str, scenes: Sequence[Scene], tally: ObjectTall
 
 
 def require_learnable(data: Data, content: LearnableContent) -> None:
-    """Raise DataError, with the reason, if the training images have nothing of the `content` to learn."""
+    """Raise DataError, with the reason, if the training images have no usable objects or classes, as `content` requires
+    (see `find_unlearnable`)."""
     if (error := find_unlearnable(data, content)) is not None:
         raise error
 
 
 def find_unlearnable(data: Data, content: LearnableContent | None = None) -> DataError | None:
-    """Return why the training images have nothing to learn: no object, or fewer than two segmentation classes.
+    """Return the error that explains why the annotations of the training images are unusable; None if they are usable.
 
-    Returns None if there is something to learn, and for data without annotations. Without `content`, either suffices.
+    `content` "objects" requires an object that is not a crowd, "classes" requires class maps with at least two classes;
+    by default, either suffices. Returns None also for data without annotations.
     """
     split = data.full_train_split or data.splits.get("train")
     if not isinstance(split, AnnotatedSplit):
@@ -198,7 +203,8 @@ def find_unlearnable(data: Data, content: LearnableContent | None = None) -> Dat
 
 
 def find_learnable_target(split: Split, content: LearnableContent | None) -> tuple[Target | None, DataError | None]:
-    """Return the first usable target of a split, and the first error among those read before."""
+    """Find the first target of a split that has the `content` to learn. If there is none, returns None and the first
+    error of an unreadable target, if any."""
     first_error = None
     assert isinstance(split, AnnotatedSplit)
     for sample_index in range(len(split)):
@@ -213,10 +219,10 @@ def find_learnable_target(split: Split, content: LearnableContent | None) -> tup
 
 
 def has_learnable_objects(target: Target) -> bool:
-    """Return whether an image has an object that is not a crowd."""
+    """Return whether a target has an object that is not a crowd."""
     return bool((~target.crowd).any())
 
 
 def has_labelled_pixels(target: Target) -> bool:
-    """Return whether an image has a class map with a labelled pixel."""
+    """Return whether a target has a class map with at least one labelled pixel."""
     return target.classes is not None and bool((target.classes != IGNORE_INDEX).any())

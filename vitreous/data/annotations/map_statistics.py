@@ -1,7 +1,7 @@
-"""Statistics of class maps for augmentation and class weights: plausible flips and quarter turns, and class shares.
+"""Statistics of class maps: plausible flips and quarter turns, for augmentation, and class shares, for class weights.
 
-A street has its sky above its road, so an upside-down image shows an implausible scene. Nuclei and aerial images have
-no such order, so flips and turns multiply their training images.
+Street scenes have the sky above the road, so that an upside-down image is implausible. Images of nuclei and aerial
+images have no preferred orientation, so that flips and quarter turns are useful augmentations.
 """
 
 from __future__ import annotations
@@ -16,23 +16,21 @@ from vitreous.data.annotations.target import IGNORE_INDEX, AnnotatedSplit
 from vitreous.data.keys import derive_keys, draw_uniform
 from vitreous.errors import DataError
 
-MAX_MAPS = 100  # class maps sampled evenly from the split
+MAX_MAPS = 100  # maximum number of class maps that are measured, sampled evenly from the split
 MAX_MAP_SIDE = 256  # maximum pixels per axis after subsampling
-RANDOM_FLIPS = 1023  # random sign flips of the test
-SYMMETRY_SIGNIFICANCE = 0.005
-MIN_TESTED_MAPS = 10  # with fewer maps the test cannot be significant, and an effect of `STRONG_EFFECT` decides
-FIXED_EFFECT, STRONG_EFFECT = (
-    0.15,
-    0.5,
-)  # minimum effects for fixed vertical positions and directions, and for fixed left and right
+RANDOM_FLIPS = 1023  # number of random sign flips of the test
+SYMMETRY_SIGNIFICANCE = 0.005  # maximum p-value of a fixed orientation
+MIN_TESTED_MAPS = 10  # with fewer maps the test cannot be significant; an effect of `STRONG_EFFECT` is then required
+#: minimum effect of fixed vertical positions and of border directions; minimum effect of fixed horizontal positions
+FIXED_EFFECT, STRONG_EFFECT = 0.15, 0.5
 POSITION_NOISE, DIRECTION_NOISE = 0.03, 0.1  # offsets, as shares, that count as noise
 OVERRIDE_HINT = "to change this, set --views.flip, --views.flip_vertical or --views.turn"
 
 
 @dataclass(frozen=True)
 class MapSymmetry:
-    """Whether class maps are plausible when mirrored left to right (`flip`), upside down (`flip_vertical`), and rotated
-    by 90 degrees (`turn`); `reason` is a clause for messages."""
+    """The augmentations that leave class maps plausible: mirroring left to right (`flip`), mirroring top to bottom
+    (`flip_vertical`), and rotation by 90 degrees (`turn`). `reason` is a clause for messages."""
 
     flip: bool = True
     flip_vertical: bool = True
@@ -41,7 +39,7 @@ class MapSymmetry:
 
     @property
     def text(self) -> str:
-        """The augmentation, the reason, and the options that change it, in one line."""
+        """The note about the chosen augmentations, their reason, and the options that override them."""
         directions = [
             direction for direction, is_used in (("horizontal", self.flip), ("vertical", self.flip_vertical)) if is_used
         ]
@@ -55,11 +53,12 @@ class MapSymmetry:
 
 @dataclass(frozen=True, eq=False)
 class ClassOffsets:
-    """Class offsets, which a flip negates, for n class maps of K classes, (n, K) float64, NaN for absent classes.
+    """Measures of class positions that change their sign if a map is mirrored or rotated, for n class maps of K
+    classes. Each is (n, K) float64, NaN for absent classes.
 
-    `vertical_offsets` and `horizontal_offsets`: from the image centre to the mean position of the class, as shares of
-    height and width, from
-    -0.5 to 0.5. `directions`: (a - b) / (a + b) for the class's borders between rows, a, and between columns, b.
+    `vertical_offsets` and `horizontal_offsets`: offset of the mean position of a class from the image centre, as a
+    share of the height or width, from -0.5 to 0.5. `directions`: (a - b) / (a + b), where a counts the borders of a
+    class between rows, and b those between columns.
     """
 
     vertical_offsets: np.ndarray
@@ -69,14 +68,15 @@ class ClassOffsets:
 
 @dataclass(frozen=True)
 class MapStatistics:
-    """The symmetry of class maps, and the share of labelled pixels of each of K classes, all 0 without any."""
+    """The symmetry of class maps, and the share of each of K classes among the labelled pixels, 0 if there are none."""
 
     symmetry: MapSymmetry
     class_shares: tuple[float, ...]
 
 
 def measure_class_maps(split: AnnotatedSplit, classes: Sequence[str]) -> MapStatistics:
-    """Measure up to `MAX_MAPS` class maps, spread over a split; unreadable maps are left out."""
+    """Measure the symmetry and the class shares of up to `MAX_MAPS` class maps of a split. Unreadable maps are left
+    out."""
     maps = [subsample_map(class_map) for class_map in read_class_maps(split)]
     counts = sum(
         (np.bincount(class_map[class_map != IGNORE_INDEX], None, len(classes)) for class_map in maps),
@@ -88,11 +88,11 @@ def measure_class_maps(split: AnnotatedSplit, classes: Sequence[str]) -> MapStat
 
 
 def choose_symmetry(maps: Sequence[np.ndarray], classes: Sequence[str]) -> MapSymmetry:
-    """Test which flips and quarter turns class maps, (H, W) int32 each, allow.
+    """Choose the flips and quarter turns that leave class maps, (H, W) int32 each, plausible.
 
-    If mirrored maps were equally likely, the class positions of an image could have the opposite sign, all together.
-    The maps are therefore compared with `RANDOM_FLIPS` copies with random mirroring (a sign-flip test). Quarter turns
-    also require that class borders have no preferred direction.
+    If a mirrored map were as likely as the original, the class offsets of an image could as well all have the opposite
+    sign. The offsets are therefore compared with `RANDOM_FLIPS` copies in which the signs of random images are flipped
+    (a sign-flip test). Quarter turns also require that class borders have no preferred direction.
     """
     offsets = measure_class_offsets(maps, len(classes))
     vertical = horizontal = ""
@@ -111,8 +111,9 @@ def choose_symmetry(maps: Sequence[np.ndarray], classes: Sequence[str]) -> MapSy
 
 
 def compute_class_weights(shares: Sequence[float]) -> tuple[float, ...]:
-    """Compute class weights of the cross-entropy from pixel shares (K,): 1 / ln(1.02 + share), from 1.4 to 50.5, larger
-    for rare classes (ENet, arXiv:1606.02147, section 5.2), to four digits."""
+    """Compute class weights of the cross-entropy from the pixel shares (K,) of the classes: 1 / ln(1.02 + share), which
+    is larger for rare classes, from 1.4 to 50.5 (ENet, arXiv:1606.02147, section 5.2). Weights have four significant
+    digits."""
     return tuple(float(f"{1 / math.log(1.02 + share):.4g}") for share in shares)
 
 
@@ -134,7 +135,7 @@ def read_class_maps(split: AnnotatedSplit) -> Iterator[np.ndarray]:
 
 
 def measure_class_offsets(maps: Iterable[np.ndarray], classes: int) -> ClassOffsets:
-    """Measure the positions and border directions of `classes` K in each of n class maps (H, W) int32."""
+    """Measure the offsets and border directions of K = `classes` classes in each of n class maps (H, W) int32."""
     measured: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
     for class_map in maps:
         row_borders, column_borders = (count_borders(class_map, classes, axis) for axis in (0, 1))
@@ -147,8 +148,8 @@ def measure_class_offsets(maps: Iterable[np.ndarray], classes: int) -> ClassOffs
 
 
 def measure_mean_positions(classes_map: np.ndarray, classes: int, axis: int) -> np.ndarray:
-    """Return (K,) float64, the mean position of each class of a map (H, W) along an axis, relative to the centre as a
-    share of the length; NaN for an absent class."""
+    """Measure the mean position of each class along an axis of a class map (H, W): (K,) float64, relative to the
+    centre, as a share of the length of the axis; NaN for absent classes."""
     length = classes_map.shape[axis]
     offsets = (np.arange(length) + 0.5) / length - 0.5
     positions = np.broadcast_to(offsets[:, None] if axis == 0 else offsets[None], classes_map.shape)
@@ -159,8 +160,8 @@ def measure_mean_positions(classes_map: np.ndarray, classes: int, axis: int) -> 
 
 
 def count_borders(classes_map: np.ndarray, classes: int, axis: int) -> np.ndarray:
-    """Return (K,) int64, the number of neighbouring pixels along an axis of a map (H, W) of which exactly one has the
-    class."""
+    """Count the borders of each class along an axis of a class map (H, W): (K,) int64. A border is a pair of adjacent
+    labelled pixels of which exactly one has the class."""
     first, second = (
         np.moveaxis(classes_map, axis, 0)[pixel_slice] for pixel_slice in (slice(None, -1), slice(1, None))
     )
@@ -169,15 +170,16 @@ def count_borders(classes_map: np.ndarray, classes: int, axis: int) -> np.ndarra
 
 
 def has_fixed_sign(offsets: np.ndarray, noise: float, min_effect: float) -> bool:
-    """Return whether offsets (n, K), NaN for none, have fixed signs: the effect reaches `min_effect` and is
-    significant, or, with fewer images than `MIN_TESTED_MAPS`, reaches `STRONG_EFFECT`.
+    """Return whether the offsets (n, K) of classes, NaN if absent, have the same sign on all images, by a sign-flip
+    test. The effect must reach `min_effect` and be significant. With fewer than `MIN_TESTED_MAPS` images, it must reach
+    `STRONG_EFFECT`.
 
         effect(s) = sum over classes of ((sum_i s_i x_i)^2 - sum_i x_i^2) / (m - 1), of the m >= 2 images with the class
                     / sum over images and classes of (x^2 + noise^2)
-        p = share of random signs s, and s = 1, whose effect is at least that of s = 1
+        p = share of the sign vectors s, RANDOM_FLIPS random ones and s = 1, whose effect is at least that of s = 1
 
-    The effect is an unbiased estimate of the share of the mean square that a fixed offset of each class explains: its
-    expectation is 0 for random signs.
+    The effect is an unbiased estimate of the share of the mean square of the offsets that a fixed offset of each class
+    explains. Its expectation is 0 for random signs.
     """
     offsets = offsets[np.nan_to_num(offsets).any(1)]  # zero offsets have no sign
     present = ~np.isnan(offsets)
@@ -198,8 +200,8 @@ def has_fixed_sign(offsets: np.ndarray, noise: float, min_effect: float) -> bool
 
 
 def find_extreme_classes(offsets: np.ndarray) -> tuple[int, int]:
-    """Return the classes with the lowest and the highest offset of (n, K), NaN for none, by the sum over images divided
-    by the square root of their number, which prefers frequent classes."""
+    """Find the classes with the lowest and the highest offset in (n, K), NaN if absent. Offsets are summed over images
+    and divided by the square root of the number of images with the class, which prefers frequent classes."""
     counts = np.maximum((~np.isnan(offsets)).sum(0), 1)
     scores = np.nansum(offsets, 0) / np.sqrt(counts)
     return int(scores.argmin()), int(scores.argmax())

@@ -1,7 +1,8 @@
-"""Read mask files: class indices or colours from images and .npy arrays, and warnings about their values.
+"""Read the class indices or colours in mask files (images and .npy arrays), and describe problems with them in notes.
 
 Indices may be stored as integers of any width, as integral floating-point numbers, or as grey RGB images. NaN is an
-ignored pixel. Lossy compression (JPEG, lossy WebP) changes class indices, which `describe_lossy_masks` warns about.
+ignored pixel. Lossy compression (JPEG, lossy WebP) changes class indices, so that `describe_lossy_masks` returns a
+note.
 """
 
 from __future__ import annotations
@@ -30,21 +31,21 @@ from vitreous.data.decoding.tiff import (
 )
 from vitreous.errors import DataError, escape_unprintable
 
-VOID_VALUE = 255  # ignored pixel in an index map
-NUMBER_MODES = ("1", "L", "P", "I", "I;16", "I;16B", "I;16L", "I;16N")  # Pillow modes with numeric values
+VOID_VALUE = 255  # value of ignored pixels in an index map
+NUMBER_MODES = ("1", "L", "P", "I", "I;16", "I;16B", "I;16L", "I;16N")  # Pillow modes with one integer per pixel
 PILLOW_MASK_DTYPES = ("uint8", "uint16", "int16", "int32", "float32")  # dtypes of TIFF masks that Pillow reads
 CLASS_ROUNDING_TOLERANCE = 1e-3  # maximum distance of a floating-point value from an integer
 LOSSY_WHITE_THRESHOLD = 127  # larger values of a lossy black-and-white mask are white
-MAX_COMPRESSION_ERROR = 40  # maximum change of most pixels by lossy compression
-MAX_SMEARED_SHARE = 0.05  # share of pixels, at edges, that may change more
-MAX_PROBED_LOSSY_MASKS = 50  # lossy masks to inspect
-MAX_LISTED_CLASS_NUMBERS = 8  # class indices listed in a message
+MAX_COMPRESSION_ERROR = 40  # change by lossy compression that most pixels do not exceed
+MAX_SMEARED_SHARE = 0.05  # maximum share of pixels, at edges, that exceed it
+MAX_PROBED_LOSSY_MASKS = 50  # number of lossy masks that are inspected
+MAX_LISTED_CLASS_NUMBERS = 8  # number of class indices that a message lists
 SAVE_MASK_HINT = "save it as a PNG file of class indices"
 
 
 def read_mask(path: Path) -> np.ndarray:
-    """Read a mask as (H, W) int32 values (palette indices for palettes), or (H, W, C) uint8 colours. Raises
-    DataError."""
+    """Read a mask file: values (H, W) int32, which are indices for an image with a palette, or colours (H, W, C) uint8.
+    Raises DataError if the file cannot be read."""
     content, name = read_input_file(path), escape_unprintable(path)
     if content.startswith(NPY_MAGIC):
         return read_npy_mask(content, name)
@@ -63,9 +64,9 @@ def read_mask(path: Path) -> np.ndarray:
 
 
 def read_tiff_mask(content: bytes, name: str) -> np.ndarray | None:
-    """Read (H, W) int32 values of a single-band TIFF that has a nodata value or a dtype that Pillow does not read, as
-    GIS programs write them; None for other files. A nodata value outside the class range becomes `VOID_VALUE`. Raises
-    DataError."""
+    """Read the values (H, W) int32 of a mask that a GIS program has written: a TIFF of one band with a nodata value, or
+    with a dtype that Pillow does not read. Returns None for other files. A nodata value that cannot be a class index
+    becomes `VOID_VALUE`. Raises DataError, with `name`, for values that are not class indices."""
     try:
         tags = read_tiff_tags(content)
         photometric, nodata, dtype = (
@@ -88,8 +89,8 @@ def read_tiff_mask(content: bytes, name: str) -> np.ndarray | None:
 
 
 def read_npy_mask(content: bytes, name: str) -> np.ndarray:
-    """Read (H, W) int32 indices or (H, W, 3) uint8 colours of a .npy file. Raises DataError, with `name`, for other
-    shapes and types, and for damaged files."""
+    """Read the indices (H, W) int32 or colours (H, W, 3) uint8 in the bytes of a .npy file. Raises DataError, with
+    `name`, for other shapes and dtypes, and for damaged files."""
     file = io.BytesIO(content)
     shape, fortran, dtype = read_npy_header(file, name)
     if dtype.kind not in "buif":
@@ -109,8 +110,8 @@ def read_npy_mask(content: bytes, name: str) -> np.ndarray:
 
 
 def to_whole_numbers(values: np.ndarray, name: str) -> np.ndarray:
-    """Convert (H, W) numbers of any type to int32 of the same shape; NaN becomes `VOID_VALUE`. Raises DataError, with
-    `name`, for fractions and for values that are too large."""
+    """Convert numbers of any dtype, (H, W), to int32; NaN becomes `VOID_VALUE`. Raises DataError, with `name`, for
+    fractions and for values that are too large."""
     float_values = values.astype(np.float64)
     float_values[np.isnan(float_values)] = VOID_VALUE
     rounded = np.round(np.nan_to_num(float_values, posinf=0.5, neginf=0.5))
@@ -123,7 +124,8 @@ def to_whole_numbers(values: np.ndarray, name: str) -> np.ndarray:
 
 
 def to_numbers_if_grey(mask: np.ndarray) -> np.ndarray:
-    """Convert a grey (H, W, 3) image to (H, W) int32 indices; return anything else unchanged."""
+    """Convert a mask that is stored as a grey RGB image, (H, W, 3) uint8 with equal channels, to indices (H, W) int32.
+    Other masks are unchanged."""
     if mask.ndim != 3 or mask.shape[-1] != 3 or mask.dtype != np.uint8:
         return mask
     grey = (mask[..., 0] == mask[..., 1]).all() and (mask[..., 0] == mask[..., 2]).all()
@@ -131,8 +133,8 @@ def to_numbers_if_grey(mask: np.ndarray) -> np.ndarray:
 
 
 def is_lossy(path: Path) -> bool:
-    """Return whether a file has lossy compression, by its first bytes: JPEG, JPEG 2000, lossy WebP, AVIF, HEIC. False
-    if it cannot be read."""
+    """Return whether a file has a lossy format, by its first bytes: JPEG, JPEG 2000, lossy WebP, AVIF or HEIC. False if
+    the file cannot be read."""
     try:
         with open_input_file(path) as file:
             head = file.read(16)
@@ -143,7 +145,7 @@ def is_lossy(path: Path) -> bool:
 
 
 def are_lossy_binary(mask_paths: Sequence[Path]) -> bool:
-    """Return whether lossy masks are black and white except for compression errors, by the first
+    """Return whether lossy masks are black and white except for compression errors, by inspecting the first
     `MAX_PROBED_LOSSY_MASKS` of them. Raises DataError for an unreadable mask."""
     darkest, brightest, grey_shares = VOID_VALUE, 0, []
     for path in mask_paths[:MAX_PROBED_LOSSY_MASKS]:
@@ -163,7 +165,8 @@ def are_lossy_binary(mask_paths: Sequence[Path]) -> bool:
 
 
 def describe_lossy_masks(mask_paths: Sequence[Path], count: int, binary: bool) -> str:
-    """Return a note about lossy masks with `count` distinct values."""
+    """Return the note about lossy masks. `count` is the number of distinct values; `binary` masks are black and
+    white."""
     if binary:
         text = f"{len(mask_paths):,} masks are lossy files: values above {LOSSY_WHITE_THRESHOLD} are read as white"
     else:
@@ -172,17 +175,17 @@ def describe_lossy_masks(mask_paths: Sequence[Path], count: int, binary: bool) -
 
 
 def describe_class_gaps(values: set[int]) -> str:
-    """Return a note about gaps between class indices, with the value that probably marks ignored pixels; empty if there
-    are none."""
+    """Return the note about unused indices between the class indices `values`, with the index that probably marks
+    ignored pixels, if any; empty if there are no gaps."""
     class_indices = sorted(values)
     gaps = [(low, high) for low, high in pairwise(class_indices) if high > low + 1]
     if not gaps:
         return ""
     unused = sum(high - low - 1 for low, high in gaps)
-    listed = ", ".join(map(str, class_indices[:MAX_LISTED_CLASS_NUMBERS])) + (
+    index_list = ", ".join(map(str, class_indices[:MAX_LISTED_CLASS_NUMBERS])) + (
         ", …" if len(class_indices) > MAX_LISTED_CLASS_NUMBERS else ""
     )
-    text = f"masks have the class indices {listed}: {unused:,} unused indices become classes without pixels"
+    text = f"masks have the class indices {index_list}: {unused:,} unused indices become classes without pixels"
     if len(gaps) == 1 and gaps[0][1] == class_indices[-1]:
         return f"{text}; if {class_indices[-1]} marks ignored pixels, use --ignore-index {class_indices[-1]}"
     return f"{text}; number the classes from 0 without gaps"

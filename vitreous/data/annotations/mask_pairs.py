@@ -1,4 +1,5 @@
-"""Match the images of a split with their masks, by paths or by keys of names, never by order."""
+"""Match the images of a split with their masks by file paths or by the keys of file names (see `mask_names`), never by
+order. A stem is a path below the folder of images or masks, without suffix."""
 
 from __future__ import annotations
 
@@ -15,8 +16,8 @@ NAMING_HINT = "name the mask of a.jpg a.png, or a_mask.png"
 
 
 def pair_images_with_masks(location: MaskLocation, reader: ImageMaskReader) -> tuple[list[Path], list[Path]]:
-    """Return the images of a split and the mask of each, in image order. Raises DataError for an image without a mask,
-    a mask without an image, and ambiguous names."""
+    """Return the images of a split, and the mask of each image in the same order. Raises DataError for an image without
+    a mask, a mask without an image, and ambiguous names."""
     assert location.masks is not None, "the caller requires class maps"
     if location.masks == location.images:
         all_files = list_files_by_stem(location.images, reader)
@@ -31,9 +32,11 @@ def pair_images_with_masks(location: MaskLocation, reader: ImageMaskReader) -> t
 
 
 def match_masks_by_key(images: dict[str, Path], masks: dict[str, Path], location: MaskLocation) -> list[Path]:
-    """Return the mask of each image, both given as paths without suffix: the mask with the same key in the folder with
-    the best-matching path; the first of `MASK_VARIANTS` if there are several. Raises DataError as
-    `pair_images_with_masks`."""
+    """Return the mask of each image, in the order of `images`. `images` and `masks` map stems to files.
+
+    A mask matches an image with the same key. If several match, that whose folder path ends most like that of the image
+    is chosen, then the first of `MASK_VARIANTS`. Raises DataError as `pair_images_with_masks`.
+    """
     assert location.masks is not None, "the caller requires class maps"
     mixed = location.masks == location.images
     folder_names = ("", "") if mixed else (location.images.name, location.masks.name)
@@ -61,8 +64,11 @@ def match_masks_by_key(images: dict[str, Path], masks: dict[str, Path], location
 
 
 def select_best_masks(stem: str, candidates: list[str], keys: dict[str, FileKey]) -> list[str]:
-    """Select the masks of an image among those with its key: the longest common end of their folders, then the first of
-    `MASK_VARIANTS`."""
+    """Select the best matches among `candidates`, the stems of masks with the key of the image `stem`.
+
+    These are the masks whose folder path shares the longest end with that of the image. If there are several, those
+    with the first variant of `MASK_VARIANTS` are selected.
+    """
     folders = os.path.dirname(stem).split("/")
     shared = {
         candidate: count_shared_end_parts(tuple(os.path.dirname(candidate).split("/")), tuple(folders))
@@ -76,7 +82,7 @@ def select_best_masks(stem: str, candidates: list[str], keys: dict[str, FileKey]
 def check_unused_masks(
     by_key: dict[tuple[str, ...], list[str]], masks: dict[str, Path], used: set[Path], keys: dict[str, FileKey]
 ) -> None:
-    """Raise DataError for a mask without an image, unless it is another variant of a used mask."""
+    """Raise DataError for a mask that no image uses, unless it is another variant of a used mask in the same folder."""
     for stems in by_key.values():
         folders = {(os.path.dirname(stem)) for stem in stems if masks[stem] in used}
         unused = [stem for stem in stems if masks[stem] not in used and os.path.dirname(stem) not in folders]
@@ -85,17 +91,18 @@ def check_unused_masks(
 
 
 def check_unpaired_files(images: dict[str, Path], masks: dict[str, Path], key: Callable[[str], object]) -> None:
-    """Raise DataError for images without a mask and masks without an image, by key."""
-    for files, other_files, lacks in ((images, masks, "mask"), (masks, images, "image")):
+    """Raise DataError for images without a mask, and for masks without an image. `key` maps a stem to the value by
+    which images and masks are compared."""
+    for files, other_files, noun, other_noun in ((images, masks, "images", "mask"), (masks, images, "masks", "image")):
         other_keys = {key(stem) for stem in other_files}
         if missing := [path for stem, path in files.items() if key(stem) not in other_keys]:
-            problem = f"{len(missing)} of {len(files)} have no {lacks}; the first is {escape_unprintable(missing[0])}"
-            raise DataError(problem, NAMING_HINT)
+            problem = f"{len(missing)} of {len(files)} {noun} have no {other_noun}"
+            raise DataError(f"{problem}; the first is {escape_unprintable(missing[0])}", NAMING_HINT)
 
 
 def list_files_by_stem(folder: Path, reader: ImageMaskReader) -> dict[str, Path]:
-    """Return {path below a folder without suffix: image file}; empty if there is no such folder. Raises DataError for
-    two files of one name."""
+    """Return {stem: file} of the images or masks below a folder; empty if there is no such folder. Raises DataError for
+    two files with the same stem."""
     files: dict[str, Path] = {}
     for path in reader.files(folder) if folder.is_dir() else ():
         other_path = files.setdefault(normalise_name(os.fspath(reader.stem(path).relative_to(folder))), path)
@@ -103,5 +110,5 @@ def list_files_by_stem(folder: Path, reader: ImageMaskReader) -> dict[str, Path]
             problem = (
                 f"{escape_unprintable(other_path)} and {escape_unprintable(path)} differ only in suffix or Unicode form"
             )
-            raise DataError(problem, "delete one: images and masks are matched by name")
+            raise DataError(problem, "delete one of them: images and masks are matched by name")
     return files

@@ -18,18 +18,22 @@ from vitreous.data.layouts.folder import is_folder, iterate_images, list_entries
 from vitreous.data.layouts.split_names import find_split_folders, parse_split_name
 from vitreous.errors import DataError, escape_unprintable, format_first_names
 
-MAX_PROBED_MASKS = 3  # files to inspect; one of them decides whether all are masks
-MAX_MASK_VALUES = 64  # maximum distinct values of a losslessly compressed mask
-MAX_PROBED_FILES, MAX_PROBED_FOLDERS = (
-    2_000,
-    5,
-)  # files of a folder, and folders, that are searched for masks next to images
+MAX_PROBED_MASKS = 3  # number of files that are tried; the first readable file decides whether all are masks
+MAX_MASK_VALUES = 64  # maximum number of distinct values of a losslessly compressed mask
+#: number of files per folder, and of class folders, that are searched for masks next to images
+MAX_PROBED_FILES, MAX_PROBED_FOLDERS = 2_000, 5
 
 
 class ImageMaskReader(NamedTuple):
-    """Functions that find and read images with `axes` axes and their masks: the files below a folder, a path without
-    suffix, the size of an image, the indices or colours of a mask, the classes of a mask on the grid of its image of
-    this size; `names` are those of the image folder and of the mask folder."""
+    """How to find and read images (`axes` 2) or volumes (`axes` 3) and their masks.
+
+    - `names`: possible names of the image folder, and of the mask folder
+    - `files(folder)`: the image or mask files below a folder
+    - `stem(path)`: the path without suffix
+    - `size(path)`: the size of an image
+    - `mask(path)`: the indices or colours of a mask
+    - `align(classes, mask_path, image_path, size)`: the classes of a mask on the grid of its image of that size
+    """
 
     axes: int
     names: tuple[tuple[str, ...], tuple[str, ...]]
@@ -41,21 +45,22 @@ class ImageMaskReader(NamedTuple):
 
 
 class MaskLocation(NamedTuple):
-    """The image folder of a split and the folder of its class maps, which may be the same; without the latter, `images`
-    contains a folder for each image, or images without masks."""
+    """The image folder of a split, and the folder of its class maps, which may be the same folder. If `masks` is None,
+    `images` contains one folder per image, with a mask per object, or images without masks."""
 
     images: Path
     masks: Path | None
 
 
 def locate_masks(root: Path, reader: ImageMaskReader) -> dict[str, MaskLocation]:
-    """Locate the images and masks of each split; empty if a folder has none. Raises DataError as
-    `locate_sibling_masks`."""
+    """Locate the images and masks of each split, by all recognised names; empty if there are none. Raises DataError if
+    several folders match."""
     return locate_named_masks(root, reader) or (locate_sibling_masks(root) if reader.axes == 2 else {})
 
 
 def locate_named_masks(root: Path, reader: ImageMaskReader) -> dict[str, MaskLocation]:
-    """Locate folders with the names of the reader, and folders with a mask for each object; empty if there are none."""
+    """Locate the images and masks of each split in folders named `images` and `masks` (`reader.names`), or in folders
+    of single images with a mask per object; empty if there are none."""
     split_folders = find_split_folders(root)
     if any(
         find_mask_folder(split_folder, reader) or (reader.axes == 2 and find_object_folders(split_folder))
@@ -73,7 +78,7 @@ def locate_named_masks(root: Path, reader: ImageMaskReader) -> dict[str, MaskLoc
 
 
 def locate_masks_by_split(images: Path, masks: Path) -> dict[str, MaskLocation]:
-    """Locate split folders inside an image folder and a mask folder; all samples are `train` if there are none."""
+    """Locate the split folders inside an image folder and a mask folder; all samples are `train` if there are none."""
     image_folders, mask_folders = find_split_folders(images), find_split_folders(masks)
     locations = {
         name: MaskLocation(folder, mask_folders.get(name, masks / name)) for name, folder in image_folders.items()
@@ -82,13 +87,13 @@ def locate_masks_by_split(images: Path, masks: Path) -> dict[str, MaskLocation]:
 
 
 def find_image_folder(folder: Path, reader: ImageMaskReader) -> Path:
-    """Return the path of the image folder below a folder, which may not exist."""
+    """Return the image folder directly below a folder; if none exists, the path that it would have."""
     return next((folder / name for name in reader.names[0] if (folder / name).is_dir()), folder / reader.names[0][0])
 
 
 def find_mask_folder(folder: Path, reader: ImageMaskReader) -> Path | None:
-    """Return the folder of class maps next to `images`, None if there is none. YOLO's `labels`, with txt files, is
-    excluded."""
+    """Return the folder of class maps next to the image folder; None if there is none. A folder without mask files,
+    such as YOLO's `labels` with txt files, is not one."""
     if not find_image_folder(folder, reader).is_dir():
         return None
     return next(
@@ -97,8 +102,8 @@ def find_mask_folder(folder: Path, reader: ImageMaskReader) -> Path | None:
 
 
 def find_object_folders(parent: Path) -> list[Path]:
-    """List the subfolders with `images` and `masks` of one image each; empty if any folder has no `masks`, or for a
-    single folder with several images, which is a dataset itself."""
+    """List the subfolders that contain the `images` and `masks` of a single image each. Empty if a subfolder has no
+    `masks`, or if there is only one subfolder, with several images, which is a dataset itself."""
     folders = []
     for folder in list_subfolders(parent):
         if not (folder / "masks").is_dir():
@@ -118,28 +123,27 @@ def list_subfolders(folder: Path) -> list[Path]:
         return []
     return [
         Path(entry.path)
-        for entry in sorted(list_entries(os.fspath(folder)), key=lambda one: one.name)
+        for entry in sorted(list_entries(os.fspath(folder)), key=lambda entry: entry.name)
         if is_folder(entry)
     ]
 
 
 def locate_sibling_masks(root: Path) -> dict[str, MaskLocation]:
-    """Locate sibling folders named by split and role: `train` and `trainannot`, `leftImg8bit` and `gtFine`, or `masks`
-    next to one other folder; else use `locate_mixed_masks`. Raises DataError if several folders match, and for masks
-    next to the images of class folders."""
+    """Locate images and masks in sibling folders whose names contain split and role: `train` and `trainannot`,
+    `leftImg8bit` and `gtFine`, or `masks` next to a single other folder. If there are none, masks are searched next to
+    their images (`locate_mixed_masks`). Raises DataError if several folders match, and for class folders with masks
+    next to their images."""
     roles = {folder: parse_folder_role(folder.name) for folder in list_subfolders(root)}
-    maps = [folder for folder, role in roles.items() if role.role == "masks" and are_masks_below(folder)]
-    if not maps:
+    mask_folders = [folder for folder, role in roles.items() if role.role == "masks" and are_masks_below(folder)]
+    if not mask_folders:
         return locate_mixed_masks(find_split_folders(root) or {"train": root})
     by_split: dict[str | None, list[Path]] = {}
-    for folder in maps:
+    for folder in mask_folders:
         by_split.setdefault(roles[folder].split, []).append(folder)
-    for split, locations in by_split.items():
-        if len(locations) > 1:
-            problem = (
-                f"{escape_unprintable(root)} has {len(locations)} folders of masks{f' of {split}' if split else ''}"
-            )
-            names = format_first_names([folder.name for folder in locations], 3)
+    for split, folders in by_split.items():
+        if len(folders) > 1:
+            problem = f"{escape_unprintable(root)} has {len(folders)} folders of masks{f' of {split}' if split else ''}"
+            names = format_first_names([folder.name for folder in folders], 3)
             raise DataError(f"{problem}: {names}", "move all but one to another folder")
     if None not in by_split:
         images = {
@@ -155,14 +159,14 @@ def locate_sibling_masks(root: Path) -> dict[str, MaskLocation]:
     if images is not None:
         return locate_masks_by_split(images, masks)
     if split_folders := find_split_folders(root):
-        mask_folders = find_split_folders(masks)
-        if len(split_folders) == 1 and not mask_folders:
+        mask_split_folders = find_split_folders(masks)
+        if len(split_folders) == 1 and not mask_split_folders:
             return {name: MaskLocation(split_folder, masks) for name, split_folder in split_folders.items()}
         locations = {
-            name: MaskLocation(split_folder, mask_folders.get(name, masks / name))
+            name: MaskLocation(split_folder, mask_split_folders.get(name, masks / name))
             for name, split_folder in split_folders.items()
         }
-        return locations if mask_folders else {}
+        return locations if mask_split_folders else {}
     other_folders = [
         folder for folder, role in roles.items() if role == (None, None) and next(iterate_images(folder), None)
     ]
@@ -176,7 +180,8 @@ def locate_sibling_masks(root: Path) -> dict[str, MaskLocation]:
 
 
 def find_role_folder(root: Path, roles: dict[Path, FolderRole], folder_role: FolderRole) -> Path | None:
-    """Return the folder of a split and role; None if there is none. Raises DataError if there are several."""
+    """Return the folder of images whose name has the split and role `folder_role`; None if there is none. Raises
+    DataError if there are several."""
     folders = [folder for folder, role in roles.items() if role == folder_role and next(iterate_images(folder), None)]
     if len(folders) > 1:
         problem = (
@@ -194,8 +199,8 @@ def are_masks_below(folder: Path) -> bool:
 
 
 def are_mask_files(paths: Sequence[Path]) -> bool:
-    """Return whether files are masks: few distinct values, or black and white except for lossy compression. Unreadable
-    files are skipped."""
+    """Return whether the first readable file is a mask: it has at most MAX_MASK_VALUES distinct values, or is black and
+    white except for lossy compression."""
     for path in paths[:MAX_PROBED_MASKS]:
         try:
             if is_lossy(path):
@@ -208,8 +213,8 @@ def are_mask_files(paths: Sequence[Path]) -> bool:
 
 
 def locate_mixed_masks(split_folders: dict[str, Path]) -> dict[str, MaskLocation]:
-    """Locate splits whose folders contain images and masks, such as `a.jpg` and `a_mask.png`. Raises DataError for
-    class folders."""
+    """Locate splits whose folders contain both images and masks, such as `a.jpg` and `a_mask.png`. Raises DataError for
+    class folders with masks next to their images."""
     if any(map(find_masks_beside_images, split_folders.values())):
         return {name: MaskLocation(split_folder, split_folder) for name, split_folder in split_folders.items()}
     for split_folder in split_folders.values():
@@ -227,13 +232,13 @@ def locate_mixed_masks(split_folders: dict[str, Path]) -> dict[str, MaskLocation
 
 
 def find_masks_beside_images(folder: Path) -> list[Path]:
-    """List the masks among the first files directly in a folder that have an image next to them; empty if these are not
-    masks."""
+    """List the masks that are next to their images, among the first files directly in a folder. Empty if the files that
+    are named like masks contain no mask values."""
     endings = tuple(IMAGE_FILE_SUFFIXES)
     try:
-        with os.scandir(folder) as listed:
+        with os.scandir(folder) as entries:
             names = sorted(
-                entry.name for entry in islice(listed, MAX_PROBED_FILES) if entry.name.lower().endswith(endings)
+                entry.name for entry in islice(entries, MAX_PROBED_FILES) if entry.name.lower().endswith(endings)
             )
     except OSError:  # reported by the layout that reads the folder
         return []
@@ -248,5 +253,5 @@ def find_masks_beside_images(folder: Path) -> list[Path]:
 
 
 def is_mask_stem(stem: str) -> bool:
-    """Return whether the stem of a file contains a mask word: `a_mask`, `a_gt`, `mask_a`."""
+    """Return whether the stem of a file begins or ends with a word for masks: `a_mask`, `a_gt`, `mask_a`."""
     return any(word in MASK_STEM_WORDS - {"l"} for word in parse_file_key(stem, "masks").words)

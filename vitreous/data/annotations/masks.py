@@ -1,11 +1,11 @@
-"""Masks next to images: class maps as PNG files, or a file for each object.
+"""Datasets of masks: a class map for each image, or a mask file for each object.
 
     DIR/images/a.jpg       DIR/masks/a.png          a class map: each pixel is the index, or the colour, of its class
     DIR/a/images/a.png     DIR/a/masks/*.png        a mask for each object, as in the 2018 Data Science Bowl
 
-Both may be in split folders, `train`, `val` and `test`, above or below `images` and `masks`. `DIR/classes.txt` has one
-class name per line from index 0, with a colour if maps are coloured: `road 128 64 128`. In index maps, 255 is IGNORE,
-as in Pascal VOC, and so is `ignore_index`; a black-and-white map (only 0 and 255) has two classes. Grey RGB images,
+Split folders `train`, `val` and `test` may be above or below `images` and `masks`. `DIR/classes.txt` has one class name
+per line, from index 0, with a colour if maps are coloured: `road 128 64 128`. In index maps, 255 marks ignored pixels,
+as in Pascal VOC, and so does `ignore_index`; a black-and-white map (only 0 and 255) has two classes. Grey RGB images,
 integral floating-point numbers and .npy arrays are index maps.
 """
 
@@ -72,12 +72,16 @@ DEFAULT_OBJECT_CLASS = "object"  # the class of objects if no name is defined
 
 @dataclass(frozen=True, eq=False)
 class MaskAnnotations:
-    """The masks of each image: `files` (n) lists of mask files, one file per image for class maps.
+    """Annotations of the images in a split of a mask dataset.
 
-    `images`: the image files. `palette`: colour -> class, for coloured maps; `binary`: values above `threshold` are
-    class 1. `ignore_index`: an ignored index, in addition to 255. `maps`: files are class maps, else each is one
-    object. `count`: classes. `reader`: reads images and masks, `IMAGE_MASK_READER` or that of volumes, which have class
-    maps only.
+    - `images`: the image files
+    - `files`: the mask files of each image
+    - `maps`: each image has one file, a class map; otherwise each file is the mask of one object
+    - `reader`: reads images and masks: `IMAGE_MASK_READER`, or that of volumes, which have class maps only
+    - `count`: the number of classes
+    - `palette`: colour -> class index, for coloured class maps
+    - `binary`: class maps are black and white, and values above `threshold` are class 1
+    - `ignore_index`: an index of ignored pixels, in addition to 255
     """
 
     root: Path
@@ -93,12 +97,12 @@ class MaskAnnotations:
 
     @property
     def axes(self) -> int:
-        """2 for images, 3 for volumes."""
+        """Number of axes of an image: 2, or 3 for volumes."""
         return self.reader.axes
 
     def read(self, index: int) -> Target:
-        """Read the annotations of an image. Raises DataError for a mask that cannot be read, has another size, or
-        contains invalid values."""
+        """Read the annotations of an image. Raises DataError for a mask that cannot be read, differs in size from its
+        image, or contains invalid values."""
         size = self.reader.size(self.images[index])
         if self.maps:
             mask_path = self.files[index][0]
@@ -118,8 +122,8 @@ class MaskAnnotations:
         return Target(size, is_crowd.astype(np.int64), masks_to_boxes(masks), is_crowd, layers=stack_masks(masks, size))
 
     def values_to_classes(self, values: np.ndarray, mask_path: Path) -> np.ndarray:
-        """Convert (*image) indices or (H, W, 3) colours to (*image) int32 classes, or IGNORE. Raises DataError for
-        invalid values."""
+        """Convert the values of a class map, indices (*image) or colours (H, W, 3), to classes (*image) int32, with
+        IGNORE_INDEX for ignored pixels. Raises DataError for values without a class."""
         if self.palette is None:
             values = to_numbers_if_grey(values)
         if values.ndim > self.reader.axes:
@@ -154,7 +158,8 @@ class MaskAnnotations:
 
 
 def has_mask_folders(root: Path) -> bool:
-    """Return whether a folder has masks next to its images, in folders named `images` and `masks`."""
+    """Return whether a folder has images and masks in folders named `images` and `masks` (or another name of
+    MASK_FOLDER_NAMES)."""
     return bool(locate_named_masks(root, IMAGE_MASK_READER))
 
 
@@ -171,13 +176,14 @@ def open_masks(
     class_names: Sequence[str] = (),
     ignore_index: int | None = None,
 ) -> Data:
-    """Open images with masks next to them; a `reader` selects volumes. Without `val`, a tenth of `train` is held out.
+    """Open a dataset of images with masks, or of volumes if `reader` is that of volumes. If there is no `val`, a tenth
+    of `train` is held out.
 
-    `class_names`: names of the classes if there is no `classes.txt`. `ignore_index`: an ignored index, in addition to
-    255. A held-out split whose masks have no labelled pixel has no labels.
+    `class_names`: names of the classes if there is no `classes.txt`. `ignore_index`: an index of ignored pixels, in
+    addition to 255. A held-out split without masks, or without a labelled pixel, is unlabelled.
 
-    Raises DataError for splits without `train`, images without a mask, masks without an image, masks without defined
-    classes, and unreadable files.
+    Raises DataError for splits without `train`, images without a mask, masks without an image, colours without a class,
+    and unreadable files.
     """
     reader = reader or IMAGE_MASK_READER
     names, palette = read_classes_file(root)
@@ -186,13 +192,14 @@ def open_masks(
     held_out = {name: location for name, location in locations.items() if name != "train"}
     unlabelled = {name: list_unmasked_images(location, reader) for name, location in held_out.items()}
     labelled = {name: location for name, location in locations.items() if unlabelled.get(name) is None}
-    listed = {name: list_masks_per_image(location, reader) for name, location in labelled.items()}
-    if "train" not in listed:
+    masks_per_split = {name: list_masks_per_image(location, reader) for name, location in labelled.items()}
+    if "train" not in masks_per_split:
         raise DataError(
-            f"{escape_unprintable(root)} has {', '.join(listed)} but no train folder", "rename one of them to train"
+            f"{escape_unprintable(root)} has {', '.join(masks_per_split)} but no train folder",
+            "rename one of them to train",
         )
-    maps = is_class_map_folder(root, [has_class_maps for has_class_maps, *_ in listed.values()])
-    masks_by_split = {name: masks for name, (_, _, masks) in listed.items()}
+    maps = is_class_map_folder(root, [has_class_maps for has_class_maps, *_ in masks_per_split.values()])
+    masks_by_split = {name: masks for name, (_, _, masks) in masks_per_split.items()}
     if maps:
         map_paths = {name: [files[0] for files in masks] for name, masks in masks_by_split.items()}
         read = partial(read_mask_values, palette=palette, reader=reader)
@@ -203,7 +210,7 @@ def open_masks(
         classes = build_object_classes(root, names, masks_by_split)
     names, notes = classes.names, classes.notes
     splits: dict[str, Split] = {}
-    for name, (_, images, files) in listed.items():
+    for name, (_, images, files) in masks_per_split.items():
         store = MaskAnnotations(
             root,
             images,
@@ -233,19 +240,19 @@ def open_masks(
 
 
 def is_class_map_folder(root: Path, are_class_maps: Sequence[bool]) -> bool:
-    """Whether all splits have class maps (True in `are_class_maps`), not one mask per object. Raises DataError for
-    mixed splits."""
+    """Return whether the masks of a dataset are class maps rather than one mask per object. `are_class_maps` has
+    one value per split. Raises DataError if the splits differ."""
     if len(set(are_class_maps)) > 1:
         problem = f"{escape_unprintable(root)} has class maps in some splits and object masks in others"
-        raise DataError(problem, "use one kind of masks in all splits")
+        raise DataError(problem, "use either class maps or object masks in all splits")
     return are_class_maps[0]
 
 
 def build_object_classes(
     root: Path, names: list[str], masks_by_split: Mapping[str, Sequence[Sequence[Path]]]
 ) -> MapClasses:
-    """Build the classes of a dataset with one mask per object, which has a single class. Raises DataError for several
-    `names`."""
+    """Build the classes of a dataset with one mask per object, which has a single class: `names[0]`, or by default
+    DEFAULT_OBJECT_CLASS. Raises DataError for several `names`."""
     if len(names) > 1:
         hint = f"delete {CLASSES_FILE}, or use class maps"
         raise DataError(f"{escape_unprintable(root)} has object masks, which do not define classes", hint)
@@ -254,7 +261,8 @@ def build_object_classes(
 
 
 def mark_present_classes(present: Sequence[set[int]], num_classes: int) -> np.ndarray:
-    """Class indices in each of n masks -> (n, count) float32: 1 for each class that a mask contains."""
+    """Convert the class indices in each of n masks to labels (n, num_classes) float32: 1 for each class that a mask
+    contains."""
     labels = np.zeros((len(present), num_classes), np.float32)
     for sample_index, indices in enumerate(present):
         labels[sample_index, [index for index in indices if 0 <= index < num_classes]] = 1
@@ -262,8 +270,8 @@ def mark_present_classes(present: Sequence[set[int]], num_classes: int) -> np.nd
 
 
 def list_masks_per_image(location: MaskLocation, reader: ImageMaskReader) -> tuple[bool, list[Path], list[list[Path]]]:
-    """Return whether masks are class maps, the images, and the masks of each. Raises DataError if images and masks do
-    not match."""
+    """List the images of a split and the mask files of each image. Returns whether the masks are class maps, the
+    images, and the masks of each image. Raises DataError if images and masks do not match."""
     if location.masks is not None:
         images, masks = pair_images_with_masks(location, reader)
         return True, images, [[mask] for mask in masks]
@@ -272,7 +280,8 @@ def list_masks_per_image(location: MaskLocation, reader: ImageMaskReader) -> tup
         folder_images = list_images(folder / "images")
         if len(folder_images) != 1:
             raise DataError(
-                f"{escape_unprintable(folder / 'images')} has {len(folder_images)} images, not one", "fix or delete it"
+                f"{escape_unprintable(folder / 'images')} has {len(folder_images)} images, not one",
+                "keep a single image",
             )
         images.append(folder_images[0])
         files.append(list_images(folder / "masks"))
@@ -284,7 +293,7 @@ def list_masks_per_image(location: MaskLocation, reader: ImageMaskReader) -> tup
 
 
 def list_unmasked_images(location: MaskLocation, reader: ImageMaskReader) -> list[Path] | None:
-    """Return the images of a split without any masks; None if it has masks."""
+    """List the images of a split that has no masks at all; None if it has masks."""
     if location.masks is None:
         return None if reader.axes == 2 and find_object_folders(location.images) else reader.files(location.images)
     if location.masks == location.images:
@@ -293,34 +302,34 @@ def list_unmasked_images(location: MaskLocation, reader: ImageMaskReader) -> lis
 
 
 def read_mask_values(mask_path: Path, palette: Palette | None, reader: ImageMaskReader) -> np.ndarray:
-    """Read (*image) indices of a mask, or (H, W, C) uint8 colours; `palette` contains the class colours, which are
-    compared with the file's palette. Raises DataError."""
+    """Read the values of a mask: indices (*image), or colours (H, W, C) uint8. If there are class colours (`palette`),
+    the palette of the file is compared with them (`apply_class_palette`). Raises DataError."""
     values = reader.mask(mask_path)
     return apply_class_palette(values, mask_path, palette) if palette and values.ndim == 2 else values
 
 
 def check_mask_size(mask_size: tuple[int, ...], image_size: tuple[int, ...], mask_path: Path, image_path: Path) -> None:
-    """Raise DataError if a mask differs in size from its image; sizes of images are printed as width x height."""
+    """Raise DataError if a mask differs in size from its image. Sizes are (height, width) or (depth, height, width)."""
     if mask_size != image_size:
         sizes = [" x ".join(map(str, size[::-1] if len(size) == 2 else size)) for size in (mask_size, image_size)]
         unit = "pixels" if len(image_size) == 2 else "voxels"
         raise DataError(
             (
-                f"{escape_unprintable(mask_path)} is {sizes[0]} {unit}, its image "
-                f"{escape_unprintable(image_path)} {sizes[1]}"
+                f"{escape_unprintable(mask_path)} has {sizes[0]} {unit}, but its image "
+                f"{escape_unprintable(image_path)} has {sizes[1]}"
             ),
             "resize one of them",
         )
 
 
 def strip_image_suffix(path: Path) -> Path:
-    """Return the path of an image without its suffix, by which images and masks are matched."""
+    """Return the path of an image or mask without its suffix, by which images and masks are matched."""
     return path.with_suffix("")
 
 
 def ignore_void_pixels(classes: np.ndarray, mask_path: Path, image_path: Path, size: tuple[int, ...]) -> np.ndarray:
-    """Return the classes (H, W) of the mask `mask_path`, with IGNORE at invalid pixels of the image. Raises
-    DataError."""
+    """Return the classes (H, W) of a mask, with IGNORE_INDEX at the invalid pixels (nodata) of its image. Raises
+    DataError if the image cannot be read."""
     void = read_void_mask(image_path) if classes.shape == size else None
     return classes if void is None else np.where(void, np.int32(IGNORE_INDEX), classes)
 
@@ -337,11 +346,11 @@ IMAGE_MASK_READER = ImageMaskReader(
 
 
 def apply_class_palette(values: np.ndarray, mask_path: Path, colours: dict[tuple[int, ...], int]) -> np.ndarray:
-    """Convert mask values to colours if the palette of the file requires it.
+    """Convert the indices of a mask to colours if the palette of its file has the class colours at other indices.
 
-    Returns the (H, W) indices of a mask, or its (H, W, 3) uint8 colours if its palette has the class colours at other
-    indices; `colours`: colour -> class. Indices of files without a palette, and of grey palettes, are unchanged. Raises
-    DataError for a palette that contradicts the class colours.
+    Returns colours (H, W, 3) uint8 in this case, otherwise the indices (H, W) unchanged, as for files without a palette
+    and for grey palettes. `colours` maps a colour to its class index. Raises DataError for a palette with colours that
+    have no class.
     """
     content = read_input_file(mask_path)
     if content.startswith(NPY_MAGIC):
@@ -358,7 +367,7 @@ def apply_class_palette(values: np.ndarray, mask_path: Path, colours: dict[tuple
         all(colours[colour] == index for index, colour in listed_colours.items())
         and len(listed_colours) >= len(used_colours) - 1
     ):
-        return values  # one index may be that of ignored pixels
+        return values  # all indices but that of ignored pixels are class indices
     if len(listed_colours) == len(used_colours):
         return table[values]
     if all(colour == (index,) * 3 for index, colour in used_colours.items()):

@@ -1,4 +1,4 @@
-"""Images with object annotations: common code of COCO, Pascal VOC, YOLO, LabelMe and CSV."""
+"""Scenes, images with object annotations: common code of the readers of COCO, Pascal VOC, YOLO, LabelMe and CSV."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from vitreous.system.cores import default_worker_count
 
 @dataclass(frozen=True, eq=False)
 class Scene:
-    """An image file and its objects. `origin`: the annotation file; `size`: (height, width) stated there, if any;
-    `verified`: the verified classes, if annotations are not exhaustive."""
+    """An image file and its objects. `origin`: the annotation file; `size`: the (height, width) that it states, if any;
+    `verified`: the verified classes, if the annotations are not exhaustive."""
 
     image: Path
     shapes: tuple[Shape, ...]
@@ -36,12 +36,12 @@ class Scene:
 
 @dataclass(frozen=True, eq=False)
 class ObjectAnnotations:
-    """The scenes of a dataset; a row is one scene."""
+    """Annotations of the images in a split as scenes; the index is that of the image."""
 
     scenes: Sequence[Scene]
 
     def read(self, index: int) -> Target:
-        """Read the annotations of an image. Raises DataError if its file cannot be read or differs from the stated
+        """Read the annotations of an image. Raises DataError if the image cannot be read, or differs from the stated
         size."""
         scene = self.scenes[index]
         size = read_image_size(scene.image)
@@ -49,7 +49,7 @@ class ObjectAnnotations:
             sizes = [f"{width} x {height}" for height, width in (size, scene.size)]
             problem = (
                 f"{escape_unprintable(scene.image)} has {sizes[0]} pixels, "
-                f"{escape_unprintable(scene.origin)} states {sizes[1]}"
+                f"but {escape_unprintable(scene.origin)} states {sizes[1]}"
             )
             raise DataError(problem, "correct one of them, or delete both")
         return replace(shapes_to_target(scene.shapes, size, escape_unprintable(scene.origin)), verified=scene.verified)
@@ -75,7 +75,7 @@ def check_unique_classes(name: str, classes: Sequence[str]) -> None:
 
 
 def check_train_split(name: str, splits: Mapping[str, Sized]) -> None:
-    """Raise DataError for splits without images in `train`."""
+    """Raise DataError if the dataset `name` has no images in `train`. `splits` maps a split to its samples."""
     if "train" not in splits or not len(splits["train"]):
         other_splits = ", ".join(split for split, samples in splits.items() if len(samples))
         problem = f"{name} has {other_splits} but no train images" if other_splits else f"no images in {name}"
@@ -83,7 +83,7 @@ def check_train_split(name: str, splits: Mapping[str, Sized]) -> None:
 
 
 def is_empty_box(box: Box | None) -> bool:
-    """Return whether a box has no area; False for None."""
+    """Return whether a box has no area; False for None, an object whose box is not known."""
     return box is not None and (box[2] <= box[0] or box[3] <= box[1])
 
 
@@ -94,7 +94,8 @@ def parse_in_threads(paths: Sequence[Path], parse: Callable[[Path], Any]) -> lis
 
 
 def parse_coordinates(values: Sequence[Any], origin: str) -> list[float]:
-    """Convert numbers to floats. Raises DataError, with `origin`, for anything but finite numbers."""
+    """Convert the values of an annotation file to floats. Raises DataError, with `origin`, for anything but finite
+    numbers."""
     try:
         coordinates = [float(value) for value in values]
     except (TypeError, ValueError):
@@ -105,14 +106,18 @@ def parse_coordinates(values: Sequence[Any], origin: str) -> list[float]:
 
 
 def read_image_size(path: Path) -> tuple[int, int]:
-    """Return the (height, width) of an image file. Raises DataError."""
+    """Read the (height, width) of an image file, (0, 0) if the header is not understood. Raises DataError if the file
+    cannot be read."""
     width, height = read_upright_size(read_input_file(path), escape_unprintable(path))
     return height, width
 
 
 def check_stated_image(stated_image: Any, folder: Path, stem: str, origin: str) -> None:
-    """Raise DataError, with `origin`, if an annotation file is matched by name with the image `stem` in `folder` but
-    states another existing image. `stated_image`: a file name or path, or any other value if none is stated."""
+    """Raise DataError if an annotation file states another existing image than the one that it is matched with by name.
+
+    The file `origin` is matched with the image `stem` in `folder`. `stated_image` is the file name or path of an image
+    in that file, or a value of another type if there is none.
+    """
     name = re.split(r"[/\\]", stated_image.strip())[-1] if isinstance(stated_image, str) else ""
     other_path = resolve_unicode_path(folder / name) if name else None
     if other_path and normalise_name(Path(other_path).stem) != normalise_name(stem):
@@ -124,7 +129,7 @@ def check_stated_image(stated_image: Any, folder: Path, stem: str, origin: str) 
 
 
 def check_unique_images(images: Sequence[Path], origin: str) -> None:
-    """Raise DataError, with `origin`, for two samples with one image file."""
+    """Raise DataError, with `origin`, if two samples have the same image file."""
     if duplicate := next((image for image, count in Counter(images).items() if count > 1), None):
         problem = f"{origin}: {images.count(duplicate)} entries refer to the image {escape_unprintable(duplicate)}"
         raise DataError(problem, "keep one of them, in one annotation file, or use longer paths")

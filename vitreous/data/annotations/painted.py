@@ -1,4 +1,5 @@
-"""Convert targets for an objective: class maps (drawn from object masks if needed), or objects only."""
+"""Convert annotations to the targets that an objective requires: class maps, drawn from object masks if necessary, or
+objects only."""
 
 from __future__ import annotations
 
@@ -13,36 +14,38 @@ from vitreous.data.decoding.spectral import BAND_SUFFIXES, decode_void_mask
 from vitreous.data.split import Data, Split
 from vitreous.errors import DataError
 
-BACKGROUND_CLASS = "background"
+BACKGROUND_CLASS = "background"  # class 0 of class maps that are drawn from object masks
 BOXES_ONLY_HINT = "train on boxes only: --objective.masks false"
 
 
 @dataclass(frozen=True, eq=False)
 class TargetSplitWrapper:
-    """A split whose targets are converted on read."""
+    """Wrapper of an annotated split whose subclasses convert the targets when they are read."""
 
     split: AnnotatedSplit
 
     @property
     def labels(self) -> np.ndarray:
-        """Labels (n, K) float32, 1 for each class on an image."""
+        """The labels (n, K) float32, 1 for each class that an image contains."""
         return self.split.labels
 
     def __len__(self) -> int:
         return len(self.split)
 
     def raw(self, sample: int) -> bytes | np.ndarray:
-        """Return the bytes of an image file, or pixels (H, W[, C]). Raises DataError."""
+        """Return the bytes of an image file, or pixels (H, W[, C]). Raises DataError if they cannot be read."""
         return self.split.raw(sample)
 
     def name(self, sample: int) -> str:
+        """Return the name of a sample for messages."""
         return self.split.name(sample)
 
     def take(self, indices: np.ndarray, labels: np.ndarray | None = None) -> Self:
-        """Return the samples at these indices (m,), in this order."""
+        """Return a split of the samples at `indices` (m,), in this order; `labels` is ignored."""
         return replace(self, split=self.split.take(indices))
 
     def update(self, digest: Any) -> None:
+        """Update a hashlib digest with the identities of the samples and their annotations."""
         self.split.update(digest)
 
     def target(self, sample: int) -> Target:
@@ -52,17 +55,17 @@ class TargetSplitWrapper:
 
 @dataclass(frozen=True, eq=False)
 class ClassMapSplit(TargetSplitWrapper):
-    """A split whose targets have class maps, drawn from masks: class 0 is the background, followed by those of the
-    data."""
+    """Split whose targets have class maps that are drawn from object masks. Class 0 is the background; the classes of
+    the data follow."""
 
     @property
     def labels(self) -> np.ndarray:
-        """Labels (n, 1 + K) float32, 1 for each class on an image, including the background."""
+        """The labels (n, 1 + K) float32, 1 for each class that an image contains, and for the background."""
         labels = self.split.labels
         return np.concatenate([np.ones((len(labels), 1), np.float32), labels], 1)
 
     def target(self, sample: int) -> Target:
-        """Read the annotations of an image, with a class map. Raises DataError."""
+        """Read the annotations of an image, with a class map. Raises DataError if they cannot be read."""
         target = self.split.target(sample)
         target = replace(target, labels=target.labels + 1)
         classes = target.class_map(background=0)
@@ -74,7 +77,7 @@ class ClassMapSplit(TargetSplitWrapper):
 
 @dataclass(frozen=True, eq=False)
 class ObjectSplit(TargetSplitWrapper):
-    """A split whose targets are objects only, with masks if `masks`, else with boxes only."""
+    """Split whose targets have objects but no class maps; objects have masks if `masks`, else boxes only."""
 
     masks: bool
 
@@ -89,10 +92,11 @@ class ObjectSplit(TargetSplitWrapper):
 
 
 def paint_class_maps(data: Data) -> Data:
-    """Return the data with a class map for every image: unchanged if the first image has one, else drawn from object
-    masks, with a background class at index 0.
+    """Return the data with a class map for every image, for semantic segmentation.
 
-    Raises DataError for data without annotations, and for objects that have only boxes.
+    Data are unchanged if the first annotated image has a class map. Otherwise class maps are drawn from object masks,
+    with a background class at index 0. Raises DataError for data without annotations, and for objects that have only
+    boxes.
     """
     require_annotations(data, "masks, such as a folder with images/ and masks/")
     first_target = find_first_target(data.splits.values())
@@ -104,9 +108,10 @@ def paint_class_maps(data: Data) -> Data:
 
 
 def keep_object_targets(data: Data) -> Data:
-    """Return the data with object targets only, with masks if the first image with objects has them.
+    """Return the data without class maps, for object detection and instance segmentation.
 
-    Raises DataError for data without annotations, and for class maps without objects.
+    Objects have masks if those of the first annotated image have. Raises DataError for data without annotations, and
+    for class maps without objects.
     """
     require_annotations(data, "boxes, such as COCO JSON, Pascal VOC or YOLO txt")
     first_target = find_first_target(data.splits.values())
@@ -119,14 +124,15 @@ def keep_object_targets(data: Data) -> Data:
 
 
 def with_object_masks(data: Data, masks: bool) -> Data:
-    """Return data of `keep_object_targets` with or without object masks. Raises DataError for missing masks."""
+    """Return data from `keep_object_targets` with the object masks kept, or dropped unless `masks`. Raises DataError if
+    masks are required but missing."""
     if masks and not has_object_masks(data):
         raise DataError(f"{data.name} has boxes but no masks", BOXES_ONLY_HINT)
     return wrap_splits(data, lambda split: replace(split, masks=masks))  # type: ignore[type-var]
 
 
 def has_object_masks(data: Data) -> bool:
-    """Return whether the targets of data are objects with masks."""
+    """Return whether data are from `keep_object_targets`, with object masks."""
     return all(isinstance(split, ObjectSplit) and split.masks for split in data.splits.values())
 
 
@@ -144,8 +150,8 @@ def require_annotations(data: Data, hint: str) -> None:
 
 
 def find_first_target(splits: Iterable[Split]) -> Target | None:
-    """Return the first target with a class map or with objects in some splits; None if there is none. Images with
-    unreadable targets are skipped."""
+    """Return the first target with a class map or with an object in the splits; None if there is none. Unreadable
+    targets are skipped."""
     for split in splits:
         assert isinstance(split, AnnotatedSplit)
         for sample in range(len(split)):

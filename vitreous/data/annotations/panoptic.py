@@ -3,9 +3,9 @@
     DIR/annotations/panoptic_train2017.json   DIR/annotations/panoptic_train2017/*.png   images as in `coco`
     FILE.json                                 FILE/*.png, or PNG files next to it
 
-A pixel belongs to the segment with id red + 256 green + 65536 blue; 0 is an unlabelled pixel. Every segment assigns a
-class to its pixels; segments of things (`isthing`) are also objects with masks and bounding boxes. Kirillov et al.,
-Panoptic Segmentation, arXiv:1801.00868.
+A pixel belongs to the segment with the id red + 256 green + 65536 blue; pixels of id 0 are unlabelled. Every segment
+has a class. Segments of things (`isthing`), countable objects, also have masks and bounding boxes; other classes are
+called stuff. Kirillov et al., Panoptic Segmentation, arXiv:1801.00868.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ from vitreous.data.split import Data, FileSplit, Split, create_empty_labels, ens
 from vitreous.data.text_files import contains_word
 from vitreous.errors import DataError, escape_unprintable
 
-PANOPTIC_PATTERN, INSTANCES_PATTERN = "panoptic_*.json", "instances_*.json"  # in `annotations`
+PANOPTIC_PATTERN, INSTANCES_PATTERN = "panoptic_*.json", "instances_*.json"  # names of JSON files in `annotations`
 
 
 @dataclass(frozen=True)
 class PanopticSegment:
-    """A segment of an image. `segment_id`: its id in the PNG file; `label`: its class; `is_thing`: it is one object, or
-    with `crowd` a group that is not divided into objects."""
+    """A segment of an image. `segment_id`: its id in the PNG file; `label`: its class index; `is_thing`: it is an
+    object, or, if `crowd`, a group that is not divided into objects."""
 
     segment_id: int
     label: int
@@ -58,8 +58,8 @@ class PanopticSegment:
 
 @dataclass(frozen=True, eq=False)
 class PanopticImage:
-    """An image, the PNG file of its segments, and the JSON file `origin` that lists them. `size`: (height, width)
-    stated in that file, if any."""
+    """An image, the PNG file of its segments, and the JSON file `origin` that lists them. `size`: the (height, width)
+    that the JSON file states, if any."""
 
     image: Path
     segments_path: Path
@@ -71,13 +71,13 @@ class PanopticImage:
 
 @dataclass(frozen=True, eq=False)
 class PanopticAnnotations:
-    """The panoptic images of a split; a row is one image."""
+    """Annotations of the images in a split in panoptic format; the index is that of the image."""
 
     panoptic_images: Sequence[PanopticImage]
 
     def read(self, index: int) -> Target:
         """Read the annotations of an image. Raises DataError for a PNG file that cannot be read, differs in size from
-        its image, or has segments that do not match the list."""
+        its image, or has other segments than the JSON file lists."""
         panoptic_image = self.panoptic_images[index]
         size = read_image_size(panoptic_image.image)
         if panoptic_image.size is not None:
@@ -91,10 +91,10 @@ class PanopticAnnotations:
         check_mask_size(colours.shape[:2], size, panoptic_image.segments_path, panoptic_image.image)
         segment_ids, inverse = np.unique(encode_colours(colours[..., ::-1]), return_inverse=True)
         inverse = inverse.reshape(size)
-        listed = {segment.segment_id: segment for segment in panoptic_image.segments}
+        segment_by_id = {segment.segment_id: segment for segment in panoptic_image.segments}
         for checked_ids, expected_ids, problem in (
-            (set(segment_ids.tolist()) - {0}, listed, "that is not listed in"),
-            (listed, set(segment_ids.tolist()), "without a pixel, listed in"),
+            (set(segment_ids.tolist()) - {0}, segment_by_id, "that is not listed in"),
+            (segment_by_id, set(segment_ids.tolist()), "without a pixel, listed in"),
         ):
             if mismatched_ids := sorted(segment_id for segment_id in checked_ids if segment_id not in expected_ids):
                 text = (
@@ -102,7 +102,7 @@ class PanopticAnnotations:
                     f"{problem} {escape_unprintable(panoptic_image.origin)}"
                 )
                 raise DataError(text, "correct one of them, or delete both")
-        segments = [listed.get(segment_id) for segment_id in segment_ids.tolist()]
+        segments = [segment_by_id.get(segment_id) for segment_id in segment_ids.tolist()]
         things = [segment for segment in segments if segment is not None and segment.is_thing]
         labels = [IGNORE_INDEX if segment is None else segment.label for segment in segments]
         classes = ignore_void_pixels(
@@ -129,8 +129,11 @@ class PanopticAnnotations:
 
 
 def find_thing_classes(split: Split, num_classes: int) -> np.ndarray | None:
-    """Return (count,) bool: the thing classes of a split, from panoptic files or from the objects that class maps are
-    drawn from; None if it has no segments."""
+    """Return which classes of a split are things, (num_classes,) bool; None if its annotations do not define this.
+
+    In panoptic data, the classes of thing segments are things. If class maps are drawn from object masks, all classes
+    but the background are things.
+    """
     if isinstance(split, ClassMapSplit):
         return np.arange(num_classes) > 0
     if not isinstance(split, AnnotatedFiles) or not isinstance(split.annotations, PanopticAnnotations):
@@ -145,7 +148,7 @@ def find_thing_classes(split: Split, num_classes: int) -> np.ndarray | None:
 
 
 def is_panoptic(root: Path) -> bool:
-    """Return whether a folder has panoptic files but no instance files, or a JSON file is a panoptic file."""
+    """Return whether a folder has panoptic JSON files but no instance files, or whether a JSON file is panoptic."""
     if root.is_file():
         return root.suffix.lower() == ".json" and contains_word(root, '"segments_info"')
     folder = root / "annotations"
@@ -153,10 +156,10 @@ def is_panoptic(root: Path) -> bool:
 
 
 def open_panoptic(root: Path, split_seed: int = 0) -> Data:
-    """Open a panoptic folder or one JSON file. Without `val`, a tenth of `train` is held out. Classes are ordered by
-    category id, things and stuff together.
+    """Open a panoptic folder or a single JSON file. If there is no `val`, a tenth of `train` is held out. Classes are
+    ordered by category id, things and stuff together.
 
-    Raises DataError for other JSON, for missing or repeated ids, and for missing files.
+    Raises DataError for JSON that is not COCO's, for missing or repeated ids, and for missing files.
     """
     files = {"train": [root]} if root.is_file() else group_files_by_split(root / "annotations", (PANOPTIC_PATTERN,))
     documents = {path: read_coco_json(path) for paths in files.values() for path in paths}
@@ -179,8 +182,8 @@ def open_panoptic(root: Path, split_seed: int = 0) -> Data:
         panoptic_images = [entry for path in paths for entry in read_panoptic_images(documents[path], path, categories)]
         check_unique_images([entry.image for entry in panoptic_images], ", ".join(map(escape_unprintable, paths)))
         labels = np.zeros((len(panoptic_images), len(names)), np.float32)
-        for entry, panoptic_image in enumerate(panoptic_images):
-            labels[entry, [segment.label for segment in panoptic_image.segments]] = 1
+        for index, panoptic_image in enumerate(panoptic_images):
+            labels[index, [segment.label for segment in panoptic_image.segments]] = 1
         splits[split] = AnnotatedFiles(
             [panoptic_image.image for panoptic_image in panoptic_images],
             labels,
@@ -197,7 +200,7 @@ def open_panoptic(root: Path, split_seed: int = 0) -> Data:
 
 
 def read_panoptic_categories(document: dict[str, Any], origin: str) -> dict[int, tuple[str, bool]]:
-    """Read {category id: (name, whether it is a thing)}. Raises DataError if `isthing` is missing."""
+    """Read {category id: (class name, whether it is a thing)}. Raises DataError if `isthing` is missing or invalid."""
     categories = {}
     for category_id, name in read_categories(document, origin).items():
         location = f"{origin}: category {escape_unprintable(name)}"
@@ -211,7 +214,8 @@ def read_panoptic_categories(document: dict[str, Any], origin: str) -> dict[int,
 def read_panoptic_images(
     document: dict[str, Any], path: Path, categories: dict[int, tuple[str, bool]]
 ) -> list[PanopticImage]:
-    """Read the images of a split with their segments, in file order. Raises DataError."""
+    """Read the images of a panoptic JSON file with their segments, in file order. Raises DataError for invalid entries
+    and missing files."""
     origin, images = escape_unprintable(path), index_nearby_images(path)
     folder = path.with_suffix("") if path.with_suffix("").is_dir() else path.parent
     png_files = FileIndex(list_images(folder), folder)
@@ -224,7 +228,7 @@ def read_panoptic_images(
         if image_id in annotations:
             raise DataError(f"{origin}: image {image_id} has two annotations", "delete one")
         annotations[image_id] = entry
-    labels = {image_id: label for label, image_id in enumerate(sorted(categories))}
+    labels = {category_id: label for label, category_id in enumerate(sorted(categories))}
     panoptic_images, image_ids = [], set()
     for entry in document["images"]:
         location, name = f"{origin}, image {shorten_value(entry)}", entry.get("file_name")
@@ -240,20 +244,21 @@ def read_panoptic_images(
         panoptic_images.append(
             PanopticImage(images.find(name, origin), png_path, segments, path, size=get_stated_size(entry))
         )
-    if lost := sorted(annotations.keys() - image_ids):
-        raise DataError(f"{origin}: there is no image {lost[0]}", "add the image, or delete its annotation")
+    if missing_ids := sorted(annotations.keys() - image_ids):
+        raise DataError(f"{origin}: there is no image {missing_ids[0]}", "add the image, or delete its annotation")
     return panoptic_images
 
 
 def parse_segments(
     annotation: dict[str, Any], categories: dict[int, tuple[str, bool]], labels: dict[int, int], location: str
 ) -> tuple[PanopticSegment, ...]:
-    """Parse the segments of one annotation. Raises DataError, with `location`, for missing, repeated or unknown ids."""
+    """Parse the segments of an image's annotation. `labels` maps category ids to class indices. Raises DataError, with
+    `location`, for missing, repeated or unknown ids."""
     segments: dict[int, PanopticSegment] = {}
-    listed = annotation.get("segments_info")
-    if not isinstance(listed, list) or not all(isinstance(entry, dict) for entry in listed):
+    entries = annotation.get("segments_info")
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise DataError(f"{location} has no segments_info", "add a list of id and category_id")
-    for entry in listed:
+    for entry in entries:
         segment_id, category = read_id(entry, "id", location), read_id(entry, "category_id", location)
         if not 0 < segment_id < 1 << 24 or segment_id in segments:
             raise DataError(f"{location}: invalid segment id {segment_id}", "use unique ids from 1 to 16777215")

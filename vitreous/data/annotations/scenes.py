@@ -1,4 +1,5 @@
-"""Assemble scenes into a dataset with splits, labels and notes, and check for usable training annotations."""
+"""Build a dataset with splits, labels and notes from scenes (images with objects), and check that their annotations are
+usable."""
 
 from __future__ import annotations
 
@@ -22,11 +23,11 @@ from vitreous.data.split import Data, Split, create_empty_labels, ensure_val_spl
 def build_scene_data(
     name: str, classes: Sequence[str], scenes: Mapping[str, Sequence[Scene]], split_seed: int, notes: list[str]
 ) -> Data:
-    """Return a dataset of scenes by split; without `val`, a tenth of `train` is held out.
+    """Build a dataset from the scenes of each split. If there is no `val`, a tenth of `train` is held out.
 
-    Boxes without area are dropped. A held-out split without objects has no labels. Notes describe unusable objects, and
-    `Data.unlearnable` is set if `train` has no usable ones. Raises DataError for splits without `train` or images, and
-    for two classes of one name.
+    Boxes without area are dropped. A held-out split without objects is unlabelled. Notes about unusable objects are
+    appended to `notes`; `Data.unlearnable` is set if `train` has no usable objects. Raises DataError if `train` has no
+    images, and for two classes with the same name.
     """
     check_unique_classes(name, classes)
     check_train_split(name, scenes)
@@ -59,7 +60,7 @@ def build_scene_data(
 
 
 def drop_empty_shapes(scene: Scene) -> Scene:
-    """Return the scene without the objects whose boxes have no area."""
+    """Return a scene without its objects whose boxes have no area."""
     return replace(
         scene, shapes=tuple(shape for shape in scene.shapes if not is_empty_box(shape.compute_bounding_box()))
     )

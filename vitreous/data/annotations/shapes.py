@@ -1,7 +1,8 @@
-"""Object shapes of annotation files (boxes, polygons and run lengths), and their conversion to masks.
+"""Object shapes of annotation files (boxes, polygons and run lengths), and their conversion to and from masks.
 
-Coordinates are pixels: x from the left, y from the top; the image extends from 0 to its width and height. H and W are
-the height and width of an image.
+Coordinates are in pixels: x from the left, y from the top; the image extends from 0 to its width and height. In shapes,
+H and W are the height and width of an image. Run lengths are the lengths of alternating runs of 0 and 1 in a mask, in
+column order, as in COCO.
 """
 
 from __future__ import annotations
@@ -20,9 +21,11 @@ Box = tuple[float, float, float, float]  # left, top, right, bottom
 
 @dataclass(frozen=True, eq=False)
 class Shape:
-    """One object. `label`: its class. `box`: its box, or None in formats without boxes.
+    """An object of an annotation file.
 
-    `polygons`: components of the mask, each (n, 2) float32 of x and y; `runs`: the mask as in `rle_to_mask`.
+    `label`: its class index. `box`: its bounding box, None if the file has none. `polygons`: the polygons of its mask,
+    each (n, 2) float32 of x and y. `runs`: the run lengths of its mask. `crowd`: the object is a group that is not
+    divided into objects.
     """
 
     label: int
@@ -34,11 +37,12 @@ class Shape:
 
     @property
     def has_mask(self) -> bool:
-        """Whether the object has more than a box."""
+        """Whether the object has a mask, rather than only a box."""
         return bool(self.polygons) or self.runs is not None
 
     def mask(self, size: tuple[int, int]) -> np.ndarray:
-        """Return (H, W) bool, the pixels of the object. Raises ValueError for runs of another size."""
+        """Rasterise the mask of the object on an image of `size` (H, W): (H, W) bool. Raises ValueError if the run
+        lengths do not cover the image."""
         if self.runs is not None:
             return rle_to_mask(self.runs, size)
         mask = np.zeros(size, bool)
@@ -47,7 +51,7 @@ class Shape:
         return mask
 
     def compute_bounding_box(self) -> Box | None:
-        """Return the box, or the bounding box of the polygons; None if only the mask defines it."""
+        """Return the box, or else the bounding box of the polygons; None for an object with run lengths only."""
         if self.box is not None or not self.polygons:
             return self.box
         corners = np.concatenate(self.polygons)
@@ -56,10 +60,10 @@ class Shape:
 
 
 def shapes_to_target(shapes: Sequence[Shape], size: tuple[int, int], origin: str) -> Target:
-    """Return the target of an image of `size` (H, W): boxes are clipped to the image, objects without pixels are
-    dropped.
+    """Convert the objects on an image of `size` (H, W) to a target.
 
-    Masks are kept if every object has one. Raises DataError, with `origin`, for run lengths of another size.
+    Boxes are clipped to the image, and objects without pixels are dropped. Masks are kept only if every object has one.
+    Raises DataError, with `origin`, if run lengths do not cover the image.
     """
     height, width = size
     limits = np.array([width, height, width, height], np.float32)
@@ -101,7 +105,7 @@ def polygon_to_mask(corners: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     pixel_centres = np.arange(width) + 0.5
     for row in range(first_row, last_row + 1):
         y = row + 0.5
-        crossed = (y0 <= y) != (y1 <= y)  # an edge includes its upper end, not its lower one
+        crossed = (y0 <= y) != (y1 <= y)  # an edge includes its upper end, but not its lower end
         if crossed.any():
             a, b, c, d = x0[crossed], y0[crossed], x1[crossed], y1[crossed]
             crossings = np.sort(a + (y - b) * (c - a) / (d - b))
@@ -110,9 +114,9 @@ def polygon_to_mask(corners: np.ndarray, size: tuple[int, int]) -> np.ndarray:
 
 
 def rle_to_mask(runs: Sequence[int], size: tuple[int, int]) -> np.ndarray:
-    """Decode alternating run lengths of 0 and 1, 0 first, in COCO's column order, to (H, W) bool.
+    """Decode run lengths to a mask (H, W) bool: lengths of alternating runs of 0 and 1, 0 first, in column order.
 
-    Raises ValueError for negative lengths, and if they do not cover the image.
+    Raises ValueError for negative lengths, and if the runs do not cover the image.
     """
     lengths = np.asarray(runs, np.int64)
     if (lengths < 0).any() or lengths.sum() != size[0] * size[1]:
@@ -121,8 +125,8 @@ def rle_to_mask(runs: Sequence[int], size: tuple[int, int]) -> np.ndarray:
 
 
 def rle_to_mask_window(runs: Sequence[int], size: tuple[int, int], window: tuple[int, int, int, int]) -> np.ndarray:
-    """Decode a window (left, top, right, bottom) of a mask of `size` (H, W) from its run lengths, (h, w) bool:
-    `rle_to_mask(runs, size)[top:bottom, left:right]`, without decoding other columns."""
+    """Decode the window (left, top, right, bottom) of a mask of `size` (H, W) from its run lengths: (h, w) bool.
+    Equal to `rle_to_mask(runs, size)[top:bottom, left:right]`, but other columns are not decoded."""
     left, top, right, bottom = window
     edges = np.clip(np.cumsum([0, *runs]), left * size[0], right * size[0])
     flat = np.repeat(np.arange(len(runs)) % 2 == 1, np.diff(edges))
@@ -130,7 +134,7 @@ def rle_to_mask_window(runs: Sequence[int], size: tuple[int, int], window: tuple
 
 
 def mask_to_rle(mask: np.ndarray) -> list[int]:
-    """Encode (H, W) bool as run lengths for `rle_to_mask`."""
+    """Encode a mask (H, W) bool as run lengths, which `rle_to_mask` decodes."""
     flat = mask.T.ravel()
     edges = np.flatnonzero(np.diff(flat)) + 1
     lengths = np.diff([0, *edges.tolist(), flat.size]).tolist()
@@ -138,8 +142,9 @@ def mask_to_rle(mask: np.ndarray) -> list[int]:
 
 
 def decode_compressed_rle(text: str) -> list[int]:
-    """Decode COCO's compressed run lengths: 5 bits per character, lowest first, bit 6 for continuation; from the third
-    number on, each is the difference to the second last. Raises ValueError for other characters."""
+    """Decode COCO's compressed run lengths. A number is stored in characters of 5 bits, lowest bits first, with a sixth
+    bit if another character follows. From the fourth number on, it is the difference to the number two before. Raises
+    ValueError for other characters and for an incomplete text."""
     runs: list[int] = []
     value = shift = 0
     for letter in text:
@@ -173,14 +178,11 @@ def encode_compressed_rle(runs: Sequence[int]) -> str:
 
 
 def mask_to_polygon(mask: np.ndarray) -> np.ndarray:
-    """Convert (H, W) bool with at least one pixel to (n, 2) int64 corners, x and y: one closed polygon along pixel
-    edges, which `polygon_to_mask` converts back exactly.
+    """Convert a mask (H, W) bool with at least one pixel to a single closed polygon along pixel edges. Returns its
+    corners (n, 2) int64 of x and y. `polygon_to_mask` converts the polygon back exactly.
 
-    Components and holes are connected to the first outline by a path to each and back, along x, then along y; a path
-    that is crossed twice does not change the interior. Pixel edges are followed with the mask to the right:
-
-        while edges are left:
-            follow them from corner to corner until the first one; that is the outline of a component or of a hole
+    The outlines of components and holes (`trace_outlines`) are connected to the first outline by a path to each and
+    back, along x and then along y. A path that is traversed twice does not change the interior.
     """
     outlines = trace_outlines(mask)
     corners = [*outlines[0], outlines[0][0]]
@@ -192,13 +194,17 @@ def mask_to_polygon(mask: np.ndarray) -> np.ndarray:
 
 
 def box_to_corners(box: np.ndarray) -> np.ndarray:
-    """Convert a box (4,) left, top, right, bottom to its (4, 2) corners, x and y, in order."""
+    """Convert a box (4,) of left, top, right, bottom to its corners (4, 2) of x and y, clockwise from the upper
+    left."""
     left, top, right, bottom = box
     return np.array([(left, top), (right, top), (right, bottom), (left, bottom)])
 
 
 def trace_outlines(mask: np.ndarray) -> list[list[tuple[int, int]]]:
-    """Trace the closed outlines of the components and holes of (H, W) bool, as x and y of their corners."""
+    """Trace the closed outlines of the components and holes of a mask (H, W) bool. Returns the corners (x, y) of each.
+
+    Pixel edges are followed from corner to corner, with the mask on the right, until an outline is closed.
+    """
     framed = np.pad(mask, 1).astype(np.int8)
     vertical_steps, horizontal_steps = np.diff(framed, axis=0)[:, 1:-1], np.diff(framed, axis=1)[1:-1]
     successors: dict[tuple[int, int], list[tuple[int, int]]] = {}

@@ -14,19 +14,19 @@ from vitreous.data.layouts.split_names import is_system_name
 from vitreous.data.text_files import contains_word, read_lines
 from vitreous.errors import DataError
 
-MAX_FOLDERS_PER_LEVEL, MAX_FILES_PER_FOLDER = 10, 2_000  # folders per level, and files per folder, to search
+MAX_FOLDERS_PER_LEVEL, MAX_FILES_PER_FOLDER = 10, 2_000  # limits of the search: subfolders per folder, files per folder
 YOLO_BOX_LINE = re.compile(r"\d+(\s+-?[\d.]+){4,}\s*")
 VOC_WORD, LABELME_WORD = "<bndbox>", '"shapes"'
 
 
 def find_unused_annotations(root: Path) -> Path | None:
-    """Return the first annotation file in a folder and two levels below it; None if there is none. Covers COCO files of
-    many images, and files of Pascal VOC, LabelMe and YOLO next to an image of the same name."""
+    """Return the first annotation file in a folder, up to two levels down; None if there is none. The search covers
+    COCO files, and files of Pascal VOC, LabelMe and YOLO that are next to an image of the same name."""
     for folder in iterate_nearby_folders(root):
         try:
-            with os.scandir(folder) as listed:
+            with os.scandir(folder) as entries:
                 names = sorted(
-                    entry.name for entry in islice(listed, MAX_FILES_PER_FOLDER) if not is_system_name(entry.name)
+                    entry.name for entry in islice(entries, MAX_FILES_PER_FOLDER) if not is_system_name(entry.name)
                 )
             if documents := find_coco_files(folder):
                 return documents[0]
@@ -41,7 +41,7 @@ def find_unused_annotations(root: Path) -> Path | None:
 
 
 def iterate_nearby_folders(root: Path) -> Iterator[Path]:
-    """Yield a folder and the first folders in two levels below it."""
+    """Yield a folder, and the first of its subfolders, up to two levels down."""
     level = [root]
     for _ in range(3):
         yield from level
@@ -54,7 +54,8 @@ def iterate_nearby_folders(root: Path) -> Iterator[Path]:
 
 
 def is_annotation_file(path: Path) -> bool:
-    """Return whether a file next to an image contains boxes or shapes. Raises DataError for an unreadable file."""
+    """Return whether a .xml, .json or .txt file next to an image contains boxes or polygons. Raises DataError for an
+    unreadable file."""
     if path.suffix == ".txt":
         lines = read_lines(path)
         return bool(lines) and all(YOLO_BOX_LINE.fullmatch(line.strip()) for line in lines)

@@ -1,10 +1,10 @@
 """Pascal VOC annotations: an XML file of boxes for each image.
 
-    DIR/Annotations/a.xml   DIR/JPEGImages/a.jpg   DIR/ImageSets/Main/{train,val,test}.txt, of names without suffix
+    DIR/Annotations/a.xml   DIR/JPEGImages/a.jpg   DIR/ImageSets/Main/{train,val,test}.txt: image names without suffix
 
-Corners are inclusive pixels counted from 1; a box from 1 to 1 is the first pixel. Many tools count from 0; this is
-detected by a 0 among the left and upper edges of the dataset, and then no offset is subtracted. Objects marked
-`difficult` are crowds, which are ignored in training and evaluation.
+Corners are inclusive pixels counted from 1: a box from 1 to 1 is the first pixel. Many tools count from 0. This is
+detected if a left or upper edge in the dataset is 0; no offset is then subtracted. Objects marked `difficult` are read
+as crowds, which training and evaluation ignore.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from vitreous.errors import DataError, escape_unprintable
 
 IMAGE_FOLDER_NAMES, IMAGE_SETS_FOLDER = ("JPEGImages", "images"), Path("ImageSets") / "Main"
 CORNER_TAGS = ("xmin", "ymin", "xmax", "ymax")
-PRESENCE_SUFFIX = re.compile(r"\s+-?[01]$")
+PRESENCE_SUFFIX = re.compile(r"\s+-?[01]$")  # whether an image contains the class, in the image list of a single class
 NamedShape = tuple[str, Shape]  # class name and object
 
 
@@ -38,18 +38,18 @@ def is_voc(root: Path) -> bool:
 
 
 def find_voc_image_folder(root: Path) -> Path | None:
-    """Return the image folder, None if there is none."""
+    """Return the folder of the images in a Pascal VOC folder; None if there is none."""
     return next((root / name for name in IMAGE_FOLDER_NAMES if (root / name).is_dir()), None)
 
 
 def open_voc(root: Path, split_seed: int = 0) -> Data:
-    """Open a Pascal VOC folder. Without `val`, a tenth of `train` is held out.
+    """Open a Pascal VOC folder. If there is no `val`, a tenth of `train` is held out.
 
-    Raises DataError for other XML, missing images or annotations, and listed names without either.
+    Raises DataError for invalid XML, and for listed names without an image or annotations.
     """
     folder = find_voc_image_folder(root)
     assert folder is not None, "is_voc was checked"
-    index = FileIndex(list_images(folder), folder, stems=True)
+    index = FileIndex(list_images(folder), folder, ignore_suffixes=True)
     xml_paths = [path for path in sorted((root / "Annotations").glob("*.xml")) if not is_system_name(path.name)]
     files = {normalise_name(path.stem): path for path in xml_paths}
     names = read_image_sets(root, files)
@@ -92,7 +92,8 @@ def open_voc(root: Path, split_seed: int = 0) -> Data:
 
 
 def read_image_sets(root: Path, files: dict[str, Path]) -> dict[str, list[str]]:
-    """Read the image names of each split from the lists; all are `train` if there are no lists."""
+    """Read the image names (stems) of each split from the image lists. If there are no lists, all annotated images, the
+    keys of `files`, are `train`."""
     names = {}
     list_files = {path.stem: path for path in (root / IMAGE_SETS_FOLDER).glob("*.txt")}
     for split, stem in match_split_names(list_files, escape_unprintable(root / IMAGE_SETS_FOLDER)).items():
@@ -102,15 +103,17 @@ def read_image_sets(root: Path, files: dict[str, Path]) -> dict[str, list[str]]:
 
 
 def parse_listed_stem(line: str, files: dict[str, Path]) -> str:
-    """Return the image name in a line of a list, which may contain spaces; in lists of single classes, 1, 0 or -1
-    follows."""
+    """Parse the image name in a line of an image list. Names may contain spaces; in the list of a single class, 1, 0 or
+    -1 follows the name. `files` has the known names."""
     return line if line in files else PRESENCE_SUFFIX.sub("", line)
 
 
 def parse_voc_file(path: Path) -> tuple[list[NamedShape], tuple[int, int] | None]:
-    """Read the objects of an image with class names, corners as in the file, and the image size.
+    """Read an XML file: the objects with class names, whose corners are as in the file, and the (height, width) of the
+    image, if stated.
 
-    Raises DataError for other XML, for a file that states another image, and for a document that declares entities.
+    Raises DataError for invalid XML, for a file that states another image, and for a document that declares
+    entities.
     """
     origin, content = escape_unprintable(path), read_input_file(path)
     if b"<!ENTITY" in content or b"<!DOCTYPE" in content:
@@ -132,7 +135,7 @@ def parse_voc_file(path: Path) -> tuple[list[NamedShape], tuple[int, int] | None
         corners = [element.findtext(f"bndbox/{key}") for key in CORNER_TAGS]
         left, top, right, bottom = parse_coordinates(corners, location)
         if right < left or bottom < top:
-            raise DataError(f"{location}: the box ends before it begins", "swap its corners")
+            raise DataError(f"{location}: the box has xmax < xmin or ymax < ymin", "swap its corners")
         crowd = read_flag(element.findtext("difficult"), "difficult", location)
         objects.append((name, Shape(0, (left, top, right, bottom), crowd=crowd)))
     size = [tree.findtext(f"size/{key}") for key in ("height", "width")]
@@ -142,10 +145,11 @@ def parse_voc_file(path: Path) -> tuple[list[NamedShape], tuple[int, int] | None
 
 
 def to_labelled_shapes(objects: list[NamedShape], classes: list[str], first_pixel: int) -> tuple[Shape, ...]:
-    """Convert objects to shapes with class indices; `first_pixel`: the index of the first pixel."""
+    """Convert objects with class names and inclusive corners to shapes with class indices and boxes. `first_pixel`: the
+    number of the first pixel in the file, 0 or 1."""
     shapes = []
     for name, shape in objects:
-        assert shape.box is not None, "every object of this format has one"
+        assert shape.box is not None, "every object of this format has a box"
         left, top, right, bottom = shape.box
         box = (
             (left - first_pixel, top - first_pixel, right, bottom)

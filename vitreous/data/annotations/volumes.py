@@ -1,4 +1,4 @@
-"""Volumes with masks next to them: NIfTI, .npy, .npz or TIFF stacks.
+"""Datasets of volumes with class maps, for segmentation: NIfTI, .npy, .npz or TIFF stacks.
 
     DIR/images/a.nii.gz    DIR/masks/a.nii.gz     each voxel is the index of its class; also DIR/labels, in any format
     DIR/imagesTr/a.nii.gz  DIR/labelsTr/a.nii.gz  DIR/dataset.json, as in the Medical Segmentation Decathlon
@@ -31,15 +31,15 @@ from vitreous.data.split import Data
 from vitreous.data.text_files import read_text
 from vitreous.errors import DataError, escape_unprintable
 
-MAX_GRID_SHIFT = 0.5  # maximum difference of the corners of equal grids, in voxels
+MAX_GRID_SHIFT = 0.5  # maximum distance between the corners of an image's grid and those of its mask's grid, in voxels
 
 DECATHLON_FOLDERS = ("imagesTr", "labelsTr")
 DATASET_JSON = "dataset.json"
 
 
 def read_affine(path: Path) -> np.ndarray | None:
-    """Return the (4, 4) affine from voxels to millimetres in a NIfTI header; None for other files, and for headers
-    without one. Raises DataError for an unreadable file."""
+    """Read the affine (4, 4) from voxels to millimetres in a NIfTI header; None for other files, and for headers
+    without a valid affine. Raises DataError for an unreadable file."""
     header = read_nifti_header(path)
     if header is None or not (int(header["sform_code"]) > 0 or int(header["qform_code"]) > 0):
         return None
@@ -48,11 +48,11 @@ def read_affine(path: Path) -> np.ndarray | None:
 
 
 def align_to_image_grid(labels: np.ndarray, mask_path: Path, image_path: Path, size: tuple[int, ...]) -> np.ndarray:
-    """Return the labels (D, H, W) of the file `mask_path` in the axis order and directions of its image, which has this
-    size.
+    """Convert the labels (D, H, W) of a mask to the axis order and directions of its image of `size`, by the affines of
+    both files.
 
-    Labels are unchanged if a header has no affine, or if their size fits in no axis order. Raises DataError if both
-    headers have affines and the mask is not on the grid of its image.
+    Labels are unchanged if a header has no affine, or if no axis order has the size of the image. Raises DataError if
+    both headers have affines but the mask is not on the grid of its image.
     """
     source, target = (None, None) if labels.ndim != 3 else (read_affine(mask_path), read_affine(image_path))
     if source is None or target is None:
@@ -83,17 +83,17 @@ def align_to_image_grid(labels: np.ndarray, mask_path: Path, image_path: Path, s
 
 
 def list_volumes(folder: Path) -> list[Path]:
-    """List all files below a folder that may be a volume by suffix, in natural order."""
+    """List the files below a folder with the suffix of a volume, in natural order."""
     return [Path(path) for path in list_files_by_suffix(str(folder), frozenset(VOLUME_SUFFIXES))]
 
 
 def read_volume_size(path: Path) -> tuple[int, ...]:
-    """Return the size (D, H, W) of a volume, from its header. Raises DataError."""
+    """Read the size (D, H, W) of a volume from its header. Raises DataError for an unreadable file."""
     return read_volume_form(path)[1]
 
 
 def read_mask_volume(path: Path) -> np.ndarray:
-    """Read the indices of a mask, (D, H, W) int32. Raises DataError."""
+    """Read the class indices (D, H, W) int32 of a mask. Raises DataError for an unreadable file."""
     return read_label_volume(path)
 
 
@@ -109,8 +109,8 @@ VOLUME_MASK_READER = ImageMaskReader(
 
 
 def has_volume_masks(root: Path) -> bool:
-    """Return whether a folder has volumes with masks next to them: files with a volume-only suffix, or a first mask
-    with three axes."""
+    """Return whether a folder has volumes and masks: a file has a suffix that only volumes have, or the first mask has
+    three axes."""
     for split_folder in (root, *find_split_folders(root).values()):
         folder = find_mask_folder(split_folder, VOLUME_MASK_READER)
         if folder is not None:
@@ -125,7 +125,7 @@ def has_volume_masks(root: Path) -> bool:
 
 
 def is_volume_file(path: Path) -> bool:
-    """Return whether a file can be read as one volume with three axes."""
+    """Return whether a file can be opened as a volume with three axes."""
     try:
         return len(open_volume(path, escape_unprintable(path)).shape) == 3
     except DataError:
@@ -133,16 +133,17 @@ def is_volume_file(path: Path) -> bool:
 
 
 def open_volume_masks(root: Path, split_seed: int = 0, ignore_index: int | None = None) -> Data:
-    """Open volumes with masks next to them. Raises DataError as `open_masks` does, and for a `dataset.json` with class
-    indices that are not consecutive from 0."""
+    """Open a dataset of volumes with class maps. `ignore_index`: an index of ignored voxels, in addition to 255. Raises
+    DataError as `open_masks`, and for a `dataset.json` whose class indices are not consecutive from 0."""
     return open_masks(
         root, split_seed, VOLUME_MASK_READER, read_dataset_json_classes(root / DATASET_JSON), ignore_index
     )
 
 
 def read_dataset_json_classes(json_path: Path) -> list[str]:
-    """Read the class names in a `dataset.json`: `{"labels": {"0": "background", "1": "hippocampus"}}`, or with names as
-    keys, as in nnU-Net; empty if there is no such file. Raises DataError if it is invalid."""
+    """Read the class names in a `dataset.json`: `{"labels": {"0": "background", "1": "hippocampus"}}`, or, as in
+    nnU-Net, with names as keys and indices as values. Empty if there is no such file. Raises DataError if the file is
+    invalid."""
     if not json_path.is_file():
         return []
     try:
@@ -153,7 +154,7 @@ def read_dataset_json_classes(json_path: Path) -> list[str]:
             for key, name in labels.items()
         }
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        hint = 'expected {"labels": {"0": "background", "1": "…"}}, or a classes.txt'
+        hint = 'write {"labels": {"0": "background", "1": "…"}}, or add a classes.txt'
         raise DataError(f"{escape_unprintable(json_path)} has no valid class names", hint) from None
     if sorted(names_by_index) != list(range(len(labels))):
         raise DataError(

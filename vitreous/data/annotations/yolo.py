@@ -4,9 +4,9 @@
     DIR/images/train/a.jpg
     DIR/labels/train/a.txt   lines of class, centre x, centre y, width, height; or of class, x, y, x, y, ...
 
-Label files may also be next to their images. With `kpt_shape` in data.yaml, the values after a box are keypoints, which
-are ignored. Without `data.yaml`, the splits are the folders below `images`, and classes are named by `classes.txt` or
-by their indices. An image with no label file, or an empty one, has no object.
+Label files may also be next to their images. If data.yaml has `kpt_shape`, the values after a box are keypoints, which
+are ignored. If there is no `data.yaml`, the splits are the folders below `images`, and classes are named by
+`classes.txt` or by their indices. An image without a label file, or with an empty label file, has no objects.
 """
 
 from __future__ import annotations
@@ -50,12 +50,13 @@ def is_yolo(root: Path) -> bool:
 
 
 def has_config(root: Path) -> bool:
-    """Return whether a folder has data.yaml, which may refer to lists such as train.txt next to it."""
+    """Return whether a folder has a data.yaml (or another file of CONFIG_FILES). Such a folder may also contain image
+    lists such as train.txt."""
     return any((root / name).is_file() for name in CONFIG_FILES)
 
 
 def open_yolo(root: Path, split_seed: int = 0) -> Data:
-    """Open a YOLO folder. Without `val`, a tenth of `train` is held out.
+    """Open a YOLO folder. If there is no `val`, a tenth of `train` is held out.
 
     Raises DataError for an invalid data.yaml, missing folders, text files without an image, classes without a name, and
     lines that are neither boxes nor polygons.
@@ -80,13 +81,13 @@ def open_yolo(root: Path, split_seed: int = 0) -> Data:
     if not names:
         names = {class_index: f"class {class_index}" for class_index in range(1 + max(class_indices, default=0))}
         notes.append(f"classes are numbered, as neither data.yaml nor {YOLO_CLASSES_FILE} names them")
-    if unknown := sorted(class_indices - names.keys()):
+    if unnamed_classes := sorted(class_indices - names.keys()):
         image = next(
             labelled_image
             for labelled_image, entries in lines.items()
-            if any(class_index == unknown[0] for class_index, _ in entries)
+            if any(class_index == unnamed_classes[0] for class_index, _ in entries)
         )
-        problem = f"{escape_unprintable(find_label_file(image))} has class {unknown[0]}, which has no name"
+        problem = f"{escape_unprintable(find_label_file(image))} has class {unnamed_classes[0]}, which has no name"
         raise DataError(problem, f"add it to {escape_unprintable(config_path or root / YOLO_CLASSES_FILE)}")
     classes = {class_index: position for position, class_index in enumerate(sorted(names))}
     scenes = {
@@ -98,7 +99,8 @@ def open_yolo(root: Path, split_seed: int = 0) -> Data:
 
 
 def read_data_yaml(config_path: Path) -> tuple[dict[int, str], dict[str, list[Path]], KeypointShape]:
-    """Read class names by index, the images of each split, and the keypoint shape. Raises DataError."""
+    """Read a data.yaml. Returns {class index: name}, {split: images}, and the keypoint shape. Raises DataError for an
+    invalid file and for missing folders."""
     origin = escape_unprintable(config_path)
     try:
         config = read_yaml(read_text(config_path))
@@ -126,7 +128,8 @@ def read_data_yaml(config_path: Path) -> tuple[dict[int, str], dict[str, list[Pa
 
 
 def list_split_images(source: str, folder: Path, origin: str) -> list[Path]:
-    """List the images of a split: those below a folder, or in a list file. Raises DataError if neither exists."""
+    """List the images of a split of data.yaml. `source` is a folder of images, or a file that lists images, relative to
+    `folder`. Raises DataError, with `origin`, if neither exists."""
     for source_path in (folder / source, folder / source.removeprefix("../")):
         if source_path.is_dir():
             return list_images(source_path)
@@ -147,7 +150,7 @@ def list_images_by_split(root: Path) -> dict[str, list[Path]]:
 
 
 def read_yolo_classes(root: Path) -> dict[int, str]:
-    """Read the names in classes.txt by index; empty if there is no such file."""
+    """Read {class index: name} from classes.txt, in `root` or in `labels`; empty if there is no such file."""
     candidates = [root / YOLO_CLASSES_FILE, root / "labels" / YOLO_CLASSES_FILE]
     path = next((candidate for candidate in candidates if candidate.is_file()), None)
     lines = read_lines(path) if path else []
@@ -155,24 +158,26 @@ def read_yolo_classes(root: Path) -> dict[int, str]:
 
 
 def find_label_file(image: Path) -> Path:
-    """Return the label file of an image: with `labels` in place of the last `images` of its path, else next to the
-    image."""
+    """Return the path of the label file of an image, which may not exist. Its folder is that of the image with the last
+    `images` of the path replaced by `labels`; otherwise the label file is next to the image."""
     sibling_path = image.with_suffix(".txt")
-    parts = list(image.parts)
+    path_parts = list(image.parts)
     label_path = sibling_path
-    if "images" in parts[:-1]:
-        parts[len(parts) - 2 - parts[-2::-1].index("images")] = "labels"
-        label_path = Path(*parts).with_suffix(".txt")
+    if "images" in path_parts[:-1]:
+        path_parts[len(path_parts) - 2 - path_parts[-2::-1].index("images")] = "labels"
+        label_path = Path(*path_parts).with_suffix(".txt")
         if not label_path.parent.is_dir() and (split := parse_split_name(label_path.parent.name)):
             label_path = find_split_folders(label_path.parent.parent).get(split, label_path.parent) / label_path.name
     return Path(resolve_unicode_path(label_path) or resolve_unicode_path(sibling_path) or label_path)
 
 
 def check_listed_images(images: list[Path]) -> None:
-    """Raise DataError for a missing listed image, for a label file with two images, and for a label file without an
-    image in folders that contain only listed images."""
+    """Raise DataError for an image that does not exist, for two images with the same label file, and for a label file
+    without an image in the folders of the images."""
     if missing := next((image for image in images if not image.is_file()), None):
-        raise DataError(f"the image {escape_unprintable(missing)} does not exist", "restore or unlist it")
+        raise DataError(
+            f"the image {escape_unprintable(missing)} does not exist", "restore it, or remove it from the list"
+        )
     for path, count in Counter(map(find_label_file, dict.fromkeys(images))).items():
         if count > 1 and path.is_file():
             raise DataError(f"{escape_unprintable(path)} belongs to {count} images of its name", "rename or delete one")
@@ -187,7 +192,8 @@ def check_listed_images(images: list[Path]) -> None:
 
 
 def parse_label_file(image: Path, keypoints: KeypointShape = UNSTATED_KEYPOINTS) -> list[LabelLine]:
-    """Read the lines of an image's label file, without keypoint values; empty if there is no file. Raises DataError."""
+    """Read the boxes and polygons in the label file of an image, without keypoint values; empty if there is no file.
+    Raises DataError, with the line, for invalid lines."""
     label_path = find_label_file(image)
     if not label_path.is_file() or not label_path.stat().st_size:
         return []
@@ -221,7 +227,8 @@ def parse_label_file(image: Path, keypoints: KeypointShape = UNSTATED_KEYPOINTS)
 
 
 def parse_yolo_scene(image: Path, lines: list[LabelLine], classes: dict[int, int]) -> Scene:
-    """Convert label lines to a scene with objects in pixels. Raises DataError for an unreadable image."""
+    """Convert the label lines of an image to a scene, with coordinates in pixels. `classes` maps the class indices of
+    the files to those of the dataset. Raises DataError for an unreadable image."""
     if not lines:
         return Scene(image, (), find_label_file(image))
     height, width = read_image_size(image)
@@ -242,11 +249,11 @@ def parse_yolo_scene(image: Path, lines: list[LabelLine], classes: dict[int, int
 
 
 def format_yolo_line(label: int, box: np.ndarray, size: tuple[int, int], mask: np.ndarray | None = None) -> str:
-    """Format an object on an image of `size` (H, W) as a line that `parse_label_file` reads.
+    """Format an object on an image of `size` (H, W) as a line of a YOLO label file, in relative coordinates.
 
-    The line has the class and, in relative coordinates, the corners of its mask (H, W) bool, or without a mask the
-    centre, width and height of its box. A polygon reproduces the mask exactly, and its box is the bounding box of the
-    mask. An empty mask is written as the corners of the box, since files of polygons cannot contain boxes.
+    The line has the class, and the corners of the object's mask (H, W) bool as a polygon, which reproduces the mask
+    exactly. If there is no mask, it has the centre, width and height of the box (4,) instead. An empty mask is written
+    as the corners of the box, since files of polygons cannot contain boxes.
     """
     height, width = size
     left, top, right, bottom = (float(edge) for edge in box)

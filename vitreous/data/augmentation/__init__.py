@@ -1,1 +1,2 @@
-"""Random augmentation of images, clips, volumes and signals: crops, colours, erasing, multi-crop views, patch masks."""
+"""Random augmentation of training samples: crops, colours, erasing, multi-crop views. Also patch masks for
+pre-training."""

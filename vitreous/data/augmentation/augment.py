@@ -1,4 +1,7 @@
-"""Augment training images: files one at a time, cached images as whole batches, each with a separate random key."""
+"""Augment training images for classification: image files one by one, cached images as batches.
+
+Each image has a random key, which determines its transform regardless of the batch.
+"""
 
 from __future__ import annotations
 
@@ -44,57 +47,70 @@ from vitreous.data.modalities.clips import ClipPreprocess
 from vitreous.data.modalities.planar import PlanarPreprocess
 from vitreous.errors import UsageError
 
-FULL_AREA = (1.0, 1.0)  # area range of a crop that covers the whole image
-FRAME_KEY = 0x7AE5  # key component for frames of a clip, so that frames and crops are drawn independently
+FULL_AREA = (1.0, 1.0)  # value of `Augment.crop` without random crops
+FRAME_KEY = 0x7AE5  # key component for the choice of frames, so that it is independent of the crop
 
 
 class ViewAugmentation(Protocol):
-    """Augmentation of a training image: one view (`Augment`) or several (`MultiCrop`), determined by its key."""
+    """Interface of augmentations: an image and its random key determine one view (`Augment`) or several
+    (`MultiCrop`)."""
 
-    takes_regions: ClassVar[bool]  # whether `picture` accepts a `LazyImage`, to decode only the required region
+    takes_regions: ClassVar[bool]  # whether `augment_image` accepts a `LazyImage` and decodes only the region it needs
 
     def augment_image(self, image: DecodedSample | LazyImage, preprocess: Any, sample_key: int) -> Tensor:
-        """Augment an image of any size to its entry of a batch, a tensor of the same shape for every sample."""
+        """Augment an image of any size to one entry of a batch: a tensor whose shape is the same for every sample."""
         ...
 
     def augment_batch(self, pixels: Tensor, keys: np.ndarray) -> Tensor:
-        """Augment cached (B, C, *image) images with (B,) uint64 keys to B batch entries."""
+        """Augment cached images (B, C, *image), which have the model's input size, with (B,) uint64 keys, to the B
+        entries of a batch, (B, ...)."""
         ...
 
     def unpack_batch(self, entries: Tensor, preprocess: Any) -> dict[str, Tensor]:
-        """Convert B batch entries, (B, ...), to a batch, samples first."""
+        """Convert the B entries of a batch, (B, ...), to a dictionary of tensors with B as first axis, for the
+        model."""
         ...
 
 
 @dataclass(frozen=True)
 class Augment:
-    """Random transforms of a training image; the defaults change nothing.
+    """Settings for augmenting a training image to one view. With the defaults, images are not changed.
 
-    `crop` and `ratio`: area share and aspect ratio of a random crop, scaled to the model's size. `crop_style`:
-    torchvision's (log-uniform aspect, uniform area); `inception`, as in TensorFlow (arXiv:2010.11929 and big_vision,
-    with crop 0.05 1 and ratio 0.75 1.33); `simple` shifts by up to four reflected pixels (DeiT III, arXiv:2204.07118).
-    `crop_filter`: `aliased` is bilinear without antialiasing, as in big_vision, for the latter two styles; None is
-    bicubic for files and bilinear for cached images. `shift`: random translation by integer pixels, at most that share
-    of height and width. `rotate` in degrees and `zoom` as a share are drawn from [-x, x]; `border` selects the fill
-    outside the image. `flip` and `erase` are probabilities; with `erase_noise` the erased box is noise with ImageNet's
-    mean and std, as in DeiT (arXiv:2012.12877), not grey.
+    Random crops, resized to the model's input size: `crop` is the range of the crop's share of the image, `ratio` the
+    range of its aspect ratio. `crop_style` selects their distribution:
 
-    `rand_layers` operations of RandAugment at `rand_magnitude`. `rand_style`: torchvision's; `big_vision`: 16
-    operations, always applied (arXiv:2106.10270, arXiv:2205.01580); `timm`: 15, each with probability 1/2, at the
-    magnitude + N(0, `rand_spread`) within 0 and 10 (DeiT's rand-m9-mstd0.5-inc1: 2 layers, 9, 0.5), rotations and
-    shears resampled with `crop_filter`. `three`: one of grey, solarised, blurred (3-Augment,
-    arXiv:2204.07118). `trivial`: one of 14 operations at a random magnitude (TrivialAugment, arXiv:2103.10158, its wide
-    space, by torchvision). `jitter`: brightness, contrast and saturation, factors within 1 +- x; timm omits it with
-    RandAugment, even if DeiT's options set it.
+    - `torchvision`: uniform area, log-uniform aspect ratio
+    - `inception`: as in TensorFlow (used by arXiv:2010.11929 and big_vision with crop 0.05 1 and ratio 0.75 1.33)
+    - `simple`: a shift by up to four pixels, filled by reflection (DeiT III, arXiv:2204.07118)
 
-    `mixup` and `cutmix` are the alphas of their Beta distributions, 0 disables them; if both are on, each batch draws
-    one. `mix_probability`: the share of batches that are mixed.
+    `crop_filter` is the resampling filter. `aliased` is bilinear without antialiasing, as in big_vision, and needs the
+    style `inception` or `simple`. None selects bicubic for files and bilinear for cached images.
 
-    For images at native aspect ratio (`NativePreprocess`), `ratio` is the factor between the aspect ratio of a crop and
-    of the image, and each crop is scaled to a number of tokens drawn from `fewest_tokens` (0: always the maximum) to
-    its `tokens` (NaViT, arXiv:2307.06304).
+    Geometry: `shift` is the maximum translation, by integer pixels, as a share of height and width. A rotation in
+    degrees and a change of scale are drawn from [-x, x], where x is `rotate` or `zoom`. `border` selects the fill
+    outside the image. `flip` is the probability of mirroring. `erase` is the probability of erasing a random box, which
+    is filled with grey or, with `erase_noise`, with noise of ImageNet's mean and std, as in DeiT (arXiv:2012.12877).
 
-    Raises UsageError for values out of range and incompatible options.
+    RandAugment: `rand_layers` operations at `rand_magnitude`, 0 for none. `rand_style` selects the operations:
+
+    - `torchvision`: the operations of torchvision's RandAugment
+    - `big_vision`: 16 operations, always applied (arXiv:2106.10270, arXiv:2205.01580)
+    - `timm`: 15 operations, each applied with probability 1/2, at `rand_magnitude` + N(0, `rand_spread`) within 0 and
+      10. Rotations and shears use `crop_filter`. DeiT's rand-m9-mstd0.5-inc1 is 2 layers, magnitude 9, spread 0.5.
+
+    Other colour changes: `three` applies one of grey, solarisation and blur (3-Augment, arXiv:2204.07118). `trivial`
+    applies one of 14 operations at a random magnitude (TrivialAugment, arXiv:2103.10158, wide space, by torchvision).
+    `jitter` are the strengths x of brightness, contrast and saturation, whose factors are within 1 +- x. If RandAugment
+    is on, timm omits jitter, even if it is set as in DeiT's options.
+
+    Mixing of images and labels: `mixup` and `cutmix` are the alphas of their Beta distributions, 0 for none. If both
+    are set, each batch draws one of them. `mix_probability` is the share of batches that are mixed.
+
+    For images at native aspect ratio (`NativePreprocess`), `ratio` is relative to the aspect ratio of the image. Each
+    crop is resized to a number of tokens that is uniform from `fewest_tokens` to the preprocessing's `tokens` (NaViT,
+    arXiv:2307.06304); 0 always selects the maximum.
+
+    Raises UsageError for values out of range and incompatible settings.
     """
 
     takes_regions: ClassVar[bool] = True
@@ -126,10 +142,10 @@ class Augment:
     def __post_init__(self) -> None:
         for name in ("flip", "erase", "mix_probability"):
             if not 0 <= getattr(self, name) <= 1:
-                raise UsageError(f"{name} is a probability, not {getattr(self, name)}")
+                raise UsageError(f"{name} {getattr(self, name)} is out of range", "use a probability from 0 to 1")
         if not 0 < self.crop[0] <= self.crop[1] <= 1 or not 0 < self.ratio[0] <= self.ratio[1]:
             problem = f"invalid crop: area {self.crop}, ratio {self.ratio}"
-            raise UsageError(problem, "areas are above 0 and at most 1, low before high")
+            raise UsageError(problem, "use areas above 0 and at most 1, ratios above 0, the lower one first")
         if self.crop_style == "simple" and self.crop != FULL_AREA:
             hint = "use crop 1 1, or crop_style torchvision or inception"
             raise UsageError(f"crop_style simple does not support the area {self.crop}", hint)
@@ -140,12 +156,16 @@ class Augment:
             hint = "use rand_style timm, or rand_spread 0"
             raise UsageError(f"rand_spread is not supported by rand_style {self.rand_style}", hint)
         if self.rand_style == "torchvision" and self.rand_magnitude > 30:
-            raise UsageError(f"torchvision's RandAugment has magnitudes up to 30, not {self.rand_magnitude}")
+            problem = f"rand_magnitude {self.rand_magnitude} exceeds 30, the maximum of rand_style torchvision"
+            raise UsageError(problem, "use a magnitude from 0 to 30")
         if min(self.rand_layers, self.rand_magnitude, self.rand_spread, *self.jitter, self.fewest_tokens) < 0:
-            raise UsageError("layers, magnitude and spread of RandAugment, jitter and fewest_tokens must be at least 0")
+            raise UsageError(
+                "rand_layers, rand_magnitude, rand_spread, jitter or fewest_tokens is below 0",
+                "use values of at least 0",
+            )
 
     def without_colour_transforms(self) -> Augment:
-        """Remove colour transforms and those that fill with grey, for images that are read by band."""
+        """Return the settings without colour transforms and erasing, which apply only to 8-bit grey and RGB images."""
         return replace(
             self, rand_layers=0, three=False, trivial=False, jitter=(0.0, 0.0, 0.0), erase=0.0, erase_noise=False
         )
@@ -153,10 +173,11 @@ class Augment:
     def augment_image(
         self, image: DecodedSample | LazyImage | Clip, preprocess: PlanarPreprocess, sample_key: int
     ) -> Tensor:
-        """Augment the image of a file to (C, *image) uint8, in the process that decodes it. Raises DataError.
+        """Augment one image or clip to (C, *image), in the data-loading worker that decodes it.
 
-        Images with several Pillow channels get the same transform in each; mode F becomes float32. Likewise for the
-        frames of a clip, which are sampled randomly.
+        All bands of an image that is read by band get the same transform, and so do all frames of a clip, which are
+        chosen at random. The result is uint8, or float32 for bands of Pillow's mode F. Raises DataError if the image
+        cannot be decoded.
         """
         if isinstance(image, Clip):
             draws = draw_uniform(np.array([derive_key(sample_key, FRAME_KEY)], np.uint64), preprocess.image[0])[0]
@@ -171,10 +192,11 @@ class Augment:
             return compose_file_transform(self, preprocess)(image)
 
     def augment_batch(self, pixels: Tensor, keys: np.ndarray) -> Tensor:
-        """Augment cached images by their (B,) keys: (B, C, H, W) uint8 -> (B, C, H, W) in 0..255.
+        """Augment cached images (B, C, H, W) of the model's input size by their (B,) keys, to the same shape.
 
-        Shifts by integer pixels stay uint8. Otherwise one affine map per image, drawn from its key, is sampled
-        bilinearly (or by `crop_filter`) to float32. Pixel operations and random erasing follow.
+        Without crops, rotation and zoom, uint8 images are shifted by integer pixels and stay uint8. Otherwise, an
+        affine map per image is sampled bilinearly (or bicubically, by `crop_filter`) to float32 in 0..255. Colour
+        transforms and random erasing follow.
         """
         if not len(pixels):
             return pixels
@@ -184,35 +206,37 @@ class Augment:
         if self.crop == FULL_AREA and not self.rotate and not self.zoom and pixels.dtype == torch.uint8:
             batch = self.shift_batch(pixels, keys)
         else:
-            bicubic = self.crop != FULL_AREA and self.crop_filter == "bicubic"
+            is_bicubic = self.crop != FULL_AREA and self.crop_filter == "bicubic"
             grid = F.affine_grid(self.draw_affine_maps(keys, size), list(pixels.shape), align_corners=False)
-            mode = "bicubic" if bicubic else "bilinear"
+            mode = "bicubic" if is_bicubic else "bilinear"
             batch = F.grid_sample(pixels.float(), grid, mode=mode, padding_mode=self.border, align_corners=False)
-            if bicubic and pixels.dtype == torch.uint8:
+            if is_bicubic and pixels.dtype == torch.uint8:
                 batch.clamp_(0, 255)
-        if layers := create_colour_transforms(self):
-            operations = import_transforms_v2().Compose(layers)
+        if colour_transforms := create_colour_transforms(self):
+            transform = import_transforms_v2().Compose(colour_transforms)
             for index, sample_key in enumerate(keys):
                 with fork_torch_rng(int(sample_key)):
                     image = batch[index] if batch.dtype == torch.uint8 else batch[index].round().to(torch.uint8)
-                    batch[index] = operations(image)
+                    batch[index] = transform(image)
         return erase_random_boxes(batch, keys, self.erase, self.erase_noise) if self.erase else batch
 
     def unpack_batch(self, entries: Tensor, preprocess: PlanarPreprocess) -> dict[str, Tensor]:
-        """Return (B, C, *image) as `images`."""
+        """Return the batch {"images": entries}, of shape (B, C, *image)."""
         return {"images": entries}
 
     def shift_batch(self, pixels: Tensor, keys: np.ndarray) -> Tensor:
-        """Shift and mirror (B, C, H, W) uint8 by (B,) keys, like `draw_affine_maps` for integer shifts."""
+        """Shift and mirror images (B, C, H, W) uint8 by (B,) keys: the maps of `draw_affine_maps` without crop,
+        rotation and zoom, applied without interpolation."""
         u = draw_uniform(keys, 9)
         x, y = (draw_pixel_shifts(u[:, 4 + axis], self.shift, pixels.shape[3 - axis]) for axis in (0, 1))
         return shift_and_mirror(pixels, x, y, u[:, 8] < self.flip, self.border)
 
     def draw_affine_maps(self, keys: np.ndarray, size: tuple[int, int]) -> Tensor:
-        """Draw affine maps by (B,) keys, (B, 2, 3) float32, from output to input coordinates in [-1, 1]
-        (`F.affine_grid`).
+        """Draw an affine map for each of (B,) keys: (B, 2, 3) float32, from coordinates of the result to coordinates of
+        the image, both in [-1, 1] (`F.affine_grid`). `size` is (height, width).
 
-        For each image: a crop of random area, ratio and position, then rotation, zoom, integer shift, mirroring.
+        A map combines a crop of random area, aspect ratio and position with rotation, zoom, integer shift and
+        mirroring.
         """
         u = draw_uniform(keys, 9)
         height, width = size
@@ -231,7 +255,8 @@ class Augment:
         return torch.from_numpy(np.stack([np.stack(row, -1) for row in rows], 1)).float()
 
     def draw_crop_shares(self, u: np.ndarray, v: np.ndarray, height_to_width: float) -> tuple[np.ndarray, np.ndarray]:
-        """Return a crop's (B,) shares of width and height, from (B,) draws of area and aspect, and height / width."""
+        """Draw the sizes of crops, as shares of the width and of the height of the image, (B,) each. `u` and `v` (B,)
+        in [0, 1) select area and aspect ratio; `height_to_width` is height / width of the image."""
         if self.crop == FULL_AREA:
             return np.ones_like(u), np.ones_like(u)
         if self.crop_style == "inception":
@@ -249,13 +274,15 @@ class Augment:
     def mix_batch(
         self, images: Tensor, labels: Tensor, classes: int, seed: int, batch: int, offset: int = 1
     ) -> tuple[Tensor, Tensor]:
-        """Mix (B, C, *image) and (B,) or (B, classes) labels to images and (B, classes) soft labels, or return them
-        unchanged.
+        """Apply MixUp or CutMix to a batch: images (B, C, *image), and labels (B,) or (B, classes) -> soft labels
+        (B, classes) float32. Returns images and labels unchanged if mixing is off or not drawn for this batch.
 
-        Each image is mixed with the one `offset` positions before it, which must be the number of repeats if images are
-        repeated consecutively. MixUp (arXiv:1710.09412) adds them, CutMix (arXiv:1905.04899) inserts a box of one into
-        the other; labels are mixed by the same share. big_vision uses the larger of the two shares for the image; with
-        roles exchanged in all pairs, that is the same set of mixtures.
+        Each image is mixed with the image `offset` positions before it; if the batch contains consecutive repeats of an
+        image, `offset` must be their number. MixUp (arXiv:1710.09412) averages two images, CutMix (arXiv:1905.04899)
+        inserts a box of the second into the first. Labels are mixed by the same share. Random numbers are drawn from
+        `seed` and `batch`, the index of the batch.
+
+        In big_vision, the first image of a pair always has the larger share. The distribution of mixtures is the same.
         """
         if not (self.mixup or self.cutmix) or len(images) < 2:
             return images, labels
@@ -272,8 +299,8 @@ class Augment:
 
 
 def draw_cutmix_box(share: float, height: int, width: int) -> tuple[tuple[slice, slice], float]:
-    """Draw CutMix's box, 1 - share of the image before clipping to the image, and return the actual share outside
-    it."""
+    """Draw the box of CutMix, (rows, columns), and return it with the share of the image outside it. The box has an
+    area of 1 - `share` of the image before it is clipped to the image."""
     column, row = int(torch.randint(width, (1,))), int(torch.randint(height, (1,)))
     half = 0.5 * (1 - share) ** 0.5
     rows = slice(max(row - int(half * height), 0), min(row + int(half * height), height))
@@ -282,7 +309,8 @@ def draw_cutmix_box(share: float, height: int, width: int) -> tuple[tuple[slice,
 
 
 def mix_with_roll(values: Tensor, share: float, offset: int, box: tuple[slice, slice] | None = None) -> Tensor:
-    """Mix `share` of each of (B, ...) values with the one `offset` positions before it, or replace `box`, if passed."""
+    """Average each of B values, (B, ...), with the value `offset` positions before it, which gets the weight 1 -
+    `share`. If `box` (rows, columns) is passed, replace these pixels by those of the other image instead."""
     rolled = values.roll(offset, 0)
     if box is None:
         return rolled.mul_(1 - share).add_(values.mul(share))
@@ -292,13 +320,14 @@ def mix_with_roll(values: Tensor, share: float, offset: int, box: tuple[slice, s
 
 
 def draw_pixel_shifts(u: np.ndarray, share: float, length: int) -> np.ndarray:
-    """Convert (B,) draws in [0, 1) to integer shifts, (B,) int64, at most `share` of the length."""
+    """Convert random numbers (B,) in [0, 1) to shifts by integer pixels, (B,) int64, of at most +- `share` of
+    `length`."""
     max_shift = round(share * length)
     return np.floor(u * (2 * max_shift + 1)).astype(np.int64) - max_shift
 
 
 def import_transforms_v2():
-    """Import torchvision.transforms.v2 on first use, which takes seconds."""
+    """Import torchvision.transforms.v2 and return the module. The import takes seconds, so it is done on first use."""
     from torchvision.transforms import v2 as module
 
     return module
@@ -308,10 +337,11 @@ def import_transforms_v2():
 def compose_file_transform(
     augment: Augment, preprocess: PlanarPreprocess
 ) -> Callable[[Image.Image | LazyImage], Tensor]:
-    """Compose the transform of a file's image to (C, *image) uint8. Crops become Pillow images only if needed."""
+    """Compose the random transform from an opened image file to (C, *image) uint8. Cropped tensors are converted to
+    PIL images only if a later transform needs them."""
     crop: Callable[[Any], Any] | None = create_random_crop(augment, preprocess.plane)
     if not preprocess.stacks:
-        crop = NativeAspectCrop(crop, preprocess, augment.fewest_tokens)  # type: ignore[arg-type]  # Run rejects simple crops here
+        crop = NativeAspectCrop(crop, preprocess, augment.fewest_tokens)  # type: ignore[arg-type]  # `Run` rejects simple crops
     operations: list[Callable[[Any], Any]] = [crop or partial(fit_to_model_size, preprocess)]
     affine_transforms, colour_transforms = create_affine_transforms(augment), create_colour_transforms(augment)
     if affine_transforms or colour_transforms:
@@ -324,7 +354,7 @@ def compose_file_transform(
 
 
 def create_random_crop(augment: Augment, image: tuple[int, int]) -> AreaCrop | InceptionCrop | SimpleCrop | None:
-    """Create the random crop of a file to (height, width) `image`, if enabled."""
+    """Create the random crop of an image file to the size `image` (height, width); None if random crops are off."""
     filter = augment.crop_filter or "bicubic"
     if augment.crop_style == "simple":
         return SimpleCrop(image, filter)
@@ -335,12 +365,12 @@ def create_random_crop(augment: Augment, image: tuple[int, int]) -> AreaCrop | I
 
 
 def tensor_to_pillow(image: Image.Image | Tensor) -> Image.Image:
-    """Convert (C, H, W) uint8 to a Pillow image."""
+    """Convert a tensor (C, H, W) uint8 to a PIL image; return a PIL image unchanged."""
     return image if isinstance(image, Image.Image) else array_to_pillow(image.permute(1, 2, 0).numpy())
 
 
 def image_to_uint8_tensor(image: Image.Image | Tensor) -> Tensor:
-    """Convert an image to contiguous (C, H, W) uint8 with numpy, in half the time of torch."""
+    """Convert a PIL image or tensor to a contiguous tensor (C, H, W) uint8. numpy takes half the time of torch."""
     return (
         image_to_tensor(image)
         if isinstance(image, Image.Image)
@@ -349,14 +379,15 @@ def image_to_uint8_tensor(image: Image.Image | Tensor) -> Tensor:
 
 
 def flip_horizontally_at_random(image: Image.Image | Tensor, probability: float) -> Image.Image | Tensor:
-    """Mirror a (C, H, W) or Pillow image with a probability, drawn as torchvision's RandomHorizontalFlip does."""
+    """Mirror a PIL image or tensor (C, H, W) with `probability`, with the random number of torchvision's
+    RandomHorizontalFlip."""
     if torch.rand(1) >= probability:
         return image
     return image.flip(-1) if isinstance(image, Tensor) else image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
 
 
 def create_affine_transforms(augment: Augment) -> list:
-    """Create rotation, shift and zoom of a file's image, if any is enabled."""
+    """Return the transform for rotation, shift and zoom of a PIL image as a list; empty if all are off."""
     if not (augment.rotate or augment.shift or augment.zoom):
         return []
     shift = (augment.shift, augment.shift) if augment.shift else None
@@ -366,33 +397,20 @@ def create_affine_transforms(augment: Augment) -> list:
 
 
 def create_colour_transforms(augment: Augment) -> list:
-    """Create RandAugment, 3-Augment, TrivialAugment and jitter, if enabled, for Pillow images and (C, H, W) uint8."""
+    """Return those of RandAugment, 3-Augment, TrivialAugment and colour jitter that are on, as a list of transforms of
+    PIL images and tensors (C, H, W) uint8."""
     steps, layers, magnitude = [], augment.rand_layers, augment.rand_magnitude
     if layers and augment.rand_style == "torchvision":
         steps.append(import_transforms_v2().RandAugment(layers, magnitude, fill=128))
     elif layers and augment.rand_style == "big_vision":
-        steps.append(
-            partial(
-                apply_to_image_or_tensor,
-                RandAugment(BIG_VISION_OPERATIONS, layers, magnitude, Image.Resampling.NEAREST),
-            )
-        )
+        rand_augment = RandAugment(BIG_VISION_OPERATIONS, layers, magnitude, Image.Resampling.NEAREST)
+        steps.append(partial(apply_to_image_or_tensor, rand_augment))
     elif layers:
         filter = RESAMPLING_FILTERS[augment.crop_filter or "bicubic"]
-        steps.append(
-            partial(
-                apply_to_image_or_tensor,
-                RandAugment(
-                    TIMM_OPERATIONS,
-                    layers,
-                    magnitude=magnitude,
-                    filter=filter,
-                    probability=0.5,
-                    spread=augment.rand_spread,
-                    highest=10,
-                ),
-            )
+        rand_augment = RandAugment(
+            TIMM_OPERATIONS, layers, magnitude, filter, probability=0.5, spread=augment.rand_spread, highest=10
         )
+        steps.append(partial(apply_to_image_or_tensor, rand_augment))
     if augment.three:
         steps.append(partial(apply_to_image_or_tensor, apply_three_augment))
     if augment.trivial:
@@ -403,29 +421,26 @@ def create_colour_transforms(augment: Augment) -> list:
 
 
 def create_erasing_transforms(augment: Augment) -> list:
-    """Create random erasing of (C, H, W) uint8, if enabled."""
+    """Return random erasing of tensors (C, H, W) uint8 as a list of one transform; empty if it is off."""
     if not augment.erase:
         return []
     if not augment.erase_noise:
         return [import_transforms_v2().RandomErasing(augment.erase, value=128)]
-    return [
-        partial(
-            erase_with_noise,
-            import_transforms_v2().RandomErasing(augment.erase, scale=(0.02, 1 / 3), ratio=(0.3, 1 / 0.3), value=0),
-        )
-    ]
+    eraser = import_transforms_v2().RandomErasing(augment.erase, scale=(0.02, 1 / 3), ratio=(0.3, 1 / 0.3), value=0)
+    return [partial(erase_with_noise, eraser)]
 
 
 def erase_with_noise(eraser: Callable[[Tensor], Tensor], image: Tensor) -> Tensor:
-    """Fill the box of (C, H, W) uint8 that `eraser` sets to 0 with normal noise."""
-    keep = eraser(torch.ones(1, *image.shape[1:], dtype=torch.bool))
-    return image if keep.all() else torch.where(keep, image, draw_imagenet_noise(image.shape).to(torch.uint8))
+    """Fill a random box of an image (C, H, W) uint8 with normal noise. `eraser` sets the box of a tensor to 0."""
+    is_kept = eraser(torch.ones(1, *image.shape[1:], dtype=torch.bool))
+    return image if is_kept.all() else torch.where(is_kept, image, draw_imagenet_noise(image.shape).to(torch.uint8))
 
 
 def apply_to_image_or_tensor(
     operation: Callable[[Image.Image], Image.Image], image: Image.Image | Tensor
 ) -> Image.Image | Tensor:
-    """Apply an operation on Pillow images to a (C, H, W) uint8 tensor too: 1 channel is grey, 3 are RGB."""
+    """Apply an operation for PIL images to a PIL image, or to a tensor (C, H, W) uint8: 1 channel is grey, 3 are
+    RGB."""
     if isinstance(image, Image.Image):
         return operation(image)
     return image_to_tensor(operation(tensor_to_pillow(image)))

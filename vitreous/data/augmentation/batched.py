@@ -1,8 +1,9 @@
-"""Multi-crop views of batches of cached images: the distributions of `MultiCrop` for files, in float32 for all views
-together.
+"""Multi-crop views of cached images, computed for a whole batch in float32. Their distribution is that of `MultiCrop`
+for image files, which uses Pillow.
 
-n rows, each a view of an image; images are stored as (n, H, C, W), so that crop, mirror, resize and blur are two matrix
-products with (n, out, in) whose rows sum to one.
+In shapes, n is views. Images are stored as (n, H, C, W), so that crop, mirroring, resizing and blur are one batched
+matrix product per axis. Each row of such a matrix has the weights of the input pixels for one output pixel, which sum
+to 1.
 """
 
 from __future__ import annotations
@@ -16,15 +17,15 @@ from torch import Tensor
 from vitreous.data.augmentation.crops import MAX_CROP_ATTEMPTS
 
 AREA_CROP_ATTEMPTS = MAX_CROP_ATTEMPTS["torchvision"]
-CROP_DRAWS_START, COLOUR_DRAWS_START = (
-    2 * AREA_CROP_ATTEMPTS,
-    2 * AREA_CROP_ATTEMPTS + 3,
-)  # offsets of the draws for a row's position and mirroring, and for its colours
+# indices of random numbers of a view: first area and aspect ratio of each crop attempt, then position and mirroring,
+# then colours
+CROP_DRAWS_START, COLOUR_DRAWS_START = 2 * AREA_CROP_ATTEMPTS, 2 * AREA_CROP_ATTEMPTS + 3
 DRAWS_PER_VIEW = COLOUR_DRAWS_START + 13
-BICUBIC_COEFFICIENT = -0.5  # Pillow's bicubic filter
-GAUSSIAN_CUTOFF = 4.0  # truncation of a Gaussian, in std
+BICUBIC_COEFFICIENT = -0.5  # parameter a of Pillow's bicubic filter
+GAUSSIAN_CUTOFF = 4.0  # distance at which a Gaussian kernel is truncated, in std
 LUMA_WEIGHTS = (0.299, 0.587, 0.114)  # red, green and blue (ITU-R BT.601)
-SOLARISE_THRESHOLD = 128  # solarising inverts values from this threshold
+SOLARISE_THRESHOLD = 128  # solarising inverts values of at least this threshold
+# indices in the `jitter` setting
 BRIGHTNESS, CONTRAST, SATURATION, HUE = range(4)
 
 
@@ -36,10 +37,11 @@ def crop_and_resize_batch(
     ratio: tuple[float, float],
     flip_probability: float,
 ) -> Tensor:
-    """Crop a random box of each view (n, H, C, W), resize it to `size` (h, w) and mirror it with probability
-    `flip_probability` -> (n, h, C, w). `uniform_draws` are (n, DRAWS_PER_VIEW) uniform random numbers.
+    """Crop a random box of each image (n, H, C, W), resize it to `size` (h, w) and mirror it with probability
+    `flip_probability`: (n, h, C, w).
 
-    Boxes are those of torchvision's RandomResizedCrop (`AreaCrop`).
+    `area` and `ratio` are the ranges of the box's share of the image and of its aspect ratio, as in torchvision's
+    RandomResizedCrop (`AreaCrop`). `uniform_draws` are (n, DRAWS_PER_VIEW) random numbers in [0, 1).
     """
     height, _, width = views.shape[1:]
     box_heights, box_widths = draw_box_sizes(uniform_draws, height, width, area, ratio)
@@ -54,8 +56,11 @@ def crop_and_resize_batch(
 def draw_box_sizes(
     uniform_draws: np.ndarray, height: int, width: int, area: tuple[float, float], ratio: tuple[float, float]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Draw (n,) heights and (n,) widths of boxes, integers in float64, from (n, 2 AREA_CROP_ATTEMPTS) or more numbers
-    in 0 .. 1: the first attempt that fits, else the largest box with that aspect."""
+    """Draw the heights (n,) and widths (n,) of crop boxes, integers stored as float64.
+
+    The first attempt that is inside the image is used. If there is none, the box is the largest with a valid aspect
+    ratio. `uniform_draws` are (n, 2 AREA_CROP_ATTEMPTS) or more random numbers in [0, 1).
+    """
     areas = height * width * (area[0] + (area[1] - area[0]) * uniform_draws[:, :AREA_CROP_ATTEMPTS])
     low, high = np.log(ratio)
     aspects = np.exp(low + (high - low) * uniform_draws[:, AREA_CROP_ATTEMPTS : 2 * AREA_CROP_ATTEMPTS])
@@ -70,8 +75,8 @@ def draw_box_sizes(
 
 
 def create_bicubic_matrices(start: np.ndarray, length: np.ndarray, axis_length: int, out: int) -> Tensor:
-    """Create matrices (n, out, side) float32 that resample (n,) lengths of an axis, from (n,) starts, to `out` pixels
-    with Pillow's antialiased bicubic filter."""
+    """Create matrices that crop and resize one axis of n images with Pillow's antialiased bicubic filter: (n, out,
+    axis_length) float32. `start` (n,) and `length` (n,) are the cropped intervals, `out` is the resized length."""
     scale = (length / out)[:, None, None]
     support = np.maximum(scale, 1.0)
     centres = (np.arange(out) + 0.5)[None, :, None] * scale
@@ -85,8 +90,8 @@ def create_bicubic_matrices(start: np.ndarray, length: np.ndarray, axis_length: 
 
 
 def create_gaussian_matrices(radius: np.ndarray, axis_length: int) -> Tensor:
-    """Create matrices (n, side, side) float32 that blur an axis by Gaussians of (n,) std in pixels; edge pixels are
-    repeated outside."""
+    """Create matrices that blur one axis of n images with Gaussians: (n, axis_length, axis_length) float32. `radius`
+    (n,) are the stds in pixels. Outside the image, edge pixels are repeated."""
     kernel_radius = math.ceil(GAUSSIAN_CUTOFF * float(radius.max()))
     positions = np.arange(-kernel_radius, axis_length + kernel_radius)[None, None]
     distance = (positions - np.arange(axis_length)[None, :, None]) / np.maximum(radius, 1e-6)[:, None, None]
@@ -98,7 +103,8 @@ def create_gaussian_matrices(radius: np.ndarray, axis_length: int) -> Tensor:
 
 
 def apply_axis_matrices(views: Tensor, height_matrices: Tensor, width_matrices: Tensor) -> Tensor:
-    """Apply matrices along both axes: (n, H, C, W) by (n, h, H) and (n, w, W) -> (n, h, C, w)."""
+    """Multiply each image by a matrix along its height and a matrix along its width: (n, H, C, W), (n, h, H) and (n, w,
+    W) -> (n, h, C, w)."""
     count, height, channels, _ = views.shape
     resized = torch.bmm(views.reshape(count, height * channels, -1), width_matrices.transpose(1, 2))
     return torch.bmm(height_matrices, resized.view(count, height, -1)).view(
@@ -113,10 +119,11 @@ def augment_batch_colours(
     jitter: tuple[float, float, float, float],
     radius: tuple[float, float],
 ) -> Tensor:
-    """Augment colours of (n, h, C, w) rows in 0 .. 255, C 1 or 3, by (n, DRAWS_PER_VIEW) numbers in 0 .. 1.
+    """Augment the colours of views (n, h, C, w) in 0 .. 255, with 1 or 3 channels, in place.
 
-    `probabilities` (n, 4): the probabilities of jitter, grey, blur and solarising, applied in this order; `radius` of
-    the blur in pixels, uniform.
+    `uniform_draws` are (n, DRAWS_PER_VIEW) random numbers in [0, 1). `probabilities` (n, 4) are those of jitter,
+    conversion to grey, blur and solarising, which are applied in this order. `jitter` are the strengths of brightness,
+    contrast, saturation and hue; `radius` is the range of the std of the blur in pixels, uniform.
     """
     uniform_draws = uniform_draws[:, COLOUR_DRAWS_START:]
     is_applied = uniform_draws[:, [0, 9, 10, 12]] < probabilities
@@ -147,10 +154,12 @@ def augment_batch_colours(
 def jitter_batch_colours(
     views: Tensor, order: np.ndarray, u: np.ndarray, strength: tuple[float, float, float, float]
 ) -> Tensor:
-    """Jitter (n, h, C, w) rows in 0 .. 255: brightness, contrast, saturation and hue in the order of (n, 4) numbers, by
-    factors 1 +- strength, the hue by +- strength of the circle, from (n, 4) numbers in 0 .. 1.
+    """Change brightness, contrast, saturation and hue of views (n, h, C, w) in 0 .. 255, in random order.
 
-    The first three are f x + (1 - f) of black, the mean of the grey image, and the grey image.
+    `order` (n, 4) are random numbers whose ranks are the order; `u` (n, 4) in [0, 1) select the amounts. The factor f
+    of the first three operations is within 1 +- strength: the result is f x + (1 - f) y, where y is black for
+    brightness, the mean of the grey image for contrast, and the grey image for saturation. The hue is rotated by up to
+    +- strength of the circle.
     """
     order = order.argsort(1)
     amount = torch.from_numpy((2 * u - 1) * np.asarray(strength)).float()
@@ -168,7 +177,7 @@ def jitter_batch_colours(
 
 
 def rgb_to_grey(views: Tensor) -> Tensor:
-    """Convert (n, h, C, w) rows, C 1 or 3, to grey (n, h, 1, w)."""
+    """Convert images (n, h, C, w) with 1 or 3 channels to grey, (n, h, 1, w)."""
     if views.shape[2] == 1:
         return views
     red, green, blue = views.split(1, 2)
@@ -176,7 +185,8 @@ def rgb_to_grey(views: Tensor) -> Tensor:
 
 
 def rotate_hue(views: Tensor, hue_shift: Tensor) -> Tensor:
-    """Rotate the hue of (n, h, 3, w) colours by (n,) shares of the circle, with constant value and saturation (HSV)."""
+    """Rotate the hue of RGB images (n, h, 3, w) by `hue_shift` (n,), shares of the circle. Value and saturation (HSV)
+    stay constant."""
     red, green, blue = views.unbind(2)
     value = views.amax(2)
     chroma = value - views.amin(2)

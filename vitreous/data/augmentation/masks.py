@@ -1,9 +1,11 @@
 """Patch masks for self-supervised training: MAE, VideoMAE, ViT's masked patch prediction, BEiT, iBOT and DINOv2.
 
-Each image's mask is a function of its key, (seed, epoch, sample, view), alone: independent of its batch and of the
-augmentation draws from the same key. It is computed with integers, so it is identical on every machine.
+A mask depends only on the random key of its image, which is derived from (seed, epoch, sample, view). It is independent
+of the other images of the batch, and of the augmentation, which uses the same key. Random numbers are computed with
+integers, so masks are identical on every machine.
 
-B images; `grid` is the number of patches per axis, (h, w) or (t, h, w), N in all; True is masked.
+In shapes, B is images. `grid` is the number of patches per axis, (h, w) or (t, h, w); N is their product. In a mask,
+True is a masked patch.
 """
 
 from __future__ import annotations
@@ -16,81 +18,89 @@ import numpy as np
 from vitreous.data.keys import derive_keys, draw_uniform
 from vitreous.errors import UsageError
 
-MASK_VECTOR = -1  # `PatchCorruption.source`: the learned mask vector
-BLOCK_ASPECT_RATIO = (0.3, 1 / 0.3)  # height / width of a block
-MAX_FAILED_BLOCKS = 10  # consecutive failed blocks after which a mask is accepted as it is
+MASK_VECTOR = -1  # value in `PatchCorruption.source`: the patch is replaced by the learned mask vector
+BLOCK_ASPECT_RATIO = (0.3, 1 / 0.3)  # range of height / width of a block
+MAX_FAILED_BLOCKS = 10  # consecutive rejected blocks after which no more blocks are drawn
 
-_ORDER, _KIND, _BLOCK, _SHARE = (0x6D61736B + i for i in range(4))  # distinct from the key components of augmentation
+#: key components, which separate the random numbers of this module from those of augmentation
+_ORDER, _CORRUPTION, _BLOCK, _RATIO = (0x6D61736B + i for i in range(4))
 
 
 class PatchMask(NamedTuple):
-    """A random mask: `keep` (B, k) int64, the visible patches in input order, and `mask` (B, *grid), the masked
-    ones."""
+    """Masks of a batch: `keep` (B, k) int64, the indices of the k visible patches, and `mask` (B, *grid) bool."""
 
     keep: np.ndarray
     mask: np.ndarray
 
 
 class PatchCorruption(NamedTuple):
-    """Patches to predict: `predicted` (B, *grid) bool, and `source` (B, *grid) int64, the patch whose value replaces
-    each one, or MASK_VECTOR."""
+    """Patches to predict, and their replacements in the model's input.
+
+    `predicted` (B, *grid) bool: whether a patch is predicted. `source` (B, *grid) int64: the index of the patch that is
+    used in its position, its own index if it is unchanged, or MASK_VECTOR.
+    """
 
     predicted: np.ndarray
     source: np.ndarray
 
 
 def random_masks(keys: np.ndarray, grid: tuple[int, ...], mask_ratio: float = 0.75) -> PatchMask:
-    """Mask all but int(N (1 - mask_ratio)) patches, uniformly without replacement (MAE, arXiv:2111.06377, section 3).
+    """Draw masks in which int(N (1 - mask_ratio)) patches stay visible, uniformly without replacement (MAE,
+    arXiv:2111.06377, section 3).
 
-    Takes (B,) keys; `keep` is (B, k), `mask` (B, *grid). Raises UsageError for a ratio that leaves no visible or no
-    masked patch.
+    `keys` are (B,), `keep` of the result is (B, k) in random order, `mask` is (B, *grid). Raises UsageError if no patch
+    is visible, or none is masked.
     """
     length = math.prod(grid)
     order = shuffle_patches(keys, length)
     visible = int(length * (1 - mask_ratio))
     if not 0 < visible < length:
-        problem = f"masking {mask_ratio} of {length} tokens leaves {max(visible, 0)} visible"
-        raise UsageError(problem, "use a share between 0 and 1, or smaller patches")
+        problem = f"mask ratio {mask_ratio} of {length} patches leaves {max(visible, 0)} visible"
+        raise UsageError(problem, "use a mask ratio between 0 and 1, or smaller patches")
     mask = np.ones((len(keys), length), dtype=bool)
     np.put_along_axis(mask, order[:, :visible], False, 1)
     return PatchMask(order[:, :visible], mask.reshape(-1, *grid))
 
 
 def tube_masks(keys: np.ndarray, grid: tuple[int, ...], mask_ratio: float = 0.9) -> PatchMask:
-    """Mask the same int(h w mask_ratio) positions in each of t time slots, uniformly without replacement (VideoMAE,
-    arXiv:2203.12602, section 3.3, rounded as in its code).
+    """Draw tube masks, which mask the same positions of a clip in all of its t time steps (VideoMAE, arXiv:2203.12602,
+    section 3.3).
 
-    Takes (B,) keys and the grid (t, h, w); `keep` is (B, k), `mask` (B, t, h, w). Raises UsageError for a ratio that
-    leaves no visible or no masked position.
+    int(h w mask_ratio) positions, rounded as in VideoMAE's code, are drawn uniformly without replacement. `keys` are
+    (B,), `grid` is (t, h, w); `keep` of the result is (B, k) in increasing order, `mask` is (B, t, h, w). Raises
+    UsageError if no position is visible, or none is masked.
     """
-    slots, num_positions = grid[0], math.prod(grid[1:])
+    time_steps, num_positions = grid[0], math.prod(grid[1:])
     masked = int(num_positions * mask_ratio)
     if not 0 < masked < num_positions:
-        problem = f"masking {mask_ratio} of {num_positions} positions leaves {max(num_positions - masked, 0)} visible"
-        raise UsageError(problem, "use a share between 0 and 1, or smaller patches")
+        visible = max(num_positions - masked, 0)
+        problem = f"mask ratio {mask_ratio} of {num_positions} positions leaves {visible} visible"
+        raise UsageError(problem, "use a mask ratio between 0 and 1, or smaller patches")
     mask = np.zeros((len(keys), num_positions), dtype=bool)
     np.put_along_axis(mask, shuffle_patches(keys, num_positions)[:, :masked], True, 1)
-    mask = np.tile(mask, slots)  # (B, t h w)
+    mask = np.tile(mask, time_steps)  # (B, t h w)
     return PatchMask(np.nonzero(~mask)[1].reshape(len(keys), -1), mask.reshape(-1, *grid))
 
 
 def corrupt_patches(
     keys: np.ndarray, grid: tuple[int, ...], ratio: float = 0.5, masked: float = 0.8, swapped: float = 0.1
 ) -> PatchCorruption:
-    """Corrupt int(ratio N) patches of each image for masked patch prediction (ViT, arXiv:2010.11929, appendix B.1.2).
+    """Choose int(ratio N) patches of each image to predict, and their replacements, for masked patch prediction (ViT,
+    arXiv:2010.11929, appendix B.1.2).
 
-    Takes (B,) keys; both results are (B, *grid). Each predicted patch is drawn independently: a share `masked` becomes
-    the mask vector, `swapped` another patch of the same image (the paper does not define which), the rest is unchanged.
-    Raises UsageError for an image of one patch, and for shares outside [0, 1].
+    A predicted patch is replaced by the mask vector with probability `masked`, or by a random other patch of the image
+    with probability `swapped`. Otherwise it is unchanged. The paper does not define which patches are swapped. `keys`
+    are (B,); both arrays of the result are (B, *grid). Raises UsageError for an image of one patch, and for values
+    outside [0, 1].
     """
     length = math.prod(grid)
     if min(ratio, masked, swapped) < 0 or ratio > 1 or masked + swapped > 1 or length < 2:
-        problem = f"invalid shares {ratio}, {masked} and {swapped} of {length} tokens"
-        raise UsageError(problem, "use values from 0 to 1, also for the sum of the last two")
+        problem = f"invalid shares for {length} patches: ratio {ratio}, masked {masked}, swapped {swapped}"
+        raise UsageError(problem, "use values from 0 to 1, masked + swapped up to 1, and at least 2 patches")
     tokens = np.arange(length)
     predicted = np.zeros((len(keys), length), dtype=bool)
     np.put_along_axis(predicted, shuffle_patches(keys, length)[:, : int(ratio * length)], True, 1)
-    u, v = (draw_uniform(derive_keys(keys, _KIND, draw), length) for draw in range(2))
+    u, v = (draw_uniform(derive_keys(keys, _CORRUPTION, draw), length) for draw in range(2))
     swap_sources = (tokens + 1 + np.floor(v * (length - 1)).astype(np.int64)) % length
     source = np.where(u < masked, MASK_VECTOR, np.where(u < masked + swapped, swap_sources, tokens))
     source = np.where(predicted, source, tokens)
@@ -100,17 +110,21 @@ def corrupt_patches(
 def block_masks(
     keys: np.ndarray, grid: tuple[int, ...], mask_ratio: float | np.ndarray = 0.4, min_patches: int = 16
 ) -> np.ndarray:
-    """Mask blocks until int(mask_ratio N) patches are masked (blockwise masking, BEiT, arXiv:2106.08254, algorithm 1).
+    """Draw masks of rectangular blocks, until int(mask_ratio N) patches are masked (blockwise masking, BEiT,
+    arXiv:2106.08254, algorithm 1).
 
-    Takes (B,) keys and one ratio or (B,) ratios; the result is (B, *grid) bool. A block of at least `min_patches` lies
-    in the last two axes and extends over the others; it may overlap others, but masks no more patches than remain. As
-    in the code of BEiT, iBOT and DINOv2, a block is smaller than the grid along both axes, and a mask is accepted with
-    fewer patches after ten consecutive blocks that do not fit. For one image:
+    `keys` are (B,), `mask_ratio` is a number or (B,); the result is (B, *grid) bool. A block has a height and a width
+    in the last two axes of the grid, and covers all positions of the other axes. Blocks may overlap. As in the code of
+    BEiT, iBOT and DINOv2, a block is smaller than the grid along both axes. After ten consecutive rejected blocks, the
+    mask has fewer patches than requested. For each image:
 
-        while room > 0 and fewer than 10 consecutive blocks did not fit:
-            area, aspect = uniform in min_patches .. room, log-uniform in 0.3 .. 1 / 0.3
-            tall, wide = round(sqrt(area aspect)), round(sqrt(area / aspect)); top, left = uniform over the grid
-            if tall < height and wide < width and the block masks 1 to room more: mask them; room -= as many
+        remaining = int(mask_ratio N)
+        while remaining > 0 and fewer than 10 consecutive blocks were rejected:
+            area, aspect = uniform in min_patches .. remaining, log-uniform in 0.3 .. 1 / 0.3
+            h, w = round(sqrt(area aspect)), round(sqrt(area / aspect)); top, left = uniform over the grid
+            if h < height and w < width and the block has 1 to remaining unmasked patches:
+                mask them; remaining -= their number
+            else: reject the block
     """
     height, width = grid[-2:]
     remaining = np.broadcast_to(np.floor(np.asarray(mask_ratio) * (height * width)).astype(np.int64), len(keys)).copy()
@@ -125,10 +139,10 @@ def block_masks(
             mark_intervals(top, block_heights, height)[:, :, None]
             & mark_intervals(left, block_widths, width)[:, None, :]
         )
-        num_new = (block & ~mask[active]).sum((1, 2))
-        is_accepted = is_inside & (num_new > 0) & (num_new <= remaining[active])
+        num_unmasked = (block & ~mask[active]).sum((1, 2))
+        is_accepted = is_inside & (num_unmasked > 0) & (num_unmasked <= remaining[active])
         mask[active[is_accepted]] |= block[is_accepted]
-        remaining[active[is_accepted]] -= num_new[is_accepted]
+        remaining[active[is_accepted]] -= num_unmasked[is_accepted]
         failed[active] = np.where(is_accepted, 0, failed[active] + 1)
         attempt += 1
     return np.broadcast_to(mask.reshape(-1, *(1,) * (len(grid) - 2), height, width), (len(keys), *grid)).copy()
@@ -141,14 +155,15 @@ def ibot_masks(
     mask_probability: float = 0.5,
     min_patches: int = 4,
 ) -> np.ndarray:
-    """Mask an image with `mask_probability`, by blocks with a ratio uniform in `mask_ratios` (iBOT, arXiv:2111.07832,
-    section 4.1).
+    """Draw block masks for iBOT and DINOv2: an image is masked with `mask_probability`, at a ratio that is uniform in
+    `mask_ratios` (iBOT, arXiv:2111.07832, section 4.1).
 
-    Takes (B,) keys; the result is (B, *grid) bool. Blocks have at least 4 patches and ratios are one range, as in
-    DINOv2's code (arXiv:2304.07193). DINOv2 masks exactly half of each batch, and draws one ratio from each of equal
-    intervals of `mask_ratios`; here each image is drawn independently, so that its mask does not depend on its batch.
+    `keys` are (B,); the result is (B, *grid) bool, all False for unmasked images. The defaults, blocks of at least 4
+    patches and one range of ratios, are those of DINOv2's code (arXiv:2304.07193). DINOv2 masks exactly half of each
+    batch, and divides `mask_ratios` into equal intervals, from which it draws one ratio each. Here each image is drawn
+    independently, so that its mask does not depend on the other images of the batch.
     """
-    mask_draws, u = draw_uniform(derive_keys(keys, _SHARE), 2).T
+    mask_draws, u = draw_uniform(derive_keys(keys, _RATIO), 2).T
     low, high = mask_ratios
     return block_masks(keys, grid, np.where(mask_draws < mask_probability, low + (high - low) * u, 0.0), min_patches)
 
@@ -156,7 +171,12 @@ def ibot_masks(
 def propose_blocks(
     u: np.ndarray, remaining: np.ndarray, min_patches: int, grid: tuple[int, int]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Draw top, left, height and width of a block, (B,) int64 each, from (B, 4) draws and (B,) remaining patches."""
+    """Draw a block for each image: top, left, height and width, (B,) int64 each.
+
+    `u` (B, 4) are uniform random numbers in [0, 1); `remaining` (B,) is the number of patches still to mask, the
+    maximum area of a block. A block may be larger than the (height, width) `grid`, and is then rejected by
+    `block_masks`.
+    """
     area = min_patches + (remaining - min_patches) * u[:, 0]
     low, high = np.log(BLOCK_ASPECT_RATIO)
     aspect = np.exp(low + (high - low) * u[:, 1])
@@ -171,11 +191,11 @@ def propose_blocks(
 
 
 def mark_intervals(start: np.ndarray, length: np.ndarray, axis_length: int) -> np.ndarray:
-    """Mark the positions along an axis that (B,) starts and lengths cover, (B, side) bool."""
+    """Mark the positions of an axis that are in an interval: (B,) starts and lengths -> (B, axis_length) bool."""
     positions = np.arange(axis_length) - start[:, None]
     return (positions >= 0) & (positions < length[:, None])
 
 
 def shuffle_patches(keys: np.ndarray, length: int) -> np.ndarray:
-    """Permute the patches of each image by its key, (B,): (B, length) int64."""
+    """Draw a random permutation of the patch indices of each image by its key: (B,) -> (B, length) int64."""
     return np.argsort(derive_keys(keys[:, None], _ORDER, np.arange(length)[None]), axis=1, kind="stable")

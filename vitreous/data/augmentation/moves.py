@@ -1,6 +1,6 @@
-"""Augmentation of batches of cached images without interpolation: shifts, windows, mirroring, random erasing.
+"""Augment batches of cached images without interpolation: integer shifts, mirroring, random erasing.
 
-Pixels are moved in numpy, which copies whole image rows where torch copies single pixels.
+Shifts use numpy, which copies complete rows of pixels, where torch copies single pixels.
 """
 
 from __future__ import annotations
@@ -17,14 +17,12 @@ from vitreous.data.augmentation.crops import SIMPLE_CROP_PADDING
 from vitreous.data.keys import draw_uniform
 from vitreous.data.modalities.base import IMAGENET_MOMENTS
 
-WINDOW_DRAWS_START, ERASE_DRAWS_START = (
-    9,
-    11,
-)  # first draws of a key for simple crops and for erasing, after those of `Augment.maps`
-MAX_ERASE_ATTEMPTS = 10  # attempts to draw a box that fits
-NOISE_SEED = 2**32  # separates the noise seed from other uses of a key
-ERASE_VALUE = 128
-#: with or without repeating the edge pixels
+#: index of the first random number of a key for simple crops, and for erasing; `Augment.draw_affine_maps` uses 0 to 8
+CROP_DRAWS_START, ERASE_DRAWS_START = 9, 11
+MAX_ERASE_ATTEMPTS = 10  # attempts to draw a box that is inside the image
+NOISE_SEED = 2**32  # combined with a key, so that noise is independent of other random numbers of that key
+ERASE_VALUE = 128  # grey value of erased pixels
+#: fill outside the image -> mode of np.pad: reflection that repeats the edge pixels, or does not repeat them
 NUMPY_PAD_MODES: dict[str, Literal["symmetric", "reflect"]] = {
     "reflection": "symmetric",
     "reflection inside": "reflect",
@@ -32,10 +30,11 @@ NUMPY_PAD_MODES: dict[str, Literal["symmetric", "reflect"]] = {
 
 
 def shift_and_mirror(images: Tensor, x: np.ndarray, y: np.ndarray, mirror: np.ndarray, border: str) -> Tensor:
-    """Shift (B, C, H, W) uint8 or float32 by (B,) integer pixels and mirror those in (B,) `mirror`.
+    """Shift images (B, C, H, W) uint8 or float32 by integer pixels, and mirror some of them horizontally.
 
-    Row i and column j (W - 1 - j if mirrored) of an image get image[:, i + y, j + x]; `border` selects the fill
-    outside.
+    `x` and `y` (B,) are shifts in pixels: row i and column j of a result are row i + y and column j + x of the image.
+    Images with True in `mirror` (B,) are mirrored after the shift. `border` selects the fill outside the image:
+    `zeros`, or a key of `NUMPY_PAD_MODES`.
     """
     pixels = images.numpy()
     height, width = pixels.shape[-2:]
@@ -56,14 +55,15 @@ def shift_and_mirror(images: Tensor, x: np.ndarray, y: np.ndarray, mirror: np.nd
 
 
 def pad_images(pixels: np.ndarray, margin: int, border: str) -> np.ndarray:
-    """Pad (B, C, H, W) to (B, C, H + 2 reach, W + 2 reach), in a fraction of the time of np.pad."""
+    """Pad images (B, C, H, W) to (B, C, H + 2 margin, W + 2 margin), faster than np.pad. `border` as in
+    `shift_and_mirror`."""
     batch, channels, height, width = pixels.shape
     if border == "zeros":
         padded = np.zeros((batch, channels, height + 2 * margin, width + 2 * margin), pixels.dtype)
         padded[:, :, margin : margin + height, margin : margin + width] = pixels
         return padded
     row_indices, column_indices = (
-        np.pad(np.arange(edge_slice), margin, NUMPY_PAD_MODES[border]) for edge_slice in (height, width)
+        np.pad(np.arange(length), margin, NUMPY_PAD_MODES[border]) for length in (height, width)
     )
     row_padded = np.take(pixels, row_indices, 2)
     padded = np.empty((batch, channels, height + 2 * margin, width + 2 * margin), pixels.dtype)
@@ -74,20 +74,22 @@ def pad_images(pixels: np.ndarray, margin: int, border: str) -> np.ndarray:
 
 
 def apply_simple_crops(images: Tensor, keys: np.ndarray) -> Tensor:
-    """Apply simple crops to (B, C, H, W) images of the model's size by (B,) keys: `SimpleCrop`, drawn from the keys."""
-    u = draw_uniform(keys, WINDOW_DRAWS_START + 2)
+    """Apply the simple crop of DeiT III to images (B, C, H, W) of the model's size, at random positions drawn from (B,)
+    keys. This is `SimpleCrop` for batches."""
+    u = draw_uniform(keys, CROP_DRAWS_START + 2)
     y, x = (
-        np.floor(u[:, WINDOW_DRAWS_START + axis] * (2 * SIMPLE_CROP_PADDING + 1)).astype(np.int64) - SIMPLE_CROP_PADDING
+        np.floor(u[:, CROP_DRAWS_START + axis] * (2 * SIMPLE_CROP_PADDING + 1)).astype(np.int64) - SIMPLE_CROP_PADDING
         for axis in (0, 1)
     )
     return shift_and_mirror(images, x, y, np.zeros(len(keys), dtype=bool), "reflection inside")
 
 
 def erase_random_boxes(images: Tensor, keys: np.ndarray, probability: float, noise: bool) -> Tensor:
-    """Erase random boxes (arXiv:1708.04896) of (B, C, H, W) uint8 or float32 in 0..255 by (B,) keys, in place.
+    """Erase a random box (random erasing, arXiv:1708.04896) of each image with `probability`, in place.
 
-    A box has a share of 0.02 to 1/3 of the image, uniform, and an aspect of 0.3 to 1 / 0.3, log-uniform; it is grey, or
-    noise with ImageNet's mean and std.
+    `images` are (B, C, H, W) uint8 or float32 in 0..255, `keys` (B,). The area of the box is a share of the image,
+    uniform in 0.02 to 1/3; its aspect ratio is log-uniform in 0.3 to 1 / 0.3. If `noise` is set, it is filled with
+    noise of ImageNet's mean and std, otherwise with grey.
     """
     height, width = images.shape[-2:]
     u = draw_uniform(keys, ERASE_DRAWS_START + 3 + 2 * MAX_ERASE_ATTEMPTS)[:, ERASE_DRAWS_START:]
@@ -112,13 +114,14 @@ def erase_random_boxes(images: Tensor, keys: np.ndarray, probability: float, noi
 
 
 def draw_imagenet_noise(shape: torch.Size, generator: torch.Generator | None = None) -> Tensor:
-    """Draw noise with ImageNet's statistics, (C, h, w) float32, as integers from 0 to 255."""
+    """Draw normal noise with ImageNet's mean and std, (C, h, w) float32, rounded to integers from 0 to 255."""
     mean, std = get_imagenet_moments(shape[0])
     return ((mean + std * torch.randn(shape, generator=generator)) * 255).round_().clamp_(0, 255)
 
 
 @cache
 def get_imagenet_moments(channels: int) -> tuple[Tensor, Tensor]:
-    """Return ImageNet's mean and std, (3, 1, 1) each; scalars over all colours for other numbers of channels."""
+    """Return ImageNet's mean and std per channel, (3, 1, 1) each. If `channels` is not 3, return their means over the
+    channels, scalars."""
     mean, std = (torch.tensor(values)[:, None, None] for values in IMAGENET_MOMENTS)
     return (mean, std) if channels == len(mean) else (mean.mean(), std.mean())

@@ -1,4 +1,7 @@
-"""Crop a region of an image with its annotations: pixels, class maps, boxes and masks get the same transform."""
+"""Crop, resize, rotate and flip an image together with its annotations: pixels, class map, boxes and masks.
+
+A view is the result: an image of the model's size, resampled from a region of the source image.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +16,17 @@ from torch import Tensor
 from vitreous.data.annotations.target import IGNORE_INDEX, Target, mask_to_box
 from vitreous.data.modalities.base import Preprocess
 
-PIXEL_TOLERANCE = 1e-6  # pixels
+PIXEL_TOLERANCE = 1e-6  # rounding tolerance of coordinates, in pixels
 MIN_OBJECT_SIDE = 1.0  # minimum width and height of an object, in pixels
 
 
 @dataclass(frozen=True)
 class CropRegion:
-    """A rectangle of an image in source pixels, `top`, `left`, `height`, `width`, which may extend outside; and the
-    size (rows, columns) that it is resized to."""
+    """A rectangle of the source image, and the size of the view that it is resized to.
+
+    `top`, `left`, `height` and `width` are in pixels of the source image; the rectangle may extend outside the image.
+    `size` is (rows, columns) of the view.
+    """
 
     top: float
     left: float
@@ -28,12 +34,12 @@ class CropRegion:
     width: float
     size: tuple[int, int]
 
-    def get_visible_window(self, image: tuple[int, ...]) -> tuple[int, int, int, int]:
-        """Return left, top, right and bottom of the view's pixels that are completely inside an image of (height,
-        width)."""
+    def get_visible_window(self, image_size: tuple[int, ...]) -> tuple[int, int, int, int]:
+        """Return the box of the view that is inside the source image: left, top, right and bottom in pixels of the
+        view. Pixels that are partly outside are excluded. `image_size` is (height, width) of the source image."""
         ends = []
         for length, start, extent, pixels in zip(
-            image, (self.top, self.left), (self.height, self.width), self.size, strict=True
+            image_size, (self.top, self.left), (self.height, self.width), self.size, strict=True
         ):
             scale = pixels / extent
             first_pixel = max(0, math.ceil(-start * scale - PIXEL_TOLERANCE))
@@ -47,7 +53,8 @@ class CropRegion:
 def crop_image(
     band: Image.Image, region: CropRegion, preprocess: Preprocess, colour: tuple[float, ...] = ()
 ) -> Image.Image:
-    """Resample a region of an image; outside the image, fill with `colour`, by default black."""
+    """Resize a region of one PIL image to the size of the view, with the filter of `preprocess`. Pixels outside the
+    image get `colour`, one value per channel; black if it is empty."""
     left, top, right, bottom = region.get_visible_window((band.height, band.width))
     fill_values = tuple(colour) if band.mode == "F" else tuple(map(round, colour))
     fill = 0 if not fill_values else fill_values[0] if len(fill_values) == 1 else fill_values
@@ -61,8 +68,8 @@ def crop_image(
 
 
 def crop_class_map(classes: np.ndarray, region: CropRegion, outside_value: int = IGNORE_INDEX) -> np.ndarray:
-    """Crop an (H, W) int32 class map to (rows, columns) int32 by nearest neighbours; `outside_value` beyond the
-    image."""
+    """Resize a region of a class map, (H, W) int32, to the size of the view, (rows, columns) int32, by nearest
+    neighbour. Pixels outside the image get `outside_value`."""
     rows, columns = region.size
     left, top, right, bottom = region.get_visible_window(classes.shape)
     y = np.floor(region.top + (np.arange(top, bottom) + 0.5) * region.height / rows).astype(np.int64)
@@ -73,12 +80,13 @@ def crop_class_map(classes: np.ndarray, region: CropRegion, outside_value: int =
 
 
 def crop_objects(target: Target, region: CropRegion, visible: float) -> dict[str, np.ndarray]:
-    """Return the remaining objects in a region: `boxes` (n, 4) float32, `labels` (n,) int64, `crowd` (n,) bool, and
-    `masks` (n, rows, columns) bool if every object of the target has one.
+    """Transform the objects of an image to the view of a region, and drop those that are outside.
 
-    A box is clipped to the view; if masks exist, a clipped box is the bounding box of the remaining mask. An object is
-    dropped if less than the share `visible` of its box remains, or less than a pixel in width or height. An object too
-    small to cover a pixel of the view gets the pixel at the centre of its box as mask.
+    Returns `boxes` (n, 4) float32, `labels` (n,) int64 and `crowd` (n,) bool of the n kept objects, and `masks`
+    (n, rows, columns) bool if the target has masks. An object is dropped if less than the share `visible` of its box is
+    in the view, or less than a pixel in width or height. Boxes are clipped to the view. If there are masks, a clipped
+    box is replaced by the bounding box of the visible mask. If a mask covers no pixel of the view, the pixel at the
+    centre of the box is set.
     """
     scale = np.array([region.size[1] / region.width, region.size[0] / region.height] * 2)
     unclipped_boxes = (target.boxes.astype(np.float64) - [region.left, region.top] * 2) * scale
@@ -105,23 +113,23 @@ def crop_objects(target: Target, region: CropRegion, visible: float) -> dict[str
 
 
 def rotate_and_flip(values: Tensor, orientation: tuple[bool, ...]) -> Tensor:
-    """Rotate (..., h, w) by 90 degrees and flip it along each axis, as set in `orientation`; without rotation if h and
-    w differ."""
-    quarter, flip, vertical = orientation
-    if quarter and values.shape[-1] == values.shape[-2]:
+    """Rotate and flip a view, (..., h, w), by `orientation`: three flags for a rotation by 90 degrees, a horizontal and
+    a vertical flip. If h and w differ, the rotation is omitted."""
+    rotate, flip_horizontal, flip_vertical = orientation
+    if rotate and values.shape[-1] == values.shape[-2]:
         values = values.rot90(1, (-2, -1))
-    values = values.flip(-1) if flip else values
-    return (values.flip(-2) if vertical else values).contiguous()
+    values = values.flip(-1) if flip_horizontal else values
+    return (values.flip(-2) if flip_vertical else values).contiguous()
 
 
 def rotate_and_flip_boxes(boxes: Tensor, size: tuple[int, int], orientation: tuple[bool, ...]) -> Tensor:
-    """Transform (n, 4) boxes on a view of (rows, columns) in the same way as `rotate_and_flip`."""
-    (height, width), (quarter, flip, vertical) = size, orientation
+    """Rotate and flip boxes, (n, 4), as `rotate_and_flip` does with the view. `size` is (rows, columns) of the view."""
+    (height, width), (rotate, flip_horizontal, flip_vertical) = size, orientation
     left, top, right, bottom = boxes.unbind(-1)
-    if quarter and height == width:
+    if rotate and height == width:
         left, top, right, bottom = top, width - right, bottom, width - left
-    if flip:
+    if flip_horizontal:
         left, right = width - right, width - left
-    if vertical:
+    if flip_vertical:
         top, bottom = height - bottom, height - top
     return torch.stack([left, top, right, bottom], -1)

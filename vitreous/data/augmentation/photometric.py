@@ -17,52 +17,52 @@ CHANNEL_LEVELS = 256  # levels of a channel, and of the hue circle
 def distort_colours(
     pixels: Tensor, jitter: tuple[float, float, float], hue: float, probability: float, draws: np.ndarray
 ) -> Tensor:
-    """Distort the colours of an image; each operation is applied or left out by its own draw.
+    """Change brightness, contrast, saturation and hue of an image, each with the same probability and independently.
 
-    Values are cut to 0 .. 255 and to whole numbers after each operation. Contrast comes before saturation and hue, or
-    after them, with probability 0.5 each.
+    Values are clipped to 0 .. 255 and truncated to integers after each operation. Contrast is changed before saturation
+    and hue, or after them, with probability 0.5 each.
 
     Args:
-        pixels: (C, H, W) uint8. Saturation and hue need C = 3 and are left out for other images.
+        pixels: (C, H, W) uint8. If C is not 3, saturation and hue are not changed.
         jitter: brightness adds up to +- `jitter[0]` of the range of values; contrast and saturation multiply by up to
             1 +- `jitter[1]` and 1 +- `jitter[2]`.
         hue: the largest rotation of the hue, as a share of the full circle.
-        probability: of each operation.
+        probability: the probability of each operation.
         draws: (DISTORTION_DRAWS,) float64 in [0, 1).
 
     Returns:
         (C, H, W) uint8.
     """
-    applied, values = draws[:4] < probability, 2 * draws[4:8] - 1  # each in -1 .. 1
+    is_applied, amounts = draws[:4] < probability, 2 * draws[4:8] - 1  # amounts in -1 .. 1
     x = pixels.numpy()
-    if applied[0]:
-        x = truncate_to_uint8(x + np.float32(255 * jitter[0] * values[0]))
-    contrast = np.float32(1 + jitter[1] * values[1])
+    if is_applied[0]:
+        x = truncate_to_uint8(x + np.float32(255 * jitter[0] * amounts[0]))
+    contrast = np.float32(1 + jitter[1] * amounts[1])
     is_contrast_first = draws[8] < 0.5
-    if applied[1] and is_contrast_first:
+    if is_applied[1] and is_contrast_first:
         x = truncate_to_uint8(x * contrast)
-    if len(x) == 3 and (applied[2] or applied[3]):
+    if len(x) == 3 and (is_applied[2] or is_applied[3]):
         hsv = np.array(Image.fromarray(np.ascontiguousarray(x.transpose(1, 2, 0))).convert("HSV"))
-        if applied[2]:
-            hsv[..., 1] = truncate_to_uint8(hsv[..., 1] * np.float32(1 + jitter[2] * values[2]))
-        if applied[3]:
+        if is_applied[2]:
+            hsv[..., 1] = truncate_to_uint8(hsv[..., 1] * np.float32(1 + jitter[2] * amounts[2]))
+        if is_applied[3]:
             hsv[..., 0] += np.uint8(
-                round(CHANNEL_LEVELS * hue * values[3]) % CHANNEL_LEVELS
+                round(CHANNEL_LEVELS * hue * amounts[3]) % CHANNEL_LEVELS
             )  # bytes wrap around like the circle
         distorted = Image.frombytes("HSV", (hsv.shape[1], hsv.shape[0]), hsv.tobytes())
         x = np.asarray(distorted.convert("RGB")).transpose(2, 0, 1)
-    if applied[1] and not is_contrast_first:
+    if is_applied[1] and not is_contrast_first:
         x = truncate_to_uint8(x * contrast)
     return torch.from_numpy(np.ascontiguousarray(x))
 
 
 def truncate_to_uint8(values: np.ndarray) -> np.ndarray:
-    """Clip values to 0 .. 255 and truncate fractions, (C, H, W) float32 -> (C, H, W) uint8."""
+    """Clip values to 0 .. 255 and truncate them to integers: (C, H, W) float32 -> (C, H, W) uint8."""
     return values.clip(0, 255).astype(np.uint8)
 
 
 def measure_largest_class(classes: np.ndarray, ignore: int) -> float:
-    """Return the share of the most frequent class among the labelled pixels of a class map (H, W) int32; 1 if none is
-    labelled."""
+    """Measure the share of the most frequent class among the labelled pixels of a class map (H, W) int32. `ignore` is
+    the index of unlabelled pixels. Without labelled pixels, the result is 1."""
     counts = np.bincount(classes[classes != ignore])
     return float(counts.max() / counts.sum()) if counts.size else 1.0

@@ -1,7 +1,8 @@
-"""RandAugment (arXiv:1909.13719) as in big_vision and timm, and 3-Augment, on Pillow images.
+"""RandAugment (arXiv:1909.13719) as in big_vision and timm, and 3-Augment, on PIL images.
 
-An operation takes an image, a level and the filter for rotations and shears. Levels are magnitude / 10; the sign is the
-direction, if there is one. Areas outside the image are filled with the grey 128.
+An operation is a function of an image, a level, and the resampling filter for rotations and shears. The level is
+magnitude / 10; its sign is the direction of operations that have one. Pixels outside the image are filled with grey,
+128.
 """
 
 from __future__ import annotations
@@ -14,53 +15,57 @@ import numpy as np
 import torch
 from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 
-FILL_VALUE = 128
+FILL_VALUE = 128  # grey value of pixels outside the image
 BIG_VISION_SIDE = 224  # image size to which big_vision's pixel counts refer
 
 Operation = Callable[[Image.Image, float, Image.Resampling], Image.Image]
 
 
 def apply_affine(image: Image.Image, matrix: tuple[float, ...], filter: Image.Resampling) -> Image.Image:
-    """Resample an image at matrix @ (x, y, 1)."""
+    """Apply an affine transform: each pixel (x, y) of the result is sampled from the image at matrix @ (x, y, 1).
+    `matrix` is the 2 x 3 matrix, row by row."""
     return image.transform(
         image.size, Image.Transform.AFFINE, matrix, resample=filter, fillcolor=get_fill_colour(image)
     )
 
 
 def get_fill_colour(image: Image.Image) -> int | tuple[int, ...]:
-    """Return the fill colour in the image's mode."""
+    """Return the grey that fills pixels outside the image, in the image's mode."""
     return (FILL_VALUE,) * len(image.getbands()) if len(image.getbands()) > 1 else FILL_VALUE
 
 
 def solarize_add(image: Image.Image, amount: int) -> Image.Image:
-    """Brighten values below 128 by `amount`, up to 255."""
+    """Add `amount` to all values below 128, and limit the results to 255."""
     table = [min(255, value + amount) if value < 128 else value for value in range(256)]
     return image.point(table * len(image.getbands()))
 
 
 def posterize_image(image: Image.Image, bits: int) -> Image.Image:
-    """Keep the highest `bits` of every value, 0 to 8; 0 is black, which Pillow 13 rejects but timm's recipes draw."""
+    """Keep the highest `bits` bits of every value, 0 to 8; 0 makes the image black. timm's recipes draw 0, which
+    `ImageOps.posterize` of Pillow 13 rejects."""
     mask = 256 - 2 ** (8 - bits)
     return image.point([value & mask for value in range(256)] * len(image.getbands()))
 
 
-def erase_square(image: Image.Image, half: int) -> Image.Image:
-    """Fill a square of 2 * half pixels with grey, its centre uniform in the image (arXiv:1708.04552)."""
-    if not half:
+def erase_square(image: Image.Image, half_side: int) -> Image.Image:
+    """Fill a square with a side of 2 * half_side pixels with grey (Cutout, arXiv:1708.04552). Its centre is uniform in
+    the image."""
+    if not half_side:
         return image
     row, column = (int(torch.randint(length, ())) for length in (image.height, image.width))
     pixels = np.array(image)
-    pixels[max(row - half, 0) : row + half, max(column - half, 0) : column + half] = FILL_VALUE
+    pixels[max(row - half_side, 0) : row + half_side, max(column - half_side, 0) : column + half_side] = FILL_VALUE
     return Image.fromarray(pixels)
 
 
 def create_enhancer_operation(enhancer: type, factor: Callable[[float], float]) -> Operation:
-    """Create an operation from a Pillow enhancer, by `factor` of the level; 1 changes nothing."""
+    """Create an operation from a Pillow enhancer. `factor` maps the level to the enhancement factor; 1 is the original
+    image."""
     return lambda image, level, filter: enhancer(image).enhance(factor(level))
 
 
 def translate_image(image: Image.Image, level: float, filter: Image.Resampling, share: float, axis: int) -> Image.Image:
-    """Shift by level * share of the width (axis 0) or height (axis 1)."""
+    """Shift an image by level * share of its width (axis 0) or height (axis 1)."""
     pixels = level * share * image.size[axis]
     return apply_affine(image, (1, 0, pixels, 0, 1, 0) if axis == 0 else (1, 0, 0, 0, 1, pixels), filter)
 
@@ -75,10 +80,10 @@ def create_operations(
     threshold: LevelMapping,
     amount: LevelMapping,
 ) -> dict[str, Operation]:
-    """Create the 15 operations that timm and big_vision share, from functions of the level.
+    """Create the 15 operations that timm and big_vision have in common, by name, with the strengths of either.
 
-    `factor` of the enhancers; `translation`, the share of width or height at level 1; `bits` that posterize keeps;
-    `threshold` of solarize; `amount` of SolarizeAdd.
+    `translation` is the shift at level 1, as a share of width or height. The other parameters map the level to a
+    strength: `factor` of the enhancers, `bits` that Posterize keeps, `threshold` of Solarize, `amount` of SolarizeAdd.
     """
     enhancers = (ImageEnhance.Color, ImageEnhance.Contrast, ImageEnhance.Brightness, ImageEnhance.Sharpness)
     return {
@@ -97,7 +102,7 @@ def create_operations(
     }
 
 
-#: timm's 15 "increasing" operations: the higher the level, the further from the original, enhancers at least 0.1
+#: timm's 15 "increasing" operations, whose strength grows with the level; enhancement factors are at least 0.1
 TIMM_OPERATIONS = create_operations(
     factor=lambda level: max(0.1, 1.0 + level * 0.9),
     translation=0.45,
@@ -106,9 +111,9 @@ TIMM_OPERATIONS = create_operations(
     amount=lambda level: min(128, int(level * 110)),
 )
 
-#: big_vision's 16. Contrast is relative to the mean grey of the image; big_vision uses one value for all images of a
-#: size, by mistake. Its 100 pixels of translation and 40 of cutout refer to 224 pixels; here, the same share is used at
-#: any size. Posterize keeps at least one bit, as TensorFlow's shift does.
+#: big_vision's 16 operations. Contrast is relative to the mean grey of the image; big_vision by mistake uses the same
+#: value for all images of a size. Its translation by 100 pixels and its cutout of 40 pixels are for images of 224
+#: pixels; here, they are scaled with the image size. Posterize keeps at least one bit, as in TensorFlow.
 BIG_VISION_OPERATIONS = create_operations(
     factor=lambda level: abs(level) * 1.8 + 0.1,
     translation=100 / BIG_VISION_SIDE,
@@ -116,16 +121,18 @@ BIG_VISION_OPERATIONS = create_operations(
     threshold=lambda level: int(level * 256),
     amount=lambda level: int(level * 110),
 )
-BIG_VISION_OPERATIONS["Cutout"] = lambda picture, level, filter: erase_square(
-    picture, int(abs(level) * 40 * min(picture.size) / BIG_VISION_SIDE)
+BIG_VISION_OPERATIONS["Cutout"] = lambda image, level, filter: erase_square(
+    image, int(abs(level) * 40 * min(image.size) / BIG_VISION_SIDE)
 )
 
 
 @dataclass(frozen=True)
 class RandAugment:
-    """`layers` operations in sequence, each drawn from `operations`, in either direction, by torch's generator.
+    """Apply `layers` random operations in sequence (RandAugment).
 
-    An operation is applied with `probability`, at `magnitude` + N(0, `spread`), clipped to 0 .. `highest`.
+    Each operation is drawn uniformly from `operations` and applied with `probability`, at a magnitude of `magnitude` +
+    N(0, `spread`), clipped to 0 .. `highest`. The sign of the level is random. Random numbers are drawn from torch's
+    generator. `filter` is the resampling filter for rotations and shears.
     """
 
     operations: dict[str, Operation]
@@ -137,18 +144,21 @@ class RandAugment:
     highest: float = float("inf")
 
     def __call__(self, image: Image.Image) -> Image.Image:
-        """Apply the drawn operations to an image."""
+        """Draw the operations and apply them to an image."""
         choices = list(self.operations.values())
         for _ in range(self.layers):
-            choice, apply_draw, direction = torch.rand(3).tolist()
+            choice_draw, apply_draw, sign_draw = torch.rand(3).tolist()
             level = min(max(self.magnitude + self.spread * float(torch.randn(())), 0.0), self.highest) / 10
             if apply_draw < self.probability:
-                image = choices[int(choice * len(choices))](image, level if direction < 0.5 else -level, self.filter)
+                image = choices[int(choice_draw * len(choices))](
+                    image, level if sign_draw < 0.5 else -level, self.filter
+                )
         return image
 
 
 def apply_three_augment(image: Image.Image) -> Image.Image:
-    """3-Augment (DeiT III, arXiv:2204.07118): grey, solarised, or blurred by 0.1 to 2 pixels, equally likely."""
+    """Apply 3-Augment (DeiT III, arXiv:2204.07118): convert an image to grey, solarise it, or blur it with a std of 0.1
+    to 2 pixels, each with probability 1/3."""
     choice, radius = torch.rand(2).tolist()
     if choice < 1 / 3:
         return image.convert("L").convert(image.mode)

@@ -1,4 +1,4 @@
-"""Augment an image together with its annotations: class maps, masks, boxes."""
+"""Augment images together with their annotations, for semantic segmentation, instance segmentation and detection."""
 
 from __future__ import annotations
 
@@ -30,30 +30,30 @@ from vitreous.data.modalities.base import Preprocess, image_to_array
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.errors import UsageError
 
-STACKED_ENTRIES = ("images", "classes")  # entries of a view that have one size for all images
-BASE_DRAWS = 7  # random numbers per view
-CROP_ATTEMPTS = 10  # with `max_class_share` below 1
+STACKED_ENTRIES = ("images", "classes")  # entries of a view that have the same shape for all images
+BASE_DRAWS = 7  # random numbers of a view, without those for repeated crops and for colour distortion
+CROP_ATTEMPTS = 10  # maximum number of repeated crops if `max_class_share` is below 1
 
 
 @dataclass(frozen=True)
 class SceneViews:
-    """One view of an image and of its class map or its objects: scaled, cropped, flipped, colour-jittered.
+    """Settings for augmenting an annotated image to one view: scaled, cropped, rotated, flipped, with changed colours.
 
-    `scale`: the range of the factor that the image is scaled by before a crop of the model's size is taken at a
-    uniformly drawn position; `scale_spacing`: whether the factor or its logarithm is uniform. At factor 1, the image
-    has native resolution (`fit="native"`), fits into the model's size (`whole`, large-scale jittering of
-    arXiv:2012.07177), or its short side has the model's size (`short`, mmsegmentation). Outside the image, the crop is
-    black or the model's mean (`fill`), and IGNORE in the class map. Objects with less than the share `visible` of their
-    box in the crop are dropped.
+    The image is scaled by a random factor, and a crop of the model's input size is taken at a uniform random position.
+    `scale` is the range of the factor, log-uniform or, with `scale_spacing="linear"`, uniform. `fit` defines factor 1:
+    native resolution (`native`); the complete image fits into the input size (`whole`, large-scale jittering of
+    arXiv:2012.07177); or the shorter side has the input size (`short`, as in mmsegmentation). Pixels outside the image
+    are black or the mean of the preprocessing (`fill`), and IGNORE in the class map. An object is dropped if less than
+    the share `visible` of its box is in the crop.
 
-    `max_class_share` below 1: a crop is drawn again, up to ten times, while one class has at least this share of its
-    labelled pixels (mmsegmentation's `cat_max_ratio`).
+    If `max_class_share` is below 1, a crop is drawn again, up to ten times, while one class has at least this share of
+    its labelled pixels (mmsegmentation's `cat_max_ratio`).
 
-    `flip` and `flip_vertical` are probabilities; `turn` rotates by 90 degrees with probability 0.5. `jitter` changes
-    brightness, contrast and saturation by factors within 1 +- x, and `hue` rotates the hue by up to +- that share of
-    the circle: all of them with `jitter_probability` (`jitter_style="torchvision"`), or each with that probability,
-    with additive brightness (`mmsegmentation`, `photometric.distort_colours`). Raises UsageError for values out of
-    range.
+    `flip` and `flip_vertical` are probabilities; `turn` enables a rotation by 90 degrees with probability 0.5. `jitter`
+    are the strengths x of brightness, contrast and saturation, whose factors are within 1 +- x. `hue` is the maximum
+    rotation of the hue, as a share of the circle. With `jitter_style="torchvision"`, all colour changes are applied
+    together with `jitter_probability`. With `mmsegmentation`, each is applied with that probability, and brightness is
+    added (`photometric.distort_colours`). Raises UsageError for values out of range.
     """
 
     takes_regions: ClassVar[bool] = False
@@ -76,21 +76,27 @@ class SceneViews:
     def __post_init__(self) -> None:
         if not 0 < self.scale[0] <= self.scale[1]:
             raise UsageError(f"invalid scale {self.scale}", "use factors above 0, the lower one first")
-        if not all(0 <= p <= 1 for p in (self.flip, self.flip_vertical, self.jitter_probability, self.visible)):
-            raise UsageError("flip, flip_vertical, jitter_probability and visible must be from 0 to 1")
+        for name in ("flip", "flip_vertical", "jitter_probability", "visible"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise UsageError(f"{name} {getattr(self, name)} is out of range", "use a value from 0 to 1")
         if min(self.jitter) < 0 or not 0 <= self.hue <= 0.5:
             raise UsageError(
-                f"jitter {self.jitter} and hue {self.hue} are out of range", "use 0 or more; hue up to 0.5"
+                f"jitter {self.jitter} and hue {self.hue} are out of range",
+                "use jitter of at least 0, and a hue from 0 to 0.5",
             )
         if not 0 < self.max_class_share <= 1:
-            raise UsageError(f"max_class_share {self.max_class_share} is not a share", "use a number above 0, up to 1")
+            raise UsageError(f"max_class_share {self.max_class_share} is out of range", "use a number above 0, up to 1")
 
     def augment_scene(
         self, image: DecodedSample, target: Target, preprocess: Preprocess, sample_key: int
     ) -> dict[str, Tensor]:
-        """Draw a view: `images` (C, *image) as from `Preprocess.pixels`, and if `target` has a class map, `classes`
-        (*image) int32, the class of each pixel or IGNORE; else `boxes` (n, 4) float32, `labels` (n,) int64, `crowd`
-        (n,) bool, and `masks` (n, *image) bool if objects have them."""
+        """Draw a random view of an image and its annotations, determined by `sample_key`.
+
+        Returns `images` (C, *image) in the dtype of `Preprocess.to_array`. If `target` has a class map, also `classes`
+        (*image) int32, the class index of each pixel or IGNORE. Otherwise also the n visible objects: `boxes` (n, 4)
+        float32, `labels` (n,) int64, `crowd` (n,) bool, and `masks` (n, *image) bool if `target` has masks. *image is
+        (height, width) of the model's input.
+        """
         bands = list_bands(image)
         size = bands[0].height, bands[0].width
         draws = draw_uniform(np.array([sample_key], np.uint64), BASE_DRAWS + 2 * CROP_ATTEMPTS + DISTORTION_DRAWS)[0]
@@ -111,8 +117,8 @@ class SceneViews:
         return view | objects | {"boxes": rotate_and_flip_boxes(objects["boxes"], region.size, orientation)}
 
     def get_fill_colours(self, preprocess: Preprocess, bands: int) -> list[tuple[float, ...]]:
-        """Return the fill colour outside the image for each of its Pillow images: values of its channels; empty for
-        black."""
+        """Return the fill colour of pixels outside the image, for each of the `bands` PIL images of a sample: one
+        value per channel, or () for black."""
         if self.fill == "black":
             return [()] * bands
         mean = tuple(value * preprocess.peak for value in preprocess.mean)
@@ -121,8 +127,8 @@ class SceneViews:
     def jitter_colours(
         self, pixels: Tensor, inside_box: tuple[int, int, int, int], draws: np.ndarray, sample_key: int
     ) -> Tensor:
-        """Jitter the colours of a view (C, h, w) by its draws; in mmsegmentation's style only in `inside_box`, the
-        (left, top, right, bottom) of the image in the view."""
+        """Change the colours of a view (C, h, w) uint8, by its random numbers `draws`. In mmsegmentation's style, only
+        pixels of the source image are changed: those in `inside_box`, (left, top, right, bottom) in the view."""
         if self.jitter_style == "mmsegmentation":
             left, top, right, bottom = inside_box
             if right > left and bottom > top:
@@ -136,37 +142,39 @@ class SceneViews:
         return pixels
 
     def choose_crop_region(
-        self, size: tuple[int, int], image: tuple[int, int], classes: np.ndarray | None, draws: np.ndarray
+        self, image_size: tuple[int, int], view_size: tuple[int, int], classes: np.ndarray | None, draws: np.ndarray
     ) -> CropRegion:
-        """Choose the region of an image of (height, width) `size` for a view of `image`; drawn again while one class of
-        the map `classes` (H, W) has too large a share of it."""
-        region = self.draw_crop_region(size, image, draws[:3])
+        """Choose the region of an image that becomes the view. If `classes` (H, W), the class map, is not None, draw
+        again while one class has `max_class_share` of the region. Sizes are (height, width)."""
+        region = self.draw_crop_region(image_size, view_size, draws[:3])
         if classes is None or self.max_class_share >= 1:
             return region
         for positions in draws[BASE_DRAWS:].reshape(CROP_ATTEMPTS, 2):
             if measure_largest_class(crop_class_map(classes, region), IGNORE_INDEX) < self.max_class_share:
                 break
-            region = self.draw_crop_region(size, image, np.array([draws[0], *positions]))
+            region = self.draw_crop_region(image_size, view_size, np.array([draws[0], *positions]))
         return region
 
-    def draw_crop_region(self, size: tuple[int, int], image: tuple[int, int], draws: np.ndarray) -> CropRegion:
-        """Return the region of an image of (height, width) `size` for a view of `image`, from (3,) float64 numbers in
-        [0, 1)."""
-        ratios = [target_length / length for target_length, length in zip(image, size, strict=True)]
+    def draw_crop_region(
+        self, image_size: tuple[int, int], view_size: tuple[int, int], draws: np.ndarray
+    ) -> CropRegion:
+        """Draw the region of an image that becomes the view. `draws` (3,) float64 in [0, 1) determine scale, top and
+        left. Sizes are (height, width)."""
+        ratios = [view_length / length for view_length, length in zip(view_size, image_size, strict=True)]
         base_scale = {"native": 1.0, "whole": min(ratios), "short": max(ratios)}[self.fit]
         low, high = self.scale
         if self.scale_spacing == "linear":
             factor = base_scale * (low + (high - low) * draws[0])
         else:
             factor = base_scale * math.exp(math.log(low) + (math.log(high) - math.log(low)) * draws[0])
-        region_size = image[0] / factor, image[1] / factor
-        margins = [length - extent for length, extent in zip(size, region_size, strict=True)]
+        region_size = view_size[0] / factor, view_size[1] / factor
+        margins = [length - extent for length, extent in zip(image_size, region_size, strict=True)]
         top, left = (min(0.0, margin) + abs(margin) * draw for margin, draw in zip(margins, draws[1:], strict=True))
-        return CropRegion(top, left, *region_size, image)
+        return CropRegion(top, left, *region_size, view_size)
 
     def collate(self, scenes: list[dict[str, Tensor]], preprocess: Preprocess) -> Batch:
-        """Collate B views of `augment_scene`: `images` (B, C, *image) and `classes` (B, *image) int32 are stacked,
-        object entries are lists of B; B may be 0."""
+        """Collate B results of `augment_scene` to a batch: `images` (B, C, *image) and `classes` (B, *image) int32 are
+        stacked; entries of objects become lists of length B. B may be 0."""
         if scenes:
             columns = {name: [scene[name] for scene in scenes] for name in scenes[0]}
             return {
@@ -176,21 +184,21 @@ class SceneViews:
         return {"images": images, "classes": torch.empty(0, *preprocess.image, dtype=torch.int32)}
 
     def augment_image(self, image: DecodedSample | LazyImage, preprocess: Preprocess, sample_key: int) -> Tensor:
-        """Raise UsageError: these views, (C, *image), need annotations."""
-        raise UsageError("scene views need annotations", "use other views for images without annotations")
+        """Raise UsageError: a view (C, *image) cannot be drawn without annotations."""
+        raise UsageError("scene views need images with annotations", "omit --views.name")
 
     def augment_batch(self, pixels: Tensor, keys: np.ndarray) -> Tensor:
-        """Raise UsageError for (B, C, *image) images by (B,) keys, as `augment_image` does."""
+        """Raise UsageError: views of images (B, C, *image) with (B,) keys cannot be drawn without annotations."""
         return self.augment_image(Image.new("L", (1, 1)), ImagePreprocess((1, 1)), 0)
 
     def unpack_batch(self, entries: Tensor, preprocess: Preprocess) -> dict[str, Tensor]:
-        """Return (B, C, *image) as `images`."""
+        """Return the batch {"images": entries}, of shape (B, C, *image)."""
         return {"images": entries}
 
 
 @cache
 def create_colour_jitter(jitter: tuple[float, float, float], hue: float):
-    """Compose torchvision's colour jitter of brightness, contrast, saturation and hue."""
+    """Create torchvision's ColorJitter; `jitter` are the strengths of brightness, contrast and saturation."""
     from torchvision.transforms import v2
 
     return v2.ColorJitter(*jitter, hue)

@@ -1,6 +1,7 @@
 """Multi-crop: several views of one image, large and small (SwAV, arXiv:2006.09882; DINO, arXiv:2104.14294).
 
-The views of an image are one flat tensor until they are unpacked.
+Views differ in size, so the views of an image are flattened to one vector, which can be stacked to batches;
+`MultiCrop.unpack_batch` restores their shapes.
 """
 
 from __future__ import annotations
@@ -33,19 +34,21 @@ from vitreous.data.modalities.base import image_to_tensor
 from vitreous.data.modalities.planar import PlanarPreprocess
 from vitreous.errors import UsageError
 
-NUM_GLOBAL_VIEWS = 2  # global views, which the teacher sees too
-VIEW_CHUNK_SIZE = 64  # views of cached images per chunk, to fit into the processor's cache
+NUM_GLOBAL_VIEWS = 2  # number of global (large) views of an image; the teacher network sees only these
+VIEW_CHUNK_SIZE = 64  # number of views that are computed together, so that they fit into the CPU cache
 
 
 @dataclass(frozen=True)
 class MultiCrop:
-    """Two global views of the model's size and `locals` local ones of `local_image` (height, width); DINO's by default.
+    """Settings of multi-crop: two global views of the model's input size, and `locals` local views of `local_image`
+    (height, width). The defaults are DINO's.
 
-    `global_area` and `local_area` are shares of the image, `ratio` the aspect ratios of the crops, log-uniform,
-    resampled with a bicubic filter. `flip` and `grey` are probabilities; `jitter` changes brightness, contrast,
-    saturation and hue, with `jitter_probability`. `blur` and `solarise`: the probabilities of the first global view,
-    the second, and each local one; `radius` of the Gaussian blur in pixels, uniform. Images that are read by band
-    (`BandPreprocess`) get no colour augmentation. Raises UsageError for values out of range.
+    A view is a random crop, resampled with a bicubic filter. `global_area` and `local_area` are the ranges of its share
+    of the image, uniform; `ratio` is the range of its aspect ratio, log-uniform. `flip` and `grey` are probabilities.
+    `jitter` are the strengths of brightness, contrast, saturation and hue, changed together with `jitter_probability`.
+    `blur` and `solarise` are probabilities for the first global view, the second, and each local view. `radius` is the
+    range of the std of the Gaussian blur, in pixels, uniform. Images that are read by band (`BandPreprocess`) get no
+    colour augmentation. Raises UsageError for values out of range.
     """
 
     takes_regions: ClassVar[bool] = False
@@ -65,41 +68,49 @@ class MultiCrop:
     name: Literal["multicrop"] = "multicrop"
 
     def __post_init__(self) -> None:
-        if not all(0 <= p <= 1 for p in (self.flip, self.jitter_probability, self.grey, *self.blur, *self.solarise)):
-            raise UsageError("probabilities of views must be from 0 to 1")
-        for area in (self.global_area, self.local_area):
-            if not 0 < area[0] <= area[1] <= 1:
-                raise UsageError(f"invalid view area {area}", "use areas above 0 and at most 1, the lower one first")
+        for name in ("flip", "jitter_probability", "grey", "blur", "solarise"):
+            if not np.all((np.array(getattr(self, name)) >= 0) & (np.array(getattr(self, name)) <= 1)):
+                raise UsageError(f"{name} {getattr(self, name)} is out of range", "use probabilities from 0 to 1")
+        for name in ("global_area", "local_area"):
+            low, high = getattr(self, name)
+            if not 0 < low <= high <= 1:
+                problem = f"invalid {name} {getattr(self, name)}"
+                raise UsageError(problem, "use areas above 0 and at most 1, the lower one first")
         if self.locals < 0 or min(self.local_image) < 1:
-            raise UsageError(f"{self.locals} local views of {self.local_image} pixels are not valid")
+            problem = f"invalid local views: {self.locals} views of {self.local_image} pixels"
+            raise UsageError(problem, "use at least 0 views, of at least 1 x 1 pixels")
 
     def draw_views(
         self, source_image: DecodedSample | LazyImage, image: tuple[int, int], sample_key: int
     ) -> list[Tensor]:
-        """Draw 2 + locals views, (C, h, w) each, the global ones first and of (height, width) `image`.
+        """Draw the views of an image, a list of (C, h, w): the global views of the size `image` (height, width), then
+        the local views.
 
-        View v is drawn from key(sample_key, v), so that additional views do not change the others.
+        View v is drawn from the random key of (sample_key, v), so that view v does not depend on the number of views.
         """
         source_image = (
             source_image if isinstance(source_image, (Image.Image, tuple, np.ndarray)) else source_image.decode_full()
         )
-        bands, colours = list_bands(source_image), not isinstance(source_image, tuple)
+        bands, has_colours = list_bands(source_image), not isinstance(source_image, tuple)
 
-        def drawn(band: Image.Image, view: int) -> Tensor:
+        def draw_band_view(band: Image.Image, view: int) -> Tensor:
             with fork_torch_rng(sample_key, view):
-                return image_to_tensor(compose_view_transform(self, min(view, NUM_GLOBAL_VIEWS), image, colours)(band))
+                transform = compose_view_transform(self, min(view, NUM_GLOBAL_VIEWS), image, has_colours)
+                return image_to_tensor(transform(band))
 
-        return [torch.cat([drawn(band, view) for band in bands]) for view in range(NUM_GLOBAL_VIEWS + self.locals)]
+        num_views = NUM_GLOBAL_VIEWS + self.locals
+        return [torch.cat([draw_band_view(band, view) for band in bands]) for view in range(num_views)]
 
     def augment_image(self, image: DecodedSample | LazyImage, preprocess: PlanarPreprocess, sample_key: int) -> Tensor:
-        """Flatten all views of an image, (n,)."""
+        """Draw the views of an image with `draw_views`, flattened and concatenated to (n,)."""
         return torch.cat([view.flatten() for view in self.draw_views(image, preprocess.plane, sample_key)])
 
     def augment_batch(self, pixels: Tensor, keys: np.ndarray) -> Tensor:
-        """Draw the views of cached (B, C, H, W) images of the model's size by (B,) keys: (B, n) rows.
+        """Draw the views of cached images (B, C, H, W), which have the model's input size, by (B,) keys: (B, n),
+        flattened and concatenated per image.
 
-        Batches are processed in float32 until the last step, whereas files use Pillow: the distributions are the same,
-        the random numbers differ.
+        The distribution of the views is that of `augment_image`; random numbers and rounding differ, since batches are
+        processed in float32 instead of with Pillow.
         """
         view_groups = (np.arange(NUM_GLOBAL_VIEWS), NUM_GLOBAL_VIEWS + np.arange(self.locals))
         return torch.cat(
@@ -107,12 +118,13 @@ class MultiCrop:
         )
 
     def draw_batch_views(self, pixels: Tensor, keys: np.ndarray, views: np.ndarray) -> Tensor:
-        """Draw `draw_views` (V,), all global or all local, of (B, C, H, W) images by (B,) keys: (B, V, C, h, w)."""
-        local, channels = views[0] >= NUM_GLOBAL_VIEWS, pixels.shape[1]
-        size = self.local_image if local else (pixels.shape[-2], pixels.shape[-1])
-        area = self.local_area if local else self.global_area
-        setting_indices = np.minimum(views, NUM_GLOBAL_VIEWS)
-        blur, solarise = np.array(self.blur)[setting_indices], np.array(self.solarise)[setting_indices]
+        """Draw some views of each image of a batch (B, C, H, W), by (B,) keys: (B, V, C, h, w). `views` (V,) are the
+        indices of the views, all global or all local."""
+        is_local, channels = views[0] >= NUM_GLOBAL_VIEWS, pixels.shape[1]
+        size = self.local_image if is_local else (pixels.shape[-2], pixels.shape[-1])
+        area = self.local_area if is_local else self.global_area
+        view_types = np.minimum(views, NUM_GLOBAL_VIEWS)  # 0: first global view, 1: second, 2: local
+        blur, solarise = np.array(self.blur)[view_types], np.array(self.solarise)[view_types]
         ones = np.ones(len(views))
         probabilities = np.stack([self.jitter_probability * ones, self.grey * ones, blur, solarise], 1)
         u, sources = (
@@ -136,7 +148,8 @@ class MultiCrop:
         return result.unflatten(0, (len(keys), len(views)))
 
     def unpack_batch(self, entries: Tensor, preprocess: PlanarPreprocess) -> dict[str, Tensor]:
-        """Unpack (B, n) rows to `images` (B, 2, C, *image) and `local` (B, locals, C, *local_image)."""
+        """Restore the views of a batch from flattened views (B, n): `images` (B, 2, C, *image) are the global views,
+        `local` (B, locals, C, *local_image) the local views."""
         batch, image_shape = len(entries), (preprocess.channels, *preprocess.image)
         split_index = NUM_GLOBAL_VIEWS * math.prod(image_shape)
         global_views = entries[:, :split_index].reshape(batch, NUM_GLOBAL_VIEWS, *image_shape)
@@ -144,7 +157,7 @@ class MultiCrop:
         return {"images": global_views, "local": local_views}
 
 
-#: `name` in a run's config -> config class
+#: `views.name` in a run's config -> class of the settings
 VIEW_CLASSES: dict[str, type[Augment | MultiCrop | SceneViews | VolumeViews]] = {
     "augment": Augment,
     "multicrop": MultiCrop,
@@ -154,35 +167,37 @@ VIEW_CLASSES: dict[str, type[Augment | MultiCrop | SceneViews | VolumeViews]] = 
 
 DINO_VIEWS = MultiCrop()
 
-#: DINOv2's (arXiv:2304.07193). Its code uses the blur probabilities as probabilities of no blur, 1 and 0.1 for the two
-#: global views; these are the effective ones. Local views of 98 pixels match patches of 14.
+#: DINOv2's settings (arXiv:2304.07193). DINOv2's code uses 1 and 0.1 for the two global views as probabilities of no
+#: blur; the values here are the effective probabilities of blur. With patches of 14 pixels, use local views of 98.
 DINOV2_VIEWS = MultiCrop(global_area=(0.32, 1.0), local_area=(0.05, 0.32), blur=(0.0, 0.9, 0.5))
 
 
 @cache
-def compose_view_transform(crops: MultiCrop, view_index: int, image: tuple[int, int], colours: bool):
-    """Compose the transform of a view (0 and 1 are global, 2 is local) with torchvision's draws."""
+def compose_view_transform(crops: MultiCrop, view_type: int, image: tuple[int, int], has_colours: bool):
+    """Compose the random transform from a PIL image to a view. `view_type`: 0 for the first global view, 1 for the
+    second, 2 for local views. Random numbers are drawn from torch's generator, as in torchvision."""
     from torchvision.transforms import v2
 
-    size, area = (crops.local_image, crops.local_area) if view_index == NUM_GLOBAL_VIEWS else (image, crops.global_area)
+    size, area = (crops.local_image, crops.local_area) if view_type == NUM_GLOBAL_VIEWS else (image, crops.global_area)
     crop = AreaCrop(size, area, crops.ratio, "bicubic")
     steps: list = [
         lambda source_image: array_to_pillow(crop(source_image).permute(1, 2, 0).numpy()),
         v2.RandomHorizontalFlip(crops.flip),
     ]
-    if not colours:
+    if not has_colours:
         return v2.Compose(steps)
     steps += [v2.RandomApply([v2.ColorJitter(*crops.jitter)], crops.jitter_probability), v2.RandomGrayscale(crops.grey)]
     steps += [
-        partial(blur_at_random, probability=crops.blur[view_index], radius=crops.radius),
-        v2.RandomSolarize(SOLARISE_THRESHOLD, crops.solarise[view_index]),
+        partial(blur_at_random, probability=crops.blur[view_type], radius=crops.radius),
+        v2.RandomSolarize(SOLARISE_THRESHOLD, crops.solarise[view_type]),
     ]
     return v2.Compose(steps)
 
 
 def blur_at_random(image: Image.Image, probability: float, radius: Sequence[float]) -> Image.Image:
-    """Blur an image with a probability, by a Gaussian with a uniform random radius. Draws from torch's generator."""
-    draw, share = torch.rand(2).tolist()
-    if draw >= probability:
+    """Blur an image with `probability`, by a Gaussian whose std in pixels is uniform in `radius`. Random numbers are
+    drawn from torch's generator."""
+    blur_draw, radius_draw = torch.rand(2).tolist()
+    if blur_draw >= probability:
         return image
-    return image.filter(ImageFilter.GaussianBlur(radius[0] + (radius[1] - radius[0]) * share))
+    return image.filter(ImageFilter.GaussianBlur(radius[0] + (radius[1] - radius[0]) * radius_draw))

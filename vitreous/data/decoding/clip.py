@@ -1,6 +1,6 @@
-"""Clips, and the selection of their frames.
+"""The interface of clips, and the selection of their frames.
 
-Frames are counted in decoding order, regardless of the frame rate in the header, so indices are the same on every
+Frames are counted as they are decoded, regardless of the frame rate in the header, so that indices do not depend on the
 system.
 """
 
@@ -13,18 +13,19 @@ import numpy as np
 
 from vitreous.errors import DataError
 
-DEFAULT_CLIP_FRAMES = 8  # default frames for runs and checks
+DEFAULT_CLIP_FRAMES = 8  # default number of frames of an input, for training and `data check`
 MAX_FRAMES = 2**17  # maximum frames of a clip: more than an hour at 30 frames/s
 MAX_FRAME_PIXELS = 36_000_000  # maximum pixels of a frame; 7680 x 4320 are fewer
-MAX_CLIP_BYTES = 2**30  # maximum bytes of the frames that are read together
-TIME_TOLERANCE = 1e-4  # seconds of rounding in containers: a frame at 0.0333 is at 1/30
+MAX_CLIP_BYTES = 2**30  # maximum bytes of the frames that one call reads
+TIME_TOLERANCE = 1e-4  # seconds; containers round frame times: 0.0333 means 1/30
 SHORTEN_CLIP_HINT = "use fewer --frames, or scale the clip down"
 
 
 class Clip(ABC):
-    """An opened clip: `len` frames of `size` (height, width), read by index.
+    """An opened clip, whose frames are read by index. `len(clip)` is the number of frames, `size` is (height, width).
 
-    `times`: seconds of each frame after the first; empty if unknown (a folder of images, an array).
+    `times` are the times of the frames in seconds after the first frame, (len,); empty if they are unknown, as for a
+    folder of images and an array.
     """
 
     name: str
@@ -36,11 +37,11 @@ class Clip(ABC):
 
     @abstractmethod
     def decode_frames(self, frame_indices: Sequence[int]) -> Iterator[np.ndarray]:
-        """Yield the frames at increasing indices: (H, W, 3) uint8 each. Raises DataError."""
+        """Yield the frames at increasing indices, (H, W, 3) uint8 each. Raises DataError for unreadable frames."""
 
     def read_frames(self, frame_indices: np.ndarray) -> np.ndarray:
-        """Read frames at any indices (T,), repeated ones too: (T, H, W, 3) uint8. Raises DataError for frames that
-        cannot be decoded or differ in size, and for more than MAX_CLIP_BYTES."""
+        """Read the frames at indices (T,), in any order and with repetitions: (T, H, W, 3) uint8. Raises DataError for
+        frames that cannot be decoded or differ in size, and for more than MAX_CLIP_BYTES."""
         height, width = self.size
         if (total := len(frame_indices) * height * width * 3) > MAX_CLIP_BYTES:
             problem = f"{len(frame_indices)} frames of {width} x {height} pixels take {total >> 20} MiB"
@@ -60,9 +61,9 @@ class Clip(ABC):
 
 
 class ClipSegment(Clip):
-    """The frames of a clip from `start` until before `end`, in seconds after its first frame.
+    """A segment of a clip: its frames from `start` (inclusive) to `end` (exclusive), in seconds after the first frame.
 
-    Raises DataError if the clip has no frame times, and if no frame is in this interval.
+    Raises DataError if the clip has no frame times, and if the segment has no frames.
     """
 
     def __init__(self, clip: Clip, start: float, end: float) -> None:
@@ -81,25 +82,28 @@ class ClipSegment(Clip):
         return len(self.times)
 
     def decode_frames(self, frame_indices: Sequence[int]) -> Iterator[np.ndarray]:
-        """Yield (H, W, 3) uint8 frames. Raises DataError."""
+        """Yield the frames at increasing indices of the segment, (H, W, 3) uint8 each. Raises DataError for unreadable
+        frames."""
         return self.source_clip.decode_frames([self.first_frame + index for index in frame_indices])
 
 
 def check_clip_limits(size: tuple[int, int], count: int, name: str) -> None:
-    """Raise DataError for frames without pixels or with more than MAX_FRAME_PIXELS, and for no frames or more than
-    MAX_FRAMES."""
+    """Raise DataError for a clip without frames or with more than MAX_FRAMES, and for frames without pixels or with
+    more than MAX_FRAME_PIXELS. `size` is (height, width), `count` the number of frames."""
     height, width = size
     if not height * width or not count:
         raise DataError(f"{name}: {'no frames' if not count else 'frames without pixels'}", "delete it")
     if height * width > MAX_FRAME_PIXELS:
         raise DataError(f"{name}: frames of {width} x {height} pixels, more than {MAX_FRAME_PIXELS:,}", "scale it down")
     if count > MAX_FRAMES:
-        raise DataError(f"{name}: more than {MAX_FRAMES:,} frames", "cut it into clips")
+        raise DataError(f"{name}: more than {MAX_FRAMES:,} frames", "cut it into shorter clips")
 
 
 def sample_frames_evenly(count: int, frames: int, draws: np.ndarray | float = 0.5) -> np.ndarray:
-    """Return indices of `frames` frames spread over `count`, (T,) int64: one from each of T equal segments, the middle
-    one, or the one at `draws` (T,) in [0, 1) of its segment.
+    """Choose T = `frames` frames that are spread over a clip of `count` frames: their indices (T,) int64.
+
+    The clip is divided into T equal segments. `draws` (T,) in [0, 1) is the position of the frame in each segment; by
+    default, it is the middle.
 
         frame t = floor((t + draw) count / T)
     """
@@ -107,7 +111,10 @@ def sample_frames_evenly(count: int, frames: int, draws: np.ndarray | float = 0.
 
 
 def sample_frames_by_stride(count: int, frames: int, stride: int, draw: float = 0.5) -> np.ndarray:
-    """Return indices of `frames` frames, `stride` apart, (T,) int64, from the start at `draw` in [0, 1) of the possible
-    ones; the last frame is repeated in short clips. A draw of 1 is the last start."""
+    """Choose T = `frames` frames at a distance of `stride` from a clip of `count` frames: their indices (T,) int64.
+
+    `draw` in [0, 1] selects the first frame: 0 is the first possible start, 1 the last. In a clip that is too short,
+    the last frame is repeated.
+    """
     starts = max(count - (frames - 1) * stride, 1)
     return np.minimum(min(int(draw * starts), starts - 1) + stride * np.arange(frames), count - 1)

@@ -1,4 +1,4 @@
-"""Open clips: video files, animated GIFs, folders of images, or arrays. A GIF needs only Pillow."""
+"""Open clips from video files, GIFs, folders of images, or arrays. Video files need PyAV, all others only Pillow."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from vitreous.data.layouts.classes import natural_sort_key
 from vitreous.errors import DataError, escape_unprintable
 
 VIDEO_SUFFIXES = frozenset([".mp4", ".m4v", ".mov", ".webm", ".mkv", ".avi", ".mpg", ".mpeg"])
-GIF_SUFFIX = ".gif"  # a clip if it is animated, or if all other files are clips
+GIF_SUFFIX = ".gif"  # of a clip if the GIF is animated, or if all other files of the dataset are clips
 KNOWN_FORMATS_HINT = "use mp4, mov, webm, mkv, avi, mpeg or animated GIF"
 
 
 class ArrayClip(Clip):
-    """Pixels (T, H, W, 1 or 3) uint8 in memory. Raises DataError for other arrays."""
+    """A clip in memory: pixels (T, H, W, 1 or 3) uint8. Raises DataError for other arrays."""
 
     def __init__(self, pixels: np.ndarray, name: str) -> None:
         if pixels.ndim != 4 or pixels.shape[3] not in (1, 3) or pixels.dtype != np.uint8 or not pixels.size:
@@ -43,12 +43,13 @@ class ArrayClip(Clip):
         return len(self.pixels)
 
     def decode_frames(self, frame_indices: Sequence[int]) -> Iterator[np.ndarray]:
-        """Yield (H, W, 1 or 3) uint8 frames."""
+        """Yield the frames at the indices, (H, W, 1 or 3) uint8 each."""
         return (self.pixels[index] for index in frame_indices)
 
 
 class ImageFilesClip(Clip):
-    """The images of a folder, in natural order of their names. Raises DataError if there are none."""
+    """A clip whose frames are the image files `paths`, in this order. Raises DataError if there are none, and if the
+    first is unreadable."""
 
     def __init__(self, paths: Sequence[str], name: str) -> None:
         if not paths:
@@ -64,12 +65,12 @@ class ImageFilesClip(Clip):
         return len(self.paths)
 
     def decode_frames(self, frame_indices: Sequence[int]) -> Iterator[np.ndarray]:
-        """Yield (H, W, 3) uint8 frames. Raises DataError for an unreadable one."""
+        """Yield the images at the indices, (H, W, 3) uint8 each. Raises DataError for an unreadable image."""
         return (np.asarray(decode_to_pillow(self.paths[index])) for index in frame_indices)
 
 
 class GifClip(Clip):
-    """A GIF with one or more frames. Raises DataError for a damaged or truncated file."""
+    """A clip from the bytes of a GIF with one or more frames. Raises DataError for a damaged or truncated file."""
 
     def __init__(self, content: bytes, name: str) -> None:
         self.name, self.content = name, content
@@ -85,7 +86,8 @@ class GifClip(Clip):
         return len(self.times)
 
     def decode_frames(self, frame_indices: Sequence[int]) -> Iterator[np.ndarray]:
-        """Yield (H, W, 3) uint8 frames, with transparency over white. Raises DataError."""
+        """Yield the frames at increasing indices, (H, W, 3) uint8 each, composited over white. Raises DataError for
+        damaged frames."""
         try:
             with suppress_warnings(), Image.open(io.BytesIO(self.content), formats=("GIF",)) as image:
                 for index in frame_indices:
@@ -99,11 +101,11 @@ class GifClip(Clip):
 
 
 def open_clip(raw: bytes | np.ndarray | str | os.PathLike[str] | Clip, name: str | None = None) -> Clip:
-    """Open a video file or its bytes, a folder of images, or pixels (T, H, W, 3) uint8. The content determines the
-    format, not the name.
+    """Open a clip: a video file or its bytes, a folder of images, or pixels (T, H, W, 3) uint8. An opened clip is
+    returned unchanged.
 
-    Raises DataError, with `name` or the path, for anything else, for damaged or truncated files, and if PyAV is
-    missing.
+    The format of a file is determined by its content, not by its name. Raises DataError, with `name` or the path, for
+    unsupported, damaged and truncated files, and if PyAV is needed and not installed.
     """
     if isinstance(raw, Clip):
         return raw
@@ -125,8 +127,11 @@ def open_clip(raw: bytes | np.ndarray | str | os.PathLike[str] | Clip, name: str
 
 
 def parse_gif_durations(content: bytes) -> tuple[list[int], bool]:
-    """Parse the blocks of a GIF (GIF89a, section 17): hundredths of a second of each frame, and whether the end marker
-    exists. No pixels are decoded."""
+    """Read the frame durations of a GIF from its blocks (GIF89a, section 17), without decoding pixels.
+
+    Returns the durations of the frames in 1/100 s, and whether the file is complete, that is, has its end marker. A
+    file with more than MAX_FRAMES frames counts as complete.
+    """
     durations, delay, offset = list[int](), 0, 13 + count_palette_bytes(content[10:11])
     while offset < len(content) and len(durations) <= MAX_FRAMES:
         block = content[offset]
@@ -148,12 +153,13 @@ def parse_gif_durations(content: bytes) -> tuple[list[int], bool]:
 
 
 def count_palette_bytes(flags: bytes) -> int:
-    """Return the bytes of the palette after a GIF's screen or image header, from its flags."""
+    """Return the number of bytes of the palette that follows the screen header or an image header of a GIF. `flags` is
+    the flags byte of that header; an empty value gives 0."""
     return 3 << (1 + (flags[0] & 7)) if flags and flags[0] & 0x80 else 0
 
 
 def is_animated_gif(content: bytes) -> bool:
-    """Return whether bytes are a GIF with several frames."""
+    """Return whether the bytes of a file are a GIF with several frames."""
     return content.startswith(b"GIF8") and len(parse_gif_durations(content)[0]) > 1
 
 

@@ -1,7 +1,7 @@
-"""Decode image files for training, evaluation and prediction.
+"""Decode image files to 8-bit grey or RGB for training, evaluation and prediction.
 
-A file must be a regular file of a supported format whose header states at most `MAX_PIXELS`; this is checked before
-decoding. The result is upright (EXIF), has 8 bits, and is composited over white.
+Before decoding, the file is checked: it must be a regular file of a supported format, with at most `MAX_PIXELS` pixels
+according to its header. The decoded image is rotated upright (EXIF) and composited over white.
 """
 
 from __future__ import annotations
@@ -38,33 +38,29 @@ from vitreous.data.decoding.tiff import (
 )
 from vitreous.errors import DataError, escape_unprintable
 
-IMAGE_FORMATS = (
-    "JPEG",
-    "PNG",
-    "WEBP",
-    "GIF",
-    "BMP",
-    "TIFF",
-)  # readable everywhere; AVIF and HEIF depend on `heif.is_format_readable`
+#: Pillow's names of the formats that are always readable; for AVIF and HEIF, see `heif.is_format_readable`
+IMAGE_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 IMAGE_FILE_SUFFIXES = frozenset(
     [".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".npy"]
     + [".avif", ".heic", ".heif", ".hif"]
 )
-MAX_FILE_BYTES = 512 * 2**20
-TRANSPARENCY_FILL = 255  # white background of transparent images
+MAX_FILE_BYTES = 512 * 2**20  # maximum bytes of an input file
+TRANSPARENCY_FILL = 255  # white, the background of transparent images
 PILLOW_MODES = {1: "L", 3: "RGB"}  # channels of the model -> mode of the decoded image
 
 
 def decode_to_pillow(
     raw: bytes | np.ndarray | Image.Image | str | os.PathLike[str], channels: int = 3, name: str | None = None
 ) -> Image.Image:
-    """Decode a path, a file's bytes, a Pillow image, or pixels (H, W[, C]) uint8 to an upright 8-bit Pillow image.
+    """Decode a path, a file's bytes, a PIL image, or pixels (H, W[, C]) uint8 to an upright 8-bit PIL image.
 
-    Its mode is `RGB` for 3 channels and `L` for 1. EXIF orientation is applied; 16-bit greys are scaled by 1/257;
-    palette and alpha are composited over white; CMYK is converted to RGB; the first frame of an animation is used. The
-    content determines the format, not the name. Raises DataError, with `name` or the path and the reason, for anything
-    else: not a regular file, not an image, a format outside `IMAGE_FORMATS`, AVIF and HEIF (HEIF needs the extra
-    `heif`), truncated or corrupt data, more than `MAX_PIXELS`, floating-point pixels, LAB.
+    The mode of the result is `RGB` for 3 `channels` and `L` for 1. The EXIF orientation is applied. 16-bit grey values
+    are scaled by 1/257, transparent images are composited over white, and CMYK is converted to RGB. Of an animation,
+    the first frame is used. The format of a file is determined by its content, not by its name.
+
+    Raises DataError, with `name` or the path and the reason, for other files: not a regular file, not an image, an
+    unsupported format (AVIF and HEIF may need an extra), truncated or damaged data, more than `MAX_PIXELS` pixels,
+    floating-point pixels, LAB.
     """
     if channels not in PILLOW_MODES:
         raise DataError(f"files decode to 1 or 3 channels, but the model expects {channels}")
@@ -74,7 +70,7 @@ def decode_to_pillow(
     name = name or ("image" if isinstance(raw, (bytes, Image.Image)) else escape_unprintable(raw))
     content = b""
     try:
-        if isinstance(raw, Image.Image):  # its file may not be read yet
+        if isinstance(raw, Image.Image):  # Pillow may read the file of an opened image only now
             return convert_to_8bit(apply_exif_orientation(raw), PILLOW_MODES[channels], name)
         content = raw if isinstance(raw, bytes) else read_input_file(raw)
         check_decoding_cost(content, name)
@@ -107,10 +103,10 @@ def decode_to_pillow(
 
 
 def pixels_to_image(pixels: np.ndarray, name: str) -> Image.Image:
-    """Convert pixels (H, W[, C]) uint8 to a Pillow image. Raises DataError for other shapes and dtypes."""
+    """Convert pixels (H, W[, C]) uint8 to a PIL image. Raises DataError for other shapes and dtypes."""
     if pixels.ndim not in (2, 3):
-        problem = f"pixels of {pixels.ndim} axes are not an image, but perhaps a clip"
-        raise DataError(f"{name}: {problem}", "use a model for clips")
+        problem = f"pixels with {pixels.ndim} axes are not an image"
+        raise DataError(f"{name}: {problem}", "use (H, W) or (H, W, C), or a model for clips")
     try:
         return Image.fromarray(pixels)
     except (TypeError, ValueError):
@@ -119,7 +115,8 @@ def pixels_to_image(pixels: np.ndarray, name: str) -> Image.Image:
 
 
 def npy_to_image(content: bytes, name: str, channels: int) -> Image.Image:
-    """Convert a .npy file to a Pillow image. Raises DataError unless it is a grey or RGB image of uint8."""
+    """Convert the bytes of a .npy file to a PIL image. Raises DataError unless it is a grey or RGB image of uint8.
+    `channels` are those that the model expects, for the message."""
     array = read_npy(content, name)
     if array.dtype != np.uint8 or len(array) not in PILLOW_MODES:
         raise band_mismatch_error(name, len(array), array.dtype.name, channels)
@@ -127,8 +124,8 @@ def npy_to_image(content: bytes, name: str, channels: int) -> Image.Image:
 
 
 def reject_tiff_bands(content: bytes, name: str, channels: int) -> None:
-    """Raise DataError for a TIFF whose samples are bands, not colours. A fourth band of 8-bit RGB is accepted, since
-    Pillow ignores it. Raises Pillow's exceptions for a damaged header."""
+    """Raise DataError for a TIFF whose values are bands, not colours. Four bands of uint8 that begin with RGB are
+    accepted, since Pillow ignores the fourth. Raises Pillow's exceptions for a damaged header."""
     tags = read_tiff_tags(content)
     bands = count_tiff_bands(tags)
     dtype = get_tiff_dtype(tags, name) if bands else ""
@@ -137,21 +134,21 @@ def reject_tiff_bands(content: bytes, name: str, channels: int) -> None:
 
 
 def band_mismatch_error(name: str, bands: int, dtype: str, channels: int) -> DataError:
-    """Return the error for a file of bands if a model expects colours with `channels` channels."""
+    """Create the error for a file with `bands` bands of `dtype`, for a model that expects grey or RGB images."""
     expected = f"{channels} of uint8 ({'grey' if channels == 1 else 'RGB'})"
     problem = f"{name}: {describe_bands(bands, dtype)}, but the model expects {expected}"
     return DataError(problem, "train a model on such files, or save the bands that this model expects")
 
 
 def describe_bands(bands: int, dtype: str) -> str:
-    """Format a band count and dtype: `5 bands of uint16`."""
+    """Format a number of bands and their dtype for messages, such as `5 bands of uint16`."""
     return f"{bands} band{'' if bands == 1 else 's'} of {dtype}"
 
 
 def read_upright_size(content: bytes, name: str, max_pixels: int = MAX_PIXELS) -> tuple[int, int]:
-    """Read the upright (width, height) of an image from its header; (0, 0) if it cannot be read.
+    """Read the size (width, height) of an image from its header, upright by EXIF; (0, 0) if it cannot be read.
 
-    Raises DataError for more than `max_pixels` pixels; a server accepts fewer than training does.
+    Raises DataError for more than `max_pixels` pixels, and for files that are too expensive to decode.
     """
     check_decoding_cost(content, name, max_pixels)
     (height, width), is_transposed = read_band_image_size(content, name), False
@@ -171,8 +168,8 @@ def read_upright_size(content: bytes, name: str, max_pixels: int = MAX_PIXELS) -
 
 
 def read_band_image_size(content: bytes, name: str) -> tuple[int, int]:
-    """Return the upright (height, width) of a TIFF or .npy file from its header, for any number of bands; (0, 0) for
-    other files, and if it cannot be read."""
+    """Read the size (height, width) of a TIFF or .npy file from its header, upright, for any number of bands. Returns
+    (0, 0) for other files, and if the size cannot be read."""
     try:
         if content.startswith(NPY_MAGIC):
             return read_npy_size(content, name)
@@ -182,10 +179,10 @@ def read_band_image_size(content: bytes, name: str) -> tuple[int, int]:
 
 
 def decode_jpeg_reduced(content: bytes, channels: int, name: str, max_pixels: int) -> Image.Image:
-    """Decode a JPEG at the largest of 1/2, 1/4 or 1/8 with at most `max_pixels` pixels, otherwise as
-    `decode_to_pillow`.
+    """Decode a JPEG at reduced size: at the largest of 1, 1/2, 1/4 and 1/8 with at most `max_pixels` pixels.
 
-    Raises DataError if 1/8 has more pixels, and as `decode_to_pillow` does.
+    The result is converted as by `decode_to_pillow`. Raises DataError if the image has more pixels at 1/8, and for a
+    damaged file.
     """
     try:
         with suppress_warnings(), Image.open(io.BytesIO(content), formats=("JPEG",)) as image:
@@ -206,30 +203,35 @@ def decode_jpeg_reduced(content: bytes, channels: int, name: str, max_pixels: in
 
 @contextmanager
 def suppress_warnings() -> Iterator[None]:
-    """Suppress warnings in all threads while any thread is inside: `warnings.catch_warnings` is not thread-safe."""
-    with _muting:
-        if not _inside:
-            _muted.append(warnings.catch_warnings())
-            _muted[0].__enter__()
+    """Suppress warnings inside a `with` block, in all threads until the last thread leaves such a block.
+
+    `warnings.catch_warnings` changes global state, so that concurrent use in several threads could disable warnings
+    permanently.
+    """
+    with _warnings_lock:
+        if not _active_blocks:
+            _warning_filters.append(warnings.catch_warnings())
+            _warning_filters[0].__enter__()
             warnings.simplefilter("ignore")
-        _inside.append(None)
+        _active_blocks.append(None)
     try:
         yield
     finally:
-        with _muting:
-            _inside.pop()
-            if not _inside:
-                _muted.pop().__exit__(None, None, None)
+        with _warnings_lock:
+            _active_blocks.pop()
+            if not _active_blocks:
+                _warning_filters.pop().__exit__(None, None, None)
 
 
-_muting, _inside, _muted = Lock(), list[None](), list[warnings.catch_warnings]()
+_warnings_lock, _active_blocks, _warning_filters = Lock(), list[None](), list[warnings.catch_warnings]()
 
 
 def read_input_file(path: str | os.PathLike[str]) -> bytes:
-    """Read the bytes of a regular file. Raises DataError, with the path and the reason."""
+    """Read the bytes of a regular file. Raises DataError, with the path and the reason, for files that cannot be read
+    or are too large."""
     try:
         with open_input_file(path) as file:
-            return file.read(os.fstat(file.fileno()).st_size)  # a growing file would have no end
+            return file.read(os.fstat(file.fileno()).st_size)  # limited to this size, since a file may grow without end
     except OSError as error:
         raise DataError(
             f"{escape_unprintable(path)}: cannot be read ({describe_exception(error)})", "fix or delete the file"
@@ -237,9 +239,10 @@ def read_input_file(path: str | os.PathLike[str]) -> bytes:
 
 
 def open_input_file(path: str | os.PathLike[str]):
-    """Open a regular file for reading, without blocking on a pipe or a device.
+    """Open a regular file for reading bytes. Pipes and devices, which could block, are rejected.
 
-    Raises OSError, and DataError for other kinds of files, empty files, and more than MAX_FILE_BYTES.
+    Raises DataError for files that are not regular, empty, or larger than MAX_FILE_BYTES, and OSError if the file
+    cannot be opened.
     """
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     status = os.fstat(descriptor)
@@ -254,7 +257,8 @@ def open_input_file(path: str | os.PathLike[str]):
 
 
 def load_complete_image(image: ImageFile.ImageFile, content: bytes) -> None:
-    """Load an image. Raises ValueError for a TIFF or PNG with missing rows, which Pillow would leave black."""
+    """Load the pixels of an opened image, whose file is `content`. Raises ValueError for a TIFF or PNG with missing
+    rows, which Pillow leaves black without an error."""
     if image.format == "TIFF":
         ends = [tile.extents[2:] for tile in image.tile if tile.extents]
         if any(max((end[axis] for end in ends), default=0) < image.size[axis] for axis in (0, 1)):
@@ -262,14 +266,13 @@ def load_complete_image(image: ImageFile.ImageFile, content: bytes) -> None:
     image.load()
     if image.format == "PNG":
         last_row = image.crop((0, image.height - 1, image.width, image.height)).tobytes()
-        if (content[28] or not any(last_row)) and has_missing_png_rows(
-            content
-        ):  # unpacked again only if rows may be missing
+        # only an interlaced PNG and one with a black last row can have missing rows, and are unpacked a second time
+        if (content[28] or not any(last_row)) and has_missing_png_rows(content):
             raise ValueError("rows are missing")
 
 
 def apply_exif_orientation(image: Image.Image) -> Image.Image:
-    """Copy an image, applying its EXIF orientation."""
+    """Return a copy of an image that is rotated and mirrored upright, by its EXIF orientation."""
     transpose = _ORIENTATION_TRANSPOSES.get(read_exif_orientation(image))
     return image.copy() if transpose is None else image.transpose(transpose)
 
@@ -283,7 +286,7 @@ def read_exif_orientation(image: Image.Image) -> int:
         return 1
 
 
-#: EXIF orientation -> operation that reverses it
+#: EXIF orientation -> operation of Pillow that makes the image upright
 _ORIENTATION_TRANSPOSES = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -296,13 +299,14 @@ _ORIENTATION_TRANSPOSES = {
 
 
 def convert_to_8bit(image: Image.Image, mode: str, name: str) -> Image.Image:
-    """Convert a decoded frame to 8-bit `RGB` or `L`. Raises DataError for pixels without a defined range."""
+    """Convert a decoded image to the 8-bit mode `RGB` or `L`. Raises DataError for pixels whose range of values is not
+    defined: floating-point, LAB, and 32-bit integers outside 0 to 65535."""
     if image.mode in ("F", "LAB"):
         raise DataError(f"{name}: pixels of mode {image.mode} have no stated range", "convert it to 8 or 16 bits")
     if image.mode.startswith("I"):  # 16-bit grey; Pillow's conversion would clip at 255
         values = np.asarray(image)
         if values.min() < 0 or values.max() > 65535:
-            raise DataError(f"{name}: 32-bit pixels have no stated range", "convert it to 8 or 16 bits")
+            raise DataError(f"{name}: 32-bit integer pixels have no stated range", "convert it to 8 or 16 bits")
         image = Image.fromarray(((values.astype(np.uint32) + 128) // 257).astype(np.uint8))
     if image.has_transparency_data:
         rgba_image = image.convert("RGBA")
@@ -311,7 +315,7 @@ def convert_to_8bit(image: Image.Image, mode: str, name: str) -> Image.Image:
 
 
 def describe_exception(error: Exception) -> str:
-    """Shorten an exception of Pillow or of the system to one line."""
+    """Return the text of an exception of Pillow or of the system, shortened to one line."""
     if isinstance(error, UnidentifiedImageError):  # its text contains an object's address
         return "not an image of a known format"
     text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
@@ -319,5 +323,5 @@ def describe_exception(error: Exception) -> str:
 
 
 def is_image_file(path: Path) -> bool:
-    """Return whether a file name has an image suffix and is not hidden."""
+    """Return whether a path has the suffix of an image and is not a hidden file."""
     return path.suffix.lower() in IMAGE_FILE_SUFFIXES and not path.name.startswith(".")

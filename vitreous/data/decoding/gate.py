@@ -1,8 +1,12 @@
-"""Checks before decoding: reject files whose decoding cost far exceeds their size, and identify other formats.
+"""Checks before decoding: reject files whose decoding cost far exceeds their size, and identify files of other formats.
 
-Pillow limits headers, tags and text. It does not limit the size of a WebP canvas, which it allocates to open the file,
-the scans of a progressive JPEG, each of which visits every pixel, or run lengths in a BMP, which it unpacks bytewise.
-It also does not detect missing rows of a PNG.
+Pillow limits headers, tags and text, but not the following:
+
+- the size of a WebP canvas, which it allocates to open the file
+- the number of scans of a progressive JPEG, each of which visits every pixel
+- the run lengths in a BMP, which it unpacks byte by byte
+
+Pillow also does not detect missing rows of a PNG.
 """
 
 from __future__ import annotations
@@ -13,16 +17,18 @@ import zlib
 
 from vitreous.errors import DataError
 
-MAX_PIXELS = 64_000_000
+MAX_PIXELS = 64_000_000  # maximum pixels of an image
 MAX_JPEG_PIXELS = 178_000_000  # maximum pixels of a JPEG decoded at 1/2 to 1/8: Pillow's limit
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
-# left, top, and steps of each interlacing pass
+# left, top, horizontal and vertical step of each interlacing pass of a PNG
 ADAM7_PASSES = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))
-MAX_DEFLATE_RATIO = 1040  # a byte can expand to at most 1032 (RFC 1951: 258 bytes for two bits)
+MAX_DEFLATE_RATIO = 1040  # limit of unpacked / packed bytes; deflate reaches 1032 (RFC 1951: 258 bytes for two bits)
 MAX_JPEG_SCANS = 64  # maximum scans of a JPEG; encoders write about ten
-MAX_BMP_RUN_PIXELS = 4_000_000  # maximum pixels of a run-length encoded BMP, and bytes of the file: half a second
+MAX_BMP_RUN_PIXELS = (
+    4_000_000  # maximum pixels, and file bytes, of a run-length encoded BMP; it decodes in half a second
+)
 SAVE_IMAGE_HINT = "save it as a standard JPEG or PNG"
-#: offset, first bytes and name of file formats often found instead of images
+#: file formats that often occur in place of images: offset of the signature, signature, name with article
 FILE_SIGNATURES = (
     (0, b"%PDF-", "a PDF document"),
     (0, b"%!PS", "a PostScript document"),
@@ -42,7 +48,8 @@ FILE_SIGNATURES = (
 
 
 def identify_file_format(content: bytes) -> str:
-    """Return the format of a non-image file, with its article; an empty string if it is unknown."""
+    """Return the name of a format that is not read as an image, such as "a PDF document"; an empty string if the format
+    is unknown."""
     text = content[:1024].removeprefix(b"\xef\xbb\xbf").lstrip().lower()
     if text.startswith((b"<svg", b"<?xml", b"<!doctype svg", b"<!--")) and b"<svg" in text:
         return "an SVG drawing"
@@ -52,11 +59,12 @@ def identify_file_format(content: bytes) -> str:
 
 
 def check_decoding_cost(content: bytes, name: str, max_pixels: int = MAX_PIXELS) -> None:
-    """Raise DataError for an empty file, and for images with excessive decoding cost or ambiguous decoding.
+    """Raise DataError for files that are empty, too expensive to decode, or decoded differently by different decoders:
 
-    These are a PNG or a WebP canvas with more than `max_pixels` pixels; a PNG too small for its rows; a JPEG with more
-    than MAX_JPEG_SCANS scans, or with coding other than 8-bit Huffman (ITU-T T.81, Table B.1); and a run-length encoded
-    BMP with more than MAX_BMP_RUN_PIXELS.
+    - a PNG or WebP with more than `max_pixels` pixels
+    - a PNG with fewer bytes than its rows need
+    - a JPEG with more than MAX_JPEG_SCANS scans, or with coding other than 8-bit Huffman (ITU-T T.81, Table B.1)
+    - a run-length encoded BMP with more than MAX_BMP_RUN_PIXELS pixels or bytes
     """
     if not content:
         raise DataError(f"{name}: empty file")
@@ -76,16 +84,17 @@ def check_decoding_cost(content: bytes, name: str, max_pixels: int = MAX_PIXELS)
     elif content.startswith(b"BM") and len(content) >= 34:
         width, height, coding = struct.unpack_from("<ii4xI", content, 18)
         if coding in (1, 2) and max(abs(width * height), len(content)) > MAX_BMP_RUN_PIXELS:
-            raise DataError(f"{name}: a run-length encoded BMP of {abs(width)} x {abs(height)} pixels", SAVE_IMAGE_HINT)
+            problem = f"a run-length encoded BMP of {abs(width)} x {abs(height)} pixels is too slow to decode"
+            raise DataError(f"{name}: {problem}", SAVE_IMAGE_HINT)
 
 
 def too_large_error(name: str, width: int, height: int, max_pixels: int = MAX_PIXELS) -> DataError:
-    """Return the error for an image with too many pixels."""
+    """Create the error for an image with more than `max_pixels` pixels."""
     return DataError(f"{name}: {width} x {height} pixels, more than {max_pixels:,}", "scale it down")
 
 
 def read_webp_size(content: bytes) -> tuple[int, int]:
-    """Read width and height from the first chunk of a WebP file; (0, 0) if there are none."""
+    """Read width and height from the first chunk of a WebP file; (0, 0) if the chunk has no size."""
     head = content[12:30].ljust(18, b"\0")
     if head.startswith(b"VP8X"):
         return int.from_bytes(head[12:15], "little") + 1, int.from_bytes(head[15:18], "little") + 1
@@ -99,8 +108,8 @@ def read_webp_size(content: bytes) -> tuple[int, int]:
 
 
 def count_png_row_bytes(content: bytes) -> int:
-    """Return the bytes of a PNG's unpacked rows, with a filter byte per row (W3C PNG, 7.2 and 8.1); 0 without a
-    header."""
+    """Compute the number of bytes of a PNG's unpacked rows, from its header; 0 without a header. Each row has one
+    filter byte (W3C PNG, 7.2 and 8.1)."""
     if content[12:16] != b"IHDR" or len(content) < 29 or content[25] not in _PNG_SAMPLES:
         return 0
     width, height, depth, colour = struct.unpack_from(">IIBB", content, 16)
@@ -114,7 +123,8 @@ def count_png_row_bytes(content: bytes) -> int:
 
 
 def has_missing_png_rows(content: bytes) -> bool:
-    """Return whether rows are missing at the end of a PNG; Pillow leaves them black without an error."""
+    """Return whether rows are missing at the end of a PNG. Pillow decodes such a file without an error and leaves the
+    rows black."""
     unpacker, offset, remaining = zlib.decompressobj(), 8, count_png_row_bytes(content)
     while remaining > 0 and offset + 8 <= len(content):
         length, chunk_type = struct.unpack_from(">I4s", content, offset)
@@ -127,7 +137,8 @@ def has_missing_png_rows(content: bytes) -> bool:
 
 
 def find_jpeg_problem(content: bytes) -> str:
-    """Return why a JPEG is rejected by its markers; an empty string if it is not, or is too damaged to parse."""
+    """Return the reason to reject a JPEG, such as "with 12 bits"; an empty string if it is accepted, or too damaged to
+    parse."""
     has_many_scans, offset, scans = content.count(b"\xff\xda") > MAX_JPEG_SCANS, 2, 0
     while match := _JPEG_MARKER.search(content, offset):
         marker, offset = match[1][0], match.end()
@@ -151,9 +162,10 @@ def find_jpeg_problem(content: bytes) -> str:
     return ""
 
 
-#: a marker: one or more 0xFF, and a byte that is neither a stuffed zero nor a restart
+#: a marker of a JPEG: one or more 0xFF, and a code byte; 0xFF before 0 is coded data
 _JPEG_MARKER = re.compile(rb"\xff+([^\x00\xff])", re.DOTALL)
 _PNG_SAMPLES = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # samples per pixel of each PNG colour type
+# marker of a JPEG frame -> name of its coding
 _JPEG_CODINGS = {
     **{0xC0: "baseline", 0xC1: "extended", 0xC2: "progressive", 0xC3: "lossless"},
     **dict.fromkeys((0xC5, 0xC6, 0xC7), "hierarchical"),

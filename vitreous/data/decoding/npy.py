@@ -1,4 +1,4 @@
-"""Read images in .npy files: numpy parses the header, which is checked before the array is read; objects are
+"""Read images in .npy files. The header is checked before the array is read, and arrays of Python objects are
 rejected."""
 
 from __future__ import annotations
@@ -14,19 +14,21 @@ from vitreous.data.decoding.gate import MAX_PIXELS
 from vitreous.errors import DataError
 
 NPY_MAGIC = b"\x93NUMPY"
-MAX_NPY_HEADER_SIZE = 2048  # bytes of text, which numpy parses as Python; numeric arrays need about 100
-MAX_BANDS = 1024
+MAX_NPY_HEADER_SIZE = 2048  # maximum bytes of a header, which numpy parses as Python; numeric arrays need about 100
+MAX_BANDS = 1024  # maximum channels of an image
+# supported dtypes
 NPY_DTYPES = (
     *("uint8", "uint16", "int16", "float32"),
     *("int8", "uint32", "int32", "uint64", "int64", "float16", "float64"),  # converted to float32
 )
 NPY_SHAPES_HINT = "store it as (H, W), (H, W, C) or (C, H, W), with fewer channels than rows and columns"
-NPY_HEADER_ATTEMPTS = 10
+NPY_HEADER_ATTEMPTS = 10  # attempts to parse a header, see `parse_npy_header`
+# version of the format -> function of numpy that parses the header
 NPY_HEADER_READERS = {(1, 0): numpy_format.read_array_header_1_0, (2, 0): numpy_format.read_array_header_2_0}
 
 
 def read_npy(content: bytes, name: str) -> np.ndarray:
-    """Read the bytes of a .npy file as (C, H, W) of its dtype, without a copy.
+    """Convert the bytes of a .npy file to an image (C, H, W) of the file's dtype, without a copy.
 
     Raises DataError for a damaged header, a dtype outside `NPY_DTYPES`, a file whose length differs from its header,
     and a shape that is not an image.
@@ -34,7 +36,7 @@ def read_npy(content: bytes, name: str) -> np.ndarray:
     file = io.BytesIO(content)
     shape, fortran, dtype = read_npy_header(file, name)
     if dtype.name not in NPY_DTYPES:
-        raise DataError(f"{name}: the dtype {dtype.str} is not supported", f"use {', '.join(NPY_DTYPES)}")
+        raise DataError(f"{name}: the dtype {dtype.str} is not supported", f"use one of {', '.join(NPY_DTYPES)}")
     stored, expected = len(content) - file.tell(), math.prod(shape) * dtype.itemsize
     if stored != expected:
         raise DataError(f"{name}: {stored:,} bytes of data, but the header states {expected:,}", "save it again")
@@ -44,28 +46,32 @@ def read_npy(content: bytes, name: str) -> np.ndarray:
 
 
 def read_npy_size(content: bytes, name: str) -> tuple[int, int]:
-    """Return the (height, width) of the image in a .npy file, from its header. Raises DataError."""
+    """Read (height, width) of the image in a .npy file from its header. Raises DataError for a damaged header, and for
+    a shape that is not an image."""
     shape = read_npy_header(io.BytesIO(content), name)[0]
     _, height_axis, width_axis = infer_image_axes(shape, name)
     return shape[height_axis], shape[width_axis]
 
 
 def read_npy_header(file: Any, name: str) -> tuple[tuple[int, ...], bool, np.dtype]:
-    """Read shape, Fortran order and dtype of a .npy file, leaving the position at the data. Raises DataError for a
-    damaged header."""
-    damaged = DataError(f"{name}: a damaged .npy header", "save it again with numpy.save")
+    """Read the header of an opened .npy file: shape, whether the order is Fortran's, dtype. Afterwards, the file
+    position is at the first value. Raises DataError for a damaged header."""
+    damaged_error = DataError(f"{name}: a damaged .npy header", "save it again with numpy.save")
     try:
         shape, fortran, dtype = parse_npy_header(file)
     except Exception:  # Python's parser raises several types for other text
-        raise damaged from None
+        raise damaged_error from None
     if any(length < 0 for length in shape):
-        raise damaged
+        raise damaged_error
     return shape, fortran, dtype
 
 
 def parse_npy_header(file: Any, attempts: int = NPY_HEADER_ATTEMPTS) -> tuple[tuple[int, ...], bool, np.dtype]:
-    """Parse a .npy header, again after a SystemError: CPython 3.11 may raise it for valid text if several threads parse
-    at once (python/cpython#106905)."""
+    """Parse the header of an opened .npy file: shape, whether the order is Fortran's, dtype.
+
+    A SystemError is retried up to `attempts` times: CPython 3.11 may raise it for a valid header if several threads
+    parse at once (python/cpython#106905).
+    """
     start = file.tell()
     try:
         return NPY_HEADER_READERS[numpy_format.read_magic(file)](file, max_header_size=MAX_NPY_HEADER_SIZE)
@@ -77,10 +83,10 @@ def parse_npy_header(file: Any, attempts: int = NPY_HEADER_ATTEMPTS) -> tuple[tu
 
 
 def infer_image_axes(shape: tuple[int, ...], name: str) -> tuple[int, int, int]:
-    """Infer the axes (channels, height, width) of an image shape; -1 if it has no channel axis.
+    """Infer which axes of an image array are (channels, height, width); channels is -1 for an array of two axes.
 
-    The smaller outer one of three axes is the channel axis. Raises DataError if both outer axes could be, and for an
-    empty axis or too many values.
+    Of three axes, the first or the last is the channel axis: the shorter of the two, if it is also shorter than the
+    middle axis. Otherwise, raises DataError. Also raises DataError for an empty axis and for too many values.
     """
     if len(shape) == 2:
         axes = (-1, 0, 1)

@@ -1,10 +1,12 @@
-"""Lazy images that decode only the region of a crop: plain JPEG files and stored pixels.
+"""Lazy images, of which only the region of a crop is decoded: plain JPEG files and stored pixels.
 
-A plain JPEG, which most photos are, has one scan of 8-bit baseline coding, 1 or 3 components, and nothing after it.
-Rows below a crop are not decoded, and a crop that is downscaled is decoded at 1/2 to 1/8. All other files, and those
-that the decoder rejects, go through `decode_to_pillow`, which raises a precise error. Pixels are identical with
-simplejpeg (extra `data`, faster) and with Pillow. Relative to this, decoding complete files gives 0.90 of the training
-throughput with simplejpeg and 0.71 with Pillow (500 x 375 photos, crops of 224 pixels).
+A plain JPEG has one scan with 8-bit Huffman coding, 1 or 3 components, and no data after the scan; most photos are
+plain JPEG files. Rows below a crop are not decoded, and a crop that is downscaled is decoded at 1/2, 1/4 or 1/8 of its
+size. All other files, and files that the decoder rejects, are decoded completely by `decode_to_pillow`, which raises a
+precise error. Pixels are identical with simplejpeg (extra `data`, faster) and with Pillow.
+
+If complete files are decoded instead, the training throughput is 0.90 (simplejpeg) or 0.71 (Pillow) of that with lazy
+images, for photos of 500 x 375 pixels and crops of 224 pixels.
 """
 
 from __future__ import annotations
@@ -23,51 +25,49 @@ from vitreous.data.decoding.decode import PILLOW_MODES, decode_to_pillow, read_e
 from vitreous.data.decoding.gate import MAX_PIXELS
 
 PixelBox = tuple[int, int, int, int]  # left, top, right, bottom
-JPEG_BLOCK_SIZE = 8  # rows and columns per coded block, times the subsampling factor
-MAX_CACHED_HEADER_BYTES = (
-    4096  # maximum bytes of cached headers; headers of one encoder differ only in sizes and metadata
-)
-REDUCTION_FACTORS = (8, 4, 2)  # reductions without extra cost
-MIN_OVERSAMPLING = (
-    2  # reduction left to the resampling filter: costs 35 dB, as moving a crop edge by a pixel; 1 costs 31 dB
-)
+JPEG_BLOCK_SIZE = 8  # rows and columns of a coded block, without chroma subsampling
+MAX_CACHED_HEADER_BYTES = 4096  # headers up to this size are cached; files of one encoder often have the same header
+REDUCTION_FACTORS = (8, 4, 2)  # a JPEG can be decoded at 1/8, 1/4 or 1/2 of its size at no extra cost
+#: minimum ratio of a region decoded at reduced size to its target. With 2, the PSNR of the result is 35 dB, as after
+#: moving a crop edge by a pixel; with 1, it is 31 dB
+MIN_OVERSAMPLING = 2
 JPEG_FRAME_MARKERS = (0xC0, 0xC1)  # baseline and extended, with Huffman coding
-JPEG_TABLE_MARKERS = (
-    0xC4,
-    0xDB,
-    0xDD,
-    *range(0xE0, 0xF0),
-    0xFE,
-)  # other markers before the pixels (ITU-T T.81, Table B.1)
-# EXIF orientations that swap left and right, top and bottom; from the first transposed one on, rows and columns
+#: markers of the other segments of a plain JPEG before the scan (ITU-T T.81, Table B.1)
+JPEG_TABLE_MARKERS = (0xC4, 0xDB, 0xDD, *range(0xE0, 0xF0), 0xFE)
+#: EXIF orientations with left and right swapped, and with top and bottom swapped; rows and columns are swapped from the
+#: third value on
 MIRRORED_ORIENTATIONS, FLIPPED_ORIENTATIONS, FIRST_TRANSPOSED_ORIENTATION = (2, 3, 6, 7), (3, 4, 7, 8), 5
-#: a non-restart marker among coded pixels: 0xFF before neither a stuffed zero nor 0xD0 to 0xD7
+#: the marker that ends a scan: 0xFF and a byte that is neither 0, which is coded data, nor a restart (0xD0 to 0xD7)
 _SCAN_MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7]")
 
 
 @dataclass(frozen=True, eq=False)
 class LazyPixels:
-    """A stored image, (H, W, C) uint8; only the requested box of a memory-mapped file is read."""
+    """An image whose pixels (H, W, C) uint8 are stored, possibly in a memory-mapped file, of which only the requested
+    box is read."""
 
     pixels: np.ndarray
 
     @property
     def size(self) -> tuple[int, int]:
-        """Width and height, in Pillow's order."""
+        """(width, height), in Pillow's order."""
         return self.pixels.shape[1], self.pixels.shape[0]
 
     def decode_region(self, box: PixelBox, target: tuple[int, int] | None = None) -> np.ndarray:
-        """Copy a box, (h, w, C) uint8; `target` is ignored."""
+        """Return a copy of a box, (h, w, C) uint8. `target` is ignored, since stored pixels need no decoding."""
         return np.array(self.pixels[box[1] : box[3], box[0] : box[2]], order="C")
 
     def decode_full(self) -> Image.Image:
-        """Return the complete image in the form of `decode_to_pillow`."""
+        """Return the complete image as a PIL image, grey or RGB."""
         return Image.fromarray(self.pixels[..., 0] if self.pixels.shape[-1] == 1 else self.pixels)
 
 
 class JpegLayout(NamedTuple):
-    """Header of a plain JPEG: offset of its height, number of components, rows per coded block, offset of the pixels,
-    and (width, height)."""
+    """Header of a plain JPEG.
+
+    `frame` is the byte offset of the height and width, `pixel_offset` that of the scan. `components` is the number of
+    colour components, `tall` the number of rows per coded block, and `size` (width, height).
+    """
 
     frame: int
     components: int
@@ -78,7 +78,11 @@ class JpegLayout(NamedTuple):
 
 @dataclass(frozen=True)
 class LazyJpeg:
-    """A plain JPEG with a parsed header; unless `exact`, a downscaled region is decoded at reduced size."""
+    """A plain JPEG whose header is parsed and whose pixels are not decoded.
+
+    `content` are the bytes of the file, `channels` those of the decoded image, `orientation` is EXIF's. If `exact` is
+    False, a region that is downscaled may be decoded at reduced size.
+    """
 
     content: bytes
     name: str
@@ -89,26 +93,27 @@ class LazyJpeg:
 
     @property
     def size(self) -> tuple[int, int]:
-        """Width and height of the upright image, in Pillow's order."""
+        """(width, height) of the upright image, in Pillow's order."""
         width, height = self.layout.size
         return (width, height) if self.orientation < FIRST_TRANSPOSED_ORIENTATION else (height, width)
 
     def decode_full(self) -> Image.Image:
-        """Decode the complete image with `decode_to_pillow`. Raises DataError."""
+        """Decode the complete image with `decode_to_pillow`. Raises DataError for a damaged file."""
         return decode_to_pillow(self.content, self.channels, self.name)
 
     def decode_region(self, box: PixelBox, target: tuple[int, int] | None = None) -> np.ndarray:
-        """Decode a box of the upright image, (h, w, channels) uint8, contiguous and writable.
+        """Decode a box of the upright image: (h, w, channels) uint8, contiguous and writable.
 
-        At full size, the pixels are those of `whole().crop(box)`. Unless `exact`, a box that is downscaled to `target`
-        (height, width) is decoded at the smallest of 1/8, 1/4, 1/2 that is at least MIN_OVERSAMPLING times the target,
-        with its edges rounded to the nearest pixels. Raises DataError.
+        If `exact` is set or `target` is None, the pixels are those of `decode_full().crop(box)`. Otherwise `target` is
+        the (height, width) to which the caller resizes the box. The box is then decoded at the smallest of 1/8, 1/4 and
+        1/2 that is at least MIN_OVERSAMPLING times the target, with its edges rounded to pixels. Raises DataError for a
+        damaged file.
         """
         factor = (
             1 if self.exact or target is None else choose_reduction_factor((box[3] - box[1], box[2] - box[0]), target)
         )
         stored, block_rows = self.map_box_to_stored(box), self.layout.tall
-        # chroma upsampling reads the row below
+        # with chroma subsampling, upsampling reads one more row of blocks
         num_rows = -(-stored[3] // block_rows) * block_rows + (block_rows if block_rows > JPEG_BLOCK_SIZE else 0)
         pixels = self.decode_rows(min(num_rows, self.layout.size[1]), factor)
         if pixels is None:
@@ -118,7 +123,7 @@ class LazyJpeg:
         return self.convert_channels(np.require(crop, requirements=["C", "W"]))  # Pillow's pixels are read-only
 
     def map_box_to_stored(self, box: PixelBox) -> PixelBox:
-        """Map a box of the upright image to the image as stored."""
+        """Map a box of the upright image to pixels of the stored image, by the EXIF orientation."""
         (width, height), (left, top, right, bottom) = self.size, box
         x_range, y_range = (left, right), (top, bottom)
         if self.orientation in MIRRORED_ORIENTATIONS:
@@ -130,13 +135,13 @@ class LazyJpeg:
         return x_range[0], y_range[0], x_range[1], y_range[1]
 
     def rotate_upright(self, pixels: np.ndarray) -> np.ndarray:
-        """Rotate stored pixels, (H, W, C), upright."""
+        """Rotate and mirror stored pixels (H, W, C) upright, by the EXIF orientation."""
         pixels = pixels.transpose(1, 0, 2) if self.orientation >= FIRST_TRANSPOSED_ORIENTATION else pixels
         pixels = pixels[:, ::-1] if self.orientation in MIRRORED_ORIENTATIONS else pixels
         return pixels[::-1] if self.orientation in FLIPPED_ORIENTATIONS else pixels
 
     def convert_channels(self, pixels: np.ndarray) -> np.ndarray:
-        """Convert (h, w, components) to (h, w, channels) as Pillow does."""
+        """Convert pixels (h, w, components) between grey and RGB, as Pillow does: (h, w, channels)."""
         if self.channels == self.layout.components:
             return pixels
         if self.channels > self.layout.components:
@@ -144,11 +149,11 @@ class LazyJpeg:
         return np.array(Image.fromarray(pixels).convert("L"))[..., None]
 
     def decode_rows(self, num_rows: int, factor: int) -> np.ndarray | None:
-        """Decode the first `num_rows` rows at 1 / factor, (h, w, components) uint8 with h = ceil(rows / factor), and w
-        accordingly.
+        """Decode the first `num_rows` rows at 1 / `factor` of the size: (h, w, components) uint8, where h is
+        ceil(num_rows / factor) and w is ceil(width / factor).
 
-        None if the decoder rejects the file. The height in the header is changed to `num_rows`, so that the decoder
-        stops there.
+        The decoder gets a header with `num_rows` as height, so that it stops there. Returns None if it rejects the
+        file.
         """
         frame, components = self.layout.frame, self.layout.components
         shape = (-(-num_rows // factor), -(-self.layout.size[0] // factor), components)
@@ -160,24 +165,26 @@ class LazyJpeg:
         return pixels if pixels.shape == shape else None
 
 
-LazyImage = LazyJpeg | LazyPixels  # an image of known size with undecoded pixels
+LazyImage = LazyJpeg | LazyPixels  # an image whose size is known before its pixels are decoded
 
 
 def open_lazy_image(raw: bytes | np.ndarray, channels: int, name: str, exact: bool = True) -> Image.Image | LazyImage:
-    """Open a file's bytes or pixels (H, W[, C]), with lazy decoding if possible. Raises DataError.
+    """Open an image, a file's bytes or pixels (H, W[, C]), as a `LazyImage` if possible, else as a decoded Pillow
+    image.
 
-    If `exact` is False, a downscaled crop of a plain JPEG may be decoded at 1/2, 1/4 or 1/8.
+    If `exact` is False, a downscaled crop of a plain JPEG may be decoded at 1/2, 1/4 or 1/8 of its size. Raises
+    DataError for an unreadable file.
     """
     if isinstance(raw, np.ndarray):
-        grey = raw[..., None] if raw.ndim == 2 else raw
+        pixels = raw[..., None] if raw.ndim == 2 else raw
         if (
             channels in PILLOW_MODES
-            and grey.dtype == np.uint8
-            and grey.ndim == 3
-            and grey.shape[2] == channels
-            and grey.size
+            and pixels.dtype == np.uint8
+            and pixels.ndim == 3
+            and pixels.shape[2] == channels
+            and pixels.size
         ):
-            return LazyPixels(grey)
+            return LazyPixels(pixels)
     elif raw.startswith(b"\xff\xd8") and channels in PILLOW_MODES:
         jpeg = parse_plain_jpeg(raw, channels, name, exact)
         if jpeg is not None:
@@ -186,26 +193,26 @@ def open_lazy_image(raw: bytes | np.ndarray, channels: int, name: str, exact: bo
 
 
 def parse_plain_jpeg(content: bytes, channels: int, name: str, exact: bool) -> LazyJpeg | None:
-    """Parse the header of a plain JPEG; None for any other file.
+    """Parse the header of a plain JPEG; return None for other files, and if Pillow rejects the header.
 
-    Pillow decodes a corner from the header's tables, without the coded pixels. If Pillow rejects the tables, the file
-    is rejected, even if another decoder would accept it.
+    To check the header, Pillow decodes a file of one block, which consists of the header without the coded pixels.
+    Files are thus accepted or rejected regardless of the decoder that is installed.
     """
-    if (parsed := parse_jpeg_layout(content)) is None:
+    if (layout := parse_jpeg_layout(content)) is None:
         return None
-    width, height = parsed.size
+    width, height = layout.size
     corner = bytes((0, min(height, JPEG_BLOCK_SIZE), 0, min(width, JPEG_BLOCK_SIZE)))
-    header = content[: parsed.frame] + corner + content[parsed.frame + 4 : parsed.pixel_offset] + b"\xff\xd9"
+    header = content[: layout.frame] + corner + content[layout.frame + 4 : layout.pixel_offset] + b"\xff\xd9"
     orientation = (read_jpeg_orientation_cached if len(header) <= MAX_CACHED_HEADER_BYTES else read_jpeg_orientation)(
-        header, "L" if parsed.components == 1 else "RGB"
+        header, "L" if layout.components == 1 else "RGB"
     )
     if orientation is None or width * height > MAX_PIXELS:
         return None
-    return LazyJpeg(content, name, channels=channels, layout=parsed, orientation=orientation, exact=exact)
+    return LazyJpeg(content, name, channels=channels, layout=layout, orientation=orientation, exact=exact)
 
 
 def read_jpeg_orientation(header: bytes, mode: str) -> int | None:
-    """Return the EXIF orientation of a JPEG that Pillow decodes to that mode; None for any other file."""
+    """Return the EXIF orientation of a JPEG, if Pillow decodes it in the mode `mode`; None for other files."""
     try:
         with suppress_warnings(), Image.open(io.BytesIO(header), formats=("JPEG",)) as image:
             if image.format != "JPEG" or image.mode != mode:
@@ -221,10 +228,10 @@ read_jpeg_orientation_cached = lru_cache(maxsize=256)(read_jpeg_orientation)
 
 
 def parse_jpeg_layout(content: bytes) -> JpegLayout | None:
-    """Locate the frame and the scan of a plain JPEG; None for any other file.
+    """Parse the segments of a plain JPEG up to its scan; return None for other files.
 
-    There is one frame, one scan of all components, and only the end marker after it. The undecoded rows can therefore
-    only contain damaged coded pixels, which decoders tolerate.
+    A plain JPEG has one frame, one scan of all components, and only the end marker after the scan. Damage in the rows
+    that are not decoded can therefore only affect coded pixels, which decoders tolerate.
     """
     offset, frame = 2, 0
     while content[offset : offset + 1] == b"\xff" and offset + 10 <= len(content):
@@ -237,9 +244,9 @@ def parse_jpeg_layout(content: bytes) -> JpegLayout | None:
             is_complete = end_marker is not None and end_marker.end() == len(content) and content[-1] == 0xD9
             if not is_complete or components not in (1, 3) or content[offset + 4] != components:
                 return None
-            coarser = max(content[frame + 6 + 3 * component] & 15 for component in range(components))
+            max_subsampling = max(content[frame + 6 + 3 * component] & 15 for component in range(components))
             height, width = (int.from_bytes(content[i : i + 2], "big") for i in (frame, frame + 2))
-            return JpegLayout(frame, components, JPEG_BLOCK_SIZE * coarser, scan, (width, height))
+            return JpegLayout(frame, components, JPEG_BLOCK_SIZE * max_subsampling, scan, (width, height))
         elif marker not in JPEG_TABLE_MARKERS:
             return None
         offset += 2 + length
@@ -247,8 +254,8 @@ def parse_jpeg_layout(content: bytes) -> JpegLayout | None:
 
 
 def choose_reduction_factor(size: tuple[int, int], target: tuple[int, int]) -> int:
-    """Return the largest of 8, 4, 2 that leaves a box of (height, width) `size` at least MIN_OVERSAMPLING times its
-    target, else 1."""
+    """Choose the largest factor of 8, 4, 2 and 1 by which a box can be reduced, so that it is still at least
+    MIN_OVERSAMPLING times as large as `target`. Both sizes are (height, width)."""
     factors = (
         f
         for f in REDUCTION_FACTORS
@@ -259,7 +266,8 @@ def choose_reduction_factor(size: tuple[int, int], target: tuple[int, int]) -> i
 
 @cache
 def get_jpeg_decoder() -> Callable[[bytes, tuple[int, int, int], int], np.ndarray]:
-    """Return the fastest installed decoder: (content, shape of the result, factor) -> (height, width, C) uint8."""
+    """Return the fastest installed JPEG decoder, a function (content, shape, factor) -> pixels of `shape` (height,
+    width, C) uint8. `factor` is the reduction of the size."""
     try:
         import simplejpeg
     except ImportError:
@@ -273,7 +281,7 @@ def get_jpeg_decoder() -> Callable[[bytes, tuple[int, int, int], int], np.ndarra
 
 
 def decode_jpeg_with_pillow(content: bytes, shape: tuple[int, int, int], factor: int) -> np.ndarray:
-    """Decode a JPEG to (height, width, C) `shape` at 1 / factor without simplejpeg."""
+    """Decode a JPEG with Pillow at 1 / `factor` of its size, to `shape` (height, width, C) uint8."""
     with suppress_warnings(), Image.open(io.BytesIO(content), formats=("JPEG",)) as image:
         if factor > 1:
             image.draft(image.mode, (image.width // factor, image.height // factor))

@@ -1,10 +1,11 @@
-"""Images with any number of bands or more than 8 bits: multispectral TIFF and GeoTIFF, .npy, 16-bit greys.
+"""Read images with any number of bands or more than 8 bits: multispectral TIFF and GeoTIFF, .npy, 16-bit grey.
 
-Such an image is a tuple of Pillow images, one per band, of mode L (8 bits) or F (any other). Cropping, resampling and
-mirroring are applied to each band by the code for photos; colour augmentation is not applied.
+Such an image is decoded to a tuple of PIL images, one per band, of mode L for uint8 or F for other dtypes. Cropping,
+resizing and mirroring are applied to each band by the code for colour images. Colour augmentation is not applied.
 
-A pixel is void if any band is NaN, infinite, or equal to the nodata value of a GeoTIFF; if that value is 0, all bands
-must be 0. Void pixels are ignored in class maps, and filled with the mean of their band.
+A pixel is void, that is, without data, if any band is NaN, infinite, or equal to the nodata value of a GeoTIFF. If the
+nodata value is 0, a pixel is void only if all bands are 0. In class maps, void pixels are ignored. In images, they are
+filled with the mean of their band.
 """
 
 from __future__ import annotations
@@ -44,54 +45,58 @@ from vitreous.data.decoding.tiff import (
 )
 from vitreous.errors import DataError, EmptyImageError, UsageError, escape_unprintable, install_hint
 
-COLOUR_FORMS = ((1, "uint8"), (3, "uint8"))  # bands and dtype of arrays that are ordinary images
-MODEL_DTYPES = ("uint8", "uint16", "int16", "float32")  # dtypes of model inputs; others are converted to float32
-
-
+COLOUR_FORMS = ((1, "uint8"), (3, "uint8"))  # bands and dtype of arrays that are grey or RGB images
+MODEL_DTYPES = ("uint8", "uint16", "int16", "float32")  # dtypes of decoded bands; others are converted to float32
 BAND_SUFFIXES = (".tif", ".tiff", ".npy")  # suffixes of files that may be read by band
 NO_DATA_REASON = "no pixel has data"
 
 
 class Bands(tuple[Image.Image, ...]):
-    """The bands of an image, one Pillow image each. `is_void` (H, W) bool: pixels without data, None if all have
-    data."""
+    """The bands of an image, a tuple of PIL images. `is_void` (H, W) bool marks the pixels without data; None if all
+    pixels have data."""
 
     is_void: np.ndarray | None
 
     def __new__(cls, bands: Iterable[Image.Image], void: np.ndarray | None = None) -> Bands:
-        """Combine bands of equal size."""
+        """Create an image from bands of equal size; `void` (H, W) bool becomes `is_void`."""
         instance = super().__new__(cls, bands)
         instance.is_void = void
         return instance
 
     def __getnewargs__(self) -> tuple[Any, ...]:
-        """Return the arguments of `__new__` for pickle."""
+        """Return the arguments of `__new__`, which pickle stores."""
         return tuple(self), self.is_void
 
 
-#: input of preprocessing and augmentation; an array is a volume, (C, D, H, W) float32
+#: input of preprocessing and augmentation: an image, the bands of an image, or a volume or signal (C, *sizes) float32
 DecodedSample = Image.Image | tuple[Image.Image, ...] | np.ndarray
 
 
 def list_bands(sample: DecodedSample) -> tuple[Image.Image, ...]:
-    """Return the Pillow images of a sample, one or one for each band. Raises UsageError for a volume."""
+    """Return the PIL images of a sample: one for a colour image, or one per band. Raises UsageError for a volume."""
     if isinstance(sample, np.ndarray):
         raise UsageError("image augmentations do not apply to volumes", "use --recipe segment, which supports volumes")
     return sample if isinstance(sample, tuple) else (sample,)
 
 
 def get_void_mask(sample: DecodedSample) -> np.ndarray | None:
-    """Return the void pixels of an image, (H, W) bool; None if all have data."""
+    """Return the mask of the void pixels of an image, (H, W) bool; None if all pixels have data."""
     return sample.is_void if isinstance(sample, Bands) else None
 
 
 def detect_channel_form(raw: bytes | np.ndarray, name: str) -> tuple[int, str] | None:
-    """Return bands and dtype, one of `MODEL_DTYPES`, of an image that must be read by band; None for images that Pillow
-    reads at 8 bits (grey, RGB), including 16-bit greys.
+    """Return the number of bands and the dtype of an image that must be read by band; None for an image that Pillow
+    reads as 8-bit grey or RGB.
 
-    Read by band are pixels (H, W[, C]) of other dtypes or band counts, TIFF files whose samples are not colours, TIFF
-    files with several grey pages of one size, and grey TIFF files with signed or floating-point values. Raises
-    DataError for a damaged or unsupported file.
+    The following images are read by band:
+
+    - pixels (H, W[, C]) and .npy files, unless they are grey or RGB of uint8
+    - TIFF files whose samples are not colours
+    - TIFF files with several grey pages of one size
+    - TIFF files with one grey page of signed or floating-point values
+
+    The dtype is one of `MODEL_DTYPES` for files, and that of the array for pixels. Raises DataError for a damaged or
+    unsupported file.
     """
     if isinstance(raw, bytes) and raw.startswith(TIFF_SIGNATURES):
         tiff_form = call_reader(read_tiff_form, raw, name)
@@ -107,7 +112,7 @@ def detect_channel_form(raw: bytes | np.ndarray, name: str) -> tuple[int, str] |
 
 
 def choose_model_dtype(dtype: str) -> str:
-    """Return the dtype, one of `MODEL_DTYPES`, that values of a stored dtype are converted to."""
+    """Return the dtype, one of `MODEL_DTYPES`, to which values of the dtype of a file are converted."""
     return dtype if dtype in MODEL_DTYPES else "float32"
 
 
@@ -118,11 +123,11 @@ def read_bands(
     name: str | None = None,
     fill: Sequence[float] | None = None,
 ) -> Bands:
-    """Read a path, a file's bytes, or pixels (H, W[, C]) as one Pillow image per band, mode L for uint8, else F.
+    """Read a path, a file's bytes, or pixels (H, W[, C]) as one PIL image per band, of mode L for uint8, else F.
 
-    Void pixels get the values `fill` (C,), by default the mean of the other pixels of each band. Raises DataError for
-    unreadable files and for band counts or dtypes that differ from `dtype_name`, and EmptyImageError if no pixel has
-    data.
+    `channels` and `dtype_name` are the number of bands and the dtype that the model expects. Void pixels get the values
+    `fill`, one per band, by default the mean of the other pixels of the band. Raises DataError for an unreadable file
+    and for other bands or dtypes, and EmptyImageError if no pixel has data.
     """
     name = name or (escape_unprintable(raw) if isinstance(raw, (str, os.PathLike)) else "image")
     array, void = read_band_values(raw if isinstance(raw, (bytes, np.ndarray)) else read_input_file(raw), name)
@@ -142,51 +147,58 @@ def read_bands(
 
 
 def fill_void(band: np.ndarray, void: np.ndarray, value: float | None) -> np.ndarray:
-    """Copy a band (H, W) with `value` at the pixels `void` (H, W) bool; None uses the mean of the others."""
+    """Return a copy of a band (H, W) in which the pixels `void` (H, W) bool are `value`, or if it is None, the mean of
+    the other pixels."""
     if value is None:
         value = float(band[~void].mean(dtype=np.float64))
     return np.where(void, np.asarray(round(value) if band.dtype == np.uint8 else value, band.dtype), band)
 
 
 def read_void_mask(path: Path) -> np.ndarray | None:
-    """Read the void pixels of an image file, (H, W) bool; None if all have data. Raises DataError."""
+    """Read the mask of the void pixels of an image file, (H, W) bool; None if all pixels have data. Raises DataError
+    for an unreadable file."""
     if not path.name.lower().endswith(BAND_SUFFIXES):
         return None
     return decode_void_mask(read_input_file(path), escape_unprintable(path))
 
 
 def decode_void_mask(raw: bytes | np.ndarray, name: str) -> np.ndarray | None:
-    """Decode the void pixels of a file's bytes or pixels (H, W[, C]), (H, W) bool; None if all have data, or if the
-    image is not read by band. Raises DataError."""
+    """Decode the mask of the void pixels of an image, a file's bytes or pixels (H, W[, C]): (H, W) bool. Returns None
+    if all pixels have data, or if the image is not read by band. Raises DataError for an unreadable file."""
     form = detect_channel_form(raw, name)
     if form is None or (form[1] != "float32" and find_nodata_value(raw, name) is None):
-        return None  # decided without the values: none of them can be void
+        return None  # integers without a nodata value cannot be void, so they need not be decoded
     return read_band_values(raw, name)[1]
 
 
 def read_band_values(raw: bytes | np.ndarray, name: str) -> tuple[np.ndarray, np.ndarray | None]:
-    """Read a file's bytes or pixels (H, W[, C]) as (C, H, W) of a dtype in `MODEL_DTYPES`, and the void pixels (H, W)
-    bool, None if all have data. Raises DataError."""
+    """Read a file's bytes or pixels (H, W[, C]) as bands (C, H, W) of a dtype in `MODEL_DTYPES`.
+
+    Also returns the mask of the void pixels (H, W) bool, None if all pixels have data. Raises DataError for an
+    unreadable file."""
     array = read_channels(raw, name)
-    with np.errstate(over="ignore"):  # values beyond float32 become infinite: void pixels
+    with np.errstate(over="ignore"):  # values too large for float32 become infinite, and their pixels void
         values = array.astype(choose_model_dtype(array.dtype.name), copy=False)
     return values, compute_void_mask(array, values, find_nodata_value(raw, name))
 
 
 def find_nodata_value(raw: bytes | np.ndarray, name: str) -> float | None:
-    """Return the nodata value of a TIFF's bytes; None for other files, for pixels (H, W[, C]), and if there is none.
-    Raises DataError."""
+    """Return the nodata value in the bytes of a TIFF; None if it has none, for other files, and for pixels (H, W[, C]).
+    Raises DataError for a damaged file."""
     if isinstance(raw, np.ndarray) or not raw.startswith(TIFF_SIGNATURES):
         return None
     return read_nodata_tag(call_reader(lambda raw, name: read_tiff_tags(raw), raw, name))
 
 
 def compute_void_mask(stored: np.ndarray, values: np.ndarray, nodata: float | None) -> np.ndarray | None:
-    """Compute the void pixels (H, W) bool of a stored image (C, H, W) with the converted `values`; None if all have
-    data."""
+    """Compute the mask of the void pixels of an image: (H, W) bool, or None if all pixels have data.
+
+    `stored` (C, H, W) are the values of the file, `values` (C, H, W) the same in a dtype of `MODEL_DTYPES`. `nodata` is
+    the nodata value of the file, None if it has none.
+    """
     void = np.zeros(stored.shape[1:], bool)
     if values.dtype.kind == "f":
-        for band in values:  # by band: reductions over the first axis take five times as long
+        for band in values:  # band by band, since a reduction over the first axis takes five times as long
             void |= ~np.isfinite(band)
     if nodata is not None and (value := cast_nodata(nodata, stored.dtype)) is not None:
         if nodata == 0:
@@ -198,8 +210,8 @@ def compute_void_mask(stored: np.ndarray, values: np.ndarray, nodata: float | No
 
 
 def cast_nodata(nodata: float, dtype: np.dtype) -> Any:
-    """Convert a nodata value to a dtype; None if it is not representable, and for non-finite values, which are void in
-    any case."""
+    """Convert a nodata value to the dtype of the file. Returns None if the dtype cannot represent it, and for NaN and
+    infinity, which are void in any case."""
     if not np.isfinite(nodata):
         return None
     if dtype.kind == "f":
@@ -210,7 +222,8 @@ def cast_nodata(nodata: float, dtype: np.dtype) -> Any:
 
 
 def read_channels(raw: bytes | np.ndarray, name: str) -> np.ndarray:
-    """Read a file's bytes or pixels (H, W[, C]) as (C, H, W) of their dtype, in native byte order. Raises DataError."""
+    """Read a file's bytes or pixels (H, W[, C]) as (C, H, W) of the stored dtype, in native byte order. Raises
+    DataError for an unreadable file."""
     if isinstance(raw, np.ndarray):
         return raw[None] if raw.ndim == 2 else np.moveaxis(raw, -1, 0)
     if raw.startswith(NPY_MAGIC):
@@ -223,19 +236,21 @@ def read_channels(raw: bytes | np.ndarray, name: str) -> np.ndarray:
 
 
 def needs_tifffile(raw: bytes, name: str) -> bool:
-    """Return whether a TIFF must be read with tifffile: several samples that Pillow cannot read or would truncate, or
-    greys of a dtype that Pillow lacks."""
+    """Return whether a TIFF must be read with tifffile: it has several samples per pixel that Pillow cannot read or
+    would truncate, or grey values of a dtype that Pillow does not support. Raises DataError for an unsupported
+    dtype."""
     tags, form = read_tiff_tags(raw), read_tiff_form(raw, name)
-    has_samples = int(tags.get(SAMPLES_TAG, (1,))[0]) > 1
+    has_several_samples = int(tags.get(SAMPLES_TAG, (1,))[0]) > 1
     return (
-        (has_samples and bool(form.bands))
+        (has_several_samples and bool(form.bands))
         or has_wide_samples(tags)
         or (form.bands == 1 and form.dtype not in PILLOW_DTYPES)
     )
 
 
 def call_reader(read: Callable[[bytes, str], Any], raw: bytes, name: str) -> Any:
-    """Call `read(raw, name)`, and raise DataError for any exception, since readers' exceptions are undocumented."""
+    """Check the decoding cost of a file, call `read(raw, name)` and return its result. All exceptions are raised as
+    DataError, since the exceptions of readers are undocumented."""
     try:
         check_decoding_cost(raw, name)
         with suppress_warnings():
@@ -254,9 +269,10 @@ def call_reader(read: Callable[[bytes, str], Any], raw: bytes, name: str) -> Any
 
 
 def read_pillow_pages(raw: bytes, name: str) -> np.ndarray:
-    """Read with Pillow, upright, as (C, H, W): pages of one size, or the channels of one page. Raises DataError."""
-    tiff = raw.startswith(TIFF_SIGNATURES)
-    count, page_arrays = count_tiff_pages(raw) if tiff else 1, []
+    """Read an image with Pillow as (C, H, W), upright. C are the pages of a TIFF with several grey pages of one size,
+    or the channels of a single page. Raises DataError for more than MAX_PIXELS values."""
+    is_tiff = raw.startswith(TIFF_SIGNATURES)
+    count, page_arrays = count_tiff_pages(raw) if is_tiff else 1, []
     with Image.open(io.BytesIO(raw), formats=select_pillow_formats(raw, name, IMAGE_FORMATS)) as image:
         if image.width * image.height * count > MAX_PIXELS:
             raise too_large_error(name, image.width, image.height)
@@ -264,6 +280,6 @@ def read_pillow_pages(raw: bytes, name: str) -> np.ndarray:
             image.seek(page)
             image.load()
             page_arrays.append(np.asarray(ImageOps.exif_transpose(image)))
-    if tiff and page_arrays[0].dtype == np.int32:  # Pillow's only mode for signed integers
+    if is_tiff and page_arrays[0].dtype == np.int32:  # Pillow decodes all signed integers to int32
         page_arrays = [array.astype(get_tiff_dtype(read_tiff_tags(raw), name)) for array in page_arrays]
     return np.stack(page_arrays) if page_arrays[0].ndim == 2 else np.moveaxis(page_arrays[0], -1, 0)

@@ -1,7 +1,8 @@
-"""Headers and samples of TIFF and GeoTIFF files: bands, dtype, size, nodata value, georeference.
+"""Headers and values of TIFF and GeoTIFF files: bands, dtype, size, nodata value, georeference.
 
-Bands are the samples of a pixel that are not colours. Reading their values needs tifffile (extra `data`), and for LZW,
-Zstandard and other compressions also imagecodecs (extra `geotiff`).
+A sample, in the terms of TIFF, is one of the values of a pixel. Bands are samples that are not colours. Their values
+are read with tifffile (extra `data`), which needs imagecodecs (extra `geotiff`) for LZW, Zstandard and other
+compressions. `tags` are the tags of the first page, by number.
 """
 
 from __future__ import annotations
@@ -23,35 +24,27 @@ from vitreous.data.decoding.npy import MAX_BANDS
 from vitreous.errors import DataError, install_hint
 
 TIFF_SIGNATURES = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
-#: (bits, sample format) of a TIFF -> dtype
+#: (bits per sample, sample format) of a TIFF -> dtype
 TIFF_DTYPES = {
     **{(8, 1): "uint8", (16, 1): "uint16", (32, 1): "uint32", (64, 1): "uint64"},
     **{(8, 2): "int8", (16, 2): "int16", (32, 2): "int32", (64, 2): "int64"},
     **{(16, 3): "float16", (32, 3): "float32", (64, 3): "float64"},
 }
 PILLOW_DTYPES = ("uint8", "uint16", "int16", "float32")  # dtypes of grey pages that Pillow reads
-# tags of TIFF 6.0
-WIDTH_TAG, HEIGHT_TAG, BITS_TAG, PHOTOMETRIC_TAG, ORIENTATION_TAG, SAMPLES_TAG, EXTRA_SAMPLES_TAG, SAMPLE_FORMAT_TAG = (
-    256,
-    257,
-    258,
-    262,
-    274,
-    277,
-    338,
-    339,
-)
+# numbers of tags of TIFF 6.0
+WIDTH_TAG, HEIGHT_TAG, BITS_TAG, PHOTOMETRIC_TAG = 256, 257, 258, 262
+ORIENTATION_TAG, SAMPLES_TAG, EXTRA_SAMPLES_TAG, SAMPLE_FORMAT_TAG = 274, 277, 338, 339
 #: tags of GeoTIFF 1.1: pixel scale, tie points, transformation, and the key directory with its numeric and text values
 GEO_TAGS = (33550, 33922, 34264, 34735, 34736, 34737)
-SHORT_TYPE, ASCII_TYPE, DOUBLE_TYPE = 3, 2, 12  # types of tags
-TAG_TYPES = {34735: SHORT_TYPE, 34737: ASCII_TYPE}  # of GEO_TAGS; the others are DOUBLE
-NODATA_TAG = 42113  # GDAL's tag of the nodata value, as text
-GREY_PHOTOMETRIC = (0, 1)  # PhotometricInterpretation: white is 0, black is 0
-RGB_PHOTOMETRIC = 2  # PhotometricInterpretation
-NO_COMPRESSION, DEFLATE_COMPRESSIONS = 1, (8, 32946)  # Compression
-#: Compression -> name, for those that imagecodecs decodes losslessly
+SHORT_TYPE, ASCII_TYPE, DOUBLE_TYPE = 3, 2, 12  # types of the values of a tag
+TAG_TYPES = {34735: SHORT_TYPE, 34737: ASCII_TYPE}  # tag of GEO_TAGS -> type of its values; DOUBLE_TYPE for others
+NODATA_TAG = 42113  # GDAL's tag with the nodata value as text
+GREY_PHOTOMETRIC = (0, 1)  # values of PhotometricInterpretation for grey: 0 is white, or 0 is black
+RGB_PHOTOMETRIC = 2  # value of PhotometricInterpretation for RGB
+NO_COMPRESSION, DEFLATE_COMPRESSIONS = 1, (8, 32946)  # values of Compression
+#: value of Compression -> name, for lossless compressions that need imagecodecs
 TIFF_CODECS = {5: "LZW", 32773: "PackBits", 34887: "LERC", 34925: "LZMA", 50000: "Zstandard"}
-FLOATING_PREDICTOR = 3
+FLOATING_PREDICTOR = 3  # value of Predictor for floating-point values
 SAVE_TIFF_HINT = "save it as .npy, or as a TIFF without compression or with deflate"
 
 TiffTags = dict[int, tuple[Any, ...]]
@@ -59,7 +52,11 @@ TiffTags = dict[int, tuple[Any, ...]]
 
 @dataclass(frozen=True)
 class TiffForm:
-    """The header of a TIFF: upright (height, width) `size`, `bands`, 0 for colours, and the `dtype` of its values."""
+    """The form of an image in a TIFF, from its header.
+
+    `size` is (height, width) of the upright image, `bands` the number of bands, 0 for an image with colours or grey,
+    and `dtype` that of its values; it may be empty for colours.
+    """
 
     size: tuple[int, int]
     bands: int
@@ -67,12 +64,13 @@ class TiffForm:
 
 
 def read_tiff_tags(raw: bytes) -> TiffTags:
-    """Read the tags of the first page, each as a tuple. Raises Pillow's exceptions for a damaged file."""
+    """Read the tags of the first page of a TIFF that this module uses, each as a tuple. Raises Pillow's exceptions for
+    a damaged file."""
     ifd = TiffImagePlugin.ImageFileDirectory_v2(raw[:16] if raw[2] == 43 else raw[:8])
     file = io.BytesIO(raw)
     file.seek(ifd.next)
     ifd.load(file)
-    known_tags = (
+    used_tags = (
         WIDTH_TAG,
         HEIGHT_TAG,
         BITS_TAG,
@@ -84,53 +82,53 @@ def read_tiff_tags(raw: bytes) -> TiffTags:
         NODATA_TAG,
         *GEO_TAGS,
     )
-    tags = {tag: ifd[tag] for tag in known_tags if tag in ifd}
+    tags = {tag: ifd[tag] for tag in used_tags if tag in ifd}
     return {tag: value if isinstance(value, tuple) else (value,) for tag, value in tags.items()}
 
 
 def get_tiff_size(tags: TiffTags) -> tuple[int, int]:
-    """Return the upright (height, width) from tags; (0, 0) without them."""
+    """Return (height, width) of the upright image from tags; (0, 0) if the tags are missing."""
     height, width = int(tags.get(HEIGHT_TAG, (0,))[0]), int(tags.get(WIDTH_TAG, (0,))[0])
     return (width, height) if int(tags.get(ORIENTATION_TAG, (1,))[0]) >= 5 else (height, width)
 
 
 def get_tiff_dtype(tags: TiffTags, name: str) -> str:
-    """Return the dtype from tags. Raises DataError if it is not in `TIFF_DTYPES`."""
-    pairs = {
+    """Return the dtype of the values from tags. Raises DataError if it is not supported, or differs between samples."""
+    sample_types = {
         (int(bits), int(sample_format))
         for bits in tags.get(BITS_TAG, (1,))
         for sample_format in tags.get(SAMPLE_FORMAT_TAG, (1,))
     }
-    return check_tiff_dtype(TIFF_DTYPES.get(pairs.pop(), "") if len(pairs) == 1 else "", name)
+    return check_tiff_dtype(TIFF_DTYPES.get(sample_types.pop(), "") if len(sample_types) == 1 else "", name)
 
 
 def check_tiff_dtype(dtype: str, name: str) -> str:
-    """Return a dtype. Raises DataError if it is not in `TIFF_DTYPES`."""
+    """Return a dtype unchanged. Raises DataError if it is not in `TIFF_DTYPES`."""
     if dtype not in TIFF_DTYPES.values():
-        problem = f"a TIFF with values that are not {', '.join(TIFF_DTYPES.values())}"
-        raise DataError(f"{name}: {problem}", "convert it to one of those")
+        problem = f"a TIFF whose dtype is {dtype or 'unknown'}, which is not supported"
+        raise DataError(f"{name}: {problem}", f"convert it to one of {', '.join(TIFF_DTYPES.values())}")
     return dtype
 
 
 def count_tiff_bands(tags: TiffTags) -> int:
-    """Return the samples per pixel of a TIFF with these tags if they are bands; 0 if they are colours.
+    """Return the number of samples per pixel from tags, if they are bands; 0 if they are colours or grey.
 
-    An extra sample makes all of them bands, unless it is transparency.
+    All samples are bands if one is an extra sample of an undefined meaning, that is, not transparency.
     """
-    count, extra = int(tags.get(SAMPLES_TAG, (1,))[0]), tags.get(EXTRA_SAMPLES_TAG, ())
-    greys = count > 1 and tags.get(PHOTOMETRIC_TAG, GREY_PHOTOMETRIC)[0] in GREY_PHOTOMETRIC
-    return count if count > 4 or (greys and not extra) or (count > 1 and 0 in extra) else 0
+    count, extra_samples = int(tags.get(SAMPLES_TAG, (1,))[0]), tags.get(EXTRA_SAMPLES_TAG, ())
+    has_grey_samples = count > 1 and tags.get(PHOTOMETRIC_TAG, GREY_PHOTOMETRIC)[0] in GREY_PHOTOMETRIC
+    return count if count > 4 or (has_grey_samples and not extra_samples) or (count > 1 and 0 in extra_samples) else 0
 
 
 def has_wide_samples(tags: TiffTags) -> bool:
-    """Return whether a pixel has several samples of more than 8 bits, which Pillow would truncate."""
+    """Return whether a pixel has several samples of more than 8 bits, which Pillow would truncate to 8 bits."""
     return int(tags.get(SAMPLES_TAG, (1,))[0]) > 1 and max(tags.get(BITS_TAG, (1,))) > 8
 
 
 def read_tiff_form(raw: bytes, name: str) -> TiffForm:
-    """Read the form of a TIFF from its headers.
+    """Read the form of the image in a TIFF from the headers of its pages.
 
-    Grey pages of one size are bands, and so is a single grey page whose values are not 8-bit or 16-bit unsigned
+    Several grey pages of one size are bands, and so is a single grey page whose values are not 8-bit or 16-bit unsigned
     integers. Raises DataError for bands of an unsupported dtype, and Pillow's exceptions for a damaged file.
     """
     tags = read_tiff_tags(raw)
@@ -152,7 +150,8 @@ def read_tiff_form(raw: bytes, name: str) -> TiffForm:
 
 
 def count_tiff_pages(raw: bytes) -> int:
-    """Count the pages of a TIFF if all have one size and mode, else 1. Reads at most MAX_BANDS headers."""
+    """Count the pages of a TIFF that can be bands of one image. Returns 1 if pages differ in size or mode, or if there
+    are more than MAX_BANDS."""
     with Image.open(io.BytesIO(raw), formats=("TIFF",)) as image:
         first_page = (image.size, image.mode)
         for count in range(1, MAX_BANDS + 1):
@@ -166,7 +165,8 @@ def count_tiff_pages(raw: bytes) -> int:
 
 
 def read_nodata_tag(tags: TiffTags) -> float | None:
-    """Return the nodata value of GDAL's tag; None if there is none, or if it is not a number."""
+    """Return the nodata value, which marks pixels without data, from GDAL's tag; None if the tag is missing or not a
+    number."""
     text = tags.get(NODATA_TAG, ("",))[0]
     try:
         return float(text.decode("ascii") if isinstance(text, bytes) else text.strip("\0 "))
@@ -175,7 +175,8 @@ def read_nodata_tag(tags: TiffTags) -> float | None:
 
 
 def read_georeference(raw: bytes | str | os.PathLike[str]) -> TiffTags | None:
-    """Return the georeferencing tags of a GeoTIFF, a path or a file's bytes; None for other files."""
+    """Read the tags of a GeoTIFF, a path or a file's bytes, that map its pixels to the Earth; None for other files and
+    damaged headers."""
     try:
         if not isinstance(raw, bytes):
             with open(raw, "rb") as file:
@@ -190,7 +191,8 @@ def read_georeference(raw: bytes | str | os.PathLike[str]) -> TiffTags | None:
 
 
 def encode_geotiff(class_map: Image.Image, georeference: TiffTags) -> bytes:
-    """Encode a class map as a GeoTIFF with deflate compression, with ignored pixels as nodata."""
+    """Encode a class map as the bytes of a GeoTIFF with deflate compression. `georeference` are tags of
+    `read_georeference`. The index of ignored pixels becomes the nodata value."""
     tags = TiffImagePlugin.ImageFileDirectory_v2()
     for tag, values in georeference.items():
         tags.tagtype[tag] = TAG_TYPES.get(tag, DOUBLE_TYPE)
@@ -203,27 +205,29 @@ def encode_geotiff(class_map: Image.Image, georeference: TiffTags) -> bytes:
 
 
 def read_tiff_samples(raw: bytes, name: str) -> np.ndarray:
-    """Read the first page of a TIFF as (C, H, W), with tifffile. Raises ImportError and DataError."""
+    """Read the samples of the first page of a TIFF as (C, H, W), with tifffile. Raises ImportError if tifffile is not
+    installed, and DataError for unsupported and damaged files."""
     import tifffile
 
     logging.getLogger("tifffile").disabled = True  # the DataError reports it
     with tifffile.TiffFile(io.BytesIO(raw)) as file:
         page: Any = file.pages[0]
         if page.axes not in ("YX", "YXS", "SYX"):
-            raise DataError(f"{name}: a TIFF with the axes {page.axes}", SAVE_TIFF_HINT)
+            raise DataError(f"{name}: a TIFF with the axes {page.axes} is not supported", SAVE_TIFF_HINT)
         if page.size > MAX_PIXELS:
             raise too_large_error(name, page.imagewidth, page.imagelength)
         check_tiff_dtype(page.dtype.name if page.dtype else "", name)
         if page.tags.valueof(ORIENTATION_TAG, 1) != 1:
-            raise DataError(f"{name}: a TIFF of {page.samplesperpixel} samples that is not upright", "rotate it")
+            problem = f"a TIFF of {page.samplesperpixel} samples per pixel that is not stored upright"
+            raise DataError(f"{name}: {problem}", "rotate it, and save it without an orientation tag")
         check_tiff_complete(page, raw, name)
         array = page.asarray(maxworkers=1)
     return array[None] if page.axes == "YX" else np.moveaxis(array, -1, 0) if page.axes == "YXS" else array
 
 
 def check_tiff_complete(page: Any, raw: bytes, name: str) -> None:
-    """Raise DataError for a page with missing, truncated or surplus strips or tiles, and for an unsupported
-    compression."""
+    """Raise DataError if strips or tiles of a page are missing, truncated or too many, or their compression is not
+    supported. `page` is a page of tifffile, `raw` the bytes of the file."""
     size, count = math.prod(page.chunks), math.prod(page.chunked)
     check_tiff_codec(page, name)
     segments = list(zip(page.dataoffsets, page.databytecounts, strict=True))
@@ -231,7 +235,7 @@ def check_tiff_complete(page: Any, raw: bytes, name: str) -> None:
     is_inside = all(start == length == 0 or 0 < length <= len(raw) - start for start, length in segments)
     if size > MAX_PIXELS or len(segments) != count or not is_inside or not any(length for _, length in segments):
         raise DataError(f"{name}: a TIFF with missing strips", "fix or delete the file")
-    sparse = sum(not length for _, length in segments)
+    num_sparse = sum(not length for _, length in segments)
     if page.compression in TIFF_CODECS:
         return  # tifffile rejects a strip or tile that decodes to too few values
     if page.compression == NO_COMPRESSION:
@@ -241,17 +245,18 @@ def check_tiff_complete(page: Any, raw: bytes, name: str) -> None:
         stored = sum(
             count_inflated_bytes(raw[start : start + length], max_bytes) for start, length in segments if length
         )
-    stored += sparse * size * page.dtype.itemsize
+    stored += num_sparse * size * page.dtype.itemsize
     if stored < page.nbytes:
         problem = f"{stored:,} bytes of data, but the header states {page.nbytes:,}"
         raise DataError(f"{name}: {problem}", "fix or delete the file")
 
 
 def check_tiff_codec(page: Any, name: str) -> None:
-    """Raise DataError for an unsupported compression or predictor, or one that needs the missing imagecodecs."""
+    """Raise DataError for a page whose compression or predictor is not supported, or needs imagecodecs, which is not
+    installed."""
     compression, predictor = int(page.keyframe.compression), int(page.keyframe.predictor)
     if compression not in (NO_COMPRESSION, *DEFLATE_COMPRESSIONS, *TIFF_CODECS):
-        raise DataError(f"{name}: a TIFF compressed by method {compression}", SAVE_TIFF_HINT)
+        raise DataError(f"{name}: a TIFF with the unsupported compression {compression}", SAVE_TIFF_HINT)
     codec_name = TIFF_CODECS.get(compression, "")
     if not codec_name and predictor == FLOATING_PREDICTOR:
         codec_name = "the floating-point predictor"
@@ -270,8 +275,8 @@ def has_imagecodecs() -> bool:
 
 
 def preload_tiff_codecs() -> None:
-    """Preload imagecodecs' decoders, which are otherwise loaded on first use, for a process that may not open files
-    later."""
+    """Load the decoders of imagecodecs, which it otherwise loads on first use. Sandboxed processes call this before
+    they lose access to files."""
     if has_imagecodecs():
         import imagecodecs
 
@@ -280,8 +285,8 @@ def preload_tiff_codecs() -> None:
 
 
 def count_inflated_bytes(segment: bytes, max_bytes: int) -> int:
-    """Count the bytes of a deflated strip or tile. Raises ValueError for a damaged one, and for more than
-    `max_bytes`."""
+    """Decompress a deflated strip or tile and return its number of bytes. Raises ValueError for damaged data, and for
+    more than `max_bytes`."""
     stream = zlib.decompressobj()
     try:
         length = len(stream.decompress(segment, max_bytes + 1))

@@ -1,7 +1,8 @@
 """Decode video files with PyAV (extra `video`), which includes FFmpeg.
 
-The format is determined from the first bytes and passed to FFmpeg, since some of FFmpeg's formats are lists of files
-and URLs that it would open. A file is decoded once to count its frames, and again if they exceed the memory limit.
+The container format is determined from the first bytes and passed to FFmpeg. FFmpeg must not choose the format, since
+some of its formats are lists of files and URLs, which it would open. A file is decoded once to count its frames. If the
+frames exceed a memory limit, the file is decoded again to read them.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from vitreous.data.decoding.decode import describe_exception
 from vitreous.errors import DataError, install_hint
 
 MAX_BUFFERED_BYTES = 2**28  # maximum bytes of decoded frames kept between counting and reading
-DURATION_TOLERANCE = 0.5  # seconds by which the stated duration may exceed the last frame
-#: offset, first bytes, and FFmpeg's name of the format
+DURATION_TOLERANCE = 0.5  # seconds by which the duration in the header may exceed the end of the last frame
+#: container formats: offset of the signature, signature, FFmpeg's name of the demuxer
 CONTAINER_SIGNATURES = (
     (4, b"ftyp", "mov"),
     (4, b"moov", "mov"),
@@ -34,23 +35,24 @@ CONTAINER_SIGNATURES = (
 
 
 def detect_demuxer(content: bytes) -> str:
-    """Return FFmpeg's name of a video file's format; an empty string for anything else."""
+    """Return FFmpeg's name of the demuxer for a video file; an empty string for other files."""
     if content.startswith(b"RIFF") and content[8:12] == b"AVI ":
         return "avi"
     return next((name for offset, signature, name in CONTAINER_SIGNATURES if content.startswith(signature, offset)), "")
 
 
 class VideoClip(Clip):
-    """A video file, decoded once to count its frames, which are rotated upright according to its metadata.
+    """An opened video file. Frames are rotated upright according to the metadata.
 
-    Raises DataError for a damaged or truncated file or one without a video stream, and if PyAV is missing.
+    Opening decodes the file once to count its frames. Raises DataError for a damaged or truncated file, for a file
+    without a video stream, and if PyAV is not installed.
     """
 
     def __init__(self, content: bytes, name: str) -> None:
         if find_spec("av") is None:
             raise DataError(f"{name}: videos need PyAV, which is not installed", install_hint("video"))
         self.name, self.content = name, content
-        times, buffered_frames, size = list[float | None](), list[Any](), 0
+        times, buffered_frames, decoded_bytes = list[float | None](), list[Any](), 0
         self.buffered_frames: list[Any] | None = buffered_frames
         for frame in iterate_video_frames(content, name):
             if not times:
@@ -58,8 +60,8 @@ class VideoClip(Clip):
                 self.size = (width, height) if frame.rotation % 180 else (height, width)
             times.append(frame.time)
             check_clip_limits((frame.height, frame.width), len(times), name)
-            size += sum(plane.buffer_size for plane in frame.planes)
-            if size <= MAX_BUFFERED_BYTES:
+            decoded_bytes += sum(plane.buffer_size for plane in frame.planes)
+            if decoded_bytes <= MAX_BUFFERED_BYTES:
                 buffered_frames.append(frame)
             else:
                 self.buffered_frames = None
@@ -71,10 +73,12 @@ class VideoClip(Clip):
         return self.count
 
     def decode_frames(self, frame_indices: Sequence[int]) -> Iterator[np.ndarray]:
-        """Yield (H, W, 3) uint8 frames. Raises DataError."""
+        """Yield the frames at increasing indices, (H, W, 3) uint8 each. Raises DataError for a damaged file."""
         from av.video.reformatter import VideoReformatter
 
-        reformatter = VideoReformatter()  # shared by all frames: its creation takes longer than a small frame
+        reformatter = (
+            VideoReformatter()
+        )  # shared by all frames, since its creation takes longer than the conversion of a small frame
         if self.buffered_frames is not None:
             yield from (frame_to_rgb(self.buffered_frames[index], reformatter) for index in frame_indices)
             return
@@ -89,13 +93,14 @@ class VideoClip(Clip):
 
 
 def frame_to_rgb(frame: Any, reformatter: Any) -> np.ndarray:
-    """Convert a PyAV frame to (H, W, 3) uint8, upright."""
+    """Convert a PyAV frame to RGB pixels (H, W, 3) uint8, rotated upright."""
     pixels = reformatter.reformat(frame, format="rgb24").to_ndarray()
     return np.rot90(pixels, round(frame.rotation / 90) % 4)
 
 
 def iterate_video_frames(content: bytes, name: str) -> Iterator[Any]:
-    """Yield all frames of a video file in display order, as PyAV frames. Raises DataError."""
+    """Yield all frames of a video file in display order, as PyAV frames. Raises DataError for a damaged or truncated
+    file, and for a file without a video stream."""
     import av
     from av.error import FFmpegError
 
@@ -118,9 +123,8 @@ def iterate_video_frames(content: bytes, name: str) -> Iterator[Any]:
                 yield frame
             start_time = float((stream.start_time or 0) * (stream.time_base or 0))
             length = 0.0 if container.streams.audio else (container.duration or 0) / av.time_base
-            has_exact_duration = length and container.format.name.startswith(
-                "matroska"
-            )  # other formats round or estimate it
+            # other formats round or estimate the duration
+            has_exact_duration = length and container.format.name.startswith("matroska")
             if stream.frames > count + 1 and count < 0.9 * stream.frames:
                 shortfall = f"{count} frames of {stream.frames}"
             elif has_exact_duration and is_cut_short(length, last_time - start_time, count, last_duration):
@@ -141,14 +145,17 @@ def iterate_video_frames(content: bytes, name: str) -> Iterator[Any]:
 
 
 def is_cut_short(length: float, last_time: float, count: int, last_duration: float) -> bool:
-    """Return whether a file ends long before its stated duration `length` in seconds: the last of `count` frames begins
-    at `last_time` seconds, and is stated to last `last_duration`, 0 if unknown."""
+    """Return whether a video file ends long before `length`, its duration in seconds according to its header.
+
+    The last of `count` frames begins at `last_time` seconds; `last_duration` is its duration in seconds according to
+    the file, 0 if unknown.
+    """
     frame_duration = last_time / (count - 1) if count > 1 else last_duration or length
     return length - last_time - frame_duration > max(0.1 * length, min(DURATION_TOLERANCE, 2 * frame_duration))
 
 
 def is_cover_art(stream: Any) -> bool:
-    """Return whether a video stream is the cover art of an audio file."""
+    """Return whether a video stream is a still image that is attached to an audio file, its cover art."""
     from av.stream import Disposition
 
     return bool(stream.disposition & Disposition.attached_pic)

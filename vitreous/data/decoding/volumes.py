@@ -1,7 +1,8 @@
-"""Volumes (three axes) from .npy, .npz, TIFF stacks and NIfTI; signals (one axis) from .npy, .npz and text.
+"""Read volumes (three axes) from .npy, .npz, TIFF stacks and NIfTI, and signals (one axis) from .npy, .npz and text.
 
-A volume is (C, D, H, W) float32, its axes in file order; a signal is (C, L) float32. Shapes are read from the header
-and checked before memory is allocated, since a header can state any number of voxels.
+A volume is (C, D, H, W) float32 with the axes in the order of the file; a signal is (C, L) float32. Shapes contain
+`*sizes` for (D, H, W) or (L,). They are read from the header and checked before memory is allocated, since a damaged
+header can contain any number of voxels.
 """
 
 from __future__ import annotations
@@ -25,28 +26,28 @@ from vitreous.data.decoding.tiff import TIFF_SIGNATURES, check_tiff_complete
 from vitreous.errors import DataError, escape_unprintable, install_hint
 
 VOLUME_SUFFIXES = (".nii", ".nii.gz", ".npz", ".npy", ".tif", ".tiff")
-VOLUME_ONLY_SUFFIXES = frozenset(VOLUME_SUFFIXES[:3])  # suffixes of files that are never images
-TEXT_SUFFIX = ".csv"
+VOLUME_ONLY_SUFFIXES = frozenset(VOLUME_SUFFIXES[:3])  # suffixes of volumes that are never suffixes of images
+TEXT_SUFFIX = ".csv"  # of a signal as a table of numbers
 SIGNAL_SUFFIXES = (TEXT_SUFFIX, ".npz", ".npy")  # suffixes of files that may contain a signal
-ARRAY_NOUNS = {1: "signal", 3: "volume"}  # axes -> noun for an array
+ARRAY_NOUNS = {1: "signal", 3: "volume"}  # number of axes -> noun in messages
 MAX_VOXELS = 2**28  # maximum values of a volume: 1 GiB as float32
-MAX_VOLUME_CHANNELS = 64
+MAX_VOLUME_CHANNELS = 64  # maximum channels of a volume or signal
 MAX_CLASS_NUMBER = 65_535  # the largest class index in a mask
-CLASS_NUMBER_TOLERANCE = 1e-3  # maximum difference of a class index stored as a float from an integer
-CLIP_PERCENTILES = (0.5, 99.5)  # values are clipped to these percentiles
+CLASS_NUMBER_TOLERANCE = 1e-3  # maximum rounding error of class indices that are stored as floats
+CLIP_PERCENTILES = (0.5, 99.5)  # percentiles to which values are clipped before they are standardised
 GZIP_MAGIC, ZIP_MAGIC = b"\x1f\x8b", b"PK\x03\x04"
-NIFTI_HEADER_BYTES = 544  # bytes that include the header of a NIfTI file of either version
+NIFTI_HEADER_BYTES = 544  # bytes at the start of a NIfTI file that contain its header, for versions 1 and 2
 MAX_TRAILING_BYTES = 2**16  # maximum bytes after the voxels of a NIfTI file
-VOXEL_DTYPE_KINDS = "biuf"  # numpy dtype kinds of voxels
+VOXEL_DTYPE_KINDS = "biuf"  # supported dtype kinds, as in numpy: booleans, integers, floats
 PAGE_AXES = ("Z", "Q", "I", "T")  # tifffile's names of the page axis
 SAVE_VOLUME_HINT = "save it as .npy, or as NIfTI"
 
 
 def parse_number_table(content: bytes) -> np.ndarray:
-    """Parse a numeric table in UTF-8 as (rows, columns) float64.
+    """Parse a table of numbers, text in UTF-8, to an array (rows, columns) float64.
 
-    A first line with a non-numeric cell is a header, and empty lines are skipped. Raises ValueError, with the line, for
-    anything else.
+    If a cell of the first line is not a number, that line is the header and is skipped, as are empty lines. Raises
+    ValueError, with the line number, for other cells that are not numbers, and for lines of different lengths.
     """
     lines = [
         (line_number, line.strip()) for line_number, line in enumerate(content.decode("utf-8-sig").splitlines(), 1)
@@ -65,13 +66,13 @@ def parse_number_table(content: bytes) -> np.ndarray:
 
 
 def split_cells(line: str) -> list[str]:
-    """Split a line into cells: at commas, semicolons or tabs if it has any, else at spaces."""
+    """Split a line into cells at commas; if it has none, at semicolons, else at tabs, else at spaces."""
     delimiter = next((delimiter for delimiter in ",;\t" if delimiter in line), None)
     return [cell.strip() for cell in line.split(delimiter)]
 
 
 def can_parse_float(cell: str) -> bool:
-    """Return whether a cell contains a number."""
+    """Return whether the text of a cell is a number."""
     try:
         float(cell)
     except ValueError:
@@ -84,10 +85,10 @@ RawVolume = bytes | np.ndarray | str | os.PathLike[str]
 
 @dataclass(frozen=True)
 class VolumeFile:
-    """A volume or signal with a parsed header: `shape` (*sizes) or (*sizes, C), stored `dtype`, and a reader; sizes are
-    (D, H, W) or (L,).
+    """A volume or signal with a parsed header, and a function that reads its values.
 
-    `header`: nibabel's, for a NIfTI file.
+    `shape` is (*sizes) or (*sizes, C), `dtype` that of the stored values. `read` returns the array of this shape, which
+    need not be of this dtype. `header` is nibabel's header of a NIfTI file, None for other files.
     """
 
     shape: tuple[int, ...]
@@ -99,18 +100,18 @@ class VolumeFile:
 def read_volume(
     raw: RawVolume, channels: int, name: str | None = None, axes: int = 3, standardise: bool = True
 ) -> np.ndarray:
-    """Read a path, a file's bytes, or voxels (D, H, W[, C]) as (C, D, H, W) float32; a signal, with one axis, as (C,
-    L).
+    """Read a volume, `axes` = 3, as (C, D, H, W) float32, or a signal, `axes` = 1, as (C, L) float32.
 
-    With `standardise`, each channel is scaled to mean 0 and std 1, else values are unchanged. Raises DataError for
-    unreadable files, another number of channels, and non-finite values.
+    `raw` is a path, a file's bytes, or an array (*sizes[, C]). With `standardise`, each channel is scaled to mean 0 and
+    std 1 (`standardise_channels`); otherwise values are unchanged. Raises DataError for unreadable files, for a number
+    of channels other than `channels`, and for values that are NaN or infinite.
     """
     name = name or get_display_name(raw, axes)
     file = open_volume(raw, name, axes)
     count = count_channels(file.shape, axes)
     if count != channels:
         actual = f"{count} channel{'s' * (count > 1)}, but the model expects {channels}"
-        raise DataError(f"{name}: {actual}", "use files with the same channels")
+        raise DataError(f"{name}: {actual}", "use files with that number of channels")
     with np.errstate(over="ignore"):  # values too large for float32 become non-finite
         voxels = call_volume_reader(file.read, name, axes).astype(np.float32)
     check_finite_values(voxels, name)
@@ -119,36 +120,42 @@ def read_volume(
 
 
 def read_label_volume(raw: RawVolume, name: str | None = None) -> np.ndarray:
-    """Read a mask (a path, a file's bytes, or voxels (D, H, W)) as (D, H, W) int32.
+    """Read a class map, a path, a file's bytes or voxels (D, H, W), as class indices (D, H, W) int32.
 
-    Indices may be stored as floats within CLASS_NUMBER_TOLERANCE of integers, which scale factors in headers cause.
-    Raises DataError for unreadable files, several channels, and values that are not integers from 0.
+    Class indices may be stored as floats, with differences from integers of up to CLASS_NUMBER_TOLERANCE, since scale
+    factors in headers cause rounding errors. Raises DataError for unreadable files, for several channels, and for
+    values that are not integers from 0 to MAX_CLASS_NUMBER.
     """
     name = name or get_display_name(raw)
     file = open_volume(raw, name)
     if len(file.shape) != 3:
-        raise DataError(f"{name}: a mask of {file.shape[3]} channels", "use one volume of class indices")
+        raise DataError(f"{name}: a mask of {file.shape[3]} channels instead of one", "use one volume of class indices")
     values = call_volume_reader(file.read, name)
     check_finite_values(values, name)
     low, high = values.min().item(), values.max().item()
-    fraction = values[np.abs(np.rint(values) - values) > CLASS_NUMBER_TOLERANCE][:1] if values.dtype.kind == "f" else ()
+    first_fraction = (
+        values[np.abs(np.rint(values) - values) > CLASS_NUMBER_TOLERANCE][:1] if values.dtype.kind == "f" else ()
+    )
     for invalid_value in (
-        *fraction,
+        *first_fraction,
         *([low] if low < -CLASS_NUMBER_TOLERANCE else []),
         *([high] if high > MAX_CLASS_NUMBER + CLASS_NUMBER_TOLERANCE else []),
     ):
-        raise DataError(f"{name}: {invalid_value:g} is not a class", "use integers from 0")
+        hint = f"use integers from 0 to {MAX_CLASS_NUMBER:,}"
+        raise DataError(f"{name}: {invalid_value:g} is not a class index", hint)
     return np.ascontiguousarray(np.rint(values) if values.dtype.kind == "f" else values, dtype=np.int32)
 
 
 def read_volume_form(raw: RawVolume, name: str | None = None, axes: int = 3) -> tuple[int, tuple[int, ...]]:
-    """Return channels and (D, H, W) of a volume, or (L,) of a signal, from its header. Raises DataError."""
+    """Read the number of channels and the sizes of a volume (D, H, W) or a signal (L,) from its header. Raises
+    DataError for an unreadable file."""
     shape = open_volume(raw, name or get_display_name(raw, axes), axes).shape
     return count_channels(shape, axes), shape[:axes]
 
 
 def count_array_axes(raw: RawVolume) -> int | None:
-    """Return the number of axes of the array in a file, from its header; None if it cannot be read or has no array."""
+    """Read the number of axes of the array in a file, channels included, from its header; None if the file cannot be
+    read as a signal or volume."""
     for axes in ARRAY_NOUNS:
         with suppress(DataError):
             return len(open_volume(raw, "", axes).shape)
@@ -156,8 +163,8 @@ def count_array_axes(raw: RawVolume) -> int | None:
 
 
 def read_nifti_header(raw: RawVolume) -> Any:
-    """Return a copy of nibabel's header of a NIfTI file, which defines its patient coordinates; None for any other
-    file."""
+    """Read nibabel's header of a NIfTI file, which defines the coordinates of its voxels in the patient; None for other
+    files. Raises DataError for an unreadable file."""
     if isinstance(raw, np.ndarray):
         return None
     header = open_volume(raw, get_display_name(raw)).header
@@ -165,11 +172,10 @@ def read_nifti_header(raw: RawVolume) -> Any:
 
 
 def standardise_channels(volume: np.ndarray) -> np.ndarray:
-    """Standardise each channel of (C, D, H, W) float32: clip to `CLIP_PERCENTILES`, subtract the mean, divide by the
-    std.
+    """Scale each channel of a volume (C, D, H, W) or a signal (C, L), float32, to mean 0 and std 1, in place.
 
-    MRI values have no fixed range, and a few voxels may be far above all others. A constant channel becomes 0. A signal
-    (C, L) is not clipped, since its peaks may be relevant.
+    Channels of a volume are first clipped to `CLIP_PERCENTILES`, since MRI values have no fixed range and a few voxels
+    may be far above all others. A signal is not clipped, since its peaks may be relevant. A constant channel becomes 0.
     """
     for channel in volume:
         if channel.ndim > 1:
@@ -182,8 +188,8 @@ def standardise_channels(volume: np.ndarray) -> np.ndarray:
 
 
 def open_volume(raw: RawVolume, name: str, axes: int = 3) -> VolumeFile:
-    """Read the header of a volume, or of a signal with one axis. The content determines the format, not the name.
-    Raises DataError for other files, damaged headers, and unsupported shapes and dtypes."""
+    """Read the header of a volume, `axes` = 3, or a signal, `axes` = 1. The format of a file is determined by its
+    content, not by its name. Raises DataError for other files, damaged headers, and unsupported shapes and dtypes."""
     if isinstance(raw, np.ndarray):
         file = VolumeFile(raw.shape, raw.dtype, lambda: raw)
     else:
@@ -202,7 +208,7 @@ def open_volume(raw: RawVolume, name: str, axes: int = 3) -> VolumeFile:
                 raise DataError(f"{name}: not a volume of a known format", hint)
             reader = open_text_table
         file = call_volume_reader(lambda: (reader or open_nifti)(content, name), name, axes)
-    if axes == 1 and len(file.shape) == 2 and file.shape[0] < file.shape[1]:  # channels first
+    if axes == 1 and len(file.shape) == 2 and file.shape[0] < file.shape[1]:  # a signal (C, L)
         channels_first = file
         file = VolumeFile(channels_first.shape[::-1], channels_first.dtype, lambda: channels_first.read().T)
     check_volume_shape(file.shape, name, axes)
@@ -212,14 +218,15 @@ def open_volume(raw: RawVolume, name: str, axes: int = 3) -> VolumeFile:
 
 
 def check_volume_shape(shape: tuple[int, ...], name: str, axes: int = 3) -> None:
-    """Raise DataError for a shape that is not (D, H, W) or (D, H, W, C), or for a signal (L,) or (L, C), and for too
-    many values."""
+    """Raise DataError for a shape that is not (*sizes) or (*sizes, C), for more than MAX_VOXELS values, and for more
+    than MAX_VOLUME_CHANNELS channels."""
     size_text, noun = " x ".join(map(str, shape)) or "no axes", ARRAY_NOUNS[axes]
     if len(shape) not in (axes, axes + 1) or min(shape) < 1:
-        stored = "(length) or (channels, length)" if axes == 1 else "(D, H, W) or (D, H, W, C)"
-        raise DataError(f"{name}: an array of {size_text} is not a {noun}", f"store it as {stored}")
+        valid_shapes = "(length) or (channels, length)" if axes == 1 else "(D, H, W) or (D, H, W, C)"
+        raise DataError(f"{name}: an array of {size_text} is not a {noun}", f"store it as {valid_shapes}")
     if math.prod(shape) > MAX_VOXELS:
-        raise DataError(f"{name}: a {noun} of {size_text}", f"crop or downsample it to {MAX_VOXELS:,} values")
+        problem = f"a {noun} of {size_text} has more than {MAX_VOXELS:,} values"
+        raise DataError(f"{name}: {problem}", "crop or downsample it")
     if count_channels(shape, axes) > MAX_VOLUME_CHANNELS:
         problem = f"{shape[axes]} channels ({size_text}), more than {MAX_VOLUME_CHANNELS}"
         hint = "if the last axis is time, store one step per file" if axes == 3 else "store fewer channels per file"
@@ -227,18 +234,19 @@ def check_volume_shape(shape: tuple[int, ...], name: str, axes: int = 3) -> None
 
 
 def check_finite_values(values: np.ndarray, name: str) -> None:
-    """Raise DataError for values (D, H, W[, C]) that are NaN or infinite."""
+    """Raise DataError if values of an array (*sizes[, C]) are NaN or infinite."""
     if num_invalid := values.size - np.count_nonzero(np.isfinite(values)) if values.dtype.kind == "f" else 0:
         raise DataError(f"{name}: {num_invalid:,} of its values are NaN or infinite", "fix or delete the file")
 
 
 def count_channels(shape: tuple[int, ...], axes: int = 3) -> int:
-    """Return the channels of (*sizes) or (*sizes, C) with `axes` sizes."""
+    """Return the number of channels of an array of the shape (*sizes) or (*sizes, C), where there are `axes` sizes."""
     return shape[axes] if len(shape) == axes + 1 else 1
 
 
 def call_volume_reader(read: Callable[[], Any], name: str, axes: int = 3) -> Any:
-    """Call `read`, and raise DataError for any exception, since readers' exceptions are undocumented."""
+    """Call `read` and return its result. All exceptions are raised as DataError, since the exceptions of readers are
+    undocumented."""
     try:
         with suppress_warnings():
             return read()
@@ -254,21 +262,22 @@ def call_volume_reader(read: Callable[[], Any], name: str, axes: int = 3) -> Any
 
 
 def open_text_table(content: bytes, name: str) -> VolumeFile:
-    """Read a numeric table as (rows, columns), or as (rows,) if there is one column."""
+    """Read a table of numbers as a signal (rows, columns), or (rows,) if it has a single column. Raises ValueError for
+    an invalid table."""
     values = parse_number_table(content)
     values = values[:, 0] if values.shape[1] == 1 else values
     return VolumeFile(values.shape, values.dtype, lambda: values)
 
 
 def open_npy(content: bytes, name: str) -> VolumeFile:
-    """Read the header of a .npy file."""
+    """Read the header of a .npy file. Raises DataError for a damaged header."""
     file = io.BytesIO(content)
     shape, fortran, dtype = read_npy_header(file, name)
     return VolumeFile(shape, dtype, lambda: array_from_bytes(content[file.tell() :], shape, dtype, fortran))
 
 
 def open_npz(content: bytes, name: str) -> VolumeFile:
-    """Read the header of the single array in a .npz file. Raises DataError for several arrays."""
+    """Read the header of the array in a .npz file. Raises DataError unless the file has exactly one array."""
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         members = [member for member in archive.infolist() if member.filename.endswith(".npy")]
         if len(members) != 1:
@@ -285,7 +294,8 @@ def open_npz(content: bytes, name: str) -> VolumeFile:
 
 
 def open_tiff(content: bytes, name: str) -> VolumeFile:
-    """Read the headers of the pages of a TIFF: (pages, H, W[, C]). Raises DataError for pages that differ."""
+    """Read the headers of a TIFF whose pages are the slices of a volume, (pages, H, W[, C]). Raises DataError for pages
+    of different sizes or dtypes, and for other axes."""
     import logging
 
     import tifffile
@@ -294,7 +304,8 @@ def open_tiff(content: bytes, name: str) -> VolumeFile:
     with tifffile.TiffFile(io.BytesIO(content)) as file:
         series: Any = file.series
         if len(series) != 1:
-            raise DataError(f"{name}: a TIFF of {len(series)} kinds of pages", "use one size and dtype for all pages")
+            problem = f"a TIFF with pages of {len(series)} sizes or dtypes"
+            raise DataError(f"{name}: {problem}", "use one size and dtype for all pages")
         axes, shape, dtype = series[0].axes, tuple(series[0].shape), series[0].dtype
     if axes[:1] not in PAGE_AXES or axes[1:] not in ("YX", "YXS"):
         raise DataError(f"{name}: a TIFF with the axes {axes} is not a stack of pages", SAVE_VOLUME_HINT)
@@ -314,7 +325,8 @@ def open_tiff(content: bytes, name: str) -> VolumeFile:
 
 
 def open_nifti(content: bytes, name: str) -> VolumeFile:
-    """Read the header of a NIfTI file of either version, compressed or not. Raises DataError."""
+    """Read the header of a NIfTI file of version 1 or 2, with or without gzip compression. Raises DataError for other
+    files, and ValueError for a damaged header."""
     import nibabel
 
     is_compressed = content.startswith(GZIP_MAGIC)
@@ -327,7 +339,9 @@ def open_nifti(content: bytes, name: str) -> VolumeFile:
     slope, inter = header.get_slope_inter()
     if start < header.sizeof_hdr:
         raise ValueError("voxels inside the header")
-    shape = shape[:3] + shape[4:] if len(shape) == 5 and shape[3] == 1 else shape  # vectors use the fifth axis
+    shape = (
+        shape[:3] + shape[4:] if len(shape) == 5 and shape[3] == 1 else shape
+    )  # components of vectors are on the fifth axis
     shape = shape[:3] if len(shape) == 4 and shape[3] == 1 else shape
 
     def read_array() -> np.ndarray:
@@ -344,18 +358,20 @@ def open_nifti(content: bytes, name: str) -> VolumeFile:
 
 
 def is_nifti(header_bytes: bytes) -> bool:
-    """Return whether bytes begin like a NIfTI file with embedded voxels."""
+    """Return whether bytes begin like a NIfTI file that contains header and voxels."""
     return header_bytes[344:348] == b"n+1\0" or header_bytes[4:8] == b"n+2\0"
 
 
 def inflate_gzip(content: bytes, max_bytes: int, require_complete: bool = False) -> bytes:
-    """Return the first `max_bytes` bytes of a gzip file with one or more members. With `require_complete`, it must end
-    before. Raises ValueError for a damaged or truncated file."""
-    chunks, remaining, bytes_left = [], content, max_bytes
-    while remaining and bytes_left:
+    """Decompress a gzip file with one or more members, up to `max_bytes` bytes. Raises ValueError for a damaged file.
+
+    With `require_complete`, also raises ValueError for a truncated file, and for one with more than `max_bytes` bytes.
+    """
+    chunks, compressed, bytes_left = [], content, max_bytes
+    while compressed and bytes_left:
         stream = zlib.decompressobj(31)
         try:
-            chunks.append(stream.decompress(remaining, bytes_left))
+            chunks.append(stream.decompress(compressed, bytes_left))
         except zlib.error as error:
             raise ValueError(f"gzip: {error}") from None
         bytes_left -= len(chunks[-1])
@@ -363,13 +379,13 @@ def inflate_gzip(content: bytes, max_bytes: int, require_complete: bool = False)
             if require_complete:
                 raise ValueError("gzip: more bytes than its header states" if not bytes_left else "gzip: cut short")
             break
-        remaining = stream.unused_data.lstrip(b"\0")
+        compressed = stream.unused_data.lstrip(b"\0")
     return b"".join(chunks)
 
 
 def array_from_bytes(content: bytes, shape: tuple[int, ...], dtype: np.dtype, fortran: bool) -> np.ndarray:
-    """Convert bytes to an array (D, H, W[, C]) of `shape`, in native byte order. Raises ValueError for a wrong number
-    of bytes."""
+    """Convert bytes to an array of `shape` (*sizes[, C]) and `dtype`, in native byte order. `fortran` selects Fortran
+    order. Raises ValueError if the number of bytes does not match the shape."""
     if len(content) != (expected := math.prod(shape) * dtype.itemsize):
         raise ValueError(f"{len(content):,} bytes of voxels, but the header states {expected:,}")
     array = np.frombuffer(content, dtype).reshape(shape, order="F" if fortran else "C")
@@ -377,10 +393,10 @@ def array_from_bytes(content: bytes, shape: tuple[int, ...], dtype: np.dtype, fo
 
 
 def get_display_name(raw: RawVolume, axes: int = 3) -> str:
-    """Return the name of a volume or a signal for messages."""
+    """Return the name of a sample for messages: its path, or `volume` or `signal` for bytes and arrays."""
     return escape_unprintable(raw) if isinstance(raw, (str, os.PathLike)) else ARRAY_NOUNS[axes]
 
 
 def strip_volume_suffix(path: Path) -> Path:
-    """Return a path without its volume suffix, `a` for `a.nii.gz`."""
+    """Return a path without the suffix of a volume, such as `a` for `a.nii.gz`."""
     return path.with_suffix("").with_suffix("") if path.name.lower().endswith(".nii.gz") else path.with_suffix("")

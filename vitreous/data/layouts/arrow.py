@@ -3,7 +3,7 @@
     x.parquet   DIR/{train,validation,test}-*.parquet   DIR/{train,val,test}/*.parquet   hf:org/name
                 hf:org/name@config
 
-Image and label columns are detected by type, or set after a #: `hf:org/name#image=img,label=fine_label`. Without a
+Image and label columns are detected by type, or set after a #: `hf:org/name#image=img,label=fine_label`. If there is no
 label column, the images are unlabelled.
 """
 
@@ -34,25 +34,24 @@ from vitreous.data.values import empty_if_all_missing
 from vitreous.errors import DataError, UsageError, escape_unprintable, install_hint, suggest_nearest
 
 PARQUET_LAYOUT_HINT = (
-    "expected x.parquet, or DIR with train-*.parquet and, if you like, validation-*.parquet and test-*.parquet"
+    "use x.parquet, or DIR with train-*.parquet and optionally validation-*.parquet and test-*.parquet"
 )
 LABEL_COLUMN_NAMES = ("label", "labels", "class", "target", "category")
-# magic bytes of the supported formats
+# first bytes of a file in each supported image format
 IMAGE_MAGIC = (b"\xff\xd8\xff", b"\x89PNG\r\n", b"GIF8", b"BM", b"RIFF", b"II*\0", b"MM\0*")
 HUB_NAME_PATTERN = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 
 
 def parse_column_source(source: str) -> tuple[str, dict[str, str]]:
-    """Split a source into the part before the # and the columns after it by role. Raises UsageError for roles other
+    """Split a source at the # into the source without columns, and {role: column}. Raises UsageError for roles other
     than image and label."""
     base, _, column_text = source.partition("#")
     columns: dict[str, str] = {}
     for assignment in filter(None, column_text.split(",")):
         role, _, columns[role] = assignment.partition("=")
         if role not in ("image", "label") or not columns[role]:
-            raise UsageError(
-                f"{source}: unknown role {escape_unprintable(role)}", f"write {base}#image=COLUMN,label=COLUMN"
-            )
+            hint = f"write {base}#image=COLUMN,label=COLUMN"
+            raise UsageError(f"{source}: unknown role {escape_unprintable(role)}", hint)
     return base, columns
 
 
@@ -73,15 +72,15 @@ def list_parquet_files(root: Path) -> Iterator[Path]:
 
 
 def open_parquet_data(source: str, split_seed: int = 0, targets: tuple[str, ...] = ()) -> Data:
-    """Open the dataset of a Parquet file or a folder of them.
+    """Open the dataset in a Parquet file, or in a folder of Parquet files.
 
-    `targets`: the columns whose values are the labels. The split comes from a file's name, or else from its folder; if
-    no file has a split, all are training data. Raises DataError for files without a split among files with one,
-    different columns, or unreadable files; UsageError if columns must be selected.
+    The split of a file comes from its name, or else from the name of its folder; if no file has a split, all are
+    training data. `targets` are the columns whose values are the labels. Raises DataError if only some files have a
+    split, if columns differ, and for unreadable files; UsageError if columns must be selected.
     """
     base, columns = (source, {}) if os.path.lexists(source) else parse_column_source(source)
     root = Path(base)
-    home = root if root.is_dir() else root.parent
+    base_folder = root if root.is_dir() else root.parent
     files = (
         sorted(list_parquet_files(root), key=lambda path: natural_sort_key(os.fspath(path)))
         if root.is_dir()
@@ -91,17 +90,16 @@ def open_parquet_data(source: str, split_seed: int = 0, targets: tuple[str, ...]
     for file in files:
         files_by_split.setdefault(infer_file_split(file, root) if root.is_dir() else "", []).append(file)
     if len(files_by_split) > 1 and "" in files_by_split:
-        raise DataError(f"{escape_unprintable(files_by_split[''][0])} has no split, but others do", PARQUET_LAYOUT_HINT)
+        problem = f"the name of {escape_unprintable(files_by_split[''][0])} has no split, but those of other files have"
+        raise DataError(problem, PARQUET_LAYOUT_HINT)
     folders = {
         file.parent
         for file in files
-        if file.parent != home and file.parent.name != "data" and not parse_split_name(file.parent.name)
+        if file.parent != base_folder and file.parent.name != "data" and not parse_split_name(file.parent.name)
     }
     if len(folders) > 1:
-        problem = (
-            f"{escape_unprintable(root)} has several datasets: {', '.join(map(escape_unprintable, sorted(folders)))}"
-        )
-        raise UsageError(problem, "choose one of them")
+        folder_list = ", ".join(map(escape_unprintable, sorted(folders)))
+        raise UsageError(f"{escape_unprintable(root)} has several datasets: {folder_list}", "open one of these folders")
     unsplit = list(files_by_split) == [""]
     tables: dict[str, ArrowStreams] = {
         split or "train": ParquetFiles(tuple(group)) for split, group in files_by_split.items()
@@ -113,7 +111,7 @@ def open_parquet_data(source: str, split_seed: int = 0, targets: tuple[str, ...]
         tables,
         features=features,
         columns=columns,
-        home=os.fspath(home),
+        base_folder=os.fspath(base_folder),
         split_seed=split_seed,
         targets=targets,
     )
@@ -121,15 +119,15 @@ def open_parquet_data(source: str, split_seed: int = 0, targets: tuple[str, ...]
 
 
 def infer_file_split(file: Path, root: Path) -> str:
-    """Return the split in a file's name, or else in its folder's name; or an empty string."""
+    """Return the split in the name of a file, or else in the name of its folder; an empty string if neither has one."""
     return find_split_word(file.stem) or (parse_split_name(file.parent.name) if file.parent != root else None) or ""
 
 
 def open_hub_data(source: str, split_seed: int = 0, targets: tuple[str, ...] = ()) -> Data:
     """Open a dataset of the Hugging Face Hub, downloaded to HF_HOME if missing. No code of the dataset is executed.
-    `targets` as in `open_parquet_data`.
 
-    Raises UsageError for an invalid name, or without the `datasets` library; DataError if the dataset cannot be loaded.
+    `targets` are the columns whose values are the labels. Raises UsageError for an invalid name, or if the `datasets`
+    library is not installed; DataError if the dataset cannot be loaded.
     """
     base, columns = parse_column_source(source)
     name, _, config = base.removeprefix("hf:").partition("@")
@@ -149,16 +147,16 @@ def open_hub_data(source: str, split_seed: int = 0, targets: tuple[str, ...] = (
         raise hub_download_error(base, error) from None
     tables: dict[str, ArrowStreams] = {}
     notes = []
-    split_by_name = {name: split for split, name in match_split_names(map(str, dataset), base).items()}
-    for name, hub_split in dataset.items():
+    split_by_hub_name = {hub_name: split for split, hub_name in match_split_names(map(str, dataset), base).items()}
+    for hub_name, hub_split in dataset.items():
         files = tuple(Path(file["filename"]) for file in hub_split.cache_files)
-        if str(name) in split_by_name and files:
-            tables[split_by_name[str(name)]] = ArrowStreams(files)
+        if str(hub_name) in split_by_hub_name and files:
+            tables[split_by_hub_name[str(hub_name)]] = ArrowStreams(files)
         else:
-            notes.append(f"the split {name} is ignored")
+            notes.append(f"the split {hub_name} is ignored")
     features = dict(next(iter(dataset.values())).features.to_dict())
     data = open_split_tables(
-        base, tables, features=features, columns=columns, home="", split_seed=split_seed, targets=targets
+        base, tables, features=features, columns=columns, base_folder="", split_seed=split_seed, targets=targets
     )
     return replace(data, notes=notes + data.notes)
 
@@ -189,15 +187,16 @@ def open_split_tables(
     tables: dict[str, ArrowStreams],
     features: dict[str, Any],
     columns: dict[str, str],
-    home: str,
+    base_folder: str,
     split_seed: int,
     targets: tuple[str, ...] = (),
 ) -> Data:
-    """Open the dataset of one table per split.
+    """Open a dataset from one table per split.
 
-    `features` are the column types in the metadata of Hub datasets. `targets` are the columns whose values are the
-    labels; a single label column with fractions is a target too. Without a label column, or with a single class in
-    `train`, the data have no labels. Raises DataError for missing labels or labels that training does not have;
+    `features` are the column types in the metadata of Hub datasets, `columns` the {role: column} that the user
+    selected. Paths in the image column are relative to the folder `base_folder`. `targets` are the columns whose values
+    are the labels; a label column with fractions is a target too. If there is no label column, or `train` has a single
+    class, the data have no labels. Raises DataError for missing labels, and for labels that `train` does not have;
     UsageError if columns must be selected.
     """
     if "train" not in tables:
@@ -224,10 +223,10 @@ def open_split_tables(
         notes += one_class_note(classes)
         labels, classes = {split: create_empty_labels(len(split_labels)) for split, split_labels in labels.items()}, ()
     if not len(labels["train"]):
-        raise DataError(f"{name} has no rows")
+        raise DataError(f"{name} has no rows", PARQUET_LAYOUT_HINT)
     splits: dict[str, Split] = {
         split: StoreSplit(
-            ImageColumn(tables[split].streams(image), image, f"{name}, {split}", home),
+            ImageColumn(tables[split].streams(image), image, f"{name}, {split}", base_folder),
             np.arange(len(split_labels)),
             split_labels,
         )
@@ -247,7 +246,7 @@ def open_split_tables(
 
 
 def has_fractional_labels(table: ArrowStreams, column: str) -> bool:
-    """Return whether a label column is floating-point, with one number per row and at least one fraction."""
+    """Return whether a label column has floating-point numbers, one per row, of which at least one is a fraction."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -259,23 +258,22 @@ def has_fractional_labels(table: ArrowStreams, column: str) -> bool:
 
 
 def read_target_columns(name: str, table: ArrowStreams, targets: tuple[str, ...]) -> np.ndarray:
-    """Read target columns as (n, T) float64, NaN if missing; (n, 0) if all are missing. Raises DataError for a missing
-    or non-numeric column, and for an infinite value."""
+    """Read the values of regression targets, (n, T) float64, NaN if missing; (n, 0) if all are missing. Raises
+    DataError for a column that does not exist or is not numeric, and for an infinite value."""
     import pyarrow as pa
 
     types, values = {field.name: field.type for field in table.schema}, list[np.ndarray]()
     for column in targets:
         if column not in types:
-            raise DataError(
-                f"{name} has no column {escape_unprintable(column)}", suggest_nearest(column, types) or ", ".join(types)
-            )
+            hint = suggest_nearest(column, types) or f"columns: {', '.join(types)}"
+            raise DataError(f"{name} has no column {escape_unprintable(column)}", hint)
         if not (pa.types.is_integer(types[column]) or pa.types.is_floating(types[column])):
             problem = f"{name}: the column {escape_unprintable(column)} has type {types[column]}, not numbers"
             raise DataError(problem, "choose numeric columns: --targets COLUMN")
         column_values = np.asarray(table.values(column).cast(pa.float64()).to_numpy(), np.float64)
         if np.isinf(column_values).any():
             row = int(np.argmax(np.isinf(column_values)))
-            raise DataError(f"{name}: {escape_unprintable(column)} is infinite in row {row}")
+            raise DataError(f"{name}: {escape_unprintable(column)} is infinite in row {row}", "use finite values")
         values.append(column_values)
     return empty_if_all_missing(np.stack(values, 1))
 
@@ -283,10 +281,10 @@ def read_target_columns(name: str, table: ArrowStreams, targets: tuple[str, ...]
 def read_label_column(
     name: str, tables: dict[str, ArrowStreams], column: str, features: dict[str, Any]
 ) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
-    """Read the labels (n,) or (n, K) of each split, `train` first, and the classes.
+    """Read the labels of each split, (n,) int64 or (n, K) float32, and the class names.
 
-    A held-out split without any label gets `create_empty_labels`. Raises DataError for missing labels or labels that
-    training does not have.
+    `tables` has `train` first, whose labels define the classes. A held-out split without any label gets (n, 0) labels.
+    Raises DataError for missing labels, and for labels that `train` does not have.
     """
     names, labels = get_class_label_names(features.get(column)), dict[str, np.ndarray]()
     classes = names
@@ -300,7 +298,8 @@ def read_label_column(
             continue
         if missing.any():
             problem = f"{missing.sum()} of {len(missing)} labels of {split} are missing"
-            raise DataError(f"{name}: {problem}; the first is in row {np.argmax(missing)}")
+            problem = f"{name}: {problem}; the first is in row {np.argmax(missing)}"
+            raise DataError(problem, "fill in these labels, or delete the rows")
         classes = classes or sort_class_names(distinct_labels)
         labels[split] = create_empty_labels(len(codes) if counts is None else len(counts))
         if len(classes) != 1:
@@ -319,14 +318,14 @@ def read_label_column(
 def choose_columns(
     name: str, table: ArrowStreams, features: dict[str, Any], columns: dict[str, str]
 ) -> tuple[str, str | None]:
-    """Choose the image and label columns: those in `columns`, or the only candidates; None if no column can be a label.
-    Raises UsageError, with the available columns, otherwise."""
+    """Choose the image column and the label column, which is None if no column can be a label. A column is selected by
+    {role: column} `columns`, or else must be the only candidate. Raises UsageError, with the available columns, for
+    none or several candidates."""
     types = {field.name: field.type for field in table.schema}
     for column in columns.values():
         if column not in types:
-            raise UsageError(
-                f"{name} has no column {column}", suggest_nearest(column, types) or f"columns: {', '.join(types)}"
-            )
+            hint = suggest_nearest(column, types) or f"columns: {', '.join(types)}"
+            raise UsageError(f"{name} has no column {column}", hint)
     can_label = [column for column, column_type in types.items() if is_label_type(column_type)]
     label_candidates = {columns.get("label"), *(column for column in types if column.lower() in LABEL_COLUMN_NAMES)}
     can_label += [
@@ -343,45 +342,43 @@ def choose_columns(
     labels = [c for c in can_label if get_class_label_names(features.get(c))]
     labels = labels or [c for c in can_label if c.lower() in LABEL_COLUMN_NAMES] or can_label
     chosen_columns: list[str] = []
-    for role, fitting, possible in (("image", images, can_image), ("label", labels, can_label)):
-        fitting = [columns[role]] if role in columns else fitting
-        if role == "label" and not fitting:
+    for role, candidates, possible_columns in (("image", images, can_image), ("label", labels, can_label)):
+        candidates = [columns[role]] if role in columns else candidates
+        if role == "label" and not candidates:
             return chosen_columns[0], None
-        if len(fitting) != 1 or fitting[0] not in possible:
-            problem = f"{len(fitting)} columns can be the {role}: {', '.join(fitting)}"
-            problem = problem if fitting else f"no column can be the {role}"
+        if len(candidates) != 1 or candidates[0] not in possible_columns:
+            problem = f"{len(candidates)} columns can be the {role}: {', '.join(candidates)}"
+            problem = problem if candidates else f"no column can be the {role}"
             if role in columns:
                 problem = f"the column {columns[role]} ({types[columns[role]]}) contains no {role}s"
             listing = ", ".join(f"{column} ({column_type})" for column, column_type in types.items())
-            hint = f"select one: {name}#{role}={(fitting or ['COLUMN'])[0]}"
+            hint = f"select one: {name}#{role}={(candidates or ['COLUMN'])[0]}"
             raise UsageError(f"{name}: {problem}; the columns are {listing}", hint)
-        chosen_columns += fitting
+        chosen_columns += candidates
     return chosen_columns[0], chosen_columns[1]
 
 
 def is_label_type(arrow_type: Any) -> bool:
-    """Return whether a type is text, integers or booleans, or lists of those."""
+    """Return whether an Arrow type can be that of labels: text, integers or booleans, or lists of those."""
     import pyarrow.types as pt
 
-    item = (
-        arrow_type.value_type
-        if pt.is_list(arrow_type) or pt.is_large_list(arrow_type) or pt.is_dictionary(arrow_type)
-        else arrow_type
-    )
-    return any(test(item) for test in (pt.is_integer, pt.is_boolean, pt.is_string, pt.is_large_string))
+    has_values = pt.is_list(arrow_type) or pt.is_large_list(arrow_type) or pt.is_dictionary(arrow_type)
+    value_type = arrow_type.value_type if has_values else arrow_type
+    return any(test(value_type) for test in (pt.is_integer, pt.is_boolean, pt.is_string, pt.is_large_string))
 
 
 def is_float_type(arrow_type: Any) -> bool:
-    """Return whether a type is floating-point (pandas stores integers with missing values so), or lists of it."""
+    """Return whether an Arrow type is floating-point, or a list of that. pandas stores integers with missing values as
+    floating-point numbers."""
     import pyarrow.types as pt
 
-    return pt.is_floating(
-        arrow_type.value_type if pt.is_list(arrow_type) or pt.is_large_list(arrow_type) else arrow_type
-    )
+    is_list = pt.is_list(arrow_type) or pt.is_large_list(arrow_type)
+    return pt.is_floating(arrow_type.value_type if is_list else arrow_type)
 
 
 def labels_to_integers(values: Any, name: str, column: str) -> Any:
-    """Convert a label column with floats to integers, NaN to missing. Raises DataError for a fraction."""
+    """Convert a floating-point label column, or one of lists, to integers, with NaN as a missing value; other columns
+    are unchanged. Raises DataError, with `name` and row, for a fraction."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -404,7 +401,7 @@ def labels_to_integers(values: Any, name: str, column: str) -> Any:
 
 
 def is_image_type(arrow_type: Any) -> bool:
-    """Return whether a type is binary, or a struct with `bytes`."""
+    """Return whether an Arrow type can be that of image files: binary, or a struct with a field `bytes`."""
     import pyarrow.types as pt
 
     has_bytes = pt.is_struct(arrow_type) and arrow_type.get_field_index("bytes") >= 0
@@ -412,7 +409,8 @@ def is_image_type(arrow_type: Any) -> bool:
 
 
 def get_class_label_names(feature: Any) -> list[str]:
-    """Return the names of a ClassLabel feature, or of a list of them; empty for other types."""
+    """Return the class names of a ClassLabel feature of the `datasets` library, or of a list feature of ClassLabel;
+    empty for other features."""
     if isinstance(feature, list):
         feature = feature[0] if feature else None
     if isinstance(feature, dict) and feature.get("_type") in ("List", "LargeList", "Sequence"):
@@ -422,10 +420,11 @@ def get_class_label_names(feature: Any) -> list[str]:
 
 
 def encode_labels(values: Any, names: list[str]) -> tuple[list[str], np.ndarray, np.ndarray | None]:
-    """Encode a label column: distinct labels as text, the index of each label among them (n,) int64 (-1: missing), and
-    the number of labels per row, None for a single-label type.
+    """Encode a label column as indices.
 
-    Numbers are converted to text; values of a ClassLabel, which has `names`, are indices already.
+    Returns the distinct labels as text, the index of each label among them (n,) int64 (-1: missing), and the number of
+    labels per row, or None if the column has no lists. Numbers are converted to text. The values of a ClassLabel, whose
+    class names are `names`, are indices already.
     """
     import pyarrow as pa
     import pyarrow.compute as pc

@@ -1,4 +1,4 @@
-"""Order class names and build label arrays, for all layouts."""
+"""Sort class names, build label arrays, and create the errors and notes about classes, for all layouts."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ MAX_LABEL_ARRAY_BYTES = 2**33  # maximum bytes of the labels of all images, (n, 
 
 
 def natural_sort_key(name: str) -> tuple[list[tuple[int, int, str]], str]:
-    """Return a sort key in which 2 comes before 10; ties are broken by the name."""
+    """Return the key that sorts names in natural order, with 2 before 10; ties are broken by the name."""
     runs = re.findall(r"\d+|\D+", name)
     return [(0, int(run), "") if run.isdecimal() else (1, 0, run) for run in runs], name
 
 
 def sort_class_names(names: Iterable[str]) -> list[str]:
-    """Sort class names in natural order. Raises DataError for names that differ only in case or Unicode form, or are
-    not one line of text."""
+    """Sort class names in natural order, without duplicates. Raises DataError for two names that differ only in case or
+    Unicode form, and for a name that is not one line of text."""
     folded: dict[str, str] = {}
     for name in sorted(names, key=natural_sort_key):
         if any(unicodedata.category(letter) in INVALID_NAME_CATEGORIES for letter in name):
@@ -43,7 +43,7 @@ def sort_class_names(names: Iterable[str]) -> list[str]:
 
 
 def too_few_classes_error(origin: str, classes: Sequence[str], hint: str = "") -> DataError:
-    """Return the error for data with fewer than two classes: the reason for missing labels."""
+    """Return the error for data with fewer than two `classes`, which explains why the data have no labels."""
     problem = f"one class only ({escape_unprintable(classes[0])}); a classifier needs two" if classes else "no labels"
     return DataError(f"{origin} has {problem}", hint)
 
@@ -56,11 +56,12 @@ def one_class_note(classes: Sequence[str]) -> list[str]:
 def unknown_classes_error(
     origin: str, unknown: Iterable[str], classes: Iterable[str], listed: bool = False
 ) -> DataError:
-    """Return the error for classes that are missing from training or, if `listed`, from a list of classes."""
+    """Return the error for the classes `unknown` of the data `origin`, which are missing from `classes`: the classes of
+    the train split, or, if `listed`, those of a list of class names."""
     names = list(dict.fromkeys(unknown))
-    lacking = "are not in the list of classes" if listed else "train lacks"
+    reason = "are not in the list of classes" if listed else "train lacks"
     hint = suggest_nearest(names[0], classes) or "rename or delete them"
-    return DataError(f"{origin} has classes that {lacking}: {format_first_names(names)}", hint)
+    return DataError(f"{origin} has classes that {reason}: {format_first_names(names)}", hint)
 
 
 def build_label_array(
@@ -73,21 +74,20 @@ def build_label_array(
 ) -> np.ndarray:
     """Build the labels of n images, (n,) int64, or (n, K) float32 if `multilabel`.
 
-    `label_indices`: the indices (n,) in `distinct_labels`, the distinct labels, which have one class or several each;
-    `listed` as in `unknown_classes_error`.
-
-    Raises DataError for classes that are not in `classes`, and for labels that would exceed memory.
+    A label is a tuple of class names. `label_indices` (n,) are the indices of the images' labels in `distinct_labels`.
+    Raises DataError for labels that are not in `classes` (see `unknown_classes_error` for `origin` and `listed`), and
+    if the label array would be too large.
     """
     index_by_class = {normalise_name(name): index for index, name in enumerate(classes)}
     distinct_labels = [tuple(map(normalise_name, label)) for label in distinct_labels]
-    unknown = [
+    unknown_names = [
         name
         for label in np.unique(label_indices).tolist()
         for name in distinct_labels[label]
         if name not in index_by_class
     ]
-    if unknown:
-        raise unknown_classes_error(origin, unknown, classes, listed)
+    if unknown_names:
+        raise unknown_classes_error(origin, unknown_names, classes, listed)
     if not multilabel:
         return np.array([index_by_class.get(label[0], -1) for label in distinct_labels], dtype=np.int64)[label_indices]
     if 4 * len(label_indices) * len(classes) > MAX_LABEL_ARRAY_BYTES:

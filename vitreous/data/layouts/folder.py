@@ -1,4 +1,4 @@
-"""Class folders, with or without split folders around them."""
+"""Image folders: one folder per class, with or without split folders around them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from vitreous.data.decoding.decode import IMAGE_FILE_SUFFIXES, describe_exception
-from vitreous.data.decoding.volumes import VOLUME_ONLY_SUFFIXES as VOLUMES
+from vitreous.data.decoding.volumes import VOLUME_ONLY_SUFFIXES
 from vitreous.data.layouts.classes import (
     natural_sort_key,
     one_class_note,
@@ -33,7 +33,7 @@ from vitreous.data.split import Data, FileSplit, Paths, Split, create_empty_labe
 from vitreous.errors import DataError, escape_unprintable, format_first_names
 
 FOLDER_LAYOUT_HINT = (
-    "expected DIR/CLASS/*.jpg, or DIR/train/CLASS/*.jpg with val/ and test/ next to it, or a CSV file with columns "
+    "use DIR/CLASS/*.jpg, or DIR/train/CLASS/*.jpg with val/ and test/ next to it, or a CSV file with columns "
     "path,label"
 )
 #: suffixes of image files that Pillow may read but this package does not
@@ -60,10 +60,12 @@ FLAT_FOLDER_HINT = (
 
 
 def open_image_folder(root: Path, split_seed: int = 0) -> Data:
-    """Open `{train,val|valid|validation,test}/CLASS/*`, or `CLASS/*` with a tenth held out for validation.
+    """Open class folders of images: `{train,val|valid|validation,test}/CLASS/*`, or `CLASS/*`.
 
-    With fewer than two classes, all images below each folder, at any depth, are data without labels. Without `val`, a
-    tenth of `train` is held out, never `test`. Class order is natural (2 before 10), the same on every file system.
+    If there is no `val`, a tenth of `train` is held out. If there are fewer than two classes, all images below each
+    folder, at any depth, are opened without labels. Classes are in natural order (2 before 10), which does not depend
+    on the file system. Raises DataError if there are no images, for splits without `train`, and for a class that
+    `train` does not have.
     """
     split_folders, skipped = resolve_split_folders(root), Counter[str]()
     lister = partial(list_files_by_suffix, skipped=skipped)
@@ -78,16 +80,18 @@ def open_image_folder(root: Path, split_seed: int = 0) -> Data:
 
 @dataclass(frozen=True)
 class SampleFiles(FileSplit):
-    """Files with the noun `kind` (`Preprocess.noun`) and samples with `axes` axes, with labels (n,) int64 or (n, K)
-    float32."""
+    """Split of files that are not images, such as volumes or signals, with labels (n,) int64 or (n, K) float32. `kind`
+    is the noun for the samples (`Preprocess.noun`), `axes` their number of axes."""
 
     kind: str = "images"
     axes: int = 2
 
     def take(self, indices: np.ndarray, labels: np.ndarray | None = None) -> SampleFiles:
+        """Return a split of the files at `indices` (m,), in this order; `labels` replaces their labels."""
         return replace(super().take(indices, labels), kind=self.kind, axes=self.axes)
 
     def update(self, digest: Any) -> None:
+        """Update a hashlib digest with the paths of the files, and with `kind`."""
         super().update(digest)
         digest.update(self.kind.encode())
 
@@ -95,22 +99,22 @@ class SampleFiles(FileSplit):
 def open_class_folders(
     root: Path, split_seed: int, suffixes: frozenset[str], convert: Callable[[FileSplit], Split]
 ) -> Data:
-    """Open class folders of files with these `suffixes`, with or without split folders, as `open_image_folder` opens
-    images.
+    """Open class folders of files with these `suffixes`, with or without split folders, by the rules of
+    `open_image_folder`.
 
-    A tenth is `val` if there is none. `convert` turns the files into the layout's split. Raises DataError as
+    `convert` turns each split of files into the split class of the modality. Raises DataError as
     `open_image_folder`.
     """
     split_folders, list_files = resolve_split_folders(root), partial(list_files_by_suffix, suffixes=suffixes)
-    listed = {name: list_class_files(folder, list_files) for name, folder in split_folders.items()}
-    data = build_classification_data(root, split_folders, listed, split_seed, list_files)
+    paths_by_split = {name: list_class_files(folder, list_files) for name, folder in split_folders.items()}
+    data = build_classification_data(root, split_folders, paths_by_split, split_seed, list_files)
     splits = {name: convert(split) for name, split in data.splits.items()}  # type: ignore[arg-type]
     return replace(data, splits=splits, full_train_split=data.full_train_split and convert(data.full_train_split))  # type: ignore[arg-type]
 
 
 def resolve_split_folders(root: Path) -> dict[str, Path]:
-    """Return the split folders, or `root` as `train` if it has none, or if `train` is a class as in `bus`, `car`,
-    `train`. Raises DataError for splits without `train`."""
+    """Return {split: folder} of a dataset folder. `root` itself is `train` if there are no split folders, or if `train`
+    is the name of a class, as in `bus`, `car`, `train`. Raises DataError for split folders without `train`."""
     split_folders = find_split_folders(root)
     if split_folders and "train" not in split_folders:
         raise DataError(
@@ -126,7 +130,7 @@ def resolve_split_folders(root: Path) -> dict[str, Path]:
 
 
 def list_sibling_folders(folder: Path) -> list[Path]:
-    """List the sibling folders that are not named like splits, images or annotations, in natural order."""
+    """List the folders next to a folder that are not named like splits, images or annotations, in natural order."""
     names = [
         entry.name for entry in list_entries(os.fspath(folder.parent)) if is_folder(entry) and entry.name != folder.name
     ]
@@ -141,16 +145,18 @@ def contains_images(folder: Path) -> bool:
 def build_classification_data(
     root: Path,
     split_folders: dict[str, Path],
-    listed: dict[str, dict[str, Paths]],
+    paths_by_split: dict[str, dict[str, Paths]],
     split_seed: int,
     lister: Callable[[str], list[str]] | None = None,
 ) -> Data:
-    """Build the dataset from the files of each class in each split; without labels if there are fewer than two classes.
+    """Build a classification dataset from `paths_by_split`, {split: {class: files}}.
 
-    `lister` lists the files below a folder, by default `list_files_by_suffix`. Raises DataError if there are no images.
+    If `train` has fewer than two classes, the data have no labels and consist of all files below the split folders.
+    `lister` lists the files below a folder, by default `list_files_by_suffix`. Raises DataError if there are no images,
+    and for a class that `train` does not have.
     """
     lister = lister or list_files_by_suffix
-    classes = sort_class_names(listed["train"])
+    classes = sort_class_names(paths_by_split["train"])
     notes: list[str] = []
     splits: dict[str, Split]
     unlabelled = None
@@ -169,12 +175,12 @@ def build_classification_data(
     else:
         unclassified = {
             name: lister(os.fspath(split_folders[name]))
-            for name, paths_by_class in listed.items()
+            for name, paths_by_class in paths_by_split.items()
             if lacks_class_folders(paths_by_class, classes)
         }
         splits = {
             name: label_class_files(name, paths_by_class, classes)
-            for name, paths_by_class in listed.items()
+            for name, paths_by_class in paths_by_split.items()
             if name not in unclassified
         }
         splits |= {name: FileSplit(paths, create_empty_labels(len(paths))) for name, paths in unclassified.items()}
@@ -193,8 +199,8 @@ def build_classification_data(
 
 
 def lacks_class_folders(paths_by_class: dict[str, Paths], classes: Sequence[str]) -> bool:
-    """Return whether a split has no class folders: none, or a single one named like a split, as in `test/unknown` and
-    `test/test1` of competitions."""
+    """Return whether a split has no class folders: it has no folders, or a single folder that is no class of `classes`
+    and is named like a split or `unknown`, as in `test/test1` of competitions."""
     first_name = next(iter(paths_by_class), "")
     return not paths_by_class or (
         len(paths_by_class) == 1 and first_name not in classes and has_role_name(first_name, NO_CLASS_WORDS)
@@ -202,13 +208,13 @@ def lacks_class_folders(paths_by_class: dict[str, Paths], classes: Sequence[str]
 
 
 def no_classes_error(folder: Path, lister: Callable[[str], list[str]]) -> DataError:
-    """Return the error that explains why a folder without class folders has no labels. Raises DataError if there are no
-    images."""
+    """Return the error that explains why the images of a folder without class folders have no labels. Raises DataError
+    if there are no images at all."""
     if count := len(lister(os.fspath(folder))):
         images = f"{count:,} image" + ("" if count == 1 else "s")
         problem = f"is a flat folder: {images} and no class folders, so there are no labels"
         return DataError(f"{escape_unprintable(folder)} {problem}", FLAT_FOLDER_HINT)
-    if volumes := list_files_by_suffix(os.fspath(folder), VOLUMES):
+    if volumes := list_files_by_suffix(os.fspath(folder), VOLUME_ONLY_SUFFIXES):
         problem = f"{len(volumes)} volumes without masks; the first is {escape_unprintable(volumes[0])}"
         hint = (
             "move each into a folder of its class; or all into images/ and masks of the same names into "
@@ -219,20 +225,23 @@ def no_classes_error(folder: Path, lister: Callable[[str], list[str]]) -> DataEr
 
 
 def label_class_files(name: str, paths_by_class: dict[str, Paths], classes: list[str]) -> FileSplit:
-    """Label the files of one split by class name. Raises DataError for a class that training does not have."""
-    forms = {normalise_name(label): label for label in classes}
-    paths_by_class = {forms.get(normalise_name(label), label): paths for label, paths in paths_by_class.items()}
+    """Build the split `name` from the files of each class, with class indices (n,) int64 as labels. Raises DataError
+    for a class that is not in `classes`, those of `train`."""
+    train_name_by_normalised = {normalise_name(label): label for label in classes}
+    paths_by_class = {
+        train_name_by_normalised.get(normalise_name(label), label): paths for label, paths in paths_by_class.items()
+    }
     class_set = set(classes)
-    if unknown := [label for label in sort_class_names(paths_by_class) if label not in class_set]:
-        raise unknown_classes_error(name, unknown, classes)
+    if unknown_classes := [label for label in sort_class_names(paths_by_class) if label not in class_set]:
+        raise unknown_classes_error(name, unknown_classes, classes)
     counts = [len(paths_by_class.get(label, ())) for label in classes]
     paths = Paths.concatenate(paths_by_class[label] for label in classes if label in paths_by_class)
     return FileSplit(paths, np.repeat(np.arange(len(classes)), counts))
 
 
 def list_class_files(folder: Path, list_files: Callable[[str], list[str]] | None = None) -> dict[str, Paths]:
-    """List the image files of each class at any depth, sorted, or the results of `list_files`; hidden folders and
-    folders without such files are left out."""
+    """Return {class: files}, the files below each class folder at any depth, in natural order. `list_files` lists the
+    files below a folder, by default images. Hidden folders, and folders without such files, are left out."""
     folders = sorted(
         (entry for entry in list_entries(os.fspath(folder)) if is_folder(entry)), key=lambda entry: entry.name
     )
@@ -249,8 +258,8 @@ def list_images(folder: Path) -> list[Path]:
 def list_files_by_suffix(
     folder: str, suffixes: frozenset[str] = IMAGE_FILE_SUFFIXES, skipped: Counter[str] | None = None
 ) -> list[str]:
-    """List file paths as text whose names end in one of `suffixes`; `skipped` counts the suffixes of other image
-    files."""
+    """List the paths of the files below a folder whose names end in one of `suffixes`, as text in natural order. Image
+    files in unsupported formats are counted by suffix in `skipped`, if passed."""
     endings, paths = tuple(suffixes), []
     for entry in iterate_files(folder):
         name = entry.name.lower()
@@ -265,12 +274,13 @@ def skipped_notes(skipped: Counter[str]) -> list[str]:
     """Return the note about image files in unsupported formats, by suffix; empty if there are none."""
     if not skipped:
         return []
-    listed = ", ".join(f"{count:,} {ending}" for ending, count in sorted(skipped.items()))
-    return [f"{skipped.total():,} image files are skipped, as their formats are not supported: {listed}"]
+    counts_by_suffix = ", ".join(f"{count:,} {ending}" for ending, count in sorted(skipped.items()))
+    return [f"{skipped.total():,} image files are skipped, as their formats are not supported: {counts_by_suffix}"]
 
 
 def siblings_note(root: Path, split_folders: dict[str, Path]) -> list[str]:
-    """Return the note about image folders next to the split folders, which are ignored; empty if there are none."""
+    """Return the note about image folders next to the split folders, which are ignored; empty if there are none or if
+    `root` has no split folders."""
     if split_folders["train"] == root:
         return []
     unread = [
@@ -288,13 +298,13 @@ def iterate_images(folder: Path) -> Iterator[os.DirEntry[str]]:
 
 def iterate_files(root: str) -> Iterator[os.DirEntry[str]]:
     """Yield all files below a folder that are not hidden. A folder linked twice is visited once."""
-    seen, pending = set[str](), [root]
+    visited_folders, pending = set[str](), [root]
     while pending:
         folder = pending.pop()
         real_path = os.path.realpath(folder)
-        if real_path in seen:
+        if real_path in visited_folders:
             continue
-        seen.add(real_path)
+        visited_folders.add(real_path)
         for entry in list_entries(folder):
             if is_folder(entry):
                 pending.append(entry.path)

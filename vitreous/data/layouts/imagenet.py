@@ -32,14 +32,14 @@ SYNSET_PATTERN = re.compile(r"n\d{8}")
 KAGGLE_FOLDER = "ILSVRC/Data/CLS-LOC"
 TITLE_FILES = ("LOC_synset_mapping.txt", "words.txt", "synset_words.txt")  # n01440764 tench, Tinca tinca
 SOLUTION_FILE = "LOC_val_solution.csv"  # ILSVRC2012_val_00048981,n03995372 85 1 499 272
-GROUND_TRUTH_FILE = "ILSVRC2012_validation_ground_truth.txt"  # one synset index per line, in the order of the images
+GROUND_TRUTH_FILE = "ILSVRC2012_validation_ground_truth.txt"  # one synset number per line, in the order of the images
 DEVKIT_FOLDER = "ILSVRC2012_devkit_t12/data"
-# SHA-256 of its 1,000 synsets, sorted, one per line
+# SHA-256 of the 1,000 synsets of ILSVRC2012, sorted, one per line
 ILSVRC2012_SHA256 = "385e0240499426c022b773be1ae4da780f057b89c9694c7f47199f62746b6edd"
 
 
 def is_imagenet(root: Path) -> bool:
-    """Return whether all classes of a folder, or of its training images, are synsets."""
+    """Return whether all class folders of a dataset folder, or of its `train` folder, are named by synsets."""
     folder = find_image_root(root)
     train = find_split_folders(folder).get("train", folder)
     names = [entry.name for entry in list_entries(os.fspath(train)) if is_folder(entry)]
@@ -47,43 +47,45 @@ def is_imagenet(root: Path) -> bool:
 
 
 def find_image_root(root: Path) -> Path:
-    """Return the folder of the images: the folder itself, or the subfolder of Kaggle's archive."""
+    """Return the folder that contains the split or class folders: the subfolder of Kaggle's archive if it exists, else
+    `root`."""
     return next(
         (root / subfolder for subfolder in (KAGGLE_FOLDER, "Data/CLS-LOC") if (root / subfolder).is_dir()), root
     )
 
 
 def open_imagenet(root: Path, split_seed: int = 0) -> Data:
-    """Open a folder of synsets, or of `train`, `val` (by synset, or flat next to its ground truth) and `test` (if it
-    has labels).
+    """Open an ImageNet folder: class folders named by synset, or split folders `train`, `val` and `test` of them.
 
-    Raises DataError as an image folder does, and for validation images without ground truth.
+    `val` may also be a flat folder of images, with a ground-truth file nearby; an unlabelled `test` is ignored. Raises
+    DataError as `open_image_folder`, and for validation images without ground truth.
     """
     image_root = find_image_root(root)
     split_folders = resolve_split_folders(image_root)
     search_folders = [image_root, *list(image_root.absolute().parents)[: 3 if image_root.name == "CLS-LOC" else 1]]
-    listed = {}
+    paths_by_split = {}
     for name, folder in split_folders.items():
         classes = list_class_files(folder)
         unsorted_files = [] if classes or name == "train" else list_files_by_suffix(os.fspath(folder))
         if unsorted_files and name == "val":
             classes = group_by_synset(unsorted_files, search_folders)
-        listed[name] = classes
-    data = build_classification_data(image_root, split_folders, listed, split_seed)
+        paths_by_split[name] = classes
+    data = build_classification_data(image_root, split_folders, paths_by_split, split_seed)
     return replace(data, name=escape_unprintable(root), titles=read_class_titles(data.classes, search_folders))
 
 
 def group_by_synset(files: list[str], search_folders: list[Path]) -> dict[str, Paths]:
-    """Group flat validation images by synset. Raises DataError if ground truth is missing."""
+    """Group validation images in a flat folder by synset, from a ground-truth file in one of `search_folders` ->
+    {synset: paths}. Raises DataError if the file is missing or does not contain an image."""
     synset_by_stem = read_kaggle_solution(search_folders) or read_devkit_labels(search_folders)
     if not synset_by_stem:
         problem = f"{len(files)} images without class folders and without ground truth"
         hint = f"put {SOLUTION_FILE}, or {GROUND_TRUTH_FILE} and meta.mat of the development kit, next to them"
         raise DataError(f"{escape_unprintable(os.path.dirname(files[0]))} has {problem}", hint)
     stems = [os.path.splitext(os.path.basename(path))[0] for path in files]
-    if unknown := [path for path, stem in zip(files, stems, strict=True) if stem not in synset_by_stem]:
-        problem = f"{len(unknown)} of {len(files)} images are not in the ground truth"
-        raise DataError(f"{problem}; the first is {escape_unprintable(unknown[0])}", "remove them")
+    if unknown_paths := [path for path, stem in zip(files, stems, strict=True) if stem not in synset_by_stem]:
+        problem = f"{len(unknown_paths)} of {len(files)} images are not in the ground truth"
+        raise DataError(f"{problem}; the first is {escape_unprintable(unknown_paths[0])}", "remove these images")
     paths_by_synset: dict[str, list[str]] = {}
     for path, stem in zip(files, stems, strict=True):
         paths_by_synset.setdefault(synset_by_stem[stem], []).append(path)
@@ -91,20 +93,22 @@ def group_by_synset(files: list[str], search_folders: list[Path]) -> dict[str, P
 
 
 def read_kaggle_solution(search_folders: list[Path]) -> dict[str, str]:
-    """Read {image: synset} from Kaggle's list; empty if there is none. Raises DataError for a damaged one."""
+    """Read {image name without suffix: synset} of the validation images from Kaggle's `LOC_val_solution.csv`; empty if
+    there is no such file. Raises DataError for a damaged file."""
     file = find_first_file(search_folders, (SOLUTION_FILE,))
     if not file:
         return {}
     rows = list(csv.reader(io.StringIO(read_text(file))))
     synset_by_stem = {row[0]: row[1].split(" ", 1)[0] for row in rows[1:] if len(row) == 2}
     if not synset_by_stem or not all(SYNSET_PATTERN.fullmatch(synset) for synset in synset_by_stem.values()):
-        problem = f"{escape_unprintable(file)}: expected ImageId,PredictionString and a synset in every row"
+        problem = f"{escape_unprintable(file)} has a row without ImageId or without a synset in PredictionString"
         raise DataError(problem, "download it again")
     return synset_by_stem
 
 
 def read_devkit_labels(search_folders: list[Path]) -> dict[str, str]:
-    """Read {image: synset} from the development kit; empty if there is none. Raises DataError for a damaged one."""
+    """Read {image name without suffix: synset} of the validation images from the development kit; empty if its files do
+    not exist. Raises DataError for damaged files."""
     file, meta = find_devkit_file(search_folders, GROUND_TRUTH_FILE), find_devkit_file(search_folders, "meta.mat")
     if not file or not meta:
         return {}
@@ -118,7 +122,8 @@ def read_devkit_labels(search_folders: list[Path]) -> dict[str, str]:
 
 
 def read_devkit_synsets(meta: Path) -> list[tuple[int, str, str]]:
-    """Read index, synset and words of every class in a development kit's `meta.mat`. Raises DataError."""
+    """Read the ILSVRC2012 number, the synset and the title of every class from a development kit's `meta.mat`. Raises
+    DataError for a damaged file, and for one that is not the `meta.mat` of ILSVRC2012."""
     from scipy.io import loadmat  # a dependency of scikit-learn
 
     try:
@@ -132,7 +137,8 @@ def read_devkit_synsets(meta: Path) -> list[tuple[int, str, str]]:
 
 
 def read_class_titles(classes: tuple[str, ...], search_folders: list[Path]) -> dict[str, str]:
-    """Return the known titles of classes: from a list next to the data, or torchvision's for ILSVRC2012's 1,000."""
+    """Return {class: title} for the classes with a known title: from a file in one of `search_folders`, or from
+    torchvision for the 1,000 classes of ILSVRC2012."""
     file, titles = find_first_file(search_folders, TITLE_FILES), {}
     if file:
         for line in read_lines(file):
@@ -158,12 +164,13 @@ def is_ilsvrc2012(classes: tuple[str, ...]) -> bool:
 
 
 def find_first_file(search_folders: list[Path], names: tuple[str, ...]) -> Path | None:
-    """Return the first of some file names that exists in one of some folders."""
+    """Return the first existing file with one of `names` in one of `search_folders`, earlier names first; None if there
+    is none."""
     return next((folder / name for name in names for folder in search_folders if (folder / name).is_file()), None)
 
 
 def find_devkit_file(search_folders: list[Path], name: str) -> Path | None:
-    """Return a development kit's file in one of some folders."""
+    """Return the file `name` of a development kit in or below one of `search_folders`; None if there is none."""
     return find_first_file(
         [folder / subfolder for folder in search_folders for subfolder in ("", DEVKIT_FOLDER, "data")], (name,)
     )

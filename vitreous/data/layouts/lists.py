@@ -1,4 +1,4 @@
-"""Folders with image lists: VTAB-1k's tasks (arXiv:1910.04867), and other data with such lists.
+"""Image lists: text files with one image and its class index per line, as in the tasks of VTAB-1k (arXiv:1910.04867).
 
     DIR/train800.txt   images/train/000001.jpg 5
 
@@ -21,14 +21,15 @@ from vitreous.data.split import Data, FileSplit, Split, create_empty_labels, ens
 from vitreous.data.text_files import read_lines
 from vitreous.errors import DataError, escape_unprintable, format_first_lines
 
-FULL_TRAIN_LIST = "train800val200"  # the 1,000 images for a task's final training
-VTAB_LISTS = {"train": "train800", "val": "val200"}  # VTAB-1k's lists of a split, preferred to others
+FULL_TRAIN_LIST = "train800val200"  # VTAB-1k's list of all 1,000 training images, for the final training of a task
+VTAB_LISTS = {"train": "train800", "val": "val200"}  # VTAB-1k's list of each split, which other lists do not replace
 NO_LABEL = -1
-LIST_FORMAT_HINT = "expected a path below the folder and a class index in every line: images/train/000001.jpg 5"
+LIST_FORMAT_HINT = "write a path below the folder and a class index in every line: images/train/000001.jpg 5"
 
 
 class ListedImage(NamedTuple):
-    """One image: its listed path, its class index, and the place of the line for messages."""
+    """A line of an image list: the path of the image, its class index (NO_LABEL if unlabelled), and the file and line
+    for messages."""
 
     path: str
     label: int
@@ -36,7 +37,7 @@ class ListedImage(NamedTuple):
 
 
 def has_image_lists(root: Path) -> bool:
-    """Return whether a folder has a list of training images but no class folders for them."""
+    """Return whether a folder has a list of training images, but no folder `train` of class folders."""
     return "train" in find_image_lists(root) and "train" not in find_split_folders(root)
 
 
@@ -44,20 +45,20 @@ def find_image_lists(root: Path) -> dict[str, str]:
     """Return {split: name of its list without suffix}, in the order train, val, test. Raises DataError if two lists
     belong to one split."""
     names = [path.stem for path in root.glob("*.txt") if path.is_file()]
-    listed = match_split_names(names, escape_unprintable(root)) | {
+    list_names = match_split_names(names, escape_unprintable(root)) | {
         split: name for split, name in VTAB_LISTS.items() if name in names
     }
-    return {split: listed[split] for split in SPLIT_NAMES if split in listed}
+    return {split: list_names[split] for split in SPLIT_NAMES if split in list_names}
 
 
 def open_image_lists(root: Path, split_seed: int = 0) -> Data:
     """Open a dataset of image lists: `train.txt`, `val.txt` and `test.txt`, or VTAB-1k's `train800.txt`, `val200.txt`
     and `test.txt`.
 
-    `Data.whole` is `train800val200.txt` if it exists. Classes are the indices in the lists, in order, named by the
-    lines of `classes.txt` if it exists; a note counts classes without training images. Without a validation list, a
-    tenth of the training images is held out. Raises DataError, with file and line, for invalid lines and classes, one
-    image with two classes, and missing files.
+    `Data.full_train_split` has the images of `train800val200.txt` if that file exists. Classes are the indices in the
+    lists, in order, named by the lines of `classes.txt` if it exists; a note counts classes without training images. If
+    there is no validation list, a tenth of the training images is held out. Raises DataError, with file and line, for
+    invalid lines and classes, one image with two classes, and missing files.
     """
     names = find_image_lists(root)
     lines_by_split = {split: read_image_list(root, name, split != "train") for split, name in names.items()}
@@ -73,7 +74,8 @@ def open_image_lists(root: Path, split_seed: int = 0) -> Data:
         listing = format_first_lines(
             (f"{line.location}: {escape_unprintable(line.path)}" for line in missing), len(missing)
         )
-        raise DataError(f"{len(missing)} listed files are missing:{listing}", f"looked in {escape_unprintable(root)}")
+        hint = f"restore them below {escape_unprintable(root)}, or correct the paths"
+        raise DataError(f"{len(missing)} listed files are missing:{listing}", hint)
     class_indices = sorted({line.label for line in lines} - {NO_LABEL})
     classes = read_listed_classes(root, class_indices, lines)
     splits: dict[str, Split] = {
@@ -88,14 +90,14 @@ def open_image_lists(root: Path, split_seed: int = 0) -> Data:
 
 
 def read_image_list(root: Path, name: str, held_out: bool = False) -> list[ListedImage]:
-    """Read the lines of a list without duplicates. The list of a `held_out` split may be empty, or have paths only,
-    with the label NO_LABEL. Raises DataError, with the line."""
+    """Read an image list, `name`.txt in `root`, without duplicate lines. The list of a `held_out` split may be empty or
+    contain paths only, whose label is then NO_LABEL. Raises DataError, with the line, for invalid lines."""
     source = escape_unprintable(root / f"{name}.txt")
-    listed = read_lines(root / f"{name}.txt")
+    text_lines = read_lines(root / f"{name}.txt")
     lines: dict[str, ListedImage] = {}
-    if held_out and (unlabelled := read_unlabelled_paths(root, listed)):
+    if held_out and (unlabelled := read_unlabelled_paths(root, text_lines)):
         return [ListedImage(path, NO_LABEL, source) for path in unlabelled]
-    for line_number, line_text in enumerate(listed, 1):
+    for line_number, line_text in enumerate(text_lines, 1):
         if not line_text.strip():
             continue
         path, _, label = line_text.strip().rpartition(" " if "\t" not in line_text else "\t")
@@ -121,21 +123,23 @@ def read_image_list(root: Path, name: str, held_out: bool = False) -> list[Liste
 
 
 def read_unlabelled_paths(root: Path, lines: list[str]) -> list[str]:
-    """Return the distinct lines of a list if each is the path of a file; empty for any other list."""
+    """Return the distinct paths in the lines of an unlabelled list, in which each line is the path of an existing file
+    below `root`; empty for any other list."""
     paths = [os.path.normpath(line.strip()) for line in lines if line.strip()]
     are_relative = all(not os.path.isabs(path) and not path.startswith("..") for path in paths)
     return list(dict.fromkeys(paths)) if are_relative and all(map(os.path.isfile, map(root.joinpath, paths))) else []
 
 
 def check_lists_agree(lines_by_split: dict[str, list[ListedImage]], full_lines: list[ListedImage]) -> None:
-    """Raise DataError if the list of all training images differs from the union of its sublists."""
+    """Raise DataError if the list of all training images, `full_lines`, differs from the union of the `train` and `val`
+    lists in paths or classes."""
     sublist_lines = {line.path: line for split in ("train", "val") for line in lines_by_split.get(split, [])}
     full_by_path = {line.path: line for line in full_lines}
     for line in chain(full_lines, sublist_lines.values()):
         counterpart = (sublist_lines if full_by_path.get(line.path) is line else full_by_path).get(line.path)
         if counterpart is None or counterpart.label != line.label:
             difference = (
-                f"of class {counterpart.label} in {counterpart.location}" if counterpart else "not in the others"
+                f"of class {counterpart.label} in {counterpart.location}" if counterpart else "not in the other lists"
             )
             hint = f"make {FULL_TRAIN_LIST}.txt the union of train800.txt and val200.txt, or delete it"
             raise DataError(
@@ -144,17 +148,19 @@ def check_lists_agree(lines_by_split: dict[str, list[ListedImage]], full_lines: 
 
 
 def read_listed_classes(root: Path, class_indices: list[int], lines: list[ListedImage]) -> tuple[str, ...]:
-    """Return the class names: the lines of `classes.txt`, counted from 0, or the class indices. Raises DataError, with
-    the line."""
+    """Return the names of the classes `class_indices`: the lines of `classes.txt`, counted from 0, or the indices
+    themselves. Raises DataError for fewer than two classes, an index without a name, and invalid names."""
     if len(class_indices) < 2:
         raise too_few_classes_error(escape_unprintable(root), list(map(str, class_indices)), LIST_FORMAT_HINT)
     file = root / "classes.txt"
     if not file.is_file():
         return tuple(map(str, class_indices))
     names = [name.strip() for name in read_lines(file)]
-    if strange := next((line for line in lines if line.label >= len(names)), None):
+    if unnamed_line := next((line for line in lines if line.label >= len(names)), None):
         hint = "add the missing names: line 1 of classes.txt is class 0"
-        raise DataError(f"{strange.location}: class {strange.label}, but classes.txt has {len(names)} names", hint)
+        raise DataError(
+            f"{unnamed_line.location}: class {unnamed_line.label}, but classes.txt has {len(names)} names", hint
+        )
     classes = tuple(names[class_index] for class_index in class_indices)
     if not all(classes) or len(set(classes)) < len(classes):
         raise DataError(f"{escape_unprintable(file)}: a name is empty or repeated", "give every class a unique name")
@@ -162,7 +168,8 @@ def read_listed_classes(root: Path, class_indices: list[int], lines: list[Listed
 
 
 def build_listed_split(root: Path, lines: list[ListedImage], class_indices: list[int]) -> FileSplit:
-    """Build the split of a list, in its order; without labels if it has paths only."""
+    """Build the split of an image list, in the order of its lines; labels are positions in `class_indices`, (n,) int64,
+    or (n, 0) if the list is unlabelled."""
     if not lines or lines[0].label == NO_LABEL:
         return FileSplit([os.path.join(root, line.path) for line in lines], create_empty_labels(len(lines)))
     labels = np.searchsorted(class_indices, [line.label for line in lines]).astype(np.int64)

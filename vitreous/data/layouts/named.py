@@ -1,7 +1,8 @@
-"""Named datasets: torchvision's (`torchvision:CIFAR10`, `torchvision:EMNIST?split=letters&root=DIR`) and `digits`.
+"""Named datasets: `digits`, and those of torchvision (`torchvision:CIFAR10`,
+`torchvision:EMNIST?split=letters&root=DIR`).
 
-torchvision provides the download locations and file layouts; this module defines how to construct each dataset's
-splits. Image files are decoded by this package, so results are comparable with other sources.
+torchvision downloads and opens the datasets. This module converts each torchvision dataset to a `Split`; image files
+are decoded by this package, so that results are comparable with other sources.
 """
 
 from __future__ import annotations
@@ -35,8 +36,12 @@ SplitReader = Callable[[Any], Split]
 
 @dataclass(frozen=True)
 class TorchvisionSpec:
-    """How to construct and read the splits of a torchvision dataset, its class names if they differ from torchvision's,
-    and its extra constructor arguments with their valid values, the default first."""
+    """How to open a torchvision dataset.
+
+    `splits`: the constructor arguments of each split. `read`: the function that converts the torchvision dataset to a
+    `Split`. `classes`: the class names, if torchvision has none or other ones. `extra_arguments`: further constructor
+    arguments that users can set, with their valid values, the default first.
+    """
 
     splits: dict[str, dict[str, Any]]
     read: SplitReader
@@ -46,10 +51,11 @@ class TorchvisionSpec:
 
 @dataclass(frozen=True)
 class PpmFiles(FileSplit):
-    """Binary PPM files (P6) with 8-bit colours, stored as raw pixels."""
+    """Split of binary PPM files (P6) with 8-bit colours, which are decoded here, as `decode` does not support PPM."""
 
     def raw(self, sample: int) -> np.ndarray:
-        """Return (H, W, 3) uint8. Raises DataError for anything but a complete file of this format."""
+        """Return the pixels of a file, (H, W, 3) uint8. Raises DataError for anything but a complete file of this
+        format."""
         try:
             with Image.open(io.BytesIO(read_input_file(self.path(sample))), formats=("PPM",)) as image:
                 if image.mode != "RGB" or image.width * image.height > MAX_PIXELS:
@@ -61,17 +67,17 @@ class PpmFiles(FileSplit):
 
 @dataclass(frozen=True, eq=False)
 class Hdf5Images:
-    """Images of one array (n, H, W, C) uint8 in an HDF5 file."""
+    """Store of the images in an HDF5 file, in the array `key`, (n, H, W, C) uint8."""
 
     path: str
     key: str
-    _open: dict[int, Any] = field(default_factory=dict)  # process -> its handle: HDF5's do not survive a fork
+    _open: dict[int, Any] = field(default_factory=dict)  # process id -> open array: HDF5 handles do not survive a fork
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_open": {}}
 
     def pixels(self) -> Any:
-        """Return the array, opened once per process. Raises DataError."""
+        """Return the HDF5 array, opened once per process. Raises DataError if it cannot be read."""
         import h5py
 
         if os.getpid() not in self._open:
@@ -84,7 +90,7 @@ class Hdf5Images:
         return self._open[os.getpid()]
 
     def read(self, index: int) -> np.ndarray:
-        """Return (H, W, C) uint8. Raises DataError if it cannot be read."""
+        """Return the pixels of an image, (H, W, C) uint8. Raises DataError if it cannot be read."""
         try:
             return np.asarray(self.pixels()[index])
         except (OSError, ValueError, IndexError) as error:
@@ -93,86 +99,90 @@ class Hdf5Images:
             ) from None
 
     def name(self, index: int) -> str:
+        """Return the name of an image for messages."""
         return f"{self.path}, row {index}"
 
     def update(self, digest: Any, indices: np.ndarray) -> None:
-        """Update a hashlib digest with name, shape and rows (n,), without reading pixels."""
+        """Update a hashlib digest with the name of the file, the shape of the array and the rows `indices` (n,),
+        without reading pixels."""
         digest.update(f"{os.path.basename(self.path)} {self.pixels().shape}\n".encode())
         digest.update(indices.astype(np.int64).tobytes())
 
 
 def labels_to_int64(labels: Any) -> np.ndarray:
-    """Convert labels to (n,) int64; -1 for None."""
+    """Convert n labels, integers or None, to (n,) int64; None becomes -1."""
     return np.array([-1 if label is None else int(label) for label in labels], dtype=np.int64)
 
 
 def build_file_split(samples: Iterable[tuple[Any, Any]], split_class: type[FileSplit] = FileSplit) -> Split:
-    """Build a split from pairs of a path and a label."""
+    """Build a split from pairs of a file path and a label."""
     samples = list(samples)
     return split_class([path for path, _ in samples], labels_to_int64(label for _, label in samples))
 
 
 def read_array_split(dataset: Any) -> Split:
-    """Read pixels (n, H, W[, C]) that are in memory."""
+    """Convert a torchvision dataset with pixels (n, H, W[, C]) in memory, such as CIFAR10."""
     return ArraySplit(
         np.asarray(dataset.data), labels_to_int64(dataset.targets if hasattr(dataset, "targets") else dataset.labels)
     )
 
 
 def read_channels_first_split(dataset: Any) -> Split:
-    """Read pixels (n, C, H, W) that are in memory."""
+    """Convert a torchvision dataset with pixels (n, C, H, W) in memory, such as SVHN."""
     return ArraySplit(np.asarray(dataset.data).transpose(0, 2, 3, 1), labels_to_int64(dataset.labels))
 
 
 def read_qmnist_split(dataset: Any) -> Split:
-    """Read QMNIST, where the class is the first number in a digit's row."""
+    """Convert torchvision's QMNIST, whose targets (n, 8) have the class in the first column."""
     return ArraySplit(np.asarray(dataset.data), labels_to_int64(dataset.targets[:, 0]))
 
 
 def read_fer2013_split(dataset: Any) -> Split:
-    """Read FER2013: pairs of an image and a label."""
+    """Convert torchvision's FER2013, which has pairs of an image and a label."""
     images, labels = zip(*dataset._samples, strict=True)
     return ArraySplit(np.stack(list(map(np.asarray, images))), labels_to_int64(labels))
 
 
 def read_path_lists(dataset: Any) -> Split:
-    """Read paths and labels from two lists."""
+    """Convert a torchvision dataset with a list of paths and a list of labels, such as Flowers102."""
     paths = dataset._images if hasattr(dataset, "_images") else dataset._image_files
     return build_file_split(zip(paths, dataset._labels, strict=True))
 
 
 def read_path_pairs(dataset: Any, split_class: type[FileSplit] = FileSplit) -> Split:
-    """Read pairs of a path and a label from one list."""
+    """Convert a torchvision dataset with a list of pairs of a path and a label, such as EuroSAT."""
     return build_file_split(
         next(getattr(dataset, n) for n in ("_samples", "samples", "imgs") if hasattr(dataset, n)), split_class
     )
 
 
 def read_ppm_pairs(dataset: Any) -> Split:
-    """Read pairs of a path and a label, where files are PPM."""
+    """Convert a torchvision dataset with pairs of the path of a PPM file and a label, such as GTSRB."""
     return read_path_pairs(dataset, PpmFiles)
 
 
 def read_sun397_split(dataset: Any) -> Split:
-    """Read SUN397, sorted, as its lists are in file system order."""
+    """Convert torchvision's SUN397, sorted by path, as torchvision lists it in the order of the file system."""
     return build_file_split(sorted(zip(map(os.fspath, dataset._image_files), dataset._labels, strict=True)))
 
 
-def read_caltech_split(dataset: Any, home: str, name: str) -> Split:
-    """Read Caltech's file names, which consist of category and image numbers."""
-    home, names = os.path.join(dataset.root, home), dataset.categories
+def read_caltech_split(dataset: Any, folder: str, name_format: str) -> Split:
+    """Convert torchvision's Caltech101 or Caltech256, whose files are in `folder`. `name_format` formats the name of a
+    file from the numbers of its category and image."""
+    root, names = os.path.join(dataset.root, folder), dataset.categories
     pairs = zip(dataset.y, dataset.index, strict=True)
-    return build_file_split((os.path.join(home, names[y], name.format(y + 1, index)), y) for y, index in pairs)
+    return build_file_split((os.path.join(root, names[y], name_format.format(y + 1, index)), y) for y, index in pairs)
 
 
 def read_inaturalist_split(dataset: Any) -> Split:
-    """Read iNaturalist's pairs of a category and a file name, sorted, as they are in file system order."""
+    """Convert torchvision's INaturalist, which has pairs of a category and a file name. They are sorted, as torchvision
+    lists them in the order of the file system."""
     names = dataset.all_categories
     return build_file_split((os.path.join(dataset.root, names[y], name), y) for y, name in sorted(dataset.index))
 
 
 def read_pcam_split(dataset: Any) -> Split:
-    """Read PCAM: pixels and labels in HDF5 files."""
+    """Convert torchvision's PCAM, whose pixels and labels are in HDF5 files."""
     file_table = dataset._FILES[dataset._split]
     images, labels = (os.fspath(dataset._base_folder / file_table[role][0]) for role in ("images", "targets"))
     with dataset.h5py.File(labels) as file:
@@ -191,10 +201,10 @@ FER2013_CLASSES = ("angry", "disgust", "fear", "happy", "sad", "surprise", "neut
 INATURALIST_VERSIONS = ("2021_train", "2021_train_mini", "2019", "2018", "2017")
 TORCHVISION_SPECS = {
     "Caltech101": TorchvisionSpec(
-        TRAIN_ONLY_SPLITS, partial(read_caltech_split, home="101_ObjectCategories", name="image_{1:04d}.jpg")
+        TRAIN_ONLY_SPLITS, partial(read_caltech_split, folder="101_ObjectCategories", name_format="image_{1:04d}.jpg")
     ),
     "Caltech256": TorchvisionSpec(
-        TRAIN_ONLY_SPLITS, partial(read_caltech_split, home="256_ObjectCategories", name="{0:03d}_{1:04d}.jpg")
+        TRAIN_ONLY_SPLITS, partial(read_caltech_split, folder="256_ObjectCategories", name_format="{0:03d}_{1:04d}.jpg")
     ),
     "CIFAR10": TorchvisionSpec(TRAIN_FLAG_SPLITS, read_array_split),
     "CIFAR100": TorchvisionSpec(TRAIN_FLAG_SPLITS, read_array_split),
@@ -251,33 +261,33 @@ MANUAL_DOWNLOADS = ("FER2013", "ImageNet", "StanfordCars")  # datasets that torc
 
 
 def open_torchvision(source: str, split_seed: int = 0) -> Data:
-    """Open a torchvision dataset, downloaded if missing, with its order of classes and images.
+    """Open a torchvision dataset, downloaded if missing, in torchvision's order of classes and images.
 
-    A predefined `val` is kept; without one, a tenth of the training images is held out. `root` is
-    `$XDG_CACHE_HOME/vitreous/torchvision` by default. Raises UsageError for an unknown dataset or argument, DataError
-    if the dataset cannot be downloaded or read.
+    A predefined `val` is kept; if there is none, a tenth of the training images is held out. The argument `root` of the
+    source is `$XDG_CACHE_HOME/vitreous/torchvision` by default. Raises UsageError for an unknown dataset or argument,
+    DataError if the dataset cannot be downloaded or read.
     """
     name, spec, root, arguments = parse_torchvision_source(source)
     splits: dict[str, Split] = {}
     notes = [f"{name} in {escape_unprintable(root)}"]
     classes: tuple[str, ...] = ()
     titles: dict[str, str] = {}
-    for split, subset in spec.splits.items():
-        if split != "train" and arguments.get("version", "").isdigit():
-            continue  # INaturalist before 2021 has a single part
-        dataset = load_torchvision_dataset(name, root, {**arguments, **subset})
-        subset = spec.read(dataset)
-        if split == "train":
-            classes, titles = get_torchvision_classes(spec, dataset, subset)
-        if len(subset) and (subset.labels < 0).all():
-            subset = subset.take(np.arange(len(subset)), create_empty_labels(len(subset)))
-        splits[split] = subset
-    if "N/A" in classes[:1]:  # its letters are numbered from 1
+    for split_name, split_arguments in spec.splits.items():
+        if split_name != "train" and arguments.get("version", "").isdigit():
+            continue  # iNaturalist before 2021 has no validation images
+        dataset = load_torchvision_dataset(name, root, {**arguments, **split_arguments})
+        split = spec.read(dataset)
+        if split_name == "train":
+            classes, titles = get_torchvision_classes(spec, dataset, split)
+        if len(split) and (split.labels < 0).all():
+            split = split.take(np.arange(len(split)), create_empty_labels(len(split)))
+        splits[split_name] = split
+    if "N/A" in classes[:1]:  # the letters of EMNIST are numbered from 1
         classes = classes[1:]
-        splits = {split: subset.take(np.arange(len(subset)), subset.labels - 1) for split, subset in splits.items()}
-    are_labels_valid = all(
-        0 <= label < len(classes) for subset in splits.values() for label in np.unique(subset.labels)
-    )
+        splits = {
+            split_name: split.take(np.arange(len(split)), split.labels - 1) for split_name, split in splits.items()
+        }
+    are_labels_valid = all(0 <= label < len(classes) for split in splits.values() for label in np.unique(split.labels))
     if not are_labels_valid or len(set(classes)) < len(classes):
         problem = f"{source}: labels and class names of {name} do not match"
         raise DataError(problem, f"delete it from {root}, and it is downloaded again")
@@ -294,13 +304,14 @@ def open_torchvision(source: str, split_seed: int = 0) -> Data:
 
 
 def parse_torchvision_source(source: str) -> tuple[str, TorchvisionSpec, Path, dict[str, Any]]:
-    """Parse a source into the dataset's name, its specification, its root, and its constructor arguments. Raises
-    UsageError."""
+    """Parse a source such as `torchvision:EMNIST?split=letters` into the name of the dataset, its specification, the
+    folder `root` of its files, and its constructor arguments. Raises UsageError for an unknown dataset, argument or
+    value."""
     name, _, query = source.removeprefix("torchvision:").partition("?")
     name_by_lower = {spec.lower(): spec for spec in TORCHVISION_SPECS}
     if name.lower() not in name_by_lower:
         closest = name_by_lower.get(find_closest_match(name.lower(), name_by_lower))
-        hint = f"did you mean torchvision:{closest}?" if closest else f"there are {', '.join(TORCHVISION_SPECS)}"
+        hint = f"did you mean torchvision:{closest}?" if closest else f"choose one of {', '.join(TORCHVISION_SPECS)}"
         raise UsageError(f"torchvision has no classification dataset {escape_unprintable(name)}", hint)
     name = name_by_lower[name.lower()]
     spec = TORCHVISION_SPECS[name]
@@ -318,12 +329,17 @@ def parse_torchvision_source(source: str) -> tuple[str, TorchvisionSpec, Path, d
         else:
             arguments[argument] = value
     booleans = {"True": True, "False": False}
-    return name, spec, root, {w: int(v) if w == "partition" else booleans.get(v, v) for w, v in arguments.items()}
+    return (
+        name,
+        spec,
+        root,
+        {key: int(text) if key == "partition" else booleans.get(text, text) for key, text in arguments.items()},
+    )
 
 
 def load_torchvision_dataset(name: str, root: Path, arguments: dict[str, Any]) -> Any:
-    """Construct a torchvision dataset split, downloaded if necessary. Raises DataError if it cannot be downloaded or
-    read, UsageError if a library is missing."""
+    """Construct a split of a torchvision dataset, with the files in `root`, which are downloaded if missing. Raises
+    DataError if it cannot be downloaded or read, UsageError if a library is missing."""
     import torchvision.datasets
 
     dataset_class = getattr(torchvision.datasets, name)
@@ -331,7 +347,7 @@ def load_torchvision_dataset(name: str, root: Path, arguments: dict[str, Any]) -
     try:
         return dataset_class(os.fspath(root), **arguments, **({"download": False} if name == "SEMEION" else {}))
     except ImportError as error:
-        raise UsageError(f"torchvision:{name} needs a missing library ({error})", "install it") from None
+        raise UsageError(f"torchvision:{name} needs a missing library ({error})", "install the library") from None
     except (RuntimeError, OSError) as error:
         if "h5py" in str(error):
             raise UsageError(f"torchvision:{name} needs h5py, which is not installed", "pip install h5py") from None
@@ -356,7 +372,7 @@ def load_torchvision_dataset(name: str, root: Path, arguments: dict[str, Any]) -
 
 
 def damaged_files_error(name: str, root: Path, error: Exception) -> DataError:
-    """Return the error for files that cannot be read."""
+    """Return the error for files of a torchvision dataset in `root` that cannot be read."""
     problem = shorten_to_one_line(f"{type(error).__name__}: {error}")
     message = f"torchvision:{name}: the files in {escape_unprintable(root)} cannot be read ({problem})"
     return DataError(message, "delete them, and they are downloaded again")
@@ -370,7 +386,7 @@ def shorten_to_one_line(text: str) -> str:
 def get_torchvision_classes(
     spec: TorchvisionSpec, dataset: Any, split: Split
 ) -> tuple[tuple[str, ...], dict[str, str]]:
-    """Return the classes of a dataset in label order, and their titles if the classes are synsets."""
+    """Return the class names of a torchvision dataset in label order, and {class: title} if the classes are synsets."""
     if hasattr(dataset, "wnids"):
         return tuple(dataset.wnids), dict(zip(dataset.wnids, map(", ".join, dataset.classes), strict=True))
     attributes = ("classes", "categories", "all_categories")
@@ -399,10 +415,10 @@ def open_digits(split_seed: int = 0) -> Data:
 
 
 def load_digits_table() -> np.ndarray:
-    """Load (1797, 65) float64: 64 pixels from 0 to 16, then the label.
+    """Load scikit-learn's digits as a table (1797, 65) float64: 64 pixels from 0 to 16, then the label.
 
-    The table is read from scikit-learn's file, since importing `sklearn.datasets` takes longer than an epoch;
-    `load_digits` is used if the file is not found.
+    The table is read from scikit-learn's file, since importing `sklearn.datasets` takes longer than an epoch. If the
+    file is not found, `sklearn.datasets.load_digits` is called.
     """
     spec = find_spec("sklearn")
     for package_folder in (spec.submodule_search_locations or ()) if spec else ():

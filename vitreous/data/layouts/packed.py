@@ -1,7 +1,8 @@
-"""Packs written by `vitreous data pack`. `pack.json` lists the classes, files and preprocessing.
+"""Packs: datasets that `vitreous data pack` has written to few large files, for fast reading.
 
-Archives (`tar`) are read like any other archives. Pixels (`uint8`) and `latents` (float16) are memory-mapped .npy files
-with an index of (shard, offset, height, width, channels, label).
+`pack.json` lists the classes, files and preprocessing. A pack has one of three forms. `tar` is a set of WebDataset
+archives. `uint8` (pixels) and `latents` (float16) are memory-mapped .npy files, the shards, with an index of
+(shard, offset, height, width, channels, label) for each image.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ PACK_DOCUMENT, UNFINISHED_FOLDER = "pack.json", ".unfinished"
 MAX_MAPPED_FILES = 64  # maximum memory-mapped files per process
 PACK_INDEX_DTYPE = np.dtype([(name, "<i8") for name in ("shard", "offset", "height", "width", "channels", "label")])
 REPACK_HINT = "pack the data again into another folder"
-#: format of an array pack -> dtype, and valid numbers of channels
+#: form of a pack of arrays -> dtype, and valid numbers of channels
 ARRAY_PACK_FORMS: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = {
     "uint8": (np.dtype(np.uint8), (1, 3)),
     "latents": (np.dtype(np.float16), tuple(range(1, 129))),
@@ -36,8 +37,9 @@ ARRAY_PACK_FORMS: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = {
 
 @dataclass(frozen=True, eq=False)
 class PackedImages:
-    """The images of a split of a pack: its shards, of one dtype, and `table`, (n,) of PACK_INDEX_DTYPE. `ids`: the text
-    of all names, one per line, uint8; `ends`, (n,) int64: the line ends."""
+    """Store of the images in a split of a pack. `shards`: the paths of its .npy files, of one dtype; `table`: the
+    index, (n,) of PACK_INDEX_DTYPE; `ids`: the text of all image names, one per line, uint8; `ends`, (n,) int64: the
+    positions of the line ends in `ids`."""
 
     shards: tuple[str, ...]
     table: np.ndarray
@@ -47,8 +49,8 @@ class PackedImages:
     dtype: np.dtype[Any] = np.dtype(np.uint8)  # noqa: RUF009
 
     def read(self, index: int) -> np.ndarray:
-        """Return a memory-mapped view of the pixels, (H, W) or (H, W, 3) uint8, or latents (h, w, C) float32. Raises
-        DataError."""
+        """Return the memory-mapped pixels of an image, (H, W) or (H, W, 3) uint8, or its latents (h, w, C) float32.
+        Raises DataError if the shard has changed."""
         shard, offset, height, width, channels, _ = self.table[index].tolist()
         flat = map_npy_file(self.shards[shard], self.dtype)
         if offset + height * width * channels > len(flat):
@@ -58,11 +60,12 @@ class PackedImages:
         return values if self.dtype == np.uint8 else values.astype(np.float32)
 
     def name(self, index: int) -> str:
+        """Return the name of an image for messages."""
         line = self.ids[self.ends[index - 1] + 1 if index else 0 : self.ends[index]]
         return line.tobytes().decode("utf-8", "replace")
 
     def concatenate(self, other: PackedImages) -> PackedImages:
-        """Return these images followed by those of another split."""
+        """Return a store of these images, followed by those of another store."""
         table = np.concatenate([self.table, other.table])
         table["shard"][len(self.table) :] += len(self.shards)
         ends = np.concatenate([self.ends, other.ends + len(self.ids)])
@@ -71,7 +74,7 @@ class PackedImages:
         )
 
     def update(self, digest: Any, indices: np.ndarray) -> None:
-        """Update a hashlib digest with the names and sizes of rows (n,)."""
+        """Update a hashlib digest with the names and sizes of the images at `indices` (n,)."""
         for index in indices.tolist():
             digest.update(self.name(index).encode() + b"\n")
         digest.update(self.table[indices][["height", "width", "channels"]].tobytes())
@@ -79,7 +82,8 @@ class PackedImages:
 
 @lru_cache(maxsize=MAX_MAPPED_FILES)
 def map_npy_file(path: str, dtype: np.dtype[Any]) -> np.ndarray:
-    """Memory-map all numbers of a .npy file of this dtype, (n,). Raises DataError if this fails."""
+    """Memory-map a .npy file of this dtype as a flat array (n,). Raises DataError if it cannot be mapped or has another
+    dtype."""
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
@@ -98,7 +102,8 @@ def is_pack(folder: Path) -> bool:
 
 
 def read_pack_document(folder: Path) -> dict[str, Any]:
-    """Read a pack's document. Raises DataError for an unfinished pack, a damaged document, or a newer version."""
+    """Read and check the `pack.json` of a pack. Raises DataError for an unfinished pack, a damaged file, and a newer
+    version of the format."""
     if not (folder / PACK_DOCUMENT).exists():
         hint = "run the same `vitreous data pack` command again to finish it"
         raise DataError(f"{escape_unprintable(folder)} is an unfinished pack", hint)
@@ -126,8 +131,8 @@ def read_pack_document(folder: Path) -> dict[str, Any]:
 
 
 def open_pack(folder: Path, split_seed: int = 0) -> Data:
-    """Open the dataset in a pack; without `val`, a tenth of `train` is held out. Raises DataError for an incomplete
-    pack."""
+    """Open the dataset in a pack. If there is no `val`, a tenth of `train` is held out. Raises DataError for a pack
+    with missing or changed files."""
     document = read_pack_document(folder)
     for split in document["splits"].values():
         for record in (*split["shards"], *split["files"].values()):
@@ -165,7 +170,8 @@ def open_pack(folder: Path, split_seed: int = 0) -> Data:
 
 
 def read_pack_split(folder: Path, document: dict[str, Any], split: str) -> StoreSplit[PackedImages]:
-    """Read one split of a pack of pixels or latents. Raises DataError if the index does not match the shards."""
+    """Open one split of a pack of pixels or latents, from the content of its `pack.json`. Raises DataError if the index
+    does not match the shards."""
     record, classes = document["splits"][split], len(document["classes"])
     dtype, channels = ARRAY_PACK_FORMS[document["form"]]
     file = folder / record["files"]["index"]["file"]

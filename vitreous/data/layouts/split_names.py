@@ -1,4 +1,5 @@
-"""Split names: one table for folders, files, columns and keys of all layouts, in any case.
+"""Names of splits, such as `train`, `Training` and `valid`: one table for the folders, files, columns and keys of all
+layouts.
 
 Use `parse_split_name` for a complete name (`Training`), `find_split_word` for a word inside a name (`train-0001`), and
 `find_split_folders` for the folders of a dataset. `role_names_note` warns of classes named like splits, images or
@@ -16,7 +17,7 @@ from vitreous.errors import DataError, escape_unprintable, format_first_names
 
 SPLIT_NAMES = {"train": ("train", "training"), "val": ("val", "valid", "validation"), "test": ("test", "testing")}
 SPLIT_OF_NAME = {name: split for split, names in SPLIT_NAMES.items() for name in names}
-#: names of folders that contain images or annotations of any class
+#: names of folders that contain images or annotations of all classes, so that they are probably not classes
 ROLE_WORDS = frozenset(
     [*SPLIT_OF_NAME, "trainval", "images", "imgs", "jpegimages", "masks", "labels", "annotations", "annotation"]
     + ["annots", "bboxes", "groundtruth", "gt", "segmentations", "segmentationclass", "segmentationobject"]
@@ -38,8 +39,8 @@ def parse_split_name(name: str) -> str | None:
 
 
 def find_split_word(text: str) -> str | None:
-    """Return the split that a name contains as a separate word, in any case: `instances_val2017` is val; None if there
-    is none. Raises DataError for a name with two."""
+    """Return the split that a name contains as a separate word, in any case: `instances_val2017` is val; None if it
+    contains none. Raises DataError for a name that contains two splits."""
     splits = dict.fromkeys(filter(None, map(parse_split_name, re.findall(r"[a-z]+", text.lower()))))
     if len(splits) > 1:
         raise DataError(f"{escape_unprintable(text)} contains two split names, {' and '.join(splits)}", "rename it")
@@ -76,13 +77,14 @@ def is_system_name(name: str) -> bool:
 
 
 def has_role_name(name: str, role_words: Collection[str] = ROLE_WORDS) -> bool:
-    """Return whether a folder is named like a split, images or annotations: `train2017`, `masks`."""
+    """Return whether the name of a folder consists of `role_words`: `train2017`, `masks`. These are by default the
+    names of splits, images and annotations."""
     name_words = re.findall(r"[^\W\d_]+", name.lower())
     return bool(name_words) and all(word in role_words for word in name_words)
 
 
 def role_names_note(classes: Iterable[str]) -> list[str]:
-    """Return a warning about classes named like splits, images or annotations; empty if there are none."""
+    """Return the note about classes named like splits, images or annotations; empty if there are none."""
     classes = list(classes)
     names = [name for name in classes if has_role_name(name, ROLE_WORDS | WEAK_ROLE_WORDS)]
     if not names or (len(names) == 1 and not has_role_name(names[0])):

@@ -3,9 +3,9 @@
     path,label,split,group
     birds/1.jpg,duck|water,train,video 7
 
-A label cell has one label, several separated by `|`, or none. Paths are relative to the folder of the file. Images of
-one group (a patient, a scene, a video) are never divided between splits. Another column may define the groups
-(`--group-by COLUMN`). Other columns are ignored if `path` and `label` are present.
+A label cell has one label, several separated by `|`, or none. Paths are relative to the folder of the CSV file. Images
+of one group (a patient, a scene, a video) are never divided between splits; `--group-by COLUMN` selects another column
+for the groups. Other columns are ignored if `path` and `label` are present.
 
     path,weight,height,split
     fish/1.jpg,1.25,34,train
@@ -16,9 +16,9 @@ cell may be empty.
     path,label,start,end
     films/1.mp4,jump,2.5,4
 
-If all files are volumes or signals (see `vitreous.data.layouts.volumes`), so are the data. If all are clips or folders
-of frames, the data are video. `start` and `end`, in seconds, select a segment; an empty cell is the clip's start or
-end. Without groups, segments of one file are never divided between splits.
+If all files are volumes or signals (see `vitreous.data.layouts.volumes`), the data are volumes or signals. If all are
+clips or folders of frames, the data are clips. `start` and `end`, in seconds, select a segment of a clip; an empty cell
+is the start or end of the clip. If there is no group column, the segments of one file form a group.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from vitreous.data.layouts.volumes import ArrayFiles, arrays_note, detect_array_
 from vitreous.data.split import Data, FileSplit, Split, create_empty_labels, ensure_val_split
 from vitreous.errors import DataError, escape_unprintable, format_first_names
 
-CLIP_FILES_KIND = -1  # stands for clips where other kinds have their number of axes
+CLIP_FILES_KIND = -1  # result of `classify_table_files` for clips; for volumes and signals it is their number of axes
 
 
 def open_table(
@@ -56,14 +56,14 @@ def open_table(
 ) -> Data:
     """Open the dataset of a CSV file (UTF-8).
 
-    `axes`: files are signals (1), images (2) or volumes (3), if suffixes and the first file are ambiguous. `group_by`:
-    the column that defines the groups in place of `group`, or a regular expression, which `vitreous.data.grouping`
-    handles. `targets`: the columns whose values are the labels; () without a label column: all other numeric columns.
-    Labels are then (n, T) float64, NaN for an empty cell.
+    `axes`: open files as signals (1), images (2) or volumes (3), if their suffixes and the first file are ambiguous.
+    `group_by`: the column that defines the groups in place of `group`; a regular expression is ignored here, as
+    `vitreous.data.grouping` handles it. `targets`: the columns whose values are the labels, (n, T) float64, NaN for an
+    empty cell. They are all other numeric columns if there is no label column.
 
-    Labels are (n,) int64 if every image has exactly one; else (n, K) float32, 1 for each class of an image. Without a
-    label column, or with fewer than two classes, images are unlabelled. Without validation rows, a tenth of the
-    training images is held out. Class order is natural; samples are in file order.
+    Labels are (n,) int64 if every image has exactly one; else (n, K) float32, 1 for each class of an image. If there
+    are fewer than two classes, images are unlabelled. If there are no validation rows, a tenth of the training images
+    is held out. Classes are in natural order, samples in file order.
 
     Raises DataError, with the line, for invalid cells, columns, splits and classes, for one image with contradictory
     labels or groups, and for missing files.
@@ -74,7 +74,8 @@ def open_table(
     rows, notes = drop_duplicate_rows([row.with_stored_path(folder) for row in rows], name)
     if missing := [row for row in rows if not os.path.lexists(os.path.join(folder, row.path))]:
         problem = f"{len(missing)} of {len(rows)} files are missing:{format_row_list(missing)}"
-        raise DataError(f"{name}: {problem}", f"looked in {escape_unprintable(folder)}")
+        hint = f"restore them below {escape_unprintable(folder)}, or correct the paths"
+        raise DataError(f"{name}: {problem}", hint)
     rows_by_split = {
         split: [row for row in rows if row.split == split] for split in dict.fromkeys(row.split for row in rows)
     }
@@ -127,8 +128,8 @@ def open_table(
 def encode_table_labels(
     rows_by_split: dict[str, list[SampleRow]], rows: list[SampleRow], name: str, notes: list[str]
 ) -> tuple[tuple[str, ...], dict[str, np.ndarray], DataError | None]:
-    """Return the training classes, the labels of each split, (n,) int64 or (n, K) float32, and any reason for missing
-    labels; append to the notes."""
+    """Encode the label cells of a table. Returns the classes of `train`; the labels of each split, (n,) int64, (n, K)
+    float32 or (n, 0); and, if the data have no labels, the error that explains why. Appends to `notes`."""
     classes = sort_class_names(list({label for row in rows_by_split["train"] for label in row.labels or ()}))
     labelled = [
         row
@@ -155,20 +156,22 @@ def encode_table_labels(
 
 
 def collect_target_values(rows: list[SampleRow], targets: tuple[str, ...]) -> np.ndarray:
-    """Collect the target values of rows: (n, T) float64, NaN for an empty cell; (n, 0) if all are empty."""
+    """Collect the values of regression targets in the rows of a split: (n, T) float64, NaN for an empty cell; (n, 0) if
+    all are empty."""
     values = np.array([row.values for row in rows], np.float64).reshape(len(rows), len(targets))
     return create_empty_labels(len(rows)) if np.isnan(values).all() else values
 
 
 def values_notes(rows: list[SampleRow]) -> list[str]:
-    """Return the note about images without values; empty if there are none."""
+    """Return the note about images without a value of any target; empty if there are none."""
     num_empty = sum(all(map(math.isnan, row.values)) for row in rows)
     return [f"{num_empty:,} of {len(rows):,} images have no value"] if num_empty else []
 
 
 def classify_table_files(rows: list[SampleRow], folder: Path, name: str, axes: int | None) -> int:
-    """Return CLIP_FILES_KIND, the axes of volumes or signals, or 0 for images. Raises DataError, with the line, for a
-    segment of a non-clip, and for files that cannot have these `axes`."""
+    """Detect the modality of the files of a table: CLIP_FILES_KIND for clips, 3 for volumes, 1 for signals, 0 for
+    images. `axes` decides ambiguous cases. Raises DataError, with the line, for a segment of a file that is not a clip,
+    and for files that cannot have `axes` axes."""
     paths = list(dict.fromkeys(os.path.join(folder, row.path) for row in rows))
     if axes is None and are_clip_files(paths):
         return CLIP_FILES_KIND
@@ -188,7 +191,8 @@ def classify_table_files(rows: list[SampleRow], folder: Path, name: str, axes: i
 
 
 def build_table_split(rows: list[SampleRow], folder: Path, labels: np.ndarray, file_kind: int) -> FileSplit:
-    """Build the split of n rows, with labels (n,) int64 or (n, K) float32, for a kind from `classify_table_files`."""
+    """Build a split from n rows, with labels (n,) int64 or (n, K) float32, and paths relative to `folder`. `file_kind`
+    is the result of `classify_table_files`."""
     paths = [folder / row.path for row in rows]
     if file_kind != CLIP_FILES_KIND:
         return ArrayFiles(paths, labels, file_kind) if file_kind else FileSplit(paths, labels)
@@ -197,15 +201,16 @@ def build_table_split(rows: list[SampleRow], folder: Path, labels: np.ndarray, f
 
 
 def explain_missing_labels(name: str, rows: list[SampleRow], classes: list[str], multilabel: bool) -> DataError | None:
-    """Return why the images have no labels: no label column, or fewer than two classes; None if they have labels."""
+    """Return the error that explains why the images have no labels: there is no label column, or there are fewer than
+    two classes. Returns None if they have labels."""
     if rows[0].labels is None:
         return DataError(f"{name}: no column label", TABLE_FORMAT_HINT)
     return too_few_classes_error(name, classes, TABLE_FORMAT_HINT) if len(classes) < (1 if multilabel else 2) else None
 
 
 def encode_groups(rows_by_split: dict[str, list[SampleRow]], notes: list[str]) -> np.ndarray | None:
-    """Encode the groups of the training images, (n,) int64 or None; add a note about groups in several splits. Without
-    a group column, segments of one file form a group."""
+    """Encode the groups of the training images as indices, (n,) int64; None if there are no groups. Appends a note
+    about groups in several splits to `notes`. If there is no group column, the segments of one file form a group."""
     if not rows_by_split["train"][0].group and not any(
         row.is_clip_segment for rows in rows_by_split.values() for row in rows
     ):
@@ -231,8 +236,9 @@ def has_any_label(rows: list[SampleRow]) -> bool:
 def encode_row_labels(
     rows: list[SampleRow], split: str, classes: Sequence[str], multilabel: bool, name: str
 ) -> np.ndarray:
-    """Encode row labels as (n,) int64 classes, or (n, K) float32 if `multilabel`; (n, 0) without classes, and for an
-    unlabelled held-out split. Raises DataError for classes that train does not have."""
+    """Encode the labels of the rows of a split as class indices (n,) int64, or (n, K) float32 if `multilabel`. They are
+    (n, 0) if `classes` is empty, and for a held-out split without any label. Raises DataError, with the line, for
+    labels that are not in `classes`, those of `train`."""
     if not classes or (split != "train" and not has_any_label(rows)):
         return create_empty_labels(len(rows))
     class_set = set(classes)

@@ -1,4 +1,4 @@
-"""Rows of a CSV file of samples: the header with its columns, and one row per image or clip, see `table`."""
+"""Read and check the header and the rows of a CSV file of samples, whose format `table` describes."""
 
 from __future__ import annotations
 
@@ -22,14 +22,16 @@ from vitreous.errors import DataError, escape_unprintable, format_first_lines, f
 KNOWN_COLUMNS = ("path", "label", "split", "group", "start", "end")
 DEFAULT_GROUP_COLUMN = "group"
 MAX_LISTED_COLUMNS = 12  # columns listed in a note
-MISSPELLING_SIMILARITY = 0.85  # similarity above which a column is taken for a misspelt known one: `splits`, not `site`
+#: similarity to the name of a known column above which a column is taken for a misspelling: `splits`, but not `site`
+MISSPELLING_SIMILARITY = 0.85
 TABLE_FORMAT_HINT = (
-    "expected a header path,label[,split][,group][,start,end] and one image or clip per row; several labels as a|b"
+    "use a header path,label[,split][,group][,start,end] and one image or clip per row; several labels as a|b"
 )
 
 
 class TableHeader(NamedTuple):
-    """The columns of a file in order, the group column if there is one, and the target columns."""
+    """The header of a table: its columns in order, the name of the group column, which may be missing, and the columns
+    of regression targets."""
 
     columns: list[str]
     group: str
@@ -37,7 +39,7 @@ class TableHeader(NamedTuple):
 
     @property
     def unread_columns(self) -> list[str]:
-        """The columns that are ignored."""
+        """The columns that are ignored, in order."""
         read = {*KNOWN_COLUMNS, self.group, *self.targets} - (
             {DEFAULT_GROUP_COLUMN} if self.group != DEFAULT_GROUP_COLUMN else set()
         )
@@ -46,10 +48,11 @@ class TableHeader(NamedTuple):
 
 
 class SampleRow(NamedTuple):
-    """One sample of a table.
+    """A row of a table: one sample.
 
-    `path` is as written, `labels` is None without a label column, `split` and `group` are "" without such a column.
-    `line` counts from 1. `start` and `end` of a clip are in seconds. `values` are the targets, NaN if missing.
+    `path` is the path as written in the file. `labels` is None, and `split` and `group` are "", if there is no such
+    column. `line` counts from 1. `start` and `end` of a clip are in seconds. `values` are those of the regression
+    targets, NaN if missing.
     """
 
     path: str
@@ -63,24 +66,26 @@ class SampleRow(NamedTuple):
 
     @property
     def sample(self) -> tuple[str, float, float]:
-        """The file, and the segment of it, that the row refers to."""
+        """The normalised path, start and end, which identify the sample."""
         return os.path.normpath(self.path), self.start, self.end
 
     def with_stored_path(self, folder: Path) -> SampleRow:
-        """Return the row with its path in the Unicode form of an existing file below `folder`."""
+        """Return the row with its path as the file system spells it, which may differ in Unicode form; unchanged if
+        there is no such file below `folder`."""
         path = None if self.path.isascii() else resolve_unicode_path(os.path.join(folder, self.path))
         return self if path is None else self._replace(path=os.path.relpath(path, folder))
 
     @property
     def is_clip_segment(self) -> bool:
-        """Whether the row refers to a segment of a file."""
+        """Whether the row refers to a segment of a clip, rather than to a complete file."""
         return (self.start, self.end) != (0.0, math.inf)
 
 
 def read_table_rows(
     source: Path, group_by: str | None, targets: tuple[str, ...], name: str
 ) -> tuple[TableHeader, list[SampleRow]]:
-    """Return the header of a file, with its target columns, and its validated rows. Raises DataError with the line."""
+    """Read and check a CSV file of samples. Returns its header, with the target columns, and its rows. `name` is the
+    file's name for messages. Raises DataError, with the line, for invalid columns and cells."""
     lines = read_csv_lines(source, name)
     line, cells = next(lines)
     header, rows = parse_table_header(line, cells, group_by, name, targets), list(lines)
@@ -90,7 +95,8 @@ def read_table_rows(
 
 
 def find_numeric_columns(header: TableHeader, rows: list[tuple[int, list[str]]], location: str) -> tuple[str, ...]:
-    """Return the other columns of a file without labels as targets. Raises DataError for a non-numeric column."""
+    """Return the columns of regression targets in a file without labels: all that have no other meaning. Raises
+    DataError for a column among these that is not numeric."""
     numeric, other_columns = [], []
     for column in header.unread_columns:
         index = header.columns.index(column)
@@ -114,7 +120,8 @@ def find_numeric_columns(header: TableHeader, rows: list[tuple[int, list[str]]],
 
 
 def read_csv_lines(source: Path, name: str) -> Iterator[tuple[int, list[str]]]:
-    """Yield line number and cells of the header and of each row. Raises DataError with the line."""
+    """Yield the line number and the cells of the header and of each row, without empty lines. Raises DataError, with
+    the line, for an empty file and for invalid CSV."""
     reader = csv.reader(io.StringIO(read_text(source), newline=""), strict=True)
     line, is_empty = 1, True
     try:
@@ -133,10 +140,11 @@ def read_csv_lines(source: Path, name: str) -> Iterator[tuple[int, list[str]]]:
 def parse_table_header(
     line: int, cells: list[str], group_by: str | None, name: str, targets: tuple[str, ...] = ()
 ) -> TableHeader:
-    """Parse a header. Raises DataError for a missing, repeated or misspelt column, and for unknown columns if there is
-    no path.
+    """Parse and check the cells of a header.
 
-    `group_by` is the group column, or, with parentheses, a regular expression.
+    `group_by` is the name of the group column, or a regular expression (recognised by its parentheses), which is
+    ignored here. Raises DataError for a missing, repeated or misspelt column, and for unknown columns if there is no
+    column `path`.
     """
     columns, location = [cell.strip() for cell in cells], f"{name}, line {line}"
     is_pattern = group_by is not None and "(" in group_by and group_by not in columns
@@ -173,7 +181,7 @@ def parse_table_header(
 
 
 def parse_table_row(cells: list[str], header: TableHeader, name: str, line: int) -> SampleRow:
-    """Parse and validate one row. Raises DataError with the line."""
+    """Parse and check the cells of a row. Raises DataError, with the line, for an invalid cell."""
     location = f"{name}, line {line}"
     if len(cells) != len(header.columns):
         problem = f"{len(cells)} cells for {len(header.columns)} columns"
@@ -212,7 +220,8 @@ def parse_table_row(cells: list[str], header: TableHeader, name: str, line: int)
 
 
 def parse_seconds(cell: str, column: str, default: float, location: str) -> float:
-    """Parse the seconds in a cell; the default if it is empty. Raises DataError for other text."""
+    """Parse the seconds in a cell; an empty cell is `default`. Raises DataError, with `location`, for other text and
+    for negative numbers."""
     try:
         value = float(cell) if cell.strip() else default
     except ValueError:
@@ -225,10 +234,10 @@ def parse_seconds(cell: str, column: str, default: float, location: str) -> floa
 
 
 def drop_duplicate_rows(rows: list[SampleRow], name: str) -> tuple[list[SampleRow], list[str]]:
-    """Drop duplicate rows, and return notes about them.
+    """Drop rows with the same sample and split as an earlier row. Returns the other rows, and notes about duplicates.
 
-    An image in two splits stays in both, with a note. Raises DataError for an image with contradictory labels or
-    groups.
+    A sample in two splits stays in both, with a note. Raises DataError for a sample with contradictory labels, values
+    or groups.
     """
     first_by_sample: dict[tuple[str, float, float], SampleRow] = {}
     unique: dict[tuple[tuple[str, float, float], str], SampleRow] = {}
@@ -262,5 +271,5 @@ def drop_duplicate_rows(rows: list[SampleRow], name: str) -> tuple[list[SampleRo
 
 
 def format_row_list(rows: list[SampleRow]) -> str:
-    """Format the first rows by line and path, and the number of further rows."""
+    """Format the lines and paths of the first rows for a message, with the number of further rows."""
     return format_first_lines((f"line {row.line}: {escape_unprintable(row.path)}" for row in rows), len(rows))

@@ -1,9 +1,9 @@
 """WebDataset archives: images or clips in tar files, read without unpacking.
 
-DIR/*.tar with the split in the file names (`train-000.tar`) or in none of them, DIR/{train,val,test}/*.tar,
-`DIR/shard-{000000..000127}.tar`, or one file. Integer labels are named by `classes.txt` (a name per line) or
-`dataset.json` (`{"classes": [...]}`) next to the archives, or above their split folders. If no sample has a label, or
-all have the same one, the images are unlabelled. If all samples are video files and animated GIFs, the data are clips;
+A source is DIR/*.tar with the split in all file names (`train-000.tar`) or in none, DIR/{train,val,test}/*.tar,
+`DIR/shard-{000000..000127}.tar`, or one file. `classes.txt` (a name per line) or `dataset.json` (`{"classes": [...]}`),
+next to the archives or above their split folders, names the classes of integer labels. If no sample has a label, or all
+have the same label, the images are unlabelled. If all samples are video files and animated GIFs, the data are clips;
 videos among images are ignored.
 """
 
@@ -43,30 +43,31 @@ from vitreous.data.text_files import read_lines, read_text
 from vitreous.errors import DataError, escape_unprintable, format_first_lines
 
 ARCHIVE_FORMAT_HINT = (
-    "expected DIR/*.tar or DIR/{train,val,test}/*.tar with samples NAME.jpg (or .mp4) and NAME.cls, or CLASS/NAME.jpg"
+    "use DIR/*.tar or DIR/{train,val,test}/*.tar with samples NAME.jpg (or .mp4) and NAME.cls, or CLASS/NAME.jpg"
 )
 COMPRESSED_SUFFIXES = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst", ".tar.lz4")
 CLASS_NAME_FILES = ("pack.json", "dataset.json", "classes.txt", "classnames.txt")
-MAX_VIDEO_SUFFIX_LENGTH = max(map(len, VIDEO_SUFFIXES))  # of their suffixes
-MAX_ARCHIVES = 100_000  # maximum archives of a pattern
+MAX_VIDEO_SUFFIX_LENGTH = max(map(len, VIDEO_SUFFIXES))  # characters
+MAX_ARCHIVES = 100_000  # maximum number of archives that a pattern expands to
 
 
 def open_webdataset(source: Path, split_seed: int = 0) -> Data:
     """Open the dataset in a folder of archives, in the archives of a pattern, or in one archive.
 
-    Labels are (n,) int64 if every sample has one; else (n, K) float32, K = 0 without labels. Without `val`, a tenth of
-    `train` is held out. Classes are in the order of the file that names them, else in natural order. Raises DataError
-    for missing or damaged archives, unlabelled samples among labelled ones, and classes that only a held-out split has.
+    Labels are (n,) int64 if every sample has one; else (n, K) float32, K = 0 without labels. If there is no `val`, a
+    tenth of `train` is held out. Classes are in the order of the file that names them, else in natural order. Raises
+    DataError for missing or damaged archives, unlabelled samples among labelled samples, and classes that `train` does
+    not have.
     """
     name = escape_unprintable(source)
     archives = find_archives(source)
-    paths = [path for split_indices in archives.values() for path in split_indices]
+    paths = [path for split_archives in archives.values() for path in split_archives]
     archive_index = open_archive_index(paths)
     if not len(archive_index.samples):
         raise DataError(f"no images in {len(paths)} archives of {name}", ARCHIVE_FORMAT_HINT)
-    ends = np.cumsum([len(split_indices) for split_indices in archives.values()])
+    ends = np.cumsum([len(split_archives) for split_archives in archives.values()])
     sample_splits = np.searchsorted(ends, archive_index.samples["archive"], side="right")
-    distinct_labels, codes, split_of_sample = read_index_labels(archive_index, name)
+    distinct_labels, codes, split_of_sample = read_index_labels(archive_index)
     unsplit = "" in archives and not (split_of_sample >= 0).any()
     if "" in archives:
         sample_splits = np.maximum(split_of_sample, 0)
@@ -85,11 +86,13 @@ def open_webdataset(source: Path, split_seed: int = 0) -> Data:
     }
     if "train" not in indices_by_split:
         raise DataError(f"{name} has {', '.join(indices_by_split)} but no training images", ARCHIVE_FORMAT_HINT)
-    without = find_unlabelled_splits(archive_index, name, codes, indices_by_split)
-    notes = [f"{count} {split_class}" for split_class, count in archive_index.notes.items()]
+    unlabelled_splits = find_unlabelled_splits(archive_index, name, codes, indices_by_split)
+    notes = [f"{count} {text}" for text, count in archive_index.notes.items()]
     notes[:0] = [clips_note(len(archive_index.samples))] if clips else []
     notes += [f"{videos.sum():,} videos among images are ignored"] if not clips and videos.any() else []
-    labelled = {split: split_indices for split, split_indices in indices_by_split.items() if split not in without}
+    labelled = {
+        split: split_indices for split, split_indices in indices_by_split.items() if split not in unlabelled_splits
+    }
     labels, classes, unlabelled = encode_split_labels(
         name,
         distinct_labels,
@@ -98,7 +101,7 @@ def open_webdataset(source: Path, split_seed: int = 0) -> Data:
         class_names=read_nearby_class_names(source),
         notes=notes,
     )
-    labels |= {split: create_empty_labels(len(indices_by_split[split])) for split in without}
+    labels |= {split: create_empty_labels(len(indices_by_split[split])) for split in unlabelled_splits}
     split_class = StoredClips if clips else StoreSplit
     splits: dict[str, Split] = {
         split: split_class(archive_index, split_indices, labels[split])
@@ -111,11 +114,9 @@ def open_webdataset(source: Path, split_seed: int = 0) -> Data:
 
 
 def detect_clips(archive_index: ArchiveIndex) -> tuple[bool, np.ndarray]:
-    """Return whether all samples are clips (GIF-only archives must be animated), and (n,) bool: the videos. Raises
-    DataError for an unreadable GIF."""
-    tail_positions = np.maximum(
-        archive_index.samples["end"][:, None] + np.arange(-MAX_VIDEO_SUFFIX_LENGTH, 0), 0
-    )  # a name is longer than its suffix
+    """Detect clips by the suffixes of the samples. Returns whether all samples are clips, and which are video files,
+    (n,) bool. If all samples are GIFs, they must be animated. Raises DataError for an unreadable GIF."""
+    tail_positions = np.maximum(archive_index.samples["end"][:, None] + np.arange(-MAX_VIDEO_SUFFIX_LENGTH, 0), 0)
     tails, inverse = np.unique(
         (archive_index.names[tail_positions] | 0x20).view(f"S{MAX_VIDEO_SUFFIX_LENGTH}").ravel(), return_inverse=True
     )
@@ -138,19 +139,21 @@ def encode_split_labels(
     class_names: Sequence[str],
     notes: list[str],
 ) -> tuple[dict[str, np.ndarray], tuple[str, ...], DataError | None]:
-    """Return the labels of each split, the classes, and the reason for missing labels, if there are fewer than two
-    classes.
+    """Encode the labels of the samples in archives.
 
-    `codes`, (n,): indices in `distinct_labels`, the distinct labels, or -1; `class_names`: the class names next to the
-    archives. Raises DataError for classes that training does not have.
+    Returns the labels of each split, (n,) int64, (n, K) float32 or (n, 0); the classes; and, if there are fewer than
+    two classes, the error that explains why the data have no labels.
+
+    `codes`, (n,), are the indices of the samples' labels in `distinct_labels`, -1 for none. `class_names` are those of
+    a file next to the archives. Appends to `notes`. Raises DataError for classes that `train` does not have.
     """
     unlabelled, classes = None, tuple(class_names)
     names = [tuple(resolve_class_name(label_word, class_names) for label_word in label) for label in distinct_labels]
     if (codes < 0).all():
         unlabelled = DataError(f"{name}: no sample has a label", ARCHIVE_FORMAT_HINT)
     elif not class_names:
-        used = np.unique(codes[indices_by_split["train"]]).tolist()
-        classes = tuple(sort_class_names(list({label_word for label in used for label_word in names[label]})))
+        used_codes = np.unique(codes[indices_by_split["train"]]).tolist()
+        classes = tuple(sort_class_names(list({class_name for code in used_codes for class_name in names[code]})))
     multilabel = any(len(distinct_labels[code]) != 1 for code in np.unique(codes).tolist() if code >= 0)
     if unlabelled is None and len(classes) < (1 if multilabel else 2):
         unlabelled = too_few_classes_error(name, classes, ARCHIVE_FORMAT_HINT)
@@ -176,7 +179,7 @@ def encode_split_labels(
 
 
 def has_tar_archives(folder: Path) -> bool:
-    """Return whether a folder has archives, rather than folders of images next to an archive."""
+    """Return whether a folder, or a split folder in it, has tar archives, and no folders of images next to them."""
     if split_folders := find_split_folders(folder):
         return any(map(list_archives, split_folders.values()))
     entries = list(os.scandir(folder))
@@ -193,7 +196,9 @@ def list_archives(folder: Path) -> list[Path]:
 
 
 def find_archives(source: Path) -> dict[str, list[Path]]:
-    """Return the archives of each split in natural order; the split is "" if no name contains one. Raises DataError."""
+    """Return {split: archives in natural order} of a folder, file or pattern; the split is "" if no name contains a
+    split. Raises DataError for missing or compressed archives, for splits without `train`, and if only some names
+    contain a split."""
     if source.is_dir():
         if archives_by_split := {
             split: split_archives
@@ -215,7 +220,8 @@ def find_archives(source: Path) -> dict[str, list[Path]]:
         archives.setdefault(find_split_word(path.stem) or "", []).append(path)
     if "" in archives and len(archives) > 1:
         first_archive = escape_unprintable(archives[""][0])
-        raise DataError(f"{first_archive} names no split, but others do", "name it train-..., val-... or test-...")
+        problem = f"the name of {first_archive} has no split, but those of other archives have"
+        raise DataError(problem, "name it train-..., val-... or test-...")
     if "train" not in archives and len(paths) > 1 and "" not in archives:
         raise DataError(
             f"{escape_unprintable(source)} has {', '.join(archives)} but no training archives", ARCHIVE_FORMAT_HINT
@@ -224,8 +230,8 @@ def find_archives(source: Path) -> dict[str, list[Path]]:
 
 
 def expand_braces(pattern: str) -> list[Path]:
-    """Expand braces: `x-{00..03}.tar` -> four paths; `{a,b}` -> two; several braces -> all combinations. Raises
-    DataError for too many."""
+    """Expand the braces of a pattern to paths: `x-{00..03}.tar` to four, `{a,b}` to two, several braces to all
+    combinations. Raises DataError for more than MAX_ARCHIVES."""
     choices: list[Sequence[str]] = []
     for index, piece in enumerate(re.split(r"\{([^{}]*)\}", pattern)):
         range_match = re.fullmatch(r"(\d+)\.\.(\d+)", piece) if index % 2 else None
@@ -233,20 +239,21 @@ def expand_braces(pattern: str) -> list[Path]:
             low, high = int(range_match[1]), int(range_match[2])
             if not low <= high < low + MAX_ARCHIVES:
                 problem = f"{{{piece}}} expands to no archive, or to more than {MAX_ARCHIVES:,}"
-                raise DataError(f"{escape_unprintable(pattern)}: {problem}")
+                raise DataError(f"{escape_unprintable(pattern)}: {problem}", "correct the numbers in the braces")
             choices.append([str(value).zfill(len(range_match[1])) for value in range(low, high + 1)])
         else:
             choices.append(piece.split(",") if index % 2 else [piece])
     if math.prod(map(len, choices)) > MAX_ARCHIVES:
-        raise DataError(f"{escape_unprintable(pattern)} expands to more than {MAX_ARCHIVES:,} archives")
+        raise DataError(
+            f"{escape_unprintable(pattern)} expands to more than {MAX_ARCHIVES:,} archives", "use smaller ranges"
+        )
     return [Path("".join(pieces)) for pieces in itertools.product(*choices)]
 
 
-def read_index_labels(
-    archive_index: ArchiveIndex, name: str
-) -> tuple[Sequence[tuple[LabelWord, ...]], np.ndarray, np.ndarray]:
-    """Return the distinct labels, the index of each sample's label among them, (n,) int64, and of its split in
-    SPLIT_NAMES by folder, (n,) int64; -1 for none."""
+def read_index_labels(archive_index: ArchiveIndex) -> tuple[Sequence[tuple[LabelWord, ...]], np.ndarray, np.ndarray]:
+    """Return the distinct labels of archives, the index of each sample's label among them, (n,) int64, and the index in
+    SPLIT_NAMES of the split in its folder path, (n,) int64. Both are -1 for none. If no sample has a label member,
+    folder names are the labels."""
     split_at, class_at = parse_archive_folders(archive_index.folders)
     distinct_labels, codes_of_samples, folder_indices = (
         archive_index.label_words,
@@ -268,10 +275,11 @@ def read_index_labels(
 def find_unlabelled_splits(
     archive_index: ArchiveIndex, name: str, codes: np.ndarray, indices_by_split: dict[str, np.ndarray]
 ) -> list[str]:
-    """Return the held-out splits without any label, if other splits have labels.
+    """Find the held-out splits without any label, if other splits have labels.
 
-    `codes`, (n,): label indices, -1 for none; `indices_by_split`: the samples of each split, (m,). Raises DataError,
-    with the first of them, for unlabelled samples in other splits, and if labels are stored separately from the images.
+    `codes`, (n,), are label indices, -1 for none; `indices_by_split` has the sample indices of each split, (m,). Raises
+    DataError, with the first samples, if other splits have unlabelled samples, as when labels are stored separately
+    from the images.
     """
     is_unlabelled = codes < 0
     if not is_unlabelled.any() or (is_unlabelled.all() and not archive_index.notes.get(ORPHAN_LABELS_NOTE)):
@@ -290,10 +298,11 @@ def find_unlabelled_splits(
 
 
 def parse_archive_folders(folders: Sequence[str]) -> tuple[list[int], list[str]]:
-    """Return the split index in SPLIT_NAMES, or -1, and the class, or "", of each archive folder.
+    """Parse the split and the class of each folder inside archives. Returns the indices of the splits in SPLIT_NAMES,
+    -1 for none, and the classes, "" for none.
 
-    A path is PREFIX/[SPLIT/]CLASS/...: the prefix is common to all folders, and splits are used if all folders have
-    one.
+    A path is PREFIX/[SPLIT/]CLASS/..., with a prefix that is common to all folders. Splits are recognised if all
+    folders have one.
     """
     folder_names = [[name for name in folder.split("/") if name not in ("", ".")] for folder in folders]
     levels = zip(*(names[:-1] for names in folder_names), strict=False)
@@ -307,9 +316,10 @@ def parse_archive_folders(folders: Sequence[str]) -> tuple[list[int], list[str]]
 
 
 def read_nearby_class_names(source: Path) -> tuple[str, ...]:
-    """Read class names from a file next to the archives, or in the parent folder; empty if there is no such file.
+    """Read the class names from a file next to the archives, or above their split folder; empty if there is no such
+    file.
 
-    Raises DataError for an unreadable file, and for a repeated name.
+    Raises DataError for an unreadable file, and for an empty or repeated name.
     """
     archive_folder = source if source.is_dir() else source.parent
     folders = [archive_folder, archive_folder.parent] if parse_split_name(archive_folder.name) else [archive_folder]
@@ -317,15 +327,19 @@ def read_nearby_class_names(source: Path) -> tuple[str, ...]:
         if not file.is_file():
             continue
         try:
-            listed: Any = json.loads(read_text(file)).get("classes") if file.suffix == ".json" else read_lines(file)
+            names_json: Any = json.loads(read_text(file)).get("classes") if file.suffix == ".json" else read_lines(file)
         except (ValueError, AttributeError, RecursionError):
-            hint = 'expected one name per line, or {"classes": [...]}'
+            hint = 'write one name per line, or {"classes": [...]}'
             raise DataError(f"{escape_unprintable(file)} cannot be read", hint) from None
-        if file.suffix == ".json" and listed is None:
+        if file.suffix == ".json" and names_json is None:
             continue
-        names = [listed[key] for key in sorted(listed, key=natural_sort_key)] if isinstance(listed, dict) else listed
+        names = (
+            [names_json[key] for key in sorted(names_json, key=natural_sort_key)]
+            if isinstance(names_json, dict)
+            else names_json
+        )
         if not isinstance(names, list) or not all(isinstance(name, str) and name.strip() for name in names):
-            raise DataError(f"{escape_unprintable(file)} has a class without a name")
+            raise DataError(f"{escape_unprintable(file)} has a class without a name", "name every class")
         names = [name.strip() for name in names]
         if len(set(names)) < len(names):
             duplicate = next(name for name in names if names.count(name) > 1)
@@ -337,7 +351,8 @@ def read_nearby_class_names(source: Path) -> tuple[str, ...]:
 
 
 def resolve_class_name(label_word: LabelWord, class_names: Sequence[str]) -> str:
-    """Return the class name of a label; an integer indexes the class names, if there are any."""
+    """Return the class name of a label: an integer is an index in `class_names`, if there are any; otherwise the label
+    is converted to text."""
     if not class_names or isinstance(label_word, str):
         return str(label_word)
     return class_names[label_word] if label_word < len(class_names) else f"number {label_word}"

@@ -1,8 +1,8 @@
 """Clips: `[SPLIT/]CLASS/*.mp4` and other video files, animated GIFs, and folders of frames, `[SPLIT/]CLASS/CLIP/*.jpg`.
 
-A folder is video data if its classes contain only clips: one photo among GIFs makes all of them images. A folder of
-images is a clip if their names are a common prefix with zero-padded consecutive numbers from 0 or 1, and their sizes
-are equal. Subfolders with other numbered images stay images.
+A folder is opened as clips if its classes contain only clips; a single photo among GIFs makes all of them images. A
+folder of images is a clip if their sizes are equal and their names consist of a common prefix and zero-padded
+consecutive numbers from 0 or 1. Other numbered images are separate images.
 """
 
 from __future__ import annotations
@@ -40,43 +40,45 @@ from vitreous.data.split import Data, FileSplit, S, Split, StoreSplit
 from vitreous.errors import DataError, escape_unprintable
 
 NUMBERED_FILE_NAME = re.compile(r"(.*?)(\d+)(\.\w+)")
-MAX_COMPARED_PAIRS = 8  # pairs of images of a folder to compare
-MAX_NEIGHBOUR_DIFFERENCE = 0.6
-MAX_STILL_DIFFERENCE = 2.0  # of 255; below this difference, images are considered equal
-MAX_PROBED_CLIPS = 16  # folders of frames and GIFs to inspect as a sample of all
+MAX_COMPARED_PAIRS = 8  # number of pairs of images of a folder that are compared
+MAX_NEIGHBOUR_DIFFERENCE = 0.6  # maximum ratio of the differences of adjacent and of distant frames of a clip
+MAX_STILL_DIFFERENCE = 2.0  # mean difference, of 255, up to which images are considered equal
+MAX_PROBED_CLIPS = 16  # number of folders of frames, or of GIFs, that are inspected as a sample of all
 
 
 @dataclass(frozen=True)
 class ClipFiles(FileSplit):
-    """Clips with labels (n,) int64 or (n, K) float32; `paths` are those of files and of folders of frames. `segments`,
-    (n, 2) float64: start and end in seconds, 0 and infinity for the complete clip; None: all are complete."""
+    """Split of clips, with labels (n,) int64 or (n, K) float32. `paths` are video files, GIFs and folders of frames.
+    `segments`, (n, 2) float64, are start and end in seconds, 0 and infinity for a complete clip; None: all clips are
+    complete."""
 
     axes: ClassVar[int] = 3
     kind: ClassVar[str] = "clips"
     segments: np.ndarray | None = None
 
     def get_segment(self, sample: int) -> tuple[float, float] | None:
-        """Return start and end of a segment in seconds; None for the complete file."""
+        """Return the start and end of a sample's segment in seconds; None for a complete clip."""
         start, end = (0.0, math.inf) if self.segments is None else self.segments[sample].tolist()
         return None if (start, end) == (0.0, math.inf) else (start, end)
 
     def open_clip(self, sample: int) -> Clip:
-        """Open a clip; an image becomes a clip of one frame. Raises DataError."""
+        """Open the clip of a sample; an image is a clip of one frame. Raises DataError if it cannot be read."""
         if is_still_image(self.path(sample)):
             return ImageFilesClip([self.path(sample)], self.name(sample))
         return self.cut_segment(sample, open_clip(self.path(sample), self.name(sample)))
 
     @property
     def num_stills(self) -> int:
-        """The number of samples that are images."""
+        """The number of samples that are images rather than clips."""
         return sum(is_still_image(self.path(sample)) for sample in range(len(self)))
 
     def cut_segment(self, sample: int, clip: Clip) -> Clip:
-        """Cut the segment of a sample out of an opened file. Raises DataError."""
+        """Restrict the opened clip of a sample to the sample's segment. Raises DataError for an empty segment."""
         segment = self.get_segment(sample)
         return clip if segment is None else ClipSegment(clip, *segment)
 
     def name(self, sample: int) -> str:
+        """Return the path of a clip for messages, with the start and end of its segment."""
         segment = self.get_segment(sample)
         if segment is None:
             return super().name(sample)
@@ -85,11 +87,13 @@ class ClipFiles(FileSplit):
         )
 
     def take(self, indices: np.ndarray, labels: np.ndarray | None = None) -> ClipFiles:
+        """Return a split of the clips at `indices` (m,), in this order; `labels` replaces their labels."""
         return replace(
             super().take(indices, labels), segments=None if self.segments is None else self.segments[indices]
         )
 
     def update(self, digest: Any) -> None:
+        """Update a hashlib digest with the paths and the segments of the clips."""
         super().update(digest)
         if self.segments is not None:
             digest.update(self.segments.tobytes())
@@ -104,34 +108,36 @@ class ClipFiles(FileSplit):
 
 @dataclass(frozen=True, eq=False)
 class StoredClips(StoreSplit[S]):
-    """Clips of a store, such as tar archives; each is a video file or a GIF."""
+    """Split of clips in a store, such as tar archives; each clip is a video file or a GIF."""
 
     axes: ClassVar[int] = 3
     kind: ClassVar[str] = "clips"
 
     def open_clip(self, sample: int) -> Clip:
-        """Open a clip. Raises DataError."""
+        """Open the clip of a sample. Raises DataError if it cannot be read."""
         return open_clip(self.raw(sample), self.name(sample))
 
     def take(self, indices: np.ndarray, labels: np.ndarray | None = None) -> StoredClips[S]:
-        """Return the clips at indices (m,), in this order, with other labels (m,) or (m, K) if they are passed."""
+        """Return a split of the clips at `indices` (m,), in this order; `labels`, (m,) or (m, K), replaces their
+        labels."""
         return StoredClips(self.store, self.row_indices[indices], self.labels[indices] if labels is None else labels)
 
 
 def is_still_image(path: str) -> bool:
-    """Return whether a path is an image file by its name, rather than a clip."""
+    """Return whether a path is that of an image file, by its suffix, rather than that of a clip."""
     suffix = os.path.splitext(path)[1].lower()
     return suffix in IMAGE_FILE_SUFFIXES and suffix != GIF_SUFFIX and not os.path.isdir(path)
 
 
 def open_sample(split: Split, sample: int) -> bytes | np.ndarray | Clip:
-    """Return the undecoded sample: an opened clip, else stored bytes or pixels (H, W[, C]). Raises DataError."""
+    """Open a sample of a split, undecoded: a clip, or the stored bytes or pixels (H, W[, C]) of an image. Raises
+    DataError if it cannot be read."""
     return split.open_clip(sample) if isinstance(split, ClipFiles | StoredClips) else split.raw(sample)
 
 
 def has_only_clips(root: Path) -> bool:
-    """Return whether a folder, its splits and their classes contain only clips; if all are GIFs, they must be
-    animated."""
+    """Return whether the class folders of a dataset folder, or of its split folders, contain only clips. If all are
+    GIFs, they must be animated."""
     clips = None
     for folder in resolve_split_folders(root).values() if "train" in find_split_folders(root) else (root,):
         folder_clips = list_clips(os.fspath(folder))
@@ -148,19 +154,19 @@ def are_clip_files(paths: list[str]) -> bool:
 
 
 def are_animated_clips(paths: list[str]) -> bool:
-    """Return whether there are clips other than GIFs, or the GIFs are animated."""
+    """Return whether some paths are not GIFs, or else whether the GIFs are animated, by a sample of them."""
     if any(not path.lower().endswith(GIF_SUFFIX) for path in paths):
         return True
     return all(is_animated_gif(read_input_file(paths[index])) for index in choose_probe_indices(len(paths)))
 
 
 def choose_probe_indices(count: int) -> list[int]:
-    """Choose up to MAX_PROBED_CLIPS evenly spread indices of `count`."""
+    """Choose up to MAX_PROBED_CLIPS indices, evenly spread over 0 to `count` - 1."""
     return np.linspace(0, count - 1, min(MAX_PROBED_CLIPS, count)).astype(int).tolist()
 
 
 def has_clips(root: Path) -> bool:
-    """Return whether there are any clips below a folder: video files, animated GIFs, folders of frames."""
+    """Return whether there is any clip below a dataset folder: a video file, an animated GIF or a folder of frames."""
     split_folders = resolve_split_folders(root).values() if "train" in find_split_folders(root) else (root,)
     clips = [
         path
@@ -176,16 +182,16 @@ def has_clips(root: Path) -> bool:
 def list_clips(root: str, depth: int = 2, stills: bool = False) -> list[str] | None:
     """List the video files, GIFs and folders of frames below a folder, in natural order.
 
-    Returns None if there are non-frame images at least `depth` folders down; with `stills`, these images are listed
-    too. A folder linked twice is visited once.
+    Folders of frames must be at least `depth` levels below `root`. If there are images that are not frames, `stills`
+    lists them too; otherwise the function returns None. A folder linked twice is visited once.
     """
-    clips, seen, pending, probes_left = list[str](), set[str](), [(root, 0)], MAX_PROBED_CLIPS
+    clips, visited_folders, pending, probes_left = list[str](), set[str](), [(root, 0)], MAX_PROBED_CLIPS
     while pending:
         folder, level = pending.pop()
         real_path = os.path.realpath(folder)
-        if real_path in seen:
+        if real_path in visited_folders:
             continue
-        seen.add(real_path)
+        visited_folders.add(real_path)
         image_names = []
         for entry in list_entries(folder):
             suffix = os.path.splitext(entry.name)[1].lower()
@@ -209,8 +215,8 @@ def list_clips(root: str, depth: int = 2, stills: bool = False) -> list[str] | N
 
 
 def are_frame_names(names: list[str]) -> bool:
-    """Return whether image names are frame names: zero-padded numbers of one length, consecutive from 0 or 1, with the
-    same text before and after them."""
+    """Return whether the names of images are those of frames: zero-padded numbers of one length, consecutive from 0 or
+    1, with the same text before and after the number."""
     matches = [match.groups() for name in names if (match := NUMBERED_FILE_NAME.fullmatch(name))]
     is_uniform = len({(prefix, len(digits), suffix) for prefix, digits, suffix in matches}) == 1
     if len(matches) < len(names) or len(names) < 2 or not is_uniform or len(matches[0][1]) < 2:
@@ -220,25 +226,24 @@ def are_frame_names(names: list[str]) -> bool:
 
 
 def has_uniform_size(folder: str) -> bool:
-    """Return whether the first, middle and last image of a folder have one size, by their headers."""
+    """Return whether the first, the middle and the last image of a folder have the same size, by their headers."""
     paths = list_frame_images(folder)
     try:
         probed_paths = [paths[index] for index in (0, len(paths) // 2, -1)]
         return len({read_upright_size(read_input_file(path), escape_unprintable(path)) for path in probed_paths}) == 1
     except DataError:
-        return True  # reading it raises the error
+        return True  # the error is raised when the clip is read
 
 
 def open_clip_folder(root: Path, split_seed: int = 0, stills: bool = False) -> Data:
-    """Open a folder of classes of clips, with or without split folders, as `open_image_folder` opens images.
+    """Open class folders of clips, with or without split folders, by the rules of `open_image_folder`.
 
-    A tenth of the clips is `val` if there is none. With `stills`, images among them are clips of one frame. Raises
-    DataError as `open_image_folder`.
+    With `stills`, images among the clips are opened as clips of one frame. Raises DataError as `open_image_folder`.
     """
     split_folders = resolve_split_folders(root)
     list_files = partial(list_class_clips, stills=stills)
-    listed = {name: list_class_files(folder, list_files) for name, folder in split_folders.items()}
-    data = build_classification_data(root, split_folders, listed, split_seed, list_files)
+    paths_by_split = {name: list_class_files(folder, list_files) for name, folder in split_folders.items()}
+    data = build_classification_data(root, split_folders, paths_by_split, split_seed, list_files)
     splits: dict[str, Split] = {name: to_clip_files(split) for name, split in data.splits.items()}
     num_images = sum(to_clip_files(split).num_stills for split in splits.values())
     notes = [clips_note(sum(map(len, splits.values())), num_images), *data.notes]
@@ -251,8 +256,9 @@ def open_clip_folder(root: Path, split_seed: int = 0, stills: bool = False) -> D
 
 
 def frames_note(data: Data) -> list[str]:
-    """Return the note about classes that each look like one folder of frames: numbered images of one size. They may be
-    clips without classes. A class in several splits is not reported."""
+    """Return the note for data whose classes all look like a folder of video frames: numbered images of one size. Such
+    folders may be clips rather than classes. Returns an empty list for other data, and for classes in several
+    splits."""
     names_by_folder: dict[str, list[str]] = {}
     for split in data.splits.values():
         if type(split) is not FileSplit or not data.labelled:
@@ -279,10 +285,10 @@ def frames_note(data: Data) -> list[str]:
 
 
 def is_frame_sequence(folder: str) -> bool:
-    """Return whether adjacent images of a folder are more similar than others, like frames of a clip.
+    """Return whether adjacent images of a folder are more similar than distant images, like the frames of a clip.
 
-    Their mean absolute difference, in 16 x 16 greys, is less than MAX_NEIGHBOUR_DIFFERENCE times that of images half
-    the folder apart.
+    The mean absolute difference of adjacent images, as grey thumbnails of 16 x 16 pixels, must be less than
+    MAX_NEIGHBOUR_DIFFERENCE times that of images half the folder apart.
     """
     paths = list_frame_images(folder)
     indices = np.linspace(0, len(paths) - 2, min(MAX_COMPARED_PAIRS, len(paths) - 1)).astype(int)
@@ -312,13 +318,13 @@ def is_frame_sequence(folder: str) -> bool:
 
 
 def clips_note(count: int, num_images: int = 0) -> str:
-    """Return the note that data are opened as clips, some of which may be images."""
+    """Return the note that data are opened as `count` clips, of which `num_images` are images."""
     images_text = f", {num_images:,} of them images, read as one frame" if num_images else ""
     return f"the data are {count:,} clips{images_text}; `--frames` and `--stride` select the frames"
 
 
 def list_class_clips(folder: str, stills: bool = False) -> list[str]:
-    """List the clips below a folder, and with `stills` the images."""
+    """List the clips below a class folder, and with `stills` also the images; empty if there are none."""
     return list_clips(folder, 1, stills) or []
 
 

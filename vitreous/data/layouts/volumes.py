@@ -1,12 +1,13 @@
-"""Volumes and signals with classes: `[SPLIT/]CLASS/*.nii.gz`, and other files with one array each.
+"""Class folders of volumes or signals: `[SPLIT/]CLASS/*.nii.gz`, and other files with one array each.
 
-    .nii, .nii.gz, .npz    a folder with only these has volumes, or signals if the first file has one or two axes
-    .csv                   a folder with only these has one signal per file
-    .npy                   a folder with only these has images if the first file may be one (two or three axes), signals
-                           if it has one axis, volumes if it has four
+If all files of the classes have the suffixes of a row, the modality is:
+
+    .nii, .nii.gz, .npz    signals if the first file has one or two axes, else volumes
+    .csv                   signals, one per file
+    .npy                   signals if the first file has one axis, images if it has two or three, volumes if it has four
     .tif                   images
 
-`axes` 3 or 1 forces volumes or signals for all such files; 2 forces images.
+`axes` 3 or 1 opens all such files as volumes or signals; 2 opens them as images.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from vitreous.data.decoding.decode import IMAGE_FILE_SUFFIXES as PICTURES
+from vitreous.data.decoding.decode import IMAGE_FILE_SUFFIXES
 from vitreous.data.decoding.volumes import (
     SIGNAL_SUFFIXES,
     TEXT_SUFFIX,
@@ -40,7 +41,7 @@ from vitreous.data.layouts.split_names import find_split_folders
 from vitreous.data.split import Data, FileSplit
 from vitreous.errors import DataError, escape_unprintable
 
-MAX_PROBED_ARRAYS = 16  # files to inspect: the first readable one determines the number of axes
+MAX_PROBED_ARRAYS = 16  # number of files that are inspected; the first readable file determines the number of axes
 SUFFIXES_BY_AXES = {1: frozenset(SIGNAL_SUFFIXES), 3: frozenset(VOLUME_SUFFIXES)}
 NPY_SUFFIX = ".npy"
 ARRAY_SUFFIXES = frozenset(
@@ -50,26 +51,28 @@ ARRAY_SUFFIXES = frozenset(
 
 @dataclass(frozen=True)
 class ArrayFiles(FileSplit):
-    """Files of volumes, with three `axes`, or signals, with one, with labels (n,) int64 or (n, K) float32."""
+    """Split of files of volumes (`axes` 3) or signals (`axes` 1), with labels (n,) int64 or (n, K) float32."""
 
     axes: int = 3
 
     @property
     def kind(self) -> str:
-        """The noun for the samples."""
+        """The noun for the samples: signals or volumes."""
         return "signals" if self.axes == 1 else "volumes"
 
     def take(self, indices: np.ndarray, labels: np.ndarray | None = None) -> ArrayFiles:
+        """Return a split of the files at `indices` (m,), in this order; `labels` replaces their labels."""
         return replace(super().take(indices, labels), axes=self.axes)
 
     def update(self, digest: Any) -> None:
+        """Update a hashlib digest with the paths of the files, and with `axes`."""
         super().update(digest)
         digest.update(b"axes %d" % self.axes)
 
 
 def detect_array_axes(paths: list[str], axes: int | None = None) -> int | None:
-    """Return 1 for signals, 3 for volumes, by suffix and by the first readable file; None for others. `axes` 1 or 3
-    decides if the suffixes allow it."""
+    """Detect the modality of files by their suffixes and the first readable file: 1 for signals, 3 for volumes, None
+    for others. If `axes` is set, it is returned if the suffixes allow it."""
     endings = {get_file_suffix(path) for path in paths}
     if axes is not None:
         return axes if axes in SUFFIXES_BY_AXES and endings and endings <= SUFFIXES_BY_AXES[axes] else None
@@ -90,8 +93,8 @@ def get_file_suffix(path: str) -> str:
 
 
 def detect_folder_axes(root: Path, axes: int | None = None) -> int | None:
-    """Return 1 if the classes of a folder contain only signals, 3 if they contain only volumes; None otherwise. With
-    `axes` 1 or 3, this is assumed, regardless of other files and of files without classes."""
+    """Detect whether the class folders of a dataset folder contain only signals (1) or only volumes (3); None
+    otherwise. If `axes` is 1 or 3, it is returned if there is any such file, regardless of other files."""
     if axes is not None:
         return (
             axes if axes in SUFFIXES_BY_AXES and list_files_by_suffix(os.fspath(root), SUFFIXES_BY_AXES[axes]) else None
@@ -107,31 +110,32 @@ def detect_folder_axes(root: Path, axes: int | None = None) -> int | None:
 
 
 def list_array_files(folder: str) -> list[str] | None:
-    """List the files below a folder that may be volumes or signals; None if there are images among them."""
+    """List the files below a folder that may be volumes or signals, in natural order; None if there is an image among
+    them."""
     paths = []
     for entry in iterate_files(folder):
-        ending = get_file_suffix(entry.name)
-        if ending in ARRAY_SUFFIXES:
+        suffix = get_file_suffix(entry.name)
+        if suffix in ARRAY_SUFFIXES:
             paths.append(entry.path.removeprefix("./"))
-        elif ending in PICTURES:
+        elif suffix in IMAGE_FILE_SUFFIXES:
             return None
     return sorted(paths, key=natural_sort_key)
 
 
 def open_array_folder(root: Path, split_seed: int = 0, axes: int = 3) -> Data:
-    """Open a folder of classes of volumes or, with one of `axes`, of signals, with or without split folders, as
-    `open_image_folder` opens images. A tenth is `val` if there is none. Raises DataError as `open_image_folder`."""
+    """Open class folders of volumes (`axes` 3) or signals (`axes` 1), with or without split folders, by the rules of
+    `open_image_folder`. Raises DataError as that function."""
     data = open_class_folders(root, split_seed, SUFFIXES_BY_AXES[axes], partial(to_array_files, axes=axes))
     return replace(data, notes=[arrays_note(sum(map(len, data.splits.values())), axes), *data.notes])
 
 
 def arrays_note(count: int, axes: int) -> str:
-    """Return the note that data are opened as volumes or signals."""
+    """Return the note that data are opened as `count` volumes (`axes` 3) or signals (`axes` 1)."""
     return f"the data are {count:,} {'signals' if axes == 1 else 'volumes'}"
 
 
 def to_array_files(split: FileSplit, axes: int) -> ArrayFiles:
-    """Convert a split of files to volumes or signals."""
+    """Convert a split of files to one of volumes (`axes` 3) or signals (`axes` 1)."""
     return ArrayFiles(split.paths, split.labels, axes)
 
 

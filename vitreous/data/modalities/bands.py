@@ -1,4 +1,8 @@
-"""Images with any number of channels, or more than 8 bits, read by band: multispectral, thermal."""
+"""The modality of images with any number of channels, or more than 8 bits per value, such as multispectral and thermal
+images.
+
+Each channel is decoded to a PIL image of one band.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +18,17 @@ from vitreous.data.modalities.base import Preprocess, RawSample, SampleForm
 from vitreous.data.modalities.planar import StillPreprocess
 from vitreous.errors import DataError
 
+#: dtype of the files -> `Preprocess.peak`
 PEAK_VALUES = {"uint8": 255.0, "uint16": 65535.0, "int16": 32767.0, "float32": 1.0}
 
 
 @dataclass(frozen=True)
 class BandPreprocess(StillPreprocess):
-    """Images whose channels are read unchanged from the file; `numbers` is their dtype; pixels without data are void.
-    `mean` and `std` are in units of the dtype's maximum."""
+    """Preprocessing of images whose channels are read unchanged from the file.
+
+    `numbers` is the dtype of the files. Void pixels, which have no data, get the channel's mean. `mean` and `std` are
+    shares of the dtype's maximum.
+    """
 
     may_be_void: ClassVar[bool] = True
 
@@ -30,15 +38,16 @@ class BandPreprocess(StillPreprocess):
 
     @classmethod
     def read_form(cls, raw: RawSample, name: str, channels: int | None, requested: Mapping[str, str]) -> SampleForm:
-        """Return the form of an image that is read by band. Raises DataError, also for other images."""
+        """Read the form of an image that is read by band. Raises DataError for an unreadable file, and for an 8-bit
+        colour image."""
         assert isinstance(raw, (bytes, np.ndarray)), "a split returns bytes or pixels"
         if (form := find_band_form(raw, name, requested.get("numbers"))) is None:
-            raise DataError(f"{name}: an image with colours", "omit --preprocess.name")
+            raise DataError(f"{name}: a colour image is not read by band", "omit --preprocess.name")
         return form
 
     @property
     def peak(self) -> float:
-        """The maximum of the dtype, 1 for floats."""
+        """The maximum value of the files' dtype; 1 for floats."""
         return PEAK_VALUES[self.numbers]
 
     @property
@@ -48,7 +57,7 @@ class BandPreprocess(StillPreprocess):
 
     @property
     def form_settings(self) -> dict[str, str]:
-        """The dtype of the values."""
+        """The setting `numbers`, which decides how a file is read."""
         return {"numbers": self.numbers}
 
     @property
@@ -58,33 +67,39 @@ class BandPreprocess(StillPreprocess):
 
     @property
     def measures_moments(self) -> bool:
-        """True: there are no published statistics for these channels."""
+        """True, since there are no published statistics for these channels."""
         return True
 
     def shares_moments(self, weights: Preprocess | None) -> bool:
-        """Return whether weights were trained on the same number of channels and dtype."""
+        """Return whether `weights`, the preprocessing of pre-trained weights, has the same channels and dtype."""
         return (
             isinstance(weights, BandPreprocess) and super().shares_moments(weights) and weights.numbers == self.numbers
         )
 
     def cast_pixels(self, pixels: np.ndarray) -> np.ndarray:
-        """Convert pixels (B, H, W[, C]) of any dtype to float32 if `numbers` is; otherwise unchanged."""
+        """Convert pixels (B, H, W[, C]) of any dtype to float32 if `numbers` is `float32`; otherwise return them
+        unchanged, since a conversion to integers could lose information."""
         return pixels.astype(np.float32) if self.numbers == "float32" else pixels
 
     def decode(self, raw: RawSample, name: str | None = None) -> Bands:
-        """Decode a file, its bytes, or pixels (H, W[, C]) to a Pillow image for each channel. Raises DataError."""
+        """Decode a file, its bytes, or pixels (H, W[, C]) to one PIL image per channel. Raises DataError for an
+        unreadable file or another dtype or number of channels."""
         pixels = np.asarray(raw) if isinstance(raw, Image.Image) else raw
         fill = [value * self.peak for value in self.mean] if len(self.mean) == self.channels else None
         return read_bands(pixels, self.channels, self.numbers, name, fill)  # type: ignore[arg-type]
 
 
 def find_band_form(raw: bytes | np.ndarray, name: str, dtype_name: str | None = None) -> SampleForm | None:
-    """Return the form of an image, a file's bytes or pixels (H, W[, C]), that must be read by band, or is requested to
-    be, as `dtype_name`; None for images with colours. Raises DataError."""
-    info = detect_channel_form(raw, name) if dtype_name is None else (len(read_channels(raw, name)), dtype_name)
-    if info is None:
+    """Read the form of an image, a file's bytes or pixels (H, W[, C]), that is read by band; None for 8-bit colour
+    images.
+
+    If `dtype_name` is passed, the image must have this dtype and is read by band even if it is a colour image. Raises
+    DataError for an unreadable file.
+    """
+    channel_form = detect_channel_form(raw, name) if dtype_name is None else (len(read_channels(raw, name)), dtype_name)
+    if channel_form is None:
         return None
-    count, dtype = info
+    count, dtype = channel_form
     band = read_bands(raw, count, dtype, name)[0]
     size, moments = (band.height, band.width), BandPreprocess.default_moments(count)
     return SampleForm(size, count, BandPreprocess(size, count, *moments, numbers=dtype))  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""8-bit colour or grey images of one size: photos."""
+"""The modality of 8-bit colour or grey images, such as photos, resized to one input size."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ from vitreous.data.modalities.planar import ColourImageMixin, StillPreprocess
 
 @dataclass(frozen=True)
 class ImagePreprocess(ColourImageMixin, StillPreprocess):
-    """RGB or grey images, (C, height, width) uint8; other 8-bit images that Pillow reads are converted."""
+    """Preprocessing of RGB or grey images, (C, height, width) uint8. Other images that Pillow reads are converted to
+    these."""
 
     _: KW_ONLY
     name: Literal["images"] = "images"
 
     @classmethod
     def read_form(cls, raw: RawSample, name: str, channels: int | None, requested: Mapping[str, str]) -> SampleForm:
-        """Return the form of an image; that of a band image if it must be read by band, or if `requested` requests it.
-        Raises DataError."""
+        """Read the form of an image. Returns a form with a `BandPreprocess` for a file that is not an 8-bit colour
+        image, or if `requested` sets that modality. Raises DataError for an unreadable file."""
         assert isinstance(raw, (bytes, np.ndarray)), "a split returns bytes or pixels"
         if (
             requested.get("name") != "images"
@@ -36,7 +37,8 @@ class ImagePreprocess(ColourImageMixin, StillPreprocess):
         return SampleForm(size, count, cls(size, count, *cls.default_moments(count)))
 
     def continue_from(self, weights: Preprocess) -> Preprocess:
-        """Return the preprocessing of weights, including native aspect ratio, for images of this size."""
+        """Adopt the settings of `weights`, the preprocessing of pre-trained weights, including native aspect ratio, for
+        images of this size."""
         if weights.noun == self.noun and weights.has_colours:
             return weights.with_image(self.image)
         return super().continue_from(weights)

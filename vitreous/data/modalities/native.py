@@ -1,4 +1,5 @@
-"""Colour images at native aspect ratio, which have different sizes (NaViT, arXiv:2307.06304)."""
+"""The modality of colour images at native aspect ratio, so that inputs have different sizes (NaViT,
+arXiv:2307.06304)."""
 
 from __future__ import annotations
 
@@ -19,8 +20,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class NativePreprocess(ColourImageMixin, PlanarPreprocess):
-    """Images that keep their aspect ratio, scaled to at most `tokens` patches of `patch` pixels, regardless of
-    `image`."""
+    """Preprocessing of images that keep their aspect ratio.
+
+    An image is resized so that it has at most `tokens` patches of `patch` (height, width) pixels. `image` is only the
+    size of the model's position embeddings.
+    """
 
     stacks: ClassVar[bool] = False
 
@@ -32,21 +36,22 @@ class NativePreprocess(ColourImageMixin, PlanarPreprocess):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.tokens < 1 or len(self.patch) != 2:
-            problem = f"invalid native-aspect settings: tokens={self.tokens}, patch={self.patch}"
-            raise UsageError(problem, "use at least 1 token, and a patch with 2 axes")
+            problem = f"invalid preprocessing for native aspect ratios: tokens {self.tokens}, patch {self.patch}"
+            raise UsageError(problem, "use at least 1 token, and a patch of height and width")
 
     @classmethod
     def from_preprocess(cls, preprocess: Preprocess, tokens: int, patch: tuple[int, ...]) -> NativePreprocess:
-        """Return `preprocess` for images at native aspect ratio. Raises UsageError if it is for other inputs."""
+        """Convert the preprocessing of images of one size to native aspect ratio. Raises UsageError for the
+        preprocessing of another modality."""
         if not isinstance(preprocess, ImagePreprocess | NativePreprocess):
             problem = f"{preprocess.noun} of {preprocess.value_type} do not support native aspect ratios"
             raise UsageError(problem, "omit --native-aspect")
-        shared = {name: getattr(preprocess, name) for name in ("image", "channels", "mean", "std", "filter")}
-        return cls(**shared, tokens=tokens, patch=patch)
+        shared_settings = {name: getattr(preprocess, name) for name in ("image", "channels", "mean", "std", "filter")}
+        return cls(**shared_settings, tokens=tokens, patch=patch)
 
     @classmethod
     def read_form(cls, raw: RawSample, name: str, channels: int | None, requested: Mapping[str, str]) -> SampleForm:
-        """Return the form of an image, as `ImagePreprocess` does. Raises DataError."""
+        """Read the form of an image with `ImagePreprocess.read_form`. Raises DataError for an unreadable file."""
         return ImagePreprocess.read_form(raw, name, channels, requested)
 
     @property
@@ -56,41 +61,43 @@ class NativePreprocess(ColourImageMixin, PlanarPreprocess):
 
     @property
     def area(self) -> int:
-        """The maximum number of pixels per channel of an image."""
+        """The maximum number of pixels of an image, per channel."""
         return self.tokens * math.prod(self.patch)
 
     def count_tokens(self, grid: tuple[int, ...]) -> int:
-        """Return the maximum number of patches of an image."""
+        """Return `tokens`, the maximum number of patches of an image, regardless of `grid`."""
         return self.tokens
 
     def check_patch(self, patch: tuple[int, ...]) -> None:
-        """Raise UsageError if `patch` differs."""
+        """Raise UsageError if `patch`, the model's patch size, differs from that of the preprocessing."""
         if self.patch != patch:
-            raise UsageError(f"preprocess.patch {self.patch} differs from the model's, {patch}")
+            raise UsageError(
+                f"preprocess.patch {self.patch} differs from the model's patch size {patch}", "use the latter"
+            )
 
     def longest_grid(self, grid: tuple[int, ...]) -> tuple[int, ...]:
-        """Return `tokens` along each axis: an image may be one row of patches."""
+        """Return `tokens` for each axis, since a narrow image may be a single row or column of patches."""
         return (self.tokens,) * 2
 
     def choose_plane(self, size: tuple[float, float]) -> tuple[int, int]:
-        """Return the (height, width) for an image of (width, height) pixels, by its aspect ratio."""
+        """Return the input size (height, width) for an image of the size (width, height), by its aspect ratio."""
         height, width = fit_size_to_tokens((size[1], size[0]), self.patch, self.tokens)
         return height, width
 
     def crop_box(self, size: tuple[int, int], position: float = 0.5) -> Box:
-        """Return the box of the whole image of (width, height)."""
+        """Return the box of the complete image of the size (width, height): images are not cropped."""
         return (0.0, 0.0, *size)
 
     def blank(self) -> Tensor:
-        """Return (C, *patch) zeros, the placeholder for an unreadable image."""
+        """Create an image of one patch of zeros, (C, *patch), which replaces an unreadable image."""
         import torch
 
         return torch.zeros(self.channels, *self.patch, dtype=self.dtype)
 
     def collate(self, images: list[Tensor]) -> list[Tensor]:
-        """Return the images (C, height, width) of different sizes as a list."""
+        """Return the images (C, height, width), which differ in size, as a list."""
         return list(images)
 
     def with_one_size(self, fit: Literal["crop", "squash"] = "squash") -> ImagePreprocess:
-        """Return the preprocessing for images that are all squashed, or cropped, to `image`."""
+        """Return the preprocessing that squashes or crops all images to the size `image`."""
         return ImagePreprocess(self.image, self.channels, self.mean, self.std, fit=fit, filter=self.filter)

@@ -1,4 +1,4 @@
-"""Common code of modalities whose samples, or frames, are fitted to a plane: resampling of one box."""
+"""Common code of the modalities of images and clips: a box of each image or frame is resized to the input size."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PILLOW_FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resamp
 
 @dataclass(frozen=True)
 class PlanarPreprocess(Preprocess):
-    """Images, or frames of clips, of which one box is resampled with `filter`."""
+    """Base class of modalities of images and clips: a box of each image or frame is resized with `filter`."""
 
     form: ClassVar[Literal["images", "clips", "arrays"]] = "images"
     is_browsable: ClassVar[bool] = True
@@ -38,44 +38,44 @@ class PlanarPreprocess(Preprocess):
 
     @property
     def resampling(self) -> Image.Resampling:
-        """Pillow's constant of `filter`."""
+        """Pillow's constant for `filter`."""
         return PILLOW_FILTERS[self.filter]
 
     def choose_plane(self, size: tuple[float, float]) -> tuple[int, int]:
-        """Return the target (height, width) for an image of (width, height) pixels."""
+        """Return the input size (height, width) for an image of the size (width, height)."""
         return self.plane
 
     @abstractmethod
     def crop_box(self, size: tuple[int, int], position: float = 0.5) -> Box:
-        """Return the box of an image of (width, height) that is used. `position` is its position on the axis that is
-        cropped: 0 at the left or the top, 1 at the other end."""
+        """Return the box of an image that is resized to the input size. `size` is (width, height) of the image.
+        `position` places the box along the cropped axis: 0 is left or top, 1 is right or bottom."""
 
     def fit_image(self, image: Image.Image, position: float = 0.5) -> Image.Image:
-        """Fit a decoded image to the target size: one resampling of the box that a crop of the scaled image would
-        use."""
+        """Crop and resize a decoded image to the input size, by resampling the box of `crop_box` once."""
         plane = self.choose_plane(image.size)
         if image.size == plane[::-1]:
             return image
         return self.resample(image, self.crop_box(image.size, position), plane)
 
     def resample(self, image: Image.Image, box: Box, plane: tuple[int, int]) -> Image.Image:
-        """Resample a box of an image to the size (height, width) `plane`."""
+        """Resize a box of an image to `plane`, (height, width)."""
         return image.resize((plane[1], plane[0]), self.resampling, box=box)
 
     def to_array(self, decoded: Any) -> np.ndarray:
-        """Convert a Pillow image, or one for each channel, to (C, height, width)."""
+        """Crop and resize a PIL image, or a tuple with one per channel, to the input size: (C, height, width)."""
         if isinstance(decoded, tuple):
             return np.concatenate([image_to_array(self.fit_image(band)) for band in decoded])
         return image_to_array(self.fit_image(decoded))
 
     @classmethod
     def open_folder(cls, folder: Path, split_seed: int, is_asked: bool = False) -> Data | None:
-        """Return None: `data.sources` contains the layouts of images and clips."""
+        """Return None, since `data.sources` opens folders of images and clips."""
         return None
 
     @classmethod
     def find_files(cls, folder: str) -> list[str]:
-        """List the images below a folder; else volumes; else clips, of which the first frame is used."""
+        """List the image files below a folder. If there are none, list its volumes, or else its clips, of which the
+        first frame is used."""
         return (
             list_files_by_suffix(folder)
             or list_files_by_suffix(folder, VOLUME_ONLY_SUFFIXES)
@@ -84,23 +84,25 @@ class PlanarPreprocess(Preprocess):
         )
 
     def decode_within(self, content: bytes, name: str, max_pixels: int) -> Any:
-        """Decode the bytes of an upload with `decode`. Raises DataError for more than `max_pixels`."""
+        """Decode the bytes of an uploaded file. Raises DataError for an unreadable file, and for more than
+        `max_pixels` pixels."""
         read_upright_size(content, name, max_pixels)
         return self.decode(content, name)
 
     def read_upload_size(self, content: bytes, name: str, max_pixels: int) -> tuple[int, int]:
-        """Return the upright (width, height) of an image file. Raises DataError for more than `max_pixels`."""
+        """Return (width, height) of an image file with EXIF orientation applied. Raises DataError for more than
+        `max_pixels` pixels."""
         return read_upright_size(content, name, max_pixels)
 
 
 @dataclass(frozen=True)
 class SizedPreprocess(PlanarPreprocess):
-    """Images, or frames of clips, that are all converted to one size, `image`.
+    """Base class of modalities of images and clips that are resized to a fixed input size, `image`.
 
-    `fit` = `crop`: the short side is scaled to the target / `share`, followed by a centre crop; `squash`: the whole
-    image is scaled to the target, as in the paper's code at test time. `buckets`: training sizes, of which each image
-    uses the nearest (`data.buckets`); `image` is one of them, and the size for evaluation; () if all are trained at
-    `image`.
+    `fit`: `crop` resizes an image to cover `image` / `share` and crops its centre; `squash` resizes the complete image,
+    as the ViT paper's code does at test time. `buckets` are the input sizes of training: a sample is trained at the
+    nearest one (`data.buckets`) and evaluated at `image`, which is one of them. () means that all samples are trained
+    at `image`.
     """
 
     _: KW_ONLY
@@ -112,14 +114,16 @@ class SizedPreprocess(PlanarPreprocess):
         super().__post_init__()
         axes = {len(size) for size in self.buckets}
         if axes - {len(self.image)}:
-            raise UsageError(f"buckets must have {len(self.image)} axes, like {format_size(self.image)}")
+            problem = f"buckets must have {len(self.image)} axes, as the input size {format_size(self.image)} has"
+            raise UsageError(problem, f"set {self.axis_names} of each bucket")
 
     def with_only_size(self, image: tuple[int, ...]) -> SizedPreprocess:
-        """Return the preprocessing for inputs of another size, with buckets only if it is one of them."""
+        """Return the preprocessing for inputs of the size `image`, without buckets unless `image` is one of
+        `buckets`."""
         return replace(self, image=image, buckets=self.buckets * (image in self.buckets))
 
     def with_buckets(self, buckets: tuple[tuple[int, ...], ...]) -> SizedPreprocess:
-        """Return the preprocessing with these `buckets`. Raises UsageError for sizes with other axes."""
+        """Return the preprocessing with these `buckets`. Raises UsageError for buckets with another number of axes."""
         return replace(self, buckets=buckets)
 
     @property
@@ -128,11 +132,12 @@ class SizedPreprocess(PlanarPreprocess):
         return self.fit
 
     def resize_settings(self) -> dict[str, Any]:
-        """The fields `fit`, `share` and `filter`."""
+        """Return the fields `fit`, `share` and `filter`."""
         return {"fit": self.fit, "share": self.share, "filter": self.filter}
 
     def crop_box(self, size: tuple[int, int], position: float = 0.5) -> Box:
-        """Return the box of an image of (width, height) that is used, as in `PlanarPreprocess`."""
+        """Return the box of an image that is resized to the input size. `size` is (width, height) of the image.
+        `position` places the box along the cropped axis: 0 is left or top, 1 is right or bottom."""
         if self.fit != "crop":
             return (0.0, 0.0, *size)
         height, width = self.plane
@@ -148,18 +153,19 @@ class SizedPreprocess(PlanarPreprocess):
 
 @dataclass(frozen=True)
 class StillPreprocess(SizedPreprocess):
-    """Images of one size; small ones may be cached in memory for training."""
+    """Base class of modalities of images with a fixed input size. Images no larger than it may be cached for
+    training."""
 
     is_cacheable: ClassVar[bool] = True
 
     def is_within(self, decoded: Any) -> bool:
-        """Return whether a Pillow image, or one for each channel, is no larger than the model's input."""
+        """Return whether a PIL image, or each of a tuple of bands, is no larger than the model's input."""
         (width, height), (max_height, max_width) = list_bands(decoded)[0].size, self.plane
         return height <= max_height and width <= max_width
 
     def visible_box(self, width: int, height: int) -> Box:
-        """Return the region of an upright image that the model sees: left, top, right, bottom as shares of width and
-        height."""
+        """Return the region of an upright image of `width` x `height` pixels that is in the model's input: left, top,
+        right and bottom as shares of width and height."""
         if self.fit != "crop" or (width, height) == self.plane[::-1]:
             return 0.0, 0.0, 1.0, 1.0
         target_height, target_width = self.plane
@@ -172,14 +178,14 @@ class StillPreprocess(SizedPreprocess):
 
 
 class ColourMixin:
-    """8-bit RGB or grey values: common code of images, clips and images at native aspect ratio."""
+    """Common code of modalities with 8-bit RGB or grey values: images, clips and images at native aspect ratio."""
 
     has_colours: ClassVar[bool] = True
     channels: int
 
     @property
     def peak(self) -> float:
-        """255."""
+        """255, the maximum of uint8."""
         return 255.0
 
     @property
@@ -189,30 +195,34 @@ class ColourMixin:
 
     @property
     def pixel_channels(self) -> tuple[int, ...]:
-        """Grey, RGB and RGBA."""
+        """1, 3 and 4: grey, RGB and RGBA."""
         return 1, 3, 4
 
     def quantise(self, pixels: np.ndarray, name: str) -> np.ndarray:
-        """Convert a user's pixels (H, W[, C]), or (T, H, W, C) of a clip, from uint8 or floats in 0 to 1 to uint8.
-        Raises DataError for other floats."""
+        """Convert pixels from a user, (H, W[, C]) of an image or (T, H, W, C) of a clip, from floats in 0 to 1 to
+        uint8. Integers are unchanged. Raises DataError for floats outside 0 to 1."""
         return quantise_floats(pixels, name) if pixels.dtype.kind == "f" else np.ascontiguousarray(pixels)
 
 
 class ColourImageMixin(ColourMixin):
-    """Colour images: common code of images of one size and at native aspect ratio."""
+    """Common code of the modalities of colour images, of one size and at native aspect ratio."""
 
     def decode(self, raw: Any, name: str | None = None) -> Image.Image:
-        """Decode a file, its bytes, or pixels (H, W[, C]) to a Pillow image, RGB or L. Raises DataError."""
+        """Decode a file, its bytes, or pixels (H, W[, C]) to a PIL image, RGB or grey by `channels`. Raises
+        DataError for an unreadable file."""
         return decode_to_pillow(raw, self.channels, name)
 
     def open_view(self, raw: Any, name: str, exact: bool, as_region: bool) -> Image.Image | LazyImage:
-        """Open an image for augmentation, with lazy decoding if `as_region`."""
+        """Open an image for augmentation, as `Preprocess.open_view`: with `as_region`, only the cropped region is
+        decoded. Raises DataError for an unreadable file."""
         return open_lazy_image(raw, self.channels, name, exact) if as_region else self.decode(raw, name)
 
     def from_pixels(self, pixels: np.ndarray, name: str) -> np.ndarray:
-        """Convert an array (H, W) or (H, W, 1, 3 or 4), uint8 or floats in 0 to 1, to uint8. Raises DataError."""
+        """Convert an array from a user, (H, W) or (H, W, 1, 3 or 4), uint8 or floats in 0 to 1, to uint8. Raises
+        DataError for other floats."""
         return self.quantise(pixels[..., 0] if pixels.ndim == 3 and pixels.shape[-1] == 1 else pixels, name)
 
     def for_reduced_decoding(self) -> Self | None:
-        """Return self, since files are decoded as grey or RGB."""
+        """Return self if files are decoded as grey or RGB, so that large JPEG files may be decoded at a lower
+        resolution; None for other numbers of channels."""
         return self if self.channels in PILLOW_MODES else None

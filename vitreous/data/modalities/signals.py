@@ -1,4 +1,4 @@
-"""Signals: one-dimensional arrays, such as an electrocardiogram."""
+"""The modality of signals: one-dimensional arrays, such as electrocardiograms."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from vitreous.data.modalities.volumes import VolumePreprocess
 
 @dataclass(frozen=True)
 class SignalPreprocess(VolumePreprocess):
-    """Signals (C, L) float32, read, standardised and fitted like volumes."""
+    """Preprocessing of signals (C, L) float32, which are read, standardised, cropped and resized like volumes."""
 
     noun: ClassVar[str] = "signals"
     axes: ClassVar[int] = 1

@@ -1,5 +1,5 @@
-"""The modality registry: the `name` in `model.json` -> the class. Among modalities with the same noun, the first one
-determines which of them a sample belongs to."""
+"""The registry of modalities. Among modalities with the same noun, such as images and bands, `read_form` of the first
+one decides to which a sample belongs."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from vitreous.data.modalities.signals import SignalPreprocess
 from vitreous.data.modalities.volumes import VolumePreprocess
 from vitreous.data.split import Split
 
+#: `preprocess.name` in `model.json` -> class of the modality
 MODALITIES: dict[str, type[Preprocess]] = {
     "images": ImagePreprocess,
     "bands": BandPreprocess,
@@ -25,11 +26,11 @@ MODALITIES: dict[str, type[Preprocess]] = {
     "signals": SignalPreprocess,
 }
 
-#: a dataclass field for the preprocessing of any modality
+#: type of config fields for the preprocessing of any modality
 AnyPreprocess = Annotated[Preprocess, TaggedUnion(MODALITIES)]
 
 
 def find_modality(split: Split) -> type[Preprocess]:
-    """Return the modality that determines the form of a split's samples (`Preprocess.read_form`)."""
+    """Return the modality whose `read_form` applies to the samples of a split."""
     noun = get_sample_noun(split)
     return next(modality for modality in MODALITIES.values() if modality.noun == noun)

@@ -1,4 +1,4 @@
-"""Volumes: three-dimensional arrays, such as scans; the base of `signals.py`."""
+"""The modality of volumes: three-dimensional arrays, such as medical scans. `signals.py` derives from it."""
 
 from __future__ import annotations
 
@@ -18,12 +18,11 @@ from vitreous.data.split import Data
 
 @dataclass(frozen=True)
 class VolumePreprocess(Preprocess):
-    """Volumes (C, D, H, W) float32, from values of any type.
+    """Preprocessing of volumes (C, D, H, W) float32, from files of any numeric dtype.
 
-    With `standardise` = `each`, every channel of every volume is standardised to mean 0 and std 1 separately
-    (`decoding.volumes.standardise_channels`); with `data`, values are unchanged, and `mean` and `std` are those of the
-    training data. `fit` = `crop`: a volume of another size than `image` is centre-cropped or zero-padded; `squash`: it
-    is scaled.
+    `standardise`: `each` scales each channel of each volume to mean 0 and std 1
+    (`decoding.volumes.standardise_channels`); `data` keeps the values, and `mean` and `std` are measured on the
+    training data. `fit`: `crop` centre-crops or zero-pads volumes whose size is not `image`; `squash` resizes them.
     """
 
     noun: ClassVar[str] = "volumes"
@@ -40,9 +39,12 @@ class VolumePreprocess(Preprocess):
 
     @classmethod
     def open_folder(cls, folder: Path, split_seed: int, is_asked: bool = False) -> Data | None:
-        """Open the classes of volumes in a folder with only volumes or, if `is_asked`, with other files too; None for
-        any other folder. Raises DataError as `layouts.volumes.open_array_folder`, and if `is_asked` but there are no
-        such files."""
+        """Open a folder of the layout CLASS/FILE or SPLIT/CLASS/FILE with volumes.
+
+        Returns None if the folder has other files too. With `is_asked`, the user has requested this modality: other
+        files are ignored, and missing volumes raise DataError. Raises DataError for an invalid layout, as
+        `layouts.volumes.open_array_folder`.
+        """
         if is_asked and not detect_folder_axes(folder, cls.axes):
             raise no_arrays_error(str(folder), cls.axes)
         return (
@@ -53,13 +55,13 @@ class VolumePreprocess(Preprocess):
 
     @classmethod
     def read_form(cls, raw: RawSample, name: str, channels: int | None, requested: Mapping[str, str]) -> SampleForm:
-        """Return channels and size, from the header. Raises DataError."""
+        """Read channels and size from the header of a file. Raises DataError for an unreadable file."""
         count, size = read_volume_form(raw, name, cls.axes)  # type: ignore[arg-type]
         return SampleForm(size, count, cls(size, count, *cls.default_moments(count)))
 
     @classmethod
     def default_moments(cls, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Return mean 0 and std 1."""
+        """Return a mean of 0 and a std of 1 for each channel."""
         return (0.0,) * channels, (1.0,) * channels
 
     @property
@@ -74,16 +76,18 @@ class VolumePreprocess(Preprocess):
 
     @property
     def measures_moments(self) -> bool:
-        """Whether file values are used unchanged."""
+        """Whether `standardise` is `data`, so that `mean` and `std` are measured on the training data."""
         return self.standardise == "data"
 
     def shares_moments(self, weights: Preprocess | None) -> bool:
-        """Return whether weights were trained with the same number of channels and standardisation."""
+        """Return whether `weights`, the preprocessing of pre-trained weights, has the same channels and
+        standardisation."""
         has_same_standardisation = isinstance(weights, VolumePreprocess) and weights.standardise == self.standardise
         return has_same_standardisation and super().shares_moments(weights)
 
     def with_moments(self, weights: Preprocess) -> VolumePreprocess:
-        """Return the preprocessing with the `mean`, `std` and standardisation of weights."""
+        """Return this preprocessing with `mean`, `std` and `standardise` from `weights`, the preprocessing of
+        pre-trained weights."""
         preprocess = super().with_moments(weights)
         return (
             replace(preprocess, standardise=weights.standardise)
@@ -92,22 +96,23 @@ class VolumePreprocess(Preprocess):
         )
 
     def decode(self, raw: RawSample, name: str | None = None) -> np.ndarray:
-        """Decode a file, its bytes, or values (*sizes[, C]) to (C, *sizes) float32. Raises DataError."""
+        """Decode a file, its bytes, or values (*sizes[, C]) to (C, *sizes) float32. Raises DataError for an unreadable
+        file."""
         values: Any = np.asarray(raw) if isinstance(raw, Image.Image) else raw
         return read_volume(values, self.channels, name, self.axes, self.standardise == "each")
 
     def open_view(self, raw: RawSample, name: str, exact: bool, as_region: bool) -> np.ndarray:
-        """Open a sample for augmentation: decoded, and scaled to `image` if `fit` is `squash`."""
+        """Decode a sample for augmentation, (C, *sizes) float32; if `fit` is `squash`, resize it to `image` first."""
         decoded = self.decode(raw, name)
         return self.to_array(decoded) if self.fit == "squash" else decoded
 
     def to_array(self, decoded: Any) -> np.ndarray:
-        """Fit (C, *sizes) float32 of any size to (C, *image)."""
+        """Crop and pad, or resize, a sample (C, *sizes) float32 to (C, *image), as `fit` selects."""
         return (resize_linear if self.fit == "squash" else crop_or_pad)(decoded, self.image)
 
 
 def crop_or_pad(volume: np.ndarray, size: tuple[int, ...]) -> np.ndarray:
-    """Centre-crop or zero-pad each axis: (C, *image) -> (C, *size)."""
+    """Centre-crop or zero-pad each axis of a volume: (C, *sizes) -> (C, *size)."""
     result, target_slices, source_slices = np.zeros((len(volume), *size), volume.dtype), [slice(None)], [slice(None)]
     for target_length, source_length in zip(size, volume.shape[1:], strict=True):
         common_length = min(target_length, source_length)
@@ -122,9 +127,9 @@ def crop_or_pad(volume: np.ndarray, size: tuple[int, ...]) -> np.ndarray:
 
 
 def resize_linear(volume: np.ndarray, size: tuple[int, ...]) -> np.ndarray:
-    """Resize (C, *image) float32 to (C, *size), linearly along each axis, with antialiasing.
+    """Resize a volume (C, *sizes) float32 to (C, *size), linearly along each axis, with antialiasing.
 
-    out[i] = sum_j w_ij in[j] / sum_j w_ij,  w_ij = max(0, 1 - |j + 1/2 - (i + 1/2) r| / max(1, r)),  r = own / size
+    out[i] = sum_j w_ij in[j] / sum_j w_ij,  w_ij = max(0, 1 - |j + 1/2 - (i + 1/2) r| / max(1, r)),  r = sizes / size
     """
     for axis, target_length in enumerate(size, 1):
         ratio = volume.shape[axis] / target_length

@@ -1,8 +1,8 @@
-"""Rows of Arrow tables as samples with random access.
+"""Random access to the images in Arrow and Parquet tables.
 
-A Parquet row cannot be read without its row group, often hundreds of images. A column is therefore written once as a
-memory-mapped Arrow stream. pyarrow needs only megabytes of memory for this, and imports two seconds faster than the
-`datasets` library, which has the same function.
+A row of a Parquet file cannot be read without its row group, which often has hundreds of images. The image column is
+therefore written once to an Arrow stream, a file that is memory-mapped. pyarrow needs only megabytes of memory for
+this, and is imported two seconds faster than the `datasets` library, which can do the same.
 """
 
 from __future__ import annotations
@@ -28,14 +28,15 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 STREAM_BATCH_ROWS = 256  # rows per batch of an Arrow stream
-FINGERPRINT_SAMPLES = 16  # images whose content is hashed
+FINGERPRINT_SAMPLES = 16  # number of images whose content is part of the fingerprint
 PARQUET_BUFFER_BYTES = 2**20  # bytes read from a Parquet file at a time
 
 
 @dataclass(frozen=True, eq=False)
 class ImageColumn:
-    """An image column in Arrow streams, with rows counted over all of them: the bytes of an image file, or a struct of
-    {bytes, path}. `base_folder`: the base folder of stored paths."""
+    """Store of the images in a column of Arrow streams; rows are counted over all streams. A value is the bytes of an
+    image file, or a struct {bytes, path}, whose path is relative to `base_folder`. `origin` is the name of the table
+    for messages."""
 
     streams: tuple[str, ...]
     column: str
@@ -47,12 +48,13 @@ class ImageColumn:
 
     @cached_property
     def chunks(self) -> tuple[list[Any], np.ndarray]:
-        """The column's memory-mapped chunks, and the row at which each ends, (chunks,) int64."""
+        """The memory-mapped chunks of the column, and the row at which each chunk ends, (chunks,) int64."""
         chunks = [chunk for stream in self.streams for chunk in map_arrow_stream(stream).column(self.column).chunks]
         return chunks, np.cumsum([len(chunk) for chunk in chunks], dtype=np.int64)
 
     def read(self, index: int) -> bytes:
-        """Return the bytes of an image file. Raises DataError for a row without image."""
+        """Return the bytes of the image file in a row. Raises DataError for a row without an image, or with a too large
+        one."""
         chunks, row_ends = self.chunks
         chunk_index = int(np.searchsorted(row_ends, index, side="right"))
         value = chunks[chunk_index][index - int(row_ends[chunk_index])].as_py()
@@ -67,10 +69,12 @@ class ImageColumn:
         return content
 
     def name(self, index: int) -> str:
+        """Return the name of an image for messages."""
         return f"{self.origin}, row {index}"
 
     def update(self, digest: Any, indices: np.ndarray) -> None:
-        """Update a hashlib digest with the lengths of images (n,), which need no reading, and the content of a few."""
+        """Update a hashlib digest with the byte lengths of the images at `indices` (n,), which are known without
+        reading them, and with the content of up to FINGERPRINT_SAMPLES images."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
@@ -85,8 +89,8 @@ class ImageColumn:
 
 @dataclass(frozen=True)
 class ArrowStreams:
-    """The rows of one split as Arrow streams in the cache of the `datasets` library. Every method raises DataError for
-    a damaged file."""
+    """Table of a split that is stored as Arrow streams, such as those in the cache of the `datasets` library. Every
+    method raises DataError for a damaged file."""
 
     files: tuple[Path, ...]
 
@@ -101,7 +105,7 @@ class ArrowStreams:
             yield from map_arrow_stream(file).column(column).chunks
 
     def values(self, column: str) -> pa.ChunkedArray:
-        """Return a complete column; for small columns."""
+        """Load a complete column, such as that of the labels, into memory."""
         import pyarrow as pa
 
         return pa.chunked_array(list(self.chunks(column)), self.schema.field(column).type)
@@ -111,12 +115,12 @@ class ArrowStreams:
         return next((value.as_py() for chunk in self.chunks(column) for value in chunk if value.is_valid), None)
 
     def streams(self, column: str) -> tuple[str, ...]:
-        """Return Arrow streams with the column: the files themselves."""
+        """Return the paths of Arrow streams that contain the column: the files themselves."""
         return tuple(map(os.fspath, self.files))
 
 
 class ParquetFiles(ArrowStreams):
-    """The rows of one split as Parquet files with the same columns."""
+    """Table of a split that is stored as Parquet files with the same columns."""
 
     @property
     def schema(self) -> pa.Schema:
@@ -138,7 +142,8 @@ class ParquetFiles(ArrowStreams):
                     yield batch.column(0)
 
     def streams(self, column: str) -> tuple[str, ...]:
-        """Return Arrow streams with the column, written to the cache if missing. Raises ResourceError."""
+        """Return the paths of Arrow streams that contain the column, which are written to the cache if missing. Raises
+        ResourceError if the disk is full."""
         return tuple(os.fspath(cache_parquet_column(file, column)) for file in self.files)
 
 
@@ -161,7 +166,7 @@ def open_parquet_file(file: Path) -> Iterator[Any]:
 
 
 def map_arrow_stream(stream: str | Path) -> pa.Table:
-    """Memory-map an Arrow stream as a table. Raises DataError for a damaged one."""
+    """Memory-map an Arrow stream as a table. Raises DataError for a damaged file."""
     import pyarrow as pa
 
     try:
@@ -172,9 +177,11 @@ def map_arrow_stream(stream: str | Path) -> pa.Table:
 
 
 def cache_parquet_column(file: Path, column: str) -> Path:
-    """Write one column of a Parquet file as an Arrow stream to the cache, and update it if the file changes.
+    """Write a column of a Parquet file to an Arrow stream in the cache, unless it is cached already. Returns the path
+    of the stream.
 
-    Raises ResourceError if the disk is full; XDG_CACHE_HOME sets the location.
+    A changed file is written again. XDG_CACHE_HOME sets the location of the cache. Raises ResourceError if the disk is
+    full.
     """
     import pyarrow as pa
 
@@ -207,7 +214,8 @@ def count_unpacked_bytes(parquet: Any, column: str) -> int:
 
 
 def require_cache_space(folder: Path, file: Path, size: int) -> None:
-    """Create a cache folder for `size` bytes of `file`. Raises ResourceError if they do not fit."""
+    """Create the cache folder, and check that it has space for `size` bytes, unpacked from `file`. Raises ResourceError
+    if it has not, or is not writable."""
     hint = "free disk space, or set XDG_CACHE_HOME to a folder on a larger disk"
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -38,7 +38,7 @@ class ArchiveMember(NamedTuple):
 
 
 class FileStamp(NamedTuple):
-    """Size and modification time (ns) of a file, for detecting changes."""
+    """Size (bytes) and modification time (ns) of a file, for detecting changes."""
 
     size: int
     changed: int
@@ -53,7 +53,7 @@ def read_file_stamp(path: Path) -> FileStamp:
 
 
 def stamp_from_status(status: os.stat_result, path: str | Path) -> FileStamp:
-    """Return the stamp from a file's status. Raises DataError for anything but a regular file."""
+    """Convert the status of a file to its stamp. Raises DataError for anything but a regular file."""
     if not stat.S_ISREG(status.st_mode):
         raise DataError(f"{escape_unprintable(path)}: not a regular file")
     return FileStamp(status.st_size, status.st_mtime_ns)
@@ -65,7 +65,8 @@ def unreadable_archive_error(path: str | Path, error: OSError) -> DataError:
 
 
 def open_archive(path: str, expected: FileStamp) -> BinaryIO:
-    """Open an archive. Raises DataError for anything but a regular file, and if it differs from `expected`."""
+    """Open an archive for reading. Raises DataError for anything but a regular file, and if its size or modification
+    time is not as `expected`."""
     try:
         file = os.fdopen(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb")
     except OSError as error:
@@ -75,12 +76,13 @@ def open_archive(path: str, expected: FileStamp) -> BinaryIO:
     return file
 
 
-#: For reads by offset (`os.pread`), which forked processes may share.
+#: `open_archive` with a cache of open files; read them by offset (`os.pread`) only, since forked processes share them
 open_archive_cached = lru_cache(maxsize=MAX_OPEN_ARCHIVES)(open_archive)
 
 
 def read_archive_bytes(path: str, expected: FileStamp, start: int, size: int) -> bytes:
-    """Read `size` bytes of an archive from `start`. Raises DataError if it is shorter, or differs from `expected`."""
+    """Read `size` bytes of an archive from byte `start`. Raises DataError if the archive is shorter, or not as
+    `expected`."""
     file = open_archive_cached(path, expected)
     try:
         content = os.pread(file.fileno(), size, start)
@@ -93,13 +95,13 @@ def read_archive_bytes(path: str, expected: FileStamp, start: int, size: int) ->
 
 
 class CheckedTarInfo(tarfile.TarInfo):
-    """tarfile's header that raises errors where tarfile would silently end the archive, go backwards, or read without
-    limit."""
+    """Header of a tar member that raises ValueError where tarfile's class would silently end the archive, go backwards,
+    or read without limit."""
 
     @classmethod
     def frombuf(cls, buf: bytes, encoding: str, errors: str) -> CheckedTarInfo:
-        """Parse a block to its header. Raises ValueError for an extended header of more than
-        MAX_EXTENDED_HEADER_BYTES."""
+        """Parse a block of an archive as a header. Raises ValueError for a negative size, and for an extended header of
+        more than MAX_EXTENDED_HEADER_BYTES."""
         header = super().frombuf(buf, encoding, errors)
         if header.size < 0 or (header.type in EXTENDED_HEADER_TYPES and header.size > MAX_EXTENDED_HEADER_BYTES):
             raise ValueError(f"a header of {header.size:,} bytes")
@@ -119,7 +121,8 @@ TruncatedHeaderError: type[Exception] = tarfile.TruncatedHeaderError  # type: ig
 
 
 class TarArchive:
-    """One archive, read once from beginning to end; `skipped` counts the skipped members by description."""
+    """A tar archive that is read once from beginning to end. `skipped` counts ignored members, and faults at the end of
+    the archive, by description."""
 
     def __init__(self, path: Path, expected: FileStamp, skipped: Counter[str]) -> None:
         self.path, self.size, self.skipped = os.fspath(path), expected.size, skipped
@@ -133,7 +136,7 @@ class TarArchive:
         self.file.close()
 
     def read(self, member: ArchiveMember) -> bytes:
-        """Return the content of a member from `members`."""
+        """Return the content of a member that `members` has yielded."""
         self.file.seek(member.start)
         return self.file.read(member.size)
 
@@ -164,7 +167,7 @@ class TarArchive:
                 self.skipped[f"{description} in archives are ignored"] += 1
 
     def headers(self) -> Iterator[tarfile.TarInfo]:
-        """Yield all headers in order. Raises DataError for a damaged or truncated one."""
+        """Yield the headers of all members in order. Raises DataError for a damaged or truncated header."""
         archive = tarfile.TarFile.__new__(tarfile.TarFile)  # its constructor reads a header, which may fail
         last_offset = 0
         try:
@@ -182,16 +185,16 @@ class TarArchive:
         self.check_archive_end(archive.offset)
 
     def damaged_error(self, offset: int, error: Exception) -> DataError:
-        """Return the error for a header at that byte."""
+        """Return the error for a damaged header at byte `offset`."""
         if self.file.tell() >= self.size:
             return DataError(f"{self.name}: truncated: ends at byte {self.size:,}, inside a member", COPY_ARCHIVE_HINT)
         if not offset:
-            return DataError(f"{self.name}: not a tar archive")
+            return DataError(f"{self.name}: not a tar archive", COPY_ARCHIVE_HINT)
         return DataError(f"{self.name}: damaged at byte {offset:,} ({describe_exception(error)})", COPY_ARCHIVE_HINT)
 
     def check_archive_end(self, offset: int) -> None:
-        """Count an archive without the final zero blocks, or with data after them; `offset` is their expected
-        offset."""
+        """Check the two zero blocks that end an archive, expected at byte `offset`. An archive without them, or with
+        data after them, is counted in `skipped`."""
         self.file.seek(offset + 2 * TAR_BLOCK_SIZE)
         if 0 < offset == self.size:
             self.skipped["archives have no end marker (check whether they were copied completely)"] += 1
@@ -200,5 +203,5 @@ class TarArchive:
 
 
 def is_sparse(header: tarfile.TarInfo) -> bool:
-    """Return whether a member's stored bytes differ from those of its file."""
+    """Return whether a member is a sparse file, whose stored bytes differ from the content of the file."""
     return header.issparse() or any(key.startswith("GNU.sparse") for key in header.pax_headers)

@@ -1,8 +1,8 @@
-"""The index of WebDataset archives: the location of each sample, from one pass over the headers, cached on disk.
+"""Index of WebDataset archives: the location of each sample, from one pass over the headers, cached on disk.
 
 A sample consists of consecutive members whose names are equal up to the first dot of their last component: `dog/7.jpg`,
-`dog/7.cls`. Its label is in `.cls` (a number or a word), else in `.json` (`label`, `class` or `cls`), else it is the
-folder name.
+`dog/7.cls`. Its label is in the `.cls` member (a number or a word), else in the `.json` member (in the first of
+`LABEL_FIELDS`), else it is the name of the folder.
 """
 
 from __future__ import annotations
@@ -45,18 +45,19 @@ INDEX_FORMAT_VERSION = 4  # version of the cached index format
 ORPHAN_LABELS_NOTE = "samples in archives have a label but no image, and are ignored"
 
 
-#: a sample: its archive, offset and bytes of its image, index of its label in `ArchiveIndex.label_words` (-1: none) and
-#: of
-#: its folder in `ArchiveIndex.folders`, and the end of its name in `ArchiveIndex.names`
+#: a sample: index of its archive; offset and size of its image in bytes; index of its label in
+#: `ArchiveIndex.label_words` (-1: none); index of its folder in `ArchiveIndex.folders` (`home`); end of its name in
+#: `ArchiveIndex.names`
 SAMPLE_DTYPE = np.dtype([(name, "<i8") for name in ("archive", "start", "size", "label", "home", "end")])
 
 
 @dataclass(frozen=True, eq=False)
 class ArchiveIndex:
-    """The samples of archives in order: (n,) of SAMPLE_DTYPE.
+    """Store of the images in archives.
 
-    `names`: the images' names, concatenated, uint8. `label_words`: the distinct labels in `.cls` and `.json` members.
-    `notes`: message -> count.
+    `samples`, (n,) of SAMPLE_DTYPE, are the samples in order. `names` are the concatenated names of their images,
+    uint8. `label_words` are the distinct labels in `.cls` and `.json` members. `folders` are the distinct folders of
+    the samples. `notes` maps a message about ignored members to a count.
     """
 
     archives: tuple[str, ...]
@@ -68,7 +69,7 @@ class ArchiveIndex:
     notes: dict[str, int]
 
     def get_member_name(self, index: int) -> bytes:
-        """Return the name of an image in its archive."""
+        """Return the name of an image's member in its archive."""
         return self.names[self.samples["end"][index - 1] if index else 0 : self.samples["end"][index]].tobytes()
 
     def name(self, index: int) -> str:
@@ -86,14 +87,15 @@ class ArchiveIndex:
         return read_archive_bytes(self.archives[archive_index], self.stamps[archive_index], start, size)
 
     def update(self, digest: Any, indices: np.ndarray) -> None:
-        """Update a hashlib digest with the names and sizes of rows (n,)."""
+        """Update a hashlib digest with the names and sizes of the images at `indices` (n,)."""
         digest.update(b"\n".join(map(self.get_member_name, indices.tolist())))
         digest.update(self.samples["size"][indices].tobytes())
 
 
 @dataclass
 class ArchiveIndexBuilder:
-    """Builds an index. Numbers are stored in an array, since a million samples as Python objects take a gigabyte."""
+    """Builder of an `ArchiveIndex`. Samples are stored as numbers in an array, since a million samples as Python
+    objects would take a gigabyte."""
 
     samples: array = field(default_factory=lambda: array("q"))  # the fields of SAMPLE_DTYPE, sample by sample
     names: bytearray = field(default_factory=bytearray)
@@ -104,10 +106,11 @@ class ArchiveIndexBuilder:
     notes: Counter[str] = field(default_factory=Counter)
 
     def add_archive(self, archive_index: int, path: Path, expected: FileStamp) -> None:
-        """Add the samples of one archive. Raises DataError."""
+        """Add the samples of one archive, the file `path`. Raises DataError for a damaged archive, and for samples with
+        ambiguous names or unreadable labels."""
         if not expected.size:
             raise DataError(f"{escape_unprintable(path)}: empty file", COPY_ARCHIVE_HINT)
-        keys, names = array("q"), array("q")  # the hash of each sample's name, and the start of its image's name
+        keys, name_starts = array("q"), array("q")  # hash of each sample's name; start of its image's name in `names`
         with TarArchive(path, expected, self.notes) as archive:
             split_members = ((*split_member_name(member.name), member) for member in archive.members())
             for key, members in groupby(
@@ -122,20 +125,21 @@ class ArchiveIndexBuilder:
                 name_start = len(self.names)
                 if self.add_sample(archive, archive_index, key, group):
                     keys.append(hash(key))
-                    names.append(name_start)
+                    name_starts.append(name_start)
         order = np.argsort(keys, kind="stable")
         repeated = np.flatnonzero(np.diff(np.asarray(keys)[order]) == 0)
         if len(repeated):
             first_repeated = int(order[repeated[0] + 1])
-            stop = [*names, len(self.names)][first_repeated + 1]
-            name = escape_unprintable(os.fsdecode(bytes(self.names[names[first_repeated] : stop])))
+            stop = [*name_starts, len(self.names)][first_repeated + 1]
+            name = escape_unprintable(os.fsdecode(bytes(self.names[name_starts[first_repeated] : stop])))
             hint = "store members of a sample together (tar --sort=name), and use unique names up to the first dot"
             raise DataError(f"{archive.name}: {len(repeated)} samples are in two places; the first is {name}", hint)
 
     def add_sample(
         self, archive: TarArchive, archive_index: int, key: bytes, group: dict[bytes, ArchiveMember]
     ) -> bool:
-        """Add one sample, if it has an image. Raises DataError for two images, and for an unreadable label."""
+        """Add one sample, whose members are `group`, {extension: member}, and return whether it has an image. Raises
+        DataError for two images, and for an unreadable label."""
         images = [extension for extension in group if get_member_suffix(extension) in IMAGE_FILE_SUFFIXES]
         images = images or [
             extension for extension in group if get_member_suffix(extension) in VIDEO_SUFFIXES
@@ -158,25 +162,27 @@ class ArchiveIndexBuilder:
         return True
 
     def parse_cls(self, archive: TarArchive, member: ArchiveMember) -> int:
-        """Return the label index of a .cls member, -1 for an empty one. Raises DataError if it is not text."""
+        """Parse the label in a .cls member and return its index in `label_words`, -1 for an empty member. Raises
+        DataError if it is not text."""
         content = read_label_member(archive, member)
         if content not in self.parsed:
             try:
                 text = content.decode("utf-8").strip()
             except UnicodeDecodeError:
-                raise DataError(
-                    f"{archive.name}: {escape_unprintable(os.fsdecode(member.name))} is not UTF-8 text"
-                ) from None
+                name = escape_unprintable(os.fsdecode(member.name))
+                raise DataError(f"{archive.name}: {name} is not UTF-8 text", "save the label as UTF-8") from None
             label = int(text) if text.isdecimal() and len(text) < 10 else text
             self.parsed[content] = self.label_words.setdefault((label,), len(self.label_words)) if text else -1
         return self.parsed[content]
 
     def parse_json(self, archive: TarArchive, member: ArchiveMember) -> int:
-        """Return the label index of a .json member, -1 if it has no label. Raises DataError if it is not JSON."""
+        """Parse the label in a .json member and return its index in `label_words`, -1 if it has no label. Raises
+        DataError if it is not JSON."""
         try:
             document = json.loads(read_label_member(archive, member))
         except (ValueError, RecursionError):
-            raise DataError(f"{archive.name}: {escape_unprintable(os.fsdecode(member.name))} is not JSON") from None
+            name = escape_unprintable(os.fsdecode(member.name))
+            raise DataError(f"{archive.name}: {name} is not JSON", "fix or delete this member") from None
         if not isinstance(document, dict):
             return -1
         labels = [
@@ -205,13 +211,13 @@ class ArchiveIndexBuilder:
 
 @lru_cache(maxsize=1024)
 def get_member_suffix(extension: bytes) -> str:
-    """Return the suffix `.png` of the rest of a member's name, `seg.png`."""
+    """Return the suffix of a member's extension: `.png` for `seg.png`."""
     return f".{os.fsdecode(extension.rsplit(b'.', 1)[-1])}"
 
 
 def split_member_name(name: bytes) -> tuple[bytes, bytes]:
-    """Split `./a/b.seg.png` into `a/b` and `seg.png`; the second part of hidden names and those without a dot is
-    empty."""
+    """Split the name of a member into the name of its sample and its extension: `./a/b.seg.png` into `a/b` and
+    `seg.png`. The extension of hidden files, and of names without a dot, is empty."""
     while name[:2] == b"./":
         name = name[2:]
     dot = name.find(b".", base := name.rfind(b"/") + 1)
@@ -222,12 +228,13 @@ def read_label_member(archive: TarArchive, member: ArchiveMember) -> bytes:
     """Return the content of a label member. Raises DataError if it is too long."""
     if member.size > MAX_LABEL_BYTES:
         name = escape_unprintable(os.fsdecode(member.name))
-        raise DataError(f"{archive.name}: {name} has {member.size:,} bytes, which exceeds the limit of a label")
+        problem = f"{name} has {member.size:,} bytes, which exceeds the limit of a label"
+        raise DataError(f"{archive.name}: {problem}", "check that it is a label, or delete it")
     return archive.read(member)
 
 
 def parse_json_label(value: Any) -> tuple[LabelWord, ...] | None:
-    """Parse a label in JSON: a word, a number, or a list of those; None for anything else."""
+    """Parse a JSON value as a label: a word, an integer from 0, or a list of those; None for anything else."""
     values = value if isinstance(value, list) else [value]
     if all(
         (type(label_word) is int and label_word >= 0) or (isinstance(label_word, str) and label_word)
@@ -238,10 +245,10 @@ def parse_json_label(value: Any) -> tuple[LabelWord, ...] | None:
 
 
 def open_archive_index(paths: Sequence[Path]) -> ArchiveIndex:
-    """Open the index of these archives: the cached one, or a new one if an archive has changed.
+    """Load the cached index of these archives, or build it if it is missing or an archive has changed.
 
-    A new index takes about a minute for a million members. It is cached below `XDG_CACHE_HOME`, if that is writable.
-    Raises DataError for invalid or damaged archives, unreadable labels, and ambiguous names.
+    Building takes about a minute for a million members. The index is cached below `XDG_CACHE_HOME`, if that is
+    writable. Raises DataError for invalid or damaged archives, unreadable labels, and ambiguous names.
     """
     stamps = [read_file_stamp(path) for path in paths]
     path = get_index_path(paths)
@@ -263,7 +270,7 @@ def get_index_path(paths: Sequence[Path]) -> Path:
 
 
 def store_index(path: Path, index: ArchiveIndex) -> None:
-    """Write an index atomically. Raises OSError."""
+    """Write an index to a cache file atomically. Raises OSError if the file cannot be written."""
     names = ("label_words", "folders", "notes", "stamps")
     text = json.dumps({"format": INDEX_FORMAT_VERSION, **{name: getattr(index, name) for name in names}}).encode()
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -272,7 +279,7 @@ def store_index(path: Path, index: ArchiveIndex) -> None:
 
 
 def load_index(path: Path, paths: Sequence[Path], stamps: Sequence[FileStamp]) -> ArchiveIndex | None:
-    """Load the cached index, if it is complete and matches these archives; else None."""
+    """Load the cached index from `path`; None if it is missing, damaged, or does not match these archives."""
     try:
         with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as stored:
             samples, names, metadata = stored["samples"], stored["names"], json.loads(stored["text"].tobytes())

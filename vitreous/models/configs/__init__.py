@@ -1,1 +1,2 @@
-"""The frozen config of each family: all values that are stored to rebuild a model. Does not import PyTorch."""
+"""Config of each model family: a frozen dataclass with all values that are stored to rebuild a model. Does not import
+PyTorch."""

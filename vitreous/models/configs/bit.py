@@ -1,4 +1,4 @@
-"""BiT ResNets (arXiv:1912.11370) and AxialResNet (arXiv:2010.11929, D.6)."""
+"""Config of BiT ResNets (arXiv:1912.11370) and of AxialResNet (arXiv:2010.11929, D.6)."""
 
 from __future__ import annotations
 
@@ -11,40 +11,41 @@ from vitreous.models.configs.base import ExportRules, ImageSize, LayerGroups, Le
 from vitreous.models.cost import resnet_macs
 from vitreous.models.presets import BIT_NAMES, RESNET_BLOCKS
 
-# source of the numerics: keys of nn.resnet.NUMERICS
+#: source of the numerical details: keys of `nn.resnet.NUMERICS`
 NumericsName = Literal["google", "bit", "big-vision", "timm", "transformers"]
 _RESNET = re.compile(r"(?:bit-)?r(?P<depth>\d+)x(?P<factor>\d+)", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class BiTConfig(ModelConfig):
-    """A BiT ResNet-v2, defined by the units of its stages, (3, 4, 6, 3) for R50, and the `factor` of its name: 3 for
-    R50x3.
+    """A BiT ResNet-v2, defined by the residual units of its stages (`blocks`) and the `factor` of its width.
 
-    (3, 4, 23, 3) is R101, (3, 8, 36, 3) R152, (3, 24, 36, 3) R200. Any image size works: each stride rounds up. Raises
-    UsageError for invalid values, or if the heads of axial attention do not divide the width.
+    `blocks` are (3, 4, 6, 3) for R50, (3, 4, 23, 3) for R101, (3, 8, 36, 3) for R152 and (3, 24, 36, 3) for R200;
+    `factor` is 3 for R50x3. Any image size works: each stride rounds up. Raises UsageError for invalid values, or if
+    the width is not divisible by twice the heads of axial attention.
     """
 
     family: Literal["bit"] = "bit"
     image: tuple[int, int] = (224, 224)
     channels: int = 3
-    classes: int = 1000  # 0: no head, outputs the pooled representation
+    classes: int = 1000  # 0: no head; the model outputs pooled features
     blocks: tuple[int, ...] = (3, 4, 6, 3)
     factor: int = 1
-    width: int = 64  # of the root, before `factor`
+    width: int = 64  # channels of the root before multiplication by `factor`
     numerics: NumericsName = "bit"
-    axial: bool = False  # row and column attention replaces every 3x3 of the units; `image` sets its position sizes
+    axial: bool = False  # axial attention replaces every 3x3 of the units; its position tables are for `image`
 
     def __post_init__(self) -> None:
         if self.family != "bit":
-            raise UsageError(f"family={self.family} is not a BiT", "use family=bit")
+            raise UsageError(f"family={self.family} is not the family of a BiTConfig", "use family=bit")
         if min(*self.image, self.channels, self.width, self.factor) < 1 or self.classes < 0:
             raise UsageError("image, channels, width and factor must be at least 1, classes at least 0")
         if len(self.image) != 2:
-            raise UsageError(f"a BiT takes images with two axes, not {len(self.image)}", "use image=(height, width)")
+            raise UsageError(f"a BiT requires images with two axes, got {len(self.image)}", "use image=(height, width)")
         if not self.blocks or min(self.blocks) < 1:
             raise UsageError(
-                "blocks must have at least one stage, each with at least 1 unit", "R50 is blocks=(3, 4, 6, 3)"
+                f"blocks must contain at least one stage, each with at least 1 unit, got {self.blocks}",
+                "use blocks=(3, 4, 6, 3) for R50",
             )
         numerics_names = get_args(NumericsName)
         if self.numerics not in numerics_names:
@@ -54,7 +55,7 @@ class BiTConfig(ModelConfig):
             )
         if self.axial and self.width * self.factor % 16:
             raise UsageError(
-                f"width {self.width * self.factor} is not a multiple of 16, twice the 8 heads", "change width or axial"
+                f"width {self.width * self.factor} is not divisible by 16, twice the 8 heads", "change width or axial"
             )
 
     module: ClassVar[str] = "vitreous.models.bit:BiT"
@@ -67,7 +68,7 @@ class BiTConfig(ModelConfig):
 
     @classmethod
     def parse_name(cls, name: str, image: ImageSize) -> BiTConfig | None:
-        """`BiT-R50x1`, `R50x1` or `AxialResNet-50`."""
+        """Return the config of `BiT-R50x1`, `R50x1` or `AxialResNet-50`; None for names of other families."""
         size: Any = image or (224, 224)
         if name == "AxialResNet-50":
             return cls(image=size, axial=True)
@@ -77,7 +78,7 @@ class BiTConfig(ModelConfig):
         return cls(image=size, blocks=RESNET_BLOCKS[resnet["depth"]], factor=int(resnet["factor"]))
 
     def name(self) -> str:
-        """`BiT-R50x1`."""
+        """Return the model name, such as `BiT-R50x1`."""
         depth = next(
             (key for key, blocks in RESNET_BLOCKS.items() if blocks == self.blocks), "-".join(map(str, self.blocks))
         )
@@ -85,35 +86,35 @@ class BiTConfig(ModelConfig):
 
     @property
     def levels(self) -> tuple[Level, ...]:
-        """The maps that `features_at` returns: the last of each stage."""
+        """Return the maps that `features_at` computes, those after each stage."""
         width = 4 * self.width * self.factor
         return tuple(Level((4 * 2**stage,) * 2, width * 2**stage) for stage in range(len(self.blocks)))
 
     @property
     def depth(self) -> int:
-        """Number of residual units in all stages."""
+        """Return the number of residual units in all stages."""
         return sum(self.blocks)
 
     @property
     def patch(self) -> tuple[int, int]:
-        """Pixels per position of the last map, per axis: (32, 32) for four stages."""
+        """Return the pixels per position of the last map along each axis: (32, 32) for four stages."""
         return (4 * 2 ** (len(self.blocks) - 1),) * 2
 
     @property
     def width_out(self) -> int:
-        """Channels of the last map."""
+        """Return the channels of the last map."""
         return 4 * self.width * self.factor * 2 ** (len(self.blocks) - 1)
 
     def block_number(self, *indices: int) -> int:
-        """The index of a unit, from 0, from its stage and its index in the stage."""
+        """Return the index of a unit, from 0, for its stage and its index in the stage."""
         stage, unit = indices
         return sum(self.blocks[:stage]) + unit
 
     def macs(self, image: ImageSize = None) -> int:
-        """Multiply-adds of one forward pass for one image: every convolution, axial attention and the head.
+        """Count the multiply-adds of one forward pass for one image: convolutions, axial attention and head.
 
-        Norms, ReLU, softmax and pooling are not counted. FLOPs are twice this; a training step costs three forward
-        passes.
+        Norms, ReLU, softmax and pooling are not counted. FLOPs are twice this number; a training step costs three
+        forward passes.
         """
         height, width = image or self.image
         inner = self.width * self.factor
@@ -121,11 +122,11 @@ class BiTConfig(ModelConfig):
         return body + self.width_out * self.classes
 
     def export_rules(self) -> ExportRules:
-        """Any image size, except with axial attention."""
+        """Return the export rules: any image size, except with axial attention."""
         rules = super().export_rules()
         return replace(rules, fixed_size="axial attention" if self.axial else "")
 
     def structure(self) -> dict[str, Any]:
-        """The values that the model's tensors depend on."""
+        """Return the values on which the names and shapes of the model's tensors depend."""
         names = ("channels", "classes", "blocks", "axial")
         return {"root": self.width * self.factor} | {name: getattr(self, name) for name in names}

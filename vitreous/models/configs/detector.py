@@ -1,4 +1,5 @@
-"""Config of a detector: a backbone with the heads of Faster or Mask R-CNN, which outputs boxes, classes and masks."""
+"""Config of an object detection model: a backbone with the heads of Faster or Mask R-CNN, which outputs boxes, classes
+and masks."""
 
 from __future__ import annotations
 
@@ -15,12 +16,14 @@ ScoreActivation = Literal["softmax", "sigmoid"]
 
 
 class HeadSizes(NamedTuple):
-    """Layers of the heads, and the number of samples per image.
+    """Number of layers of the heads, and number of training samples per image.
 
-    `rpn`: 3 x 3 convolutions of the region proposal network; `convolutions` and `layers`: of the box head, the latter
-    linear; `masks`: convolutions of the mask head. `norm`: whether convolutions of the box and mask heads have a
-    LayerNorm. `anchors` and `regions`: training samples per image and step. `sampling`: points along a side of a
-    RoIAlign bin, 0 for as many as the bin has positions.
+    - `rpn`: 3 x 3 convolutions of the region proposal network.
+    - `convolutions`, `layers`: convolutions and linear layers of the box head.
+    - `masks`: convolutions of the mask head.
+    - `norm`: whether the convolutions of the box and mask heads have a LayerNorm.
+    - `anchors`, `regions`: sampled training anchors and regions per image and step.
+    - `sampling`: points along a side of a RoIAlign bin; 0 for the number of positions in the bin.
     """
 
     rpn: int
@@ -33,14 +36,14 @@ class HeadSizes(NamedTuple):
     sampling: int
 
 
-#: ViTDet's heads (arXiv:2203.16527, appendix A.2), and smaller heads at a tenth of their cost
+#: sizes by value of `heads`: ViTDet's (arXiv:2203.16527, appendix A.2), and smaller heads at a tenth of their cost
 HEAD_SIZES: dict[str, HeadSizes] = {
     "vitdet": HeadSizes(2, 4, layers=1, masks=4, norm=True, anchors=256, regions=512, sampling=0),
     "light": HeadSizes(1, 0, layers=2, masks=2, norm=True, anchors=256, regions=128, sampling=2),
 }
-PYRAMID_LEVELS = 5  # of a feature pyramid
-DETECTOR_OUTPUTS = ("boxes", "scores", "labels", "masks")
-#: fields that tensors do not determine
+PYRAMID_LEVELS = 5  # number of levels of a feature pyramid
+DETECTOR_OUTPUTS = ("boxes", "scores", "labels", "masks")  # names of the outputs in exported graphs
+#: fields that tensors do not determine, stored as metadata in other formats
 DETECTOR_METADATA_FIELDS = ("agnostic", "round_anchors", "proposals", "detections", "nms", "threshold", "scores")
 
 
@@ -50,8 +53,8 @@ class DetectorConfig(BackboneWithHeadConfig):
     arXiv:1703.06870).
 
     - `masks`: whether detections have masks.
-    - `heads`: a key of HEADS.
-    - `width`, `hidden`: channels of the pyramid and of the heads' convolutions, and of the heads' linear layers.
+    - `heads`: a key of `HEAD_SIZES`.
+    - `width`: channels of the pyramid and of the heads' convolutions; `hidden`: channels of the heads' linear layers.
     - `finest`: minimum pixels per position of the finest pyramid level.
     - `anchor`: the side of an anchor in positions of its level.
     - `round_anchors`: round the corners of the centred anchor to whole pixels, as torchvision does and detectron2 does
@@ -61,7 +64,7 @@ class DetectorConfig(BackboneWithHeadConfig):
       class, as for LVIS.
     - `proposals`: regions per image that the heads classify.
     - `detections`: maximum detections per image, with a score above `threshold`.
-    - `nms`: IoU above which a detection is suppressed by a better one of its class.
+    - `nms`: IoU above which a detection is suppressed by a detection of its class with a higher score.
 
     Raises UsageError for a backbone with classes or for volumes, and for invalid values.
     """
@@ -88,32 +91,36 @@ class DetectorConfig(BackboneWithHeadConfig):
     foreign_formats: ClassVar[bool] = True
 
     def name(self) -> str:
-        """`ViT-S/16 with Mask R-CNN`."""
+        """Return the model name, such as `ViT-S/16 with Mask R-CNN`."""
         return f"{self.backbone.name()} with {'Mask' if self.masks else 'Faster'} R-CNN"
 
     def __post_init__(self) -> None:
         if self.backbone.classes:
-            raise UsageError("a backbone has no classification head", "use classes=0")
+            raise UsageError("the backbone of a detector must not have a classification head", "set its classes=0")
         if len(self.backbone.image) != 2:
             raise UsageError("object detection does not support volumes", "use --recipe segment for volumes")
-        smallest = min(self.classes, self.width, self.hidden, self.proposals, self.detections, self.finest)
-        if smallest < 1 or self.anchor <= 0:
+        min_value = min(self.classes, self.width, self.hidden, self.proposals, self.detections, self.finest)
+        if min_value < 1 or self.anchor <= 0:
             raise UsageError("classes, width, hidden, finest, anchor, proposals and detections must be above 0")
         if not (0 < self.nms <= 1 and 0 <= self.threshold < 1):
             raise UsageError(f"nms {self.nms} and threshold {self.threshold} must be from 0 to 1")
         if len(self.strides) < 2:
-            problem = f"a finest level of {self.finest} pixels leaves only {len(self.strides)} pyramid levels"
+            problem = (
+                f"the pyramid requires at least 2 levels, but finest={self.finest} pixels leaves {len(self.strides)}"
+            )
             raise UsageError(problem, "use --objective.finest 4")
 
     @property
     def sizes(self) -> HeadSizes:
-        """The `HeadSizes` that `heads` selects."""
+        """Return the `HeadSizes` that `heads` selects."""
         return HEAD_SIZES[self.heads]
 
     @property
     def taps(self) -> tuple[int, ...]:
-        """Strides of the backbone's maps that are the pyramid's input, the finest first: the only one, or those from
-        `finest` pixels on."""
+        """Return the strides of the backbone's maps that are the input of the pyramid, the finest first.
+
+        This is the single map of a ViT, or the maps of a backbone with stages from `finest` pixels on.
+        """
         backbone_strides = self.backbone.strides
         return (
             backbone_strides
@@ -123,7 +130,7 @@ class DetectorConfig(BackboneWithHeadConfig):
 
     @property
     def strides(self) -> tuple[int, ...]:
-        """Pixels per position of each level of the pyramid, the finest first."""
+        """Return the pixels per position of each level of the pyramid, the finest first."""
         if len(self.backbone.strides) == 1:
             stride = self.backbone.strides[0]
             return tuple(s for s in (stride // 4, stride // 2, stride, stride * 2, stride * 4) if s >= self.finest)
@@ -131,20 +138,21 @@ class DetectorConfig(BackboneWithHeadConfig):
         return (*tap_strides, *(tap_strides[-1] * 2**step for step in range(1, PYRAMID_LEVELS + 1 - len(tap_strides))))
 
     def export_rules(self) -> ExportRules:
-        """One image at a time, because non-maximum suppression is per image."""
-        hint = "remove it: images of any size are resized, or predicted in tiles"
+        """Return the export rules: one image of one size at a time, because non-maximum suppression is per image."""
+        hint = "leave it out: images of any size are resized, or predicted in tiles"
         outputs = DETECTOR_OUTPUTS if self.masks else DETECTOR_OUTPUTS[:3]
         return ExportRules(outputs, fixed_size="objects", hint=hint, fixed_batch=True)
 
     def default_preprocess(self) -> PreprocessDefaults:
-        """Bilinear resizing, as usual for detectors."""
+        """Return bilinear resizing, as usual for detectors."""
         return PreprocessDefaults(filter="bilinear")
 
     def metadata_fields(self) -> dict[str, Any]:
-        """The fields of the backbone, and of the detector."""
+        """Return the fields of backbone and detector that tensors do not determine, which other formats store as
+        metadata."""
         return self.backbone.metadata_fields() | {name: getattr(self, name) for name in DETECTOR_METADATA_FIELDS}
 
     def structure(self) -> dict[str, Any]:
-        """The values that the model's tensors depend on."""
+        """Return the values on which the names and shapes of the model's tensors depend."""
         names = ("classes", "masks", "heads", "width", "hidden", "strides", "anchor", "agnostic", "scores")
         return {name: getattr(self, name) for name in names} | {"backbone": self.backbone.structure()}

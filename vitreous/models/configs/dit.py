@@ -13,7 +13,7 @@ from vitreous.models.configs.groups import AttentionConfig, PositionConfig
 from vitreous.models.cost import block_macs
 from vitreous.nn.sizes import format_size, nearest_divisible_size, patch_grid
 
-#: width, depth, heads (arXiv:2212.09748, Table 1)
+#: size name -> width, depth, heads (arXiv:2212.09748, Table 1)
 DIT_SHAPES = {"S": (384, 12, 6), "B": (768, 12, 12), "L": (1024, 24, 16), "XL": (1152, 28, 16)}
 _DIT = re.compile(
     r"dit-(?P<size>[a-z]+|(?P<width>\d+)x(?P<depth>\d+))/(?P<patch>\d+(?:x\d+){0,2})(?P<alternating>-alternating)?",
@@ -23,18 +23,18 @@ _DIT = re.compile(
 
 @dataclass(frozen=True)
 class DiTConfig(ModelConfig):
-    """A Transformer that maps a noisy image, a time and a class to an image.
+    """A Diffusion Transformer, which predicts an image from a noisy image, a time and a class.
 
-    `image` and `patch` are one length per axis: pixels, or positions of latents, with `channels` channels.
+    `image` and `patch` are one length per axis, in pixels or in positions of latents, with `channels` channels.
 
     - `classes`: classes for conditional generation; 0 for an unconditional model.
     - `learned_variance`: the output has twice the channels of the image; the second half is the variance of a step.
     - `qk_norm`: RMSNorm on queries and keys.
-    - `arrangement` of clips (frames, height, width): every token attends to all others (`joint`), or blocks alternate
-      between tokens of the same time slot and tokens of the same position (`alternating`).
+    - `arrangement` of attention over clips (frames, height, width): every token attends to all others (`joint`), or
+      blocks alternate between tokens of the same time slot and tokens of the same position (`alternating`).
     - `time_shift`: 1 for the time frequencies of diffusers, 0 for those of the paper's code.
 
-    Raises UsageError if a patch does not divide the image, or heads the width.
+    Raises UsageError if the image is not divisible by the patch, or the width not by the heads.
     """
 
     module: ClassVar[str] = "vitreous.models.dit:DiT"
@@ -58,7 +58,7 @@ class DiTConfig(ModelConfig):
     width: int = 1152
     depth: int = 28
     heads: int = 16
-    hidden: int = 4608  # of the MLP
+    hidden: int = 4608  # hidden channels of the MLP
     learned_variance: bool = True
     qk_norm: bool = False
     arrangement: Literal["joint", "alternating"] = "joint"
@@ -76,29 +76,30 @@ class DiTConfig(ModelConfig):
             )
         if self.arrangement == "alternating" and (len(self.image) != 3 or self.depth < 2):
             problem = (
-                "alternating blocks need a depth of at least 2 and images with 3 axes, "
+                "alternating blocks require a depth of at least 2 and images with 3 axes, "
                 f"got depth {self.depth} and {len(self.image)} axes"
             )
-            raise UsageError(problem, "use at least two blocks, and images with frames, height and width")
+            raise UsageError(problem, "use at least 2 blocks, and images with frames, height and width")
         self.check_image_size(self.image)
 
     @property
     def grid(self) -> tuple[int, ...]:
-        """Tokens per axis at the native image size."""
+        """Return the tokens along each axis at the native image size."""
         return patch_grid(self.image, self.patch)
 
     @property
     def out_channels(self) -> int:
-        """Channels of the output."""
+        """Return the channels of the output."""
         return self.channels * (2 if self.learned_variance else 1)
 
     @property
     def has_time_axis(self) -> bool:
-        """Whether the model generates clips."""
+        """Return whether the model generates clips."""
         return len(self.image) == 3
 
     def check_image_size(self, image: tuple[int, ...]) -> None:
-        """Raise UsageError for an image size that the patch does not divide, with the nearest valid size."""
+        """Raise UsageError for an image size that is not divisible by the patch, with the nearest valid size in its
+        hint."""
         try:
             patch_grid(image, self.patch)
         except ValueError as error:
@@ -108,10 +109,10 @@ class DiTConfig(ModelConfig):
 
     @classmethod
     def parse_name(cls, name: str, image: ImageSize) -> DiTConfig | None:
-        """`DiT-XL/2`, for latents of 4 channels, or `DiT-128x6/2` for a width of 128 and a depth of 6 with heads of 32
-        channels; `DiT-96x6/2x4x4-alternating` for clips.
+        """Return the config of a DiT's name; None for names of other families.
 
-        Raises UsageError for a patch of less than a pixel.
+        `DiT-XL/2` is for latents of 4 channels. `DiT-128x6/2` has a width of 128 and a depth of 6, with heads of 32
+        channels. `DiT-96x6/2x4x4-alternating` is for clips. Raises UsageError for a patch below one pixel.
         """
         match = _DIT.fullmatch(name)
         if match is None:
@@ -126,7 +127,7 @@ class DiTConfig(ModelConfig):
         patch = tuple(map(int, match["patch"].lower().split("x")))
         patch = patch * 2 if len(patch) == 1 else patch
         if min(patch) < 1:
-            raise UsageError(f"unknown model {name}", "a patch is at least one pixel")
+            raise UsageError(f"unknown model {name}: its patch is below 1 pixel", "use patches of 1 pixel or more")
         image_size = image or nearest_divisible_size((32,) * len(patch), patch)
         sizes: dict[str, Any] = {"width": width, "depth": depth, "heads": heads, "hidden": 4 * width}
         return cls(
@@ -134,7 +135,8 @@ class DiTConfig(ModelConfig):
         )
 
     def name(self) -> str:
-        """`DiT-XL/2`, or `DiT-128x6/2` where no size fits."""
+        """Return the model name: `DiT-XL/2`, or `DiT-128x6/2` if width, depth and heads are not those of a published
+        size."""
         shape = (self.width, self.depth, self.heads)
         size = next(
             (key for key, size_shape in DIT_SHAPES.items() if size_shape == shape), f"{self.width}x{self.depth}"
@@ -144,7 +146,7 @@ class DiTConfig(ModelConfig):
         return f"DiT-{size}/{'x'.join(map(str, patch))}{alternating}"
 
     def macs(self, image: ImageSize = None) -> int:
-        """Multiply-adds of one forward pass, including the computation of the condition."""
+        """Count the multiply-adds of one forward pass, including the computation of the condition."""
         grid = patch_grid(image or self.image, self.patch)
         pixels, tokens = math.prod(self.patch), math.prod(grid)
         blocks = self.depth * block_macs(tokens, self.width, self.hidden)
@@ -156,9 +158,9 @@ class DiTConfig(ModelConfig):
         return blocks + condition + tokens * pixels * self.width * (self.channels + self.out_channels)
 
     def head_count_field(self) -> dict[str, Any]:
-        """The number of heads, which tensors do not determine."""
+        """Return the number of heads, which tensors do not determine."""
         return {"heads": self.heads}
 
     def structure(self) -> dict[str, Any]:
-        """The values that the model's tensors depend on."""
+        """Return the values on which the names and shapes of the model's tensors depend."""
         return {name: value for name, value in vars(self).items() if name not in ("family", "eps")}

@@ -1,4 +1,4 @@
-"""Configs of hybrids: a ViT on the map of a ResNet (arXiv:2010.11929, 3.1) or of a convolutional stem
+"""Configs of hybrids: a ViT on the map of a ResNet (arXiv:2010.11929, section 3.1) or of a convolutional stem
 (arXiv:2106.14881)."""
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _CONV = re.compile(r"conv(?P<stages>\d+(?:x\d+)?(?:-\d+(?:x\d+)?)+)?\+(?:vit-)?(
 
 @dataclass(frozen=True)
 class StemConfig:
-    """The ResNet stem of a hybrid: units of each stage (none: only the root), width of the root (arXiv:2010.11929,
-    3.1)."""
+    """The ResNet stem of a hybrid (arXiv:2010.11929, section 3.1): `blocks` are the units of each stage, () for only
+    the root; `width` is the number of channels of the root."""
 
     blocks: tuple[int, ...] = (3, 4, 9)
     width: int = 64
@@ -32,28 +32,29 @@ class StemConfig:
 
     @property
     def width_out(self) -> int:
-        """Channels of the last map."""
+        """Return the channels of the last map."""
         return self.levels[-1].width
 
     def macs(self, image: tuple[int, int], channels: int) -> int:
-        """Multiply-adds for one image of this (height, width) and number of channels."""
+        """Count the multiply-adds for one image of this (height, width) and number of channels."""
         return resnet_macs(self.blocks, self.width, channels, image)
 
     @property
     def reduction(self) -> int:
-        """Stride of the last map in pixels."""
+        """Return the stride of the last map in pixels."""
         return 4 * 2 ** max(0, len(self.blocks) - 1)
 
     @property
     def levels(self) -> tuple[Level, ...]:
-        """The map after each stage, or after the root if there are no stages, the finest first."""
+        """Return the map after each stage, or after the root if there are no stages, the finest first."""
         stages = tuple(Level((4 * 2**stage,) * 2, 4 * self.width * 2**stage) for stage in range(len(self.blocks)))
         return stages or (Level((4, 4), self.width),)
 
 
 @dataclass(frozen=True)
 class ConvStemConfig:
-    """A stem of a few 3x3 convolutions (arXiv:2106.14881): channels of each stage, and its number of residual units.
+    """A stem of a few 3x3 convolutions (arXiv:2106.14881): `widths` are the channels of each stage, `blocks` its number
+    of residual units.
 
     Each stage but the last halves the map. Raises UsageError for invalid stages.
     """
@@ -71,30 +72,30 @@ class ConvStemConfig:
 
     @property
     def width_out(self) -> int:
-        """Channels of the last map."""
+        """Return the channels of the last map."""
         return self.widths[-1]
 
     def macs(self, image: tuple[int, int], channels: int) -> int:
-        """Multiply-adds for one image of this (height, width) and number of channels."""
+        """Count the multiply-adds for one image of this (height, width) and number of channels."""
         return convolution_macs(self.widths, self.blocks, image, channels)
 
     @property
     def reduction(self) -> int:
-        """Stride of the last map in pixels."""
+        """Return the stride of the last map in pixels."""
         return 2 ** (len(self.widths) - 1)
 
     @property
     def levels(self) -> tuple[Level, ...]:
-        """The map after each stage, the finest first; the last two have the same stride."""
+        """Return the map after each stage, the finest first; the last two have the same stride."""
         strides = [min(2 ** (stage + 1), self.reduction) for stage in range(len(self.widths))]
         return tuple(Level((stride, stride), width) for stride, width in zip(strides, self.widths, strict=True))
 
 
 @dataclass(frozen=True)
 class HybridConfig(ViTConfig):
-    """A ViT whose tokens are cut from the map of a convolutional stem; `patch` is in pixels of the image.
+    """A ViT whose tokens are cut from the map of a stem instead of the image; `patch` is in pixels of the image.
 
-    Raises UsageError if the stem's reduction does not divide the patch.
+    Raises UsageError if the patch is not divisible by the stem's stride.
     """
 
     family: Literal["hybrid"] = "hybrid"
@@ -104,7 +105,8 @@ class HybridConfig(ViTConfig):
 
     @classmethod
     def parse_name(cls, name: str, image: ImageSize) -> ViTConfig | None:
-        """`R50+ViT-B/16`, `R26x2+ViT-S/32`, `Conv+ViT-S/16`.
+        """Return the config of a hybrid's name, such as `R50+ViT-B/16`, `R26x2+ViT-S/32` or `Conv+ViT-S/16`; None for
+        names of other families.
 
         `Conv16-32-64+ViT-S/16` sets the channels of each stage, `Conv16-32x1-64x2+ViT-S/16` also its residual units. By
         default only the last stage has a unit.
@@ -124,7 +126,7 @@ class HybridConfig(ViTConfig):
         return change_config(parse_plain_vit(resnet["rest"]), {"stem": stem, **options}, image)
 
     def name(self) -> str:
-        """`R50+ViT-B/16`, `Conv+ViT-S/16`, or `Conv16-32x1-64x2+ViT-S/16`."""
+        """Return the model name, such as `R50+ViT-B/16`, `Conv+ViT-S/16` or `Conv16-32x1-64x2+ViT-S/16`."""
         stem, name = self.stem, self.size_name()
         if isinstance(stem, ConvStemConfig):
             return f"Conv{format_conv_stem(stem)}+ViT-{name}"
@@ -141,55 +143,56 @@ class HybridConfig(ViTConfig):
         super().__post_init__()
         if any(p % self.stem.reduction for p in self.patch):
             raise UsageError(
-                f"patch size {format_size(self.patch)} is not a multiple of the stem's stride {self.stem.reduction}"
+                f"patch size {format_size(self.patch)} is not divisible by the stem's stride {self.stem.reduction}",
+                f"use a multiple of {self.stem.reduction} pixels",
             )
 
     @property
     def front(self) -> Literal["conv", "resnet"]:
-        """The type of the first layers."""
+        """Return the type of the first layers, `conv` or `resnet`."""
         return self.stem.family
 
     @property
     def levels(self) -> tuple[Level, ...]:
-        """The maps that `features_at` returns: the last map of each stem stride that is finer than the tokens, and the
-        tokens after the last block."""
+        """Return the maps that `features_at` computes: the last map of each stem stride that is finer than the tokens,
+        and the tokens after the last block."""
         finer = {level.stride: level for level in self.stem.levels if level.stride < self.patch[0]}
         return (*finer.values(), Level(self.patch, self.width))
 
     @property
     def cell(self) -> tuple[int, ...]:
-        """Positions of the stem's map per token, along each axis."""
+        """Return the positions of the stem's map per token, along each axis."""
         return tuple(p // self.stem.reduction for p in self.patch)
 
     @property
     def stem_depth(self) -> int:
-        """Residual units of the stem."""
+        """Return the residual units of the stem."""
         return sum(self.stem.blocks)
 
     @property
     def foreign_formats(self) -> bool:
-        """Whether other libraries' files may contain the model: they have no convolutional stems."""
+        """Return whether other libraries' files may contain the model; they have no models with convolutional stems."""
         return self.front == "resnet"
 
     def embedding_macs(self, image: tuple[int, ...]) -> int:
-        """Multiply-adds of the stem, and of the projection of its map."""
+        """Count the multiply-adds of the stem and of the projection of its map."""
         patches = math.prod(patch_grid(image, self.patch))
         projection = patches * math.prod(self.cell) * self.stem.width_out * self.width
         return self.stem.macs((image[0], image[1]), self.channels) + projection
 
     def numerical_choices(self) -> dict[str, Any]:
-        """Those of a ViT, and the numerics of the ResNet stem."""
+        """Return the fields of a ViT that change outputs slightly, and the numerics of the ResNet stem."""
         numerics = {"stem": self.stem.numerics} if isinstance(self.stem, StemConfig) else {}
         return super().numerical_choices() | numerics
 
     def structure(self) -> dict[str, Any]:
-        """The values that the model's tensors depend on."""
+        """Return the values on which the names and shapes of the model's tensors depend."""
         stem = (self.stem.blocks, self.stem.width) if isinstance(self.stem, StemConfig) else self.stem
         return super().structure() | {"stem": stem}
 
 
 def parse_conv_stem(stages: str | None) -> ConvStemConfig:
-    """Return the stem of `16-32x1-64x2`, or the default stem for None."""
+    """Return the stem config of a text such as `16-32x1-64x2`, or the default stem for None."""
     if stages is None:
         return ConvStemConfig()
     stages = stages.lower()
@@ -199,7 +202,8 @@ def parse_conv_stem(stages: str | None) -> ConvStemConfig:
 
 
 def format_conv_stem(stem: ConvStemConfig) -> str:
-    """Return the shortest text that `parse_conv_stem` parses as this stem, such as `16-32x1-64x2`."""
+    """Return the shortest text that `parse_conv_stem` parses as this stem, such as `16-32x1-64x2`; "" for the
+    default."""
     if stem == ConvStemConfig():
         return ""
     if stem.blocks == (*(0,) * (len(stem.blocks) - 1), 1):
@@ -209,7 +213,7 @@ def format_conv_stem(stem: ConvStemConfig) -> str:
 
 
 def hybrid_stage_units(depth: str, patch: int) -> tuple[int, ...]:
-    """Return the units of each stage of a hybrid's ResNet; for 16-pixel tokens the units of stage 4 are in stage 3
-    (section 4.1)."""
+    """Return the units of each stage of a hybrid's ResNet; for tokens of 16 pixels, the units of stage 4 are part of
+    stage 3 (section 4.1)."""
     first, second, third, fourth = RESNET_BLOCKS[depth]
     return (first, second, third + fourth) if patch == 16 else (first, second, third, fourth)

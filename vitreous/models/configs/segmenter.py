@@ -16,19 +16,21 @@ DenseHead = Literal["linear", "multiscale", "unet", "upernet"]
 
 @dataclass(frozen=True)
 class SegmenterConfig(BackboneWithHeadConfig):
-    """A backbone without a classification head, and a dense head.
+    """A backbone without a classification head, with a dense head that predicts a class per pixel.
 
     | `head` | method |
     |---|---|
     | `linear` | one layer on the last tokens, logits interpolated bilinearly to the image |
-    | `multiscale` | the same on the concatenated tokens of four depths (both: DINOv2, arXiv:2304.07193, section 7.4) |
+    | `multiscale` | one layer on the concatenated tokens of four depths (both: DINOv2, arXiv:2304.07193, section 7.4) |
     | `unet` | tokens of several depths, enlarged step by step, with image convolutions (UNETR, arXiv:2103.10504) |
     | `upernet` | pyramid pooling and a feature pyramid (arXiv:1807.10221) |
 
-    `head_width` is the channels of `unet` at the image's resolution, which double with every step down. `upernet` has
-    sixteen times as many at every level (the paper's 512 are 32). `head_dropout` drops channels before the last layer
-    of `upernet`. If a backbone has stages, heads use the maps of its stages. Raises UsageError for a backbone with
-    classes, for patches that `unet` cannot enlarge, and for a `head_dropout` out of range or with another head.
+    - `head_width`: channels of `unet` at the image's resolution, which double with every halving of the resolution.
+      `upernet` has sixteen times this number at every level (the paper's 512 channels are `head_width` 32).
+    - `head_dropout`: probability that a channel is dropped before the last layer of `upernet`.
+
+    If a backbone has stages, the head uses their maps. Raises UsageError for a backbone with classes, for patches that
+    `unet` cannot enlarge, and for a `head_dropout` out of range or with another head.
     """
 
     family: Literal["segmenter"] = "segmenter"
@@ -41,23 +43,26 @@ class SegmenterConfig(BackboneWithHeadConfig):
     module: ClassVar[str] = "vitreous.models.segmenter:Segmenter"
 
     def name(self) -> str:
-        """`ViT-S/16 with a unet head`."""
+        """Return the model name, such as `ViT-S/16 with a unet head`."""
         return f"{self.backbone.name()} with a {self.head} head"
 
     def export_rules(self) -> ExportRules:
-        """Logits for one fixed image size."""
-        hint = "remove it: images of any size are predicted in tiles"
+        """Return the export rules: logits for one fixed image size."""
+        hint = "leave it out: images of any size are predicted in tiles"
         return ExportRules(("logits",), fixed_size="a dense head", hint=hint)
 
     def __post_init__(self) -> None:
         if self.backbone.classes:
-            raise UsageError("a backbone has no classification head", "use classes=0")
+            raise UsageError("the backbone of a segmenter must not have a classification head", "set its classes=0")
         if self.classes < 2 or self.head_width < 1:
             raise UsageError(
-                f"segmentation needs at least two classes, got {self.classes}", "use at least two, background included"
+                f"segmentation requires at least 2 classes and a head_width of at least 1, got {self.classes} and "
+                f"{self.head_width}",
+                "count the background as a class",
             )
         if not 0 <= self.head_dropout < 1 or (self.head_dropout and self.head != "upernet"):
-            raise UsageError(f"head_dropout {self.head_dropout} with head={self.head}", "use 0, or head=upernet")
+            problem = f"head_dropout must be from 0 to below 1, and 0 for head={self.head}, got {self.head_dropout}"
+            raise UsageError(problem, "use 0, or head=upernet")
         if self.head == "unet" and any(length & (length - 1) for length in self.backbone.patch):
             raise UsageError(
                 f"patches of {self.backbone.patch} pixels are not powers of two, as a unet requires",
@@ -66,12 +71,12 @@ class SegmenterConfig(BackboneWithHeadConfig):
 
     @property
     def width(self) -> int:
-        """Channels of the backbone's tokens."""
+        """Return the channels of the backbone's tokens."""
         return self.backbone.width
 
     @property
     def taps(self) -> tuple[int, ...]:
-        """Depths of a ViT whose tokens are the head's input, the last one first."""
+        """Return the depths of a ViT whose tokens are the input of the head, the last depth first."""
         if self.head == "linear":
             return (self.depth,)
         steps = self.steps if self.head == "unet" else 4
@@ -79,5 +84,5 @@ class SegmenterConfig(BackboneWithHeadConfig):
 
     @property
     def steps(self) -> int:
-        """Number of doublings from the grid to the image, along its longest patch."""
+        """Return the number of doublings from the grid to the image, along the longest axis of a patch."""
         return max(1, max(self.patch).bit_length() - 1)

@@ -1,4 +1,4 @@
-"""Configs of Swin Transformers: V1 (arXiv:2103.14030) and V2 (arXiv:2111.09883)."""
+"""Configs of Swin Transformers: version 1 (arXiv:2103.14030) and version 2 (arXiv:2111.09883)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from vitreous.models.configs.groups import (
 from vitreous.models.presets import SIZE_WORDS, SWIN_NAMES, SWIN_SIZES, SWIN_WINDOWS
 from vitreous.nn.sizes import format_size, nearest_divisible_size
 
-# the role of zeros that pad a grid to whole windows: see nn.layout.WindowedAttention
+#: how attention treats the zeros that pad a grid to whole windows: see `nn.layout.WindowedAttention`
 WindowPadding = Literal["mask", "zeros", "zeros-after-shift"]
 _SWIN = re.compile(
     r"swin(?P<second>v2)?-(?P<size>[a-z]+|(?P<width>\d+)x(?P<blocks>\d+(?:-\d+)*))/(?P<patch>\d+)"
@@ -31,7 +31,7 @@ _SWIN = re.compile(
 
 @dataclass(frozen=True)
 class SwinPositionConfig(PositionGroup):
-    """The tables of relative positions: how they are resized to another window."""
+    """Tables of relative positions; `resize` is how they are resized to another window."""
 
     resize: PositionResize = "bicubic"
 
@@ -40,9 +40,10 @@ class SwinPositionConfig(PositionGroup):
 class SwinAttentionConfig(AttentionGroup):
     """Attention within windows, with relative positions.
 
-    `window`: tokens along a window's side; at most the native grid of its stage. `pretrained_window`, of version 2: the
-    window of each stage in pre-training, 0 or none for the same as `window`. `pad`: `mask` hides padding; `zeros`
-    attends to it, as in detection's forks, transformers and torchvision; `zeros-after-shift` is timm's variant.
+    - `window`: length of a window along each axis, in tokens; a stage with a smaller native grid uses its grid.
+    - `pretrained_window`, for version 2: the window of each stage in pre-training; 0 or () means `window`.
+    - `pad`: `mask` hides padding. `zeros` attends to padding, as in forks of Swin for detection, transformers and
+      torchvision. `zeros-after-shift` is timm's variant.
     """
 
     kind: ClassVar[str] = "windows"
@@ -54,7 +55,8 @@ class SwinAttentionConfig(AttentionGroup):
 
 @dataclass(frozen=True)
 class SwinMlpConfig(ConfigGroup):
-    """The MLP of a block: ratio of its hidden channels to the stage's, and the form of GELU in torch's names."""
+    """The MLP of a block: ratio of its hidden channels to the width of the stage, and the form of GELU, named as in
+    PyTorch."""
 
     ratio: float = 4.0
     gelu: Literal["none", "tanh", "quick"] = "none"
@@ -62,7 +64,7 @@ class SwinMlpConfig(ConfigGroup):
 
 @dataclass(frozen=True)
 class SwinNormConfig(ConfigGroup):
-    """The norms."""
+    """Options of the LayerNorms."""
 
     eps: float = 1e-5
 
@@ -72,25 +74,25 @@ class SwinConfig(ModelConfig):
     """A Swin Transformer, defined by the blocks of its stages: (2, 2, 6, 2) with a width of 96 is Swin-T.
 
     Each stage after the first merges 2 x 2 tokens and doubles the width. Any image size works: images are padded at
-    their ends to whole patches, merged tokens and windows. Raises UsageError for invalid values, or if heads do not
-    divide a stage's width.
+    their ends to whole patches, merged tokens and windows. Raises UsageError for invalid values, or if the width of a
+    stage is not divisible by its heads.
     """
 
     family: Literal["swin"] = "swin"
-    # 2: cosine attention, a continuous position bias, norms after each submodule
+    # version 2 has cosine attention, a continuous position bias, and norms after each submodule
     version: Literal[1, 2] = 1
     image: tuple[int, int] = (224, 224)
     patch_size: tuple[int, int] = (4, 4)  # pixels per token of the first stage
     channels: int = 3
-    classes: int = 1000  # 0: no head, outputs the pooled representation
-    width: int = 96  # of the first stage
+    classes: int = 1000  # 0: no head; the model outputs pooled features
+    width: int = 96  # channels of a token in the first stage
     blocks: tuple[int, ...] = (2, 2, 6, 2)
-    heads: tuple[int, ...] = (3, 6, 12, 24)  # of each stage
+    heads: tuple[int, ...] = (3, 6, 12, 24)  # attention heads of each stage
     positions: SwinPositionConfig = SwinPositionConfig()
     attention: SwinAttentionConfig = SwinAttentionConfig()
     mlp: SwinMlpConfig = SwinMlpConfig()
     norm: SwinNormConfig = SwinNormConfig()
-    regularization: RegularizationConfig = RegularizationConfig()  # over the blocks of all stages
+    regularization: RegularizationConfig = RegularizationConfig()  # `drop_path` rises over the blocks of all stages
 
     module: ClassVar[str] = "vitreous.models.swin:Swin"
     preset_names: ClassVar[tuple[str, ...]] = SWIN_NAMES
@@ -107,10 +109,10 @@ class SwinConfig(ModelConfig):
     def __post_init__(self) -> None:
         check_groups(self)
         if self.family != "swin":
-            raise UsageError(f"family={self.family} is not a Swin", "use family=swin")
+            raise UsageError(f"family={self.family} is not the family of a SwinConfig", "use family=swin")
         for name in ("image", "patch_size"):
             if len(getattr(self, name)) != 2:
-                raise UsageError(f"{name} of a Swin has two axes", f"use {name}=(height, width)")
+                raise UsageError(f"{name} of a Swin must have two axes", f"use {name}=(height, width)")
         if min(*self.image, *self.patch_size, self.channels, self.width, self.attention.window) < 1 or self.classes < 0:
             raise UsageError(
                 "image, patch_size, channels, width and attention.window must be at least 1, classes at least 0"
@@ -130,7 +132,7 @@ class SwinConfig(ModelConfig):
             raise UsageError(
                 f"attention.pretrained_window {pretrained_window} must have one window for each of {len(self.blocks)} "
                 "stages, and requires version 2",
-                "use (12, 12, 12, 6) for four stages, or remove it",
+                "use (12, 12, 12, 6) for four stages, or leave it out",
             )
         if self.attention.pad not in get_args(WindowPadding):
             raise UsageError(
@@ -139,16 +141,19 @@ class SwinConfig(ModelConfig):
             )
         for width, heads in zip(self.widths, self.heads, strict=True):
             if width % heads:
-                raise UsageError(f"a stage's width {width} is not a multiple of {heads} heads", "change heads or width")
+                raise UsageError(f"stage width {width} is not divisible by {heads} heads", "change heads or width")
             if int(width * self.mlp.ratio) < 1:
-                raise UsageError(f"mlp.ratio {self.mlp.ratio} leaves no hidden channel", "use mlp.ratio=4")
+                problem = f"mlp.ratio {self.mlp.ratio} leaves no hidden channel for width {width}"
+                raise UsageError(problem, "use mlp.ratio=4")
 
     @classmethod
     def parse_name(cls, name: str, image: ImageSize) -> SwinConfig | None:
-        """`Swin-T/4`, `Swin-B/4-window12` for images of 384 pixels, `SwinV2-B/4-window12to16` with positions from
-        windows of 12.
+        """Return the config of a Swin's name; None for names of other families.
 
-        `Swin-32x2-2/2` has a width of 32 and two stages of two blocks on patches of 2, with heads of 32 channels.
+        - `Swin-T/4`, `Swin-B/4-window12` for images of 384 pixels.
+        - `SwinV2-B/4-window12to16` for windows of 16, pre-trained with windows of 12.
+        - `Swin-32x2-2/2` has a width of 32 and two stages of two blocks on patches of 2, with heads of 32 channels.
+
         Raises UsageError for a patch or a window of 0.
         """
         match = _SWIN.fullmatch(name)
@@ -165,15 +170,16 @@ class SwinConfig(ModelConfig):
         version = 2 if match["second"] else 1
         patch, window = int(match["patch"]), int(match["window"] or SWIN_WINDOWS[version])
         if min(patch, window, int(match["from"] or 1)) < 1 or (match["from"] and version == 1):
-            raise UsageError(f"unknown model {name}", "a patch is at least one pixel, a window at least one token")
+            hint = "use patches of 1 pixel or more and windows of 1 token or more; only SwinV2 has WINDOWtoWINDOW"
+            raise UsageError(f"unknown model {name}", hint)
         scale = patch * 2 ** (len(blocks) - 1)
-        # windows divide the published models' grids; the last grid is one window or half of one
+        # in published models, windows divide the grids, and the last grid is one window or half a window
         side = window * scale // (1 + (version == 2 and window > SWIN_WINDOWS[2]))
         image_size: Any = image or (
             (side, side) if match["width"] is None else nearest_divisible_size((224, 224), (scale, scale))
         )
         pretrained_window = ()
-        if match["from"]:  # for image sizes whose last grid was half a window
+        if match["from"]:  # in pre-training the last grid was half a window
             pretrained_window = (*(int(match["from"]),) * (len(blocks) - 1), int(match["from"]) // 2)
         return cls(
             image=image_size,
@@ -186,10 +192,11 @@ class SwinConfig(ModelConfig):
         )
 
     def name(self) -> str:
-        """`Swin-T/4`, `Swin-B/4-window12`, or `Swin-32x2-2/2` where no size fits."""
+        """Return the model name: `Swin-T/4`, `Swin-B/4-window12`, or `Swin-32x2-2/2` if no published size has these
+        values."""
         shape = (self.width, self.blocks, self.heads)
-        free = f"{self.width}x{'-'.join(map(str, self.blocks))}"
-        size = next((key for key, size_shape in SWIN_SIZES.items() if size_shape == shape), free)
+        explicit_size = f"{self.width}x{'-'.join(map(str, self.blocks))}"
+        size = next((key for key, size_shape in SWIN_SIZES.items() if size_shape == shape), explicit_size)
         attention = self.attention
         pretrained = f"{attention.pretrained_window[0]}to" if attention.pretrained_window else ""
         window = "" if attention.window == SWIN_WINDOWS[self.version] else f"-window{pretrained}{attention.window}"
@@ -197,83 +204,86 @@ class SwinConfig(ModelConfig):
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """Channels of a token in each stage."""
+        """Return the channels of a token in each stage."""
         return tuple(self.width * 2**stage for stage in range(len(self.blocks)))
 
     @property
     def levels(self) -> tuple[Level, ...]:
-        """The maps that `features_at` returns: the tokens of each stage."""
+        """Return the maps that `features_at` computes: the tokens of each stage."""
         rows, columns = self.patch_size
         return tuple(Level((rows * 2**stage, columns * 2**stage), width) for stage, width in enumerate(self.widths))
 
     @property
     def depth(self) -> int:
-        """Blocks of all stages."""
+        """Return the blocks of all stages."""
         return sum(self.blocks)
 
     @property
     def patch(self) -> tuple[int, int]:
-        """Pixels per token of the last stage, per axis: (32, 32) for four stages on patches of 4."""
+        """Return the pixels per token of the last stage along each axis: (32, 32) for four stages on patches of 4."""
         scale = 2 ** (len(self.blocks) - 1)
         return self.patch_size[0] * scale, self.patch_size[1] * scale
 
     @property
     def cell(self) -> tuple[int, int]:
-        """Pixels per axis of the patches of the first layer."""
+        """Return the pixels along each axis of the patches of the first layer."""
         return self.patch_size
 
     @property
     def grid(self) -> tuple[int, int]:
-        """The grid of the last stage at the native image size."""
+        """Return the grid of the last stage at the native image size."""
         return self.grids(self.image)[-1]
 
     def grids(self, image: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
-        """Tokens per axis in each stage, for an image of this (height, width) in pixels."""
+        """Return the tokens along each axis in each stage, for an image of this (height, width) in pixels."""
         rows, columns = (math.ceil(length / p) for length, p in zip(image, self.patch_size, strict=True))
         return tuple((math.ceil(rows / 2**s), math.ceil(columns / 2**s)) for s in range(len(self.blocks)))
 
     @property
     def windows(self) -> tuple[tuple[int, int], ...]:
-        """The (height, width) of a window in each stage: that of `attention`, or the native grid if that is smaller."""
+        """Return the (height, width) of a window in each stage: the window of `attention`, or the native grid if it is
+        smaller."""
         window = self.attention.window
         return tuple((min(window, rows), min(window, columns)) for rows, columns in self.grids(self.image))
 
     def patch_at(self, block: int) -> tuple[int, int]:
-        """Pixels per token, per axis, in a block counted over all stages from 0."""
+        """Return the pixels per token along each axis in a block, counted over all stages from 0."""
         stage = next(stage for stage in range(len(self.blocks)) if block < sum(self.blocks[: stage + 1]))
         return self.levels[stage].patch[0], self.levels[stage].patch[1]
 
     def check_image_size(self, image: tuple[int, ...]) -> None:
         """Raise UsageError for an image that does not have two axes; any size is valid."""
         if len(image) != 2:
-            raise UsageError(f"a Swin takes images with two axes, not {len(image)}", "use height and width")
+            raise UsageError(f"a Swin requires images with two axes, got {len(image)}", "use height and width")
 
     @property
     def has_position_tables(self) -> bool:
-        """True: the tables of relative positions are resized to other windows."""
+        """Return True: the tables of relative positions are resized to other windows."""
         return True
 
     @property
     def width_out(self) -> int:
-        """Channels of a token of the last stage."""
+        """Return the channels of a token of the last stage."""
         return self.widths[-1]
 
     @property
     def table_grid(self) -> tuple[int, int]:
-        """The largest window, which has tables of relative positions."""
+        """Return the largest window of all stages, for which there are tables of relative positions."""
         return self.windows[0]
 
     def block_number(self, *indices: int) -> int:
-        """The index of a block, from 0, from its stage and its index in the stage. Patch merging before a stage belongs
-        to the first block of the stage."""
+        """Return the index of a block, from 0, for its stage and its index in the stage.
+
+        Patch merging before a stage belongs to the first block of the stage.
+        """
         stage, block = indices
         return sum(self.blocks[:stage]) + block
 
     def macs(self, image: ImageSize = None) -> int:
-        """Multiply-adds of one forward pass for one image: every product, including those of padded windows.
+        """Count the multiply-adds of one forward pass for one image: every product, including those of padded windows.
 
-        Norms, GELU, softmax and pooling are not counted. FLOPs are twice this; a training step costs three forward
-        passes.
+        Norms, GELU, softmax and pooling are not counted. FLOPs are twice this number; a training step costs three
+        forward passes.
         """
         grids = self.grids(image or self.image)
         embed = math.prod(grids[0]) * self.channels * math.prod(self.patch_size) * self.width
@@ -289,26 +299,28 @@ class SwinConfig(ModelConfig):
         return total
 
     def export_rules(self) -> ExportRules:
-        """Any image size.
+        """Return the export rules: any image size that is a multiple of the patch.
 
         Graphs are traced with two windows along each axis, because a single window has another memory layout; the
-        operators give the same results.
+        operators compute the same results.
         """
         return replace(super().export_rules(), fixed_size="", patch_multiples=True, drops_guards=True)
 
     def default_preprocess(self) -> PreprocessDefaults:
-        """ImageNet's preprocessing."""
+        """Return ImageNet's preprocessing."""
         return PreprocessDefaults("imagenet")
 
     def metadata_fields(self) -> dict[str, Any]:
-        """Without heads, which the tensors of each stage determine; with windows, which tensors of Swin V2 do not
-        determine."""
+        """Return the fields that tensors do not determine, which other formats store as metadata.
+
+        The heads are not among them, because the tensors of each stage determine them. The windows of Swin V2 are.
+        """
         windows = ("attention.window", "attention.pretrained_window") if self.version == 2 else ()
         metadata = super().metadata_fields() | self.values_at(windows)
         return {name: metadata[name] for name in sorted(metadata) if name != "heads"}
 
     def structure(self) -> dict[str, Any]:
-        """The values that the model's tensors depend on."""
+        """Return the values on which the names and shapes of the model's tensors depend."""
         names = ("channels", "classes", "width", "blocks", "heads", "windows", "patch_size", "version")
         pretrained_window = self.attention.pretrained_window if any(self.attention.pretrained_window) else ()
         settings = self.values_at(("mlp.ratio", "attention.qkv_bias")) | {

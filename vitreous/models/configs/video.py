@@ -14,12 +14,12 @@ from vitreous.models.cost import block_macs
 from vitreous.models.presets import NO_TOKENS
 from vitreous.nn.sizes import format_size, nearest_divisible_size
 
-#: models 1 to 4 of ViViT, section 3.3
+#: how attention over space and time is arranged: models 1 to 4 of ViViT, section 3.3
 Arrangement = Literal["joint", "factorised-encoder", "factorised-attention", "factorised-dot-product"]
 ARRANGEMENTS: tuple[str, ...] = get_args(Arrangement)
 #: options of VideoMAE's fine-tuned encoder: 16 frames, no prefix token
 VIDEOMAE: dict[str, Any] = NO_TOKENS | {"norm.final": "pooled", "positions.kind": "sinusoid", "no_key_bias": True}
-#: names of ViViT's models 2 to 4 have their arrangement after the patch
+#: names such as ViViT-B/16x2; for ViViT's models 2 to 4, the arrangement follows the patch
 _VIDEO = re.compile(
     r"(?P<kind>vivit|videomae)-(?P<rest>\w+/\d+(?:x\d+)?)x(?P<time>\d+)(?:-(?P<arrangement>\w+-[\w-]+))?", re.IGNORECASE
 )
@@ -29,12 +29,12 @@ _VIDEO = re.compile(
 class VideoConfig(ViTConfig):
     """A ViT for clips (C, T, H, W): `image` is frames, height and width; `patch` is a tubelet in frames and pixels.
 
-    | `arrangement` | attention of a token |
+    | `arrangement` | tokens to which a token attends |
     |---|---|
-    | joint | to every token of the clip |
-    | factorised-encoder | to its time slot; then further blocks attend over one vector per slot |
-    | factorised-attention | in each block, to its slot, then to its position at all times |
-    | factorised-dot-product | half of the heads to its slot, half to its position |
+    | joint | every token of the clip |
+    | factorised-encoder | its time slot; further blocks then attend over one vector per slot |
+    | factorised-attention | in each block its slot, then its position in all slots |
+    | factorised-dot-product | half of the heads its slot, half its position in all slots |
 
     If the arrangement is not joint, each slot has separate prefix tokens. They start with the same values, and their
     mean over time is used. Raises UsageError unless there are three axes, and for unsupported options of attention and
@@ -44,52 +44,56 @@ class VideoConfig(ViTConfig):
     family: Literal["video"] = "video"
     module: ClassVar[str] = "vitreous.models.video:Video"
     preset_names: ClassVar[tuple[str, ...]] = (
-        *(f"ViViT-{size}/16x2{'' if one == 'joint' else f'-{one}'}" for size in "BL" for one in ARRANGEMENTS),
+        *(f"ViViT-{size}/16x2{'' if name == 'joint' else f'-{name}'}" for size in "BL" for name in ARRANGEMENTS),
         *(f"VideoMAE-{size}/16x2" for size in "SBLH"),
     )
     has_time_axis: ClassVar[bool] = True
     image: tuple[int, ...] = (32, 224, 224)
     patch: tuple[int, ...] = (2, 16, 16)
     arrangement: Arrangement = "joint"
-    temporal_depth: int = 4  # blocks over time of a factorised encoder
-    temporal_zero: bool = True  # temporal layers add nothing at first, so that frames are treated as images
+    temporal_depth: int = 4  # number of blocks over time of a factorised encoder
+    temporal_zero: bool = True  # temporal layers start at 0, so frames are treated as images until they are trained
     no_key_bias: bool = False  # only queries and values have a bias (VideoMAE)
-    pooled_eps: float | None = None  # of the norm after pooling, if different from `norm.eps`
-    inflate: Literal["central", "average"] = "central"  # how image weights initialise the projection
+    pooled_eps: float | None = None  # eps of the norm after pooling, if different from `norm.eps`
+    inflate: Literal["central", "average"] = "central"  # how image weights initialise the patch projection
 
     @classmethod
     def parse_name(cls, name: str, image: ImageSize) -> ViTConfig | None:
-        """`ViViT-B/16x2`, for patches of 16 x 16 pixels in 2 frames, followed by the arrangement if it is not joint,
-        `ViViT-B/16x2-factorised-encoder`; or `VideoMAE-B/16x2`. Raises UsageError for a patch of less than one
-        frame."""
+        """Return the config of a video model's name; None for names of other families.
+
+        `ViViT-B/16x2` has patches of 16 x 16 pixels in 2 frames; an arrangement that is not joint follows,
+        `ViViT-B/16x2-factorised-encoder`. The other form is `VideoMAE-B/16x2`. Raises UsageError for a patch below one
+        frame.
+        """
         match = _VIDEO.fullmatch(name)
         arrangement = ((match and match["arrangement"]) or "joint").lower()
         if match is None or arrangement not in ARRANGEMENTS:
             return None
-        flat, time = parse_plain_vit(match["rest"]), int(match["time"])
+        image_config, time = parse_plain_vit(match["rest"]), int(match["time"])
         if time < 1:
-            raise UsageError(f"unknown model {name}", "a patch is at least one frame")
+            raise UsageError(f"unknown model {name}: its patch is below 1 frame", "use patches of 1 frame or more")
         videomae = match["kind"].lower() == "videomae"
         position_options: dict[str, Any] = (
             {"positions.kind": "space-time"} if arrangement == "factorised-encoder" else {}
         )
-        patch = (time, *flat.patch)
+        patch = (time, *image_config.patch)
         options = (VIDEOMAE if videomae else position_options) | {"arrangement": arrangement, "patch": patch}
-        clip = image if image and len(image) == 3 else (16 if videomae else 32, *(image or flat.image))
-        return change_config(flat, options, clip if image else nearest_divisible_size(clip, patch))
+        clip = image if image and len(image) == 3 else (16 if videomae else 32, *(image or image_config.image))
+        return change_config(image_config, options, clip if image else nearest_divisible_size(clip, patch))
 
     def name(self) -> str:
-        """`ViViT-B/16x2`, `ViViT-B/16x2-factorised-encoder`, or with fixed positions `VideoMAE-B/16x2`."""
+        """Return the model name: `ViViT-B/16x2`, `ViViT-B/16x2-factorised-encoder`, or with fixed positions
+        `VideoMAE-B/16x2`."""
         time, *spatial_patch = self.patch
-        flat = self.size_name().partition("/")[0]
+        size_name = self.size_name().partition("/")[0]
         family = "VideoMAE" if self.positions.kind == "sinusoid" else "ViViT"
         arrangement = "" if self.arrangement == "joint" else f"-{self.arrangement}"
-        return f"{family}-{flat}/{format_size(tuple(spatial_patch))}x{time}{arrangement}"
+        return f"{family}-{size_name}/{format_size(tuple(spatial_patch))}x{time}{arrangement}"
 
     def __post_init__(self) -> None:
         if len(self.image) != 3 or len(self.patch) != 3:
             raise UsageError(
-                f"a video model takes clips, but the image has {len(self.image)} axes and the patch {len(self.patch)}",
+                f"image and patch of a video model must have 3 axes, got {len(self.image)} and {len(self.patch)}",
                 "set frames, height and width of both",
             )
         super().__post_init__()
@@ -102,47 +106,52 @@ class VideoConfig(ViTConfig):
                 "use arrangement=joint",
             )
         if self.arrangement == "factorised-dot-product" and self.heads % 2:
-            raise UsageError(f"{self.heads} heads cannot be split into two halves, for space and time", "change heads")
+            problem = f"heads must be even, to be split into two halves for space and time, got {self.heads}"
+            raise UsageError(problem, "change heads")
         if self.arrangement == "factorised-encoder" and (self.temporal_depth < 1 or self.pool == "distilled"):
             raise UsageError(
-                f"a factorised encoder needs at least one block over time, not {self.temporal_depth}; pool=distilled "
-                "is not supported"
+                f"a factorised encoder requires temporal_depth of at least 1, got {self.temporal_depth}, and does not "
+                "support pool=distilled",
+                "change temporal_depth or pool",
             )
-        size = self.width // self.heads
-        if attention.kind == "rotary" and (size % 2 or size < 6):
-            raise UsageError(f"heads of {size} channels cannot be rotated along three axes", "change heads or width")
+        head_width = self.width // self.heads
+        if attention.kind == "rotary" and (head_width % 2 or head_width < 6):
+            problem = f"rotary attention requires an even number of channels per head, at least 6, got {head_width}"
+            raise UsageError(problem, "change heads or width")
         if self.no_key_bias and not attention.qkv_bias:
             raise UsageError("no_key_bias requires attention.qkv_bias=true")
 
     @property
     def factorised(self) -> bool:
-        """Whether tokens are grouped in time slots, (B, T, P + h w, D)."""
+        """Return whether tokens are grouped in time slots, (B, T, P + h w, D)."""
         return self.arrangement != "joint"
 
     @property
     def drops_patches(self) -> bool:
-        """Whether patches may be dropped in training."""
+        """Return whether patches may be dropped in training."""
         return not self.factorised and super().drops_patches
 
     @property
     def sees_whole_image(self) -> bool:
-        """Whether every block's attention is over the whole clip."""
+        """Return whether every block's attention is over the whole clip."""
         return not self.factorised
 
     @property
     def needs_positions(self) -> bool:
-        """Whether blocks need token coordinates, which distinguish time slots."""
+        """Return whether blocks require token coordinates, which identify the time slots."""
         return self.factorised or super().needs_positions
 
     def time_slots(self, grid: tuple[int, ...]) -> int:
-        """Number of time slots with separate prefix tokens."""
+        """Return the number of time slots with separate prefix tokens."""
         return grid[0] if self.factorised else 1
 
     def attention_macs(self, grid: tuple[int, ...], index: int) -> int:
-        """Multiply-adds of the attention of a block, for T slots of S tokens if space and time are factorised.
+        """Count the multiply-adds of the attention of a block, for T slots of S tokens if space and time are
+        factorised.
 
-        Factorised encoder: T S (4 D^2 + 2 S D), without its blocks over time. Factorised attention: T S (8 D^2 + 2 (S +
-        T) D). Factorised dot products: T S (4 D^2 + (S + T) D), or as a factorised encoder if T is 1.
+        - Factorised encoder: T S (4 D^2 + 2 S D), without its blocks over time.
+        - Factorised attention: T S (8 D^2 + 2 (S + T) D).
+        - Factorised dot products: T S (4 D^2 + (S + T) D), or as a factorised encoder if T is 1.
         """
         if not self.factorised:
             return super().attention_macs(grid, index)
@@ -154,7 +163,7 @@ class VideoConfig(ViTConfig):
         return (space + time) // 2 if self.arrangement == "factorised-dot-product" and slots > 1 else space
 
     def extra_macs(self, grid: tuple[int, ...]) -> int:
-        """Multiply-adds of the blocks over time of a factorised encoder."""
+        """Count the multiply-adds of the blocks over time of a factorised encoder."""
         if self.arrangement != "factorised-encoder":
             return 0
         tokens = math.prod(grid) + self.prefix * grid[0]
@@ -162,7 +171,7 @@ class VideoConfig(ViTConfig):
         return self.temporal_depth * (block_macs(grid[0], self.width, 0) + mlp)
 
     def skipped_attention_macs(self, grid: tuple[int, ...], slots: int, tokens: int) -> int:
-        """Multiply-adds that the last block's attention skips, for each slot."""
+        """Count the multiply-adds that the last block's attention skips, per slot."""
         skipped_tokens = tokens - (self.pooled_prefix or 0)
         if slots > 1 and self.arrangement == "factorised-dot-product":  # queries and keys of all tokens are computed
             return skipped_tokens * (self.width**2 + (tokens + slots) * self.width)

@@ -26,7 +26,7 @@ from vitreous.models.families import FAMILIES, config_type
 from vitreous.models.presets import PRESET_PATCHES, SIZE_WORDS, VIT_SIZES, VIT_VARIANTS
 from vitreous.nn.sizes import format_size, nearest_divisible_size, patch_grid
 
-#: option that not all families have -> the family that has it
+#: option that only one family has -> the family
 FAMILY_BY_OPTION = {
     "stem": "hybrid",
     "axial": "axial",
@@ -36,9 +36,9 @@ FAMILY_BY_OPTION = {
     "first_norm": "clip",
     "arrangement": "video",
 }
-#: families with the fields of a `ViTConfig`; each subclass has its own name
+#: families with the fields of a `ViTConfig`, one per subclass
 ViTFamily = Literal["vit", "hybrid", "clip", "sam", "axial", "video"]
-#: fields that identify families; the user sets all others (classes, image, resizing, regularisation)
+#: fields that identify a named variant; users may change the others (classes, image, resizing, regularisation)
 DEFINING_FIELDS = (
     *("axial", "attention.kind", "attention.window", "neck", "first_norm", "registers", "mlp.kind"),
     "norm.layer_scale",
@@ -48,7 +48,7 @@ NON_STRUCTURAL_FIELDS = (
     *("regularization.dropout", "regularization.drop_path", "regularization.drop_path_rises", "positions.resize"),
     *("mlp.gelu", "norm.eps", "family"),
 )
-#: kinds of positions that only a video model has
+#: values of `positions.kind` that only video models support
 OF_CLIPS = ("space-time", "sinusoid")
 _CANONICAL = re.compile(r"(?:vit-)?(?P<size>[a-z][a-z0-9]*|\d+x\d+)/(?P<patch>\d+(?:x\d+){0,2})", re.IGNORECASE)
 _TIMM = re.compile(
@@ -61,8 +61,8 @@ _TIMM = re.compile(
 class ViTConfig(ViTCost):
     """A Vision Transformer (arXiv:2010.11929, section 3.1 and Table 1); base class of related families.
 
-    `image` and `patch` are one length per axis, in pixels; any number of axes. Raises UsageError if a patch does not
-    divide the image, if heads do not divide the width, or if options require tokens or a grid that the model does not
+    `image` and `patch` are one length per axis, in pixels; any number of axes. Raises UsageError if the image is not
+    divisible by the patch or the width by the heads, or if options require tokens or a grid that the model does not
     have.
     """
 
@@ -95,15 +95,15 @@ class ViTConfig(ViTCost):
     image: tuple[int, ...] = (224, 224)
     patch: tuple[int, ...] = (16, 16)  # pixels per token, including the stem's reduction
     channels: int = 3
-    classes: int = 1000  # 0: no head, outputs the pooled representation
+    classes: int = 1000  # 0: no head; the model outputs pooled features
     width: int = 768
     depth: int = 12
     heads: int = 12
     class_token: bool = True
     registers: int = 0  # additional prefix tokens, without positions (arXiv:2309.16588)
-    # distilled: class and distillation token, a head each
+    # distilled: class token and distillation token, each with a head
     pool: Literal["class", "mean", "attention", "distilled"] = "class"
-    projection_bias: bool = True  # of the patch projection
+    projection_bias: bool = True  # the patch projection has a bias
     positions: PositionConfig = PositionConfig()
     attention: AttentionConfig = AttentionConfig()
     mlp: MlpConfig = MlpConfig()
@@ -113,14 +113,14 @@ class ViTConfig(ViTCost):
 
     @classmethod
     def parse_name(cls, name: str, image: ImageSize) -> ViTConfig | None:
-        """A key of `VIT_VARIANTS`, `ViT-B/16`, `B/16` or `ViT-128x6/4`. Raises UsageError for a patch of less than a
-        pixel."""
+        """Return the config of a key of `VIT_VARIANTS`, `ViT-B/16`, `B/16` or `ViT-128x6/4`, else None. Raises
+        UsageError for a patch below one pixel."""
         return parse_variant(name, image) or (
             change_config(parse_plain_vit(name), {}, image) if is_plain_vit_name(name) else None
         )
 
     def name(self) -> str:
-        """`ViT-B/16`, `ViT-128x6/4` if no named size fits, or the key of `VIT_VARIANTS` with the same options."""
+        """Return `ViT-B/16`, `ViT-128x6/4` if no named size fits, or the key of `VIT_VARIANTS` with these options."""
         shape = (self.width, self.depth, self.heads, self.mlp.hidden, self.patch)
         if family_signature(self) != (*shape, *(attrgetter(path)(ViTConfig) for path in DEFINING_FIELDS), False):
             for prefix, members in VIT_VARIANTS.items():
@@ -130,17 +130,17 @@ class ViTConfig(ViTCost):
         return f"ViT-{self.size_name()}"
 
     def size_name(self) -> str:
-        """`B/16`, or `128x6/4`."""
+        """Return size and patch of the model name, `B/16` or `128x6/4`."""
         shape = (self.width, self.depth, self.heads, self.mlp.hidden)
         size = next((key for key, preset in VIT_SIZES.items() if preset == shape), f"{self.width}x{self.depth}")
         patch = format_size(self.patch) if len(self.patch) == 2 else "x".join(map(str, self.patch))
         return f"{size}/{patch}"
 
     def with_options(self, **changes: Any) -> Any:
-        """Return a copy with these options, of the family that has them all.
+        """Return a copy with changed fields, as a config of the family that has them all.
 
-        A dict changes the fields of a group that it names, and keeps the others: `with_options(depth=6,
-        attention={"window": 7})`. Raises UsageError if no family has all of them, and for an unknown field of a group.
+        A dict changes the given fields of a group: `with_options(depth=6, attention={"window": 7})`. Raises UsageError
+        if no family has all of them, and for an unknown field of a group.
         """
         current = {field.name: getattr(self, field.name) for field in fields(self)}
         return transformer_config(
@@ -149,7 +149,7 @@ class ViTConfig(ViTCost):
 
     @classmethod
     def option_names(cls) -> tuple[str, ...]:
-        """The fields of a ViT, and the options of related families."""
+        """Return the fields of a ViT, and the options of related families."""
         return tuple(dict.fromkeys((*super().option_names(), *FAMILY_BY_OPTION)))
 
     def __post_init__(self) -> None:
@@ -164,10 +164,10 @@ class ViTConfig(ViTCost):
         if min(self.classes, self.registers, self.positions.slots) < 0:
             raise UsageError("classes, registers and positions.slots must be at least 0")
         if self.width % self.heads:
-            raise UsageError(f"width {self.width} is not a multiple of {self.heads} heads", "change heads or width")
+            raise UsageError(f"width {self.width} is not divisible by {self.heads} heads", "change heads or width")
         if self.pool in ("class", "distilled") and not self.class_token:
             raise UsageError(
-                f"pool={self.pool} needs a class token", "use pool=mean or pool=attention, or class_token=True"
+                f"pool={self.pool} requires a class token", "use pool=mean or pool=attention, or class_token=True"
             )
         self.check_windows()
         self.check_image_size(self.image)
@@ -186,18 +186,18 @@ class ViTConfig(ViTCost):
             )
 
     def check_attention(self) -> None:
-        """Raise UsageError for an attention of another family."""
+        """Raise UsageError for a kind of attention that this family does not support."""
         if self.attention.kind not in ("plain", "relative", "rotary"):
             hint = "use transformer_config(...), which selects the family"
             raise UsageError(f"attention.kind={self.attention.kind} is not supported by {type(self).__name__}", hint)
 
     def check_windows(self) -> None:
-        """Raise UsageError for invalid windows."""
+        """Raise UsageError for invalid windows, or windows that another option excludes."""
         window, blocks = self.attention.window, self.attention.global_blocks
         if window < 0 or not set(blocks) <= set(range(self.depth)):
             raise UsageError(
                 f"attention.window={window} with attention.global_blocks={blocks} is invalid",
-                f"use a window of at least 1 token, or 0 for none, and blocks from 0 to {self.depth - 1}",
+                f"use a window of at least 1 token, or 0 for no windows, and blocks from 0 to {self.depth - 1}",
             )
         if window and (self.attention.kind not in ("plain", "decomposed") or self.axial):
             hint = "use attention.window=0, or attention.kind=plain and axial=False"
@@ -205,33 +205,35 @@ class ViTConfig(ViTCost):
 
     @property
     def windowed_blocks(self) -> tuple[int, ...]:
-        """The blocks whose patches attend within windows."""
+        """Return the indices of the blocks whose patches attend within windows."""
         attention = self.attention
         return tuple(i for i in range(self.depth) if attention.window and i not in attention.global_blocks)
 
     @property
     def grid(self) -> tuple[int, ...]:
-        """Tokens per axis at the native image size."""
+        """Return the tokens along each axis at the native image size."""
         return patch_grid(self.image, self.patch)
 
     @property
     def prefix(self) -> int:
-        """Number of prefix tokens: class token, distillation token, registers."""
+        """Return the number of prefix tokens: class token, distillation token, registers."""
         return int(self.class_token) + (self.pool == "distilled") + self.registers
 
     @property
     def pooled_prefix(self) -> int | None:
-        """Number of leading tokens, if pooling uses only prefix tokens; None if it uses patches."""
+        """Return the number of leading tokens that pooling uses; None if it uses patches."""
         return {"class": 1, "distilled": 2}.get(self.pool)
 
     @property
     def prefix_position_count(self) -> int:
-        """Prefix tokens with a separate learned position: at most `positions.slots`, and none without a class token."""
+        """Return the number of prefix tokens with a learned position, at most `positions.slots`; 0 without a class
+        token."""
         is_learned = self.positions.kind in ("learned", "axes", "factorised", "space-time")
         return min(self.positions.slots, self.prefix) if self.class_token and is_learned else 0
 
     def check_image_size(self, image: tuple[int, ...]) -> None:
-        """Raise UsageError for an image size (pixels per axis) that the patch does not divide, with valid sizes."""
+        """Raise UsageError, with valid sizes, for an image size (pixels per axis) that is not divisible by the
+        patch."""
         try:
             patch_grid(image, self.patch)
         except ValueError as error:
@@ -244,32 +246,32 @@ class ViTConfig(ViTCost):
 
     @property
     def levels(self) -> tuple[Level, ...]:
-        """The maps that `features_at` returns: the tokens after the last block."""
+        """Return the maps that `features_at` computes: the tokens after the last block."""
         return (Level(self.patch, self.width),)
 
     @property
     def any_axes(self) -> bool:
-        """Whether images may have any number of axes."""
+        """Return whether images may have any number of axes."""
         return self.front == "patches" and not self.on_grid
 
     @property
     def front(self) -> Literal["patches", "conv", "resnet"]:
-        """The type of the first layers: a patch projection, a convolutional stem, or a ResNet."""
+        """Return the type of the first layers: a patch projection, a convolutional stem, or a ResNet."""
         return "patches"
 
     @property
     def drops_patches(self) -> bool:
-        """Whether patches may be dropped in training: every block attends to all remaining tokens."""
+        """Return whether patches may be dropped in training: every block attends to all remaining tokens."""
         return not self.on_grid and not self.attention.window
 
     @property
     def merges_tokens(self) -> bool:
-        """Whether tokens may be merged in inference (`nn.merge`)."""
+        """Return whether tokens may be merged in inference (`nn.merge`)."""
         return not self.needs_positions and self.pool != "attention"
 
     @property
     def packs_sizes(self) -> bool:
-        """Whether images of many sizes may be packed into one sequence (`models.packed`).
+        """Return whether images of many sizes may be packed into one sequence (`models.packed`).
 
         Positions must be added at the input, and every block must attend to all tokens of an image.
         """
@@ -277,17 +279,18 @@ class ViTConfig(ViTCost):
 
     @property
     def needs_positions(self) -> bool:
-        """Whether blocks need token coordinates (relative or rotary positions, windows, positions in each block)."""
+        """Return whether blocks require token coordinates (relative or rotary positions, windows, positions per
+        block)."""
         attention = self.attention
         return self.on_grid or self.positions.at != "input" or attention.kind != "plain" or attention.window > 0
 
     @property
     def num_features(self) -> int:
-        """Channels of the head's input."""
+        """Return the channels of the head's input."""
         return self.head.representation or (2 if self.pool == "distilled" else 1) * self.width_out
 
     def export_rules(self) -> ExportRules:
-        """Images with two axes and any size, with a patch projection or a convolutional stem."""
+        """Return the export rules: images with two axes of any size, for a patch projection or a convolutional stem."""
         reason = "a ResNet stem" if self.front == "resnet" else ""
         if len(self.image) != 2:
             reason = f"images with {len(self.image)} axes"
@@ -299,11 +302,11 @@ class ViTConfig(ViTCost):
         return replace(super().export_rules(), fixed_size=reason, patch_multiples=True, drops_guards=windows)
 
     def head_count_field(self) -> dict[str, Any]:
-        """The number of heads, which tensors do not determine."""
+        """Return the number of heads, which tensors do not determine."""
         return {"heads": self.heads}
 
     def structure(self) -> dict[str, Any]:
-        """The values that the model's tensors depend on."""
+        """Return the values on which the names and shapes of the model's tensors depend."""
         values = {
             path: attrgetter(path)(self) for path in ViTConfig.option_paths() if path not in NON_STRUCTURAL_FIELDS
         }
@@ -311,7 +314,7 @@ class ViTConfig(ViTCost):
         return values | {"norm.layer_scale": self.norm.layer_scale is None}
 
     def of_clips(self, frames: int) -> Any:
-        """The same model with a time axis and joint attention; None for related families, which have no video
+        """Return the config with a time axis and joint attention; None for related families, which have no video
         variant."""
         if type(self) is not ViTConfig:
             return None
@@ -320,19 +323,19 @@ class ViTConfig(ViTCost):
         return config_type("video")(**current | clip)
 
     def with_position_table(self) -> ViTConfig:
-        """Return the config with learned positions in place of MAE's fixed ones, which other formats store as a table;
-        the class token's position is zero."""
+        """Return the config with learned instead of MAE's fixed positions, which other formats store as a table; the
+        class token's position is zero."""
         if self.positions.kind != "sincos":
             return self
         return self.with_options(positions={"kind": "learned", "slots": int(self.class_token)})
 
 
 def transformer_config(**settings: Any) -> Any:
-    """Return the config of the family that has these options: a `HybridConfig` with `stem=...`, a `ViTConfig` without
-    any.
+    """Return the config of the family that has these options, such as a `HybridConfig` for `stem=...`; by default a
+    `ViTConfig`.
 
-    A dict sets the fields of a group that it names: `attention={"window": 7}`. Raises UsageError if no family has all
-    of them, and for an unknown field of a group.
+    A dict sets fields of a group: `attention={"window": 7}`. Raises UsageError if no family has all options, and for an
+    unknown field of a group.
     """
     settings = resolve_family({"family": "vit"} | settings)
     config_class = config_type(settings["family"])
@@ -342,26 +345,27 @@ def transformer_config(**settings: Any) -> Any:
 
 
 def fill_group(group: object, name: str, value: object) -> object:
-    """Return the value of the named field: a group with the fields of a dict, or the value unchanged."""
+    """Return the value of the named field: the group with the fields of a dict changed, or any other value
+    unchanged."""
     return change_fields(group, value, f"{name}.") if is_mapping(value) and is_dataclass(group) else value
 
 
 def kind_of_attention(settings: Mapping[str, Any]) -> str | None:
-    """The `attention.kind` of options; None if they do not set it."""
+    """Return the `attention.kind` of options; None if they do not set it."""
     attention: AttentionGroup | Mapping[str, Any] = settings.get("attention") or {}
     return attention.kind if isinstance(attention, AttentionGroup) else attention.get("kind")
 
 
 def resolve_family(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options with the `family` that has them all, and without options at their defaults for a plain ViT,
-    such as `first_norm=False`. Raises UsageError if no family has all of them."""
+    """Return the options with the `family` that has them all, and without defaults of a plain ViT such as
+    `first_norm=False`. Raises UsageError if no family has all of them."""
     family_by_option = {name: family for name, family in FAMILY_BY_OPTION.items() if settings.get(name)}
     if kind_of_attention(settings) == "decomposed":
         family_by_option["attention.kind=decomposed"] = "sam"
     families = set(family_by_option.values())
     if len(families) > 1:
         raise UsageError(
-            f"no model family has all of {' and '.join(family_by_option)}", "use the options of a single family"
+            f"no model family has all options {' and '.join(family_by_option)}", "use options of a single family"
         )
     family_name = settings["family"]
     if family_name not in FAMILIES:
@@ -383,7 +387,7 @@ def resolve_family(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def parse_variant(name: str, image: ImageSize) -> ViTConfig | None:
-    """Return the config of a key of `VIT_VARIANTS`, such as `DeiT-S/16-distilled`."""
+    """Return the config of a key of `VIT_VARIANTS`, such as `DeiT-S/16-distilled`; None for other names."""
     for prefix, members in VIT_VARIANTS.items():
         options = members.get(name.removeprefix(f"{prefix}-"))
         if options is not None and name.startswith(f"{prefix}-"):
@@ -392,7 +396,7 @@ def parse_variant(name: str, image: ImageSize) -> ViTConfig | None:
 
 
 def change_config(config: ViTConfig, changes: dict[str, Any], image: tuple[int, ...] | None) -> ViTConfig:
-    """Return a config with changes by dotted path, at an image size if it is set."""
+    """Return a config with changes by dotted path, at an image size in pixels if it is set."""
     patch = changes.get("patch", config.patch)
     size = (
         image or changes.get("image") or (config.image if not changes else nearest_divisible_size(config.image, patch))
@@ -401,20 +405,20 @@ def change_config(config: ViTConfig, changes: dict[str, Any], image: tuple[int, 
 
 
 def is_plain_vit_name(name: str) -> bool:
-    """Return whether a name is a plain ViT of a known size, or of a width and a depth."""
+    """Return whether a name is a plain ViT with a named size, or with a width and a depth."""
     match = _CANONICAL.fullmatch(name) or _TIMM.fullmatch(name)
     return match is not None and (find_vit_size(match["size"]) is not None or match["size"][0].isdigit())
 
 
 def find_vit_size(size: str) -> tuple[int, int, int, int] | None:
-    """Width, depth, heads and hidden channels of a named size; None for others. Only g and G differ by case."""
+    """Return width, depth, heads and hidden channels of a named size, else None. Only g and G differ by case."""
     sizes = {key.lower(): key for key in VIT_SIZES if key not in ("g", "G")} | SIZE_WORDS
     return VIT_SIZES.get(size if size in VIT_SIZES else sizes.get(size.lower(), ""))
 
 
 def parse_plain_vit(name: str, pixels: int | None = None) -> ViTConfig:
-    """Return the config of a plain ViT. `pixels` are the pixels per token, if they differ from the name's number.
-    Raises UsageError for an unknown name, and a patch of less than a pixel."""
+    """Return the config of a plain ViT's name; `pixels` are the pixels per token if they differ from the number in the
+    name. Raises UsageError for an unknown name, and for a patch below one pixel."""
     match = _CANONICAL.fullmatch(name) or _TIMM.fullmatch(name)
     if match is None or not is_plain_vit_name(name):
         raise UsageError(f"unknown model {name}", "run `vitreous models` to list the names")
@@ -426,7 +430,7 @@ def parse_plain_vit(name: str, pixels: int | None = None) -> ViTConfig:
     patch = (pixels,) if pixels else tuple(map(int, match["patch"].lower().split("x")))
     patch = patch * 2 if len(patch) == 1 else patch
     if min(patch) < 1:
-        raise UsageError(f"unknown model {name}", "a patch is at least one pixel")
+        raise UsageError(f"unknown model {name}: its patch is below 1 pixel", "use patches of 1 pixel or more")
     image = int(match.groupdict().get("image") or 0)
     return ViTConfig(
         image=(image, image)
@@ -441,6 +445,6 @@ def parse_plain_vit(name: str, pixels: int | None = None) -> ViTConfig:
 
 
 def family_signature(config: Any) -> tuple[Any, ...]:
-    """The values that identify a family."""
+    """Return the values that identify a named variant of a ViT."""
     shape = (config.width, config.depth, config.heads, config.mlp.hidden, config.patch)
     return (*shape, *(attrgetter(path)(config) for path in DEFINING_FIELDS), config.pool == "distilled")

@@ -1,4 +1,7 @@
-"""Cost of a Vision Transformer: multiply-adds per image, and activation memory in training."""
+"""Cost of a Vision Transformer: multiply-adds per image, and activation memory in training.
+
+N patch tokens, P prefix tokens, T = P + N, D width, M hidden channels of the MLP, L blocks, K classes, C channels.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from vitreous.nn.sizes import format_size, patch_grid
 
 
 class ViTCost(ModelConfig):
-    """The cost of a `ViTConfig`, with terms that related families override."""
+    """Base class of `ViTConfig` that computes its cost from terms that related families override."""
 
     if TYPE_CHECKING:
         heads: int
@@ -22,19 +25,20 @@ class ViTCost(ModelConfig):
 
         @property
         def windowed_blocks(self) -> tuple[int, ...]:
-            """The blocks whose patches attend within windows."""
+            """Return the blocks whose patches attend within windows."""
             ...
 
         @property
         def pooled_prefix(self) -> int | None:
-            """Number of leading tokens, if pooling uses only prefix tokens; None if it uses patches."""
+            """Return the number of leading tokens, if pooling uses only prefix tokens; None if it uses patches."""
             ...
 
     def macs(self, image: ImageSize = None) -> int:
-        """Multiply-adds of one forward pass for one image, with attention products, without softmax, norms and GELU.
+        """Count the multiply-adds of one forward pass for one image, with attention products, without softmax, norms
+        and GELU.
 
-        For a plain ViT, N P^2 C D + L (T (4 D^2 + 2 D M) + 2 T^2 D) + K D with T = P + N tokens, every token in every
-        block, as papers count. FLOPs are twice this; a training step costs three forward passes.
+        For a plain ViT with patches of p x p pixels: N p^2 C D + L (T (4 D^2 + 2 D M) + 2 T^2 D) + K D. Every token is
+        counted in every block, as in papers. FLOPs are twice this number; a training step costs three forward passes.
         """
         image = tuple(image or self.image)
         grid, width = patch_grid(image, self.patch), self.width
@@ -48,20 +52,21 @@ class ViTCost(ModelConfig):
 
     @property
     def mlp_layers(self) -> int:
-        """Number of MLPs in all blocks."""
+        """Return the number of MLPs in all blocks."""
         return self.depth
 
     def embedding_macs(self, image: tuple[int, ...]) -> int:
-        """Multiply-adds of the patch projection and of a stem."""
+        """Count the multiply-adds of the patch projection and of a stem."""
         return math.prod(patch_grid(image, self.patch)) * math.prod(self.patch) * self.channels * self.width
 
     def mlp_macs(self, grid: tuple[int, ...]) -> int:
-        """Multiply-adds of the MLP of one block."""
+        """Count the multiply-adds of the MLP of one block."""
         tokens = math.prod(grid) + self.prefix * self.time_slots(grid)
         return tokens * (3 if self.mlp.kind == "swiglu" else 2) * self.width * self.mlp.hidden
 
     def attention_macs(self, grid: tuple[int, ...], index: int) -> int:
-        """Multiply-adds of a block's attention: four products of width D, and the products with probabilities."""
+        """Count the multiply-adds of a block's attention: four D x D products, the logits, and the products with
+        probabilities."""
         tokens, width = math.prod(grid) + self.prefix, self.width
         if index in self.windowed_blocks:
             pairs = math.prod(
@@ -74,17 +79,18 @@ class ViTCost(ModelConfig):
         return tokens * (4 * width**2 + 2 * tokens * width + bias)
 
     def extra_macs(self, grid: tuple[int, ...]) -> int:
-        """Multiply-adds that related families add to blocks, pooling and head."""
+        """Count the multiply-adds that related families add to blocks, pooling and head."""
         return 0
 
     def time_slots(self, grid: tuple[int, ...]) -> int:
-        """Number of time slots with separate prefix tokens."""
+        """Return the number of time slots with separate prefix tokens; 1 for images."""
         return 1
 
     def computed_macs(self, image: ImageSize = None, patches: int | None = None) -> int:
-        """Multiply-adds that one image's forward pass performs: `macs` without the unused part of the last block.
+        """Count the multiply-adds that one image's forward pass performs: `macs` without the unused part of the last
+        block.
 
-        If `patches` is set, blocks compute only that many patches of the image; all are projected.
+        If `patches` is set, the blocks compute only this number of patches of the image; all patches are projected.
         """
         image = tuple(image or self.image)
         total = self.macs(image)
@@ -101,7 +107,7 @@ class ViTCost(ModelConfig):
         return total - skipped - self.skipped_macs(flat_grid)
 
     def skipped_macs(self, grid: tuple[int, ...]) -> int:
-        """The part of `macs` for an image of this grid that `ViT.forward` skips.
+        """Count the multiply-adds in `macs` that `ViT.forward` skips for an image of this grid.
 
         If pooling uses only `pooled_prefix` tokens, the last block computes only keys and values for the other tokens,
         and with plain attention not even these (`nn.attention.attend_few_queries`).
@@ -115,25 +121,25 @@ class ViTCost(ModelConfig):
         return slots * (self.skipped_attention_macs(grid, slots, tokens) + mlp)
 
     def skipped_attention_macs(self, grid: tuple[int, ...], slots: int, tokens: int) -> int:
-        """Multiply-adds that the last block's attention skips, for each slot of `tokens` tokens."""
+        """Count the multiply-adds that the last block's attention skips, per slot of `tokens` tokens."""
         if self.attention.kind == "plain":
             return self.skipped_plain_attention_macs(self.attention_macs(grid, self.depth - 1), tokens)
         bias = (2 * tokens - 1) * self.width * (self.attention.kind == "relative")
         return (tokens - (self.pooled_prefix or 0)) * (self.width**2 + 2 * tokens * self.width + bias)
 
     def skipped_plain_attention_macs(self, total_macs: int, tokens: int) -> int:
-        """The part of `total_macs`, the multiply-adds of plain attention over `tokens` tokens, that the pooled tokens
-        do not need."""
+        """Count the multiply-adds of plain attention over `tokens` tokens, `total_macs` in all, that the pooled tokens
+        do not require."""
         return total_macs - (self.pooled_prefix or 0) * (4 * self.width**2 + 2 * self.heads * tokens * self.width)
 
     def count_activations(self, image: ImageSize = None, device: str = "cuda") -> int | None:
-        """Approximate number of values that the blocks of a plain ViT store per image for the backward pass: L T (9 D +
-        2 M).
+        """Estimate the number of values that the blocks of a plain ViT store per image for the backward pass: L T
+        (9 D + 2 M).
 
         A block stores the inputs of its two norms, of its four products and of GELU, and q, k and v. Fused attention
-        stores no probabilities, and recomputation would store less. On a CPU GELU is recomputed, which saves M. If only
-        prefix tokens are pooled, the last block stores only its input, before and after the norm. Each value has two or
-        four bytes. None for other kinds of blocks.
+        stores no probabilities; gradient checkpointing, which is not considered, would store less. On a CPU GELU is
+        recomputed, which saves M. If only prefix tokens are pooled, the last block stores only its input, before and
+        after the norm. Each value has two or four bytes. Returns None for other kinds of blocks.
         """
         if self.on_grid or self.front != "patches" or self.attention.kind != "plain" or self.factorised:
             return None
@@ -144,7 +150,7 @@ class ViTCost(ModelConfig):
         return (self.depth - 1) * tokens * (9 * self.width + hidden) + last_block
 
     def describe_window_change(self, source_config: ModelConfig) -> str:
-        """Return a note if the model has windows with which the weights of the config `source_config` were not trained,
+        """Return a note if the weights of the config `source_config` were not trained with the windows of this model,
         else ""."""
         if self.on_grid or not self.windowed_blocks:
             return ""
@@ -161,5 +167,5 @@ class ViTCost(ModelConfig):
 
 
 def window_of(config: ViTCost) -> tuple[int, tuple[int, ...]]:
-    """The tokens along a side of a window, and the blocks without windows."""
+    """Return the length of a window along each axis, in tokens, and the blocks without windows."""
     return config.attention.window, config.attention.global_blocks

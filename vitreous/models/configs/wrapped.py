@@ -1,4 +1,4 @@
-"""Base classes of configs of models around a backbone: an adapter, and dense and detection heads."""
+"""Base classes of configs of models around a backbone: with an adapter, or with a dense or detection head."""
 
 from __future__ import annotations
 
@@ -7,48 +7,48 @@ from vitreous.models.configs.groups import AttentionGroup, PositionGroup, Regula
 
 
 class BackboneWrapperConfig(ModelConfig):
-    """Properties that a model takes over from its `backbone` config."""
+    """Base class of configs that have the properties of their `backbone` config."""
 
     backbone: ModelConfig
 
     @property
     def image(self) -> tuple[int, ...]:
-        """Native image size: pixels along each axis."""
+        """Return the native image size: pixels along each axis."""
         return self.backbone.image
 
     @property
     def channels(self) -> int:
-        """Channels of an image."""
+        """Return the channels of an image."""
         return self.backbone.channels
 
     @property
     def depth(self) -> int:
-        """Blocks of the backbone."""
+        """Return the blocks of the backbone."""
         return self.backbone.depth
 
     @property
     def positions(self) -> PositionGroup:
-        """The backbone's."""
+        """Return the position options of the backbone."""
         return self.backbone.positions
 
     @property
     def attention(self) -> AttentionGroup:
-        """The backbone's."""
+        """Return the attention options of the backbone."""
         return self.backbone.attention
 
     @property
     def has_attention(self) -> bool:
-        """Whether blocks contain attention."""
+        """Return whether blocks contain attention."""
         return self.backbone.has_attention
 
     @property
     def sees_whole_image(self) -> bool:
-        """Whether no block is restricted to windows."""
+        """Return whether no block attends within windows."""
         return self.backbone.sees_whole_image
 
     @property
     def regularization(self) -> RegularizationConfig:
-        """The backbone's."""
+        """Return the regularisation options of the backbone."""
         return self.backbone.regularization
 
     def check_image_size(self, image: tuple[int, ...]) -> None:
@@ -57,26 +57,26 @@ class BackboneWrapperConfig(ModelConfig):
 
 
 class BackboneWithHeadConfig(BackboneWrapperConfig):
-    """Properties that a model with a head takes over from its `backbone` config."""
+    """Base class of configs of models with a head that have the properties of their `backbone` config."""
 
     classes: int
 
     @property
     def patch(self) -> tuple[int, ...]:
-        """Pixels per token of the backbone, per axis."""
+        """Return the pixels per token of the backbone, per axis."""
         return self.backbone.patch
 
     @property
     def grid(self) -> tuple[int, ...]:
-        """Tokens along each axis."""
+        """Return the tokens along each axis."""
         return self.backbone.grid
 
     @property
     def prefix(self) -> int:
-        """Number of prefix tokens."""
+        """Return the number of prefix tokens."""
         return self.backbone.prefix
 
     @property
     def num_features(self) -> int:
-        """Number of outputs: one per class."""
+        """Return the number of outputs: one per class."""
         return self.classes

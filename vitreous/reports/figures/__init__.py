@@ -1,1 +1,1 @@
-"""Figures of `vitreous inspect`: a function `make_NAME(scene)` for each NAME of the table in `inspect.py`."""
+"""Figures of `vitreous inspect`: a function `make_NAME(context)` for each NAME in `FIGURES` of `reports/inspect.py`."""

@@ -36,13 +36,13 @@ from vitreous.reports.pages.formats import format_count
 from vitreous.reports.pages.plots import INK
 from vitreous.reports.pages.thumbnails import scale_attention_map
 
-MAX_BLOCK_COLUMNS = 12  # blocks shown side by side
+MAX_BLOCK_COLUMNS = 12  # most blocks shown side by side
 EDGE_COLOUR, DIMMED_LIGHT = (
     np.array([214, 84, 32]),
     0.35,
 )  # colour of the edges of kept patches, and brightness of the other patches
 MIN_EDGE_SIDE = 320  # minimum longer side in pixels for drawing edges
-#: attention span of a query -> its name, and colour and marker of its dots
+#: tokens that a query attends to -> label, colour and marker of the dots of these heads
 SPAN_STYLES = {
     "all": ("heads", BLUE, "o"),
     "row": ("heads along rows", BLUE, "o"),
@@ -54,7 +54,10 @@ SPAN_STYLES = {
 
 
 def make_attention(context: FigureContext) -> list[FigureResult]:
-    """Draw the attention of each block of --layers (default: the last), with a column per head and their mean."""
+    """Draw the attention from the classifier's input to the patches in each block of --layers (default: the last).
+
+    There is a column per attention head, and one for their mean.
+    """
     figures, prefix = [], context.model.config.prefix
     for head_attention in iterate_head_attention(context):
         input_images, attention, heads = head_attention.images, head_attention.attention, head_attention.heads
@@ -81,7 +84,7 @@ def make_attention(context: FigureContext) -> list[FigureResult]:
 
 
 def make_segments(context: FigureContext) -> list[FigureResult]:
-    """Draw the patches with most attention in each block of --layers (default: the last), with a column per head."""
+    """Draw the patches that get most attention in each block of --layers (default: the last), one column per head."""
     figures, mass = [], context.options.mass
     for head_attention in iterate_head_attention(context):
         input_images, heads = head_attention.images, head_attention.heads
@@ -105,9 +108,11 @@ def make_segments(context: FigureContext) -> list[FigureResult]:
 
 
 class HeadAttention(NamedTuple):
-    """Attention `attention` (n, h, T) of n images in block `layer` to all tokens, and the heads shown.
+    """The attention of n images in block `layer`, counted from 0, and the indices of the shown attention heads.
 
-    `suffix` distinguishes figures of several blocks.
+    `attention` (n, h, T) is the attention from the classifier's input, which is the class token or the mean of the
+    patch tokens, to all T tokens, in each of h heads. `suffix` is added to the figure's name if several blocks are
+    drawn.
     """
 
     images: list[InputImage]
@@ -117,7 +122,7 @@ class HeadAttention(NamedTuple):
     heads: list[int]
 
     def to_figure_result(self, name: str, caption: str, figure: Any, arrays: dict[str, np.ndarray]) -> FigureResult:
-        """Return a drawn figure of this block as a result."""
+        """Return a drawn figure of this block with its arrays as a `FigureResult`."""
         arrays |= {"heads": np.array(self.heads), "images": np.array([image.name for image in self.images])}
         return FigureResult(
             name + self.suffix, f"{name.capitalize()} of block {self.layer + 1}", caption, figure, arrays=arrays
@@ -125,7 +130,7 @@ class HeadAttention(NamedTuple):
 
 
 def iterate_head_attention(context: FigureContext) -> Iterator[HeadAttention]:
-    """Yield the attention of each selected block, by default the last.
+    """Yield the attention of each block of --layers, by default of the last block.
 
     Raises UsageError for a model without attention, and for a head or block that does not exist.
     """
@@ -145,16 +150,16 @@ def iterate_head_attention(context: FigureContext) -> Iterator[HeadAttention]:
 def make_head_panels(
     context: FigureContext, input_images: Sequence[InputImage], heads: list[int], *extra_titles: str
 ) -> tuple[Any, np.ndarray]:
-    """Return panels and their (n, columns) axes: one column each for the image, each head and each of
-    `extra_titles`."""
+    """Return a figure and its (n, columns) axes: one row per image; one column for the image, for each head, and for
+    each of `extra_titles`."""
     titles = ["input", *(f"head {head + 1}" for head in heads), *extra_titles]
     return make_image_rows(context, input_images, titles, 1.4 if len(titles) <= 6 else 1.0)
 
 
 def draw_kept_patches(pixels: np.ndarray, mask: np.ndarray) -> np.ndarray:
-    """Darken all but the (h, w) kept patches of (H, W, 3) uint8 pixels and outline those -> (kH, kW, 3) uint8.
+    """Darken the patches outside a mask and outline the patches inside: pixels (H, W, 3) uint8 -> (kH, kW, 3) uint8.
 
-    Small images are enlarged by an integer k, so that outlines are thin.
+    `mask` (h, w) bool marks the kept patches. Small images are enlarged by an integer k, so that outlines are thin.
     """
     factor = max(1, MIN_EDGE_SIDE // max(pixels.shape))
     pixels = pixels.repeat(factor, 0).repeat(factor, 1)
@@ -170,7 +175,7 @@ def draw_kept_patches(pixels: np.ndarray, mask: np.ndarray) -> np.ndarray:
 
 
 def make_gradient(context: FigureContext) -> list[FigureResult]:
-    """Draw gradient-weighted rollout of each image, for --of-class or the predicted class."""
+    """Draw gradient-weighted attention rollout of each image, for --of-class or the predicted class."""
     count_attention_blocks(context)
     classes = context.bundle.classes
     class_index = (
@@ -204,10 +209,12 @@ def make_gradient(context: FigureContext) -> list[FigureResult]:
 
 
 def get_class_index(name: str, classes: tuple[str, ...]) -> int:
-    """Return the index of a class. Raises UsageError for a class that the model lacks."""
+    """Return the index of a class by its name. Raises UsageError for a class that the model lacks."""
     if name not in classes:
         listed = ", ".join(classes[:20]) + (", …" if len(classes) > 20 else "")
-        hint = suggest_nearest(name, classes) or (f"its classes are {listed}" if classes else "")
+        hint = suggest_nearest(name, classes) or (
+            f"use one of {listed}" if classes else "use a model with a classifier"
+        )
         raise UsageError(f"the model has no class {name}", hint)
     return classes.index(name)
 
@@ -215,7 +222,7 @@ def get_class_index(name: str, classes: tuple[str, ...]) -> int:
 def draw_map_rows(
     context: FigureContext, input_images: list[InputImage], maps: Tensor, name: str, unit: str
 ) -> tuple[Any, np.ndarray]:
-    """Draw a row per image for (n, h, w) maps: the map over the image, and the image times the map."""
+    """Draw a row per image for (n, h, w) maps: the image, the map over the image, and the image times the map."""
     figure, axes = make_image_rows(context, input_images, ("input", name, f"input × {name}"))
     for row, input_image, values in zip(axes, input_images, maps, strict=True):
         scaled = scale_attention_map(values.numpy())
@@ -232,7 +239,7 @@ def make_rollout(context: FigureContext) -> list[FigureResult]:
         context.take_images(DEFAULT_IMAGE_COUNT),
         RolloutOptions(options.residual, options.fusion, options.discard),
     )
-    # one at a time: images can be large
+    # one image at a time, because images can be large
     rollouts = [
         compute_rollout(context.model, context.to_model_input(item.pixels[None]), mixing) for item in input_images
     ]
@@ -276,8 +283,8 @@ def make_rollout(context: FigureContext) -> list[FigureResult]:
 
 
 def draw_rollout_by_block(context: FigureContext, maps: Tensor, single_maps: Tensor, layers: list[int]) -> Any:
-    """Draw the cumulative rollout `maps` and the rollout `single_maps` of each block alone, (L, h, w) each: two rows,
-    one column per block in `layers`."""
+    """Draw two rows with a column per block in `layers`: the cumulative rollout `maps`, and `single_maps`, the rollout
+    of each block alone; both (L, h, w)."""
     figure, axes = make_panels(context, 2, len(layers), [f"block {layer + 1}" for layer in layers], side=0.95)
     for row, values, title in zip(axes, (maps, single_maps), ("cumulative", "this block"), strict=True):
         for panel, layer in zip(row, layers, strict=True):
@@ -289,7 +296,8 @@ def draw_rollout_by_block(context: FigureContext, maps: Tensor, single_maps: Ten
 
 
 def make_distance(context: FigureContext) -> list[FigureResult]:
-    """Draw mean attention distance of each head against depth, over --count images of the data or the given images."""
+    """Draw mean attention distance of each head against depth, averaged over the input images or --count images of the
+    data."""
     layers, input_images = (
         context.resolve_layers(count_attention_blocks(context)),
         context.take_images(context.options.count),
@@ -325,7 +333,8 @@ def make_distance(context: FigureContext) -> list[FigureResult]:
 
 
 def draw_distances(distances: AttentionDistances, selected: list[int]) -> Any:
-    """Draw a dot per head, a line through their mean, and the distance of uniform attention."""
+    """Draw attention distance against block for the `selected` rows: a dot per head, a line through the mean of the
+    heads, and a dashed line for uniform attention."""
     from matplotlib.ticker import MaxNLocator
 
     figure, ((axes,),) = new_figure(5.2, 3.4)
@@ -362,11 +371,11 @@ def draw_distances(distances: AttentionDistances, selected: list[int]) -> Any:
 
 
 def format_block_name(layer: int, context: FigureContext) -> str:
-    """Format the name of a block for captions: counted from 1, with the --layers index."""
+    """Format a block index for captions: `block 12 of 12 (--layers 11)`."""
     return f"block {layer + 1} of {count_attention_blocks(context)} (--layers {layer})"
 
 
 def describe_readout(context: FigureContext) -> str:
-    """Name the token or mean that the head uses, for captions."""
-    classed = context.model.config.pool in ("class", "distilled")
-    return "the class token" if classed else "the mean-pooled output"
+    """Return the name of the classifier's input for captions: the class token or the mean-pooled output."""
+    uses_class_token = context.model.config.pool in ("class", "distilled")
+    return "the class token" if uses_class_token else "the mean-pooled output"

@@ -1,4 +1,7 @@
-"""The figure of clips: attention over time, as a row of frames and as an animation."""
+"""The figure of clips: attention over time, as a row of frames and as an animation.
+
+A slot is the group of consecutive frames that one patch covers. A clip has T slots of h x w patches.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +29,12 @@ from vitreous.reports.figures.drawing import (
 from vitreous.reports.figures.subject import FigureContext, FigureResult, InputImage
 from vitreous.reports.pages.thumbnails import encode_gif, enlarge_pixels, overlay_heat_map
 
-MAX_SHOWN_SLOTS = 8  # slots shown side by side
+MAX_SHOWN_SLOTS = 8  # most slots shown side by side
 MIN_FRAME_SIDE = 224  # minimum size in pixels of a frame of the animation
 
 
 class ClipMaps(NamedTuple):
-    """(T, h, w) nonnegative weights of the patches of a clip's T slots, with their description for captions."""
+    """The attention to each patch of a clip, `weights` (T, h, w) nonnegative, and its description for captions."""
 
     weights: Tensor
     caption: str
@@ -66,8 +69,11 @@ def make_clips(context: FigureContext) -> list[FigureResult]:
 
 
 def compute_clip_maps(context: FigureContext, input_image: InputImage) -> ClipMaps:
-    """Return the rollout of a clip through all blocks if each attends over the whole clip; else the attention of the
-    last block that attends within slots."""
+    """Compute the attention to each patch of a clip, a volume or a signal.
+
+    If every block attends over the whole clip, this is attention rollout through all blocks; otherwise the attention of
+    the last block that attends within slots.
+    """
     clip = context.to_model_input(input_image.pixels[None])
     options, config = context.options, context.model.config
     if config.sees_whole_image:
@@ -100,8 +106,8 @@ def compute_clip_maps(context: FigureContext, input_image: InputImage) -> ClipMa
 
 
 def make_attention_gif(frames: list[list], weights: np.ndarray) -> bytes:
-    """Encode n clips of T frames with (n, slots, h, w) weights as a GIF: one row per clip, the frame and its overlaid
-    map."""
+    """Encode n clips with their attention `weights` (n, slots, h, w) as a GIF: one row per clip, with the frame and the
+    frame under its map. `frames` has a list of RGB images per clip."""
     scaled = weights / np.maximum(weights.max((1, 2, 3), keepdims=True), 1e-30)
     slots, gif_frames = weights.shape[1], []
     for time_index in range(len(frames[0])):

@@ -33,7 +33,7 @@ CHART_STYLE: dict[Any, Any] = {
 }
 BLUE, ORANGE = "#2f80c4", "#e08a3c"  # legible on white and on black, and distinct in greyscale
 FONT_SIZE = 9  # font size in points
-DEFAULT_IMAGE_COUNT = 4  # images shown if none are given
+DEFAULT_IMAGE_COUNT = 4  # images of the dataset that are shown if no input images are given
 
 
 def new_figure(width: float, height: float, rows: int = 1, columns: int = 1, **options: Any) -> tuple[Figure, Any]:
@@ -47,10 +47,10 @@ def new_figure(width: float, height: float, rows: int = 1, columns: int = 1, **o
 def make_panels(
     context: FigureContext, rows: int, columns: int, titles: Sequence[str] = (), side: float = 1.6
 ) -> tuple[Figure, np.ndarray]:
-    """Return a figure of empty panels with the images' aspect and titles `titles`, and its axes of shape (rows,
-    columns).
+    """Return a figure of empty panels for images, and its axes of shape (rows, columns).
 
-    `side`: the longer side of a panel in inches.
+    Panels have the aspect ratio of the model's input images, and `titles` above the first row. `side` is the longer
+    side of a panel in inches.
     """
     height, width = (side * length / max(context.preprocess.plane) for length in context.preprocess.plane)
     figure, axes = new_figure(columns * (width + 0.08), rows * (height + 0.08) + 0.3, rows, columns)
@@ -64,7 +64,8 @@ def make_panels(
 def make_image_rows(
     context: FigureContext, input_images: Sequence[InputImage], titles: Sequence[str], side: float = 1.6
 ) -> tuple[Figure, np.ndarray]:
-    """Return panels with one row per image, its name in the first column, and their (n, columns) axes."""
+    """Return a figure with one row per image, and its (n, columns) axes; the first column shows the image and its
+    name, the others are empty."""
     figure, axes = make_panels(context, len(input_images), len(titles), titles, side)
     for panel, input_image in zip(axes[:, 0], input_images, strict=True):
         panel.imshow(np.asarray(input_image.rgb_image), interpolation="nearest")
@@ -75,8 +76,10 @@ def make_image_rows(
 def draw_heat_map(
     axes: Axes, input_image: InputImage, values: Tensor | np.ndarray, max_value: float | None = None
 ) -> Any:
-    """Draw a nonnegative (h, w) map of patches over the grey image, scaled to `max_value` or its maximum; returns the
-    image for a colour bar."""
+    """Draw a nonnegative map of patches (h, w) over the grey image. Returns the colour scale for a colour bar.
+
+    The map is divided by `max_value`, by default its maximum.
+    """
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
 
@@ -116,10 +119,11 @@ def label_panel(axes: Axes, text: str, max_length: int = 20) -> None:
 
 
 def choose_heads(head_indices: Sequence[int], num_heads: int) -> list[int]:
-    """Return the selected heads, by default all. Raises UsageError for a number outside 0 .. heads - 1."""
+    """Return the head indices without duplicates, by default all. Raises UsageError for an index that does not
+    exist."""
     invalid = [head for head in head_indices if not 0 <= head < num_heads]
     if invalid:
-        hint = f"--heads counts from 0 to {num_heads - 1}, figures from 1 to {num_heads}"
+        hint = f"use --heads 0 to {num_heads - 1}; figures count from 1"
         raise UsageError(f"--heads {invalid[0]}: a block has {num_heads} heads", hint)
     return list(dict.fromkeys(head_indices)) or list(range(num_heads))
 
@@ -136,13 +140,13 @@ def tile_images(tiles: np.ndarray, gap: int = 1, gap_value: float = np.nan) -> n
     rows, columns, height, width = tiles.shape[:4]
     size = rows * (height + gap) - gap, columns * (width + gap) - gap
     canvas = np.full((*size, *tiles.shape[4:]), gap_value, dtype=np.float32)
-    for i, j in np.ndindex(rows, columns):
-        canvas[i * (height + gap) :, j * (width + gap) :][:height, :width] = tiles[i, j]
+    for row, column in np.ndindex(rows, columns):
+        canvas[row * (height + gap) :, column * (width + gap) :][:height, :width] = tiles[row, column]
     return canvas
 
 
 def hide_axes(axes: Axes) -> None:
-    """Remove ticks and frame of axes that show images."""
+    """Remove the ticks and the frame of axes."""
     axes.set_xticks([])
     axes.set_yticks([])
     axes.spines[:].set_visible(False)
@@ -154,5 +158,5 @@ def count_from_one(name: str) -> str:
 
 
 def format_dimensions(lengths: Any) -> str:
-    """Format a size: (14, 14) -> `14 × 14`."""
+    """Format a size of any number of axes: (14, 14) -> `14 × 14`."""
     return " × ".join(map(str, lengths))

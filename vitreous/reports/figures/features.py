@@ -25,8 +25,8 @@ from vitreous.reports.figures.drawing import BLUE, format_dimensions, hide_axes,
 from vitreous.reports.figures.subject import MAX_SHOWN_IMAGES, FigureContext, FigureResult, InputImage, load_input_image
 from vitreous.reports.pages.formats import format_share
 
-FILTER_COLUMNS, FILTER_GAP_GREY = 7, 0.5  # filters per row, and the grey value between them
-SHOWN_NEIGHBOURS, CANDIDATES_PER_COUNT = 6, 8  # neighbours shown; candidate training images for each of --count
+FILTER_COLUMNS, FILTER_GAP_GREY = 7, 0.5  # filters per row; grey value between filters
+SHOWN_NEIGHBOURS, CANDIDATES_PER_COUNT = 6, 8  # neighbours shown; searched training images per image of --count
 MAX_TITLE_LETTERS = 18  # maximum length of a class name over an image
 
 
@@ -65,8 +65,10 @@ def make_filters(context: FigureContext) -> list[FigureResult]:
 
 
 def arrange_filters(filter_images: np.ndarray) -> np.ndarray:
-    """Arrange (K, h, w[, 3]) filters as one (H, W[, 3]) image, seven per row, separated by grey because filters have
-    white and black corners."""
+    """Arrange filters (K, h, w[, 3]) as one image (H, W[, 3]) with seven filters per row.
+
+    They are separated by grey, because filters can have white or black corners.
+    """
     scale = -(-16 // max(filter_images.shape[1:3]))
     filter_images = filter_images.repeat(scale, 1).repeat(scale, 2)
     columns = min(FILTER_COLUMNS, len(filter_images))
@@ -80,8 +82,10 @@ def arrange_filters(filter_images: np.ndarray) -> np.ndarray:
 
 
 def filters_to_images(components: np.ndarray) -> tuple[np.ndarray, str]:
-    """Convert (K, C, h, w) to (K, h, w) or (K, h, w, 3) in [0, 1], each stretched to its range, and describe the
-    colours."""
+    """Convert filters (K, C, h, w) to images (K, h, w) or (K, h, w, 3) in [0, 1], each stretched to its range.
+
+    Also returns a description of the colours for the caption.
+    """
     channels = components.shape[1]
     visible = components[:, :3] if channels >= 3 else components[:, :1]
     low, high = (f(visible, axis=(1, 2, 3), keepdims=True) for f in (np.min, np.max))
@@ -93,8 +97,8 @@ def filters_to_images(components: np.ndarray) -> tuple[np.ndarray, str]:
 
 
 def make_features(context: FigureContext) -> list[FigureResult]:
-    """Draw images, the first three principal components of their patch tokens as colours, and the components of
-    foreground patches only (arXiv:2304.07193, Fig. 1)."""
+    """Draw images in three rows: the image, the first three principal components of all patch tokens as colours, and
+    those of the foreground patches only (arXiv:2304.07193, Fig. 1)."""
     input_images = context.take_images(4)[:MAX_SHOWN_IMAGES]
     maps = torch.cat(
         [
@@ -127,7 +131,8 @@ def make_features(context: FigureContext) -> list[FigureResult]:
 
 
 def make_nearest(context: FigureContext) -> list[FigureResult]:
-    """Draw images with the training images of most similar features. Raises UsageError without training images."""
+    """Draw each image with the training images of the most similar features. Raises UsageError for a dataset without
+    training images."""
     data = context.data[1]
     if "train" not in data.splits:
         raise UsageError(
@@ -143,13 +148,12 @@ def make_nearest(context: FigureContext) -> list[FigureResult]:
             [image for _, image in query_samples],
             [get_class_title(data, context.split, sample) for sample, _ in query_samples],
         )
-    overlap = not context.images and context.split is train
-    samples, candidate_features = compute_candidate_features(context, train, len(queries) if overlap else 0)
+    queries_are_training_images = not context.images and context.split is train
+    samples, candidate_features = compute_candidate_features(
+        context, train, len(queries) if queries_are_training_images else 0
+    )
     features = torch.cat(
-        [
-            extract_pooled_features(context.model, images).cpu()
-            for images in context.iterate_batches(queries, "pictures")
-        ]
+        [extract_pooled_features(context.model, images).cpu() for images in context.iterate_batches(queries, "images")]
     ).numpy()
     values, neighbour_indices = find_nearest_neighbours(
         candidate_features.numpy(), features, min(SHOWN_NEIGHBOURS, len(candidate_features))
@@ -185,9 +189,10 @@ def make_nearest(context: FigureContext) -> list[FigureResult]:
 
 
 def compute_candidate_features(context: FigureContext, train: Split, num_skipped: int) -> tuple[list[int], Tensor]:
-    """Return the indices of the candidate training images, without the first few, and their (n, D) features.
+    """Choose training images at random, and return their sample indices and their pooled features (n, D).
 
-    Raises UsageError if there are none.
+    The first `num_skipped` of the random order are the query images, and are not chosen. Raises UsageError if no image
+    is left.
     """
     samples: list[int] = []
     features: list[Tensor] = []
@@ -207,7 +212,7 @@ def compute_candidate_features(context: FigureContext, train: Split, num_skipped
 
 
 def get_class_title(data: Data, split: Split, sample: int) -> str:
-    """Return the title of a sample: its class or classes."""
+    """Return the label of a sample as text: its class names, or its regression targets with their values."""
     label = split.labels[sample]
     if data.targets:
         return ", ".join(f"{name} {value:.4g}" for name, value in zip(data.targets, label, strict=True))
@@ -216,7 +221,7 @@ def get_class_title(data: Data, split: Split, sample: int) -> str:
 
 
 def draw_strips(rows: list[list[tuple[InputImage, str]]]) -> Any:
-    """Draw rows of images with a line of text over each; the first image of a row is set apart."""
+    """Draw rows of images with a title above each; a gap separates the first image of a row from the others."""
     from matplotlib.figure import Figure
 
     width, height = rows[0][0][0].rgb_image.size

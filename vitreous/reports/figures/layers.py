@@ -1,4 +1,4 @@
-"""Figures by depth and by input size: spectra of features, similarity of layers, and inference cost."""
+"""Figures by depth: spectra of features and similarity of layers. Figure by input size: inference cost."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-MAX_TICKS = 12  # layer names along an axis
-COST_SECONDS = 45.0  # time limit for measuring costs
+MAX_TICKS = 12  # most layer names along an axis
+COST_SECONDS = 45.0  # time limit in seconds for measuring the cost
 
 
 def make_fourier(context: FigureContext) -> list[FigureResult]:
@@ -47,14 +47,13 @@ def make_fourier(context: FigureContext) -> list[FigureResult]:
     figure, ((left, right),) = new_figure(7.2, 2.9, 1, 2, gridspec_kw={"wspace": 0.06})
     draw_spectra(figure, left, relative[:-1], frequency)
     draw_highest_frequency(right, relative[:, -1], [location.sublayer for location in spectra.locations], frequency[-1])
-    oblong = " On this oblong grid, the diagonal uses the shorter side and the nearest frequency of the longer side."
+    oblong = " The grid is not square: the diagonal uses the shorter side and the nearest frequency of the longer side."
     caption = (
-        f"Relative log amplitude of the running sum, mean over {format_count(spectra.images, 'image')} and all "
-        f"channels, along the diagonal of the spectrum of the {format_dimensions(context.grid)} patches, minus that "
-        f"of the constant "
-        f"term; natural logarithm.{oblong * (context.grid[0] != context.grid[1])} Left: without the last position. "
-        "Right: the highest frequency by depth; grey: across an attention. A falling line means that the layer "
-        "acts as a low-pass filter. As in arXiv:2202.06709, Figs. 2a and 8."
+        f"Log amplitude of the residual stream minus that of the constant term (natural logarithm), along the "
+        f"diagonal of the spectrum of the {format_dimensions(context.grid)} patches. Mean over "
+        f"{format_count(spectra.images, 'image')} and all channels.{oblong * (context.grid[0] != context.grid[1])} "
+        "Left: all layers but the last. Right: the highest frequency by depth; attention layers are grey. A falling "
+        "line means that the layer acts as a low-pass filter. As in arXiv:2202.06709, Figs. 2a and 8."
     )
     names = [
         location.sublayer if location.layer < 0 else f"{location.sublayer} {location.layer}"
@@ -82,7 +81,7 @@ def make_fourier(context: FigureContext) -> list[FigureResult]:
 
 
 def draw_spectra(figure: Figure, axes: Axes, lines: np.ndarray, frequency: np.ndarray) -> None:
-    """Draw a line for each position in depth of (places, K), darker if deeper, against frequency (K,)."""
+    """Draw the spectra of n layers, `lines` (n, K), against frequency (K,) in units of pi; deeper layers are darker."""
     from matplotlib import colormaps
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
@@ -92,11 +91,14 @@ def draw_spectra(figure: Figure, axes: Axes, lines: np.ndarray, frequency: np.nd
         axes.plot(frequency, line, color=colours(depth), linewidth=1, marker="o", markersize=2)
     axes.set(xlabel="frequency (π per patch)", ylabel="Δ log amplitude")
     axes.grid(alpha=0.25, linewidth=0.5)
-    figure.colorbar(ScalarMappable(Normalize(0, 1), colours), ax=axes, label="depth, as a share", pad=0.02)
+    figure.colorbar(ScalarMappable(Normalize(0, 1), colours), ax=axes, label="relative depth", pad=0.02)
 
 
 def draw_highest_frequency(axes: Axes, highest: np.ndarray, layer_kinds: list[str], frequency: float) -> None:
-    """Draw the highest frequency (places,) against depth, with attention shaded."""
+    """Draw the amplitude at the highest frequency, `highest` (n,), against depth; attention layers are shaded.
+
+    `layer_kinds` has `embedding`, `attention` or `mlp` for each of the n layers; `frequency` is in units of pi.
+    """
     depth = np.linspace(0, 1, len(highest))
     for index in range(1, len(highest)):
         if layer_kinds[index] == "attention":
@@ -106,12 +108,12 @@ def draw_highest_frequency(axes: Axes, highest: np.ndarray, layer_kinds: list[st
         indices = [index for index, name in enumerate(layer_kinds) if name == layer_kind]
         name = f"after {layer_kind}" if layer_kind != "mlp" else "after MLP"
         axes.plot(depth[indices], highest[indices], marker, color=colour, markersize=3.5, label=name)
-    axes.set(xlabel="depth, as a share", ylabel=f"Δ log amplitude at {frequency:.2f} π")
+    axes.set(xlabel="relative depth", ylabel=f"Δ log amplitude at {frequency:.2f} π")
     axes.legend()
 
 
 def make_similarity(context: FigureContext) -> list[FigureResult]:
-    """Draw linear CKA between all layers of the model, or between its layers and those of --other, on the same images.
+    """Draw linear CKA between all layers of the model; with --other, between its layers and those of another model.
 
     Raises UsageError for too few images.
     """
@@ -182,13 +184,15 @@ def compute_layer_means(context: FigureContext, input_images: list[InputImage]) 
 
 
 def label_ticks(set_ticks: Callable[..., Any], names: list[str]) -> None:
-    """Label some layers along an axis, evenly spaced."""
+    """Label an axis with evenly spaced layer names, at most `MAX_TICKS`. `set_ticks` is `set_xticks` or
+    `set_yticks`."""
     step = -(-len(names) // MAX_TICKS)
     set_ticks(range(0, len(names), step), [count_from_one(name) for name in names[::step]], fontsize=8)
 
 
 def make_cost(context: FigureContext) -> list[FigureResult]:
-    """Draw throughput, largest batch, memory and operations against the input size (arXiv:2010.11929, Fig. 12)."""
+    """Draw throughput and largest batch size against image size, and memory and operations against the number of tokens
+    (arXiv:2010.11929, Fig. 12)."""
     image_sizes, costs = round_image_sizes(context.model, (*DEFAULT_IMAGE_SIZES, max(context.preprocess.image))), []
     for cost in measure_inference_costs(context.model, image_sizes, context.options.batch_sizes, COST_SECONDS):
         costs.append(cost)
@@ -233,7 +237,10 @@ def make_cost(context: FigureContext) -> list[FigureResult]:
 
 
 def draw_costs(columns: dict[str, list[Any]]) -> Figure:
-    """Draw four log-log panels; dashed lines are proportional to the number of tokens."""
+    """Draw the four panels of the cost figure; dashed lines are proportional to the number of tokens.
+
+    `columns` has a list with an entry per image size for each quantity.
+    """
     figure, ((speed, batch), (memory, operations)) = new_figure(7.2, 5.2, 2, 2)
     image_sizes, tokens, pixels = [image[0] for image in columns["image"]], columns["tokens"], "image size (pixels)"
     draw_log_curve(speed, image_sizes, y=columns["images_per_second"], x_label=pixels, y_label="images/s", colour=BLUE)
@@ -253,7 +260,7 @@ def draw_costs(columns: dict[str, list[Any]]) -> Figure:
 
 
 def draw_log_curve(axes: Axes, x: list[int], y: list[float], x_label: str, y_label: str, colour: str) -> None:
-    """Draw one quantity against another on logarithmic axes."""
+    """Draw a curve on logarithmic axes; the y axis is linear if a value is 0."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
     axes.plot(x, y, "o-", color=colour, linewidth=1, markersize=3.5)
@@ -270,7 +277,7 @@ def draw_log_curve(axes: Axes, x: list[int], y: list[float], x_label: str, y_lab
 
 
 def format_cost_caption(context: FigureContext, costs: list[InferenceCost], image_sizes: list[tuple[int, ...]]) -> str:
-    """Build the caption of the cost figure, and state which values are estimates."""
+    """Build the caption of the cost figure: model, precision, hardware, and which values are measured or estimated."""
     model_dtype = next(context.model.parameters()).dtype
     precision = next(name for name, dtype in DTYPES.items() if dtype == model_dtype)
     hardware = f"{get_processor_name()}, {format_count(torch.get_num_threads(), 'thread')}"
@@ -278,13 +285,13 @@ def format_cost_caption(context: FigureContext, costs: list[InferenceCost], imag
         hardware = torch.cuda.get_device_name(context.device)
     if costs[0].is_measured:
         batches = (
-            f"The largest batch is the largest that ran, of the given sizes or of the "
+            f"The largest batch is the largest that ran, among --batch-sizes or the "
             f"powers of two up to {MAX_TRIED_BATCH_SIZE}"
         )
     else:
         batches = (
-            f"The largest batch is an estimate, {100 * CPU_MEMORY_SHARE:.0f} % of the free memory over that of an "
-            f"image, at most {MAX_TRIED_BATCH_SIZE}"
+            f"The largest batch is an estimate: {100 * CPU_MEMORY_SHARE:.0f} % of the free memory divided by the "
+            f"memory of an image, at most {MAX_TRIED_BATCH_SIZE}"
         )
     skipped_sizes = [format_dimensions(image) for image in image_sizes[len(costs) :]]
     skipped_note = f" Skipped because of the time limit: {', '.join(skipped_sizes)}." if skipped_sizes else ""

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitreous.inspection import positions as room
+from vitreous.inspection import positions as position_analysis
 from vitreous.inspection.positions import MIN_COLOUR_RANGE, SimilarityStructure
 from vitreous.reports.figures.drawing import choose_heads, count_from_one, format_dimensions, new_figure, tile_images
 from vitreous.reports.figures.subject import FigureContext, FigureResult
@@ -20,16 +20,17 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-MAX_PANEL_COLUMNS = 4  # panels per row
+MAX_PANEL_COLUMNS = 4  # most panels per row
 STRUCTURE_COLUMNS = ["positions", "grid", "same_row", "same_column", "other", "contrast"]
 
 
 def make_positions(context: FigureContext) -> list[FigureResult]:
-    """Draw the position embeddings added to tokens, also at --image-size, and the positions within attention."""
+    """Draw all positions of a model: embeddings added to tokens, also resized to --image-size; relative vectors and
+    biases of attention; rotary positions."""
     model, grid = context.model, context.grid
-    room.require_positions(model)
+    position_analysis.require_positions(model)
     native = model.config.grid
-    embeddings = room.get_position_embeddings(model, native)
+    embeddings = position_analysis.get_position_embeddings(model, native)
     figures = [draw_embeddings(embeddings, native, "positions", "Position embeddings", "")] if embeddings else []
     if embeddings and grid != native:
         note = ", computed by the formula for this size"
@@ -37,38 +38,45 @@ def make_positions(context: FigureContext) -> list[FigureResult]:
             note = f", resized by the model from {format_dimensions(native)}"
         title = f"Position embeddings at {format_dimensions(grid)}"
         figures.append(
-            draw_embeddings(room.get_position_embeddings(model, grid), grid, "positions-resized", title, note)
+            draw_embeddings(
+                position_analysis.get_position_embeddings(model, grid), grid, "positions-resized", title, note
+            )
         )
-    if room.get_relative_position_tables(model):
+    if position_analysis.get_relative_position_tables(model):
         figures.append(draw_relative(context))
-    if room.get_relative_position_biases(model):
+    if position_analysis.get_relative_position_biases(model):
         figures.append(draw_biases(context))
-    if room.compute_rotary_kernel(model, grid) is not None:
+    if position_analysis.compute_rotary_kernel(model, grid) is not None:
         figures.append(draw_rotary(context))
     return figures
 
 
 def draw_embeddings(tables: dict[str, Tensor], grid: tuple[int, ...], name: str, title: str, note: str) -> FigureResult:
-    """Draw tiles of cosine similarity of (*grid, D) tables, a panel for each layer that adds positions."""
-    step, is_single = room.choose_tile_stride(grid), len(tables) == 1
+    """Draw the cosine similarity of position embeddings as tiles, with a panel for each layer that adds positions.
+
+    `tables` maps the name of the layer to its embeddings (*grid, D); `note` is added to the caption.
+    """
+    stride, is_single = position_analysis.choose_tile_stride(grid), len(tables) == 1
     num_columns = min(MAX_PANEL_COLUMNS, len(tables))
     num_rows = -(-len(tables) // num_columns)
     panel_width = 4.6 if is_single else 8.0 / num_columns
     height = num_rows * (0.88 * panel_width * grid[0] / grid[1] + 0.25) + 0.4
     figure, panels = new_figure(panel_width * num_columns + 0.6, height, num_rows, num_columns)
-    similarities = {location: room.compute_position_cosines(table) for location, table in tables.items()}
-    scores = {location: room.summarise_similarity(similarity) for location, similarity in similarities.items()}
+    similarities = {location: position_analysis.compute_position_cosines(table) for location, table in tables.items()}
+    scores = {
+        location: position_analysis.summarise_similarity(similarity) for location, similarity in similarities.items()
+    }
     colour_range = compute_common_range(similarities.values())
     arrays: dict[str, np.ndarray] = {}
     for axes, (location, similarity) in zip(panels.flat, similarities.items(), strict=False):
-        shown = similarity[::step, ::step].contiguous().numpy()
-        draw_similarity_tiles(axes, shown, step, colour_range, show_labels=is_single)
+        shown = similarity[::stride, ::stride].contiguous().numpy()
+        draw_similarity_tiles(axes, shown, stride, colour_range, show_labels=is_single)
         axes.set_title("" if is_single else count_from_one(location))
         arrays[f"similarity_{location.replace(' ', '_')}"] = shown
     for axes in panels.flat[len(tables) :]:
         axes.set_axis_off()
     add_similarity_bar(figure, panels, colour_range, "cosine similarity")
-    stride_note = "" if step == 1 else f" Every {format_ordinal(step)} row and column of positions is shown."
+    stride_note = "" if stride == 1 else f" Every {format_ordinal(stride)} row and column of positions is shown."
     first_structure, last_structure = (describe_structure(list(scores.values())[index]) for index in (0, -1))
     caption = (
         f"Cosine similarity of each position of the {format_dimensions(grid)} grid (location of the tile) "
@@ -83,15 +91,16 @@ def draw_embeddings(tables: dict[str, Tensor], grid: tuple[int, ...], name: str,
     arrays |= {
         "structure": np.array([[*score, score.contrast] for score in scores.values()]),
         "grid": np.array(grid),
-        "step": np.array(step),
+        "step": np.array(stride),
     }
     rows = [[location, format_dimensions(grid), *format_structure(score)] for location, score in scores.items()]
     return FigureResult(name, title, caption=caption, figure=figure, arrays=arrays, table=(STRUCTURE_COLUMNS, rows))
 
 
 def compute_common_range(similarities: Iterable[Tensor]) -> tuple[float, float]:
-    """Return the ends of a common colour scale for several (N, N) or (h, w, h, w) similarity tables."""
-    ranges = [room.similarity_range(similarity) for similarity in similarities]
+    """Return the lowest and the highest value of a colour scale shared by several tables of similarities, (N, N) or
+    (h, w, h, w)."""
+    ranges = [position_analysis.similarity_range(similarity) for similarity in similarities]
     return min(low for low, _ in ranges), max(high for _, high in ranges)
 
 
@@ -101,7 +110,8 @@ def format_colour_range(colour_range: tuple[float, float]) -> str:
 
 
 def add_similarity_bar(figure: Figure, panels: Any, colour_range: tuple[float, float], label: str) -> None:
-    """Add a colour bar with both ends labelled; its pointed end marks equal positions, which exceed the range."""
+    """Add a colour bar with both ends labelled. It has a pointed upper end, because the similarity of a position to
+    itself, 1, is above the range."""
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
 
@@ -118,8 +128,8 @@ def add_similarity_bar(figure: Figure, panels: Any, colour_range: tuple[float, f
 def draw_similarity_tiles(
     axes: Axes, similarity: np.ndarray, step: int, colour_range: tuple[float, float], show_labels: bool
 ) -> None:
-    """Draw (rows, columns, h, w) similarities as tiles, with row and column labels; `colour_range` of the colour
-    scale."""
+    """Draw similarities (rows, columns, h, w) as tiles. `step` is the stride of the shown rows and columns; with
+    `show_labels`, they are numbered."""
     rows, columns, height, width = similarity.shape
     gap = max(1, round(max(rows * height, columns * width) / 120))
     tiled = tile_images(similarity, gap)
@@ -140,13 +150,15 @@ def draw_similarity_tiles(
 
 
 def draw_relative(context: FigureContext) -> FigureResult:
-    """Draw the similarity of relative offsets, a panel for each table of the selected blocks: mean over heads, or each
-    head of --heads."""
+    """Draw the cosine similarity between the attention vectors of relative offsets.
+
+    There is a panel for each table of the selected blocks: the mean over heads, or each head of --heads.
+    """
     from matplotlib.ticker import MaxNLocator
 
     layers = context.resolve_layers(context.model.config.depth)
     panel_data: list[tuple[str, Tensor, int]] = []
-    for table in room.get_relative_position_tables(context.model):
+    for table in position_analysis.get_relative_position_tables(context.model):
         if table.layer not in layers:
             continue
         unit = F.normalize(table.vectors, dim=-1)
@@ -188,13 +200,15 @@ def draw_relative(context: FigureContext) -> FigureResult:
 
 
 def draw_biases(context: FigureContext) -> FigureResult:
-    """Draw the position bias of windows by offset, a panel for each selected block: mean over heads, or each head of
-    --heads."""
+    """Draw the position bias of window attention by offset.
+
+    There is a panel for each selected block: the mean over heads, or each head of --heads.
+    """
     from matplotlib.ticker import MaxNLocator
 
     layers = context.resolve_layers(context.model.config.depth)
     panel_data: list[tuple[str, Tensor]] = []
-    for layer, bias in room.get_relative_position_biases(context.model).items():
+    for layer, bias in position_analysis.get_relative_position_biases(context.model).items():
         if layer in layers and context.options.heads:
             heads = choose_heads(context.options.heads, len(bias))
             panel_data += [(f"block {layer}, head {head}", bias[head]) for head in heads]
@@ -230,19 +244,20 @@ def draw_biases(context: FigureContext) -> FigureResult:
 
 
 def draw_offsets(axes: Axes, similarity: Tensor, down: float, across: float, colour_range: tuple[float, float]) -> None:
-    """Draw (2 h - 1, 2 w - 1) similarities by offset, from -across to across and from -down to down."""
+    """Draw similarities by offset, (2 h - 1, 2 w - 1): rows from -`down` to `down`, columns from -`across` to
+    `across`."""
     (low, high), extent = colour_range, (-across, across, down, -down)
     axes.imshow(similarity.numpy(), cmap="viridis", vmin=low, vmax=high, extent=extent, interpolation="nearest")
 
 
 def draw_rotary(context: FigureContext) -> FigureResult:
-    """Draw the share of a logit that remains after rotation by relative position, by offset."""
+    """Draw, for each offset of query and key, the share of the logit that remains after rotary position encoding."""
     grid = height, width = context.grid
-    kernel = room.compute_rotary_kernel(context.model, grid)
+    kernel = position_analysis.compute_rotary_kernel(context.model, grid)
     assert kernel is not None
     positions = torch.cartesian_prod(torch.arange(height), torch.arange(width))
     offsets = positions[:, None] - positions + torch.tensor([height - 1, width - 1])
-    score = room.summarise_similarity(kernel[offsets[..., 0], offsets[..., 1]].view(*grid, *grid))
+    score = position_analysis.summarise_similarity(kernel[offsets[..., 0], offsets[..., 1]].view(*grid, *grid))
     figure, ((axes,),) = new_figure(4.4, 3.2 * height / width + 0.5)
     nonzero_offsets = kernel.flatten()[torch.arange(kernel.numel()) != kernel.numel() // 2]  # offset 0 has similarity 1
     colour_range = (float(nonzero_offsets.min()), float(nonzero_offsets.max())) if len(nonzero_offsets) else (-1.0, 1.0)
@@ -263,12 +278,15 @@ def draw_rotary(context: FigureContext) -> FigureResult:
 
 
 def format_structure(score: SimilarityStructure) -> list[str]:
-    """Format a structure for a table; empty if there are no such pairs."""
+    """Format mean similarities in a row, in a column and elsewhere, and their contrast, as table cells.
+
+    A cell is empty if there are no such pairs of positions.
+    """
     return ["" if math.isnan(value) else f"{value:.4f}" for value in (*score, score.contrast)]
 
 
 def describe_structure(score: SimilarityStructure) -> str:
-    """Describe a structure in words."""
+    """Describe mean similarities in a row, in a column and elsewhere, and their contrast, for a caption."""
     row, column, elsewhere, contrast = (
         f"{value:.2f}" if not math.isnan(value) else "none" for value in (*score, score.contrast)
     )
@@ -276,5 +294,5 @@ def describe_structure(score: SimilarityStructure) -> str:
 
 
 def format_ordinal(number: int) -> str:
-    """Format an ordinal: 2 -> `second`."""
+    """Format an ordinal number: 2 -> `second`, 4 -> `4th`."""
     return {2: "second", 3: "third"}.get(number, f"{number}th")

@@ -1,4 +1,4 @@
-"""The figure of hidden patches and their reconstruction by a self-supervised model."""
+"""The figure `reconstruction`: images with hidden patches, and their reconstruction by a self-supervised model."""
 
 from __future__ import annotations
 
@@ -30,11 +30,10 @@ PANEL_TITLES = ("image", "encoder input", "restored")
 
 
 def load_restoring_objective(source: str | os.PathLike[str]) -> Objective:
-    """Load the image reconstruction objective of a run, a bundle or external MAE weights, in float32 and evaluation
-    mode.
+    """Load the objective, such as MAE, with which a run, a bundle or external MAE weights reconstruct images.
 
-    Raises UsageError for weights without an objective's modules, and for an objective that reconstructs nothing;
-    WeightsError for damaged or mismatched modules.
+    It is float32 and in evaluation mode. Raises UsageError for weights without a decoder, and for an objective that
+    does not reconstruct images; WeightsError for damaged or mismatched modules.
     """
     objective_state = open_objective_state(source)
     if objective_state is None:
@@ -61,8 +60,10 @@ def load_restoring_objective(source: str | os.PathLike[str]) -> Objective:
 
 
 class RestoredImage(NamedTuple):
-    """The encoder's input and the reconstruction of an image, RGB, of a clip four frames; (*grid) bool: hidden
-    patches."""
+    """The encoder's input and the reconstruction of an image, both RGB; of a clip, four frames.
+
+    `predicted` (*grid) bool marks the patches that the objective predicts; the others are those of the image.
+    """
 
     encoder_input: Image.Image
     restored: Image.Image
@@ -70,9 +71,9 @@ class RestoredImage(NamedTuple):
 
 
 def make_reconstruction(context: FigureContext) -> list[FigureResult]:
-    """Draw images, their encoder input with hidden patches, and the reconstruction.
+    """Draw images, their encoder input with hidden patches, and their reconstruction.
 
-    Raises UsageError for a model without a decoder, and at another size than the run's.
+    Raises UsageError for a model without a decoder, and if --image-size is not the image size of the run.
     """
     objective = load_restoring_objective(context.run).to(context.device)
     config = objective.deployed_model().config
@@ -80,7 +81,7 @@ def make_reconstruction(context: FigureContext) -> list[FigureResult]:
         requested_size = format_dimensions(context.preprocess.image)
         raise UsageError(
             f"cannot reconstruct images of {requested_size} pixels",
-            f"leave --image-size out: {format_dimensions(config.image)}",
+            f"leave --image-size out; the model reconstructs {format_dimensions(config.image)} pixels",
         )
     input_images = context.take_images(MAX_SHOWN_IMAGES)
     results = restore_images(objective, context.preprocess, input_images, context.options.seed)
@@ -105,7 +106,7 @@ def make_reconstruction(context: FigureContext) -> list[FigureResult]:
 def restore_images(
     objective: Objective, preprocess: Preprocess, input_images: Sequence[InputImage], seed: int = 0
 ) -> list[RestoredImage]:
-    """Hide patches of images, drawn by the seed, and reconstruct them, one image at a time."""
+    """Hide random patches of images, chosen by the seed, and reconstruct them. Images are processed one at a time."""
     images_restored, device = [], next(objective.parameters()).device
     for index, input_image in enumerate(input_images):
         images = preprocess.normalise(input_image.pixels[None].to(device)).float()
@@ -123,7 +124,8 @@ def restore_images(
 
 
 def expand_patch_mask(patches: Tensor, image: Sequence[int]) -> Tensor:
-    """Expand a patch mask (h, w) or (t, h, w) bool to the pixels of an image, (H, W) or (T, H, W) bool."""
+    """Expand a patch mask, (h, w) or (t, h, w) bool, to pixels, (H, W) or (T, H, W) bool; `image` is the size in
+    pixels."""
     result = patches.cpu()
     for axis, (length, count) in enumerate(zip(image, patches.shape, strict=True)):
         result = result.repeat_interleave(length // count, axis)
@@ -131,7 +133,8 @@ def expand_patch_mask(patches: Tensor, image: Sequence[int]) -> Tensor:
 
 
 def to_shown_image(image: Tensor, preprocess: Preprocess, input_image: InputImage) -> Image.Image:
-    """Convert (C, *image) normalised pixels to RGB, in the display colours of the image."""
+    """Convert normalised pixels (C, *image) to an RGB image; pixels that are not uint8 are scaled by the range of
+    `input_image`."""
     values = preprocess.denormalise(image[None].cpu())[0]
     if input_image.pixels.dtype == torch.uint8:
         return to_rgb_image(values.round().clamp(0, 255).to(torch.uint8))

@@ -1,4 +1,4 @@
-"""Figures of volumes and signals: attention over the middle slices of three axes, or under a curve."""
+"""Figures of volumes and signals: attention over the middle slices of a volume, or below the curve of a signal."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from vitreous.reports.figures.drawing import (
 from vitreous.reports.figures.subject import FigureContext, FigureResult, InputImage
 
 AXIS_NAMES = ("depth", "height", "width")
-SLICE_INCHES, CURVE_INCHES = 1.6, 5.2  # inches: the longer side of a slice, the length of a curve
+SLICE_INCHES, CURVE_INCHES = 1.6, 5.2  # longer side of a slice, and length of a curve, in inches
 
 
 def make_slices(context: FigureContext) -> list[FigureResult]:
-    """Draw the middle slice of each of the three axes of volumes, with its attention."""
+    """Draw one row per volume: the middle slice along each of the three axes, and its attention map."""
     input_images = context.take_images(DEFAULT_IMAGE_COUNT)
     maps = [compute_clip_maps(context, volume) for volume in input_images]
     plane_sizes = [
@@ -61,12 +61,12 @@ def make_slices(context: FigureContext) -> list[FigureResult]:
 
 
 def get_image_names(input_images: list[InputImage]) -> np.ndarray:
-    """Return the names of n images, (n,) text."""
+    """Return the names of n images as an array (n,) of strings."""
     return np.array([image.name for image in input_images])
 
 
 def get_plane_size(image: tuple[int, ...], axis: int) -> tuple[int, ...]:
-    """Return the size of a slice across one axis of (depth, height, width)."""
+    """Return the size of a slice across axis 0, 1 or 2 of a volume (depth, height, width)."""
     return image[:axis] + image[axis + 1 :]
 
 

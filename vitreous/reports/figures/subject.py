@@ -1,4 +1,4 @@
-"""Input of the figures: a model, the selected images, and a dataset."""
+"""The input and the result of a figure: `FigureContext` (model, images, dataset) and `FigureResult`."""
 
 from __future__ import annotations
 
@@ -32,12 +32,13 @@ from vitreous.weights.bundle import Bundle
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MAX_SHOWN_IMAGES = 8  # images shown if a dataset has more
+MAX_SHOWN_IMAGES = 8  # most images that a figure shows
 
 
 @dataclass(frozen=True)
 class InputImage:
-    """An input image: `rgb_image` (H, W) RGB, `pixels` (C, *image) before normalisation, `raw` as stored."""
+    """An input image of the model: `pixels` (C, *image) before normalisation, `rgb_image` for display, `raw` as
+    stored."""
 
     name: str
     rgb_image: Image.Image
@@ -47,8 +48,11 @@ class InputImage:
 
 @dataclass(frozen=True)
 class FigureResult:
-    """A figure and its data. `name`: stem of its files; `table`: header and rows of its CSV, if any; `animation`: a GIF
-    over time."""
+    """A drawn figure and its data.
+
+    `name`: stem of its files; `arrays`: content of its NPZ; `table`: header and rows of its CSV, if any; `animation`:
+    the bytes of a GIF, if any.
+    """
 
     name: str
     title: str
@@ -62,7 +66,7 @@ class FigureResult:
 
 @dataclass(frozen=True)
 class FigureContext:
-    """A model, the selected images and the dataset for figures."""
+    """The model, the input images and the dataset from which figures are drawn."""
 
     run: str
     bundle: Bundle
@@ -80,12 +84,13 @@ class FigureContext:
 
     @cached_property
     def data(self) -> tuple[str, Data]:
-        """Return name and dataset: of --data, or of the run. Raises UsageError if there is none."""
+        """Open the dataset of --data, or that of the run, and return its path and content. Raises UsageError if there
+        is none."""
         return open_run_data(self.run, self.options.data, self.options.split or "val", labelled=False)
 
     @cached_property
     def split(self) -> Split:
-        """Return the images of --split; else of `val`, `test` or `train`."""
+        """Return the split of --split; if it is not set, the first available one of `val`, `test` and `train`."""
         splits = self.data[1].splits
         if self.options.split is not None:
             return self.data[1].split(self.options.split)
@@ -93,7 +98,7 @@ class FigureContext:
 
     @property
     def grid(self) -> tuple[int, ...]:
-        """Return the patch grid of an image."""
+        """Return the number of patches along each axis of an image."""
         return tuple(i // p for i, p in zip(self.preprocess.image, self.model.config.patch, strict=True))
 
     def to_model_input(self, pixels: Tensor) -> Tensor:
@@ -102,7 +107,8 @@ class FigureContext:
         return self.preprocess.normalise(pixels.to(self.device)).to(parameter.dtype)
 
     def take_images(self, count: int) -> list[InputImage]:
-        """Return the given images or, if there are none, `count` readable ones of the split, fixed by the seed.
+        """Return the input images or, if there are none, `count` random readable images of the split, chosen by the
+        seed.
 
         Raises DataError if none is readable.
         """
@@ -112,15 +118,15 @@ class FigureContext:
         return input_images
 
     def iterate_readable(self, split: Split) -> Iterator[tuple[int, InputImage]]:
-        """Yield the readable samples of a split with their indices, in an order drawn by the seed."""
+        """Yield index and image of each readable sample of a split, in a random order determined by the seed."""
         for sample in draw_permutation(len(split), self.options.seed, 0).tolist():
             try:
                 yield sample, load_input_image(open_sample(split, sample), split.name(sample), self.preprocess)
             except DataError:
                 continue
 
-    def iterate_batches(self, input_images: Sequence[InputImage], label: str = "look") -> Iterator[Tensor]:
-        """Yield the model's input (B, C, *image) for images, `batch_size` at a time."""
+    def iterate_batches(self, input_images: Sequence[InputImage], label: str = "images") -> Iterator[Tensor]:
+        """Yield the model's input (B, C, *image) for images, `batch_size` at a time, and report progress as `label`."""
         for low in range(0, len(input_images), self.options.batch_size):
             batch = input_images[low : low + self.options.batch_size]
             yield self.to_model_input(torch.stack([image.pixels for image in batch]))
@@ -133,13 +139,14 @@ class FigureContext:
         """
         invalid = [layer for layer in self.options.layers if not -depth <= layer < depth]
         if invalid:
-            hint = f"--layers counts from 0 to {depth - 1}, or from -1 backwards; figures count from 1 to {depth}"
+            hint = f"use --layers 0 to {depth - 1}, or -1 for the last; figures count from 1"
             raise UsageError(f"--layers {invalid[0]}: the model has {depth} blocks", hint)
         return sorted({layer % depth for layer in self.options.layers}) or list(range(depth))
 
 
 def open_input_images(images: Sequence[str | os.PathLike[str]], preprocess: Preprocess) -> Iterator[InputImage]:
-    """Open the given images, and all images below folders. Raises DataError for unreadable ones and empty folders."""
+    """Open files, and all images below folders. Raises DataError for an unreadable image and for a folder without
+    images."""
     for name in images:
         path = Path(name)
         if path.is_dir():
@@ -152,6 +159,6 @@ def open_input_images(images: Sequence[str | os.PathLike[str]], preprocess: Prep
 
 
 def load_input_image(raw: bytes | np.ndarray | Path | Clip, name: str, preprocess: Preprocess) -> InputImage:
-    """Decode stored bytes, (H, W, C) pixels, a file or a clip into the model's input. Raises DataError if it cannot."""
+    """Decode stored bytes, (H, W, C) pixels, a file or a clip into an input image. Raises DataError if it fails."""
     pixels = preprocess.to_tensor(preprocess.decode(raw, name))
     return InputImage(name, to_rgb_image(pixels), pixels, raw)

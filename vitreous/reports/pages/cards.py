@@ -1,4 +1,4 @@
-"""Image cards of an evaluation, such as the highest-loss images, with attention, for a page."""
+"""Image cards of a page: selected images of an evaluation, such as those of the highest loss, with attention."""
 
 from __future__ import annotations
 
@@ -26,10 +26,13 @@ from vitreous.weights.bundle import Bundle
 MAX_CARD_IMAGES = 8  # images per list
 
 
-def build_image_cards(bundle: Bundle, split: Split, outputs: np.ndarray, bad: frozenset[int]) -> dict[str, Any]:
-    """Return cards of the images that the task selects from outputs (n, K), such as the worst ones: label, prediction,
-    and the image as a data URI."""
-    readable = np.array([sample not in bad for sample in range(len(split))], dtype=bool)
+def build_image_cards(bundle: Bundle, split: Split, outputs: np.ndarray, unreadable: frozenset[int]) -> dict[str, Any]:
+    """Return cards of the images that the task selects by its outputs (n, K), such as those of the highest loss.
+
+    A card has name, label, prediction, probability, and the image as a data URI. `unreadable` are the indices of
+    unreadable images.
+    """
+    readable = np.array([sample not in unreadable for sample in range(len(split))], dtype=bool)
     examples_by_list = bundle.task.choose_examples(outputs, split, readable, MAX_CARD_IMAGES)
     encoded = encode_card_images(
         bundle,
@@ -41,7 +44,7 @@ def build_image_cards(bundle: Bundle, split: Split, outputs: np.ndarray, bad: fr
             {
                 "name": split.name(example.sample),
                 "label": example.label,
-                "answer": example.prediction,
+                "prediction": example.prediction,
                 "p": example.probability,
             }
             | encoded[example.sample]
@@ -60,7 +63,7 @@ def encode_card_images(bundle: Bundle, split: Split, samples: list[int]) -> dict
         try:
             decoded = bundle.preprocess.decode(open_sample(split, sample), split.name(sample))
             pixels[sample] = bundle.preprocess.to_tensor(decoded)
-        except DataError:  # the file has disappeared since the evaluation
+        except DataError:  # the file was deleted after the evaluation
             continue
     if not pixels:
         return {}
@@ -73,7 +76,7 @@ def encode_card_images(bundle: Bundle, split: Split, samples: list[int]) -> dict
         image = shrink_image(to_rgb_image(sample_pixels))
         enlarged = enlarge_pixels(image, MIN_MAP_SIDE)  # enlarged for a smooth overlay
         uris[sample] = {
-            "picture": encode_data_uri(image),
+            "image": encode_data_uri(image),
             "attention": encode_data_uri(overlay_heat_map(enlarged, scale_attention_map(maps[index])))
             if maps
             else None,
@@ -82,8 +85,10 @@ def encode_card_images(bundle: Bundle, split: Split, samples: list[int]) -> dict
 
 
 def compute_card_attention(bundle: Bundle, pixels: Tensor) -> np.ndarray | None:
-    """Compute rollout from the class token for (B, C, *image) pixels -> (B, *grid) with maximum 1; None for models
-    without attention."""
+    """Compute attention rollout from the class token: pixels (B, C, *image) -> maps (B, h, w) with maximum 1.
+
+    Returns None for models without attention, and for inputs that are not images.
+    """
     from vitreous.inspection.rollout import compute_rollout
 
     model, device = bundle.model, next(bundle.model.parameters()).device

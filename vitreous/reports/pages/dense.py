@@ -1,4 +1,4 @@
-"""The sections of a page for detection and segmentation: worst images, error counts, precision-recall curves."""
+"""The page sections of detection and segmentation: lowest-scoring images, error types, precision-recall curves."""
 
 from __future__ import annotations
 
@@ -47,17 +47,17 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-MAX_OBJECT_IMAGES = 6  # images
+MAX_OBJECT_IMAGES = 6  # images of the lowest F1 that are shown
 OBJECT_IMAGE_SIDE = 448  # maximum side in pixels of an image with boxes
 MAX_NAMED_ERRORS = 8  # labelled errors per image: those of the highest scores
-LABEL_HEIGHT = 18  # height of the label text on the image
+LABEL_HEIGHT = 18  # font size of labels in pixels, at `OBJECT_IMAGE_SIDE`
 MAX_CLASS_CURVES, MAX_OBJECT_MATRIX_CLASSES = 8, 30  # classes with a separate curve; classes of a confusion matrix
 
-MAX_MAP_IMAGES = 6  # images
+MAX_MAP_IMAGES = 6  # images of the lowest mIoU that are shown
 
 
 def build_object_section(predictions: SplitPredictions, report: Report) -> dict[str, Any]:
-    """Return the page's section on objects: images as data URIs, and plots."""
+    """Return the page section of detection: lowest-F1 images, metrics by object size, error plots, confusion matrix."""
     details = report.details["objects"]
     region_kinds = (
         [("", ""), (BOX_PREFIX, "boxes")]
@@ -90,7 +90,8 @@ def build_object_section(predictions: SplitPredictions, report: Report) -> dict[
 
 
 def build_sizes_table(report: Report) -> list[list[str]]:
-    """Return header and rows of the table of AP and AR by object size, of masks and boxes if both exist."""
+    """Return header and rows of the table of AP and AR by object size; with columns for masks and for boxes if both are
+    evaluated."""
     prefixes = [("", "mask "), (BOX_PREFIX, "box ")] if f"{BOX_PREFIX}ap" in report.metrics else [("", "")]
     keys = [
         (prefix + name, f"{region_title}{name.upper()}") for prefix, region_title in prefixes for name in ("ap", "ar")
@@ -103,14 +104,16 @@ def build_sizes_table(report: Report) -> list[list[str]]:
 
 
 def format_metric_with_interval(report: Report, name: str) -> str:
-    """Format a metric with its interval, in per cent."""
+    """Format a metric with its confidence interval, in per cent: `51.20 % (49.8 to 52.6)`."""
     interval, value = report.interval_lists.get(name), report.metrics[name]
     return format_percent(value, 1) + (f" ({100 * interval[0]:.1f} to {100 * interval[1]:.1f})" if interval else "")
 
 
 def score_object_images(matches: Ragged, threshold: float) -> tuple[np.ndarray, np.ndarray]:
-    """Compute F1 of each image at IoU 0.5 for predictions above a score, and its number of wrong predictions and
-    objects: (n,) each; F1 is nan for an image with neither."""
+    """Compute F1 and the number of errors of each image, (n,) each, at IoU 0.5 for predictions above a score threshold.
+
+    Errors are false detections and missed objects. F1 is nan for an image without predictions and objects.
+    """
     table, images, count = matches.table, matches.images, len(matches)
     truth, region = table[:, MatchColumn.TRUTH] == 1, select_region_columns(table, 0)
     is_counted = region[:, RegionColumn.IGNORED] % 2 == 0
@@ -125,8 +128,11 @@ def score_object_images(matches: Ragged, threshold: float) -> tuple[np.ndarray, 
 def find_worst_object_images(
     predictions: SplitPredictions, threshold: float, tiles: bool, masks: bool
 ) -> dict[str, Any]:
-    """Return the images of the lowest F1, most errors first: ground truth and predictions above the `threshold`, drawn
-    over the image, detected in `tiles` if set; and the classes with their colours."""
+    """Return the images of the lowest F1, of equal F1 those with most errors first, and the colours of the classes.
+
+    Each has two images as data URIs: the ground truth, and the predictions above the score `threshold`. Objects are
+    detected again, in `tiles` if set; `masks` draws masks in addition to boxes.
+    """
     classes, split = predictions.bundle.task.classes, predictions.split
     assert isinstance(split, AnnotatedSplit), "objects are evaluated on annotated data"
     f1, num_errors = score_object_images(predictions.raw_logits, threshold)  # type: ignore[arg-type]
@@ -144,7 +150,7 @@ def find_worst_object_images(
         try:
             pixels = to_native_array(predictions.bundle.preprocess.decode(split.raw(sample), split.name(sample)))
             truth = split.target(sample)
-        except DataError:  # the file has disappeared since the evaluation
+        except DataError:  # the file was deleted after the evaluation
             continue
         image = to_rgb_image(torch.from_numpy(pixels))
         detections = detect_objects(
@@ -158,7 +164,7 @@ def find_worst_object_images(
         image_records.append(
             image_info
             | {
-                "pictures": [
+                "images": [
                     encode_data_uri(shrink_image(drawn_image, OBJECT_IMAGE_SIDE)) for drawn_image in drawn_images
                 ]
             }
@@ -178,8 +184,11 @@ def draw_truth_and_prediction(
     colours: np.ndarray,
     masks: bool,
 ) -> tuple[Image.Image, Image.Image]:
-    """Draw ground truth and predictions over an image, in the colours (K, 3) of the classes; missed and wrong ones are
-    crossed out and labelled. A small image is enlarged."""
+    """Draw the ground truth over an image, and the predictions over another copy of it.
+
+    Objects have the colours (K, 3) of their classes. Missed objects and wrong predictions are crossed out and labelled.
+    A small image is enlarged.
+    """
     table = match_image(detections, truth, masks)
     factor = max(1, OBJECT_IMAGE_SIDE // max(image.size))
     image = image.resize((image.width * factor, image.height * factor), Image.Resampling.NEAREST)
@@ -200,7 +209,7 @@ def draw_truth_and_prediction(
 
 
 def scale_mask_runs(runs: list[int], size: tuple[int, int], factor: int) -> list[int]:
-    """Scale the run lengths of a mask of an image (H, W) to an image `factor` times as large."""
+    """Enlarge a run-length encoded mask of size (H, W) by an integer factor."""
     if factor == 1:
         return runs
     return mask_to_rle(rle_to_mask(runs, size).repeat(factor, 0).repeat(factor, 1))
@@ -209,7 +218,11 @@ def scale_mask_runs(runs: list[int], size: tuple[int, int], factor: int) -> list
 def draw_marked_objects(
     image: Image.Image, boxes: np.ndarray, colours: np.ndarray, masks: Any, errors: list[str]
 ) -> Image.Image:
-    """Draw objects with boxes (n, 4) and colours (n, 3); errors are crossed out, and the first of them are labelled."""
+    """Draw n objects with boxes (n, 4) and colours (n, 3) over an image.
+
+    `errors` has the error type of each object, an empty string if there is none. Errors are crossed out, and the first
+    `MAX_NAMED_ERRORS` are labelled.
+    """
     shades = [(int(r), int(g), int(b)) for r, g, b in colours]
     drawing = draw_objects(image, boxes, shades, [""] * len(boxes), masks)
     pen, width = ImageDraw.Draw(drawing), max(1, round(min(image.size) / 250))
@@ -225,7 +238,7 @@ def draw_marked_objects(
 
 
 def draw_error_bars(errors: dict[str, float], metric_prefix: str, title: str) -> Any:
-    """Draw the AP50 points lost to each error type."""
+    """Draw a bar for the AP50 points lost to each error type; `metric_prefix` selects masks or boxes in `errors`."""
     from matplotlib.figure import Figure
 
     values = [100 * errors[metric_prefix + name] for name in DETECTION_ERRORS]
@@ -273,8 +286,10 @@ def draw_precision_curves(curves: dict[str, Any], report: Report) -> Any:
 
 
 def draw_object_confusion(matrix: list[list[int]] | None, classes: tuple[str, ...]) -> Any:
-    """Draw the confusion matrix; the last row and column are `background`. If there are many classes, the most confused
-    are shown."""
+    """Draw the confusion matrix of objects, whose last row and column are `background`.
+
+    At most `MAX_OBJECT_MATRIX_CLASSES` classes are shown, those with the most errors.
+    """
     if matrix is None:
         return None
     counts = np.array(matrix)
@@ -286,8 +301,11 @@ def draw_object_confusion(matrix: list[list[int]] | None, classes: tuple[str, ..
 
 
 def find_worst_map_images(predictions: SplitPredictions) -> dict[str, Any]:
-    """Return the images of the lowest mIoU, each with its mIoU and three images as data URIs: the image, and the true
-    and predicted class map over it (middle planes of volumes); and the classes with their colours."""
+    """Return the images of the lowest mIoU, and the colours of the classes.
+
+    Each has three images as data URIs: the image, and the true and the predicted class map over it. Volumes are shown
+    by their middle planes.
+    """
     classes, split = predictions.bundle.task.classes, predictions.split
     assert isinstance(split, AnnotatedSplit), "class maps are evaluated on annotated data"
     metrics = [
@@ -311,16 +329,16 @@ def find_worst_map_images(predictions: SplitPredictions) -> dict[str, Any]:
         try:
             pixels = to_native_array(predictions.bundle.preprocess.decode(split.raw(sample), split.name(sample)))
             truth = split.target(sample).class_map()
-        except DataError:  # the file has disappeared since the evaluation
+        except DataError:  # the file was deleted after the evaluation
             continue
         prediction = predict_class_map(make_logits_function(engine), pixels, predictions.bundle.preprocess.image)
         if prediction.ndim == 3:
             pixels = tile_middle_planes(pixels, pixels.min())
-            truth, prediction = (tile_middle_planes(classes, IGNORE_INDEX) for classes in (truth, prediction))
+            truth, prediction = (tile_middle_planes(class_map, IGNORE_INDEX) for class_map in (truth, prediction))
         image = to_rgb_image(torch.from_numpy(pixels))
         drawn_images = [image, overlay_class_map(image, truth, colours), overlay_class_map(image, prediction, colours)]
         uris = [encode_data_uri(shrink_image(drawn_image)) for drawn_image in drawn_images]
-        image_records.append({"name": split.name(sample), "miou": metrics[sample], "pictures": uris})
+        image_records.append({"name": split.name(sample), "miou": metrics[sample], "images": uris})
     names = [
         {"name": name, "colour": "#{:02x}{:02x}{:02x}".format(*colour)}
         for name, colour in zip(classes, colours, strict=True)

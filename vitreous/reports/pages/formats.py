@@ -1,8 +1,7 @@
-"""Format numbers and names for pages.
+"""Format numbers and names for pages, and render the page templates.
 
-A probability, a share of attention or of variance has two significant digits (`format_share`, and `percent` of
-apps/server/page/page.js). A metric has two decimals, as on the command line, and one in its interval and in the metrics
-of a class.
+Probabilities and shares of attention or variance have two significant digits (`format_share`, and `percent` of
+apps/server/page/page.js). Metrics have two decimals, as on the command line; intervals and metrics per class have one.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ PERCENT_METRICS = (
     "merged_top1",
     "variance_share",
     "rollout_spread",
-)  # metrics shown in per cent
+)  # shown in per cent
 
 #: task name -> its title on pages
 TASK_TITLES = {
@@ -57,25 +56,25 @@ def format_share(share: float) -> str:
 
 
 def format_share_markup(share: float) -> str:
-    """Format a share with a non-breaking space before the sign."""
+    """Format a share as `format_share`, with a non-breaking space before the percent sign."""
     return format_share(share).replace(" ", "\u00a0")
 
 
 def format_percent(value: float | None, decimals: int = 2) -> str:
-    """Format a measured share in per cent; a dash for None."""
+    """Format a share in [0, 1] in per cent: `51.20 %`; a dash for None."""
     return "–" if value is None else f"{100 * value:.{decimals}f} %"
 
 
 def format_metric_value(name: str, value: float, decimals: int = 2) -> str:
-    """Format a metric by its name: in per cent if it is a share, else in the format of its entry in `METRICS`, or with
-    three decimals."""
+    """Format the value of the metric `name`: a share in per cent, other metrics as their entry in `METRICS` specifies,
+    or with three decimals."""
     if name in PERCENT_METRICS:
         return format_percent(value, decimals)
     return format(value, METRICS[name].format_spec if name in METRICS else ".3f")
 
 
 def format_interval(name: str, interval: list[float] | None) -> str:
-    """Format the interval of a metric; empty for None."""
+    """Format the confidence interval of the metric `name`: `49.8 % to 52.6 %`; an empty string for None."""
     return (
         ""
         if interval is None
@@ -84,7 +83,7 @@ def format_interval(name: str, interval: list[float] | None) -> str:
 
 
 def format_number(value: float | None) -> str:
-    """Format a number with four significant digits, without decimals from 1000; a dash for None."""
+    """Format a number with four significant digits, from 1000 on without decimals; a dash for None."""
     return "–" if value is None else f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
@@ -109,13 +108,15 @@ def format_flops(exaflops: float) -> str:
 
 
 def format_count(count: int, noun: str) -> str:
-    """Format a count: `1 image`, `1,200 images`."""
+    """Format a count with its noun: `1 image`, `1,200 images`."""
     return f"{count:,} {noun}{'s' * (count != 1)}"
 
 
 def format_task_title(task: Task, samples: str) -> str:
-    """Format the usual name of a task; `samples` is the noun of its inputs: `images`, `clips`, `volumes` or
-    `signals`."""
+    """Format the title of a task, such as `Multi-label image classification`.
+
+    `samples` is the noun of its inputs: `images`, `clips`, `volumes` or `signals`.
+    """
     noun = "Video" if samples == "clips" else samples.removesuffix("s").capitalize()
     title = TASK_TITLES[task.name].format(noun=noun)
     if getattr(task, "multilabel", False):
@@ -124,7 +125,7 @@ def format_task_title(task: Task, samples: str) -> str:
 
 
 def format_breakable_name(name: str) -> Any:
-    """Escape a name as markup with optional line breaks after slashes and `- _ . :`."""
+    """Escape a name as markup that may break after a slash, backslash or one of `- _ . :`."""
     from markupsafe import Markup, escape
 
     return Markup("<wbr>").join(escape(piece) for piece in re.split(r"(?<=[/\\\-_.:])(?=.)", name))
@@ -138,7 +139,7 @@ def format_file_name(name: str) -> Any:
 
 
 def render_template(template: str, **values: Any) -> str:
-    """Render a template of this folder, with these formatters as filters."""
+    """Render a template of this folder with `values`; the formatters of this module are its filters."""
     return get_template_environment().get_template(template).render(term=MetricTerms(), **values)
 
 

@@ -8,12 +8,12 @@ from vitreous.reports.pages.plots import LINE_COLOURS, Curve, draw_metric_curves
 
 TRAIN_LOSS_KEY, VALIDATION_LOSS_KEY = "train/loss", "val/nll"
 SINGLE_LOSS_TITLES = {TRAIN_LOSS_KEY: "Training loss", VALIDATION_LOSS_KEY: "Validation loss (NLL)"}
-OVERFITTING_RISE = 0.05  # relative rise of validation loss, and fall of training loss, that count
-OVERFITTING_EVALUATIONS = 2  # evaluations at the end that must all be above
+OVERFITTING_RISE = 0.05  # minimum relative rise of validation loss, and fall of training loss
+OVERFITTING_EVALUATIONS = 2  # last evaluations that must all have a risen validation loss
 
 
 def build_loss_panel(lines: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """Draw the losses of a run in one chart; None if neither was logged."""
+    """Return the panel that shows training and validation loss in one chart; None if neither was logged."""
     series = [
         Curve("training", LINE_COLOURS[0], lines, TRAIN_LOSS_KEY),
         Curve("validation (NLL)", LINE_COLOURS[1], lines, VALIDATION_LOSS_KEY),
@@ -32,26 +32,27 @@ def build_loss_panel(lines: list[dict[str, Any]]) -> dict[str, Any] | None:
 
 
 def describe_overfitting(lines: list[dict[str, Any]]) -> str:
-    """Describe overfitting in a text that follows this word and a colon; an empty string if the losses do not show it.
+    """Return a sentence that describes overfitting, and its remedy; an empty string if the losses do not show it.
 
-    Overfitting: each of the last two evaluations has a validation loss at least 5 % above the minimum so far, and the
-    training loss of the last evaluation is at least 5 % below that at the minimum. The training loss of an evaluation
-    is the mean of the log lines since the previous one.
+    Losses show overfitting if each of the last two evaluations has a validation loss at least 5 % above the minimum so
+    far, and the training loss of the last evaluation is at least 5 % below that at the minimum. The training loss of an
+    evaluation is the mean of the log lines since the previous one.
     """
     losses = compute_mean_losses(lines)
     if len(losses) <= OVERFITTING_EVALUATIONS:
         return ""
-    best = min(range(len(losses)), key=lambda index: losses[index][2])
-    (epoch, train_then, lowest), (last_epoch, train_now, last_loss) = losses[best], losses[-1]
-    has_risen = lowest > 0 and all(
-        loss >= (1 + OVERFITTING_RISE) * lowest for _, _, loss in losses[-OVERFITTING_EVALUATIONS:]
+    best_index = min(range(len(losses)), key=lambda index: losses[index][2])
+    (epoch, train_loss_at_best, lowest_loss), (last_epoch, last_train_loss, last_loss) = losses[best_index], losses[-1]
+    has_risen = lowest_loss > 0 and all(
+        loss >= (1 + OVERFITTING_RISE) * lowest_loss for _, _, loss in losses[-OVERFITTING_EVALUATIONS:]
     )
-    if not has_risen or train_now > (1 - OVERFITTING_RISE) * train_then:
+    if not has_risen or last_train_loss > (1 - OVERFITTING_RISE) * train_loss_at_best:
         return ""
     return (
-        f"validation loss was lowest at epoch {epoch:.3g} ({lowest:.3g}) and rose by "
-        f"{last_loss / lowest - 1:.0%} to {last_loss:.3g} at epoch {last_epoch:.3g}, while training loss fell from "
-        f"{train_then:.3g} to {train_now:.3g}. Train for fewer epochs, add augmentation, or use --early-stop 5."
+        f"validation loss was lowest at epoch {epoch:.3g} ({lowest_loss:.3g}) and rose by "
+        f"{last_loss / lowest_loss - 1:.0%} to {last_loss:.3g} at epoch {last_epoch:.3g}, while training loss fell "
+        f"from {train_loss_at_best:.3g} to {last_train_loss:.3g}. "
+        "Train for fewer epochs, add augmentation, or use --early-stop 5."
     ).replace("%", " %")
 
 

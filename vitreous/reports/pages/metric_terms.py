@@ -7,8 +7,7 @@ from typing import Any
 
 from vitreous.tasks.metrics import BOX_PREFIX, DETECTION_ERRORS, F1, METRICS
 
-#: metric key without `train/`, `val/`, `training_images/` or `box_` -> its explanation; metrics of
-#: `METRICS` have theirs in that table
+#: metric key without `train/`, `val/`, `training_images/` or `box_` -> explanation; those of `METRICS` are added below
 EXPLANATIONS = {
     "loss": "The value that training minimises, on training images. Lower is better.",
     "losses": "Training loss is measured with augmentation, label smoothing and dropout where the recipe uses them, "
@@ -40,7 +39,7 @@ EXPLANATIONS = {
 
 
 def explain_metric(name: str) -> str:
-    """Return the explanation of a metric by its key, prefixes included; empty if there is none."""
+    """Return the explanation of a metric; an empty string if there is none. `name` may have a prefix such as `val/`."""
     key = re.sub(r"^(train|val|training_images)/", "", name).removeprefix(BOX_PREFIX)
     if key in DETECTION_ERRORS:
         return EXPLANATIONS["tide"]
@@ -48,17 +47,18 @@ def explain_metric(name: str) -> str:
 
 
 class MetricTerms:
-    """Write the terms of one page: each has an explanation on hover, focus and tap, and for screen readers."""
+    """Markup of the terms of one page: a label that shows its explanation on hover, focus and tap, and to screen
+    readers."""
 
     def __init__(self) -> None:
         self.count = 0
 
     def __call__(self, label: str, key: str) -> Any:
-        """Return markup of a metric's label with its explanation; the label alone if `key` has none."""
+        """Return the markup of a label with the explanation of the metric `key`; the label alone if there is none."""
         return self.explain(label, explain_metric(key))
 
     def explain(self, label: str, text: str) -> Any:
-        """Return markup of a label with an explanation; the label alone if that is empty."""
+        """Return the markup of a label with the explanation `text`; the label alone if `text` is empty."""
         from markupsafe import Markup, escape
 
         if not text:

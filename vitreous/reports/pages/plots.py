@@ -1,4 +1,4 @@
-"""Plots for pages: SVG markup in the page's text colour, for light and dark."""
+"""Plots of pages as SVG markup. Text and axes have the page's text colour, for light and dark themes."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from vitreous.tasks.base import ScatterChart
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-INK = "#010203"  # placeholder for the page's text colour
-#: matplotlib settings of plots with text and axes in that colour, and with text kept as text
+INK = "#010203"  # placeholder that is replaced by the page's text colour
+#: matplotlib settings: text and axes have the colour `INK`, and text is not converted to paths
 INK_STYLE: dict[Any, Any] = {
     **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), INK),
     "svg.fonttype": "none",
@@ -31,14 +31,14 @@ LINE_COLOURS = ("#3b8ed0", "#d1823b", "#3fa66b", "#c2578f", "#8a78d6", "#a59321"
 CELL_INCHES, FINE_CELL_INCHES = (
     0.36,
     0.24,
-)  # inches of a cell of a confusion matrix; the second from FINE_FROM classes
+)  # side in inches of a cell of a confusion matrix; the second from FINE_CELL_CLASSES classes on
 FINE_CELL_CLASSES = 20
-DIGIT_WIDTH = 0.65  # of the font size, in the widest common sans-serif font
-CELL_FONTS = (4.5, 8.0)  # points: below the first, a count is omitted from its cell
+DIGIT_WIDTH = 0.65  # width of a digit relative to the font size, in the widest common sans-serif font
+CELL_FONTS = (4.5, 8.0)  # smallest and largest font size in points of a count; smaller counts are omitted
 
 
 class Curve(NamedTuple):
-    """A line of a chart: metric `key` of log `lines` against epochs. `dashes`: matplotlib's line style."""
+    """A curve of a chart: the metric `key` of log `lines` against epochs. `dashes` is matplotlib's line style."""
 
     name: str
     colour: str
@@ -47,13 +47,13 @@ class Curve(NamedTuple):
     dashes: str = "-"
 
     def points(self) -> list[tuple[float, float]]:
-        """Return (epoch, value) of the lines that contain the metric."""
+        """Return (epoch, value) of every log line that contains the metric."""
         return [(line["epoch"], line[self.key]) for line in self.lines if line.get(self.key) is not None]
 
 
 @contextmanager
 def use_page_style() -> Iterator[None]:
-    """Apply matplotlib's settings for a plot of the page while it is drawn and saved."""
+    """Apply the matplotlib settings of page plots; plots are drawn and saved within this context."""
     from matplotlib import rc_context
 
     with rc_context({**INK_STYLE, "font.size": 9, "font.family": "sans-serif"}):
@@ -61,8 +61,10 @@ def use_page_style() -> Iterator[None]:
 
 
 def figure_to_svg_markup(figure: Figure, label: str, **options: Any) -> Any:
-    """Convert a figure to SVG markup with a label for screen readers and its CSS width `--side`; `options` of
-    `savefig`."""
+    """Convert a figure to SVG markup. `label` is for screen readers, `options` are those of `savefig`.
+
+    The CSS variable `--side` of the markup is the width in pixels.
+    """
     from markupsafe import Markup, escape
 
     file = io.StringIO()
@@ -77,7 +79,7 @@ def figure_to_svg_markup(figure: Figure, label: str, **options: Any) -> Any:
 
 
 def figure_to_image(figure: Figure, label: str) -> Image.Image:
-    """Return a figure as an image on white."""
+    """Convert a figure to an RGB image on white; `label` is the title in its metadata."""
     file = io.BytesIO()
     figure.savefig(file, format="png", dpi=120, facecolor="white", metadata={"Title": label})
     return Image.open(file).convert("RGB")
@@ -90,8 +92,11 @@ def draw_metric_curves(
     limits: tuple[float, float] | None = None,
     references: Mapping[str, float] = MappingProxyType({}),
 ) -> Any:
-    """Draw curves against epochs. `label` is for screen readers, `legend` is the title of the legend, `limits` is the y
-    range, `references` maps names to horizontal lines. Shares are in per cent."""
+    """Draw metrics against epochs.
+
+    `label` is for screen readers, `legend` the title of the legend, `limits` the y range, `references` maps names to
+    the values of horizontal lines. Metrics that are shares are drawn in per cent.
+    """
     from matplotlib.figure import Figure
     from matplotlib.ticker import PercentFormatter
 
@@ -130,7 +135,7 @@ def draw_metric_curves(
 
 
 def draw_scatter(chart: ScatterChart) -> Any:
-    """Draw a scatter chart with its line y = x or y = 0; points are paler if there are more of them."""
+    """Draw a scatter chart with its reference line, y = x or y = 0. The more points, the more transparent they are."""
     from matplotlib.figure import Figure
 
     with use_page_style():
@@ -151,7 +156,10 @@ def draw_scatter(chart: ScatterChart) -> Any:
 
 
 def draw_reliability_plot(edges: np.ndarray, accuracy: np.ndarray, confidence: np.ndarray, counts: np.ndarray) -> Any:
-    """Draw accuracy per confidence bin (nan if empty) against mean confidence, and counts; all (bins,)."""
+    """Draw accuracy against confidence, and the number of images, per confidence bin.
+
+    `edges` is (bins + 1,), the others are (bins,): accuracy, mean confidence, and number of images of each bin.
+    """
     from matplotlib.figure import Figure
 
     with use_page_style():
@@ -178,8 +186,10 @@ def draw_reliability_plot(edges: np.ndarray, accuracy: np.ndarray, confidence: n
 def draw_confusion_plot(
     matrix: np.ndarray, names: Sequence[str], render: Callable[[Figure, str], Any] = figure_to_svg_markup
 ) -> Any:
-    """Draw a (K, K) confusion matrix, rows are labels, as shares of each row. Counts are written if they fit; each cell
-    of the markup has a title with its classes and its count."""
+    """Draw a confusion matrix of counts (K, K), whose rows are labels; colours show shares of a row.
+
+    Counts are written if they fit into the cells. In SVG markup, each cell has a title with its classes and its count.
+    """
     from matplotlib.figure import Figure
     from matplotlib.patches import Rectangle
 
@@ -234,7 +244,7 @@ def format_compact_count(count: int) -> str:
 
 
 def add_cell_titles(drawing: Any, matrix: np.ndarray, names: Sequence[str]) -> Any:
-    """Return the markup of a (K, K) confusion matrix with a title on each cell."""
+    """Add a title with classes, count and share to each cell of the markup of a confusion matrix (K, K)."""
     from markupsafe import Markup, escape
 
     def cell_title(match: re.Match[str]) -> str:
@@ -249,6 +259,6 @@ def add_cell_titles(drawing: Any, matrix: np.ndarray, names: Sequence[str]) -> A
 
 
 def strip_axes(axes: Any) -> None:
-    """Remove axis lines that carry no information."""
+    """Remove the top and the right axis line, and add a faint grid."""
     axes.grid(alpha=0.2, color=INK)
     axes.spines[["top", "right"]].set_visible(False)

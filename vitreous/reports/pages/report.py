@@ -1,7 +1,7 @@
-"""`report.html`: description and evaluation of a run on one self-contained page.
+"""Write `report.html`: training and evaluation of a run on one self-contained page.
 
-Large data are sampled: a page has at most `MAX_CLASS_ROWS` classes in full, `MAX_CLASS_MATRIX_SIZE` in its confusion
-matrix and `cards.MAX_CARD_IMAGES` images per list.
+The size of the page is limited: it has at most `MAX_CLASS_ROWS` classes in full, `MAX_CLASS_MATRIX_SIZE` in its
+confusion matrix and `cards.MAX_CARD_IMAGES` images per list.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ from vitreous.tasks.segmentation import Segmentation
 from vitreous.training.folder import RunFolder, read_json_lines
 from vitreous.training.run import Run
 
-MAX_CLASS_ROWS = 60  # classes shown in full; if there are more, the worst and the best
-MAX_CLASS_MATRIX_SIZE = 40  # classes in the confusion matrix; if there are more, the most confused
-MAX_LISTED_EVALUATIONS = 50  # latest evaluations that are shown
+MAX_CLASS_ROWS = 60  # rows of the table of classes; if there are more, the worst and the best classes
+MAX_CLASS_MATRIX_SIZE = 40  # classes in the confusion matrix; if there are more, those with the most errors
+MAX_LISTED_EVALUATIONS = 50  # the latest evaluations are listed
 
 
 def write_report(
@@ -54,17 +54,17 @@ def write_report(
     report: Report | None = None,
     command: str = "",
 ) -> dict[str, Any]:
-    """Write the page of a run, of an evaluation (predictions and their report), or of both; `command` repeats it.
+    """Write the page of a run (`folder`), of an evaluation (`predictions` and their `report`), or of both.
 
-    Returns the content of the page by section.
+    `command` is the command line that repeats the evaluation. Returns the content of the page by section.
     """
-    sections: dict[str, Any] = {"trained": None, "grid": None, "judged": None, "unlabelled": None, "learned": {}}
+    sections: dict[str, Any] = {"trained": None, "grid": None, "evaluation": None, "unlabelled": None, "learned": {}}
     sections |= {"samples": None, "task": ""}
     if folder is not None and folder.config.is_file():
         sections |= build_training_section(folder)
     if predictions is not None and report is not None:
         bundle = predictions.bundle
-        sections |= {"judged": build_evaluation_section(predictions, report), "model": bundle.model.config.name()}
+        sections |= {"evaluation": build_evaluation_section(predictions, report), "model": bundle.model.config.name()}
         sections["task"] = format_task_title(bundle.task, bundle.preprocess.noun)
         sections.setdefault("data", Path(predictions.source).name or predictions.source)
     sections["commands"] = list(dict.fromkeys([*sections.get("commands", []), *([command] if command else [])]))
@@ -73,12 +73,12 @@ def write_report(
 
 
 def build_training_section(folder: RunFolder) -> dict[str, Any]:
-    """Read the training information from the files of a run's folder."""
+    """Return the page sections on training, read from the files of a run's folder."""
     run, summary = folder.run(), read_json_or_empty(folder.summary)
     table, lines = read_json_or_empty(folder.path / "trials.json"), read_json_lines(folder.metrics)
     panels, unlabelled = [], None
     if run.objective.ships_features:
-        unlabelled = {"curves": draw_logged_curves(lines, run), "figures": build_headline_metrics(summary, run)}
+        unlabelled = {"curves": draw_logged_curves(lines, run), "headline": build_headline_metrics(summary, run)}
     else:
         panels = draw_training_panels(lines)
     return {
@@ -89,8 +89,8 @@ def build_training_section(folder: RunFolder) -> dict[str, Any]:
         "learned": read_learned_images(folder.path) if unlabelled else {},
         "samples": build_samples_section(folder, run) if run.objective.generates else None,
         "alarms": read_alarms(folder),
-        "classes_of": list_dataset_properties(folder, run),
-        "readings": [
+        "dataset_properties": list_dataset_properties(folder, run),
+        "evaluations": [
             format_evaluation_line(line)
             for line in read_json_lines(folder.path / "evaluations.jsonl")[-MAX_LISTED_EVALUATIONS:]
         ],
@@ -103,13 +103,15 @@ def build_training_section(folder: RunFolder) -> dict[str, Any]:
 
 
 def build_samples_section(folder: RunFolder, run: Run) -> dict[str, Any]:
-    """Return the samples that a generator drew at the end of its run, the classes of the rows, the frames per clip (0
-    for images), and the error of the last evaluation."""
+    """Return the page section of a generative model: the grid of samples as base64, and the last denoising error.
+
+    `classes` is the number of classes, `frames` the frames per clip, 0 for images.
+    """
     path, classes = folder.path / SAMPLES_FILE, read_json_or_empty(folder.path / "data.json").get("classes", [])
     encoded_image = base64.b64encode(path.read_bytes()).decode() if path.is_file() else None
     val = read_json_or_empty(folder.summary).get("val") or {}
     return {
-        "picture": encoded_image,
+        "sample_grid": encoded_image,
         "classes": len(classes),
         "frames": run.preprocess.frames if run.preprocess.is_animated else 0,
         "error": val.get("denoising_error"),
@@ -118,7 +120,7 @@ def build_samples_section(folder: RunFolder, run: Run) -> dict[str, Any]:
 
 
 def find_primary_metric(lines: list[dict[str, Any]]) -> str:
-    """Return the primary metric of the evaluations in log lines."""
+    """Return the primary metric of the evaluations in log lines; `top1` if there is none."""
     return next(
         (name for name, metric in METRICS.items() if metric.is_primary and has_metric(lines, f"val/{name}")), "top1"
     )
@@ -130,7 +132,7 @@ def has_metric(lines: list[dict[str, Any]], key: str) -> bool:
 
 
 def draw_training_panels(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Draw the losses of a run in one chart, the primary metric of its evaluations, and the learning rate."""
+    """Return the panels of a run's curves: losses, primary metric of its evaluations, and learning rate."""
     metric_name = find_primary_metric(lines)
     panels = [panel] if (panel := build_loss_panel(lines)) else []
     for title, key, colour in (
@@ -146,14 +148,14 @@ def draw_training_panels(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def build_lr_grid_section(
     folder: RunFolder, run: Run, table: dict[str, Any], summary: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return the trials of a learning-rate grid, and their curves."""
+    """Return the page section of a learning-rate search: its trials `table`, and their curves."""
     trials = [
         (
             f"{trial['lr']:g}",
-            LINE_COLOURS[count % len(LINE_COLOURS)],
+            LINE_COLOURS[index % len(LINE_COLOURS)],
             read_json_lines(folder.path / trial["folder"] / "metrics.jsonl"),
         )
-        for count, trial in enumerate(table["trials"])
+        for index, trial in enumerate(table["trials"])
     ]
     final_curve = [(f"{run.optimizer.lr:g}, all images", INK, read_json_lines(folder.metrics))] if summary else []
     metric_name = find_primary_metric([line for _, _, lines in [*trials, *final_curve] for line in lines])
@@ -187,7 +189,7 @@ def build_lr_grid_section(
 
 
 def build_evaluation_section(predictions: SplitPredictions, report: Report) -> dict[str, Any]:
-    """Return the results of an evaluation for the page."""
+    """Return the page section of an evaluation: metrics, table of classes, confusion matrix, and images."""
     task, (rank_key, _) = predictions.bundle.task, METRICS[report.primary].ranking_metric
     class_rows = sorted(report.per_class, key=lambda row: row[rank_key] if row[rank_key] is not None else 2.0)
     worst, best = class_rows, []
@@ -212,12 +214,12 @@ def build_evaluation_section(predictions: SplitPredictions, report: Report) -> d
         "images": report.images,
         "views": predictions.clip_views if predictions.clip_views != SINGLE_VIEW else None,
         "unreadable": report.unreadable,
-        "figures": headline_metrics,
+        "headline": headline_metrics,
         "worst": worst,
         "best": best,
-        "left": len(class_rows) - len(worst) - len(best),
+        "hidden_classes": len(class_rows) - len(worst) - len(best),
         "columns": METRICS[report.primary].class_columns(class_rows),
-        "confusable": any("confused_with" in row for row in class_rows),
+        "has_confusions": any("confused_with" in row for row in class_rows),
         **draw_confusion_section(report, tuple(row["class"] for row in report.per_class)),
         "targets": format_target_rows(report),
         "target_columns": [METRICS[key] for row in report.details.get("targets", [])[:1] for key in row["interval"]],
@@ -227,7 +229,7 @@ def build_evaluation_section(predictions: SplitPredictions, report: Report) -> d
 
 
 def build_image_section(predictions: SplitPredictions, report: Report) -> dict[str, Any]:
-    """Return the section of a task with image-level outputs."""
+    """Return the page section of a task with image-level outputs: reliability diagram, image cards, and charts."""
     return {
         "reliability": None if report.confusion_cells is None else draw_reliability_diagram(predictions),
         "cards": build_image_cards(
@@ -237,15 +239,15 @@ def build_image_section(predictions: SplitPredictions, report: Report) -> dict[s
     }
 
 
-#: sections of other tasks
+#: task name -> function that returns its page section; other tasks have `build_image_section`
 TASK_SECTIONS: dict[str, Callable[[SplitPredictions, Report], dict[str, Any]]] = {
-    Segmentation.name: lambda answers, report: {"scenes": find_worst_map_images(answers)},
-    Detection.name: lambda answers, report: {"objects": build_object_section(answers, report)},
+    Segmentation.name: lambda predictions, report: {"scenes": find_worst_map_images(predictions)},
+    Detection.name: lambda predictions, report: {"objects": build_object_section(predictions, report)},
 }
 
 
 def format_target_rows(report: Report) -> list[dict[str, Any]]:
-    """Return the metrics of each regression target, with their intervals, as text; empty for other tasks."""
+    """Format the metrics of each regression target with their confidence intervals; an empty list for other tasks."""
     rows = []
     for row in report.details.get("targets", []):
         texts = {}
@@ -257,21 +259,28 @@ def format_target_rows(report: Report) -> list[dict[str, Any]]:
 
 
 def draw_task_charts(predictions: SplitPredictions) -> list[dict[str, Any]]:
-    """Draw the task's charts of its outputs."""
+    """Draw the charts of the task, such as predicted against true values."""
     charts = predictions.bundle.task.draw_charts(predictions.raw_logits, predictions.split.labels, predictions.readable)
     return [{"title": chart.title, "drawing": draw_scatter(chart)} for chart in charts]
 
 
 def draw_confusion_section(report: Report, classes: tuple[str, ...]) -> dict[str, Any]:
-    """Draw the confusion matrix of all classes, or of the most confused."""
+    """Draw the confusion matrix, and return it with the number of shown classes, 0 if all classes are shown."""
     cells = select_confusion_matrix(report, classes)
     if cells is None:
-        return {"confusion": None, "chosen": 0}
-    return {"confusion": draw_confusion_plot(*cells), "chosen": len(cells[1]) if len(cells[1]) < len(classes) else 0}
+        return {"confusion": None, "shown_classes": 0}
+    return {
+        "confusion": draw_confusion_plot(*cells),
+        "shown_classes": len(cells[1]) if len(cells[1]) < len(classes) else 0,
+    }
 
 
 def select_confusion_matrix(report: Report, classes: tuple[str, ...]) -> tuple[np.ndarray, list[str]] | None:
-    """Return counts (K, K) int64, rows are labels, and the K class names; None if a report has no confusion matrix."""
+    """Return the confusion matrix (K, K) int64, whose rows are labels, and its K class names.
+
+    If there are more than `MAX_CLASS_MATRIX_SIZE` classes, those with the most errors are returned. Returns None if the
+    report has no confusion matrix.
+    """
     if report.confusion_cells is None or len(classes) < 2:
         return None
     label, predicted, count = report.confusion_cells.T
@@ -292,7 +301,7 @@ def select_confusion_matrix(report: Report, classes: tuple[str, ...]) -> tuple[n
 
 
 def draw_reliability_diagram(predictions: SplitPredictions) -> Any:
-    """Draw the reliability diagram over the readable images."""
+    """Draw the reliability diagram of the readable images; None if there are none."""
     confidence, is_correct = predictions.confidence[predictions.readable], predictions.is_correct[predictions.readable]
     if not len(confidence):
         return None
@@ -304,7 +313,7 @@ def draw_reliability_diagram(predictions: SplitPredictions) -> Any:
 
 
 def format_evaluation_line(line: dict[str, Any]) -> dict[str, str]:
-    """Format a line of `evaluations.jsonl`: date, data, protocol, and primary metric."""
+    """Format a line of `evaluations.jsonl` for the table of evaluations: time, data, protocol, and primary metric."""
     name = get_primary_key(line)
     value, protocol = line.get(name), line.get("protocol", "head")
     settings = [f"{key} {line[key]}" for key in ("k", "shots", "l2", "probe", "steps") if line.get(key) is not None]
@@ -312,16 +321,16 @@ def format_evaluation_line(line: dict[str, Any]) -> dict[str, str]:
     settings += ["without crops"] if line.get("augmented") is False else []
     return {
         "time": line["time"][:16].replace("T", " "),
-        "on": f"{line['data']}, {line['split']}",
-        "how": ", ".join([protocol, *settings]),
+        "data": f"{line['data']}, {line['split']}",
+        "protocol": ", ".join([protocol, *settings]),
         "images": f"{line['images']:,}",
-        "figure": "–" if value is None else f"{get_metric_label(name)} {format_metric_value(name, value)}",
+        "metric": "–" if value is None else f"{get_metric_label(name)} {format_metric_value(name, value)}",
         "range": format_interval(name, (line.get("interval") or {}).get(name)),
     }
 
 
 def list_dataset_properties(folder: RunFolder, run: Run) -> list[tuple[str, Any]]:
-    """List the properties of a run's data for the page."""
+    """Return (name, value) of the properties of a run's dataset; an empty list if they were not stored."""
     document = read_json_or_empty(folder.path / "data.json")
     if not document:
         return []
@@ -335,7 +344,7 @@ def list_dataset_properties(folder: RunFolder, run: Run) -> list[tuple[str, Any]
 
 
 def list_run_commands(folder: RunFolder, run: Run, table: dict[str, Any]) -> list[str]:
-    """List the commands that repeat the run and each trial of its grid, and that evaluate it."""
+    """Return the command lines that repeat the run and each trial of its grid, and that use the model."""
     run_path, data = str(folder.path), shlex.quote(run.data.source)
     command_file = folder.path / "command.txt"
     lines = command_file.read_text("utf-8").splitlines() if command_file.is_file() else []
@@ -358,5 +367,5 @@ def list_run_commands(folder: RunFolder, run: Run, table: dict[str, Any]) -> lis
 
 
 def read_json_or_empty(path: Path) -> dict[str, Any]:
-    """Read a JSON document; empty if there is no file."""
+    """Read a JSON document; an empty dict if there is no file."""
     return json.loads(path.read_text("utf-8")) if path.is_file() else {}

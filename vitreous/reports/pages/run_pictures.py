@@ -1,4 +1,4 @@
-"""Export the images of a run's page for experiment trackers."""
+"""Collect the images of a run's page for experiment trackers."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from vitreous.training.folder import RunFolder
 
 
 def collect_run_images(folder: RunFolder, page: dict[str, Any], report: Report | None) -> dict[str, Image.Image]:
-    """Return the available images of a complete run by name: `confusion`, `worst` and `unsure` (images with attention),
-    `reconstructions`, `attention` (a column per head), `nearest`, `samples`.
+    """Return the images of a complete run by name, as far as the run has them.
 
-    `page` is the return value of `write_report`.
+    Names: `confusion`, `worst` and `unsure` (images with attention), `reconstructions`, `attention` (one column per
+    head), `nearest`, `samples`. `page` is the return value of `write_report`.
     """
     learned, image_rows = page.get("learned") or {}, dict[str, list[list[str | None]]]()
     for name in ("reconstructions", "attention"):
         image_rows[name] = [row["images"] for row in (learned.get(name) or {}).get("rows", [])]
     nearest = (learned.get("neighbours") or {}).get("rows", [])
     image_rows["nearest"] = [[row["image"], *(card["image"] for card in row["neighbours"])] for row in nearest]
-    cards = (page.get("judged") or {}).get("cards") or {}
+    cards = (page.get("evaluation") or {}).get("cards") or {}
     for name in ("worst", "unsure"):
         entries = cards.get(name, [])
         image_rows[name] = [
-            [card[key] for card in entries] for key in ("picture", "attention") if entries and entries[0][key]
+            [card[key] for card in entries] for key in ("image", "attention") if entries and entries[0][key]
         ]
     images = {name: make_uri_grid(entries) for name, entries in image_rows.items() if entries}
     cells = select_confusion_matrix(report, tuple(row["class"] for row in report.per_class)) if report else None
@@ -45,7 +45,7 @@ def collect_run_images(folder: RunFolder, page: dict[str, Any], report: Report |
 
 
 def make_uri_grid(rows: Sequence[Sequence[str | None]]) -> Image.Image:
-    """Arrange rows of images in one image, with cells as large as the largest; None leaves a cell empty."""
+    """Arrange rows of data URIs as one image. Cells are as large as the largest image; None is skipped."""
     images = [[enlarge_pixels(decode_data_uri(uri), MIN_SMOOTH_SIDE) for uri in row if uri is not None] for row in rows]
     flat = [image for row in images for image in row]
     cell = max(image.width for image in flat), max(image.height for image in flat)

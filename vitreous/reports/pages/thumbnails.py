@@ -11,9 +11,9 @@ from PIL import Image
 
 from vitreous.inference.image_grid import write_gif
 
-MAX_PAGE_IMAGE_SIDE = 224  # maximum side in pixels of an image on a page
+MAX_PAGE_IMAGE_SIDE = 224  # maximum height and width in pixels of an image on a page
 FRAME_MILLISECONDS = 150  # duration of a frame of a map over time
-MIN_MAP_SIDE = 112  # minimum side in pixels of an image under an attention map, for a smooth map
+MIN_MAP_SIDE = 112  # minimum longer side in pixels of an image under an attention map, for a smooth map
 ATTENTION_COLORMAP = "plasma"  # matplotlib colour map of attention over images, perceptually uniform
 ATTENTION_OPACITIES = (0.3, 0.75)  # opacity of the smallest and the largest attention over an image
 ATTENTION_PERCENTILES = (1, 99)  # percentiles of an attention map that the colours span
@@ -28,7 +28,7 @@ def enlarge_pixels(image: Image.Image, min_side: int) -> Image.Image:
 
 
 def encode_gif(frames: Sequence[Image.Image]) -> bytes:
-    """Encode images of one size as an endless animated GIF."""
+    """Encode images of equal size as an animated GIF that repeats forever."""
     write_gif(buffer := io.BytesIO(), frames, FRAME_MILLISECONDS)
     return buffer.getvalue()
 

@@ -1,4 +1,4 @@
-"""The self-supervised section of a run's page: curves with explanations, and warnings."""
+"""The page sections of a self-supervised run: feature metrics, curves with explanations, and warnings."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from vitreous.training.folder import RunFolder, read_json_lines
 from vitreous.training.run import Run
 from vitreous.training.validation import TRAINING_IMAGES_PREFIX
 
-#: metrics column -> its title
+#: metric key in the log -> title of its chart
 CURVE_TITLES = {
     "train/loss": "Training loss",
     **{f"val/{key}": f"Validation {get_metric_label(key)}" for key in ("knn_top1", "knn_map", "rankme")},
@@ -30,7 +30,7 @@ HEADLINE_METRICS = ("knn_top1", "knn_map", "rankme", "feature_std")
 
 
 def draw_logged_curves(lines: list[dict[str, Any]], run: Run) -> list[dict[str, Any]]:
-    """Draw every logged metric, including the terms of the loss, each with its explanation."""
+    """Return a panel with chart and explanation for every logged metric, including the terms of the loss."""
     logged = {name for line in lines for name, value in line.items() if value is not None}
     titles = dict(CURVE_TITLES)
     for name in ("rankme", "feature_std"):
@@ -48,8 +48,11 @@ def draw_logged_curves(lines: list[dict[str, Any]], run: Run) -> list[dict[str, 
 
 
 def get_rankme_scale(lines: list[dict[str, Any]], name: str, run: Run) -> dict[str, Any]:
-    """Return limits and reference lines for a chart of RankMe: 0 to the feature width, and the rank of the untrained
-    encoder if it was logged (at step 0)."""
+    """Return `limits` and `references` of the chart of RankMe for `draw_metric_curves`.
+
+    The axis ends at the feature width. The references are the feature width and, if it was logged at step 0, the rank
+    of the untrained encoder.
+    """
     width = run.model.num_features
     untrained = next((line[name] for line in lines if line["step"] == 0 and line.get(name) is not None), None)
     references = {f"feature width, {width}": float(width)}
@@ -59,7 +62,7 @@ def get_rankme_scale(lines: list[dict[str, Any]], name: str, run: Run) -> dict[s
 
 
 def build_headline_metrics(summary: dict[str, Any], run: Run) -> dict[str, Any] | None:
-    """Return the last feature metrics for the top of the page; None if nothing was measured."""
+    """Return the last feature metrics of a run's summary for the top of the page; None if there are none."""
     val = summary.get("val")
     source = val or summary.get("train") or {}
     metrics = [
@@ -78,11 +81,11 @@ def build_headline_metrics(summary: dict[str, Any], run: Run) -> dict[str, Any] 
     if not metrics:
         return None
     knn = val is not None and get_primary_key(val) != "rankme"
-    return {"figures": metrics, "images": val["images"] if val else None, "knn": knn}
+    return {"metrics": metrics, "images": val["images"] if val else None, "knn": knn}
 
 
 def read_alarms(folder: RunFolder) -> list[dict[str, Any]]:
-    """Read the warnings of the run, each once."""
+    """Read the warnings that a run logged; of equal names, the first."""
     by_name: dict[str, dict[str, Any]] = {}
     for line in read_json_lines(folder.warnings):
         by_name.setdefault(line["name"], line)

@@ -1,5 +1,4 @@
-"""The protocols `evaluate_imagenet_real` and `evaluate_objectnet`: a model with ImageNet's head, evaluated with label
-files."""
+"""The protocols `real` and `objectnet`: evaluate a model with an ImageNet head by the label sets of a file."""
 
 from __future__ import annotations
 
@@ -41,10 +40,10 @@ OBJECTNET_FORMAT_HINT = (
 
 
 def evaluate_imagenet_real(task: ProtocolTask) -> ProtocolResult:
-    """Evaluate with ImageNet ReaL's label sets, one or more of the 1,000 classes per image; images without labels are
-    skipped.
+    """Evaluate with ImageNet ReaL's label sets: a prediction is correct if it is one of the image's labels.
 
-    Raises DataError for images that are not ImageNet's validation images, or that have no valid label.
+    Images without labels are skipped. Raises DataError for images that are not ImageNet's validation images, or that
+    have no valid label.
     """
     path, order = get_labels_file(task), map_imagenet_classes(task.run, task.bundle.classes)
     label_sets, split = read_real_labels(path), task.evaluated_split
@@ -56,41 +55,42 @@ def evaluate_imagenet_real(task: ProtocolTask) -> ProtocolResult:
     if not 0 < min(image_numbers) <= max(image_numbers) <= len(label_sets):
         images = f"images {min(image_numbers)} to {max(image_numbers)}"
         raise DataError(
-            f"{images} are not all among the {len(label_sets)} of {escape_unprintable(path)}", REAL_FORMAT_HINT
+            f"{images} do not all have one of the {len(label_sets)} label sets of {escape_unprintable(path)}",
+            REAL_FORMAT_HINT,
         )
     label_mask = build_label_mask([label_sets[image_number - 1] for image_number in image_numbers], order)
     if not label_mask.any():
         raise DataError(f"no image of {task.source} has a label in {escape_unprintable(path)}", REAL_FORMAT_HINT)
-    scores, label_mask, good = compute_labelled_logits(task, split, label_mask)
+    scores, label_mask, is_readable = compute_labelled_logits(task, split, label_mask)
     report, extra = (
-        evaluate_label_sets(scores, label_mask, good),
+        evaluate_label_sets(scores, label_mask, is_readable),
         {"images_without_label": len(split) - len(label_mask)},
     )
     return ProtocolResult(report, [report.summary()], {"labels": os.fspath(path), **extra})
 
 
 def evaluate_objectnet(task: ProtocolTask) -> ProtocolResult:
-    """Evaluate with ObjectNet (Barbu et al., 2019): its classes shared with ImageNet, each mapped to one or several of
-    the 1,000.
+    """Evaluate on ObjectNet (Barbu et al., 2019): each class shared with ImageNet is mapped to one or more of the
+    1,000.
 
-    The headline uses the prediction among all 1,000 classes, as the dataset's authors, BiT and the paper do; the
-    `mapped` metrics use only mapped classes. The red frame of the published images is cut off. Raises UsageError for
-    multi-label data, DataError if the map contains none of the classes.
+    The headline metric uses the prediction among all 1,000 classes, as the dataset's authors, BiT and the ViT paper do;
+    the `mapped` metrics use the prediction among mapped classes. The red frame of the images is cropped. Raises
+    UsageError for multi-label data, DataError if the map contains none of the classes.
     """
     path, order = get_labels_file(task), map_imagenet_classes(task.run, task.bundle.classes)
-    task.require_single_label("", "ObjectNet has one")
+    task.require_single_label("", "use ObjectNet, whose images have one label")
     class_map = {normalise_class_name(name): class_indices for name, class_indices in read_objectnet_map(path).items()}
     label_sets = [class_map.get(normalise_class_name(name), []) for name in task.data.classes]
     label_mask = build_label_mask(label_sets, order)[task.evaluated_split.labels]
     if not label_mask.any():
-        hint = f"the classes are {', '.join(task.data.classes[:5])}, …"
+        hint = f"use a file with the classes of the data: {', '.join(task.data.classes[:5])}, …"
         raise DataError(f"{escape_unprintable(path)} contains no class of {task.source} that has images", hint)
-    scores, label_mask, good = compute_labelled_logits(task, UnframedSplit(task.evaluated_split), label_mask)
-    report = evaluate_label_sets(scores, label_mask, good)
+    scores, label_mask, is_readable = compute_labelled_logits(task, UnframedSplit(task.evaluated_split), label_mask)
+    report = evaluate_label_sets(scores, label_mask, is_readable)
     mapped_scores = np.where(build_label_mask(label_sets, order).any(0), scores, -np.inf)
     results = [
         {"candidate_classes": "all", **report.summary()},
-        {"candidate_classes": "mapped", **evaluate_label_sets(mapped_scores, label_mask, good).summary()},
+        {"candidate_classes": "mapped", **evaluate_label_sets(mapped_scores, label_mask, is_readable).summary()},
     ]
     extra = {
         "labels": os.fspath(path),
@@ -106,24 +106,29 @@ LABEL_SET_PROTOCOLS = {"real": evaluate_imagenet_real, "objectnet": evaluate_obj
 def compute_labelled_logits(
     task: ProtocolTask, split: Split, label_mask: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return logits (m, 1000) of images with a correct label, those labels (m, 1000), and which images are readable
-    (m,)."""
+    """Compute the logits of the m images that have a label in `label_mask` (n, 1000).
+
+    Returns logits (m, 1000) float32, their rows of `label_mask` (m, 1000), and (m,) bool: whether each is readable.
+    """
     labelled_samples, settings = np.flatnonzero(label_mask.any(1)), task.evaluation_settings
     labelled_split = split.take(labelled_samples)
     engine = make_engine(task.bundle.model, task.bundle.preprocess, settings.inference_options)
-    reader = EvalLoader(
+    loader = EvalLoader(
         labelled_split, task.bundle.preprocess, default_worker_count() if settings.workers is None else settings.workers
     )
-    logits, bad = compute_split_logits(
-        engine, reader, settings.batch_size, make_progress_counter(settings.listener, "evaluate", len(labelled_samples))
+    logits, read_errors = compute_split_logits(
+        engine, loader, settings.batch_size, make_progress_counter(settings.listener, "evaluate", len(labelled_samples))
     )
-    check_unreadable_images(bad, len(labelled_samples), settings.bad_images)
-    find_readable_samples(labelled_split, bad)  # raises DataError if none is readable
-    return logits, label_mask[labelled_samples], build_readable_mask(len(labelled_samples), bad)
+    check_unreadable_images(read_errors, len(labelled_samples), settings.bad_images)
+    find_readable_samples(labelled_split, read_errors)  # raises DataError if none is readable
+    return logits, label_mask[labelled_samples], build_readable_mask(len(labelled_samples), read_errors)
 
 
 def build_label_mask(label_sets: Sequence[Sequence[int]], order: np.ndarray) -> np.ndarray:
-    """Convert sets of ImageNet class numbers to an (n, 1000) bool mask in the model's class order."""
+    """Convert n sets of ImageNet class indices to a mask (n, 1000) bool in the model's class order.
+
+    `order` (1000,) is the index of each ImageNet class among the model's classes.
+    """
     label_mask = np.zeros((len(label_sets), IMAGENET_CLASSES), dtype=bool)
     for index, class_indices in enumerate(label_sets):
         label_mask[index, order[list(class_indices)]] = True
@@ -133,8 +138,8 @@ def build_label_mask(label_sets: Sequence[Sequence[int]], order: np.ndarray) -> 
 def map_imagenet_classes(run: str, classes: tuple[str, ...]) -> np.ndarray:
     """Return the index of each of ImageNet's 1,000 classes among a model's classes, (1000,) int64.
 
-    The model's classes may be numbers in ImageNet's order, synsets in any order, or names of which 90 % match
-    torchvision's. Raises UsageError for a model with other classes.
+    The model's classes may be the numbers 0 to 999, synsets in any order, or names in ImageNet's order of which at
+    least 90 % match torchvision's. Raises UsageError for a model with other classes.
     """
     if len(classes) == IMAGENET_CLASSES:
         if classes == tuple(map(str, range(IMAGENET_CLASSES))):
@@ -157,12 +162,12 @@ def get_first_name(title: str) -> str:
 
 
 def normalise_class_name(name: str) -> str:
-    """Normalise the spelling of a class: `Alarm clock` and `alarm_clock` are equal."""
+    """Convert a class name to lower case with underscores: `Alarm clock` -> `alarm_clock`."""
     return re.sub(r"[^a-z0-9]+", "_", name.casefold()).strip("_")
 
 
 def get_labels_file(task: ProtocolTask) -> Path:
-    """Return the file of --labels. Raises UsageError if it is not set."""
+    """Return the path of --labels. Raises UsageError if it is not set."""
     if not task.options.labels:
         hint = REAL_FORMAT_HINT if task.options.protocol == "real" else OBJECTNET_FORMAT_HINT
         raise UsageError(f"--protocol {task.options.protocol} needs --labels FILE", hint)
@@ -170,7 +175,8 @@ def get_labels_file(task: ProtocolTask) -> Path:
 
 
 def read_real_labels(path: Path) -> list[list[int]]:
-    """Read ReaL's label sets, in the order of the validation images. Raises DataError for any other content."""
+    """Read ReaL's label sets, lists of class indices in the order of the validation images. Raises DataError for
+    invalid content."""
     label_sets = read_json_labels(path, REAL_FORMAT_HINT)
     if not isinstance(label_sets, list) or not label_sets:
         raise DataError(f"{escape_unprintable(path)} is not a list of lists", REAL_FORMAT_HINT)
@@ -184,8 +190,10 @@ def read_real_labels(path: Path) -> list[list[int]]:
 
 
 def read_objectnet_map(path: Path) -> dict[str, list[int]]:
-    """Read class -> ImageNet numbers from JSON or CSV; CSV rows may repeat a class. Raises DataError for any other
-    content."""
+    """Read a map from class name to ImageNet class indices, as JSON or CSV; several CSV rows may have the same class.
+
+    Raises DataError for invalid content.
+    """
     indices_by_class: dict[str, list[int]] = {}
     if path.suffix.lower() == ".json":
         document = read_json_labels(path, OBJECTNET_FORMAT_HINT)
@@ -212,12 +220,12 @@ def read_objectnet_map(path: Path) -> dict[str, list[int]]:
 
 
 def is_imagenet_class(value: Any) -> bool:
-    """Return whether the value is an ImageNet class number."""
+    """Return whether a value is an integer from 0 to 999."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < IMAGENET_CLASSES
 
 
 def read_json_labels(path: Path, hint: str) -> Any:
-    """Parse a JSON file. Raises DataError for invalid JSON."""
+    """Parse a JSON file. Raises DataError with `hint` for invalid JSON."""
     try:
         return json.loads(read_utf8_file(path))
     except ValueError as error:
@@ -234,9 +242,9 @@ def read_utf8_file(path: Path) -> str:
 
 @dataclass(frozen=True)
 class UnframedSplit:
-    """A split that crops the one-pixel red frame of ObjectNet images, (H, W, 3) -> (H - 2, W - 2, 3).
+    """A split of ObjectNet images without their one-pixel red frame, (H, W, 3) -> (H - 2, W - 2, 3).
 
-    The labels are (n,), those of the split.
+    It wraps `split`, whose names and labels (n,) it has.
     """
 
     split: Split
@@ -250,20 +258,23 @@ class UnframedSplit:
         return len(self.split)
 
     def raw(self, sample: int) -> bytes | np.ndarray:
-        """Return the stored bytes, or the pixels within the frame. Raises DataError if they cannot be decoded."""
+        """Return the pixels inside the frame, or the stored bytes of an image without a frame. Raises DataError if the
+        image cannot be decoded."""
         stored = self.split.raw(sample)
         pixels = np.asarray(decode_to_pillow(stored, 3, self.name(sample)))
         borders = (pixels[0], pixels[-1], pixels[:, 0], pixels[:, -1])
-        framed = min(pixels.shape[:2]) > 2 and all((border == FRAME_COLOUR).all() for border in borders)
-        return np.ascontiguousarray(pixels[1:-1, 1:-1]) if framed else stored
+        has_frame = min(pixels.shape[:2]) > 2 and all((border == FRAME_COLOUR).all() for border in borders)
+        return np.ascontiguousarray(pixels[1:-1, 1:-1]) if has_frame else stored
 
     def name(self, sample: int) -> str:
         """Return the sample's name in the wrapped split."""
         return self.split.name(sample)
 
     def take(self, indices: np.ndarray, labels: np.ndarray | None = None) -> UnframedSplit:
+        """Return the samples at `indices` as a new split, with other labels if `labels` are passed."""
         return replace(self, split=self.split.take(indices, labels))
 
     def update(self, digest: Any) -> None:
+        """Add the content of the split to a hash."""
         digest.update(b"unframed\n")
         self.split.update(digest)

@@ -1,7 +1,6 @@
-"""Linear heads of the published protocols, trained in parallel on the features of one frozen model, and their input
-features.
+"""Linear heads of the published protocols, trained together on the features of one frozen model.
 
-B images per batch, N features read per image, d of them by one head, K classes.
+Shapes: B images per batch, N features per image for all heads, d input features of one head, K classes.
 """
 
 from __future__ import annotations
@@ -23,16 +22,17 @@ from vitreous.training.update_rules import lars_trust_ratios
 
 SGD_MOMENTUM = 0.9
 INIT_STD = 0.01  # standard deviation of a head's initial weights
-MAE_BATCH_NORM_EPS, MAE_BATCH_NORM_MOMENTUM = (1e-6, 0.1)  # MAE's batch norm: epsilon, and momentum
+MAE_BATCH_NORM_EPS, MAE_BATCH_NORM_MOMENTUM = (1e-6, 0.1)
 BASE_BATCH_SIZE = 256  # batch size of the base learning rate
-LOGITS_CHUNK = 4_096  # images per head forward pass
+LOGITS_CHUNK = 4_096  # images per forward pass of a head
 
 
 @dataclass(frozen=True)
 class HeadConfig:
-    """Training settings of one head: base learning rate for 256 images, input features, and optimiser.
+    """Training settings of one linear head.
 
-    `use_batch_norm`: after a batch norm without affine weights. `trunc`: initial weights are truncated at two units.
+    `lr` is the learning rate for a batch of 256 images, `reading` the input features. If `normed`, the inputs go
+    through a batch norm without affine weights.
     """
 
     lr: float
@@ -46,14 +46,14 @@ class HeadConfig:
 
 
 class LinearHead:
-    """A linear classifier (K, d) with its momentum, on `columns` (d,) of the features read from an image.
+    """A linear classifier with weights (K, d) and its optimizer state; its inputs are `columns` (d,) of N features.
 
-    For one seed it has the same initial weights, regardless of other heads.
+    The initial weights depend only on the configuration and `seed`, not on other heads.
     """
 
     def __init__(self, config: HeadConfig, columns: list[int], classes: int, seed: int, *, device: str = "cpu") -> None:
         self.config = config
-        # neighbouring columns are read as a view
+        # contiguous columns become a slice, which selects a view instead of a copy
         is_contiguous = columns == list(range(columns[0], columns[-1] + 1))
         self.columns = slice(columns[0], columns[-1] + 1) if is_contiguous else torch.tensor(columns, device=device)
         weight = torch.empty(classes, len(columns))
@@ -67,8 +67,10 @@ class LinearHead:
         self.mean, self.variance = torch.zeros(len(columns), device=device), torch.ones(len(columns), device=device)
 
     def select_inputs(self, features: Tensor, training: bool = False) -> Tensor:
-        """Select a head's input (B, N) -> (B, d), normalised by the batch in training and by stored moments
-        afterwards."""
+        """Select the head's inputs from all features, (B, N) -> (B, d), and apply its batch norm if it has one.
+
+        With `training`, the norm uses the moments of the batch; otherwise the running averages.
+        """
         x = features[:, self.columns]
         if not self.config.normed:
             return x
@@ -77,12 +79,14 @@ class LinearHead:
         )
 
     def step(self, features: Tensor, labels: Tensor, factor: float) -> None:
-        """Take a training step on (B, N) and (B,) int64 labels, at `factor` times the learning rate of this batch
-        size."""
+        """Take an SGD or LARS step on features (B, N) and labels (B,) int64.
+
+        `factor` multiplies the learning rate, which is scaled to the batch size.
+        """
         x = self.select_inputs(features, training=True)
-        _, slope = compute_loss_and_gradient(x @ self.weight.T + self.bias, labels)
-        gradients = [slope.T @ x / len(x), slope.sum(0) / len(x)]
-        if self.config.optimizer == "lars":  # biases, which are one-dimensional, are not adapted
+        _, logit_gradients = compute_loss_and_gradient(x @ self.weight.T + self.bias, labels)
+        gradients = [logit_gradients.T @ x / len(x), logit_gradients.sum(0) / len(x)]
+        if self.config.optimizer == "lars":  # LARS does not adapt one-dimensional parameters, such as biases
             gradients[0] *= lars_trust_ratios(self.weight.norm(), gradients[0].norm())
         sgd(
             [self.weight, self.bias], gradients, self.momenta, fused=False, foreach=False, maximize=False,
@@ -91,7 +95,7 @@ class LinearHead:
         )  # fmt: skip
 
     def logits(self, features: np.ndarray) -> np.ndarray:
-        """Compute logits, (m, N) -> (m, K) float32."""
+        """Compute logits from all features, (m, N) -> (m, K) float32."""
         chunks = (torch.from_numpy(features[low : low + LOGITS_CHUNK]) for low in range(0, len(features), LOGITS_CHUNK))
         logits = [self.select_inputs(chunk.to(self.weight.device)) @ self.weight.T + self.bias for chunk in chunks]
         return torch.cat(logits).cpu().numpy()
@@ -104,9 +108,9 @@ class LinearHead:
 
 @torch.no_grad()
 def train_heads(heads: list[LinearHead], batches: Iterable[tuple[Tensor, Tensor, float]]) -> None:
-    """Train heads on one pass over batches: features (B, N), labels (B,) int64, and the learning rate factor.
+    """Train heads on a sequence of batches: features (B, N), labels (B,) int64, and the learning rate factor.
 
-    Heads are independent: each gets bit-identical weights to training alone.
+    Heads are independent: the weights are bit-identical to those of a head that is trained alone.
     """
     for features, labels, factor in batches:
         for head in heads:
@@ -114,15 +118,15 @@ def train_heads(heads: list[LinearHead], batches: Iterable[tuple[Tensor, Tensor,
 
 
 def get_best_index(scores: list[float | None]) -> int:
-    """Return the index of the highest score, the first of ties; None is lower than any."""
+    """Return the index of the highest score, the first of ties. None is lower than any score."""
     return max(range(len(scores)), key=lambda index: -1.0 if (score := scores[index]) is None else score)
 
 
 class HeadInput(NamedTuple):
-    """Input features of a head: class tokens of the last `blocks` blocks, and with `mean` the mean of the last patch
-    tokens.
+    """The input features of a linear head: the class tokens of the last `blocks` blocks, concatenated.
 
-    0 `blocks` are the input features of the model's head.
+    With `mean`, the mean of the last block's patch tokens is appended. If `blocks` is 0, the input is that of the
+    model's head.
     """
 
     blocks: int
@@ -130,10 +134,10 @@ class HeadInput(NamedTuple):
 
 
 class TokenReader(nn.Module):
-    """A model that returns all features needed by some heads for every image: (B, C, *image) -> (B, N).
+    """A module that computes the features that any of several heads needs: (B, C, *image) -> (B, N).
 
     Class tokens come first, from the last block backwards, then the mean of the patch tokens. Tokens of every block go
-    through the last norm, as in DINO's and DINOv2's `get_intermediate_layers`.
+    through the final norm, as in DINO's and DINOv2's `get_intermediate_layers`.
     """
 
     def __init__(self, model: Model, head_inputs: tuple[HeadInput, ...]) -> None:
@@ -143,7 +147,7 @@ class TokenReader(nn.Module):
         self.mean = any(head_input.mean for head_input in head_inputs)
 
     def get_columns(self, head_input: HeadInput) -> list[int]:
-        """Return the indices of a head's inputs among the N features."""
+        """Return the indices (d,) of a head's inputs among the N features."""
         if not self.num_blocks:
             return list(range(self.config.num_features))
         width = self.config.width
@@ -155,7 +159,7 @@ class TokenReader(nn.Module):
         )
 
     def forward(self, images: Tensor) -> Tensor:
-        """Compute the features, (B, C, *image) -> (B, N)."""
+        """Compute the features of images, (B, C, *image) -> (B, N)."""
         if not self.num_blocks:
             return self.model(images)
         model: Any = self.model

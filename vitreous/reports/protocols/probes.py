@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from vitreous.errors import DataError, UsageError
-from vitreous.evaluation import knn
-from vitreous.evaluation import linear as few
+from vitreous.evaluation import knn, linear
 from vitreous.evaluation.linear import NUM_PENALTY_FITS, LabelledFeatures, fit_linear_classifier, search_penalty
 from vitreous.inference.features import SplitFeatures
 from vitreous.reports.protocols.published import evaluate_published_probe
@@ -17,12 +16,15 @@ from vitreous.reports.protocols.task import ProtocolResult, ProtocolTask, build_
 from vitreous.tasks.classification_metrics import evaluate_classification
 from vitreous.tasks.intervals import wilson_interval
 
-KNN_NEIGHBOURS, HEADLINE_NEIGHBOURS = (10, 20, 100, 200), 20  # DINO's list; nothing is chosen on the evaluated images
+KNN_NEIGHBOURS, HEADLINE_NEIGHBOURS = (
+    (10, 20, 100, 200),
+    20,
+)  # DINO's values of k; the headline k is fixed, not chosen on the evaluated images
 HEADLINE_SHOTS = 5  # the paper's "linear 5-shot"
 
 
 def describe_features(train: SplitFeatures, evaluated: SplitFeatures, split: str) -> dict[str, Any]:
-    """Describe the features for a document."""
+    """Return, for the training and the evaluated split, number and width of the features and their cache file."""
     descriptions = {}
     for name, features in (("train", train), (split, evaluated)):
         images, width = features.features.shape
@@ -32,9 +34,10 @@ def describe_features(train: SplitFeatures, evaluated: SplitFeatures, split: str
 
 
 def evaluate_knn(task: ProtocolTask) -> ProtocolResult:
-    """Evaluate by weighted votes of the k nearest training images; the headline is k = 20, else the first k.
+    """Evaluate by k-NN: weighted votes of the k nearest training images, for each k of --k.
 
-    Raises UsageError if there are more neighbours than training images.
+    The headline metric is that of k = 20 or, if --k does not contain 20, of the smallest k. Raises UsageError if k
+    exceeds the number of training images.
     """
     train, evaluated = task.pair()
     readable = np.flatnonzero(train.is_readable)
@@ -54,7 +57,7 @@ def evaluate_knn(task: ProtocolTask) -> ProtocolResult:
         report = evaluate_classification(
             label_kind.shares_to_logits(shares), task.evaluated_split.labels, task.data.classes, evaluated.is_readable
         )
-        report.metrics["nll"] = report.intervals["nll"] = None  # a class without votes makes it infinite
+        report.metrics["nll"] = report.intervals["nll"] = None  # infinite if the label has no votes
         results.append({"k": k, **report.summary()})
         headline = report if k == headline_k else headline
     assert headline is not None
@@ -63,8 +66,10 @@ def evaluate_knn(task: ProtocolTask) -> ProtocolResult:
 
 
 def evaluate_linear_probe(task: ProtocolTask) -> ProtocolResult:
-    """Evaluate by logistic regression, with penalty --l2 or swept on held-out training images; or by a published
-    probe."""
+    """Evaluate by logistic regression on the features, or by the published probe of --probe.
+
+    The L2 penalty is --l2 or, if it is not set, the best one on held-out training images.
+    """
     if task.options.probe != "regression":
         return evaluate_published_probe(task)
     train, evaluated = task.pair()
@@ -88,7 +93,7 @@ def evaluate_linear_probe(task: ProtocolTask) -> ProtocolResult:
 
 
 def choose_l2_penalty(task: ProtocolTask, features: LabelledFeatures) -> tuple[float, dict[str, Any]]:
-    """Return the best penalty on a seeded share of the training images, and its score.
+    """Return the best L2 penalty on held-out training images, chosen by the seed, and its description.
 
     Raises DataError for too few training images.
     """
@@ -105,7 +110,7 @@ def choose_l2_penalty(task: ProtocolTask, features: LabelledFeatures) -> tuple[f
 def sweep_l2_penalties(
     task: ProtocolTask, train: LabelledFeatures, held_out: LabelledFeatures, label: str = "penalty"
 ) -> tuple[float, dict[str, Any]]:
-    """Return the best penalty for held-out images, and its description for a document."""
+    """Return the best L2 penalty on held-out images, and its description: score, images, and all candidates."""
     candidates: list[dict[str, float]] = []
     name = train.kind.metric_key
 
@@ -120,7 +125,9 @@ def sweep_l2_penalties(
 
 
 def evaluate_few_shot(task: ProtocolTask) -> ProtocolResult:
-    """Evaluate by the paper's few-shot regression: several draws of training images for each number of shots.
+    """Evaluate by few-shot linear regression, as in the ViT paper, on random training images of each class.
+
+    Each number of --shots is evaluated on --seeds draws.
 
     Raises UsageError for multi-label data.
     """
@@ -129,19 +136,19 @@ def evaluate_few_shot(task: ProtocolTask) -> ProtocolResult:
     readable = np.flatnonzero(train.is_readable)
     labels, true_labels = task.training_split.labels[readable], task.evaluated_split.labels
     counts = np.bincount(labels, minlength=task.num_classes)
-    shots = sorted(set(task.options.shots)) or [shots for shots in few.DEFAULT_SHOTS if shots <= counts.max()]
+    shots = sorted(set(task.options.shots)) or [shots for shots in linear.DEFAULT_SHOTS if shots <= counts.max()]
     if num_small_classes := int((counts < max(shots)).sum()):
         task.evaluation_settings.listener.note(
-            f"{num_small_classes} of {task.num_classes} classes have less than "
+            f"{num_small_classes} of {task.num_classes} classes have fewer than "
             f"{max(shots)} training images: all of them are used"
         )
-    l2, total = task.options.l2 or few.RIDGE_L2, task.options.seeds
+    l2, total = task.options.l2 or linear.RIDGE_L2, task.options.seeds
     hits: dict[int, list[int]] = {shot: [] for shot in shots}
     for seed in range(task.options.seed, task.options.seed + total):
-        order = few.shuffle_rows_by_class(labels, task.num_classes, seed)
+        order = linear.shuffle_rows_by_class(labels, task.num_classes, seed)
         for shot in shots:
-            drawn_indices = np.concatenate([of_class[:shot] for of_class in order])
-            ridge = few.fit_ridge_classifier(
+            drawn_indices = np.concatenate([class_rows[:shot] for class_rows in order])
+            ridge = linear.fit_ridge_classifier(
                 train.features[readable[drawn_indices]], labels[drawn_indices], task.num_classes, l2
             )
             hits[shot].append(
@@ -158,7 +165,10 @@ def evaluate_few_shot(task: ProtocolTask) -> ProtocolResult:
 
 
 def summarise_draws(shots: int, hits: list[int], images: int, seed: int, num_short_classes: int) -> dict[str, Any]:
-    """Return the metrics of a number of shots: mean and (sample) standard deviation over draws, and each draw."""
+    """Return top-1 for a number of shots: mean and sample standard deviation over draws, and each draw.
+
+    `hits` has the number of correct images of each draw, `seed` is that of the first draw.
+    """
     top1 = [hit / images for hit in hits]
     draws = [
         {"seed": seed + n, "top1": value, "interval": list(wilson_interval(hits[n], images))}

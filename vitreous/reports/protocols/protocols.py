@@ -25,11 +25,12 @@ def run_protocol(
     run: str | os.PathLike[str],
     data: str | os.PathLike[str] | None,
     split: str | None,
-    computing: EvaluationSettings,
+    evaluation_settings: EvaluationSettings,
 ) -> dict[str, Any]:
-    """Evaluate a model by a protocol; the document also has `protocol`, and `results` for each setting.
+    """Evaluate a model by a protocol other than top-1, and record the result in its run.
 
-    Raises UsageError for an unknown protocol, DataError for unsuitable data.
+    Returns the document of an evaluation; its additional keys include `protocol`, and `results` for each setting.
+    Raises UsageError for an unknown protocol and for regression targets, DataError for unsuitable data.
     """
     options = ProtocolOptions(protocol) if isinstance(protocol, str) else protocol
     name, protocols = options.protocol, PROBES | LABEL_SET_PROTOCOLS
@@ -39,34 +40,34 @@ def run_protocol(
             suggest_nearest(name, protocol_names) or f"use top1, {', '.join(protocol_names)}",
         )
     if emulation_note := describe_emulation(
-        computing.inference_options.precision, pick_device(computing.inference_options.device)
+        evaluation_settings.inference_options.precision, pick_device(evaluation_settings.inference_options.device)
     ):
-        computing.listener.note(emulation_note)
-    started, note = time.perf_counter(), computing.listener.note
+        evaluation_settings.listener.note(emulation_note)
+    started, note = time.perf_counter(), evaluation_settings.listener.note
     bundle = open_bundle(run, name not in LABEL_SET_PROTOCOLS, note)
     if name == "vtab":
-        return evaluate_vtab(os.fspath(run), data, bundle, options, computing)
-    source, opened = open_run_data(run, data, "train" if name in PROBES else split)
-    if opened.targets:
+        return evaluate_vtab(os.fspath(run), data, bundle, options, evaluation_settings)
+    source, dataset = open_run_data(run, data, "train" if name in PROBES else split)
+    if dataset.targets:
         problem = (
-            f"--protocol {name} is for classes, but {source} has values of {format_first_names(opened.targets, 5)}"
+            f"--protocol {name} is for classes, but {source} has values of {format_first_names(dataset.targets, 5)}"
         )
         raise UsageError(problem, "leave --protocol out, or use data with classes")
-    split_name = choose_split(opened, split, note)
+    split_name = choose_split(dataset, split, note)
     task = ProtocolTask(
         os.fspath(run),
         source,
-        data=opened,
+        data=dataset,
         split=split_name,
         bundle=bundle,
         options=options,
-        evaluation_settings=computing,
+        evaluation_settings=evaluation_settings,
     )
     return record_protocol_result(task, protocols[name](task), time.perf_counter() - started)
 
 
 def record_protocol_result(task: ProtocolTask, result: ProtocolResult, seconds: float) -> dict[str, Any]:
-    """Return the document of a protocol, and add it to the run's evaluations."""
+    """Add the result of a protocol to the run's `evaluations.jsonl`, and return its document."""
     bundle = replace(task.bundle, task=Classification(task.data.classes, task.data.multilabel))
     protocol = {"protocol": task.options.protocol}
     document = build_evaluation_document(

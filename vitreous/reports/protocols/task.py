@@ -22,12 +22,12 @@ from vitreous.weights.bundle import Bundle
 MAX_HELD_OUT_SHARE, MAX_HELD_OUT_IMAGES = (
     0.2,
     20_000,
-)  # share and number of training images that select a penalty, or a head
+)  # most training images that are held out to select a penalty or a head
 
 
 @dataclass(frozen=True)
 class ProtocolTask:
-    """A model, the evaluation data, and the options."""
+    """The input of a protocol: a model, the dataset with the name of the evaluated split, and the options."""
 
     run: str
     source: str
@@ -39,7 +39,8 @@ class ProtocolTask:
 
     @cached_property
     def training_split(self) -> Split:
-        """Return the training images: all but the evaluated ones and, if `val` is evaluated, all but `test`.
+        """Return the images that a classifier trains on: `train`, and `val` too if `test` is evaluated and `val` was
+        split from `train`.
 
         Raises UsageError if `train` is evaluated, DataError if there are no training images.
         """
@@ -54,7 +55,7 @@ class ProtocolTask:
         return training
 
     def require_single_label(self, reason: str, hint: str) -> None:
-        """Raise UsageError, with a `reason` after the problem, for multi-label data."""
+        """Raise UsageError for multi-label data; `reason` is appended to the message."""
         self.data.label_kind.require_single_label(f"{self.source} has several labels per image{reason}", hint)
 
     @property
@@ -69,29 +70,33 @@ class ProtocolTask:
 
     @property
     def device(self) -> str:
-        """Return the device that computes."""
+        """Return the device of the model: cpu, cuda or mps."""
         return pick_device(self.evaluation_settings.inference_options.device)
 
     def features(self, name: str, split: Split) -> SplitFeatures:
-        """Return the features of a split. Raises DataError for unreadable images, unless they are skipped."""
-        computing = replace(self.evaluation_settings, cache=self.options.cache)
-        features = compute_split_features(self.bundle, split, f"{name} images", computing)
+        """Compute the features of a split, or read them from the cache, and log the cache file.
+
+        Raises DataError for unreadable images, unless they are skipped.
+        """
+        evaluation_settings = replace(self.evaluation_settings, cache=self.options.cache)
+        features = compute_split_features(self.bundle, split, f"{name} images", evaluation_settings)
         if features.file:
-            state = "found" if features.reused else "kept"
-            self.evaluation_settings.listener.note(f"features of {name} {state} in {features.file}")
+            state = "read from" if features.reused else "cached in"
+            self.evaluation_settings.listener.note(f"features of {name} {state} {features.file}")
         return features
 
     def hold_out(self, labels: np.ndarray, samples: np.ndarray) -> dict[str, np.ndarray]:
-        """Draw a seeded share of training samples `samples` (m,), with (n,) or (n, K) labels, for model selection.
+        """Split the training samples `samples` (m,) at random, by the seed, into `train` and `dev` for model selection.
 
-        Returns positions among the rows: `train`, and `dev`, which is empty if there are too few.
+        `labels` are those of all training images, (n,) or (n, K). Returns indices into `samples`; `dev` is empty if
+        there are too few samples.
         """
         share, groups = min(MAX_HELD_OUT_SHARE, MAX_HELD_OUT_IMAGES / len(samples)), self.data.groups
         sample_groups = groups[samples] if groups is not None and len(groups) == len(labels) else None
         return draw_stratified_splits(labels[samples], self.options.seed, {"dev": share}, sample_groups)
 
     def check_classes(self) -> None:
-        """Log classes without training images. Raises DataError if the training images have less than two classes."""
+        """Log classes without training images. Raises DataError if the training images have fewer than two classes."""
         labels = self.training_split.labels
         present = int((labels.sum(0) > 0).sum()) if labels.ndim == 2 else len(np.unique(labels))
         if present < 2 and labels.ndim == 1:
@@ -102,15 +107,15 @@ class ProtocolTask:
             )
 
     def pair(self) -> tuple[SplitFeatures, SplitFeatures]:
-        """Return the features of the training and of the evaluated images, and log which images they are.
+        """Return the features of the training images and of the evaluated images, and log both splits.
 
-        Raises DataError if the training images have less than two classes.
+        Raises DataError if the training images have fewer than two classes.
         """
         self.check_classes()
         splits = " and ".join(self.describe_splits["train_data"]["splits"])
         self.evaluation_settings.listener.note(
-            f"{self.options.protocol} trains on {len(self.training_split)} images of {self.source} ({splits}), "
-            f"is evaluated on {len(self.evaluated_split)} others of it ({self.split})"
+            f"{self.options.protocol} trains on {len(self.training_split)} images of {self.source} ({splits}) "
+            f"and is evaluated on {len(self.evaluated_split)} {self.split} images"
         )
         return self.features("train", self.training_split), self.features(self.split, self.evaluated_split)
 
@@ -127,7 +132,8 @@ class ProtocolTask:
 
 @dataclass(frozen=True)
 class ProtocolResult:
-    """A report of the headline metric, the metrics of every setting, and further keys of the document."""
+    """The result of a protocol: the report of the headline metric, `results` of every setting, and `extra` keys of the
+    document."""
 
     report: Report
     results: list[dict[str, Any]]
@@ -135,7 +141,7 @@ class ProtocolResult:
 
 
 def build_mean_report(images: int, unreadable: int, top1: float | None) -> Report:
-    """Return a report of a mean, without a confidence interval."""
+    """Return a report whose only metric is `top1`, a mean over draws or tasks, without a confidence interval."""
     names = ("top1", "top5", *CLASS_MEANS, "nll", "ece")
     return Report(
         images,

@@ -38,7 +38,7 @@ from vitreous.tasks.classification_metrics import evaluate_classification
 from vitreous.tasks.features import FeatureExtraction
 from vitreous.weights.bundle import Bundle
 
-VTAB_CACHE_VERSION = 1  # increase when the same data give other results
+VTAB_CACHE_VERSION = 1  # increase if a code change alters results
 TASK_NAME_PREFIX = re.compile(r"^(wds_)?(vtab_)?(1k_)?")
 
 
@@ -47,19 +47,19 @@ def evaluate_vtab(
     data: str | os.PathLike[str] | None,
     bundle: Bundle,
     options: ProtocolOptions,
-    computing: EvaluationSettings,
+    evaluation_settings: EvaluationSettings,
 ) -> dict[str, Any]:
-    """Evaluate a model on the VTAB tasks found at DATA/TASK, in any layout; the document lists missing tasks.
+    """Evaluate a model on the VTAB tasks in DATA/TASK, in any layout; the document lists missing tasks.
 
-    Each task has 800 training images and 200 that select the penalty (unless --l2 sets it); then all 1,000 are used for
-    training and top-1 is computed on the test split. Images are resized without cropping, as in the benchmark. Finished
-    tasks are cached in RUN/vtab.json while model, data and options are unchanged. Raises UsageError without a folder,
-    DataError if no task is found or can be evaluated.
+    A classifier is trained on 800 images of each task, and 200 images select the L2 penalty, unless --l2 sets it. The
+    classifier is then trained on all 1,000 images, and top-1 is computed on the test split. Images are resized without
+    cropping, as in the benchmark. Finished tasks are cached in RUN/vtab.json while model, data and options are
+    unchanged. Raises UsageError if `data` is not a folder, DataError if no task is found or can be evaluated.
     """
     if data is None or not os.path.isdir(data):
-        hint = f"the task folders are {', '.join(VTAB_TASKS)}"
-        raise UsageError("--protocol vtab needs a folder with a folder for each task", hint)
-    began, root, listener = time.perf_counter(), Path(data), computing.listener
+        hint = f"name its subfolders {', '.join(VTAB_TASKS)}"
+        raise UsageError("--protocol vtab needs a folder with a subfolder for each task", hint)
+    start_time, root, listener = time.perf_counter(), Path(data), evaluation_settings.listener
     task_folders = find_task_folders(root)
     missing = [name for name in VTAB_TASKS if name not in task_folders]
     if not task_folders:
@@ -71,7 +71,12 @@ def evaluate_vtab(
         Path(run) / "vtab.json" if os.path.isdir(run) else Path(f"vtab-{slugify_name(Path(run).stem)[:60]}.json")
     )
     tasks, failed = evaluate_vtab_tasks(
-        run, squashed, task_folders=task_folders, cache_path=cache_path, options=options, computing=computing
+        run,
+        squashed,
+        task_folders=task_folders,
+        cache_path=cache_path,
+        options=options,
+        evaluation_settings=evaluation_settings,
     )
     if not tasks:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in failed.items())
@@ -81,7 +86,7 @@ def evaluate_vtab(
     report = build_mean_report(images, unreadable, averages["mean"])
     headline = {"protocol": "vtab", **averages}
     record_evaluation(run, os.fspath(data), "test", headline | {"tasks": len(tasks), **report.summary()})
-    bundle, seconds = replace(squashed, task=FeatureExtraction()), time.perf_counter() - began
+    bundle, seconds = replace(squashed, task=FeatureExtraction()), time.perf_counter() - start_time
     extra = {"results": list(tasks.values()), "missing": missing, "failed": failed, "cache_file": os.fspath(cache_path)}
     return (
         build_evaluation_document(bundle, report, split="test", source=os.fspath(data), run=run, seconds=seconds)
@@ -91,7 +96,8 @@ def evaluate_vtab(
 
 
 def find_task_folders(root: Path) -> dict[str, Path]:
-    """Map each task to its folder below the root, by any of its names, in the order of the tasks."""
+    """Map each task to its subfolder of `root`, in the order of `VTAB_TASKS`; a subfolder may have any name of the
+    task."""
     entries = [entry for entry in os.scandir(root) if entry.is_dir()]
     folders = {TASK_NAME_PREFIX.sub("", normalise_class_name(entry.name)): Path(entry.path) for entry in entries}
     folder_names = {
@@ -106,11 +112,14 @@ def evaluate_vtab_tasks(
     task_folders: dict[str, Path],
     cache_path: Path,
     options: ProtocolOptions,
-    computing: EvaluationSettings,
+    evaluation_settings: EvaluationSettings,
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the result of each task, from the cache if it is finished, and the errors of failed tasks."""
+    """Evaluate each task that is not in the cache, and store it there.
+
+    Returns the result of each task, and the error message of each failed task.
+    """
     cached, done, failed = read_vtab_cache(cache_path), {}, {}
-    cache_fields = model_cache_fields(bundle.model, bundle.preprocess, computing.inference_options)
+    cache_fields = model_cache_fields(bundle.model, bundle.preprocess, evaluation_settings.inference_options)
     for name, task_folder in task_folders.items():
         try:
             data, note = prepare_task_data(VTAB_TASKS[name], open_data(task_folder), options.seed)
@@ -121,24 +130,24 @@ def evaluate_vtab_tasks(
                 split="test",
                 bundle=bundle,
                 options=options,
-                evaluation_settings=computing,
+                evaluation_settings=evaluation_settings,
             )
             key = compute_task_key(cache_fields, task)
             if cached.get(name, {}).get("key") == key:
-                computing.listener.note(f"{name}: {cached[name]['top1']:.1%}, cached")
+                evaluation_settings.listener.note(f"{name}: {cached[name]['top1']:.1%}, cached")
             else:
                 cached[name] = {"task": name, "key": key, **evaluate_vtab_task(name, task, note)}
                 write_text_atomic(cache_path, json.dumps(cached, indent=1, ensure_ascii=False) + "\n")
-                computing.listener.note(f"{name}: {cached[name]['top1']:.1%}")
+                evaluation_settings.listener.note(f"{name}: {cached[name]['top1']:.1%}")
             done[name] = cached[name]
         except (DataError, UsageError) as error:
             failed[name] = error.message
-            computing.listener.note(f"{name} cannot be evaluated: {error.message}")
+            evaluation_settings.listener.note(f"{name} cannot be evaluated: {error.message}")
     return done, failed
 
 
 def read_vtab_cache(cache_path: Path) -> dict[str, Any]:
-    """Read the cached tasks; empty if the cache cannot be read."""
+    """Read the results of finished tasks; an empty dict if the cache cannot be read."""
     try:
         document = json.loads(cache_path.read_text("utf-8"))
     except (OSError, ValueError):
@@ -151,7 +160,7 @@ def read_vtab_cache(cache_path: Path) -> dict[str, Any]:
 
 
 def compute_task_key(cache_fields: dict[str, Any], task: ProtocolTask) -> str:
-    """Return a digest of everything that affects a task's metric."""
+    """Return a hash of everything that affects the result of a task: model, options and data."""
     key_fields: list[Any] = [
         VTAB_CACHE_VERSION,
         cache_fields,
@@ -165,10 +174,11 @@ def compute_task_key(cache_fields: dict[str, Any], task: ProtocolTask) -> str:
 
 
 def prepare_task_data(task: VTABTask, data: Data, seed: int) -> tuple[Data, str]:
-    """Return data with the task's splits `train`, `val` and `test` and its classes; and notes to log.
+    """Return data with the splits and classes of a VTAB task, and a note to log.
 
-    Raw labels become classes by the task's rule. The published 1,000 images are lists; from a full dataset, 1,000 are
-    drawn. Raises UsageError for multi-label data, DataError for labels that are not the task's.
+    The task's rule maps raw labels to classes. If the data have at most 800 `train` and 200 `val` images, these are
+    used; otherwise 1,000 training images are drawn by the seed. Raises UsageError for multi-label data, DataError for
+    labels that the task does not have.
     """
     data.label_kind.require_single_label("its images have several labels", "use single-label data")
     test, notes = data.split("test"), []
@@ -183,7 +193,7 @@ def prepare_task_data(task: VTABTask, data: Data, seed: int) -> tuple[Data, str]
     if class_map is not None:
         if class_map.min() < 0 or class_map.max() >= task.classes:
             labels = f"labels {classes[int(class_map.argmin())]} to {classes[int(class_map.argmax())]}"
-            raise DataError(f"{labels} are not those of the task")
+            raise DataError(f"{labels} do not belong to the task's {task.classes} classes")
         classes = tuple(map(str, range(task.classes)))
         train, dev, test = (split.take(np.arange(len(split)), class_map[split.labels]) for split in (train, dev, test))
     if len(classes) != task.classes:
@@ -193,15 +203,17 @@ def prepare_task_data(task: VTABTask, data: Data, seed: int) -> tuple[Data, str]
 
 
 def evaluate_vtab_task(name: str, task: ProtocolTask, note: str) -> dict[str, Any]:
-    """Return top-1 of a task with its interval and settings."""
-    began = time.perf_counter()
+    """Train and evaluate the classifier of a task. Returns its metrics, settings and sizes; `note` is logged."""
+    start_time = time.perf_counter()
     if note:
         task.evaluation_settings.listener.note(f"{name}: {note}")
     train, dev, test = (task.features(f"{name} {split}", task.data.split(split)) for split in ("train", "val", "test"))
     labels = np.concatenate([task.data.split("train").labels, task.data.split("val").labels])
-    good = np.concatenate([train.is_readable, dev.is_readable])
+    is_readable = np.concatenate([train.is_readable, dev.is_readable])
     features = np.concatenate([train.features, dev.features])
-    train_features = LabelledFeatures(features, labels, np.flatnonzero(good), task.num_classes, device=task.device)
+    train_features = LabelledFeatures(
+        features, labels, np.flatnonzero(is_readable), task.num_classes, device=task.device
+    )
     l2, selection, is_dev = task.options.l2, None, train_features.sample_indices >= len(train.features)
     if not l2:
         fit_features, held_out = (
@@ -222,6 +234,6 @@ def evaluate_vtab_task(name: str, task: ProtocolTask, note: str) -> dict[str, An
         "l2": l2,
         "held_out": selection,
         "note": note,
-        "wall_seconds": time.perf_counter() - began,
+        "wall_seconds": time.perf_counter() - start_time,
         **report.summary(),
     }

@@ -1,1 +1,1 @@
-"""Copies of a run's metrics for TensorBoard, Weights & Biases and MLflow. metrics.jsonl stays the original."""
+"""Copy a run's metrics to TensorBoard, Weights & Biases and MLflow. metrics.jsonl remains the complete record."""

@@ -1,4 +1,4 @@
-"""The interface of experiment trackers: the few calls that a run makes."""
+"""The interface of experiment trackers: the calls that a run makes."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Any, ClassVar, Literal, Protocol
 from PIL import Image
 
 Status = Literal["finished", "stopped", "failed"]
-MetricsLine = Mapping[str, Any]  # of metrics.jsonl: numbers or None by name, including "step" and "epoch"
+MetricsLine = Mapping[str, Any]  # a line of metrics.jsonl: numbers or None by name, including "step" and "epoch"
 
 
 @dataclass(frozen=True)
 class RunInfo:
-    """The information about a run that a tracker receives once, before the first line.
+    """The description of a run that a tracker receives once, before the first line of metrics.
 
-    `tracker_run_id`: the tracker's ID of the run, empty for a new one. `step`: the optimiser step from which the run
-    continues, 0 for a new one. `config` is config.yaml as dicts, lists, numbers and strings.
+    `tracker_run_id` is the tracker's ID of the run, empty for a new run. `step` is the optimiser step from which the
+    run continues, 0 for a new run. `config` is config.yaml as dicts, lists, numbers and strings.
     """
 
     folder: Path
@@ -28,21 +28,21 @@ class RunInfo:
 
     @property
     def name(self) -> str:
-        """The name of the run: the name of its folder."""
+        """The name of the run, which is the name of its folder."""
         return self.folder.resolve().name
 
 
 class Tracker(Protocol):
-    """An experiment tracker. All calls are made from one thread, in order; any of them may raise or hang.
+    """Interface of an experiment tracker. All calls are made from one thread, in order; any of them may raise or hang.
 
-    `rewinds`: whether `start` drops the tracker's lines after `RunInfo.step`. If it cannot, those lines are not sent a
-    second time.
+    `rewinds`: whether `start` removes the tracker's lines after `RunInfo.step`. If it does not, these lines are not
+    sent a second time.
     """
 
     rewinds: ClassVar[bool]
 
     def start(self, info: RunInfo) -> str:
-        """Create the run, or open that of `info.identity` again; returns its identity."""
+        """Create the run, or reopen the run `info.tracker_run_id`. Returns the tracker's ID of the run."""
         ...
 
     def log_line(self, line: MetricsLine) -> None:
@@ -50,20 +50,20 @@ class Tracker(Protocol):
         ...
 
     def log_images(self, images: Mapping[str, Image.Image], step: int) -> None:
-        """Add images by name."""
+        """Add images by name, at an optimiser step."""
         ...
 
     def log_bundle(self, bundle: Path) -> None:
-        """Add the trained model, a folder, as an artefact."""
+        """Add the folder of the trained model as an artefact."""
         ...
 
     def finish(self, status: Status, summary: Mapping[str, Any]) -> None:
-        """End the run; `summary` is summary.json, empty for an incomplete run."""
+        """End the run. `summary` is the content of summary.json, empty if the run did not finish."""
         ...
 
 
 def extract_numbers(line: MetricsLine) -> dict[str, float]:
-    """Return the metrics of a line, by name: numbers, without step and missing values (None)."""
+    """Return the numbers of a line of metrics by name, without the step and missing values (None)."""
     return {name: float(value) for name, value in line.items() if value is not None and name != "step"}
 
 

@@ -1,4 +1,4 @@
-"""A tracker in a separate thread, behind a bounded queue, so that it never blocks the run."""
+"""Call a tracker in a separate thread, through a bounded queue, so that the tracker never blocks the run."""
 
 from __future__ import annotations
 
@@ -17,21 +17,23 @@ from vitreous.system.disk import write_text_atomic
 from vitreous.training.folder import RunFolder, parse_json_line
 from vitreous.training.trackers.base import MetricsLine, RunInfo, Tracker
 
-MAX_QUEUED_CALLS = 1_000  # queued calls; if a tracker does not respond, further calls are dropped
-MARK_SECONDS = 1.0  # seconds between two writes of a tracker's progress
+MAX_QUEUED_CALLS = 1_000  # maximum number of queued calls, after which the tracker is disabled
+MARK_SECONDS = 1.0  # minimum seconds between two writes of a tracker's progress
 LAST_WRITE_SECONDS = 1.0  # maximum seconds for a disabled tracker to write its progress
-TRACKERS_FILE = "trackers.json"  # in the run folder: each tracker's ID of the run, and its last line
+TRACKERS_FILE = "trackers.json"  # file in the run folder: each tracker's ID of the run, and the mark of its last line
 
-Mark = tuple[int, int]  # of a line: its step, and 1 for an evaluation, which follows the training metrics
+#: order of a line in metrics.jsonl: its step, and 1 for an evaluation, which follows the training metrics of the step
+Mark = tuple[int, int]
 
 
 def line_mark(line: MetricsLine) -> Mark:
-    """Return the position of a line in the order of metrics.jsonl."""
+    """Return the mark of a line of metrics: its position in the order of metrics.jsonl."""
     return line["step"], int("lr" not in line)
 
 
 class TrackerProgress:
-    """The progress of each tracker, in trackers.json; thread-safe."""
+    """The progress of each tracker: its ID of the run and the last line that it received. Stored in trackers.json;
+    thread-safe."""
 
     def __init__(self, folder: Path) -> None:
         self.path, self.lock = folder / TRACKERS_FILE, threading.Lock()
@@ -39,66 +41,67 @@ class TrackerProgress:
         self.entries: dict[str, dict[str, Any]] = parse_json_line(text) or {}
 
     def get_run_id(self, name: str) -> str:
-        """Return a tracker's ID of the run; empty if there is none."""
+        """Return a tracker's ID of the run; "" if there is none."""
         return self.entries.get(name, {}).get("id", "")
 
     def mark(self, name: str) -> Mark:
-        """Return the mark of the last line that a tracker has received."""
-        step, line_kind = self.entries.get(name, {}).get("at", (-1, 0))
-        return step, line_kind
+        """Return the mark of the last line that a tracker has received; (-1, 0) if it has received none."""
+        step, is_evaluation = self.entries.get(name, {}).get("at", (-1, 0))
+        return step, is_evaluation
 
-    def write(self, name: str, identity: str, mark: Mark) -> None:
-        """Write the progress of a tracker. If the disk is full, some lines are sent twice after a resumption."""
+    def write(self, name: str, run_id: str, mark: Mark) -> None:
+        """Store the progress of a tracker. If the disk is full, it is not stored, and a resumed run sends some lines
+        twice."""
         with self.lock, suppress(OSError):
-            self.entries[name] = {"id": identity, "at": list(mark)}
+            self.entries[name] = {"id": run_id, "at": list(mark)}
             write_text_atomic(self.path, json.dumps(self.entries, indent=2) + "\n")
 
 
 class TrackerChannel:
-    """Sends calls to one tracker. `disabled_reason` is the reason why the tracker was disabled, or empty."""
+    """Sends calls to one tracker in a separate thread. `problem` is the reason why the tracker was disabled, or ""."""
 
-    def __init__(self, name: str, make: Callable[[], Tracker], progress: TrackerProgress, folder: RunFolder) -> None:
-        self.name, self.make, self.progress, self.folder = name, make, progress, folder
+    def __init__(
+        self, name: str, make_tracker: Callable[[], Tracker], progress: TrackerProgress, folder: RunFolder
+    ) -> None:
+        self.name, self.make_tracker, self.progress, self.folder = name, make_tracker, progress, folder
         self.queue: Queue[tuple[str, tuple[Any, ...]]] = Queue(MAX_QUEUED_CALLS)
         self.problem = ""
         self.thread = threading.Thread(target=self.run, name=f"tracker {name}", daemon=True)
 
     def enqueue(self, call: str, *arguments: Any) -> None:
-        """Queue a call; never blocks."""
+        """Queue a call of the tracker's method `call` without blocking. If the queue is full, disable the tracker."""
         if self.problem:
             return
         try:
             self.queue.put_nowait((call, arguments))
         except Full:
-            self.problem = f"it does not respond, and {MAX_QUEUED_CALLS:,} calls are queued"
+            self.problem = f"the tracker does not respond, and {MAX_QUEUED_CALLS:,} calls are queued"
 
     def start(self, step: int, lines: Sequence[MetricsLine]) -> None:
-        """Open the run, which continues from `step`, and send those of its earlier lines that the tracker has not
+        """Start the thread, open the run, which continues from `step`, and send the `lines` that the tracker has not
         received."""
         self.enqueue("start", step, lines)
-        if self.name not in self.progress.entries:
-            self.progress.write(
-                self.name, "", self.progress.mark(self.name)
-            )  # even after a failure, a resumed run tries it again
+        if self.name not in self.progress.entries:  # stored before the first call, so that a resumed run tries again
+            self.progress.write(self.name, "", self.progress.mark(self.name))
         self.thread.start()
 
-    def close(self, end: float) -> None:
-        """Wait for the last call until the clock (`time.monotonic`) shows `end`."""
+    def close(self, deadline: float) -> None:
+        """Wait for the last call until the clock (`time.monotonic`) reaches `deadline`."""
         if self.thread.ident is None:
             return
         self.enqueue("")
-        remaining = end - time.monotonic()
+        remaining = deadline - time.monotonic()
         self.thread.join(max(0.0, min(remaining, LAST_WRITE_SECONDS) if self.problem else remaining))
         if not self.thread.is_alive():
             return
         ABANDONED_THREADS.add(self.thread.name)
         if not self.problem:
-            self.problem = f"it did not respond in time, and {self.queue.qsize():,} calls are queued"
+            self.problem = f"the tracker did not respond in time, and {self.queue.qsize():,} calls are queued"
 
     def run(self) -> None:
-        """Make calls until the last one, or the first one that raises."""
+        """Execute queued calls until the last one, or until a call raises, which disables the tracker."""
         try:
-            self.tracker = self.make()
+            self.tracker = self.make_tracker()
             while not self.problem:
                 call, arguments = self.queue.get()
                 if not call:
@@ -117,7 +120,7 @@ class TrackerChannel:
                 self.progress.write(self.name, self.tracker_run_id, self.reached)
 
     def open(self, step: int, lines: Sequence[MetricsLine]) -> None:
-        """Call the tracker's `start`, and send the lines that it lacks."""
+        """Call the tracker's `start`, and send the lines that it has not received."""
         config, end_mark = read_yaml(self.folder.config.read_text("utf-8")), (step, 1)
         mark = self.progress.mark(self.name)
         self.reached = self.skipped = min(mark, end_mark) if self.tracker.rewinds else mark
@@ -130,7 +133,7 @@ class TrackerChannel:
             self.send(line)
 
     def send(self, line: MetricsLine) -> None:
-        """Send a line, unless the tracker already has it."""
+        """Send a line of metrics, unless the tracker already has it."""
         if line_mark(line) <= self.skipped:
             return
         self.tracker.log_line(line)

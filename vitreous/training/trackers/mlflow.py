@@ -1,4 +1,5 @@
-"""MLflow; MLFLOW_TRACKING_URI and MLFLOW_EXPERIMENT_NAME set the destination, as for its other clients."""
+"""The MLflow tracker. MLFLOW_TRACKING_URI and MLFLOW_EXPERIMENT_NAME set the server and the experiment, as for all
+MLflow clients."""
 
 from __future__ import annotations
 
@@ -13,19 +14,18 @@ from PIL import Image
 from vitreous.training.trackers.base import MetricsLine, RunInfo, Status, extract_numbers, flatten_config
 
 STATUSES = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
-MAX_PARAMETER_CHARACTERS, MAX_BATCH_PARAMETERS = (
-    6_000,
-    100,
-)  # MLflow's limits: characters of a parameter, and parameters of a request
+MAX_PARAMETER_CHARACTERS = 6_000  # MLflow's limit of characters of a parameter
+MAX_BATCH_PARAMETERS = 100  # MLflow's limit of parameters of a request
 
 
 class MLflow:
-    """Metrics by optimiser step, parameters of config.yaml by path, images, summary.json, the bundle."""
+    """Logs to MLflow: metrics by optimiser step, the values of config.yaml as parameters, images, summary.json and the
+    bundle."""
 
     rewinds: ClassVar[bool] = False
 
     def start(self, info: RunInfo) -> str:
-        """Create the run in its experiment, or open it again."""
+        """Create the run in its experiment, or reopen it. Returns its ID."""
         from mlflow import MlflowClient
 
         os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")  # keep stdout clean
@@ -48,12 +48,12 @@ class MLflow:
         )
 
     def log_images(self, images: Mapping[str, Image.Image], step: int) -> None:
-        """Add images as artefacts."""
+        """Add images by name as artefacts."""
         for name, image in images.items():
             self.client.log_image(self.id, image, f"images/{name}.png")
 
     def log_bundle(self, bundle: Path) -> None:
-        """Add the bundle as artefacts."""
+        """Add the files of the bundle as artefacts."""
         self.client.log_artifacts(self.id, str(bundle), "model")
 
     def finish(self, status: Status, summary: Mapping[str, Any]) -> None:
@@ -64,15 +64,17 @@ class MLflow:
 
 
 def find_or_create_experiment(client: Any) -> str:
-    """Return the experiment of MLFLOW_EXPERIMENT_NAME (default: vitreous), and create it if it is missing."""
+    """Return the ID of the experiment MLFLOW_EXPERIMENT_NAME (default: vitreous), which is created if it does not
+    exist."""
     name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "vitreous")
     experiment = client.get_experiment_by_name(name)
     return experiment.experiment_id if experiment else client.create_experiment(name)
 
 
 def batch_parameters(config: Mapping[str, Any]) -> list[list[Any]]:
-    """Return the values of a config by path, as parameters, in batches within MLflow's limits."""
+    """Convert a config to MLflow parameters, named by their path in the config, in batches within MLflow's limits."""
     from mlflow.entities import Param
 
-    pairs = [Param(name, str(value)[:MAX_PARAMETER_CHARACTERS]) for name, value in flatten_config(config).items()]
-    return [pairs[start : start + MAX_BATCH_PARAMETERS] for start in range(0, len(pairs), MAX_BATCH_PARAMETERS)]
+    parameters = [Param(name, str(value)[:MAX_PARAMETER_CHARACTERS]) for name, value in flatten_config(config).items()]
+    starts = range(0, len(parameters), MAX_BATCH_PARAMETERS)
+    return [parameters[start : start + MAX_BATCH_PARAMETERS] for start in starts]

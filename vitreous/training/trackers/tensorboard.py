@@ -1,4 +1,4 @@
-"""TensorBoard: event files in RUN/tensorboard."""
+"""The TensorBoard tracker, which writes event files to RUN/tensorboard."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from vitreous.training.trackers.base import MetricsLine, RunInfo, Status, extrac
 
 
 class TensorBoard:
-    """Scalars (float32), images and config.yaml as text. TensorBoard has no artefacts: the bundle is not copied."""
+    """Writes scalars (float32), images, and config.yaml as text. TensorBoard has no artefacts, so the bundle is not
+    copied."""
 
-    rewinds: ClassVar[bool] = True  # a session start at a step makes readers drop later values
+    rewinds: ClassVar[bool] = True  # `purge_step` makes TensorBoard hide earlier values of later steps
 
     def start(self, info: RunInfo) -> str:
-        """Open a new event file; write the config as text."""
+        """Open a new event file, and write the config as text."""
         from torch.utils.tensorboard import SummaryWriter
 
         self.writer = SummaryWriter(str(info.folder / "tensorboard"), purge_step=info.step + 1 if info.step else None)
@@ -33,13 +34,13 @@ class TensorBoard:
         self.writer.flush()
 
     def log_images(self, images: Mapping[str, Image.Image], step: int) -> None:
-        """Add images."""
+        """Add images by name."""
         for name, image in images.items():
             self.writer.add_image(name, np.asarray(image.convert("RGB")), step, dataformats="HWC")
 
     def log_bundle(self, bundle: Path) -> None:
-        """Do nothing."""
+        """Do nothing, because TensorBoard has no artefacts."""
 
     def finish(self, status: Status, summary: Mapping[str, Any]) -> None:
-        """Close the event file."""
+        """Close the event file. The summary is not written."""
         self.writer.close()

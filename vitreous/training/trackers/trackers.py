@@ -1,4 +1,4 @@
-"""The available trackers, and the distribution of a run's data to them."""
+"""The available trackers, and the distribution of a run's metrics, images and bundle to them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from vitreous.training.trackers.channel import TRACKERS_FILE, TrackerChannel, Tr
 
 
 class TrackerEntry(NamedTuple):
-    """A tracker: the module and class of its adapter, the library that it needs, and the extra that installs it."""
+    """An available tracker: the module and class of its adapter, the library that it requires, and the extra that
+    installs it."""
 
     module: str
     kind: str
@@ -28,7 +29,7 @@ class TrackerEntry(NamedTuple):
     extra: str
 
     def make(self) -> Tracker:
-        """Create an adapter."""
+        """Create the adapter of the tracker."""
         return getattr(import_module(f"vitreous.training.trackers.{self.module}"), self.kind)()
 
 
@@ -40,10 +41,11 @@ TRACKERS = {
 
 
 def choose_trackers(names: Sequence[str], resumed: RunFolder | None, listener: ProgressListener) -> tuple[str, ...]:
-    """Return the trackers of a run: those in `names`, or those of a resumed run. Their libraries are imported here,
-    before any thread starts.
+    """Return the trackers of a run: `names`, or those of the `resumed` run if `names` is empty. Their libraries are
+    imported here, before any thread starts.
 
-    Raises ResourceError if a tracker in `names` is not installed; for a resumed run that is a note.
+    Raises ResourceError if a tracker in `names` is not installed. If a tracker of the resumed run is not installed,
+    prints a note.
     """
     stored = (
         tuple(TrackerProgress(resumed.path).entries) if resumed and (resumed.path / TRACKERS_FILE).is_file() else ()
@@ -64,7 +66,7 @@ def choose_trackers(names: Sequence[str], resumed: RunFolder | None, listener: P
 
 
 class Trackers:
-    """All trackers of a run; a sink of its folder's metrics. No method raises or blocks, except `close` for a limited
+    """All trackers of a run; a `MetricsSink` of its folder. No method raises, and only `close` blocks, for a limited
     time."""
 
     def __init__(self, names: Sequence[str], folder: RunFolder, listener: ProgressListener) -> None:
@@ -75,7 +77,8 @@ class Trackers:
         self.reported: set[str] = set()
 
     def rewind(self, step: int, lines: list[MetricsLine]) -> None:
-        """Open the run, which continues from `step` with these lines of metrics; later calls do nothing."""
+        """Open the run at all trackers at the first call. It continues from `step` and has these lines of metrics.
+        Later calls do nothing."""
         if self.started or not self.channels:
             return
         self.started = True
@@ -87,21 +90,21 @@ class Trackers:
         self.send("log_line", dict(line))
 
     def log_images(self, images: Mapping[str, Image.Image], step: int) -> None:
-        """Send images by name to all trackers."""
+        """Send images by name to all trackers, at an optimiser step."""
         self.send("log_images", images, step)
 
     def log_bundle(self, bundle: Path) -> None:
-        """Send the trained model to all trackers."""
+        """Send the folder of the trained model to all trackers."""
         self.send("log_bundle", bundle)
 
     def send(self, call: str, *arguments: Any) -> None:
-        """Send a call to all trackers that are not disabled."""
+        """Queue a call of the method `call` at all trackers that are not disabled."""
         for channel in self.channels:
             channel.enqueue(call, *arguments)
         self.report_problems()
 
     def report_problems(self) -> None:
-        """Print one warning for each disabled tracker."""
+        """Print one warning for each disabled tracker, the first time only."""
         for channel in self.channels:
             if channel.problem and channel.name not in self.reported:
                 self.reported.add(channel.name)
@@ -111,13 +114,13 @@ class Trackers:
                 )
 
     def close(self, status: Status, seconds: float) -> None:
-        """End the run at all trackers, which together have `seconds` to send their queued calls."""
+        """End the run at all trackers with its status. Together they have `seconds` to send their queued calls."""
         path = self.folder.summary
         summary = json.loads(path.read_text("utf-8")) if status == "finished" and path.is_file() else {}
         self.send("finish", status, summary)
-        end = time.monotonic() + seconds
+        deadline = time.monotonic() + seconds
         for channel in self.channels:
-            channel.close(end)
+            channel.close(deadline)
         self.report_problems()
 
 
@@ -125,7 +128,7 @@ class Trackers:
 def run_trackers(
     names: Sequence[str], folder: RunFolder, listener: ProgressListener, seconds: float
 ) -> Iterator[Trackers]:
-    """Yield the trackers of a run, and close them at the end of the block, for at most `seconds`."""
+    """Yield the trackers of a run, and close them after the block with its status, for at most `seconds`."""
     trackers = Trackers(names, folder, listener)
     status: Status = "failed"
     try:

@@ -2,6 +2,8 @@
 VideoMAEForPreTraining.
 
 d width of the decoder, p and q a patch's height and width in pixels, C channels.
+
+"Our" names and tensors are those of this package's models, "their" names and tensors those of the files.
 """
 
 from __future__ import annotations
@@ -28,29 +30,29 @@ from vitreous.weights.table import (
     transform_each,
 )
 
-DECODER_HEAD_WIDTH = 32  # channels per attention head of MAE's decoder, as published: 512 of 16
-#: fields of MAE's config that make it VideoMAE's
+DECODER_HEAD_WIDTH = 32  # channels per attention head of MAE's published decoders: width 512 with 16 heads
+#: fields of the MAE objective's config for VideoMAE
 VIDEOMAE_FIELDS: dict[str, Any] = {"mask": 0.9, "tubes": True, "normalise": True, "normalise_channels": True}
-HF_MLP_NAMES = "intermediate.dense", "output.dense"  # of a block in transformers' files
+HF_MLP_NAMES = "intermediate.dense", "output.dense"  # layers of a block's MLP in transformers' files
 #: field of MAE's config -> field of transformers' config.json
 HF_DECODER_FIELDS = {"decoder_heads": "decoder_num_attention_heads", "normalise": "norm_pix_loss", "mask": "mask_ratio"}
 
 
 def to_patch_channels_first(weight: Tensor, config: ViTConfig) -> Tensor:
-    """Move channels first: (p q C, ...) rows -> (C p q, ...)."""
+    """Move the channels of a patch first: (p q C, ...) rows -> (C p q, ...)."""
     num_axes = len(config.patch)
     return weight.unflatten(0, (*config.patch, config.channels)).movedim(num_axes, 0).flatten(0, num_axes)
 
 
 def to_patch_channels_last(weight: Tensor, config: ViTConfig) -> Tensor:
-    """Move channels last: (C p q, ...) rows -> (p q C, ...)."""
+    """Move the channels of a patch last: (C p q, ...) rows -> (p q C, ...)."""
     num_axes = len(config.patch)
     return weight.unflatten(0, (config.channels, *config.patch)).movedim(0, num_axes).flatten(0, num_axes)
 
 
-#: (1, 1, d) and (d,)
+#: (1, 1, d) in files <-> (d,) in ours
 MASK_TOKEN = TensorTransform(transform_each(lambda t: t.flatten()), transform_each(lambda t: t[None, None]))
-#: the pixel prediction layer, and its bias
+#: channels of the pixel prediction layer and its bias: last in files, first in ours
 PIXEL_HEAD_TRANSFORM = TensorTransform(
     lambda theirs, c: [to_patch_channels_first(theirs[0], c)], lambda ours, c: [to_patch_channels_last(ours[0], c)]
 )
@@ -58,11 +60,12 @@ PIXEL_HEAD_TRANSFORM = TensorTransform(
 
 @dataclass(frozen=True)
 class DecoderLayout:
-    """Tensor names of a decoder: `rules` of ours, without "decoder.", and theirs. Their names start with one of
-    `name_prefixes`, except the `mask` token; names of a block start with `block`.
+    """Tensor names of a decoder in a format, and the rules to convert them.
 
-    `signature`: a name that identifies the file. `positions`: the fixed ones, which are computed, not read; "" if files
-    have none. `video`: VideoMAE's decoder, whose keys have no bias, and whose heads are as wide as the encoder's.
+    `rules`: our names, without "decoder.", and theirs. Their names start with one of `name_prefixes`, except the `mask`
+    token; names of a block start with `block`. `signature`: a name that identifies the file. `positions`: the fixed
+    positions, which are computed, not read; "" if files have none. `video`: VideoMAE's decoder, whose keys have no
+    bias, and whose heads are as wide as the encoder's.
     """
 
     signature: str
@@ -75,16 +78,16 @@ class DecoderLayout:
     video: bool = False
 
     def is_decoder_tensor(self, name: str) -> bool:
-        """Return whether a tensor of a file belongs to the decoder."""
+        """Return whether the tensor of this name in a file belongs to the decoder."""
         return name == self.mask or name.startswith(self.name_prefixes)
 
     def count_blocks(self, names: set[str]) -> int:
-        """Return the number of blocks."""
+        """Count the decoder's blocks from its tensor names in a file."""
         matches = (re.match(rf"{re.escape(self.block)}\.(\d+)\.", name) for name in names)
         return len({match[1] for match in matches if match})
 
     def group_tensors(self, config: ViTConfig, depth: int) -> list[tuple[list[str], list[str], TensorTransform]]:
-        """Return our names, their names and the transform of each group of tensors of a decoder of this depth."""
+        """Return our names, their names and the transform of each group of tensors, for a decoder of this depth."""
         groups = []
         for rule in self.rules:
             names = rule.theirs(config) if callable(rule.theirs) else rule.theirs
@@ -97,14 +100,15 @@ class DecoderLayout:
         return groups
 
     def configure(self, shapes: Shapes, config: ViTConfig) -> dict[str, Any]:
-        """Infer MAE's config from the decoder's shapes and an encoder's config; heads as published."""
+        """Infer the config of the MAE objective from the decoder's shapes and the encoder's config. Heads are as wide
+        as in published decoders."""
         width = shapes[self.mask][-1]
         heads = max(1, width // (config.width // config.heads if self.video else DECODER_HEAD_WIDTH))
         sizes = {"decoder_width": width, "decoder_depth": self.count_blocks(set(shapes)), "decoder_heads": heads}
         return {"name": "mae", **sizes, **(VIDEOMAE_FIELDS if self.video else {})}
 
     def read(self, config: ViTConfig, tensors: Tensors) -> Tensors:
-        """Convert their tensors, without positions, to ours."""
+        """Convert a decoder's tensors in a file, of any shape and without positions, to ours."""
         state: Tensors = {}
         for ours, theirs, fold in self.group_tensors(config, self.count_blocks(set(tensors))):
             converted = fold.into([tensors[name].float() for name in theirs], config)
@@ -112,7 +116,8 @@ class DecoderLayout:
         return state
 
     def write(self, config: ViTConfig, state: Tensors) -> Tensors:
-        """Convert our tensors to theirs, with positions (1, 1 + N, d) if files have them, zero for the class token."""
+        """Convert our tensors of a decoder to those of a file. If files have positions (1, 1 + N, d), they are
+        computed, with zeros for the class token."""
         depth = len({name.split(".")[3] for name in state if name.startswith("decoder.encoder.blocks.")})
         tensors: Tensors = {}
         for ours, theirs, fold in self.group_tensors(config, depth):
@@ -125,7 +130,8 @@ class DecoderLayout:
 
 
 def build_mae_layout(prefix: str, block: str, mask: str, layers: tuple[RenameRule, ...]) -> DecoderLayout:
-    """Build the layout of MAE's decoder with these names."""
+    """Build the layout of MAE's decoder from the name prefix of its tensors, and the names of its blocks and mask
+    token."""
     rules = (
         parse_rename_rule("mask_token", mask, MASK_TOKEN),
         parse_rename_rule("head.{x}", f"{prefix}decoder_pred.{{x}}", PIXEL_HEAD_TRANSFORM),
@@ -195,8 +201,8 @@ DECODER_LAYOUTS = (HF_MAE_LAYOUT, MAE_LAYOUT, HF_VIDEOMAE_LAYOUT, VIDEOMAE_LAYOU
 
 
 def to_hf_decoder_json(config: dict[str, Any], encoder: dict[str, Any]) -> dict[str, Any]:
-    """Build the config.json of ViTMAEForPreTraining or VideoMAEForPreTraining: `encoder` is the encoder's config.json,
-    `config` MAE's config."""
+    """Build the config.json of ViTMAEForPreTraining or VideoMAEForPreTraining; `encoder` is the encoder's config.json,
+    `config` the config of the MAE objective."""
     model_fields = {"architectures": ["ViTMAEForPreTraining"], "model_type": "vit_mae"}
     if encoder["model_type"] == "videomae":
         model_fields = {"architectures": ["VideoMAEForPreTraining"], "model_type": "videomae"}

@@ -1,4 +1,7 @@
-"""Diffusion Transformers in the original format (facebookresearch/DiT) and in diffusers."""
+"""Diffusion Transformers in the original format (facebookresearch/DiT) and in diffusers.
+
+"Our" names and tensors are those of this package's models, "their" names and tensors those of the files.
+"""
 
 from __future__ import annotations
 
@@ -26,31 +29,35 @@ from vitreous.weights.table import (
 
 
 def _import_patch_pixels(theirs: list[Tensor], config: DiTConfig) -> list[Tensor]:
+    """Move the channels of a patch first: (p q C', ...) -> (C' p q, ...)."""
     return [theirs[0].unflatten(0, (math.prod(config.patch), -1)).transpose(0, 1).flatten(0, 1)]
 
 
 def _export_patch_pixels(ours: list[Tensor], config: DiTConfig) -> list[Tensor]:
+    """Move the channels of a patch last: (C' p q, ...) -> (p q C', ...)."""
     return [ours[0].unflatten(0, (-1, math.prod(config.patch))).transpose(0, 1).flatten(0, 1)]
 
 
-#: (p q C', ...), channels of a patch last, and (C' p q, ...)
+#: (p q C', ...), channels of a patch last <-> (C' p q, ...)
 CHANNELS_LAST = TensorTransform(_import_patch_pixels, _export_patch_pixels)
 
 
 def _import_shared_tensor(theirs: list[Tensor], config: DiTConfig) -> list[Tensor]:
+    """Return the one tensor that all blocks store. Raises WeightsError if they differ."""
     if any(not torch.equal(theirs[0], tensor) for tensor in theirs[1:]):
         raise WeightsError(
-            "each block has a separate embedding of times and classes, but a DiT shares one across blocks"
+            "the embeddings of times and classes differ between blocks, but blocks of a DiT share one",
+            "use the weights of another DiT",
         )
     return theirs[:1]
 
 
-#: one tensor per block, all equal, and a single tensor
+#: one tensor per block, all equal <-> a single tensor
 SHARED_BY_BLOCKS = TensorTransform(_import_shared_tensor, lambda ours, c: [ours[0].clone() for _ in range(c.depth)])
 
 
 def build_block_names(name: str) -> Any:
-    """Return a function from a config to the diffusers names of a tensor that is stored once per block."""
+    """Return a function from a config to the names in diffusers' files of a tensor that is stored once per block."""
     return lambda c: tuple(f"transformer_blocks.{i}.norm1.emb.{name}" for i in range(c.depth))
 
 
@@ -97,15 +104,17 @@ DIFFUSERS_RULES = (
 
 
 def infer_dit_config(
-    shapes: Shapes, settings: dict[str, Any], entry: str, block: str, names: dict[str, str]
+    shapes: Shapes, settings: dict[str, Any], projection_name: str, block_template: str, names: dict[str, str]
 ) -> DiTConfig:
-    """Infer the config from the shapes; `entry` and `block` are names of the patch projection and of a tensor in each
-    block, `names` those of the MLP's first layer, the class table, and the last layer.
+    """Infer the config of a DiT from the shapes.
 
-    Unless set, heads are those of the published model of that size, else one per 64 channels.
+    `projection_name` and `block_template` are tensor names of the patch projection and of a layer in each block,
+    `names` those of the MLP's first layer, the class table, and the last layer. Unless set, heads are those of the
+    published model of that size, else one per 64 channels. Raises ValueError for an unsupported number of output
+    channels.
     """
-    width, channels, *patch = shapes[entry]
-    depth = count_blocks(shapes, block)
+    width, channels, *patch = shapes[projection_name]
+    depth = count_blocks(shapes, block_template)
     published = next(
         (
             heads
@@ -134,7 +143,7 @@ def infer_dit_config(
 
 
 def infer_official_dit_config(shapes: Shapes, settings: dict[str, Any]) -> DiTConfig:
-    """Infer the config of an original file; its position table gives the image size."""
+    """Infer the config of a DiT in the original format; the position table determines the image size."""
     names = {
         "mlp": "blocks.0.mlp.fc1.weight",
         "classes": "y_embedder.embedding_table.weight",
@@ -148,7 +157,7 @@ def infer_official_dit_config(shapes: Shapes, settings: dict[str, Any]) -> DiTCo
 
 
 def infer_diffusers_dit_config(shapes: Shapes, settings: dict[str, Any]) -> DiTConfig:
-    """Infer the config of diffusers' file, which has different time frequencies."""
+    """Infer the config of a DiT in diffusers' format, whose time embedding has other frequencies (`time_shift` 1)."""
     embedding_name = "transformer_blocks.0.norm1.emb.class_embedder.embedding_table.weight"
     names = {"mlp": "transformer_blocks.0.ff.net.0.proj.weight", "classes": embedding_name, "last": "proj_out_2.weight"}
     config = infer_dit_config(
@@ -158,7 +167,7 @@ def infer_diffusers_dit_config(shapes: Shapes, settings: dict[str, Any]) -> DiTC
 
 
 def to_diffusers_dit_json(config: DiTConfig) -> dict[str, Any]:
-    """Build diffusers' config.json."""
+    """Build diffusers' config.json of a DiT."""
     return {
         "_class_name": "DiTTransformer2DModel",
         "activation_fn": "gelu-approximate",
@@ -181,8 +190,7 @@ def to_diffusers_dit_json(config: DiTConfig) -> dict[str, Any]:
 
 
 def is_official_dit(config: Any) -> bool:
-    """Return whether a model is a DiT as in the original code: square images, with classes, MLP of four times the
-    width."""
+    """Return whether the original code supports a DiT: square images, with classes, MLP of four times the width."""
     return (
         isinstance(config, DiTConfig)
         and len(config.image) == 2

@@ -8,6 +8,8 @@ positions before it prepends the class token, so the position is part of its cla
 All of Google's code resizes positions with `scipy.ndimage.zoom` of order 1 (`interpolate_posembed` of
 vit_jax/checkpoint.py, `resample_posemb` of big_vision/models/vit.py), whose rounding leaves zeros in the last row and
 column of some grids (28 to 48).
+
+"Our" names and tensors are those of this package's models, "their" names and tensors those of the files.
 """
 
 from __future__ import annotations
@@ -41,31 +43,31 @@ from vitreous.weights.table import (
     parse_rename_rule,
 )
 
-QKV_NAMES = ("query", "key", "value")
+QKV_NAMES = ("query", "key", "value")  # flax's layer names
 MAX_BLOCKS = 1_000  # limit on the number of blocks
 
 
 def build_dense_rules(ours: str, theirs: str) -> tuple[RenameRule, ...]:
-    """Build the rules of a dense layer."""
+    """Build the rules of a flax dense layer: weight and bias, by our and their name of the layer."""
     return parse_rename_rule(f"{ours}.weight", f"{theirs}/kernel", FLAX_DENSE), parse_rename_rule(
         f"{ours}.bias", f"{theirs}/bias", COPY_TRANSFORM
     )
 
 
 def build_norm_rules(ours: str, theirs: str, names: tuple[str, str] = ("scale", "bias")) -> tuple[RenameRule, ...]:
-    """Build the rules of a norm."""
+    """Build the rules of a norm's weight and bias; `names` are their names of the two tensors."""
     return parse_copy_rules(f"{ours}.weight = {theirs}/{names[0]}", f"{ours}.bias = {theirs}/{names[1]}")
 
 
 def build_group_norm_rules(ours: str, theirs: str) -> tuple[RenameRule, ...]:
-    """Build the rules of a group norm, whose tensors are (C,) in some files and (1, 1, 1, C) in others."""
+    """Build the rules of a group norm, whose tensors have shape (C,) in some files and (1, 1, 1, C) in others."""
     return parse_rename_rule(f"{ours}.weight", f"{theirs}/scale", FLATTENED_VECTOR), parse_rename_rule(
         f"{ours}.bias", f"{theirs}/bias", FLATTENED_VECTOR
     )
 
 
 def build_attention_rules(ours: str, theirs: str) -> tuple[RenameRule, ...]:
-    """Build the rules of queries, keys, values and output of attention, per head."""
+    """Build the rules of a flax attention layer: queries, keys and values per head, and the output."""
     return (
         parse_rename_rule(f"{ours}.qkv.weight", " ".join(f"{theirs}/{name}/kernel" for name in QKV_NAMES), FLAX_HEADS),
         parse_rename_rule(
@@ -77,7 +79,7 @@ def build_attention_rules(ours: str, theirs: str) -> tuple[RenameRule, ...]:
 
 
 def build_hybrid_stem_rules() -> tuple[RenameRule, ...]:
-    """Build the rules of a hybrid's ResNet; blocks and units are counted from one."""
+    """Build the rules of a hybrid's ResNet stem, whose blocks and units are counted from one in Google's names."""
     ours, theirs = "stem.stages.{s}.units.{j}.", "block{S}/unit{J}/"
     pairs = [(str(n), str(n)) for n in (1, 2, 3)]
     groups = [parse_rename_rule(f"{ours}conv{a}.weight", f"{theirs}conv{b}/kernel", FLAX_CONVOLUTION) for a, b in pairs]
@@ -93,7 +95,8 @@ def build_hybrid_stem_rules() -> tuple[RenameRule, ...]:
 
 
 def build_google_vit_rules(attention: str, second_norm: str, mlp: str, position_name: str) -> tuple[RenameRule, ...]:
-    """Build the table of one numbering: names of a block's attention, second norm and MLP, and of the positions."""
+    """Build the rules of a ViT from the names that differ between files: a block's attention, second norm and MLP, and
+    the positions."""
     block = "Transformer/encoderblock_{i}"
     ours = "encoder.blocks.{i}"
     pool = "MAPHead_0/MultiHeadDotProductAttention_0"
@@ -125,7 +128,8 @@ def build_google_vit_rules(attention: str, second_norm: str, mlp: str, position_
 
 
 def infer_google_vit_config(shapes: Shapes, settings: dict[str, Any]) -> ViTConfig:
-    """Infer the config from the shapes, for any numbering. All of Google's code uses tanh GELU."""
+    """Infer the config of a ViT from the shapes, for any of Google's naming schemes. All of Google's code uses tanh
+    GELU."""
     block = "Transformer/encoderblock_0/"
     *cell, channels, width = shapes["embedding/kernel"]
     heads = next(
@@ -151,13 +155,13 @@ def infer_google_vit_config(shapes: Shapes, settings: dict[str, Any]) -> ViTConf
     }
     patch = tuple(p * (stem.reduction if stem else 1) for p in cell)
     depth = count_blocks(shapes, "Transformer/encoderblock_{i}/LayerNorm_0/scale")
-    # fixed per layout; Google's files do not vary
+    # in Google's files, the name of the position tensor determines whether the class token has a position
     slots = 1 if "cls" in shapes and position_name == POSITION_NAME else 0
     return infer_vit_config(ViTShape(width, depth, hidden, patch, tokens), fields, settings, (slots,))
 
 
 def infer_google_stem(shapes: Shapes) -> StemConfig | None:
-    """Infer the ResNet stem of a hybrid, if there is one."""
+    """Infer the ResNet stem of a hybrid from the shapes; None for a plain ViT."""
     if "conv_root/kernel" not in shapes:
         return None
     return StemConfig(
@@ -166,14 +170,14 @@ def infer_google_stem(shapes: Shapes) -> StemConfig | None:
 
 
 def is_google_vit(config: Any) -> bool:
-    """Return whether Google's code supports a ViT: class token, mean or attention pooling, no registers and nothing
-    newer."""
+    """Return whether Google's code supports a ViT: a class token, mean or attention pooling, no registers, and no
+    options of later models."""
     return (
         isinstance(config, ViTConfig)
         and len(config.image) == 2
         and not config.needs_positions
         and config.positions.kind == "learned"
-        and len(set(config.grid)) == 1  # its loader takes the square root
+        and len(set(config.grid)) == 1  # Google's loader takes the square root of the number of positions
         and (config.prefix, config.registers) in ((0, 0), (1, 0))
         and config.norm.layer_scale is None
         and config.norm.final == "tokens"
@@ -195,8 +199,8 @@ POSITION_NAME = "Transformer/posembed_input/pos_embedding"
 def build_google_format(
     name: str, title: str, layer_names: tuple[str, str, str], position_name: str, ignored: tuple[str, ...] = ()
 ) -> WeightsFormat:
-    """Build the format of one numbering: names of a block's attention, second norm and MLP, and of the positions, which
-    may lack that of the class token."""
+    """Build the format of one naming scheme: `layer_names` are those of a block's attention, second norm and MLP;
+    `position_name` also determines whether the class token has a position."""
     return WeightsFormat(
         name,
         title,
@@ -223,12 +227,9 @@ BIG_VISION = build_google_format(
 
 
 def infer_fixed_position_vit_config(shapes: Shapes, settings: dict[str, Any]) -> ViTConfig:
-    """Infer the config of a ViT without positions in its file: `posemb_sincos_2d` of big_vision/models/vit.py, the same
-    for any grid.
-
-    Its image size is 224 pixels, or the nearest multiple of the patch size, unless set. Raises ValueError for a width
-    without such positions.
-    """
+    """Infer the config of a big_vision ViT whose file has no positions: they are fixed, `posemb_sincos_2d` of
+    big_vision/models/vit.py. Its image size is 224 pixels, or the nearest multiple of the patch size, unless set.
+    Raises ValueError for a width that such positions do not support."""
     *cell, _, width = shapes["embedding/kernel"]
     if width % 4 or width < 8:
         raise ValueError(
@@ -253,7 +254,7 @@ BIG_VISION_FIXED = replace(
 )
 
 BIT_UNIT = "resnet/block{S}/unit{JJ}/"
-#: standardized convolution of a unit and the norm before it: ours, theirs
+#: our and their name of a unit's standardized convolution and of the norm before it
 UNIT_CONVOLUTIONS = (("1", "a"), ("2", "b"), ("3", "c"))
 OUR_UNIT = "body.stages.{s}.units.{j}."
 BIT = WeightsFormat(
@@ -269,9 +270,9 @@ BIT = WeightsFormat(
             for n, letter in UNIT_CONVOLUTIONS
         ),
         *(
-            one
+            rule
             for n, letter in UNIT_CONVOLUTIONS
-            for one in build_norm_rules(f"{OUR_UNIT}norm{n}", f"{BIT_UNIT}{letter}/group_norm", ("gamma", "beta"))
+            for rule in build_norm_rules(f"{OUR_UNIT}norm{n}", f"{BIT_UNIT}{letter}/group_norm", ("gamma", "beta"))
         ),
         parse_rename_rule(
             f"{OUR_UNIT}shortcut.conv.weight", f"{BIT_UNIT}a/proj/standardized_conv2d/kernel", FLAX_CONVOLUTION
@@ -287,7 +288,7 @@ BIT = WeightsFormat(
 
 
 def infer_google_bit_config(shapes: Shapes, settings: dict[str, Any]) -> BiTConfig:
-    """Infer the config of a BiT."""
+    """Infer the config of a BiT from the shapes of Google's published files."""
     channels, width = shapes["resnet/root_block/standardized_conv2d/kernel"][2:]
     blocks = count_resnet_units(shapes, "resnet/block{}/unit{:02d}/a/standardized_conv2d/kernel")
     classes = shapes["resnet/head/conv2d/kernel"][3] if "resnet/head/conv2d/kernel" in shapes else 0
@@ -306,7 +307,7 @@ BIT_BIG_VISION = WeightsFormat(
             parse_rename_rule(f"{OUR_UNIT}conv{n}.weight", f"{PAPER_UNIT}conv{n}/kernel", FLAX_CONVOLUTION)
             for n in (1, 2, 3)
         ),
-        *(one for n in (1, 2, 3) for one in build_group_norm_rules(f"{OUR_UNIT}norm{n}", f"{PAPER_UNIT}gn{n}")),
+        *(rule for n in (1, 2, 3) for rule in build_group_norm_rules(f"{OUR_UNIT}norm{n}", f"{PAPER_UNIT}gn{n}")),
         parse_rename_rule(f"{OUR_UNIT}shortcut.conv.weight", f"{PAPER_UNIT}conv_proj/kernel", FLAX_CONVOLUTION),
         *build_group_norm_rules("body.norm", "norm-pre-head"),
         *build_dense_rules("head", "head"),
@@ -320,7 +321,7 @@ BIT_BIG_VISION = WeightsFormat(
 
 
 def infer_big_vision_bit_config(shapes: Shapes, settings: dict[str, Any]) -> BiTConfig:
-    """Infer the config of a BiT of big_vision."""
+    """Infer the config of a BiT from the shapes of big_vision's files."""
     channels, width = shapes["root_block/conv_root/kernel"][2:]
     classes = shapes["head/kernel"][1] if "head/kernel" in shapes else 0
     return infer_bit_config(
@@ -336,11 +337,8 @@ GROUP_NORM = re.compile(r"(.*/)?(gn(\d|_root|_proj)|norm-pre-head)/(scale|bias)"
 
 
 def unstack_scanned_blocks(name: str, shape: tuple[int, ...]) -> list[tuple[str, tuple[int, ...]]]:
-    """Unstack a tensor of big_vision's scanned blocks, (L, ...) under `encoderblock`, into names and shapes of its L
-    blocks.
-
-    Group norms lose their singleton axes.
-    """
+    """Return names and shapes of the blocks in a tensor of big_vision's scanned layers, (L, ...) under `encoderblock`;
+    other tensors are returned unchanged. Group norms lose their singleton axes."""
     prefix, scanned, suffix = name.partition("Transformer/encoderblock/")
     if scanned and shape and shape[0] <= MAX_BLOCKS:
         return [(f"{prefix}Transformer/encoderblock_{i}/{suffix}", shape[1:]) for i in range(shape[0])]

@@ -13,7 +13,8 @@ from vitreous.models.names import VIT_SIZES
 
 
 class ViTShape(NamedTuple):
-    """Sizes of a ViT that every layout contains; `patch` in pixels, `tokens` those with positions."""
+    """Sizes of a ViT that every format determines: width, depth, MLP width, patch size in pixels, and tokens with
+    positions."""
 
     width: int
     depth: int
@@ -28,8 +29,8 @@ def infer_vit_config(
     """Build the config from these sizes and fields; `settings` (of a config.json or the user) take precedence.
 
     `slots`: candidate numbers of prefix tokens with positions, the likeliest first (default: all prefix tokens except
-    registers, all, or none). An unknown number of heads defaults to the published model of that size, else to one per
-    64 channels. Raises ValueError if settings contradict the shapes, WeightsError if positions fit no grid.
+    registers, all, or none). An unknown number of heads defaults to that of the published model of the same size, else
+    to one per 64 channels. Raises ValueError if settings contradict the shapes, WeightsError if positions fit no grid.
     """
     settings = {name: value for name, value in settings.items() if name in TRANSFORMER_FIELDS}
     sizes = {"width": size.width, "depth": size.depth, "mlp.hidden": size.hidden, "patch": size.patch}
@@ -44,15 +45,17 @@ def infer_vit_config(
     fields = sizes | {"heads": heads} | fields | settings
     registers = fields.get("registers", 0)
     num_class_tokens = fields.get("class_token", True) + (fields.get("pool") == "distilled")
-    choices = slots if slots is not None else (num_class_tokens, num_class_tokens + registers, 0)
-    grid, fields["positions.slots"] = infer_position_grid(size.tokens, choices, settings.get("image"), size.patch)
+    slot_candidates = slots if slots is not None else (num_class_tokens, num_class_tokens + registers, 0)
+    grid, fields["positions.slots"] = infer_position_grid(
+        size.tokens, slot_candidates, settings.get("image"), size.patch
+    )
     fields["image"] = tuple(g * p for g, p in zip(grid, size.patch, strict=True))
     return transformer_config(**nest_paths(fields))
 
 
 def infer_clip_size(settings: dict[str, Any], frames: int) -> tuple[int, ...]:
-    """Return frames, height and width of a video model's clips from the settings (two numbers are height and width),
-    else `frames` frames of 224 pixels."""
+    """Return frames, height and width of a video model's clips. By default clips have `frames` frames of 224 pixels;
+    two numbers in the settings are height and width."""
     image = settings.get("image") or (224, 224)
     return image if len(image) == 3 else (frames, *image)
 
@@ -65,12 +68,9 @@ def find_published_heads(width: int, depth: int, hidden: int) -> int | None:
 def infer_position_grid(
     tokens: int, slots: tuple[int, ...], image: tuple[int, ...] | None, patch: tuple[int, ...]
 ) -> tuple[tuple[int, ...], int]:
-    """Infer the patch grid of the positions, and the number of prefix tokens among them: the first of `slots` that
-    fits.
-
-    `image` in pixels, if known; else the grid is square. Raises WeightsError if none fits, ValueError for an image with
-    other axes than the patch.
-    """
+    """Infer the patch grid of `tokens` positions, and the number of prefix tokens among them: the first of `slots` that
+    fits. `image`: image size in pixels if known; else the grid is square. Raises WeightsError if none fits, ValueError
+    if image and patch have different numbers of axes."""
     if image is not None and len(image) != len(patch):
         raise ValueError(f"its patches have {len(patch)} axes, but the image size has {len(image)}")
     for count in slots:
@@ -88,19 +88,15 @@ def infer_position_grid(
 
 
 def is_ambiguous_grid(grid: tuple[int, ...]) -> bool:
-    """Return whether another grid with more than one row and column has as many patches as a square grid: 8 x 8 and 4 x
-    16."""
+    """Return whether another grid with more than one row and column has as many patches, such as 4 x 16 for 8 x 8."""
     return any(grid[0] % rows == 0 for rows in range(2, grid[0]))
 
 
 def infer_bit_config(
     root: tuple[int, ...], blocks: tuple[int, ...], classes: int, numerics: NumericsName, settings: dict[str, Any]
 ) -> BiTConfig:
-    """Infer the config of a BiT whose first convolution `root` has these output and input channels; the image size is
-    224 unless set.
-
-    Raises ValueError if `root` is not two numbers.
-    """
+    """Build the config of a BiT; `root` has the output and input channels of the first convolution. The image size is
+    224 unless set. Raises ValueError if `root` is not two numbers."""
     width, channels = root
     factor = width // 64 if width % 64 == 0 else 1
     return BiTConfig(
@@ -115,8 +111,8 @@ def infer_bit_config(
 
 
 def count_resnet_units(shapes: Container[str], template: str) -> tuple[int, ...]:
-    """Count the units of each stage of a ResNet, from one of their name templates for stage and unit, both counted from
-    one."""
+    """Count the units of each stage of a ResNet; `template` is a tensor name with placeholders for stage and unit, both
+    counted from one."""
     blocks: list[int] = []
     while template.format(len(blocks) + 1, 1) in shapes:
         units = 1

@@ -1,4 +1,7 @@
-"""Original formats of torchvision's ViT, DINOv2, CLIP's image encoder, and SAM's image encoder."""
+"""Original formats of torchvision's ViT, DINOv2, CLIP's image encoder, and SAM's image encoder.
+
+"Our" names and tensors are those of this package's models, "their" names and tensors those of the files.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +64,7 @@ TORCHVISION = WeightsFormat(
 
 
 def infer_torchvision_vit_config(shapes: Shapes, settings: dict[str, Any]) -> ViTConfig:
-    """Infer the config of torchvision's ViT."""
+    """Infer the config of torchvision's ViT from the shapes."""
     width, channels, *patch = shapes["conv_proj.weight"]
     fields = {
         "channels": channels,
@@ -119,7 +122,8 @@ DINOV2 = WeightsFormat(
 
 
 def infer_dinov2_config(shapes: Shapes, settings: dict[str, Any]) -> ViTConfig:
-    """Infer the config of DINOv2. Models with and without registers resize positions by different rules.
+    """Infer the config of DINOv2 from the shapes. Models with and without registers resize positions by different
+    rules.
 
     The released models without registers have `interpolate_offset=0.1`; those with registers have 0.0 and
     `interpolate_antialias=True` (dinov2/hub/backbones.py). The constructor's defaults are 0.1 and False, also with
@@ -169,7 +173,7 @@ CLIP = WeightsFormat(
 
 
 def infer_openai_clip_config(shapes: Shapes, settings: dict[str, Any]) -> ViTConfig:
-    """Infer the config of CLIP's image encoder."""
+    """Infer the config of CLIP's image encoder from the shapes of OpenAI's files."""
     width, channels, *patch = shapes["conv1.weight"]
     fields = CLIP_FIELDS | {"channels": channels, "classes": shapes["proj"][1] if "proj" in shapes else 0}
     hidden = shapes["transformer.resblocks.0.mlp.c_fc.weight"][0]
@@ -186,8 +190,8 @@ def infer_openai_clip_config(shapes: Shapes, settings: dict[str, Any]) -> ViTCon
 def build_sam_rules(
     patches: str, layer: str, mlp: tuple[str, str], neck: tuple[str, str, str, str]
 ) -> tuple[RenameRule, ...]:
-    """Build the table of SAM's image encoder from the names of the projection, of a block, of its MLP's layers and of
-    the neck's four modules."""
+    """Build the rules of SAM's image encoder from the names that differ between files: the patch projection, a block,
+    the layers of its MLP, and the four modules of the neck."""
     attention = "encoder.blocks.{i}.attention.part{part}"
     norms = ("layer_norm1", "layer_norm2") if layer.startswith("layers") else ("norm1", "norm2")
     return (
@@ -207,8 +211,8 @@ def build_sam_rules(
 
 
 def infer_sam_config(shapes: Shapes, settings: dict[str, Any]) -> ViTConfig:
-    """Infer the config of SAM's image encoder; a block uses windows if its tables are shorter than those of the full
-    grid."""
+    """Infer the config of SAM's image encoder from the shapes. A block uses windows if its tables of relative positions
+    are shorter than those of the full grid."""
     projection = next(name for name in shapes if name.startswith("patch_embed.proj") and name.endswith("weight"))
     width, channels, *patch = shapes[projection]
     layer = "layers" if "layers.0.attn.qkv.weight" in shapes else "blocks"

@@ -1,4 +1,5 @@
-"""A bare `state_dict()` of this project's models, `vitreous.create(...)`, in a safetensors or a PyTorch file.
+"""The native format: a bare `state_dict()` of this package's models, `vitreous.create(...)`, in a safetensors or a
+PyTorch file.
 
 It contains only tensors. Settings that the shapes do not determine default to those of `create`, with a note. If there
 is no default, the file is rejected with a hint to use `vitreous.save`, which keeps all settings.
@@ -29,7 +30,7 @@ from vitreous.weights.formats.measure import find_published_heads, infer_bit_con
 from vitreous.weights.table import Shapes, Tensors, WeightsFormat, count_blocks
 
 SAVE_BUNDLE_HINT = "save the model with vitreous.save(model, FOLDER), which keeps all settings"
-#: tensors of options with several variants that names and shapes do not distinguish
+#: pattern of tensor names -> model option that has several variants, which names and shapes do not distinguish
 AMBIGUOUS_TENSORS = {
     r"encoder\.blocks\.0\.(row|column)\.": "axial blocks",
     r"encoder\.blocks\.0\.(block|position)\.": "positions before each block",
@@ -46,30 +47,27 @@ AMBIGUOUS_TENSORS = {
 
 @dataclass(frozen=True)
 class NativeFormat(WeightsFormat):
-    """Format with the names and shapes of the model."""
+    """The format of a state dict, with the names and shapes of the model's tensors."""
 
     def to_foreign_tensors(self, config: ModelConfig, state: Tensors) -> Tensors:
-        """Return the same tensors."""
+        """Return the same tensors, of any shape."""
         return dict(state)
 
     def to_native_tensors(self, config: ModelConfig, names: Iterable[str], tensors: Tensors) -> Tensors:
-        """Return the same tensors, in float32."""
+        """Return the same tensors, of any shape, in float32."""
         return {name: tensors[name].float() for name in names}
 
 
 def check_state_dict_options(shapes: Shapes) -> None:
-    """Raise ValueError for a model whose state dict does not determine its computation."""
+    """Raise ValueError for a model whose tensor names and shapes do not determine its computation."""
     for pattern, option in AMBIGUOUS_TENSORS.items():
         if any(re.match(pattern, name) for name in shapes):
             raise ValueError(f"it has {option}, which a state dict does not specify; {SAVE_BUNDLE_HINT}")
 
 
 def infer_native_vit_config(shapes: Shapes, settings: dict[str, Any]) -> ViTConfig:
-    """Infer the config of a ViT from its shapes; `settings` may contain further fields: image (pixels), heads, gelu,
-    position.
-
-    Raises ValueError if the patch size or the type of positions is undetermined.
-    """
+    """Infer the config of a ViT from the shapes of its state dict. `settings` may contain other fields: image size
+    (pixels), heads, GELU, positions. Raises ValueError if the patch size or the type of positions is undetermined."""
     check_state_dict_options(shapes)
     width, inputs = shapes["projection.weight"]
     stem = infer_native_stem(shapes)
@@ -122,7 +120,7 @@ def infer_native_vit_config(shapes: Shapes, settings: dict[str, Any]) -> ViTConf
 
 
 def infer_optional_fields(shapes: Shapes) -> dict[str, Any]:
-    """Infer the fields that follow from the presence of a tensor."""
+    """Infer the config fields that follow from the presence of a tensor."""
     return {
         "first_norm": "first_norm.weight" in shapes,
         "head.representation": shapes["representation.weight"][0] if "representation.weight" in shapes else None,
@@ -139,10 +137,9 @@ def infer_channels_and_cell(
     grid: tuple[int, ...] | None,
     settings: dict[str, Any],
 ) -> tuple[int, tuple[int, ...]]:
-    """Infer the image channels, and the size of a token's input: pixels, or positions of a stem's map.
-
-    The projection has a column for each channel of each of them. Raises ValueError if there are several solutions.
-    """
+    """Infer the image channels, and the size of a token's input, in pixels or in positions of the stem's output.
+    `inputs`: input features of the patch projection, channels times positions. Raises ValueError if they do not
+    determine both."""
     axes = len(grid) if grid else 2
     if stem:
         first_conv = "stem.root.conv.weight" if isinstance(stem, StemConfig) else "stem.stages.0.conv.weight"
@@ -160,20 +157,20 @@ def infer_channels_and_cell(
             if side * side * channels == inputs:
                 return channels, (side, side)
     raise ValueError(
-        f"{inputs} inputs of a patch are not a square of 3, 1 or 4 channels; set the "
+        f"its patch projection has {inputs} inputs, which are not a square patch of 3, 1 or 4 channels; set the "
         f"image size: --source-size; or {SAVE_BUNDLE_HINT}"
     )
 
 
 def infer_stem_channels(shapes: Shapes, stem: StemConfig | ConvStemConfig) -> int:
-    """Return the channels of a stem's last map."""
+    """Return the number of output channels of a stem."""
     if isinstance(stem, ConvStemConfig):
         return stem.widths[-1]
     return stem.width * 4 * 2 ** (len(stem.blocks) - 1) if stem.blocks else stem.width
 
 
 def infer_native_stem(shapes: Shapes) -> StemConfig | ConvStemConfig | None:
-    """Infer the stem of a hybrid, if there is one."""
+    """Infer the ResNet or convolutional stem of a ViT from the shapes; None if it has none."""
     if "stem.root.conv.weight" in shapes:
         return StemConfig(count_native_units(shapes, "stem"), shapes["stem.root.conv.weight"][0])
     if "stem.stages.0.conv.weight" not in shapes:
@@ -188,16 +185,16 @@ def infer_native_stem(shapes: Shapes) -> StemConfig | ConvStemConfig | None:
     return ConvStemConfig(widths=tuple(widths), blocks=tuple(map(len, units)))
 
 
-def count_native_units(shapes: Shapes, ours: str) -> tuple[int, ...]:
-    """Count the units of each stage of a ResNet whose names begin with `ours`."""
+def count_native_units(shapes: Shapes, prefix: str) -> tuple[int, ...]:
+    """Count the units of each stage of a ResNet whose tensor names start with `prefix`."""
     blocks: list[int] = []
-    while f"{ours}.stages.{len(blocks)}.units.0.conv1.weight" in shapes:
-        blocks.append(count_blocks(shapes, f"{ours}.stages.{len(blocks)}.units.{{i}}.conv1.weight"))
+    while f"{prefix}.stages.{len(blocks)}.units.0.conv1.weight" in shapes:
+        blocks.append(count_blocks(shapes, f"{prefix}.stages.{len(blocks)}.units.{{i}}.conv1.weight"))
     return tuple(blocks)
 
 
 def infer_native_bit_config(shapes: Shapes, settings: dict[str, Any]) -> BiTConfig:
-    """Infer the config of a BiT from the shapes of vitreous' state dict."""
+    """Infer the config of a BiT from the shapes of its state dict."""
     check_state_dict_options(shapes)
     classes = shapes["head.weight"][0] if "head.weight" in shapes else 0
     return infer_bit_config(
@@ -206,7 +203,8 @@ def infer_native_bit_config(shapes: Shapes, settings: dict[str, Any]) -> BiTConf
 
 
 def describe_assumed_fields(config: ModelConfig, known_fields: Iterable[str]) -> str:
-    """Describe the settings that were assumed because a state dict does not contain them."""
+    """Describe the settings that were assumed because a state dict does not contain them. `known_fields`: set
+    fields."""
     if isinstance(config, SwinConfig):
         return f"a state dict lacks some settings: assumed image size {config.image[0]}; vitreous.save keeps it"
     if isinstance(config, BiTConfig):
@@ -239,6 +237,6 @@ BIT = NativeFormat(
     strip=("model.",),
     holds=lambda config: False,
 )
-# blocks under other names: rejected with the reason
+# matches ViTs whose blocks have other names; `check_state_dict_options` rejects them with the reason
 UNSUPPORTED_VIT = replace(VIT, signature=("projection.weight", "encoder.norm.weight"))
 FORMATS = [VIT, BIT, UNSUPPORTED_VIT]

@@ -1,10 +1,10 @@
 """Swin Transformers in the formats of Microsoft, timm, transformers and torchvision: names and shapes.
 
-A stage here merges tokens before its blocks. Microsoft's code and transformers merge at the end of a stage, and in
-torchvision merging is a separate stage. timm's files from before 2023 are Microsoft's.
+In this package a stage merges tokens before its blocks. Microsoft's code and transformers merge at the end of a stage,
+and in torchvision merging is a separate stage. timm's files from before 2023 are Microsoft's.
 
-Files do not specify the image size if windows divide every grid. It is assumed so that the last grid is one window:
-7 x 7 of 224 pixels, 12 x 12 of 384.
+Files do not specify the image size if windows divide every grid. It is assumed so that the last grid is one window: 7 x
+7 of 224 pixels, 12 x 12 of 384.
 
 | code | grids that are not divisible by the window | read with `pad` |
 |---|---|---|
@@ -13,6 +13,8 @@ Files do not specify the image size if windows divide every grid. It is assumed 
 | timm | shifted, then padded; axes that one window covers are never shifted | zeros-after-shift |
 
 After a grid of one window, transformers' code no longer shifts larger grids of that stage; ours does.
+
+"Our" names and tensors are those of this package's models, "their" names and tensors those of the files.
 """
 
 from __future__ import annotations
@@ -42,15 +44,18 @@ from vitreous.weights.table import (
     parse_rename_rule,
 )
 
-MAX_STAGES = 8  # stages in a table; published models have four
+MAX_STAGES = 8  # stages for which there are rules; published models have four
 HF_ACTIVATIONS = {"none": "gelu", "tanh": "gelu_pytorch_tanh", "quick": "quick_gelu"}
 
 
 @dataclass(frozen=True)
 class SwinLayout:
-    """Names of a Swin's modules in a format. `format_stage_prefix` and `format_merge_prefix`: name prefixes of the
-    blocks of a stage, by its number from 0, and of the merging before it. `module_names`: our names in a block ->
-    theirs; `bias` is the table of relative positions."""
+    """Tensor names of a Swin in a format.
+
+    `projection`, `first_norm`, `norm` and `head`: names of modules. `stage` and `format_merge_prefix`: functions from
+    the number of a stage, from 0, to the name prefix of its blocks and of the merging before it. `module_names`: our
+    names in a block -> theirs. `bias`: the table of relative positions in a block.
+    """
 
     projection: str
     first_norm: str
@@ -63,7 +68,7 @@ class SwinLayout:
     head: str
 
     def build_rules(self) -> tuple[RenameRule, ...]:
-        """Return the table of the format."""
+        """Build the rules of the format."""
         lines = [
             f"projection.bias = {self.projection}.bias",
             f"first_norm.{{x}} = {self.first_norm}.{{x}}",
@@ -93,12 +98,13 @@ class SwinLayout:
         )
 
     def build_position_rules(self, stage: int, ours: str, theirs: str) -> list[RenameRule]:
-        """Return the rows of a block's position tensors; `ours` and `theirs` are name prefixes of a block."""
+        """Build the rules of the relative positions in a block; `ours` and `theirs` are name prefixes of the block."""
         return [parse_rename_rule(f"{ours}.{POSITION_TABLE}", f"{theirs}.{self.bias}", build_offset_transform(stage))]
 
     def infer_config(self, shapes: Shapes, settings: dict[str, Any], pad: str = "zeros") -> SwinConfig:
-        """Infer the config from these shapes; `settings` may contain further fields: image (pixels), gelu, eps, resize,
-        pad. Raises ValueError if the shapes are not those of a Swin."""
+        """Infer the config from the shapes; `settings` may contain other fields: image (pixels), gelu, eps, resize,
+        pad. `pad`: how the format's code pads grids, see the table above. Raises ValueError if the shapes are not those
+        of a Swin."""
         tables = [shapes[f"{self.stage(stage)}.0.{self.bias}"] for stage in range(len(self.count_stage_blocks(shapes)))]
         window_sizes = [tuple((length + 1) // 2 for length in infer_offset_counts(shape)) for shape in tables]
         qkv_name = f"{self.stage(0)}.0.{self.module_names['attention.part.part.qkv'].split()[0]}"
@@ -110,7 +116,7 @@ class SwinLayout:
         return build_windowed_config(self.infer_fields(shapes) | fields, window_sizes, settings)
 
     def infer_fields(self, shapes: Shapes) -> dict[str, Any]:
-        """Infer the fields common to both versions from the shapes."""
+        """Infer the config fields that both versions of Swin have from the shapes."""
         width, channels, *patch = shapes[f"{self.projection}.weight"]
         fc1 = f"{self.stage(0)}.0.{self.module_names['mlp.part.fc1']}.weight"
         return {
@@ -124,7 +130,7 @@ class SwinLayout:
 
     @property
     def block_tensor(self) -> str:
-        """Return the name of a tensor that each block has once."""
+        """Return the name of a tensor that each block has exactly once."""
         return self.bias
 
     def count_stage_blocks(self, shapes: Shapes) -> tuple[int, ...]:
@@ -144,11 +150,9 @@ POSITION_TABLE = "attention.part.part.position.table"
 def build_windowed_config(
     fields: dict[str, Any], window_sizes: list[tuple[int, ...]], settings: dict[str, Any]
 ) -> SwinConfig:
-    """Build the config from these fields and the window sizes of each stage; `settings` as for `configure`.
-
-    A window smaller than the largest one is the grid of its stage. Raises ValueError if the windows belong to another
-    image size.
-    """
+    """Build the config from these fields and the window size of each stage; `settings` as for
+    `WeightsFormat.configure`. The largest window is that of the model; a smaller one is limited by the grid of its
+    stage. Raises ValueError if the windows do not match the image size."""
     overrides = {
         name: settings[name]
         for name in ("mlp.gelu", "norm.eps", "positions.resize", "attention.pad")
@@ -170,8 +174,8 @@ def build_windowed_config(
 
 
 def infer_offset_counts(shape: tuple[int, ...]) -> tuple[int, int]:
-    """Return the offsets along each axis of a table, (offsets, h) of a square window or (2 m - 1, 2 n - 1, h). Raises
-    ValueError if they are not the square of an odd number."""
+    """Return the number of relative offsets along each axis of a table, (offsets, h) of a square window or (2 m - 1, 2
+    n - 1, h). Raises ValueError if the offsets of a square window are not the square of an odd number."""
     if len(shape) == 3:
         return shape[0], shape[1]
     side = math.isqrt(shape[0])
@@ -181,9 +185,10 @@ def infer_offset_counts(shape: tuple[int, ...]) -> tuple[int, int]:
 
 
 def build_offset_transform(stage: int) -> TensorTransform:
-    """Convert between (offsets, h) and (2 m - 1, 2 n - 1, h) for the windows of a stage."""
+    """Build the transform between tables (offsets, h) and (2 m - 1, 2 n - 1, h) for the windows of a stage."""
 
     def to_native(theirs: list[torch.Tensor], config: SwinConfig) -> list[torch.Tensor]:
+        """Reshape a table (offsets, h) to (2 m - 1, 2 n - 1, h)."""
         rows, columns = config.windows[stage]
         return [theirs[0].unflatten(0, (2 * rows - 1, 2 * columns - 1))]
 
@@ -228,7 +233,7 @@ MICROSOFT_LAYOUT = SwinLayout(
 
 
 def describe_swin_assumptions(config: SwinConfig, known_fields: Container[str]) -> Iterator[str]:
-    """Describe settings that Swin files lack: the image size, and for version 2 the full windows."""
+    """Describe assumed settings that Swin files lack: the image size, and for version 2 the window size."""
     if "image" not in known_fields:
         size = f"{config.image[0]} x {config.image[1]}"
         yield f"the image size: assumed {size} pixels (--source-size HEIGHT WIDTH)"
@@ -345,7 +350,7 @@ TORCHVISION_LAYOUT = SwinLayout(
 
 
 def build_position_index_buffers(config: SwinConfig) -> Tensors:
-    """Build the buffers for torchvision's loader: the table row for each pair of a window's tokens."""
+    """Build the buffers that torchvision's loader requires: the table row for each pair of tokens in a window."""
     size = (config.attention.window, config.attention.window)
     indices = torch.arange((2 * size[0] - 1) * (2 * size[1] - 1)).view(2 * size[0] - 1, 2 * size[1] - 1, 1)
     return {
@@ -383,15 +388,18 @@ NATIVE_LAYOUT = SwinLayout(
 def infer_native_swin_config(
     shapes: Shapes, settings: dict[str, Any], layout: SwinLayout = NATIVE_LAYOUT
 ) -> SwinConfig:
-    """Infer the config of a Swin of this project, with projection (D, C p q): square patches of 3, 1 or 4 channels
-    unless the image size determines otherwise. Raises ValueError if this is impossible."""
+    """Infer the config of a Swin from the shapes of its state dict, with projection (D, C p q). Patches are square with
+    3, 1 or 4 channels unless the image size determines otherwise. Raises ValueError if no such patch fits."""
     width, inputs = shapes["projection.weight"]
     for channels in (3, 1, 4):
         side = math.isqrt(inputs // channels)
         if side * side * channels == inputs:
             reshaped = {"projection.weight": (width, channels, side, side)}
             return layout.infer_config(shapes | reshaped, settings, "mask")
-    raise ValueError(f"{inputs} inputs of a patch are not a square of 3, 1 or 4 channels; use vitreous.save")
+    raise ValueError(
+        f"its patch projection has {inputs} inputs, which are not a square patch of 3, 1 or 4 channels; "
+        "save the model with vitreous.save"
+    )
 
 
 NATIVE = NativeFormat(

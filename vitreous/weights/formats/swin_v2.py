@@ -5,6 +5,8 @@ buffers in files of Microsoft and torchvision. It is read from config.json, or f
 (`..._window12to24_...`), or is 8. The window of pre-training is not stored either.
 
 Keys have no bias. torchvision has one but sets it to zero in every forward pass, and it is written as zeros.
+
+"Our" names and tensors are those of this package's models, "their" names and tensors those of the files.
 """
 
 from __future__ import annotations
@@ -41,13 +43,14 @@ from vitreous.weights.table import (
 )
 
 ATTENTION_PREFIX = "attention.part.part"
-DEFAULT_WINDOW = 8  # of published models without another value
+DEFAULT_WINDOW = 8  # window size of published models whose names have none
 
 
 @dataclass(frozen=True)
 class SwinV2Layout(SwinLayout):
-    """The same layout with `bias` the position network, `scale` the cosine factor, `qkv` one layer of queries, keys and
-    values or three, and `biases` those of queries and values, or of all three in one."""
+    """Tensor names of a Swin V2 in a format: those of `SwinLayout`, where `bias` is the network that computes position
+    biases. `scale`: the factor of cosine attention. `qkv`: one layer of queries, keys and values, or three. `biases`:
+    of queries and values, or of all three in one tensor. `coordinates`: the buffer of relative coordinates."""
 
     scale: str = "attn.logit_scale"
     qkv: str = "attn.qkv"
@@ -55,7 +58,7 @@ class SwinV2Layout(SwinLayout):
     coordinates: str = "attn.relative_coords_table"
 
     def build_position_rules(self, stage: int, ours: str, theirs: str) -> list[RenameRule]:
-        """Return the rows of attention without its output."""
+        """Build the rules of the attention in a block, except its output layer."""
         ours = f"{ours}.{ATTENTION_PREFIX}"
         qkv = " ".join(f"{theirs}.{name}.weight" for name in self.qkv.split())
         biases = " ".join(f"{theirs}.{name}" for name in self.biases.split())
@@ -72,8 +75,8 @@ class SwinV2Layout(SwinLayout):
         ]
 
     def infer_config(self, shapes: Shapes, settings: dict[str, Any], pad: str = "zeros") -> SwinConfig:
-        """Infer the config from these shapes; `settings` may also contain window and pretrained_window. Raises
-        ValueError if the shapes are not those of a Swin."""
+        """Infer the config from the shapes; `settings` may also contain window and pretrained_window. Raises ValueError
+        if the shapes are not those of a Swin."""
         blocks = self.count_stage_blocks(shapes)
         first_blocks = [f"{self.stage(stage)}.0" for stage in range(len(blocks))]
         fields = self.infer_fields(shapes) | {
@@ -105,24 +108,25 @@ class SwinV2Layout(SwinLayout):
 
     @property
     def block_tensor(self) -> str:
-        """Return the name of the cosine factor."""
+        """Return the name of the cosine factor, a tensor that each block has exactly once."""
         return self.scale
 
 
 def get_pretrained_windows(settings: dict[str, Any]) -> tuple[int, ...]:
-    """Return the windows of pre-training from settings, empty if they equal the model's windows."""
+    """Return the window sizes of pre-training in the settings, one per stage; () if they equal the model's windows."""
     sizes = tuple(settings.get("attention.pretrained_window", ()))
     return sizes if any(sizes) else ()
 
 
 def split_query_value_bias(theirs: list[Tensor], config: SwinConfig) -> list[Tensor]:
-    """Split the biases of queries, keys and values (3 D,) -> those of queries and values, each (D,)."""
+    """Split the bias of queries, keys and values (3 D,) into those of queries and values, (D,) each; that of keys is
+    dropped."""
     q, _, v = theirs[0].chunk(3)
     return [q, v]
 
 
 def join_query_value_bias(ours: list[Tensor], config: SwinConfig) -> list[Tensor]:
-    """Join the biases of queries and values, each (D,) -> (3 D,), with zeros for keys."""
+    """Join the biases of queries and values, (D,) each, to (3 D,), with zeros for keys."""
     return [torch.cat([ours[0], torch.zeros_like(ours[0]), ours[1]])]
 
 
@@ -237,7 +241,8 @@ TORCHVISION_LAYOUT = SwinV2Layout(
 
 
 def build_position_buffers(config: SwinConfig) -> Tensors:
-    """Build the buffers for torchvision's loader: the indices of version 1, and the log-spaced offsets."""
+    """Build the buffers that torchvision's loader requires: the position indices, and the log-spaced relative
+    offsets."""
     offsets = log_spaced_offsets((config.attention.window, config.attention.window))[None]
     indices = swin.build_position_index_buffers(config)
     return indices | {name.replace("position_index", "coords_table"): offsets.clone() for name in indices}
@@ -256,7 +261,7 @@ TORCHVISION = WeightsFormat(
         and bool(c.classes)
         and not c.attention.pretrained_window
         and set(c.windows) == {(c.attention.window, c.attention.window)}
-        and c.attention.window > 1  # its code divides by the window minus one
+        and c.attention.window > 1  # torchvision's code divides by the window minus one
         and c.attention.qkv_bias
     ),
     buffers=build_position_buffers,

@@ -1,8 +1,8 @@
 """timm's Vision Transformers (plain, distilled, hybrid, CLIP, SAM) and its BiT ResNets: names and shapes.
 
 The original files of DeiT, MAE and DINO have the same names, and so do those of DeiT-III except for its scales. A state
-dict lacks the number of heads, the form of GELU, and the position resize rule, which are
-inferred from the shapes or from other files.
+dict lacks the number of heads, the form of GELU, and the position resize rule. They are inferred from the shapes or
+from other files.
 
 | code | position resize rule (`nn.grid.RESIZE_MODES`) | source |
 |---|---|---|
@@ -10,6 +10,8 @@ inferred from the shapes or from other files.
 | DeiT, DeiT-III | bicubic | main.py, `--finetune` |
 | MAE | bicubic | `interpolate_pos_embed` of util/pos_embed.py |
 | DINO | bicubic-offset | `interpolate_pos_encoding` of vision_transformer.py |
+
+"Our" names and tensors are those of this package's models, "their" names and tensors those of the files.
 """
 
 from __future__ import annotations
@@ -57,7 +59,7 @@ UNIT_PREFIXES = "stages.{s}.units.{j}.", "stages.{s}.blocks.{j}."
 
 
 def build_resnet_unit_rules(ours: str, theirs: str, shortcut_norm: bool) -> tuple[RenameRule, ...]:
-    """Build the rows of a ResNet's stages, with name prefixes `ours` and `theirs`."""
+    """Build the rules of all units of a ResNet; `ours` and `theirs` are the name prefixes of the ResNet."""
     pairs = [(f"{layer}{n}", f"{layer}{n}") for n in (1, 2, 3) for layer in ("conv", "norm")]
     pairs += [("shortcut.conv", "downsample.conv")] + [("shortcut.norm", "downsample.norm")] * shortcut_norm
     return parse_copy_rules(
@@ -66,7 +68,7 @@ def build_resnet_unit_rules(ours: str, theirs: str, shortcut_norm: bool) -> tupl
 
 
 def get_stem_prefix(has_stages: bool) -> str:
-    """Return the name prefix of the root of a hybrid's ResNet, with or without stages."""
+    """Return timm's name prefix of a hybrid's root convolution, which depends on whether the ResNet stem has stages."""
     return "patch_embed.backbone.stem" if has_stages else "patch_embed.backbone"
 
 
@@ -98,11 +100,9 @@ TIMM_VIT_RULES = (
 
 
 def infer_timm_vit_config(shapes: Shapes, settings: dict[str, Any], slots: tuple[int, ...] | None = None) -> ViTConfig:
-    """Infer the config of a timm ViT from its shapes; `settings` may contain further fields of `ViTConfig`: image
-    (pixels), heads, gelu.
-
-    `slots` is that of `infer_vit_config`. Raises ValueError and WeightsError likewise.
-    """
+    """Infer the config of a timm ViT from its shapes. `settings` may contain other fields of `ViTConfig`: image size
+    (pixels), heads, GELU. `slots` are candidate numbers of prefix tokens with positions, as in `infer_vit_config`.
+    Raises ValueError if settings contradict the shapes, WeightsError if positions fit no grid."""
     width, channels, *cell = shapes["patch_embed.proj.weight"]
     stem = infer_timm_stem(shapes)
     patch = tuple(p * (stem.reduction if stem else 1) for p in cell)
@@ -128,7 +128,7 @@ def infer_timm_vit_config(shapes: Shapes, settings: dict[str, Any], slots: tuple
         "attention.qkv_bias": "blocks.0.attn.qkv.bias" in shapes,
         "projection_bias": "patch_embed.proj.bias" in shapes,
         "head.bias": not head or "head.bias" in shapes,
-        "norm.eps": 1e-5 if "norm_pre.weight" in shapes else 1e-6,  # CLIP's
+        "norm.eps": 1e-5 if "norm_pre.weight" in shapes else 1e-6,  # 1e-5 for CLIP
     }
     size = ViTShape(
         width,
@@ -142,13 +142,13 @@ def infer_timm_vit_config(shapes: Shapes, settings: dict[str, Any], slots: tuple
 
 
 def bind_resize_rule(rule: str, slots: tuple[int, ...] | None = None) -> Callable[[Shapes, dict[str, Any]], ViTConfig]:
-    """Bind `infer_timm_vit_config` to another position resize rule, and to the number of prefix tokens with positions
-    if known."""
+    """Return `infer_timm_vit_config` with another default position resize rule, and with the number of prefix tokens
+    that have positions, if known."""
     return lambda shapes, settings: infer_timm_vit_config(shapes, {"positions.resize": rule} | settings, slots)
 
 
 def infer_timm_stem(shapes: Shapes) -> StemConfig | None:
-    """Infer the ResNet stem of a hybrid, if there is one."""
+    """Infer the ResNet stem of a hybrid from the shapes; None if it has none."""
     for has_stages in (True, False):
         if f"{get_stem_prefix(has_stages)}.conv.weight" in shapes:
             blocks = count_timm_units(shapes, "patch_embed.backbone.stages.", ".blocks.")
@@ -157,7 +157,8 @@ def infer_timm_stem(shapes: Shapes) -> StemConfig | None:
 
 
 def count_timm_units(shapes: Shapes, prefix: str, separator: str) -> tuple[int, ...]:
-    """Count the units of each stage, from names like `prefix`0`separator`2.conv1.weight."""
+    """Count the units of each stage of a ResNet, from names such as `prefix` 0 `separator` 2.conv1.weight (stage 0,
+    unit 2)."""
     stages = 0
     while f"{prefix}{stages}{separator}0.conv1.weight" in shapes:
         stages += 1
@@ -174,17 +175,14 @@ BIT_RULES = (
 
 
 def infer_timm_bit_config(shapes: Shapes, settings: dict[str, Any]) -> BiTConfig:
-    """Infer the config of a BiT."""
+    """Infer the config of a BiT from the shapes of timm's files."""
     blocks, classes = count_timm_units(shapes, "stages.", ".blocks."), shapes.get("head.fc.weight", (0,))[0]
     return infer_bit_config(shapes["stem.conv.weight"][:2], blocks, classes, "timm", settings)
 
 
 def is_timm_vit(config: ModelConfig) -> bool:
-    """Return whether timm supports a ViT: no options of Table 8, no windows, positions for all prefix tokens or none, a
-    head with a bias.
-
-    Its patch projection has a bias unless a norm follows it.
-    """
+    """Return whether timm supports a ViT: learned positions for all prefix tokens or none, no relative positions or
+    windows, a head with a bias. Its patch projection has a bias unless a norm follows it."""
     return (
         isinstance(config, ViTConfig)
         and len(config.image) == 2
@@ -227,19 +225,20 @@ TIMM = WeightsFormat(
 
 
 def build_original_format(
-    title: str, rule: str, sign: tuple[str, ...] = (), sections: tuple[str, ...] = (), doubt: str = ""
+    title: str, rule: str, extra_signature: tuple[str, ...] = (), sections: tuple[str, ...] = (), ambiguity: str = ""
 ) -> WeightsFormat:
-    """Build a read-only format for original files with timm's names, identified by further names or by the key of their
-    state dict."""
+    """Build a read-only format for original files with timm's names. Files are identified by further tensor names or by
+    the key of their state dict (`sections`). `ambiguity` describes the assumed resize rule if this does not determine
+    it."""
     return replace(
         TIMM,
         title=title,
-        signature=TIMM.signature + sign,
+        signature=TIMM.signature + extra_signature,
         sections=sections,
         excluded_names=TIMM_ONLY_TENSORS if sections else (),
-        configure=bind_resize_rule(rule, None if doubt else (1,)),
+        configure=bind_resize_rule(rule, None if ambiguity else (1,)),
         holds=lambda config: False,
-        describe_ambiguity=lambda config: doubt,
+        describe_ambiguity=lambda config: ambiguity,
     )
 
 
@@ -252,7 +251,7 @@ TIMM_ONLY_TENSORS = (
     f"{get_stem_prefix(True)}.conv.weight",
     f"{get_stem_prefix(False)}.conv.weight",
 )
-#: more reliable signs first
+#: formats that are identified more reliably come first
 ORIGINAL_FORMATS = [
     build_original_format("the original DINO, with its head", "bicubic-offset", ("head.last_layer.weight_v",)),
     build_original_format("the original MAE, with its decoder", "bicubic", ("decoder_embed.weight",)),
@@ -260,13 +259,13 @@ ORIGINAL_FORMATS = [
         "a checkpoint of DINO's layout",
         "bicubic-offset",
         sections=("teacher", "student"),
-        doubt="DINO's rule, because the file has a student and a teacher; for timm: --resize bicubic-antialias",
+        ambiguity="DINO's rule, because the file has a student and a teacher; for timm: --resize bicubic-antialias",
     ),
     build_original_format(
         "a checkpoint of DeiT's and MAE's layout",
         "bicubic",
         sections=("model", "model_ema"),
-        doubt="DeiT's and MAE's rule, because of the key 'model'; for timm: --resize bicubic-antialias",
+        ambiguity="DeiT's and MAE's rule, because of the key 'model'; for timm: --resize bicubic-antialias",
     ),
 ]
 TIMM_BIT = WeightsFormat(

@@ -2,6 +2,8 @@
 
 The names are those in files, which `from_pretrained` reads and `save_pretrained` writes; names in memory may differ.
 The config.json contains settings that shapes do not determine: heads, GELU, epsilon.
+
+"Our" names and tensors are those of this package's models, "their" names and tensors those of the files.
 """
 
 from __future__ import annotations
@@ -62,7 +64,8 @@ HF_VIT_RULES = (
 
 
 def infer_hf_vit_config(shapes: Shapes, settings: dict[str, Any]) -> ViTConfig:
-    """Infer the config of a ViT, DeiT, MAE encoder, I-JEPA (without class token), ViViT (three axes) or DINOv2."""
+    """Infer the config of a ViT, DeiT, MAE encoder, I-JEPA (no class token), ViViT (three axes) or DINOv2 from the
+    shapes."""
     width, channels, *patch = shapes["embeddings.patch_embeddings.projection.weight"]
     is_video = len(patch) == 3
     settings = settings | {"image": infer_clip_size(settings, 32)} if is_video else settings
@@ -98,7 +101,7 @@ def infer_hf_vit_config(shapes: Shapes, settings: dict[str, Any]) -> ViTConfig:
 
 
 def to_hf_vit_json(config: ViTConfig) -> dict[str, Any]:
-    """Build the config.json of a ViT, DeiT, ViViT or DINOv2, or of an I-JEPA: transformers' ViT whose head uses the
+    """Build the config.json of a ViT, DeiT, ViViT, DINOv2 or I-JEPA. An I-JEPA is transformers' ViT whose head uses the
     mean of the patches."""
     is_video = len(config.image) == 3
     model_type = {"distilled": "deit", "mean": "ijepa"}.get(config.pool, "vit")
@@ -137,8 +140,8 @@ def to_hf_vit_json(config: ViTConfig) -> dict[str, Any]:
 
 
 def get_dinov2_mlp_ratio(config: ViTConfig) -> int:
-    """Return DINOv2's integer MLP ratio (the gated MLP uses two thirds, rounded up to a multiple of 8); 0 if there is
-    none."""
+    """Return the integer `mlp_ratio` of DINOv2's config.json; 0 if no integer gives the MLP width of the model. The
+    gated MLP has two thirds of that width, rounded up to a multiple of 8."""
     for ratio in range(1, 17):
         hidden = config.width * ratio
         if config.mlp.hidden == ((int(hidden * 2 / 3) + 7) // 8 * 8 if config.mlp.kind == "swiglu" else hidden):
@@ -147,7 +150,7 @@ def get_dinov2_mlp_ratio(config: ViTConfig) -> int:
 
 
 def to_hf_common_json(config: ViTConfig) -> dict[str, Any]:
-    """Build the common fields of the config.json of ViTs."""
+    """Build the fields that the config.json of every ViT in transformers has."""
     image, patch = config.image[-2:], config.patch[-2:]
     return {
         "hidden_size": config.width,
@@ -163,8 +166,8 @@ def to_hf_common_json(config: ViTConfig) -> dict[str, Any]:
 
 
 def has_vit_tensor_names(config: Any) -> bool:
-    """Return whether the model is a ViT, or a ViViT with joint attention, with learned positions, any pooling, and no
-    other option that changes the names."""
+    """Return whether a model has only tensors that transformers' ViT or ViViT names. It is a ViT, or a ViViT with joint
+    attention, with learned positions, any pooling, and no other option that changes the names."""
     return (
         isinstance(config, ViTConfig)
         and (
@@ -182,7 +185,7 @@ def has_vit_tensor_names(config: Any) -> bool:
 
 
 def is_class_token_vit(config: Any) -> bool:
-    """Return whether the model pools a class token that has a learned position."""
+    """Return whether a model with transformers' tensor names pools a class token that has a learned position."""
     return (
         has_vit_tensor_names(config)
         and config.class_token
@@ -192,13 +195,13 @@ def is_class_token_vit(config: Any) -> bool:
 
 
 def is_ijepa(config: Any) -> bool:
-    """Return whether the model pools the mean of its patches, has no other token, and uses squares: I-JEPA in
-    transformers (arXiv:2301.08243)."""
+    """Return whether the model is an I-JEPA as in transformers (arXiv:2301.08243): it pools the mean of its patches,
+    has no prefix token, and uses square images and patches."""
     return has_vit_tensor_names(config) and has_square_patches(config) and not config.prefix and config.pool == "mean"
 
 
 def has_square_patches(config: Any) -> bool:
-    """Return whether images and patches are squares; the code of other projects stores one length only."""
+    """Return whether images and patches are square; configs of other projects store only one length."""
     return len(config.image) == 2 and len(set(config.image)) == len(set(config.patch)) == 1
 
 
@@ -273,7 +276,7 @@ CLIP = WeightsFormat(
         *build_block_rules(
             CLIP_LAYER,
             ("layer_norm1", "layer_norm2"),
-            " ".join(f"self_attn.{part}_proj" for part in "qkv"),
+            " ".join(f"self_attn.{letter}_proj" for letter in "qkv"),
             "self_attn.out_proj",
             ("mlp.fc1", "mlp.fc2"),
         ),
@@ -313,7 +316,7 @@ def is_clip_encoder(config: ModelConfig) -> bool:
 
 
 def infer_hf_clip_config(shapes: Shapes, settings: dict[str, Any]) -> ViTConfig:
-    """Infer the config of CLIP's image encoder."""
+    """Infer the config of CLIP's image encoder from the shapes of transformers' files."""
     width, channels, *patch = shapes["embeddings.patch_embedding.weight"]
     fields = {
         "channels": channels,
@@ -381,7 +384,7 @@ BIT = WeightsFormat(
 
 
 def infer_hf_bit_config(shapes: Shapes, settings: dict[str, Any]) -> BiTConfig:
-    """Infer the config of a BiT."""
+    """Infer the config of a BiT from the shapes of transformers' files."""
     blocks, classes = (
         count_timm_units(shapes, "encoder.stages.", ".layers."),
         shapes.get("classifier.1.weight", (0,))[0],

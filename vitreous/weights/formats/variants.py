@@ -1,4 +1,4 @@
-"""Tensors that a file may lack: only those that some published family lacks too. Files without other tensors are
+"""Tensors that some published models lack: a file may lack them if it matches such a model; otherwise it is
 rejected."""
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from vitreous.models.config import TRANSFORMER_FIELDS, ModelConfig, ViTConfig
 from vitreous.weights.formats.measure import find_published_heads
 
-#: path of a field of `ViTConfig` -> its value without the tensors, its value with them
+#: dotted path of a `ViTConfig` field -> its value without the field's tensors, and with them
 OPTIONAL_TENSOR_FIELDS = {
     "norm.final": ("none", "tokens"),
     "attention.qkv_bias": (False, True),
@@ -21,8 +21,8 @@ OPTIONAL_TENSOR_FIELDS["positions.kind"] = ("sincos-big-vision", "learned")
 
 
 class PublishedVariant(NamedTuple):
-    """Tensors that a published family lacks: the corresponding config field, a predicate of the models, and a note for
-    users."""
+    """A config field whose tensors some published models lack, a predicate that selects these models by their config
+    fields, and a note for users."""
 
     field: str
     applies_to: Callable[[dict[str, Any]], bool]
@@ -30,8 +30,8 @@ class PublishedVariant(NamedTuple):
 
 
 def is_miil(fields: dict[str, Any]) -> bool:
-    """Return whether the fields match timm's vit_base_patch16_224_miil, the only ViT with a class token and no such
-    bias."""
+    """Return whether the fields match timm's vit_base_patch16_224_miil, the only ViT with a class token and no bias on
+    queries, keys and values."""
     has_plain_fields = (
         fields["class_token"]
         and fields["norm.layer_scale"] is None
@@ -82,10 +82,8 @@ VARIANTS_BY_FORMAT = {"timm": TIMM_VARIANTS, "big-vision-npz": BIG_VISION_VARIAN
 def require_unpublished_tensors(
     fields: dict[str, Any], variants: tuple[PublishedVariant, ...] = TIMM_VARIANTS
 ) -> dict[str, Any]:
-    """Return the fields, with `OPTIONAL_TENSOR_FIELDS` set to "present" unless a published family lacks the tensors.
-
-    These tensors are then expected, and listed as missing.
-    """
+    """Return the fields with `OPTIONAL_TENSOR_FIELDS` set to "with tensors", except where a published model lacks them.
+    Files without these tensors are then rejected, and the tensors are listed as missing."""
     completed = dict(fields)
     for name, (missing, present) in OPTIONAL_TENSOR_FIELDS.items():
         if (
@@ -100,10 +98,8 @@ def require_unpublished_tensors(
 def describe_inferred_fields(
     config: ModelConfig, known_fields: Container[str], variants: tuple[PublishedVariant, ...] = ()
 ) -> list[str]:
-    """Describe inferred settings: tensors that a published family lacks too, and an assumed number of heads.
-
-    `known_fields`: fields of the config that are set elsewhere, so that nothing was inferred.
-    """
+    """Describe settings that were inferred from missing tensors, and an assumed number of heads. `known_fields`: config
+    fields that are set elsewhere, so that nothing was inferred."""
     if not isinstance(config, ViTConfig):
         return []
     notes: dict[str, str] = {}
@@ -126,7 +122,7 @@ def describe_inferred_fields(
 
 
 def describe_heads_mismatch(config: ModelConfig) -> list[str]:
-    """Describe a configured number of heads that differs from published models of this width."""
+    """Describe a number of heads in config.json that differs from published models of this width; [] if it does not."""
     if not isinstance(config, ViTConfig):
         return []
     published_heads = find_published_heads(config.width, config.depth, config.mlp.hidden) or config.width // 64

@@ -10,6 +10,8 @@ Both encoders have no prefix token, fixed positions that are not stored, and att
 | transformers' VideoMAEModel of a fine-tuned one | none | an encoder |
 
 transformers' `fc_norm` always has an epsilon of 1e-5, regardless of config.json.
+
+"Our" names and tensors are those of this package's models, "their" names and tensors those of the files.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from vitreous.weights.table import (
 
 HF_VIDEOMAE_TITLE = "transformers' VideoMAE"
 DEFAULT_FRAMES = 16  # default frames of a clip
-QKV_NAME = "encoder.blocks.{i}.attention.part.qkv"
+QKV_NAME = "encoder.blocks.{i}.attention.part.qkv"  # our name
 LAYER = "encoder.layer.{i}"
 VIDEOMAE_RULES = (
     parse_rename_rule("projection.weight", "patch_embed.proj.weight", CONVOLUTION),
@@ -70,8 +72,8 @@ HF_VIDEOMAE_RULES = (
 def infer_videomae_config(
     shapes: Shapes, settings: dict[str, Any], names: dict[str, str], fields: dict[str, Any]
 ) -> ViTConfig:
-    """Infer the config of a VideoMAE whose tensors have these names. Raises ValueError for a head combined with a norm
-    of each token, because such a head uses the first patch."""
+    """Infer the config of a VideoMAE; `names` are the tensor names that differ between formats. Raises ValueError for a
+    head combined with a norm of each token, because such a head uses the first patch."""
     width, channels, *patch = shapes[names["projection"]]
     image = infer_clip_size(settings, DEFAULT_FRAMES)
     pooled, normed = "fc_norm.weight" in shapes, names["norm"] in shapes
@@ -95,7 +97,7 @@ def infer_videomae_config(
 
 
 def infer_official_videomae_config(shapes: Shapes, settings: dict[str, Any]) -> ViTConfig:
-    """Infer the config of the original VideoMAE."""
+    """Infer the config of a VideoMAE in its authors' format."""
     names = {"projection": "patch_embed.proj.weight", "hidden": "blocks.0.mlp.fc1.weight", "norm": "norm.weight"}
     return infer_videomae_config(
         shapes, settings, names | {"head": "head.weight", "depth": "blocks.{i}.norm1.weight"}, {}
@@ -103,7 +105,7 @@ def infer_official_videomae_config(shapes: Shapes, settings: dict[str, Any]) -> 
 
 
 def infer_hf_videomae_config(shapes: Shapes, settings: dict[str, Any]) -> ViTConfig:
-    """Infer the config of transformers' VideoMAE."""
+    """Infer the config of a VideoMAE in transformers' format."""
     names = {
         "projection": "embeddings.patch_embeddings.projection.weight",
         "hidden": "encoder.layer.0.intermediate.dense.weight",
@@ -130,7 +132,8 @@ def to_hf_videomae_json(config: ViTConfig) -> dict[str, Any]:
 
 
 def is_videomae_encoder(config: Any) -> bool:
-    """Return whether the model is VideoMAE's encoder, with a head on the normed mean or without a head."""
+    """Return whether the model is VideoMAE's encoder, with a head on the normed mean of the tokens or without a
+    head."""
     return (
         isinstance(config, VideoConfig)
         and config.arrangement == "joint"
@@ -156,7 +159,7 @@ VIDEOMAE = WeightsFormat(
     configure=infer_official_videomae_config,
     scope=("encoder.",),
     strip=("backbone.",),
-    excluded_names=("cls_token", "pos_embed"),  # a BEiT
+    excluded_names=("cls_token", "pos_embed"),  # tensors of a BEiT
     holds=lambda c: is_videomae_encoder(c) and c.norm.final != "none",
     prefix=lambda c: "encoder." if c.norm.final == "tokens" else "",
 )

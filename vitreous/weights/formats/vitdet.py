@@ -1,5 +1,8 @@
 """ViTDet's backbone in detectron2's format (arXiv:2203.16527): `backbone.net.*` of a file that may contain a
-detector."""
+detector.
+
+"Our" names and tensors are those of this package's models, "their" names and tensors those of the files.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,7 @@ def _export_positions(ours: list[Tensor], config: ViTConfig) -> list[Tensor]:
     return [torch.cat([positions.new_zeros(1, config.width), positions])[None]]
 
 
-#: (1, 1 + N, D), whose first row, of the class token, is unused, and (*grid, D)
+#: (1, 1 + N, D), whose first row, of the class token, is unused <-> (*grid, D)
 WITH_CLASS_ROW = TensorTransform(_import_positions, _export_positions)
 
 BLOCK_NAME = "encoder.blocks.{i}"
@@ -58,11 +61,11 @@ VITDET_RULES = (
 
 
 def infer_vitdet_config(shapes: Shapes, settings: dict[str, Any]) -> ViTConfig:
-    """Infer the config of a backbone. Blocks with the longest tables attend over the full grid, which gives the image
-    size.
+    """Infer the config of a ViTDet backbone from the shapes. Blocks with the longest tables of relative positions
+    attend over the full grid, which determines the image size.
 
-    If all tables have the same length, blocks use windows, unless an `image` in the settings is one window. Raises
-    ValueError for tables of more than two lengths.
+    If all tables have the same length, blocks use windows, unless the `image` in the settings has the size of one
+    window. Raises ValueError for tables of more than two lengths.
     """
     width, channels, *patch_size = shapes["patch_embed.proj.weight"]
     patch, depth = tuple(patch_size), count_blocks(shapes, "blocks.{i}.attn.qkv.weight")
@@ -89,7 +92,7 @@ def infer_vitdet_config(shapes: Shapes, settings: dict[str, Any]) -> ViTConfig:
 
 
 def is_vitdet_backbone(config: ModelConfig) -> bool:
-    """Return whether the model is a backbone of ViTDet."""
+    """Return whether the model is a ViTDet backbone."""
     return (
         isinstance(config, ViTConfig)
         and has_square_patches(config)

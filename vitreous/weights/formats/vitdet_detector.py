@@ -11,6 +11,8 @@ K classes, H channels of the box head. Differences in layout:
 Anchors are not stored: sides of 8 strides, height / width 1/2, 1, 2 in this order, corners not rounded. Files of
 the federated loss have K sampling weights of classes: they indicate sigmoid scores, are not kept, and
 are written as ones.
+
+"Our" names and tensors are those of this package's models, "their" names and tensors those of the files.
 """
 
 from __future__ import annotations
@@ -47,9 +49,9 @@ BOX_DELTAS = "regions.box.predictor.bbox_pred"
 PIXEL_STATISTICS_NAMES = ("pixel_mean", "pixel_std")  # in files of early versions; values in 0 .. 255
 ANCHOR_STRIDES = 8.0  # strides along the side of an anchor
 DETECTOR_SIZES = HEAD_SIZES["vitdet"]
-#: prediction settings that no tensor determines: those of COCO's configs, without a note in the file
+#: prediction settings that no tensor determines; unless the file's metadata set them, those of COCO's configs
 POSTPROCESS_FIELDS = ("proposals", "detections", "nms", "threshold", "scores")
-#: those of LVIS's configs, whose files have the class sampling weights of the federated loss
+#: prediction settings of LVIS's configs, whose files have the class sampling weights of the federated loss
 LVIS_POSTPROCESS: dict[str, Any] = {"detections": 300, "threshold": 0.02, "scores": "sigmoid"}
 FEDERATED_LOSS_WEIGHTS = f"{BOX_PREDICTOR_PREFIX}.fed_loss_cls_weights"
 #: level of the pyramid -> index of its 1 x 1 convolution in the layers of `simfp_N`
@@ -57,9 +59,10 @@ LATERAL_CONV_INDEX = (4, 1, 0, 1)
 
 
 def _prefix_backbone_rule(rule: RenameRule) -> RenameRule:
-    """Convert a row of the backbone to a row of a detector."""
+    """Convert a rule of the backbone format to one for the backbone in a detector."""
 
     def prefix_foreign_names(config: DetectorConfig) -> tuple[str, ...]:
+        """Return the backbone's names in a file of a detector."""
         names = rule.theirs(config.backbone) if callable(rule.theirs) else rule.theirs
         return tuple(BACKBONE_PREFIX + name for name in names)
 
@@ -71,12 +74,12 @@ def _prefix_backbone_rule(rule: RenameRule) -> RenameRule:
 
 
 def _build_level_rule(ours: str, level: int, suffix: str) -> RenameRule:
-    """Build a row of a pyramid level, which is named by the logarithm of its stride."""
+    """Build the rule of a pyramid level, which detectron2 names by the logarithm of its stride."""
     return RenameRule((ours,), lambda c: (f"backbone.simfp_{c.strides[level].bit_length() - 1}.{suffix}",))
 
 
 def _build_pyramid_rules() -> list[RenameRule]:
-    """Build the rows of the pyramid."""
+    """Build the rules of the feature pyramid."""
     rules = [
         _build_level_rule("pyramid.upsample4.1.norm.{x}", 0, "1.{x}"),
         _build_level_rule("pyramid.upsample4.{i}.{x}", 0, "{i}.{x}"),
@@ -90,16 +93,18 @@ def _build_pyramid_rules() -> list[RenameRule]:
 
 
 def _make_background_roll(shift: int) -> Any:
-    """Move the background row of (K + 1, ...) from one end to the other."""
+    """Return a transform function that moves the background row of (K + 1, ...) from one end to the other."""
     return lambda tensors, c: [tensors[0].roll(shift, 0)]
 
 
 def _import_box_deltas(theirs: list[Tensor], config: DetectorConfig) -> list[Tensor]:
+    """Add zeros for the background to detectron2's box corrections: (4 K, ...) -> (4 (1 + K), ...)."""
     deltas = theirs[0]
     return [deltas] if config.agnostic else [torch.cat([deltas.new_zeros(4, *deltas.shape[1:]), deltas])]
 
 
 def _export_box_deltas(ours: list[Tensor], config: DetectorConfig) -> list[Tensor]:
+    """Remove the background from our box corrections: (4 (1 + K), ...) -> (4 K, ...)."""
     return [ours[0] if config.agnostic else ours[0][4:]]
 
 
@@ -132,17 +137,17 @@ DETECTOR_RULES = (
 
 
 def infer_detector_config(shapes: Shapes, settings: dict[str, Any]) -> DetectorConfig:
-    """Infer the config of a detector; `settings` may contain `agnostic`, which one class leaves undetermined,
-    prediction settings from a note of this project, and the `facts` of the format. Raises ValueError for unsupported
-    pixel statistics, and the errors of `infer_vitdet_config`."""
+    """Infer the config of a detector from the shapes. `settings` may contain `agnostic` (one box for all classes),
+    which shapes do not determine for a single class, prediction settings from the file's metadata, and the tensors in
+    `facts`. Raises ValueError for unsupported pixel statistics, and as `infer_vitdet_config` does."""
     check_pixel_statistics(settings.get("facts", {}))
     backbone_shapes = {
         name.removeprefix(BACKBONE_PREFIX): shape for name, shape in shapes.items() if name.startswith(BACKBONE_PREFIX)
     }
     backbone = infer_vitdet_config(backbone_shapes, settings)
-    classes, hidden = shapes[LOGITS][0] - 1, shapes[LOGITS][1]
-    one_box = shapes[f"{BOX_PREDICTOR_PREFIX}.bbox_pred.weight"][0] == 4
-    agnostic = one_box and (classes > 1 or bool(settings.get("agnostic")))
+    classes, head_width = shapes[LOGITS][0] - 1, shapes[LOGITS][1]
+    has_single_box = shapes[f"{BOX_PREDICTOR_PREFIX}.bbox_pred.weight"][0] == 4
+    agnostic = has_single_box and (classes > 1 or bool(settings.get("agnostic")))
     postprocess = (LVIS_POSTPROCESS if FEDERATED_LOSS_WEIGHTS in shapes else {}) | {
         name: settings[name] for name in POSTPROCESS_FIELDS if name in settings
     }
@@ -152,7 +157,7 @@ def infer_detector_config(shapes: Shapes, settings: dict[str, Any]) -> DetectorC
         masks=any(name.startswith(f"{MASK_HEAD_PREFIX}.") for name in shapes),
         heads="vitdet",
         width=shapes[OBJECTNESS][1],
-        hidden=hidden,
+        hidden=head_width,
         finest=max(1, backbone.patch[0] // 4),
         anchor=ANCHOR_STRIDES,
         round_anchors=bool(settings.get("round_anchors", False)),
@@ -161,11 +166,15 @@ def infer_detector_config(shapes: Shapes, settings: dict[str, Any]) -> DetectorC
     return replace(config, **postprocess)
 
 
-def check_pixel_statistics(facts: Tensors) -> None:
-    """Raise ValueError if mean and standard deviation of a file's pixels, (C, 1, 1) each, are not ImageNet's for
+def check_pixel_statistics(pixel_statistics: Tensors) -> None:
+    """Raise ValueError if mean and standard deviation of the pixels in a file, (C, 1, 1) each, are not ImageNet's for
     RGB."""
     for name, values in zip(PIXEL_STATISTICS_NAMES, IMAGENET_MOMENTS, strict=True):
-        actual = [round(pixel_value, 3) for pixel_value in facts[name].flatten().tolist()] if name in facts else None
+        actual = (
+            [round(pixel_value, 3) for pixel_value in pixel_statistics[name].flatten().tolist()]
+            if name in pixel_statistics
+            else None
+        )
         imagenet_values = [round(255 * value, 3) for value in values]
         if actual is None or actual == imagenet_values:
             continue
@@ -177,7 +186,7 @@ def check_pixel_statistics(facts: Tensors) -> None:
 
 
 def is_vitdet_detector(config: ModelConfig) -> bool:
-    """Return whether the model is a detector of ViTDet with the full pyramid."""
+    """Return whether the model is a ViTDet detector with all pyramid levels."""
     return (
         isinstance(config, DetectorConfig)
         and config.heads == "vitdet"
@@ -188,12 +197,12 @@ def is_vitdet_detector(config: ModelConfig) -> bool:
 
 
 def zero_background_deltas(state: Tensors) -> Tensors:
-    """Return the state of a detector with zeros for the background corrections, the first four rows of (4 (1 + K),
-    ...), which are unused and which detectron2 lacks."""
+    """Return a detector's state with zeros in the background rows of the box corrections, the first four of (4 (1 + K),
+    ...). They are unused, and detectron2 does not have them."""
     changed = dict(state)
-    for end in ("weight", "bias"):
-        if (deltas := changed.get(f"{BOX_DELTAS}.{end}")) is not None and len(deltas) > 4:
-            changed[f"{BOX_DELTAS}.{end}"] = torch.cat([torch.zeros_like(deltas[:4]), deltas[4:]])
+    for suffix in ("weight", "bias"):
+        if (deltas := changed.get(f"{BOX_DELTAS}.{suffix}")) is not None and len(deltas) > 4:
+            changed[f"{BOX_DELTAS}.{suffix}"] = torch.cat([torch.zeros_like(deltas[:4]), deltas[4:]])
     return changed
 
 
@@ -210,6 +219,6 @@ DETECTOR = WeightsFormat(
     buffers=lambda c: {FEDERATED_LOSS_WEIGHTS: torch.ones(c.classes)} if c.scores == "sigmoid" else {},
     excluded_names=(f"{BOX_PREDICTOR_PREFIX}.0.cls_score.weight",),
 )
-# one without its logits is a damaged detector, no backbone; those of a cascade have several predictors, and are read as
-# backbones
+# The second format matches a detector without class logits, which is rejected as damaged and not read as a backbone.
+# Cascade detectors, which have several predictors, are read as backbones.
 FORMATS = [DETECTOR, replace(DETECTOR, signature=(*DETECTOR.signature[:2], OBJECTNESS))]

@@ -1,1 +1,1 @@
-"""Benchmark steps of other libraries. None is a dependency: each is imported lazily if it is installed."""
+"""Benchmark steps of other libraries. No library is a dependency: each one is imported when its step is built."""

@@ -1,8 +1,8 @@
 """Loaders of other libraries, from files, archives and memory to training batches: random resized crop, flip,
 normalise.
 
-`best` are expert settings: as many workers as cores, 8-bit pixels until they are
-normalised, the fastest decoder that it takes.
+With `best`, a loader has expert settings: one worker per core, uint8 pixels until they are normalised, and the fastest
+decoder that the library supports.
 """
 # pyright: reportMissingImports=false
 
@@ -29,7 +29,7 @@ IMAGENET_MEAN, IMAGENET_STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 
 
 class LinkedClassFolders:
-    """A temporary class-folder dataset of links to the photographs of a race, removed with this object."""
+    """A temporary class-folder dataset of symbolic links to the photographs in a folder, removed with this object."""
 
     def __init__(self, images: str) -> None:
         self.folder = tempfile.TemporaryDirectory()
@@ -41,12 +41,12 @@ class LinkedClassFolders:
 
     @property
     def train(self) -> str:
-        """Return the folder with the class folders."""
+        """Return the folder that contains the class folders."""
         return str(Path(self.folder.name) / "train")
 
 
 class RepeatedDataset(Dataset):
-    """A repeated dataset, so that an epoch of a few photographs is longer than the race."""
+    """A dataset repeated `times` times, so that an epoch of a few photographs does not end within the race."""
 
     def __init__(self, dataset: Any, times: int = 10_000) -> None:
         self.dataset, self.num_repeats = dataset, times
@@ -65,17 +65,20 @@ class RepeatedDataset(Dataset):
 
 
 def make_loader_step(batches: Iterable[Any], keep: Any = None) -> BenchmarkStep:
-    """Return turns of a batch each, images first; `keep` lives as long."""
+    """Return a step that takes the next batch and returns its number of images. The images are the batch's first
+    element. `keep` is an object that must live as long as the step."""
     stream = iter(batches)
 
-    def run_step(batches: Any = keep) -> float:
+    def run_step(keep_alive: Any = keep) -> float:
+        """Take the next batch; return its number of images."""
         return len(next(stream)[0])
 
     return run_step
 
 
 def make_worker_options(best: bool) -> dict[str, Any]:
-    """Return options of a DataLoader: none, or a forked worker for each core (a race's processes would spawn them)."""
+    """Return DataLoader options: none by default, with `best` one worker per core. Workers are forked; by default, the
+    processes of a race would spawn them."""
     return (
         {"num_workers": default_worker_count(), "prefetch_factor": 4, "multiprocessing_context": "fork"} if best else {}
     )
@@ -89,54 +92,59 @@ def decode_with_torchvision(content: bytes) -> Tensor:
 
 
 def read_with_torchvision(path: str) -> Tensor:
-    """Decode a file to (3, H, W) uint8."""
+    """Decode a JPEG file to (3, H, W) uint8 with torchvision."""
     with open(path, "rb") as file:
         return decode_with_torchvision(file.read())
 
 
-def build_train_transform(work: Workload, best: bool) -> Callable[[Any], Tensor]:
-    """Return torchvision's transform to (3, size, size) float32: on Pillow images, or v2 on uint8."""
+def build_train_transform(workload: Workload, best: bool) -> Callable[[Any], Tensor]:
+    """Return torchvision's training transform to (3, size, size) float32. Its input is a Pillow image or, with `best`,
+    a (3, H, W) uint8 tensor."""
     from torchvision.transforms import v2
 
     cubic = v2.InterpolationMode.BICUBIC
-    crop = v2.RandomResizedCrop(work.image_size, interpolation=cubic, antialias=True)
+    crop = v2.RandomResizedCrop(workload.image_size, interpolation=cubic, antialias=True)
     steps: list[Any] = [crop, v2.RandomHorizontalFlip()] + [v2.ToImage()] * (not best)
     return v2.Compose([*steps, v2.ToDtype(torch.float32, scale=True), v2.Normalize(IMAGENET_MEAN, IMAGENET_STD)])
 
 
-def build_torchvision_loader(work: Workload, best: bool = False) -> BenchmarkStep:
-    """Build a loader with torchvision's ImageFolder and a DataLoader, with default or (`best`) expert settings."""
+def build_torchvision_loader(workload: Workload, best: bool = False) -> BenchmarkStep:
+    """Build a loading step with torchvision's ImageFolder and a DataLoader, with default or `best` settings."""
     from torchvision.datasets import ImageFolder
 
-    folder = LinkedClassFolders(work.images or ".")
+    folder = LinkedClassFolders(workload.images or ".")
     folder_options: dict[str, Any] = {"loader": read_with_torchvision} if best else {}
-    dataset = ImageFolder(folder.train, build_train_transform(work, best), **folder_options)
+    dataset = ImageFolder(folder.train, build_train_transform(workload, best), **folder_options)
     sampler = RandomSampler(dataset, replacement=True, num_samples=ENDLESS_SAMPLES)
-    return make_loader_step(DataLoader(dataset, work.batch_size, sampler=sampler, **make_worker_options(best)), folder)
-
-
-def build_timm_loader(work: Workload, best: bool = False) -> BenchmarkStep:
-    """Build a loader with timm's create_dataset and create_loader; the default is one worker."""
-    from timm.data.dataset_factory import create_dataset
-    from timm.data.loader import create_loader
-
-    folder = LinkedClassFolders(work.images or ".")
-    dataset: Any = RepeatedDataset(create_dataset("", root=folder.train))
-    worker_options: dict[str, Any] = {"num_workers": default_worker_count()} if best else {}
-    size = (3, work.image_size, work.image_size)
-    options: dict[str, Any] = {"is_training": True, "color_jitter": 0.0, "interpolation": "bicubic"}
     return make_loader_step(
-        create_loader(dataset, size, work.batch_size, device=torch.device("cpu"), **options, **worker_options), folder
+        DataLoader(dataset, workload.batch_size, sampler=sampler, **make_worker_options(best)), folder
     )
 
 
-def build_webdataset_loader(work: Workload, best: bool = False) -> BenchmarkStep:
-    """Build a WebDataset loader with two tar files of the same images; shards and samples are shuffled."""
+def build_timm_loader(workload: Workload, best: bool = False) -> BenchmarkStep:
+    """Build a loading step with timm's create_dataset and create_loader: one worker by default, with `best` one per
+    core."""
+    from timm.data.dataset_factory import create_dataset
+    from timm.data.loader import create_loader
+
+    folder = LinkedClassFolders(workload.images or ".")
+    dataset: Any = RepeatedDataset(create_dataset("", root=folder.train))
+    worker_options: dict[str, Any] = {"num_workers": default_worker_count()} if best else {}
+    size = (3, workload.image_size, workload.image_size)
+    options: dict[str, Any] = {"is_training": True, "color_jitter": 0.0, "interpolation": "bicubic"}
+    return make_loader_step(
+        create_loader(dataset, size, workload.batch_size, device=torch.device("cpu"), **options, **worker_options),
+        folder,
+    )
+
+
+def build_webdataset_loader(workload: Workload, best: bool = False) -> BenchmarkStep:
+    """Build a loading step with WebDataset from two tar files of the photographs, with shuffled shards and samples."""
     from webdataset.compat import WebDataset, WebLoader
 
     scratch = tempfile.TemporaryDirectory()
     shards = [str(Path(scratch.name) / f"{shard_index}.tar") for shard_index in range(2)]
-    files = list_images(Path(work.images or "."))
+    files = list_images(Path(workload.images or "."))
     for shard_index, shard in enumerate(shards):
         with tarfile.open(shard, "w") as tar:
             for index, file in enumerate(files):
@@ -147,52 +155,53 @@ def build_webdataset_loader(work: Workload, best: bool = False) -> BenchmarkStep
                     tar.addfile(label, io.BytesIO(str(index % NUM_FOLDER_CLASSES).encode()))
     stream = WebDataset(shards, resampled=True, shardshuffle=False).shuffle(1000)
     stream = stream if best else stream.decode("pil")
-    transform = build_train_transform(work, best)
+    transform = build_train_transform(workload, best)
     stream = stream.to_tuple("jpg", "cls").map_tuple(
         (lambda raw: transform(decode_with_torchvision(raw))) if best else transform, lambda label: int(label)
     )
-    loader = WebLoader(stream.batched(work.batch_size), batch_size=None, **make_worker_options(best))
+    loader = WebLoader(stream.batched(workload.batch_size), batch_size=None, **make_worker_options(best))
     return make_loader_step(loader, scratch)
 
 
-def build_datasets_loader(work: Workload, best: bool = False) -> BenchmarkStep:
-    """Build a loader with Hugging Face datasets: imagefolder and with_transform."""
+def build_datasets_loader(workload: Workload, best: bool = False) -> BenchmarkStep:
+    """Build a loading step with Hugging Face datasets, from an imagefolder dataset with `with_transform`."""
     from datasets import Image, disable_progress_bars, load_dataset
 
     disable_progress_bars()
-    folder, cache = LinkedClassFolders(work.images or "."), tempfile.TemporaryDirectory()
+    folder, cache = LinkedClassFolders(workload.images or "."), tempfile.TemporaryDirectory()
     dataset: Any = load_dataset("imagefolder", data_dir=folder.folder.name, split="train", cache_dir=cache.name)
-    transform = build_train_transform(work, best)
+    transform = build_train_transform(workload, best)
     if best:
         dataset = dataset.cast_column("image", Image(decode=False))
 
-    def transform_rows(examples: dict[str, list[Any]]) -> dict[str, list[Any]]:
+    def transform_examples(examples: dict[str, list[Any]]) -> dict[str, list[Any]]:
+        """Transform a batch of Hugging Face examples, decoding files with torchvision if `best` is set."""
         images = [
             transform(read_with_torchvision(image["path"]) if best else image.convert("RGB"))
             for image in examples["image"]
         ]
         return {"image": images, "label": examples["label"]}
 
-    dataset = dataset.with_transform(transform_rows)
+    dataset = dataset.with_transform(transform_examples)
     sampler = RandomSampler(dataset, replacement=True, num_samples=ENDLESS_SAMPLES)
-    loader = DataLoader(dataset, work.batch_size, sampler=sampler, **make_worker_options(best))
+    loader = DataLoader(dataset, workload.batch_size, sampler=sampler, **make_worker_options(best))
     return make_loader_step(((batch["image"],) for batch in loader), (folder, cache))
 
 
-def build_cifar_loader(work: Workload, best: bool = False) -> BenchmarkStep:
-    """Build a loader with torchvision's CIFAR10 on random images: pad by 4, crop, flip, normalise."""
+def build_cifar_loader(workload: Workload, best: bool = False) -> BenchmarkStep:
+    """Build a loading step with torchvision's CIFAR10 on random images: pad, crop, flip, normalise."""
     from torchvision.datasets import CIFAR10
     from torchvision.transforms import v2
 
     dataset = CIFAR10.__new__(CIFAR10)
     dataset.data = np.random.default_rng(0).integers(
-        0, 256, (CIFAR_IMAGES, work.image_size, work.image_size, 3), dtype=np.uint8
+        0, 256, (CIFAR_IMAGES, workload.image_size, workload.image_size, 3), dtype=np.uint8
     )
     dataset.targets, dataset.target_transform = [0] * CIFAR_IMAGES, None
-    steps: list[Any] = [v2.RandomCrop(work.image_size, padding=work.image_size // 8), v2.RandomHorizontalFlip()]
+    steps: list[Any] = [v2.RandomCrop(workload.image_size, padding=workload.image_size // 8), v2.RandomHorizontalFlip()]
     steps = [v2.ToImage(), *steps] if best else [*steps, v2.ToImage()]
     dataset.transform = v2.Compose(
         [*steps, v2.ToDtype(torch.float32, scale=True), v2.Normalize(IMAGENET_MEAN, IMAGENET_STD)]
     )
     sampler = RandomSampler(dataset, replacement=True, num_samples=ENDLESS_SAMPLES)
-    return make_loader_step(DataLoader(dataset, work.batch_size, sampler=sampler, **make_worker_options(best)))
+    return make_loader_step(DataLoader(dataset, workload.batch_size, sampler=sampler, **make_worker_options(best)))

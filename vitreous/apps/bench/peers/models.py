@@ -1,4 +1,4 @@
-"""Other libraries' models: inference and training steps."""
+"""Inference and training steps with the models of other libraries."""
 # pyright: reportMissingImports=false
 
 from __future__ import annotations
@@ -20,25 +20,26 @@ from vitreous.system.machine import DTYPES
 NUM_CLASSES = 1000
 
 
-def get_swin_options(work: Workload) -> dict[str, Any]:
-    """Return the shape of a Swin V1 under the names that all three libraries have; nothing for another model."""
-    config: Any = config_from_name(work.model, work.image_size)
+def get_swin_options(workload: Workload) -> dict[str, Any]:
+    """Return the shape of the workload's Swin V1 as keyword arguments that timm, transformers and torchvision share;
+    empty for any other model."""
+    config: Any = config_from_name(workload.model, workload.image_size)
     if config.recipe_family != "swin":
         return {}
     shape = {"patch_size": config.patch_size[0], "embed_dim": config.width, "window_size": config.attention.window}
     return {**shape, "depths": list(config.blocks), "num_heads": list(config.heads)}
 
 
-def build_timm_model(work: Workload) -> nn.Module:
-    """Return timm's ViT or Swin of the same shape."""
+def build_timm_model(workload: Workload) -> nn.Module:
+    """Build timm's ViT or Swin with the shape of the workload's model."""
     from timm.models.swin_transformer import SwinTransformer
     from timm.models.vision_transformer import VisionTransformer
 
-    if swin := get_swin_options(work):
-        return SwinTransformer(work.image_size, num_classes=NUM_CLASSES, drop_path_rate=0.0, **swin)
-    config = vit_config_from_name(work.model, work.image_size)
+    if swin := get_swin_options(workload):
+        return SwinTransformer(workload.image_size, num_classes=NUM_CLASSES, drop_path_rate=0.0, **swin)
+    config = vit_config_from_name(workload.model, workload.image_size)
     return VisionTransformer(
-        work.image_size,
+        workload.image_size,
         config.patch[0],
         num_classes=NUM_CLASSES,
         embed_dim=config.width,
@@ -47,34 +48,34 @@ def build_timm_model(work: Workload) -> nn.Module:
     )
 
 
-def build_transformers_model(work: Workload) -> Any:
-    """Return transformers' ViT or Swin of the same shape."""
+def build_transformers_model(workload: Workload) -> Any:
+    """Build transformers' ViT or Swin with the shape of the workload's model."""
     from transformers import SwinConfig, SwinForImageClassification, ViTConfig, ViTForImageClassification
 
-    if swin := get_swin_options(work):
+    if swin := get_swin_options(workload):
         shape: dict[str, Any] = {
             **swin,
-            "image_size": work.image_size,
+            "image_size": workload.image_size,
             "num_labels": NUM_CLASSES,
             "drop_path_rate": 0.0,
         }
         return SwinForImageClassification(SwinConfig(**shape))
-    config = vit_config_from_name(work.model, work.image_size)
+    config = vit_config_from_name(workload.model, workload.image_size)
     sizes = {"hidden_size": config.width, "num_hidden_layers": config.depth, "num_attention_heads": config.heads}
     shape = {**sizes, "intermediate_size": config.mlp.hidden, "num_labels": NUM_CLASSES}
-    return ViTForImageClassification(ViTConfig(**shape, image_size=work.image_size, patch_size=config.patch[0]))
+    return ViTForImageClassification(ViTConfig(**shape, image_size=workload.image_size, patch_size=config.patch[0]))
 
 
-def build_torchvision_model(work: Workload) -> nn.Module:
-    """Return torchvision's ViT or Swin of the same shape."""
+def build_torchvision_model(workload: Workload) -> nn.Module:
+    """Build torchvision's ViT or Swin with the shape of the workload's model."""
     from torchvision.models import SwinTransformer, VisionTransformer
 
-    if swin := get_swin_options(work):
+    if swin := get_swin_options(workload):
         square_sizes = {name: [swin[name]] * 2 for name in ("patch_size", "window_size")}
         return SwinTransformer(**{**swin, **square_sizes}, stochastic_depth_prob=0.0, num_classes=NUM_CLASSES)
-    config = vit_config_from_name(work.model, work.image_size)
+    config = vit_config_from_name(workload.model, workload.image_size)
     return VisionTransformer(
-        work.image_size,
+        workload.image_size,
         config.patch[0],
         config.depth,
         config.heads,
@@ -91,35 +92,37 @@ MODEL_BUILDERS = {
 }
 
 
-def make_normalised_batch(work: Workload, seed: int = 0) -> Tensor:
-    """Return (B, 3, size, size) normalised images: peers are spared the work on bytes that vitreous does."""
-    size = (work.batch_size, 3, work.image_size, work.image_size)
-    return torch.randn(size, generator=torch.Generator().manual_seed(seed)).to(work.device)
+def make_normalised_batch(workload: Workload, seed: int = 0) -> Tensor:
+    """Return (B, 3, size, size) random normalised images. Steps of other libraries do not include normalising uint8
+    pixels, which steps of vitreous do."""
+    size = (workload.batch_size, 3, workload.image_size, workload.image_size)
+    return torch.randn(size, generator=torch.Generator().manual_seed(seed)).to(workload.device)
 
 
-def build_inference_model(work: Workload, peer: str = "timm") -> nn.Module:
-    """Return a peer's model for inference; its random weights are always the same."""
+def build_inference_model(workload: Workload, peer: str = "timm") -> nn.Module:
+    """Build another library's model for inference, with the same random weights in every call."""
     torch.manual_seed(0)
-    return MODEL_BUILDERS[peer](work).eval().requires_grad_(False)
+    return MODEL_BUILDERS[peer](workload).eval().requires_grad_(False)
 
 
 @torch.inference_mode()
-def compute_fp32_logits(work: Workload, peer: str = "timm") -> np.ndarray:
-    """Return its logits for the batch in float32 by PyTorch, (B, K)."""
-    return extract_logits(build_inference_model(work, peer)(make_normalised_batch(work).cpu()))
+def compute_fp32_logits(workload: Workload, peer: str = "timm") -> np.ndarray:
+    """Compute (B, K) float32 logits of another library's model for the workload's batch, with PyTorch on the CPU."""
+    return extract_logits(build_inference_model(workload, peer)(make_normalised_batch(workload).cpu()))
 
 
 def extract_logits(output: Any) -> np.ndarray:
-    """Return the (B, K) float32 logits of a model's output."""
+    """Return a model's output, a tensor or an object with `logits`, as (B, K) float32 logits."""
     return getattr(output, "logits", output).float().cpu().numpy()
 
 
 def build_peer_inference_step(
-    work: Workload, peer: str, precision: str = "fp32", compiled: bool = False, mode: str | None = None
+    workload: Workload, peer: str, precision: str = "fp32", compiled: bool = False, mode: str | None = None
 ) -> BenchmarkStep:
-    """Build a PyTorch forward pass; `compiled` uses inductor with frozen weights, in a `mode` of torch.compile."""
-    model: Any = build_inference_model(work, peer).to(work.device, DTYPES[precision])
-    images = make_normalised_batch(work).to(DTYPES[precision])
+    """Build a forward pass of another library's model in PyTorch. `compiled` uses inductor with frozen weights; `mode`
+    is that of torch.compile."""
+    model: Any = build_inference_model(workload, peer).to(workload.device, DTYPES[precision])
+    images = make_normalised_batch(workload).to(DTYPES[precision])
     if compiled:
         import torch._inductor.config as inductor
 
@@ -129,24 +132,28 @@ def build_peer_inference_step(
     @torch.inference_mode(not compiled)
     @torch.no_grad()
     def compute_outputs() -> Any:
-        logits = model(images)
-        return logits
+        """Return the model's output for the batch."""
+        return model(images)
 
     def run_step() -> float:
+        """Compute the output for the batch; return the number of images."""
         compute_outputs()
-        return work.batch_size
+        return workload.batch_size
 
-    return LogitsStep(run_step, lambda: extract_logits(compute_outputs()), lambda: compute_fp32_logits(work, peer))
+    return LogitsStep(run_step, lambda: extract_logits(compute_outputs()), lambda: compute_fp32_logits(workload, peer))
 
 
-def build_onnxruntime_step(work: Workload, quantised: bool = False) -> BenchmarkStep:
-    """Build a forward pass of timm's model with onnxruntime in float32, or dynamic int8 as in its documentation."""
+def build_onnxruntime_step(workload: Workload, quantised: bool = False) -> BenchmarkStep:
+    """Build a forward pass of timm's model with onnxruntime, in float32 or, if `quantised`, in dynamic int8 as in
+    onnxruntime's documentation."""
     import onnxruntime as ort
 
-    images = make_normalised_batch(work)
+    images = make_normalised_batch(workload)
     with tempfile.TemporaryDirectory() as scratch:
         file = os.path.join(scratch, "model.onnx")
-        torch.onnx.export(build_inference_model(work), (images,), file, dynamo=True, external_data=False, verbose=False)
+        torch.onnx.export(
+            build_inference_model(workload), (images,), file, dynamo=True, external_data=False, verbose=False
+        )
         if quantised:
             from onnxruntime.quantization import quantize_dynamic
             from onnxruntime.quantization.shape_inference import quant_pre_process
@@ -157,55 +164,64 @@ def build_onnxruntime_step(work: Workload, quantised: bool = False) -> Benchmark
     inputs = {session.get_inputs()[0].name: images.numpy()}
 
     def run_step() -> float:
+        """Compute the logits of the batch; return the number of images."""
         session.run(None, inputs)
-        return work.batch_size
+        return workload.batch_size
 
-    return LogitsStep(run_step, lambda: np.asarray(session.run(None, inputs)[0]), lambda: compute_fp32_logits(work))
+    return LogitsStep(run_step, lambda: np.asarray(session.run(None, inputs)[0]), lambda: compute_fp32_logits(workload))
 
 
-def build_openvino_step(work: Workload, precision: str) -> BenchmarkStep:
-    """Build a forward pass of timm's model with OpenVINO: fp32, bf16, or int8 by nncf, calibrated on other images."""
+def build_openvino_step(workload: Workload, precision: str) -> BenchmarkStep:
+    """Build a forward pass of timm's model with OpenVINO in fp32, bf16 or int8. int8 is quantised by nncf, calibrated
+    on other random images."""
     import openvino as ov
 
     from vitreous.inference.libraries import get_openvino_core
 
-    images = make_normalised_batch(work)
-    graph = ov.convert_model(torch.export.export(build_inference_model(work), (images,)))
+    images = make_normalised_batch(workload)
+    graph = ov.convert_model(torch.export.export(build_inference_model(workload), (images,)))
     if precision == "int8":
         import nncf
 
         examples = nncf.Dataset(
-            [make_normalised_batch(work, 1 + seed).numpy() for seed in range(max(1, 32 // work.batch_size))]
+            [make_normalised_batch(workload, 1 + seed).numpy() for seed in range(max(1, 32 // workload.batch_size))]
         )
         graph = nncf.quantize(graph, examples, model_type=nncf.ModelType.TRANSFORMER)
     hint = {"fp32": "f32", "bf16": "bf16", "int8": "f32"}[precision]
     compiled = get_openvino_core().compile_model(graph, "CPU", {"INFERENCE_PRECISION_HINT": hint})
 
     def run_step() -> float:
+        """Compute the logits of the batch; return the number of images."""
         compiled([images.numpy()])
-        return work.batch_size
+        return workload.batch_size
 
-    return LogitsStep(run_step, lambda: np.asarray(compiled([images.numpy()])[0]), lambda: compute_fp32_logits(work))
+    return LogitsStep(
+        run_step, lambda: np.asarray(compiled([images.numpy()])[0]), lambda: compute_fp32_logits(workload)
+    )
 
 
 def build_timm_train_step(
-    work: Workload, precision: str = "fp32", compiled: bool = False, mode: str | None = None
+    workload: Workload, precision: str = "fp32", compiled: bool = False, mode: str | None = None
 ) -> BenchmarkStep:
-    """Build a training step of timm's model: forward, backward, clipping, AdamW (fused except in the default); `mode`
-    of torch.compile."""
-    model = build_timm_model(work).to(work.device)
-    images, labels = make_normalised_batch(work), torch.randint(0, NUM_CLASSES, (work.batch_size,), device=work.device)
+    """Build a training step of timm's model: forward, backward, clipping, AdamW (fused for bf16). `mode` is that of
+    torch.compile."""
+    model = build_timm_model(workload).to(workload.device)
+    images, labels = (
+        make_normalised_batch(workload),
+        torch.randint(0, NUM_CLASSES, (workload.batch_size,), device=workload.device),
+    )
     use_bf16 = precision == "bf16"
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.05, fused=True if use_bf16 else None)
     forward = torch.compile(model, mode=mode) if compiled else model
 
     def run_step() -> float:
-        with torch.autocast(work.device.split(":")[0], torch.bfloat16) if use_bf16 else nullcontext():
+        """Run one training step; return the number of images."""
+        with torch.autocast(workload.device.split(":")[0], torch.bfloat16) if use_bf16 else nullcontext():
             loss = F.cross_entropy(forward(images).float(), labels)
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        return work.batch_size
+        return workload.batch_size
 
     return run_step

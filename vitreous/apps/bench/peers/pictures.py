@@ -1,4 +1,4 @@
-"""Predictions of other libraries for image files."""
+"""Prediction steps of other libraries, from image files to classes and probabilities."""
 # pyright: reportMissingImports=false
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from vitreous.system.machine import has_bf16
 
 
 class ImageFileDataset(torch.utils.data.Dataset):
-    """A dataset of files with a transform."""
+    """A dataset of image files with a transform."""
 
     def __init__(self, files: list[Path], transform: Any) -> None:
         self.files, self.transform = files, transform
@@ -31,24 +31,25 @@ class ImageFileDataset(torch.utils.data.Dataset):
             return self.transform(image.convert("RGB"))
 
 
-def build_timm_predict_step(work: Workload, best: bool = False, compiled: bool = False) -> BenchmarkStep:
-    """Build a prediction step, files to the top 5 classes, with timm's model and transform and a DataLoader, as in its
-    `inference.py`.
+def build_timm_predict_step(workload: Workload, best: bool = False, compiled: bool = False) -> BenchmarkStep:
+    """Build a prediction step, image files to the top 5 classes, with timm's model, its transform and a DataLoader, as
+    in timm's `inference.py`.
 
-    Batches of 16 and two workers; or, `best`, batches of 32, a worker a core, and bfloat16 where the machine has it.
+    By default it uses batches of 16 and two workers. With `best`, it uses batches of 32, one worker per core, and
+    bfloat16 if the device supports it.
     """
     from timm.data.transforms_factory import create_transform
 
-    dtype = torch.bfloat16 if best and has_bf16(work.device) else torch.float32
-    model: Any = build_timm_model(work).eval().requires_grad_(False).to(work.device, dtype)
+    dtype = torch.bfloat16 if best and has_bf16(workload.device) else torch.float32
+    model: Any = build_timm_model(workload).eval().requires_grad_(False).to(workload.device, dtype)
     if compiled:
         import torch._inductor.config as inductor
 
         inductor.freezing = True
         model = torch.compile(model, dynamic=True)
-    files = list_images(Path(work.images or "."))
+    files = list_images(Path(workload.images or "."))
     dataset = ImageFileDataset(
-        files, create_transform((3, work.image_size, work.image_size), interpolation="bicubic", crop_pct=0.9)
+        files, create_transform((3, workload.image_size, workload.image_size), interpolation="bicubic", crop_pct=0.9)
     )
     workers = default_worker_count() if best else 2
     loader = torch.utils.data.DataLoader(dataset, 32 if best else 16, num_workers=workers, persistent_workers=True)
@@ -56,32 +57,37 @@ def build_timm_predict_step(work: Workload, best: bool = False, compiled: bool =
     @torch.inference_mode(not compiled)
     @torch.no_grad()
     def run_step() -> float:
+        """Predict all files; return their number."""
         predictions = []
         for images in loader:
-            best_classes = model(images.to(work.device, dtype)).float().softmax(-1).topk(5)
+            best_classes = model(images.to(workload.device, dtype)).float().softmax(-1).topk(5)
             predictions += zip(best_classes.indices.tolist(), best_classes.values.tolist(), strict=True)
         return len(predictions)
 
     return run_step
 
 
-def build_transformers_predict_step(work: Workload, best: bool = False) -> BenchmarkStep:
-    """Build a prediction step, files to the top 5 classes, with the transformers pipeline and its fast (torchvision)
-    processor.
+def build_transformers_predict_step(workload: Workload, best: bool = False) -> BenchmarkStep:
+    """Build a prediction step, image files to the top 5 classes, with the transformers pipeline and its fast
+    (torchvision) processor.
 
-    With default settings; or, `best`, in batches of 8 that workers read, in bfloat16 where the machine has it.
+    By default it uses the pipeline's default settings. With `best`, it uses batches of 8 that workers load, and
+    bfloat16 if the device supports it.
     """
     from transformers import ViTImageProcessor, pipeline
 
-    size = {"height": work.image_size, "width": work.image_size}
+    size = {"height": workload.image_size, "width": workload.image_size}
     build_pipeline: Any = pipeline
-    options: dict[str, Any] = {"dtype": torch.bfloat16 if has_bf16(work.device) else torch.float32} if best else {}
-    model, processor = build_transformers_model(work).eval(), ViTImageProcessor(size=size)
-    pipe = build_pipeline("image-classification", model=model, image_processor=processor, device=work.device, **options)
+    options: dict[str, Any] = {"dtype": torch.bfloat16 if has_bf16(workload.device) else torch.float32} if best else {}
+    model, processor = build_transformers_model(workload).eval(), ViTImageProcessor(size=size)
+    pipe = build_pipeline(
+        "image-classification", model=model, image_processor=processor, device=workload.device, **options
+    )
     loader_options = {"batch_size": 8, "num_workers": default_worker_count()} if best else {}
-    files = [str(file) for file in list_images(Path(work.images or "."))]
+    files = [str(file) for file in list_images(Path(workload.images or "."))]
 
     def run_step() -> float:
+        """Predict all files; return their number."""
         return len(pipe(files, top_k=5, **loader_options))
 
     return run_step

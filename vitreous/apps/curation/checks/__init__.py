@@ -1,1 +1,1 @@
-"""Checks of a dataset: statistics from one pass over every file, and findings for training."""
+"""Checks of a dataset: statistics from one pass over every file, and findings that concern training."""

@@ -1,4 +1,4 @@
-"""Checks of annotations: objects, pixel classes, and their problems."""
+"""Checks of annotations: counts of objects and of pixels per class, unreadable annotations, and suspicious boxes."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from vitreous.data.annotations.objects import ObjectAnnotations, Scene, read_ima
 from vitreous.data.annotations.target import IGNORE_INDEX, AnnotatedFiles, AnnotatedSplit, Target
 from vitreous.errors import DataError
 
-MAX_BOX_OVERHANG = 1.0  # pixels by which a box may exceed its image without a report
-DUPLICATE_IOU = 0.95  # minimum intersection over union of duplicate objects of a class
+MAX_BOX_OVERHANG = 1.0  # pixels by which a box may exceed its image without being reported
+DUPLICATE_IOU = 0.95  # minimum intersection over union of two boxes of one class that count as duplicates
 COCO_AREA_LIMITS = {
     "small": 32**2,
     "medium": 96**2,
-}  # area in pixels below which COCO calls an object so; others are large
+}  # COCO's limits: an object below this area in pixels is small or medium, else large
 MAX_LISTED_PROBLEMS = 10_000  # listed locations per problem
 
 ProblemLocation = dict[str, Any]  # split, path, and details
 
 
 def summarise_annotations(subject: CheckedDataset) -> dict[str, Any] | None:
-    """Summarise the annotations; None for data without annotations.
+    """Summarise the annotations of a dataset for the document; None for data without annotations.
 
-    `objects` and `pixels` count by class, the latter for class maps; `unreadable`, `out_of_bounds` (boxes that
-    exceed the image) and `duplicates` list locations; `unused_classes` are classes without annotations,
-    `classes_missing_in_train` those without training images.
+    `objects` and, for class maps, `pixels` are counts by class. `unreadable`, `out_of_bounds` (boxes that exceed the
+    image) and `duplicates` list locations. `unused_classes` are classes without annotations in any split,
+    `classes_missing_in_train` are classes of other splits without training images.
     """
     splits = {name: split for name, split in subject.splits.items() if isinstance(split, AnnotatedSplit)}
     if not splits or not subject.classes:
@@ -41,11 +41,11 @@ def summarise_annotations(subject: CheckedDataset) -> dict[str, Any] | None:
                 tally.add(name, split, sample)
             except DataError as error:
                 tally.unreadable.append({"split": name, "path": split.name(sample), "reason": error.message})
-    used = {name: subject.count_classes(name) > 0 for name in splits}
+    has_images = {name: subject.count_classes(name) > 0 for name in splits}
     used_in_any_split = np.array(
-        [any(has[label] for has in used.values()) for label in range(len(subject.classes))], bool
+        [any(is_used[label] for is_used in has_images.values()) for label in range(len(subject.classes))], bool
     )
-    trained = used.get("train", used_in_any_split)
+    has_train_images = has_images.get("train", used_in_any_split)
     return {
         "objects": dict(zip(subject.classes, tally.objects.tolist(), strict=True)) if tally.objects.any() else {},
         "pixels": dict(zip(subject.classes, tally.pixels.tolist(), strict=True)) if tally.pixels.any() else {},
@@ -54,17 +54,19 @@ def summarise_annotations(subject: CheckedDataset) -> dict[str, Any] | None:
         "crowd_regions": tally.crowds,
         "without_objects": tally.num_without_objects,
         **{key: getattr(tally, key)[:MAX_LISTED_PROBLEMS] for key in ("unreadable", "out_of_bounds", "duplicates")},
-        "unused_classes": [label for label, has in zip(subject.classes, used_in_any_split, strict=True) if not has],
+        "unused_classes": [
+            label for label, is_used in zip(subject.classes, used_in_any_split, strict=True) if not is_used
+        ],
         "classes_missing_in_train": [
             label
-            for label, has, used_anywhere in zip(subject.classes, trained, used_in_any_split, strict=True)
-            if used_anywhere and not has
+            for label, is_used, used_anywhere in zip(subject.classes, has_train_images, used_in_any_split, strict=True)
+            if used_anywhere and not is_used
         ],
     }
 
 
 class AnnotationTally:
-    """Counts and problem locations of the images so far, for K classes."""
+    """Counts and problem locations for K classes, accumulated image by image."""
 
     def __init__(self, classes: int) -> None:
         self.objects, self.pixels = np.zeros(classes, np.int64), np.zeros(classes, np.int64)
@@ -75,7 +77,7 @@ class AnnotationTally:
         self.duplicates: list[ProblemLocation] = []
 
     def add(self, name: str, split: AnnotatedSplit, sample: int) -> None:
-        """Count an image. Raises DataError if its annotations cannot be read."""
+        """Add the annotations of an image of the split `name`. Raises DataError if they cannot be read."""
         location = {"split": name, "path": split.name(sample), "index": sample}
         if isinstance(split, AnnotatedFiles) and isinstance(split.annotations, ObjectAnnotations):
             scene = split.annotations.scenes[int(split.annotation_indices[sample])]
@@ -84,12 +86,12 @@ class AnnotationTally:
         self.add_target(split.target(sample), location)
 
     def add_scene(self, scene: Scene, location: ProblemLocation) -> None:
-        """Count the annotated objects of an image, without drawing masks. Raises DataError if the image cannot be read,
-        or if its size differs from the annotations."""
+        """Add the annotated objects of an image without drawing their masks. Raises DataError if the image cannot be
+        read, or if its size differs from the size in the annotations."""
         height, width = read_image_size(scene.image)
         if scene.size not in (None, (height, width)):
             assert scene.size is not None, "checked above"
-            problem = f"{width} x {height} pixels, but {scene.size[1]} x {scene.size[0]} in its annotations"
+            problem = f"{width} x {height} pixels, but {scene.size[1]} x {scene.size[0]} in the annotations"
             raise DataError(problem)
         objects = [(shape.label, shape.compute_bounding_box(), shape.crowd) for shape in scene.shapes]
         boxes = np.array([box or (0, 0, width, height) for _, box, _ in objects], np.float64).reshape(-1, 4)
@@ -104,7 +106,7 @@ class AnnotationTally:
         self.add_objects(labels, boxes, location)
 
     def add_target(self, target: Target, location: ProblemLocation) -> None:
-        """Count the objects or the pixels of an image."""
+        """Add the objects or, for a class map, the pixels of an image."""
         self.crowds += int(target.crowd.sum())
         if target.classes is not None:
             has_class = target.classes != IGNORE_INDEX
@@ -114,7 +116,7 @@ class AnnotationTally:
         self.add_objects(target.labels, target.boxes.astype(np.float64), location)
 
     def add_objects(self, labels: np.ndarray, boxes: np.ndarray, location: ProblemLocation) -> None:
-        """Count objects, labels (n,) and boxes (n, 4), and find duplicates."""
+        """Add objects with labels (n,) and boxes (n, 4), and find duplicates among them."""
         self.num_without_objects += not len(labels)
         self.objects += np.bincount(labels, minlength=len(self.objects))
         areas = (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])
@@ -125,7 +127,8 @@ class AnnotationTally:
 
 
 def find_duplicate_objects(labels: np.ndarray, boxes: np.ndarray, areas: np.ndarray) -> Iterator[tuple[int, int]]:
-    """Yield pairs of objects of one class, labels (n,), whose boxes (n, 4) of `areas` (n,) are nearly the same."""
+    """Yield index pairs of objects with the same label (n,) whose boxes (n, 4) with `areas` (n,) overlap by at least
+    `DUPLICATE_IOU`."""
     for index in range(len(labels)):
         candidates = index + 1 + np.flatnonzero(labels[index + 1 :] == labels[index])
         low = np.maximum(boxes[candidates, :2], boxes[index, :2])

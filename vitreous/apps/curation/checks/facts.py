@@ -1,4 +1,7 @@
-"""Statistics of the records of a dataset: counts, sizes, colours, file formats, and duplicates."""
+"""Statistics over the records of a dataset: counts, sizes, colours, file formats, and duplicates.
+
+Records are numpy arrays of dtype `RECORD` (`checks.record`), with one record per image.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +23,9 @@ from vitreous.data.decoding.spectral import NO_DATA_REASON
 from vitreous.errors import DataError
 
 _NUMBER = re.compile(r"\d[\d,]*")
-MIN_CLASS_IMAGES = 10  # classes with fewer images are listed
-VALUE_TOLERANCE = 1.0  # allowed difference of values of near-duplicates, in standard deviations
-MAX_LISTED_GROUPS = 10_000  # listed groups of duplicates
+MIN_CLASS_IMAGES = 10  # classes with fewer images are listed in the document
+VALUE_TOLERANCE = 1.0  # standard deviations by which numeric labels of near-duplicates may differ
+MAX_LISTED_GROUPS = 10_000  # maximum listed groups of duplicates
 
 
 def summarise_dataset(
@@ -33,9 +36,12 @@ def summarise_dataset(
     image_size: int | None,
     groups: dict[str, Any],
 ) -> dict[str, Any]:
-    """Summarise (n,) RECORD, one split after the other.
+    """Summarise a dataset for the document of `data check`, from (n,) records of dtype `RECORD`, one split after the
+    other.
 
-    All statistics except `unreadable` are over the readable images.
+    `reasons` has the read error of each unreadable sample, `near_copies` the groups of near-duplicates, `image_size`
+    the model's input size in pixels (0 for volumes and signals, None if unknown). `groups` becomes the document's key
+    of that name. Statistics of pixels and files cover only the readable images.
     """
     readable = records[records["state"] == READABLE]
     records_by_split = np.split(records, subject.pool.ends[:-1])
@@ -84,7 +90,8 @@ def summarise_dataset(
 
 
 def find_first_examples(subject: CheckedDataset, records: np.ndarray, image_size: int | None) -> dict[str, str]:
-    """Find the first readable example in (n,) RECORD for each finding on traits, mode, depth or size."""
+    """Return the name of the first readable image for each finding on traits, mode, depth or size, from (n,) records of
+    dtype `RECORD`."""
     short_sides = np.minimum(records["width"], records["height"]).astype(np.int64)
     masks = {trait.name.lower(): records["traits"] & trait > 0 for trait in ImageTrait}
     masks |= {"cmyk": records["mode"] == IMAGE_MODES.index("CMYK"), "sixteen_bit": records["depth"] == 16}
@@ -101,17 +108,18 @@ def find_first_examples(subject: CheckedDataset, records: np.ndarray, image_size
 
 
 def locate_image(subject: CheckedDataset, pool_index: int) -> dict[str, str]:
-    """Return split and name of an image."""
+    """Return the split and the name of an image, given its index in the pool of all images."""
     return {"split": subject.locate_sample(pool_index)[0], "path": subject.pool.name(pool_index)}
 
 
 def error_to_dict(error: DataError | None) -> dict[str, str] | None:
-    """Convert an error to `message` and `hint`."""
+    """Convert an error to a dict with its `message` and `hint`; None stays None."""
     return {"message": error.message, "hint": error.hint} if error else None
 
 
 def summarise_split(subject: CheckedDataset, name: str, records: np.ndarray, num_unreadable: int) -> dict[str, Any]:
-    """Summarise images, bytes and classes of a split with (n,) RECORD, of which `num_unreadable` are unreadable."""
+    """Return the number of images, of bytes, and of images per class of the split `name`. `records` (n,) of dtype
+    `RECORD` are those of the split, of which `num_unreadable` are unreadable."""
     counts = subject.count_classes(name) if subject.classes else []
     return {
         "images": len(records),
@@ -122,7 +130,8 @@ def summarise_split(subject: CheckedDataset, name: str, records: np.ndarray, num
 
 
 def measure_class_balance(subject: CheckedDataset) -> dict[str, Any] | None:
-    """Measure the class balance of the training images (or of the only split); None without classes.
+    """Measure the class balance of the training images (or of the first split, if there is no `train`); None without
+    classes.
 
     `effective_classes` is the exponential of the entropy: the number of equally large classes with the same entropy.
     """
@@ -146,9 +155,11 @@ def measure_class_balance(subject: CheckedDataset) -> dict[str, Any] | None:
 
 
 def summarise_image_sizes(records: np.ndarray, image_size: int | None) -> dict[str, Any] | None:
-    """Summarise widths, heights and aspect ratios of (n,) RECORD, also relative to the model's input; None for n = 0.
+    """Summarise widths, heights and aspect ratios of (n,) records of dtype `RECORD`, also relative to the model's input
+    size. None for n = 0 or an unknown input size.
 
-    `histogram` counts shorter sides. For volumes `image_size` is 0, without relative values, and `slices` is added.
+    `histogram` counts the shorter sides. Volumes also have `slices`; their `image_size` is 0, so values relative to the
+    input size are 0.
     """
     if not len(records) or image_size is None:
         return None
@@ -172,12 +183,13 @@ def summarise_image_sizes(records: np.ndarray, image_size: int | None) -> dict[s
 
 
 def summarise_range(values: np.ndarray) -> dict[str, float]:
-    """Return minimum, median and maximum of (n,) values."""
+    """Return the minimum, median and maximum of (n,) values."""
     return {"min": float(values.min()), "median": float(np.median(values)), "max": float(values.max())}
 
 
 def measure_colour_statistics(records: np.ndarray) -> dict[str, list[float]] | None:
-    """Return mean and standard deviation of red, green and blue over (n,) RECORD, 0 to 1, with equal image weights."""
+    """Return the mean and standard deviation of red, green and blue over (n,) records of dtype `RECORD`, 0 to 1. Every
+    image has the same weight."""
     if not len(records):
         return None
     mean, std = records["mean"].astype(np.float64) / 255, records["std"].astype(np.float64) / 255
@@ -186,52 +198,53 @@ def measure_colour_statistics(records: np.ndarray) -> dict[str, list[float]] | N
 
 
 def count_categories(indices: np.ndarray, names: tuple[str, ...]) -> dict[str, int]:
-    """Count words by their (n,) indices."""
+    """Count how often each of `names` occurs in (n,) indices into it; names that do not occur are omitted."""
     counts = np.bincount(indices, minlength=len(names))
     return {names[i]: int(counts[i]) for i in np.flatnonzero(counts)}
 
 
 def summarise_copies(subject: CheckedDataset, groups: CopyGroups, tolerance: float = 0.0) -> dict[str, Any]:
-    """Summarise groups of duplicates: groups, surplus images, groups across splits, and groups with two labels.
+    """Summarise groups of duplicates: the numbers of groups, of surplus images (all but one per group), of images in
+    several splits, and of groups with conflicting labels.
 
-    Numeric labels differ if they are more than `tolerance` standard deviations apart.
-
-    `across` counts, for each pair of splits, the images of the second that are in the first. At most MAX_LISTED_GROUPS
-    are listed: those across splits, then those with two labels, then others.
+    Numeric labels conflict if they are more than `tolerance` standard deviations apart. `across_splits` counts, for
+    each pair of splits, the images of the second split that are also in the first. `listed_groups` are at most
+    `MAX_LISTED_GROUPS`: first groups in several splits, then groups with conflicting labels, then others.
     """
-    across: Counter[str] = Counter()
-    ranked: list[tuple[bool, bool, int]] = []
+    across_splits: Counter[str] = Counter()
+    ranked_groups: list[tuple[bool, bool, int]] = []
     for group_index, group in enumerate(groups):
         locations = [subject.locate_sample(int(pool_index)) for pool_index in group]
         split_counts = Counter(split for split, _ in locations)  # in the order of the splits
-        across.update(
+        across_splits.update(
             {
                 f"{first_split}/{second_split}": split_counts[second_split]
                 for first_split, second_split in combinations(split_counts, 2)
             }
         )
-        ranked.append((len(split_counts) < 2, not subject.labels_differ(locations, tolerance), group_index))
+        ranked_groups.append((len(split_counts) < 2, not subject.labels_differ(locations, tolerance), group_index))
     return {
         "groups": len(groups),
         "surplus": sum(map(len, groups)) - len(groups),
-        "across_splits": dict(across),
-        "conflicting_labels": sum(not has_one_label for _, has_one_label, _ in ranked),
+        "across_splits": dict(across_splits),
+        "conflicting_labels": sum(not has_one_label for _, has_one_label, _ in ranked_groups),
         "listed_groups": [
             [describe_sample_entry(subject, int(pool_index)) for pool_index in groups[group_index]]
-            for *_, group_index in sorted(ranked)[:MAX_LISTED_GROUPS]
+            for *_, group_index in sorted(ranked_groups)[:MAX_LISTED_GROUPS]
         ],
     }
 
 
 def describe_sample_entry(subject: CheckedDataset, pool_index: int) -> dict[str, Any]:
-    """Describe an image by split, index in the split, name and class."""
+    """Return the entry of an image in the document: split, index in the split, name and class."""
     split, sample = subject.locate_sample(pool_index)
     path = subject.pool.name(pool_index)
     return {"split": split, "index": sample, "path": path, "class": subject.describe_label(split, sample)}
 
 
 def group_by_reason(unreadable: list[dict[str, str]]) -> list[tuple[str, list[dict[str, str]]]]:
-    """Group unreadable images by reason, the most frequent first; different numbers in a reason become N."""
+    """Group the entries of unreadable images by reason, the most frequent reason first. Reasons that differ only in
+    numbers are one group."""
     entries_by_reason: dict[str, list[dict[str, str]]] = {}
     for entry in unreadable:
         entries_by_reason.setdefault(_NUMBER.sub("N", entry["reason"]), []).append(entry)
@@ -242,7 +255,7 @@ def group_by_reason(unreadable: list[dict[str, str]]) -> list[tuple[str, list[di
 
 
 def merge_reasons(reasons: list[str]) -> str:
-    """Merge reasons that differ only in numbers."""
+    """Merge reasons that differ only in numbers into one: a number that differs becomes N."""
     text_columns = zip(*(_NUMBER.split(reason) for reason in sorted(set(reasons))), strict=True)
     number_columns = zip(*(_NUMBER.findall(reason) for reason in sorted(set(reasons))), strict=True)
     shared = [variants[0] if len(set(variants)) == 1 else "N" for variants in number_columns]

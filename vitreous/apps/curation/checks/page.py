@@ -1,4 +1,4 @@
-"""The HTML report of a check: one self-contained page, light and dark."""
+"""The HTML report of `data check`: one self-contained page with a light and a dark theme."""
 
 from __future__ import annotations
 
@@ -25,18 +25,19 @@ from vitreous.data.layouts.video import open_sample
 from vitreous.data.split import Split, decode_sample
 from vitreous.errors import DataError, escape_unprintable
 
-MAX_SHOWN_GROUPS, MAX_GROUP_IMAGES = 24, 4  # groups of duplicates on the page, and images of each
-THUMBNAIL_SIZE = 112  # pixels of a shown image
-MAX_BARS = 40  # classes in the bar chart
+MAX_SHOWN_GROUPS, MAX_GROUP_IMAGES = 24, 4  # maximum groups of duplicates on the page, and images per group
+THUMBNAIL_SIZE = 112  # maximum height and width of a thumbnail in pixels
+MAX_BARS = 40  # maximum classes in the bar chart
 LEVEL_LABELS = {FAIL_LEVEL: "Error", WARN_LEVEL: "Warning", INFO_LEVEL: "Note"}
 
 
 def render_check_page(document: dict[str, Any], subject: CheckedDataset) -> str:
-    """Render the document of a check as HTML, with duplicates: those in two splits or with two labels first."""
+    """Render the document of a check as an HTML page, with thumbnails of duplicates and of suspicious objects or
+    clips."""
     from jinja2 import Environment
 
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    environment.filters |= {"shown": escape_unprintable, "code": format_inline_code}
+    environment.filters |= {"printable": escape_unprintable, "code": format_inline_code}
     sizes, balance = document["image_sizes"], document["class_balance"]
     histogram = sizes["histogram"] if sizes else {"edges": [], "images": []}
     edges = histogram["edges"]
@@ -50,34 +51,35 @@ def render_check_page(document: dict[str, Any], subject: CheckedDataset) -> str:
         name=escape_unprintable(subject.name),
         unit=singular_noun(document["sample_type"]),
         reasons=group_by_reason(document["unreadable"])[:MAX_LISTED_NAMES],
-        most=MAX_LISTED_NAMES,
+        max_listed=MAX_LISTED_NAMES,
         level_labels=LEVEL_LABELS,
-        sides=make_bar_rows(ranges, histogram["images"]),
-        per_class=make_bar_rows(
+        size_bars=make_bar_rows(ranges, histogram["images"]),
+        class_bars=make_bar_rows(
             [escape_unprintable(label) for label, _ in ordered[:MAX_BARS]], [count for _, count in ordered[:MAX_BARS]]
         ),
-        hidden=max(len(ordered) - MAX_BARS, 0),
-        shown=make_copy_thumbnails(document, subject),
-        marked=make_problem_thumbnails(document, subject),
+        num_hidden_classes=max(len(ordered) - MAX_BARS, 0),
+        copy_groups=make_copy_thumbnails(document, subject),
+        problems=make_problem_thumbnails(document, subject),
     )
 
 
 def format_inline_code(text: str) -> Any:
-    """Convert text to markup, with `code` elements for parts in backticks."""
+    """Convert text to HTML markup: text in backticks becomes `code` elements."""
     from markupsafe import Markup, escape
 
     return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
 
 
 def make_bar_rows(names: Sequence[str], counts: Sequence[int]) -> list[dict[str, Any]]:
-    """Make rows of a bar chart: name, count, and bar length, 0 to 100."""
+    """Make the rows of a bar chart: name, count, and length of the bar in percent of the longest."""
     max_count = max(counts, default=0) or 1
     bars = zip(names, counts, strict=True)
     return [{"name": name, "count": count, "length": round(100 * count / max_count, 2)} for name, count in bars]
 
 
 def make_copy_thumbnails(document: dict[str, Any], subject: CheckedDataset) -> list[dict[str, Any]]:
-    """Make thumbnails of the first groups of duplicates: across splits, then with two labels; exact, then near."""
+    """Make thumbnails of the first groups of duplicates. Groups across splits come first, then groups with two labels;
+    exact duplicates come before near-duplicates."""
     groups = [("exact duplicates", group) for group in document["exact_duplicates"]["listed_groups"][:MAX_SHOWN_GROUPS]]
     groups += [("near-duplicates", group) for group in document["near_duplicates"]["listed_groups"][:MAX_SHOWN_GROUPS]]
     groups.sort(key=lambda pair: [len({entry[key] for entry in pair[1]}) < 2 for key in ("split", "class")])  # stable
@@ -95,8 +97,8 @@ def make_copy_thumbnails(document: dict[str, Any], subject: CheckedDataset) -> l
 
 
 def make_problem_thumbnails(document: dict[str, Any], subject: CheckedDataset) -> list[dict[str, Any]]:
-    """Make thumbnails of the first out-of-image and duplicate objects with their boxes, and of the first suspicious
-    clips (middle frame); without an image if it cannot be read any more."""
+    """Make thumbnails of the first objects outside their image or duplicated, with their boxes, and of the first
+    suspicious clips (middle frame). The thumbnail is empty if the image cannot be read any more."""
     texts = {"duplicates": "duplicate", "out_of_bounds": "outside the image", "one_colour": "single colour"}
     texts |= {"without_motion": "no motion", "short": "short"}
     locations_by_problem = (document["annotations"] or {}) | (document["clips"] or {})
@@ -116,14 +118,15 @@ def make_problem_thumbnails(document: dict[str, Any], subject: CheckedDataset) -
 
 
 def select_group_images(group: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Select up to MAX_GROUP_IMAGES of a group, including the first of each split and label."""
+    """Select up to `MAX_GROUP_IMAGES` images of a group of duplicates, including the first of each split and label."""
     split_labels = [(entry["split"], entry["class"]) for entry in group]
     order = sorted(range(len(group)), key=lambda i: (split_labels.index(split_labels[i]) != i, i))
     return [group[i] for i in sorted(order[:MAX_GROUP_IMAGES])]
 
 
 def render_middle_image(split: Split, sample: int) -> Image.Image:
-    """Render the middle slice of a volume, the middle frame of a clip, or the curve of a signal. Raises DataError."""
+    """Render the middle slice of a volume, the middle frame of a clip, or the curve of a signal. Raises DataError if
+    the sample cannot be read."""
     if get_sample_noun(split) == "clips" and isinstance(clip := open_sample(split, sample), Clip):
         return Image.fromarray(clip.read_frames(np.array([len(clip) // 2]))[0])
     raw = split.raw(sample)
@@ -133,8 +136,8 @@ def render_middle_image(split: Split, sample: int) -> Image.Image:
 
 
 def encode_thumbnail_url(subject: CheckedDataset, split: str, sample: int, box: Sequence[float] = ()) -> str:
-    """Encode a thumbnail as a data URL, with a `box` of pixels if it is not empty; an empty string if the image cannot
-    be read any more."""
+    """Encode a thumbnail of a sample as a data URL, with the `box` (left, top, right, bottom) in pixels drawn on it, if
+    not empty. Return an empty string if the image cannot be read any more."""
     try:
         image_split = subject.splits[split]
         image = (

@@ -1,4 +1,4 @@
-"""Fixed-size records of the images that were read; a million take at most 100 MB."""
+"""Records of the images that `data check` has read. They have a fixed size: a million take at most 100 MB."""
 
 from __future__ import annotations
 
@@ -35,26 +35,22 @@ from vitreous.data.decoding.volumes import GZIP_MAGIC, ZIP_MAGIC, is_nifti, open
 
 RECORD = np.dtype(
     [
-        ("digest", "<u8", 2),  # of the stored bytes or pixels, the first half of their SHA-256
-        (
-            "whole",
-            "i1",
-            DESCRIPTOR_LENGTH,
-        ),  # descriptor for the near-duplicate search: 127 times `compute_whole_descriptors`
+        ("digest", "<u8", 2),  # first half of the SHA-256 of the stored bytes or pixels
+        ("whole", "i1", DESCRIPTOR_LENGTH),  # 127 times `compute_whole_descriptors`, for the near-duplicate search
         ("bytes", "<u8"),
-        ("width", "<u4"),  # upright
+        ("width", "<u4"),  # after EXIF rotation
         ("height", "<u4"),
         ("slices", "<u4"),  # length of the first axis of a volume; 0 for an image
-        ("mean", "<f4", 3),  # of the decoded image, 0..255
+        ("mean", "<f4", 3),  # per channel of the decoded image, 0 to 255
         ("std", "<f4", 3),
         ("traits", "u1"),
         ("state", "u1"),
-        ("format", "u1"),  # index of the format
-        ("mode", "u1"),  # index of the mode
-        ("depth", "u1"),  # bits of a channel as stored
+        ("format", "u1"),  # index into FILE_FORMATS
+        ("mode", "u1"),  # index into IMAGE_MODES
+        ("depth", "u1"),  # stored bits per channel
     ]
 )
-# pixel format of an image
+# pixel format of an image: `numbers` is the dtype, or VOXELS or SIGNAL
 PIXEL_FORMAT = np.dtype([("channels", "<u4"), ("numbers", "U8"), ("height", "<u4"), ("width", "<u4"), ("state", "u1")])
 FILE_FORMATS = (
     "other",
@@ -97,37 +93,38 @@ FORMAT_SUFFIXES = {
 }  # fmt: skip
 
 
-VOXELS, SIGNAL = "voxels", "signal"  # instead of a dtype, for volumes and signals
+VOXELS, SIGNAL = "voxels", "signal"  # in place of the dtype in the pixel format of volumes and signals
 AXES_BY_CONTENT = {SIGNAL: 1, VOXELS: 3}
-# channels and dtype of multi-channel images as from `detect_channel_form`, or VOXELS or SIGNAL
+# channels, and the dtype of multi-channel images (`detect_channel_form`), VOXELS or SIGNAL; None for colour images
 PixelFormat = tuple[int, str] | None
-ImageHeader = tuple[str, str, int, int]  # format, mode, bits of a channel, traits
+ImageHeader = tuple[str, str, int, int]  # format, mode, bits per channel, traits
 PLACEHOLDER_NAME = "image"  # name of an image in errors; `fill_records` removes it
 _POWERS = np.arange(256.0)[:, None] ** (1, 2)
 
 
 class ImageTrait(IntEnum):
-    """An unusual property of an image."""
+    """An unusual property of an image or a clip, as a bit of the field `traits`."""
 
     ANIMATED = 1
     ALPHA = 2
-    EXIF_ROTATED = 4  # by EXIF
+    EXIF_ROTATED = 4  # stored rotated or mirrored, with an EXIF orientation
     ONE_COLOUR = 8
-    WRONG_EXTENSION = 16  # file name extension of another format
-    WITHOUT_MOTION = 32  # a clip of several identical frames
+    WRONG_EXTENSION = 16  # the file extension belongs to another format
+    WITHOUT_MOTION = 32  # a clip with several frames that are all the same
 
 
 def survey_images(
     pool: SampleSource, samples: Sequence[int], form: PixelFormat = None
 ) -> tuple[np.ndarray, ReadErrors]:
-    """Read and decode n samples once: (n,) RECORD, and read errors.
+    """Read and decode n samples once. Return (n,) records of dtype `RECORD`, and the read errors.
 
-    Decodes as training does: with `decode_to_pillow`, or `read_bands` if `form` has channels and dtype.
+    Decodes as training does: with `decode_to_pillow`, or with `read_bands` if `form` has channels and dtype.
     """
     records, views = np.zeros(len(samples), RECORD), np.zeros((len(samples), VIEW_SIZE, VIEW_SIZE), np.uint8)
     record_indices = {sample: index for index, sample in enumerate(samples)}
 
     def survey_image(pool: SampleSource, sample: int, record: Any) -> None:
+        """Read one image, and fill its record."""
         raw = pool.raw(sample)
         image, (file_format, mode, depth, traits) = decode_with_header(raw, form)
         mean, std = compute_channel_moments(image)
@@ -143,12 +140,14 @@ def survey_images(
             depth,
         )
         suffix = os.path.splitext(pool.name(sample))[1].lower()
-        misnamed = (
+        has_wrong_extension = (
             file_format in FORMAT_SUFFIXES
             and suffix in IMAGE_FILE_SUFFIXES
             and suffix not in FORMAT_SUFFIXES[file_format]
         )
-        record["traits"] = traits | ImageTrait.WRONG_EXTENSION * misnamed | ImageTrait.ONE_COLOUR * (max(std) == 0)
+        record["traits"] = (
+            traits | ImageTrait.WRONG_EXTENSION * has_wrong_extension | ImageTrait.ONE_COLOUR * (max(std) == 0)
+        )
 
     reasons = fill_records(records, pool, samples, survey_image)
     records["whole"] = np.rint(127 * compute_whole_descriptors(views))
@@ -158,15 +157,18 @@ def survey_images(
 def read_image_views(
     pool: SampleSource, samples: Sequence[int], form: PixelFormat = None
 ) -> tuple[np.ndarray, ReadErrors]:
-    """Read larger grey views of n candidate duplicates: (n,) VIEW, and read errors."""
+    """Read n candidate duplicates again, for larger grey views. Return (n,) records of dtype `VIEW`, and the read
+    errors."""
     return make_grey_views(pool, samples, lambda pool, sample: decode_with_header(pool.raw(sample), form)[0])
 
 
 def probe_pixel_formats(pool: SampleSource, samples: Sequence[int]) -> tuple[np.ndarray, ReadErrors]:
-    """Probe pixel formats and upright sizes of n samples: (n,) FORM, and read errors."""
+    """Read the pixel formats and upright sizes of n samples. Return (n,) records of dtype `PIXEL_FORMAT`, and the read
+    errors."""
     records = np.zeros(len(samples), PIXEL_FORMAT)
 
     def probe_image(pool: SampleSource, sample: int, record: Any) -> None:
+        """Read one image, and fill its record with its pixel format and size."""
         raw = pool.raw(sample)
         if (axes := get_sample_axes(pool)) != 2:  # type: ignore[arg-type]
             record["channels"], size = read_volume_form(raw, PLACEHOLDER_NAME, axes)
@@ -185,7 +187,7 @@ def probe_pixel_formats(pool: SampleSource, samples: Sequence[int]) -> tuple[np.
 
 
 def stretch_to_grey(band: Image.Image) -> Image.Image:
-    """Convert one channel of any dtype to a grey RGB image, scaled from its minimum to its maximum."""
+    """Convert one channel of any dtype to a grey RGB image, scaling its values from minimum to maximum to 0 to 255."""
     values = np.asarray(band, np.float64)
     low, high = float(values.min()), float(values.max())
     return Image.fromarray(((values - low) * (255 / (high - low) if high > low else 0)).astype(np.uint8)).convert("RGB")
@@ -193,7 +195,7 @@ def stretch_to_grey(band: Image.Image) -> Image.Image:
 
 def read_middle_slice(raw: bytes | np.ndarray, channels: int, axes: int = 3) -> Image.Image:
     """Read the middle slice (H, W) of the first channel of a file's bytes, or of voxels (D, H, W[, C]), as a grey RGB
-    image; a signal as an image (1, L). Raises DataError."""
+    image. A signal becomes an image (1, L). Raises DataError if it cannot be read."""
     volume = read_volume(raw, channels, PLACEHOLDER_NAME, axes)[0]
     if axes == 1:
         return stretch_to_grey(Image.fromarray(volume[None]))
@@ -201,21 +203,22 @@ def read_middle_slice(raw: bytes | np.ndarray, channels: int, axes: int = 3) -> 
 
 
 def category_index(name: str, names: tuple[str, ...]) -> int:
-    """Return the index of a word in `names`; 0 (`other`) if it is missing."""
+    """Return the index of `name` in `names`, or 0 (`other`) if `names` does not contain it."""
     return names.index(name) if name in names else 0
 
 
 def compute_channel_moments(image: Image.Image) -> tuple[list[float], list[float]]:
-    """Return exact mean and standard deviation of each channel of an RGB image, from its histogram."""
+    """Return the exact mean and standard deviation of each channel of an RGB image, computed from its histogram."""
     counts = np.array(image.histogram(), np.float64).reshape(3, 256)
     mean, square = (counts @ _POWERS).T / (image.width * image.height)
     return mean.tolist(), np.sqrt((square - mean**2).clip(0)).tolist()
 
 
 def decode_with_header(raw: bytes | np.ndarray, form: PixelFormat) -> tuple[Image.Image, ImageHeader]:
-    """Decode a file's bytes or pixels (H, W[, C]) as in training, to RGB, and read the header. Raises DataError.
+    """Decode a file's bytes or pixels (H, W[, C]) to RGB as training does, and read the header. Raises DataError if
+    that fails.
 
-    Multi-channel images are represented by their first channel, volumes by its middle slice.
+    Multi-channel images are represented by their first channel, volumes by their middle slice.
     """
     if form is not None and form[1] in AXES_BY_CONTENT:
         axes = AXES_BY_CONTENT[form[1]]
@@ -236,20 +239,21 @@ def decode_with_header(raw: bytes | np.ndarray, form: PixelFormat) -> tuple[Imag
 
 
 def detect_volume_format(raw: bytes | np.ndarray) -> str:
-    """Detect the format of a file's bytes, or of voxels (D, H, W[, C])."""
+    """Return the name in `FILE_FORMATS` of a volume or signal, given a file's bytes or voxels (D, H, W[, C])."""
     if isinstance(raw, np.ndarray):
         return "pixels"
-    nifti = raw.startswith(GZIP_MAGIC) or is_nifti(raw)
+    is_nifti_file = raw.startswith(GZIP_MAGIC) or is_nifti(raw)
     signatures = ((ZIP_MAGIC, "NPZ"), (NPY_MAGIC, "NPY"), *((signature, "TIFF") for signature in TIFF_SIGNATURES))
     return (
         "NIFTI"
-        if nifti
+        if is_nifti_file
         else next((file_format for signature, file_format in signatures if raw.startswith(signature)), "TEXT")
     )
 
 
 def read_image_header(raw: bytes | np.ndarray, decoded: Image.Image) -> ImageHeader:
-    """Read the header of a file's bytes, or pixels (H, W[, C]), decoded to `decoded`. Raises nothing."""
+    """Read the header of a file's bytes, or of pixels (H, W[, C]); `decoded` is the decoded image. Unsupported headers
+    give `other`; it never raises."""
     if not isinstance(raw, bytes):
         return "pixels", decoded.mode, 8, 0
     if raw.startswith(NPY_MAGIC):

@@ -1,4 +1,4 @@
-"""The images to check: the splits of a dataset, or the images of a folder without a known layout."""
+"""The images that `data check` reads: the splits of a dataset, or the images of a folder without a known layout."""
 
 from __future__ import annotations
 
@@ -27,16 +27,17 @@ from vitreous.data.split import FileSplit, Split, create_empty_labels
 from vitreous.data.values import are_measurements, with_targets
 from vitreous.errors import DataError, escape_unprintable
 
-LOOSE_SPLIT = "images"  # the split of a folder that is not a dataset
+LOOSE_SPLIT = "images"  # name of the only split of a folder that is not a dataset
 ANNOTATION_SUFFIXES = (".json", ".xml", ".txt", ".csv", ".yaml", ".yml")  # annotation files
 
 
 @dataclass(frozen=True)
 class CheckedDataset:
-    """Splits by name, as stored: no validation split is drawn from the training images.
+    """A dataset to check, with its splits as stored: no validation split is drawn from the training images.
 
-    `open_error` is the error if the source is not a dataset, `unlabelled` the error if its images have no labels and
-    thus no classes, `unlearnable` the error if its annotations cannot be trained on.
+    `open_error` is the error of opening a source that is not a dataset. `unlabelled` is the error of training on images
+    without labels, and thus without classes. `unlearnable` is the error of training on these annotations. Each is None
+    if it does not apply.
     """
 
     name: str
@@ -52,16 +53,17 @@ class CheckedDataset:
 
     @cached_property
     def pool(self) -> ConcatenatedSplits:
-        """Return all images, one split after the other."""
+        """Return the images of all splits, one split after the other. An index into the pool identifies an image."""
         return ConcatenatedSplits(self.splits.values())
 
     def locate_sample(self, pool_index: int) -> tuple[str, int]:
-        """Return split and sample index of an image of the pool."""
+        """Return the split name and the index in that split of an image of the pool."""
         split_index, sample = self.pool.locate_sample(pool_index)
         return list(self.splits)[split_index], sample
 
     def describe_label(self, name: str, sample: int) -> str:
-        """Format the class of an image, several joined by `|`, or its values; an empty string without labels."""
+        """Format the label of an image: its class, several classes joined by `|`, or its target values. Return an empty
+        string without labels."""
         if self.targets:
             values = self.splits[name].labels[sample].tolist()
             return ", ".join(f"{target} {value:.6g}" for target, value in zip(self.targets, values, strict=False))
@@ -71,7 +73,8 @@ class CheckedDataset:
         return "|".join(self.classes[i] for i in (np.flatnonzero(label) if np.ndim(label) else [int(label)]))
 
     def labels_differ(self, locations: list[tuple[str, int]], tolerance: float = 0.0) -> bool:
-        """Return whether images have different classes, or values more than `tolerance` standard deviations apart."""
+        """Return whether the images at (split name, index) `locations` have different classes, or target values more
+        than `tolerance` standard deviations apart."""
         if not self.targets:
             return len({self.describe_label(*location) for location in locations}) > 1
         values = np.array([self.splits[name].labels[sample] for name, sample in locations if self.has_values(name)])
@@ -82,17 +85,17 @@ class CheckedDataset:
         return bool((value_ranges > tolerance * self.target_stds).any())
 
     def has_values(self, name: str) -> bool:
-        """Return whether a split has values of the targets."""
+        """Return whether a split contains values of the numeric targets."""
         return self.splits[name].labels.shape[1] > 0
 
     @cached_property
     def target_stds(self) -> np.ndarray:
-        """Return (T,) standard deviations of the values of all images."""
+        """Return the (T,) standard deviations of the target values over all images."""
         values = [split.labels for name, split in self.splits.items() if self.has_values(name)]
         return np.nanstd(np.concatenate(values), 0)
 
     def count_classes(self, name: str) -> np.ndarray:
-        """Count the images of each class in a split: (K,)."""
+        """Count the images of each class in a split, (K,)."""
         labels = self.splits[name].labels
         return labels.sum(0).astype(np.int64) if labels.ndim == 2 else np.bincount(labels, minlength=len(self.classes))
 
@@ -105,8 +108,8 @@ def open_checked_dataset(
     ignore_index: int | None = None,
     targets: tuple[str, ...] = (),
 ) -> CheckedDataset:
-    """Open a source, or a single split of it, and the groups of a table by the column `group_by`; `axes`,
-    `ignore_index` and `targets` are those of `open_data`. Raises DataError without images, and for a missing
+    """Open a dataset to check, or only its split `split`. `group_by` is the table column with the group of each image.
+    `axes`, `ignore_index` and `targets` are those of `open_data`. Raises DataError if there are no images, or no such
     column."""
     try:
         data = open_by_layout(source, 0, group_by, axes=axes, ignore_index=ignore_index, targets=targets)
@@ -124,14 +127,14 @@ def open_checked_dataset(
             (),
             open_error=error,
         )
-    splits, refused, notes = restore_original_splits(data), None, list(data.notes)
+    splits, open_error, notes = restore_original_splits(data), None, list(data.notes)
     if data.unread_annotations is not None:
         notes.append(f"the annotations in {data.unread_annotations} are not used: `train` needs --recipe")
     if split is not None:
         splits = {split: data.split(split)}
     elif data.unsplit and not data.labelled:
         if data.unlabelled is not None and find_inner_source(Path(source)) is not None:
-            refused = data.unlabelled  # this error contains the source
+            open_error = data.unlabelled  # this error contains the source
         noun = get_sample_noun(splits["train"])
         splits = {LOOSE_SPLIT if noun == "images" else noun: splits["train"]}
     return CheckedDataset(
@@ -140,8 +143,8 @@ def open_checked_dataset(
         splits=splits,
         classes=tuple(map(escape_unprintable, data.classes)),
         notes=notes,
-        open_error=refused,
-        unlabelled=data.unlabelled if refused is None else None,
+        open_error=open_error,
+        unlabelled=data.unlabelled if open_error is None else None,
         unlearnable=find_unlearnable(data) if split is None else None,
         column=data.group_column,
         targets=data.targets,
@@ -149,7 +152,7 @@ def open_checked_dataset(
 
 
 def find_leaking_groups(subject: CheckedDataset, group_by: str | None) -> list[dict[str, object]]:
-    """Find groups that occur in more than one split; one entry per pair of splits, with the number of groups and their
+    """Find groups with images in more than one split: one entry per pair of splits, with the number of groups and their
     names. Raises the errors of `vitreous.data.grouping`."""
     notes = [note for note in subject.notes if SHARED_GROUPS_NOTE in note]
     if group_by in (None, subject.column):
@@ -162,8 +165,11 @@ def find_leaking_groups(subject: CheckedDataset, group_by: str | None) -> list[d
 
 
 def count_unused_files(subject: CheckedDataset) -> tuple[dict[str, int], dict[str, str]]:
-    """Count unused files below a folder: `images` or clips outside the layout, and other files by suffix, without
-    annotations. Also return the first of both: of images as `ignored_images`, of other files as `ignored_files`."""
+    """Count the files below the dataset's folder that it does not use: `images` for images or clips outside of the
+    layout, and other files by suffix, except annotations.
+
+    Also return the first example of both: `ignored_images` and `ignored_files`.
+    """
     if not (listing := list_folder_files(subject)):
         return {}, {}
     images, other_files, used_paths = listing
@@ -178,8 +184,8 @@ def count_unused_files(subject: CheckedDataset) -> tuple[dict[str, int], dict[st
 
 
 def list_folder_files(subject: CheckedDataset) -> tuple[list[str], dict[str, list[str]], set[str]] | None:
-    """List images or clips below a folder, its other files except annotations by suffix, and the images, masks and
-    clips of the splits, as absolute paths; None for data that are not files of a folder."""
+    """List the files below the dataset's folder as absolute paths: images or clips; other files by suffix, except
+    annotations; and the images, masks and clips that the splits use. None for data that are not files of a folder."""
     root = Path(subject.source)
     splits = [split for split in subject.splits.values() if isinstance(split, FileSplit)]
     if not root.is_dir() or len(splits) < len(subject.splits):
@@ -206,14 +212,14 @@ def list_folder_files(subject: CheckedDataset) -> tuple[list[str], dict[str, lis
                 other_files[escape_unprintable(os.path.splitext(name)[1].lower()) or "no suffix"].append(
                     os.path.join(location, name)
                 )
-    stores = [split.annotations for split in splits if isinstance(split, AnnotatedFiles)]
-    for suffix in ANNOTATION_SUFFIXES if stores else ():
+    annotation_stores = [split.annotations for split in splits if isinstance(split, AnnotatedFiles)]
+    for suffix in ANNOTATION_SUFFIXES if annotation_stores else ():
         other_files.pop(suffix, None)
     masks = (
         location
-        for store in stores
-        if isinstance(store, MaskAnnotations)
-        for files in store.files
+        for annotation_store in annotation_stores
+        if isinstance(annotation_store, MaskAnnotations)
+        for files in annotation_store.files
         for location in files
     )
     return images, dict(sorted(other_files.items())), used_paths | set(map(os.path.abspath, masks))

@@ -1,4 +1,4 @@
-"""Checks of numeric targets: distribution, missing values and outliers."""
+"""Checks of numeric targets: distribution, missing values, and outliers."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ import numpy as np
 from vitreous.apps.curation.checks.subject import CheckedDataset
 from vitreous.errors import escape_unprintable
 
-TUKEY_FENCE_RANGES = 3.0  # interquartile ranges from the quartiles to the outer fences (Tukey, 1977)
-MIN_FENCE_VALUES = 8  # with fewer values, quartiles are not meaningful
-MAX_LISTED_VALUES = 10_000  # listed images
+TUKEY_FENCE_RANGES = 3.0  # distance of the outer fences from the quartiles, in interquartile ranges (Tukey, 1977)
+MIN_FENCE_VALUES = 8  # no outliers are reported for fewer values: their quartiles are not meaningful
+MAX_LISTED_VALUES = 10_000  # maximum listed images
 
 ValueLocation = dict[str, Any]  # split, path and value
 
 
 def summarise_targets(subject: CheckedDataset) -> list[dict[str, Any]]:
-    """Summarise each target; an empty list for data without targets.
+    """Summarise each numeric target for the document; an empty list for data without targets.
 
-    `splits`: number of images, of values, and their distribution. `compute_tukey_fences`: the limits beyond which
-    training values are outliers, None for too few values; `outliers` lists these images, `out_of_range` those of other
-    splits outside the range of training values.
+    `splits` has the number of images and values and their distribution. `fences` are the limits beyond which training
+    values are outliers, None for too few values. `outliers` lists the images beyond them, `out_of_range` the images of
+    other splits outside of the range of training values.
     """
     if not subject.targets:
         return []
     reference_split = "train" if "train" in subject.splits else next(iter(subject.splits))
-    facts = []
+    summaries = []
     for target_index, name in enumerate(subject.targets):
         columns = {split: get_target_values(subject, split, target_index) for split in subject.splits}
         valid_values = columns[reference_split][~np.isnan(columns[reference_split])]
@@ -48,7 +48,7 @@ def summarise_targets(subject: CheckedDataset) -> list[dict[str, Any]]:
             if split != reference_split and value_range
             for location in find_values_outside(subject, split, values, value_range)
         ]
-        facts.append(
+        summaries.append(
             {
                 "target": escape_unprintable(name),
                 "split": reference_split,
@@ -58,17 +58,18 @@ def summarise_targets(subject: CheckedDataset) -> list[dict[str, Any]]:
                 "out_of_range": out_of_range[:MAX_LISTED_VALUES],
             }
         )
-    return facts
+    return summaries
 
 
 def get_target_values(subject: CheckedDataset, split: str, target_index: int) -> np.ndarray:
-    """Return (n,) values of a target in a split, NaN for missing ones."""
+    """Return the (n,) values of a target in a split; missing values are NaN."""
     labels = subject.splits[split].labels
     return labels[:, target_index] if labels.shape[1] else np.full(len(labels), np.nan)
 
 
 def compute_tukey_fences(values: np.ndarray) -> tuple[float, float] | None:
-    """Return Tukey's outer fences of (n,) values; None for too few values, and if half of them are equal."""
+    """Return the lower and upper outer fence (Tukey, 1977) of (n,) values. None for fewer than `MIN_FENCE_VALUES`
+    values, and if the quartiles are equal."""
     if len(values) < MIN_FENCE_VALUES:
         return None
     low, high = np.percentile(values, [25, 75])
@@ -79,14 +80,14 @@ def compute_tukey_fences(values: np.ndarray) -> tuple[float, float] | None:
 def find_values_outside(
     subject: CheckedDataset, split: str, values: np.ndarray, value_range: tuple[float, float]
 ) -> Iterator[ValueLocation]:
-    """Yield the images of a split whose (n,) values are below the first or above the second of `value_range`."""
+    """Yield the images of a split whose (n,) values are outside of `value_range`, (minimum, maximum)."""
     for sample in np.flatnonzero((values < value_range[0]) | (values > value_range[1])).tolist():
         yield {"split": split, "path": subject.splits[split].name(sample), "value": float(values[sample])}
 
 
 def summarise_values(values: np.ndarray) -> dict[str, Any]:
-    """Return images, values, and minimum, median, maximum, mean and standard deviation of (n,) values, None without
-    values."""
+    """Return the number of images and of values, and minimum, median, maximum, mean and standard deviation of (n,)
+    values, in which NaN is missing. Without values, the statistics are None."""
     valid_values = values[~np.isnan(values)]
     statistics: dict[str, float | None] = dict.fromkeys(("min", "median", "max", "mean", "std"))
     if len(valid_values):

@@ -1,2 +1,2 @@
-"""Search for duplicate images across datasets: the same bytes, the same pixels, or near-duplicates (cropped, scaled or
-modified)."""
+"""Search for duplicate images across datasets: images with the same bytes, the same pixels, or near-duplicates, which
+are cropped, scaled or modified."""

@@ -1,8 +1,13 @@
-"""Exact and near-duplicates on whole images: the fast search of `data check`.
+"""Exact and near-duplicates among whole images: the fast search of `data check`.
 
-It searches and verifies as `data dedup` does, but compares only whole images and verifies only the most similar pairs;
-crops and larger shifts need `data dedup`. Clips are compared frame by frame, at the same fractions of their lengths: a
-part of a clip is not a duplicate of it.
+It searches and verifies as `data dedup` does, but compares only whole images, and verifies only the most similar pairs.
+Crops and larger shifts need `data dedup`.
+
+Clips are compared frame by frame, at the same fractions of their lengths. A segment of a clip is therefore not found as
+its duplicate.
+
+Records of images or clips have the dtype `RECORD` (`checks.record`), pairs of them the dtype `CANDIDATE`
+(`copies.search`).
 """
 
 from __future__ import annotations
@@ -22,23 +27,27 @@ from vitreous.apps.curation.copies.verification import (
 )
 from vitreous.apps.curation.copies.windows import LARGER_VIEW_SIZE, VIEW_SIZE, is_distinctive
 
-MIN_IMAGE_CONTRAST = 4.0  # images with a lower mean standard deviation of the channels are skipped
+MIN_IMAGE_CONTRAST = 4.0  # images with a lower standard deviation (mean of the channels) are not compared
 MIN_WHOLE_COSINE, NUM_SEARCHED_LISTS = (
     0.9,
     4,
-)  # minimum cosine of compared images, and number of searched lists per image
-MIN_COPIED_FRAME_SHARE = 0.75  # minimum share of duplicate frames of two clips
+)  # minimum cosine of a proposed pair; inverted lists (see `search`) that are searched per image
+MIN_COPIED_FRAME_SHARE = 0.75  # minimum share of duplicate frames in two duplicate clips
 MIN_MOTION_CORRELATION, STILL_CLIP_STD = (
     0.5,
     1.0,
-)  # minimum correlation of motion; grey levels of its std below which a clip is still
-REREAD_IMAGES, REREAD_SHARE = 300, 0.02  # images that are read again; more of them found hardly any more duplicates
-# sorted indices of similar images; groups in the order of their first indices
+)  # minimum correlation of the motion of two clips; std of the motion in grey levels below which a clip is still
+REREAD_IMAGES, REREAD_SHARE = (
+    300,
+    0.02,
+)  # maximum images that are read again, as a number and as a share; more found hardly any more duplicates
+# one array per group: sorted indices of similar images; groups are sorted by their first index
 CopyGroups = list[np.ndarray]
 
 
 def group_exact_copies(records: np.ndarray) -> CopyGroups:
-    """Group the readable images of (n,) RECORD by equal bytes, or by equal pixels if pixels are stored."""
+    """Group the readable images of (n,) records of dtype `RECORD` by equal bytes, or by equal pixels if a dataset
+    stores pixels."""
     indices = np.flatnonzero(records["state"] == READABLE)
     return group_by_number(indices, find_first_equal_rows(records["digest"][indices]))
 
@@ -51,8 +60,8 @@ def group_near_copies(
     progress: Callable[[int, int], None],
     slow: bool = False,
 ) -> CopyGroups:
-    """Group similar images or clips of (n,) RECORD: candidates are read again by `job`, and compared. `slow` is that of
-    `scan_samples`."""
+    """Group the similar images or clips of (n,) records of dtype `RECORD`. Candidates are read again by `job` for
+    larger views, which are compared. `slow` is that of `scan_samples`."""
     samples, pairs = compact_indices(propose_near_pairs(records))
     reread_records, _ = scan_samples(
         pool, samples.tolist(), job=job, workers=workers, progress=lambda done: progress(done, len(samples)), slow=slow
@@ -63,10 +72,12 @@ def group_near_copies(
 
 
 def propose_near_pairs(records: np.ndarray) -> np.ndarray:
-    """Propose near-duplicate pairs in (n,) RECORD, whole images only, the most similar first: (p,) CANDIDATE.
+    """Propose near-duplicate pairs of whole images in (n,) records of dtype `RECORD`, the most similar first: (p,) of
+    dtype `CANDIDATE`.
 
-    They contain REREAD_IMAGES images or REREAD_SHARE of all, whichever is more, as each is read again. Images with
-    hardly any contrast are skipped. The first of images with the same bytes represents all.
+    Each image of a pair is read again. Therefore the pairs contain at most `REREAD_IMAGES` images, or `REREAD_SHARE` of
+    all if that is more. Images with hardly any contrast are skipped. Of images with the same bytes, only the first is
+    proposed.
     """
     indices = find_comparable_samples(records)
     pairs = search_whole_pairs(records, indices, indices)
@@ -77,19 +88,21 @@ def propose_near_pairs(records: np.ndarray) -> np.ndarray:
 
 
 def find_contrasting_samples(records: np.ndarray) -> np.ndarray:
-    """Return the (m,) sorted indices of (n,) RECORD with enough contrast to compare."""
+    """Return the sorted indices (m,) of readable images in (n,) records of dtype `RECORD` with enough contrast to
+    compare."""
     return np.flatnonzero((records["state"] == READABLE) & (records["std"].mean(1) >= MIN_IMAGE_CONTRAST))
 
 
 def find_comparable_samples(records: np.ndarray) -> np.ndarray:
-    """Return the (m,) indices of (n,) RECORD with enough contrast, only the first of those with the same bytes."""
+    """Return the sorted indices (m,) of readable images in (n,) records of dtype `RECORD` with enough contrast to
+    compare. Of images with the same bytes, only the first is returned."""
     indices = find_contrasting_samples(records)
     return indices[find_first_equal_rows(records["digest"][indices]) == np.arange(len(indices))]
 
 
 def search_whole_pairs(records: np.ndarray, queries: np.ndarray, references: np.ndarray) -> np.ndarray:
-    """Find earlier samples in `references` that are similar as whole images to `queries` of (n,) RECORD: (p,)
-    CANDIDATE."""
+    """Find pairs of whole images in (n,) records of dtype `RECORD`: a sample of `queries`, and a similar earlier sample
+    of `references`. Return (p,) of dtype `CANDIDATE`."""
     wholes = records["whole"].astype(np.float32)
     wholes /= np.maximum(np.linalg.norm(wholes, axis=1, keepdims=True), 1e-6)
     return search_candidates(
@@ -105,21 +118,22 @@ def search_whole_pairs(records: np.ndarray, queries: np.ndarray, references: np.
 def verify_frame_pairs(
     pairs: np.ndarray, views: np.ndarray, threshold: float = COPY_THRESHOLD
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Keep the near-duplicates of (p,) CANDIDATE, indices into (n, T, side, side) larger views of T frames: (q,), and
-    their similarity (q,), the mean over frames in which both have contrast.
+    """Keep the near-duplicates among (p,) pairs of dtype `CANDIDATE`, whose indices refer to (n, T, side, side) larger
+    views of T frames. Return the (q,) kept pairs, and their similarity (q,): the mean over compared frames.
 
-    At least MIN_COPIED_FRAME_SHARE of these frames are duplicates with a similarity of at least `threshold`, and they
-    are half or more of the frames in which either has contrast; the motion must be similar, too.
+    Frames are compared if both have contrast. In a duplicate, at least `MIN_COPIED_FRAME_SHARE` of the compared frames
+    have a similarity of at least `threshold`. Compared frames must be at least half of the frames with contrast of each
+    clip. The motion must be similar, too.
     """
     num_copied_frames, num_shared_frames = np.zeros((2, len(pairs)), np.int64)
     total = np.zeros(len(pairs))
-    num_frames = np.zeros((2, len(pairs)), np.int64)
+    num_contrast_frames = np.zeros((2, len(pairs)), np.int64)
     for frame in range(views.shape[1]):
         frame_views = np.ascontiguousarray(views[:, frame])
         distinctive = is_distinctive(frame_views)
-        is_shown = np.stack([distinctive[pairs["sample"]], distinctive[pairs["of"]]])
-        compared = np.flatnonzero(is_shown.all(0))
-        num_frames += is_shown
+        has_contrast = np.stack([distinctive[pairs["sample"]], distinctive[pairs["of"]]])
+        compared = np.flatnonzero(has_contrast.all(0))
+        num_contrast_frames += has_contrast
         scores = score_frame_pairs(pairs[compared], frame_views)
         num_shared_frames[compared] += 1
         total[compared] += scores
@@ -127,17 +141,18 @@ def verify_frame_pairs(
     copy_indices = np.flatnonzero(
         (num_shared_frames > 0)
         & (num_copied_frames >= MIN_COPIED_FRAME_SHARE * num_shared_frames)
-        & (2 * num_shared_frames >= num_frames.max(0))
+        & (2 * num_shared_frames >= num_contrast_frames.max(0))
     )
     copy_indices = copy_indices[has_similar_motion(pairs[copy_indices], views)]
     return pairs[copy_indices], total[copy_indices] / num_shared_frames[copy_indices]
 
 
 def has_similar_motion(pairs: np.ndarray, views: np.ndarray) -> np.ndarray:
-    """Return whether motion is similar in (p,) CANDIDATE, indices into (n, T, side, side) larger views: (p,) bool.
+    """Return whether the motion is similar in each of (p,) pairs of dtype `CANDIDATE`, whose indices refer to (n, T,
+    side, side) larger views: (p,) bool.
 
-    The correlation of both clips, each minus the mean of its frames, must reach a minimum, since all clips of a fixed
-    camera share the background. True if one of them hardly moves.
+    All clips of a fixed camera share the background. Therefore the mean of its frames is subtracted from each clip, and
+    the correlation of the remainders must reach a minimum. True if a clip hardly moves.
     """
     is_similar = np.ones(len(pairs), bool)
     for pair_index, pair in enumerate(pairs):
@@ -151,8 +166,8 @@ def has_similar_motion(pairs: np.ndarray, views: np.ndarray) -> np.ndarray:
 
 
 def score_frame_pairs(pairs: np.ndarray, views: np.ndarray) -> np.ndarray:
-    """Return the similarity of (p,) CANDIDATE, indices into (n, side, side) larger views: (p,) float32, up to 1; 0 if a
-    fast comparison excludes a duplicate."""
+    """Return the similarity of each of (p,) pairs of dtype `CANDIDATE`, whose indices refer to (n, side, side) larger
+    views: (p,) float32, at most 1. It is 0 if a fast comparison of small views excludes a duplicate."""
     small_views = views.reshape(
         len(views), VIEW_SIZE, LARGER_VIEW_SIZE // VIEW_SIZE, VIEW_SIZE, LARGER_VIEW_SIZE // VIEW_SIZE
     ).mean((2, 4), dtype=np.float32)
@@ -163,7 +178,7 @@ def score_frame_pairs(pairs: np.ndarray, views: np.ndarray) -> np.ndarray:
 
 
 def group_connected_samples(pairs: np.ndarray) -> CopyGroups:
-    """Group the indices of (2, p) similar pairs into connected components."""
+    """Group the samples in (2, p) pairs of indices into connected components."""
     if not pairs.size:
         return []
     from scipy.sparse import coo_array  # takes half a second, and most datasets do not need it
@@ -176,7 +191,7 @@ def group_connected_samples(pairs: np.ndarray) -> CopyGroups:
 
 
 def group_by_number(indices: np.ndarray, group_ids: np.ndarray) -> CopyGroups:
-    """Split (n,) sorted indices into groups of two and more with the same (n,) number."""
+    """Group (n,) sorted indices by their (n,) group numbers; groups of a single index are dropped."""
     counts = np.bincount(group_ids, minlength=1)
     shared = counts[group_ids] > 1
     indices, group_ids = indices[shared], group_ids[shared]

@@ -1,7 +1,8 @@
-"""Records of clips: length, frame rate, contrast, motion, and descriptors for comparison.
+"""Records of clips for `data check` and `data dedup`: length, frame rate, contrast, motion, and descriptors for
+comparison.
 
-Each file is decoded to its end as in training, so that both refuse the same files. The frames are those of evaluation
-by default, evenly spread over the clip. One clip is in memory at a time.
+Each file is decoded to its end as in training, so that both refuse the same files. As in evaluation by default, the
+selected frames are evenly spread over the clip. Only one clip is in memory at a time.
 """
 
 from __future__ import annotations
@@ -54,22 +55,22 @@ from vitreous.data.decoding.decode import read_input_file
 from vitreous.data.decoding.video import detect_demuxer
 from vitreous.data.layouts.video import ClipFiles, StoredClips
 
-#: a RECORD of the selected frames (`whole`: mean of their descriptors), and the clip's length; 0 seconds: unknown
+#: a `RECORD` over the selected frames (`whole` is the mean of their descriptors), and the clip's length (0 s: unknown)
 CLIP_RECORD = np.dtype([*RECORD.descr, ("frames", "<u4"), ("seconds", "<f4")])
 CLIP_VIEWS = np.dtype([("view", "u1", (DEFAULT_CLIP_FRAMES, LARGER_VIEW_SIZE, LARGER_VIEW_SIZE)), ("state", "u1")])
-STILL_TOLERANCE = 8  # levels of 0..255 by which compression changes uniform or still content
+STILL_TOLERANCE = 8  # grey levels (of 0 to 255) by which compression may change uniform or still content
 CONTAINER_FORMATS = {"mov": "MOV", "avi": "AVI", "matroska": "MATROSKA", "mpeg": "MPEG", "mpegvideo": "MPEG"}
 
 
 def locate_clip(pool: ConcatenatedSplits, sample: int) -> tuple[ClipFiles | StoredClips, int]:
-    """Return the split of a clip, and its index there."""
+    """Return the split of a clip in the pool, and the clip's index in that split."""
     split, index = pool.get_split_and_index(sample)
     assert isinstance(split, ClipFiles | StoredClips)
     return split, index
 
 
 def survey_clips(pool: ConcatenatedSplits, samples: Sequence[int]) -> tuple[np.ndarray, ReadErrors]:
-    """Read and decode n clips once: (n,) CLIP, and read errors."""
+    """Read and decode n clips once. Return (n,) records of dtype `CLIP_RECORD`, and the read errors."""
     records, views = (
         np.zeros(len(samples), CLIP_RECORD),
         np.zeros((len(samples), DEFAULT_CLIP_FRAMES, VIEW_SIZE, VIEW_SIZE), np.uint8),
@@ -77,6 +78,7 @@ def survey_clips(pool: ConcatenatedSplits, samples: Sequence[int]) -> tuple[np.n
     record_indices = {sample: index for index, sample in enumerate(samples)}
 
     def survey_clip(pool: ConcatenatedSplits, sample: int, record: Any) -> None:
+        """Read one clip, and fill its record."""
         split, index = locate_clip(pool, sample)
         clip, record["format"], record["digest"], record["bytes"] = open_clip_with_digest(split, index)
         pixels = clip.read_frames(sample_frames_evenly(len(clip), DEFAULT_CLIP_FRAMES))
@@ -100,10 +102,12 @@ def survey_clips(pool: ConcatenatedSplits, samples: Sequence[int]) -> tuple[np.n
 
 
 def read_clip_views(pool: ConcatenatedSplits, samples: Sequence[int]) -> tuple[np.ndarray, ReadErrors]:
-    """Read larger grey views of the frames of n candidate duplicates: (n,) VIEWS, and read errors."""
+    """Read the frames of n candidate duplicates again, for larger grey views. Return (n,) records of dtype
+    `CLIP_VIEWS`, and the read errors."""
     records = np.zeros(len(samples), CLIP_VIEWS)
 
     def read_clip(pool: ConcatenatedSplits, sample: int, record: Any) -> None:
+        """Read one clip, and fill its record with grey views."""
         split, index = locate_clip(pool, sample)
         clip = split.open_clip(index)
         record["view"] = make_frame_views(
@@ -114,8 +118,9 @@ def read_clip_views(pool: ConcatenatedSplits, samples: Sequence[int]) -> tuple[n
 
 
 def open_clip_with_digest(split: ClipFiles | StoredClips, sample: int) -> tuple[Clip, int, np.ndarray, int]:
-    """Open a clip; return it with the index of its format, its digest (2,) uint64 and the bytes of its file, for a
-    folder those of its frames. Raises DataError."""
+    """Open a clip. Return the clip, the index of its format in `FILE_FORMATS`, its digest (2,) uint64, and its number
+    of bytes. A folder of frames has the digest and the bytes of all its frames. Raises DataError if the clip cannot be
+    read."""
     files, name = split if isinstance(split, ClipFiles) else None, split.name(sample)
     interval = files.get_segment(sample) if files else None
     if files and os.path.isdir(path := files.path(sample)):
@@ -147,33 +152,36 @@ def make_frame_views(pixels: np.ndarray, side: int) -> np.ndarray:
 
 
 def compute_clip_duration(clip: Clip) -> float:
-    """Return the duration of a clip in seconds, with the mean duration for its last frame; 0 if unknown."""
+    """Return the duration of a clip in seconds, 0 if unknown. The last frame counts with the mean duration of the other
+    frames."""
     count = len(clip)
     return float(clip.times[-1]) * count / (count - 1) if len(clip.times) and count > 1 else 0.0
 
 
 def summarise_clips(subject: CheckedDataset, records: np.ndarray) -> dict[str, Any] | None:
-    """Summarise the lengths of clips, (n,) CLIP; None for other data.
+    """Summarise the lengths of the clips in (n,) records of dtype `CLIP_RECORD`; None for data that are not clips.
 
-    `frames`, `seconds` and `frame_rate` (frames/s) have a minimum, median and maximum, the latter two over clips with
-    frame times (None: no such clip). `short` lists clips with fewer frames than `frames_read`, the default of a run;
-    `one_colour` and `without_motion` list clips without contrast and without motion.
+    `frames`, `seconds` and `frame_rate` (frames/s) are ranges: minimum, median and maximum. `seconds` and `frame_rate`
+    cover only clips with frame times, and are None if there are none. `short` lists clips with fewer frames than
+    `frames_read`, the default of a run. `one_colour` and `without_motion` list clips without contrast and without
+    motion.
     """
     if get_sample_noun(subject.pool.splits[0]) != "clips":
         return None
     readable = records[records["state"] == READABLE]
-    timed = readable[readable["seconds"] > 0]
-    lengths, times = timed["frames"].astype(np.float64), timed["seconds"].astype(np.float64)
+    timed_clips = readable[readable["seconds"] > 0]
+    num_frames, durations = timed_clips["frames"].astype(np.float64), timed_clips["seconds"].astype(np.float64)
     is_short = (records["state"] == READABLE) & (records["frames"] < DEFAULT_CLIP_FRAMES)
 
     def describe_entries(samples: Iterable[Any]) -> list[dict[str, Any]]:
+        """Describe the listed samples by split, index, name and class."""
         return [describe_sample_entry(subject, int(sample)) for sample in samples][:MAX_LISTED_GROUPS]
 
     return {
         "frames_read": DEFAULT_CLIP_FRAMES,
         "frames": summarise_range(readable["frames"].astype(np.float64)) if len(readable) else None,
-        "seconds": summarise_range(times) if len(timed) else None,
-        "frame_rate": summarise_range(lengths / times) if len(timed) else None,
+        "seconds": summarise_range(durations) if len(timed_clips) else None,
+        "frame_rate": summarise_range(num_frames / durations) if len(timed_clips) else None,
         "short": describe_entries(np.flatnonzero(is_short)),
         **{
             trait.name.lower(): describe_entries(np.flatnonzero(records["traits"] & trait))
@@ -190,14 +198,15 @@ def find_clip_copies(
     workers: int,
     progress: Callable[[str, int, int], None],
 ) -> tuple[list[Copy], ReadErrors]:
-    """Find clips from index `num_references` on that are duplicates of an earlier one before `num_references` or, with
-    `within`, of any earlier one; and read errors."""
+    """Find clips that are duplicates of an earlier clip, and return them with the read errors. The first
+    `num_references` clips of the pool are references. Each later clip is compared with the references or, with
+    `within`, with all earlier clips."""
     records, reasons = scan_samples(
         pool,
         range(len(pool)),
         job=survey_clips,
         workers=workers,
-        progress=lambda done: progress("look at clips", done, len(pool)),
+        progress=lambda done: progress("read clips", done, len(pool)),
         slow=True,
     )
     samples, first_index = np.arange(len(pool)), find_first_equal_rows(records["digest"])

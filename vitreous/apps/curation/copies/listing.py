@@ -1,7 +1,7 @@
-"""The list of `data dedup`, `path,copy_of,reason,score` with one copy per line, and the dataset without them.
+"""The output of `data dedup`: the list of duplicates as CSV, and the dataset without them.
 
 A cell that a spreadsheet could interpret as a formula, or that begins with an apostrophe, is prefixed with an
-apostrophe; removing one restores every name.
+apostrophe. Removing that apostrophe restores every name.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LIST_COLUMNS = ["path", "duplicate_of", "reason", "score"]
 
 
 class Copy(NamedTuple):
-    """A sample, the sample that it is a copy of, the reason, and their similarity: up to 1."""
+    """A sample, the sample that it duplicates, the reason, and their similarity (at most 1)."""
 
     sample: int
     original: int
@@ -34,7 +34,8 @@ class Copy(NamedTuple):
 
 
 def resolve_copies(exact_copies: dict[int, Copy], near_copies: list[Copy]) -> list[Copy]:
-    """List one copy per sample, of an image that is not a copy itself; an image that only resembles copies is none."""
+    """List one copy per duplicate sample, whose original is not a duplicate itself. A sample that is near only to
+    duplicates is not listed."""
     listed: dict[int, Copy] = {}
     copies_by_sample: dict[int, list[Copy]] = {}
     for copy in near_copies:
@@ -49,7 +50,7 @@ def resolve_copies(exact_copies: dict[int, Copy], near_copies: list[Copy]) -> li
 
 
 def copies_to_csv(copies: Sequence[dict[str, Any]]) -> str:
-    """Format the copies of a document of `dedup` as CSV."""
+    """Format the `duplicates` of a document of `data dedup` as CSV."""
     csv_rows = (
         [escape_formula(copy["path"]), escape_formula(copy["duplicate_of"]), copy["reason"], f"{copy['score']:.4f}"]
         for copy in copies
@@ -58,28 +59,28 @@ def copies_to_csv(copies: Sequence[dict[str, Any]]) -> str:
 
 
 def remaining_to_csv(data: Data, names: frozenset[str], folder: Path) -> str:
-    """Format the dataset without some samples as the CSV `path,label[,split]` of `train`; for parts of clips
-    `path,label,split,start,end`, for values `path,TARGET...[,split]`, with paths relative to `folder`.
+    """Format the dataset without the samples in `names` as CSV with the columns of `train`: `path,label[,split]`.
+    Numeric targets replace `label`; segments of clips add `start,end`. Paths are relative to `folder`.
 
-    Raises UsageError for data that are not image files, DataError for a path or a class that the format cannot hold.
+    Raises UsageError for data that are not image files, DataError for a path or a class that CSV cannot store.
     """
     unstorable = [name for name in data.classes if "|" in name or name != name.strip() or not is_utf8(name)]
     if unstorable:
         problem = f"the class {escape_unprintable(unstorable[0])} cannot be written to a CSV file"
-        raise DataError(problem, "rename it, or use --exclude with the list")
-    unsplit = data.unsplit and data.full_train_split is not None
+        raise DataError(problem, "rename the class, or use --exclude with the list")
+    drops_split_column = data.unsplit and data.full_train_split is not None
     csv_rows = [["path", *(data.targets or ["label"]), "split"]]
     has_intervals = any(isinstance(split, ClipFiles) and split.segments is not None for split in data.splits.values())
     csv_rows[0] += ["start", "end"] if has_intervals else []
     for split_name, split in restore_original_splits(data).items():
         if not isinstance(split, FileSplit):
-            problem = f"{data.name} has no image files for a table"
+            problem = f"{data.name} does not consist of image files, which a CSV file needs"
             raise UsageError(problem, "use the list: vitreous train DATA --exclude LIST")
         for sample in find_kept_samples(split, names):
             path, label = os.path.relpath(split.paths[sample], folder), split.labels[sample]
             if not is_utf8(path):
                 problem = f"{split.name(int(sample))}: a name that is not UTF-8 cannot be written to a CSV file"
-                raise DataError(problem, "rename it")
+                raise DataError(problem, "rename the file")
             csv_rows.append(
                 [f"./{path}" if path.startswith(FORMULA_PREFIXES) else path, *write_label(data, label), split_name]
             )
@@ -88,12 +89,13 @@ def remaining_to_csv(data: Data, names: frozenset[str], folder: Path) -> str:
                 csv_rows[-1] += [repr(start) if start else "", repr(end) if math.isfinite(end) else ""]
     split_column = csv_rows[0].index("split", 1 + len(data.targets))
     return format_csv(
-        csv_row[:split_column] + csv_row[split_column + 1 :] if unsplit else csv_row for csv_row in csv_rows
+        csv_row[:split_column] + csv_row[split_column + 1 :] if drops_split_column else csv_row for csv_row in csv_rows
     )
 
 
 def write_label(data: Data, label: np.ndarray) -> list[str]:
-    """Format a label () or (K,) as cells: the names of its classes, or the value of each target, empty for none."""
+    """Format a label of shape () or (K,) as cells: one cell with the class names, or one cell per numeric target, empty
+    if its value is missing."""
     if data.targets:
         return ["" if math.isnan(value) else f"{value:.17g}" for value in label.tolist()]
     return ["|".join(data.classes[int(k)] for k in (np.flatnonzero(label) if label.ndim else [label]))]

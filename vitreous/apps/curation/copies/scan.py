@@ -1,4 +1,4 @@
-"""Read samples once, in worker processes: a file that crashes or hangs a process affects only itself."""
+"""Read samples once in worker processes. A file that crashes or hangs its process affects only itself."""
 
 from __future__ import annotations
 
@@ -24,16 +24,19 @@ from vitreous.errors import DataError, ResourceError
 from vitreous.system.children import block_stop_signals, ignore_group_signals
 
 TASK_SAMPLES = 32  # samples per task
-TASK_TIMEOUT, SLOW_TASK_TIMEOUT = (60.0, 1800.0)  # timeouts in seconds of a task, and of a task with one slow sample
-MAX_BROKEN_POOLS = 5  # consecutive process pools that may break before they read anything
+TASK_TIMEOUT, SLOW_TASK_TIMEOUT = (
+    60.0,
+    1800.0,
+)  # seconds until a task is stopped: with TASK_SAMPLES samples, and with one slow sample
+MAX_BROKEN_POOLS = 5  # maximum consecutive process pools that break before they read a sample
 UNSEEN, READABLE, UNREADABLE = range(3)  # values of the field `state` of a record
 VIEW = np.dtype([("view", "u1", (LARGER_VIEW_SIZE, LARGER_VIEW_SIZE)), ("state", "u1")])
 
-ReadErrors = dict[int, str]  # sample -> error message without its name
+ReadErrors = dict[int, str]  # sample index -> error message without the sample's name
 
 
 class ConcatenatedSplits:
-    """Splits concatenated, for reading."""
+    """Several splits as one sequence of samples that can be read: a pool."""
 
     def __init__(self, splits: Iterable[Split]) -> None:
         self.splits = list(splits)
@@ -43,17 +46,17 @@ class ConcatenatedSplits:
         return int(self.ends[-1]) if len(self.ends) else 0
 
     def locate_sample(self, sample: int) -> tuple[int, int]:
-        """Return the index of a sample's split, and its index there."""
+        """Return the index of a sample's split, and the sample's index in that split."""
         split_index = int(np.searchsorted(self.ends, sample, side="right"))
         return split_index, sample - int(self.ends[split_index]) + len(self.splits[split_index])
 
     def get_split_and_index(self, sample: int) -> tuple[Split, int]:
-        """Return the split of a sample, and its index there."""
+        """Return a sample's split, and the sample's index in that split."""
         split_index, index = self.locate_sample(sample)
         return self.splits[split_index], index
 
     def raw(self, sample: int) -> bytes | np.ndarray:
-        """Return the bytes of a file, or pixels (H, W[, C]). Raises DataError."""
+        """Return the bytes of a sample's file, or its pixels (H, W[, C]). Raises DataError if they cannot be read."""
         split, index = self.get_split_and_index(sample)
         return split.raw(index)
 
@@ -64,7 +67,7 @@ class ConcatenatedSplits:
 
 
 SampleSource = Split | ConcatenatedSplits
-#: (pool, n samples) -> (n,) records with a field `state`, and read errors
+#: reads n samples of a pool -> (n,) records with a field `state`, and the read errors
 ScanJob = Callable[[Any, Sequence[int]], tuple[np.ndarray, ReadErrors]]
 
 
@@ -76,11 +79,11 @@ def scan_samples(
     progress: Callable[[int], None] = lambda done: None,
     slow: bool = False,
 ) -> tuple[np.ndarray, ReadErrors]:
-    """Run `job` on samples -> (n,) records in their order, and read errors.
+    """Run `job` on samples of a pool. Return (n,) records in the order of `samples`, and the read errors.
 
-    The result does not depend on `workers` (0: this process, which a crashing decoder ends); `progress` receives the
-    number of finished samples. `slow`: each sample, such as a clip, is a task with a longer timeout. Raises
-    ResourceError if no process survives its start.
+    The result does not depend on `workers`; 0 is this process, which would crash with its decoder. `progress` receives
+    the number of finished samples. With `slow`, each sample, such as a clip, is a task with a longer timeout. Raises
+    ResourceError if worker processes end before they read a sample.
     """
     records, reasons, done = np.zeros(len(samples), job(pool, ())[0].dtype), {}, 0
     with closing(scan_in_chunks(pool, samples, job, workers, slow)) as chunks:
@@ -95,10 +98,11 @@ def scan_samples(
 def scan_in_chunks(
     pool: SampleSource, samples: Sequence[int], job: ScanJob, workers: int, slow: bool = False
 ) -> Generator[tuple[range, np.ndarray, ReadErrors], None, None]:
-    """Yield (indices into `samples`, (m,) records, errors) of finished chunks, and an empty chunk every second.
+    """Yield each finished chunk of samples: indices into `samples`, (m,) records, and read errors. Yield an empty chunk
+    after each second without a finished one.
 
-    A chunk that ends its process, or exceeds its timeout, is repeated sample by sample. Closing the generator ends the
-    processes. Raises ResourceError if no process survives its start.
+    If a chunk crashes its process or exceeds its timeout, its samples are retried one by one. Closing the generator
+    ends the processes. Raises ResourceError if worker processes end before they read a sample.
     """
     size, timeout = (1, SLOW_TASK_TIMEOUT) if slow else (TASK_SAMPLES, TASK_TIMEOUT)
     spans = deque(range(start, min(start + size, len(samples))) for start in range(0, len(samples), size))
@@ -137,7 +141,7 @@ def scan_in_chunks(
             num_broken_pools += 1
             if num_broken_pools > MAX_BROKEN_POOLS:
                 raise ResourceError(
-                    "worker processes end before they read an image", "try fewer --workers, or --workers 0"
+                    "worker processes ended before they read an image", "use fewer --workers, or --workers 0"
                 ) from None
             spans.extendleft(tasks.values())
             tasks.clear()
@@ -147,7 +151,8 @@ def scan_in_chunks(
 
 
 def get_task_result(future: Future, timeout: float) -> Any:
-    """Return the result of a task, or an error after `timeout` seconds. Raises BrokenProcessPool, a RuntimeError."""
+    """Return the result of a task, or an error message if it raised, crashed its process, or exceeded `timeout`
+    seconds. Raises BrokenProcessPool, a RuntimeError."""
     from pebble import ProcessExpired
 
     try:
@@ -155,7 +160,7 @@ def get_task_result(future: Future, timeout: float) -> Any:
     except BrokenProcessPool:
         raise
     except ProcessExpired as error:
-        return f"ends the process that reads it ({describe_exit_code(error.exitcode)})"
+        return f"crashes the process that reads it ({describe_exit_code(error.exitcode)})"
     except TimeoutError:
         return f"takes longer than {timeout:g} s"
     except Exception as error:
@@ -165,7 +170,8 @@ def get_task_result(future: Future, timeout: float) -> Any:
 def fill_records(
     records: np.ndarray, pool: SampleSource, samples: Sequence[int], read: Callable[[Any, int, Any], None]
 ) -> ReadErrors:
-    """Call `read(pool, sample, record)` for each of (n,) records and set `state` -> read errors."""
+    """Call `read(pool, sample, record)` for each of (n,) records, and set the record's `state`. Return the read
+    errors."""
     reasons: ReadErrors = {}
     for record, sample in zip(records, samples, strict=True):
         try:
@@ -181,17 +187,20 @@ def fill_records(
 def make_grey_views(
     pool: SampleSource, samples: Sequence[int], read: Callable[[Any, int], Image.Image]
 ) -> tuple[np.ndarray, ReadErrors]:
-    """Make larger grey views of the n images that `read(pool, sample)` decodes: (n,) VIEW, and read errors."""
+    """Make larger grey views of the n images that `read(pool, sample)` decodes. Return (n,) records of dtype `VIEW`,
+    and the read errors."""
     records = np.zeros(len(samples), VIEW)
 
     def fill_view(pool: Any, sample: int, record: Any) -> None:
+        """Fill the record of one image with its grey view."""
         record["view"] = make_grey_view(read(pool, sample), LARGER_VIEW_SIZE)
 
     return records, fill_records(records, pool, samples, fill_view)
 
 
 def digest_content(raw: bytes | np.ndarray) -> np.ndarray:
-    """Return the first half of the SHA-256 of bytes, or of pixels (H, W[, C]) with shape and dtype, as (2,) uint64."""
+    """Return the first half of a SHA-256 as (2,) uint64: of bytes, or of pixels (H, W[, C]) with their shape and
+    dtype."""
     if isinstance(raw, bytes):
         sha256 = hashlib.sha256(raw)
     else:
@@ -201,7 +210,7 @@ def digest_content(raw: bytes | np.ndarray) -> np.ndarray:
 
 
 def describe_exit_code(code: int) -> str:
-    """Describe the exit code of a process."""
+    """Return the name of the signal that ended a process, or its exit code."""
     return signal.Signals(-code).name if code < 0 and -code in set(signal.Signals) else f"exit code {code}"
 
 
@@ -209,12 +218,12 @@ _worker: dict[str, Any] = {}  # in a worker process: the pool and the job
 
 
 def start_scan_worker(pool: SampleSource, job: ScanJob) -> None:
-    """Initialise a worker process: ignore stop signals, and keep the pool and the job."""
+    """Initialise a worker process: ignore stop signals, and store the pool and the job for `run_scan_job`."""
     ignore_group_signals()
     gc.freeze()  # collecting inherited objects would copy their memory
     _worker.update(pool=pool, job=job)
 
 
 def run_scan_job(samples: Sequence[int]) -> tuple[np.ndarray, ReadErrors]:
-    """Run the job in a worker process: (n,) records and read errors of n samples."""
+    """Run the stored job in a worker process: (n,) records and read errors of n samples."""
     return _worker["job"](_worker["pool"], samples)

@@ -1,9 +1,11 @@
 """Search for candidate duplicates of each image.
 
-A whole image is compared with parts of the others, and its parts with the others as wholes, upright and mirrored; its
-centre is compared with parts of the others, for shifted images. Parts are stored in inverted lists by their nearest
-centroid, and an image is compared with the parts in the lists nearest to it (Jégou et al., IEEE TPAMI 33(1), 2011,
-without the quantisation). N samples, descriptors of LENGTH numbers.
+A whole image is compared with parts of other images, and its parts with other whole images, upright and mirrored. For
+shifted images, its centre is compared with parts of other images. A part is a box of `SEARCH_BOXES`.
+
+The descriptors of parts are stored in inverted lists by their nearest centroid. An image is compared only with the
+parts in the nearest lists (Jégou et al., IEEE TPAMI 33(1), 2011, without the quantisation). Shapes: N samples,
+descriptors of L = `DESCRIPTOR_LENGTH` numbers.
 """
 
 from __future__ import annotations
@@ -14,24 +16,24 @@ import numpy as np
 
 from vitreous.apps.curation.copies.windows import CENTRE_BOX_INDEX, MIRROR_SIGNS, SEARCH_BOXES
 
-PARTS_PER_LIST = 448  # approximate parts per list
-MAX_LISTS, NUM_PROBED_LISTS = 1024, 24  # maximum lists, and lists that an image is compared with
-KMEANS_ROUNDS, KMEANS_PARTS_PER_LIST = 6, 40  # rounds of k-means, and parts per list that it uses
-MAX_HELD_PARTS = 425_984  # in memory at a time: those of 8192 images
+PARTS_PER_LIST = 448  # approximate number of parts per inverted list
+MAX_LISTS, NUM_PROBED_LISTS = 1024, 24  # maximum number of lists; nearest lists that an image is compared with
+KMEANS_ROUNDS, KMEANS_PARTS_PER_LIST = 6, 40  # rounds of k-means, and parts that it uses per list
+MAX_HELD_PARTS = 425_984  # parts in memory at a time: those of 8192 images
 FEATURE_BLOCK_SIZE = 8192  # images whose features are compared at a time
 QUERY_BLOCK_SIZE = 16384  # images that are compared with the parts at a time
 MAX_CANDIDATES = 8  # candidates per image
 MIN_DESCRIPTOR_COSINE, MIN_FEATURE_COSINE = (
     0.8,
     0.5,
-)  # minimum cosine of a candidate: of descriptors, and of a model's features
+)  # minimum cosine of two descriptors, and of a model's features, for a candidate
 
-#: `sample` may be a copy of `of`: one of them, mirrored or not, matches the box of the other; `forward_before_output`:
-#: whether it is `sample`
+#: `sample` may be a copy of `of`. One of them, mirrored if `mirrored`, matches the box `box` of the other: `sample`
+#: matches a box of `of` if `inner`, else the reverse
 CANDIDATE = np.dtype(
     [("sample", "i8"), ("of", "i8"), ("cosine", "f4"), ("box", "f4", 4), ("mirrored", "?"), ("inner", "?")]
 )
-DescribeParts = Callable[[np.ndarray], np.ndarray]  # sample numbers (n,) -> descriptors (n, boxes, LENGTH)
+DescribeParts = Callable[[np.ndarray], np.ndarray]  # sample indices (n,) -> descriptors (n, boxes, L)
 
 
 def search_candidates(
@@ -43,19 +45,19 @@ def search_candidates(
     probed: int = NUM_PROBED_LISTS,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> np.ndarray:
-    """Find for each query the earlier samples in `references` with the highest cosines of at least `floor`: (p,)
-    CANDIDATE.
+    """Find for each query the most similar earlier samples in `references`: (p,) of dtype `CANDIDATE`, with cosines of
+    at least `floor`.
 
-    `wholes` (N, LENGTH) has the descriptor of every sample, `describe_parts` computes those of the boxes of some;
-    `queries` and `references` are sorted sample indices. An image is compared with the parts in the `probed` nearest
-    lists; if `describe_parts` returns only whole images, wholes are compared with wholes.
+    `wholes` (N, L) are descriptors of whole images, `describe_parts` computes descriptors of parts. `queries` and
+    `references` are sorted sample indices. An image is compared with the parts in the `probed` nearest lists. If
+    `describe_parts` returns only whole images, whole images are compared.
     """
-    best = np.empty(0, CANDIDATE)
+    candidates = np.empty(0, CANDIDATE)
     if not len(queries) or not len(references):
-        return best
+        return candidates
     centres = train_centroids(describe_parts, references)
-    boxes = describe_parts(references[:1]).shape[1]
-    has_parts, block_size = boxes > 1, max(MAX_HELD_PARTS // boxes, 1)
+    num_boxes = describe_parts(references[:1]).shape[1]
+    has_parts, block_size = num_boxes > 1, max(MAX_HELD_PARTS // num_boxes, 1)
     # samples of the parts, samples of the wholes, whether the query is the whole
     directions = [(references, queries, True), (queries, references, False)][: 1 + has_parts]
     total, done = sum(len(part_samples) for part_samples, *_ in directions), 0
@@ -71,7 +73,7 @@ def search_candidates(
             for start in range(0, len(eligible), QUERY_BLOCK_SIZE):
                 query_block = eligible[start : start + QUERY_BLOCK_SIZE]
                 pairs = [
-                    best,
+                    candidates,
                     *compare_with_lists(
                         wholes[query_block],
                         query_block,
@@ -92,14 +94,15 @@ def search_candidates(
                         floor=floor,
                         probed=probed,
                     )
-                best = keep_best_candidates(np.concatenate(pairs))
+                candidates = keep_best_candidates(np.concatenate(pairs))
             done += len(block_samples)
             progress(done, total)
-    return best
+    return candidates
 
 
 class InvertedLists:
-    """(n, boxes, LENGTH) parts sorted by their nearest centroid: list k is `starts[k]` to `starts[k + 1]`."""
+    """Descriptors of parts (n, boxes, L), sorted by their nearest centroid: list k is `list_starts[k]` to
+    `list_starts[k + 1]`."""
 
     def __init__(self, descriptors: np.ndarray, samples: np.ndarray, centres: np.ndarray) -> None:
         flat_descriptors = descriptors.reshape(-1, descriptors.shape[2])
@@ -116,17 +119,20 @@ class InvertedLists:
 
 
 def train_centroids(describe_parts: DescribeParts, references: np.ndarray) -> np.ndarray:
-    """Train centroids by spherical k-means on some parts: (k, LENGTH) of length 1; deterministic."""
+    """Train centroids by spherical k-means on a subset of the parts: (k, L) of length 1. The result is
+    deterministic."""
     generator = np.random.default_rng(0)
-    boxes = describe_parts(references[:1]).shape[1]
-    count = min(max(len(references) * boxes // PARTS_PER_LIST, 1), MAX_LISTS)
+    num_boxes = describe_parts(references[:1]).shape[1]
+    count = min(max(len(references) * num_boxes // PARTS_PER_LIST, 1), MAX_LISTS)
     subset = np.sort(
         generator.choice(
-            len(references), min(len(references), -(-count * KMEANS_PARTS_PER_LIST // min(boxes, 8))), replace=False
+            len(references), min(len(references), -(-count * KMEANS_PARTS_PER_LIST // min(num_boxes, 8))), replace=False
         )
     )
     vectors = describe_parts(references[subset])
-    vectors = vectors[:, np.sort(generator.choice(boxes, min(boxes, 8), replace=False))].reshape(-1, vectors.shape[2])
+    vectors = vectors[:, np.sort(generator.choice(num_boxes, min(num_boxes, 8), replace=False))].reshape(
+        -1, vectors.shape[2]
+    )
     centres = vectors[generator.choice(len(vectors), count, replace=False)]
     for _ in range(KMEANS_ROUNDS if count > 1 else 0):
         nearest = (vectors @ centres.T).argmax(1)
@@ -146,20 +152,20 @@ def compare_with_lists(
     floor: float,
     probed: int,
 ) -> Iterator[np.ndarray]:
-    """Yield candidates, (p,) CANDIDATE, among images and the parts in the lists nearest to them.
+    """Compare images with the parts in their nearest lists, and yield candidates: (p,) of dtype `CANDIDATE`.
 
-    `descriptors` (n, LENGTH) are those of the box `query_box` of the samples `query_samples`, compared upright and
-    mirrored.
+    `descriptors` (n, L) describe the box `query_box` of the images `query_samples`, which are compared upright and
+    mirrored. `inner` is that of `CANDIDATE`.
     """
     upright = descriptors.astype(np.float32)
-    vectors, count = np.concatenate([upright, upright * MIRROR_SIGNS]), len(lists.centres)
-    probed = min(probed, count)
+    vectors, num_lists = np.concatenate([upright, upright * MIRROR_SIGNS]), len(lists.centres)
+    probed = min(probed, num_lists)
     nearest_lists = np.argpartition(-(vectors @ lists.centres.T), probed - 1, axis=1)[:, :probed].ravel()
     order = np.argsort(nearest_lists, kind="stable")
-    query_rows, starts = order // probed, np.searchsorted(nearest_lists[order], np.arange(count + 1))
-    size = SEARCH_BOXES[:, 2:] / query_box[2:]  # box of the whole image if its part `shown` matches each search box
+    query_rows, starts = order // probed, np.searchsorted(nearest_lists[order], np.arange(num_lists + 1))
+    size = SEARCH_BOXES[:, 2:] / query_box[2:]  # box of the whole query if its part `query_box` matches a search box
     whole_boxes = np.concatenate([SEARCH_BOXES[:, :2] - query_box[:2] * size, size], 1)
-    for k in range(count):
+    for k in range(num_lists):
         list_slice = slice(lists.list_starts[k], lists.list_starts[k + 1])
         for low in range(starts[k], starts[k + 1], 1024):
             block_rows = query_rows[low : min(low + 1024, starts[k + 1])]
@@ -179,7 +185,8 @@ def compare_with_lists(
 
 
 def find_first_equal_rows(keys: np.ndarray) -> np.ndarray:
-    """Return for each row of keys (n, 2) uint64 the index of the first equal row, which may be its own: (n,) int64."""
+    """Return for each row of keys (n, 2) uint64 the index of the first equal row, or of the row itself if it is the
+    first: (n,) int64."""
     order = np.lexsort((keys[:, 1], keys[:, 0]))  # stable: equal rows stay in their order
     ranked = keys[order]
     is_new = np.ones(len(keys), bool)
@@ -190,7 +197,8 @@ def find_first_equal_rows(keys: np.ndarray) -> np.ndarray:
 
 
 def keep_best_candidates(pairs: np.ndarray) -> np.ndarray:
-    """Keep the best box of each pair and direction in (p,) CANDIDATE, and the best MAX_CANDIDATES of each sample."""
+    """Keep the best `MAX_CANDIDATES` of each sample in (p,) candidates of dtype `CANDIDATE`, with only the best box for
+    the same pair, mirroring and direction."""
     order = np.lexsort((-pairs["cosine"], pairs["inner"], pairs["mirrored"], pairs["of"], pairs["sample"]))
     pairs = pairs[order]
     is_duplicate = np.ones(len(pairs), bool)
@@ -205,9 +213,10 @@ def keep_best_candidates(pairs: np.ndarray) -> np.ndarray:
 
 
 def search_by_features(features: np.ndarray, queries: np.ndarray, references: np.ndarray) -> np.ndarray:
-    """Find for each query the earlier samples in `references` with the nearest features (N, D): (p,) CANDIDATE.
+    """Find for each query the earlier samples in `references` with the nearest features (N, D): (p,) of dtype
+    `CANDIDATE`.
 
-    Features have no box: each pair is added upright and mirrored, as whole images.
+    Features do not locate a box. Each pair is returned as whole images, upright and mirrored.
     """
     pairs = [np.empty(0, CANDIDATE)]
     for low in range(0, len(queries), 1024):

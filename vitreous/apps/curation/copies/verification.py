@@ -1,6 +1,8 @@
-"""Verification of duplicates: align one image to the other, and compare the overlap.
+"""Verification of candidate duplicates: align one image to the other, and compare the overlap.
 
-p pairs of views (a, b), each (p, side, side) float32: a, mirrored or not, matches a part of b, except at its edges.
+Candidates are p pairs of dtype `CANDIDATE` (`copies.search`). Shapes: pairs of views (a, b), each (p, side, side)
+float32. View a, mirrored or not, matches a box of view b, except at its edges. A box is (x, y, width, height) in
+fractions of view b.
 """
 
 from __future__ import annotations
@@ -11,47 +13,49 @@ import numpy as np
 
 from vitreous.apps.curation.copies.windows import average_cells, compute_weighted_spectrum
 
-MIN_BOX_SIDE, MAX_BOX_SIDE = 0.55, 1.1  # width and height of a box
-MAX_BOX_OUTSIDE = 0.15  # of a side, by which a box may exceed the view
-# minimum cosines of 8 and of 16 cells; 99 % of duplicates reach 0.86 and 0.67
+MIN_BOX_SIDE, MAX_BOX_SIDE = 0.55, 1.1  # minimum and maximum width and height of a box
+MAX_BOX_OUTSIDE = 0.15  # fraction of the view by which a box may exceed it
+# minimum cosines with 8 and with 16 cells per side; 99 % of duplicates reach 0.86 and 0.67
 MIN_ALIGNMENT_COSINES = (0.75, 0.5)
-MIN_SMALL_VIEW_COSINE = 0.65  # minimum cosine of small views for a comparison of larger ones
+MIN_SMALL_VIEW_COSINE = 0.65  # pairs of small views with a lower cosine are not compared in larger views
 COPY_THRESHOLD = 0.54  # minimum similarity of duplicates
-DETAIL_CELLS, BLOCK_CELLS = 32, 4  # cells per side of the detailed comparison, and of its blocks
-BLOCK_NOISE_VARIANCE = 0.002  # variance of a block, relative to the image, below which its pattern has little weight
+DETAIL_CELLS, BLOCK_CELLS = 32, 4  # cells per side: of the view, and of a block, in the detailed comparison
+BLOCK_NOISE_VARIANCE = 0.002  # blocks with less variance, relative to the image, have little weight
 MIN_SIGNIFICANCE, MAX_SIGNIFICANCE = (
     6.0,
     25.0,
-)  # standard deviations from chance: minimum of a duplicate, and saturation
+)  # standard deviations from chance: minimum for a duplicate, and limit that counts
 FINITE_DIFFERENCE_STEP, MAX_BOX_MOVE = (
     0.008,
     0.05,
-)  # fractions of the view: step of the finite difference, and largest move of a box
+)  # fractions of the view: step of the finite difference, and largest change of a box per step
 PAIR_BLOCK_SIZE = 4096  # pairs compared at a time
 
 
 def align_pairs(
     views: np.ndarray, pairs: np.ndarray, progress: Callable[[int, int], None] = lambda done, total: None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Apply `align_views` to (p,) CANDIDATE, indices into (n, side, side) small views: (p,) cosines and (p, 4)
-    boxes."""
+    """Apply `align_views` to (p,) pairs of dtype `CANDIDATE`, whose indices refer to (n, side, side) small views.
+    Return (p,) cosines and (p, 4) boxes."""
     cosines, boxes = np.empty(len(pairs), np.float32), np.empty((len(pairs), 4), np.float32)
-    for low in range(0, len(pairs), PAIR_BLOCK_SIZE):
-        block = slice(low, low + PAIR_BLOCK_SIZE)
+    for start in range(0, len(pairs), PAIR_BLOCK_SIZE):
+        block = slice(start, start + PAIR_BLOCK_SIZE)
         cosines[block], boxes[block] = align_views(*gather_pairs(views, pairs[block]), pairs["box"][block])
-        progress(min(low + PAIR_BLOCK_SIZE, len(pairs)), len(pairs))
+        progress(min(start + PAIR_BLOCK_SIZE, len(pairs)), len(pairs))
     return cosines, boxes
 
 
 def score_pairs(views: np.ndarray, pairs: np.ndarray, boxes: np.ndarray) -> np.ndarray:
-    """Apply `score_similarity` to (p,) CANDIDATE and (p, 4) boxes, indices into (n, side, side) larger views: (p,)."""
-    spans = [slice(low, low + PAIR_BLOCK_SIZE) for low in range(0, len(pairs), PAIR_BLOCK_SIZE)]
-    scores = [score_similarity(*gather_pairs(views, pairs[span]), boxes[span]) for span in spans]
+    """Apply `score_similarity` to (p,) pairs of dtype `CANDIDATE` with (p, 4) boxes, whose indices refer to (n, side,
+    side) larger views. Return (p,) similarities."""
+    blocks = [slice(start, start + PAIR_BLOCK_SIZE) for start in range(0, len(pairs), PAIR_BLOCK_SIZE)]
+    scores = [score_similarity(*gather_pairs(views, pairs[block]), boxes[block]) for block in blocks]
     return np.concatenate([np.empty(0, np.float32), *scores])
 
 
 def compact_indices(pairs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the samples in (p,) CANDIDATE, (n,) sorted, and a copy of the pairs with indices into them."""
+    """Return the sorted samples (n,) that occur in (p,) pairs of dtype `CANDIDATE`, and a copy of the pairs with
+    indices into these samples."""
     samples, positions = np.unique(np.stack([pairs["sample"], pairs["of"]]), return_inverse=True)
     pairs = pairs.copy()
     pairs["sample"], pairs["of"] = positions.reshape(2, -1)
@@ -59,7 +63,8 @@ def compact_indices(pairs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def gather_pairs(views: np.ndarray, pairs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the inner image of each of (p,) CANDIDATE, mirrored if needed, and the outer: (p, side, side) float32."""
+    """Return two views (p, side, side) float32 for each of (p,) pairs of dtype `CANDIDATE`: the one that matches a box
+    of the other, mirrored if needed, and the other."""
     sample_views, reference_views = views[pairs["sample"]].astype(np.float32), views[pairs["of"]].astype(np.float32)
     inner = pairs["inner"][:, None, None]
     a, b = np.where(inner, sample_views, reference_views), np.where(inner, reference_views, sample_views)
@@ -69,11 +74,11 @@ def gather_pairs(views: np.ndarray, pairs: np.ndarray) -> tuple[np.ndarray, np.n
 def refine_boxes(
     a: np.ndarray, b: np.ndarray, boxes: np.ndarray, count: int, steps: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Move and scale (p, 4) boxes to maximise the similarity of that part of `b` to `a`: (p,) cosines of `count` cells
-    per side, and boxes.
+    """Move and scale (p, 4) boxes so that each box of `b` becomes most similar to `a`. Return (p,) cosines of spectra
+    with `count` cells per side, and the boxes.
 
-    Parts of `a` outside of `b` are ignored. Damped Gauss-Newton steps minimise the difference of both spectra; the best
-    box of all steps is kept.
+    Damped Gauss-Newton steps minimise the difference of both spectra; the best box of all steps is kept. Regions of `a`
+    outside of `b` are ignored.
     """
     best_cosines, best_boxes, boxes = np.full(len(a), -1, np.float32), boxes.copy(), boxes.copy()
     moves = np.eye(4, dtype=np.float32) * FINITE_DIFFERENCE_STEP
@@ -102,24 +107,26 @@ def refine_boxes(
 
 
 def limit_boxes(boxes: np.ndarray) -> np.ndarray:
-    """Limit (p, 4) boxes to sides of MIN_BOX_SIDE to MAX_BOX_SIDE, and to MAX_BOX_OUTSIDE outside of the view."""
+    """Limit (p, 4) boxes to sides from `MIN_BOX_SIDE` to `MAX_BOX_SIDE`, and to at most `MAX_BOX_OUTSIDE` outside of
+    the view."""
     size = boxes[:, 2:].clip(MIN_BOX_SIDE, MAX_BOX_SIDE)
     return np.concatenate([np.minimum(boxes[:, :2].clip(-MAX_BOX_OUTSIDE), 1 + MAX_BOX_OUTSIDE - size), size], 1)
 
 
 def compute_overlap_boxes(boxes: np.ndarray) -> np.ndarray:
-    """Compute the part of `a` inside `b`, as (p, 4) boxes of `a`, from the (p, 4) boxes of `a` in `b`."""
+    """Compute the region of `a` that is inside `b`, as (p, 4) boxes of `a`, from the (p, 4) boxes of `a` in `b`."""
     start, end = boxes[:, :2].clip(0), (boxes[:, :2] + boxes[:, 2:]).clip(None, 1)
     return np.concatenate([(start - boxes[:, :2]) / boxes[:, 2:], (end - start) / boxes[:, 2:]], 1)
 
 
 def compose_boxes(boxes: np.ndarray, inner_boxes: np.ndarray) -> np.ndarray:
-    """Convert parts (p, 4) of boxes (p, 4), in fractions of each box, to boxes of the view."""
+    """Convert (p, 4) boxes inside boxes (p, 4), in fractions of the outer box, to boxes of the view."""
     return np.concatenate([boxes[:, :2] + inner_boxes[:, :2] * boxes[:, 2:], inner_boxes[:, 2:] * boxes[:, 2:]], 1)
 
 
 def align_views(a: np.ndarray, b: np.ndarray, boxes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Align small views from the (p, 4) boxes that a search found: (p,) cosines, 0 for dropped pairs, and boxes.
+    """Align small views, starting from the (p, 4) boxes of a search. Return (p,) cosines, 0 for rejected pairs, and the
+    aligned boxes.
 
     Coarse cells come first, since their steps converge from larger distances.
     """
@@ -132,12 +139,11 @@ def align_views(a: np.ndarray, b: np.ndarray, boxes: np.ndarray) -> tuple[np.nda
 
 
 def score_similarity(a: np.ndarray, b: np.ndarray, boxes: np.ndarray) -> np.ndarray:
-    """Return the similarity of larger views for the (p, 4) boxes of `align_views`: (p,), at most 1; 0 if the similarity
-    is not significant.
+    """Return the similarity (p,) of larger views, given the (p, 4) boxes of `align_views`. It is at most 1, and 0 if it
+    is not significant. Duplicates reach `COPY_THRESHOLD`.
 
-    It sums two terms: the correlation of patterns block by block, which is low for two images of similar objects, and
-    the significance of the overall agreement, which is low for two drawings of a few strokes. Duplicates reach
-    COPY_THRESHOLD.
+    It sums two terms. The correlation of patterns block by block is low for two images of similar objects. The
+    significance of the overall agreement is low for two drawings of a few strokes.
     """
     _, boxes = refine_boxes(a, b, boxes, 16, 2)
     overlap = compute_overlap_boxes(boxes)
@@ -158,10 +164,10 @@ def score_similarity(a: np.ndarray, b: np.ndarray, boxes: np.ndarray) -> np.ndar
 
 
 def compute_significance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Return the distance of the cosine of spectra (p, c, c) of length 1 from chance, in standard deviations, (p,).
+    """Return how many standard deviations (p,) the cosine of spectra (p, c, c) of length 1 is from chance.
 
-    A cosine r over d frequencies is atanh(r) * sqrt(d - 3) standard deviations from 0 (Fisher's transformation). d is
-    counted as (sum t)^2 / sum t^2 over the terms t of r.
+    A cosine r over d frequencies is atanh(r) * sqrt(d - 3) standard deviations from 0 (Fisher's transformation). The
+    effective number of frequencies is d = (sum t)^2 / sum t^2 over the terms t of r.
     """
     terms = a * b
     cosine = terms.sum((1, 2))
@@ -170,9 +176,10 @@ def compute_significance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def correlate_blocks(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Return the mean correlation of blocks of (p, c, c) greys, (p,); near 0 where both are uniform."""
+    """Return the mean correlation (p,) over blocks of (p, c, c) greys; uniform blocks correlate near 0."""
 
     def normalise_blocks(views: np.ndarray) -> np.ndarray:
+        """Divide each view by its standard deviation, and subtract its mean from each block: (p, blocks, cells)."""
         count, num_blocks = len(views), views.shape[1] // BLOCK_CELLS
         scaled = views / np.maximum(views.reshape(count, -1).std(1), 1e-3)[:, None, None]
         cells = (

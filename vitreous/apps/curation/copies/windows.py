@@ -1,9 +1,10 @@
-"""Small grey views of images, boxes in them, and descriptors of a box: the amplitudes of its low frequencies.
+"""Small grey views of images, boxes in a view, and descriptors of a box: the amplitudes of its low frequencies.
 
-A box is (x, y, width, height) in fractions of the view. A crop of an image is similar to the image in some box of
-`SEARCH_BOXES`; the search uses these boxes, and the verification refines them. Photographs have most of their power in
-the lowest frequencies, so that all bright skies would be similar: each frequency is multiplied by a power of itself,
-and mean and contrast are removed. Needs no PyTorch.
+A box is (x, y, width, height) in fractions of the view. A crop of an image is similar to one of the image's
+`SEARCH_BOXES`; the search uses these boxes, and the verification refines them.
+
+Photographs have most of their power in the lowest frequencies, so that all bright skies would be similar. Therefore
+each amplitude is multiplied by a power of its frequency, and mean and contrast are removed. Needs no PyTorch.
 """
 
 from __future__ import annotations
@@ -11,14 +12,14 @@ from __future__ import annotations
 import numpy as np
 from PIL import Image
 
-VIEW_SIZE, LARGER_VIEW_SIZE = 32, 64  # of the views for the search, and of those for the verification
-MIN_SHARED_FREQUENCIES = 5  # minimum effective number of frequencies of a distinctive image
-MIN_VIEW_STD = 2.0  # minimum standard deviation of grey levels of a view that is compared
-BORDER_SCAN_SIZE = 256  # longest side at which borders are detected
+VIEW_SIZE, LARGER_VIEW_SIZE = 32, 64  # height and width of small views (search) and of larger views (verification)
+MIN_SHARED_FREQUENCIES = 5  # minimum effective number of frequencies in a distinctive image
+MIN_VIEW_STD = 2.0  # views with a lower standard deviation of grey levels are not compared
+BORDER_SCAN_SIZE = 256  # longest side in pixels to which an image is scaled down to detect borders
 BORDER_LINE_SPREAD, BORDER_LINE_DIFFERENCE = (
     10,
     6,
-)  # grey levels: range within a line of a border, and difference between two of its lines
+)  # maximum range within a line of a border, and difference between its lines, in grey levels
 DESCRIPTOR_CELLS = 8  # cells per side of a descriptor
 FREQUENCY_POWERS = {8: 0.5, 16: 0.75, 32: 0.75}  # cells per side -> power of the frequency
 SQUARE_BOX_SIZES = (
@@ -26,20 +27,20 @@ SQUARE_BOX_SIZES = (
     (0.95, 2),
     (0.84, 4),
     (0.707, 5),
-)  # side of the box, positions along an axis: down to half of the area
-OBLONG_BOX_SIZE = (0.75, 3)  # the same, for one axis only
-# along one axis
+)  # side of a square box, and number of its positions along an axis; down to half of the area
+OBLONG_BOX_SIZE = (0.75, 3)  # size of a box along one axis, which is full along the other; number of its positions
+# intervals along one axis: (size, start)
 AXIS_INTERVALS = [
     (size, float(at)) for size, count in (*SQUARE_BOX_SIZES, OBLONG_BOX_SIZE) for at in np.linspace(0, 1 - size, count)
 ]
 BOX_SHAPES = {(size, size) for size, _ in SQUARE_BOX_SIZES} | {(1.0, OBLONG_BOX_SIZE[0]), (OBLONG_BOX_SIZE[0], 1.0)}
 BOX_INTERVALS = [
     (y, x)
-    for y, one in enumerate(AXIS_INTERVALS)
-    for x, other in enumerate(AXIS_INTERVALS)
-    if (one[0], other[0]) in BOX_SHAPES
+    for y, vertical in enumerate(AXIS_INTERVALS)
+    for x, horizontal in enumerate(AXIS_INTERVALS)
+    if (vertical[0], horizontal[0]) in BOX_SHAPES
 ]
-# the first is the whole image
+# (n, 4) boxes; the first is the whole image
 SEARCH_BOXES = np.array(
     [
         (AXIS_INTERVALS[x][1], AXIS_INTERVALS[y][1], AXIS_INTERVALS[x][0], AXIS_INTERVALS[y][0])
@@ -53,7 +54,7 @@ CENTRE_BOX_INDEX = next(
     for k in range(len(SEARCH_BOXES))
     if np.allclose(SEARCH_BOXES[k, :2] * 2 + SEARCH_BOXES[k, 2:], 1, atol=1e-3) and SEARCH_BOXES[k, 2] < 0.75
 )
-#: vertical and horizontal frequency of a descriptor's entries: those robust to a shift of a few pixels
+#: (vertical, horizontal) frequency of each entry of a descriptor: low ones, robust to a shift of a few pixels
 FREQUENCIES = [(i, j) for i in range(DESCRIPTOR_CELLS) for j in range(DESCRIPTOR_CELLS) if 0 < i + j < DESCRIPTOR_CELLS]
 DESCRIPTOR_LENGTH = len(FREQUENCIES)
 # a mirror image changes the signs of odd frequencies
@@ -62,7 +63,8 @@ _FACTORS = np.array([np.hypot(i, j) ** FREQUENCY_POWERS[DESCRIPTOR_CELLS] for i,
 
 
 def make_grey_view(image: Image.Image, side: int) -> np.ndarray:
-    """Scale an image without its borders to (side, side) uint8 greys, without preserving its aspect ratio."""
+    """Remove the uniform borders of an image, and scale it to (side, side) uint8 greys, without preserving its aspect
+    ratio."""
     grey = image.convert("L")
     size = (min(grey.width, BORDER_SCAN_SIZE), min(grey.height, BORDER_SCAN_SIZE))
     scan_image = grey if size == grey.size else grey.resize(size, Image.Resampling.BOX)
@@ -82,12 +84,13 @@ def make_grey_view(image: Image.Image, side: int) -> np.ndarray:
 
 
 def count_border_lines(values: np.ndarray) -> tuple[int, int, int, int]:
-    """Count uniform lines at the left, top, right and bottom of (h, w) uint8 greys, at most a quarter each.
+    """Count the uniform lines at the left, top, right and bottom of (h, w) uint8 greys, at most a quarter on each side.
 
-    The line after a border may be blended with it, and is counted too.
+    The line next to a border may be blended with it, and is counted too.
     """
 
     def count_side_lines(lines: np.ndarray) -> int:
+        """Count the border lines among the first lines of (n, length) greys."""
         if int(lines[0].max()) - int(lines[0].min()) > BORDER_LINE_SPREAD:
             return 0
         lines = lines[: len(lines) // 4 + 1].astype(np.int16)
@@ -106,7 +109,8 @@ def count_border_lines(values: np.ndarray) -> tuple[int, int, int, int]:
 
 
 def make_dct_matrix(length: int, count: int) -> np.ndarray:
-    """Make the first basis vectors of the orthonormal discrete cosine transform (DCT-II): (count, side) float32."""
+    """Make the first `count` basis vectors of the orthonormal discrete cosine transform (DCT-II): (count, length)
+    float32."""
     frequencies = np.arange(count)[:, None]
     matrix = np.cos(np.pi * frequencies * (2 * np.arange(length) + 1) / (2 * length)) * np.sqrt(2 / length)
     matrix[0] /= np.sqrt(2)
@@ -114,7 +118,8 @@ def make_dct_matrix(length: int, count: int) -> np.ndarray:
 
 
 def compute_cell_weights(start: np.ndarray, length: np.ndarray, count: int, side: int) -> np.ndarray:
-    """Compute pixel weights of each cell of intervals of an axis, (n, count, side), from (n,) starts and lengths."""
+    """Compute the pixel weights with which cells average an interval of an axis: (n, count, side), for intervals with
+    (n,) starts and lengths, each of `count` cells."""
     steps = np.arange(count + 1, dtype=np.float32) / count
     edges = (start[:, None] + length[:, None] * steps).astype(np.float32) * side
     pixel = np.arange(side, dtype=np.float32)
@@ -125,7 +130,7 @@ def compute_cell_weights(start: np.ndarray, length: np.ndarray, count: int, side
 
 
 def average_cells(views: np.ndarray, boxes: np.ndarray, count: int) -> np.ndarray:
-    """Average the cells of (n, 4) boxes of (n, side, side) greys: (n, count, count)."""
+    """Average (n, side, side) greys over the cells of one box each, (n, 4): (n, count, count)."""
     side = views.shape[-1]
     row_weights, column_weights = (
         compute_cell_weights(boxes[:, 1], boxes[:, 3], count, side),
@@ -137,7 +142,9 @@ def average_cells(views: np.ndarray, boxes: np.ndarray, count: int) -> np.ndarra
 def compute_weighted_spectrum(
     views: np.ndarray, boxes: np.ndarray, count: int, power: float | None = None
 ) -> np.ndarray:
-    """Compute weighted frequencies of (n, 4) boxes of (n, side, side) float32 greys: (n, count, count) of length 1."""
+    """Compute the weighted DCT amplitudes of one box (n, 4) of each of (n, side, side) float32 greys: (n, count, count)
+    of length 1. Each amplitude is multiplied by its frequency to the power `power`, by default that of
+    `FREQUENCY_POWERS`."""
     cosines = make_dct_matrix(count, count)
     factors = np.hypot(*np.mgrid[:count, :count]).astype(np.float32) ** (
         FREQUENCY_POWERS[count] if power is None else power
@@ -151,10 +158,11 @@ def compute_descriptors(
     intervals: list[tuple[float, float]] = AXIS_INTERVALS,
     pairs: list[tuple[int, int]] = BOX_INTERVALS,
 ) -> np.ndarray:
-    """Compute `compute_weighted_spectrum` of all boxes, lowest frequencies only: (n, SIDE, SIDE) greys -> (n, boxes,
-    LENGTH) float32.
+    """Compute the descriptor of each box of each view: (n, side, side) small views -> (n, boxes, L) float32, with L =
+    `DESCRIPTOR_LENGTH`. It is the weighted spectrum (`compute_weighted_spectrum`), low frequencies only.
 
-    It transforms all intervals along one axis and then along the other, and selects those that form boxes.
+    All intervals are transformed along one axis and then along the other; `pairs` selects the pairs of intervals that
+    form boxes.
     """
     starts, sizes = np.array([start for _, start in intervals]), np.array([size for size, _ in intervals])
     transform = (
@@ -180,15 +188,15 @@ def compute_descriptors(
 
 
 def compute_whole_descriptors(views: np.ndarray) -> np.ndarray:
-    """Compute the descriptor of each whole view: (n, SIDE, SIDE) greys -> (n, LENGTH) float32."""
+    """Compute the descriptor of each whole view: (n, side, side) small views -> (n, L) float32."""
     return compute_descriptors(views, AXIS_INTERVALS[:1], BOX_INTERVALS[:1])[:, 0]
 
 
 def is_distinctive(views: np.ndarray) -> np.ndarray:
-    """Return which of (n, side, side) greys are distinctive, (n,) bool.
+    """Return which of (n, side, side) greys are distinctive enough to compare: (n,) bool.
 
-    With whole spectra s of length 1, `1 / sum(s ** 4)` is the effective number of frequencies: in photographs 10 to 90,
-    at least 5; in a uniform gradient 2, and all gradients are similar.
+    For a spectrum s of length 1, `1 / sum(s ** 4)` is the effective number of frequencies. Photographs have 10 to 90,
+    and must have at least 5. A uniform gradient has 2, and all gradients are similar.
     """
     distinctive = np.empty(len(views), bool)
     for low in range(0, len(distinctive), 4096):

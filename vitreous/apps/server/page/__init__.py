@@ -1,1 +1,1 @@
-"""The web page of `vitreous serve`: plain HTML, CSS and JavaScript modules, without a build step."""
+"""The web page of `vitreous serve`: HTML, CSS and JavaScript modules without a build step."""

@@ -1,14 +1,14 @@
-// Predicted classes with probabilities, predicted values, and the nearest training images.
+// The panels of predicted classes with probabilities, of predicted values, and of the nearest training images.
 
 import { make, makeName, part, percent, rounded } from "./page.js";
 
-const FEW = 5;
+const FEW = 5; // number of classes that are shown at first
 export const MOST = 20; // maximum number of requested classes
 
 let shown = null, all = false;
 part("more").addEventListener("click", () => { all = !all; list(); });
 
-/** Placeholder rows with the height of the predictions to come. */
+/** Show placeholder rows, which have the height of the predictions to come. */
 export function blank(classes) {
   shown = null;
   part("answers").replaceChildren(...Array.from({ length: Math.min(FEW, classes) }, () => row("–", 0, "wait")));
@@ -36,12 +36,13 @@ export function values(prediction) {
   part("more").hidden = true;
 }
 
+/** List the classes of the current prediction: the first few, or all requested ones. */
 function list() {
   const { prediction, multilabel } = shown, { classes } = prediction;
   const rows = classes.slice(0, all ? MOST : FEW);
-  const made = rows.map((one) => row(one.class, one.probability, multilabel && one.probability <= 0.5 ? "weak" : ""));
-  part("answers").replaceChildren(...made.map(([line]) => line));
-  requestAnimationFrame(() => made.forEach(([, fill]) => fill()));
+  const lines = rows.map((entry) => row(entry.class, entry.probability, multilabel && entry.probability <= 0.5 ? "weak" : ""));
+  part("answers").replaceChildren(...lines.map(([line]) => line));
+  requestAnimationFrame(() => lines.forEach(([, fill]) => fill()));
   const note = part("note");
   note.className = prediction.unsure ? "unsure" : "dim";
   note.textContent = prediction.unsure ? "Uncertain: no class reaches the confidence threshold." : multilabel ? "Multi-label: classes below 50\u00a0% are dimmed." : "\u00a0";
@@ -49,14 +50,14 @@ function list() {
   part("more").textContent = all ? "Show fewer" : `Show ${classes.length} classes`;
 }
 
-/** A line, and a function that fills its bar. */
-function row(name, share, kind) {
-  const line = make("li", kind), bar = make("div", "bar"), fill = make("i");
+/** Create a line of the list, and a function that fills its bar; a placeholder ("wait") is only a line. */
+function row(name, share, className) {
+  const line = make("li", className), bar = make("div", "bar"), fill = make("i");
   const value = make("span", "share", percent(share));
   value.title = String(share);
   bar.append(fill);
   line.append(makeName("span", "name", name), value, bar);
-  if (kind === "wait") {
+  if (className === "wait") {
     line.setAttribute("aria-hidden", "true");
     return line;
   }
@@ -64,18 +65,18 @@ function row(name, share, kind) {
 }
 
 /** Show the nearest training images. */
-export function neighbours(found) {
+export function neighbours(nearest) {
   part("near").hidden = false;
-  part("neighbours").replaceChildren(...found.map((one) => {
+  part("neighbours").replaceChildren(...nearest.map((neighbour) => {
     const tile = make("li");
-    if (one.thumbnail?.startsWith("data:image/")) {
-      const picture = make("img");
-      Object.assign(picture, { src: one.thumbnail, alt: "" });
-      picture.addEventListener("load", () => picture.classList.toggle("tiny", picture.naturalWidth < 48));
-      tile.append(picture);
+    if (neighbour.thumbnail?.startsWith("data:image/")) {
+      const image = make("img");
+      Object.assign(image, { src: neighbour.thumbnail, alt: "" });
+      image.addEventListener("load", () => image.classList.toggle("tiny", image.naturalWidth < 48));
+      tile.append(image);
     }
-    if (one.label) tile.append(makeName("p", "", one.label));
-    tile.append(makeName("p", "dim", `${one.name} · cosine ${one.similarity.toFixed(3)}`));
+    if (neighbour.label) tile.append(makeName("p", "", neighbour.label));
+    tile.append(makeName("p", "dim", `${neighbour.name} · cosine ${neighbour.similarity.toFixed(3)}`));
     return tile;
   }));
 }

@@ -1,7 +1,7 @@
 // Requests to the server; error responses are raised as `Refused`.
 
-const KEPT = "vitreous-token";
-const PATIENCE = 600_000; // deadline in milliseconds of a sampling request
+const KEPT = "vitreous-token"; // key of the access token in the session storage of the tab
+const PATIENCE = 600_000; // deadline of a sampling request in milliseconds
 
 /** An error response of the server: message, hint, code, and seconds until a retry. */
 export class Refused extends Error {
@@ -10,89 +10,93 @@ export class Refused extends Error {
     Object.assign(this, { hint, code, retry });
   }
 
-  /** Whether a retry of the same request may succeed. */
+  /** Whether the same request may succeed if it is sent again. */
   get passing() {
     return this.retry > 0 || ["gone", "deadline", "too_slow", "unauthorised"].includes(this.code);
   }
 }
 
 let token = sessionStorage.getItem(KEPT) ?? "";
-let wanted = null;
+let wanted = null; // the dialog that asks for a token, as a promise; null if it is closed
 
-/** `ask(wrong)` is called if the server requires a token; it resolves to a token, or to an empty string. */
+/** Called if the server requires a token, with whether the current token is wrong; resolves to a token, or to an empty string. */
 let ask = async () => "";
 export const onToken = (function_) => { ask = function_; };
 
-/** One dialog for all requests that were refused in the meantime. */
+/** Ask the user for a token. Requests that are refused in the meantime share the dialog. Resolves to whether there is a new token. */
 function another() {
-  wanted ??= ask(token !== "").then((given) => {
+  wanted ??= ask(token !== "").then((newToken) => {
     wanted = null;
-    if (given) sessionStorage.setItem(KEPT, token = given);
-    return Boolean(given);
+    if (newToken) sessionStorage.setItem(KEPT, token = newToken);
+    return Boolean(newToken);
   });
   return wanted;
 }
 
-async function question(path, body, signal, more = {}) {
+/** Send a request: POST if there is a body, else GET. Resolves to a successful response; raises `Refused` otherwise. */
+async function question(path, body, signal, extraHeaders = {}) {
   for (;;) {
-    const used = token;
-    const headers = used ? { ...more, Authorization: `Bearer ${used}` } : more;
-    let answer;
+    const usedToken = token;
+    const headers = usedToken ? { ...extraHeaders, Authorization: `Bearer ${usedToken}` } : extraHeaders;
+    let response;
     try {
-      answer = await fetch(path, { method: body ? "POST" : "GET", body, headers, signal, credentials: "omit", redirect: "error", cache: "no-store" });
+      response = await fetch(path, { method: body ? "POST" : "GET", body, headers, signal, credentials: "omit", redirect: "error", cache: "no-store" });
     } catch (error) {
       throw gone(error);
     }
-    if (answer.status === 401 && (used !== token || (await another()))) continue;
-    if (!answer.ok) throw await refusal(answer);
-    return answer;
+    if (response.status === 401 && (usedToken !== token || (await another()))) continue;
+    if (!response.ok) throw await refusal(response);
+    return response;
   }
 }
 
+/** Convert an exception of `fetch`: no response, or a request that the page has aborted. */
 function gone(error) {
   if (error.name === "AbortError") return error;
   return new Refused("No response from the server.", "Check that it is running, then try again.", "gone");
 }
 
-async function refusal(answer) {
-  const retry = Number(answer.headers.get("Retry-After")) || 0;
-  let told = {};
+/** Convert an error response to `Refused`. */
+async function refusal(response) {
+  const retry = Number(response.headers.get("Retry-After")) || 0;
+  let errorFields = {};
   try {
-    told = (await answer.json()).error ?? {};
-  } catch { /* a response from a proxy */ }
-  return refused(told, answer.status, retry);
+    errorFields = (await response.json()).error ?? {};
+  } catch { /* the response of a proxy is not JSON */ }
+  return refused(errorFields, response.status, retry);
 }
 
-function refused(told, status, retry = 0) {
+/** Convert the `error` of a JSON response to `Refused`. */
+function refused(errorFields, status, retry = 0) {
   const wait = retry ? `Try again in ${retry} ${retry === 1 ? "second" : "seconds"}.` : "";
-  const message = told.message || `The server responded with status ${status}.`;
-  return new Refused(message, wait || told.hint, told.code || String(status), retry);
+  const message = errorFields.message || `The server responded with status ${status}.`;
+  return new Refused(message, wait || errorFields.hint, errorFields.code || String(status), retry);
 }
 
-/** GET or POST with a JSON response. */
+/** Request a JSON document: POST if there is a body, else GET. */
 export async function numbers(path, body = null, signal = undefined) {
-  const answer = await question(path, body, signal);
+  const response = await question(path, body, signal);
   try {
-    return await answer.json();
+    return await response.json();
   } catch (error) {
     throw gone(error);
   }
 }
 
-/** POST of a document with a response in JSON lines: `take` receives each preview; the last line is returned. */
+/** POST a JSON document, and read a response of JSON lines: `take` is called with each preview; the last line is returned. */
 export async function lines(path, document, signal, take) {
   const headers = { "Content-Type": "application/json", Accept: "application/x-ndjson", "X-Deadline-Ms": String(PATIENCE) };
-  const answer = await question(path, JSON.stringify(document), signal, headers);
-  const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
-  let rest = "";
+  const response = await question(path, JSON.stringify(document), signal, headers);
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let incompleteLine = "";
   try {
     for (;;) {
       const { value, done } = await reader.read();
       if (done) break;
-      const pieces = (rest + value).split("\n");
-      rest = pieces.pop();
-      for (const line of pieces.map((piece) => JSON.parse(piece))) {
-        if (line.event === "error") throw refused(line.error, answer.status);
+      const completeLines = (incompleteLine + value).split("\n");
+      incompleteLine = completeLines.pop();
+      for (const line of completeLines.map((text) => JSON.parse(text))) {
+        if (line.event === "error") throw refused(line.error, response.status);
         if (line.event === "result") return line;
         take(line);
       }
@@ -103,17 +107,17 @@ export async function lines(path, document, signal, take) {
   throw gone(new Error("the response ended before its last line"));
 }
 
-/** GET with a file as response. */
+/** GET a file. */
 export async function blob(path) {
   return (await question(path)).blob();
 }
 
-/** POST of a file with an image as response. */
+/** POST a file, and return the image in the response. */
 export async function picture(path, file, name) {
   return (await question(path, upload(file, name))).blob();
 }
 
-/** A file as a multipart request body, with its bytes unchanged. */
+/** Put a file, with its bytes unchanged, into a multipart request body. */
 export function upload(file, name) {
   const form = new FormData();
   form.append("image", file, name);

@@ -1,4 +1,4 @@
-// Entry point of the page: show an image, request its predictions, and keep both in the history.
+// Entry point of the page: it shows an image, requests its predictions, and keeps both in the history.
 
 import { MOST, answers, blank, neighbours, values } from "./answers.js";
 import { Refused, numbers, onToken, upload } from "./api.js";
@@ -18,12 +18,13 @@ const history = new History((entry) => { calm(); show(entry); });
 let model = null, attention = null, classes = null, objects = null, player = null, turn = 0, waiting = Promise.resolve();
 const waits = new Set();
 
-/** Mark a pending request by name; the busy text is shown while any request is pending. */
+/** Mark a named request as pending or finished; "Computing…" is shown while any request is pending. */
 const busy = (name, flag) => {
   waits[flag ? "add" : "delete"](name);
   part("busy").hidden = !waits.size;
 };
 
+/** Show an error; `again` repeats the request, which is offered if it may succeed. */
 function failed(error, again = null) {
   if (error.name === "AbortError") return;
   if (!(error instanceof Refused)) console.error(error);
@@ -31,17 +32,18 @@ function failed(error, again = null) {
   trouble(message, error.hint ?? "", error.passing ? again : null);
 }
 
-/** Process images in order; all are kept in the history, and the last one stays on the stage. */
+/** Process image files in order. All are kept in the history; the last one stays on the stage. */
 function take(files) {
   if (!files.length || model?.capabilities.sample) return;
   calm();
   for (const file of files) waiting = waiting.then(() => look(file));
 }
 
+/** Show a file, request its predictions, and add both to the history as an entry. */
 async function look(file) {
   if (!model) await start();
   if (!model) return;
-  const name = file.name || "pasted image", own = ++turn;
+  const name = file.name || "pasted image", thisTurn = ++turn;
   const { bytes } = model.limits ?? {};
   if (bytes && file.size > bytes) {
     trouble(`${name} is ${megabytes(file.size)}; this server accepts at most ${megabytes(bytes)}.`, "Reduce the file size, then try again.");
@@ -61,39 +63,39 @@ async function look(file) {
     const top = Math.min(MOST, model.classes.length);
     const dense = model.capabilities.segment ? "v1/segment" : model.capabilities.detect ? `v1/detect?threshold=${LEAST}` : "v1/embed";
     const path = model.capabilities.predict ? `v1/predict${top ? `?top=${top}` : ""}` : dense;
-    const answer = await numbers(path, upload(file, name));
-    if (answer.model.version !== model.version) {
+    const response = await numbers(path, upload(file, name));
+    if (response.model.version !== model.version) {
       trouble("The served model has changed.", "Reload the page to use the new model.", () => location.reload());
-      if (own === turn) await back();
+      if (thisTurn === turn) await back();
       return;
     }
-    const prediction = answer.class_map || answer.objects ? answer : (answer.predictions ?? answer.embeddings)[0]; // an encoder without a head has no classes
+    const prediction = response.class_map || response.objects ? response : (response.predictions ?? response.embeddings)[0]; // an encoder without a head has only embeddings
     if (prediction.error) throw new Refused(prediction.error.message, prediction.error.hint ?? "", prediction.error.code);
     const entry = { file, name, frames, prediction, maps: new Map(), ...small(shown) };
     history.keep(entry);
-    if (own === turn) await show(entry, shown);
+    if (thisTurn === turn) await show(entry, shown);
   } catch (error) {
-    error.message = error.message.replace(/^image: /, `${name}: `); // the server's name of the upload
+    error.message = error.message.replace(/^image: /, `${name}: `); // the server calls every upload "image"
     failed(error, () => take([file]));
-    if (own === turn) await back();
+    if (thisTurn === turn) await back();
   } finally {
     busy("answer", false);
   }
 }
 
-/** Show the previous entry, or an empty stage. */
+/** Show the previous entry of the history again, or an empty stage. */
 async function back() {
   if (history.current) await show(history.current);
   else put(null, "");
 }
 
-/** The middle frame of a clip, as an image. */
+/** Return the middle frame of a clip as an image for the stage. */
 function still(frames) {
   const pixels = frames[frames.length >> 1];
   return { pixels, width: pixels.width, height: pixels.height };
 }
 
-/** Put an image, or a clip's frames, on the stage, without attention; null empties the stage. */
+/** Put an image, or the frames of a clip, on the stage, without predictions; null empties the stage. */
 function put(shown, name, frames = null) {
   stage.shown = shown;
   stage.map = null;
@@ -109,17 +111,17 @@ function put(shown, name, frames = null) {
   stage.draw();
 }
 
-/** Show an entry of the history with its predictions. */
+/** Show an entry of the history with its predictions. `shown` is its opened image, if it is available. */
 async function show(entry, shown = null) {
-  const own = ++turn;
+  const thisTurn = ++turn;
   shown ??= entry.frames ? still(entry.frames) : await opened(entry.file);
-  if (own !== turn) return;
+  if (thisTurn !== turn) return;
   put(shown, entry.name, entry.frames);
   history.mark(entry);
   if (entry.prediction.values) values(entry.prediction);
   else if (model.capabilities.predict) answers(entry.prediction, model.multilabel);
   const rows = entry.prediction.classes ?? entry.prediction.class_shares;
-  const best = rows?.slice(0, 3).map((one) => `${one.class} ${percent(one.probability ?? one.share)}`).join(", ");
+  const best = rows?.slice(0, 3).map((row) => `${row.class} ${percent(row.probability ?? row.share)}`).join(", ");
   if (entry.prediction.values) say(`${entry.name}: ${described(entry.prediction.values)}.`);
   else if (entry.prediction.objects) say(`${entry.name}: ${counted(entry.prediction.objects)}.`);
   else say(rows ? `${entry.name}: ${entry.prediction.unsure ? "uncertain. " : ""}${best || "no class"}.` : entry.name);
@@ -129,13 +131,13 @@ async function show(entry, shown = null) {
   if (!model.capabilities.neighbours) return;
   try {
     entry.near ??= (await numbers("v1/neighbours?count=8", upload(entry.file, entry.name))).neighbours;
-    if (own === turn) neighbours(entry.near);
+    if (thisTurn === turn) neighbours(entry.near);
   } catch (error) {
-    if (own === turn) failed(error, () => show(entry));
+    if (thisTurn === turn) failed(error, () => show(entry));
   }
 }
 
-/** The name of the model's task. */
+/** Return the title of the model's task. */
 function taskTitle() {
   const can = model.capabilities;
   if (can.sample) return can.frames ? "Video generation" : "Image generation";
@@ -184,7 +186,7 @@ function listen() {
   camera((file) => take([file]));
 }
 
-/** Request the access token from the user; an empty string if the dialog is cancelled. */
+/** Ask the user for the access token in a dialog. Resolves to an empty string if the dialog is cancelled. */
 function token(wrong) {
   const dialog = part("token");
   part("token-text").textContent = wrong ? "Invalid token." : "This server requires an access token.";
@@ -196,6 +198,7 @@ function token(wrong) {
   });
 }
 
+/** Request the description of the model, and show the panels that it supports. */
 async function start() {
   try {
     model = await numbers("v1/model");
@@ -208,7 +211,7 @@ async function start() {
   if (model.capabilities.predict) blank(model.targets.length || model.classes.length);
   if (model.capabilities.frames) {
     player = new Player(stage, model, (frame) => attention?.at(frame));
-    for (const one of document.querySelectorAll("[data-clip]")) one.textContent = one.dataset.clip;
+    for (const element of document.querySelectorAll("[data-clip]")) element.textContent = element.dataset.clip;
     part("camera").style.display = "none";
     part("file").ariaLabel = "Choose a clip";
     part("file").accept = "video/*,.gif,.mkv,.avi,.mov,.mpg,.mpeg";

@@ -1,4 +1,4 @@
-// The attention panel: selection of block, head and query patch. One request per image, type of map, and query patch.
+// The attention panel: it selects block, head and query patch, with one request per image, type of map, and query patch.
 // Indices in code and in requests count from 0; blocks, heads, rows and columns in texts count from 1.
 
 import { numbers, upload } from "./api.js";
@@ -7,10 +7,10 @@ import { at, chosen, part, percent, say } from "./page.js";
 
 const FUSIONS = ["mean", "max", "min"];
 const OF_FUSION = { mean: "mean over heads", max: "maximum over heads", min: "minimum over heads" };
-const KEPT = 12; // responses cached per image
+const KEPT = 12; // maximum responses cached per image
 
 export class Attention {
-  /** `failed(error, again)` handles error responses; `busy(flag)` marks a pending request. */
+  /** `failed(error, again)` shows an error; `busy(flag)` marks a request as pending or finished. */
   constructor(stage, model, failed, busy) {
     Object.assign(this, { stage, model, failed, busy, entry: null, query: null, frame: 0, turn: 0, answer: null });
     part("attention").hidden = false;
@@ -42,6 +42,7 @@ export class Attention {
     canvas.addEventListener("keydown", (event) => this.key(event));
   }
 
+  /** Move the cursor by arrow keys; select its patch by Enter; reset the selection by Escape. */
   key(event) {
     if (!this.answer || event.ctrlKey || event.metaKey || event.altKey) return;
     const step = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
@@ -59,7 +60,7 @@ export class Attention {
     event.preventDefault();
   }
 
-  /** Show another entry, or none, with the current controls and the pooled output as query. */
+  /** Show the map of another entry, or none. The controls stay as they are; the query is the pooled output. */
   show(entry) {
     Object.assign(this, { entry, query: null, answer: null });
     Object.assign(this.stage, { map: null, cursor: null });
@@ -74,7 +75,7 @@ export class Attention {
     this.update("query");
   }
 
-  /** Move the cursor to a patch, or remove it. */
+  /** Move the cursor to a patch, or remove it (null); with `aloud`, announce the patch to screen readers. */
   move(patch, aloud = false) {
     if (!this.answer) return;
     this.stage.cursor = patch;
@@ -93,7 +94,7 @@ export class Attention {
     return `head ${this.head - FUSIONS.length + 1} of ${this.model.heads}`;
   }
 
-  /** Update after a change of the controls, or of `changed`. */
+  /** Update the map and all texts after a change; `changed` is "kind" or "query" if that has changed. */
   update(changed = "") {
     const { stage } = this;
     if (changed === "kind") {
@@ -110,12 +111,13 @@ export class Attention {
     if (this.entry) this.fetch(changed === "query");
   }
 
+  /** Set the text of a slider's value. */
   label(id, text) {
     part(`${id}-text`).textContent = text;
     part(id).setAttribute("aria-valuetext", text);
   }
 
-  /** Describe the map. */
+  /** Describe the map in a sentence. */
   meaning() {
     const from = this.query ? `the patch at ${at(this.query.slice(-2))}${this.query.length > 2 ? ` of time slot ${this.query[0] + 1}` : ""}` : "";
     if (this.kind === "raw") {
@@ -126,29 +128,29 @@ export class Attention {
     return `Attention rollout over ${blocks}, ${OF_FUSION[this.fused]}, from ${from || "the pooled output"}.`;
   }
 
-  /** Request the map unless it is cached, and show it. */
+  /** Request the map unless it is cached, and show it; with `aloud`, announce it to screen readers. */
   async fetch(aloud) {
     const { entry } = this, turn = ++this.turn;
     const query = this.query ? this.query.join(",") : "prediction", head = this.kind === "raw" ? "all" : this.fused;
     const key = `kind=${this.kind}&layer=all&head=${head}&query=${query}`;
     if (!entry.maps.has(key)) {
-      const asked = numbers(`v1/attention?${key}`, upload(entry.file, entry.name));
-      entry.maps.set(key, asked);
-      asked.catch(() => entry.maps.delete(key));
+      const request = numbers(`v1/attention?${key}`, upload(entry.file, entry.name));
+      entry.maps.set(key, request);
+      request.catch(() => entry.maps.delete(key));
       if (entry.maps.size > KEPT) entry.maps.delete(entry.maps.keys().next().value);
     }
     try {
       this.busy(true);
-      const answer = await entry.maps.get(key);
+      const response = await entry.maps.get(key);
       if (turn !== this.turn) return;
-      this.answer = answer;
-      this.stage.map = { ...this.map(answer), grid: answer.grid.slice(-2), box: this.stage.shown ? answer.box : [0, 0, 1, 1] };
+      this.answer = response;
+      this.stage.map = { ...this.map(response), grid: response.grid.slice(-2), box: this.stage.shown ? response.box : [0, 0, 1, 1] };
       this.at(this.frame);
-      part("zoom").hidden = !this.stage.shown || answer.box.join() === "0,0,1,1";
+      part("zoom").hidden = !this.stage.shown || response.box.join() === "0,0,1,1";
       this.stage.draw();
       this.read();
       this.colours();
-      part("picture").setAttribute("aria-label", `${entry.name}, ${answer.grid.join(" by ")} patches. ${this.meaning()}`);
+      part("picture").setAttribute("aria-label", `${entry.name}, ${response.grid.join(" by ")} patches. ${this.meaning()}`);
       if (aloud) say(`${this.meaning()} ${this.words(this.strongest())}.`);
     } catch (error) {
       if (turn === this.turn) this.failed(error, () => this.update());
@@ -157,17 +159,17 @@ export class Attention {
     }
   }
 
-  /** The weights of all patches for the current controls, the ends of their colour scale, and the sum of the prefix tokens. */
-  map(answer) {
-    const own = answer.weights[this.layer], prefix = answer.prefix_weights[this.layer], head = this.head - FUSIONS.length;
+  /** Select a map of the response: the weights of all patches, the ends of their colour scale, and the sum over prefix tokens. */
+  map(response) {
+    const weights = response.weights[this.layer], prefix = response.prefix_weights[this.layer], head = this.head - FUSIONS.length;
     const flat = (rows) => rows.flat(Infinity);
-    const [all, rest] = answer.kind === "rollout" ? [flat(own), prefix]
-      : this.fused ? [together(own.map(flat), this.fused), together(prefix, this.fused)]
-      : [flat(own[head]), prefix[head]];
-    return { all, ...range(all), kept: sum(rest) };
+    const [all, prefixWeights] = response.kind === "rollout" ? [flat(weights), prefix]
+      : this.fused ? [together(weights.map(flat), this.fused), together(prefix, this.fused)]
+      : [flat(weights[head]), prefix[head]];
+    return { all, ...range(all), kept: sum(prefixWeights) };
   }
 
-  /** Select the map of a frame; images have one. */
+  /** Select the map of a clip's frame; an image has only frame 0. */
   at(frame) {
     this.frame = frame;
     const { map } = this.stage;
@@ -178,25 +180,26 @@ export class Attention {
     this.read();
   }
 
-  /** The time slot of the current frame; a slot has as many frames as a patch. */
+  /** The time slot of the current frame. A slot has as many frames as a patch is long in time. */
   get slot() {
     const { grid, image_size: image } = this.model;
     return grid.length > 2 ? Math.floor((this.frame * grid[0]) / image[0]) : 0;
   }
 
-  /** The [row, column] of the greatest weight. */
+  /** The patch [row, column] with the largest weight. */
   strongest() {
     const { weights, grid } = this.stage.map;
     const best = weights.indexOf(weights.reduce((a, b) => Math.max(a, b), 0));
     return [Math.floor(best / grid[1]), best % grid[1]];
   }
 
+  /** Describe the position and the weight of a patch. */
   words([row, column]) {
     const { weights, grid } = this.stage.map;
     return `${at([row, column])}: ${percent(weights[row * grid[1] + column])}`;
   }
 
-  /** Update the line below the image. */
+  /** Update the line below the image: the patch at the cursor, or the patch with the largest weight. */
   read() {
     if (!this.stage.map) return;
     const text = this.words(this.stage.cursor ?? this.strongest());
@@ -218,8 +221,8 @@ export class Attention {
   }
 }
 
-// The colour scale spans the 1st to the 99th percentile, to limit the effect of outliers, and at least a tenth of its upper
-// end: uniform attention shows no contrast.
+/** The ends of the colour scale: the 1st and the 99th percentile, to limit the effect of outliers. They differ by at least
+    a tenth of the upper end, so that uniform attention shows no contrast. */
 function range(values) {
   const sorted = [...values].sort((a, b) => a - b), at = (share) => sorted[Math.round(share * (sorted.length - 1))];
   const most = at(0.99) || sorted.at(-1) || 1, least = Math.min(at(0.01), 0.9 * most);
@@ -228,8 +231,8 @@ function range(values) {
 
 const sum = (values) => values.reduce((a, b) => a + b, 0);
 
-/** Fuse maps of heads by mean, maximum or minimum. */
-function together(rows, how) {
-  const one = { mean: (values) => sum(values) / values.length, max: (values) => Math.max(...values), min: (values) => Math.min(...values) }[how];
-  return (rows[0] ?? []).map((_, place) => one(rows.map((row) => row[place])));
+/** Fuse the maps of all heads, one row per head, by `fusion`: mean, max or min. */
+function together(rows, fusion) {
+  const fuse = { mean: (values) => sum(values) / values.length, max: (values) => Math.max(...values), min: (values) => Math.min(...values) }[fusion];
+  return (rows[0] ?? []).map((_, index) => fuse(rows.map((row) => row[index])));
 }

@@ -1,12 +1,12 @@
-// Take a photo with the camera, if there is one.
+// The dialog that takes a photo with the camera, if there is a camera.
 
 import { part, trouble } from "./page.js";
 
-/** Enable the camera; `taken(file)` receives each photo. */
+/** Show the camera button if there is a camera; `taken(file)` is called with each photo. */
 export async function camera(taken) {
   const devices = navigator.mediaDevices;
-  const found = (await devices?.enumerateDevices?.().catch(() => [])) ?? [];
-  if (!found.some((device) => device.kind === "videoinput")) return;
+  const available = (await devices?.enumerateDevices?.().catch(() => [])) ?? [];
+  if (!available.some((device) => device.kind === "videoinput")) return;
   const dialog = part("shot"), video = part("video");
   let stream = null;
   part("camera").hidden = false;
@@ -14,7 +14,7 @@ export async function camera(taken) {
     try {
       stream = await devices.getUserMedia({ video: { facingMode: "environment", width: { ideal: 1920 } } });
     } catch (error) {
-      trouble("Cannot access the camera.", error.name === "NotAllowedError" ? "Allow camera access for this page in the browser settings." : "Another program may be using it.");
+      trouble("Cannot access the camera.", error.name === "NotAllowedError" ? "Allow camera access for this page in the browser settings." : "Close other programs that may be using it.");
       return;
     }
     video.srcObject = stream;

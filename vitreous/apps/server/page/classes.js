@@ -1,11 +1,11 @@
-// The semantic segmentation panel: class map over the image, with a checkbox per class.
+// The semantic segmentation panel: the class map over the image, and a checkbox per class.
 
 import { at, make, makeName, part, percent } from "./page.js";
 
-const NOBODY = 255; // the ignore index
+const NOBODY = 255; // the ignore index of class maps
 
 export class Classes {
-  /** `model` has the names and colours of the classes. */
+  /** `model` is the description of the served model, with the names and colours of the classes. */
   constructor(stage, model) {
     Object.assign(this, { stage, model, hidden: new Set(), numbers: null, entry: null });
     const cover = part("cover");
@@ -34,28 +34,30 @@ export class Classes {
     this.paint();
   }
 
-  /** Draw the overlay of the visible classes. */
+  /** Draw the overlay: every pixel in the colour of its class, hidden classes transparent. */
   paint() {
     if (!this.numbers) return;
     const { width, height, data } = this.numbers;
     const layer = Object.assign(document.createElement("canvas"), { width, height });
     const image = new ImageData(width, height);
-    const words = new Uint32Array(image.data.buffer), little = new Uint8Array(new Uint32Array([1]).buffer)[0] === 1;
+    const pixels = new Uint32Array(image.data.buffer), isLittleEndian = new Uint8Array(new Uint32Array([1]).buffer)[0] === 1;
     const colours = Array.from({ length: NOBODY + 1 }, (_, number) => {
       const [r, g, b] = this.model.class_colours[number] ?? [0, 0, 0];
       if (this.hidden.has(number) || !(r || g || b)) return 0;
-      return little ? ((255 << 24) | (b << 16) | (g << 8) | r) >>> 0 : ((r << 24) | (g << 16) | (b << 8) | 255) >>> 0;
+      return isLittleEndian ? ((255 << 24) | (b << 16) | (g << 8) | r) >>> 0 : ((r << 24) | (g << 16) | (b << 8) | 255) >>> 0;
     });
-    for (let place = 0; place < words.length; place++) words[place] = colours[data[4 * place]];
+    for (let index = 0; index < pixels.length; index++) pixels[index] = colours[data[4 * index]];
     layer.getContext("2d").putImageData(image, 0, 0);
     this.stage.layer = layer;
     this.stage.draw();
   }
 
+  /** List the classes with their shares of the pixels. */
   list(shares) {
-    part("class-list").replaceChildren(...shares.map((one) => this.row(one)));
+    part("class-list").replaceChildren(...shares.map((entry) => this.row(entry)));
   }
 
+  /** Create a line of the list: a checkbox, the colour, the name and the share of a class. */
   row({ class: name, share }) {
     const number = this.model.classes.indexOf(name), [r, g, b] = this.model.class_colours[number];
     const line = make("li"), label = make("label"), box = make("input"), swatch = make("span", "swatch"), bar = make("div", "bar"), fill = make("i");
@@ -73,20 +75,20 @@ export class Classes {
     return line;
   }
 
-  /** Show the class under the pointer. */
+  /** Show the class of the pixel under the pointer below the image. */
   read(event) {
-    const place = this.numbers && this.stage.layer && this.stage.pixel(event);
-    if (!place) return;
-    const number = this.numbers.data[4 * (place[0] * this.numbers.width + place[1])];
-    part("readout").textContent = `${this.model.classes[number] ?? "unknown"} at ${at(place)}`;
+    const position = this.numbers && this.stage.layer && this.stage.pixel(event);
+    if (!position) return;
+    const number = this.numbers.data[4 * (position[0] * this.numbers.width + position[1])];
+    part("readout").textContent = `${this.model.classes[number] ?? "unknown"} at ${at(position)}`;
   }
 }
 
-/** Decode a PNG whose red channel is the class index. */
+/** Decode the class map, a PNG in a data URI whose red channel is the class index. */
 async function decoded(uri) {
   const bytes = Uint8Array.from(atob(uri.slice(uri.indexOf(",") + 1)), (letter) => letter.charCodeAt(0));
-  const picture = await createImageBitmap(new Blob([bytes], { type: "image/png" }), { colorSpaceConversion: "none", premultiplyAlpha: "none" });
-  const canvas = new OffscreenCanvas(picture.width, picture.height), pen = canvas.getContext("2d", { willReadFrequently: true });
-  pen.drawImage(picture, 0, 0);
-  return pen.getImageData(0, 0, picture.width, picture.height);
+  const image = await createImageBitmap(new Blob([bytes], { type: "image/png" }), { colorSpaceConversion: "none", premultiplyAlpha: "none" });
+  const canvas = new OffscreenCanvas(image.width, image.height), pen = canvas.getContext("2d", { willReadFrequently: true });
+  pen.drawImage(image, 0, 0);
+  return pen.getImageData(0, 0, image.width, image.height);
 }

@@ -1,17 +1,17 @@
-// The image generation panel: settings, progress, the grid of images, and its PNG file.
+// The image generation panel: settings, progress, the grid of generated images, and its PNG file.
 
 import { lines } from "./api.js";
 import { calm, make, makeName, part, say, trouble } from "./page.js";
 
-const FEW = 20; // approximate default number of images
-const TINY = 48; // image size in pixels below which square pixels are shown
+const FEW = 20; // approximate number of images by default
+const TINY = 48; // images with fewer pixels per side are enlarged without smoothing
 const SAVED = 512; // minimum width of a saved grid in pixels
 const GAP = 2; // pixels between the images of a saved grid
-const SEEDS = 1_000_000; // range of random seeds
-const NONE = "\u00a0";
+const SEEDS = 1_000_000; // random seeds are below this number
+const NONE = "\u00a0"; // an empty line
 
 export class Generator {
-  /** `failed(error, again)` shows an error. */
+  /** `model` is the description of the served model; `failed(error, again)` shows an error. */
   constructor(model, failed) {
     Object.assign(this, { model, failed, answer: null, work: null });
     part("look").hidden = true;
@@ -26,7 +26,7 @@ export class Generator {
     part("images").addEventListener("pointerleave", () => this.name(null));
   }
 
-  /** Fill the settings with the options of the model. */
+  /** Fill the settings with the options, limits and defaults of the model. */
   fill() {
     const { classes, sampling } = this.model, { limits, defaults, samplers } = sampling;
     part("class-row").hidden = part("guidance-row").hidden = !classes.length;
@@ -46,7 +46,7 @@ export class Generator {
     this.check();
   }
 
-  /** Show the values of the sliders, and check the number of steps for the number of images. */
+  /** Show the values of the sliders, and check whether the model's limit allows the steps for this number of images. */
   check() {
     const { limits } = this.model.sampling, count = Number(part("images-count").value), steps = part("steps");
     const guidance = Number(part("guidance").value), most = Math.floor(limits.image_steps / count);
@@ -55,39 +55,39 @@ export class Generator {
     steps.setCustomValidity(Number(steps.value) * count > limits.image_steps ? `Use at most ${most} steps for ${count} images.` : "");
   }
 
-  /** The request of the current settings. */
+  /** Return the request body for the current settings. */
   request() {
     const name = part("class").value, number = (id) => Number(part(id).value);
-    const asked = { count: number("images-count"), steps: number("steps"), seed: number("seed"), sampler: part("sampler").value };
-    return this.model.classes.length ? { class: part("class").selectedIndex ? name : null, guidance: number("guidance"), ...asked } : asked;
+    const settings = { count: number("images-count"), steps: number("steps"), seed: number("seed"), sampler: part("sampler").value };
+    return this.model.classes.length ? { class: part("class").selectedIndex ? name : null, guidance: number("guidance"), ...settings } : settings;
   }
 
-  /** Generate images, and show previews. */
+  /** Generate images, showing previews and progress. */
   async run() {
     if (this.work) return;
     calm();
-    const asked = this.request(), began = performance.now();
+    const request = this.request(), began = performance.now();
     this.work = new AbortController();
     this.answer = null;
     this.busy(true);
     this.report("Queued");
-    say(`Generating ${count(asked.count)}.`);
+    say(`Generating ${count(request.count)}.`);
     let done = 0;
     try {
-      const answer = await lines("v1/sample", asked, this.work.signal, (line) => {
+      const response = await lines("v1/sample", request, this.work.signal, (line) => {
         done = line.done;
         part("progress").value = done;
-        this.show(line.images.map((image, place) => ({ image, class: this.classOf(asked, place), number: this.numberOf(asked, place) })), line.columns);
+        this.show(line.images.map((image, index) => ({ image, class: this.classOf(request, index), number: this.numberOf(request, index) })), line.columns);
         this.report(`${Math.floor(100 * done)}\u00a0%, ${left(performance.now() - began, done)}`);
       });
-      if (answer.model.version !== this.model.version) {
+      if (response.model.version !== this.model.version) {
         trouble("The served model has changed.", "Reload the page to use the new model.", () => location.reload());
       }
-      this.answer = answer;
-      this.size = answer.size;
-      this.show(answer.images, answer.columns);
-      this.report(this.summary = words(answer));
-      say(`${count(asked.count)} generated.`);
+      this.answer = response;
+      this.size = response.size;
+      this.show(response.images, response.columns);
+      this.report(this.summary = words(response));
+      say(`${count(request.count)} generated.`);
     } catch (error) {
       const stopped = error.name === "AbortError";
       this.report(this.summary = done ? `${stopped ? "Stopped" : "Failed"} at ${Math.floor(100 * done)}\u00a0%` : NONE);
@@ -99,16 +99,18 @@ export class Generator {
     }
   }
 
-  /** Class and number of a preview image: of one class, or cycling through the classes. */
-  classOf(asked, place) {
+  /** The class of a preview image: the requested class, or cycling through the classes. */
+  classOf(request, index) {
     const { classes } = this.model;
-    return asked.class ?? (classes.length ? classes[place % classes.length] : null);
+    return request.class ?? (classes.length ? classes[index % classes.length] : null);
   }
 
-  numberOf(asked, place) {
-    return asked.class == null ? Math.floor(place / Math.max(1, this.model.classes.length)) : place;
+  /** The number of a preview image within its class. */
+  numberOf(request, index) {
+    return request.class == null ? Math.floor(index / Math.max(1, this.model.classes.length)) : index;
   }
 
+  /** Enable or disable the controls, depending on whether images are being generated. */
   busy(flag) {
     const stopping = document.activeElement === part("stop");
     part("stop").hidden = !flag;
@@ -122,11 +124,12 @@ export class Generator {
     else if (stopping) part("make").focus({ preventScroll: true });
   }
 
+  /** Set the line below the images. */
   report(text) {
     part("outcome").textContent = text;
   }
 
-  /** Show the images in a grid; images that have not started are empty. */
+  /** Show images in a grid. Places of images without a preview yet are empty. */
   show(images, columns) {
     const list = part("images"), [height, width] = this.model.image_size;
     this.images = images;
@@ -137,23 +140,23 @@ export class Generator {
     list.style.setProperty("--shape", width / height);
     while (list.children.length > images.length) list.lastElementChild.remove();
     while (list.children.length < images.length) list.append(make("li"));
-    images.forEach((one, place) => {
-      const item = list.children[place];
-      if (!one.image) return item.replaceChildren();
+    images.forEach((entry, index) => {
+      const item = list.children[index];
+      if (!entry.image) return item.replaceChildren();
       if (!item.firstElementChild) item.append(make("img", Math.max(width, height) < TINY ? "tiny" : ""));
-      Object.assign(item.firstElementChild, { src: one.image, alt: caption(one) });
+      Object.assign(item.firstElementChild, { src: entry.image, alt: caption(entry) });
     });
   }
 
-  /** Describe the image under the pointer, or all images. */
+  /** Describe the image at a list item below the grid; with null, describe the request. */
   name(item) {
     if (this.work) return;
-    const one = item && this.images[[...part("images").children].indexOf(item)];
-    if (one) part("outcome").replaceChildren(makeName("span", "", caption(one)));
+    const entry = item && this.images[[...part("images").children].indexOf(item)];
+    if (entry) part("outcome").replaceChildren(makeName("span", "", caption(entry)));
     else this.report(this.summary || NONE);
   }
 
-  /** Save the grid as PNG; small images are enlarged by an integer factor. */
+  /** Save the grid as a PNG file; small images are enlarged by an integer factor. */
   async save() {
     const { images, columns, size: [height, width], settings } = this.answer, rows = Math.ceil(images.length / columns);
     const times = Math.max(1, Math.ceil(SAVED / (columns * (width + GAP) - GAP)));
@@ -162,10 +165,10 @@ export class Generator {
     pen.fillStyle = "#fff";
     pen.fillRect(0, 0, canvas.width, canvas.height);
     pen.imageSmoothingEnabled = false;
-    await Promise.all(images.map(async (one, place) => {
-      const image = Object.assign(new Image(), { src: one.image });
+    await Promise.all(images.map(async (entry, index) => {
+      const image = Object.assign(new Image(), { src: entry.image });
       await image.decode();
-      const left = (place % columns) * (width + GAP), top = Math.floor(place / columns) * (height + GAP);
+      const left = (index % columns) * (width + GAP), top = Math.floor(index / columns) * (height + GAP);
       pen.drawImage(image, left * times, top * times, width * times, height * times);
     }));
     const file = await new Promise((done) => canvas.toBlob(done, "image/png"));
@@ -175,13 +178,15 @@ export class Generator {
   }
 }
 
+/** Format a number of images. */
 const count = (number) => `${number} ${number === 1 ? "image" : "images"}`;
-const caption = (one) => `${one.class ? `${one.class}, image` : "Image"} ${one.number + 1}`;
+/** Describe a generated image: its class, and its number within the class. */
+const caption = (entry) => `${entry.class ? `${entry.class}, image` : "Image"} ${entry.number + 1}`;
 
-/** A portable file name. */
+/** Make a portable file name from class and seed. */
 const fileName = ({ class: name, seed }) => `${(name ?? "images").replace(/[^\p{L}\p{N}._-]+/gu, "_").slice(0, 80) || "images"}-seed-${seed}.png`;
 
-/** Format the remaining time. */
+/** Format the remaining time, given the elapsed milliseconds and the fraction that is done. */
 function left(elapsed, done) {
   const seconds = (elapsed / 1000) * (1 / done - 1);
   return seconds < 1.5 ? "almost done" : `about ${seconds < 90 ? `${Math.round(seconds)} s` : `${Math.round(seconds / 60)} min`} left`;

@@ -1,9 +1,9 @@
-// Play the model's input frames of a clip on the stage, also in formats that the browser cannot play.
+// The player of a clip: it shows the model's input frames on the stage, also for formats that the browser cannot play.
 
 import { picture } from "./api.js";
 import { part } from "./page.js";
 
-const PAUSE = 220; // milliseconds per frame
+const PAUSE = 220; // milliseconds that a frame is shown
 
 export class Player {
   /** `change(frame)` is called with the index of the current frame. */
@@ -14,7 +14,7 @@ export class Player {
     part("frame").addEventListener("input", () => { this.pause(); this.go(Number(part("frame").value)); });
   }
 
-  /** Request the frames of a file from the server; returns one canvas per frame. */
+  /** Request the frames of a clip from the server; returns one canvas per frame. */
   async open(file, name) {
     const strip = await createImageBitmap(await picture("v1/frames", file, name));
     const width = strip.width, height = strip.height / this.count;
@@ -25,7 +25,7 @@ export class Player {
     });
   }
 
-  /** Show other frames, or none; they are played unless the user prefers reduced motion. */
+  /** Show the frames of another clip, or none. They are played unless the user prefers reduced motion. */
   show(frames) {
     this.pause();
     Object.assign(this, { frames: frames ?? [] });
@@ -35,6 +35,7 @@ export class Player {
     if (!matchMedia("(prefers-reduced-motion: reduce)").matches) this.play();
   }
 
+  /** Show a frame by its index. */
   go(frame) {
     this.frame = frame;
     const pixels = this.frames[frame], words = `${frame + 1} of ${this.count}`;

@@ -1,11 +1,11 @@
-// The canvas with the image, the model's input region, overlays, and the query patch.
+// The stage: a canvas with the image, the region of it that the model sees, overlays, and the query patch.
 
 import { coloured, darkened, heat, painted } from "./colours.js";
 import { part } from "./page.js";
 
-const LARGEST = 1600; // maximum side in pixels of a displayed image
+const LARGEST = 1600; // maximum height and width of a displayed image in pixels
 
-/** Open a file as the browser displays it: upright, downscaled if necessary; null for an unsupported format. */
+/** Open an image file as the browser displays it: upright, and downscaled if it is large. Null if the browser does not support the format. */
 export async function opened(file) {
   const image = new Image();
   image.src = URL.createObjectURL(file);
@@ -29,14 +29,17 @@ export async function opened(file) {
 }
 
 export class Stage {
-  /** `plain`: canvas for the image without its map; `shown`: result of `opened`; `layer`: overlay canvas with opacity `cover`; `objects`: function that draws on an image of `size`; `map`: {weights, least, most, grid, box, query} with (rows * columns) weights and the ends of their scale. */
+  /** `plain`: a canvas for the image without its map.
+      Properties set by the panels: `shown`, the result of `opened`; `layer`, an overlay canvas with opacity `cover`; `objects`, a
+      function that draws on an image of `size`; `map`, an attention map {weights, least, most, grid, box, query} with (rows *
+      columns) weights and the ends of their colour scale. */
   constructor(canvas, plain = null) {
     Object.assign(this, { canvas, plain, shown: null, map: null, layer: null, size: null, objects: null, cover: 0.55, cursor: null, focused: false, view: "heat", smooth: true, strength: 0.65, zoomed: false, due: false });
     new ResizeObserver(() => this.draw()).observe(canvas);
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.draw());
   }
 
-  /** Draw once before the next frame, regardless of the number of calls. */
+  /** Draw before the browser's next frame; several calls until then draw once. */
   draw() {
     if (this.due) return;
     this.due = true;
@@ -56,7 +59,7 @@ export class Stage {
     };
   }
 
-  /** The rectangle of the model's input region on the canvas. */
+  /** The rectangle on the canvas of the region that the model sees, in canvas pixels. */
   seen() {
     const whole = this.place(), [left, top, right, bottom] = this.map.box;
     return {
@@ -65,6 +68,7 @@ export class Stage {
     };
   }
 
+  /** Draw the image and its overlays now. */
   paint() {
     const { canvas } = this, times = window.devicePixelRatio || 1;
     const wide = Math.round(canvas.clientWidth * times), high = Math.round(canvas.clientHeight * times);
@@ -77,7 +81,7 @@ export class Stage {
     const whole = this.place();
     if (this.shown) {
       const { pixels } = this.shown;
-      pen.imageSmoothingEnabled = whole.width < 4 * pixels.width; // a tiny image shows its pixels
+      pen.imageSmoothingEnabled = whole.width < 4 * pixels.width; // a tiny image is enlarged without smoothing
       pen.imageSmoothingQuality = "high";
       pen.drawImage(pixels, whole.left, whole.top, whole.width, whole.height);
     }
@@ -91,7 +95,7 @@ export class Stage {
     if (this.map) this.over(pen, whole, times);
   }
 
-  /** Draw the image without its map, with a frame around the query patch. */
+  /** Draw the small image without its map, with a frame around the query patch. */
   paintPlain(times) {
     const { plain } = this;
     if (!plain) return;
@@ -113,7 +117,7 @@ export class Stage {
     }, 1.5 * times);
   }
 
-  /** The pointer position on the image, relative to its width and height; null outside. */
+  /** The position of the pointer on the image as fractions of its width and height; null outside of it. */
   spot(event) {
     const frame = this.canvas.getBoundingClientRect(), times = this.canvas.width / frame.width, whole = this.place();
     const across = ((event.clientX - frame.left) * times - whole.left) / whole.width;
@@ -121,13 +125,13 @@ export class Stage {
     return across >= 0 && down >= 0 && across < 1 && down < 1 ? [across, down] : null;
   }
 
-  /** The [row, column] of the overlay under the pointer; null outside the image. */
+  /** The pixel [row, column] of the overlay under the pointer; null outside the image. */
   pixel(event) {
     const spot = this.spot(event);
     return spot && [Math.floor(spot[1] * this.layer.height), Math.floor(spot[0] * this.layer.width)];
   }
 
-  /** Draw the map over the model's input region, and fade the rest of the image. */
+  /** Draw the attention map over the region that the model sees, and fade the other regions of the image. */
   over(pen, whole, times) {
     const { weights, grid, least, most } = this.map, seen = this.seen();
     pen.save();
@@ -178,7 +182,7 @@ export class Stage {
     return { left: seen.left + column * width, top: seen.top + row * height, width, height };
   }
 
-  /** The patch [row, column] under the pointer; null outside the model's input region. */
+  /** The patch [row, column] under the pointer; null outside the region that the model sees. */
   under(event) {
     if (!this.map) return null;
     const frame = this.canvas.getBoundingClientRect(), times = this.canvas.width / frame.width, seen = this.seen();

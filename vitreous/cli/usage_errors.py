@@ -1,0 +1,145 @@
+"""Find what is wrong with the options of a command that the parser rejects."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+from vitreous.cli.help import list_options
+from vitreous.config import get_annotated_hints, get_literal_values, get_tagged_union
+from vitreous.errors import UsageError, suggest_nearest
+
+NUMBERS = {"INT": (int, "a whole number"), "FLOAT": (float, "a number")}
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """An option or argument of a verb: its names, and which values it takes.
+
+    `placeholder` is that of the help (`INT`), empty for an option without value. `choices` are the allowed values, if
+    they are listed. `takes_many`: any number of values.
+    """
+
+    names: tuple[str, ...]
+    placeholder: str
+    choices: tuple[str, ...]
+    takes_many: bool
+    is_required: bool
+
+    def explain_value(self, name: str, value: str) -> UsageError | None:
+        """Return the error for a value of the wrong type, or None."""
+        if self.choices and value not in self.choices:
+            nearest = suggest_nearest(value, self.choices)
+            return UsageError(f"{name} cannot be {value!r}", nearest or f"use one of {', '.join(self.choices)}")
+        number_type, noun = NUMBERS.get(self.placeholder.rstrip("."), (str, ""))
+        try:
+            number_type(value)
+        except ValueError:
+            return UsageError(f"{name} cannot be {value!r}", f"use {noun}")
+        return None
+
+
+def explain_usage_error(options_type: type[Any], verb: str, arguments: Sequence[str]) -> UsageError:
+    """Return the error for the first invalid option, value or argument, in the order of the command line."""
+    options, positionals = list_parameters(options_type)
+    known = {name: option for option in options for name in option.names}
+    words, values = list(arguments), []
+    while words:
+        word = words.pop(0)
+        if not word.startswith("-") or is_number(word) or word == "-":
+            values.append(word)
+            continue
+        name, equals, value = word.partition("=")
+        name = name.replace("_", "-")
+        if name not in known:
+            setting = suggest_setting(name) if "settings" in options_type.__dataclass_fields__ else ""
+            hint = setting or suggest_nearest(name, known) or f"`vitreous {verb} --help-all` lists all options"
+            return UsageError(f"unknown option {name}", hint)
+        option = known[name]
+        if not option.placeholder:
+            continue
+        given = [value] if equals else []
+        while words and not equals and (not words[0].startswith("-") or is_number(words[0])):
+            given.append(words.pop(0))
+            if not option.takes_many:
+                break
+        if not given:
+            return UsageError(f"{name} needs a value", f"use {name} {option.placeholder}")
+        for item in given:
+            if error := option.explain_value(name, item):
+                return error
+    return explain_arguments(verb, positionals, values)
+
+
+def explain_arguments(verb: str, positionals: Sequence[Parameter], values: Sequence[str]) -> UsageError:
+    """Return the error for missing, surplus or invalid positional arguments; a general one if all seem valid."""
+    usage = " ".join([f"vitreous {verb}", *(parameter.names[0] for parameter in positionals)])
+    remaining = list(values)
+    for parameter in positionals:
+        if not remaining:
+            if parameter.is_required:
+                return UsageError(f"{parameter.names[0]} is missing", f"use {usage}")
+            break
+        taken, remaining = (remaining, []) if parameter.takes_many else (remaining[:1], remaining[1:])
+        for value in taken:
+            if error := parameter.explain_value(parameter.names[0], value):
+                return error
+    if remaining:
+        return UsageError(f"unexpected argument {remaining[0]!r}", f"use {usage}")
+    return UsageError("invalid options", f"`vitreous {verb} --help` shows the options")
+
+
+def list_parameters(options_type: type[Any]) -> tuple[list[Parameter], list[Parameter]]:
+    """Return the options and the positional arguments of a verb."""
+    hints = get_type_hints(options_type, include_extras=True)
+    fields = {field.name: field for field in dataclasses.fields(options_type)}
+    options: list[Parameter] = []
+    positionals: list[Parameter] = []
+    for entry in list_options(options_type):
+        names = tuple(re.findall(r"(?<!\S)--?[A-Za-z][\w-]*", entry.label))
+        placeholder = entry.label.partition(" ")[2].split(", ")[-1].rpartition(" ")[2] if names else entry.label
+        placeholder = "" if placeholder.startswith("-") else placeholder
+        field = fields[entry.name]
+        is_required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+        parameter = Parameter(
+            names=names or (entry.label,),
+            placeholder=placeholder,
+            choices=tuple(map(str, get_literal_values(strip_markers(hints[entry.name])))),
+            takes_many="tuple" in str(strip_markers(hints[entry.name])),
+            is_required=is_required,
+        )
+        (positionals if entry.is_positional else options).append(parameter)
+    return options, positionals
+
+
+def suggest_setting(name: str) -> str:
+    """Return `did you mean --views.flip?` for `--flip`: a setting of `config.yaml` that ends in the name; else ""."""
+    from vitreous.training.run import Run
+
+    field = name.removeprefix("--").replace("-", "_")
+    paths = [path for path in list_setting_paths(Run) if path.rpartition(".")[2] == field]
+    return f"did you mean --{paths[0]}?" if paths else ""
+
+
+def list_setting_paths(config_type: type[Any], prefix: str = "") -> Iterator[str]:
+    """Yield the dotted paths of the fields of a config's sections, of the first variant of each section."""
+    for name, hint in get_annotated_hints(config_type).items():
+        union = get_tagged_union(hint)
+        section = union.pick({}) if union else strip_markers(hint)
+        if isinstance(section, type) and dataclasses.is_dataclass(section):
+            yield from list_setting_paths(section, f"{prefix}{name}.")
+        elif prefix:
+            yield f"{prefix}{name}"
+
+
+def strip_markers(hint: Any) -> Any:
+    """Return a type without the marks of `Annotated`."""
+    return strip_markers(get_args(hint)[0]) if get_origin(hint) is Annotated else hint
+
+
+def is_number(word: str) -> bool:
+    """Return whether a word that begins with a minus sign is a negative number."""
+    return bool(re.fullmatch(r"-\.?\d.*", word))
