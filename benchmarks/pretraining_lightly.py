@@ -7,8 +7,8 @@ The backbone is our model at 32 pixels with mean pooling, passed to the library 
 library's defaults except the views: 32 pixels, and four local views of 16, with its default crops and colours.
 
 The epochs follow from --minutes and the rate of a short run, which should run alone on the machine: --measure only
-measures it; OUT/rate.json stores it. OUT/encoder is the backbone as a bundle; OUT/metadata.json has the images/s, epochs
-and images.
+measures it; OUT/rate.json stores it. OUT/encoder is the backbone as a bundle; OUT/metadata.json has the images/s,
+epochs and images.
 """
 
 from __future__ import annotations

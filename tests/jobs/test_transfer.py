@@ -342,7 +342,7 @@ def test_diverged_trial_ranks_last(photo_folder, tmp_path):
 def test_lr_grid_fails_when_every_trial_diverges(photo_folder, tmp_path):
     settings = {**QUICK_OPTIONS, "optimizer": "adamw"}
     for again in ({"lr_grid": (1e29, 1e30), **settings}, {"resume": True}):
-        with pytest.raises(NonFiniteError, match="the loss became non-finite in all 2 trials"):
+        with pytest.raises(NonFiniteError, match="in all 2 trials"):
             train(str(photo_folder), out=str(tmp_path / "run"), **again)
 
 

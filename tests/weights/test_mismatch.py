@@ -472,7 +472,7 @@ def test_loading_pretrained_weights_lists_differences(tmp_path):
     lines = [line.strip() for line in error.value.message.split("\n")[1:]]
     mlp_prefix = "encoder.blocks.{}.mlp.part."
     assert lines == sorted(
-        f"{part.format(i)}{name} has shape {old}, not {new}"
+        f"{mlp_prefix.format(i)}{name} has shape {old}, not {new}"
         for i in range(2)
         for name, old, new in (
             ("fc1.bias", (80,), (96,)),
