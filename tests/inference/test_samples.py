@@ -150,8 +150,8 @@ def test_file_names_are_derived_from_classes():
     [
         (["--class", "dgo"], "no class dgo"),
         (["--count", "0"], "--count must be"),
-        (["--steps", "0"], "--steps 0 cannot be"),
-        (["--steps", "1001"], "--steps 1001 cannot be"),
+        (["--steps", "0"], "--steps must be from 1 to"),
+        (["--steps", "1001"], "--steps must be from 1 to"),
         (["--sampler", "ddim"], "--sampler ddim does not support models with a flow process"),
         (["--inpaint", "x.png"], "must be set together"),
         (["--to-seed", "3"], "--to-seed 3 needs at least 2 images"),

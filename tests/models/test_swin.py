@@ -173,7 +173,7 @@ def test_unknown_names_are_rejected(wrong):
 def test_invalid_configs_are_rejected(changes, message):
     with pytest.raises(UsageError, match=message):
         SwinConfig().with_options(**SMALL_OPTIONS).with_options(**changes)
-    with pytest.raises(UsageError, match="has no depths"):
+    with pytest.raises(UsageError, match="has no option depths"):
         create_untrained_model("Swin-T/4", depths=(2, 2))
 
 

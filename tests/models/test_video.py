@@ -188,7 +188,7 @@ def test_model_names_round_trip(name):
 @pytest.mark.parametrize(
     "changes,message",
     [
-        ({"image": (32, 32), "patch": (8, 8)}, "takes clips"),
+        ({"image": (32, 32), "patch": (8, 8)}, "must have 3 axes"),
         ({"arrangement": "factorised-attention", "attention": {"kind": "rotary"}}, "requires attention.kind=plain"),
         ({"arrangement": "factorised-encoder", "temporal_depth": 0}, "temporal_depth of at least 1"),
         ({"arrangement": "factorised-dot-product", "heads": 3}, "heads must be even"),

@@ -113,7 +113,7 @@ def test_unknown_names_are_rejected_with_a_suggestion(wrong, hint):
 
 
 def test_unknown_fields_are_rejected():
-    with pytest.raises(UsageError, match="a ViT has no widht") as error:
+    with pytest.raises(UsageError, match="a ViT has no option widht") as error:
         create_untrained_model("ViT-B/16", widht=3)
     assert "did you mean width" in error.value.hint
 
