@@ -225,7 +225,10 @@ def test_a_missing_tifffile_is_reported(monkeypatch):
     ("change", "message"),
     [
         (lambda raw: raw[:-40], "missing strips"),
-        (lambda raw: raw.replace(struct.pack("<HHII", 259, 3, 1, 1), struct.pack("<HHII", 259, 3, 1, 7)), "unsupported compression 7"),
+        (
+            lambda raw: raw.replace(struct.pack("<HHII", 259, 3, 1, 1), struct.pack("<HHII", 259, 3, 1, 7)),
+            "unsupported compression 7",
+        ),
         (
             lambda raw: raw.replace(struct.pack("<HHII", 256, 4, 1, 8), struct.pack("<HHII", 256, 4, 1, 60_000)),
             "more than|the header states",
