@@ -1,5 +1,5 @@
-"""Alternative weight initialisations: MAE's (`init_xavier`), and mimetic initialisation of attention
-(`init_mimetic`)."""
+"""Alternative weight initialisations: MAE's (`init_xavier`), timm's (`init_truncated_normal`), and mimetic
+initialisation of attention (`init_mimetic`)."""
 
 from __future__ import annotations
 
@@ -35,6 +35,16 @@ def init_mimetic(
             q[head_rows], k[head_rows] = low_rank_factors(draw_near_identity(width, *query_key), head_width)
         v[:], out = low_rank_factors(draw_near_identity(width, value_out[0], -value_out[1]), width)
         attention.out.weight.data.copy_(out.T)
+
+
+def init_truncated_normal(module: nn.Module, std: float) -> None:
+    """Initialise the weights of all linear layers with a truncated normal distribution, and their biases with 0, in
+    place, as timm and DeiT do with `std` 0.02. Convolutions, norms, tokens and positions are unchanged."""
+    for submodule in module.modules():
+        if isinstance(submodule, nn.Linear):
+            nn.init.trunc_normal_(submodule.weight, std=std)
+            if (bias := get_bias(submodule)) is not None:
+                nn.init.zeros_(bias)
 
 
 def init_xavier(module: nn.Module) -> None:

@@ -19,6 +19,7 @@ from vitreous.data.augmentation.volumes import VolumeViews
 from vitreous.data.batch import Batch
 from vitreous.errors import UsageError
 from vitreous.models.config import ModelConfig
+from vitreous.models.initial import init_truncated_normal
 from vitreous.models.zoo import Model
 from vitreous.objectives.base import ObjectiveConfig, ObjectiveSetting, TrainingProgress
 from vitreous.objectives.labelled import LabelledObjective
@@ -37,6 +38,9 @@ class RegressionConfig(ProgressiveOptions, ObjectiveConfig):
     - `loss`: `mse`, `l1`, or `huber` with `delta`, in standard deviations of a target.
     - `mean`, `std`, `present`: one number per target, computed from the training images: mean and standard deviation of
       its values, and the share of images that have a value.
+    - `initial_std`: standard deviation of the initial weights of linear layers, a truncated normal distribution; None
+      keeps the initialisation of the model. 0.02, as in timm and DeiT, was better on small datasets
+      (docs/guides/regression.md).
 
     Raises UsageError for invalid values.
     """
@@ -53,6 +57,7 @@ class RegressionConfig(ProgressiveOptions, ObjectiveConfig):
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
     present: tuple[float, ...] = ()
+    initial_std: float | None = None
 
     def __post_init__(self) -> None:
         if self.loss not in get_args(ValueLoss):
@@ -69,6 +74,8 @@ class RegressionConfig(ProgressiveOptions, ObjectiveConfig):
                 "std and present must be above 0 for every target",
                 "leave them out: they are computed from the training images",
             )
+        if self.initial_std is not None and not 0 < self.initial_std < math.inf:
+            raise UsageError(f"initial_std must be above 0 and finite, got {self.initial_std}")
         if not 0 <= self.patch_dropout < 1:
             raise UsageError(f"patch_dropout must be at least 0 and below 1, got {self.patch_dropout}")
 
@@ -103,6 +110,11 @@ class RegressionConfig(ProgressiveOptions, ObjectiveConfig):
             std=tuple(np.nanstd(labels, 0).tolist()),
             present=tuple(is_present.mean(0).tolist()),
         )
+
+    def initialise(self, model: Model) -> None:
+        """Initialise the linear layers with `initial_std`, if set."""
+        if self.initial_std is not None:
+            init_truncated_normal(model, self.initial_std)
 
     def build(self, model: Model, setting: ObjectiveSetting) -> RegressionObjective:
         """Build the objective of a regression model."""
