@@ -19,7 +19,6 @@ from vitreous.recipes.ours import (
 from vitreous.recipes.recipe import DatasetInfo, Recipe
 from vitreous.training.run import Run
 
-
 SCRATCH_INITIAL_STD = 0.02  # of linear layers, from scratch with AdamW: timm's and DeiT's
 
 
