@@ -16,7 +16,7 @@ from vitreous.config import (
 )
 from vitreous.errors import UsageError
 from vitreous.models.config import ModelConfig, SwinConfig, ViTConfig
-from vitreous.training.run import RampConfig, Run
+from vitreous.training.run import OptimizerConfig, RampConfig, Run
 
 
 @pytest.fixture
@@ -171,3 +171,11 @@ def test_paths_are_nested_and_listed():
     nested = {"depth": 6, "attention": {"window": 7, "kind": "plain"}, "stem": {}}
     paths = {"depth": 6, "attention.window": 7, "attention.kind": "plain", "stem": {}}
     assert list_paths(nested) == paths and nest_paths(paths) == nested
+
+
+def test_the_word_none_stands_for_no_value_or_an_empty_list():
+    settings = {"clip": ["none"], "rates": ["none"]}
+    changed = set_dotted_paths(OptimizerConfig(rates=(("head", 2.0),)), settings)
+    assert changed.clip is None and changed.rates == ()
+    with pytest.raises(UsageError, match="lr cannot be none"):
+        set_dotted_paths(OptimizerConfig(), {"lr": ["none"]})

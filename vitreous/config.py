@@ -280,10 +280,10 @@ def get_literal_values(hint: Any) -> tuple[Any, ...]:
 def set_dotted_paths(value: T, settings: dict[str, list[str]], prefix: str = "") -> T:
     """Return a copy of a dataclass, or of a dict of dataclasses, with fields set by dotted path.
 
-    `settings` maps a path, such as `optimizer.betas`, to words of the command line, which are converted to the type of
-    the field. All fields of a dataclass are set at once, so that fields that depend on each other can be changed.
-    `prefix` is prepended to paths in messages. Raises UsageError for an unknown path, which suggests the nearest path,
-    and for invalid words.
+    `settings` maps a path, such as `optimizer.betas`, to words of the command line, which are converted to the type
+    of the field; `none` stands for no value, or for an empty list. All fields of a dataclass are set at once, so
+    that fields that depend on each other can be changed. `prefix` is prepended to paths in messages. Raises
+    UsageError for an unknown path, which suggests the nearest path, and for invalid words.
     """
     import yaml
     from pydantic import TypeAdapter, ValidationError
@@ -306,8 +306,11 @@ def set_dotted_paths(value: T, settings: dict[str, list[str]], prefix: str = "")
             raise UsageError(f"{full_path} is a group of settings", f"set one of {', '.join(paths)}")
         parsed = [yaml.safe_load(word) for word in words]
         takes_many = "tuple" in str(hints[name]) or len(parsed) != 1
+        given = parsed if takes_many else parsed[0]
+        if words == ["none"] and "none" not in get_literal_values(hints[name]):
+            given = None if type(None) in typing.get_args(hints[name]) else []
         try:
-            changes[name] = TypeAdapter(hints[name]).validate_python(parsed if takes_many else parsed[0])
+            changes[name] = TypeAdapter(hints[name]).validate_python(given)
         except ValidationError as error:
             raise UsageError(f"{full_path} cannot be {' '.join(words)} ({error.errors()[0]['msg']})") from None
     for name, inner_settings in nested_settings.items():

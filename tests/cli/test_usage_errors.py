@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from importlib import import_module
 
 import pytest
 
-from vitreous.cli.main import VERBS
+from vitreous.cli.main import VERBS, main
 from vitreous.cli.usage_errors import explain_usage_error
 
 CASES = {
@@ -33,3 +34,15 @@ def test_the_first_fault_is_explained(line):
     options_type = import_module(VERBS[verb][0]).Options
     error = explain_usage_error(options_type, verb, words[len(verb.split()) :])
     assert (error.message, error.hint, error.code) == (*CASES[line], 2)
+
+
+@pytest.mark.parametrize("words", [["--epoch", "3"], ["--epochs", "abc"], ["--json", "--device"]])
+def test_commands_print_one_error_and_exit_with_2(words, capsys):
+    with pytest.raises(SystemExit) as end:
+        main(["train", "photos/", *words])
+    output = capsys.readouterr()
+    assert end.value.code == 2 and output.err.startswith("error: ") and len(output.err.splitlines()) == 2
+    if "--json" in words:
+        assert json.loads(output.out)["error"] == {
+            "message": "--device needs a value", "hint": "use --device STR", "code": 2,
+        }  # fmt: skip

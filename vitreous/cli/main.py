@@ -216,10 +216,8 @@ def split_settings(arguments: list[str]) -> tuple[list[str], dict[str, list[str]
 
 
 def parse_options(options_type: type[Any], verb: str, arguments: list[str]) -> tuple[Any, bool]:
-    """Parse the arguments of a verb. Returns its options, and whether `--json` is set.
-
-    Exits with 2 for invalid options, after tyro has printed a suggestion.
-    """
+    """Parse the arguments of a verb. Returns its options, and whether `--json` is set. Raises UsageError for the first
+    invalid option, value or argument."""
     import tyro
     from tyro.conf import DisallowNone
 
@@ -227,12 +225,14 @@ def parse_options(options_type: type[Any], verb: str, arguments: list[str]) -> t
     prints_json = "--json" in arguments
     arguments = [argument for argument in arguments if argument != "--json"]
     try:
-        options = tyro.cli(options_type, prog=f"vitreous {verb}", args=arguments, config=(DisallowNone,))
-        return options, prints_json
-    except SystemExit as exit_error:
-        if prints_json and exit_error.code == 2:
-            print_json_error("invalid options, see stderr", f"vitreous {verb} --help", 2)
-        raise
+        options = tyro.cli(
+            options_type, prog=f"vitreous {verb}", args=arguments, config=(DisallowNone,), console_outputs=False
+        )
+    except SystemExit:
+        from vitreous.cli.usage_errors import explain_usage_error
+
+        raise explain_usage_error(options_type, verb, arguments) from None
+    return options, prints_json
 
 
 @cache
