@@ -443,7 +443,7 @@ def test_the_command_prints_findings_and_sets_the_exit_status(tmp_path, capsys):
     output = capsys.readouterr().out
     assert "=cmd\\n.png" in output and "not an image" in output and "failed" in output
     assert out.read_text("utf-8").startswith("<!DOCTYPE html>")
-    with pytest.raises(UsageError, match="no folder"):
+    with pytest.raises(UsageError, match="does not exist"):
         run(Options(data=str(root), out=str(tmp_path / "no" / "where.html")), Console())
 
 

@@ -64,7 +64,7 @@ def test_the_malformed_request_checker_detects_faults(request_modules):
 
     assert check_replies([(400, *reply)], strict=True, allowed=(400,)) == ""
     assert "neither" in check_replies([], closed=False)
-    assert "fault" in check_replies([(500, *reply)])
+    assert "server error" in check_replies([(500, *reply)])
     assert "not refused" in check_replies([(200, *reply)], strict=True)
     assert "read on" in check_replies([(400, *reply), (404, *reply)], strict=True)
     assert "read on" in check_replies([(400, *reply)], closed=False, strict=True)
