@@ -96,6 +96,8 @@ def reported_run(tmp_path_factory):
 def test_train_writes_a_complete_page(reported_run):
     page, summary = (reported_run / "report.html").read_text(), json.loads((reported_run / "summary.json").read_text())
     assert f"{100 * summary['test']['top1']:.2f} %" in page
+    verdict = r'<p class="verdict"><b>[\d.]+ % top-1</b> on \d+ test images\s\([\d.]+ % to [\d.]+ %\); weakest class:'
+    assert re.search(verdict + r"\s<b>\w+</b>\s\(F1 [\d.]+ %\)\.</p>", page)
     for heading in (
         "Training curves",
         "Metrics per class",

@@ -21,7 +21,13 @@ from vitreous.reports.answers import SplitPredictions
 from vitreous.reports.learned import read_learned_images
 from vitreous.reports.pages.cards import build_image_cards
 from vitreous.reports.pages.dense import build_object_section, find_worst_map_images
-from vitreous.reports.pages.formats import format_interval, format_metric_value, format_task_title, render_template
+from vitreous.reports.pages.formats import (
+    format_interval,
+    format_metric_value,
+    format_percent,
+    format_task_title,
+    render_template,
+)
 from vitreous.reports.pages.loss_curves import build_loss_panel
 from vitreous.reports.pages.plots import (
     INK,
@@ -190,7 +196,7 @@ def build_lr_grid_section(
 
 def build_evaluation_section(predictions: SplitPredictions, report: Report) -> dict[str, Any]:
     """Return the page section of an evaluation: metrics, table of classes, confusion matrix, and images."""
-    task, (rank_key, _) = predictions.bundle.task, METRICS[report.primary].ranking_metric
+    task, (rank_key, rank_title) = predictions.bundle.task, METRICS[report.primary].ranking_metric
     class_rows = sorted(report.per_class, key=lambda row: row[rank_key] if row[rank_key] is not None else 2.0)
     worst, best = class_rows, []
     if len(class_rows) > MAX_CLASS_ROWS:
@@ -215,6 +221,8 @@ def build_evaluation_section(predictions: SplitPredictions, report: Report) -> d
         "views": predictions.clip_views if predictions.clip_views != SINGLE_VIEW else None,
         "unreadable": report.unreadable,
         "headline": headline_metrics,
+        "verdict": next((metric for metric in headline_metrics if metric["key"] == report.primary), None),
+        "weakest": find_weakest_class(class_rows, rank_key, rank_title),
         "worst": worst,
         "best": best,
         "hidden_classes": len(class_rows) - len(worst) - len(best),
@@ -226,6 +234,17 @@ def build_evaluation_section(predictions: SplitPredictions, report: Report) -> d
         **{"scenes": None, "objects": None, "reliability": None, "cards": {}, "charts": []},
         **TASK_SECTIONS.get(task.name, build_image_section)(predictions, report),
     }
+
+
+def find_weakest_class(class_rows: list[dict[str, Any]], key: str, title: str) -> dict[str, str] | None:
+    """Return name and metric of the first of the sorted classes; None if fewer than two classes have the metric.
+
+    `key` and `title` are those of the metric by which the rows are sorted.
+    """
+    rows = [row for row in class_rows if row[key] is not None]
+    return (
+        {"name": rows[0]["class"], "metric": title, "value": format_percent(rows[0][key], 1)} if len(rows) > 1 else None
+    )
 
 
 def build_image_section(predictions: SplitPredictions, report: Report) -> dict[str, Any]:
