@@ -303,7 +303,7 @@ def test_changed_class_folders_do_not_shift_predictions(copied_photos_and_run):
     cat_image = photos / "test" / "cat" / "0.png"
     before = load(run).predict([cat_image])[0].probabilities
     (run / "summary.json").unlink()
-    with pytest.raises(DataError, match="has changed since the run began") as error:
+    with pytest.raises(DataError, match="has changed since the run started") as error:
         train(str(photos), out=str(run), resume=True)
     assert "--allow-data-change" not in error.value.hint, "the option does not apply to changed classes"
     for split in ("train", "val", "test"):
@@ -322,7 +322,7 @@ def test_a_class_unseen_in_training_is_rejected(copied_photos_and_run):
     with pytest.raises(DataError, match="has no classes named aaa"):
         evaluate(run, photos, workers=0)
     (run / "summary.json").unlink()
-    with pytest.raises(DataError, match="has changed since the run began"):
+    with pytest.raises(DataError, match="has changed since the run started"):
         train(str(photos), out=str(run), resume=True, allow_data_change=True)
 
 

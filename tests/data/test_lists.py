@@ -120,7 +120,7 @@ def test_contradictory_lists_are_rejected(vtab_task):
     listed = vtab_task / "train800val200.txt"
     rows = listed.read_text().splitlines()
     listed.write_text("\n".join(rows[:-1]))
-    assert "000000.png is of class 0, but not in the others" in get_open_error(vtab_task)
+    assert "000000.png is of class 0, but not in the other lists" in get_open_error(vtab_task)
     listed.write_text("\n".join([rows[0][:-1] + "0", *rows[1:]]))
     assert "train800val200.txt, line 1: images/train/000017.png is of class 0, but of class 2 in" in get_open_error(
         vtab_task

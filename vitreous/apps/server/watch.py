@@ -46,6 +46,7 @@ PANELS = (
     ),
     {"title": "RankMe of training images", "about": "rankme", "series": {"training_images/rankme": ""}},
     {"title": "Learning rate", "about": "lr", "series": {"lr": ""}},
+    {"title": "Throughput, images/s", "about": "throughput", "series": {"images_per_second": ""}},
 )
 
 
