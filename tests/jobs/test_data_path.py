@@ -112,7 +112,7 @@ def test_run_resumes_with_moved_data_but_not_changed_data(trained_copy):
     assert result.returncode == 3 and "no longer exists" in result.stderr
     (trained_copy / "moved" / "train" / "ant" / "0.png").rename(trained_copy / "moved" / "train" / "ant" / "new.png")
     result = run_cli("train", "moved", "--out", "run", "--resume", cwd=trained_copy)
-    assert result.returncode == 3 and "moved has changed since the run began" in result.stderr
+    assert result.returncode == 3 and "moved has changed since the run started" in result.stderr
     (trained_copy / "moved" / "train" / "ant" / "new.png").rename(trained_copy / "moved" / "train" / "ant" / "0.png")
     result = run_cli("train", "moved", "--out", "run", "--resume", cwd=trained_copy)
     assert result.returncode == 0, result.stderr

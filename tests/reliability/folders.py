@@ -122,13 +122,13 @@ def check_stale_checkpoints(bench: Bench, tally: Tally) -> None:
         for split in photos.iterdir():
             (split / "ant").rename(split / "axe")
         with tally.trial("another class list"):
-            expect_error(bench.start(ADAMW_PLAN, stopped_run), 3, "has changed since the run began")
+            expect_error(bench.start(ADAMW_PLAN, stopped_run), 3, "has changed since the run started")
         for split in photos.iterdir():
             (split / "axe").rename(split / "ant")
         next((photos / "train" / "ant").iterdir()).unlink()
         with tally.trial("one image removed"):
             expect_error(
-                bench.start(ADAMW_PLAN, stopped_run), 3, "has changed since the run began", "--allow-data-change"
+                bench.start(ADAMW_PLAN, stopped_run), 3, "has changed since the run started", "--allow-data-change"
             )
             expect(find_newest_step(stopped_run) == 20, "the run continued")
         with tally.trial("one image removed, allowed"):
