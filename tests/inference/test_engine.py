@@ -110,7 +110,7 @@ def test_precision_unsupported_by_openvino_is_rejected(monkeypatch):
 
     monkeypatch.setattr(openvino, "load_or_build_graph", lambda *arguments: None)
     monkeypatch.setattr(ov.Core, "compile_model", compile_model)
-    with pytest.raises(UsageError, match="bf16 here: Supported primitive") as caught:
+    with pytest.raises(UsageError, match="bf16 on this machine: Supported primitive") as caught:
         make_engine(build_random_vit({}).eval(), PREPROCESS, InferenceOptions(engine="openvino", precision="bf16"))
     assert "--precision fp32" in caught.value.hint
 
