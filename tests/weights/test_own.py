@@ -139,7 +139,7 @@ def test_save_stores_classes_and_preprocessing(tmp_path):
     "options,message",
     [
         ({"classes": ["cat"]}, "1 names for a head of 2 classes"),
-        ({"classes": ["cat", "cat"]}, "all different"),
+        ({"classes": ["cat", "cat"]}, "one distinct name for each class"),
         ({"classes": ["cat", ""]}, "names for a head"),
         (
             {"preprocess": ImagePreprocess((32, 32), channels=1, mean=(0.5,), std=(0.5,))},
