@@ -122,7 +122,7 @@ def test_class_folders_named_like_images_require_a_recipe(tmp_path):
     make_folder(tmp_path, {"": 4}, classes=("images", "nir"))
     assert expect_error(tmp_path) == (
         "DATA has class folders, and one of them, images, is named like images or masks",
-        "use --recipe photos if it is a class, or arrange images and annotations as docs/guides/detection-and-segmentation.md describes",
+        "use --recipe photos if it is a class, or arrange images and annotations as docs/guides/annotations.md describes",
     )
 
 

@@ -41,11 +41,10 @@ def make_segment_run(model: ModelConfig, dataset_info: DatasetInfo, options: Tra
     vitreous train DATA --recipe NAME
 
     DATA has masks for its images. Crops of 256 pixels are taken from images scaled by 1/2 to 2. Flips and quarter
-    turns are chosen from the class maps of the training images (docs/guides/detection-and-segmentation.md). The
-    loss is cross-entropy plus Dice; Muon optimises matrices and filters. --init accepts any weights; layer decay
-    then gives their blocks a lower learning rate than the head. Crops of volumes have the size of the first volume,
-    at most 64 voxels along each axis. Volumes are augmented by random scaling per axis, rotation, intensity changes
-    and noise.
+    turns are chosen from the class maps of the training images (docs/guides/segmentation.md). The loss is cross-entropy
+    plus Dice; Muon optimises matrices and filters. --init accepts any weights; layer decay then gives their blocks a
+    lower learning rate than the head. Crops of volumes have the size of the first volume, at most 64 voxels along each
+    axis. Volumes are augmented by random scaling per axis, rotation, intensity changes and noise.
     """
     batch = max(1, min(8, dataset_info.images // 2))
     epochs = SEGMENT_LENGTH.epochs(dataset_info.images)

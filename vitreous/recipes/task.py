@@ -85,6 +85,6 @@ def check_class_folders(data: Data, classify: str) -> None:
         problem = (
             f"{data.name} has class folders, and one of them, {escape_unprintable(name)}, is named like images or masks"
         )
-        page = "docs/guides/detection-and-segmentation.md"
+        page = "docs/guides/annotations.md"
         hint = f"use {classify} if it is a class, or arrange images and annotations as {page} describes"
         raise UsageError(problem, hint)
