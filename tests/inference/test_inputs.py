@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import pickle
-import re
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.conftest import make_folder
-from tests.inference.small_models import make_photo, make_tiny_bundle, write_images
+from tests.inference.small_models import make_tiny_bundle, write_images
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.errors import DataError, UsageError
 from vitreous.inference.inputs import to_pixel_array
@@ -182,19 +180,3 @@ def test_load_keywords_set_device_and_precision(bundle_folder):
     assert load(bundle_folder, device="cpu", precision="fp32").engine.precision == "fp32"
     with pytest.raises(UsageError, match=r"load: precision cannot be .fp7."):
         load(bundle_folder, device="cpu", precision="fp7")
-
-
-def test_python_examples_of_the_guide_run(tmp_path, monkeypatch):
-    guide = (
-        (Path(__file__).parent.parent.parent / "docs" / "guides" / "prediction.md")
-        .read_text("utf-8")
-        .partition("\n## ")[0]
-    )
-    blocks = re.findall(r"```python\n(.*?)```", guide, re.DOTALL)
-    assert len(blocks) == 2
-    make_tiny_bundle(classes=("cat", "dog")).save(tmp_path / "runs" / "pets")
-    make_folder(tmp_path / "photos", {"test": 2}, classes=("cat", "dog"))
-    for name in ("cat", "dog"):
-        make_photo(40, 30).save(tmp_path / f"{name}.jpg")
-    monkeypatch.chdir(tmp_path)
-    exec("import vitreous\n" + "".join(blocks), {})

@@ -118,6 +118,7 @@ def test_unsupported_models_and_images_are_rejected():
             PackedViT(build_random_vit(**changes))
     with pytest.raises(UsageError, match="stochastic depth"):
         PackedViT(build_random_vit(regularization={"drop_path": 0.1}).train())([torch.randn(3, 32, 32)])
+    assert len(PackedViT(build_random_vit(regularization={"drop_path": 0.1}).eval())([torch.randn(3, 32, 32)])) == 1
     with pytest.raises(UsageError, match="the number of tokens must be at least 1, got 0"):
         fit_size_to_tokens((3, 3), (1, 1), 0)
     with pytest.raises(ValueError, match="list of images is empty"):

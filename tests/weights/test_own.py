@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -153,14 +152,6 @@ def test_invalid_save_options_are_rejected_and_write_nothing(options, message, t
         vitreous.save(model, tmp_path / "a", **options)
     assert message in str(error.value)
     assert not (tmp_path / "a").exists()
-
-
-def test_the_example_of_the_guide_runs(tmp_path, monkeypatch):
-    page = (Path(__file__).parents[2] / "docs" / "guides" / "prediction.md").read_text("utf-8")
-    block = page.partition("## A model trained in Python")[2].partition("```python\n")[2].partition("```")[0]
-    assert "vitreous.save(" in block and "state_dict()" in block
-    monkeypatch.chdir(tmp_path)
-    exec(block, {"__name__": "__main__"})
 
 
 def test_save_rejects_existing_paths_and_other_modules(tmp_path):

@@ -2,7 +2,7 @@
 
 On a CPU the weights are cast and packed once (`nn.frozen`), and a batch is split into cache-sized chunks, one thread
 each, which is more efficient than all cores sharing each matrix product. On a GPU the batch is computed at once, and as
-a CUDA graph from the third batch of the same shape.
+a CUDA graph from the fourth batch of the same shape.
 
 B images, K classes, D features.
 """

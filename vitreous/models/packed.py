@@ -98,7 +98,7 @@ class PackedViT(nn.Module):
 
         Raises UsageError in training with stochastic depth, which would drop whole packed sequences.
         """
-        if self.training and self.model.config.regularization.drop_path:
+        if self.model.training and self.model.config.regularization.drop_path:
             raise UsageError("packed sequences do not support stochastic depth", "set regularization.drop_path=0")
         lengths = tuple(map(len, sequences))
         masked = self.is_masked(sequences[0])
