@@ -86,7 +86,7 @@ def test_the_commands_run(tmp_path):
             is_serving = step.command.startswith("vitreous serve")
             if is_serving and server is None:
                 server = ServedModel(step.command, tmp_path)
-                assert any(re.fullmatch(r"serving ViT-64x6/2 \([0-9a-f]{12}\) at .*", line) for line in step.printed)
+                assert any(line.startswith("serving ViT-64x6/2 (") for line in step.printed)
             elif is_serving:
                 assert server is not None
                 port = server.address.rpartition(":")[2]
