@@ -253,13 +253,16 @@ assert "torch" not in sys.modules
 def test_the_script_of_the_guide_matches_predict(exported_folder, onnx_file, tmp_path, capsys, monkeypatch):
     script = re.search(r"```python\n(import json.*?)```", EXPORT_GUIDE.read_text("utf-8"), re.S)
     assert script
-    (tmp_path / "ask.py").write_text(script[1], "utf-8")
-    Image.fromarray(np.asarray(make_image(5, (50, 70)))).save(tmp_path / "dog.png")
+    (tmp_path / "classify.py").write_text(script[1], "utf-8")
+    photo = tmp_path / "photos" / "0.png"
+    for folder in (photo.parent, tmp_path / "bundle"):
+        folder.mkdir()
+    Image.fromarray(np.asarray(make_image(5, (50, 70)))).save(photo)
+    shutil.copy(onnx_file, tmp_path / "bundle" / "model.onnx")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["ask.py", str(onnx_file), "dog.png"])
-    runpy.run_path("ask.py")
+    runpy.run_path("classify.py")
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
-    (expected,) = load(onnx_file).predict([tmp_path / "dog.png"])
+    (expected,) = load(onnx_file).predict([photo])
     assert tuple(row[0] for row in rows) == expected.names
     assert np.allclose([float(row[1]) for row in rows], expected.probabilities, atol=1e-4)
 
