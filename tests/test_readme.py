@@ -203,7 +203,7 @@ def test_every_figure_of_the_docs_is_preceded_by_its_command():
 
     page, commands_figures = (ROOT / "docs" / "guides" / "inspection.md").read_text("utf-8"), set()
     for section in re.split(r"(?=!\[)", page):
-        shown = re.match(r"!\[[^]]+\]\(figures/(([a-z]+)[a-z-]*)\.png\)", section)
+        shown = re.match(r"!\[[^]]+\]\((?:\.\./)?figures/(([a-z]+)[a-z-]*)\.png\)", section)
         if shown:
             content = (ROOT / "docs" / "figures" / f"{shown[1]}.png").read_bytes()
             assert shown[2] in commands_figures and content.startswith(b"\x89PNG")

@@ -20,11 +20,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from build import Context
 from PIL import Image
 from rendering import data_uri, save_webp, screenshot
 
 import vitreous
-from build import Context
 from vitreous.inspection.attention import compute_attention_maps
 from vitreous.inspection.features import fit_pca
 
