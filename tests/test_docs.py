@@ -20,7 +20,7 @@ NOTEBOOKS = sorted((DOCS / "notebooks").glob("*.ipynb"))
 
 
 #: pages whose Python needs files of the reader
-NEED_FILES = ("guides/distributed.md", "guides/export.md", "guides/prediction.md", "reference/models.md")
+NEED_FILES = ("guides/export.md", "guides/prediction.md", "reference/models.md")
 #: pages whose blocks of Python run in order, without other files
 PYTHON_PAGES = sorted(
     page.relative_to(DOCS).as_posix()
