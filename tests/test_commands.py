@@ -42,7 +42,7 @@ FOREIGN_MODELS = ("timm:", "hf:")  # tests/models/test_foreign.py builds these m
 #: options of other programs in the pages
 FOREIGN_OPTIONS = {
     "docker": {"--gpus", "--target"},
-    "sbatch": {"--signal"},
+    "sbatch": {"--ntasks-per-node", "--signal"},
     "torchrun": {"--max-restarts", "--nnodes", "--nproc-per-node", "--rdzv-id", "--shutdown-timeout", "--standalone"},
 }
 
