@@ -43,6 +43,28 @@ FOREIGN_MODELS = ("timm:", "hf:")  # tests/models/test_foreign.py builds these m
 FOREIGN_OPTIONS = {
     "docker": {"--gpus", "--target"},
     "sbatch": {"--ntasks-per-node", "--signal"},
+    "timm's train.py": {
+        "--aa",
+        "--amp",
+        "--aug-repeats",
+        "--bce-loss",
+        "--drop",
+        "--grad-accum-steps",
+        "--grad-checkpointing",
+        "--img-size",
+        "--input-size",
+        "--log-wandb",
+        "--lr-base",
+        "--model-ema",
+        "--opt",
+        "--reprob",
+        "--sched",
+        "--sched-on-updates",
+        "--smoothing",
+        "--torchcompile",
+        "--warmup-epochs",
+        "--warmup-lr",
+    },
     "torchrun": {"--max-restarts", "--nnodes", "--nproc-per-node", "--rdzv-id", "--shutdown-timeout", "--standalone"},
 }
 
