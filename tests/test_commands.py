@@ -77,7 +77,7 @@ def list_block_commands(text: str) -> list[str]:
     following = [*lines[1:], ""]
     return [
         match[1]
-        for line, next_line in zip(lines, following, strict=True)
+        for line, next_line in zip(lines, following, strict=False)
         if (match := COMMAND_PATTERN.search(line)) and not next_line.startswith("error: ")
     ]
 
@@ -137,7 +137,7 @@ def test_documented_commands_are_parsed(line):
 def test_unknown_options_and_names_are_rejected():
     """Outdated pages are detected."""
     for line in ("train digits --epoch 3", "train digits --optimizer adamm", "inspect runs/digits --figure rollout"):
-        with pytest.raises(UsageError, match="unknown option|cannot be"):
+        with pytest.raises(UsageError, match=r"unknown option|cannot be"):
             parse_line(line)
     for line in ("train digits --recipe smal", "train digits --model.gelo tanh", "study position", "trian digits"):
         with pytest.raises(UsageError):
