@@ -179,7 +179,7 @@ class ObjectFinder:
             yield image_objects
 
     def iterate_chunks(self, items: Iterator[Item]) -> Iterator[Sequence[ImageObjects]]:
-        """Yield the objects of each image as a chunk of one prediction, as `write_predictions` needs them."""
+        """Yield chunks for `write_predictions`; each chunk is a list with the objects of one image."""
         for image_objects in self.iterate_predictions(items):
             yield [image_objects]
 

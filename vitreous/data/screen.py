@@ -79,7 +79,8 @@ def error_from_message(reason: str) -> DataError:
 
 
 def unreadable_images_error(errors: dict[int, DataError], total: int) -> DataError:
-    """Return the error that lists the first twenty unreadable images, with their number among `total` images."""
+    """Return the error for unreadable images, which lists the first twenty of them, with their number among `total`
+    images."""
     listing = format_first_lines((error.message for error in errors.values()), len(errors))
     problem = f"{len(errors)} of {total} images cannot be read:{listing}"
     return DataError(problem, "fix or delete these files, or use --bad-images skip")

@@ -114,7 +114,7 @@ class DenoisingEvaluator(Evaluator):
 
 
 def assign_times(samples: np.ndarray, count: int) -> np.ndarray:
-    """Choose the times at which images are evaluated: (n, TIMES) bool for (n,) image indices of a split with `count`
-    images."""
+    """Choose the diffusion times at which each image is evaluated: a mask (n, TIMES) bool for the indices (n,) of
+    images in a split of `count` images."""
     period = min(NUM_TIMES, max(1, -(-count * NUM_TIMES // MAX_MODEL_INPUTS)))
     return (samples[:, None] + np.arange(NUM_TIMES)) % period == 0

@@ -68,7 +68,8 @@ class Evaluator(ABC):
         return (split,)
 
     def without_labels(self) -> Evaluator | None:
-        """Return an evaluator that uses no labels, for runs without a validation split; None if there is none."""
+        """Return a variant of this evaluator that needs no labels, which runs without a validation split use; None if
+        no such variant exists."""
         return None
 
     def outputs(

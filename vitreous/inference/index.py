@@ -113,9 +113,9 @@ def write_index(
     limit: int = MAX_INDEX_IMAGES,
     how: InferenceOptions | None = None,
 ) -> Path:
-    """Write the index of the run's training images, or of `data`, next to the run's weights; return its path. If there
-    are more than `limit` images, a fixed random subset is used; unreadable images are skipped. Raises UsageError for
-    weights that are not a bundle, DataError if no image can be read."""
+    """Write the index for nearest-image search, of the run's training images or of `data`, next to the run's weights;
+    return its path. If there are more than `limit` images, a fixed random subset is used; unreadable images are
+    skipped. Raises UsageError for weights that are not a bundle, DataError if no image can be read."""
     from vitreous.data.keys import draw_permutation
     from vitreous.data.run_data import open_run_data
     from vitreous.inference.features import load_or_compute_features

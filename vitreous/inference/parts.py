@@ -120,7 +120,7 @@ class NpzOutputFile(ChunkedOutputFile):
         yield from zip(names.tolist(), failed.tolist(), strict=True)
 
     def write(self, path: Path, predictions: Sequence[Any]) -> None:
-        """Write rows as the arrays of an npz file."""
+        """Write a chunk of predictions to an npz file: their embeddings, paths and errors."""
         with open(path, "wb") as file:
             arrays: dict[str, Any] = embedding_arrays(predictions)
             np.savez(file, **arrays)

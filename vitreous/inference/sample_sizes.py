@@ -91,5 +91,5 @@ def parse_sample_size(text: str, patch: tuple[int, ...], stride: int) -> tuple[i
 
 
 def format_sample_size(size: tuple[int, ...], stride: int = 1) -> str:
-    """Format a size in latent positions of `stride` pixels as pixels, such as `8x64x48` with 8 frames."""
+    """Format a latent size ([T,] H, W) in pixels, `stride` per latent position: `64x48`, or `8x64x48` for 8 frames."""
     return "x".join(map(str, (*size[:-2], *(length * stride for length in size[-2:]))))

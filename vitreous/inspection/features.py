@@ -35,8 +35,8 @@ class PrincipalComponents(NamedTuple):
 def fit_pca(features: Tensor, count: int) -> PrincipalComponents:
     """Fit at most `count` principal components to samples (n, F), in float64.
 
-    The sign of a direction is chosen so that its entry of largest magnitude is positive. Constant samples have zero
-    directions.
+    The sign of a direction is chosen so that its entry of largest magnitude is positive. If all samples are equal, the
+    directions are zero vectors.
     """
     samples = features.double()
     mean = samples.mean(0)

@@ -41,7 +41,7 @@ class FourierSpectra:
         self._sums: list[np.ndarray] = []
 
     def add(self, images: Tensor) -> None:
-        """Add a batch of images (B, C, *image) to the mean."""
+        """Add the spectra of a batch of images (B, C, *image) to the means over images."""
         spectra: list[np.ndarray] = []
         locations: list[SpectrumLocation] = []
 

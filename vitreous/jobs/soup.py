@@ -187,8 +187,9 @@ def open_ingredients(runs: Sequence[str | os.PathLike[str]]) -> list[Ingredient]
 
 
 def check_same_model(ingredients: Sequence[Ingredient]) -> tuple[str, ...]:
-    """Return the outputs, classes or targets, in the order of the first model. Raises UsageError if the models differ
-    in outputs, input or a setting that affects inference, listing the differences, or if they have no outputs."""
+    """Check that the models can be averaged, and return their output names (classes or targets) in the order of the
+    first model. Raises UsageError if the models differ in outputs, input or a setting that affects inference, listing
+    the differences, or if they have no outputs."""
     first, *others = ingredients
     reference = first.like
     for ingredient in others:

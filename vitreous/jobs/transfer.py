@@ -329,7 +329,8 @@ def choose_learning_rate(results: list[TrialResult], protocol: TransferProtocol)
 
 
 def make_interrupted_error(folder: RunFolder, code: int, stage: str) -> Interrupted:
-    """Return the error for a transfer protocol that a signal interrupted; `stage` describes when."""
+    """Return the error for a transfer protocol that a signal stopped: `code` is the exit code, `stage` completes
+    "stopped ...", such as "in trial 2 of 5"."""
     return Interrupted(f"stopped {stage}, saved", f"continue with --resume --out {folder.path}", code)
 
 

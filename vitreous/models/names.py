@@ -101,7 +101,8 @@ def choose_small_model(size: tuple[int, ...]) -> str:
 
 
 def choose_default_image_size(size: tuple[int, int], annotated: str = "") -> tuple[int, ...]:
-    """Return the default input (height, width) of `train`, in pixels, for a first training image of this size.
+    """Return the default --image-size (height, width) of `train` for a dataset whose first training image has `size`,
+    in pixels.
 
     `annotated` is the annotation type, `objects` or `classes` (class maps); "" for image labels.
     """

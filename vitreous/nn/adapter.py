@@ -219,7 +219,8 @@ class InteractionBlock(nn.Module):
         return self.injector(tokens, reference_points.token_points, levels, reference_points.grids)
 
     def extract_features(self, levels: Tensor, tokens: Tensor, reference_points: ReferencePoints) -> Tensor:
-        """Add features of the tokens to the levels: levels (B, M, D), tokens (B, N, D) -> (B, M, D)."""
+        """Update the levels by deformable attention to the tokens: levels (B, M, D), all in one sequence, tokens (B, N,
+        D) -> (B, M, D)."""
         for extractor in self.extractors:
             levels = extractor(
                 levels, reference_points.level_points, tokens, reference_points.grid, reference_points.grids

@@ -90,7 +90,7 @@ def pad_same(x: Tensor, kernel: int, stride: int, value: float = 0.0) -> Tensor:
 
 
 def group_norm(channels: int, numerics: str) -> nn.GroupNorm:
-    """Build GroupNorm of 32 groups, or of the largest power of two that divides the channels if 32 does not."""
+    """Build GroupNorm with gcd(32, channels) groups; `numerics`, a key of `NUMERICS`, sets its epsilon."""
     return nn.GroupNorm(math.gcd(32, channels), channels, NUMERICS[numerics].norm_eps)
 
 

@@ -112,7 +112,8 @@ class RegressionConfig(ProgressiveOptions, ObjectiveConfig):
         )
 
     def initialise(self, model: Model) -> None:
-        """Initialise the linear layers with `initial_std`, if set."""
+        """Draw the weights of the linear layers from a truncated normal distribution with standard deviation
+        `initial_std`, in place; no effect if it is None."""
         if self.initial_std is not None:
             init_truncated_normal(model, self.initial_std)
 

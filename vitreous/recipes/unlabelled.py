@@ -66,7 +66,7 @@ def disable_dropout(model: ModelConfig, drop_path: float = 0.0, changes: Mapping
 def length_run_fields(
     dataset_info: DatasetInfo, batch: int, epochs: TrainingLength = SMALL_UNLABELLED_LENGTH
 ) -> dict[str, Any]:
-    """Return batch size, epochs, and a schedule with a warm-up of 5 % of the run, for a run on small images."""
+    """Return the run fields of the length: batch size, epochs, and a schedule with a warm-up of 5 % of the steps."""
     count = epochs.epochs(dataset_info.images)
     steps = max(1, round(count * dataset_info.images / batch))
     return {"batch_size": batch, "epochs": count, "schedule": ScheduleConfig(round(0.05 * steps))}

@@ -96,7 +96,8 @@ def write_learned_images(folder: RunFolder, listener: ProgressListener) -> None:
 
 
 def make_or_none(make: Callable[[], Any]) -> Any:
-    """Return the section that `make` computes; None if the model or the data do not support it."""
+    """Return the section that `make` computes; None if it raises UsageError or DataError, since model or data do not
+    support it."""
     try:
         return make()
     except (UsageError, DataError):

@@ -111,8 +111,8 @@ class ContentionMonitor:
         return self.share
 
     def poll(self) -> None:
-        """Measure at most every `SECONDS`, and warn once if other processes used cores that were fully loaded in
-        `WINDOWS` consecutive measurements."""
+        """Measure, at most every `SECONDS`, and warn once when in `WINDOWS` consecutive measurements the cores were
+        busy and other processes used a large share of them."""
         if (
             self.last_ticks is None
             or self.crowded >= self.WINDOWS

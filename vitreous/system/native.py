@@ -70,7 +70,8 @@ def load_native_library() -> NativeLibrary:
 
 
 def has_cpu_feature(feature: str) -> bool:
-    """Return whether the processor has a feature and libraries may use it, regardless of VITREOUS_CPU_ISA."""
+    """Return whether the processor has `feature` and `get_cpu_features` permits it: VITREOUS_CPU_ISA can remove a
+    feature, but not add one."""
     return get_cpu_features().get(feature, False) and bool(getattr(torch.cpu, "get_capabilities", dict)().get(feature))
 
 

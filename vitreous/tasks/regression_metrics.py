@@ -190,8 +190,8 @@ def compute_weighted_errors(true: np.ndarray, predicted: np.ndarray, counts: np.
 
 
 def correlate_ranks(true: np.ndarray, predicted: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Compute Spearman's correlation (D,) of labels and predictions (n,) in draws with counts (n, D); NaN if all ranks
-    are equal."""
+    """Compute Spearman's correlation (D,) of labels and predictions (n,) in each of D bootstrap draws, where counts (n,
+    D) has how often each image was drawn; NaN if all ranks are equal."""
     true_ranks, predicted_ranks = rank_values(true, counts), rank_values(predicted, counts)
     num_drawn = np.maximum(counts.sum(0), 1)
     true_ranks, predicted_ranks = (

@@ -60,8 +60,8 @@ class Shards:
         )
 
     def run_shard(self, forward: ForwardFunction, batch: Batch, share: float) -> Scalars:
-        """Run the forward and backward pass of one shard of the batch, as a CUDA graph if graphs are enabled. Returns
-        the logged scalars times `share`."""
+        """Run forward and backward passes of one shard, with loss and gradient times `share`, as a CUDA graph if
+        enabled. Returns the logged scalars times `share`."""
         if self.captured is not None:
             return dict(self.captured.run(lambda static_batch: self.passes(forward, static_batch, share), batch, share))
         return {name: float(v) if self.on_host else v for name, v in self.passes(forward, batch, share).items()}

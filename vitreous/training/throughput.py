@@ -49,7 +49,8 @@ class ThroughputMeter:
         return self.earlier_seconds + time.perf_counter() - self.started
 
     def mark(self, state: TrainingState) -> None:
-        """Start a new interval of `line` now. Call it after an evaluation, whose time is not training."""
+        """Start a new measurement interval now, from the counters of `state`; the next `line` reports it. Call it after
+        an evaluation, so that its time is not counted."""
         self.mark_time = (time.perf_counter(), state.images, state.flops, state.waited)
 
     def line(self, state: TrainingState) -> dict[str, float]:

@@ -136,7 +136,8 @@ def fold_file_name(stem: str) -> str:
 
 
 def make_unique_stem(stem: str, sample: int, used_stems: set[str]) -> str:
-    """Prefix a file stem with the sample number until it is not in `used_stems`, which contains folded names."""
+    """Make a file stem unique with the sample number as prefix. `used_stems` are the stems in use, as `fold_file_name`
+    returns them (without case)."""
     while fold_file_name(stem) in used_stems:
         stem = f"{sample}-{stem}"
     return stem

@@ -160,7 +160,7 @@ class SampleJob:
             self.loop.call_soon_threadsafe(self.publish, preview)
 
     def publish(self, preview: dict[str, Any]) -> None:
-        """Store a preview as the current one, in the event loop."""
+        """Make a preview the current one and wake the waiting response. Must be called in the event loop."""
         self.preview = preview
         self.preview_event.set()
 

@@ -42,7 +42,8 @@ def draw_study_figure(
 
 
 def draw_dots(study: Study, rows: list[TableRow], factor: float, unit: str) -> Any:
-    """Draw one line per row: the mean, its interval, and each seed."""
+    """Draw a figure with one line per row: the mean, its interval and each seed. Values are multiplied by `factor`;
+    `unit` labels the axis."""
     from matplotlib.figure import Figure
 
     names = [" · ".join(row.axis_values) for row in rows]

@@ -193,8 +193,9 @@ def short_sha256(text: str) -> str:
 
 
 def select_excluded_samples(split: Split, share: float) -> np.ndarray:
-    """Return the sorted samples (m,) int64 outside of the fraction `share` of each class. At least one sample per class
-    is kept, and a larger fraction keeps all samples of a smaller one. Multi-label data are treated as one class."""
+    """Return the samples to leave out, sorted (m,) int64, so that the fraction `share` of each class is kept. At least
+    one sample per class is kept, and a larger fraction keeps all samples of a smaller one. Multi-label data are treated
+    as one class."""
     labels = split.labels if split.labels.ndim == 1 else np.zeros(len(split), np.int64)
     order, excluded = np.random.default_rng(0).permutation(len(split)), []
     for label in np.unique(labels):

@@ -33,7 +33,8 @@ DIT_PUBLISHED_STEPS = 400_000
 
 
 def dit_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
-    """Return the cells: generators of two widths and two patch sizes or, at the published scale, those of Table 4."""
+    """Return the cells of the DiT study: two widths by two patch sizes or, at the published scale, the models of the
+    paper's Table 4."""
     if setting.scale.name == "published":
         return tuple(
             StudyCell(

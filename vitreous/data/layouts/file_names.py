@@ -64,8 +64,8 @@ class FileIndex:
         return tuple(part for part in normalise_name(name).replace("\\", "/").split("/") if part not in ("", "."))
 
     def match(self, name: str, origin: str) -> Path | None:
-        """Return the file whose path ends best with `name`; None if no file has that name. Raises DataError, with
-        `origin`, if several files match equally well."""
+        """Return the file whose path shares the most trailing components with the path `name`; None if no file has its
+        file name. Raises DataError, with `origin`, if several files match equally well."""
         name_parts = self.split_path(name)
         candidates = self.paths.get(name_parts[-1], []) if name_parts else []
         shared_counts = [count_shared_end_parts(parts, name_parts) for parts, _ in candidates]

@@ -128,8 +128,8 @@ class ViTCost(ModelConfig):
         return (tokens - (self.pooled_prefix or 0)) * (self.width**2 + 2 * tokens * self.width + bias)
 
     def skipped_plain_attention_macs(self, total_macs: int, tokens: int) -> int:
-        """Count the multiply-adds of plain attention over `tokens` tokens, `total_macs` in all, that the pooled tokens
-        do not require."""
+        """Return `total_macs`, the multiply-adds of plain attention over `tokens` tokens, minus those that the pooled
+        tokens need."""
         return total_macs - (self.pooled_prefix or 0) * (4 * self.width**2 + 2 * self.heads * tokens * self.width)
 
     def count_activations(self, image: ImageSize = None, device: str = "cuda") -> int | None:

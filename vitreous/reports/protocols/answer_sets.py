@@ -258,8 +258,8 @@ class UnframedSplit:
         return len(self.split)
 
     def raw(self, sample: int) -> bytes | np.ndarray:
-        """Return the pixels inside the frame, or the stored bytes of an image without a frame. Raises DataError if the
-        image cannot be decoded."""
+        """Return an image's pixels without the one-pixel red frame, or the stored image unchanged if it has no frame.
+        Raises DataError if the image cannot be decoded."""
         stored = self.split.raw(sample)
         pixels = np.asarray(decode_to_pillow(stored, 3, self.name(sample)))
         borders = (pixels[0], pixels[-1], pixels[:, 0], pixels[:, -1])

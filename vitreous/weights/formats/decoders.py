@@ -45,7 +45,7 @@ def to_patch_channels_first(weight: Tensor, config: ViTConfig) -> Tensor:
 
 
 def to_patch_channels_last(weight: Tensor, config: ViTConfig) -> Tensor:
-    """Move the channels of a patch last: (C p q, ...) rows -> (p q C, ...)."""
+    """Reorder the first axis of a weight, the pixel values of a patch, channels last: (C p q, ...) -> (p q C, ...)."""
     num_axes = len(config.patch)
     return weight.unflatten(0, (config.channels, *config.patch)).movedim(0, num_axes).flatten(0, num_axes)
 
