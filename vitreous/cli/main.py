@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import os
 import shlex
 import signal
 import sys
 import threading
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, redirect_stderr
 from dataclasses import MISSING, fields
 from functools import cache
 from importlib import import_module
@@ -225,9 +226,10 @@ def parse_options(options_type: type[Any], verb: str, arguments: list[str]) -> t
     prints_json = "--json" in arguments
     arguments = [argument for argument in arguments if argument != "--json"]
     try:
-        options = tyro.cli(
-            options_type, prog=f"vitreous {verb}", args=arguments, config=(DisallowNone,), console_outputs=False
-        )
+        with redirect_stderr(io.StringIO()):  # tyro prints the errors of values even without console outputs
+            options = tyro.cli(
+                options_type, prog=f"vitreous {verb}", args=arguments, config=(DisallowNone,), console_outputs=False
+            )
     except SystemExit:
         from vitreous.cli.usage_errors import explain_usage_error
 
