@@ -104,5 +104,5 @@ def test_unsupported_backbones_are_rejected():
         SegmenterConfig(backbone=replace(BACKBONES["vit"], classes=2))
     with pytest.raises(UsageError, match="powers of two"):
         SegmenterConfig(backbone=replace(BACKBONES["vit"], patch=(14, 14), image=(28, 28)))
-    with pytest.raises(UsageError, match="two"):
+    with pytest.raises(UsageError, match="at least 2 classes"):
         SegmenterConfig(backbone=BACKBONES["vit"], classes=1)

@@ -104,7 +104,7 @@ def test_custom_model_names_are_parsed():
 
 
 @pytest.mark.parametrize(
-    "wrong,hint", [("ViT-Q/16", "did you mean ViT-"), ("resnet50", "vitreous models"), ("ViT-B/0", "one pixel")]
+    "wrong,hint", [("ViT-Q/16", "did you mean ViT-"), ("resnet50", "vitreous models"), ("ViT-B/0", "1 pixel or more")]
 )
 def test_unknown_names_are_rejected_with_a_suggestion(wrong, hint):
     with pytest.raises(UsageError) as error:

@@ -74,7 +74,7 @@ def test_every_pyramid_parameter_gets_a_gradient():
 
 
 def test_unsupported_map_counts_are_rejected():
-    with pytest.raises(ValueError, match="one map"):
+    with pytest.raises(ValueError, match="exactly one input map, got 2"):
         SimplePyramid(8)([torch.zeros(1, 2, 2, 8)] * 2)
     with pytest.raises(ValueError, match="levels"):
         FeaturePyramid((4, 8, 8), levels=2)

@@ -122,7 +122,7 @@ def test_raw_labels_are_mapped_to_task_labels():
     assert len(task_data.classes) == 16 and task_data.split("test").labels.tolist() == [
         n % 40 * 2 // 5 for n in range(80)
     ]
-    with pytest.raises(DataError, match="labels 0 to 62 are not those"):
+    with pytest.raises(DataError, match="labels 0 to 62 do not belong"):
         prepare_task_data(VTAB_TASKS["dsprites_location"], make_data({"train": 400, "val": 80, "test": 80}, 64), 0)
 
 

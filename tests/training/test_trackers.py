@@ -308,7 +308,7 @@ def test_a_full_queue_drops_lines_and_does_not_block(tmp_path, monkeypatch):
     sent.close("finished", 5.0)
     assert time.monotonic() - began < 4
     (note,) = notes.texts
-    assert "it does not respond, and 1,000 calls are queued" in note
+    assert "the tracker does not respond, and 1,000 calls are queued" in note
     release.set()
     ABANDONED_THREADS.clear()
 
