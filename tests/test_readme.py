@@ -16,6 +16,7 @@ from PIL import Image
 
 import vitreous
 from tests.conftest import make_folder, make_image, run_cli
+from tests.test_docs import heading_anchors
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text("utf-8")
@@ -192,8 +193,7 @@ def test_links_and_figures_exist():
         path = ROOT / (name or "README.md")
         assert path.exists(), target
         if anchor:
-            titles = re.findall(r"^#+ (.*)$", path.read_text("utf-8"), re.MULTILINE)
-            assert anchor in {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}, target
+            assert anchor in heading_anchors(path.read_text("utf-8")), target
     images = re.findall(r"<img [^>]*>", README)
     assert images and all(re.search(r'alt="[^"]{20,}"', image) for image in images)
 

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 import shutil
-from pathlib import Path
 
 import pytest
 
 from tests.conftest import make_folder, run_cli
+from tests.tutorials.runner import DOCS, check_exit_codes, check_fixed_lines, read_steps, run_steps
 from vitreous.jobs import default_weights, doctor
 from vitreous.jobs.default_weights import find_available_weights
 
 pytestmark = pytest.mark.drawn
 
-DOCS = Path(__file__).parent.parent / "docs"
 START_PAGE = "".join((DOCS / "tutorials" / name).read_text("utf-8") for name in ("first-model.md", "own-photos.md"))
 INDEX_PAGE = (DOCS / "index.md").read_text("utf-8")
 CLASSES = ("cardboard", "glass", "metal", "paper", "plastic", "trash")
@@ -25,18 +23,6 @@ SETTINGS = {
     "short": ({"digits": ["--epochs", "6"], "photos/": ["--steps", "1", "--batch-size", "4", "--workers", "0"]}, 0.4),
     "as printed": ({"photos/": ["--steps", "2", "--batch-size", "8", "--workers", "0"]}, 0.975),
 }
-
-
-def list_console_steps(page: str) -> list[tuple[str, list[str]]]:
-    """Commands of the console blocks of a page, each with the output lines printed below it."""
-    steps: list[tuple[str, list[str]]] = []
-    for block in re.findall(r"```console\n(.*?)```", page, re.DOTALL):
-        for line in block.splitlines():
-            if line.startswith("$ "):
-                steps.append((line[2:], []))
-            else:
-                steps[-1][1].append(line)
-    return steps
 
 
 def list_images(page: str) -> list[tuple[str, str]]:
@@ -50,31 +36,23 @@ def list_images(page: str) -> list[tuple[str, str]]:
 
 @pytest.fixture(scope="module", params=["short", pytest.param("as printed", marks=pytest.mark.slow)])
 def command_results(request, tmp_path_factory):
-    """Run every console command of docs/tutorials/first-model.md in order, on synthetic photos: (setting, folder, outputs)."""
+    """Run every console command of the two first tutorials in order, on synthetic photos: (setting, folder, steps)."""
     folder = tmp_path_factory.mktemp("start")
     make_folder(folder / "photos", {"train": 6, "val": 2, "test": 2}, CLASSES, size=(213, 160))
     (folder / "new").mkdir()
     for number, name in enumerate(("glass12", "metal114", "paper129")):
         shutil.copy(folder / "photos" / "test" / CLASSES[number] / "0.png", folder / "new" / f"{name}.jpg")
-    extra, outputs = SETTINGS[request.param][0], []
-    for line, printed in list_console_steps(START_PAGE):
-        verb, *words = shlex.split(line)
-        with pytest.MonkeyPatch.context() as patch:
-            if verb == "python":
-                patch.chdir(folder)
-                exec(words[1], {"__name__": "__main__"})
-                continue
-            assert verb == "vitreous", line
-            if request.param == "short":
-                patch.setattr(doctor, "BENCHMARK_BATCH_SIZE", 2)
-                patch.setattr(doctor, "BENCHMARK_SECONDS", 0.0)
-            more = extra.get(words[1], []) if words[0] == "train" else []
-            outputs.append((line, printed, run_cli(*words, *more, cwd=folder)))
-    return request.param, folder, outputs
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "short":
+            patch.setattr(doctor, "BENCHMARK_BATCH_SIZE", 2)
+            patch.setattr(doctor, "BENCHMARK_SECONDS", 0.0)
+        steps = run_steps(read_steps(START_PAGE), folder, SETTINGS[request.param][0])
+    return request.param, folder, steps
 
 
 def test_the_start_page_covers_the_main_verbs():
-    verbs = [line.split()[1] for line, _ in list_console_steps(START_PAGE) if line.startswith("vitreous")]
+    commands = [step.command for step in read_steps(START_PAGE)]
+    verbs = [command.split()[1] for command in commands if command.startswith("vitreous")]
     assert list(dict.fromkeys(verbs)) == ["doctor", "train", "evaluate", "inspect", "predict", "data"]
     assert START_PAGE.count("`vitreous serve runs/") == 2
 
@@ -82,23 +60,13 @@ def test_the_start_page_covers_the_main_verbs():
 @pytest.mark.timeout(3600)
 def test_every_command_exits_as_shown(command_results):
     """Commands followed by an error on the page fail with that message; all others succeed."""
-    for line, printed, result in command_results[2]:
-        errors = [text for text in printed if text.startswith("error: ")]
-        assert bool(result.returncode) == bool(errors), f"{line}\n{result.stderr}"
-        assert all(text in result.stderr for text in errors), f"{line}\n{result.stderr}"
+    check_exit_codes(command_results[2])
 
 
 @pytest.mark.timeout(3600)
 def test_notes_headings_and_last_lines_are_those_printed(command_results):
     """Lines that do not depend on the photos: notes, table headings, written files and the next step."""
-    fixed = re.compile(
-        r"(?:note|page|next|page with all figures|doctor|split |class +images|figure +file|image +classes|passed)"
-    )
-    for line, printed, result in command_results[2]:
-        output = " ".join((result.stdout + result.stderr).split())
-        for text in printed:
-            if fixed.match(text) and "…" not in text.partition(" IMAGE ")[0]:
-                assert " ".join(text.split()) in output, f"{line}\n{text}\n{output}"
+    check_fixed_lines(command_results[2])
 
 
 @pytest.mark.timeout(3600)

@@ -403,9 +403,8 @@ def read_yaml(text: str) -> Any:
     if len(text) > MAX_YAML_CHARACTERS:
         raise UsageError(f"a config of {len(text):,} characters exceeds the limit of {MAX_YAML_CHARACTERS:,}")
     try:
-        may_have_aliases = (
-            "&" in text or "*" in text
-        )  # fast check: the exact one, scanning for tokens, takes as long as parsing
+        # fast check: the exact one, scanning for tokens, takes as long as parsing
+        may_have_aliases = "&" in text or "*" in text
         if may_have_aliases and any(
             isinstance(token, (yaml.AliasToken, yaml.AnchorToken)) for token in yaml.scan(text)
         ):

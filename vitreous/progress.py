@@ -39,12 +39,8 @@ class NullListener:
         """Ignore progress."""
 
 
-LAUNCHER_VARIABLES = (
-    "RANK",
-    "WORLD_SIZE",
-    "MASTER_ADDR",
-    "MASTER_PORT",
-)  # environment variables that every launcher of torch.distributed sets
+# environment variables that every launcher of torch.distributed sets
+LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 def is_distributed_launch() -> bool:

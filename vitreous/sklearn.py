@@ -54,14 +54,8 @@ MAX_ROW_TOKENS = 64  # maximum number of tokens per row: in longer rows, a token
 IMAGE_CHANNELS = (1, 3, 4)  # numbers of channels of grey, RGB and RGBA images
 MIN_ROW_TOKENS = 4  # minimum number of tokens per row, by zero-padding: some recipes mask tokens
 SEED_RANGE = 2**31  # seeds are 0 to SEED_RANGE - 1
-UNSUPPORTED_TRAIN_OPTIONS = (
-    "out",
-    "resume",
-    "override",
-    "dry_run",
-    "data",
-    "seed",
-)  # options of `train` that estimators do not support
+# options of `train` that estimators do not support
+UNSUPPORTED_TRAIN_OPTIONS = ("out", "resume", "override", "dry_run", "data", "seed")
 
 Picture: TypeAlias = str | Image.Image | np.ndarray
 Images: TypeAlias = np.ndarray | list[Picture]

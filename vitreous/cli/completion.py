@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Union
+from functools import cache
+from typing import Annotated, Any, ClassVar, Literal, Union, get_origin, get_type_hints
 
 from tyro.conf import Positional, arg, subcommand
 
@@ -37,7 +38,7 @@ def generate_completion_script(shell: str) -> str:
 
     import tyro
 
-    from vitreous.cli.main import VERBS, hide_empty_defaults
+    from vitreous.cli.main import VERBS
 
     families: dict[str, list[Any]] = {}
     for verb, (module, text) in VERBS.items():
@@ -54,3 +55,18 @@ def generate_completion_script(shell: str) -> str:
     with redirect_stdout(script), suppress(SystemExit):
         tyro.cli(verbs, prog="vitreous", args=["--tyro-print-completion", shell])
     return script.getvalue()
+
+
+@cache
+def hide_empty_defaults(options_type: type[Any]) -> None:
+    """Make the descriptions of tyro omit defaults that are None, False or empty.
+
+    Replaces the annotations of the class; the cache ensures that this happens once.
+    """
+    empty_texts = ("None", "False", "", "''")
+    default_hint = arg(help_behavior_hint=lambda default: "" if default in empty_texts else f"(default: {default})")
+    annotations = get_type_hints(options_type, include_extras=True)
+    options_type.__annotations__ = {
+        name: annotation if get_origin(annotation) is ClassVar else Annotated[annotation, default_hint]
+        for name, annotation in annotations.items()
+    }

@@ -12,7 +12,6 @@ import threading
 from collections.abc import Sequence
 from contextlib import nullcontext, redirect_stderr
 from dataclasses import MISSING, fields
-from functools import cache
 from importlib import import_module
 from typing import Any, NoReturn
 
@@ -29,12 +28,8 @@ from vitreous.progress import ABANDONED_THREADS, is_main_process, redirect_to_nu
 from vitreous.system.cores import limit_thread_pools
 
 IMAGE_VERBS = ("predict", "embed", "evaluate", "inspect")  # verbs that take images or data after the model
-VERBS_WITH_MORE_ARGUMENTS = (
-    "predict",
-    "embed",
-    "sample",
-    "push",
-)  # verbs that need another argument or option after the model
+# verbs that need another argument or option after the model
+VERBS_WITH_MORE_ARGUMENTS = ("predict", "embed", "sample", "push")
 MAX_HINT_WORDS = 3  # arguments after the model that a hint repeats
 
 #: verb -> (module, summary); the module has a frozen dataclass `Options` and a function `run(options, console)`
@@ -138,9 +133,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     sys.stdout.flush()
     if any(thread.name in ABANDONED_THREADS for thread in threading.enumerate()):
         sys.stderr.flush()
-        os._exit(
-            code
-        )  # all files are written, and the thread of a tracker that does not respond could block for minutes
+        # all files are written, and the thread of a tracker that does not respond could block for minutes
+        os._exit(code)
     sys.exit(code)
 
 
@@ -222,38 +216,16 @@ def parse_options(options_type: type[Any], verb: str, arguments: list[str]) -> t
     import tyro
     from tyro.conf import DisallowNone
 
-    hide_empty_defaults(options_type)
     prints_json = "--json" in arguments
     arguments = [argument for argument in arguments if argument != "--json"]
     try:
-        with redirect_stderr(io.StringIO()):  # tyro prints the errors of values even without console outputs
-            options = tyro.cli(
-                options_type, prog=f"vitreous {verb}", args=arguments, config=(DisallowNone,), console_outputs=False
-            )
+        with redirect_stderr(io.StringIO()):
+            options = tyro.cli(options_type, prog=f"vitreous {verb}", args=arguments, config=(DisallowNone,))
     except SystemExit:
         from vitreous.cli.usage_errors import explain_usage_error
 
         raise explain_usage_error(options_type, verb, arguments) from None
     return options, prints_json
-
-
-@cache
-def hide_empty_defaults(options_type: type[Any]) -> None:
-    """Make tyro's messages omit defaults that are None, False or empty.
-
-    Replaces the annotations of the class; the cache ensures that this happens once.
-    """
-    from typing import Annotated, ClassVar, get_origin, get_type_hints
-
-    from tyro.conf import arg
-
-    empty_texts = ("None", "False", "", "''")
-    default_hint = arg(help_behavior_hint=lambda default: "" if default in empty_texts else f"(default: {default})")
-    annotations = get_type_hints(options_type, include_extras=True)
-    options_type.__annotations__ = {
-        name: annotation if get_origin(annotation) is ClassVar else Annotated[annotation, default_hint]
-        for name, annotation in annotations.items()
-    }
 
 
 def format_overview() -> str:

@@ -154,9 +154,8 @@ class ObjectFinder:
 
         self.predictor, self.detect_options, self.bad_images = predictor, detect_options, options.bad_images
         self.overlays, self.output_paths, self.folder = options.overlay, output_paths, folder
-        self.overlay_threshold = (
-            detect_options.threshold if options.threshold is not None else DEFAULT_THRESHOLD
-        )  # COCO results contain all scores; overlays show those above the default threshold
+        # COCO results contain all scores; overlays show those above the default threshold
+        self.overlay_threshold = detect_options.threshold if options.threshold is not None else DEFAULT_THRESHOLD
 
     def iterate_predictions(self, items: Iterator[Item]) -> Iterator[ImageObjects]:
         """Yield the objects of each image, after its files are written."""

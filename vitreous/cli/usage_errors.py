@@ -6,10 +6,10 @@ import dataclasses
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Any
 
 from vitreous.cli.help import list_options
-from vitreous.config import get_annotated_hints, get_literal_values, get_tagged_union
+from vitreous.config import get_annotated_hints, get_field_types, get_literal_values, get_tagged_union
 from vitreous.errors import UsageError, suggest_nearest
 
 NUMBERS = {"INT": (int, "a whole number"), "FLOAT": (float, "a number")}
@@ -96,7 +96,7 @@ def explain_arguments(verb: str, positionals: Sequence[Parameter], values: Seque
 
 def list_parameters(options_type: type[Any]) -> tuple[list[Parameter], list[Parameter]]:
     """Return the options and the positional arguments of a verb."""
-    hints = get_type_hints(options_type, include_extras=True)
+    types = get_field_types(options_type)
     fields = {field.name: field for field in dataclasses.fields(options_type)}
     options: list[Parameter] = []
     positionals: list[Parameter] = []
@@ -109,8 +109,8 @@ def list_parameters(options_type: type[Any]) -> tuple[list[Parameter], list[Para
         parameter = Parameter(
             names=names or (entry.label,),
             placeholder=placeholder,
-            choices=tuple(map(str, get_literal_values(strip_markers(hints[entry.name])))),
-            takes_many="tuple" in str(strip_markers(hints[entry.name])),
+            choices=tuple(map(str, get_literal_values(types[entry.name]))),
+            takes_many="tuple" in str(types[entry.name]),
             is_required=is_required,
         )
         (positionals if entry.is_positional else options).append(parameter)
@@ -130,16 +130,11 @@ def list_setting_paths(config_type: type[Any], prefix: str = "") -> Iterator[str
     """Yield the dotted paths of the fields of a config's sections, of the first variant of each section."""
     for name, hint in get_annotated_hints(config_type).items():
         union = get_tagged_union(hint)
-        section = union.pick({}) if union else strip_markers(hint)
+        section = union.pick({}) if union else hint
         if isinstance(section, type) and dataclasses.is_dataclass(section):
             yield from list_setting_paths(section, f"{prefix}{name}.")
         elif prefix:
             yield f"{prefix}{name}"
-
-
-def strip_markers(hint: Any) -> Any:
-    """Return a type without the marks of `Annotated`."""
-    return strip_markers(get_args(hint)[0]) if get_origin(hint) is Annotated else hint
 
 
 def is_number(word: str) -> bool:

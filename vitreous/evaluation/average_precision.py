@@ -144,9 +144,8 @@ def compute_coco_metrics(
     """
     names = ("", "_small", "_medium", "_large")
     for area, name in enumerate(names):
-        precisions = np.stack(
-            [compute_ap_per_threshold(matches, area, draw_counts) for matches in class_matches]
-        )  # (K, T, D)
+        # (K, T, D)
+        precisions = np.stack([compute_ap_per_threshold(matches, area, draw_counts) for matches in class_matches])
         yield f"ap{name}", compute_nan_mean(precisions.reshape(-1, draw_counts.shape[1]))
         if not area:
             yield "ap50", compute_nan_mean(precisions[:, 0])

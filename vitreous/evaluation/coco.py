@@ -94,9 +94,8 @@ class CocoEvaluator(Evaluator):
                 detections = detect_objects(make_detection_function(engine), pixels, engine.preprocess, self.tiles)
             tables.append(match_image(detections, truth, self.masks))
             on_images(1)
-        tables.append(
-            match_image(make_empty_detections((1, 1), self.masks), create_empty_target((1, 1)), self.masks)
-        )  # without rows: gives the number of columns if there are no images
+        # without rows: gives the number of columns if there are no images
+        tables.append(match_image(make_empty_detections((1, 1), self.masks), create_empty_target((1, 1)), self.masks))
         lengths = np.array([len(table) for table in tables[:-1]], np.int64)
         return Ragged(np.concatenate(tables), lengths), read_errors
 

@@ -42,9 +42,8 @@ class Segmenter(BackboneWithHead):
 
     def forward(self, images: Tensor) -> Tensor:
         """Compute logits per pixel: (B, C, *image) -> (B, K, *image)."""
-        return self.head(
-            images, [x.to(images.dtype) for x in self.maps(images)]
-        )  # blocks frozen for inference may return bfloat16
+        # blocks frozen for inference may return bfloat16
+        return self.head(images, [x.to(images.dtype) for x in self.maps(images)])
 
     def maps(self, images: Tensor) -> list[Tensor]:
         """Compute the maps for the head: (B, C, *image) -> list of (B, *grid, D), the coarsest or deepest first.

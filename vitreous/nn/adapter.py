@@ -48,10 +48,8 @@ class Float32BatchNorm(nn.Module):
         assert mean is not None and variance is not None
         training = self.training and not (x.device.type == "cpu" and has_single_value_per_channel(x))
         if not training:
-            mean, variance = (
-                mean.to(x_float),
-                variance.to(x_float),
-            )  # the buffers may have been cast together with the weights
+            # the buffers may have been cast together with the weights
+            mean, variance = (mean.to(x_float), variance.to(x_float))
         if x.device.type == "cpu" or not training:
             y = F.batch_norm(x_float, mean, variance, None, None, training, norm.momentum or 0.0, norm.eps)
         else:

@@ -117,9 +117,8 @@ def resize_position_table(table: Tensor, grid: tuple[int, ...], mode: str = "bic
         return table
     for axis, (old_length, new_length) in enumerate(zip(table.shape[:-1], grid, strict=True)):
         if old_length != new_length or mode == "bicubic-offset":
-            weights = get_device_table(
-                cast_axis_resize_matrix, table.device, old_length, new_length, mode, table.dtype
-            )  # (new, old)
+            # (new, old)
+            weights = get_device_table(cast_axis_resize_matrix, table.device, old_length, new_length, mode, table.dtype)
             table = (weights @ table.movedim(axis, -2)).movedim(-2, axis)
     return table
 

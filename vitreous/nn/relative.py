@@ -60,9 +60,8 @@ class RelativeAttention(Attention):
         if positions.index is not None:
             front = token_indices[:, : positions.prefix].expand(len(positions.index), -1)
             token_indices = torch.cat([front, positions.index + positions.prefix], 1)
-        offsets = (
-            token_indices[:, None, queries, None] - token_indices[:, None, None, :] + num_tokens - 1
-        )  # (1 or B, 1, Q, N)
+        # (1 or B, 1, Q, N)
+        offsets = token_indices[:, None, queries, None] - token_indices[:, None, None, :] + num_tokens - 1
         products = q @ table.permute(1, 2, 0).to(q) * q.shape[-1] ** -0.5  # (B, h, Q, 2 T - 1)
         return products.gather(-1, offsets.expand(*q.shape[:2], -1, -1))
 

@@ -42,12 +42,8 @@ from vitreous.system.machine import pick_device
 from vitreous.training.folder import RunFolder
 
 LEARNED_FILE = "learned.json"
-MAX_RESTORED_IMAGES, MAX_ATTENTION_IMAGES, MAX_QUERY_IMAGES, NEAREST_IMAGES = (
-    8,
-    4,
-    6,
-    6,
-)  # images to reconstruct, to show with attention, and to search neighbours for; neighbours of each image
+# images to reconstruct, to show with attention, and to search neighbours for; neighbours of each image
+MAX_RESTORED_IMAGES, MAX_ATTENTION_IMAGES, MAX_QUERY_IMAGES, NEAREST_IMAGES = 8, 4, 6, 6
 CANDIDATE_COUNT = 64  # `--count` of the search: neighbours come from 8 x 64 training images
 MAX_SHOWN_HEADS = 12  # heads of the last block whose attention is shown
 

@@ -21,10 +21,8 @@ from vitreous.system.cores import default_worker_count
 from vitreous.tasks.export_proof import VerificationImages
 from vitreous.weights.bundle import Bundle
 
-MIN_PROOF_IMAGES, MAX_PROOF_IMAGES = (
-    8,
-    200,
-)  # images for the verification: fewer are not significant, more take long and add little
+# images for the verification: fewer are not significant, more take long and add little
+MIN_PROOF_IMAGES, MAX_PROOF_IMAGES = 8, 200
 MAX_INT8_IMAGES = 128  # maximum images for int8 calibration
 MORE_IMAGES_HINT = "add more images with --images"
 

@@ -26,10 +26,8 @@ from vitreous.apps.server.settings import ServerLimits
 
 MAX_DISCARDED_BYTES = 2**20  # bytes of a refused request's body that are read and discarded
 LINGER_SECONDS = 2.0  # seconds for a client to read the last response of a connection
-SEND_SECONDS, SEND_RATE = (
-    10.0,
-    10_000.0,
-)  # a client has SEND_SECONDS to read a response, and 1 s more per SEND_RATE bytes
+# a client has SEND_SECONDS to read a response, and 1 s more per SEND_RATE bytes
+SEND_SECONDS, SEND_RATE = 10.0, 10_000.0
 MAX_TINY_CHUNKS = 4096  # chunks of a body of any size; more chunks must have at least 16 bytes on average
 _TARGET = re.compile(rb"/[!-~]*")
 _UNREADABLE = Refusal(400, "bad_request", "this is not an HTTP/1.1 request", "use an HTTP library")

@@ -18,10 +18,8 @@ if TYPE_CHECKING:
 FEW_SHOT_COUNTS = (1, 5, 10, 25)
 NUM_INSPECTED_IMAGES = 128  # validation images that are inspected, as in the paper
 ROLLOUT_MASS = 0.5  # fraction of the rollout's sum that the counted patches contain
-TIMED_BATCH_SIZE, TIMED_PASSES = (
-    64,
-    5,
-)  # images per timed forward pass, and number of passes, of which the fastest counts
+# images per timed forward pass, and number of passes, of which the fastest counts
+TIMED_BATCH_SIZE, TIMED_PASSES = 64, 5
 
 
 def make_compute_settings(subject: MeasuredRun) -> EvaluationSettings:

@@ -69,9 +69,8 @@ def finetune_cell(setting: StudySetting, dataset: OtherDataset, pretraining_cell
     if setting.scale.name == "published":
         name = PAPER_RECIPES.get(dataset.name, "vtab")
         options = setting.options(TrainOptions(recipe=f"finetune-{name}", model=pretraining_cell.options.model))
-    return StudyCell(
-        (), options, parents={"init": pretraining_cell}, then={"model": None}, data=dataset.source
-    )  # model None: the model of the initial weights
+    # model None: the model of the initial weights
+    return StudyCell((), options, parents={"init": pretraining_cell}, then={"model": None}, data=dataset.source)
 
 
 def resolve_other_datasets(setting: StudySetting) -> tuple[OtherDataset, ...]:

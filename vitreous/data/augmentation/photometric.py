@@ -46,9 +46,8 @@ def distort_colours(
         if is_applied[2]:
             hsv[..., 1] = truncate_to_uint8(hsv[..., 1] * np.float32(1 + jitter[2] * amounts[2]))
         if is_applied[3]:
-            hsv[..., 0] += np.uint8(
-                round(CHANNEL_LEVELS * hue * amounts[3]) % CHANNEL_LEVELS
-            )  # bytes wrap around like the circle
+            # bytes wrap around like the circle
+            hsv[..., 0] += np.uint8(round(CHANNEL_LEVELS * hue * amounts[3]) % CHANNEL_LEVELS)
         distorted = Image.frombytes("HSV", (hsv.shape[1], hsv.shape[0]), hsv.tobytes())
         x = np.asarray(distorted.convert("RGB")).transpose(2, 0, 1)
     if is_applied[1] and not is_contrast_first:

@@ -76,9 +76,8 @@ class VideoClip(Clip):
         """Yield the frames at increasing indices, (H, W, 3) uint8 each. Raises DataError for a damaged file."""
         from av.video.reformatter import VideoReformatter
 
-        reformatter = (
-            VideoReformatter()
-        )  # shared by all frames, since its creation takes longer than the conversion of a small frame
+        # shared by all frames, since its creation takes longer than the conversion of a small frame
+        reformatter = VideoReformatter()
         if self.buffered_frames is not None:
             yield from (frame_to_rgb(self.buffered_frames[index], reformatter) for index in frame_indices)
             return

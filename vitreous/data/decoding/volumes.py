@@ -339,9 +339,8 @@ def open_nifti(content: bytes, name: str) -> VolumeFile:
     slope, inter = header.get_slope_inter()
     if start < header.sizeof_hdr:
         raise ValueError("voxels inside the header")
-    shape = (
-        shape[:3] + shape[4:] if len(shape) == 5 and shape[3] == 1 else shape
-    )  # components of vectors are on the fifth axis
+    # components of vectors are on the fifth axis
+    shape = shape[:3] + shape[4:] if len(shape) == 5 and shape[3] == 1 else shape
     shape = shape[:3] if len(shape) == 4 and shape[3] == 1 else shape
 
     def read_array() -> np.ndarray:

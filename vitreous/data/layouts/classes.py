@@ -11,12 +11,8 @@ import numpy as np
 from vitreous.data.layouts.file_names import normalise_name
 from vitreous.errors import DataError, escape_unprintable, format_first_names, suggest_nearest
 
-INVALID_NAME_CATEGORIES = (
-    "Cc",
-    "Cs",
-    "Zl",
-    "Zp",
-)  # Unicode categories: control, surrogate, line and paragraph separators
+# Unicode categories: control, surrogate, line and paragraph separators
+INVALID_NAME_CATEGORIES = ("Cc", "Cs", "Zl", "Zp")
 MAX_LABEL_ARRAY_BYTES = 2**33  # maximum bytes of the labels of all images, (n, K) float32
 
 

@@ -44,9 +44,8 @@ from vitreous.errors import DataError, escape_unprintable
 MAX_PROBED_ARRAYS = 16  # number of files that are inspected; the first readable file determines the number of axes
 SUFFIXES_BY_AXES = {1: frozenset(SIGNAL_SUFFIXES), 3: frozenset(VOLUME_SUFFIXES)}
 NPY_SUFFIX = ".npy"
-ARRAY_SUFFIXES = frozenset(
-    (*VOLUME_ONLY_SUFFIXES, TEXT_SUFFIX, NPY_SUFFIX)
-)  # suffixes that are detected without `axes`
+# suffixes that are detected without `axes`
+ARRAY_SUFFIXES = frozenset((*VOLUME_ONLY_SUFFIXES, TEXT_SUFFIX, NPY_SUFFIX))
 
 
 @dataclass(frozen=True)

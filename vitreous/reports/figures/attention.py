@@ -37,10 +37,8 @@ from vitreous.reports.pages.plots import INK
 from vitreous.reports.pages.thumbnails import scale_attention_map
 
 MAX_BLOCK_COLUMNS = 12  # most blocks shown side by side
-EDGE_COLOUR, DIMMED_LIGHT = (
-    np.array([214, 84, 32]),
-    0.35,
-)  # colour of the edges of kept patches, and brightness of the other patches
+# colour of the edges of kept patches, and brightness of the other patches
+EDGE_COLOUR, DIMMED_LIGHT = (np.array([214, 84, 32]), 0.35)
 MIN_EDGE_SIDE = 320  # minimum longer side in pixels for drawing edges
 #: tokens that a query attends to -> label, colour and marker of the dots of these heads
 SPAN_STYLES = {

@@ -19,13 +19,14 @@ if TYPE_CHECKING:
 
     from vitreous.tasks.base import Task
 
+# shown in per cent
 PERCENT_METRICS = (
     *(key for key, metric in METRICS.items() if metric.is_share),
     "fewshot_top1",
     "merged_top1",
     "variance_share",
     "rollout_spread",
-)  # shown in per cent
+)
 
 #: task name -> its title on pages
 TASK_TITLES = {

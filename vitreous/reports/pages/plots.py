@@ -28,10 +28,8 @@ INK_STYLE: dict[Any, Any] = {
 # legible on white and on black
 LINE_COLOURS = ("#3b8ed0", "#d1823b", "#3fa66b", "#c2578f", "#8a78d6", "#a59321", "#2fa3a8", "#b65c4a")
 
-CELL_INCHES, FINE_CELL_INCHES = (
-    0.36,
-    0.24,
-)  # side in inches of a cell of a confusion matrix; the second from FINE_CELL_CLASSES classes on
+# side in inches of a cell of a confusion matrix; the second from FINE_CELL_CLASSES classes on
+CELL_INCHES, FINE_CELL_INCHES = 0.36, 0.24
 FINE_CELL_CLASSES = 20
 DIGIT_WIDTH = 0.65  # width of a digit relative to the font size, in the widest common sans-serif font
 CELL_FONTS = (4.5, 8.0)  # smallest and largest font size in points of a count; smaller counts are omitted

@@ -16,10 +16,8 @@ from vitreous.reports.protocols.task import ProtocolResult, ProtocolTask, build_
 from vitreous.tasks.classification_metrics import evaluate_classification
 from vitreous.tasks.intervals import wilson_interval
 
-KNN_NEIGHBOURS, HEADLINE_NEIGHBOURS = (
-    (10, 20, 100, 200),
-    20,
-)  # DINO's values of k; the headline k is fixed, not chosen on the evaluated images
+# DINO's values of k; the headline k is fixed, not chosen on the evaluated images
+KNN_NEIGHBOURS, HEADLINE_NEIGHBOURS = ((10, 20, 100, 200), 20)
 HEADLINE_SHOTS = 5  # the paper's "linear 5-shot"
 
 

@@ -43,30 +43,15 @@ from vitreous.tasks.classification_metrics import evaluate_classification
 from vitreous.training.run import ScheduleConfig
 from vitreous.training.schedule import schedule_factor
 
-DINOV2_LR_GRID = (
-    1e-5,
-    2e-5,
-    5e-5,
-    1e-4,
-    2e-4,
-    5e-4,
-    1e-3,
-    2e-3,
-    5e-3,
-    1e-2,
-    2e-2,
-    5e-2,
-    1e-1,
-)  # DINOv2's learning rates for 256 images
+# DINOv2's learning rates for 256 images
+DINOV2_LR_GRID = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 1e-1)
 DINOV2_STEPS = 12_500
 PUBLISHED_STEPS = {"mae": 7_038, "dino": 125_100, "dinov2": DINOV2_STEPS}  # on ImageNet
 SHORT_TRAINING_SHARE = 0.1  # a training with fewer than this share of `PUBLISHED_STEPS` is reported as short
 MAX_EPOCHS = 100  # maximum epochs if the published length is in steps
 CLASS_TOKEN_BLOCKS = 4  # blocks whose class tokens are concatenated
-VIT_B_WIDTH, VIT_L_WIDTH = (
-    768,
-    1_024,
-)  # from VIT_B_WIDTH on, DINO uses one block; from VIT_L_WIDTH on, MAE trains for fewer epochs
+# from VIT_B_WIDTH on, DINO uses one block; from VIT_L_WIDTH on, MAE trains for fewer epochs
+VIT_B_WIDTH, VIT_L_WIDTH = 768, 1_024
 FORWARD_BATCH_SIZE = 256  # images per forward pass of the frozen model
 PROBE_CROP = Augment(crop=(0.08, 1.0), crop_filter="bicubic", flip=0.5)
 

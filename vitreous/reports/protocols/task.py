@@ -19,10 +19,8 @@ from vitreous.tasks.classification_metrics import CLASS_MEANS
 from vitreous.tasks.report import Report
 from vitreous.weights.bundle import Bundle
 
-MAX_HELD_OUT_SHARE, MAX_HELD_OUT_IMAGES = (
-    0.2,
-    20_000,
-)  # most training images that are held out to select a penalty or a head
+# most training images that are held out to select a penalty or a head
+MAX_HELD_OUT_SHARE, MAX_HELD_OUT_IMAGES = 0.2, 20_000
 
 
 @dataclass(frozen=True)

@@ -28,19 +28,13 @@ from vitreous.apps.curation.copies.verification import (
 from vitreous.apps.curation.copies.windows import LARGER_VIEW_SIZE, VIEW_SIZE, is_distinctive
 
 MIN_IMAGE_CONTRAST = 4.0  # images with a lower standard deviation (mean of the channels) are not compared
-MIN_WHOLE_COSINE, NUM_SEARCHED_LISTS = (
-    0.9,
-    4,
-)  # minimum cosine of a proposed pair; inverted lists (see `search`) that are searched per image
+# minimum cosine of a proposed pair; inverted lists (see `search`) that are searched per image
+MIN_WHOLE_COSINE, NUM_SEARCHED_LISTS = 0.9, 4
 MIN_COPIED_FRAME_SHARE = 0.75  # minimum share of duplicate frames in two duplicate clips
-MIN_MOTION_CORRELATION, STILL_CLIP_STD = (
-    0.5,
-    1.0,
-)  # minimum correlation of the motion of two clips; std of the motion in grey levels below which a clip is still
-REREAD_IMAGES, REREAD_SHARE = (
-    300,
-    0.02,
-)  # maximum images that are read again, as a number and as a share; more found hardly any more duplicates
+# minimum correlation of the motion of two clips; std of the motion in grey levels below which a clip is still
+MIN_MOTION_CORRELATION, STILL_CLIP_STD = 0.5, 1.0
+# maximum images that are read again, as a number and as a share; more found hardly any more duplicates
+REREAD_IMAGES, REREAD_SHARE = 300, 0.02
 # one array per group: sorted indices of similar images; groups are sorted by their first index
 CopyGroups = list[np.ndarray]
 

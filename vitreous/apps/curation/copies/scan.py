@@ -24,10 +24,8 @@ from vitreous.errors import DataError, ResourceError
 from vitreous.system.children import block_stop_signals, ignore_group_signals
 
 TASK_SAMPLES = 32  # samples per task
-TASK_TIMEOUT, SLOW_TASK_TIMEOUT = (
-    60.0,
-    1800.0,
-)  # seconds until a task is stopped: with TASK_SAMPLES samples, and with one slow sample
+# seconds until a task is stopped: with TASK_SAMPLES samples, and with one slow sample
+TASK_TIMEOUT, SLOW_TASK_TIMEOUT = 60.0, 1800.0
 MAX_BROKEN_POOLS = 5  # maximum consecutive process pools that break before they read a sample
 UNSEEN, READABLE, UNREADABLE = range(3)  # values of the field `state` of a record
 VIEW = np.dtype([("view", "u1", (LARGER_VIEW_SIZE, LARGER_VIEW_SIZE)), ("state", "u1")])

@@ -23,10 +23,8 @@ MAX_HELD_PARTS = 425_984  # parts in memory at a time: those of 8192 images
 FEATURE_BLOCK_SIZE = 8192  # images whose features are compared at a time
 QUERY_BLOCK_SIZE = 16384  # images that are compared with the parts at a time
 MAX_CANDIDATES = 8  # candidates per image
-MIN_DESCRIPTOR_COSINE, MIN_FEATURE_COSINE = (
-    0.8,
-    0.5,
-)  # minimum cosine of two descriptors, and of a model's features, for a candidate
+# minimum cosine of two descriptors, and of a model's features, for a candidate
+MIN_DESCRIPTOR_COSINE, MIN_FEATURE_COSINE = 0.8, 0.5
 
 #: `sample` may be a copy of `of`. One of them, mirrored if `mirrored`, matches the box `box` of the other: `sample`
 #: matches a box of `of` if `inner`, else the reverse

@@ -21,14 +21,10 @@ MIN_SMALL_VIEW_COSINE = 0.65  # pairs of small views with a lower cosine are not
 COPY_THRESHOLD = 0.54  # minimum similarity of duplicates
 DETAIL_CELLS, BLOCK_CELLS = 32, 4  # cells per side: of the view, and of a block, in the detailed comparison
 BLOCK_NOISE_VARIANCE = 0.002  # blocks with less variance, relative to the image, have little weight
-MIN_SIGNIFICANCE, MAX_SIGNIFICANCE = (
-    6.0,
-    25.0,
-)  # standard deviations from chance: minimum for a duplicate, and limit that counts
-FINITE_DIFFERENCE_STEP, MAX_BOX_MOVE = (
-    0.008,
-    0.05,
-)  # fractions of the view: step of the finite difference, and largest change of a box per step
+# standard deviations from chance: minimum for a duplicate, and limit that counts
+MIN_SIGNIFICANCE, MAX_SIGNIFICANCE = 6.0, 25.0
+# fractions of the view: step of the finite difference, and largest change of a box per step
+FINITE_DIFFERENCE_STEP, MAX_BOX_MOVE = 0.008, 0.05
 PAIR_BLOCK_SIZE = 4096  # pairs compared at a time
 
 

@@ -16,18 +16,12 @@ VIEW_SIZE, LARGER_VIEW_SIZE = 32, 64  # height and width of small views (search)
 MIN_SHARED_FREQUENCIES = 5  # minimum effective number of frequencies in a distinctive image
 MIN_VIEW_STD = 2.0  # views with a lower standard deviation of grey levels are not compared
 BORDER_SCAN_SIZE = 256  # longest side in pixels to which an image is scaled down to detect borders
-BORDER_LINE_SPREAD, BORDER_LINE_DIFFERENCE = (
-    10,
-    6,
-)  # maximum range within a line of a border, and difference between its lines, in grey levels
+# maximum range within a line of a border, and difference between its lines, in grey levels
+BORDER_LINE_SPREAD, BORDER_LINE_DIFFERENCE = 10, 6
 DESCRIPTOR_CELLS = 8  # cells per side of a descriptor
 FREQUENCY_POWERS = {8: 0.5, 16: 0.75, 32: 0.75}  # cells per side -> power of the frequency
-SQUARE_BOX_SIZES = (
-    (1.0, 1),
-    (0.95, 2),
-    (0.84, 4),
-    (0.707, 5),
-)  # side of a square box, and number of its positions along an axis; down to half of the area
+# side of a square box, and number of its positions along an axis; down to half of the area
+SQUARE_BOX_SIZES = ((1.0, 1), (0.95, 2), (0.84, 4), (0.707, 5))
 OBLONG_BOX_SIZE = (0.75, 3)  # size of a box along one axis, which is full along the other; number of its positions
 # intervals along one axis: (size, start)
 AXIS_INTERVALS = [
