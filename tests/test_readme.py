@@ -16,7 +16,7 @@ from PIL import Image
 
 import vitreous
 from tests.conftest import make_folder, make_image, run_cli
-from tests.test_docs import heading_anchors
+from tests.test_docs import list_heading_anchors
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text("utf-8")
@@ -193,7 +193,7 @@ def test_links_and_figures_exist():
         path = ROOT / (name or "README.md")
         assert path.exists(), target
         if anchor:
-            assert anchor in heading_anchors(path.read_text("utf-8")), target
+            assert anchor in list_heading_anchors(path.read_text("utf-8")), target
     images = re.findall(r"<img [^>]*>", README)
     assert images and all(re.search(r'alt="[^"]{20,}"', image) for image in images)
 

@@ -196,7 +196,7 @@ def iterate_signatures(module: str, name: str) -> Iterator[tuple[str, ast.Functi
                 yield from iterate_signatures(module, ast.unparse(base).partition("[")[0])
 
 
-PUBLIC_NAMES = [(home, name) for name, home in vitreous._HOMES.items()]
+PUBLIC_NAMES = [(home, name) for name, home in vitreous._MODULES.items()]
 PUBLIC_NAMES += [(home, name) for home, names in PUBLIC_CLASSES.items() for name in names]
 
 

@@ -207,7 +207,7 @@ def test_foreign_onnx_teacher_requires_normalisation_options(tmp_path):
     images = torch.randn(4, 3, 16, 16)
     expected = (images * 0.5 + 0.5).mean((2, 3)) - torch.tensor([0.5, 0.25, 0.0])
     assert torch.allclose(objective.compute_teacher_logits(images), expected / torch.tensor([1.0, 2.0, 4.0]), atol=1e-5)
-    with pytest.raises(UsageError, match="has 3 classes"):
+    with pytest.raises(UsageError, match="among the 3 classes of the teacher"):
         config.with_absolute_paths(replace(PLAIN_CONFIG, classes=2), CLASSES[:2])
 
 

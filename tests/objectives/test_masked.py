@@ -135,7 +135,7 @@ def test_every_parameter_gets_a_gradient(target):
         ({"share": 1.5}, {}, "invalid shares"),
         ({"masked": 0.9, "swapped": 0.2}, {}, "invalid shares"),
         ({"target": "mean-colour"}, {"channels": 5}, "pixels"),
-        ({"target": "small-colours"}, {"patch": (2, 2)}, "smaller"),
+        ({"target": "small-colours"}, {"patch": (2, 2)}, "patches of at least 4 pixels"),
     ],
 )
 def test_invalid_settings_are_rejected(settings, change, text):

@@ -230,7 +230,7 @@ def test_options_incompatible_with_native_aspect_are_rejected(aspect_data, tmp_p
     write_moves(tmp_path / "clips" / "train", 3, first=0)
     for data, changes, match in (
         (aspect_data, {"tokens": "3"}, "is too small for images at native aspect ratio"),
-        (aspect_data, {"tokens": "many"}, "invalid tokens: many"),
+        (aspect_data, {"tokens": "many"}, "invalid tokens many"),
         (aspect_data, {"tokens": "64-16"}, "invalid tokens"),
         (aspect_data, {"native_aspect": False}, "add native_aspect=True"),
         (aspect_data, {"image_size": 32}, "tokens=256"),

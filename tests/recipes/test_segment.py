@@ -130,7 +130,7 @@ def test_few_classes_are_weighted_equally_by_default(tmp_path):
 def test_a_dry_run_shows_the_class_weights(streets_data, capsys):
     words = ["--model", "ViT-16x1/8", "--image-size", "16", "--steps", "2", "--device", "cpu", "--workers", "0"]
     assert run_command(["train", str(streets_data), "--dry-run", *words]) == 0
-    note = "49.2; bicyclist has 0.05% of the pixels; for equal weights, set --class-weights even\n"
+    note = "49.2; the rarest class, bicyclist, has 0.05% of the pixels; for equal weights, set --class-weights even\n"
     shown = capsys.readouterr().err
     assert shown.count("note: class weights of the loss: ") == 1 and shown.count(note) == 1
     assert run_command(["train", str(streets_data), "--dry-run", *words, "--class-weights", "even"]) == 0

@@ -161,10 +161,10 @@ def test_every_kind_of_position_embedding_is_drawn(inspected_folder):
 def test_fourier_figures_are_drawn(inspected_folder):
     figure, numbers = inspect_model(inspected_folder, "plain", "fourier")["fourier"]
     assert numbers["frequency"].tolist() == [0, 0.5] and numbers["relative"].shape == (5, 2)
-    assert not numbers["relative"][:, 0].any() and "mean over 5 images" in figure["caption"]
+    assert not numbers["relative"][:, 0].any() and "Mean over 5 images" in figure["caption"]
     assert numbers["after"].tolist() == ["embedding", "attention", "mlp", "attention", "mlp"]
     oblong = inspect_model(inspected_folder, "headless", "fourier", image_size=(24, 40))["fourier"][0]
-    assert "oblong" in oblong["caption"]
+    assert "grid is not square" in oblong["caption"]
     with pytest.raises(UsageError, match="frequencies require a grid of at least 3 patches"):
         inspect_model(inspected_folder, "plain", "fourier", image_size=(16,))
 

@@ -250,7 +250,7 @@ def test_the_page_names_the_probe_and_its_steps():
 
 def test_probe_errors_have_a_fix(bundle, photos, tmp_path):
     linear = ("--protocol", "linear", "--probe")
-    assert "invalid choice" in expect_error(bundle, photos, *linear, "maee").lower()
+    assert "did you mean mae" in expect_error(bundle, photos, *linear, "maee").lower()
     with pytest.raises(UsageError, match="did you mean dinov2"):
         vitreous.evaluate(bundle, photos, protocol="linear", probe="dinov")
     assert "is for --protocol linear, not knn" in expect_error(bundle, photos, "--protocol", "knn", "--probe", "mae")

@@ -326,7 +326,7 @@ def test_a_class_map_selects_rows_of_the_head(microsoft_checkpoint, tmp_path):
     selected = load_bundle(tmp_path / "few")
     assert selected.classes == ("0", "1", "2")
     assert compute_difference(selected.model(batch), peer.model(batch)[:, [5, 0, 6]]) <= ERROR_LIMIT
-    for text, message in (("7\n", "selects row 7"), ("a b", "not a class map"), ("", "0 rows")):
+    for text, message in (("7\n", "selects row 7"), ("a b", "not a class map"), ("", "not a class map: it is empty")):
         (tmp_path / "wrong.txt").write_text(text)
         with pytest.raises(UsageError, match=message):
             select_classes(open_weights(path, settings), tmp_path / "wrong.txt")

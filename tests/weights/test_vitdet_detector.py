@@ -90,7 +90,7 @@ def get_head_shapes(classes=80, width=256, hidden=1024, agnostic=False, masks=Tr
     return shapes
 
 
-SMALL_BACKBONE = {"width": 32, "depth": 3, "heads": 2, "image": 96, "window": 4, "seen": (1,)}
+SMALL_BACKBONE = {"width": 32, "depth": 3, "heads": 2, "image": 96, "window": 4, "global_blocks": (1,)}
 
 
 def make_small_state(classes=5, **changes):
