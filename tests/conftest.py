@@ -67,6 +67,8 @@ ALLOWED_SKIPS = {
     "SCIPY_ARRAY_API is not set": "one scikit-learn check, for arrays other than numpy's",
     "a file system that takes these names for one": "a property of the file system",
     "(tensorboard|wandb|mlflow|flask) is not installed": "an extra for an experiment tracker",
+    r"tiles \(AMX\): ": "native kernels of Intel processors with AMX",
+    "only for x86-64 processors with AVX512-BF16 on Linux": "native kernels of such processors",
 }
 
 
