@@ -154,3 +154,26 @@ def test_losses_are_two_curves_of_one_chart(report_pages):
         assert chart.count() == 1
         colours = chart.locator("path").evaluate_all("all => all.map(one => getComputedStyle(one).stroke)")
     assert "rgb(59, 142, 208)" in colours and "rgb(209, 130, 59)" in colours
+
+
+@pytest.mark.parametrize("width", [390, 1440])
+def test_charts_show_values_on_hover_touch_and_arrow_keys(report_pages, width):
+    playwright = pytest.importorskip("playwright.sync_api")
+    with open_page(report_pages["run"], width, has_touch=True) as page:
+        chart = page.get_by_role("img", name="Learning rate")
+        tooltip = chart.locator("xpath=../div[@class='hover']")
+        playwright.expect(tooltip).to_be_hidden()
+        chart.hover()
+        playwright.expect(tooltip).to_contain_text("epoch")
+        page.mouse.move(0, 0)
+        playwright.expect(tooltip).to_be_hidden()
+        chart.focus()
+        page.keyboard.press("ArrowLeft")
+        last = tooltip.text_content()
+        page.keyboard.press("ArrowLeft")
+        assert tooltip.text_content() != last
+        page.keyboard.press("Escape")
+        playwright.expect(tooltip).to_be_hidden()
+        chart.tap()
+        playwright.expect(tooltip).to_be_visible()
+        assert page.evaluate("document.documentElement.scrollWidth") <= width

@@ -13,25 +13,26 @@ from vitreous.errors import require_installed
 
 @dataclass(frozen=True)
 class Options:
-    """Show the curves of a run in a browser during and after training; listens on 127.0.0.1 only.
+    """Show the curves of runs in a browser during and after training; listens on 127.0.0.1 only.
 
     Example: vitreous watch runs/latest
+    Example: vitreous watch runs/adamw runs/muon
     """
 
-    run: Annotated[Positional[str], arg(metavar="RUN")] = "runs/latest"
-    """A run folder, which may not exist yet; the run may train here or on a machine that shares the folder."""
+    runs: Annotated[Positional[tuple[str, ...]], arg(metavar="RUN")] = ("runs/latest",)
+    """Run folders, which may not exist yet; runs may train here or on a machine that shares the folder."""
     port: int = 8001
     """Port to listen on; 0 selects a free one."""
 
 
 def run(options: Options, console: Console) -> None:
-    """Serve the page with the training curves of a run until Ctrl-C or SIGTERM."""
+    """Serve the page with the training curves of runs until Ctrl-C or SIGTERM."""
     require_installed(("starlette", "uvicorn"), "serve")
-    from vitreous.apps.server.watch import watch_run
+    from vitreous.apps.server.watch import watch_runs
 
     def report_address(address: str) -> None:
-        console.document({"run": options.run, "address": address})
+        console.document({"runs": list(options.runs), "address": address})
         if console.document_to is None:
-            console.print_line(f"watching {options.run} at {address}; press Ctrl-C to stop")
+            console.print_line(f"watching {', '.join(options.runs)} at {address}; press Ctrl-C to stop")
 
-    watch_run(options.run, options.port, report_address, console.note)
+    watch_runs(options.runs, options.port, report_address, console.note)

@@ -1,4 +1,4 @@
-"""`watch`: the page of a run is updated live, restarts if the run is rewound, and is only accessible locally."""
+"""`watch`: the page of runs is updated live, restarts if a run is rewound, and is only accessible locally."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ import pytest
 
 from tests.browser import find_chromium, needs_chromium
 from tests.conftest import run_cli
-from vitreous.apps.server.watch import watch_in_thread
+from vitreous.apps.server.watch import watch_in_thread, watch_runs
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.data.options import DataOptions
+from vitreous.errors import UsageError
 from vitreous.models.config import ViTConfig
 from vitreous.training.folder import MetricsFollower, RunFolder, read_json_lines
 from vitreous.training.run import Run
@@ -91,10 +92,10 @@ def test_events_follow_a_run_that_grows_rewinds_and_ends(running_run):
     lines = METRIC_LINES
     with watch_in_thread(running_run.path) as address:
         events = EventReader(address)
-        assert events.next("lines") == {"reset": True, "lines": []}
-        assert events.next("state") == {"finished": False, "age": None}
+        assert events.next("lines") == {"run": 0, "reset": True, "lines": []}
+        assert events.next("state") == {"run": 0, "finished": False, "age": None}
         running_run.append(lines[0])
-        assert events.next("lines") == {"reset": False, "lines": lines[:1]}
+        assert events.next("lines") == {"run": 0, "reset": False, "lines": lines[:1]}
         running_run.append(lines[1])
         running_run.append(lines[2])
         events_seen = []
@@ -102,15 +103,15 @@ def test_events_follow_a_run_that_grows_rewinds_and_ends(running_run):
             events_seen += events.next("lines")["lines"]
         assert events_seen == lines[1:3]
         running_run.rewind(2)  # a resumed run
-        assert events.next("lines") == {"reset": True, "lines": lines[:2]}
+        assert events.next("lines") == {"run": 0, "reset": True, "lines": lines[:2]}
         running_run.append(lines[3])
-        assert events.next("lines") == {"reset": False, "lines": [lines[3]]}
+        assert events.next("lines") == {"run": 0, "reset": False, "lines": [lines[3]]}
         late_reader = EventReader(address)
-        assert late_reader.next("lines") == {"reset": True, "lines": [*lines[:2], lines[3]]}
+        assert late_reader.next("lines") == {"run": 0, "reset": True, "lines": [*lines[:2], lines[3]]}
         (running_run.path / "report.html").write_text("<p>the report</p>")
         running_run.summary.write_text("{}")
         assert any(data["finished"] for name, data in events if name == "state")
-        with open_response(address, "/report.html") as response:
+        with open_response(address, "/reports/0.html") as response:
             assert response.read() == b"<p>the report</p>"
 
 
@@ -150,7 +151,7 @@ def test_the_page_is_self_contained_and_names_the_run(running_run):
     assert "run &lt;b&gt;" in page and "<b>" not in page
     assert not re.findall(r"(?:src|href)=\"(?!data:|report)", page) and "@import" not in page and "url(http" not in page
     page_data = json.loads(page.partition('id="facts">')[2].partition("</script>")[0])
-    assert page_data["steps"] == 2 and len(page_data["colours"]) > 5
+    assert page_data["runs"][0]["steps"] == 2 and len(page_data["colours"]) > 5
     assert list(page_data["panels"][0]["series"]) == ["train/loss", "val/nll"]
     assert 'name="viewport" content="width=device-width' in page and "prefers-color-scheme: dark" in page
 
@@ -161,7 +162,7 @@ def test_foreign_hosts_origins_and_paths_are_rejected(running_run):
             ("/", {"Host": "rebound.example"}, 403),
             ("/events", {"Host": "rebound.example:80"}, 403),
             ("/events", {"Origin": "http://other.example"}, 403),
-            ("/report.html", {}, 404),
+            ("/reports/0.html", {}, 404),
             ("/config.yaml", {}, 404),
             ("/../config.yaml", {}, 404),
         ):
@@ -191,6 +192,40 @@ def test_invalid_runs_and_ports_are_rejected(finished_run, tmp_path):
     assert result.returncode == 2 and "is not a run folder" in result.stderr
     result = run_cli("watch", str(finished_run), "--port", "70000")
     assert result.returncode == 2 and "--port 70000" in result.stderr
+    result = run_cli("watch", str(finished_run), str(finished_run))
+    assert result.returncode == 2 and "occurs twice" in result.stderr
+
+
+def test_runs_share_a_page_and_keep_their_events_apart(tmp_path, finished_run):
+    folders = [create_run_folder(tmp_path / name / "run") for name in ("first", "second")]
+    folders[1].append(METRIC_LINES[0])
+    with watch_in_thread(*(folder.path for folder in folders), finished_run) as address:
+        with open_response(address, "/") as response:
+            page_data = json.loads(response.read().decode().partition('id="facts">')[2].partition("</script>")[0])
+        assert [run["name"] for run in page_data["runs"]] == [
+            "first/run",
+            "second/run",
+            "/".join(finished_run.parts[-2:]),
+        ]
+        events, lines, states = EventReader(address), {}, {}
+        for name, data in events:
+            if name == "lines":
+                lines[data["run"]] = data["lines"]
+            else:
+                states[data["run"]] = data["finished"]
+            if len(states) == 3:
+                break
+        assert lines == {0: [], 1: METRIC_LINES[:1], 2: METRIC_LINES} and states == {0: False, 1: False, 2: True}
+        folders[0].append(METRIC_LINES[0])
+        assert events.next("lines") == {"run": 0, "reset": False, "lines": METRIC_LINES[:1]}
+        for path, status in (("/reports/0.html", 404), ("/reports/2.html", 200), ("/reports/3.html", 404)):
+            with open_response(address, path) as response:
+                assert response.status == status, path
+
+
+def test_too_many_runs_are_rejected(finished_run):
+    with pytest.raises(UsageError, match="17 runs; a page shows at most 16"):
+        watch_runs([finished_run] * 17)
 
 
 def test_a_port_in_use_is_reported(finished_run):
@@ -277,4 +312,33 @@ def test_the_page_shows_losses_hover_values_and_time_left(running_run):
         page.get_by_text("More metrics (1)").click()
         expect(page.get_by_role("img", name="data_wait: 0.01 at step 10")).to_be_visible()
         assert page.evaluate("document.documentElement.scrollWidth") <= 390
+        browser.close()
+
+
+@needs_chromium
+@pytest.mark.parametrize("width, scheme", [(390, "light"), (1280, "dark")])
+def test_curves_of_runs_are_compared(tmp_path, width, scheme):
+    playwright = pytest.importorskip("playwright.sync_api")
+    folders = [create_run_folder(tmp_path / name, epochs=epochs) for name, epochs in (("adamw", 1.0), ("muon", 2.0))]
+    for folder, factor in zip(folders, (1, 2), strict=True):
+        for line in METRIC_LINES[:2]:
+            folder.append(line | {"train/loss": factor * line["train/loss"], "val/nll": 3.0})
+    with watch_in_thread(*(folder.path for folder in folders)) as address, playwright.sync_playwright() as player:
+        browser = player.chromium.launch(executable_path=find_chromium(), args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
+        errors = []
+        page.on("pageerror", lambda error: errors.append(error))
+        page.goto(address)
+        curves = ("training 0.5", "validation (NLL) 3"), ("training 1", "validation (NLL) 3")
+        names = [
+            f"{folder.path.name} {curve} at step 2" for folder, c in zip(folders, curves, strict=True) for curve in c
+        ]
+        chart = page.get_by_role("img", name=f"Loss: {', '.join(names)}")
+        playwright.expect(chart).to_be_visible()
+        strokes = [chart.locator("path").nth(index).get_attribute("stroke") for index in range(4)]
+        assert strokes[0] == strokes[1] != strokes[2] == strokes[3]
+        playwright.expect(page.get_by_role("status").nth(0)).to_contain_text("Step 2 of 2 (100 %)")
+        playwright.expect(page.get_by_role("status").nth(1)).to_contain_text("Step 2 of 4 (50 %)")
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        assert not errors
         browser.close()

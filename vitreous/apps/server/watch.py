@@ -1,4 +1,4 @@
-"""The server of `vitreous watch`: a local web page with the live curves of a run."""
+"""The server of `vitreous watch`: a local web page with the live curves of one or more runs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Thread
@@ -33,6 +33,7 @@ METRICS_POLL_SECONDS = 0.5  # seconds between two reads of the metrics file
 HEARTBEAT_SECONDS = 15.0  # seconds after which an event is sent even without new lines
 MAX_EVENT_LINES = 2_000  # maximum lines of the metrics file per event
 MAX_OPEN_PAGES = 32  # maximum pages that are open at a time
+MAX_WATCHED_RUNS = 16  # maximum runs of a page
 WATCH_CONTENT_POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:"
 )
@@ -51,25 +52,26 @@ PANELS = (
 
 
 class WatchApp:
-    """The web application: the page of a run, its server-sent events, and the report of a finished run."""
+    """The web application: the page of the runs, its server-sent events, and the reports of finished runs."""
 
-    def __init__(self, folder: RunFolder) -> None:
-        run = folder.run()
-        self.folder, self.access, self.pages, self.closing = folder, AccessControl(), 0, False
+    def __init__(self, folders: Sequence[RunFolder]) -> None:
+        self.folders, self.access, self.pages, self.closing = folders, AccessControl(), 0, False
+        runs = [folder.run() for folder in folders]
         page_data = {
-            "steps": run.steps,
+            "runs": [
+                {"name": name, "steps": run.steps, "model": run.model.name(), "data": get_data_name(run.data.source)}
+                for name, run in zip(distinguish_paths(folders), runs, strict=True)
+            ],
             "panels": PANELS,
             "colours": LINE_COLOURS,
             "shares": PERCENT_METRICS,
             "texts": EXPLANATIONS,
         }
-        page_data["tops"] = {"rankme": run.model.num_features} if run.objective.ships_features else {}
-        name = folder.path.resolve().name
-        data = Path(run.data.source).name or run.data.source
-        self.page = render_template(
-            "watch.html", run=name, model=run.model.name(), data=data, facts=json.dumps(page_data)
-        )
-        routes = {"/": self.show_page, "/events": self.send_events, "/report.html": self.show_report}
+        feature_counts = [run.model.num_features for run in runs if run.objective.ships_features]
+        page_data["tops"] = {"rankme": max(feature_counts)} if feature_counts else {}
+        self.page = render_template("watch.html", runs=page_data["runs"], facts=json.dumps(page_data))
+        routes = {"/": self.show_page, "/events": self.send_events}
+        routes |= {f"/reports/{index}.html": self.make_report_handler(folder) for index, folder in enumerate(folders)}
         self.app = Starlette(
             routes=[Route(path, self.require_local_access(handler)) for path, handler in routes.items()]
         )
@@ -94,15 +96,20 @@ class WatchApp:
             self.page, headers={"content-security-policy": WATCH_CONTENT_POLICY, "cache-control": "no-store"}
         )
 
-    def show_report(self) -> Response:
-        """Return the report of a finished run; 404 before."""
-        path = self.folder.path / "report.html"
-        if not path.is_file():
-            return PlainTextResponse("the run has not finished; its report is not available yet\n", 404)
-        return FileResponse(path, headers={"cache-control": "no-store"})
+    @staticmethod
+    def make_report_handler(folder: RunFolder) -> Callable[[], Response]:
+        """Make the handler that returns the report of a finished run; 404 before."""
+
+        def show_report() -> Response:
+            path = folder.path / "report.html"
+            if not path.is_file():
+                return PlainTextResponse("the run has not finished; its report is not available yet\n", 404)
+            return FileResponse(path, headers={"cache-control": "no-store"})
+
+        return show_report
 
     def send_events(self) -> Response:
-        """Stream the metrics of the run as server-sent events: first the existing lines, then each new line."""
+        """Stream the metrics of the runs as server-sent events: first the existing lines, then each new line."""
         if self.pages >= MAX_OPEN_PAGES:
             return PlainTextResponse(f"{MAX_OPEN_PAGES} pages are already open\n", 503, {"retry-after": "5"})
         return StreamingResponse(
@@ -110,28 +117,43 @@ class WatchApp:
         )
 
     async def stream_events(self) -> AsyncIterator[str]:
-        """Yield server-sent events: `lines` with {"reset": whether to drop earlier lines, "lines": […]}, and `state`
-        with the result of `describe_state`."""
-        follower, last_finished, last_event_time = MetricsFollower(self.folder.metrics), None, 0.0
-        is_first = True
+        """Yield server-sent events of all runs (see `RunStream`), each with the index of its run."""
+        streams = [RunStream(index, folder) for index, folder in enumerate(self.folders)]
         self.pages += 1
         try:
             while not self.closing:
-                is_reset, lines = await asyncio.to_thread(follower.read)
-                for start in range(0, len(lines) or int(is_reset or is_first), MAX_EVENT_LINES):
-                    event = {
-                        "reset": (is_reset or is_first) and not start,
-                        "lines": lines[start : start + MAX_EVENT_LINES],
-                    }
-                    yield f"event: lines\ndata: {json.dumps(event)}\n\n"
-                is_first = False
-                state, now = self.describe_state(), time.monotonic()
-                if lines or state["finished"] != last_finished or now - last_event_time >= HEARTBEAT_SECONDS:
-                    last_finished, last_event_time = state["finished"], now
-                    yield f"event: state\ndata: {json.dumps(state)}\n\n"
+                for stream in streams:
+                    for name, event in await asyncio.to_thread(stream.read_events):
+                        yield f"event: {name}\ndata: {json.dumps(event)}\n\n"
                 await asyncio.sleep(METRICS_POLL_SECONDS)
         finally:
             self.pages -= 1
+
+
+class RunStream:
+    """The events of one run for one open page.
+
+    Events are `lines` with {"run": index, "reset": whether to drop earlier lines, "lines": [...]}, and `state` with
+    {"run": index} and the result of `describe_state`.
+    """
+
+    def __init__(self, index: int, folder: RunFolder) -> None:
+        self.index, self.folder, self.follower = index, folder, MetricsFollower(folder.metrics)
+        self.is_first, self.last_finished, self.last_event_time = True, None, 0.0
+
+    def read_events(self) -> list[tuple[str, dict[str, Any]]]:
+        """Return (name, data) of the events since the last call."""
+        is_reset, lines = self.follower.read()
+        is_reset, events = is_reset or self.is_first, []
+        for start in range(0, len(lines) or int(is_reset), MAX_EVENT_LINES):
+            chunk = lines[start : start + MAX_EVENT_LINES]
+            events.append(("lines", {"run": self.index, "reset": is_reset and not start, "lines": chunk}))
+        self.is_first = False
+        state, now = self.describe_state(), time.monotonic()
+        if lines or state["finished"] != self.last_finished or now - self.last_event_time >= HEARTBEAT_SECONDS:
+            self.last_finished, self.last_event_time = state["finished"], now
+            events.append(("state", {"run": self.index} | state))
+        return events
 
     def describe_state(self) -> dict[str, Any]:
         """Return {"finished": whether the run has finished, "age": seconds since its last line, None before the
@@ -142,6 +164,20 @@ class WatchApp:
         except FileNotFoundError:
             age = None
         return {"finished": finished, "age": age}
+
+
+def get_data_name(source: str) -> str:
+    """Return the last folder of a path of a dataset, or the source itself."""
+    return Path(source).name or source
+
+
+def distinguish_paths(folders: Sequence[RunFolder]) -> list[str]:
+    """Return the folder names of runs, with as many parent folders as distinguish them."""
+    paths = [folder.path.resolve().parts for folder in folders]
+    length = 1
+    while len({path[-length:] for path in paths}) < len(paths):
+        length += 1
+    return ["/".join(path[-length:]) for path in paths]
 
 
 class WatchServer(uvicorn.Server):
@@ -158,35 +194,48 @@ class WatchServer(uvicorn.Server):
         return should_exit
 
 
-def watch_run(
-    run: str | os.PathLike[str],
+def watch_runs(
+    runs: Sequence[str | os.PathLike[str]],
     port: int = 8001,
     on_ready: Callable[[str], None] = lambda address: None,
     note: Callable[[str], None] = lambda text: None,
 ) -> None:
-    """Serve the curves of a run at 127.0.0.1 until Ctrl-C or SIGTERM, from the main thread.
+    """Serve the curves of runs at 127.0.0.1 until Ctrl-C or SIGTERM, from the main thread.
 
-    `port` 0 selects a free port; `on_ready` is called with the address. If the run has not begun, wait for it, and call
+    `port` 0 selects a free port; `on_ready` is called with the address. If a run has not begun, wait for it, and call
     `note`. Raises UsageError for a folder with other content, ResourceError if the port is in use.
     """
     check_port(port)
-    wait_for_run(run, note)
-    server, listening = open_watch_server(run, port)
+    check_runs(runs)
+    for run in runs:
+        wait_for_run(run, note)
+    server, listening = open_watch_server(runs, port)
     on_ready(make_loopback_url(listening))
     server.run([listening])
 
 
-def open_watch_server(run: str | os.PathLike[str], port: int) -> tuple[WatchServer, Any]:
-    """Create the server for a run, and bind its listening socket.
+def open_watch_server(runs: Sequence[str | os.PathLike[str]], port: int) -> tuple[WatchServer, Any]:
+    """Create the server for runs, and bind its listening socket.
 
     Raises UsageError for an invalid run folder or port, ResourceError for a port in use.
     """
     check_port(port)
-    folder = RunFolder(Path(run))
-    if not folder.config.is_file():
-        raise make_run_folder_error(folder)
-    server = WatchServer(WatchApp(folder))
+    folders = [RunFolder(Path(run)) for run in runs]
+    for folder in folders:
+        if not folder.config.is_file():
+            raise make_run_folder_error(folder)
+    server = WatchServer(WatchApp(folders))
     return server, bind_socket("127.0.0.1", port)
+
+
+def check_runs(runs: Sequence[str | os.PathLike[str]]) -> None:
+    """Raise UsageError for too many runs, and for a run that occurs twice."""
+    if len(runs) > MAX_WATCHED_RUNS:
+        raise UsageError(f"{len(runs)} runs; a page shows at most {MAX_WATCHED_RUNS}", "pass fewer run folders")
+    resolved = [Path(run).resolve() for run in runs]
+    for run, path in zip(runs, resolved, strict=True):
+        if resolved.count(path) > 1:
+            raise UsageError(f"{run} occurs twice, as {path}", "pass each run once")
 
 
 def check_port(port: int) -> None:
@@ -223,9 +272,9 @@ def make_loopback_url(listening: Any) -> str:
 
 
 @contextmanager
-def watch_in_thread(run: str | os.PathLike[str], port: int = 0) -> Any:
-    """Run `watch_run` in a thread of this process: `with watch_in_thread(run) as address: …`."""
-    server, listening = open_watch_server(run, port)
+def watch_in_thread(*runs: str | os.PathLike[str], port: int = 0) -> Any:
+    """Run `watch_runs` in a thread of this process: `with watch_in_thread(run) as address: …`."""
+    server, listening = open_watch_server(runs, port)
     thread = Thread(target=lambda: asyncio.run(server.serve([listening])), name="watch")
     thread.start()
     try:

@@ -11,6 +11,7 @@ from typing import Any
 from vitreous.apps.studies.study import Study
 from vitreous.apps.studies.tables import TableRow
 from vitreous.reports.pages.formats import PERCENT_METRICS
+from vitreous.reports.pages.hover import HoverPoint, HoverSeries, HoverValues
 from vitreous.reports.pages.plots import INK, LINE_COLOURS, figure_to_svg_markup, strip_axes, use_page_style
 
 #: labels of measured quantities on the x axis
@@ -65,7 +66,13 @@ def draw_dots(study: Study, rows: list[TableRow], factor: float, unit: str) -> A
         axes.set_ylim(len(rows) - 0.5, -0.5)
         axes.set_xlabel(unit)
         strip_axes(axes)
-        return figure_to_svg_markup(figure, f"{study.title}: {unit}")
+        points = [
+            HoverPoint(factor * row.mean.mean, position, names[position], format_mean(row, factor))
+            for position, row in enumerate(rows)
+            if row.mean is not None
+        ]
+        hover = HoverValues(axes, [HoverSeries("", LINE_COLOURS[0], points)], by="point")
+        return figure_to_svg_markup(figure, f"{study.title}: {unit}", hover)
 
 
 def draw_study_curves(
@@ -84,6 +91,7 @@ def draw_study_curves(
         figure = Figure(figsize=(6.4, 4.0))
         figure.subplots_adjust(left=0.11, right=0.98, bottom=0.13, top=0.97)
         axes = figure.subplots()
+        tooltips = []
         for index, (name, points) in enumerate(series.items()):
             points.sort(key=lambda point: point[0])
             x_values, means = [x for x, _ in points], [row.mean for _, row in points]
@@ -96,6 +104,7 @@ def draw_study_curves(
                 marker="o",
                 markersize=4,
             )
+            tooltips.append(describe_study_curve(colour, points, factor))
             for x, mean in zip(x_values, means, strict=True):
                 if mean and mean.interval:
                     axes.plot([x, x], scale_interval(mean.interval, factor), color=colour, linewidth=1, alpha=0.6)
@@ -116,7 +125,29 @@ def draw_study_curves(
         strip_axes(axes)
         if study.chart.series:
             axes.legend(frameon=False, title=" · ".join(study.series))
-        return figure_to_svg_markup(figure, f"{study.title}: {unit} against {study.chart.x}")
+        label = f"{study.title}: {unit} against {study.chart.x}"
+        return figure_to_svg_markup(figure, label, HoverValues(axes, tooltips, by="point"))
+
+
+def describe_study_curve(colour: str, points: Sequence[tuple[float, TableRow]], factor: float) -> HoverSeries:
+    """Return the tooltips of a curve: the axis values of each row, and its mean with the interval."""
+    tooltips = [
+        HoverPoint(x, factor * row.mean.mean, " · ".join(row.axis_values), format_mean(row, factor))
+        for x, row in points
+        if row.mean is not None
+    ]
+    return HoverSeries("", colour, tooltips)
+
+
+def format_mean(row: TableRow, factor: float) -> str:
+    """Format the mean of a row, with its 95 % interval if it has one. Values are multiplied by `factor`."""
+    assert row.mean is not None
+    percent = " %" if factor > 1 else ""
+    text = f"{factor * row.mean.mean:.4g}{percent}"
+    if not row.mean.interval:
+        return text
+    low, high = scale_interval(row.mean.interval, factor)
+    return f"{text} ({low:.4g} to {high:.4g}{percent})"
 
 
 def scale_interval(interval: tuple[float, float], factor: float) -> list[float]:

@@ -29,6 +29,7 @@ from vitreous.evaluation.pixels import compute_segmentation_metrics, extract_con
 from vitreous.inference.engine import make_engine
 from vitreous.reports.answers import SplitPredictions
 from vitreous.reports.pages.formats import format_percent
+from vitreous.reports.pages.hover import HoverPoint, HoverSeries, HoverValues
 from vitreous.reports.pages.plots import (
     INK,
     LINE_COLOURS,
@@ -269,8 +270,14 @@ def draw_precision_curves(curves: dict[str, Any], report: Report) -> Any:
         figure = Figure(figsize=(4.6, 3.4))
         figure.subplots_adjust(left=0.13, right=0.98, bottom=0.14, top=0.91)
         axes: Axes = figure.subplots()
+        tooltips = []
         for index, name in enumerate(shown_classes):
             axes.plot(curves["recall"], curves["classes"][name], color=LINE_COLOURS[index], linewidth=1.2, label=name)
+            points = [
+                HoverPoint(recall, precision, f"recall {recall:.0%}", f"{precision:.1%}")
+                for recall, precision in zip(curves["recall"], curves["classes"][name], strict=True)
+            ]
+            tooltips.append(HoverSeries(name, LINE_COLOURS[index], points))
         if len(curves["classes"]) > 1:
             axes.plot(curves["recall"], curves["mean"], color=INK, linewidth=2, label="mean over classes")
         axes.set_xlim(0, 1)
@@ -282,7 +289,7 @@ def draw_precision_curves(curves: dict[str, Any], report: Report) -> Any:
             legend = axes.legend(frameon=False, fontsize=8, loc="best")
             for text in legend.get_texts():
                 text.set_parse_math(False)  # a class name may contain $x$
-        return figure_to_svg_markup(figure, "precision-recall curve")
+        return figure_to_svg_markup(figure, "precision-recall curve", HoverValues(axes, tooltips))
 
 
 def draw_object_confusion(matrix: list[list[int]] | None, classes: tuple[str, ...]) -> Any:

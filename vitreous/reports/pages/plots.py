@@ -13,6 +13,7 @@ import numpy as np
 from PIL import Image
 
 from vitreous.reports.pages.formats import PERCENT_METRICS
+from vitreous.reports.pages.hover import HoverPoint, HoverSeries, HoverValues
 from vitreous.tasks.base import ScatterChart
 
 if TYPE_CHECKING:
@@ -58,8 +59,9 @@ def use_page_style() -> Iterator[None]:
         yield
 
 
-def figure_to_svg_markup(figure: Figure, label: str, **options: Any) -> Any:
-    """Convert a figure to SVG markup. `label` is for screen readers, `options` are those of `savefig`.
+def figure_to_svg_markup(figure: Figure, label: str, hover: HoverValues | None = None, **options: Any) -> Any:
+    """Convert a figure to SVG markup. `label` is for screen readers, `hover` has the values that pages show next to
+    the cursor, `options` are those of `savefig`.
 
     The CSS variable `--side` of the markup is the width in pixels.
     """
@@ -73,6 +75,8 @@ def figure_to_svg_markup(figure: Figure, label: str, **options: Any) -> Any:
     assert width is not None, "matplotlib writes the width in points"
     css_width = float(width[1]) * 96 / 72
     head = f'<svg role="img" aria-label="{escape(label)}" style="--side: {css_width:.0f}px"'
+    if hover is not None:
+        head += f' data-hover="{escape(hover.to_json(figure))}"'
     return Markup(text.replace("<svg", head, 1))
 
 
@@ -129,7 +133,17 @@ def draw_metric_curves(
         names = [text for text in axes.get_legend_handles_labels()[1] if text]
         if names and (legend is not None or len(names) > 1):
             axes.legend(frameon=False, title=legend, fontsize=8)
-        return figure_to_svg_markup(figure, label)
+        return figure_to_svg_markup(figure, label, HoverValues(axes, [describe_curve(curve) for curve in series]))
+
+
+def describe_curve(curve: Curve) -> HoverSeries:
+    """Return the tooltips of a metric curve: epoch and value."""
+    metric = curve.key.rpartition("/")[2]
+    points = [
+        HoverPoint(epoch, value, f"epoch {epoch:.4g}", f"{value:.1%}" if metric in PERCENT_METRICS else f"{value:.4g}")
+        for epoch, value in curve.points()
+    ]
+    return HoverSeries(curve.name, curve.colour.replace(INK, "currentColor"), points)
 
 
 def draw_scatter(chart: ScatterChart) -> Any:
@@ -150,7 +164,12 @@ def draw_scatter(chart: ScatterChart) -> Any:
         axes.set_ylabel(chart.y_label)
         axes.ticklabel_format(style="sci", scilimits=(-3, 5), useMathText=False)
         strip_axes(axes)
-        return figure_to_svg_markup(figure, chart.title)
+        points = [
+            HoverPoint(x, y, f"{chart.x_label} {x:.4g}", f"{chart.y_label} {y:.4g}")
+            for x, y in zip(chart.x.tolist(), chart.y.tolist(), strict=True)
+        ]
+        hover = HoverValues(axes, [HoverSeries("", LINE_COLOURS[0], points)], by="point")
+        return figure_to_svg_markup(figure, chart.title, hover)
 
 
 def draw_reliability_plot(edges: np.ndarray, accuracy: np.ndarray, confidence: np.ndarray, counts: np.ndarray) -> Any:
