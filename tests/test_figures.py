@@ -87,7 +87,7 @@ def test_the_terminal_shows_its_last_screen_without_animation():
         if name not in hidden
     ]
     text = " ".join(shown)
-    assert hidden and "test: top-1" in text and "next: vitreous predict runs/digits" in text
+    assert hidden and "test: top-1" in text and "vitreous predict runs/digits" in text
     assert re.search(r"@keyframes (s\d+)\{0\.00%\{visibility:visible\}", drawing), "the first frame is empty"
     assert (
         "prefers-reduced-motion:reduce" in drawing

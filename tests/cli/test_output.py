@@ -12,8 +12,13 @@ import sys
 import pytest
 
 from tests.conftest import TINY_RUN, make_folder, run_cli
+from vitreous.cli import models as models_verb
+from vitreous.cli import recipes as recipes_verb
+from vitreous.cli.console import Console
 from vitreous.cli.main import VERBS, main
+from vitreous.errors import UsageError
 from vitreous.jobs.train import train
+from vitreous.recipes.registry import RECIPES
 
 #: required arguments of each command; a new command needs an entry
 REQUIRED_ARGUMENTS = {
@@ -171,3 +176,38 @@ def test_bench_writes_its_page_before_it_prints(tmp_path, monkeypatch):
     monkeypatch.setattr(report, "format_peaks", raise_broken_pipe)
     run_cli("bench", "--out", str(tmp_path))
     assert (tmp_path / "page.md").read_text() == "text"
+
+
+def test_tables_fit_a_narrow_terminal(monkeypatch, capsys):
+    monkeypatch.setattr("vitreous.cli.console.is_terminal", lambda stream: True)
+    monkeypatch.setenv("COLUMNS", "48")
+    rows = [
+        ["alpha", "a long description of the first row", 12, "arXiv:2010.11929, Table 3"],
+        ["beta", "short", 3456, "x"],
+    ]
+    Console().table(["name", "for", "count", "source"], rows)
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 48 and lines[1].count("…") == 2 and lines[1].split()[0] == "alpha"
+    assert lines[2].split() == ["beta", "short", "3456", "x"]
+    monkeypatch.setattr("vitreous.cli.console.is_terminal", lambda stream: False)
+    Console().table(["name", "for", "count", "source"], rows)
+    assert "a long description of the first row" in capsys.readouterr().out
+
+
+def test_recipes_and_models_are_filtered(capsys):
+    document = recipes_verb.run(recipes_verb.Options(task="segmentation"), Console())
+    assert {recipe["task"] for recipe in document["recipes"]} == {"segmentation"} and len(document["recipes"]) > 3
+    assert capsys.readouterr().out.startswith("Semantic segmentation\n")
+    with pytest.raises(UsageError, match="no recipe for detection matches finetune"):
+        recipes_verb.run(recipes_verb.Options("finetune-*", task="detection"), Console())
+    models = models_verb.run(models_verb.Options("ViT-*", max_parameters=30, max_gflops=5), Console())["models"]
+    assert models and all(model["parameters"] <= 30e6 and model["gflops"] <= 5 for model in models)
+    weights = models_verb.run(models_verb.Options("dino*", weights=True, max_parameters=30), Console())["weights"]
+    assert {"dino-s16", "dinov2-s14"} <= {row["name"] for row in weights}
+    assert all(row["parameters"] <= 30e6 for row in weights)
+    with pytest.raises(UsageError, match="no model that matches ViT-H/14 is within max_parameters=30"):
+        models_verb.run(models_verb.Options("ViT-H/14", max_parameters=30), Console())
+
+
+def test_every_recipe_has_a_titled_task():
+    assert {recipe.task for recipe in RECIPES.values()} == set(recipes_verb.TASK_TITLES)

@@ -168,5 +168,5 @@ def test_a_headless_run_prints_its_metrics_and_suggests_embed(tmp_path, monkeypa
     first_line, *other_lines = capsys.readouterr().out.splitlines()
     assert first_line == "validation: k-NN top-1 50.00% (95 % interval 20.0% to 80.0%), 4 images"
     assert not any(line.startswith("test") for line in other_lines) and other_lines[-1].startswith(
-        f"next: vitreous embed {tmp_path} "
+        f"next       vitreous embed {tmp_path} "
     )

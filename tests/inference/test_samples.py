@@ -191,7 +191,7 @@ def test_generator_run_trains_samples_and_evaluates(tmp_path):
     done = run_cli("train", "digits", "--recipe", "sit", "--model", "DiT-32x1/2", "--steps", "6", "--out", str(out))
     assert done.returncode == 0, done.stderr
     summary = json.loads((out / "summary.json").read_text())
-    assert summary["val"]["denoising_error"] > 0 and "next: vitreous sample" in done.stdout
+    assert summary["val"]["denoising_error"] > 0 and "next       vitreous sample" in done.stdout
     assert Image.open(out / "samples.png").size == (8 * 130 - 2, 8 * 130 - 2)
     page = (out / "report.html").read_text("utf-8")
     assert (

@@ -15,7 +15,7 @@ from tests.conftest import run_cli
 DOCS = Path(__file__).parents[2] / "docs"
 #: lines of output that do not depend on the images: notes, headings of tables, written files, next commands
 FIXED_LINES = re.compile(
-    r"(?:note|page|next|page with all figures|doctor|split |class +images|figure +file|image +classes|passed|wrote)"
+    r"(?:note|page|next|report|page with all figures|doctor|split |class +images|figure +file|image +classes|passed|wrote)"
 )
 
 

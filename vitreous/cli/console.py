@@ -7,16 +7,18 @@ import io
 import json
 import os
 import re
+import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TextIO
 
 from vitreous.errors import Interrupted, VitreousError
-from vitreous.progress import ProgressDisplay, get_file_descriptor, is_main_process, write_line
+from vitreous.progress import ProgressDisplay, get_file_descriptor, is_main_process, is_terminal, write_line
 from vitreous.tasks.metrics import METRICS, Metric
 
 NUMBER_CELL = re.compile(r"-|-*[\d,.]*\d[\d,.]*[%GM]*")  # a cell of a numeric column, which is right-aligned
+MIN_TEXT_COLUMN = 12  # characters to which a text column of a table may be shortened in a narrow terminal
 ENCODING_ERROR_HANDLER = "vitreous.replace"  # name under which `replace_character` is registered
 ASCII_REPLACEMENTS = {"…": "...", "–": "-", "—": "-", "×": "x", "→": "->", "·": "*"}
 BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
@@ -115,13 +117,19 @@ class Console(ProgressDisplay):
             write_line(format_json_line(document), self.document_to)
 
     def table(self, header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-        """Print a table with a header line. Numeric columns are right-aligned; None is printed as `-`."""
+        """Print a table with a header line. Numeric columns are right-aligned; None is printed as `-`. In a terminal,
+        the widest text columns are shortened to its width."""
         cells = [list(header), *(["-" if cell is None else str(cell) for cell in row] for row in rows)]
-        columns = []
-        for texts in zip(*cells, strict=True):
-            width, is_numeric = max(map(len, texts)), all(NUMBER_CELL.fullmatch(text) for text in texts[1:])
-            columns.append([text.rjust(width) if is_numeric else text.ljust(width) for text in texts])
-        for line in zip(*columns, strict=True):
+        columns = [list(texts) for texts in zip(*cells, strict=True)]
+        widths = [max(map(len, texts)) for texts in columns]
+        is_numeric = [all(NUMBER_CELL.fullmatch(text) for text in texts[1:]) for texts in columns]
+        if self.document_to is None and is_terminal(sys.stdout):
+            widths = shorten_columns(widths, is_numeric, shutil.get_terminal_size().columns)
+        aligned = [
+            [text.rjust(width) if numeric else shorten_text(text, width).ljust(width) for text in texts]
+            for texts, width, numeric in zip(columns, widths, is_numeric, strict=True)
+        ]
+        for line in zip(*aligned, strict=True):
             self.print_line("  ".join(line).rstrip())
 
     def error(self, error: VitreousError) -> None:
@@ -129,6 +137,24 @@ class Console(ProgressDisplay):
         self.close()
         prefix = "" if isinstance(error, Interrupted) else "error: "
         write_line(f"{prefix}{error.message}" + (f"\n  {error.hint}" if error.hint else ""), sys.stderr)
+
+
+def shorten_columns(widths: Sequence[int], is_numeric: Sequence[bool], columns: int) -> list[int]:
+    """Return the widths of the columns of a table such that lines with two spaces between columns have at most
+    `columns` characters. Only the widest text columns are shortened, to no less than `MIN_TEXT_COLUMN`."""
+    widths = list(widths)
+    while sum(widths) + 2 * (len(widths) - 1) > columns:
+        candidates = [index for index, numeric in enumerate(is_numeric) if not numeric and index]
+        widest = max(candidates, key=lambda index: widths[index], default=0)
+        if widths[widest] <= MIN_TEXT_COLUMN:
+            break
+        widths[widest] -= 1
+    return widths
+
+
+def shorten_text(text: str, width: int) -> str:
+    """Shorten a text to `width` characters, of which the last is `…`."""
+    return text if len(text) <= width else f"{text[: width - 1].rstrip()}…"
 
 
 def format_split_metrics(name: str, summary: Mapping[str, Any] | None) -> str:

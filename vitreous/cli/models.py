@@ -16,6 +16,7 @@ class Options:
 
     Example: vitreous models 'ViT-*' --image-size 384
     Example: vitreous models 'dino*' --weights
+    Example: vitreous models --weights --max-parameters 30
     """
 
     pattern: Positional[str] = "*"
@@ -26,45 +27,28 @@ class Options:
     """Image size in pixels (default: the multiple of the patch size nearest 224)."""
     num_classes: int | None = None
     """Classes of the head (default: as in the model name, 1000 for most)."""
+    max_parameters: float | None = None
+    """List models of at most this number of parameters only, in millions."""
+    max_gflops: float | None = None
+    """List models of at most this number of GFLOPs per image only."""
 
 
 def run(options: Options, console: Console) -> dict[str, Any]:
-    """Print the table of models, or of published weights. Raises UsageError if no name matches the pattern."""
+    """Print the table of models, or of published weights. Raises UsageError if no model matches the options."""
     if options.weights:
         return list_published_weights(options, console)
-    import math
-    from contextlib import suppress
-    from fnmatch import fnmatchcase
+    from vitreous.errors import UsageError
 
-    from vitreous.errors import UsageError, suggest_nearest
-    from vitreous.models.names import MODEL_NAMES, config_from_name
-    from vitreous.models.zoo import build_without_init
-    from vitreous.nn.sizes import format_size
-
-    names = [name for name in MODEL_NAMES if fnmatchcase(name.lower(), options.pattern.lower())]
-    if not names and not set("*?[") & set(options.pattern):  # a custom size, such as ViT-128x6/4
-        with suppress(UsageError):
-            config_from_name(options.pattern, options.image_size)
-            names = [options.pattern]
-    if not names:
-        message = f"unknown model {options.pattern}"
-        raise UsageError(message, suggest_nearest(options.pattern, MODEL_NAMES) or "try `vitreous models`")
-    models = []
+    names, models = list_model_names(options), []
     for name in names:
         try:
-            config = config_from_name(name, options.image_size)
-            if options.num_classes is not None:
-                config = config.with_options(classes=options.num_classes)
-            num_parameters = sum(p.numel() for p in build_without_init(config).parameters())
+            models.append(describe_model(name, options))
         except UsageError as error:
             if len(names) == 1:
                 raise
             console.note(f"{name} skipped: {error.message}")
-            continue
-        num_activations = config.count_activations()
-        model = {"name": name, "image_size": format_size(config.image), "parameters": num_parameters}
-        model |= {"tokens": config.prefix + math.prod(config.grid), "gflops": round(2 * config.macs() / 1e9, 3)}
-        models.append(model | {"activation_bytes_bf16": None if num_activations is None else 2 * num_activations})
+    models = [model for model in models if is_within_limits(model, options)]
+    check_any_listed(models, options)
     cells = []
     for name, image, num_parameters, tokens, gflops, size in (model.values() for model in models):
         cells.append(
@@ -80,10 +64,70 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     return {"models": models}
 
 
+def list_model_names(options: Options) -> list[str]:
+    """Return the names of models that match the pattern, or the name of a custom size. Raises UsageError if there are
+    none."""
+    from contextlib import suppress
+    from fnmatch import fnmatchcase
+
+    from vitreous.errors import UsageError, suggest_nearest
+    from vitreous.models.names import MODEL_NAMES, config_from_name
+
+    names = [name for name in MODEL_NAMES if fnmatchcase(name.lower(), options.pattern.lower())]
+    if not names and not set("*?[") & set(options.pattern):  # a custom size, such as ViT-128x6/4
+        with suppress(UsageError):
+            config_from_name(options.pattern, options.image_size)
+            names = [options.pattern]
+    if not names:
+        message = f"unknown model {options.pattern}"
+        raise UsageError(message, suggest_nearest(options.pattern, MODEL_NAMES) or "try `vitreous models`")
+    return names
+
+
+def describe_model(name: str, options: Options) -> dict[str, Any]:
+    """Return the document of a model: parameters, tokens, compute and memory. Raises UsageError for an image size that
+    the model does not support."""
+    import math
+
+    from vitreous.models.names import config_from_name
+    from vitreous.models.zoo import build_without_init
+    from vitreous.nn.sizes import format_size
+
+    config = config_from_name(name, options.image_size)
+    if options.num_classes is not None:
+        config = config.with_options(classes=options.num_classes)
+    num_activations = config.count_activations()
+    return {
+        "name": name,
+        "image_size": format_size(config.image),
+        "parameters": sum(p.numel() for p in build_without_init(config).parameters()),
+        "tokens": config.prefix + math.prod(config.grid),
+        "gflops": round(2 * config.macs() / 1e9, 3),
+        "activation_bytes_bf16": None if num_activations is None else 2 * num_activations,
+    }
+
+
+def is_within_limits(model: dict[str, Any], options: Options) -> bool:
+    """Return whether the document of a model has at most `max_parameters` and `max_gflops`."""
+    return (options.max_parameters is None or model["parameters"] <= 1e6 * options.max_parameters) and (
+        options.max_gflops is None or model["gflops"] <= options.max_gflops
+    )
+
+
+def check_any_listed(entries: list[Any], options: Options) -> None:
+    """Raise UsageError if no model or weights match the pattern and the limits."""
+    from vitreous.errors import UsageError
+
+    if not entries:
+        limits = {"--max-parameters": options.max_parameters, "--max-gflops": options.max_gflops}
+        given = " ".join(f"{name} {limit:g}" for name, limit in limits.items() if limit is not None)
+        raise UsageError(f"no model that matches {options.pattern} is within {given}", "raise the limits")
+
+
 def list_published_weights(options: Options, console: Console) -> dict[str, Any]:
-    """Print the published weights that match the pattern. Raises UsageError if there are none, and for an option that
+    """Print the published weights that match the options. Raises UsageError if there are none, and for an option that
     applies to models only."""
-    from dataclasses import asdict
+    from dataclasses import asdict, replace
 
     from vitreous.errors import UsageError
     from vitreous.weights.published import select_published_weights
@@ -92,21 +136,16 @@ def list_published_weights(options: Options, console: Console) -> dict[str, Any]
         if getattr(options, name) is not None:
             message = f"--{name.replace('_', '-')} applies to models, not to --weights"
             raise UsageError(message, "remove one of them")
-    published = select_published_weights(options.pattern)
-    cells = []
-    for weights in published:
+    listed, cells = [], []
+    for weights in select_published_weights(options.pattern):
+        model = describe_model(weights.model, replace(options, image_size=weights.image_size))
+        if not is_within_limits(model, options):
+            continue
+        listed.append(asdict(weights) | {"parameters": model["parameters"], "gflops": model["gflops"]})
         accuracy = None if weights.accuracy is None else f"{weights.accuracy:.1%} {weights.accuracy_note}"
-        cells.append(
-            [
-                weights.name,
-                weights.model,
-                weights.image_size,
-                weights.licence,
-                weights.digest.partition(":")[0] or None,
-                accuracy,
-            ]
-        )
-    console.table(["weights", "model", "image", "licence", "digest", "published on ImageNet"], cells)
-    console.print_line("digest: checksum that verifies the download; if none is published, only the size is verified.")
-    console.print_line("--json also prints the URLs, and the sources of the metrics.")
-    return {"weights": [asdict(weights) for weights in published]}
+        size = [f"{model['parameters'] / 1e6:.1f}", f"{model['gflops']:.1f}"]
+        cells.append([weights.name, weights.model, weights.image_size, *size, weights.licence, accuracy])
+    check_any_listed(listed, options)
+    console.table(["weights", "model", "image", "M params", "GFLOPs", "licence", "published on ImageNet"], cells)
+    console.print_line("M params: millions of parameters. --json also prints URLs, checksums and sources.")
+    return {"weights": listed}

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from tyro.conf import Positional
 
 from vitreous.cli.console import Console
-from vitreous.tasks.metrics import get_metric_label
 
 if TYPE_CHECKING:
     from vitreous.recipes.recipe import Recipe
@@ -24,8 +23,15 @@ UNUSED_OPTIMIZER_FIELDS = {
     "sgd": ("matrix_lr", "betas", "eps"),
     "muon": ("momentum",),
 }
-#: label unit of the objective -> metric of published results
-LEADING_METRICS = {"": "top1", "classes": "miou", "objects": "ap"}
+#: task of recipes -> title of its table, and the label of published results
+TASK_TITLES = {
+    "classification": ("Classification", "top-1"),
+    "pretraining": ("Pre-training without labels", "top-1"),
+    "segmentation": ("Semantic segmentation", "mIoU"),
+    "detection": ("Object detection and instance segmentation", "AP"),
+    "regression": ("Regression", "R2"),
+    "generation": ("Image and video generation", "FID"),
+}
 #: field of a schedule -> the decay that uses it
 DECAY_FIELDS = {"milestones": "steps", "timescale": "rsqrt"}
 
@@ -35,16 +41,23 @@ class Options:
     """List the recipes of `vitreous train --recipe NAME`, or show one: hyperparameters, command and published results.
 
     Example: vitreous recipes 'finetune-*'
+    Example: vitreous recipes --task segmentation
     """
 
     pattern: Positional[str] = "*"
     """Recipe name, or a pattern with * and ?."""
+    task: Literal["classification", "pretraining", "segmentation", "detection", "regression", "generation"] | None = (
+        None
+    )
+    """List the recipes of one task only."""
 
 
 def run(options: Options, console: Console) -> dict[str, Any]:
-    """Print the table of recipes, or one recipe. Raises UsageError if no name matches the pattern."""
+    """Print a table of recipes for each task, or one recipe. Raises UsageError if no name matches the pattern and the
+    task."""
     from fnmatch import fnmatchcase
 
+    from vitreous.errors import UsageError
     from vitreous.recipes.names import RECIPE_NAMES, check_recipe_name
 
     names = [name for name in RECIPE_NAMES if fnmatchcase(name, options.pattern.lower())]
@@ -54,25 +67,25 @@ def run(options: Options, console: Console) -> dict[str, Any]:
         return print_recipe(names[0], console)
     from vitreous.recipes.registry import RECIPES, build_example_run
 
+    if options.task:
+        names = [name for name in names if RECIPES[name].task == options.task]
+    if not names:
+        message = f"no recipe for {options.task} matches {options.pattern}"
+        raise UsageError(message, f"list them all: vitreous recipes --task {options.task}")
     recipes = [describe_recipe(RECIPES[name], build_example_run(name)) for name in names]
-    console.table(
-        ["name", "for", "source", "batch", "length", "lr"],
-        [
-            [
-                recipe["name"],
-                recipe["description"],
-                recipe["source"],
-                recipe["batch_size"],
-                format_length(recipe),
-                f"{recipe['lr']:g}",
-            ]
-            for recipe in recipes
-        ],
-    )
-    console.print_line(
-        "`vitreous recipes NAME` prints all hyperparameters; set any of them: --lr, --optimizer.betas 0.9 0.95."
-    )
+    for task, (title, _) in TASK_TITLES.items():
+        if rows := [recipe for recipe in recipes if recipe["task"] == task]:
+            console.print_line(f"{title}\n")
+            console.table(["name", "for", "length", "batch", "lr", "source"], map(list_recipe_cells, rows))
+            console.print_line()
+    console.print_line("`vitreous recipes NAME` prints hyperparameters and published results of a recipe.")
     return {"recipes": recipes}
+
+
+def list_recipe_cells(recipe: dict[str, Any]) -> list[Any]:
+    """Return the cells of a recipe summary in the table of recipes."""
+    length, lr = format_length(recipe), f"{recipe['lr']:g}"
+    return [recipe["name"], recipe["description"], length, recipe["batch_size"], lr, recipe["source"]]
 
 
 def describe_recipe(recipe: Recipe, run: Run) -> dict[str, Any]:
@@ -80,6 +93,7 @@ def describe_recipe(recipe: Recipe, run: Run) -> dict[str, Any]:
     dataset."""
     return {
         "name": recipe.name,
+        "task": recipe.task,
         "description": recipe.about,
         "source": recipe.source,
         "data": recipe.data,
@@ -142,9 +156,7 @@ def print_recipe(name: str, console: Console) -> dict[str, Any]:
     )
     if recipe.published:
         console.print_line("\npublished results, not measured here:")
-        console.table(
-            ["model", "data", get_metric_label(LEADING_METRICS[recipe.objective.annotated])], recipe.published
-        )
+        console.table(["model", "data", TASK_TITLES[recipe.task][1]], recipe.published)
     published = [{"model": model, "data": data, "result": result} for model, data, result in recipe.published]
     variants = [
         {

@@ -54,23 +54,29 @@ def run(options: Options, console: Console) -> dict[str, Any]:
             console.print_line(format_split_metrics(name, summary[key]))
     for line in format_checkpoint_selection(summary):
         console.print_line(line)
-    minutes = summary["wall_seconds"] / 60
-    console.print_line(
-        f"{summary['model']}, {summary['parameters']:,} parameters, trained in {minutes:.1f} minutes: {summary['run']}"
-    )
-    console.print_line(f"next: {get_next_command(summary['run'])}, or read {summary['run']}/report.html")
+    rows = [
+        ("model", f"{summary['model']}, {summary['parameters']:,} parameters"),
+        ("time", f"{summary['wall_seconds'] / 60:.1f} minutes"),
+        ("report", f"{summary['run']}/report.html"),
+    ]
+    next_commands = list_next_commands(summary["run"])
+    rows += zip(["next", *[""] * (len(next_commands) - 1)], next_commands, strict=True)
+    for name, text in rows:
+        console.print_line(f"{name:9}  {text}")
     return summary
 
 
-def get_next_command(run: str) -> str:
-    """Return an example command that uses the trained model of a run."""
+def list_next_commands(run: str) -> list[str]:
+    """Return example commands that use the trained model of a run; `serve` if the model takes images."""
     from pathlib import Path
 
     from vitreous.inference.open_model import read_task_type
     from vitreous.training.folder import RunFolder
 
     folder = RunFolder(Path(run))
-    return read_task_type(run).example_command(run, folder.config.is_file() and folder.run().preprocess.is_animated)
+    preprocess = folder.run().preprocess if folder.config.is_file() else None
+    example = read_task_type(run).example_command(run, preprocess is not None and preprocess.is_animated)
+    return [example] + [f"vitreous serve {run}"] * (preprocess is not None and preprocess.is_browsable)
 
 
 def print_header(run: Run, data: Data, console: Console) -> None:

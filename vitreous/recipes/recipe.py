@@ -19,6 +19,7 @@ from vitreous.errors import UsageError
 from vitreous.models.config import ModelConfig, replace_known_fields
 from vitreous.models.names import config_from_name
 from vitreous.objectives.base import ObjectiveConfig
+from vitreous.objectives.regression import RegressionConfig
 from vitreous.objectives.supervised import SupervisedConfig
 from vitreous.recipes.options import TrainOptions
 from vitreous.training.run import OptimizerConfig, Run
@@ -167,6 +168,17 @@ class Recipe:
         """The description of the recipe: the docstring of `make`, with its settings, differences from the publication,
         and command."""
         return (getdoc(self.make) or "").replace("NAME", self.name)
+
+    @property
+    def task(self) -> str:
+        """The task of the recipe, a key of `TASK_TITLES` of the command line."""
+        if self.objective.annotated:
+            return {"classes": "segmentation", "objects": "detection"}[self.objective.annotated]
+        if self.objective.generates:
+            return "generation"
+        if issubclass(self.objective, RegressionConfig):
+            return "regression"
+        return "classification" if self.objective.labelled else "pretraining"
 
     @property
     def is_for_clips(self) -> bool:
