@@ -97,7 +97,10 @@ def test_split_names_of_yolo_keys_and_folders(tmp_path):
         (tmp_path / "labels" / split / "0.txt").write_text("0 0.5 0.5 0.2 0.2\n")
     assert get_split_sizes(tmp_path) == {"train": 1, "test": 1}
     (tmp_path / "data.yaml").write_text("names: [ant]\nTrain: images/Training\nVALIDATION: images/Testing\n")
-    assert get_split_sizes(tmp_path) == {"train": 1, "val": 1}
+    assert get_split_sizes(tmp_path) == get_split_sizes(tmp_path / "data.yaml") == {"train": 1, "val": 1}
+    (tmp_path / "ants.yaml").write_text("names: [ant]\ntrain: images/Training\n")
+    with pytest.raises(DataError, match=r"ants.yaml is not a dataset"):
+        open_data(tmp_path / "ants.yaml")
     (tmp_path / "data.yaml").write_text("names: [ant]\ntrain: images/Training\nval: images/Testing\nvalid: images\n")
     with pytest.raises(DataError, match="two val splits, val and valid"):
         open_data(tmp_path)

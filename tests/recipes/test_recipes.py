@@ -851,7 +851,9 @@ def test_recipes_command_lists_and_describes_recipes(capsys):
         and "94.43 %" in text
         and "10% of the training images held out" in text
     )
-    assert len(run_and_capture(capsys, "recipes", "finetune-*")[0].splitlines()) == 12  # title, header, seven recipes, a hint, and blank lines
+    assert (
+        len(run_and_capture(capsys, "recipes", "finetune-*")[0].splitlines()) == 12
+    )  # title, header, seven recipes, a hint, and blank lines
     with pytest.raises(UsageError, match="did you mean finetune-pets"):
         run_command(["recipes", "finetune-pet"])
 

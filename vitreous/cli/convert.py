@@ -27,7 +27,7 @@ class Options(WeightsOptions):
     """File or folder to create."""
     to: str = "bundle"
     """Format: bundle, huggingface, timm, google-npz, linen-npz, big-vision-npz, bit-npz, torchvision, dinov2, clip,
-    sam, swin or videomae. Formats that keep the decoder or heads for further pre-training: bundle, mae,
+    sam, swin, videomae, dit or diffusers. Formats that keep the decoder or heads for further pre-training: bundle, mae,
     huggingface-mae, videomae-pretraining, huggingface-videomae, dino or dinov2-teacher."""
     image_size: Annotated[tuple[int, ...] | None, arg(metavar="PIXELS...")] = None
     """New image size in pixels: one number, height and width, or frames, height and width; position embeddings are

@@ -26,7 +26,7 @@ class Options:
     data: Annotated[Positional[str], arg(metavar="DATA")]
     """A dataset as for `vitreous train`, or a folder of images; its test split is not searched."""
     out: Annotated[str, arg(metavar="LIST.csv")]
-    """Output list with the columns path, copy_of, reason, score."""
+    """Output list with the columns path, duplicate_of, reason, score."""
     against: Annotated[tuple[str, ...], arg(metavar="DATA...")] = ()
     """Datasets to compare with."""
     against_split: Literal["auto", "train", "val", "test", "all"] = "auto"

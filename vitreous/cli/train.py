@@ -111,6 +111,8 @@ def print_header(run: Run, data: Data, console: Console) -> None:
         "precision": run.precision,
         "steps": f"{run.steps:,} of {batch} {noun}, {run.epochs:g} epochs",
     }
+    if not run.data.outputs:
+        del lines["classes"]
     for name, text in lines.items():
         console.line(f"{name:9}  {text}")
 

@@ -16,7 +16,7 @@ from vitreous.data.annotations.panoptic import is_panoptic, open_panoptic
 from vitreous.data.annotations.unread import find_unused_annotations
 from vitreous.data.annotations.voc import is_voc, open_voc
 from vitreous.data.annotations.volumes import has_volume_masks, open_volume_masks
-from vitreous.data.annotations.yolo import has_config, is_yolo, open_yolo
+from vitreous.data.annotations.yolo import CONFIG_FILES, has_config, is_yolo, open_yolo
 from vitreous.data.grouping import split_by_groups
 from vitreous.data.layouts.arrow import is_parquet_source, open_hub_data, open_parquet_data
 from vitreous.data.layouts.folder import FOLDER_LAYOUT_HINT, iterate_images, list_images, open_image_folder
@@ -31,7 +31,7 @@ from vitreous.data.layouts.video import frames_note, has_clips, has_only_clips, 
 from vitreous.data.modalities.table import MODALITIES
 from vitreous.data.split import Data, FileSplit, create_empty_labels
 from vitreous.data.values import with_targets
-from vitreous.errors import DataError, UsageError, escape_unprintable, suggest_nearest
+from vitreous.errors import DataError, UsageError, VitreousError, escape_unprintable, suggest_nearest
 
 MAX_SEARCHED_FOLDERS = 20  # maximum folders to search for a dataset
 MAX_TABLE_HEADER_CHARS = 10_000  # maximum length of a table's first line
@@ -61,6 +61,7 @@ def open_data(
 
     - `digits`, `hf:org/name` or `torchvision:CIFAR10`
     - a folder with splits, with classes or with images, a folder of ImageNet, or one with image lists as in VTAB-1k
+    - a folder of a YOLO dataset, or its `data.yaml`
     - a CSV file, Parquet files, or a pack of `vitreous data pack`
     - WebDataset archives: a folder, a file, or a pattern such as `x-{000..127}.tar`
 
@@ -262,6 +263,8 @@ def open_by_layout(
             open_hub_data(name, split_seed, targets) if name.startswith("hf:") else open_torchvision(name, split_seed)
         )
     path = Path(name)
+    if path.name in CONFIG_FILES and path.is_file():
+        path = path.parent
     if axes not in (None, 1, 2, 3):
         raise UsageError(f"--axes {axes} is not 1, 2 or 3", "use 1 for signals, 2 for images, 3 for volumes")
     requested_modality = next((m for m in MODALITIES.values() if axes is not None and m.array_axes == axes), None)
@@ -306,13 +309,20 @@ def open_by_layout(
         if is_box_table(path):
             return open_box_table(path, split_seed)
         return open_table(path, split_seed, group_by, axes, targets)
+    raise make_source_error(path)
+
+
+def make_source_error(path: Path) -> VitreousError:
+    """Make the error for a source that no layout matches: a file of another type, or a name that does not exist."""
+    name = str(path)
+    if path.suffix.lower() in (".yaml", ".yml") and path.is_file():
+        hint = f"rename the description of a YOLO dataset to {CONFIG_FILES[0]}"
+        return DataError(f"{escape_unprintable(path)} is not a dataset", hint)
     if path.exists():
-        raise DataError(f"{escape_unprintable(path)} is a file, not a dataset", FOLDER_LAYOUT_HINT)
+        return DataError(f"{escape_unprintable(path)} is a file, not a dataset", FOLDER_LAYOUT_HINT)
     if "/" not in name and os.sep not in name and suggest_nearest(name, ["digits"]):
-        raise DataError(f"no folder or dataset named {escape_unprintable(name)}", suggest_nearest(name, ["digits"]))
+        return DataError(f"no folder or dataset named {escape_unprintable(name)}", suggest_nearest(name, ["digits"]))
     if ":" in name:
-        raise UsageError(f"data source {name} is not supported yet", FOLDER_LAYOUT_HINT)
-    raise DataError(
-        f"no such {'file' if path.suffix.lower() == '.csv' else 'folder'}: {escape_unprintable(path)}",
-        FOLDER_LAYOUT_HINT,
-    )
+        return UsageError(f"data source {name} is not supported yet", FOLDER_LAYOUT_HINT)
+    kind = "file" if path.suffix.lower() == ".csv" else "folder"
+    return DataError(f"no such {kind}: {escape_unprintable(path)}", FOLDER_LAYOUT_HINT)

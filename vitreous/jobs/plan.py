@@ -14,6 +14,7 @@ from vitreous.data.split import Data
 from vitreous.errors import DataError, UsageError
 from vitreous.jobs.data import prepare_data
 from vitreous.models.names import config_from_name
+from vitreous.models.zoo import build_without_init
 from vitreous.progress import ProgressListener
 from vitreous.recipes.derive import apply_train_options
 from vitreous.recipes.options import TrainOptions
@@ -112,6 +113,7 @@ def plan_run(
     dataset, run, inputs = prepare_data(dataset or options.data, config_run, options, listener)
     if config_run is None and should_keep_best(run, inputs, options):
         run = replace(run, keep_best=True)
+    build_without_init(run.model)  # rejects sizes that the layers do not support, before a folder is created
     out = (
         Path(options.out)
         if options.out

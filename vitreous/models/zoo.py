@@ -17,8 +17,14 @@ Model = VisionModel[Any]
 
 
 def build_model(config: ModelConfig) -> Any:
-    """Build a randomly initialised model of the config's family."""
-    return config.model_class()(config)
+    """Build a randomly initialised model of the config's family. Raises UsageError for sizes that its layers do not
+    support."""
+    try:
+        return config.model_class()(config)
+    except ValueError as error:
+        raise UsageError(
+            f"{config.name()} cannot be built: {error}", "change the width, the heads or this option"
+        ) from None
 
 
 def create_untrained_model(

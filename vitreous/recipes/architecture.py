@@ -117,6 +117,8 @@ def choose_array_architecture(
     axes, noun = len(dataset_info.size), dataset_info.template.noun
     if recipe is not None and recipe.solid is None and recipe.name not in DEFAULT_RECIPE_NAMES:
         hint = "use --recipe segment" if recipe.objective.annotated else "leave --recipe out"
+        if recipe.task == "regression":
+            hint = f"use classes as labels: regression of {noun} is not supported"
         raise UsageError(f"{recipe.name} is for images, but the data are {noun}", hint)
     if start is not None:
         return adapt_pretrained_config(options, classes, start)

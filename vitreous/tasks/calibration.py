@@ -63,7 +63,6 @@ def check_abstain(threshold: float | None) -> None:
 
 CALIBRATION_BINS = 15  # confidence bins of equal width
 MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-3, 1e3  # search range of the temperature
-UNCHANGED_MODEL_HINT = "use more images, or harder ones; the model was not changed"
 RISK_CURVE_POINTS = 100  # maximum number of points of the risk-coverage curve in an evaluation document
 
 
@@ -171,10 +170,12 @@ def fit_temperature(logits: np.ndarray, labels: np.ndarray) -> float:
     low, high = math.log(1 / MAX_TEMPERATURE), math.log(1 / MIN_TEMPERATURE)
     if compute_nll_slope(high) <= 0:
         problem = "cannot fit a temperature"
-        raise DataError(f"{problem}: all {len(labels)} images are predicted correctly", UNCHANGED_MODEL_HINT)
+        raise DataError(
+            f"{problem}: all {len(labels)} images are predicted correctly", "use more images; the model was not changed"
+        )
     if compute_nll_slope(low) >= 0:
         problem = f"the predictions for the {len(labels)} images are no better than chance"
-        raise DataError(f"cannot fit a temperature: {problem}", UNCHANGED_MODEL_HINT)
+        raise DataError(f"cannot fit a temperature: {problem}", "train the model longer; the model was not changed")
     return math.exp(-scipy.optimize.brentq(compute_nll_slope, low, high, xtol=1e-13))
 
 

@@ -19,8 +19,11 @@ from tests.inference.server_client import (
     save_bundle,
     wait_until,
 )
+from vitreous.apps.server.responses import Refusal
 from vitreous.apps.server.server import serve_in_thread
 from vitreous.apps.server.settings import AccessControl, ServerLimits, ServerSettings
+from vitreous.apps.server.start import parse_server_options
+from vitreous.cli.serve import Options as ServeOptions
 from vitreous.inference.predict import load
 
 #: image endings that make a decoding process fail in different ways
@@ -444,6 +447,19 @@ def parse_readiness(response: bytes) -> tuple[int, str]:
     """Return status and text of /readyz."""
     head, _, body = response.partition(b"\r\n\r\n")
     return int(head.split()[1]), json.loads(body)["status"]
+
+
+def test_all_interfaces_accept_addresses_and_listed_names():
+    options = ServeOptions(run="runs/pets", host="0.0.0.0", public=True, host_name=("models.example.org",))
+    access, token = parse_server_options(options)[0].access, parse_server_options(options)[1]
+    for host in ("192.168.1.20:8000", "[fe80::1]:8000", "models.example.org", "localhost:8000"):
+        access.check({b"host": host.encode()}, needs_token=False)
+    for host in ("evil.example", "192.168.1.20.evil.example", "fe80::1", "[192.168.1.20]", "1.2.3"):
+        with pytest.raises(Refusal, match="unknown host name"):
+            access.check({b"host": host.encode()}, needs_token=False)
+    with pytest.raises(Refusal, match="unknown host name"):
+        AccessControl().check({b"host": b"192.168.1.20"}, needs_token=False)
+    assert token
 
 
 def test_requests_without_the_token_are_rejected(predictor):

@@ -17,7 +17,7 @@ import pytest
 from tests.conftest import parse_json_output, run_command
 from tests.training.process_jobs import free_port
 
-WORKER_TITLE = b"ray::train_remotely"
+WORKER_TITLE = b"ray::run_remote_trial"
 STUDY_ARGUMENTS = (
     "study",
     "positions",

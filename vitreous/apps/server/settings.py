@@ -6,6 +6,7 @@ It does not import Starlette, so that options can be checked without the extra `
 from __future__ import annotations
 
 import hmac
+import ipaddress
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
 
@@ -49,10 +50,15 @@ class ServerLimits:
 
 @dataclass(frozen=True)
 class AccessControl:
-    """The host names under which the server may be requested, and the required token, if any."""
+    """The host names under which the server may be requested, and the required token, if any.
+
+    `accepts_addresses`: whether IP addresses are accepted as hosts too. They are safe: a foreign page can bind only a
+    host name to the address of this server (DNS rebinding).
+    """
 
     hosts: frozenset[str] = frozenset(LOCAL_HOSTS)
     token: bytes | None = None
+    accepts_addresses: bool = False
 
     def check(self, headers: Mapping[bytes, bytes], needs_token: bool) -> None:
         """Check host, origin and token of a request. Raises Refusal: 400 without a Host header, 403 for an unknown host
@@ -60,7 +66,8 @@ class AccessControl:
         host = headers.get(b"host", b"").decode("latin-1").lower()
         if not host:
             raise Refusal(400, "bad_request", "no Host header", "use an HTTP library")
-        if strip_port(host) not in self.hosts:
+        name = strip_port(host)
+        if name not in self.hosts and not (self.accepts_addresses and is_ip_address(name)):
             hint = f"use {', '.join(sorted(self.hosts))}, or start the server with --host-name"
             raise Refusal(403, "forbidden_host", f"unknown host name {shorten_text(host)}", hint)
         origin = headers.get(b"origin", b"").decode("latin-1")
@@ -74,6 +81,15 @@ class AccessControl:
         if not hmac.compare_digest(token.strip(), self.token) or scheme.lower() != b"bearer":
             challenge, hint = {"www-authenticate": "Bearer"}, "send Authorization: Bearer TOKEN"
             raise Refusal(401, "unauthorised", "the token is missing or wrong", hint, headers=challenge)
+
+
+def is_ip_address(host: str) -> bool:
+    """Return whether a host is an IPv4 address, or an IPv6 address in brackets."""
+    try:
+        address = ipaddress.ip_address(host.removeprefix("[").removesuffix("]"))
+    except ValueError:
+        return False
+    return (address.version == 6) == host.startswith("[")
 
 
 def strip_port(host: str) -> str:

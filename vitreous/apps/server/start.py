@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from vitreous.inference.options import InferenceOptions
 
 LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "::1")
+ALL_INTERFACES = ("0.0.0.0", "::")
 ROOT_PATH_PATTERN = re.compile(r"(/[A-Za-z0-9._~-]+)+")
 MIN_TOKEN_LENGTH = 16  # minimum characters of a token
 
@@ -103,7 +104,7 @@ def parse_server_options(options: Any) -> tuple[ServerSettings, str]:
         queue=options.queue,
         in_flight_bytes=max(4 * options.max_bytes, 2**26),
     )
-    access = AccessControl(frozenset(hosts), token or None)
+    access = AccessControl(frozenset(hosts), token or None, accepts_addresses=host in ALL_INTERFACES)
     root = parse_root_path(options.root_path)
     settings = ServerSettings(
         options.host,

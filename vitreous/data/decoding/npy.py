@@ -93,7 +93,9 @@ def infer_image_axes(shape: tuple[int, ...], name: str) -> tuple[int, int, int]:
     elif len(shape) == 3 and shape[0] != shape[2] and min(shape[0], shape[2]) < shape[1]:
         axes = (0, 1, 2) if shape[0] < shape[2] else (2, 0, 1)
     else:
-        raise DataError(f"{name}: the channel axis of {shape} is ambiguous", NPY_SHAPES_HINT)
+        raise DataError(
+            f"{name}: the channel axis of {shape} is ambiguous", f"{NPY_SHAPES_HINT}; for volumes, add --axes 3"
+        )
     if not 0 < math.prod(shape) <= MAX_PIXELS or (len(shape) == 3 and shape[axes[0]] > MAX_BANDS):
         raise DataError(
             f"{name}: unsupported image shape {' x '.join(map(str, shape))}",
