@@ -205,5 +205,5 @@ assert "torch._dynamo" not in sys.modules
     "options", [{"attention": {"kind": "rotary"}}, {"positions": {"kind": "axes"}, "width": 65, "heads": 5}]
 )
 def test_sizes_that_layers_do_not_support_are_usage_errors(options):
-    with pytest.raises(UsageError, match="cannot be built: .*(channels per head|not divisible)"):
+    with pytest.raises(UsageError, match=r"cannot be built: .*(channels per head|not divisible)"):
         create_untrained_model("ViT-66x2/8", image_size=16, num_classes=2, **{"heads": 2} | options)
