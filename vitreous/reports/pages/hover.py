@@ -51,9 +51,9 @@ class HoverValues:
         for name, colour, points in self.series:
             finite = [point for point in points if math.isfinite(point.x) and math.isfinite(point.y)]
             stride = math.ceil(len(finite) / MAX_HOVER_POINTS) or 1
-            kept = finite[:-1:stride] + finite[-1:]
+            thinned = finite[:-1:stride] + finite[-1:]
             rows = []
-            for point in kept:
+            for point in thinned:
                 x, y = self.axes.transData.transform((point.x, point.y)) * 72 / figure.dpi
                 rows.append([round(float(x), 1), round(float(height - y), 1), point.title, point.value])
             series.append({"name": name, "colour": colour, "points": rows})
