@@ -126,7 +126,7 @@ class Console(ProgressDisplay):
         if self.document_to is None and is_terminal(sys.stdout):
             widths = shorten_columns(widths, is_numeric, shutil.get_terminal_size().columns)
         aligned = [
-            [text.rjust(width) if numeric else shorten_text(text, width).ljust(width) for text in texts]
+            [text.rjust(width) if numeric else truncate_cell(text, width).ljust(width) for text in texts]
             for texts, width, numeric in zip(columns, widths, is_numeric, strict=True)
         ]
         for line in zip(*aligned, strict=True):
@@ -152,7 +152,7 @@ def shorten_columns(widths: Sequence[int], is_numeric: Sequence[bool], columns: 
     return widths
 
 
-def shorten_text(text: str, width: int) -> str:
+def truncate_cell(text: str, width: int) -> str:
     """Shorten a text to `width` characters, of which the last is `…`."""
     return text if len(text) <= width else f"{text[: width - 1].rstrip()}…"
 
