@@ -75,6 +75,12 @@ def test_notebooks_are_stored_with_outputs(notebook):
     assert "/tmp/" not in text and "/home/" not in text
 
 
+def test_the_table_of_published_weights_is_current(monkeypatch):
+    monkeypatch.syspath_prepend(DOCS / "site")
+    page = importlib.import_module("weights_page")
+    assert page.PAGE.read_text("utf-8") == page.make_weights_page(), "run: python docs/site/weights_page.py"
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
