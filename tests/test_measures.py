@@ -23,7 +23,7 @@ def test_a_measure_does_not_rise(name):
 @pytest.mark.parametrize(("code", "count"), [
     ("x = 1 if data.multilabel else 2", 1), ('getattr(bundle.task, "masks", False)', 1), ("y = data.multilabel", 0),
     ("isinstance(task, Detection | Segmentation)", 1), ("isinstance(task, Model)", 0), ('task.name == "detection"', 1),
-    ('card.task.endpoint != "segment"', 1), ("row.name == name", 0), ("card.task.answers_at(name)", 0),
+    ('card.task.endpoint != "segment"', 1), ("row.name == name", 0), ("card.task.supports_endpoint(name)", 0),
 ])  # fmt: skip
 def test_task_conditions_are_counted(code, count):
     tree = ast.parse(code)

@@ -72,9 +72,9 @@ class TaggedUnion:
                 f"unknown {self.key} {name!r}",
                 suggest_nearest(str(name), self.table) or f"use one of {', '.join(self.table)}",
             )
-        return self.row(name or self.default or next(iter(self.table)))
+        return self.get_class(name or self.default or next(iter(self.table)))
 
-    def row(self, name: str) -> Any:
+    def get_class(self, name: str) -> Any:
         """Return the class with the tag `name`, imported if necessary."""
         entry = self.table[name]
         return import_object(entry) if isinstance(entry, str) else entry
@@ -401,7 +401,7 @@ def read_yaml(text: str) -> Any:
     import yaml
 
     if len(text) > MAX_YAML_CHARACTERS:
-        raise UsageError(f"a config of {len(text):,} characters exceeds the limit of {MAX_YAML_CHARACTERS:,}")
+        raise UsageError(f"{len(text):,} characters of YAML exceed {MAX_YAML_CHARACTERS:,}", "use a config file")
     try:
         # fast check: the exact one, scanning for tokens, takes as long as parsing
         may_have_aliases = "&" in text or "*" in text

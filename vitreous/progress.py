@@ -119,7 +119,7 @@ class ProgressDisplay:
         write_line(text, sys.stderr)
 
     def progress(self, label: str, done: int, total: int | None, text: str = "") -> None:
-        """Show the progress of `label`: a bar with the remaining time, or a plain line every few seconds.
+        """Show progress and remaining time: a bar in a terminal or notebook, else a plain line every few seconds.
 
         Without a total, only the number of steps done is shown.
         """

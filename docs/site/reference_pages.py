@@ -144,7 +144,7 @@ def list_config_sections(config_type: type[Any], path: str = "", variant: str = 
             path and name in ("encoder", "backbone")
         ):  # the config of a nested model, whose fields are already listed
             for choice in union.table:
-                yield from list_config_sections(union.row(choice), field_path, f"({union.key}: {choice})")
+                yield from list_config_sections(union.get_class(choice), field_path, f"({union.key}: {choice})")
         elif is_dataclass(hint) and isinstance(hint, type):
             yield from list_config_sections(hint, field_path, variant)
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.conftest import TINY_RUN, make_folder, parse_json_output, run_cli
 from vitreous.cli import train as verb
-from vitreous.cli.console import Console, format_split_metrics, readable_bytes
+from vitreous.cli.console import Console, format_byte_count, format_split_metrics
 from vitreous.jobs.train import train
 
 TINY_ARGUMENTS = [w for k, v in {**TINY_RUN, "epochs": 1}.items() for w in (f"--{k}", str(v))]
@@ -70,8 +70,8 @@ def test_a_dry_run_is_readable_and_shows_progress(photo_folder):
     ],
 )
 def test_bytes_are_readable(count, text):
-    assert readable_bytes(count) == text
-    assert readable_bytes(2**50) == "1024.0 TiB"
+    assert format_byte_count(count) == text
+    assert format_byte_count(2**50) == "1024.0 TiB"
 
 
 def test_a_run_resumes_without_a_data_argument(photo_folder, tmp_path, monkeypatch):

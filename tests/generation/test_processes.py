@@ -39,7 +39,7 @@ def make_fake_model(channels=3, share=1.0):
 
 
 def test_noise_schedule_constants_match_the_paper():
-    alphas = GaussianDiffusion(Diffusion()).alphas
+    alphas = GaussianDiffusion(Diffusion()).alphas_cumprod
     assert alphas[0].item() == pytest.approx(0.9999) and alphas[-1].item() == pytest.approx(4.0358e-5, rel=1e-4)
     cosine = compute_beta_schedule(Diffusion(betas="cosine"))
     assert cosine.max() == 0.999 and (cosine[1:] > cosine[:-1]).all()
@@ -55,7 +55,7 @@ def test_spaced_timesteps_keep_the_noise_levels():
     spaced = space_timesteps_evenly(1000, 250)
     assert spaced[:3] == [0, 4, 8] and spaced[-3:] == [991, 995, 999]
     full_process, spaced_process = GaussianDiffusion(Diffusion()), GaussianDiffusion(Diffusion(), spaced)
-    assert torch.allclose(torch.cumprod(1 - spaced_process.betas, 0), full_process.alphas[spaced], rtol=1e-12)
+    assert torch.allclose(torch.cumprod(1 - spaced_process.betas, 0), full_process.alphas_cumprod[spaced], rtol=1e-12)
     assert space_timesteps_by_stride(1000, 50) == list(range(0, 1000, 20))
 
 
@@ -95,7 +95,7 @@ def test_the_posterior_is_the_product_of_gaussians():
     """Eq. 7 from the product of two densities: precisions 1 / variance are added."""
     g = GaussianDiffusion(Diffusion())
     step = 500
-    a, previous_alpha, beta = g.alphas[step], g.previous_alphas[step], g.betas[step]
+    a, previous_alpha, beta = g.alphas_cumprod[step], g.previous_alphas_cumprod[step], g.betas[step]
     precision = (1 - beta) / beta + 1 / (1 - previous_alpha)
     assert g.variance[step].item() == pytest.approx(1 / precision.item())
     assert a.item() == pytest.approx((previous_alpha * (1 - beta)).item())
@@ -207,7 +207,7 @@ def test_a_perfect_model_recovers_the_image(name):
     def predict(noisy, time, done):
         if isinstance(process, Flow):
             return (image - noisy) / max(1 - time[0].item() / 1000, 1e-3) if time[0] < 1000 else image - noisy
-        alphas = GaussianDiffusion(process).alphas[time.long()].float().view(-1, 1, 1, 1)
+        alphas = GaussianDiffusion(process).alphas_cumprod[time.long()].float().view(-1, 1, 1, 1)
         return (noisy - alphas.sqrt() * image) / (1 - alphas).sqrt()
 
     draws = lambda step: draw_noise(100 + step)  # noqa: E731
@@ -220,7 +220,7 @@ def test_a_perfect_model_recovers_the_image(name):
 def test_one_step_returns_the_predicted_image(eta, channels):
     g, noisy, output = GaussianDiffusion(Diffusion(), [0]), draw_noise(0), draw_noise(1).repeat(1, channels // 3, 1, 1)
     (state,) = run_reverse_diffusion(g, lambda *calls: output, noisy, lambda step: draw_noise(2), eta)
-    image = (noisy - (1 - g.alphas[0]).sqrt() * output[:, :3]) / g.alphas[0].sqrt()
+    image = (noisy - (1 - g.alphas_cumprod[0]).sqrt() * output[:, :3]) / g.alphas_cumprod[0].sqrt()
     assert torch.allclose(state.noisy, image.float(), atol=1e-5) and torch.allclose(
         state.image, image.float(), atol=1e-5
     )

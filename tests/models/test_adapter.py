@@ -70,7 +70,7 @@ def test_parameter_counts_match_the_published_ones(size):
     )
     assert (total + config.backbone.width, prior, interactions) == PUBLISHED_PARAMETERS[size]
     assert config.name() == f"ViT-{size}/16 with an adapter"
-    assert config.groups == (3, 3, 3, 3) and config.strides == (4, 8, 16, 32)
+    assert config.blocks_per_interaction == (3, 3, 3, 3) and config.strides == (4, 8, 16, 32)
 
 
 @pytest.mark.parametrize("name", BACKBONES)

@@ -243,7 +243,7 @@ def test_patch_pixel_order_is_converted_from_the_authors_layout():
 
     config = replace(TINY_CONFIG, learned_variance=False)
     weights = torch.randn(12, 7)
-    (ours,) = CHANNELS_LAST.into([weights], config)
+    (ours,) = CHANNELS_LAST.to_native([weights], config)
     x = torch.randn(1, 4, 4, 7)
     theirs = (x @ weights.T).unflatten(-1, (2, 2, 3)).permute(0, 5, 1, 3, 2, 4).reshape(1, 3, 8, 8)
     assert torch.allclose(unpatchify(x @ ours.T, (2, 2)), theirs, atol=1e-5)

@@ -71,7 +71,7 @@ def build_random_swin(name):
 
 def with_norms(config):
     """Multiply-adds as Microsoft's `flops` counts them, with one multiplication per normalised value."""
-    grids, total = config.grids(config.image), config.macs()
+    grids, total = config.stage_grids(config.image), config.macs()
     total += math.prod(grids[0]) * config.width
     for stage, (grid, width) in enumerate(zip(grids, config.widths, strict=True)):
         merged = 4 * math.prod(grid) * width // 2 if stage else 0

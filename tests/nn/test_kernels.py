@@ -56,8 +56,8 @@ def test_layer_norm_accepts_strided_and_constant_inputs():
 @pytest.mark.parametrize("shape", [(1,), (15,), (16,), (17,), (3, 5, 7), (2, 197, 384)])
 def test_mixed_precision_sum_is_exact(shape):
     x, y = torch.randn(shape), torch.randn(shape).bfloat16()
-    assert torch.equal(kernels.add_bf16(x, y), x + y)
-    assert torch.equal(kernels.add_bf16(x.mT.contiguous().mT if x.dim() > 1 else x, y), x + y)
+    assert torch.equal(kernels.add_bf16_to_float32(x, y), x + y)
+    assert torch.equal(kernels.add_bf16_to_float32(x.mT.contiguous().mT if x.dim() > 1 else x, y), x + y)
 
 
 @needs_native_kernels
@@ -254,7 +254,7 @@ def test_vmap_export_and_tensor_subclasses_use_pytorch_operators():
 def test_missing_native_kernels_raise_a_clear_error(monkeypatch):
     monkeypatch.setattr(kernels, "load_native_library", lambda: NativeLibrary(None, False, "no C compiler"))
     with pytest.raises(RuntimeError, match="native kernels are not available: no C compiler"):
-        kernels.add_bf16(torch.zeros(1), torch.zeros(1).bfloat16())
+        kernels.add_bf16_to_float32(torch.zeros(1), torch.zeros(1).bfloat16())
 
 
 @needs_native_kernels

@@ -218,9 +218,9 @@ def test_an_idle_batch_contributes_nothing():
     objective.is_idle = True
     objective(batch)
     assert objective.outputs.abs().max() == 0
-    assert koleo_loss(torch.randn(3, 4), gather_single_process, idle=True) == 0
+    assert koleo_loss(torch.randn(3, 4), gather_single_process, is_idle=True) == 0
     reduced_values = []
-    sinkhorn_knopp(torch.randn(3, 5), lambda values: reduced_values.append(values) or values, idle=True)
+    sinkhorn_knopp(torch.randn(3, 5), lambda values: reduced_values.append(values) or values, is_idle=True)
     assert all(values.abs().max() == 0 for values in reduced_values)
 
 

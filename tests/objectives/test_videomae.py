@@ -83,7 +83,7 @@ def test_pretraining_parameter_counts_match_the_paper():
     counts = [sum(p.numel() for p in module.parameters()) for module in (objective, objective.model, objective.decoder)]
     between = 768 * 384 + 384  # the decoder's input layer and the mask token
     assert counts == [94_210_944, 86_227_200, 7_688_448 + between]
-    assert run.objective.visible(run.model.grid) == 160 and run.preprocess.stride == 4
+    assert run.objective.count_visible_patches(run.model.grid) == 160 and run.preprocess.stride == 4
     sizes = {size: build_example_run("videomae", f"VideoMAE-{size}/16x2").objective for size in "SLH"}
     assert [(c.decoder_width, c.decoder_heads) for c in sizes.values()] == [(192, 3), (512, 8), (640, 8)]
 

@@ -30,7 +30,7 @@ def list_field_types(path: str) -> list[set[Any]]:
     if not name:
         return [list_value_types(hints[head])]
     table = get_tagged_union(hints[head])
-    member_classes = [table.row(row_name) for row_name in table.table] if table else [hints[head]]
+    member_classes = [table.get_class(row_name) for row_name in table.table] if table else [hints[head]]
     member_classes = [
         getattr(member_class, "objective", member_class) if not dataclasses.is_dataclass(member_class) else member_class
         for member_class in member_classes

@@ -191,7 +191,7 @@ def test_inception_metrics_match_fid_and_adm(inception_weights, tmp_path):
     real = np.random.default_rng(0).integers(0, 256, (8, 8, 8, 3), dtype=np.uint8)
     network = InceptionSpace(str(inception_weights), "cpu")
     features = network.features(real)
-    assert [features[name].shape for name in ("rows", "spatial", "logits")] == [(8, 2048), (8, 2023), (8, 1008)]
+    assert [features[name].shape for name in ("features", "spatial", "logits")] == [(8, 2048), (8, 2023), (8, 1008)]
     np.savez(tmp_path / "real.npz", arr_0=real)
     arguments = ["--features", inception_weights, "--samples", "6", "--steps", "2", "--precision", "fp32", "--json"]
     document = json.loads(
@@ -205,7 +205,7 @@ def test_inception_metrics_match_fid_and_adm(inception_weights, tmp_path):
     assert (
         reference["fid"]
         == reference["frechet_distance"]
-        == pytest.approx(frechet_distance(features["rows"], ours["rows"]), rel=1e-2)
+        == pytest.approx(frechet_distance(features["features"], ours["features"]), rel=1e-2)
     )
     assert reference["sfid"] == pytest.approx(frechet_distance(features["spatial"], ours["spatial"]), rel=1e-2)
     theirs = isc_features_to_metric(torch.from_numpy(ours["logits"]), splits=1, shuffle=False, rng_seed=0)
@@ -214,12 +214,12 @@ def test_inception_metrics_match_fid_and_adm(inception_weights, tmp_path):
 
 def test_reference_moments_replace_reference_images():
     rng = np.random.default_rng(0)
-    rows, ours = rng.normal(size=(40, 3)), {"rows": rng.normal(1, 1, (30, 3)).astype(np.float32)}
-    metrics = compute_generator_metrics(RealImages("x", "test", 40, {"rows": rows}, train=rows[:20]), ours)
+    rows, ours = rng.normal(size=(40, 3)), {"features": rng.normal(1, 1, (30, 3)).astype(np.float32)}
+    metrics = compute_generator_metrics(RealImages("x", "test", 40, {"features": rows}, train=rows[:20]), ours)
     from_moments = compute_generator_metrics(
-        RealImages("x.npz", "reference", 0, {}, train=None, moments={"rows": compute_moments(rows)}), ours
+        RealImages("x.npz", "reference", 0, {}, train=None, moments={"features": compute_moments(rows)}), ours
     )
-    assert from_moments["frechet_distance"] == metrics["frechet_distance"] == frechet_distance(rows, ours["rows"])
+    assert from_moments["frechet_distance"] == metrics["frechet_distance"] == frechet_distance(rows, ours["features"])
     assert (
         from_moments["precision"] is from_moments["near_duplicates"] is None
         and metrics["precision"] > 0

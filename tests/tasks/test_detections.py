@@ -12,7 +12,7 @@ from vitreous.tasks.detections import (
     Detections,
     decode_detections,
     detect_objects,
-    encode_placed_mask,
+    encode_mask_crop,
     fit_image,
     paste_mask_runs,
     union_mask_runs,
@@ -133,7 +133,7 @@ def test_run_lengths_of_a_placed_mask_match_the_full_mask():
         top, left = draw.integers(0, 6 - height), draw.integers(0, 7 - width)
         patch, full_mask = draw.random((height, width)) < draw.choice([0.2, 0.8, 1.0]), np.zeros(size, bool)
         full_mask[top : top + height, left : left + width] = patch
-        assert encode_placed_mask(patch, (top, left), size) == mask_to_rle(full_mask)
+        assert encode_mask_crop(patch, (top, left), size) == mask_to_rle(full_mask)
         masks = [draw.random(size) < draw.choice([0.0, 0.3, 0.9]) for _ in range(3)]
         assert union_mask_runs([mask_to_rle(mask) for mask in masks]) == mask_to_rle(np.any(masks, 0))
 

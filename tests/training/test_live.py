@@ -94,7 +94,7 @@ def test_the_primary_metric_is_next_to_the_loss_on_wide_terminals():
     for text, width in ((wide, 120), (narrow, 60)):
         assert all(len(line) <= width for line in text.splitlines())
     assert render_curves(12, curves).strip() == ""
-    curves.rewind(2, curves.lines[:2])
+    curves.resume_from(2, curves.lines[:2])
     assert "train/loss 1" in render_curves(120, curves) and "val/top1" not in render_curves(120, curves)
 
 

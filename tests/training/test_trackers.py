@@ -238,7 +238,7 @@ def test_a_failing_tracker_is_reported_once(tmp_path, monkeypatch, call):
     entry, notes = FaultyTrackerEntry(call, raise_disk_full), CrashingListener()
     monkeypatch.setitem(trackers.TRACKERS, "tensorboard", entry)
     with run_trackers(("tensorboard",), make_config_folder(tmp_path), notes, 10) as opened:
-        opened.rewind(0, [])
+        opened.resume_from(0, [])
         opened.log_line({"step": 1, "lr": 0.1})
         opened.log_images({}, 1)
         opened.log_bundle(tmp_path)
@@ -282,7 +282,7 @@ def test_all_trackers_share_one_timeout_at_the_end(tmp_path, monkeypatch):
         monkeypatch.setitem(trackers.TRACKERS, name, FaultyTrackerEntry("start", release.wait))
     folder, notes = make_config_folder(tmp_path), CrashingListener()
     with run_trackers(("tensorboard", "wandb", "mlflow"), folder, notes, 0.6) as opened:
-        opened.rewind(0, [])
+        opened.resume_from(0, [])
         began = time.monotonic()
     assert time.monotonic() - began < 1.5  # the timeout is shared: not three times 0.6
     assert len(notes.texts) == 3
@@ -301,7 +301,7 @@ def test_a_full_queue_drops_lines_and_does_not_block(tmp_path, monkeypatch):
     entry = FaultyTrackerEntry("start", release.wait)
     monkeypatch.setitem(trackers.TRACKERS, "tensorboard", entry)
     sent = Trackers(("tensorboard",), make_config_folder(tmp_path), notes)
-    sent.rewind(0, [])
+    sent.resume_from(0, [])
     began = time.monotonic()
     for step in range(5_000):
         sent.log_line({"step": step, "lr": 0.1})
@@ -322,14 +322,14 @@ def test_a_resumed_run_sends_missing_lines(tmp_path, monkeypatch):
     entry = FaultyTrackerEntry("", None)
     monkeypatch.setitem(trackers.TRACKERS, "tensorboard", entry)
     first_trackers = Trackers(("tensorboard",), folder, CrashingListener())
-    first_trackers.rewind(0, [])
+    first_trackers.resume_from(0, [])
     for line in lines[:3]:
         first_trackers.log_line(line)
     first_trackers.close("failed", 10)
     assert entry.lines == lines[:3]
     folder.rewind(2)
     second_trackers = Trackers(("tensorboard",), folder, CrashingListener())
-    second_trackers.rewind(2, read_json_lines(folder.metrics))
+    second_trackers.resume_from(2, read_json_lines(folder.metrics))
     for line in lines[2:]:
         second_trackers.log_line(line)
     second_trackers.close("finished", 10)
@@ -357,7 +357,7 @@ def test_trackers_receive_the_final_status(tmp_path, monkeypatch):
     for error in (None, Interrupted("stopped"), ResourceError("full")):
         try:
             with run_trackers(("tensorboard",), folder, CrashingListener(), 10) as opened:
-                opened.rewind(0, [])
+                opened.resume_from(0, [])
                 if error:
                     raise error
         except (Interrupted, ResourceError):

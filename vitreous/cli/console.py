@@ -84,7 +84,7 @@ def format_json_line(document: Any) -> str:
     return text if text.isprintable() else "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
 
 
-def readable_bytes(count: float) -> str:
+def format_byte_count(count: float) -> str:
     """Format a number of bytes in the largest unit that gives at least 1, from B to TiB: `1.5 GiB`."""
     power = min(max(int(abs(count)).bit_length() - 1, 0) // 10, len(BYTE_UNITS) - 1)
     return f"{count / 1024**power:.{int(power > 0)}f} {BYTE_UNITS[power]}"

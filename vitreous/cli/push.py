@@ -40,7 +40,7 @@ class Options:
 def run(options: Options, console: Console) -> dict[str, Any]:
     """Publish a bundle, and print its files and its URL; with --dry-run, print the model card."""
     from vitreous.apps.hub.push import push
-    from vitreous.cli.console import readable_bytes
+    from vitreous.cli.console import format_byte_count
 
     o = options
     pushed = push(
@@ -58,7 +58,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     document: dict[str, Any] = {**pushed}
     if o.dry_run:
         console.print_line(document["card"])
-    console.table(["file", "size"], [[name, readable_bytes(size)] for name, size in document["files"].items()])
+    console.table(["file", "size"], [[name, format_byte_count(size)] for name, size in document["files"].items()])
     if o.dry_run:
         console.print_line(
             f"nothing uploaded{f'; the files are in {o.out}' if o.out else ''}; without --dry-run: {document['url']}"

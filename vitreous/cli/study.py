@@ -73,10 +73,10 @@ def list_studies(console: Console) -> dict[str, Any]:
 
 def print_study_plan(document: dict[str, Any], console: Console) -> dict[str, Any]:
     """Print the plan that --dry-run returns, one line per entry that is set."""
-    from vitreous.cli.console import readable_bytes
+    from vitreous.cli.console import format_byte_count
 
     entries = {
-        name.removesuffix("_bytes"): readable_bytes(value) if name.endswith("_bytes") and value else value
+        name.removesuffix("_bytes"): format_byte_count(value) if name.endswith("_bytes") and value else value
         for name, value in document.items()
         if value is not None
     }

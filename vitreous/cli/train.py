@@ -21,7 +21,7 @@ MAX_HEADER_CLASSES = 10  # classes that the header lists
 def run(options: Options, console: Console) -> dict[str, Any]:
     """Train a model, and print its metrics; with --dry-run, print the plan instead. Returns the document.
 
-    Raises UsageError for options that only apply to --dry-run.
+    Raises UsageError if --world or --images is set without --dry-run.
     """
     from pathlib import Path
 
@@ -90,11 +90,11 @@ def print_header(run: Run, data: Data, console: Console) -> None:
     size_text = (
         "x".join(map(str, run.model.image)) if has_other_axes else "x".join([size_text] * (1 + ("x" not in size_text)))
     )
-    pixels = f"{size_text} {preprocess.unit}"
+    input_text = f"{size_text} {preprocess.unit}"
     noun = "images" if preprocess.is_browsable else preprocess.noun
     if not preprocess.stacks:
         min_tokens = getattr(run.views, "fewest_tokens", 0)
-        pixels = (
+        input_text = (
             f"original aspect ratios, {f'{min_tokens} to ' if min_tokens else 'up to '}{run.max_image_tokens} patches"
         )
     batch = f"{run.batch_size}" + (f" x {run.accumulate}" if run.accumulate > 1 else "")
@@ -103,7 +103,7 @@ def print_header(run: Run, data: Data, console: Console) -> None:
         "targets"
         if run.data.targets
         else "classes": f"{len(run.data.outputs):,} ({', '.join(map(escape_unprintable, names))})",
-        "model": f"{run.model.name()} at {pixels}, {2 * run.model.macs() / 1e9:.3g} GFLOPs "
+        "model": f"{run.model.name()} at {input_text}, {2 * run.model.macs() / 1e9:.3g} GFLOPs "
         + ("each" if has_other_axes else "an image")
         + (f", from {run.init}" if run.init else ", from scratch"),
         "recipe": f"{run.recipe or 'none'}, {run.optimizer.name} with learning rate {run.optimizer.lr:.3g}",
@@ -144,7 +144,7 @@ def print_train_plan(options: Options, console: Console) -> dict[str, Any]:
 
     The time is estimated from a few timed steps or, with --world, from spec sheets of the device. No file is written.
     """
-    from vitreous.cli.console import readable_bytes
+    from vitreous.cli.console import format_byte_count
     from vitreous.config import to_builtins
 
     if options.world is None:
@@ -153,7 +153,9 @@ def print_train_plan(options: Options, console: Console) -> dict[str, Any]:
         from vitreous.jobs.scaled import preview_distributed_run as preview
     run, document = preview(options, console)
     plan = {
-        name.removesuffix("_bytes"): readable_bytes(value) if name.endswith("_bytes") and value is not None else value
+        name.removesuffix("_bytes"): format_byte_count(value)
+        if name.endswith("_bytes") and value is not None
+        else value
         for name, value in document.items()
     }
     console.table(

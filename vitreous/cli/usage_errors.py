@@ -122,17 +122,17 @@ def suggest_setting(name: str) -> str:
     from vitreous.training.run import Run
 
     field = name.removeprefix("--").replace("-", "_")
-    paths = [path for path in list_setting_paths(Run) if path.rpartition(".")[2] == field]
+    paths = [path for path in iterate_setting_paths(Run) if path.rpartition(".")[2] == field]
     return f"did you mean --{paths[0]}?" if paths else ""
 
 
-def list_setting_paths(config_type: type[Any], prefix: str = "") -> Iterator[str]:
-    """Yield the dotted paths of the fields of a config's sections, of the first variant of each section."""
+def iterate_setting_paths(config_type: type[Any], prefix: str = "") -> Iterator[str]:
+    """Yield the dotted path of each field in a config's sections. Of several variants, only the default is used."""
     for name, hint in get_annotated_hints(config_type).items():
         union = get_tagged_union(hint)
         section = union.pick({}) if union else hint
         if isinstance(section, type) and dataclasses.is_dataclass(section):
-            yield from list_setting_paths(section, f"{prefix}{name}.")
+            yield from iterate_setting_paths(section, f"{prefix}{name}.")
         elif prefix:
             yield f"{prefix}{name}"
 

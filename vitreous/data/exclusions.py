@@ -28,7 +28,7 @@ def read_exclusion_list(path: str | os.PathLike[str]) -> frozenset[str]:
             problem = f"{name}, row {row_number}: {len(row)} cells for {len(rows[0])} columns"
             raise DataError(problem, "put cells with commas in quotes")
     column = rows[0].index("path")
-    return frozenset(row[column].removeprefix("'") for row in rows[1:] if row)
+    return frozenset(row[column].removeprefix("'") for row in rows[1:] if row)  # undo `escape_formula`
 
 
 def find_kept_samples(split: Split, names: frozenset[str]) -> np.ndarray:

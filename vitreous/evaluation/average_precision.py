@@ -46,20 +46,20 @@ class ClassMatches:
     ignored: np.ndarray
     objects: np.ndarray
 
-    def average_precision(self, area: int, threshold: int, draw_counts: np.ndarray) -> np.ndarray:
+    def average_precision(self, area_index: int, threshold_index: int, draw_counts: np.ndarray) -> np.ndarray:
         """Compute the average precision (D,) for the area range and IoU threshold of these indices, nan for a draw
         without objects. `draw_counts` (n, D): number of times that each image is drawn."""
-        indices = np.flatnonzero(~self.ignored[area, threshold])
-        hits, images = self.hits[area, threshold, indices], self.images[indices]
-        return compute_coco_average_precision(hits, images, self.objects[area], draw_counts)
+        indices = np.flatnonzero(~self.ignored[area_index, threshold_index])
+        hits, images = self.hits[area_index, threshold_index, indices], self.images[indices]
+        return compute_coco_average_precision(hits, images, self.objects[area_index], draw_counts)
 
-    def recall(self, area: int, max_detections: int, draw_counts: np.ndarray) -> np.ndarray:
+    def recall(self, area_index: int, max_detections: int, draw_counts: np.ndarray) -> np.ndarray:
         """Compute the recall (D,) with at most `max_detections` detections per image, averaged over IoU thresholds, for
-        the area range of index `area`; nan for a draw without objects. `draw_counts` (n, D): number of times that each
-        image is drawn."""
-        is_hit = self.hits[area] & ~self.ignored[area] & (self.ranks < max_detections)
+        the area range of index `area_index`; nan for a draw without objects. `draw_counts` (n, D): number of times that
+        each image is drawn."""
+        is_hit = self.hits[area_index] & ~self.ignored[area_index] & (self.ranks < max_detections)
         per_image = np.bincount(self.images, is_hit.mean(0), self.objects.shape[1]) if len(self.images) else 0.0
-        total = self.objects[area] @ draw_counts
+        total = self.objects[area_index] @ draw_counts
         num_correct = np.broadcast_to(per_image, self.objects.shape[1:]) @ draw_counts
         return np.divide(num_correct, total, out=np.full(len(total), np.nan), where=total > 0)
 
@@ -133,45 +133,50 @@ def group_matches_by_class(
 
 
 def compute_coco_metrics(
-    class_matches: list[ClassMatches], draw_counts: np.ndarray, frequency: Sequence[str] = ()
+    class_matches: list[ClassMatches], draw_counts: np.ndarray, class_frequencies: Sequence[str] = ()
 ) -> Iterator[tuple[str, np.ndarray]]:
     """Yield the name and values (D,) of each COCO metric for D bootstrap draws; `draw_counts` (n, D) has the number of
     times that each image is drawn.
 
     Metrics are means over classes with objects, NaN if there are none. `ap` is the mean over the thresholds; `ar1`,
-    `ar10` and `ar100` are recalls of that many detections per image. If each class has a `frequency`, of
+    `ar10` and `ar100` are recalls of that many detections per image. With `class_frequencies`, one per class, of
     `LVIS_FREQUENCIES`, the mean over each frequency group is added.
     """
     names = ("", "_small", "_medium", "_large")
-    for area, name in enumerate(names):
+    for area_index, name in enumerate(names):
         # (K, T, D)
-        precisions = np.stack([compute_ap_per_threshold(matches, area, draw_counts) for matches in class_matches])
+        precisions = np.stack([compute_ap_per_threshold(matches, area_index, draw_counts) for matches in class_matches])
         yield f"ap{name}", compute_nan_mean(precisions.reshape(-1, draw_counts.shape[1]))
-        if not area:
+        if not area_index:
             yield "ap50", compute_nan_mean(precisions[:, 0])
             yield "ap75", compute_nan_mean(precisions[:, 5])
-            for group in LVIS_FREQUENCIES if frequency else ():
-                group_precisions = precisions[[label for label, name in enumerate(frequency) if name == group]]
+            for group in LVIS_FREQUENCIES if class_frequencies else ():
+                group_precisions = precisions[[label for label, name in enumerate(class_frequencies) if name == group]]
                 yield f"ap_{group}", compute_nan_mean(group_precisions.reshape(-1, draw_counts.shape[1]))
     for max_detections in MAX_DETECTIONS_PER_IMAGE:
         yield (
             f"ar{max_detections}",
             compute_nan_mean(np.stack([matches.recall(0, max_detections, draw_counts) for matches in class_matches])),
         )
-    for area, name in enumerate(names[1:], 1):
+    for area_index, name in enumerate(names[1:], 1):
         yield (
             f"ar{name}",
             compute_nan_mean(
-                np.stack([matches.recall(area, MAX_DETECTIONS_PER_CLASS, draw_counts) for matches in class_matches])
+                np.stack(
+                    [matches.recall(area_index, MAX_DETECTIONS_PER_CLASS, draw_counts) for matches in class_matches]
+                )
             ),
         )
 
 
-def compute_ap_per_threshold(matches: ClassMatches, area: int, draw_counts: np.ndarray) -> np.ndarray:
+def compute_ap_per_threshold(matches: ClassMatches, area_index: int, draw_counts: np.ndarray) -> np.ndarray:
     """Compute the average precision of a class at each IoU threshold, (T, D), for D bootstrap draws, `draw_counts` (n,
     D)."""
     return np.stack(
-        [matches.average_precision(area, threshold, draw_counts) for threshold in range(len(IOU_THRESHOLDS))]
+        [
+            matches.average_precision(area_index, threshold_index, draw_counts)
+            for threshold_index in range(len(IOU_THRESHOLDS))
+        ]
     )
 
 
@@ -210,21 +215,21 @@ def compute_tide_ap50_gains(
     base_ap, gains = compute_ap50(is_counted, labels, hits), {}
     for error in DetectionError:
         has_error = region_columns[:, RegionColumn.ERROR] == error
-        is_fixed = has_error & is_detection & (region_columns[:, RegionColumn.MENDED] >= 0)
-        fixed_labels = np.where(is_fixed, region_columns[:, RegionColumn.MENDED], labels)
+        is_fixed = has_error & is_detection & (region_columns[:, RegionColumn.FIXED_LABEL] >= 0)
+        fixed_labels = np.where(is_fixed, region_columns[:, RegionColumn.FIXED_LABEL], labels)
         gains[error.name.lower()] = (
             compute_ap50(is_counted & ~(has_error & ~is_fixed), fixed_labels, hits | is_fixed) - base_ap
         )
     return gains
 
 
-def compute_precision_curves(class_matches: list[ClassMatches], threshold: int) -> list[np.ndarray | None]:
-    """Compute the precision of each class at `RECALL_LEVELS`, (101,), for the IoU threshold of index `threshold`; None
-    for a class without objects."""
+def compute_precision_curves(class_matches: list[ClassMatches], threshold_index: int) -> list[np.ndarray | None]:
+    """Compute the precision of each class at `RECALL_LEVELS`, (101,), for the IoU threshold of index `threshold_index`;
+    None for a class without objects."""
     curves: list[np.ndarray | None] = []
     for matches in class_matches:
-        indices = np.flatnonzero(~matches.ignored[0, threshold])
-        hits, total = matches.hits[0, threshold, indices], matches.objects[0].sum()
+        indices = np.flatnonzero(~matches.ignored[0, threshold_index])
+        hits, total = matches.hits[0, threshold_index, indices], matches.objects[0].sum()
         if not total:
             curves.append(None)
             continue

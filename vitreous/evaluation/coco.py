@@ -201,7 +201,7 @@ def make_empty_detections(size: tuple[int, ...], masks: bool) -> Detections:
 
 def group_matches_by_region(match_rows: Ragged, num_classes: int) -> list[list[ClassMatches]]:
     """Group matched rows by region type, then by class."""
-    num_region_types = (match_rows.table.shape[1] - MatchColumn.KINDS) // RegionColumn.WIDTH
+    num_region_types = (match_rows.table.shape[1] - MatchColumn.REGION_START) // RegionColumn.WIDTH
     return [
         group_matches_by_class(match_rows.table, match_rows.images, len(match_rows), region_index, num_classes)
         for region_index in range(num_region_types)
@@ -257,7 +257,7 @@ def bootstrap_coco_differences(
 
 def choose_coco_bootstrap_draws(match_rows: Ragged) -> int:
     """Choose the number of bootstrap draws: fewer for many detections, to limit the time."""
-    num_region_types = (match_rows.table.shape[1] - MatchColumn.KINDS) // RegionColumn.WIDTH
+    num_region_types = (match_rows.table.shape[1] - MatchColumn.REGION_START) // RegionColumn.WIDTH
     return int(
         max(
             MIN_BOOTSTRAP_DRAWS,

@@ -127,22 +127,24 @@ class SuspectLabel(NamedTuple):
     score: float
 
 
-def find_suspect_labels(probabilities: np.ndarray, shares: np.ndarray, labels: np.ndarray) -> list[SuspectLabel]:
+def find_suspect_labels(
+    probabilities: np.ndarray, neighbour_shares: np.ndarray, labels: np.ndarray
+) -> list[SuspectLabel]:
     """Find suspect labels among labels (n,), most certain first, from class probabilities (n, K) and shares of the
-    neighbours (n, K). A label is suspect if both predict another class with at least `MIN_SUSPECT_CONFIDENCE`; they may
-    predict different classes."""
+    neighbours (n, K). A label is suspect if model and neighbours both predict other classes, not always the same one,
+    with a probability and a share of at least `MIN_SUSPECT_CONFIDENCE`."""
     indices = np.arange(len(labels))
-    predicted, neighbour = probabilities.argmax(1), shares.argmax(1)
-    probability, share = probabilities[indices, predicted], shares[indices, neighbour]
-    suspicious = (
+    predicted, neighbour_label = probabilities.argmax(1), neighbour_shares.argmax(1)
+    probability, share = probabilities[indices, predicted], neighbour_shares[indices, neighbour_label]
+    is_suspect = (
         (predicted != labels)
-        & (neighbour != labels)
+        & (neighbour_label != labels)
         & (probability >= MIN_SUSPECT_CONFIDENCE)
         & (share >= MIN_SUSPECT_CONFIDENCE)
     )
-    score = (probability - probabilities[indices, labels] + share - shares[indices, labels]) / 2
-    order = np.array([s for s in np.argsort(-score, kind="stable") if suspicious[s]], dtype=np.int64)
-    columns = (order, *(values[order] for values in (labels, predicted, probability, neighbour, share, score)))
+    score = (probability - probabilities[indices, labels] + share - neighbour_shares[indices, labels]) / 2
+    order = np.array([index for index in np.argsort(-score, kind="stable") if is_suspect[index]], dtype=np.int64)
+    columns = (order, *(values[order] for values in (labels, predicted, probability, neighbour_label, share, score)))
     return [SuspectLabel(*fields) for fields in zip(*(column.tolist() for column in columns), strict=True)]
 
 

@@ -38,23 +38,23 @@ class Inception:
             self.network: Any = FeatureExtractorInceptionV3("inception", ["2048", "logits_unbiased"], buffer)
         except RuntimeError as error:
             raise ValueError(str(error).splitlines()[-1].strip()[:200]) from None
-        self.device, self.middle = device, []
+        self.device, self.spatial_features = device, []
         self.network.to(device).Mixed_6d.branch1x1.register_forward_hook(self.store_spatial_features)
 
     def store_spatial_features(self, module: Any, inputs: Any, output: Tensor) -> None:
         """Store the sFID features (b, 2023) of a batch: a forward hook on (b, 192, 17, 17), the layer that TensorFlow
         calls mixed_6/conv."""
-        self.middle.append(output[:, :SPATIAL_CHANNELS].movedim(1, -1).flatten(1))
+        self.spatial_features.append(output[:, :SPATIAL_CHANNELS].movedim(1, -1).flatten(1))
 
     @torch.inference_mode()
     def features(self, images: np.ndarray) -> dict[str, np.ndarray]:
-        """Compute features of (n, H, W, 1 or 3) uint8 images: "rows" (n, 2048) for FID, "spatial" (n, 2023) for sFID,
+        """Embed (n, H, W, 1 or 3) uint8 images: "features" (n, 2048) for FID, "spatial" (n, 2023) for sFID,
         and "logits" (n, 1008) without bias, all float32."""
         pixels = torch.from_numpy(images).movedim(-1, 1)
-        chunks: dict[str, list[Tensor]] = {"rows": [], "spatial": [], "logits": []}
+        chunks: dict[str, list[Tensor]] = {"features": [], "spatial": [], "logits": []}
         for batch in pixels.expand(-1, 3, -1, -1).split(INCEPTION_BATCH_SIZE):
             pool_features, logits = self.network(batch.to(self.device))
-            for name, values in zip(chunks, (pool_features, self.middle.pop(), logits), strict=True):
+            for name, values in zip(chunks, (pool_features, self.spatial_features.pop(), logits), strict=True):
                 chunks[name].append(values.float().cpu())
         return {name: torch.cat(values).numpy() for name, values in chunks.items()}
 

@@ -260,10 +260,10 @@ def score_logits(logits: np.ndarray, labels: np.ndarray) -> float:
 class RidgeClassifier:
     """The classifier of few-shot ridge regression (arXiv:2010.11929, section 4.1), with the details of big_vision's
     fewshot_lsr.py. It is a linear map of standardised features: `weight` (d + 1, K), whose last row is for the constant
-    feature. `mean` and `deviation` (d,): of the training features."""
+    feature. `mean` and `std` (d,) are those of the training features."""
 
     mean: np.ndarray
-    deviation: np.ndarray
+    std: np.ndarray
     weight: np.ndarray
 
     def scores(self, features: np.ndarray) -> np.ndarray:
@@ -273,31 +273,30 @@ class RidgeClassifier:
 
     def standard(self, features: np.ndarray) -> np.ndarray:
         """Standardise (m, d) features and add the constant feature: (m, d + 1) float64."""
-        return standardise_features(features, self.mean, self.deviation)
+        return standardise_features(features, self.mean, self.std)
 
 
 def fit_ridge_classifier(
     features: np.ndarray, labels: np.ndarray, num_classes: int, l2: float = RIDGE_L2
 ) -> RidgeClassifier:
-    """Fit few-shot ridge regression: the map that minimises |X W - Y|^2 + l2 |W|^2 for X (n, d + 1) and Y (n, K), which
-    is 1 for the image's class and -1 for others. W = (X^T X + l2 I)^-1 X^T Y = X^T (X X^T + l2 I)^-1 Y, by the
+    """Fit few-shot ridge regression: minimise |X W - Y|^2 + l2 |W|^2 over W, for X (n, d + 1) and Y (n, K). Y is 1
+    for the image's class and -1 for others. W = (X^T X + l2 I)^-1 X^T Y = X^T (X X^T + l2 I)^-1 Y, by the
     eigenvectors of the smaller matrix."""
     inputs = np.asarray(features, dtype=np.float64)
-    mean, deviation = inputs.mean(0), inputs.std(0) + STD_EPSILON
-    x, y = standardise_features(inputs, mean, deviation), 2.0 * np.eye(num_classes)[labels] - 1.0
+    mean, std = inputs.mean(0), inputs.std(0) + STD_EPSILON
+    x, y = standardise_features(inputs, mean, std), 2.0 * np.eye(num_classes)[labels] - 1.0
     if len(x) >= x.shape[1]:
-        values, q = np.linalg.eigh(x.T @ x)
-        left_factor, right_factor = q, q.T @ (x.T @ y)
+        eigenvalues, eigenvectors = np.linalg.eigh(x.T @ x)
+        left_factor, right_factor = eigenvectors, eigenvectors.T @ (x.T @ y)
     else:
-        values, q = np.linalg.eigh(x @ x.T)
-        left_factor, right_factor = x.T @ q, q.T @ y
-    return RidgeClassifier(mean, deviation, (left_factor / (values + l2)) @ right_factor)
+        eigenvalues, eigenvectors = np.linalg.eigh(x @ x.T)
+        left_factor, right_factor = x.T @ eigenvectors, eigenvectors.T @ y
+    return RidgeClassifier(mean, std, (left_factor / (eigenvalues + l2)) @ right_factor)
 
 
-def standardise_features(features: np.ndarray, mean: np.ndarray, deviation: np.ndarray) -> np.ndarray:
-    """Standardise features (m, d) and add the constant feature: (m, d + 1) float64. `deviation` (d,): standard
-    deviation."""
-    return np.pad((features - mean) / deviation, ((0, 0), (0, 1)), constant_values=RIDGE_BIAS_FEATURE)
+def standardise_features(features: np.ndarray, mean: np.ndarray, std: np.ndarray) -> np.ndarray:
+    """Standardise features (m, d) by `mean` and `std` (d,), and add the constant feature: (m, d + 1) float64."""
+    return np.pad((features - mean) / std, ((0, 0), (0, 1)), constant_values=RIDGE_BIAS_FEATURE)
 
 
 def shuffle_rows_by_class(labels: np.ndarray, num_classes: int, seed: int) -> list[np.ndarray]:

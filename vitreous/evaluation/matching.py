@@ -17,7 +17,7 @@ import scipy.ndimage
 from vitreous.data.annotations.target import Target
 from vitreous.errors import ResourceError, install_hint
 from vitreous.inference.libraries import import_optional_library
-from vitreous.tasks.detections import Detections, encode_placed_mask
+from vitreous.tasks.detections import Detections, encode_mask_crop
 
 IOU_THRESHOLDS = np.linspace(0.5, 0.95, 10)  # IoU thresholds of COCO
 AREA_RANGES = ((0.0, 1e10), (0.0, 32.0**2), (32.0**2, 96.0**2), (96.0**2, 1e10))  # pixels: all, small, medium, large
@@ -27,14 +27,14 @@ MAX_FEDERATED_DETECTIONS = 300  # detections per image of a federated dataset
 
 
 class MatchColumn(IntEnum):
-    """Columns of the table of an image. From `KINDS` on, there are the columns of `RegionColumn` for each region type:
-    boxes, or masks and then boxes."""
+    """Columns of the table of an image. From `REGION_START` on, there are the columns of `RegionColumn` for each region
+    type: boxes, or masks and then boxes."""
 
     TRUTH = 0  # 1: a ground-truth object, 0: a detection
     LABEL = 1
     SCORE = 2  # score of a detection; for an object, that of the detection matched regardless of class, or -1
     PARTNER = 3  # for a detection: class of the object matched regardless of class, or -1
-    KINDS = 4
+    REGION_START = 4
 
 
 class RegionColumn(IntEnum):
@@ -43,7 +43,7 @@ class RegionColumn(IntEnum):
     MATCHED = 0  # for a detection: bits where it matches an object; for an object: 1 if matched at the first threshold
     IGNORED = 1  # bits where the row does not count; for an object, the same bit for all thresholds of an area range
     ERROR = 2  # a `DetectionError`, or 0
-    MENDED = 3  # class of a detection once its error is fixed; -1 if not fixable, or if its object is matched
+    FIXED_LABEL = 3  # class of a detection once its error is fixed; -1 if not fixable, or if its object is matched
     WIDTH = 4
 
 
@@ -159,7 +159,7 @@ def match_image(detections: Detections, truth: Target, masks: bool) -> np.ndarra
             raise ValueError("comparing masks needs masks of all detections and objects")
         detection_areas = np.array([sum(mask_runs[1::2]) for mask_runs in detections.masks], np.float64)
         regions.insert(0, (mask_iou(detections.masks, runs or [], crowd, detections.size), detection_areas))
-    table = np.zeros((n + g, MatchColumn.KINDS + RegionColumn.WIDTH * len(regions)))
+    table = np.zeros((n + g, MatchColumn.REGION_START + RegionColumn.WIDTH * len(regions)))
     table[n:, MatchColumn.TRUTH] = 1
     table[:, MatchColumn.LABEL] = np.concatenate([detections.labels, truth.labels])
     table[:n, MatchColumn.SCORE] = detections.scores
@@ -180,7 +180,9 @@ def match_image(detections: Detections, truth: Target, masks: bool) -> np.ndarra
             owner[:, :, detection_indices] = (
                 np.where(matched_objects >= 0, objects[matched_objects], -1) if len(objects) else -1
             )
-        region_columns = table[:, MatchColumn.KINDS + region_index * RegionColumn.WIDTH :][:, : RegionColumn.WIDTH]
+        region_columns = table[:, MatchColumn.REGION_START + region_index * RegionColumn.WIDTH :][
+            :, : RegionColumn.WIDTH
+        ]
         is_unmatched = owner < 0
         area = np.arange(len(AREA_RANGES))[:, None, None]
         is_ignorable = flag_areas_out_of_range(detection_areas) | np.isin(
@@ -218,7 +220,7 @@ def get_true_mask_runs(truth: Target) -> list[list[int]] | None:
         for object_index, box in enumerate(scipy.ndimage.find_objects(layer)):
             if box is not None:
                 corner = box[0].start, box[1].start
-                runs[object_index] = encode_placed_mask(layer[box] == object_index + 1, corner, (height, width))
+                runs[object_index] = encode_mask_crop(layer[box] == object_index + 1, corner, (height, width))
     return runs
 
 
@@ -271,15 +273,15 @@ def classify_detection_errors(
     labels: np.ndarray,
     truth: Target,
 ) -> None:
-    """Set `ERROR` and `MENDED` in the rows `region_columns` (n + g, `RegionColumn` width), and `MATCHED` of objects, in
-    place. At an IoU of 0.5, `owner` (n,) is the object index of each detection or -1, and `ignored` (n,) bool marks
-    detections that do not count. `iou` is (n, g), `labels` (n,) are the detections' classes."""
+    """Set `ERROR` and `FIXED_LABEL` in the rows `region_columns` (n + g, `RegionColumn` width), and `MATCHED` of
+    objects, in place. At an IoU of 0.5, `owner` (n,) is the object index of each detection or -1, and `ignored` (n,)
+    bool marks detections that do not count. `iou` is (n, g), `labels` (n,) are the detections' classes."""
     n, g = iou.shape
     same_class, is_single = labels[:, None] == truth.labels, ~truth.crowd
     is_matched = np.zeros(g, bool)
     is_matched[owner[owner >= 0]] = True
     region_columns[n:, RegionColumn.MATCHED] = is_matched
-    region_columns[:, RegionColumn.MENDED] = -1
+    region_columns[:, RegionColumn.FIXED_LABEL] = -1
     non_crowd_iou = np.where(is_single, iou, 0.0)
     claimed_errors: set[tuple[int, int]] = set()
     for detection in np.flatnonzero((owner < 0) & ~ignored):
@@ -292,7 +294,7 @@ def classify_detection_errors(
         if error in (DetectionError.LOCALISATION, DetectionError.CLASS):
             object_index = int((same_class_iou if error == DetectionError.LOCALISATION else other_class_iou).argmax())
             if not is_matched[object_index] and (error, object_index) not in claimed_errors:
-                region_columns[detection, RegionColumn.MENDED] = truth.labels[object_index]
+                region_columns[detection, RegionColumn.FIXED_LABEL] = truth.labels[object_index]
             claimed_errors.add((error, object_index))
     claimed_objects = {object_index for _, object_index in claimed_errors}
     region_columns[n:, RegionColumn.ERROR] = [
@@ -318,4 +320,4 @@ def classify_unmatched_detection(same_class_iou: float, other_class_iou: float) 
 
 def select_region_columns(table: np.ndarray, region_index: int) -> np.ndarray:
     """Select the columns of a region type, by its index, from the table (m, columns): (m, `RegionColumn` width)."""
-    return table[:, MatchColumn.KINDS + region_index * RegionColumn.WIDTH :][:, : RegionColumn.WIDTH]
+    return table[:, MatchColumn.REGION_START + region_index * RegionColumn.WIDTH :][:, : RegionColumn.WIDTH]

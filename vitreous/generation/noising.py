@@ -44,19 +44,21 @@ class GaussianDiffusion:
 
     def __init__(self, process: Diffusion, steps: Sequence[int] | None = None) -> None:
         self.process = process
-        all_alphas = torch.cumprod(1 - compute_beta_schedule(process), 0)
+        all_alphas_cumprod = torch.cumprod(1 - compute_beta_schedule(process), 0)
         self.times = torch.arange(process.steps) if steps is None else torch.tensor(list(steps), dtype=torch.int64)
-        self.alphas = all_alphas[self.times]
-        previous_alphas = torch.cat([torch.ones(1, dtype=torch.float64), self.alphas[:-1]])
-        self.previous_alphas = previous_alphas
-        self.betas = 1 - self.alphas / previous_alphas
-        self.variance = self.betas * (1 - previous_alphas) / (1 - self.alphas)  # of the posterior, Eq. 7
+        self.alphas_cumprod = all_alphas_cumprod[self.times]
+        previous_alphas_cumprod = torch.cat([torch.ones(1, dtype=torch.float64), self.alphas_cumprod[:-1]])
+        self.previous_alphas_cumprod = previous_alphas_cumprod
+        self.betas = 1 - self.alphas_cumprod / previous_alphas_cumprod
+        self.variance = (
+            self.betas * (1 - previous_alphas_cumprod) / (1 - self.alphas_cumprod)
+        )  # of the posterior, Eq. 7
         # the variance of the first step is 0 and has no logarithm: it is replaced by that of the second step, as in
         # DiT's code, or by beta for a single step
         first_variance = self.variance[1:2] if len(self.times) > 1 else self.betas
         self.log_variance = torch.cat([first_variance, self.variance[1:]]).log()
-        self.of_image = self.betas * previous_alphas.sqrt() / (1 - self.alphas)
-        self.of_noisy = (1 - previous_alphas) * (1 - self.betas).sqrt() / (1 - self.alphas)
+        self.of_image = self.betas * previous_alphas_cumprod.sqrt() / (1 - self.alphas_cumprod)
+        self.of_noisy = (1 - previous_alphas_cumprod) * (1 - self.betas).sqrt() / (1 - self.alphas_cumprod)
         self.log_betas = self.betas.log()
         self.copies: dict[tuple[int, torch.device], Tensor] = {}  # (id of a table, device) -> its float32 copy there
 
@@ -72,7 +74,7 @@ class GaussianDiffusion:
 
     def add_noise(self, images: Tensor, noise: Tensor, step: Tensor) -> Tensor:
         """Add noise (B, C, *image) to images (B, C, *image) at steps (B,) int64 (arXiv:2006.11239, Eq. 4)."""
-        alphas = self.gather_steps(self.alphas, step, images)
+        alphas = self.gather_steps(self.alphas_cumprod, step, images)
         return alphas.sqrt() * images + (1 - alphas).sqrt() * noise
 
     def make_target(self, images: Tensor, noise: Tensor, step: Tensor) -> Tensor:
@@ -80,7 +82,7 @@ class GaussianDiffusion:
         (B,) int64."""
         if self.process.predicts == "noise":
             return noise
-        alphas = self.gather_steps(self.alphas, step, images)
+        alphas = self.gather_steps(self.alphas_cumprod, step, images)
         return alphas.sqrt() * noise - (1 - alphas).sqrt() * images
 
     def time_at_progress(self, progress: float, count: int) -> Tensor:
@@ -102,7 +104,7 @@ class GaussianDiffusion:
         """
         channels = noisy.shape[1]
         predicted, noisy = output[:, :channels].float(), noisy.float()
-        alphas = self.gather_steps(self.alphas, step, noisy)
+        alphas = self.gather_steps(self.alphas_cumprod, step, noisy)
         image_scale, noise_scale = alphas.sqrt(), (1 - alphas).sqrt()
         if self.process.predicts == "noise":
             image, noise = (noisy - noise_scale * predicted) / image_scale, predicted
@@ -151,8 +153,8 @@ def compute_beta_schedule(process: Diffusion) -> Tensor:
     if process.betas == "linear":
         return torch.linspace(0.1 / steps, 20 / steps, steps, dtype=torch.float64)
     fractions = torch.arange(steps + 1, dtype=torch.float64) / steps
-    alphas = ((fractions + 0.008) / 1.008 * math.pi / 2).cos().square()
-    return (1 - alphas[1:] / alphas[:-1]).clamp(max=0.999)
+    alphas_cumprod = ((fractions + 0.008) / 1.008 * math.pi / 2).cos().square()
+    return (1 - alphas_cumprod[1:] / alphas_cumprod[:-1]).clamp(max=0.999)
 
 
 def gaussian_kl(mean: Tensor, log_variance: Tensor, other_mean: Tensor, other_log_variance: Tensor) -> Tensor:

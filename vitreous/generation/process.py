@@ -73,7 +73,7 @@ def process_from_json(process_json: Any, origin: str) -> Process:
 
 
 def process_from_objective(objective: dict[str, Any], origin: str) -> Process:
-    """Create a process from the config of an objective, of which other keys are ignored. Raises the errors of
+    """Create a process from an objective's config, ignoring keys of other settings. Raises the errors of
     `process_from_json`."""
     process_type = PROCESS_TYPES.get(str(objective.get("name")))
     names = {"name", *(field.name for field in fields(process_type))} if process_type else {"name"}

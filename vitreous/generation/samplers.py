@@ -43,7 +43,7 @@ def guide_prediction(
     """
 
     def predict_with_guidance(noisy: Tensor, time: Tensor, progress: float) -> Tensor:
-        if labels is None or not options.moves(progress):
+        if labels is None or not options.is_guided(progress):
             return model_function(noisy, time, labels)
         batch_labels = torch.cat([labels, torch.full_like(labels, null_label)])
         conditional, unconditional = (
@@ -142,7 +142,7 @@ def run_reverse_diffusion(
         batch_steps = torch.full((len(noisy),), step)
         time = gaussian.times[batch_steps].to(noisy.device, torch.float32)
         estimate = gaussian.estimate(predict(noisy, time, step_index / count), noisy, batch_steps)
-        alpha, previous_alpha = float(gaussian.alphas[step]), float(gaussian.previous_alphas[step])
+        alpha, previous_alpha = float(gaussian.alphas_cumprod[step]), float(gaussian.previous_alphas_cumprod[step])
         if eta is None:
             noisy = gaussian.compute_posterior_mean(estimate.image, noisy, batch_steps)
             if step:

@@ -52,7 +52,7 @@ class SamplingOptions:
         if self.seed < 0:
             raise UsageError(f"--seed must be at least 0, got {self.seed}")
 
-    def moves(self, progress: float) -> bool:
+    def is_guided(self, progress: float) -> bool:
         """Return whether guidance applies when the fraction `progress` of the steps is finished, 0 to 1."""
         return self.guidance != 1 and self.interval[0] <= progress <= self.interval[1]
 
@@ -67,7 +67,7 @@ class SamplingOptions:
             problem = f"--sampler {name} does not support models with a {process.name} process"
             raise UsageError(problem, f"use {' or '.join(samplers)}")
         if self.steps is None:
-            return name, default_steps(process, name)
+            return name, get_default_steps(process, name)
         max_steps = max_sampler_steps(process)
         if not 1 <= self.steps <= max_steps:
             problem = (
@@ -90,10 +90,11 @@ def max_sampler_steps(process: Process) -> int:
     return process.steps if isinstance(process, Diffusion) else 1000
 
 
-def default_steps(process: Process, sampler: str) -> int:
+def get_default_steps(process: Process, sampler: str) -> int:
     """Return the default number of steps of a sampler, or the largest supported number below it."""
     max_steps = max_sampler_steps(process)
     preferred = min(DEFAULT_SAMPLER_STEPS[type(process)][sampler], max_steps)
+    # ddim requires a fixed stride (`space_timesteps_by_stride`): divide twice, rounding up
     return -(-max_steps // -(-max_steps // preferred)) if sampler == "ddim" else preferred
 
 

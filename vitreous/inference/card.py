@@ -36,7 +36,7 @@ class Card(CardFields, TaskMixin):
     task: Task = field(default_factory=FeatureExtraction)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the card as JSON values. A classification has no task name, as in earlier formats."""
+        """Return the card as JSON values. The key `task` is omitted for classification, as in earlier formats."""
         document = {
             card_field.name: to_builtins(getattr(self, card_field.name))
             for card_field in fields(self)

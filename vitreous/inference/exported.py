@@ -44,7 +44,7 @@ class ExportedEngine:
 
     def __init__(self, text: str | None, path: Path, quick: bool) -> None:
         self.card, self.precision = parse_export_card(text, path), parse_export_precision(text)
-        single_image = quick or not self.card.task.export_rules.batch
+        single_image = quick or not self.card.task.export_rules.any_batch_size
         self.size = (
             1 if single_image else max(1, min(64, CHUNK_PIXELS // max(1, int(np.prod(self.card.preprocess.image)))))
         )

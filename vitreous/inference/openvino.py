@@ -104,16 +104,16 @@ def get_last_error_line(error: Exception) -> str:
     return lines[-1].strip()[:200] if lines else type(error).__name__
 
 
-def quantize_graph(graph: Any, calibration_images: list[np.ndarray], anywhere: bool = False) -> Any:
+def quantize_graph(graph: Any, calibration_images: list[np.ndarray], for_any_cpu: bool = False) -> Any:
     """Quantise a graph to int8 with nncf's rules for transformers, calibrated on inputs (1, C, *image).
 
     Without VNNI instructions, sums of two products overflow 16 bits unless one bit is unused. That bit is reserved if
-    this processor has no VNNI, or if the graph must run `anywhere`. The operations of `find_float_operations` stay in
-    float32: they take little time and cause most of the error.
+    this processor has no VNNI, or if the graph must run `for_any_cpu`. The operations of `find_float_operations` stay
+    in float32: they take little time and cause most of the error.
     """
     nncf = import_optional_library("nncf", NEEDS_TEXT)
     nncf.set_log_level(logging.ERROR)
-    overflow_fix = nncf.OverflowFix.DISABLE if has_vnni() and not anywhere else nncf.OverflowFix.ENABLE
+    overflow_fix = nncf.OverflowFix.DISABLE if has_vnni() and not for_any_cpu else nncf.OverflowFix.ENABLE
     options = nncf.AdvancedQuantizationParameters(overflow_fix=overflow_fix)
     with redirect_stdout(StringIO()):  # nncf prints its progress to stdout, where JSON may be expected
         return nncf.quantize(

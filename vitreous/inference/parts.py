@@ -26,7 +26,7 @@ class ChunkedOutputFile(ABC):
     suffix = ""
 
     def __init__(self, path: str, row_format: Any) -> None:
-        self.path, self.kind, self.chunk_folder = path, row_format, Path(f"{path}.parts")
+        self.path, self.row_format, self.chunk_folder = path, row_format, Path(f"{path}.parts")
         self.chunk_folder.mkdir(parents=True, exist_ok=True)
         self.buffered_rows: list[Any] = []
 
@@ -42,11 +42,11 @@ class ChunkedOutputFile(ABC):
     def add(self, predictions: Sequence[Any]) -> None:
         """Buffer rows, and write a chunk file whenever they fill one."""
         self.buffered_rows += predictions
-        while len(self.buffered_rows) >= self.kind.rows_per_chunk:
-            self.write_part(self.buffered_rows[: self.kind.rows_per_chunk])
-            del self.buffered_rows[: self.kind.rows_per_chunk]
+        while len(self.buffered_rows) >= self.row_format.rows_per_chunk:
+            self.write_chunk(self.buffered_rows[: self.row_format.rows_per_chunk])
+            del self.buffered_rows[: self.row_format.rows_per_chunk]
 
-    def write_part(self, predictions: Sequence[Any]) -> None:
+    def write_chunk(self, predictions: Sequence[Any]) -> None:
         """Write the next chunk file atomically."""
         with atomic_path(self.chunk_folder / f"{len(self.list_chunk_files()):06}{self.suffix}") as temporary:
             self.write(temporary, predictions)
@@ -61,7 +61,7 @@ class ChunkedOutputFile(ABC):
     def close(self) -> None:
         """Write the buffered rows as a smaller chunk file. There is at least one chunk file, which may have no rows."""
         if self.chunk_folder.exists() and (self.buffered_rows or not self.list_chunk_files()):
-            self.write_part(self.buffered_rows)
+            self.write_chunk(self.buffered_rows)
             self.buffered_rows = []
 
     @abstractmethod
@@ -98,7 +98,7 @@ class ParquetOutputFile(ChunkedOutputFile):
         """Write rows as a Parquet file with one row group."""
         import pyarrow.parquet as pq
 
-        pq.write_table(self.kind.to_arrow_table(predictions), path)
+        pq.write_table(self.row_format.to_arrow_table(predictions), path)
 
     def join(self, path: Path, chunk_paths: list[Path]) -> None:
         """Join all chunk files into one file, one chunk at a time."""
@@ -167,7 +167,7 @@ class CocoOutputFile(ChunkedOutputFile):
 
     def write(self, path: Path, predictions: Sequence[Any]) -> None:
         """Write rows as JSONL, one line per image."""
-        path.write_bytes(b"".join(encode_json_line(self.kind.to_dict(prediction)) for prediction in predictions))
+        path.write_bytes(b"".join(encode_json_line(self.row_format.to_dict(prediction)) for prediction in predictions))
 
     def join(self, path: Path, chunk_paths: list[Path]) -> None:
         """Join the results of all chunk files to one JSON list, one image at a time; images without ids are numbered
@@ -188,7 +188,7 @@ class CocoOutputFile(ChunkedOutputFile):
                     image_separator = b",\n"
             file.write(b"\n]\n")
             images_file.write(
-                b'\n],"annotations":[],"categories":' + json.dumps(self.kind.categories).encode() + b"}\n"
+                b'\n],"annotations":[],"categories":' + json.dumps(self.row_format.categories).encode() + b"}\n"
             )
 
 

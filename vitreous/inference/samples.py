@@ -186,10 +186,12 @@ class Generator:
             yield Sample(image, self.classes[label] if self.classes else "", sample_index)
 
     def interpolate_noise(self, labels: Tensor, sample_indices: Tensor, options: SampleOptions) -> Tensor:
-        """Interpolate the initial noise (n, C, *image) between two seeds, on the great circle, by class and number (n,)
-        int64."""
-        zero, end_seed = torch.zeros_like(sample_indices), options.to_seed or 0
-        start_noise, end_noise = (self.sampler.draw_noise(labels, zero, seed) for seed in (options.seed, end_seed))
+        """Interpolate the noise of `options.seed` and `options.to_seed` on the great circle: labels (n,) int64 and
+        `sample_indices` (n,) int64, the steps of the interpolation -> noise (n, C, *image)."""
+        zero_indices, end_seed = torch.zeros_like(sample_indices), options.to_seed or 0
+        start_noise, end_noise = (
+            self.sampler.draw_noise(labels, zero_indices, seed) for seed in (options.seed, end_seed)
+        )
         fraction = (sample_indices / ((options.count or 2) - 1)).view(-1, *[1] * (start_noise.dim() - 1)).float()
         return slerp_noise(start_noise, end_noise, fraction)
 

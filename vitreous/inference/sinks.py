@@ -149,7 +149,7 @@ class AppendableFile(ABC):
     """An output file that rows are appended to. It only contains complete rows, unless the disk is full."""
 
     def __init__(self, path: str, row_format: Any) -> None:
-        self.kind = row_format
+        self.row_format = row_format
         self.file = open(path, "r+b" if os.path.lexists(path) else "w+b")  # noqa: SIM115
 
     @abstractmethod
@@ -196,7 +196,7 @@ class JsonLinesFile(AppendableFile):
 
     def add(self, predictions: Sequence[Any]) -> None:
         """Append one line per prediction."""
-        self.file.write(b"".join(encode_json_line(self.kind.to_dict(prediction)) for prediction in predictions))
+        self.file.write(b"".join(encode_json_line(self.row_format.to_dict(prediction)) for prediction in predictions))
         self.file.flush()
 
 
@@ -218,12 +218,12 @@ class CsvFile(AppendableFile):
                 yield text.decode("utf-8", "surrogateescape")
 
         self.file.seek(0)
-        rows, head = csv.reader(read_complete_lines(), strict=True), list(self.kind.csv_columns)
+        rows, head = csv.reader(read_complete_lines(), strict=True), list(self.row_format.csv_columns)
         with suppress(csv.Error):
             if next(rows, None) == head:
                 start = size = position
                 for row in rows:
-                    if len(row) == len(head) and self.kind.starts_image(row):  # the first row of an image
+                    if len(row) == len(head) and self.row_format.starts_image(row):  # the first row of an image
                         if image is not None:
                             yield image
                             size = start
@@ -240,7 +240,7 @@ class CsvFile(AppendableFile):
 
     def add(self, predictions: Sequence[Any]) -> None:
         """Append the rows of predictions: one or several per image."""
-        self.write([row for prediction in predictions for row in self.kind.to_csv_rows(prediction)])
+        self.write([row for prediction in predictions for row in self.row_format.to_csv_rows(prediction)])
 
 
 SINKS: dict[str, type[AppendableFile | ChunkedOutputFile]] = {

@@ -179,7 +179,7 @@ def resolve_files(files: list[str], column: str | None, preprocess: Modality) ->
             yield partial(build_file_items, paths), len(paths)
             continue
         reader = (
-            partial(read_tar_images, endings=preprocess.archive_suffixes())
+            partial(read_tar_images, suffixes=preprocess.archive_suffixes())
             if suffix in TAR_SUFFIXES
             else partial(read_path_table if suffix in TABLE_SUFFIXES else read_parquet_images, column=column)
         )
@@ -269,9 +269,9 @@ def choose_column(name: str, columns: Sequence[str], column: str | None, known_n
     return best
 
 
-def read_tar_images(path: str, endings: frozenset[str] = IMAGE_FILE_SUFFIXES) -> Iterator[Item]:
-    """Yield an item ARCHIVE/NAME for each member of a tar archive whose name ends in one of `endings`. Raises DataError
-    for an invalid or truncated archive."""
+def read_tar_images(path: str, suffixes: frozenset[str] = IMAGE_FILE_SUFFIXES) -> Iterator[Item]:
+    """Yield an item ARCHIVE/NAME for each member of a tar archive whose name ends in one of `suffixes`. Raises
+    DataError for an invalid or truncated archive."""
     file_stamp = read_file_stamp(Path(path))
     if not file_stamp.size:
         raise DataError(f"{escape_unprintable(path)}: empty file", "copy it again, or leave it out")
@@ -279,7 +279,7 @@ def read_tar_images(path: str, endings: frozenset[str] = IMAGE_FILE_SUFFIXES) ->
         for member in archive.members():
             name = os.fsdecode(member.name)
             file_name = os.path.basename(name)
-            if file_name.lower().endswith(tuple(endings)) and not file_name.startswith("."):
+            if file_name.lower().endswith(tuple(suffixes)) and not file_name.startswith("."):
                 item_name = f"{path}/{name}"
                 yield Item(
                     item_name, partial(read_member_bytes, path, file_stamp, member.start, member.size, item_name)

@@ -86,7 +86,7 @@ def propagate_relevance(call: AttentionCall, gradient: Tensor, row: Tensor) -> T
     """Compute row W (B, T) for a row of relevance (B, T), from dy/do (B, T, D) of an attention, a few queries at a
     time."""
     attention: Any = call.module
-    values = attention.split(call.x.flatten(1, -2))[2].float().transpose(-2, -1)  # (B, h, d, T)
+    values = attention.project_qkv(call.x.flatten(1, -2))[2].float().transpose(-2, -1)  # (B, h, d, T)
     gradient = gradient.float().unflatten(-1, (attention.heads, -1)).transpose(1, 2)  # (B, h, T, d)
     relevance = torch.zeros_like(row)
     for queries, weights in call.iterate_chunks():

@@ -256,7 +256,7 @@ def make_attention_hook(
             span, grid
         )
         if config.factorised:
-            for call_fields in split_space_time_attention(name, attention, x, grid, config.prefix):
+            for call_fields in iterate_space_time_calls(name, attention, x, grid, config.prefix):
                 visit(
                     AttentionCall(
                         parse_layer_index(name, config), *call_fields[:5], patch=config.patch, full_grid=call_fields[5]
@@ -284,10 +284,10 @@ def make_attention_hook(
     return hook
 
 
-def split_space_time_attention(
+def iterate_space_time_calls(
     name: str, attention: nn.Module, x: Tensor, grid: tuple[int, ...], prefix: int
 ) -> Iterator[tuple[Span, tuple[int, ...], int, nn.Module, Tensor, tuple[int, ...]]]:
-    """Yield the calls of one attention of a factorised video model: span, grid, prefix, module, x and full grid.
+    """Yield span, grid, prefix, module, x and full grid of each `AttentionCall` of a factorised model's attention.
 
     Its input x is (B, T, S, D), (B, S, T, D) over time, or (B, T, D) for vectors of time slots. Over time, only
     sequences of patch tokens are visited, not those of prefix tokens.

@@ -123,13 +123,15 @@ def get_relative_position_tables(model: VisionModel[Any]) -> list[RelativePositi
 def get_relative_position_biases(model: VisionModel[Any]) -> dict[int, Tensor]:
     """Return the relative position biases of each block, by index from 0: (h, 2 m - 1, 2 n - 1) float32, h heads.
 
-    A bias is added to a logit by the offset of the key from the query, in rows and columns. The result is empty for
+    Offsets are key minus query, in rows and columns; modules store query minus key. The result is empty for
     models without biases.
     """
     by_layer: dict[int, Tensor] = {}
     for layer, attention in model.attention_modules():
         if isinstance(attention, WindowAttention):
-            by_layer[layer] = attention.position.offset_biases().detach().float().cpu().flip(0, 1).permute(2, 0, 1)
+            by_layer[layer] = (
+                attention.position.compute_offset_biases().detach().float().cpu().flip(0, 1).permute(2, 0, 1)
+            )
     return by_layer
 
 

@@ -55,8 +55,8 @@ def set_default_weights(options: TrainOptions, dataset: Data, listener: Progress
 def should_start_pretrained(options: TrainOptions, dataset: Data) -> bool:
     """Return whether a run starts from published weights by default.
 
-    It does if it has few photographs, learns from labels, masks or boxes, uses no published recipe (these may require
-    other weights), and changes neither image size nor patch size.
+    It does if the images are few, in colour and above `MAX_SMALL_IMAGE_SIDE`, and labels, masks or boxes are learned.
+    A published recipe (it may require other weights), --patch-size, --native-aspect or a model setting prevents it.
     """
     split, objective = dataset.split("train"), get_objective_config(options)
     if len(split) >= FEW_PHOTOGRAPHS or get_sample_noun(split) != "images":

@@ -52,7 +52,7 @@ CHANGEABLE_SETTINGS = ("timeout:", "data.workers:", "keep:", "device:", "micro_b
 
 
 def resolve_data_option(options: TrainOptions) -> TrainOptions:
-    """Return the options with the dataset of the run to resume if no dataset is set. `--resume RUN` becomes `--resume
+    """Return options with a dataset: if none is set, that of the run to resume. `--resume RUN` becomes `--resume
     --out RUN`.
 
     Raises UsageError if neither a dataset nor a run to resume is set, or if a run is given as the dataset.

@@ -76,7 +76,7 @@ class SoupEvaluator:
     skip_unreadable: bool  # whether unreadable images count as wrong; otherwise they raise DataError
     listener: ProgressListener
 
-    def judge(self, bundle: Bundle, name: str) -> Report:
+    def evaluate(self, bundle: Bundle, name: str) -> Report:
         """Evaluate a model, with a temperature of 1; `name` is shown with the progress. Raises DataError for unreadable
         images, or if the classes or targets of model and data differ."""
         task = bundle.task.with_temperature(1.0)
@@ -270,7 +270,7 @@ def average_ingredients(
     Returns a record per model, best first; the bundle of the soup; and its report, None without an evaluator.
     """
     single_reports = (
-        {ingredient.sha256: evaluator.judge(ingredient.bundle(), ingredient.run) for ingredient in ingredients}
+        {ingredient.sha256: evaluator.evaluate(ingredient.bundle(), ingredient.run) for ingredient in ingredients}
         if evaluator
         else {}
     )
@@ -284,7 +284,7 @@ def average_ingredients(
         new_total, new_report, is_selected = add_weights(total, ingredient.bundle(), outputs), None, True
         if greedy and evaluator:
             new_report = (
-                evaluator.judge(average_weights(template, new_total, count + 1), f"soup with {ingredient.run}")
+                evaluator.evaluate(average_weights(template, new_total, count + 1), f"soup with {ingredient.run}")
                 if count
                 else single_reports[ingredient.sha256]
             )
@@ -305,7 +305,7 @@ def average_ingredients(
             }
         )
     averaged_bundle = average_weights(template, total, count)
-    return records, averaged_bundle, report or (evaluator.judge(averaged_bundle, "soup") if evaluator else None)
+    return records, averaged_bundle, report or (evaluator.evaluate(averaged_bundle, "soup") if evaluator else None)
 
 
 def get_primary_score(report: Report | None) -> float:
@@ -315,7 +315,7 @@ def get_primary_score(report: Report | None) -> float:
 
 
 def add_weights(total: dict[str, Tensor], bundle: Bundle, outputs: tuple[str, ...]) -> dict[str, Tensor]:
-    """Add the weights of a model to `total`, sums of the same shapes in float64. Rows of its head are reordered to the
+    """Return the sum of `total`, which may be empty, and a model's weights in float64. Head rows are reordered to the
     order of `outputs`."""
     order = torch.tensor([bundle.task.outputs.index(name) for name in outputs])
     state = {name: tensor.double() for name, tensor in bundle.model.state_dict().items()}

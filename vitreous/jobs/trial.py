@@ -26,10 +26,8 @@ def run_trial(
     listener: ProgressListener,
     ranks: Ranks = SINGLE_PROCESS,
     signals: StopSignals | None = None,
-    watch: Callable[[Session], None] = lambda session: None,
 ) -> None:
-    """Run a trial to its end; an interrupted trial continues, and a complete trial is skipped. `watch` is called with
-    the session before it starts.
+    """Run a trial to its end; an interrupted trial continues, and a complete trial is skipped.
 
     If the loss is not finite, the trial ends, and the failure is its result. Raises Interrupted after a signal;
     `signals` may contain one that was received before.
@@ -44,7 +42,6 @@ def run_trial(
         write_text_atomic(folder.config, to_yaml(run))
     with folder.locked() if ranks.is_main else nullcontext():
         session = Session(run, inputs, folder, listener, ranks=ranks)
-        watch(session)
         try:
             summary = session.train()
         except NonFiniteError as error:

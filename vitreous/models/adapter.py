@@ -122,7 +122,7 @@ class ViTAdapter(VisionModel[AdapterConfig]):
         )
         x, *context = vit.prepare(vit.add_positions(tokens), vit.make_token_positions(tokens))
         blocks, interaction_tokens = iter(vit.encoder.blocks), list[Tensor]()
-        for interaction, count in zip(self.interactions, self.config.groups, strict=True):
+        for interaction, count in zip(self.interactions, self.config.blocks_per_interaction, strict=True):
             prefix, patches = self.split(x)
             x = self.join(prefix, interaction.inject(patches, prior_tokens, reference_points), reference_points.grid)
             for _ in range(count):

@@ -54,7 +54,7 @@ class BiT(VisionModel[BiTConfig]):
 
     def features(self, images: Tensor) -> Tensor:
         """Compute the last map after norm and ReLU, in raster order: (B, C, H, W) -> (B, N, D)."""
-        return self.body(self.checked(images)).flatten(2).transpose(1, 2)
+        return self.body(self.prepare_images(images)).flatten(2).transpose(1, 2)
 
     def features_at(self, images: Tensor, strides: Sequence[int]) -> list[Tensor]:
         """Compute the maps of the stages with these strides, in pixels, before any norm: (B, C, H, W) -> (B, h, w, D)
@@ -63,14 +63,14 @@ class BiT(VisionModel[BiTConfig]):
         `config.levels` lists the strides. Raises ValueError if no stage has a stride.
         """
         self.config.check_strides(strides)
-        maps = dict(zip(self.config.strides, self.body.maps(self.checked(images)), strict=True))
+        maps = dict(zip(self.config.strides, self.body.maps(self.prepare_images(images)), strict=True))
         return [maps[stride].movedim(1, -1) for stride in strides]
 
     def last_norm(self, x: Tensor) -> Tensor:
         """Apply the norm after the last stage, and ReLU: (B, h, w, D) -> (B, h, w, D)."""
         return self.body.norm(x.movedim(-1, 1)).relu().movedim(1, -1)
 
-    def checked(self, images: Tensor) -> Tensor:
+    def prepare_images(self, images: Tensor) -> Tensor:
         """Check images (B, C, H, W) and return them in the dtype of the weights. Raises the errors of
         `check_images`."""
         self.check_images(images)

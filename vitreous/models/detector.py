@@ -33,7 +33,9 @@ class Detector(BackboneWithHead):
     """
 
     def __init__(self, config: DetectorConfig, backbone: nn.Module | None = None) -> None:
-        super().__init__(config, backbone, (*LAST_NORM_NAMES, *config.backbone.list_unused_modules(config.taps)))
+        super().__init__(
+            config, backbone, (*LAST_NORM_NAMES, *config.backbone.list_unused_modules(config.input_strides))
+        )
         self.pyramid = build_pyramid(config)
         self.proposals, self.regions = RegionProposals(config), RegionHeads(config)
 
@@ -67,13 +69,13 @@ class Detector(BackboneWithHead):
 
     def levels(self, images: Tensor) -> list[Tensor]:
         """Compute the levels of the feature pyramid, the finest first: (B, C, H, W) -> list of (B, W, h, w)."""
-        maps = self.backbone.features_at(images, self.config.taps)
+        maps = self.backbone.features_at(images, self.config.input_strides)
         return self.pyramid([x.to(images.dtype) for x in maps])  # blocks frozen for inference may return bfloat16
 
 
 def build_pyramid(config: DetectorConfig) -> nn.Module:
     """Build the feature pyramid of a detector, from the backbone's single map or from its maps of several strides."""
-    widths = [config.backbone.level_at(stride).width for stride in config.taps]
+    widths = [config.backbone.level_at(stride).width for stride in config.input_strides]
     if len(config.backbone.strides) == 1:
         return SimplePyramid(widths[0], config.width, len(config.strides))
     return FeaturePyramid(widths, config.width, len(config.strides))
@@ -88,7 +90,7 @@ def detector_head_macs(config: DetectorConfig, image: tuple[int, ...]) -> int:
     """
     from torch.utils.flop_counter import FlopCounterMode
 
-    levels = [config.backbone.level_at(stride) for stride in config.taps]
+    levels = [config.backbone.level_at(stride) for stride in config.input_strides]
     with torch.device("meta"):
         pyramid, proposals, regions = build_pyramid(config), RegionProposals(config), RegionHeads(config)
         maps = [torch.empty(1, *level.grid_of(image), level.width) for level in levels]

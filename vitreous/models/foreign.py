@@ -79,9 +79,9 @@ class ForeignModel(VisionModel[ForeignConfig]):
 
         Raises ValueError for a wrong number of channels.
         """
-        return flatten_features(self.encoder(self.checked(images)), self.config.layout)
+        return flatten_features(self.encoder(self.prepare_images(images)), self.config.layout)
 
-    def checked(self, images: Tensor) -> Tensor:
+    def prepare_images(self, images: Tensor) -> Tensor:
         """Check images (B, C, *image) and return them unchanged. Raises the errors of `check_images`."""
         self.check_images(images)
         return images
@@ -91,21 +91,21 @@ class ForeignModel(VisionModel[ForeignConfig]):
         return self.encoder(tokens, "pool", self.config.layout, self.config.prefix)
 
     def features_at(self, images: Tensor, strides: Sequence[int]) -> list[Tensor]:
-        """Compute the maps of these strides, in pixels: (B, C, H, W) -> (B, h, w, D) per stride.
+        """Compute the feature maps with these strides, in pixels: (B, C, H, W) -> (B, h, w, D) per stride.
 
         `config.levels` lists the strides. Raises ValueError if no map has a stride.
         """
         self.config.check_strides(strides)
         if self.config.stages:
-            return self.encoder(self.checked(images), "maps", tuple(strides))
+            return self.encoder(self.prepare_images(images), "maps", tuple(strides))
         grid = tuple(length // patch for length, patch in zip(images.shape[2:], self.config.patch, strict=True))
         tokens = self.features_after(images, [self.config.depth])[0][:, self.config.prefix :]
-        return [tokens.unflatten(1, grid) for _ in strides]
+        return [tokens.unflatten(1, grid) for _ in strides]  # a ViT has only one stride, so all strides are equal
 
     def features_after(self, images: Tensor, depths: Sequence[int]) -> list[Tensor]:
         """Compute every token after t blocks, before the last norm, for each depth t: (B, C, *image) -> list of
         (B, P + N, D)."""
-        return self.encoder(self.checked(images), "features_after", tuple(depths))
+        return self.encoder(self.prepare_images(images), "features_after", tuple(depths))
 
     def last_norm(self, x: Tensor) -> Tensor:
         """Apply the norm after the last block: (..., D) -> (..., D); maps of stages are returned unchanged."""

@@ -32,8 +32,8 @@ def init_mimetic(
         width, head_width = model.config.width, model.config.width // attention.heads
         q, k, v = attention.qkv.weight.data.chunk(3)  # each (D, D), rows grouped by head
         for head_rows in torch.split(torch.arange(width), head_width):
-            q[head_rows], k[head_rows] = low_rank_factors(draw_near_identity(width, *query_key), head_width)
-        v[:], out = low_rank_factors(draw_near_identity(width, value_out[0], -value_out[1]), width)
+            q[head_rows], k[head_rows] = compute_low_rank_factors(draw_near_identity(width, *query_key), head_width)
+        v[:], out = compute_low_rank_factors(draw_near_identity(width, value_out[0], -value_out[1]), width)
         attention.out.weight.data.copy_(out.T)
 
 
@@ -66,7 +66,7 @@ def draw_near_identity(width: int, noise: float, diagonal: float) -> Tensor:
     return noise * torch.randn(width, width) * width**-0.5 + diagonal * torch.eye(width)
 
 
-def low_rank_factors(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+def compute_low_rank_factors(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     """Factor a matrix (D, D) into left and right, each (rank, D), such that left^T right is its best approximation."""
     u, s, vh = svd(matrix)
     root = s[:rank].sqrt()

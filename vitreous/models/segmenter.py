@@ -57,7 +57,7 @@ class Segmenter(BackboneWithHead):
             last_map, *maps = self.backbone.features_at(images, strides)
             return [self.backbone.last_norm(last_map), *maps]
         grid = patch_grid(tuple(images.shape[2:]), c.patch)
-        tokens = self.backbone.features_after(images, c.taps)
+        tokens = self.backbone.features_after(images, c.input_depths)
         return [self.backbone.last_norm(x)[:, c.prefix :].unflatten(1, grid) for x in tokens]
 
 
@@ -67,7 +67,7 @@ def map_widths_and_patches(config: SegmenterConfig) -> tuple[list[int], list[tup
     if backbone.has_stages:
         levels = backbone.levels[::-1][: 1 if config.head == "linear" else None]
         return [level.width for level in levels], [level.patch for level in levels]
-    return [backbone.width] * len(config.taps), [backbone.patch] * len(config.taps)
+    return [backbone.width] * len(config.input_depths), [backbone.patch] * len(config.input_depths)
 
 
 def build_decoder(config: SegmenterConfig, widths: list[int], patches: list[tuple[int, ...]]) -> nn.Module:

@@ -135,7 +135,7 @@ def build_swin_block(config: SwinConfig, stage: int, index: int, drop_path: floa
     c, width, heads, size = config, config.widths[stage], config.heads[stage], config.windows[stage]
     shift = (size[0] // 2 * (index % 2), size[1] // 2 * (index % 2))
     if c.attention.pad == "zeros-after-shift":  # in timm only the native grid decides which axes are shifted
-        native_grid = c.grids(c.image)[stage]
+        native_grid = c.stage_grids(c.image)[stage]
         shift = tuple(s if length > w else 0 for s, length, w in zip(shift, native_grid, size, strict=True))
     if c.version == 2:
         pretrained_window = c.attention.pretrained_window[stage] if c.attention.pretrained_window else 0

@@ -98,7 +98,7 @@ class Attention(nn.Module):
         """
         if queries != ALL_QUERIES and mask is None and (layer := self.get_qkv_parameters()) is not None:
             return attend_few_queries(x[..., queries, :], x, *layer, self.heads)
-        q, k, v = self.split(x)
+        q, k, v = self.project_qkv(x)
         if isinstance(mask, Segments):
             return attend_segments(q, k, v, mask).transpose(-3, -2).flatten(-2)
         query_mask = mask if mask is None or queries == ALL_QUERIES else mask[..., queries, :]
@@ -119,10 +119,10 @@ class Attention(nn.Module):
     def compute_weights(self, x: Tensor, mask: Tensor | None = None, queries: slice = ALL_QUERIES) -> Tensor:
         """Compute attention probabilities: (..., N, D) -> (..., h, Q, N), for the `queries` or all N tokens. Rows are
         queries and sum to one."""
-        q, k, _ = self.split(x)
+        q, k, _ = self.project_qkv(x)
         return attention_probabilities(q[..., queries, :], k, mask if mask is None else mask[..., queries, :])
 
-    def split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def project_qkv(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Project tokens to queries, keys and values: (..., N, D) -> three tensors (..., h, N, d)."""
         return split_heads(self.qkv(x), self.heads)
 
@@ -140,10 +140,10 @@ class QKNormAttention(Attention):
     def get_qkv_parameters(self) -> None:
         """Return None, because normalised queries and keys are more than a matrix product."""
 
-    def split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def project_qkv(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Project tokens to normalised queries, normalised keys and values: (..., N, D) -> three tensors
         (..., h, N, d)."""
-        q, k, v = super().split(x)
+        q, k, v = super().project_qkv(x)
         dtype = self.query_norm.weight.dtype
         return self.query_norm(q.to(dtype)).to(v.dtype), self.key_norm(k.to(dtype)).to(v.dtype), v
 
@@ -321,16 +321,18 @@ def attend_few_queries(query_tokens: Tensor, x: Tensor, weight: Tensor, bias: Te
     This takes 2 Q h N D multiply-adds instead of 2 N D^2, which are fewer if Q < d. `weight` (3 D, D) and `bias` (3 D,)
     are those of the query-key-value layer.
     """
-    size = x.shape[-1] // heads
-    query_weights, keys, values = torch.unflatten(weight.to(x.dtype), 0, (3, heads, size)).unbind()  # 3 x (h, d, D)
+    head_width = x.shape[-1] // heads
+    query_weights, key_weights, value_weights = torch.unflatten(
+        weight.to(x.dtype), 0, (3, heads, head_width)
+    ).unbind()  # 3 x (h, d, D)
     q = torch.einsum("...qc,hdc->...hqd", query_tokens, query_weights)
     if bias is not None:
-        bias = torch.unflatten(bias.to(x.dtype), 0, (3, heads, 1, size))
+        bias = torch.unflatten(bias.to(x.dtype), 0, (3, heads, 1, head_width))
         q = q + bias[0]
     # (..., h Q, D): all heads attend to the same x
-    q = torch.einsum("...hqd,hdc->...hqc", q * size**-0.5, keys).flatten(-3, -2)
-    attended = (q @ x.mT).softmax(-1) @ x
-    y = torch.einsum("...hqc,hdc->...hqd", torch.unflatten(attended, -2, (heads, -1)), values)
+    q = torch.einsum("...hqd,hdc->...hqc", q * head_width**-0.5, key_weights).flatten(-3, -2)
+    attended_tokens = (q @ x.mT).softmax(-1) @ x
+    y = torch.einsum("...hqc,hdc->...hqd", torch.unflatten(attended_tokens, -2, (heads, -1)), value_weights)
     return (y if bias is None else y + bias[2]).transpose(-3, -2).flatten(-2)
 
 

@@ -242,14 +242,14 @@ class FrozenBranch(nn.Module):
         module = copy_frozen(branch.part, dtype, packed, omitted_child=output_name)
         assert isinstance(module, Attention | Mlp | SwiGLU)  # types in `OUTPUT_LAYER_NAMES`
         self.part = module
-        self.last = freeze_linear(getattr(branch.part, output_name), dtype, packed, branch.scale)
+        self.output_layer = freeze_linear(getattr(branch.part, output_name), dtype, packed, branch.scale)
 
     def forward(self, x: Tensor, *context: Any, queries: slice = ALL_QUERIES) -> Tensor:
         """Add the branch to its input: (..., N, D) -> (..., N, D) float32, or only the `queries` of the N tokens."""
         if queries == ALL_QUERIES:
-            return self.last.forward_add_residual(self.part.forward_before_output(self.norm(x), *context), x)
+            return self.output_layer.forward_add_residual(self.part.forward_before_output(self.norm(x), *context), x)
         assert isinstance(self.part, Attention)
-        return self.last.forward_add_residual(
+        return self.output_layer.forward_add_residual(
             self.part.forward_before_output(self.norm(x), *context, queries=queries), x[..., queries, :]
         )
 
@@ -323,7 +323,7 @@ class PackedLinear(nn.Module):
         if residual.dtype != self.dtype:
             y = self(x)
             fused = uses_native_kernels(self.dtype) and residual.dtype == torch.float32 and residual.shape == y.shape
-            return kernels.add_bf16(residual, y) if fused else residual + y
+            return kernels.add_bf16_to_float32(residual, y) if fused else residual + y
         return torch.ops.mkldnn._linear_pointwise.binary(x.to(self.dtype), residual, self.weight, self.bias, "add")
 
 

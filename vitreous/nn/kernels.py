@@ -57,8 +57,8 @@ class GradientArguments(ctypes.Structure):
 
 
 def has_native_kernels() -> bool:
-    """Return whether the native library is available, and therefore `layer_norm`, `add_bf16`, `transpose_bf16` and the
-    GELU functions of this module."""
+    """Return whether the native library is available, and therefore `layer_norm`, `add_bf16_to_float32`,
+    `transpose_bf16` and the GELU functions of this module."""
     return load_native_library().library is not None
 
 
@@ -132,7 +132,7 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     return y
 
 
-def add_bf16(x: Tensor, y: Tensor) -> Tensor:
+def add_bf16_to_float32(x: Tensor, y: Tensor) -> Tensor:
     """Compute x + y in float32, for x float32 and y bfloat16 of the same shape."""
     x, y = x.contiguous(), y.contiguous()
     total = torch.empty_like(x)
@@ -140,23 +140,23 @@ def add_bf16(x: Tensor, y: Tensor) -> Tensor:
     return total
 
 
-def gelu_bf16_(x: Tensor, form: str) -> Tensor:
-    """Apply GELU in place to a contiguous bfloat16 tensor (..., D). The gate is accurate to 6e-5."""
-    native_library().gelu(data_pointer(x), data_pointer(x), data_pointer(gelu_coefficients(form)), C_LONG(x.numel()))
+def gelu_bf16_(x: Tensor, gelu: str) -> Tensor:
+    """Apply GELU, x f(x) with f of `GELU_GATES`, in place to contiguous bfloat16 (..., D). f is accurate to 6e-5."""
+    native_library().gelu(data_pointer(x), data_pointer(x), data_pointer(gelu_coefficients(gelu)), C_LONG(x.numel()))
     return x
 
 
-def gelu_bf16(x: Tensor, form: str) -> Tensor:
+def gelu_bf16(x: Tensor, gelu: str) -> Tensor:
     """Apply GELU to a contiguous bfloat16 tensor (..., D) and return a new tensor (..., D)."""
     y = torch.empty_like(x)
-    native_library().gelu(data_pointer(x), data_pointer(y), data_pointer(gelu_coefficients(form)), C_LONG(x.numel()))
+    native_library().gelu(data_pointer(x), data_pointer(y), data_pointer(gelu_coefficients(gelu)), C_LONG(x.numel()))
     return y
 
 
-def gelu_bf16_backward_(grad: Tensor, x: Tensor, form: str) -> Tensor:
+def gelu_bf16_backward_(grad: Tensor, x: Tensor, gelu: str) -> Tensor:
     """Multiply `grad` (..., D) in place by the derivative of GELU at x (..., D), and return GELU(x); all contiguous and
     in bfloat16."""
-    y, tables = torch.empty_like(x), (gelu_coefficients(form), gelu_slope_coefficients(form))
+    y, tables = torch.empty_like(x), (gelu_coefficients(gelu), gelu_slope_coefficients(gelu))
     native_library().gelu_backward(*map(data_pointer, (x, grad, y, *tables)), C_LONG(x.numel()))
     return y
 
@@ -171,17 +171,17 @@ def transpose_bf16(x: Tensor) -> Tensor:
 
 
 @cache
-def gelu_coefficients(form: str) -> Tensor:
+def gelu_coefficients(gelu: str) -> Tensor:
     """Compute the parabolas that approximate a GELU's gate: (3, 32) float32, the constant, linear and square terms of f
     - 1/2 around 0, 1/4, 2/4, ..., 31/4. From 7.625 on f is 1."""
-    return fit_parabolas(GELU_GATES[form])
+    return fit_parabolas(GELU_GATES[gelu])
 
 
 @cache
-def gelu_slope_coefficients(form: str) -> Tensor:
+def gelu_slope_coefficients(gelu: str) -> Tensor:
     """Compute the parabolas that approximate the derivative of GELU, f(x) + x f'(x): (3, 32) float32 as in
     `gelu_coefficients`."""
-    function, step = GELU_GATES[form], 1e-5
+    function, step = GELU_GATES[gelu], 1e-5
     return fit_parabolas(lambda x: ((x + step) * function(x + step) - (x - step) * function(x - step)) / (2 * step))
 
 

@@ -49,33 +49,33 @@ class LocalAttention(Attention):
             return patches
         return torch.cat([dot_product_attention(q[..., :prefix, :], k, v).transpose(-3, -2).flatten(-2), patches], -2)
 
-    def attend_within_windows(self, grid: Tensor, first_keys: Tensor, first_values: Tensor) -> Tensor:
-        """Attend from patches to their window and the prefix tokens: `grid` (B, *grid, 3 D), the queries, keys and
-        values of patches, `first_keys` and `first_values` (B, h, P, d) of the prefix tokens -> (B, *grid, D)."""
-        grid_size = tuple(grid.shape[1:-1])
+    def attend_within_windows(self, qkv_grid: Tensor, prefix_keys: Tensor, prefix_values: Tensor) -> Tensor:
+        """Attend from patches to their window and the prefix tokens: `qkv_grid` (B, *grid, 3 D), the queries, keys and
+        values of patches, `prefix_keys` and `prefix_values` (B, h, P, d) of the prefix tokens -> (B, *grid, D)."""
+        grid_size = tuple(qkv_grid.shape[1:-1])
         for axis, length in enumerate(grid_size, 1):
             remainder = length % self.window
             if remainder and length > self.window:
-                subgrids = grid.split_with_sizes([length - remainder, remainder], axis)
+                subgrids = qkv_grid.split_with_sizes([length - remainder, remainder], axis)
                 return torch.cat(
-                    [self.attend_within_windows(grid, first_keys, first_values) for grid in subgrids], axis
+                    [self.attend_within_windows(subgrid, prefix_keys, prefix_values) for subgrid in subgrids], axis
                 )
         size = tuple(min(length, self.window) for length in grid_size)
-        windows = window_partition(grid, size)  # (B, *count, *size, 3 D)
+        windows = window_partition(qkv_grid, size)  # (B, *count, *size, 3 D)
         count = tuple(windows.shape[1 : 1 + len(size)])
         q, k, v = split_heads(windows.flatten(-1 - len(size), -2).flatten(1, len(size)), self.heads)  # (B, n, h, T, d)
-        if first_keys.shape[-2]:
+        if prefix_keys.shape[-2]:
             k, v = (
-                torch.cat([prefix_values[:, None].expand(-1, math.prod(count), -1, -1, -1), window_values], -2)
-                for prefix_values, window_values in ((first_keys, k), (first_values, v))
+                torch.cat([prefix_tensor[:, None].expand(-1, math.prod(count), -1, -1, -1), window_tensor], -2)
+                for prefix_tensor, window_tensor in ((prefix_keys, k), (prefix_values, v))
             )
         outputs = dot_product_attention(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1)).transpose(-3, -2).flatten(-2)
-        return window_reverse(outputs.view(len(grid), *count, *size, -1), grid_size)
+        return window_reverse(outputs.view(len(qkv_grid), *count, *size, -1), grid_size)
 
     def compute_weights(self, x: Tensor, positions: TokenPositions, queries: slice = ALL_QUERIES) -> Tensor:
         """Compute attention probabilities: (B, P + N, D) -> (B, h, Q, P + N), for the `queries` or all tokens. Rows are
         queries and sum to one; outside a patch's window they are 0."""
-        q, k, _ = self.split(x)
+        q, k, _ = self.project_qkv(x)
         mask = None if self.sees_whole_grid(positions) else self.make_attention_mask(positions).to(x.device)[queries]
         return attention_probabilities(q[..., queries, :], k, mask)
 

@@ -40,14 +40,14 @@ class RelativeAttention(Attention):
 
     def forward_before_output(self, x: Tensor, positions: TokenPositions, queries: slice = ALL_QUERIES) -> Tensor:
         """Compute the concatenated outputs of the heads: (B, N, D) -> (B, Q, D)."""
-        q, k, v = self.split(x)
+        q, k, v = self.project_qkv(x)
         q = q[..., queries, :]
         return dot_product_attention(q, k, v, self.bias(q, positions, queries)).transpose(-3, -2).flatten(-2)
 
     def compute_weights(self, x: Tensor, positions: TokenPositions, queries: slice = ALL_QUERIES) -> Tensor:
         """Compute attention probabilities: (B, N, D) -> (B, h, Q, N), for the `queries` or all N tokens. Rows are
         queries and sum to one."""
-        q, k, _ = self.split(x)
+        q, k, _ = self.project_qkv(x)
         return attention_probabilities(q[..., queries, :], k, self.bias(q[..., queries, :], positions, queries))
 
     def bias(self, q: Tensor, positions: TokenPositions, queries: slice = ALL_QUERIES) -> Tensor:
@@ -98,7 +98,7 @@ class RotaryAttention(Attention):
 
     def project_rotated_qkv(self, x: Tensor, positions: TokenPositions) -> tuple[Tensor, Tensor, Tensor]:
         """Project tokens to rotated queries, rotated keys and values: (B, N, D) -> three tensors (B, h, N, d)."""
-        q, k, v = self.split(x)
+        q, k, v = self.project_qkv(x)
         angles = positions.select_entries(self.angles(positions.grid, q.shape[-1], x.device))[
             :, None
         ]  # (1 or B, 1, K, d / 2)
@@ -167,7 +167,7 @@ class GridAttention(Attention):
         are one-hot vectors of its row and its column.
         """
         height, width = x.shape[-3:-1]
-        q, k, v = self.split(x.flatten(-3, -2))
+        q, k, v = self.project_qkv(x.flatten(-3, -2))
         grid = torch.unflatten(q, -2, (height, width))  # (..., heads, h, w, d)
         row_logits = torch.einsum("...ijc,ikc->...ijk", grid, gather_relative_positions(self.rows, height).to(q))
         column_logits = torch.einsum("...ijc,jkc->...ijk", grid, gather_relative_positions(self.columns, width).to(q))

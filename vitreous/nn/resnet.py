@@ -230,21 +230,20 @@ class LineAttention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Attend along the lines: (..., L, C) -> (..., L, C)."""
-        q, k, v = self.split(x)
+        q, k, v = self.project_qkv(x)
         rq, rk, rv = self.offsets(x.shape[-2])
-        p = line_attention_probabilities(q, k, rq, rk)
+        p = compute_line_attention_probabilities(q, k, rq, rk)
         y = p @ v + torch.einsum("...ij,ijd->...id", p, rv)
         return group_norm_per_line(self.norm_out, y.transpose(-3, -2).flatten(-2))
 
     def compute_weights(self, x: Tensor) -> Tensor:
         """Compute attention probabilities: (..., L, C) -> (..., heads, L, L). Rows are queries and sum to one."""
-        q, k, _ = self.split(x)
+        q, k, _ = self.project_qkv(x)
         rq, rk, _ = self.offsets(x.shape[-2])
-        return line_attention_probabilities(q, k, rq, rk)
+        return compute_line_attention_probabilities(q, k, rq, rk)
 
-    def split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Project tokens to queries and keys, each (..., heads, L, d / 2), and values (..., heads, L, d), from
-        (..., L, C)."""
+    def project_qkv(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Project tokens (..., L, C) to queries and keys (..., heads, L, d / 2) and values (..., heads, L, d)."""
         qkv = group_norm_per_line(self.norm_qkv, self.qkv(x).to(self.relative.dtype))
         heads = torch.unflatten(qkv, -1, (self.heads, -1)).transpose(-3, -2)
         q, k, v = heads.split_with_sizes(self.split_sizes, -1)
@@ -263,7 +262,7 @@ class LineAttention(nn.Module):
         return rq, rk, rv
 
 
-def line_attention_probabilities(q: Tensor, k: Tensor, rq: Tensor, rk: Tensor) -> Tensor:
+def compute_line_attention_probabilities(q: Tensor, k: Tensor, rq: Tensor, rk: Tensor) -> Tensor:
     """Compute the softmax over keys j of q_i k_j + q_i rq_ij + k_j rk_ij: q and k (..., heads, L, d / 2), rq and rk
     (L, L, d / 2) -> (..., heads, L, L)."""
     logits = q @ k.transpose(-2, -1) + torch.einsum("...id,ijd->...ij", q, rq) + torch.einsum("...jd,ijd->...ij", k, rk)

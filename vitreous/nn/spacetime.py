@@ -58,7 +58,7 @@ class SpaceTimeHeads(Attention):
         if x.shape[1] == 1:
             return super().forward_before_output(x, queries=queries)
         half = self.heads // 2
-        q, k, v = self.split(x)  # (B, T, h, S, d)
+        q, k, v = self.project_qkv(x)  # (B, T, h, S, d)
         space = dot_product_attention(q[:, :, :half, queries], k[:, :, :half], v[:, :, :half])
         # (B, Q, h / 2, T, d): a token attends to the tokens of its spatial position in all slots
         time_qkv = (tensor[:, :, half:, queries].transpose(1, 3) for tensor in (q, k, v))

@@ -35,13 +35,13 @@ class RelativePositionBias(nn.Module):
         self.table = nn.Parameter(torch.empty(2 * size[0] - 1, 2 * size[1] - 1, heads))
         nn.init.trunc_normal_(self.table, std=0.02)
 
-    def offset_biases(self) -> Tensor:
-        """Return the bias of each offset in rows and columns: (2 m - 1, 2 n - 1, h)."""
+    def compute_offset_biases(self) -> Tensor:
+        """Return the bias of each offset, query minus key, in rows and columns: (2 m - 1, 2 n - 1, h)."""
         return self.table
 
     def forward(self) -> Tensor:
         """Compute the bias that is added to the logits of a window: (h, T, T)."""
-        return gather_offset_table(self.offset_biases(), self.size)
+        return gather_offset_table(self.compute_offset_biases(), self.size)
 
 
 def gather_offset_table(table: Tensor, size: tuple[int, int]) -> Tensor:
@@ -78,7 +78,7 @@ class WindowAttention(Attention):
 
         `mask` (*count, 1, T, T) bool is true where a query (row) may attend to a key; None: no mask.
         """
-        q, k, v = self.split(x)
+        q, k, v = self.project_qkv(x)
         q = q[..., queries, :]
         bias = self.position().to(q.dtype)[..., queries, :]
         if mask is None:
@@ -91,7 +91,7 @@ class WindowAttention(Attention):
     def compute_weights(self, x: Tensor, mask: Tensor | None = None, queries: slice = ALL_QUERIES) -> Tensor:
         """Compute attention probabilities: (..., T, D) -> (..., h, Q, T), for the `queries` or all T tokens. Rows are
         queries and sum to one."""
-        q, k, _ = self.split(x)
+        q, k, _ = self.project_qkv(x)
         bias = self.position().to(q.dtype)[..., queries, :]
         if mask is not None:
             bias = mask_logits(bias, mask[..., queries, :])
@@ -134,14 +134,14 @@ class ContinuousPositionBias(nn.Module):
             nn.init.trunc_normal_(linear.weight, std=0.02)
         nn.init.zeros_(self.fc1.bias)
 
-    def offset_biases(self) -> Tensor:
-        """Compute the bias of each offset in rows and columns: (2 m - 1, 2 n - 1, h)."""
+    def compute_offset_biases(self) -> Tensor:
+        """Compute the bias of each offset, query minus key, in rows and columns: (2 m - 1, 2 n - 1, h)."""
         log_offsets = log_spaced_offsets(self.size, self.pretrained, self.fc1.weight.device).to(self.fc1.weight.dtype)
         return 16 * torch.sigmoid(self.fc2(self.fc1(log_offsets).relu()).float())
 
     def forward(self) -> Tensor:
         """Compute the bias that is added to the logits of a window: (h, T, T)."""
-        return gather_offset_table(self.offset_biases(), self.size)
+        return gather_offset_table(self.compute_offset_biases(), self.size)
 
 
 def log_spaced_offsets(size: tuple[int, int], pretrained_window: int = 0, device: torch.device | None = None) -> Tensor:
@@ -176,7 +176,7 @@ class CosineWindowAttention(WindowAttention):
         self.v_bias = nn.Parameter(torch.zeros(width)) if bias else None
         self.logit_scale = nn.Parameter(torch.full((heads, 1, 1), math.log(10)))
 
-    def split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def project_qkv(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Project tokens to scaled queries and keys, whose products times 1 / sqrt(d) are the logits, and values:
         (..., N, D) -> three tensors (..., h, N, d)."""
         qkv = self.qkv(x)

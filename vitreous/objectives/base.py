@@ -138,7 +138,7 @@ class ObjectiveConfig:
 
 
 def reduce_single_process(values: Tensor) -> Tensor:
-    """Return the mean over one process of values of any shape, which are the values unchanged."""
+    """Return values of any shape unchanged: they are their own mean over a single process."""
     return values
 
 

@@ -142,7 +142,7 @@ class DetectionObjective(Objective):
         return batch | {"federated": copy_to_device(from_numpy(loss_classes), device)}
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
-        """Compute the loss, the sum of the detector's losses, and each of them, as scalars."""
+        """Compute the detector's losses by name, and their sum as `loss`; all are scalars."""
         losses = self.model.losses(batch["images"], batch)
         return {"loss": torch.stack([*losses.values()]).sum(), **{name: loss.detach() for name, loss in losses.items()}}
 

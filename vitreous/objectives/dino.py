@@ -209,10 +209,10 @@ def prototype_names(objective: nn.Module, *heads: str) -> tuple[str, ...]:
     return tuple(name for name in names if name in parameters)
 
 
-def accumulate_outputs(outputs: Tensor, new_outputs: Tensor, idle: bool) -> None:
-    """Add the sum and the number of `new_outputs` (n, K) to `outputs` (K + 1,) in place, unless the process is `idle`
-    (`Objective.is_idle`)."""
-    if not idle:
+def accumulate_outputs(outputs: Tensor, new_outputs: Tensor, is_idle: bool) -> None:
+    """Add the sum and the number of `new_outputs` (n, K) to `outputs` (K + 1,) in place, unless the process is
+    `is_idle` (`Objective.is_idle`)."""
+    if not is_idle:
         outputs += torch.cat([new_outputs.sum(0), new_outputs.new_full((1,), len(new_outputs))])
 
 

@@ -182,7 +182,7 @@ class DINOv2(UnlabelledObjective):
 
     @property
     def collapse_hint(self) -> str:
-        """Return the settings that prevent collapse of the features: a larger weight of KoLeo, or smaller steps."""
+        """Return a hint against feature collapse: a larger KoLeo weight, a lower learning rate, or larger batches."""
         return f"raise --objective.koleo (now {self.config.koleo:g}), lower --lr, or use larger batches"
 
     def heads(self, owner: str = "") -> tuple[DINOHead, ...]:
@@ -361,12 +361,12 @@ def masked_cross_entropy(targets: Tensor, logits: Tensor, masks: Tensor, index: 
     return (terms * weights).sum() / len(masks)
 
 
-def sinkhorn_knopp(scores: Tensor, reduce: Callable[[Tensor], Tensor], idle: bool = False) -> Tensor:
+def sinkhorn_knopp(scores: Tensor, reduce: Callable[[Tensor], Tensor], is_idle: bool = False) -> Tensor:
     """Normalise exp(scores) to equal column sums, then to row sums of one, three times: (n, K) -> probabilities (n, K)
     (arXiv:2006.09882, Algorithm 1 of its appendix).
 
-    The sums are over the samples of all processes that are not `idle` (`Objective.is_idle`); `reduce` is the mean over
-    processes.
+    The sums are over the samples of all processes that are not `is_idle` (`Objective.is_idle`); `reduce` is the mean
+    over processes.
 
         Q = exp(scores); for _ in range(3): Q /= Q.sum(0) * K; Q /= Q.sum(1, keepdim) * n; return Q * n
 
@@ -374,7 +374,7 @@ def sinkhorn_knopp(scores: Tensor, reduce: Callable[[Tensor], Tensor], idle: boo
     """
     log_probs, neg_inf = scores.float(), scores.new_full(scores.shape[1:], -torch.inf, dtype=torch.float32)
     for _ in range(SINKHORN_ITERATIONS):
-        sums = neg_inf if idle or not len(log_probs) else log_probs.logsumexp(0)
+        sums = neg_inf if is_idle or not len(log_probs) else log_probs.logsumexp(0)
         offset = reduce(sums.nan_to_num(neginf=0.0))
         log_probs = log_probs - offset - reduce((sums - offset).exp()).log()
         log_probs = log_probs - log_probs.logsumexp(1, keepdim=True)

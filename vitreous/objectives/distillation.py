@@ -95,7 +95,7 @@ class DistillationObjective(SupervisedObjective):
     def __init__(self, model: Model, config: DistillationConfig, setting: ObjectiveSetting, teacher: Teacher) -> None:
         super().__init__(model, config, setting)
         self.distillation, self.teacher = config, teacher
-        self.order = match_teacher_classes(teacher, config.teacher, model.config, setting.classes)
+        self.class_order = match_teacher_classes(teacher, config.teacher, model.config, setting.classes)
         self.register_buffer("digest", teacher.digest.clone())  # stored in checkpoints, to detect another teacher
 
     def prepare(self, batch: Batch, progress: TrainingProgress) -> Batch:
@@ -111,7 +111,7 @@ class DistillationObjective(SupervisedObjective):
         """
         check_teacher_digest(self.teacher, self.digest)
         logits = self.teacher.logits(self.teacher.to_teacher_input(images, self.setting.normalisation))
-        return logits.index_select(1, copy_to_device(torch.tensor(self.order), logits.device))
+        return logits.index_select(1, copy_to_device(torch.tensor(self.class_order), logits.device))
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         """Compute the loss, a scalar: the weighted sum of the loss of the labels and the loss relative to the

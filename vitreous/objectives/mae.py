@@ -73,8 +73,8 @@ class MAEConfig(ObjectiveConfig):
         if self.normalise_channels and not self.normalise:
             raise UsageError("--objective.normalise-channels requires --objective.normalise true")
 
-    def visible(self, grid: tuple[int, ...]) -> int:
-        """Return the number of patches of a grid that the encoder receives."""
+    def count_visible_patches(self, grid: tuple[int, ...]) -> int:
+        """Count the patches of a grid that are not masked, which are the encoder's input."""
         if not self.tubes:
             return int(math.prod(grid) * (1 - self.mask))
         spatial_positions = math.prod(grid[1:])
@@ -91,7 +91,7 @@ class MAEConfig(ObjectiveConfig):
                 "use --objective.tubes false",
             )
         length = math.prod(model.grid)
-        if not 0 < self.visible(model.grid) < length:
+        if not 0 < self.count_visible_patches(model.grid) < length:
             raise UsageError(
                 f"--objective.mask {self.mask} of {length} patches leaves no visible or no masked patch",
                 "use a share such as 0.75, or smaller patches",
@@ -259,9 +259,9 @@ class MAE(UnlabelledObjective):
         all patches."""
         shape, config = self.model.config, self.config
         patches = math.prod(shape.grid)
-        visible = config.visible(shape.grid)
+        num_visible = config.count_visible_patches(shape.grid)
         width, tokens = config.decoder_width, patches + shape.prefix
-        embed = (visible + shape.prefix) * shape.width * width
-        head = (patches - visible) * width * shape.channels * math.prod(shape.patch)
+        embed = (num_visible + shape.prefix) * shape.width * width
+        head = (patches - num_visible) * width * shape.channels * math.prod(shape.patch)
         decoder = config.decoder_depth * block_macs(tokens, width, 4 * width)
-        return 6 * (shape.computed_macs(patches=visible) + embed + decoder + head)
+        return 6 * (shape.computed_macs(patches=num_visible) + embed + decoder + head)

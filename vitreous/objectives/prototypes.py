@@ -58,7 +58,7 @@ class PrototypeTeacher(WeightsTeacher):
         self.size = None  # `compute_targets` resizes views to the student's number of patches
 
     def compute_targets(
-        self, images: Tensor, normalisation: Any, patch: tuple[int, ...], reduce: ReduceFunction, idle: bool
+        self, images: Tensor, normalisation: Any, patch: tuple[int, ...], reduce: ReduceFunction, is_idle: bool
     ) -> tuple[Tensor, Tensor]:
         """Compute the logits for images, and for each of the student's patches: (B, C, *image) -> (B, K), (B, N, K)
         float32.
@@ -78,8 +78,8 @@ class PrototypeTeacher(WeightsTeacher):
             encoded = model.features(pixels.to(self.dtype)).float()
             pooled, patches = model.pool(encoded), encoded[:, model.config.prefix :]
             heads = self.heads.to(images.device)
-            image_logits = heads[0](pooled.float(), reduce, idle)
-            return image_logits, heads[-1](patches.flatten(0, 1), reduce, idle).unflatten(0, patches.shape[:2])
+            image_logits = heads[0](pooled.float(), reduce, is_idle)
+            return image_logits, heads[-1](patches.flatten(0, 1), reduce, is_idle).unflatten(0, patches.shape[:2])
 
     def flops(self, patches: int = 0) -> float:
         """Return the floating-point operations of one image, heads included, with the patch head applied to `patches`

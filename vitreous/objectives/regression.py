@@ -96,7 +96,8 @@ class RegressionConfig(ProgressiveOptions, ObjectiveConfig):
             problem = "patch dropout requires a ViT whose blocks attend to all patches"
             raise UsageError(problem, "set --objective.patch-dropout 0")
         if not 0 < self.progressive <= 1 or (self.progressive < 1 and len(model.image) != 2):
-            raise UsageError(f"progressive must be above 0 and at most 1 (1 for volumes), got {self.progressive}")
+            problem = f"--objective.progressive must be above 0 and at most 1, or 1 for volumes; got {self.progressive}"
+            raise UsageError(problem, "set --objective.progressive 1")
 
     def fitted(self, labels: np.ndarray) -> Self:
         """Return the config with mean, standard deviation and share of the values of training images, labels (n, T)

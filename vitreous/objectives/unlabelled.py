@@ -155,13 +155,13 @@ KOLEO_EPS = 1e-8  # `eps` of `koleo_loss`
 GatherFunction = Callable[[Tensor], tuple[Tensor, int]]
 
 
-def koleo_loss_of_views(views: Tensor, gather: GatherFunction, idle: bool = False) -> Tensor:
-    """Compute the sum over the V views of `koleo_loss` among the B images, a scalar: features (B, V, D)."""
-    losses = [koleo_loss(view, gather, idle) for view in views.unbind(1)]
+def koleo_loss_of_views(views: Tensor, gather: GatherFunction, is_idle: bool = False) -> Tensor:
+    """Sum `koleo_loss` over the V views of B images: features (B, V, D) -> scalar. `is_idle` as in `koleo_loss`."""
+    losses = [koleo_loss(view, gather, is_idle) for view in views.unbind(1)]
     return torch.stack(losses).sum()
 
 
-def koleo_loss(features: Tensor, gather: Callable[[Tensor], tuple[Tensor, int]], idle: bool = False) -> Tensor:
+def koleo_loss(features: Tensor, gather: Callable[[Tensor], tuple[Tensor, int]], is_idle: bool = False) -> Tensor:
     """Compute the KoLeo loss, a scalar: the mean over features x_i (n, D) of -ln(|x_i - x_j + eps| + eps), x_j the
     nearest other feature (arXiv:1806.03198, as in DINOv2's code); 0 for a single feature.
 
@@ -170,12 +170,12 @@ def koleo_loss(features: Tensor, gather: Callable[[Tensor], tuple[Tensor, int]],
         for i in range(n): j = argmax over j != i of x_i x_j; loss -= log((x_i - x_j + eps).norm() + eps) / n
 
     Neighbours are searched among the features of all processes. A feature also gets gradients from the features whose
-    neighbour it is. Features of an `idle` process (`Objective.is_idle`) are excluded.
+    neighbour it is. Features of an `is_idle` process (`Objective.is_idle`) are excluded.
     """
-    normalised = F.normalize(features.float(), dim=-1, eps=KOLEO_EPS)[: 0 if idle else len(features)]
+    normalised = F.normalize(features.float(), dim=-1, eps=KOLEO_EPS)[: 0 if is_idle else len(features)]
     all_features, start = gather(normalised)
     count = len(all_features)
-    if count < 2 or idle:
+    if count < 2 or is_idle:
         return 0.0 * features.float().sum()
     with torch.no_grad():
         nearest = (all_features @ all_features.T).fill_diagonal_(-2).argmax(1)

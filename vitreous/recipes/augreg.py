@@ -51,7 +51,7 @@ def augreg_run_builder(data: str, level: str | None = None) -> RunBuilder:
 
         vitreous train DATA --recipe NAME --model ViT-B/16
 
-        A recipe without a level in its name uses big_vision's level of the model. The loss is sigmoid; head biases
+        A recipe without a level in its name uses big_vision's augmentation level. The loss is sigmoid; head biases
         start at -ln K for K classes, which the paper does not specify. There is a representation layer on ImageNet
         only, and weight decay on matrices. There is no dropout and no stochastic depth, as in big_vision. Half of the
         paper's grid uses --dropout 0.1 --drop-path 0.1, and half of it --weight-decay 0.03. The 30-epoch runs on

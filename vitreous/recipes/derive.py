@@ -84,7 +84,7 @@ def derive_run_config(
     run = apply_train_options(scale_batch(run, recipe, options, note), options)
     reference_steps = count_reference_steps(recipe, recipe_run)
     run = limit_warmup(run, recipe, reference_steps, options, note)
-    run = warm_up_ema(run, recipe, reference_steps, options, note)
+    run = enable_ema_warmup(run, recipe, reference_steps, options, note)
     run = replace(run, objective=fit_objective_to_labels(run.objective, data, options, dataset_info))
     if options.compile is None and device.startswith("cuda") and not run.reproducible and run.preprocess.stacks:
         run = replace(run, compile=6 * run.model.macs() * run.total > MIN_COMPILE_FLOPS)
@@ -252,7 +252,7 @@ def limit_warmup(run: Run, recipe: Recipe, reference_steps: int, options: TrainO
     return replace(run, schedule=replace(run.schedule, warmup_steps=max_warmup))
 
 
-def warm_up_ema(run: Run, recipe: Recipe, reference_steps: int, options: TrainOptions, note: NoteCallback) -> Run:
+def enable_ema_warmup(run: Run, recipe: Recipe, reference_steps: int, options: TrainOptions, note: NoteCallback) -> Run:
     """Enable EMA warm-up if the run has less than half of the recipe's steps on its reference data.
 
     Otherwise the average would keep much of the initial weights: 90 % after 1,000 steps with a decay of 0.9999. `note`

@@ -273,7 +273,7 @@ def make_bit_hyperrule_run(model: ModelConfig, dataset_info: DatasetInfo, option
         else (20_000, 500)
     )
     drops = (0.4, 0.6, 0.8) if steps == 500 else (0.3, 0.6, 0.9)
-    resize_size, crop_size = bit_resize_and_crop_sizes(model.name(), dataset_info)
+    resize_size, crop_size = get_bit_resize_and_crop_sizes(model.name(), dataset_info)
     return Run(
         **google_run_fields(model, dataset_info, squash=True),
         views=replace(
@@ -288,12 +288,12 @@ def make_bit_hyperrule_run(model: ModelConfig, dataset_info: DatasetInfo, option
     )
 
 
-def bit_resize_and_crop_sizes(name: str, dataset_info: DatasetInfo) -> tuple[int, int]:
-    """Return BiT's resize and crop sizes in pixels, by model and size of the images. Those of smaller ResNets follow
+def get_bit_resize_and_crop_sizes(model_name: str, dataset_info: DatasetInfo) -> tuple[int, int]:
+    """Return BiT's resize and crop sizes in pixels for a model and an image size. For models below BiT-R152x4, see
     arXiv:2010.11929."""
     if dataset_info.size[0] * dataset_info.size[1] < 96 * 96:
         return 160, 128
-    return (512, 480) if name == "BiT-R152x4" else (448, 384)
+    return (512, 480) if model_name == "BiT-R152x4" else (448, 384)
 
 
 def build_table4_recipes(
@@ -352,7 +352,7 @@ FINETUNE_RECIPES = (
         ),
         data="Pets",
         models=("BiT-R50x1", "BiT-R152x4"),
-        image=lambda name, dataset_info: bit_resize_and_crop_sizes(name, dataset_info)[1],
+        image=lambda name, dataset_info: get_bit_resize_and_crop_sizes(name, dataset_info)[1],
         from_weights=True,
         by_steps=True,
     ),

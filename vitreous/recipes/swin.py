@@ -90,11 +90,11 @@ def make_swin_384_run(model: ModelConfig, dataset_info: DatasetInfo, options: Tr
     for ImageNet-22k weights: --drop-path 0.2.
     """
     scratch_run = make_swin_run(model, dataset_info, options)
-    run, wide_model = (
+    run, wide_window_model = (
         make_swin_finetune_run(model, dataset_info, options),
         replace_known_fields(scratch_run.model, {"attention.window": get_window_side(model)}),
     )
-    return replace(run, model=wide_model, preprocess=replace(run.preprocess, fit="squash", share=1.0))
+    return replace(run, model=wide_window_model, preprocess=replace(run.preprocess, fit="squash", share=1.0))
 
 
 def get_window_side(model: ModelConfig) -> int:

@@ -56,7 +56,7 @@ def normalised_run_fields(model: ModelConfig, dataset_info: DatasetInfo) -> dict
 
 
 def disable_dropout(model: ModelConfig, drop_path: float = 0.0, changes: Mapping[str, Any] = {}) -> ModelConfig:
-    """Return a model without dropout, with a stochastic depth rate, and with `changes` of its config by their dotted
+    """Return a copy with dropout 0, stochastic depth `drop_path`, and `changes`: config values by their dotted
     paths."""
     return replace_known_fields(
         model, {"regularization.dropout": 0.0, "regularization.drop_path": drop_path, **changes}

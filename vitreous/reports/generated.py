@@ -144,10 +144,10 @@ def measure_generator(
     sampling = {"guidance": options.guidance, "sampler": sampler_name, "steps": steps, "seed": options.seed}
     metrics = compute_generator_metrics(real, generated) | {
         "images": real.images,
-        "samples": len(generated["rows"]),
+        "samples": len(generated["features"]),
         "features": space.name,
     }
-    metrics |= {"dimensions": generated["rows"].shape[1], "primary": "frechet_distance", "better": "lower"}
+    metrics |= {"dimensions": generated["features"].shape[1], "primary": "frechet_distance", "better": "lower"}
     metrics["size"] = format_sample_size(sampler.image, sampler.stride)
     if (Path(run) / "config.yaml").is_file():
         record_evaluation(Path(run), real.source, real.split, metrics | sampling)
@@ -157,9 +157,9 @@ def measure_generator(
 
 def compute_generator_metrics(real: RealImages, generated: SpaceFeatures) -> dict[str, float | None]:
     """Compare real and generated images. Metrics for which `real` lacks features or training images are None."""
-    features, real_features = generated["rows"], real.features.get("rows")
+    features, real_features = generated["features"], real.features.get("rows")
     metrics: dict[str, float | None] = dict.fromkeys(("precision", "recall", "density", "coverage", "near_duplicates"))
-    metrics |= {"frechet_distance": real.distance("rows", features), "frechet_distance_of_train": None}
+    metrics |= {"frechet_distance": real.distance("features", features), "frechet_distance_of_train": None}
     if real_features is not None:
         metrics["precision"], metrics["recall"] = compute_precision_recall(real_features, features)
         metrics["density"], metrics["coverage"] = compute_density_coverage(real_features, features)
@@ -206,10 +206,10 @@ def read_real_split(
 ) -> RealImages:
     """Compute the features of the images of a split and of the training split. Raises DataError for too few images."""
     features, train = compute_space_features(dataset.split(name), preprocess, space, evaluation_settings), None
-    if (count := len(features["rows"])) < MIN_REAL_IMAGES:
+    if (count := len(features["features"])) < MIN_REAL_IMAGES:
         raise DataError(f"{count} images are too few to compare with", f"use at least {MIN_REAL_IMAGES}")
     if "train" in dataset.splits and name != "train":
-        train = compute_space_features(dataset.splits["train"], preprocess, space, evaluation_settings)["rows"]
+        train = compute_space_features(dataset.splits["train"], preprocess, space, evaluation_settings)["features"]
     return RealImages(source, name, count, features, train=train)
 
 

@@ -21,7 +21,7 @@ from vitreous.errors import DataError
 from vitreous.evaluation.frechet import FeatureMoments
 
 #: feature name in `SpaceFeatures` -> entries of mean and covariance, and number of features
-MOMENT_ENTRIES = {"rows": ("mu", "sigma", 2048), "spatial": ("mu_s", "sigma_s", 2023)}
+MOMENT_ENTRIES = {"features": ("mu", "sigma", 2048), "spatial": ("mu_s", "sigma_s", 2023)}
 EXPECTED_CONTENT = "use a file with arr_0, which is (n, H, W, 3) uint8, or with mu and sigma"
 
 

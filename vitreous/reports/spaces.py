@@ -46,7 +46,7 @@ class PixelSpace:
 
     def features(self, images: np.ndarray, labels: np.ndarray | None = None) -> SpaceFeatures:
         """Flatten images to rows (n, H W C), or clips to (n, T H W C)."""
-        return {"rows": images.reshape(len(images), -1).astype(np.float32) / self.peak}
+        return {"features": images.reshape(len(images), -1).astype(np.float32) / self.peak}
 
 
 class InceptionSpace:
@@ -109,7 +109,7 @@ class ModelSpace:
             raise UsageError(
                 f"{self.name} needs {expected}, not {received}", f"use a model for {received}, or leave --features out"
             )
-        features = {"rows": np.array(self.compute_features(split).features)}
+        features = {"features": np.array(self.compute_features(split).features)}
         if labels is not None and self.class_order:
             engine = make_engine(bundle.model, bundle.preprocess, self.evaluation_settings.inference_options)
             logits, _ = compute_split_logits(engine, EvalLoader(split, bundle.preprocess))
@@ -130,7 +130,7 @@ def is_inception_file(path: str) -> bool:
 def open_feature_space(
     features: str, classes: tuple[str, ...], evaluation_settings: EvaluationSettings, device: str
 ) -> FeatureSpace:
-    """Open the feature space of `--features`: `pixels`, an Inception weights file, or a model. Raises UsageError or
+    """Open a feature space: `pixels`, `latents`, an Inception weights file, or a model. Raises UsageError or
     WeightsError if it cannot be opened."""
     if features in (PIXELS, LATENTS):
         return PixelSpace(features)

@@ -15,7 +15,7 @@ TRIM_THRESHOLD, MMAP_THRESHOLD, ARENA_MAX = -1, -3, -8  # options of glibc's mal
 MADV_HUGEPAGE = 14  # advice of madvise that requests huge pages
 HUGE_PAGE_BYTES = 2**21  # size of a huge page
 HEAP_CHUNK_BYTES = 2**29  # bytes allocated at a time; glibc places blocks of a gibibyte or more outside of the heap
-HEAP_PLUG_BYTES = 2**22  # size of a block at the end of the heap; larger than any free block of the heap
+HEAP_END_BLOCK_BYTES = 2**22  # size of a block at the end of the heap; larger than any free block of the heap
 OVERCOMMIT_FILE = "/proc/sys/vm/overcommit_memory"
 HUGE_PAGES_FILE = "/sys/kernel/mm/transparent_hugepage/enabled"
 
@@ -37,7 +37,7 @@ def tune_allocator() -> None:
 
 @cache
 def reserve_huge_pages() -> int:
-    """Request huge pages for the next bytes of the heap, half of the machine's memory. Returns the number of bytes, 0
+    """Request huge pages for the heap's next allocations, half of the machine's memory. Returns the number of bytes, 0
     if huge pages are not available.
 
     With pages of 4 KiB a virtual machine needs two page table walks for most cache lines of a large tensor. Only
@@ -50,19 +50,22 @@ def reserve_huge_pages() -> int:
     count = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2 // HEAP_CHUNK_BYTES
     old_heap_end = libc.sbrk(0)  # blocks of another allocator, if one is loaded, are not behind this address
     chunks = [chunk for _ in range(count) if (chunk := libc.malloc(HEAP_CHUNK_BYTES))]
-    plug, new_heap_end = libc.malloc(HEAP_PLUG_BYTES), libc.sbrk(0)
+    end_block, new_heap_end = libc.malloc(HEAP_END_BLOCK_BYTES), libc.sbrk(0)
     is_in_heap = (
-        chunks and plug and plug > max(chunks) and new_heap_end - old_heap_end > (len(chunks) - 1) * HEAP_CHUNK_BYTES
+        chunks
+        and end_block
+        and end_block > max(chunks)
+        and new_heap_end - old_heap_end > (len(chunks) - 1) * HEAP_CHUNK_BYTES
     )
     start, stop = (
         -(-old_heap_end // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES,
-        (plug or 0) // HUGE_PAGE_BYTES * HUGE_PAGE_BYTES,
+        (end_block or 0) // HUGE_PAGE_BYTES * HUGE_PAGE_BYTES,
     )
     is_advised = is_in_heap and start < stop and libc.madvise(start, stop - start, MADV_HUGEPAGE) == 0
     for chunk in chunks:
         libc.free(chunk)
-    if not is_advised and plug:
-        libc.free(plug)
+    if not is_advised and end_block:
+        libc.free(end_block)
     return stop - start if is_advised else 0
 
 
@@ -77,7 +80,7 @@ def can_request_huge_pages() -> bool:
 
 
 def is_address_space_limited() -> bool:
-    """Return whether a limit of this process, or the system's overcommit accounting, limits address space."""
+    """Return whether a process limit or the system's overcommit accounting limits address space; True if unknown."""
     import resource
 
     limits = (resource.RLIMIT_AS, resource.RLIMIT_DATA)

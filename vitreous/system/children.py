@@ -55,19 +55,19 @@ def exit_on_parent_signal(parent: int) -> None:
 
 
 def run_shielded_process(
-    command: Sequence[str], seconds: float, text: str = "", environment: Mapping[str, str] | None = None
+    command: Sequence[str], timeout: float, stdin_text: str = "", environment: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run a program that survives stop signals to the process group, and return its outputs. `text` is written to its
+    """Run a program that survives stop signals to the process group; return its outputs. `stdin_text` is written to its
     stdin.
 
-    After `seconds`, the program is killed and TimeoutExpired is raised.
+    After `timeout` seconds, the program is killed and TimeoutExpired is raised.
     """
     pipe = subprocess.PIPE
     with block_stop_signals():
         process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=environment)
     with process:
         try:
-            output, errors = process.communicate(text, timeout=seconds)
+            output, errors = process.communicate(stdin_text, timeout=timeout)
         except BaseException:
             process.kill()
             raise

@@ -141,15 +141,15 @@ class ExportRules:
     """Task-specific properties of exported files.
 
     - `outputs`: name of the graph's outputs, one word.
-    - `batch`: whether the graph accepts any number of images; otherwise it accepts exactly one.
-    - `by_onnx`: whether OpenVINO converts the ONNX graph instead of the PyTorch graph.
+    - `any_batch_size`: whether the graph accepts any number of images; otherwise it accepts exactly one.
+    - `use_onnx_graph`: whether OpenVINO converts the ONNX graph instead of the PyTorch graph.
     - `int8_refusal`: the reason why int8 is not supported; "" if it is supported.
     - `fit`: the resize mode in the file's metadata; "" for that of the model's preprocessing.
     """
 
     outputs: str = "logits"
-    batch: bool = True
-    by_onnx: bool = False
+    any_batch_size: bool = True
+    use_onnx_graph: bool = False
     int8_refusal: str = ""
     fit: str = ""
 
@@ -254,14 +254,14 @@ class Task(ABC):
         The version of a model is a digest of them."""
         return [self.classes, "softmax", False, 1.0]
 
-    def answers_at(self, endpoint: str) -> bool:
+    def supports_endpoint(self, endpoint: str) -> bool:
         """Return whether `endpoint` computes the predictions of this task. An endpoint is a method of `Predictor` and a
         path of the server."""
         return self.endpoint == endpoint
 
     def require_endpoint(self, endpoint: str, problem: str) -> None:
         """Raise UsageError with the message `problem` unless `endpoint` computes the predictions of this task."""
-        if not self.answers_at(endpoint):
+        if not self.supports_endpoint(endpoint):
             raise UsageError(problem, f"use {self.endpoint}")
 
     def with_temperature(self, temperature: float) -> Self:

@@ -37,8 +37,8 @@ class Detection(Task):
     # OpenVINO (2026.2) supports NonMaxSuppression from ONNX, but not from torch.export
     export_rules: ClassVar[ExportRules] = ExportRules(
         outputs="objects",
-        batch=False,
-        by_onnx=True,
+        any_batch_size=False,
+        use_onnx_graph=True,
         int8_refusal="int8 is not supported for detectors: its accuracy loss was never measured",
         fit="whole",
     )

@@ -154,7 +154,7 @@ def paste_mask_runs(probabilities: np.ndarray, box: np.ndarray, size: tuple[int,
         return [size[0] * size[1]]
     rows = bilinear_cell_weights(np.arange(y0, y1) + 0.5, box[1], box[3], len(probabilities))
     columns = bilinear_cell_weights(np.arange(x0, x1) + 0.5, box[0], box[2], len(probabilities))
-    return encode_placed_mask(rows @ probabilities @ columns.T >= MASK_THRESHOLD, (y0, x0), size)
+    return encode_mask_crop(rows @ probabilities @ columns.T >= MASK_THRESHOLD, (y0, x0), size)
 
 
 def bilinear_cell_weights(coordinates: np.ndarray, low: float, high: float, num_cells: int) -> np.ndarray:
@@ -169,20 +169,22 @@ def bilinear_cell_weights(coordinates: np.ndarray, low: float, high: float, num_
     return weights
 
 
-def encode_placed_mask(crop: np.ndarray, corner: tuple[int, int], size: tuple[int, int]) -> list[int]:
+def encode_mask_crop(crop: np.ndarray, corner: tuple[int, int], size: tuple[int, int]) -> list[int]:
     """Return the run lengths of a mask of `size` (H, W) that equals `crop` (h, w) bool at `corner` (top, left) and is
     empty elsewhere.
 
     The result equals `mask_to_rle` of the full mask, which is not created.
     """
     top, left = corner
-    columns = np.zeros((crop.shape[1], crop.shape[0] + 2), np.int8)
-    columns[:, 1:-1] = crop.T
-    column, row = np.nonzero(np.diff(columns, axis=1))  # alternating starts and ends of runs
-    edges = (column + left) * size[0] + row + top
-    ends = np.flatnonzero(edges[1:-1:2] == edges[2::2]) * 2 + 1  # a run to the bottom continues in the next column
-    edges = np.delete(edges, np.concatenate([ends, ends + 1]))
-    lengths = np.diff([0, *edges.tolist(), size[0] * size[1]]).tolist()
+    padded_columns = np.zeros((crop.shape[1], crop.shape[0] + 2), np.int8)
+    padded_columns[:, 1:-1] = crop.T
+    column, row = np.nonzero(np.diff(padded_columns, axis=1))  # alternating starts and ends of runs
+    run_edges = (column + left) * size[0] + row + top
+    touching_ends = (
+        np.flatnonzero(run_edges[1:-1:2] == run_edges[2::2]) * 2 + 1
+    )  # a run to the bottom continues in the next column
+    run_edges = np.delete(run_edges, np.concatenate([touching_ends, touching_ends + 1]))
+    lengths = np.diff([0, *run_edges.tolist(), size[0] * size[1]]).tolist()
     return lengths[:-1] if lengths[-1] == 0 else lengths
 
 

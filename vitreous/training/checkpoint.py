@@ -81,7 +81,7 @@ class CheckpointStore:
         except OSError as error:
             shutil.rmtree(temporary, ignore_errors=True)
             raise ResourceError(
-                f"checkpoint of step {step} not saved in {self.folder}: {error}", "free some disk space"
+                f"checkpoint of step {step} not saved in {self.folder}: {error}", "free disk space or check permissions"
             ) from None
 
     def newest(self, warn: Callable[[str], None] = lambda text: None) -> Path | None:
@@ -90,7 +90,7 @@ class CheckpointStore:
         Damaged checkpoints are skipped, and `warn` receives the reason. Raises WeightsError if all checkpoints are
         damaged.
         """
-        self.sweep()
+        self.remove_temporary_folders()
         checkpoints = list(self.list_paths())
         for checkpoint in checkpoints:
             damage = find_damage(checkpoint)
@@ -130,7 +130,7 @@ class CheckpointStore:
         os.rename(folder, hidden)
         shutil.rmtree(hidden, ignore_errors=True)
 
-    def sweep(self) -> None:
+    def remove_temporary_folders(self) -> None:
         """Remove temporary folders of interrupted saves and removals."""
         for temporary_folder in self.folder.glob(".tmp-*"):
             shutil.rmtree(temporary_folder, ignore_errors=True)

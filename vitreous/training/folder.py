@@ -31,7 +31,7 @@ class MetricsSink(Protocol):
         """Receive a new line of metrics."""
         ...
 
-    def rewind(self, step: int, lines: list[dict[str, Any]]) -> None:
+    def resume_from(self, step: int, lines: list[dict[str, Any]]) -> None:
         """Replace all lines after `step`: `lines` are those from which a run continues."""
         ...
 
@@ -186,7 +186,7 @@ class RunFolder:
                 lines = [json.dumps(line) + "\n" for line in read_json_lines(path) if line["step"] <= step]
                 write_text_atomic(path, "".join(line for line in lines if not (excluded and excluded in line)))
         for sink in self.sinks:
-            sink.rewind(step, read_json_lines(self.metrics))
+            sink.resume_from(step, read_json_lines(self.metrics))
 
 
 class MetricsFollower:

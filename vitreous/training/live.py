@@ -41,7 +41,7 @@ class LiveCurves:
             )
             self.display.line(f"step {line['step']:,}  {metrics_text}")
 
-    def rewind(self, step: int, lines: list[dict[str, Any]]) -> None:
+    def resume_from(self, step: int, lines: list[dict[str, Any]]) -> None:
         """Replace all lines of metrics by `lines`, those of the checkpoint from which the run continues."""
         self.lines = list(lines)
 

@@ -48,11 +48,11 @@ class FlatOptimizer:
         }
 
     @torch.no_grad()
-    def step(self, factor: float, weight_decay: float | None = None, frozen: FrozenUpdate | None = None) -> None:
+    def step(self, lr_factor: float, weight_decay: float | None = None, frozen: FrozenUpdate | None = None) -> None:
         """Update the master weights from their gradients.
 
         Args:
-            factor: factor of the base learning rates.
+            lr_lr_factor: the schedule's factor of all learning rates.
             weight_decay: replaces the weight decay of the options; None: use the options.
             frozen: for groups that start frozen: "skip" skips their update, other values set their learning rate to 0;
                 None: update them like all other groups.
@@ -62,22 +62,22 @@ class FlatOptimizer:
         for group, span in self.flat.groups.items():
             if group.starts_frozen and frozen == "skip":
                 continue
-            lr_factor = 0.0 if group.starts_frozen and frozen else factor * group.factor
+            group_lr_factor = 0.0 if group.starts_frozen and frozen else lr_factor * group.factor
             weight, grad = self.flat.master[span], self.flat.master_grad[span]
             decay = 0.0 if group.kind == "plain" else default_decay
             if options.name == "muon" and group.kind == "matrix":
-                lr, dtype = options.matrix_lr * lr_factor, self.flat.dtype
+                lr, dtype = options.matrix_lr * group_lr_factor, self.flat.dtype
                 muon_step(*self.matrices(group), lr=lr, weight_decay=decay, momentum=MUON_MOMENTUM, dtype=dtype)
             elif options.name == "sgd":
                 # decoupled; torch's version would add it to the gradient
-                weight.mul_(1 - options.lr * lr_factor * decay)
-                self.sgd(weight, grad, self.get_moment("momentum_buffer", span), options.lr * lr_factor)
+                weight.mul_(1 - options.lr * group_lr_factor * decay)
+                self.sgd(weight, grad, self.get_moment("momentum_buffer", span), options.lr * group_lr_factor)
             elif options.name == "lars":
-                self.lars(group, options.lr * lr_factor, decay)
+                self.lars(group, options.lr * group_lr_factor, decay)
             elif options.name == "lamb":
-                self.lamb(group, options.lr * lr_factor, decay)
+                self.lamb(group, options.lr * group_lr_factor, decay)
             else:
-                self.adamw(group, weight, grad, options.lr * lr_factor, decay)
+                self.adamw(group, weight, grad, options.lr * group_lr_factor, decay)
 
     def lamb(self, group: ParameterGroup, lr: float, decay: float) -> None:
         """Take one step of LAMB on a group. The trust ratio applies only to parameters with weight decay, as in

@@ -89,7 +89,7 @@ class Ranks:
         dist.all_gather(gathered, padded)
         return [chunk[: int(length)] for chunk, length in zip(gathered, lengths, strict=True)]
 
-    def gather_rows(self, samples: Tensor) -> tuple[Tensor, int]:
+    def gather_samples(self, samples: Tensor) -> tuple[Tensor, int]:
         """Concatenate the (n, ...) tensors of all processes along the first dimension, without gradient.
 
         Returns the (N, ...) tensor, and the index in it of this process's first sample.

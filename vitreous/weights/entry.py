@@ -49,7 +49,7 @@ class TensorInfo:
         return math.prod(self.shape)
 
     @property
-    def bytes(self) -> int:
+    def nbytes(self) -> int:
         """Return the size in bytes."""
         return self.elements * DTYPE_BYTES[self.dtype]
 

@@ -373,7 +373,7 @@ def find_weights_in_folder(folder: Path) -> tuple[list[Path], dict[str, Any]]:
 
 @lru_cache(maxsize=256)
 def find_writable_formats(config: ModelConfig) -> dict[str, WeightsFormat]:
-    """Find the formats that can represent a model, by their `--to` name; none for a stem that only this package has."""
+    """Find the formats that can represent a model, by `--to` name. Empty unless `config.foreign_formats` is set."""
     formats: dict[str, WeightsFormat] = {}
     if not config.foreign_formats:
         return formats
@@ -383,7 +383,7 @@ def find_writable_formats(config: ModelConfig) -> dict[str, WeightsFormat]:
     for weights_format in FOREIGN_FORMATS:
         if (
             weights_format.name not in formats
-            and weights_format.holds(config)
+            and weights_format.can_represent(config)
             and can_round_trip(weights_format, config, state)
         ):
             formats[weights_format.name] = weights_format

@@ -195,7 +195,7 @@ def read_npz_infos(archive: CheckedZip, budget: int = MAX_ARRAY_BYTES) -> dict[s
                 "save only the weights, with numpy.savez",
             )
         entries[name] = parse_npz_member_header(archive, member)[0]
-    total = sum(entry.bytes for entry in entries.values())
+    total = sum(entry.nbytes for entry in entries.values())
     if total > budget:
         reject_weights_file(
             archive.path, f"would take {total:,} bytes of memory, more than {budget:,}", SAVE_WITHOUT_OPTIMIZER_HINT
@@ -231,10 +231,10 @@ def parse_npz_member_header(archive: CheckedZip, member: str) -> tuple[TensorInf
         )
     entry = TensorInfo(tuple(int(length) for length in re.findall(r"\d+", matches[3])), NUMPY_DTYPES[matches[1]])
     size = archive.members[member].file_size
-    if start + entry.bytes != size:
+    if start + entry.nbytes != size:
         reject_weights_file(
             archive.path,
-            f"has {size - start:,} bytes for '{name}', whose shape {entry.shape} needs {entry.bytes:,}",
+            f"has {size - start:,} bytes for '{name}', whose shape {entry.shape} needs {entry.nbytes:,}",
             SAVE_AGAIN_HINT,
         )
     return entry, matches[2] == "True", start

@@ -38,9 +38,11 @@ class WeightsSource(os.PathLike[str]):
                 f"unknown position resize rule {self.resize}",
                 suggest_nearest(self.resize, rules) or f"use one of {', '.join(rules)}",
             )
-        if self.source_size is not None and (len(self.source_sides) not in (1, 2, 3) or min(self.source_sides) < 1):
+        if self.source_size is not None and (
+            len(self.source_image_size) not in (1, 2, 3) or min(self.source_image_size) < 1
+        ):
             raise UsageError(
-                f"--source-size cannot be {' '.join(map(str, self.source_sides)) or 'empty'}",
+                f"--source-size cannot be {' '.join(map(str, self.source_image_size)) or 'empty'}",
                 "use one number, or height and width, in pixels of at least 1; for clips, frames first",
             )
 
@@ -51,7 +53,7 @@ class WeightsSource(os.PathLike[str]):
         return self.path
 
     @property
-    def source_sides(self) -> tuple[int, ...]:
+    def source_image_size(self) -> tuple[int, ...]:
         """Return `source_size` as a tuple, () if it is not set."""
         return (
             ()
@@ -66,7 +68,9 @@ class WeightsSource(os.PathLike[str]):
         """Return the set options as config fields of a `ViTConfig`, by dotted path."""
         settings: dict[str, Any] = {} if self.resize is None else {"positions.resize": self.resize}
         image_size = (
-            self.source_sides if len(self.source_sides) == 3 else (*self.source_sides[:1], *self.source_sides[-1:])
+            self.source_image_size
+            if len(self.source_image_size) == 3
+            else (*self.source_image_size[:1], *self.source_image_size[-1:])
         )
         return settings | ({"image": image_size} if image_size else {})
 
@@ -74,7 +78,7 @@ class WeightsSource(os.PathLike[str]):
     def to_command_options(self) -> list[str]:
         """Return the set options as words of a command, such as ["--resize", "bicubic"]."""
         arguments = [] if self.resize is None else ["--resize", self.resize]
-        arguments += ["--source-size", *map(str, self.source_sides)] if self.source_sides else []
+        arguments += ["--source-size", *map(str, self.source_image_size)] if self.source_image_size else []
         arguments += ["--native-aspect"] * self.native_aspect
         return arguments + ([] if self.tokens is None else ["--tokens", str(self.tokens)])
 

@@ -384,7 +384,7 @@ def select_state_dict(
         )
     if not all(type(name) is str for name in state):
         reject_weights_file(path, "has tensors with numbers as keys, not names", SAVE_SAFETENSORS_HINT)
-    total = sum(entry.bytes for entry in state.values())
+    total = sum(entry.nbytes for entry in state.values())
     if total > max(UNPACK_ALLOWANCE_BYTES, MAX_SHARING_RATIO * size):
         reject_weights_file(
             path, f"has {size:,} bytes, but its tensors would take {total:,}", "save each tensor only once"
@@ -401,7 +401,7 @@ def read_pickled_tensors(path: Path, section: str, entries: dict[str, TensorInfo
     """Read the named tensors, of any shape, in a child process that writes them as safetensors. Raises WeightsError if
     it fails. The child may use 8 GiB of address space for torch, plus three times the size of the tensors, and two
     minutes, longer for a large file."""
-    size = path.stat().st_size + sum(entry.bytes for entry in entries.values())
+    size = path.stat().st_size + sum(entry.nbytes for entry in entries.values())
     with tempfile.TemporaryDirectory(prefix="vitreous-") as folder:  # readable by this user only
         output_path, seconds = (
             Path(folder) / "weights.safetensors",

@@ -76,10 +76,10 @@ def read_safetensors_header(
                 f"has {'a gap before' if begin > position else 'a tensor that overlaps'} {sanitise_name(name)}",
                 SAVE_AGAIN_HINT,
             )
-        if end - begin != entry.bytes:
+        if end - begin != entry.nbytes:
             reject_weights_file(
                 path,
-                f"has {end - begin:,} bytes for {sanitise_name(name)}, whose shape {entry.shape} needs {entry.bytes:,}",
+                f"has {end - begin:,} bytes for {sanitise_name(name)}; shape {entry.shape} needs {entry.nbytes:,}",
                 SAVE_AGAIN_HINT,
             )
         position = end
@@ -183,7 +183,7 @@ def read_safetensors(path: Path, names: Iterable[str] | None = None) -> dict[str
         for name in entries if names is None else names:
             if name not in entries:
                 reject_weights_file(path, f"changed while reading: {sanitise_name(name)} is missing", "read it again")
-            content = bytearray(entries[name].bytes)
+            content = bytearray(entries[name].nbytes)
             file.seek(offsets[name])
             if file.readinto(content) != len(content):  # type: ignore[attr-defined]
                 reject_weights_file(path, "was truncated while it was read", "read it again")

@@ -35,10 +35,10 @@ NAME_PLACEHOLDERS = {"i": r"\d+", "s": r"\d+", "j": r"\d+", "x": "weight|bias", 
 
 @dataclass(frozen=True)
 class TensorTransform:
-    """Convert a group of their tensors to ours (`into`) and back (`to_foreign`). Both functions take the tensors, in
+    """Convert a group of their tensors to ours (`to_native`) and back (`to_foreign`). Both take the tensors, in
     the order of the rule's names, and the config."""
 
-    into: Callable[[list[Tensor], Any], list[Tensor]]
+    to_native: Callable[[list[Tensor], Any], list[Tensor]]
     to_foreign: Callable[[list[Tensor], Any], list[Tensor]]
 
 
@@ -52,7 +52,7 @@ class RenameRule:
 
     ours: tuple[str, ...]
     theirs: Names
-    fold: TensorTransform = COPY_TRANSFORM
+    transform: TensorTransform = COPY_TRANSFORM
 
 
 @dataclass(frozen=True)
@@ -63,11 +63,11 @@ class WeightsFormat:
     `configure` infers the config from the shapes and from settings. `ignored`: patterns of tensors outside the encoder
     (decoders, text towers), which are skipped and reported. `strip`: possible name prefixes. `scope`: if some names
     start with one of these, the first that does, other names belong to another tower or an optimiser's state and are
-    skipped. `holds`: whether the format can represent a config. `shaped`: gives a tensor the shape in files, by its
-    name, where singleton axes differ. `sections`: keys of a pickled file; if set, the state dict must be under one of
-    them, and no name of `excluded_names` may exist. `describe_ambiguity`: if files do not determine the position resize
-    rule, a description of the assumed rule and its alternatives. `facts`: small tensors whose values `configure` needs;
-    if a file has them, its settings contain them under this key.
+    skipped. `can_represent`: whether the format can represent a config. `shaped`: gives a tensor the shape in files, by
+    its name, where singleton axes differ. `sections`: keys of a pickled file; if set, the state dict must be under one
+    of them, and no name of `excluded_names` may exist. `describe_ambiguity`: if files do not determine the position
+    resize rule, a description of the assumed rule and its alternatives. `facts`: small tensors whose values `configure`
+    needs; if a file has them, its settings contain them under this key.
     """
 
     name: str
@@ -79,7 +79,7 @@ class WeightsFormat:
     ignored: tuple[str, ...] = ()
     strip: tuple[str, ...] = ()
     scope: tuple[str, ...] = ()
-    holds: Callable[[Any], bool] = lambda config: True
+    can_represent: Callable[[Any], bool] = lambda config: True
     suffix: str = ".safetensors"
     prefix: Callable[[Any], str] = lambda config: ""  # prefix of the names when they are written
     unprefixed_names: tuple[str, ...] = ()  # prefixes of names that do not get this prefix: heads
@@ -113,7 +113,7 @@ class WeightsFormat:
             ours = [name for name in (template.format(**placeholders) for template in rule.ours) if name in our_names]
             done |= set(ours)
             theirs = rule.theirs(config) if callable(rule.theirs) else rule.theirs
-            yield ours, [template.format(**placeholders) for template in theirs], rule.fold
+            yield ours, [template.format(**placeholders) for template in theirs], rule.transform
 
     def find_rule(self, name: str) -> tuple[RenameRule, dict[str, str]]:
         """Return the rule that contains one of our names, and the values of the placeholders in the name. Raises
@@ -151,7 +151,7 @@ class WeightsFormat:
         """Convert their tensors, of any shape, to ours, in float32. `names`: all names of our model's tensors."""
         converted: Tensors = {}
         for ours, theirs, fold in self.group_tensors(config, names):
-            group = fold.into([tensors[name].float() for name in theirs], config)
+            group = fold.to_native([tensors[name].float() for name in theirs], config)
             converted |= {name: tensor.contiguous() for name, tensor in zip(ours, group, strict=True)}
         return converted
 
@@ -242,7 +242,7 @@ def count_blocks(shapes: Shapes, template: str) -> int:
         if (match := compile_name_template(template).fullmatch(name)) and len(match["i"]) < 6
     }
     if indices != set(range(len(indices))) or not indices:
-        raise ValueError(f"{template.format(i='N', x='weight')} is not numbered from 0 without gaps")
+        raise ValueError(f"the numbers N in its {template.format(i='N', x='weight')} are not 0, 1, 2, ... without gaps")
     return len(indices)
 
 

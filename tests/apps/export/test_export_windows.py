@@ -64,11 +64,25 @@ def test_windowed_graphs_match_the_model_at_any_size(name):
 def test_axes_with_several_windows_are_shifted():
     assert lay_out_axis(4, 4, 2, "mask").source_indices.tolist() == [0, 1, 2, 3]
     shifted = lay_out_axis(6, 4, 2, "mask")  # padded to 8 positions, then shifted by 2
-    assert shifted.source_indices.tolist() == [2, 3, 4, 5, 6, 7, 0, 1] and shifted.back.tolist() == [6, 7, 0, 1, 2, 3]
+    assert shifted.source_indices.tolist() == [2, 3, 4, 5, 6, 7, 0, 1] and shifted.restore_indices.tolist() == [
+        6,
+        7,
+        0,
+        1,
+        2,
+        3,
+    ]
     assert shifted.is_token.tolist() == [True] * 4 + [False] * 2 + [True] * 2
     assert shifted.behind.tolist() == [False] * 6 + [True] * 2
     after = lay_out_axis(6, 4, 2, "zeros-after-shift")  # shifted by 2 within the 6 positions, then padded
-    assert after.source_indices.tolist() == [2, 3, 4, 5, 0, 1, 6, 7] and after.back.tolist() == [4, 5, 0, 1, 2, 3]
+    assert after.source_indices.tolist() == [2, 3, 4, 5, 0, 1, 6, 7] and after.restore_indices.tolist() == [
+        4,
+        5,
+        0,
+        1,
+        2,
+        3,
+    ]
 
 
 @pytest.mark.slow

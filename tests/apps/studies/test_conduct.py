@@ -180,7 +180,10 @@ def test_a_cell_starts_from_the_parent_run_of_its_seed(toy_study, tmp_path, monk
         first = replace(position_cells(setting)[0], axis_values=())
         child_options = {"settings": {"objective.patch_dropout": "0.0"}}
         second = StudyCell(
-            ("1-D", "input"), update_options(first.options, lr=1e-4), parents={"init": first}, then=child_options
+            ("1-D", "input"),
+            update_options(first.options, lr=1e-4),
+            parents={"init": first},
+            parent_overrides=child_options,
         )
         return (second,)
 

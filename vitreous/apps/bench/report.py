@@ -44,37 +44,37 @@ REPORTED_PACKAGES += ("pillow", "simplejpeg", "webdataset", "datasets")
 
 @dataclass(frozen=True)
 class RaceResult:
-    """Results of one workload: `lanes` of the contenders, and `peaks` of the contenders that measure the machine's
+    """Results of one workload: `results` of the contenders, and `peaks` of the contenders that measure the machine's
     limit."""
 
     workload: Workload
-    lanes: list[ContenderResult]
+    results: list[ContenderResult]
     peaks: list[ContenderResult]
 
     def get_baseline(self) -> ContenderResult | None:
         """Return the result that ratios are relative to: the first measured contender of another library, else the
         first of vitreous; None if all failed."""
-        measured_results = [result for result in self.lanes if result.throughputs]
+        measured_results = [result for result in self.results if result.throughputs]
         return next(
             (result for result in measured_results if not result.contender.is_ours),
             measured_results[0] if measured_results else None,
         )
 
-    def fraction(self, result: ContenderResult) -> float | None:
-        """Return a contender's throughput as a fraction of the machine's limit in this race: matmul FLOP/s, for loaders
-        images/s. None if no limit was measured."""
-        limit = max((peak.median for peak in self.peaks if peak.throughputs), default=0.0)
-        if not limit:
+    def compute_fraction_of_peak(self, result: ContenderResult) -> float | None:
+        """Return a contender's throughput as a fraction of the machine's measured peak: matmul FLOP/s, for loaders
+        images/s. None if no peak was measured."""
+        peak_throughput = max((peak.median for peak in self.peaks if peak.throughputs), default=0.0)
+        if not peak_throughput:
             return None
         if self.workload.task in PRETRAINING_CONFIGS:
-            return result.median * count_sample_flops(self.workload) / limit
+            return result.median * count_sample_flops(self.workload) / peak_throughput
         passes = FORWARD_PASSES_PER_IMAGE[self.workload.task]
         if not passes:
-            return result.median / limit
+            return result.median / peak_throughput
         config = config_from_name(self.workload.model, self.workload.image_size)
         # only vitreous skips the unused part of the last block
         cost = config.computed_macs() if result.contender.is_ours else config.macs()
-        return result.median * passes * 2 * cost / limit
+        return result.median * passes * 2 * cost / peak_throughput
 
 
 def races_to_json(races: list[RaceResult]) -> dict[str, Any]:
@@ -114,7 +114,7 @@ def race_to_records(race: RaceResult) -> list[dict[str, Any]]:
             "ratio": compute_throughput_ratio(result, base)[0],
             "ratio_omitted_reason": compute_throughput_ratio(result, base)[1],
             "ratio_baseline": base.contender.label if base else None,
-            "fraction_of_peak": race.fraction(result) if result.throughputs else None,
+            "fraction_of_peak": race.compute_fraction_of_peak(result) if result.throughputs else None,
             "peak_memory_bytes": result.memory if result.throughputs else None,
             "logit_error": result.error,
             "build_seconds": result.build_seconds,
@@ -122,7 +122,7 @@ def race_to_records(race: RaceResult) -> list[dict[str, Any]]:
             "profile": asdict(result.profile) if result.profile else None,
             "failure": result.failure,
         }
-        for result in race.lanes
+        for result in race.results
     ]
 
 
@@ -192,11 +192,11 @@ def format_profile_table(race: RaceResult) -> tuple[list[str], list[list[str]]]:
 
     The last row is the throughput of matrix products as a fraction of the matmul peak.
     """
-    profiled_results = [(result, result.profile) for result in race.lanes if result.profile]
+    profiled_results = [(result, result.profile) for result in race.results if result.profile]
     body = [[name, *(f"{profile.shares[name]:.1%}" for _, profile in profiled_results)] for name in OPERATOR_GROUPS]
     peak_fractions = []
     for result, profile in profiled_results:
-        fraction, share = race.fraction(result), profile.shares["products"]
+        fraction, share = race.compute_fraction_of_peak(result), profile.shares["products"]
         peak_fractions.append(f"{fraction / share:.0%}" if fraction and share else "")
     return ["time", *(result.contender.label for result, _ in profiled_results)], [
         *body,
@@ -206,8 +206,10 @@ def format_profile_table(race: RaceResult) -> tuple[list[str], list[list[str]]]:
 
 def format_peaks(peaks: dict[str, float]) -> str:
     """Format the measured peaks as sentences; an empty string if there are none."""
-    products = [f"{name} {throughput / 1e9:.0f} GFLOP/s" for name, throughput in peaks.items() if name != DECODE_LIMIT]
-    sentences = [f"Matmul peak: {', '.join(products)}."] if products else []
+    matmul_peaks = [
+        f"{name} {throughput / 1e9:.0f} GFLOP/s" for name, throughput in peaks.items() if name != DECODE_LIMIT
+    ]
+    sentences = [f"Matmul peak: {', '.join(matmul_peaks)}."] if matmul_peaks else []
     return " ".join(
         sentences + ([f"Peak of {DECODE_LIMIT}: {peaks[DECODE_LIMIT]:.0f} images/s."] if DECODE_LIMIT in peaks else [])
     )
@@ -226,7 +228,7 @@ def render_race_markdown(races: list[RaceResult], command: str, rounds: int) -> 
         "",
     ]
     lines += [f"`{command}`", "", medians.rstrip(), ""]
-    if any(result.error is not None for race in races for result in race.lanes):
+    if any(result.error is not None for race in races for result in race.results):
         lines += ["Logit error: relative L2 error to PyTorch in float32, with the same random weights and images.", ""]
     for race in races:
         base, (head, body) = race.get_baseline(), format_race_table(race)
@@ -241,7 +243,7 @@ def render_race_markdown(races: list[RaceResult], command: str, rounds: int) -> 
         ]
         lines += ["| " + " | ".join(row) + " |" for row in body] + [""]
         lines += [f"{line[:1].upper()}{line[1:]}.\n" for line in describe_withheld_ratios(race)]
-        if any(result.profile for result in race.lanes):
+        if any(result.profile for result in race.results):
             head, body = format_profile_table(race)
             lines += ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
             lines += ["| " + " | ".join(row) + " |" for row in body] + [""]

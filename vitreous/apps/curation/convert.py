@@ -103,14 +103,14 @@ def get_annotated_splits(data: Data) -> dict[str, AnnotatedSplit]:
 
 
 def copy_images(
-    split: AnnotatedSplit, folder: Path, written: dict[str, AnnotatedImages], listener: ProgressListener
+    split: AnnotatedSplit, folder: Path, written_splits: dict[str, AnnotatedImages], listener: ProgressListener
 ) -> AnnotatedImages:
     """Copy the images of a split into a folder, and read their annotations. Return (new file name, annotations) pairs.
     A name that is already used gets the sample number as prefix; characters that a format cannot store become `_`.
     Raises DataError for images that are not separate files."""
     folder.mkdir(parents=True, exist_ok=True)
     used_stems = {
-        fold_file_name(Path(name).stem) for annotated_images in written.values() for name, _ in annotated_images
+        fold_file_name(Path(name).stem) for annotated_images in written_splits.values() for name, _ in annotated_images
     }
     annotated_images: AnnotatedImages = []
     for sample in range(len(split)):

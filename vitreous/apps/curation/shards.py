@@ -70,7 +70,7 @@ class PackPlan:
         if not 1 <= self.quality <= 100:
             raise UsageError(f"invalid JPEG quality {self.quality}", "use 1 to 100")
         if self.short_side < 1 or self.shard_size < 1:
-            raise UsageError("--short-side and the shard size must be at least 1")
+            raise UsageError(f"--short-side {self.short_side} and --shard-size {self.shard_size} must be at least 1")
         if (self.latents is None) == (self.form == "latents") or (self.mirror and self.latents is None):
             raise UsageError("latents and --mirror need an autoencoder", "add --latents FOLDER")
         if self.latents is not None and self.short_side % self.latents.stride:

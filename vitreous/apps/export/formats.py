@@ -58,7 +58,7 @@ class ExportTarget:
         return None if self.calibration is None else "int8"
 
     @property
-    def format_card(self) -> str:
+    def card_text(self) -> str:
         """Return the text of the card that is stored in the file."""
         return describe_export(self.card, self.quantised_dtype)
 
@@ -74,7 +74,7 @@ def write_onnx(target: ExportTarget, path: Path) -> None:
         strip_metadata(graph, target)
         if target.calibration is not None:
             graph = quantise_onnx(graph, target.calibration, path.parent)
-    for name, text in {CARD_KEY: target.format_card, **build_card_metadata(target.card)}.items():
+    for name, text in {CARD_KEY: target.card_text, **build_card_metadata(target.card)}.items():
         graph.metadata_props.add(key=name, value=text)
     onnx.checker.check_model(graph)
     raw = graph.SerializeToString()
@@ -146,7 +146,7 @@ def strip_metadata(graph: Any, target: ExportTarget) -> None:
         del value.metadata_props[:]
     for value in (*graph.graph.input, *graph.graph.output):
         axes = value.type.tensor_type.shape.dim
-        if target.card.task.export_rules.batch:
+        if target.card.task.export_rules.any_batch_size:
             axes[0].dim_param = "batch"
         if target.dynamic and value.name == INPUT_NAME:
             axes[2].dim_param, axes[3].dim_param = "height", "width"
@@ -171,7 +171,7 @@ def write_torch(target: ExportTarget, path: Path) -> None:
         raise UsageError("int8 needs --to onnx or --to openvino", "remove --quantize")
     with silence_warnings():
         torch.export.save(
-            trace_model(target.model, target.dynamic), path, extra_files={f"{CARD_KEY}.json": target.format_card}
+            trace_model(target.model, target.dynamic), path, extra_files={f"{CARD_KEY}.json": target.card_text}
         )
 
 
@@ -182,20 +182,20 @@ def write_openvino(target: ExportTarget, path: Path) -> None:
         rules = target.card.task.export_rules
         graph = (
             convert_through_onnx(ov, target, path)
-            if rules.by_onnx
+            if rules.use_onnx_graph
             else ov.convert_model(trace_model(target.model, target.dynamic))
         )
         for value, name in zip(
             (*graph.inputs, *graph.outputs), (INPUT_NAME, *output_names(target.model.config)), strict=True
         ):
             value.get_tensor().set_names({name})
-        if rules.batch:
+        if rules.any_batch_size:
             graph.reshape([-1, config.channels, *([-1, -1] if target.dynamic else config.image)])
         if target.calibration is not None:
-            graph = quantize_graph(graph, target.calibration, anywhere=True)
-        graph.set_rt_info(target.format_card, CARD_KEY)
+            graph = quantize_graph(graph, target.calibration, for_any_cpu=True)
+        graph.set_rt_info(target.card_text, CARD_KEY)
         for name, text in build_card_metadata(target.card).items():
-            graph.set_rt_info(text, [f"{CARD_KEY}_told", name])
+            graph.set_rt_info(text, [f"{CARD_KEY}_metadata", name])
         ov.save_model(graph, path, compress_to_fp16=False)
     weights = read_export_bytes(path.with_suffix(".bin"))
     path.write_bytes(append_xml_checksum(read_export_bytes(path), weights))

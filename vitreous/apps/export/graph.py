@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitreous.apps.export.windows import DynamicLocalAttention, DynamicWindows, size_tensor
+from vitreous.apps.export.windows import DynamicLocalAttention, DynamicWindows, size_to_tensor
 from vitreous.errors import UsageError
 from vitreous.inference.engine import remove_head
 from vitreous.models.config import ModelConfig
@@ -83,7 +83,7 @@ def symbolic_axis_weights(old_size: int, new_size: int, resize_rule: str, is_nat
     """Return the matrix (new, old) that resizes an axis, as `nn.grid.axis_resize_matrix` does, for a symbolic
     `new_size`. It is the identity if `is_native_size`, a scalar bool, is true."""
     indices = torch.arange(new_size, dtype=torch.float64)
-    count = size_tensor(new_size)
+    count = size_to_tensor(new_size)
     if resize_rule in ALIGNED_RESIZE_RULES:
         step = (old_size - 1) / (count - 1).clamp(min=1)
         positions = indices * step
@@ -120,7 +120,9 @@ def interpolation_kernel(distances: Tensor, cubic_coefficient: float | None) -> 
 
 def resize_to_symbolic_grid(table: Tensor, grid: tuple[int, ...], resize_rule: str) -> Tensor:
     """Resize a position table as `nn.grid.resize_position_table` does, for a symbolic grid: (*old, D) -> (*grid, D)."""
-    unchanged = [size_tensor(new_size) == old_size for old_size, new_size in zip(table.shape[:-1], grid, strict=True)]
+    unchanged = [
+        size_to_tensor(new_size) == old_size for old_size, new_size in zip(table.shape[:-1], grid, strict=True)
+    ]
     all_unchanged = torch.stack(unchanged).all()
     for axis, new_size in enumerate(grid):
         is_native_size = all_unchanged if resize_rule == "bicubic-offset" else unchanged[axis]

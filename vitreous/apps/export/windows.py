@@ -19,7 +19,7 @@ from vitreous.nn.local import LocalAttention
 from vitreous.nn.position import TokenPositions
 
 
-def size_tensor(size: int) -> Tensor:
+def size_to_tensor(size: int) -> Tensor:
     """Convert a size, which may be symbolic, to a scalar float64 tensor ()."""
     return torch.ones(size, dtype=torch.float64).sum()
 
@@ -30,7 +30,8 @@ class WindowAxis:
 
     `source_indices` (padded_length,) int64: the index on the axis that each position is taken from, beyond `length` for
     padding. `is_token` (padded_length,) bool: false for padding. `behind` (padded_length,) bool: tokens that the cyclic
-    shift moved to the end. `back` (length,) int64: the position of each index of the axis, to undo shift and padding.
+    shift moved to the end. `restore_indices` (length,) int64: the position of each index of the axis, to undo shift and
+    padding.
     """
 
     padded_length: int
@@ -38,18 +39,20 @@ class WindowAxis:
     is_token: Tensor
     behind: Tensor
     _: KW_ONLY
-    back: Tensor
+    restore_indices: Tensor
 
 
 def lay_out_axis(length: int, window: int, shift: int, pad: str) -> WindowAxis:
     """Shift and pad an axis as `nn.layout.WindowedAttention` does, for a length that may be symbolic."""
     padded_length = (length + window - 1) // window * window
     positions, indices = torch.arange(padded_length), torch.arange(length)
-    end, padded_end = int_size_tensor(length), int_size_tensor(padded_length)
+    end, padded_end = size_to_int_tensor(length), size_to_int_tensor(padded_length)
     if pad == "zeros-after-shift":  # the grid is shifted before the padding, the mask's seams after it
         source = torch.where(positions < end, wrap_indices(positions + shift, end), positions)
         behind = wrap_indices(positions + shift, padded_end) < shift
-        return WindowAxis(padded_length, source, positions < end, behind, back=wrap_indices(indices + end - shift, end))
+        return WindowAxis(
+            padded_length, source, positions < end, behind, restore_indices=wrap_indices(indices + end - shift, end)
+        )
     axis_shift = (end > window) * shift  # an axis of one window is not shifted
     source = wrap_indices(positions + axis_shift, padded_end)
     return WindowAxis(
@@ -57,11 +60,11 @@ def lay_out_axis(length: int, window: int, shift: int, pad: str) -> WindowAxis:
         source,
         source < end,
         source < axis_shift,
-        back=wrap_indices(indices + padded_end - axis_shift, padded_end),
+        restore_indices=wrap_indices(indices + padded_end - axis_shift, padded_end),
     )
 
 
-def int_size_tensor(size: int) -> Tensor:
+def size_to_int_tensor(size: int) -> Tensor:
     """Convert a size, which may be symbolic, to a scalar int64 tensor ()."""
     return torch.ones(size, dtype=torch.int64).sum()
 
@@ -150,10 +153,10 @@ class DynamicLocalAttention(nn.Module):
         )
 
 
-def partition_windows(x: Tensor, row_axis: WindowAxis, column_axis: WindowAxis, size: tuple[int, ...]) -> Tensor:
+def partition_windows(x: Tensor, row_axis: WindowAxis, column_axis: WindowAxis, window_size: tuple[int, ...]) -> Tensor:
     """Shift, pad and partition a grid into windows: (B, rows, columns, D) -> (B, count, count, T, D)."""
     x = shift_and_pad(shift_and_pad(x, row_axis, 1), column_axis, 2)
-    m, n = size
+    m, n = window_size
     return (
         x.reshape(x.shape[0], row_axis.padded_length // m, m, column_axis.padded_length // n, n, x.shape[-1])
         .transpose(2, 3)
@@ -161,14 +164,14 @@ def partition_windows(x: Tensor, row_axis: WindowAxis, column_axis: WindowAxis, 
     )
 
 
-def reverse_windows(y: Tensor, row_axis: WindowAxis, column_axis: WindowAxis, size: tuple[int, ...]) -> Tensor:
+def reverse_windows(y: Tensor, row_axis: WindowAxis, column_axis: WindowAxis, window_size: tuple[int, ...]) -> Tensor:
     """Undo `partition_windows`: (B, count, count, T, D) -> (B, rows, columns, D)."""
     y = (
-        y.unflatten(3, size)
+        y.unflatten(3, window_size)
         .transpose(2, 3)
         .reshape(y.shape[0], row_axis.padded_length, column_axis.padded_length, y.shape[-1])
     )
-    return y.index_select(1, row_axis.back).index_select(2, column_axis.back)
+    return y.index_select(1, row_axis.restore_indices).index_select(2, column_axis.restore_indices)
 
 
 def shift_and_pad(x: Tensor, window_axis: WindowAxis, axis: int) -> Tensor:

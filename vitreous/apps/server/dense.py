@@ -13,7 +13,7 @@ from vitreous.apps.server.requests import (
     describe_model_version,
     get_request_context,
     parse_choice,
-    parse_share,
+    parse_fraction,
     read_parameters,
     read_uploads,
     require_endpoint,
@@ -66,7 +66,7 @@ async def handle_detect(request: Request) -> Response:
     require_endpoint(served, "detect", "this is not a detector")
     response_format = parse_choice("format", parameters, ("json", "png"))
     tiles = parse_choice("tiles", parameters, ("false", "true")) == "true"
-    threshold = parse_share("threshold", parameters["threshold"]) if "threshold" in parameters else DEFAULT_THRESHOLD
+    threshold = parse_fraction("threshold", parameters["threshold"]) if "threshold" in parameters else DEFAULT_THRESHOLD
     upload, engine = require_single_upload(await read_uploads(request, service.limits)), served.predictor.engine
 
     def compute_detections(pixels: np.ndarray) -> tuple[Detections, bytes]:

@@ -61,7 +61,7 @@ class ServedModel:
             attention_api.detect_inspections(bundle) if bundle and card.task.inspectable else {}
         )
         return {
-            **{name: card.task.answers_at(name) for name in ("predict", "segment", "detect")},
+            **{name: card.task.supports_endpoint(name) for name in ("predict", "segment", "detect")},
             "embed": self.has_features,
             "frames": card.preprocess.is_animated,
             "sample": self.generator is not None,

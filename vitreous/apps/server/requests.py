@@ -103,7 +103,7 @@ def parse_int(name: str, text: str, minimum: int, maximum: int) -> int:
     return int(text)
 
 
-def parse_share(name: str, text: str) -> float:
+def parse_fraction(name: str, text: str) -> float:
     """Parse a number from 0 to 1. Raises Refusal, 422, with the parameter, its value and the range."""
     try:
         value = float(text) if text.isascii() and len(text) < 40 else -1.0

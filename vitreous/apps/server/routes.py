@@ -22,8 +22,8 @@ from vitreous.apps.server.requests import (
     describe_model_version,
     get_request_context,
     parse_choice,
+    parse_fraction,
     parse_int,
-    parse_share,
     read_parameters,
     read_uploads,
     require_endpoint,
@@ -108,7 +108,7 @@ async def handle_predict(request: Request) -> Response:
     require_image_input(card)
     require_endpoint(served, "predict", f"this model {card.task.missing_outputs[0]}")
     top = parse_int("top", parameters["top"], 1, len(card.task.outputs)) if "top" in parameters else None
-    threshold = parse_share("threshold", parameters["threshold"]) if "threshold" in parameters else None
+    threshold = parse_fraction("threshold", parameters["threshold"]) if "threshold" in parameters else None
     try:
         prediction_format = served.predictor.prediction_format(top, threshold)
     except UsageError as error:

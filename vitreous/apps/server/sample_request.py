@@ -18,7 +18,7 @@ from vitreous.generation.settings import (
     SamplingOptions,
     count_forward_passes,
     cycle_classes,
-    default_steps,
+    get_default_steps,
     max_sampler_steps,
 )
 
@@ -64,7 +64,7 @@ def make_sample_limits(
     """Make the limits for a model with image size `image` (H, W). `pixels` is the maximum number of pixels of a
     response."""
     steps = max_sampler_steps(process)
-    samplers = {name: default_steps(process, name) for name in DEFAULT_SAMPLER_STEPS[type(process)]}
+    samplers = {name: get_default_steps(process, name) for name in DEFAULT_SAMPLER_STEPS[type(process)]}
     if find_spec("diffusers") is None:
         samplers.pop("dpm-solver", None)
     images = max(1, min(MAX_SAMPLE_IMAGES, pixels // math.prod(image)))

@@ -58,7 +58,7 @@ def load_served_predictor(
     quick: bool = True,
     vae: str | None = None,
 ) -> Predictor:
-    """Load the predictor of a run; unlike `load`, also that of a generative model. Raises UsageError and WeightsError
+    """Load the predictor of a run. Unlike `load`, it accepts generative models. Raises UsageError and WeightsError
     as `load` does."""
     if vae is None and is_exported_file(run):
         return load(run, how, exact=exact, quick=quick)

@@ -60,7 +60,7 @@ class WatchApp:
         page_data = {
             "runs": [
                 {"name": name, "steps": run.steps, "model": run.model.name(), "data": get_data_name(run.data.source)}
-                for name, run in zip(distinguish_paths(folders), runs, strict=True)
+                for name, run in zip(make_unique_run_names(folders), runs, strict=True)
             ],
             "panels": PANELS,
             "colours": LINE_COLOURS,
@@ -171,8 +171,8 @@ def get_data_name(source: str) -> str:
     return Path(source).name or source
 
 
-def distinguish_paths(folders: Sequence[RunFolder]) -> list[str]:
-    """Return the folder names of runs, with as many parent folders as distinguish them."""
+def make_unique_run_names(folders: Sequence[RunFolder]) -> list[str]:
+    """Return a unique name of each run: its folder name, preceded by as many parent folders as necessary."""
     paths = [folder.path.resolve().parts for folder in folders]
     length = 1
     while len({path[-length:] for path in paths}) < len(paths):
@@ -206,7 +206,7 @@ def watch_runs(
     `note`. Raises UsageError for a folder with other content, ResourceError if the port is in use.
     """
     check_port(port)
-    check_runs(runs)
+    check_runs(runs)  # before the first one is awaited
     for run in runs:
         wait_for_run(run, note)
     server, listening = open_watch_server(runs, port)
@@ -220,6 +220,7 @@ def open_watch_server(runs: Sequence[str | os.PathLike[str]], port: int) -> tupl
     Raises UsageError for an invalid run folder or port, ResourceError for a port in use.
     """
     check_port(port)
+    check_runs(runs)
     folders = [RunFolder(Path(run)) for run in runs]
     for folder in folders:
         if not folder.config.is_file():

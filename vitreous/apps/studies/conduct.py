@@ -169,7 +169,7 @@ def resolve_study_settings(options: StudyOptions, study_folder: Path) -> StudySe
 def list_study_cells(
     study: Study, settings: StudySettings, image_size: int, other_datasets: tuple[OtherDataset, ...]
 ) -> list[StudyCell]:
-    """List the cells of a study after their prerequisites, with the number of steps of the settings."""
+    """List the cells of a study, each after its prerequisites. `settings.steps`, if set, replaces the scale's steps."""
     setting = StudySetting(SCALES[settings.scale], image_size, other_datasets)
     if settings.steps is not None:
         setting = replace(setting, scale=replace(setting.scale, steps=settings.steps))
@@ -225,7 +225,9 @@ def train_runs(
     finished: list[StudyRun] = []
     total = len(cells) * settings.seeds
     for _, group in groupby(cells, key=lambda cell: cell.depth):
-        runs = [make_run(factory, cell, seed, finished) for cell in group for seed in range(settings.seeds)]
+        runs = [
+            make_run_from_parents(factory, cell, seed, finished) for cell in group for seed in range(settings.seeds)
+        ]
         for study_run in runs:
             if not study_run.folder.config.is_file():
                 prepare_run_folder(
@@ -243,16 +245,16 @@ def train_runs(
     return finished
 
 
-def make_run(factory: RunFactory, cell: StudyCell, seed: int, finished: list[StudyRun]) -> StudyRun:
+def make_run_from_parents(factory: RunFactory, cell: StudyCell, seed: int, finished: list[StudyRun]) -> StudyRun:
     """Return the run of a cell with a seed. It starts from the finished runs of its prerequisites with the same
     seed."""
     parents = {
-        path: next(
+        option_path: next(
             study_run.folder.path.absolute()
             for study_run in finished
             if study_run.seed == seed and study_run.cell == parent
         )
-        for path, parent in cell.parents.items()
+        for option_path, parent in cell.parents.items()
     }
     return factory.make_run(cell, seed, parents)
 

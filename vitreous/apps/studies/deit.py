@@ -27,7 +27,9 @@ def teacher_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
     cells = [teacher_cell]
     for label, settings in DISTILLATION_SETTINGS.items():
         parent_options = {"recipe": "distil", "settings": settings}
-        cells.append(StudyCell((label,), student, parents={"objective.teacher": teacher_cell}, then=parent_options))
+        cells.append(
+            StudyCell((label,), student, parents={"objective.teacher": teacher_cell}, parent_overrides=parent_options)
+        )
     return tuple(cells)
 
 

@@ -12,7 +12,7 @@ from vitreous.apps.studies.study import Study
 from vitreous.apps.studies.tables import TableRow
 from vitreous.reports.pages.formats import PERCENT_METRICS
 from vitreous.reports.pages.hover import HoverPoint, HoverSeries, HoverValues
-from vitreous.reports.pages.plots import INK, LINE_COLOURS, figure_to_svg_markup, strip_axes, use_page_style
+from vitreous.reports.pages.plots import INK, LINE_COLOURS, figure_to_svg_markup, style_axes, use_page_style
 
 #: labels of measured quantities on the x axis
 AXIS_LABELS = {
@@ -65,7 +65,7 @@ def draw_dots(study: Study, rows: list[TableRow], factor: float, unit: str) -> A
         axes.set_yticks(range(len(rows)), names)
         axes.set_ylim(len(rows) - 0.5, -0.5)
         axes.set_xlabel(unit)
-        strip_axes(axes)
+        style_axes(axes)
         points = [
             HoverPoint(factor * row.mean.mean, position, names[position], format_mean(row, factor))
             for position, row in enumerate(rows)
@@ -122,7 +122,7 @@ def draw_study_curves(
                 formatter("{x:.3g}")
         axes.set_xlabel(AXIS_LABELS.get(study.chart.x, study.chart.x))
         axes.set_ylabel(unit)
-        strip_axes(axes)
+        style_axes(axes)
         if study.chart.series:
             axes.legend(frameon=False, title=" · ".join(study.series))
         label = f"{study.title}: {unit} against {study.chart.x}"

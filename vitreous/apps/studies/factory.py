@@ -107,7 +107,7 @@ class RunFactory:
     def build_options(self, cell: StudyCell, parents: dict[str, Path]) -> TrainOptions:
         """Return the training options of a cell's runs. `parents` is that of `make_run`."""
         shared_options = self.common
-        options = update_options(cell.options, **(cell.then if parents else {}))
+        options = update_options(cell.options, **(cell.parent_overrides if parents else {}))
         options = replace(
             options,
             data=cell.data or shared_options.data,

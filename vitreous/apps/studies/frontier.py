@@ -130,7 +130,7 @@ def describe_crossing(first_model: str, second_model: str, values: dict[tuple[st
             num_ahead + all(d > 0 for d in differences),
             num_behind + all(d <= 0 for d in differences),
         )
-        crossings += find_first_crossing(shares, differences)
+        crossings += find_last_crossing(shares, differences)
     if not seeds:
         return f"Inconclusive: no seed of {first_model} and {second_model} is complete for all shares."
     if num_behind == len(seeds):
@@ -146,9 +146,9 @@ def describe_crossing(first_model: str, second_model: str, values: dict[tuple[st
     return f"{text} (95 % interval {low:.2g} to {high:.2g} %{caveat})."
 
 
-def find_first_crossing(shares: Sequence[float], differences: Sequence[float]) -> list[float]:
-    """Return the share from which all differences are above 0, as a list of one number; an empty list if there is none.
-    Shares are interpolated."""
+def find_last_crossing(shares: Sequence[float], differences: Sequence[float]) -> list[float]:
+    """Return the share at which differences become positive and stay so, as a list of one number. The list is empty if
+    there is none. Shares are interpolated."""
     for index in range(len(shares) - 1, 0, -1):
         low, high = differences[index - 1], differences[index]
         if high <= 0:

@@ -41,7 +41,9 @@ def measure_few_shot_accuracy(subject: MeasuredRun, shots: Sequence[int] = FEW_S
 
     options, top1 = ProtocolOptions("fewshot", shots=tuple(shots), cache=False), dict[int, list[float]]()
     for dataset in subject.other_datasets:
-        document = run_protocol(options, subject.get_folder, dataset.source, "val", make_compute_settings(subject))
+        document = run_protocol(
+            options, subject.trained_run_folder, dataset.source, "val", make_compute_settings(subject)
+        )
         for result in document["results"]:
             top1.setdefault(result["shots"], []).append(result["top1"])
     return [Measurement((f"{count}",), float(np.mean(values))) for count, values in top1.items()]
@@ -58,7 +60,7 @@ def draw_inspect_figure(subject: MeasuredRun, name: str) -> dict[str, np.ndarray
     from vitreous.reports.inspect import inspect
 
     inspect(
-        subject.get_folder,
+        subject.trained_run_folder,
         out=subject.album,
         figures=(name,),
         count=NUM_INSPECTED_IMAGES,
@@ -108,12 +110,12 @@ def open_run_scene(subject: MeasuredRun) -> FigureContext:
     from vitreous.system.machine import pick_device
 
     bundle, options = (
-        open_bundle(subject.get_folder, headless=True),
+        open_bundle(subject.trained_run_folder, headless=True),
         InspectOptions(split="val", count=NUM_INSPECTED_IMAGES),
     )
     device = pick_device(subject.device)
     return FigureContext(
-        str(subject.get_folder),
+        str(subject.trained_run_folder),
         bundle,
         options=options,
         preprocess=bundle.preprocess,
@@ -172,13 +174,13 @@ def measure_token_merging(subject: MeasuredRun, counts: Sequence[int] = ()) -> l
         inference_options = InferenceOptions(subject.device, "fp32", merge_tokens=count)
         settings = make_compute_settings(subject)
         outputs = predict_split(
-            subject.get_folder,
+            subject.trained_run_folder,
             None,
             "val",
             type(settings)(inference_options=inference_options, listener=subject.listener),
         )
         report = evaluate_classification(outputs.logits, outputs.split.labels, outputs.bundle.classes, outputs.readable)
-        bundle = open_bundle(subject.get_folder)
+        bundle = open_bundle(subject.trained_run_folder)
         engine = TorchEngine(bundle.model, bundle.preprocess, pick_run_device(subject), "fp32", merge_tokens=count)
         pixels = torch.zeros(TIMED_BATCH_SIZE, config.channels, *config.image, dtype=torch.uint8)
         throughput = TIMED_BATCH_SIZE / time_fastest_call(lambda engine=engine, pixels=pixels: engine(pixels))
@@ -209,7 +211,7 @@ def measure_frechet_distance(subject: MeasuredRun, samples: int = 500) -> list[M
     from vitreous.reports.generated import GenerationOptions, measure_generator
 
     options = GenerationOptions(samples=samples, guidance=1.0, seed=subject.seed)
-    document = measure_generator(subject.get_folder, None, "val", options, make_compute_settings(subject))
+    document = measure_generator(subject.trained_run_folder, None, "val", options, make_compute_settings(subject))
     return [Measurement((), document["val"]["frechet_distance"], {"gflops": 2 * subject.run.model.macs() / 1e9})]
 
 

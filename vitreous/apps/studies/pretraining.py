@@ -9,21 +9,23 @@ from vitreous.recipes.options import TrainOptions
 MASK_RATIOS = (25, 50, 75, 90)  # per cent
 
 
-def mask_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
+def list_mask_ratio_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
     """Return the cells: a ViT trained from scratch, and ViTs fine-tuned from masked autoencoders with each mask
     ratio."""
     published = setting.scale.name == "published"
     finetuning_options = setting.options(TrainOptions(recipe="mae-finetune" if published else None, model="ViT-L/16"))
     pretraining_options = setting.options(TrainOptions(recipe="mae", model="ViT-L/16"), recipe="mae")
-    scratch = update_options(finetuning_options, recipe="deit" if published else setting.recipe)
-    cells = [StudyCell(("none",), scratch)]
+    scratch_options = update_options(finetuning_options, recipe="deit" if published else setting.recipe)
+    cells = [StudyCell(("none",), scratch_options)]
     for ratio in MASK_RATIOS:
         pretraining_cell = StudyCell(
             (), update_options(pretraining_options, settings={"objective.mask": f"{ratio / 100}"})
         )
         # fine-tuned with the settings of the model from scratch: only the initial weights differ
         overrides = {"recipe": "mae-finetune"} if published else {}
-        cells.append(StudyCell((f"{ratio} %",), scratch, parents={"init": pretraining_cell}, then=overrides))
+        cells.append(
+            StudyCell((f"{ratio} %",), scratch_options, parents={"init": pretraining_cell}, parent_overrides=overrides)
+        )
     return tuple(cells)
 
 
@@ -33,7 +35,7 @@ MASK_RATIO_STUDY = Study(
     question="Which mask ratio gives a masked autoencoder the best features for fine-tuning?",
     source="arXiv:2111.06377, section 4.1 and Figure 5",
     axes=("mask ratio",),
-    cells=mask_cells,
+    cells=list_mask_ratio_cells,
     reference=("none",),
     published=Published(
         "ImageNet accuracy of fine-tuned ViT-L/16: similar from 40 % to 80 % (Figure 5, curves), 84.9 % at 75 % "
@@ -101,7 +103,7 @@ def mae_finetune_cell(setting: StudySetting, label: str, settings: dict[str, str
     options = update_options(options, recipe="deit" if published else setting.recipe)
     pretraining_cell = StudyCell((), update_options(pretraining_options, settings=settings))
     overrides = {"recipe": "mae-finetune"} if published else {}
-    return StudyCell((label,), options, parents={"init": pretraining_cell}, then=overrides)
+    return StudyCell((label,), options, parents={"init": pretraining_cell}, parent_overrides=overrides)
 
 
 def depth_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
@@ -175,7 +177,7 @@ def label_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
                 (), setting.options(TrainOptions(recipe=recipe, model="ViT-B/16"), recipe=recipe)
             )
         cells += [
-            StudyCell((name, f"{share} %"), scratch, share / 100, prerequisites, then=overrides)
+            StudyCell((name, f"{share} %"), scratch, share / 100, prerequisites, parent_overrides=overrides)
             for share in LABEL_SHARES
         ]
     return tuple(cells)

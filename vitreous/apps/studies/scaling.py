@@ -146,7 +146,7 @@ def check_fit_runs(runs: np.ndarray) -> None:
         raise DataError("parameters, samples and losses must be above 0 and finite", "remove diverged runs")
     if len(runs) < MIN_FIT_RUNS:
         raise DataError(
-            f"{len(runs)} runs cannot fit five parameters", f"train at least {MIN_FIT_RUNS} runs of different sizes"
+            f"{len(runs)} runs cannot fit a scaling law", f"train at least {MIN_FIT_RUNS} runs of different sizes"
         )
     for column, name in enumerate(("size of the model", "number of samples")):
         if len(np.unique(runs[:, column])) < 3:

@@ -123,8 +123,8 @@ class StudyCell:
     `axis_values` are not in the table.
 
     `share` is the fraction of the training images; a larger fraction contains a smaller one. `parents` are prerequisite
-    cells, by the option or settings path that receives the folder of their run with the same seed. `then` are changes
-    of options for runs that start from prerequisites. `data` is a dataset other than the study's.
+    cells, by the option or settings path that receives the folder of their run with the same seed. `parent_overrides`
+    are changes of options for runs that start from prerequisites. `data` is a dataset other than the study's.
     """
 
     axis_values: AxisValues
@@ -132,7 +132,7 @@ class StudyCell:
     share: float = 1.0
     parents: dict[str, StudyCell] = field(default_factory=dict)
     _: KW_ONLY
-    then: dict[str, Any] = field(default_factory=dict)
+    parent_overrides: dict[str, Any] = field(default_factory=dict)
     data: str = ""
 
     @property
@@ -168,7 +168,7 @@ class MeasuredRun:
     listener: ProgressListener = field(default_factory=NullListener)
 
     @property
-    def get_folder(self) -> Path:
+    def trained_run_folder(self) -> Path:
         """Return the folder of the run. Raises ValueError for an untrained model."""
         if self.folder is None:
             raise ValueError("an untrained model has no run folder")

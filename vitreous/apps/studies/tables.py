@@ -145,9 +145,18 @@ def rows_to_lists(rows: list[TableRow]) -> list[list[Any]]:
     """Convert the rows to lists for JSON, with cells in the order of `list_columns`."""
     table = []
     for row in rows:
-        mean, pair = row.mean, row.difference
+        mean, difference = row.mean, row.difference
         cells = [mean and mean.mean, mean and mean.interval, len(row.values)]
-        table.append([*row.axis_values, *cells, pair and pair.mean, pair and pair.interval, row.verdict, row.published])
+        table.append(
+            [
+                *row.axis_values,
+                *cells,
+                difference and difference.mean,
+                difference and difference.interval,
+                row.verdict,
+                row.published,
+            ]
+        )
     return table
 
 

@@ -70,7 +70,9 @@ def finetune_cell(setting: StudySetting, dataset: OtherDataset, pretraining_cell
         name = PAPER_RECIPES.get(dataset.name, "vtab")
         options = setting.options(TrainOptions(recipe=f"finetune-{name}", model=pretraining_cell.options.model))
     # model None: the model of the initial weights
-    return StudyCell((), options, parents={"init": pretraining_cell}, then={"model": None}, data=dataset.source)
+    return StudyCell(
+        (), options, parents={"init": pretraining_cell}, parent_overrides={"model": None}, data=dataset.source
+    )
 
 
 def resolve_other_datasets(setting: StudySetting) -> tuple[OtherDataset, ...]:

@@ -221,7 +221,7 @@ def masked_patch_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
                     (pretraining, dataset.name),
                     scratch,
                     parents=prerequisites,
-                    then=parent_options,
+                    parent_overrides=parent_options,
                     data=dataset.source,
                 )
             )

@@ -106,8 +106,8 @@ def group_files_by_split(folder: Path, patterns: Sequence[str]) -> dict[str, lis
         unnamed = paths_by_split.pop(None, [])
         if paths_by_split and unnamed:
             problem = (
-                f"the name of {escape_unprintable(unnamed[0])} has no split, but that of "
-                f"{escape_unprintable(next(iter(paths_by_split.values()))[0])} has"
+                f"{escape_unprintable(unnamed[0])} has no split in its name, but "
+                f"{escape_unprintable(next(iter(paths_by_split.values()))[0])} has one"
             )
             raise DataError(problem, "add train, val or test to the name, or move the file out of the folder")
         if paths_by_split:

@@ -52,9 +52,9 @@ def open_labelme(root: Path, split_seed: int = 0) -> Data:
     split_folders = find_split_folders(root) or {"train": root}
     images = {split: list_images(folder) for split, folder in split_folders.items()}
     for split, folder in split_folders.items():
-        stems = Counter(normalise_name(os.fspath(path.with_suffix(""))) for path in images[split])
+        stem_counts = Counter(normalise_name(os.fspath(path.with_suffix(""))) for path in images[split])
         for path in sorted(path for path in folder.rglob("*.json") if not is_system_name(path.name)):
-            count = stems[normalise_name(os.fspath(path.with_suffix("")))]
+            count = stem_counts[normalise_name(os.fspath(path.with_suffix("")))]
             if count > 1:
                 raise DataError(
                     f"{escape_unprintable(path)} has {count} images of this name next to it", "rename or delete one"
@@ -73,7 +73,7 @@ def open_labelme(root: Path, split_seed: int = 0) -> Data:
         return Scene(image_path, shapes, find_labelme_json(image_path), size)
 
     scenes = {split: [build_scene(path) for path in entries] for split, entries in images.items()}
-    return build_scene_data(escape_unprintable(root), classes, scenes, split_seed, [])
+    return build_scene_data(escape_unprintable(root), classes, scenes, split_seed, notes=[])
 
 
 def find_labelme_json(image: Path) -> Path:

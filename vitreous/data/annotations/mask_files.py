@@ -60,7 +60,7 @@ def read_mask(path: Path) -> np.ndarray:
         raise DataError(
             f"{name} is not a readable mask ({describe_exception(error)})", "restore or delete it"
         ) from None
-    return to_whole_numbers(values, name) if values.dtype.kind == "f" else values
+    return to_class_indices(values, name) if values.dtype.kind == "f" else values
 
 
 def read_tiff_mask(content: bytes, name: str) -> np.ndarray | None:
@@ -85,7 +85,7 @@ def read_tiff_mask(content: bytes, name: str) -> np.ndarray | None:
     float_values = values[0].astype(np.float64)
     if nodata is not None and not 0 <= nodata < VOID_VALUE:
         float_values[float_values == nodata] = VOID_VALUE
-    return to_whole_numbers(float_values, name)
+    return to_class_indices(float_values, name)
 
 
 def read_npy_mask(content: bytes, name: str) -> np.ndarray:
@@ -106,15 +106,15 @@ def read_npy_mask(content: bytes, name: str) -> np.ndarray:
         raise DataError(f"{name}: an array of {' x '.join(map(str, shape))} is not a mask", hint)
     if dtype.kind == "b":
         return values.astype(np.int32) * VOID_VALUE
-    return values if colours else to_whole_numbers(values, name)
+    return values if colours else to_class_indices(values, name)
 
 
-def to_whole_numbers(values: np.ndarray, name: str) -> np.ndarray:
+def to_class_indices(values: np.ndarray, name: str) -> np.ndarray:
     """Convert numbers of any dtype, (H, W), to int32; NaN becomes `VOID_VALUE`. Raises DataError, with `name`, for
     fractions and for values that are too large."""
     float_values = values.astype(np.float64)
     float_values[np.isnan(float_values)] = VOID_VALUE
-    rounded = np.round(np.nan_to_num(float_values, posinf=0.5, neginf=0.5))
+    rounded = np.round(np.nan_to_num(float_values, posinf=0.5, neginf=0.5))  # infinity is rejected below
     if (is_fraction := ~(np.abs(float_values - rounded) <= CLASS_ROUNDING_TOLERANCE)).any():
         problem = f"{name}: the floating-point value {float_values[is_fraction][0]:g} is not a class index"
         raise DataError(problem, SAVE_MASK_HINT)

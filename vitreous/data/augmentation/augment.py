@@ -16,6 +16,12 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
+from vitreous.data.augmentation.batch_transforms import (
+    apply_simple_crops,
+    draw_imagenet_noise,
+    erase_random_boxes,
+    shift_and_mirror,
+)
 from vitreous.data.augmentation.crops import (
     RESAMPLING_FILTERS,
     AreaCrop,
@@ -24,12 +30,6 @@ from vitreous.data.augmentation.crops import (
     SimpleCrop,
     array_to_pillow,
     fit_to_model_size,
-)
-from vitreous.data.augmentation.moves import (
-    apply_simple_crops,
-    draw_imagenet_noise,
-    erase_random_boxes,
-    shift_and_mirror,
 )
 from vitreous.data.augmentation.randaugment import (
     BIG_VISION_OPERATIONS,

@@ -165,14 +165,14 @@ def open_parquet_file(file: Path) -> Iterator[Any]:
         raise DataError(problem, "download it again, or remove it") from None
 
 
-def map_arrow_stream(stream: str | Path) -> pa.Table:
+def map_arrow_stream(path: str | Path) -> pa.Table:
     """Memory-map an Arrow stream as a table. Raises DataError for a damaged file."""
     import pyarrow as pa
 
     try:
-        return pa.ipc.open_stream(pa.memory_map(os.fspath(stream))).read_all()
+        return pa.ipc.open_stream(pa.memory_map(os.fspath(path))).read_all()
     except (pa.ArrowException, OSError) as error:
-        problem = f"{escape_unprintable(stream)}: cannot be read as an Arrow stream ({describe_exception(error)})"
+        problem = f"{escape_unprintable(path)}: cannot be read as an Arrow stream ({describe_exception(error)})"
         raise DataError(problem, "delete it, and it is created again") from None
 
 

@@ -82,7 +82,7 @@ class AdapterConfig(BackboneWrapperConfig):
             )
 
     @property
-    def groups(self) -> tuple[int, ...]:
+    def blocks_per_interaction(self) -> tuple[int, ...]:
         """Return the number of the ViT's blocks in each interaction, distributed as evenly as possible."""
         quotient, remainder = divmod(self.backbone.depth, self.interactions)
         return tuple(quotient + (index < remainder) for index in range(self.interactions))

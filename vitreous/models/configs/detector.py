@@ -116,7 +116,7 @@ class DetectorConfig(BackboneWithHeadConfig):
         return HEAD_SIZES[self.heads]
 
     @property
-    def taps(self) -> tuple[int, ...]:
+    def input_strides(self) -> tuple[int, ...]:
         """Return the strides of the backbone's maps that are the input of the pyramid, the finest first.
 
         This is the single map of a ViT, or the maps of a backbone with stages from `finest` pixels on.
@@ -134,8 +134,11 @@ class DetectorConfig(BackboneWithHeadConfig):
         if len(self.backbone.strides) == 1:
             stride = self.backbone.strides[0]
             return tuple(s for s in (stride // 4, stride // 2, stride, stride * 2, stride * 4) if s >= self.finest)
-        tap_strides = self.taps
-        return (*tap_strides, *(tap_strides[-1] * 2**step for step in range(1, PYRAMID_LEVELS + 1 - len(tap_strides))))
+        input_strides = self.input_strides
+        return (
+            *input_strides,
+            *(input_strides[-1] * 2**step for step in range(1, PYRAMID_LEVELS + 1 - len(input_strides))),
+        )
 
     def export_rules(self) -> ExportRules:
         """Return the export rules: one image of one size at a time, because non-maximum suppression is per image."""

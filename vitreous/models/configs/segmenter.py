@@ -75,7 +75,7 @@ class SegmenterConfig(BackboneWithHeadConfig):
         return self.backbone.width
 
     @property
-    def taps(self) -> tuple[int, ...]:
+    def input_depths(self) -> tuple[int, ...]:
         """Return the depths of a ViT whose tokens are the input of the head, the last depth first."""
         if self.head == "linear":
             return (self.depth,)

@@ -232,10 +232,10 @@ class SwinConfig(ModelConfig):
     @property
     def grid(self) -> tuple[int, int]:
         """Return the grid of the last stage at the native image size."""
-        return self.grids(self.image)[-1]
+        return self.stage_grids(self.image)[-1]
 
-    def grids(self, image: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
-        """Return the tokens along each axis in each stage, for an image of this (height, width) in pixels."""
+    def stage_grids(self, image: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
+        """Return the token grid (rows, columns) of each stage, for an image of this (height, width) in pixels."""
         rows, columns = (math.ceil(length / p) for length, p in zip(image, self.patch_size, strict=True))
         return tuple((math.ceil(rows / 2**s), math.ceil(columns / 2**s)) for s in range(len(self.blocks)))
 
@@ -244,7 +244,7 @@ class SwinConfig(ModelConfig):
         """Return the (height, width) of a window in each stage: the window of `attention`, or the native grid if it is
         smaller."""
         window = self.attention.window
-        return tuple((min(window, rows), min(window, columns)) for rows, columns in self.grids(self.image))
+        return tuple((min(window, rows), min(window, columns)) for rows, columns in self.stage_grids(self.image))
 
     def patch_at(self, block: int) -> tuple[int, int]:
         """Return the pixels per token along each axis in a block, counted over all stages from 0."""
@@ -285,7 +285,7 @@ class SwinConfig(ModelConfig):
         Norms, GELU, softmax and pooling are not counted. FLOPs are twice this number; a training step costs three
         forward passes.
         """
-        grids = self.grids(image or self.image)
+        grids = self.stage_grids(image or self.image)
         embed = math.prod(grids[0]) * self.channels * math.prod(self.patch_size) * self.width
         total = embed + self.width_out * self.classes
         for stage, (grid, width, size) in enumerate(zip(grids, self.widths, self.windows, strict=True)):

@@ -171,7 +171,7 @@ class VideoConfig(ViTConfig):
         return self.temporal_depth * (block_macs(grid[0], self.width, 0) + mlp)
 
     def skipped_attention_macs(self, grid: tuple[int, ...], slots: int, tokens: int) -> int:
-        """Count the multiply-adds that the last block's attention skips, per slot."""
+        """Count the multiply-adds per slot that the last block's attention skips if pooling uses only prefix tokens."""
         skipped_tokens = tokens - (self.pooled_prefix or 0)
         if slots > 1 and self.arrangement == "factorised-dot-product":  # queries and keys of all tokens are computed
             return skipped_tokens * (self.width**2 + (tokens + slots) * self.width)

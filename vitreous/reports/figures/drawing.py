@@ -111,7 +111,7 @@ def add_colour_bar(
 
 
 def label_panel(axes: Axes, text: str, max_length: int = 20) -> None:
-    """Write one line of text under a panel: the file name of a path, cut to `max_length` characters."""
+    """Write `text`, truncated to `max_length` characters, under a panel. Of a path, only write the file name."""
     text = Path(text).name
     text = text if len(text) <= max_length else text[: max_length - 1] + "…"
     alignment = {"transform": axes.transAxes, "ha": "center", "va": "top"}

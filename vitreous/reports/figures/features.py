@@ -131,7 +131,7 @@ def make_features(context: FigureContext) -> list[FigureResult]:
 
 
 def make_nearest(context: FigureContext) -> list[FigureResult]:
-    """Draw each image with the training images of the most similar features. Raises UsageError for a dataset without
+    """Draw each image next to its nearest training images in feature space. Raises UsageError for a dataset without
     training images."""
     data = context.data[1]
     if "train" not in data.splits:
@@ -175,7 +175,7 @@ def make_nearest(context: FigureContext) -> list[FigureResult]:
         "at random: cosine similarity of the pooled features before the head, and the class."
     )
     arrays = {"similarity": values, "sample": neighbours, "features": features}
-    header = ["picture", "rank", "similarity", "training_image", "class"]
+    header = ["image", "rank", "similarity", "training_image", "class"]
     return [
         FigureResult(
             "nearest",
@@ -207,7 +207,7 @@ def compute_candidate_features(context: FigureContext, train: Split, num_skipped
         )
         context.listener.progress("training images", len(samples), count)
     if not samples:
-        raise UsageError("there are no training images other than these images", "use another --split")
+        raise UsageError("no training images are left besides the query images", "use another --split")
     return samples, torch.cat(features)
 
 

@@ -35,7 +35,7 @@ from vitreous.reports.pages.plots import (
     LINE_COLOURS,
     draw_confusion_plot,
     figure_to_svg_markup,
-    strip_axes,
+    style_axes,
     use_page_style,
 )
 from vitreous.reports.pages.thumbnails import encode_data_uri, shrink_image
@@ -256,7 +256,7 @@ def draw_error_bars(errors: dict[str, float], metric_prefix: str, title: str) ->
         axes.set_xlim(min(0.0, *values), max(1.0, *values) * 1.12)
         axes.set_xlabel("AP50 points lost")
         axes.tick_params(axis="y", length=0)
-        strip_axes(axes)
+        style_axes(axes)
         return figure_to_svg_markup(figure, f"AP50 points lost by error type {title}".strip())
 
 
@@ -284,7 +284,7 @@ def draw_precision_curves(curves: dict[str, Any], report: Report) -> Any:
         axes.set_ylim(0, 1.02)
         axes.set_xlabel("recall")
         axes.set_ylabel("precision")
-        strip_axes(axes)
+        style_axes(axes)
         if shown_classes:
             legend = axes.legend(frameon=False, fontsize=8, loc="best")
             for text in legend.get_texts():

@@ -129,7 +129,7 @@ def draw_metric_curves(
             axes.yaxis.set_major_formatter(PercentFormatter(1.0, symbol=" %"))
         else:
             axes.ticklabel_format(axis="y", style="sci", scilimits=(-3, 5), useMathText=False)
-        strip_axes(axes)
+        style_axes(axes)
         names = [text for text in axes.get_legend_handles_labels()[1] if text]
         if names and (legend is not None or len(names) > 1):
             axes.legend(frameon=False, title=legend, fontsize=8)
@@ -163,7 +163,7 @@ def draw_scatter(chart: ScatterChart) -> Any:
         axes.set_xlabel(chart.x_label)
         axes.set_ylabel(chart.y_label)
         axes.ticklabel_format(style="sci", scilimits=(-3, 5), useMathText=False)
-        strip_axes(axes)
+        style_axes(axes)
         points = [
             HoverPoint(x, y, f"{chart.x_label} {x:.4g}", f"{chart.y_label} {y:.4g}")
             for x, y in zip(chart.x.tolist(), chart.y.tolist(), strict=True)
@@ -196,7 +196,7 @@ def draw_reliability_plot(edges: np.ndarray, accuracy: np.ndarray, confidence: n
         lower.set_ylabel("images")
         lower.set_xlabel("confidence")
         for axes in (upper, lower):
-            strip_axes(axes)
+            style_axes(axes)
         return figure_to_svg_markup(figure, "reliability diagram")
 
 
@@ -275,7 +275,7 @@ def add_cell_titles(drawing: Any, matrix: np.ndarray, names: Sequence[str]) -> A
     return Markup(re.sub(r'<g id="count-\d+-\d+">', '<g class="count">', text))
 
 
-def strip_axes(axes: Any) -> None:
-    """Remove the top and the right axis line, and add a faint grid."""
+def style_axes(axes: Any) -> None:
+    """Style axes for pages: remove the top and right spines, and add a faint grid."""
     axes.grid(alpha=0.2, color=INK)
     axes.spines[["top", "right"]].set_visible(False)

@@ -34,7 +34,7 @@ class TensorBoard:
         self.writer.flush()
 
     def log_images(self, images: Mapping[str, Image.Image], step: int) -> None:
-        """Add images by name."""
+        """Log images by name at an optimiser step."""
         for name, image in images.items():
             self.writer.add_image(name, np.asarray(image.convert("RGB")), step, dataformats="HWC")
 

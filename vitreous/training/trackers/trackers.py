@@ -76,9 +76,9 @@ class Trackers:
         self.started = False
         self.reported: set[str] = set()
 
-    def rewind(self, step: int, lines: list[MetricsLine]) -> None:
-        """Open the run at all trackers at the first call. It continues from `step` and has these lines of metrics.
-        Later calls do nothing."""
+    def resume_from(self, step: int, lines: list[MetricsLine]) -> None:
+        """Start all trackers at the first call: the run continues from `step`, and `lines` are its metrics so far.
+        Later calls have no effect."""
         if self.started or not self.channels:
             return
         self.started = True

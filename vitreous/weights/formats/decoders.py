@@ -96,7 +96,7 @@ class DecoderLayout:
                     placeholders = {"i": i, "x": x}
                     ours, theirs = ([name.format(**placeholders) for name in group] for group in (rule.ours, names))
                     if not (self.video and ours[0].endswith("qkv.bias")):
-                        groups.append((ours, theirs, rule.fold))
+                        groups.append((ours, theirs, rule.transform))
         return groups
 
     def configure(self, shapes: Shapes, config: ViTConfig) -> dict[str, Any]:
@@ -111,7 +111,7 @@ class DecoderLayout:
         """Convert a decoder's tensors in a file, of any shape and without positions, to ours."""
         state: Tensors = {}
         for ours, theirs, fold in self.group_tensors(config, self.count_blocks(set(tensors))):
-            converted = fold.into([tensors[name].float() for name in theirs], config)
+            converted = fold.to_native([tensors[name].float() for name in theirs], config)
             state |= {f"decoder.{name}": tensor.contiguous() for name, tensor in zip(ours, converted, strict=True)}
         return state
 

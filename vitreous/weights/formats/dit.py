@@ -28,18 +28,18 @@ from vitreous.weights.table import (
 )
 
 
-def _import_patch_pixels(theirs: list[Tensor], config: DiTConfig) -> list[Tensor]:
-    """Move the channels of a patch first: (p q C', ...) -> (C' p q, ...)."""
+def _move_channels_first(theirs: list[Tensor], config: DiTConfig) -> list[Tensor]:
+    """Reorder the outputs of a patch from channels last to channels first: (p q C', ...) -> (C' p q, ...)."""
     return [theirs[0].unflatten(0, (math.prod(config.patch), -1)).transpose(0, 1).flatten(0, 1)]
 
 
-def _export_patch_pixels(ours: list[Tensor], config: DiTConfig) -> list[Tensor]:
-    """Move the channels of a patch last: (C' p q, ...) -> (p q C', ...)."""
+def _move_channels_last(ours: list[Tensor], config: DiTConfig) -> list[Tensor]:
+    """Reorder the outputs of a patch from channels first to channels last: (C' p q, ...) -> (p q C', ...)."""
     return [ours[0].unflatten(0, (-1, math.prod(config.patch))).transpose(0, 1).flatten(0, 1)]
 
 
 #: (p q C', ...), channels of a patch last <-> (C' p q, ...)
-CHANNELS_LAST = TensorTransform(_import_patch_pixels, _export_patch_pixels)
+CHANNELS_LAST = TensorTransform(_move_channels_first, _move_channels_last)
 
 
 def _import_shared_tensor(theirs: list[Tensor], config: DiTConfig) -> list[Tensor]:
@@ -207,7 +207,7 @@ DIT = WeightsFormat(
     ("x_embedder.proj.weight", "t_embedder.mlp.0.weight", "blocks.0.adaLN_modulation.1.weight"),
     DIT_RULES,
     configure=infer_official_dit_config,
-    holds=lambda c: is_official_dit(c) and not c.time_shift,
+    can_represent=lambda c: is_official_dit(c) and not c.time_shift,
     buffers=lambda c: {"pos_embed": sincos_position_table(c.grid, c.width).flatten(0, -2)[None]},
     ignored=("pos_embed",),
 )
@@ -217,7 +217,7 @@ DIFFUSERS = WeightsFormat(
     ("pos_embed.proj.weight", "proj_out_1.weight", "transformer_blocks.0.norm1.linear.weight"),
     DIFFUSERS_RULES,
     configure=infer_diffusers_dit_config,
-    holds=lambda c: is_official_dit(c) and c.time_shift == 1,
+    can_represent=lambda c: is_official_dit(c) and c.time_shift == 1,
     describe=to_diffusers_dit_json,
     file_in_folder="diffusion_pytorch_model.safetensors",
 )

@@ -79,17 +79,19 @@ def build_attention_rules(ours: str, theirs: str) -> tuple[RenameRule, ...]:
 
 
 def build_hybrid_stem_rules() -> tuple[RenameRule, ...]:
-    """Build the rules of a hybrid's ResNet stem, whose blocks and units are counted from one in Google's names."""
+    """Build the rules of a hybrid's ResNet stem. Google's names count blocks (S) and units (J) from 1."""
     ours, theirs = "stem.stages.{s}.units.{j}.", "block{S}/unit{J}/"
     pairs = [(str(n), str(n)) for n in (1, 2, 3)]
-    groups = [parse_rename_rule(f"{ours}conv{a}.weight", f"{theirs}conv{b}/kernel", FLAX_CONVOLUTION) for a, b in pairs]
-    groups += [rule for a, b in pairs for rule in build_group_norm_rules(f"{ours}norm{a}", f"{theirs}gn{b}")]
-    groups += [parse_rename_rule(f"{ours}shortcut.conv.weight", f"{theirs}conv_proj/kernel", FLAX_CONVOLUTION)]
-    root = parse_rename_rule("stem.root.conv.weight", "conv_root/kernel", FLAX_CONVOLUTION)
+    unit_rules = [
+        parse_rename_rule(f"{ours}conv{a}.weight", f"{theirs}conv{b}/kernel", FLAX_CONVOLUTION) for a, b in pairs
+    ]
+    unit_rules += [rule for a, b in pairs for rule in build_group_norm_rules(f"{ours}norm{a}", f"{theirs}gn{b}")]
+    unit_rules += [parse_rename_rule(f"{ours}shortcut.conv.weight", f"{theirs}conv_proj/kernel", FLAX_CONVOLUTION)]
+    root_rule = parse_rename_rule("stem.root.conv.weight", "conv_root/kernel", FLAX_CONVOLUTION)
     return (
-        *groups,
+        *unit_rules,
         *build_group_norm_rules(f"{ours}shortcut.norm", f"{theirs}gn_proj"),
-        root,
+        root_rule,
         *build_group_norm_rules("stem.root.norm", "gn_root"),
     )
 
@@ -210,7 +212,7 @@ def build_google_format(
         ignored=ignored,
         scope=PARAMETER_SCOPES,
         strip=("params/img/", "params/", "img/"),
-        holds=lambda config: (
+        can_represent=lambda config: (
             is_google_vit(config)
             and config.prefix_position_count == (config.prefix if position_name == POSITION_NAME else 0)
         ),
@@ -227,15 +229,15 @@ BIG_VISION = build_google_format(
 
 
 def infer_fixed_position_vit_config(shapes: Shapes, settings: dict[str, Any]) -> ViTConfig:
-    """Infer the config of a big_vision ViT whose file has no positions: they are fixed, `posemb_sincos_2d` of
+    """Infer the config of a big_vision ViT whose positions are fixed and not in the file: `posemb_sincos_2d` of
     big_vision/models/vit.py. Its image size is 224 pixels, or the nearest multiple of the patch size, unless set.
     Raises ValueError for a width that such positions do not support."""
-    *cell, _, width = shapes["embedding/kernel"]
+    *kernel_size, _, width = shapes["embedding/kernel"]
     if width % 4 or width < 8:
         raise ValueError(
-            f"it has no positions, and fixed positions need a width of at least 8 that is divisible by 4, not {width}"
+            f"it has no position embeddings; fixed ones need a width of at least 8 that is divisible by 4, not {width}"
         )
-    patch = tuple(length * (stem.reduction if (stem := infer_google_stem(shapes)) else 1) for length in cell)
+    patch = tuple(length * (stem.reduction if (stem := infer_google_stem(shapes)) else 1) for length in kernel_size)
     image = settings.get("image") or nearest_divisible_size((224,) * len(patch), patch)
     tokens = math.prod(i // p for i, p in zip(image, patch, strict=True))
     config = infer_google_vit_config(shapes | {"pos_embedding": (1, tokens, width)}, settings | {"image": image})
@@ -247,7 +249,7 @@ BIG_VISION_FIXED = replace(
     title="big_vision's ViT with fixed positions",
     signature=BIG_VISION.signature[:2],
     configure=infer_fixed_position_vit_config,
-    holds=lambda config: (
+    can_represent=lambda config: (
         config.positions.kind == "sincos-big-vision"
         and is_google_vit(config.with_options(positions={"kind": "learned", "slots": 0}))
     ),
@@ -282,7 +284,7 @@ BIT = WeightsFormat(
         parse_rename_rule("head.bias", "resnet/head/conv2d/bias", COPY_TRANSFORM),
     ),
     configure=lambda shapes, settings: infer_google_bit_config(shapes, settings),
-    holds=lambda config: isinstance(config, BiTConfig) and not config.axial,
+    can_represent=lambda config: isinstance(config, BiTConfig) and not config.axial,
     suffix=".npz",
 )
 
@@ -314,7 +316,7 @@ BIT_BIG_VISION = WeightsFormat(
     ),
     configure=lambda shapes, settings: infer_big_vision_bit_config(shapes, settings),
     scope=PARAMETER_SCOPES,
-    holds=lambda config: isinstance(config, BiTConfig) and not config.axial,
+    can_represent=lambda config: isinstance(config, BiTConfig) and not config.axial,
     suffix=".npz",
     shaped=lambda name, tensor: tensor[None, None, None] if GROUP_NORM.fullmatch(name) else tensor,
 )

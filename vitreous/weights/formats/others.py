@@ -51,7 +51,7 @@ TORCHVISION = WeightsFormat(
         ),
     ),
     configure=lambda shapes, settings: infer_torchvision_vit_config(shapes, settings),
-    holds=lambda c: (
+    can_represent=lambda c: (
         is_class_token_vit(c)
         and has_square_patches(c)
         and not c.registers
@@ -106,7 +106,7 @@ DINOV2 = WeightsFormat(
     ignored=(r"mask_token", r"(dino_head|ibot_head)\..*"),
     strip=("backbone.",),
     adds=lambda c: {"mask_token": (1, c.width)},
-    holds=lambda c: (
+    can_represent=lambda c: (
         is_class_token_vit(c)
         and has_square_patches(c)
         and c.pool == "class"
@@ -164,7 +164,7 @@ CLIP = WeightsFormat(
     ),
     configure=lambda shapes, settings: infer_openai_clip_config(shapes, settings),
     scope=("visual.",),
-    holds=is_clip_encoder,
+    can_represent=is_clip_encoder,
     prefix=lambda c: "visual.",
     describe_ambiguity=lambda c: (
         "transformers' rule, because OpenAI's code has one size; for open_clip: --resize bicubic-antialias"
@@ -268,7 +268,7 @@ SAM = WeightsFormat(
     configure=infer_sam_config,
     ignored=(r"(prompt_encoder|mask_decoder)\..*",),
     scope=("image_encoder.",),
-    holds=is_sam_encoder,
+    can_represent=is_sam_encoder,
     prefix=lambda c: "image_encoder.",
 )
 SAM_TIMM = WeightsFormat(
@@ -277,7 +277,7 @@ SAM_TIMM = WeightsFormat(
     ("patch_embed.proj.weight", "blocks.0.attn.rel_pos_h", "neck.0.weight", "blocks.0.mlp.fc1.weight"),
     build_sam_rules("patch_embed.proj", "blocks.{i}", ("fc1", "fc2"), ("neck.0", "neck.1", "neck.2", "neck.3")),
     configure=lambda shapes, settings: infer_sam_config(shapes, {"positions.resize": "bicubic-antialias"} | settings),
-    holds=is_sam_encoder,
+    can_represent=is_sam_encoder,
 )
 SAM_TRANSFORMERS = WeightsFormat(
     "huggingface",
@@ -292,7 +292,7 @@ SAM_TRANSFORMERS = WeightsFormat(
     configure=infer_sam_config,
     ignored=(r"(prompt_encoder|mask_decoder|shared_image_embedding)\..*",),
     scope=("vision_encoder.",),
-    holds=is_sam_encoder,
+    can_represent=is_sam_encoder,
     prefix=lambda c: "vision_encoder.",
     describe=lambda c: {
         "architectures": ["SamVisionModel"],

@@ -226,7 +226,7 @@ VIT = NativeFormat(
     (),
     configure=infer_native_vit_config,
     strip=("model.",),
-    holds=lambda config: False,  # bundles are written instead
+    can_represent=lambda config: False,  # bundles are written instead
 )
 BIT = NativeFormat(
     STATE_DICT_FORMAT,
@@ -235,7 +235,7 @@ BIT = NativeFormat(
     (),
     configure=infer_native_bit_config,
     strip=("model.",),
-    holds=lambda config: False,
+    can_represent=lambda config: False,
 )
 # matches ViTs whose blocks have other names; `check_state_dict_options` rejects them with the reason
 UNSUPPORTED_VIT = replace(VIT, signature=("projection.weight", "encoder.norm.weight"))

@@ -256,7 +256,7 @@ MICROSOFT = WeightsFormat(
     assumes=describe_swin_assumptions,
     configure=lambda shapes, settings: MICROSOFT_LAYOUT.infer_config(shapes, settings, "mask"),
     ignored=COMPUTED_BUFFERS,
-    holds=lambda c: is_square_swin(c) and len(c.blocks) > 1,
+    can_represent=lambda c: is_square_swin(c) and len(c.blocks) > 1,
 )
 TIMM_LAYOUT = SwinLayout(
     "patch_embed.proj",
@@ -276,7 +276,7 @@ TIMM = WeightsFormat(
     assumes=describe_swin_assumptions,
     configure=lambda shapes, settings: TIMM_LAYOUT.infer_config(shapes, settings, "zeros-after-shift"),
     ignored=COMPUTED_BUFFERS,
-    holds=is_square_swin,
+    can_represent=is_square_swin,
 )
 TRANSFORMERS_LAYOUT = SwinLayout(
     "embeddings.patch_embeddings.projection",
@@ -307,7 +307,7 @@ TRANSFORMERS = WeightsFormat(
     configure=TRANSFORMERS_LAYOUT.infer_config,
     ignored=COMPUTED_BUFFERS,
     strip=("swin.",),
-    holds=lambda c: has_single_window(c) and len(set(c.image)) == len(set(c.patch_size)) == 1,
+    can_represent=lambda c: has_single_window(c) and len(set(c.image)) == len(set(c.patch_size)) == 1,
     prefix=lambda c: "swin." if c.classes else "",
     unprefixed_names=("classifier",),
     describe=lambda c: to_hf_swin_json(c),
@@ -370,7 +370,7 @@ TORCHVISION = WeightsFormat(
     assumes=describe_swin_assumptions,
     configure=TORCHVISION_LAYOUT.infer_config,
     ignored=COMPUTED_BUFFERS,
-    holds=lambda c: has_single_window(c) and bool(c.classes),
+    can_represent=lambda c: has_single_window(c) and bool(c.classes),
     buffers=lambda c: build_position_index_buffers(c),
 )
 NATIVE_LAYOUT = SwinLayout(
@@ -409,6 +409,6 @@ NATIVE = NativeFormat(
     (),
     configure=infer_native_swin_config,
     strip=("model.",),
-    holds=lambda config: False,
+    can_represent=lambda config: False,
 )
 FORMATS = [MICROSOFT, TIMM, TRANSFORMERS, TORCHVISION, NATIVE]

@@ -164,7 +164,7 @@ MICROSOFT = WeightsFormat(
     assumes=describe_swin_assumptions,
     configure=lambda shapes, settings: MICROSOFT_LAYOUT.infer_config(shapes, settings, "mask"),
     ignored=IGNORED_TENSORS,
-    holds=lambda c: is_square_swin_v2(c) and len(c.blocks) > 1,
+    can_represent=lambda c: is_square_swin_v2(c) and len(c.blocks) > 1,
 )
 TIMM_LAYOUT = SwinV2Layout(
     "patch_embed.proj",
@@ -184,7 +184,7 @@ TIMM = WeightsFormat(
     assumes=describe_swin_assumptions,
     configure=lambda shapes, settings: TIMM_LAYOUT.infer_config(shapes, settings, "zeros-after-shift"),
     ignored=IGNORED_TENSORS,
-    holds=is_square_swin_v2,
+    can_represent=is_square_swin_v2,
 )
 TRANSFORMERS_LAYOUT = SwinV2Layout(
     "embeddings.patch_embeddings.projection",
@@ -215,7 +215,7 @@ TRANSFORMERS = WeightsFormat(
     configure=TRANSFORMERS_LAYOUT.infer_config,
     ignored=IGNORED_TENSORS,
     strip=("swinv2.",),
-    holds=lambda c: is_square_swin_v2(c) and len(set(c.image)) == len(set(c.patch_size)) == 1,
+    can_represent=lambda c: is_square_swin_v2(c) and len(set(c.image)) == len(set(c.patch_size)) == 1,
     prefix=lambda c: "swinv2." if c.classes else "",
     unprefixed_names=("classifier",),
     describe=lambda c: (
@@ -256,7 +256,7 @@ TORCHVISION = WeightsFormat(
     assumes=describe_swin_assumptions,
     configure=TORCHVISION_LAYOUT.infer_config,
     ignored=IGNORED_TENSORS,
-    holds=lambda c: (
+    can_represent=lambda c: (
         is_square_swin_v2(c)
         and bool(c.classes)
         and not c.attention.pretrained_window
@@ -286,6 +286,6 @@ NATIVE = NativeFormat(
     (),
     configure=lambda shapes, settings: swin.infer_native_swin_config(shapes, settings, NATIVE_LAYOUT),
     strip=("model.",),
-    holds=lambda config: False,
+    can_represent=lambda config: False,
 )
 FORMATS = [MICROSOFT, TIMM, TRANSFORMERS, TORCHVISION, NATIVE]

@@ -207,7 +207,7 @@ DEIT_III = WeightsFormat(
         *TIMM_VIT_RULES,
     ),
     configure=bind_resize_rule("bicubic", (0,)),
-    holds=lambda c: False,  # read only; written as `timm`
+    can_represent=lambda c: False,  # read only; written as `timm`
 )
 TIMM = WeightsFormat(
     "timm",
@@ -217,7 +217,7 @@ TIMM = WeightsFormat(
     configure=infer_timm_vit_config,
     ignored=(r"mask_token", r"decoder_.*", r"head\.(mlp|last_layer)\..*"),  # MAE's decoder, DINO's head
     strip=("backbone.", "model."),
-    holds=is_timm_vit,
+    can_represent=is_timm_vit,
     describe_ambiguity=lambda c: (
         "timm's rule; for the original DeiT and MAE: --resize bicubic, for DINO: --resize bicubic-offset"
     ),
@@ -237,7 +237,7 @@ def build_original_format(
         sections=sections,
         excluded_names=TIMM_ONLY_TENSORS if sections else (),
         configure=bind_resize_rule(rule, None if ambiguity else (1,)),
-        holds=lambda config: False,
+        can_represent=lambda config: False,
         describe_ambiguity=lambda config: ambiguity,
     )
 
@@ -274,5 +274,5 @@ TIMM_BIT = WeightsFormat(
     ("stem.conv.weight", r"stages.0.blocks.0.norm1.weight", "norm.weight"),
     BIT_RULES,
     configure=infer_timm_bit_config,
-    holds=lambda c: isinstance(c, BiTConfig) and not c.axial,
+    can_represent=lambda c: isinstance(c, BiTConfig) and not c.axial,
 )

@@ -221,7 +221,7 @@ VIT = WeightsFormat(
     configure=infer_hf_vit_config,
     ignored=(r"decoder\..*", r"pooler\..*", r"embeddings\.mask_token"),
     strip=("vit.", "deit.", "ijepa.", "vivit."),
-    holds=lambda c: (
+    can_represent=lambda c: (
         (is_class_token_vit(c) or is_ijepa(c))
         and (len(c.image) == 2 or c.pool == "class")
         and c.norm.layer_scale is None
@@ -252,7 +252,7 @@ DINOV2 = WeightsFormat(
     configure=infer_hf_vit_config,
     ignored=(r"classifier\..*", r"embeddings\.mask_token"),
     strip=("dinov2.", "dinov2_with_registers."),
-    holds=lambda c: (
+    can_represent=lambda c: (
         is_class_token_vit(c)
         and has_square_patches(c)
         and c.norm.layer_scale is not None
@@ -290,7 +290,7 @@ CLIP = WeightsFormat(
     configure=lambda shapes, settings: infer_hf_clip_config(shapes, settings),
     ignored=(r"text_model\..*", r"text_projection\..*", r"logit_scale", r".*position_ids"),
     strip=("vision_model.",),
-    holds=lambda c: is_clip_encoder(c),
+    can_represent=lambda c: is_clip_encoder(c),
     prefix=lambda c: "vision_model.",
     unprefixed_names=("visual_projection",),
     describe=lambda c: {
@@ -366,7 +366,7 @@ BIT = WeightsFormat(
     ),
     configure=lambda shapes, settings: infer_hf_bit_config(shapes, settings),
     strip=("bit.",),
-    holds=lambda c: isinstance(c, BiTConfig) and not c.axial,
+    can_represent=lambda c: isinstance(c, BiTConfig) and not c.axial,
     prefix=lambda c: "bit." if c.classes else "",
     unprefixed_names=("classifier",),
     describe=lambda c: {

@@ -160,7 +160,7 @@ VIDEOMAE = WeightsFormat(
     scope=("encoder.",),
     strip=("backbone.",),
     excluded_names=("cls_token", "pos_embed"),  # tensors of a BEiT
-    holds=lambda c: is_videomae_encoder(c) and c.norm.final != "none",
+    can_represent=lambda c: is_videomae_encoder(c) and c.norm.final != "none",
     prefix=lambda c: "encoder." if c.norm.final == "tokens" else "",
 )
 HF_VIDEOMAE = replace(
@@ -175,7 +175,7 @@ HF_VIDEOMAE = replace(
     scope=(),
     strip=("videomae.",),
     excluded_names=(),
-    holds=lambda c: is_videomae_encoder(c) and (bool(c.classes) or c.norm.final != "pooled"),
+    can_represent=lambda c: is_videomae_encoder(c) and (bool(c.classes) or c.norm.final != "pooled"),
     prefix=lambda c: "videomae." if c.classes else "",
     unprefixed_names=("fc_norm", "classifier"),
     describe=to_hf_videomae_json,

@@ -109,6 +109,6 @@ VITDET = WeightsFormat(
     VITDET_RULES,
     configure=infer_vitdet_config,
     scope=("backbone.net.",),
-    holds=is_vitdet_backbone,
+    can_represent=is_vitdet_backbone,
     prefix=lambda c: "backbone.net.",
 )

@@ -67,8 +67,8 @@ def _prefix_backbone_rule(rule: RenameRule) -> RenameRule:
         return tuple(BACKBONE_PREFIX + name for name in names)
 
     fold = TensorTransform(
-        lambda tensors, c: rule.fold.into(tensors, c.backbone),
-        lambda tensors, c: rule.fold.to_foreign(tensors, c.backbone),
+        lambda tensors, c: rule.transform.to_native(tensors, c.backbone),
+        lambda tensors, c: rule.transform.to_foreign(tensors, c.backbone),
     )
     return RenameRule(tuple(f"backbone.{name}" for name in rule.ours), prefix_foreign_names, fold)
 
@@ -214,7 +214,7 @@ DETECTOR = WeightsFormat(
     DETECTOR_RULES,
     configure=infer_detector_config,
     ignored=(*PIXEL_STATISTICS_NAMES, FEDERATED_LOSS_WEIGHTS.replace(".", r"\.")),
-    holds=is_vitdet_detector,
+    can_represent=is_vitdet_detector,
     facts=PIXEL_STATISTICS_NAMES,
     buffers=lambda c: {FEDERATED_LOSS_WEIGHTS: torch.ones(c.classes)} if c.scores == "sigmoid" else {},
     excluded_names=(f"{BOX_PREDICTOR_PREFIX}.0.cls_score.weight",),

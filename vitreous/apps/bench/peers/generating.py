@@ -61,7 +61,7 @@ def build_diffusers_train_step(workload: Workload, precision: str = "fp32", comp
 
 
 def build_diffusers_sampling_step(workload: Workload, precision: str = "fp32", compiled: bool = False) -> BenchmarkStep:
-    """Build a sampling step: DDIM with as many steps as vitreous. As in diffusers' pipeline, each step computes the
+    """Build a benchmark step: sample a batch by DDIM in as many steps as vitreous. As in diffusers, each computes the
     conditional and the unconditional output in one batch."""
     from diffusers import DDIMScheduler
 

@@ -24,8 +24,8 @@ FindingRow = tuple[str, str, str, str]  # level, code, message, hint
 def derive_findings(document: dict[str, Any]) -> list[Finding]:
     """Derive the findings from the document of a check: errors first, then warnings, then information on the loader.
 
-    Errors are problems that stop training or falsify its metrics: an unknown layout, unreadable images, images of
-    several splits or with conflicting labels, and groups in several splits.
+    Errors are problems that stop training or falsify its metrics: an unknown layout, unreadable images, duplicates
+    across splits or with conflicting labels, and groups across splits.
     """
     source = shlex.quote(document["data"])
     finding_rows = [

@@ -185,8 +185,8 @@ def fill_records(
 def make_grey_views(
     pool: SampleSource, samples: Sequence[int], read: Callable[[Any, int], Image.Image]
 ) -> tuple[np.ndarray, ReadErrors]:
-    """Make larger grey views of the n images that `read(pool, sample)` decodes. Return (n,) records of dtype `VIEW`,
-    and the read errors."""
+    """Make grey views of `LARGER_VIEW_SIZE` x `LARGER_VIEW_SIZE` pixels of n images, decoded by `read(pool, sample)`.
+    Return (n,) records of dtype `VIEW`, and the read errors."""
     records = np.zeros(len(samples), VIEW)
 
     def fill_view(pool: Any, sample: int, record: Any) -> None:

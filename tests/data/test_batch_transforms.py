@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from vitreous.data.augmentation.augment import Augment
+from vitreous.data.augmentation.batch_transforms import apply_simple_crops, erase_random_boxes, shift_and_mirror
 from vitreous.data.augmentation.crops import simple_crop_indices
-from vitreous.data.augmentation.moves import apply_simple_crops, erase_random_boxes, shift_and_mirror
 from vitreous.data.keys import derive_keys, draw_uniform
 
 NUMPY_PAD_MODES = {"reflection": "symmetric", "reflection inside": "reflect", "zeros": "constant"}

@@ -84,14 +84,15 @@ def apply_simple_crops(images: Tensor, keys: np.ndarray) -> Tensor:
     return shift_and_mirror(images, x, y, np.zeros(len(keys), dtype=bool), "reflection inside")
 
 
-def erase_random_boxes(images: Tensor, keys: np.ndarray, probability: float, noise: bool) -> Tensor:
+def erase_random_boxes(images: Tensor, keys: np.ndarray, probability: float, use_noise: bool) -> Tensor:
     """Erase a random box (random erasing, arXiv:1708.04896) of each image with `probability`, in place.
 
-    `images` are (B, C, H, W) uint8 or float32 in 0..255, `keys` (B,). The area of the box is a share of the image,
-    uniform in 0.02 to 1/3; its aspect ratio is log-uniform in 0.3 to 1 / 0.3. If `noise` is set, it is filled with
-    noise of ImageNet's mean and std, otherwise with grey.
+    `images` are (B, C, H, W) uint8 or float32 in 0..255; `keys` (B,) seed the draws. The area of the box as a share
+    of the image is uniform in 0.02 to 1/3; its aspect ratio is log-uniform in 0.3 to 1 / 0.3. The box is filled with
+    noise of ImageNet's mean and std if `use_noise` is set, otherwise with grey.
     """
     height, width = images.shape[-2:]
+    # columns of u: whether to erase, y, x, then an area per attempt, then an aspect ratio per attempt
     u = draw_uniform(keys, ERASE_DRAWS_START + 3 + 2 * MAX_ERASE_ATTEMPTS)[:, ERASE_DRAWS_START:]
     area = height * width * (0.02 + (1 / 3 - 0.02) * u[:, 3 : 3 + MAX_ERASE_ATTEMPTS])
     aspect = np.exp(math.log(0.3) * (1 - 2 * u[:, 3 + MAX_ERASE_ATTEMPTS :]))
@@ -104,10 +105,10 @@ def erase_random_boxes(images: Tensor, keys: np.ndarray, probability: float, noi
     generator = torch.Generator()
     for index in np.flatnonzero((u[:, 0] < probability) & is_inside[first_fit]):
         rows, columns = slice(*edges[index, :2].tolist()), slice(*edges[index, 2:].tolist())
-        erased = images[index, :, rows, columns]
-        erased.copy_(
-            draw_imagenet_noise(erased.shape, generator.manual_seed(int(keys[index]) >> 1 ^ NOISE_SEED))
-            if noise
+        box_pixels = images[index, :, rows, columns]
+        box_pixels.copy_(
+            draw_imagenet_noise(box_pixels.shape, generator.manual_seed(int(keys[index]) >> 1 ^ NOISE_SEED))
+            if use_noise
             else torch.tensor(ERASE_VALUE)
         )
     return images
