@@ -21,7 +21,9 @@ BUILT_PREFIXES = ("hero", "page", "terminal", "start", "task-")  # prefixes of t
 ANIMATED_FIGURES = ("page", "terminal")
 LARGEST_ANIMATION = 1_500_000  # bytes
 LARGEST_TOTAL = 2_000_000  # bytes of all figures that build.py generates, except static vector drawings
-FIGURE_MODULES = [name for name in ("hero", "page", "terminal", "start") if (FIGURES / f"{name}.py").exists()]
+FIGURE_MODULES = [
+    name for name in ("hero", "page", "terminal", "start", "inspection") if (FIGURES / f"{name}.py").exists()
+]
 
 
 def read_outputs(name: str) -> tuple[str, ...]:

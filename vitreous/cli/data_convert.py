@@ -41,5 +41,6 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     document = convert_annotations(data, Path(options.out), options.to, console)
     rows = [[name, f"{split['images']:,}", f"{split['objects']:,}"] for name, split in document["splits"].items()]
     console.table(["split", "images", "objects"], rows)
-    console.print_line(f"{len(document['classes'])} classes, as {options.to}: {document['out']}")
+    count = len(document["classes"])
+    console.print_line(f"{count} class{'es' * (count != 1)}, as {options.to}: {document['out']}")
     return document
