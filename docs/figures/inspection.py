@@ -26,7 +26,21 @@ FIGURES: dict[str, tuple[str, ...]] = {
     "similarity": (),
     "cost": (),
 }
-OUTPUTS = (*(f"{name}.png" for name in FIGURES), "rollout-blocks.png")
+OUTPUTS = (
+    "rollout.png",
+    "rollout-blocks.png",
+    "gradient.png",
+    "attention.png",
+    "segments.png",
+    "distance.png",
+    "features.png",
+    "nearest.png",
+    "filters.png",
+    "positions.png",
+    "fourier.png",
+    "similarity.png",
+    "cost.png",
+)
 DATASETS: tuple[str, ...] = ()
 VITREOUS = (sys.executable, "-m", "vitreous")
 

@@ -99,7 +99,8 @@ def print_findings(document: dict[str, Any], console: Console) -> None:
             f"length {width}" if document["sample_type"] == "signals" else f"{slices}width {width}; height {height}"
         )
         targets, classes = document["targets"], document["classes"]
-        count = f"{len(targets)} target{'s' * (len(targets) != 1)}" if targets else f"{len(classes)} class{'es' * (len(classes) != 1)}"
+        target_count = f"{len(targets)} target{'s' * (len(targets) != 1)}"
+        count = target_count if targets else f"{len(classes)} class{'es' * (len(classes) != 1)}"
         console.print_line(f"{count}; {size_text}")
     if (clips := document["clips"]) and clips["frames"]:
         names = {"frames": "frames", "seconds": "seconds", "frame_rate": "frames/s"}

@@ -130,7 +130,9 @@ def compute_attention_gradients(
         ]
         stack.enter_context(remove_hook_on_exit(attention_branches[0][1].register_forward_pre_hook(detach_input)))
         for name, branch in attention_branches:
-            projection: Any = branch.output_layer if isinstance(branch, FrozenBranch) else unwrap_windowed_part(branch).out
+            projection: Any = (
+                branch.output_layer if isinstance(branch, FrozenBranch) else unwrap_windowed_part(branch).out
+            )
             hook = wrap_no_grad(make_attention_hook(name, branch, grid, model.config, store_call))
             stack.enter_context(remove_hook_on_exit(branch.register_forward_pre_hook(hook)))
             stack.enter_context(remove_hook_on_exit(projection.register_forward_pre_hook(record_output)))
