@@ -60,7 +60,7 @@ def test_attention_weights_match_the_forward_pass(swin_model, images):
     assert [call.full_grid for call in calls] == [(10, 14)] * 2 + [(5, 7)] * 2
     assert [call.patch for call in calls] == [(2, 2)] * 2 + [(4, 4)] * 2
     for call, output in zip(calls, outputs, strict=True):
-        expected = call.compute_weights() @ call.module.split(call.x)[2]
+        expected = call.compute_weights() @ call.module.project_qkv(call.x)[2]
         assert torch.allclose(expected.transpose(-3, -2).flatten(-2), output, atol=1e-5)
 
 

@@ -41,7 +41,7 @@ def test_attention_calls_match_the_forward_pass(arrangement):
     if arrangement == "factorised-dot-product":
         return
     for call, output in zip(calls, outputs, strict=True):
-        heads = (call.compute_weights() @ call.module.split(call.x)[2]).transpose(-3, -2).flatten(-2)
+        heads = (call.compute_weights() @ call.module.project_qkv(call.x)[2]).transpose(-3, -2).flatten(-2)
         expected = output[:, 2:] if call.span == "time" and output.dim() == 4 else output
         assert torch.allclose(call.module.out(heads), expected, atol=1e-5)
 
@@ -52,7 +52,7 @@ def test_space_and_time_heads_concatenate_to_the_output():
     calls, outputs = collect_calls(model, x), collect_attention_outputs(model, x)
     for space, time, output in zip(calls[::2], calls[1::2], outputs, strict=True):
         attention = model.encoder.blocks[space.layer].attention.part
-        values = attention.split(space.x)[2]  # (B, T, h, S, d)
+        values = attention.project_qkv(space.x)[2]  # (B, T, h, S, d)
         near = space.compute_weights() @ values[:, :, :1]
         time_output = (time.compute_weights() @ values[:, :, 1:, 2:].transpose(1, 3)).transpose(1, 3)
         heads = torch.cat([near[..., 2:, :], time_output], 2).transpose(-3, -2).flatten(-2)

@@ -46,7 +46,7 @@ def test_attention_weights_reproduce_the_fused_output(kind):
         weights = call.compute_weights()
         assert torch.allclose(weights.sum(-1), torch.ones(()), atol=1e-5)
         tokens = call.x if call.x.shape[-2] == call.tokens else call.x.flatten(-3, -2)
-        values = call.module.split(tokens)[2]
+        values = call.module.project_qkv(tokens)[2]
         heads = (weights @ values).transpose(-3, -2).flatten(-2)
         assert torch.allclose(call.module.out(heads).reshape(output.shape), output, atol=1e-5)
 

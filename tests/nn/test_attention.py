@@ -23,7 +23,7 @@ def test_fused_attention_is_weights_times_values_over_any_batch_axes(shape):
     weights = attention.compute_weights(x)
     assert weights.shape == (*shape[:-2], 3, shape[-2], shape[-2])
     assert torch.allclose(weights.sum(-1), torch.ones(()), atol=1e-5)
-    _, _, v = attention.split(x)
+    _, _, v = attention.project_qkv(x)
     expected = attention.out((weights @ v).transpose(-3, -2).flatten(-2))
     assert torch.allclose(attention(x), expected, atol=1e-5)
 

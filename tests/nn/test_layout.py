@@ -93,7 +93,7 @@ def test_grid_attention_supports_the_padding_mask():
     window_tokens, mask = windows.split(x)
     weights = attention.compute_weights(window_tokens, mask)
     assert weights.masked_select(~mask.expand_as(weights)).abs().max() == 0
-    values = attention.split(window_tokens.flatten(-3, -2))[2]
+    values = attention.project_qkv(window_tokens.flatten(-3, -2))[2]
     mixed = (weights @ values).transpose(-3, -2).flatten(-2).unflatten(-2, (3, 4))
     torch.testing.assert_close(attention(window_tokens, mask), attention.out(mixed))
 

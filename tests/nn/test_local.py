@@ -29,7 +29,7 @@ def attend_densely_with_mask(layer, x, positions):
     for i, query_cell in enumerate(cells):
         for j, key_cell in enumerate(cells):
             is_visible[positions.prefix + i, positions.prefix + j] = query_cell == key_cell
-    q, k, v = layer.split(x)
+    q, k, v = layer.project_qkv(x)
     logits = (q @ k.mT * 8**-0.5).masked_fill(~is_visible, float("-inf"))
     return layer.out((logits.softmax(-1) @ v).transpose(1, 2).flatten(2)), logits.softmax(-1)
 
@@ -65,7 +65,7 @@ def test_local_attention_on_3d_grids_in_bfloat16():
     x = torch.randn(1, 25, 24).bfloat16().requires_grad_()
     output = layer(x, positions)
     with torch.no_grad():
-        _, _, v = layer.split(x)
+        _, _, v = layer.project_qkv(x)
         expected = layer.out((layer.compute_weights(x, positions) @ v).transpose(1, 2).flatten(2))
     assert output.shape == (1, 25, 24) and torch.allclose(output.float(), expected.float(), atol=2e-2)
     output.sum().backward()

@@ -32,7 +32,7 @@ def randomise_parameters(module):
 
 def attend_by_loop(attention, x, logits):
     """(N, D) -> (N, D) by loops over heads and queries; the softmax is over `logits(head, i, j, q, k)`."""
-    q, k, v = (projection[0] for projection in attention.split(x[None]))
+    q, k, v = (projection[0] for projection in attention.project_qkv(x[None]))
     heads = []
     for head in range(attention.heads):
         outputs = []
@@ -82,7 +82,7 @@ def test_rotary_logits_depend_only_on_coordinate_offsets():
         torch.allclose(torch.stack(same), same[0].expand(len(same), -1), atol=1e-5) for same in by_offset.values()
     )
     assert not torch.allclose(by_offset[0, 0][0], by_offset[0, 1][0], atol=1e-3)
-    plain_q, plain_k, _ = attention.split(x)
+    plain_q, plain_k, _ = attention.project_qkv(x)
     # prefix tokens are not rotated
     assert torch.equal(q[..., 0, :], plain_q[..., 0, :]) and torch.equal(k[..., 0, :], plain_k[..., 0, :])
 
@@ -150,7 +150,7 @@ def test_decomposed_attention_implementations_agree(short, learned, logits, dtyp
     mask = torch.ones(20, 20).tril().bool()[None, None] if is_masked else None
 
     def attend_explicitly(x):
-        q, k, v = layer.split(x.flatten(-3, -2))
+        q, k, v = layer.project_qkv(x.flatten(-3, -2))
         positions = torch.arange(20)
         down, right = positions[:, None] // 5 - positions // 5, positions[:, None] % 5 - positions % 5
         bias = torch.einsum("...qc,qkc->...qk", q, layer.rows[down + 3] + layer.columns[right + 4])

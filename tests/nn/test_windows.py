@@ -155,7 +155,7 @@ def test_short_sequence_attention_matches_softmax(size, dtype):
 def test_attention_weights_match_the_forward_pass():
     attention = build_block((2, 2), (4, 4)).attention.part.part
     x, mask = torch.randn(3, 2, 2, 16, EMBED_DIM), build_block((2, 2), (4, 4)).attention.part.mask((8, 8))
-    values = attention.split(x)[2]
+    values = attention.project_qkv(x)[2]
     for query_slice in (slice(None), slice(2, 5)):
         p = attention.compute_weights(x, mask, query_slice)
         assert torch.allclose(p.sum(-1), torch.ones(()), atol=1e-5)
@@ -210,7 +210,9 @@ def test_cosine_attention_matches_the_formula():
         outputs.append((factor * cosine + attention.position()[head]).softmax(-1) @ v[..., head_slice])
     assert torch.allclose(attention(x), attention.out(torch.cat(outputs, -1)), atol=1e-4)
     p = attention.compute_weights(x)
-    assert torch.allclose((p @ attention.split(x)[2]).transpose(1, 2).flatten(2), torch.cat(outputs, -1), atol=1e-4)
+    assert torch.allclose(
+        (p @ attention.project_qkv(x)[2]).transpose(1, 2).flatten(2), torch.cat(outputs, -1), atol=1e-4
+    )
 
 
 def test_swin_v2_patch_merging_normalises_last():

@@ -127,7 +127,7 @@ def test_classes_are_put_in_the_students_order():
     objective, batch = make_student_and_batch(teacher=swapped)
     with torch.no_grad():
         assert torch.allclose(batch["teacher_logits"], swapped.model(batch["images"])[:, [1, 2, 0]], atol=1e-5)
-    assert objective.order == [1, 2, 0]
+    assert objective.class_order == [1, 2, 0]
 
 
 @pytest.mark.parametrize(

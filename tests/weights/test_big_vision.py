@@ -106,7 +106,7 @@ def test_widths_without_fixed_positions_are_rejected(tmp_path):
         if not name.startswith("params/head")
     }
     narrow = {name: array[..., :6] if name == "params/embedding/kernel" else array for name, array in arrays.items()}
-    with pytest.raises(WeightsError, match="fixed positions need a width of at least 8 that is divisible by 4, not 6"):
+    with pytest.raises(WeightsError, match="fixed ones need a width of at least 8 that is divisible by 4, not 6"):
         open_weights(write_npz(tmp_path / "vit.npz", narrow))
 
 

@@ -325,7 +325,7 @@ def test_safetensors_are_read_bit_identically_under_any_file_name(tmp_path, name
     assert source.entries == {
         key: TensorInfo(tuple(t.shape), str(t.dtype).removeprefix("torch.")) for key, t in tensors.items()
     }
-    assert sum(entry.bytes for entry in source.entries.values()) == sum(t.nbytes for t in tensors.values())
+    assert sum(entry.nbytes for entry in source.entries.values()) == sum(t.nbytes for t in tensors.values())
     assert source.entries["torch.int8"].elements == 6
     assert are_states_equal(source.read(), tensors)
     assert list(source.read(["torch.bfloat16", "scalar", "scalar"])) == ["torch.bfloat16", "scalar"]
@@ -668,6 +668,6 @@ def test_arrays_beyond_the_memory_budget_are_rejected(tmp_path):
     np.savez(path, a=np.zeros(1000), b=np.zeros(1000))
     with open(path, "rb") as file:
         archive = npz.CheckedZip(path, file, path.stat().st_size)
-        assert sum(entry.bytes for entry in npz.read_npz_infos(archive, 16_000).values()) == 16_000
+        assert sum(entry.nbytes for entry in npz.read_npz_infos(archive, 16_000).values()) == 16_000
         with pytest.raises(WeightsError, match="would take 16,000 bytes of memory, more than 15,999"):
             npz.read_npz_infos(archive, 15_999)

@@ -130,7 +130,7 @@ def test_every_difference_is_listed(case, tmp_path):
 def test_gaps_in_block_numbers_are_reported(tmp_path):
     state = export_tensors()
     TENSOR_CHANGES["a gap between blocks"][0](state)
-    assert "blocks.N.norm1.weight is not numbered from 0 without gaps" in get_error_message(
+    assert "the numbers N in its blocks.N.norm1.weight are not 0, 1, 2, ... without gaps" in get_error_message(
         save_tensors(tmp_path, state)
     )
 

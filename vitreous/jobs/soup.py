@@ -315,8 +315,8 @@ def get_primary_score(report: Report | None) -> float:
 
 
 def add_weights(total: dict[str, Tensor], bundle: Bundle, outputs: tuple[str, ...]) -> dict[str, Tensor]:
-    """Return the sum of `total`, which may be empty, and a model's weights in float64. Head rows are reordered to the
-    order of `outputs`."""
+    """Return the sum of `total`, which may be empty, and a model's weights, of the same shapes, in float64. Head rows
+    are reordered to the order of `outputs`."""
     order = torch.tensor([bundle.task.outputs.index(name) for name in outputs])
     state = {name: tensor.double() for name, tensor in bundle.model.state_dict().items()}
     state |= {name: tensor[order] for name, tensor in state.items() if name.startswith("head.")}

@@ -157,7 +157,7 @@ def measure_generator(
 
 def compute_generator_metrics(real: RealImages, generated: SpaceFeatures) -> dict[str, float | None]:
     """Compare real and generated images. Metrics for which `real` lacks features or training images are None."""
-    features, real_features = generated["features"], real.features.get("rows")
+    features, real_features = generated["features"], real.features.get("features")
     metrics: dict[str, float | None] = dict.fromkeys(("precision", "recall", "density", "coverage", "near_duplicates"))
     metrics |= {"frechet_distance": real.distance("features", features), "frechet_distance_of_train": None}
     if real_features is not None:

@@ -69,7 +69,7 @@ def read_reference_batch(source: str) -> ReferenceBatch:
                 problem = f"{source}: {mean} and {covariance} are not a mean and covariance of {size} features"
                 raise DataError(problem, EXPECTED_CONTENT)
             moments[name] = pair
-    if pixels is None and "rows" not in moments:
+    if pixels is None and "features" not in moments:
         content = f"only {', '.join(arrays)}" if arrays else "none of the arrays of a reference file"
         raise DataError(f"{source} contains {content}", EXPECTED_CONTENT)
     return ReferenceBatch(pixels, moments)

@@ -25,7 +25,7 @@ from vitreous.weights.files import open_weights_file
 
 INCEPTION_FILES = "weights-inception-2015-12-05-6726825d.pth of torch-fidelity, or pt_inception-2015-12-05-6726825d.pth"
 PIXELS, LATENTS, INCEPTION = "pixels", "latents", "inception"
-SpaceFeatures = dict[str, np.ndarray]  # "rows" (n, d) float32, and further arrays that only some spaces have
+SpaceFeatures = dict[str, np.ndarray]  # "features" (n, d) float32, and further arrays that only some spaces have
 
 
 class FeatureSpace(Protocol):

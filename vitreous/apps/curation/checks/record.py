@@ -239,7 +239,7 @@ def decode_with_header(raw: bytes | np.ndarray, form: PixelFormat) -> tuple[Imag
 
 
 def detect_volume_format(raw: bytes | np.ndarray) -> str:
-    """Return the `FILE_FORMATS` name of a volume or signal: by the file's first bytes, or `pixels` for an array."""
+    """Return the `FILE_FORMATS` name of a volume or signal by its first bytes; `pixels` for voxels (D, H, W[, C])."""
     if isinstance(raw, np.ndarray):
         return "pixels"
     is_nifti_file = raw.startswith(GZIP_MAGIC) or is_nifti(raw)
