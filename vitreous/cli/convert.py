@@ -92,6 +92,6 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     for label, text in rows:
         console.print_line(f"{label:8} {text if len(text) < 400 else text[:400] + ' ...'}")
     console.print_line(
-        f"next: vitreous predict {document['out']} IMAGE ..." if options.to == "bundle" else document["out"]
+        f"next: vitreous predict {document['out']} IMAGE …" if options.to == "bundle" else document["out"]
     )
     return document

@@ -64,8 +64,10 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     )
     document: dict[str, Any] = {**result}
     for exported in document["exports"]:
-        for label, text in format_export_lines(exported):
-            console.print_line(f"{label:9} {text}")
+        lines = format_export_lines(exported)
+        width = max(len(label) for label, _ in lines)
+        for label, text in lines:
+            console.print_line(f"{label:{width}}  {text}")
     return document
 
 
@@ -99,7 +101,7 @@ def format_export_lines(exported: dict[str, Any]) -> list[tuple[str, str]]:
                     "next",
                     (
                         f"vitreous {'embed' if exported['outputs'] == 'features' else 'predict'} "
-                        f"{exported['file']} IMAGE ..."
+                        f"{exported['file']} IMAGE …"
                     ),
                 )
             ]

@@ -65,5 +65,5 @@ def run(options: Options, console: Console) -> dict[str, Any]:
         )
     else:
         console.print_line(f"{document['url']}, commit {document['commit'][:12]}")
-        console.print_line(f'next: vitreous predict {o.to} IMAGE ..., or vitreous.load("{o.to}")')
+        console.print_line(f'next: vitreous predict {o.to} IMAGE …, or vitreous.load("{o.to}")')
     return document

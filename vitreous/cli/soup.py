@@ -68,5 +68,5 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     console.table(["ingredient", f"{options.split} {METRICS[primary].label}", "soup with it", "selected"], rows)
     if metrics:
         console.print_line(format_split_metrics(options.split, metrics))
-    console.print_line(f"next: vitreous predict {document['bundle']} IMAGE ...")
+    console.print_line(f"next: vitreous predict {document['bundle']} IMAGE …")
     return document

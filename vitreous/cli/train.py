@@ -99,7 +99,9 @@ def print_header(run: Run, data: Data, console: Console) -> None:
         )
     batch = f"{run.batch_size}" + (f" x {run.accumulate}" if run.accumulate > 1 else "")
     lines = {
-        "data": f"{run.data.source}: " + ", ".join(f"{count:,} {name}" for name, count in counts.items()) + f" {noun}",
+        "data": f"{shorten_path(run.data.source)}: "
+        + ", ".join(f"{count:,} {name}" for name, count in counts.items())
+        + f" {noun}",
         "targets"
         if run.data.targets
         else "classes": f"{len(run.data.outputs):,} ({', '.join(map(escape_unprintable, names))})",
@@ -115,6 +117,14 @@ def print_header(run: Run, data: Data, console: Console) -> None:
         del lines["classes"]
     for name, text in lines.items():
         console.line(f"{name:9}  {text}")
+
+
+def shorten_path(source: str) -> str:
+    """Return the relative path of a dataset within the working directory; other sources are unchanged."""
+    import os
+
+    relative = os.path.relpath(source) if os.path.isabs(source) else source
+    return source if relative.startswith("..") else relative
 
 
 def format_checkpoint_selection(summary: dict[str, Any]) -> Iterator[str]:

@@ -144,7 +144,8 @@ def resolve_study_settings(options: StudyOptions, study_folder: Path) -> StudySe
     state = study_folder / STATE_FILE
     if not options.resume:
         if state.exists() and not options.dry_run:
-            raise UsageError(f"{study_folder} already exists", "use --resume to continue it, or another --out")
+            hint = "use --resume to continue it, or move it away to compare other settings: finished runs are reused"
+            raise UsageError(f"{study_folder} already exists", hint)
         scale = SCALES[options.scale or "small"]
         return replace(StudySettings(options.name, seeds=scale.seeds), **set_options)
     try:
