@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 
 from tests.data.films import CODECS, encode_video, make_grey_frames, make_moving_square, write_clip
+from vitreous.apps.curation.checks.findings import report_failures
 from vitreous.data.augmentation.augment import Augment
 from vitreous.data.decoding import clip, clips, video
 from vitreous.data.decoding.clip import sample_frames_by_stride, sample_frames_evenly
@@ -125,6 +126,17 @@ def test_without_pyav_only_gifs_are_read(monkeypatch, tmp_path):
     with pytest.raises(DataError, match=r"a\.mp4: .*need PyAV") as error:
         open_clip(path)
     assert "pip install 'vitreous[video]'" in error.value.hint and len(open_clip(gif)) == 3
+
+
+def test_a_check_without_pyav_hints_at_the_extra():
+    """The files are not damaged, so the hint is not to delete them."""
+    document = dict.fromkeys(("layout_error", "target_error", "label_error"), None) | {
+        "sample_type": "clips",
+        "splits": {"train": {"images": 1}},
+        "unreadable": [{"path": "a.mp4", "reason": video.MISSING_PYAV}],
+    }
+    _, code, _, hint = next(report_failures(document, "clips/"))
+    assert (code, hint) == ("unreadable", "pip install 'vitreous[video]'")
 
 
 def test_gif_durations_are_parsed(tmp_path):

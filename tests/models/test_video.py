@@ -203,6 +203,21 @@ def test_invalid_configs_are_rejected(changes, message):
         config_from_name("ViViT-B/16x0")
 
 
+@pytest.mark.parametrize(
+    ("image", "hint"),
+    [
+        ((7, 32, 32), "use --frames 8"),
+        ((1, 32, 32), "use --frames 2"),
+        ((8, 30, 30), "use --image-size 32"),
+        ((7, 30, 30), "use --frames 8 and --image-size 32"),
+    ],
+)
+def test_hints_of_indivisible_sizes_name_the_option_of_each_axis(image, hint):
+    with pytest.raises(UsageError) as caught:
+        config_from_name("ViViT-64x6/4x2").with_options(image=image)
+    assert caught.value.hint == hint
+
+
 def test_layer_indices_of_temporal_layers():
     config = config_from_name("ViViT-B/16x2-factorised-encoder")
     layers = {

@@ -18,6 +18,7 @@ from vitreous.data.decoding.clip import MAX_FRAME_PIXELS, Clip, check_clip_limit
 from vitreous.data.decoding.decode import describe_exception
 from vitreous.errors import DataError, install_hint
 
+MISSING_PYAV = "videos need PyAV, which is not installed"
 MAX_BUFFERED_BYTES = 2**28  # maximum bytes of decoded frames kept between counting and reading
 DURATION_TOLERANCE = 0.5  # seconds by which the duration in the header may exceed the end of the last frame
 #: container formats: offset of the signature, signature, FFmpeg's name of the demuxer
@@ -50,7 +51,7 @@ class VideoClip(Clip):
 
     def __init__(self, content: bytes, name: str) -> None:
         if find_spec("av") is None:
-            raise DataError(f"{name}: videos need PyAV, which is not installed", install_hint("video"))
+            raise DataError(f"{name}: {MISSING_PYAV}", install_hint("video"))
         self.name, self.content = name, content
         times, buffered_frames, decoded_bytes = list[float | None](), list[Any](), 0
         self.buffered_frames: list[Any] | None = buffered_frames

@@ -12,7 +12,7 @@ from vitreous.models.configs.base import ImageSize
 from vitreous.models.configs.vit import ViTConfig, change_config, parse_plain_vit
 from vitreous.models.cost import block_macs
 from vitreous.models.presets import NO_TOKENS
-from vitreous.nn.sizes import format_size, nearest_divisible_size
+from vitreous.nn.sizes import format_size, nearest_divisible_size, patch_grid
 
 #: how attention over space and time is arranged: models 1 to 4 of ViViT, section 3.3
 Arrangement = Literal["joint", "factorised-encoder", "factorised-attention", "factorised-dot-product"]
@@ -56,6 +56,21 @@ class VideoConfig(ViTConfig):
     no_key_bias: bool = False  # only queries and values have a bias (VideoMAE)
     pooled_eps: float | None = None  # eps of the norm after pooling, if different from `norm.eps`
     inflate: Literal["central", "average"] = "central"  # how image weights initialise the patch projection
+
+    def check_image_size(self, image: tuple[int, ...]) -> None:
+        """Raise UsageError, with the option of each axis, for a clip size (frames, height, width) that is not divisible
+        by the patch."""
+        if len(image) != len(self.patch):
+            super().check_image_size(image)
+            return
+        try:
+            patch_grid(image, self.patch)
+        except ValueError as error:
+            frames, *spatial_size = nearest_divisible_size(image, self.patch)
+            hints = [f"--frames {frames}"] if frames != image[0] else []
+            if tuple(spatial_size) != image[1:]:
+                hints.append(f"--image-size {format_size(tuple(spatial_size))}")
+            raise UsageError(str(error), f"use {' and '.join(hints)}") from None
 
     @classmethod
     def parse_name(cls, name: str, image: ImageSize) -> ViTConfig | None:

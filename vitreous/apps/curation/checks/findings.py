@@ -6,7 +6,8 @@ import shlex
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from vitreous.errors import format_first_names
+from vitreous.data.decoding.video import MISSING_PYAV
+from vitreous.errors import format_first_names, install_hint
 
 COPIES_HINT = "see --out REPORT.html or --json; keep one of each"
 MAX_LISTED_NAMES = 20  # maximum names in a sentence
@@ -72,6 +73,8 @@ def report_failures(document: dict[str, Any], source: str) -> Iterator[FindingRo
     if num_unreadable := len(document["unreadable"]):
         total = sum(split["images"] for split in document["splits"].values())
         hint = f"fix or delete these files, or `vitreous train {source} --bad-images skip`"
+        if any(MISSING_PYAV in image["reason"] for image in document["unreadable"]):
+            hint = install_hint("video")
         text = (
             f"{num_unreadable:,} of {format_image_count(total, noun)} cannot be read; "
             f"the first: {document['unreadable'][0]['path']}"
