@@ -115,6 +115,8 @@ def test_training_few_photos_from_scratch_suggests_pretrained_weights(photo_fold
     stderr = run_cli("train", str(photo_folder), *large).stderr
     assert f"24 photographs {advice}" in stderr and "--init vit-s16-augreg" in stderr
     assert advice not in run_cli("train", "digits", *large[:2], "--image-size", "32", *large[4:]).stderr
+    generator = run_cli("train", str(photo_folder), "--recipe", "sit", "--model", "DiT-32x1/16", *large[2:])
+    assert generator.returncode == 0 and advice not in generator.stderr
     train(str(photo_folder), out=str(tmp_path / "run"), workers=0, **{**TINY_RUN, "epochs": 0.5, "image_size": 96})
     assert advice not in run_cli("train", str(photo_folder), "--init", str(tmp_path / "run"), *large[4:]).stderr
 

@@ -196,6 +196,7 @@ def test_generator_run_trains_samples_and_evaluates(tmp_path):
     page = (out / "report.html").read_text("utf-8")
     assert (
         "Generated images" in page
+        and "One class per row (0, 1, 2, 3, 5, 6, 7, 9), seed 0, guidance 1.5" in page
         and "Denoising error" in page
         and " on 179 validation images: " in page
         and "knn" not in page

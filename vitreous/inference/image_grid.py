@@ -14,6 +14,7 @@ from PIL import Image, ImageDraw, ImageFont
 from vitreous.errors import ResourceError, UsageError, install_hint
 
 SAMPLES_FILE = "samples.png"  # samples of a generative model at the end of its training, in the run folder
+MAX_SHOWN_CLASSES = 8  # classes of `SAMPLES_FILE`
 GRID_GAP = 2  # pixels between the images of a grid
 MAX_ENLARGED_SIDE = 128  # longer side in pixels to which small images are enlarged
 CAPTION_HEIGHT = 14  # height in pixels of the caption below an image
@@ -21,6 +22,12 @@ CAPTION_HEIGHT = 14  # height in pixels of the caption below an image
 CLIP_FRAME_MILLISECONDS = 100  # duration of a frame
 X264_CRF = "17"  # constant rate factor of x264: visually nearly lossless
 GIF, MP4 = ".gif", ".mp4"
+
+
+def choose_shown_classes(num_classes: int, max_classes: int = MAX_SHOWN_CLASSES) -> np.ndarray:
+    """Choose the class indices (n,) int64 of the rows of `SAMPLES_FILE`: all, or `max_classes` at even distances. An
+    unconditional model has index 0."""
+    return np.unique(np.linspace(0, max(0, num_classes - 1), max_classes).astype(np.int64))
 
 
 def array_to_image(image: np.ndarray) -> Image.Image:

@@ -165,9 +165,11 @@ def get_objective_config(options: TrainOptions) -> type[ObjectiveConfig]:
 
 
 def advise_weights(run: Run) -> str:
-    """Return advice to use pre-trained weights for a run from scratch on few photographs; "" for any other run."""
+    """Return advice to use pre-trained weights for a run from scratch on few photographs; "" for any other run and for
+    generative models, which cannot start from the weights of a classifier."""
     if (
         run.init
+        or run.objective.generates
         or not run.preprocess.is_browsable
         or max(run.model.image[-2:]) <= MAX_SMALL_IMAGE_SIDE
         or run.data.images >= MIN_SCRATCH_IMAGES

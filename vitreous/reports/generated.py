@@ -31,7 +31,13 @@ from vitreous.evaluation.frechet import (
 )
 from vitreous.evaluation.inception import inception_score
 from vitreous.generation.settings import SamplingOptions, cycle_classes
-from vitreous.inference.image_grid import SAMPLES_FILE, arrange_image_grid, array_to_frames, enlarge_small_images
+from vitreous.inference.image_grid import (
+    SAMPLES_FILE,
+    arrange_image_grid,
+    array_to_frames,
+    choose_shown_classes,
+    enlarge_small_images,
+)
 from vitreous.inference.image_sampler import ImageSampler, build_sampler
 from vitreous.inference.open_model import open_generator
 from vitreous.inference.sample_sizes import choose_sample_size, format_sample_size
@@ -46,7 +52,7 @@ from vitreous.training.folder import RunFolder
 from vitreous.weights.bundle import Bundle
 
 DEFAULT_SAMPLES = 1000
-SHOWN_SAMPLES, SHOWN_GUIDANCE = 8, 1.5  # samples.png of a run: classes, and images per class; guidance scale
+SHOWN_SAMPLES, SHOWN_GUIDANCE = 8, 1.5  # samples.png of a run: images per class; guidance scale
 MIN_REAL_IMAGES = 10
 IMAGE_CHUNK = 1000  # images in memory at a time
 
@@ -333,13 +339,12 @@ def concatenate_features(chunks: Iterable[SpaceFeatures]) -> SpaceFeatures:
 def write_run_samples(folder: RunFolder, listener: ProgressListener) -> None:
     """Generate images with a complete run, and write them to samples.png. A failure is logged and not raised.
 
-    Images: one row of `SHOWN_SAMPLES` per class, for at most as many classes. Clips: `SHOWN_SAMPLES` in total, one row
+    Images: one row of `SHOWN_SAMPLES` per class of `choose_shown_classes`. Clips: `SHOWN_SAMPLES` in total, one row
     of frames each.
     """
     try:
         bundle = open_generator(folder.path)
-        last_class = max(0, len(bundle.task.classes) - 1)
-        classes = np.unique(np.linspace(0, last_class, SHOWN_SAMPLES).astype(np.int64))
+        classes = choose_shown_classes(len(bundle.task.classes))
         is_animated, frames = bundle.preprocess.is_animated, bundle.preprocess.frames
         count, columns = (SHOWN_SAMPLES // len(classes), frames) if is_animated else (SHOWN_SAMPLES, SHOWN_SAMPLES)
         labels, image_numbers = (

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from vitreous.data.clip_views import SINGLE_VIEW
-from vitreous.inference.image_grid import SAMPLES_FILE
+from vitreous.inference.image_grid import SAMPLES_FILE, choose_shown_classes
 from vitreous.reports.answers import SplitPredictions
 from vitreous.reports.learned import read_learned_images
 from vitreous.reports.pages.cards import build_image_cards
@@ -111,7 +111,8 @@ def build_training_section(folder: RunFolder) -> dict[str, Any]:
 def build_samples_section(folder: RunFolder, run: Run) -> dict[str, Any]:
     """Return the page section of a generative model: the grid of samples as base64, and the last denoising error.
 
-    `classes` is the number of classes, `frames` the frames per clip, 0 for images.
+    `classes` is the number of classes, `shown_classes` the names of those in the grid, `frames` the frames per clip, 0
+    for images.
     """
     path, classes = folder.path / SAMPLES_FILE, read_json_or_empty(folder.path / "data.json").get("classes", [])
     encoded_image = base64.b64encode(path.read_bytes()).decode() if path.is_file() else None
@@ -119,6 +120,7 @@ def build_samples_section(folder: RunFolder, run: Run) -> dict[str, Any]:
     return {
         "sample_grid": encoded_image,
         "classes": len(classes),
+        "shown_classes": [classes[index] for index in choose_shown_classes(len(classes))] if classes else [],
         "frames": run.preprocess.frames if run.preprocess.is_animated else 0,
         "error": val.get("denoising_error"),
         "images": val.get("images"),
