@@ -21,6 +21,7 @@ from vitreous.training.batches import RunInputs
 from vitreous.training.folder import RunFolder
 from vitreous.training.loop import TrainingState, run_training_loop
 from vitreous.training.run import Run
+from vitreous.training.scale import check_activation_memory
 from vitreous.training.session import Session
 
 TIMED_STEPS = 4  # number of timed steps, after a warm-up step
@@ -32,6 +33,7 @@ def preview_run(options: TrainOptions, listener: ProgressListener) -> tuple[Run,
     options = resolve_data_option(options)
     check_lr_grid_options(options)
     folder, run, inputs, dataset = plan_run(options, listener)
+    check_activation_memory(run, 1)
     seconds, parameters = time_training_steps(run, inputs, listener)
     document = {
         "model": run.model.name(),

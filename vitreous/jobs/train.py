@@ -37,6 +37,7 @@ from vitreous.training.live import show_live_curves
 from vitreous.training.probe import find_micro_batch
 from vitreous.training.ranks import Ranks, count_restarts, get_launch_name, process_group
 from vitreous.training.run import Run
+from vitreous.training.scale import check_activation_memory
 from vitreous.training.session import Session
 from vitreous.training.slices import check_processes
 from vitreous.training.trackers.trackers import choose_trackers, run_trackers
@@ -126,6 +127,7 @@ def run_training(
     if options.micro_batch == "auto":
         run = find_micro_batch(run, inputs, folder, ranks, listener.note)
     check_processes(run, ranks)
+    check_activation_memory(run, ranks.world)
     if options.lr_grid is None:  # the transfer protocol rejects both
         check_selection(run, inputs.val)
     if ranks.is_main:

@@ -15,8 +15,9 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
+from vitreous.errors import ResourceError
 from vitreous.objectives.base import Objective, TrainingProgress
-from vitreous.system.machine import DTYPES
+from vitreous.system.machine import DTYPES, get_free_memory
 from vitreous.training.groups import choose_group_kind
 from vitreous.training.run import Run
 from vitreous.training.sharded import has_trainable_parameters
@@ -143,6 +144,7 @@ def count_memory(run: Run, sizes: ObjectiveSizes, world: int, device: str = "cud
     }
 
 
+ACTIVATIONS_PER_TOKEN = 30  # activations of a block per token and channel that the backward pass needs, roughly
 #: purposes of memory that is in use only during a phase of the step
 TRANSIENT_MEMORY = ("activations_bytes", "gradient_sum_bytes", "gathered_weights_bytes")
 
@@ -158,6 +160,24 @@ def count_activation_bytes(run: Run, images: int, device: str) -> int | None:
         tokens = run.model.prefix + torch.Size(run.model.grid).numel()
         num_activations = num_activations // depth + depth * tokens * run.model.width
     return images * num_activations * DTYPES[run.precision].itemsize
+
+
+def check_activation_memory(run: Run, world: int) -> None:
+    """Raise ResourceError if the activations of a step cannot fit into the free memory of a device.
+
+    Objectives without a formula are not checked, except for generative models: a rough estimate is used for these.
+    """
+    images = count_device_images(run, world)
+    needed, free = count_activation_bytes(run, images, run.device), get_free_memory(run.device)
+    if needed is None and run.objective.generates and not run.recompute:
+        tokens, itemsize = run.model.prefix + math.prod(run.model.grid), DTYPES[run.precision].itemsize
+        per_block = ACTIVATIONS_PER_TOKEN * tokens * run.model.width
+        if run.device == "cpu" and itemsize == 2:
+            per_block += run.model.heads * tokens**2  # attention probabilities, which CPUs store in bfloat16
+        needed = images * run.model.depth * per_block * itemsize
+    if needed and free and needed > free:
+        problem = f"a step needs about {needed / 2**30:.0f} GiB for activations, but {free / 2**30:.0f} GiB are free"
+        raise ResourceError(problem, "use --micro-batch auto, --recompute, or a smaller --image-size")
 
 
 def count_traffic(run: Run, sizes: ObjectiveSizes, world: int) -> int:
