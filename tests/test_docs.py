@@ -75,6 +75,17 @@ def test_notebooks_are_stored_with_outputs(notebook):
     assert "/tmp/" not in text and "/home/" not in text
 
 
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebooks_start_with_a_title_and_an_install_cell(notebook):
+    title, install, *cells = ["".join(cell["source"]) for cell in json.loads(notebook.read_text("utf-8"))["cells"]]
+    assert title.startswith("# ") and "At the end of this notebook you have" in title and "Colab" in title
+    assert install.startswith("try:\n    import vitreous\nexcept ModuleNotFoundError:") and "%pip install" in install
+    for link in re.findall(r"\]\(([^()\s]+)\)", "\n".join(cells)):
+        assert (notebook.parent / link.partition("#")[0]).exists(), link
+    assert f"notebooks/{notebook.stem}.md" in (DOCS / "site" / "mkdocs.yml").read_text("utf-8")
+    assert f"notebooks/{notebook.name}" in (DOCS / "guides" / "interoperability.md").read_text("utf-8")
+
+
 def test_the_table_of_published_weights_is_current(monkeypatch):
     monkeypatch.syspath_prepend(DOCS / "site")
     page = importlib.import_module("weights_page")
@@ -93,6 +104,15 @@ def test_notebooks_reproduce_their_output_types(notebook, tmp_path, monkeypatch)
     shown = site.output_types(site.execute_notebook(notebook, tmp_path))
     assert shown == site.output_types(json.loads(notebook.read_text("utf-8")))
     assert {"text/html", "image/png"} <= {mime_type for cell in shown for mime_type in cell}
+
+
+def test_prints_of_a_cell_are_merged(monkeypatch):
+    """The number of chunks of a command's output, and its line ends, do not change the stored output."""
+    monkeypatch.syspath_prepend(DOCS / "site")
+    site = importlib.import_module("notebooks")
+    prints = [{"output_type": "stream", "name": "stdout", "text": text} for text in ("a\r", "\nb\n")]
+    image = {"output_type": "display_data", "data": {"image/png": ""}}
+    assert site.merge_prints([*prints, image]) == [{**prints[0], "text": "a\nb\n"}, image]
 
 
 def list_heading_anchors(text: str) -> set[str]:

@@ -1,15 +1,17 @@
 """Run the notebooks and store their outputs: `python docs/site/notebooks.py [NAME ...]`, or `make notebooks`.
 
 Each notebook runs in a separate kernel, in an empty folder. The results and prints of cells are stored. Output on
-stderr, times and the version of Python are removed, so that another run changes as little as possible. Needs the extra
-`dev`.
+stderr, times and the version of Python are removed, so that another run changes as little as possible. Prints the wall
+time and the CPU time of each notebook. Needs the extra `dev`.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,13 +27,15 @@ def execute_notebook(path: Path, folder: Path) -> dict[str, Any]:
 
     notebook = nbformat.read(path, 4)
     resources = {"metadata": {"path": str(folder)}}
-    NotebookClient(notebook, timeout=900, kernel_name="python3", resources=resources).execute()
+    search_path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])  # `!vitreous`
+    client = NotebookClient(notebook, timeout=900, kernel_name="python3", resources=resources)
+    client.execute(env=os.environ | {"PATH": search_path})
     notebook.metadata.pop("language_info", None)
     for cell in notebook.cells:
         cell.metadata.pop("execution", None)
         if cell.cell_type == "code":
             cell.execution_count = None
-            cell.outputs = [output for output in cell.outputs if output.get("name") != "stderr"]
+            cell.outputs = merge_prints([output for output in cell.outputs if output.get("name") != "stderr"])
             for output in cell.outputs:
                 if "execution_count" in output:
                     output.execution_count = None
@@ -39,6 +43,23 @@ def execute_notebook(path: Path, folder: Path) -> dict[str, Any]:
                     output_format = next(output_format for output_format in FORMS if output_format in output.data)
                     output.data = {output_format: output.data[output_format]}
     return json.loads(nbformat.writes(notebook))
+
+
+def merge_prints(outputs: list[Any]) -> list[Any]:
+    """Merge consecutive prints, whose number depends on the time. Lines of commands end in a line feed only."""
+    merged: list[Any] = []
+    for output in outputs:
+        if output["output_type"] == "stream":
+            if merged and merged[-1]["output_type"] == "stream":
+                merged[-1]["text"] += output["text"]
+            else:
+                merged.append(output)
+        else:
+            merged.append(output)
+    for output in merged:
+        if output["output_type"] == "stream":
+            output["text"] = output["text"].replace("\r\n", "\n")
+    return merged
 
 
 def output_types(book: dict[str, Any]) -> list[list[str]]:
@@ -76,10 +97,13 @@ def cell_parts(cell: dict[str, Any]) -> Iterator[str]:
 def main() -> None:
     """Run the notebooks that the arguments name, or all, and write them with their outputs."""
     for path in [NOTEBOOKS / f"{name}.ipynb" for name in sys.argv[1:]] or sorted(NOTEBOOKS.glob("*.ipynb")):
+        start, cpu_start = time.monotonic(), os.times()
         with tempfile.TemporaryDirectory() as folder:
             book = execute_notebook(path, Path(folder))
+        cpu_end = os.times()
+        cpu = sum(cpu_end[2:4]) - sum(cpu_start[2:4])  # of the kernel and its commands, user and system
         path.write_text(json.dumps(book, indent=1, ensure_ascii=False) + "\n", "utf-8")
-        print(path)
+        print(f"{path}: {time.monotonic() - start:.0f} s, CPU {cpu:.0f} s", flush=True)
 
 
 if __name__ == "__main__":
