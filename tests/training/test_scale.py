@@ -8,8 +8,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+import vitreous
 from tests.objectives.test_processes import HEAD_OPTIONS
 from vitreous.cli.main import main
+from vitreous.errors import ResourceError
 from vitreous.jobs.plan import plan_run
 from vitreous.jobs.scaled import build_meta_objective, preview_distributed_run
 from vitreous.progress import NullListener
@@ -19,6 +21,7 @@ from vitreous.training.folder import RunFolder
 from vitreous.training.ranks import Ranks
 from vitreous.training.scale import (
     ACCELERATORS,
+    check_activation_memory,
     count_device_images,
     count_memory,
     count_traffic,
@@ -93,6 +96,21 @@ def test_planned_activations_match_those_saved_by_autograd(tmp_path):
     counted = sum(size for size, _ in saved_bytes.values())
     terms = count_memory(run, measure_sizes(state.objective), 1, "cpu")
     assert terms["activations_bytes"] == pytest.approx(counted, rel=0.1)
+
+
+@pytest.mark.parametrize("changes", [{}, {"recipe": "sit", "model": "DiT-32x3/2", "settings": {}}])
+def test_steps_beyond_the_free_memory_are_refused(monkeypatch, changes, tmp_path):
+    run, _ = plan_small_run(**changes)
+    check_activation_memory(run, 1)
+    monkeypatch.setattr("vitreous.training.scale.get_free_memory", lambda device: 100_000)
+    with pytest.raises(ResourceError, match=r"a step needs about .* GiB for activations") as error:
+        check_activation_memory(run, 1)
+    assert "micro_batch='auto'" in error.value.hint or "--micro-batch auto" in error.value.hint
+    check_activation_memory(replace(run, batch_size=64, micro_batch=1), 64)
+    out = tmp_path / "run"
+    with pytest.raises(ResourceError):
+        vitreous.train(**RUN_OPTIONS | {"out": str(out), "precision": "bf16", "progress": False} | changes)
+    assert not out.exists()
 
 
 def test_meta_objectives_have_the_same_sizes(tmp_path):
