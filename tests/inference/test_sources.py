@@ -101,6 +101,9 @@ def test_table_paths_are_relative_to_the_table(image_files, tmp_path, monkeypatc
     Path("p/d.csv").write_text("id,path\n0,0.png\n1\n")
     with pytest.raises(DataError, match="line 3: no path"):
         list_image_names("p/d.csv")
+    Path("p/e.csv").write_text("path,Start,end\n0.png,0,1\n")
+    with pytest.raises(UsageError, match="has the column end, but segments of clips are not read here"):
+        list_image_names("p/e.csv")
 
 
 def test_archives_are_read_without_extraction(image_files):

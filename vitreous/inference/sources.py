@@ -241,6 +241,9 @@ def read_path_table(path: str, column: str | None) -> Iterator[Item]:
         try:
             head = next(reader, list[str]())
             column_index = head.index(choose_column(name, head, column, PATH_COLUMNS))
+            if segment_columns := {"start", "end"} & {title.strip().lower() for title in head}:
+                message = f"{name} has the column {min(segment_columns)}, but segments of clips are not read here"
+                raise UsageError(message, "cut the segments into files, or remove the columns to read whole clips")
             for row in reader:
                 if not row:
                     continue
