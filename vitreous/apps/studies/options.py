@@ -25,7 +25,7 @@ class StudyOptions:
     name: Annotated[Positional[str], arg(metavar="NAME")] = ""
     """Name of a study; without it, the list of studies."""
     data: str | None = None
-    """Training dataset, as for `train` (default: digits, with 30 % of the images held out as test split)."""
+    """Training dataset, as for `train` (default: digits, with 30 % of the training images held out for validation)."""
     to: Annotated[tuple[str, ...] | None, arg(metavar="[NAME=]DATA...")] = None
     """Target datasets of studies of transfer, few-shot learning or pre-training; for `groups`, folders of datasets
     (default: subsets of the digits)."""

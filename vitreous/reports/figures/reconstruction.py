@@ -26,7 +26,7 @@ from vitreous.weights.objective_parts import load_into_objective
 RESTORING_RECIPES_HINT = "mae and masked-patches restore images"
 
 HIDDEN_PATCH_GREY = 128  # grey value of patches hidden from the encoder
-PANEL_TITLES = ("image", "encoder input", "restored")
+PANEL_TITLES = ("image", "encoder input", "reconstruction")
 
 
 def load_restoring_objective(source: str | os.PathLike[str]) -> Objective:
