@@ -74,6 +74,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="run the subset of trials that the tests use")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # shells start background jobs with SIGINT ignored
     checks, serves = (QUICK_CHECKS if args.quick else ALL_CHECKS), args.names == ["-"]
     start_time, missed = time.monotonic(), False
     # Drawing takes as long as a run here and changes no other file: only the full checks draw the pages.
