@@ -173,7 +173,9 @@ def check_activation_memory(run: Run, world: int) -> None:
         tokens, itemsize = run.model.prefix + math.prod(run.model.grid), DTYPES[run.precision].itemsize
         per_block = ACTIVATIONS_PER_TOKEN * tokens * run.model.width
         if run.device == "cpu" and itemsize == 2:
-            per_block += run.model.heads * tokens**2  # attention probabilities, which CPUs store in bfloat16
+            per_block += (
+                getattr(run.model, "heads", 0) * tokens**2
+            )  # attention probabilities, which CPUs store in bfloat16
         needed = images * run.model.depth * per_block * itemsize
     if needed and free and needed > free:
         problem = f"a step needs about {needed / 2**30:.0f} GiB for activations, but {free / 2**30:.0f} GiB are free"
