@@ -74,13 +74,15 @@ def test_planned_state_memory_matches_the_allocated_state(optimizer, precision, 
         assert terms[name] == pytest.approx(size, rel=0.05), name  # parameter offsets are multiples of 64
 
 
-def test_planned_activations_match_those_saved_by_autograd(tmp_path):
-    run, inputs = plan_small_run(
-        precision="fp32",
-        model="ViT-64x6/2",
-        image_size=16,
-        settings={"objective.patch_dropout": ["0"], "objective.progressive": ["1"]},
-    )
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model": "ViT-64x6/2", "settings": {"objective.patch_dropout": ["0"], "objective.progressive": ["1"]}},
+        {"model": "DiT-64x6/2", "recipe": "sit"},
+    ],
+)
+def test_planned_activations_match_those_saved_by_autograd(changes, tmp_path):
+    run, inputs = plan_small_run(precision="fp32", image_size=16, **changes)
     session = Session(run, inputs, RunFolder(tmp_path))
     state = session.build()
     parameter_pointers, saved_bytes = {p.untyped_storage().data_ptr() for p in state.objective.parameters()}, {}

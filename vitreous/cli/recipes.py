@@ -23,6 +23,7 @@ UNUSED_OPTIMIZER_FIELDS = {
     "sgd": ("matrix_lr", "betas", "eps"),
     "muon": ("momentum",),
 }
+RecipeTask = Literal["classification", "pretraining", "segmentation", "detection", "regression", "generation"]
 #: task of recipes -> title of its table, and the label of published results
 TASK_TITLES = {
     "classification": ("Classification", "top-1"),
@@ -46,9 +47,7 @@ class Options:
 
     pattern: Positional[str] = "*"
     """Recipe name, or a pattern with * and ?."""
-    task: Literal["classification", "pretraining", "segmentation", "detection", "regression", "generation"] | None = (
-        None
-    )
+    task: RecipeTask | None = None
     """List the recipes of one task only."""
 
 

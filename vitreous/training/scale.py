@@ -12,12 +12,12 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import torch
 from torch import nn
 
 from vitreous.errors import ResourceError
 from vitreous.objectives.base import Objective, TrainingProgress
 from vitreous.system.machine import DTYPES, get_free_memory
+from vitreous.system.native import load_native_library
 from vitreous.training.groups import choose_group_kind
 from vitreous.training.run import Run
 from vitreous.training.sharded import has_trainable_parameters
@@ -144,39 +144,33 @@ def count_memory(run: Run, sizes: ObjectiveSizes, world: int, device: str = "cud
     }
 
 
-ACTIVATIONS_PER_TOKEN = 30  # activations of a block per token and channel that the backward pass needs, roughly
 #: purposes of memory that is in use only during a phase of the step
 TRANSIENT_MEMORY = ("activations_bytes", "gradient_sum_bytes", "gathered_weights_bytes")
 
 
 def count_activation_bytes(run: Run, images: int, device: str) -> int | None:
     """Return the bytes of the activations of `images` images that are stored for the backward pass. None without a
-    formula, for example for objectives that process crops or subsets of patches."""
-    num_activations = run.model.count_activations(device=device) if run.objective.labelled else None
+    formula, for example for objectives that process crops or subsets of patches.
+
+    Generative models on a CPU in bfloat16 also store attention probabilities (`nn.attention.MaterializedAttention`).
+    """
+    has_whole_images = run.objective.labelled or run.objective.generates
+    num_activations = run.model.count_activations(device=device) if has_whole_images else None
     if num_activations is None:
         return None
+    depth, tokens = run.model.depth, run.model.prefix + math.prod(run.model.grid)
+    if run.objective.generates and device == "cpu" and run.precision == "bf16" and not load_native_library().tiles:
+        num_activations += depth * run.model.head_count_field()["heads"] * tokens**2
     if run.recompute:  # the blocks' inputs, and the activations of one block
-        depth = run.model.depth
-        tokens = run.model.prefix + torch.Size(run.model.grid).numel()
         num_activations = num_activations // depth + depth * tokens * run.model.width
     return images * num_activations * DTYPES[run.precision].itemsize
 
 
 def check_activation_memory(run: Run, world: int) -> None:
-    """Raise ResourceError if the activations of a step cannot fit into the free memory of a device.
-
-    Objectives without a formula are not checked, except for generative models: a rough estimate is used for these.
-    """
-    images = count_device_images(run, world)
-    needed, free = count_activation_bytes(run, images, run.device), get_free_memory(run.device)
-    if needed is None and run.objective.generates and not run.recompute:
-        tokens, itemsize = run.model.prefix + math.prod(run.model.grid), DTYPES[run.precision].itemsize
-        per_block = ACTIVATIONS_PER_TOKEN * tokens * run.model.width
-        if run.device == "cpu" and itemsize == 2:
-            per_block += (
-                getattr(run.model, "heads", 0) * tokens**2
-            )  # attention probabilities, which CPUs store in bfloat16
-        needed = images * run.model.depth * per_block * itemsize
+    """Raise ResourceError if the activations of a step cannot fit into the free memory of a device. Runs without a
+    formula are not checked."""
+    needed = count_activation_bytes(run, count_device_images(run, world), run.device)
+    free = get_free_memory(run.device)
     if needed and free and needed > free:
         problem = f"a step needs about {needed / 2**30:.0f} GiB for activations, but {free / 2**30:.0f} GiB are free"
         raise ResourceError(problem, "use --micro-batch auto, --recompute, or a smaller --image-size")

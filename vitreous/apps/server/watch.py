@@ -21,6 +21,7 @@ from starlette.routing import Route
 from vitreous.apps.server.responses import Refusal
 from vitreous.apps.server.server import bind_socket, configure_uvicorn
 from vitreous.apps.server.settings import AccessControl
+from vitreous.data.sources import get_public_name
 from vitreous.errors import UsageError
 from vitreous.reports.pages.formats import PERCENT_METRICS, render_template
 from vitreous.reports.pages.metric_terms import EXPLANATIONS
@@ -59,7 +60,7 @@ class WatchApp:
         runs = [folder.run() for folder in folders]
         page_data = {
             "runs": [
-                {"name": name, "steps": run.steps, "model": run.model.name(), "data": get_data_name(run.data.source)}
+                {"name": name, "steps": run.steps, "model": run.model.name(), "data": get_public_name(run.data.source)}
                 for name, run in zip(make_unique_run_names(folders), runs, strict=True)
             ],
             "panels": PANELS,
@@ -164,11 +165,6 @@ class RunStream:
         except FileNotFoundError:
             age = None
         return {"finished": finished, "age": age}
-
-
-def get_data_name(source: str) -> str:
-    """Return the last folder of a path of a dataset, or the source itself."""
-    return Path(source).name or source
 
 
 def make_unique_run_names(folders: Sequence[RunFolder]) -> list[str]:

@@ -8,6 +8,7 @@ from contextlib import suppress
 from types import MappingProxyType
 from typing import Any
 
+from vitreous.apps.studies.statistics import Estimate
 from vitreous.apps.studies.study import Study
 from vitreous.apps.studies.tables import TableRow
 from vitreous.reports.pages.formats import PERCENT_METRICS
@@ -67,9 +68,9 @@ def draw_dots(study: Study, rows: list[TableRow], factor: float, unit: str) -> A
         axes.set_xlabel(unit)
         style_axes(axes)
         points = [
-            HoverPoint(factor * row.mean.mean, position, names[position], format_mean(row, factor))
-            for position, row in enumerate(rows)
-            if row.mean is not None
+            HoverPoint(factor * mean.mean, position, names[position], format_mean(mean, factor))
+            for position, mean in enumerate(row.mean for row in rows)
+            if mean
         ]
         hover = HoverValues(axes, [HoverSeries("", LINE_COLOURS[0], points)], by="point")
         return figure_to_svg_markup(figure, f"{study.title}: {unit}", hover)
@@ -132,21 +133,20 @@ def draw_study_curves(
 def describe_study_curve(colour: str, points: Sequence[tuple[float, TableRow]], factor: float) -> HoverSeries:
     """Return the tooltips of a curve: the axis values of each row, and its mean with the interval."""
     tooltips = [
-        HoverPoint(x, factor * row.mean.mean, " · ".join(row.axis_values), format_mean(row, factor))
+        HoverPoint(x, factor * row.mean.mean, " · ".join(row.axis_values), format_mean(row.mean, factor))
         for x, row in points
-        if row.mean is not None
+        if row.mean
     ]
     return HoverSeries("", colour, tooltips)
 
 
-def format_mean(row: TableRow, factor: float) -> str:
-    """Format the mean of a row, with its 95 % interval if it has one. Values are multiplied by `factor`."""
-    assert row.mean is not None
+def format_mean(mean: Estimate, factor: float) -> str:
+    """Format a mean with its 95 % interval, if it has one. Values are multiplied by `factor`."""
     percent = " %" if factor > 1 else ""
-    text = f"{factor * row.mean.mean:.4g}{percent}"
-    if not row.mean.interval:
+    text = f"{factor * mean.mean:.4g}{percent}"
+    if not mean.interval:
         return text
-    low, high = scale_interval(row.mean.interval, factor)
+    low, high = scale_interval(mean.interval, factor)
     return f"{text} ({low:.4g} to {high:.4g}{percent})"
 
 

@@ -157,6 +157,17 @@ class DiTConfig(ModelConfig):
         condition = self.depth * 6 * self.width**2 + 256 * self.width + self.width**2 + 2 * self.width**2
         return blocks + condition + tokens * pixels * self.width * (self.channels + self.out_channels)
 
+    def count_activations(self, image: ImageSize = None, device: str = "cuda") -> int | None:
+        """Estimate the number of values that the blocks store per image for the backward pass: L T (12 D + 2 M), with
+        one M on a CPU, where GELU is recomputed. Returns None for alternating attention.
+
+        In addition to those of a ViT's block, the two modulated inputs and the two gated outputs are stored.
+        """
+        if self.arrangement == "alternating":
+            return None
+        tokens = math.prod(patch_grid(image or self.image, self.patch))
+        return self.depth * tokens * (12 * self.width + (1 if device == "cpu" else 2) * self.hidden)
+
     def head_count_field(self) -> dict[str, Any]:
         """Return the number of heads, which tensors do not determine."""
         return {"heads": self.heads}
