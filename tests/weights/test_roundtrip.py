@@ -17,6 +17,7 @@ from tests.weights import peers
 from tests.weights.peers import ERROR_LIMIT, check_agreement, compute_difference, make_images, open_model
 from vitreous.errors import UsageError
 from vitreous.models.config import (
+    AttentionConfig,
     BiTConfig,
     ConvStemConfig,
     MlpConfig,
@@ -69,7 +70,7 @@ VIDEO = VideoConfig(
 VIDEOMAE = VIDEO.with_options(
     class_token=False,
     pool="mean",
-    no_key_bias=True,
+    attention=AttentionConfig(key_bias=False),
     pooled_eps=1e-5,
     norm={"final": "pooled"},
     positions={"kind": "sinusoid"},

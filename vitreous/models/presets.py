@@ -73,6 +73,15 @@ _SAM: dict[str, Any] = NO_TOKENS | {
 }
 _VITDET: dict[str, Any] = _SAM | {"neck": 0, "position_grid": (14, 14)}
 _GIANT = {"width": 1536, "depth": 40, "heads": 24, "mlp.hidden": 4096, "mlp.kind": "swiglu"}
+_DINOV3: dict[str, Any] = {
+    **{"norm.layer_scale": 1e-5, "norm.eps": 1e-5, "registers": 4, "classes": 0, "positions.kind": "none"},
+    **{"attention.kind": "rotary", "attention.key_bias": False},
+    **{"rotary.base": 100.0, "rotary.coordinates": "centred", "rotary.rounded": True},
+}
+_DINOV3_7B: dict[str, Any] = _DINOV3 | {
+    **{"like": "B/16", "width": 4096, "depth": 40, "heads": 32, "mlp.hidden": 8192, "mlp.kind": "swiglu"},
+    **{"attention.qkv_bias": False, "attention.key_bias": True},
+}
 _DEIT: dict[str, Any] = {"pool": "distilled", "positions.slots": 2, "positions.resize": "bicubic"}
 _DEIT3: dict[str, Any] = {"positions.slots": 0, "norm.layer_scale": 1e-4, "positions.resize": "bicubic"}
 #: variants of a plain ViT: name prefix -> size and patch -> options that differ from the plain ViT of that size
@@ -85,6 +94,12 @@ VIT_VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     | {"g/14": _DINOV2 | _GIANT, "g/14-registers": _REGISTERS | _GIANT}
     # as trained by facebookresearch/dinov2's vitl14.yaml; the published L/14 is distilled and has GELU
     | {"L/14-swiglu": _DINOV2 | {"mlp.hidden": 2736, "mlp.kind": "swiglu"}},
+    "DINOv3": dict.fromkeys(("S/16", "B/16", "L/16"), _DINOV3)
+    | {
+        "S+/16": _DINOV3 | {"like": "S/16", "mlp.kind": "swiglu"},
+        "H+/16": _DINOV3 | {"like": "H/16", "heads": 20, "mlp.kind": "swiglu"},
+        "7B/16": _DINOV3_7B,
+    },
     "MAE": {name: {"classes": 0, "positions.resize": "bicubic"} for name in ("B/16", "L/16", "H/14")},
     "CLIP": {name: _CLIP | {"classes": out} for name, out in {"B/32": 512, "B/16": 512, "L/14": 768}.items()},
     "SAM": {

@@ -25,8 +25,8 @@ from torch import Tensor, nn
 
 from vitreous.models.base import VisionModel, zero_parameters
 from vitreous.models.configs.vit import ViTConfig
-from vitreous.nn.attention import Attention
-from vitreous.nn.block import Block, Mlp, SwiGLU
+from vitreous.nn.attention import Attention, QKNormAttention, QkvLinearWithoutKeyBias
+from vitreous.nn.block import Block, Mlp, SwiGLU, drop_bias, replace_layer_norms
 from vitreous.nn.encoder import Encoder, build_blocks
 from vitreous.nn.grid import gather_tokens, patchify
 from vitreous.nn.local import LocalAttention
@@ -44,7 +44,8 @@ from vitreous.nn.position import (
     TokenPositions,
     gather_token_positions,
 )
-from vitreous.nn.relative import RelativeAttention, RotaryAttention
+from vitreous.nn.relative import RelativeAttention
+from vitreous.nn.rotary import QKNormRotaryAttention, RotaryAttention, RotaryForm
 from vitreous.system.torch_types import get_bias
 
 if TYPE_CHECKING:
@@ -79,6 +80,7 @@ class ViT(VisionModel[ViTConfig]):
     dropout: float  # dropout of patch and prefix tokens before the blocks
     stem: ConvStem | ResNetStem | None
     cell: tuple[int, ...]  # size of a token's input along each axis, in pixels or positions of the stem's map
+    patch_norm: nn.Module
     position: Position | None
     slots: nn.Parameter | None  # position embeddings of the first prefix tokens
     first_norm: nn.Module
@@ -99,6 +101,7 @@ class ViT(VisionModel[ViTConfig]):
         self.cell = c.cell
         channels = c.channels if self.stem is None else self.stem.width_out
         self.projection = nn.Linear(channels * math.prod(self.cell), c.width, bias=c.projection_bias)
+        self.patch_norm = nn.LayerNorm(c.width, eps=c.norm.eps) if c.norm.patches else nn.Identity()
         self.position = build_position(c) if c.positions.at != "each" else None
         self.prefix = nn.Parameter(torch.empty(c.prefix, c.width).normal_(std=0.02)) if c.prefix else None
         if self.prefix is not None and c.class_token:
@@ -109,7 +112,7 @@ class ViT(VisionModel[ViTConfig]):
         self.encoder = Encoder(c.width, blocks, c.norm.eps, c.norm.final == "tokens", read=c.pooled_prefix)
         self.neck = self.build_neck()
         self.pooling = (
-            AttentionPool(c.width, c.heads, c.mlp.hidden, c.norm.eps, gelu=c.mlp.gelu)
+            AttentionPool(c.width, c.head.pool_heads or c.heads, c.mlp.hidden, c.norm.eps, gelu=c.mlp.gelu)
             if c.pool == "attention"
             else None
         )
@@ -121,6 +124,8 @@ class ViT(VisionModel[ViTConfig]):
             nn.init.trunc_normal_(linear.weight, std=std, a=-2 * std, b=2 * std)
             if (bias := get_bias(linear)) is not None:
                 nn.init.zeros_(bias)
+        if c.norm.kind == "rms":
+            replace_layer_norms(self)
 
     def position_tables(self) -> dict[str, Position]:
         """Return the positions added to patch tokens, by location: `input`, or `block 0`, `block 1`, ..."""
@@ -151,7 +156,13 @@ class ViT(VisionModel[ViTConfig]):
         """Build attention and MLP of the block at `index`, without position embeddings."""
         c, attention = self.config, self.build_attention(index)
         hidden, dropout = c.mlp.hidden, c.regularization.dropout
-        mlp = SwiGLU(c.width, hidden, dropout) if c.mlp.kind == "swiglu" else Mlp(c.width, hidden, dropout, c.mlp.gelu)
+        if c.mlp.kind == "swiglu":
+            mlp = SwiGLU(c.width, hidden, dropout, norm_eps=c.norm.eps if c.mlp.norm else None)
+        else:
+            mlp = Mlp(c.width, hidden, dropout, c.mlp.gelu)
+        if not c.mlp.bias:
+            drop_bias(mlp.fc1)
+            drop_bias(mlp.fc2)
         return Block(
             c.width,
             attention,
@@ -177,19 +188,26 @@ class ViT(VisionModel[ViTConfig]):
 
     def build_attention(self, index: int) -> nn.Module:
         """Build the attention of the block at `index`."""
-        c, attention_config = self.config, self.config.attention
-        if attention_config.kind == "relative":
-            return RelativeAttention(c.width, c.heads, c.prefix + math.prod(c.grid), attention_config.qkv_bias)
-        if attention_config.kind == "rotary":
-            return RotaryAttention(c.width, c.heads, len(c.grid), attention_config.qkv_bias)
-        if attention_config.window:
-            return LocalAttention(
-                c.width,
-                c.heads,
-                attention_config.window if index in c.windowed_blocks else 0,
-                attention_config.qkv_bias,
-            )
-        return Attention(c.width, c.heads, attention_config.qkv_bias)
+        c, attention = self.config, self.config.attention
+        size = c.width, c.heads
+        if attention.kind == "relative":
+            return self.drop_biases(RelativeAttention(*size, c.prefix + math.prod(c.grid), attention.qkv_bias))
+        if attention.kind == "rotary":
+            rotary_class = QKNormRotaryAttention if attention.qk_norm else RotaryAttention
+            form = build_rotary_form(c)
+            return self.drop_biases(rotary_class(*size, len(c.grid), attention.qkv_bias, form=form))
+        if attention.window:
+            window = attention.window if index in c.windowed_blocks else 0
+            return self.drop_biases(LocalAttention(*size, window, attention.qkv_bias))
+        return self.drop_biases((QKNormAttention if attention.qk_norm else Attention)(*size, attention.qkv_bias))
+
+    def drop_biases(self, attention: Attention) -> Attention:
+        """Remove the biases of an attention that the config disables, and return it."""
+        if not self.config.attention.key_bias:
+            attention.qkv = QkvLinearWithoutKeyBias(self.config.width)
+        if not self.config.attention.out_bias:
+            drop_bias(attention.out)
+        return attention
 
     def forward(self, images: Tensor) -> Tensor:
         """Compute logits: (B, C, *image) -> (B, K)."""
@@ -287,7 +305,7 @@ class ViT(VisionModel[ViTConfig]):
         self.check_images(images)
         if self.stem is not None:
             images = self.stem(images.to(next(self.stem.parameters()).dtype)).movedim(-1, 1)
-        return self.projection(patchify(images, self.cell))
+        return self.patch_norm(self.projection(patchify(images, self.cell)))
 
     def add_positions(self, tokens: Tensor) -> Tensor:
         """Add positions, resized to the input's grid, and flatten: (B, *grid, D) -> (B, N, D)."""
@@ -303,8 +321,10 @@ class ViT(VisionModel[ViTConfig]):
 
     def make_token_positions(self, tokens: Tensor, index: Tensor | None = None) -> TokenPositions:
         """Create the `TokenPositions` of tokens (B, *grid, D) for `encode`; `index` (B, k) int64 selects some of the
-        patches."""
-        return TokenPositions(tuple(tokens.shape[1:-1]), self.config.prefix, index)
+        patches. In training with `rotary.rescale`, they have a random scale."""
+        limit = math.log(self.config.rotary.rescale)
+        scale = torch.empty(1, device=tokens.device).uniform_(-limit, limit).exp() if self.training and limit else None
+        return TokenPositions(tuple(tokens.shape[1:-1]), self.config.prefix, index, scale)
 
     def forward_tokens(self, tokens: Tensor, positions: TokenPositions | None = None) -> Tensor:
         """Compute logits from tokens with positions: (B, N, D) -> (B, K). Only the tokens that `pool` uses are
@@ -393,6 +413,20 @@ class ViT(VisionModel[ViTConfig]):
         if self.representation is not None:
             pooled = self.representation(pooled).tanh()
         return self.head(pooled)
+
+
+def build_rotary_form(config: ViTConfig) -> RotaryForm:
+    """Build the form of a model's rotary positions."""
+    rotary = config.rotary
+    return RotaryForm(
+        base=rotary.base,
+        coordinates=rotary.coordinates,
+        reference=rotary.reference,
+        offset=rotary.offset,
+        rounded=rotary.rounded,
+        register_base=rotary.register_base,
+        registers=config.registers if rotary.register_base else 0,
+    )
 
 
 def build_position(config: ViTConfig) -> Position | None:

@@ -23,6 +23,7 @@ from vitreous.models.zoo import build_without_init
 from vitreous.weights.entry import FLOATING_DTYPES, sanitise_name
 from vitreous.weights.files import WeightsFile, open_weights_file
 from vitreous.weights.formats import (
+    dinov3,
     dit,
     google,
     others,
@@ -57,6 +58,7 @@ FOREIGN_FORMATS = [
     others.SAM_TRANSFORMERS,
     *vitdet_detector.FORMATS,
     vitdet.VITDET,
+    *dinov3.FORMATS,
     others.DINOV2,
     timm.DEIT_III,
     *timm.ORIGINAL_FORMATS,
@@ -265,7 +267,7 @@ def match_format(
             f"{origin} looks like {weights_format.title}, {config.name()}, but does not fit it:{listing}",
             suggest_full_state_dict(errors),
         )
-    known_fields = {*settings, *(("heads",) if weights_format.suffix == ".npz" else ())}
+    known_fields = {*settings, *weights_format.determines, *(("heads",) if weights_format.suffix == ".npz" else ())}
     notes = (
         *describe_inferred_fields(config, known_fields, VARIANTS_BY_FORMAT.get(weights_format.name, ())),
         *describe_position_assumptions(origin, weights_format, config, settings),

@@ -56,6 +56,7 @@ MODEL_TYPE_TITLES = {
     "videomae": "transformers' VideoMAE",
     "dinov2": "transformers' DINOv2",
     "dinov2_with_registers": "transformers' DINOv2",
+    "dinov3_vit": "transformers' DINOv3",
     "clip": "transformers' CLIP image encoder",
     "clip_vision_model": "transformers' CLIP image encoder",
     "sam": "transformers' SAM image encoder",
@@ -126,10 +127,23 @@ def parse_transformers_config(config: dict[str, Any]) -> dict[str, Any]:
             raise WeightsError(
                 f"config.json has layer_norm_eps {str(eps)[:40]}, which is not a small number", "download it again"
             )
-    if config.get("hidden_act") is not None:
+    if config.get("use_gated_mlp"):
+        if config.get("hidden_act") != "silu":
+            activation = str(config.get("hidden_act"))[:40]
+            raise WeightsError(
+                f"config.json has hidden_act {activation} for a gated MLP, which is not supported", "supported is silu"
+            )
+    elif config.get("hidden_act") is not None:
         if str(config["hidden_act"]) not in GELU_FORMS:
             raise WeightsError(f"config.json has hidden_act {str(config['hidden_act'])[:40]}, which is not supported")
         settings["mlp.gelu"] = GELU_FORMS[str(config["hidden_act"])]
+    if config.get("rope_theta") is not None:
+        settings["rotary.base"] = config["rope_theta"]
+        if type(settings["rotary.base"]) not in (int, float) or not 1 < settings["rotary.base"] < 1e9:
+            raise WeightsError(
+                f"config.json has rope_theta {str(config['rope_theta'])[:40]}, which is not a number > 1"
+            )
+        settings["rotary.base"] = float(settings["rotary.base"])
     if config.get("qkv_bias") is not None:
         settings["attention.qkv_bias"] = config["qkv_bias"]
         if not isinstance(settings["attention.qkv_bias"], bool):
@@ -245,6 +259,7 @@ PIXEL_STATISTICS: dict[PixelScaling, tuple[tuple[float, ...], tuple[float, ...]]
 FORMAT_PIXEL_STATISTICS: dict[str, PixelScaling] = {
     "timm": "imagenet",
     "dinov2": "imagenet",
+    "dinov3": "imagenet",
     "torchvision": "imagenet",
     "sam": "imagenet",
     "vitdet": "imagenet",
@@ -333,6 +348,7 @@ METADATA_VALIDATORS: dict[str, Callable[[Any], bool]] = {
     "norm.final": lambda v: v in ("tokens", "pooled", "none"),
     "attention.qkv_bias": lambda v: isinstance(v, bool),
     "projection_bias": lambda v: isinstance(v, bool),
+    "rotary.rounded": lambda v: isinstance(v, bool),
 }
 #: fields of a detector besides its backbone's
 DETECTOR_METADATA_VALIDATORS: dict[str, Callable[[Any], bool]] = {

@@ -29,10 +29,10 @@ LEARNED_POSITIONS = ("learned", "axes", "factorised")
 #: fields that other formats cannot store, so they are written to the metadata of the tensor file
 METADATA_FIELDS = (
     *("image", "heads", "projection_bias", "positions.resize", "attention.qkv_bias", "attention.pad", "mlp.gelu"),
-    *("norm.final", "norm.eps", "eps"),
+    *("norm.final", "norm.eps", "eps", "rotary.rounded"),
 )
 #: fields that change outputs slightly, but no shapes of tensors
-NUMERICAL_FIELDS = ("mlp.gelu", "norm.eps", "eps", "numerics", "round_anchors")
+NUMERICAL_FIELDS = ("mlp.gelu", "norm.eps", "eps", "numerics", "round_anchors", "rotary.rounded")
 
 
 class Level(NamedTuple):

@@ -72,43 +72,76 @@ class AttentionConfig(AttentionGroup):
 
     `window`: length along each axis, in tokens, of the window to which patches attend (ViTDet), in addition to prefix
     tokens; 0 for global attention. `global_blocks`: indices from 0 of blocks with global attention despite `window`.
+    `qkv_bias`: queries, keys and values have a bias; without `key_bias`, only queries and values (BEiT,
+    arXiv:2106.08254). `out_bias`: the output layer has a bias. `qk_norm`: RMSNorm of each head's queries and keys.
     """
 
     kind: AttentionKind = "plain"
     window: int = 0
     global_blocks: tuple[int, ...] = ()
     qkv_bias: bool = True
+    key_bias: bool = True
+    out_bias: bool = True
+    qk_norm: bool = False
+
+
+@dataclass(frozen=True)
+class RotaryConfig(ConfigGroup):
+    """Rotary positions of `attention.kind=rotary`. The first five fields are those of `nn.rotary.RotaryForm`.
+
+    `register_base`: base of the rotation of registers, which must then form a square grid (ViT-5); 0 does not rotate
+    them. `rescale`: in training, coordinates are multiplied by a factor between 1 / `rescale` and `rescale`, drawn
+    log-uniformly once per forward pass (DINOv3, arXiv:2508.10104); 1 does not change them.
+    """
+
+    base: float = 10000.0
+    coordinates: Literal["index", "reference", "centred"] = "index"
+    reference: int = 16
+    offset: int = 0
+    rounded: bool = False
+    register_base: float = 0.0
+    rescale: float = 1.0
 
 
 @dataclass(frozen=True)
 class MlpConfig(ConfigGroup):
-    """The MLP of a block: `hidden` channels; `gelu` is the form of GELU, named as in PyTorch: none is exact (erf)."""
+    """The MLP of a block: `hidden` channels; `gelu` is the form of GELU, named as in PyTorch: none is exact (erf).
+
+    `bias`: its layers have biases. `norm`: the gated hidden layer of `kind=swiglu` is normalised before the output
+    layer (EVA-02, arXiv:2303.11331).
+    """
 
     hidden: int = 3072
     kind: Literal["gelu", "swiglu"] = "gelu"
     gelu: Literal["none", "tanh", "quick"] = "none"
+    bias: bool = True
+    norm: bool = False
 
 
 @dataclass(frozen=True)
 class NormConfig(ConfigGroup):
     """Norms and LayerScale.
 
-    `final`: apply the last LayerNorm to every token, or only once after pooling. `layer_scale`: initial value of
-    LayerScale in the residual branches; None disables it.
+    `kind`: LayerNorm, or RMSNorm (arXiv:1910.07467). `final`: apply the last norm to every token, or only once after
+    pooling. `layer_scale`: initial value of LayerScale in the residual branches; None disables it. `patches`: normalise
+    the projected patches before positions are added (AIMv2, arXiv:2411.14402).
     """
 
     final: Literal["tokens", "pooled", "none"] = "tokens"
     eps: float = 1e-6
     layer_scale: float | None = None
+    kind: Literal["layer", "rms"] = "layer"
+    patches: bool = False
 
 
 @dataclass(frozen=True)
 class HeadConfig(ConfigGroup):
     """The classification head. `representation`: width of the tanh layer before it, for pre-training; None for no
-    layer."""
+    layer. `pool_heads`: attention heads of `pool=attention`; 0 for the number of the blocks."""
 
     representation: int | None = None
     bias: bool = True
+    pool_heads: int = 0
 
 
 @dataclass(frozen=True)

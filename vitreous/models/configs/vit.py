@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
@@ -19,6 +20,7 @@ from vitreous.models.configs.groups import (
     NormConfig,
     PositionConfig,
     RegularizationConfig,
+    RotaryConfig,
     check_groups,
 )
 from vitreous.models.configs.vit_cost import ViTCost
@@ -40,13 +42,13 @@ FAMILY_BY_OPTION = {
 ViTFamily = Literal["vit", "hybrid", "clip", "sam", "axial", "video"]
 #: fields that identify a named variant; users may change the others (classes, image, resizing, regularisation)
 DEFINING_FIELDS = (
-    *("axial", "attention.kind", "attention.window", "neck", "first_norm", "registers", "mlp.kind"),
-    "norm.layer_scale",
+    *("axial", "attention.kind", "attention.window", "attention.qk_norm", "rotary.coordinates", "neck", "first_norm"),
+    *("registers", "mlp.kind", "mlp.norm", "norm.layer_scale", "norm.kind"),
 )
 #: fields that do not affect the names and shapes of tensors
 NON_STRUCTURAL_FIELDS = (
     *("regularization.dropout", "regularization.drop_path", "regularization.drop_path_rises", "positions.resize"),
-    *("mlp.gelu", "norm.eps", "family"),
+    *("mlp.gelu", "norm.eps", "family", *(f"rotary.{field.name}" for field in fields(RotaryConfig))),
 )
 #: values of `positions.kind` that only video models support
 OF_CLIPS = ("space-time", "sinusoid")
@@ -71,7 +73,7 @@ class ViTConfig(ViTCost):
         *(f"ViT-{size}/{patch}" for size in VIT_SIZES if size not in ("mu", "e") for patch in PRESET_PATCHES),
         *(
             f"{prefix}-{name}"
-            for prefix in ("DeiT", "DeiT-III", "DINO", "DINOv2", "MAE")
+            for prefix in ("DeiT", "DeiT-III", "DINO", "DINOv2", "DINOv3", "MAE")
             for name in VIT_VARIANTS[prefix]
         ),
     )
@@ -106,6 +108,7 @@ class ViTConfig(ViTCost):
     projection_bias: bool = True  # the patch projection has a bias
     positions: PositionConfig = PositionConfig()
     attention: AttentionConfig = AttentionConfig()
+    rotary: RotaryConfig = RotaryConfig()
     mlp: MlpConfig = MlpConfig()
     norm: NormConfig = NormConfig()
     head: HeadConfig = HeadConfig()
@@ -170,6 +173,7 @@ class ViTConfig(ViTCost):
                 f"pool={self.pool} requires a class token", "use pool=mean or pool=attention, or class_token=True"
             )
         self.check_windows()
+        self.check_rotary()
         self.check_image_size(self.image)
         if self.on_grid and (self.prefix or len(self.image) != 2):
             raise UsageError(
@@ -190,6 +194,33 @@ class ViTConfig(ViTCost):
         if self.attention.kind not in ("plain", "relative", "rotary"):
             hint = "use transformer_config(...), which selects the family"
             raise UsageError(f"attention.kind={self.attention.kind} is not supported by {type(self).__name__}", hint)
+
+    def check_rotary(self) -> None:
+        """Raise UsageError for invalid rotary positions, and for biases and norms of attention that the kind of
+        attention does not have."""
+        attention, rotary = self.attention, self.rotary
+        if rotary != RotaryConfig() and attention.kind != "rotary":
+            raise UsageError("options of rotary require attention.kind=rotary", "set it, or leave rotary out")
+        if rotary.base <= 1 or rotary.rescale < 1 or rotary.reference < 1 or rotary.register_base < 0:
+            raise UsageError(
+                "rotary.base must be above 1, rotary.rescale and rotary.reference at least 1, and rotary.register_base "
+                "at least 0"
+            )
+        if rotary.register_base and math.isqrt(self.registers) ** 2 != self.registers:
+            raise UsageError(
+                f"rotary.register_base requires a square number of registers, got {self.registers}", "use 4 registers"
+            )
+        if attention.qk_norm and (attention.kind not in ("plain", "rotary") or attention.window):
+            raise UsageError(
+                "attention.qk_norm requires attention.kind=plain or rotary, without windows", "use qk_norm=False"
+            )
+        if not attention.key_bias and (not attention.qkv_bias or attention.kind == "decomposed"):
+            raise UsageError(
+                "attention.key_bias=False requires attention.qkv_bias=True, and no decomposed positions",
+                "leave key_bias out",
+            )
+        if self.mlp.norm and self.mlp.kind != "swiglu":
+            raise UsageError("mlp.norm requires mlp.kind=swiglu", "use mlp.norm=False")
 
     def check_windows(self) -> None:
         """Raise UsageError for invalid windows, or windows that another option excludes."""
@@ -391,7 +422,9 @@ def parse_variant(name: str, image: ImageSize) -> ViTConfig | None:
     for prefix, members in VIT_VARIANTS.items():
         options = members.get(name.removeprefix(f"{prefix}-"))
         if options is not None and name.startswith(f"{prefix}-"):
-            return change_config(parse_plain_vit(name.removeprefix(f"{prefix}-").partition("-")[0]), options, image)
+            plain_name = options.get("like") or name.removeprefix(f"{prefix}-").partition("-")[0]
+            changes = {path: value for path, value in options.items() if path != "like"}
+            return change_config(parse_plain_vit(plain_name), changes, image)
     return None
 
 

@@ -122,7 +122,7 @@ class ViTCost(ModelConfig):
 
     def skipped_attention_macs(self, grid: tuple[int, ...], slots: int, tokens: int) -> int:
         """Count the multiply-adds that the last block's attention skips, per slot of `tokens` tokens."""
-        if self.attention.kind == "plain":
+        if self.attention.kind == "plain" and not self.attention.qk_norm:
             return self.skipped_plain_attention_macs(self.attention_macs(grid, self.depth - 1), tokens)
         bias = (2 * tokens - 1) * self.width * (self.attention.kind == "relative")
         return (tokens - (self.pooled_prefix or 0)) * (self.width**2 + 2 * tokens * self.width + bias)
