@@ -25,27 +25,28 @@ from torch import Tensor, nn
 
 from vitreous.models.base import VisionModel, zero_parameters
 from vitreous.models.configs.vit import ViTConfig
+from vitreous.models.vit_parts import (
+    build_classifier_head,
+    build_mlp,
+    build_position,
+    build_prefix_positions,
+    build_rotary_form,
+)
 from vitreous.nn.attention import Attention, QKNormAttention, QkvLinearWithoutKeyBias
-from vitreous.nn.block import Block, Mlp, SwiGLU, drop_bias, replace_layer_norms
+from vitreous.nn.block import Block, drop_bias, replace_layer_norms
 from vitreous.nn.encoder import Encoder, build_blocks
 from vitreous.nn.grid import gather_tokens, patchify
 from vitreous.nn.local import LocalAttention
-from vitreous.nn.pool import AttentionPool, DistilledHeads
+from vitreous.nn.pool import AttentionPool
 from vitreous.nn.position import (
     BlockWithPosition,
     BlockWithSharedPosition,
-    FactorisedPosition,
-    LearnedAxesPosition,
-    LearnedPosition,
     Position,
-    SinCosPosition,
-    SinusoidPosition,
-    SpaceTimePosition,
     TokenPositions,
     gather_token_positions,
 )
 from vitreous.nn.relative import RelativeAttention
-from vitreous.nn.rotary import QKNormRotaryAttention, RotaryAttention, RotaryForm
+from vitreous.nn.rotary import QKNormRotaryAttention, RotaryAttention
 from vitreous.system.torch_types import get_bias
 
 if TYPE_CHECKING:
@@ -54,14 +55,6 @@ if TYPE_CHECKING:
 
 #: arguments of the encoder: tokens, and if its blocks need them, positions
 EncoderInput: TypeAlias = tuple[Tensor, *tuple[Tensor | TokenPositions, ...]]
-
-#: `positions.kind` -> class of its learned position tables
-TABLES = {
-    "learned": LearnedPosition,
-    "axes": LearnedAxesPosition,
-    "factorised": FactorisedPosition,
-    "space-time": SpaceTimePosition,
-}
 
 
 class ViT(VisionModel[ViTConfig]):
@@ -111,8 +104,9 @@ class ViT(VisionModel[ViTConfig]):
         blocks = build_blocks(c.depth, self.build_block, c.regularization.drop_path, c.regularization.drop_path_rises)
         self.encoder = Encoder(c.width, blocks, c.norm.eps, c.norm.final == "tokens", read=c.pooled_prefix)
         self.neck = self.build_neck()
+        pool_hidden = c.head.pool_hidden or c.mlp.hidden
         self.pooling = (
-            AttentionPool(c.width, c.head.pool_heads or c.heads, c.mlp.hidden, c.norm.eps, gelu=c.mlp.gelu)
+            AttentionPool(c.width, c.head.pool_heads or c.heads, pool_hidden, c.norm.eps, gelu=c.mlp.gelu)
             if c.pool == "attention"
             else None
         )
@@ -155,19 +149,11 @@ class ViT(VisionModel[ViTConfig]):
     def plain_block(self, index: int, drop_path: float) -> Block:
         """Build attention and MLP of the block at `index`, without position embeddings."""
         c, attention = self.config, self.build_attention(index)
-        hidden, dropout = c.mlp.hidden, c.regularization.dropout
-        if c.mlp.kind == "swiglu":
-            mlp = SwiGLU(c.width, hidden, dropout, norm_eps=c.norm.eps if c.mlp.norm else None)
-        else:
-            mlp = Mlp(c.width, hidden, dropout, c.mlp.gelu)
-        if not c.mlp.bias:
-            drop_bias(mlp.fc1)
-            drop_bias(mlp.fc2)
         return Block(
             c.width,
             attention,
-            mlp=mlp,
-            dropout=dropout,
+            mlp=build_mlp(c),
+            dropout=c.regularization.dropout,
             drop_path=drop_path,
             layer_scale=c.norm.layer_scale,
             eps=c.norm.eps,
@@ -413,46 +399,3 @@ class ViT(VisionModel[ViTConfig]):
         if self.representation is not None:
             pooled = self.representation(pooled).tanh()
         return self.head(pooled)
-
-
-def build_rotary_form(config: ViTConfig) -> RotaryForm:
-    """Build the form of a model's rotary positions."""
-    rotary = config.rotary
-    return RotaryForm(
-        base=rotary.base,
-        coordinates=rotary.coordinates,
-        reference=rotary.reference,
-        offset=rotary.offset,
-        rounded=rotary.rounded,
-        register_base=rotary.register_base,
-        registers=config.registers if rotary.register_base else 0,
-    )
-
-
-def build_position(config: ViTConfig) -> Position | None:
-    """Build the position embeddings that are added to patch tokens; None if there are none."""
-    kind, resize = config.positions.kind, config.positions.resize
-    if kind in TABLES:
-        return TABLES[kind](config.table_grid, config.width, resize)
-    if kind == "sinusoid":
-        return SinusoidPosition(config.width)
-    return None if kind == "none" else SinCosPosition(config.width, kind.removeprefix("sincos-"))
-
-
-def build_classifier_head(config: ViTConfig) -> nn.Module:
-    """Build the head, (B, F) -> (B, K); the identity without classes."""
-    if not config.classes:
-        return nn.Identity()
-    if config.pool == "distilled":
-        return DistilledHeads(config.width, config.classes, config.head.bias)
-    return nn.Linear(config.num_features, config.classes, config.head.bias)
-
-
-def build_prefix_positions(config: ViTConfig) -> nn.Parameter | None:
-    """Build the position embeddings (S, D) of the first prefix tokens, drawn from N(0, 0.02^2); None if there are
-    none."""
-    return (
-        nn.Parameter(torch.empty(config.prefix_position_count, config.width).normal_(std=0.02))
-        if config.prefix_position_count
-        else None
-    )

@@ -60,11 +60,7 @@ class RotaryAttention(Attention):
         self, width: int, heads: int, axes: int = 2, bias: bool = True, *, form: RotaryForm | None = None
     ) -> None:
         super().__init__(width, heads, bias)
-        if (width // heads) % 2 or width // heads < 2 * axes:
-            raise ValueError(
-                f"rotary positions require an even number of channels per head, at least {2 * axes} for {axes} axes, "
-                f"got {width // heads}"
-            )
+        check_rotary_width(width // heads, axes)
         self.form = form or RotaryForm()
 
     def forward_before_output(self, x: Tensor, positions: TokenPositions, queries: slice = ALL_QUERIES) -> Tensor:
@@ -117,6 +113,16 @@ class QKNormRotaryAttention(QKNormAttention, RotaryAttention):
     ) -> None:
         super().__init__(width, heads, bias)
         self.form = form or RotaryForm()
+        check_rotary_width(width // heads, axes)
+
+
+def check_rotary_width(channels: int, axes: int) -> None:
+    """Raise ValueError unless the channels of a head can be rotated over this number of axes."""
+    if channels % 2 or channels < 2 * axes:
+        raise ValueError(
+            f"rotary positions require an even number of channels per head, at least {2 * axes} for {axes} axes, "
+            f"got {channels}"
+        )
 
 
 def compute_rotary_angles(grid: tuple[int, ...], channels: int, form: RotaryForm) -> Tensor:

@@ -23,8 +23,10 @@ from vitreous.models.zoo import build_without_init
 from vitreous.weights.entry import FLOATING_DTYPES, sanitise_name
 from vitreous.weights.files import WeightsFile, open_weights_file
 from vitreous.weights.formats import (
+    aimv2,
     dinov3,
     dit,
+    eva,
     google,
     others,
     own,
@@ -59,6 +61,9 @@ FOREIGN_FORMATS = [
     *vitdet_detector.FORMATS,
     vitdet.VITDET,
     *dinov3.FORMATS,
+    *eva.FORMATS,
+    *aimv2.FORMATS,
+    others.TIPSV2,
     others.DINOV2,
     timm.DEIT_III,
     *timm.ORIGINAL_FORMATS,
@@ -80,8 +85,8 @@ NAME_SIMPLIFICATIONS = [
     (re.compile(r"standardized_conv2d_\d+/"), "standardized_conv2d/"),
 ]
 SUPPORTED_MODELS_HINT = (
-    "supported are ViTs of timm, transformers, torchvision, Google, DeiT, MAE, DINO, DINOv2, CLIP, SAM, ViTDet, ViViT, "
-    "VideoMAE, BiT, Swin and DiT"
+    "supported are ViTs of timm, transformers, torchvision, Google, DeiT, MAE, DINO, DINOv2, DINOv3, EVA-02, "
+    "Perception Encoder, AIMv2, TIPSv2, ViT-5, CLIP, SAM, ViTDet, ViViT, VideoMAE, BiT, Swin and DiT"
 )
 #: unsupported models: description -> a pattern of a unique tensor name
 UNSUPPORTED_MODELS = {

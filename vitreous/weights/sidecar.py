@@ -57,6 +57,8 @@ MODEL_TYPE_TITLES = {
     "dinov2": "transformers' DINOv2",
     "dinov2_with_registers": "transformers' DINOv2",
     "dinov3_vit": "transformers' DINOv3",
+    "aimv2_vision_model": "transformers' AIMv2",
+    "tipsv2_vision_model": "transformers' TIPSv2",
     "clip": "transformers' CLIP image encoder",
     "clip_vision_model": "transformers' CLIP image encoder",
     "sam": "transformers' SAM image encoder",
@@ -121,13 +123,14 @@ def parse_transformers_config(config: dict[str, Any]) -> dict[str, Any]:
         settings["attention.pretrained_window"] = tuple(
             require_config_integer("pretrained_window_sizes", size) for size in pretrained_sizes
         )
-    if config.get("layer_norm_eps") is not None:
-        eps = settings["norm.eps"] = config["layer_norm_eps"]
+    eps_name = "rms_norm_eps" if config.get("model_type") == "aimv2_vision_model" else "layer_norm_eps"
+    if config.get(eps_name) is not None:
+        eps = settings["norm.eps"] = config[eps_name]
         if not isinstance(eps, float) or not 0 < eps < 1:
             raise WeightsError(
-                f"config.json has layer_norm_eps {str(eps)[:40]}, which is not a small number", "download it again"
+                f"config.json has {eps_name} {str(eps)[:40]}, which is not a small number", "download it again"
             )
-    if config.get("use_gated_mlp"):
+    if config.get("use_gated_mlp") or config.get("model_type") == "aimv2_vision_model":
         if config.get("hidden_act") != "silu":
             activation = str(config.get("hidden_act"))[:40]
             raise WeightsError(
@@ -251,6 +254,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
 
 #: mean and standard deviation of each channel
 PIXEL_STATISTICS: dict[PixelScaling, tuple[tuple[float, ...], tuple[float, ...]]] = {
+    "unit": ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0)),
     "half": HALF_MOMENTS,
     "imagenet": IMAGENET_MOMENTS,
     "clip": ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)),

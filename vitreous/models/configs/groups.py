@@ -3,8 +3,9 @@ Does not import PyTorch."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from vitreous.errors import UsageError
 
@@ -137,11 +138,13 @@ class NormConfig(ConfigGroup):
 @dataclass(frozen=True)
 class HeadConfig(ConfigGroup):
     """The classification head. `representation`: width of the tanh layer before it, for pre-training; None for no
-    layer. `pool_heads`: attention heads of `pool=attention`; 0 for the number of the blocks."""
+    layer. `pool_heads`, `pool_hidden`: attention heads and hidden channels of `pool=attention`; 0 for those of the
+    blocks."""
 
     representation: int | None = None
     bias: bool = True
     pool_heads: int = 0
+    pool_hidden: int = 0
 
 
 @dataclass(frozen=True)
@@ -155,3 +158,44 @@ class RegularizationConfig(ConfigGroup):
     dropout: float = 0.0
     drop_path: float = 0.0
     drop_path_rises: bool = True
+
+
+def check_window_options(config: Any) -> None:
+    """Raise UsageError for invalid windows of a ViT's config, or windows that another option excludes."""
+    window, blocks = config.attention.window, config.attention.global_blocks
+    if window < 0 or not set(blocks) <= set(range(config.depth)):
+        raise UsageError(
+            f"attention.window={window} with attention.global_blocks={blocks} is invalid",
+            f"use a window of at least 1 token, or 0 for no windows, and blocks from 0 to {config.depth - 1}",
+        )
+    if window and (config.attention.kind not in ("plain", "decomposed") or config.axial):
+        hint = "use attention.window=0, or attention.kind=plain and axial=False"
+        raise UsageError("windows require attention.kind=plain", hint)
+
+
+def check_rotary_options(config: Any) -> None:
+    """Raise UsageError for invalid rotary positions of a ViT's config, and for biases and norms that its kind of
+    attention or MLP does not have."""
+    attention, rotary, mlp = config.attention, config.rotary, config.mlp
+    if rotary != RotaryConfig() and attention.kind != "rotary":
+        raise UsageError("options of rotary require attention.kind=rotary", "set it, or leave rotary out")
+    if rotary.base <= 1 or rotary.rescale < 1 or rotary.reference < 1 or rotary.register_base < 0:
+        raise UsageError(
+            "rotary.base must be above 1, rotary.rescale and rotary.reference at least 1, and rotary.register_base "
+            "at least 0"
+        )
+    if rotary.register_base and math.isqrt(config.registers) ** 2 != config.registers:
+        raise UsageError(
+            f"rotary.register_base requires a square number of registers, got {config.registers}", "use 4 registers"
+        )
+    if attention.qk_norm and (attention.kind not in ("plain", "rotary") or attention.window):
+        raise UsageError(
+            "attention.qk_norm requires attention.kind=plain or rotary, without windows", "use qk_norm=False"
+        )
+    if not attention.key_bias and (not attention.qkv_bias or attention.kind == "decomposed"):
+        raise UsageError(
+            "attention.key_bias=False requires attention.qkv_bias=True, and no decomposed positions",
+            "leave key_bias out",
+        )
+    if mlp.norm and mlp.kind != "swiglu":
+        raise UsageError("mlp.norm requires mlp.kind=swiglu", "use mlp.norm=False")

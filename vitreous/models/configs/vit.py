@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
@@ -22,6 +21,8 @@ from vitreous.models.configs.groups import (
     RegularizationConfig,
     RotaryConfig,
     check_groups,
+    check_rotary_options,
+    check_window_options,
 )
 from vitreous.models.configs.vit_cost import ViTCost
 from vitreous.models.families import FAMILIES, config_type
@@ -43,7 +44,7 @@ ViTFamily = Literal["vit", "hybrid", "clip", "sam", "axial", "video"]
 #: fields that identify a named variant; users may change the others (classes, image, resizing, regularisation)
 DEFINING_FIELDS = (
     *("axial", "attention.kind", "attention.window", "attention.qk_norm", "rotary.coordinates", "neck", "first_norm"),
-    *("registers", "mlp.kind", "mlp.norm", "norm.layer_scale", "norm.kind"),
+    *("registers", "mlp.kind", "mlp.norm", "norm.layer_scale", "norm.kind", "norm.final"),
 )
 #: fields that do not affect the names and shapes of tensors
 NON_STRUCTURAL_FIELDS = (
@@ -73,7 +74,7 @@ class ViTConfig(ViTCost):
         *(f"ViT-{size}/{patch}" for size in VIT_SIZES if size not in ("mu", "e") for patch in PRESET_PATCHES),
         *(
             f"{prefix}-{name}"
-            for prefix in ("DeiT", "DeiT-III", "DINO", "DINOv2", "DINOv3", "MAE")
+            for prefix in ("DeiT", "DeiT-III", "DINO", "DINOv2", "DINOv3", "TIPSv2", "EVA02", "AIMv2", "ViT-5", "MAE")
             for name in VIT_VARIANTS[prefix]
         ),
     )
@@ -172,8 +173,8 @@ class ViTConfig(ViTCost):
             raise UsageError(
                 f"pool={self.pool} requires a class token", "use pool=mean or pool=attention, or class_token=True"
             )
-        self.check_windows()
-        self.check_rotary()
+        check_window_options(self)
+        check_rotary_options(self)
         self.check_image_size(self.image)
         if self.on_grid and (self.prefix or len(self.image) != 2):
             raise UsageError(
@@ -194,45 +195,6 @@ class ViTConfig(ViTCost):
         if self.attention.kind not in ("plain", "relative", "rotary"):
             hint = "use transformer_config(...), which selects the family"
             raise UsageError(f"attention.kind={self.attention.kind} is not supported by {type(self).__name__}", hint)
-
-    def check_rotary(self) -> None:
-        """Raise UsageError for invalid rotary positions, and for biases and norms of attention that the kind of
-        attention does not have."""
-        attention, rotary = self.attention, self.rotary
-        if rotary != RotaryConfig() and attention.kind != "rotary":
-            raise UsageError("options of rotary require attention.kind=rotary", "set it, or leave rotary out")
-        if rotary.base <= 1 or rotary.rescale < 1 or rotary.reference < 1 or rotary.register_base < 0:
-            raise UsageError(
-                "rotary.base must be above 1, rotary.rescale and rotary.reference at least 1, and rotary.register_base "
-                "at least 0"
-            )
-        if rotary.register_base and math.isqrt(self.registers) ** 2 != self.registers:
-            raise UsageError(
-                f"rotary.register_base requires a square number of registers, got {self.registers}", "use 4 registers"
-            )
-        if attention.qk_norm and (attention.kind not in ("plain", "rotary") or attention.window):
-            raise UsageError(
-                "attention.qk_norm requires attention.kind=plain or rotary, without windows", "use qk_norm=False"
-            )
-        if not attention.key_bias and (not attention.qkv_bias or attention.kind == "decomposed"):
-            raise UsageError(
-                "attention.key_bias=False requires attention.qkv_bias=True, and no decomposed positions",
-                "leave key_bias out",
-            )
-        if self.mlp.norm and self.mlp.kind != "swiglu":
-            raise UsageError("mlp.norm requires mlp.kind=swiglu", "use mlp.norm=False")
-
-    def check_windows(self) -> None:
-        """Raise UsageError for invalid windows, or windows that another option excludes."""
-        window, blocks = self.attention.window, self.attention.global_blocks
-        if window < 0 or not set(blocks) <= set(range(self.depth)):
-            raise UsageError(
-                f"attention.window={window} with attention.global_blocks={blocks} is invalid",
-                f"use a window of at least 1 token, or 0 for no windows, and blocks from 0 to {self.depth - 1}",
-            )
-        if window and (self.attention.kind not in ("plain", "decomposed") or self.axial):
-            hint = "use attention.window=0, or attention.kind=plain and axial=False"
-            raise UsageError("windows require attention.kind=plain", hint)
 
     @property
     def windowed_blocks(self) -> tuple[int, ...]:
@@ -342,7 +304,10 @@ class ViTConfig(ViTCost):
             path: attrgetter(path)(self) for path in ViTConfig.option_paths() if path not in NON_STRUCTURAL_FIELDS
         }
         values |= {"position_grid": self.table_grid, "positions.slots": self.prefix_position_count}
-        return values | {"norm.layer_scale": self.norm.layer_scale is None}
+        return values | {
+            "norm.layer_scale": self.norm.layer_scale is None,
+            "head.bias": self.head.bias or not self.classes,
+        }
 
     def of_clips(self, frames: int) -> Any:
         """Return the config with a time axis and joint attention; None for related families, which have no video

@@ -45,7 +45,8 @@ class ViTCost(ModelConfig):
         patches = math.prod(grid)
         attention = sum(self.attention_macs(grid, index) for index in range(self.depth))
         num_tokens = patches + self.prefix
-        pool = num_tokens * 2 * width**2 + 2 * num_tokens * width + 2 * width**2 + 2 * width * self.mlp.hidden
+        pool = num_tokens * 2 * width**2 + 2 * num_tokens * width + 2 * width**2
+        pool += 2 * width * (self.head.pool_hidden or self.mlp.hidden)
         head = (self.head.representation or 0) * self.width_out + self.classes * self.num_features
         blocks = attention + self.mlp_layers * self.mlp_macs(grid)
         return self.embedding_macs(image) + blocks + pool * (self.pool == "attention") + self.extra_macs(grid) + head

@@ -50,18 +50,18 @@ MASKED_KEY_BIAS = TensorTransform(
 )
 
 
-def build_rules(registers: str, scales: tuple[str, str], mlp: tuple[str, str]) -> tuple[RenameRule, ...]:
+def build_dinov3_rules(registers: str, scales: tuple[str, str], mlp: tuple[str, str]) -> tuple[RenameRule, ...]:
     """Build the rules that the authors' files and timm's have in common, from their names of registers, LayerScales and
     the layers of the MLP."""
     return (
         parse_rename_rule("projection.weight", "patch_embed.proj.weight", CONVOLUTION),
         parse_rename_rule("prefix", make_prefix_names("cls_token", "", registers), PREFIX_TOKENS),
         *parse_copy_rules("projection.bias = patch_embed.proj.bias", "encoder.norm.{x} = norm.{x}"),
-        *build_block_rules("blocks.{i}", ("norm1", "norm2"), "attn.qkv", "attn.proj", mlp, scales),
+        *build_block_rules("blocks.{i}", ("norm1", "norm2"), "attn.qkv", "attn.proj", mlp=mlp, scales=scales),
     )
 
 
-def infer_config(
+def infer_dinov3_config(
     shapes: Shapes, settings: dict[str, Any], names: dict[str, str], fields: dict[str, Any] | None = None
 ) -> ViTConfig:
     """Infer the config of a DINOv3 from the shapes; `names` are the tensor names that differ between formats, `fields`
@@ -92,7 +92,7 @@ def infer_config(
     return infer_vit_config(size, inferred | (fields or {}), settings | {"image": image}, (0,))
 
 
-def infer_original_config(shapes: Shapes, settings: dict[str, Any]) -> ViTConfig:
+def infer_original_dinov3_config(shapes: Shapes, settings: dict[str, Any]) -> ViTConfig:
     """Infer the config from the authors' file. Raises ValueError for periods of other rotary positions."""
     names = {
         **{"projection": "patch_embed.proj.weight", "registers": "storage_tokens", "depth": "blocks.{i}.norm1.weight"},
@@ -107,12 +107,12 @@ def infer_original_config(shapes: Shapes, settings: dict[str, Any]) -> ViTConfig
         fields["rotary.rounded"] = not torch.allclose(periods, exact, rtol=1e-5)
         if not torch.allclose(periods, exact, rtol=2**-8):
             raise ValueError(f"its rotary positions have another base than {ROTARY_BASE:g}")
-    return infer_config(shapes, settings, names, fields)
+    return infer_dinov3_config(shapes, settings, names, fields)
 
 
-def infer_timm_config(shapes: Shapes, settings: dict[str, Any]) -> ViTConfig:
+def infer_timm_dinov3_config(shapes: Shapes, settings: dict[str, Any]) -> ViTConfig:
     """Infer the config from timm's file."""
-    return infer_config(
+    return infer_dinov3_config(
         shapes,
         settings,
         {
@@ -123,9 +123,9 @@ def infer_timm_config(shapes: Shapes, settings: dict[str, Any]) -> ViTConfig:
     )
 
 
-def infer_hf_config(shapes: Shapes, settings: dict[str, Any]) -> ViTConfig:
+def infer_hf_dinov3_config(shapes: Shapes, settings: dict[str, Any]) -> ViTConfig:
     """Infer the config from transformers' file."""
-    return infer_config(
+    return infer_dinov3_config(
         shapes,
         settings,
         {
@@ -142,7 +142,7 @@ def compute_periods(head_width: int, rounded: bool = True) -> Tensor:
     return periods.bfloat16().float() if rounded else periods
 
 
-def build_buffers(config: ViTConfig) -> Tensors:
+def build_dinov3_buffers(config: ViTConfig) -> Tensors:
     """Build the tensors of the authors' file that follow from the config: periods, and the masks of the key biases."""
     third = torch.ones(config.width)
     mask = torch.cat([third, torch.zeros_like(third), third])
@@ -166,7 +166,7 @@ def is_dinov3(config: ModelConfig) -> bool:
     )
 
 
-def to_hf_json(config: ViTConfig) -> dict[str, Any]:
+def to_hf_dinov3_json(config: ViTConfig) -> dict[str, Any]:
     """Build transformers' config.json of a DINOv3."""
     return {
         "architectures": ["DINOv3ViTModel"],
@@ -190,13 +190,13 @@ ORIGINAL = WeightsFormat(
     (*SIGNATURE, PERIODS, "blocks.0.ls1.gamma"),
     (
         parse_rename_rule(f"{QKV}.query_bias {QKV}.value_bias", "blocks.{i}.attn.qkv.bias", MASKED_KEY_BIAS),
-        *build_rules("storage_tokens", ("ls1.gamma", "ls2.gamma"), ("mlp.w1 mlp.w2|mlp.fc1", "mlp.w3|mlp.fc2")),
+        *build_dinov3_rules("storage_tokens", ("ls1.gamma", "ls2.gamma"), ("mlp.w1 mlp.w2|mlp.fc1", "mlp.w3|mlp.fc2")),
     ),
-    configure=infer_original_config,
+    configure=infer_original_dinov3_config,
     ignored=(r"mask_token", r"local_cls_norm\..*", r"rope_embed\.periods", r"blocks\.\d+\.attn\.qkv\.bias_mask"),
     strip=("backbone.", "teacher.backbone."),
     adds=lambda c: {"mask_token": (1, c.width)},
-    buffers=build_buffers,
+    buffers=build_dinov3_buffers,
     facts=(PERIODS,),
     determines=("heads",),
     can_represent=is_dinov3,
@@ -209,9 +209,9 @@ TIMM = WeightsFormat(
         *parse_copy_rules(
             f"{QKV}.query_bias = blocks.{{i}}.attn.q_bias", f"{QKV}.value_bias = blocks.{{i}}.attn.v_bias"
         ),
-        *build_rules("reg_token", ("gamma_1", "gamma_2"), ("mlp.fc1_g mlp.fc1_x|mlp.fc1", "mlp.fc2")),
+        *build_dinov3_rules("reg_token", ("gamma_1", "gamma_2"), ("mlp.fc1_g mlp.fc1_x|mlp.fc1", "mlp.fc2")),
     ),
-    configure=infer_timm_config,
+    configure=infer_timm_dinov3_config,
     strip=("backbone.", "model."),
     excluded_names=("pos_embed",),
     can_represent=lambda c: is_dinov3(c) and bool(c.registers),
@@ -237,16 +237,16 @@ TRANSFORMERS = WeightsFormat(
             ("norm1", "norm2"),
             " ".join(f"attention.{letter}_proj" for letter in "qkv"),
             "attention.o_proj",
-            ("mlp.gate_proj mlp.up_proj|mlp.up_proj", "mlp.down_proj"),
-            ("layer_scale1.lambda1", "layer_scale2.lambda1"),
+            mlp=("mlp.gate_proj mlp.up_proj|mlp.up_proj", "mlp.down_proj"),
+            scales=("layer_scale1.lambda1", "layer_scale2.lambda1"),
         ),
     ),
-    configure=infer_hf_config,
+    configure=infer_hf_dinov3_config,
     ignored=(r"embeddings\.mask_token",),
     strip=("model.",),
     adds=lambda c: {"embeddings.mask_token": (1, 1, c.width)},
     get_pixel_scaling=lambda c: "imagenet",
-    describe=to_hf_json,
+    describe=to_hf_dinov3_json,
     can_represent=is_dinov3,
 )
 FORMATS = (ORIGINAL, TIMM, TRANSFORMERS)
