@@ -289,7 +289,9 @@ def parse_preprocessing(
     if isinstance(crop, dict) and isinstance(size, dict) and size.get("shortest_edge"):
         share = min(1.0, crop.get("height", size["shortest_edge"]) / size["shortest_edge"])
     squash = weights_format.suffix == ".npz" or (
-        isinstance(size, dict) and "height" in size and not processor.get("do_center_crop")
+        "height" in size and not processor.get("do_center_crop")
+        if isinstance(size, dict)
+        else default_preprocess.fit == "squash"
     )
     filter_name = RESAMPLE_FILTERS.get(
         processor.get("resample") or timm_config.get("interpolation"),

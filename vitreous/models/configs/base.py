@@ -63,11 +63,12 @@ class LayerGroups(NamedTuple):
 
 
 class PreprocessDefaults(NamedTuple):
-    """Preprocessing of published weights whose files do not contain it: mean and standard deviation (`pixels`), and the
-    interpolation filter."""
+    """Preprocessing of published weights whose files do not contain it: mean and standard deviation (`pixels`), the
+    interpolation filter, and whether an image is cropped to the model's aspect ratio or distorted to it (`squash`)."""
 
     pixels: PixelScaling = "half"
     filter: Literal["bilinear", "bicubic"] = "bicubic"
+    fit: Literal["crop", "squash"] = "crop"
 
 
 @dataclass(frozen=True)
