@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from vitreous.errors import UsageError
-from vitreous.models.configs.groups import ConfigGroup
+from vitreous.models.configs.groups import ConfigGroup, MlpConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +64,11 @@ class TextConfig(ConfigGroup):
                 f"{self.vocabulary:,}",
                 f"use ids from 0 to {self.vocabulary - 1}",
             )
+
+    @property
+    def mlp(self) -> MlpConfig:
+        """Return the options of the MLPs, as in a `ViTConfig`."""
+        return MlpConfig(self.hidden, gelu=self.gelu)
 
     def count_macs(self) -> int:
         """Count the multiply-adds of one text of `length` tokens."""
