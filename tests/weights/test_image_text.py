@@ -14,12 +14,13 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from tests.weights import peers
 from tests.weights.peers import ERROR_LIMIT, compute_difference, make_images, open_model, randomise
-from vitreous.errors import WeightsError
-from vitreous.models.config import ImageTextConfig, ViTConfig
+from vitreous.errors import UsageError, WeightsError
+from vitreous.models.config import CLIPConfig, ImageTextConfig, ViTConfig
+from vitreous.models.names import config_from_name
 from vitreous.models.zoo import build_model
 from vitreous.weights.adopt import load_pretrained_weights, open_weights
+from vitreous.weights.convert import convert
 from vitreous.weights.create import create
 from vitreous.weights.foreign import find_writable_formats
 
@@ -413,10 +414,23 @@ def test_models_of_images_start_from_the_image_encoder_of_a_pair(make, tmp_path)
     assert all(torch.equal(a, b) for a, b in zip(again.state_dict().values(), pair.state_dict().values(), strict=True))
 
 
+@torch.inference_mode()
 def test_create_selects_the_encoder_by_name(tmp_path):
-    clip = make_clip()
-    clip.save_pretrained(tmp_path)
-    assert isinstance(create(weights=tmp_path).config, ImageTextConfig)
+    config = config_from_name("CLIP-B/16-text").with_options(
+        text={"vocabulary": 50, "length": 9, "depth": 1, "end_id": 49}
+    )
+    described = find_writable_formats(config)["huggingface"]
+    pair = randomise(build_model(config))
+    save_file(described.to_file(config, pair.state_dict()), tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(described.describe(config)))
+    images = make_images((224, 224), 1)
+    opened = create(weights=tmp_path).eval()
+    assert isinstance(opened.config, ImageTextConfig) and torch.equal(opened(images), pair(images))
+    image_encoder = create("CLIP-B/16", weights=tmp_path).eval()
+    assert type(image_encoder.config) is CLIPConfig and torch.equal(image_encoder(images), pair(images))
+    assert create("CLIP-B/16", weights=tmp_path, num_classes=0).eval()(images).shape == (1, 768)
+    with pytest.raises(UsageError, match="CLIP-B/16, not ViT-B/16"):
+        create("ViT-B/16", weights=tmp_path)
 
 
 def test_preprocessing_of_pairs(tmp_path):
@@ -449,5 +463,20 @@ def test_a_pair_without_a_tensor_is_rejected(tmp_path):
     state = load_file(tmp_path / "model.safetensors")
     del state["text_model.head.bias"]
     save_file(state, tmp_path / "model.safetensors", {"format": "pt"})
-    with pytest.raises(WeightsError, match="missing text_model.head.bias"):
+    with pytest.raises(WeightsError, match=r"missing text_model\.head\.bias"):
         open_weights(tmp_path)
+
+
+@pytest.mark.parametrize("kind", PAIRS)
+def test_convert_writes_pairs_or_their_image_encoder(kind, tmp_path):
+    PAIRS[kind]().save_pretrained(tmp_path / "pair")
+    notes: list[str] = []
+    for to in ("bundle", *sorted(FORMATS[kind])):
+        report = convert(tmp_path / "pair", tmp_path / to, to=to)
+        assert report["to"] == to and not report["unused"]
+        settings = {"positions.resize": "bilinear"} if to.endswith("npz") else {}
+        if to != "open-clip":
+            assert isinstance(open_weights(next(iter(tmp_path.glob(f"{to}*"))), settings).config, ImageTextConfig)
+    if kind != "clip":
+        convert(tmp_path / "pair", tmp_path / "timm", to="timm", note=notes.append)
+        assert any("timm does not support its text encoder" in note for note in notes)

@@ -140,6 +140,7 @@ class ModelConfig:
     has_time_axis = False  # the first axis of an image is time
     finds_objects = False  # outputs are detections: boxes, scores, labels and possibly masks
     generates_images = False  # outputs are images
+    has_text = False  # a text encoder embeds texts in the space of the images
     foreign_formats = False  # other libraries' files may contain the model
     can_be_stored = True  # the config is sufficient to rebuild the model
 

@@ -38,7 +38,7 @@ class ImageTextConfig(BackboneWrapperConfig):
     module: ClassVar[str] = "vitreous.models.image_text:ImageTextModel"
     preset_names: ClassVar[tuple[str, ...]] = IMAGE_TEXT_NAMES
     recipe_family: ClassVar[str] = "vit"
-    foreign_formats = True
+    has_text = foreign_formats = True
 
     @classmethod
     def parse_name(cls, name: str, image: ImageSize) -> ImageTextConfig | None:
