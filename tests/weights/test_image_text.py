@@ -4,6 +4,7 @@ round trips through every format. All weights are random."""
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,12 +15,14 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from tests.data.test_tokenizer import save_siglip_tokenizer
 from tests.weights.peers import ERROR_LIMIT, compute_difference, make_images, open_model, randomise
 from vitreous.errors import UsageError, WeightsError
 from vitreous.models.config import CLIPConfig, ImageTextConfig, ViTConfig
 from vitreous.models.names import config_from_name
 from vitreous.models.zoo import build_model
 from vitreous.weights.adopt import load_pretrained_weights, open_weights
+from vitreous.weights.bundle import load_bundle, save
 from vitreous.weights.convert import convert
 from vitreous.weights.create import create
 from vitreous.weights.foreign import find_writable_formats
@@ -480,3 +483,26 @@ def test_convert_writes_pairs_or_their_image_encoder(kind, tmp_path):
     if kind != "clip":
         convert(tmp_path / "pair", tmp_path / "timm", to="timm", note=notes.append)
         assert any("timm does not support its text encoder" in note for note in notes)
+
+
+def test_bundles_store_the_tokenizer(tmp_path):
+    make_siglip().save_pretrained(tmp_path / "pair")
+    path, _ = save_siglip_tokenizer(tmp_path / "pair")
+    bundle = open_weights(tmp_path / "pair").build_bundle()
+    assert bundle.tokenizer is not None and bundle.tokenizer.path == path
+    bundle.save(tmp_path / "bundle")
+    again = load_bundle(tmp_path / "bundle")
+    assert again.tokenizer == replace(bundle.tokenizer, path=tmp_path / "bundle" / "tokenizer.json")
+    assert (tmp_path / "bundle" / "tokenizer.json").read_bytes() == path.read_bytes()
+    again.save(tmp_path / "bundle")  # in place
+    assert load_bundle(tmp_path / "bundle").tokenizer == again.tokenizer
+    convert(tmp_path / "bundle", tmp_path / "copy")
+    assert (tmp_path / "copy" / "tokenizer.json").read_bytes() == path.read_bytes()
+    with (tmp_path / "bundle" / "tokenizer.json").open("a") as file:
+        file.write(" ")
+    with pytest.raises(WeightsError, match=r"tokenizer\.json was modified"):
+        load_bundle(tmp_path / "bundle")
+    saved = save(bundle.model, tmp_path / "saved", tokenizer=path)
+    assert load_bundle(saved).tokenizer is not None
+    with pytest.raises(UsageError, match="has no text encoder"):
+        save(bundle.model.image, tmp_path / "image", tokenizer=path)

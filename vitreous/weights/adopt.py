@@ -16,6 +16,7 @@ from torch import Tensor
 from vitreous.config import from_builtins, read_yaml
 from vitreous.data.modalities.base import Preprocess
 from vitreous.data.modalities.table import AnyPreprocess
+from vitreous.data.tokenizer import Tokenizer
 from vitreous.errors import UsageError, WeightsError
 from vitreous.models.config import ModelConfig
 from vitreous.models.zoo import Model, build_without_init
@@ -43,6 +44,7 @@ from vitreous.weights.sidecar import (
     parse_model_config,
     read_json_object,
 )
+from vitreous.weights.text import find_tokenizer
 
 FINAL_NORM_PREFIXES = ("encoder.norm.", "pooled_norm.")  # the last norm, of every token or of pooled tokens
 #: layers that are identities at initialisation, so weights may lack them: relative positions, convolutions, time
@@ -61,6 +63,7 @@ class PretrainedWeights(TaskMixin):
     `source`: the argument that named them. `title`: the format, for messages. `config`, `preprocess` and `task`
     describe the model. `read_state` reads the tensors under this package's names, in float32. `unused`: tensors of the
     files that the model does not have. `notes`: assumptions about settings that the files lack, one sentence each.
+    `tokenizer`: that of a text encoder, None if there is none.
     """
 
     source: str
@@ -72,13 +75,14 @@ class PretrainedWeights(TaskMixin):
     unused: list[str] = field(default_factory=list)
     provenance: dict[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    tokenizer: Tokenizer | None = None
 
     def build_bundle(self) -> Bundle:
         """Build a bundle: the model with these weights, its task and its preprocessing."""
         model = build_without_init(self.config)
         load_state_dict_strict(model, self.read_state(), self.source)
         provenance = self.provenance | {"init": self.source}
-        return Bundle(model.eval(), self.task, self.preprocess, provenance, notes=self.notes)
+        return Bundle(model.eval(), self.task, self.preprocess, provenance, notes=self.notes, tokenizer=self.tokenizer)
 
     def with_resize_rule(self, rule: str, image_size: tuple[int, ...] | None) -> PretrainedWeights:
         """Return these weights with the position resize rule `rule`, unless it is "". For formats that store the image
@@ -121,7 +125,8 @@ def read_weights(source: str | os.PathLike[str], settings: dict[str, Any]) -> Pr
     if folder:
         bundle = load_bundle(folder)
         contents = bundle.model.config, bundle.preprocess, bundle.task, bundle.model.state_dict
-        return PretrainedWeights(os.fspath(source), BUNDLE_TITLE, *contents, provenance=bundle.provenance)
+        extras: dict[str, Any] = {"provenance": bundle.provenance, "tokenizer": bundle.tokenizer}
+        return PretrainedWeights(os.fspath(source), BUNDLE_TITLE, *contents, **extras)
     if (path / "state.json").is_file():
         return open_checkpoint(path)
     if path.is_dir() and (path / "config.yaml").is_file():
@@ -139,7 +144,8 @@ def read_weights(source: str | os.PathLike[str], settings: dict[str, Any]) -> Pr
     preprocess = load_preprocessing(detected.format, detected.config, path if path.is_dir() else None, config_json)
     task = infer_task(detected.config, parse_class_names(detected.config, config_json))
     properties = detected.format.title, detected.config, preprocess, task, detected.read_state, detected.unused
-    return PretrainedWeights(os.fspath(source), *properties, notes=notes)
+    tokenizer = find_tokenizer(path if path.is_dir() else path.parent, detected.config)
+    return PretrainedWeights(os.fspath(source), *properties, notes=notes, tokenizer=tokenizer)
 
 
 def find_weights_files(path: Path) -> tuple[list[Path], dict[str, Any]]:
@@ -147,8 +153,9 @@ def find_weights_files(path: Path) -> tuple[list[Path], dict[str, Any]]:
     WeightsError for a folder without weights."""
     if path.is_dir():
         return find_weights_in_folder(path)
-    has_standard_name = path.name.startswith(("model.", "pytorch_model."))
-    return [path], read_json_object(path.parent / "config.json") if has_standard_name else {}
+    config_names = {"model.": "config.json", "pytorch_model.": "config.json", "open_clip_": "open_clip_config.json"}
+    config_name = next((name for start, name in config_names.items() if path.name.startswith(start)), None)
+    return [path], read_json_object(path.parent / config_name) if config_name else {}
 
 
 def open_checkpoint(folder: Path) -> PretrainedWeights:

@@ -25,6 +25,7 @@ class TextConfig(ConfigGroup):
     - `embedding`: channels of the output. `projection`: whether a linear layer follows pooling; without it, `embedding`
       must be equal to `width`.
     - `pad_id` and `end_id`: ids of padding and of the end of a text, for tokenizers and for `pool=mean`.
+    - `cleaning`: how texts are cleaned before tokenisation, see `data.tokenizer.clean_text`.
 
     Raises UsageError for sizes below 1, a width that is not divisible by the heads, and ids out of range.
     """
@@ -44,6 +45,7 @@ class TextConfig(ConfigGroup):
     projection_bias: bool = False
     pad_id: int = 0
     end_id: int = 49_407
+    cleaning: Literal["none", "lower", "canonicalise"] = "lower"
 
     def __post_init__(self) -> None:
         sizes = self.vocabulary, self.length, self.width, self.depth, self.heads, self.hidden, self.embedding

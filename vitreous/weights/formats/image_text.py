@@ -32,6 +32,7 @@ SIGLIP_TEXT_FIELDS: dict[str, Any] = {
     "eps": 1e-6,
     "projection_bias": True,
     "end_id": 1,
+    "cleaning": "canonicalise",
 }
 SIGLIP2_VOCABULARY = 256_000
 #: fields of the image encoder of SigLIP and SigLIP 2
@@ -80,7 +81,8 @@ def infer_text_config(
         if set_fields.get(name, value) != value:
             raise ValueError(f"its settings have text.{name} {set_fields[name]}, and its tensors have {value}")
     defaults = {"embedding": channels, "heads": heads, "end_id": vocabulary - 1}
-    return TextConfig(**(shape | defaults | fields | set_fields))
+    values: dict[str, Any] = {**shape, **defaults, **fields, **set_fields}
+    return TextConfig(**values)
 
 
 def get_siglip_text_fields(vocabulary: int) -> dict[str, Any]:
