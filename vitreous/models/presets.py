@@ -6,8 +6,8 @@ from __future__ import annotations
 from typing import Any
 
 #: size name -> width, depth, heads, hidden channels of the MLP. Sources: arXiv:2010.11929, Table 1; Ti and S
-#: arXiv:2012.12877; M DeiT-III; g and G arXiv:2106.04560; e arXiv:2209.06794; So400m arXiv:2305.13035; mu is the
-#: smallest size of big_vision.
+#: arXiv:2012.12877; M DeiT-III; g and G arXiv:2106.04560; e arXiv:2209.06794; So400m arXiv:2305.13035; gopt
+#: arXiv:2502.14786; mu is the smallest size of big_vision.
 VIT_SIZES = {
     "mu": (32, 1, 2, 128),
     "Ti": (192, 12, 3, 768),
@@ -20,6 +20,7 @@ VIT_SIZES = {
     "G": (1664, 48, 16, 8192),
     "e": (1792, 56, 16, 15360),
     "So400m": (1152, 27, 16, 4304),
+    "gopt": (1536, 40, 16, 6144),
 }
 PRESET_PATCHES = (8, 14, 16, 32)  # patch sizes, in pixels, of the listed plain ViTs
 #: size in names of other libraries -> size name
@@ -62,6 +63,7 @@ _CLIP: dict[str, Any] = {
     "projection_bias": False,
     "head.bias": False,
 }
+_SIGLIP: dict[str, Any] = {"class_token": False, "pool": "attention", "mlp.gelu": "tanh", "classes": 0}
 _SAM: dict[str, Any] = NO_TOKENS | {
     "image": (1024, 1024),
     "attention.kind": "decomposed",
@@ -151,6 +153,17 @@ VIT_VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "ViT-5": dict.fromkeys(("S/16", "B/16", "L/16"), _VIT5),
     "MAE": {name: {"classes": 0, "positions.resize": "bicubic"} for name in ("B/16", "L/16", "H/14")},
     "CLIP": {name: _CLIP | {"classes": out} for name, out in {"B/32": 512, "B/16": 512, "L/14": 768}.items()},
+    "SigLIP": {
+        name: _SIGLIP | {"image": (size, size)}
+        for name, size in {
+            "B/16": 224,
+            "B/32": 256,
+            "L/16": 256,
+            "So400m/14": 378,  # of images of 384 pixels, 27 x 27 whole patches are used
+            "So400m/16": 256,
+            "gopt/16": 256,
+        }.items()
+    },
     "SAM": {
         "B/16": _SAM | {"attention.global_blocks": (2, 5, 8, 11)},
         "L/16": _SAM | {"attention.global_blocks": (5, 11, 17, 23)},
@@ -163,6 +176,14 @@ VIT_VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     },
     "Axial-ViT": {name: NO_TOKENS | {"axial": True} for name in ("B/16", "B/32")},
 }
+#: size of CLIP -> width of its text encoder, and channels of the embedding (arXiv:2103.00020, Table 20)
+TEXT_SIZES = {"B": (512, 512), "L": (768, 768)}
+#: image encoders with their text encoders
+IMAGE_TEXT_NAMES = (
+    *(f"CLIP-{name}-text" for name in VIT_VARIANTS["CLIP"]),
+    *(f"SigLIP-{name}-text" for name in ("B/16", "L/16", "So400m/14")),
+    *(f"SigLIP2-{name}-text" for name in VIT_VARIANTS["SigLIP"]),
+)
 #: hybrid name -> units of the stem's stages, and the pixels per token if they differ from the number in the name
 #: (arXiv:2010.11929, Table 6; AugReg)
 HYBRID_PRESETS: dict[str, tuple[tuple[int, ...], int | None]] = {

@@ -24,16 +24,19 @@ from vitreous.weights.entry import FLOATING_DTYPES, sanitise_name
 from vitreous.weights.files import WeightsFile, open_weights_file
 from vitreous.weights.formats import (
     aimv2,
+    big_vision_pairs,
     dinov3,
     dit,
     eva,
     google,
+    open_clip,
     others,
     own,
     swin,
     swin_v2,
     timm,
     transformers,
+    transformers_pairs,
     video,
     vitdet,
     vitdet_detector,
@@ -43,7 +46,7 @@ from vitreous.weights.formats.variants import VARIANTS_BY_FORMAT, describe_infer
 from vitreous.weights.sidecar import (
     config_from_metadata,
     config_to_metadata,
-    parse_transformers_config,
+    parse_model_config,
     parse_window_from_name,
     read_json_object,
 )
@@ -55,6 +58,9 @@ FOREIGN_FORMATS = [
     *swin_v2.FORMATS,
     *dit.FORMATS,
     *video.FORMATS,
+    *transformers_pairs.FORMATS,
+    *open_clip.FORMATS,
+    big_vision_pairs.PAIR,
     others.SAM,
     others.SAM_TIMM,
     others.SAM_TRANSFORMERS,
@@ -274,7 +280,11 @@ def match_format(
         )
     known_fields = {*settings, *weights_format.determines, *(("heads",) if weights_format.suffix == ".npz" else ())}
     notes = (
-        *describe_inferred_fields(config, known_fields, VARIANTS_BY_FORMAT.get(weights_format.name, ())),
+        *describe_inferred_fields(
+            config.backbone if config.has_text else config,
+            known_fields,
+            VARIANTS_BY_FORMAT.get(weights_format.name, ()),
+        ),
         *describe_position_assumptions(origin, weights_format, config, settings),
     )
     notes = (own.describe_assumed_fields(config, settings),) if weights_format.name == own.STATE_DICT_FORMAT else notes
@@ -402,7 +412,7 @@ def can_round_trip(weights_format: WeightsFormat, config: ModelConfig, state: di
     `state` matter."""
     settings: dict[str, Any] = {"image": config.image, "heads": 0} | config.head_count_field()
     if weights_format.describe:
-        settings = parse_transformers_config(weights_format.describe(config))
+        settings = parse_model_config(weights_format.describe(config))
     elif weights_format.suffix == ".safetensors":
         settings = config_from_metadata(Path(), config_to_metadata(config))
     try:

@@ -1,4 +1,5 @@
-"""Encoders published since 2023: DINOv3, EVA-02, Perception Encoder and AIMv2. Does not import PyTorch.
+"""Encoders that others start from: DINOv3, EVA-02, Perception Encoder, AIMv2, and CLIP, SigLIP and SigLIP 2 with their
+text encoders. Does not import PyTorch.
 
 Accuracies are those of the authors' model cards; timm's names are those of its pretrained configs (timm 1.0.31).
 """
@@ -49,7 +50,37 @@ def aimv2_weights(name: str, model: str, tag: str, size: int = 224) -> Published
     return PublishedWeights(name, model, source=source, image_size=size, licence="Apple ASCL", reference=reference)
 
 
+def image_text_weights(name: str, model: str, repository: str, size: int, accuracy: float) -> PublishedWeights:
+    """Build the entry of a CLIP, SigLIP or SigLIP 2 with its text encoder; figures of SigLIP 2 are its authors'."""
+    is_authors = model.startswith("SigLIP2")
+    table = "README_siglip2.md of google-research/big_vision" if is_authors else "openclip_results.csv of open_clip"
+    return PublishedWeights(
+        name,
+        model,
+        source=f"hf:{repository}",
+        image_size=size,
+        licence="MIT" if model.startswith("CLIP") else "Apache-2.0",
+        reference=table,
+        accuracy=accuracy,
+        accuracy_note=ZERO_SHOT_METRIC,
+    )
+
+
 ENCODERS = (
+    image_text_weights("clip-b32", "CLIP-B/32-text", "openai/clip-vit-base-patch32", 224, 0.633),
+    image_text_weights("clip-b16", "CLIP-B/16-text", "openai/clip-vit-base-patch16", 224, 0.683),
+    image_text_weights("clip-l14", "CLIP-L/14-text", "openai/clip-vit-large-patch14", 224, 0.755),
+    image_text_weights("clip-l14-336", "CLIP-L/14-text", "openai/clip-vit-large-patch14-336", 336, 0.766),
+    image_text_weights("siglip-b16", "SigLIP-B/16-text", "google/siglip-base-patch16-224", 224, 0.760),
+    image_text_weights("siglip-so400m14", "SigLIP-So400m/14-text", "google/siglip-so400m-patch14-384", 378, 0.831),
+    image_text_weights("siglip2-b16", "SigLIP2-B/16-text", "google/siglip2-base-patch16-256", 256, 0.791),
+    image_text_weights("siglip2-l16", "SigLIP2-L/16-text", "google/siglip2-large-patch16-384", 384, 0.831),
+    image_text_weights("siglip2-so400m16", "SigLIP2-So400m/16-text", "google/siglip2-so400m-patch16-384", 384, 0.841),
+    image_text_weights("siglip2-gopt16", "SigLIP2-gopt/16-text", "google/siglip2-giant-opt-patch16-384", 384, 0.850),
+    image_text_weights("siglip2-b16-naflex", "SigLIP2-B/16-text", "google/siglip2-base-patch16-naflex", 256, 0.785),
+    image_text_weights(
+        "siglip2-so400m16-naflex", "SigLIP2-So400m/16-text", "google/siglip2-so400m-patch16-naflex", 256, 0.835
+    ),
     dinov3_weights("dinov3-s16", "DINOv3-S/16", "vits16-pretrain-lvd1689m", 0.870),
     dinov3_weights("dinov3-s16-plus", "DINOv3-S+/16", "vits16plus-pretrain-lvd1689m", 0.880),
     dinov3_weights("dinov3-b16", "DINOv3-B/16", "vitb16-pretrain-lvd1689m", 0.893),

@@ -8,7 +8,7 @@ from typing import Any
 TOP1_METRIC, LINEAR_PROBE_METRIC, FINE_TUNED_METRIC = "top-1", "top-1 of a linear probe", "top-1 once fine-tuned"
 FINE_TUNED_KINETICS_METRIC = "top-1 once fine-tuned, Kinetics-400"
 REAL_PROBE_METRIC = "top-1 of a linear probe, ImageNet-ReaL"
-ZERO_SHOT_METRIC = "top-1 zero-shot, with its text encoder"
+ZERO_SHOT_METRIC = "top-1 zero-shot"
 
 
 @dataclass(frozen=True)

@@ -63,11 +63,12 @@ class LayerGroups(NamedTuple):
 
 
 class PreprocessDefaults(NamedTuple):
-    """Preprocessing of published weights whose files do not contain it: mean and standard deviation (`pixels`), and the
-    interpolation filter."""
+    """Preprocessing of published weights whose files do not contain it: mean and standard deviation (`pixels`), the
+    interpolation filter, and whether an image is cropped to the model's aspect ratio or distorted to it (`squash`)."""
 
     pixels: PixelScaling = "half"
     filter: Literal["bilinear", "bicubic"] = "bicubic"
+    fit: Literal["crop", "squash"] = "crop"
 
 
 @dataclass(frozen=True)
@@ -111,6 +112,7 @@ class ModelConfig:
         depth = 0  # number of blocks
 
     # Defaults for families without such a field. This class is not a dataclass, so these are not fields.
+    text: Any = None  # config of the text encoder
     backbone: Any = None  # config of the backbone, for adapters and dense heads
     prefix = 0  # number of prefix tokens
     class_token = False
@@ -203,6 +205,11 @@ class ModelConfig:
     def encoder(self) -> ModelConfig:
         """Return the innermost backbone's config, or this config if the model has no backbone."""
         return self if self.backbone is None else self.backbone.encoder
+
+    @property
+    def has_text(self) -> bool:
+        """Return whether a text encoder embeds texts in the space of the images."""
+        return self.text is not None
 
     @property
     def grid(self) -> tuple[int, ...]:

@@ -46,6 +46,10 @@ DEFINING_FIELDS = (
     *("axial", "attention.kind", "attention.window", "attention.qk_norm", "rotary.coordinates", "neck", "first_norm"),
     *("registers", "mlp.kind", "mlp.norm", "norm.layer_scale", "norm.kind", "norm.final"),
 )
+#: prefixes of variants without a separate family
+PLAIN_VARIANTS = (
+    *("DeiT", "DeiT-III", "DINO", "DINOv2", "DINOv3", "MAE", "TIPSv2", "EVA02", "AIMv2", "ViT-5", "SigLIP"),
+)
 #: fields that do not affect the names and shapes of tensors
 NON_STRUCTURAL_FIELDS = (
     *("regularization.dropout", "regularization.drop_path", "regularization.drop_path_rises", "positions.resize"),
@@ -71,12 +75,8 @@ class ViTConfig(ViTCost):
 
     module: ClassVar[str] = "vitreous.models.vit:ViT"
     preset_names: ClassVar[tuple[str, ...]] = (
-        *(f"ViT-{size}/{patch}" for size in VIT_SIZES if size not in ("mu", "e") for patch in PRESET_PATCHES),
-        *(
-            f"{prefix}-{name}"
-            for prefix in ("DeiT", "DeiT-III", "DINO", "DINOv2", "DINOv3", "TIPSv2", "EVA02", "AIMv2", "ViT-5", "MAE")
-            for name in VIT_VARIANTS[prefix]
-        ),
+        *(f"ViT-{size}/{patch}" for size in VIT_SIZES if size not in ("mu", "e", "gopt") for patch in PRESET_PATCHES),
+        *(f"{prefix}-{name}" for prefix in PLAIN_VARIANTS for name in VIT_VARIANTS[prefix]),
     )
     recipe_family: ClassVar[str] = "vit"
     SETTABLE: ClassVar[dict[str, Any]] = {  # options that change the family
@@ -126,7 +126,7 @@ class ViTConfig(ViTCost):
     def name(self) -> str:
         """Return `ViT-B/16`, `ViT-128x6/4` if no named size fits, or the key of `VIT_VARIANTS` with these options."""
         shape = (self.width, self.depth, self.heads, self.mlp.hidden, self.patch)
-        if family_signature(self) != (*shape, *(attrgetter(path)(ViTConfig) for path in DEFINING_FIELDS), False):
+        if family_signature(self) != (*shape, *(attrgetter(path)(ViTConfig) for path in DEFINING_FIELDS), ""):
             for prefix, members in VIT_VARIANTS.items():
                 for member in members:
                     if family_signature(parse_variant(f"{prefix}-{member}", None)) == family_signature(self):
@@ -445,4 +445,6 @@ def parse_plain_vit(name: str, pixels: int | None = None) -> ViTConfig:
 def family_signature(config: Any) -> tuple[Any, ...]:
     """Return the values that identify a named variant of a ViT."""
     shape = (config.width, config.depth, config.heads, config.mlp.hidden, config.patch)
-    return (*shape, *(attrgetter(path)(config) for path in DEFINING_FIELDS), config.pool == "distilled")
+    is_siglip = (config.pool, config.class_token, config.mlp.gelu) == ("attention", False, "tanh")
+    pool = config.pool if is_siglip or config.pool == "distilled" else ""
+    return (*shape, *(attrgetter(path)(config) for path in DEFINING_FIELDS), pool)
