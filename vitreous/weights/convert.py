@@ -127,7 +127,8 @@ def reduce_to_format(to: str, weights: PretrainedWeights) -> PretrainedWeights:
     unchanged. Most formats support only the backbone, which a note reports. detectron2's ViTDet format supports the
     whole detector, except for the unused background boxes."""
     backbone = drop_dense_head(weights)
-    if to == BUNDLE_FORMAT or backbone is weights or to in find_writable_formats(weights.config):
+    has_format = weights.config.has_text and to in find_writable_formats(weights.config)
+    if to == BUNDLE_FORMAT or backbone is weights or has_format:
         return weights
     if to == vitdet_detector.DETECTOR_FORMAT and vitdet_detector.is_vitdet_detector(weights.config):
         return replace(weights, read_state=lambda: vitdet_detector.zero_background_deltas(weights.read_state()))
