@@ -54,9 +54,9 @@ class Options(EvaluateOptions, ProtocolOptions, InferenceArguments):
     """A second run or bundle to compare with the first, or a dataset (default: the run's dataset)."""
     more: Annotated[Positional[str | None], arg(metavar="[DATA]")] = None
     """A dataset, after two runs."""
-    protocol: Literal["top1", "knn", "linear", "fewshot", "vtab", "real", "objectnet"] = "top1"
-    """top1: the model's head. knn, linear, fewshot: a classifier on frozen features. vtab: linear on 19 tasks. real,
-    objectnet: the head, evaluated with the labels of --labels."""
+    protocol: Literal["top1", "knn", "linear", "fewshot", "heads", "vtab", "real", "objectnet"] = "top1"
+    """top1: the model's head. knn, linear, fewshot: a classifier on frozen features. heads: several heads on frozen
+    features. vtab: linear on 19 tasks. real, objectnet: the head, evaluated with the labels of --labels."""
     split: Literal["train", "val", "test"] | None = None
     """Split to evaluate (default: test, or val if there is no test split)."""
     samples: int = 1000
@@ -128,7 +128,9 @@ def run(options: Options, console: Console) -> dict[str, Any]:
         console.table(*format_protocol_table(o.protocol, document["results"]))
     if metrics and metrics["unreadable"]:
         console.print_line(f"{metrics['unreadable']} unreadable images count as errors")
-    lines = {"vtab": format_vtab_lines, "linear": format_probe_lines}.get(o.protocol, lambda document: ())
+    lines = {"vtab": format_vtab_lines, "linear": format_probe_lines, "heads": format_heads_lines}.get(
+        o.protocol, lambda document: ()
+    )
     for line in print_head_results(document, console) if evaluates_head else lines(document):
         console.print_line(line)
     if document["report"]:
@@ -168,6 +170,8 @@ def format_protocol_table(protocol: str, results: list[dict[str, Any]]) -> tuple
             ]
             for result in results
         ]
+    if protocol == "heads":
+        return format_heads_table(results)
     names = (
         ["map", "macro_f1"] if "map" in results[0] else ["top1", "top5"] if results[0]["top5"] is not None else ["top1"]
     )
@@ -178,6 +182,40 @@ def format_protocol_table(protocol: str, results: list[dict[str, Any]]) -> tuple
         for value, result in zip(settings, results, strict=True)
     ]
     return ["classes" if key == "candidate_classes" else key, *(METRICS[name].label for name in names)], cells
+
+
+def format_heads_table(results: list[dict[str, Any]]) -> tuple[list[str], list[list[Any]]]:
+    """Return header and rows of the table of heads: chosen settings, the metric on held-out training images, the metric
+    with its interval, and the duration of the fit."""
+    name = results[0]["primary"]
+    cells = [
+        [
+            result["head"],
+            ", ".join(format_head_setting(key, value) for key, value in result["settings"].items()),
+            None if result["val"] is None else format_percentage(result["val"]),
+            format_share_with_interval(result, name),
+            f"{result['seconds']:.1f}",
+        ]
+        for result in results
+    ]
+    return ["head", "settings", "held out", METRICS[name].label, "seconds"], cells
+
+
+def format_head_setting(name: str, value: Any) -> str:
+    """Format a setting of a head, such as `lr 0.001`."""
+    return (
+        f"{name.replace('_', ' ')} {value:g}"
+        if not isinstance(value, bool)
+        else f"{'' if value else 'no '}{name.replace('_', ' ')}"
+    )
+
+
+def format_heads_lines(document: dict[str, Any]) -> Iterator[str]:
+    """Yield the lines below the table of heads: the best head, and the durations."""
+    yield (
+        f"best on {document['held_out_images']} held-out training images: {document['selected']}; "
+        f"encoding {document['encoding_seconds']:.1f} s, heads {sum(r['seconds'] for r in document['results']):.1f} s"
+    )
 
 
 def format_share_with_interval(result: dict[str, Any], name: str) -> str:
