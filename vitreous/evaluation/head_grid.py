@@ -1,7 +1,7 @@
 """Heads of frozen features, trained for all candidates of a grid over learning rate and weight decay at once.
 
-The candidates share every batch: their logits are one matrix product. Each candidate has its own AdamW state and the
-loss of the others does not depend on it, so that its weights are those of a training alone.
+The candidates share every batch: their logits are one matrix product, their updates one step of AdamW. No candidate
+affects another one, so that the weights of each are those of a training alone.
 
 Shapes: B images per batch, N patch tokens, d features, K classes, C candidates, Q queries.
 """
@@ -16,10 +16,12 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.optim.adam import adam
 
 BATCH_IMAGES = 256  # images per step
 DEFAULT_EPOCHS, MIN_STEPS = 10.0, 300  # length of the training by default; the minimum is for small datasets
 DEFAULT_LRS, DEFAULT_WEIGHT_DECAYS = (3e-4, 1e-3, 3e-3, 1e-2), (0.0, 3.0)  # grid for standardised features
+BETAS, ADAM_EPS = (0.9, 0.999), 1e-8
 ATTENTION_QUERIES = 4  # queries of an attentive probe
 QUERY_STD = 0.02  # standard deviation of the initial queries
 TOKEN_CHUNK_IMAGES = 32  # images per forward pass of an attentive probe: their tokens stay in the caches
@@ -68,7 +70,7 @@ class LinearHeads(CandidateHeads):
 
     def forward(self, features: Tensor) -> Tensor:
         """Compute the logits of all candidates, (B, d) -> (B, C, K)."""
-        x = (features - self.get_buffer("mean")) / self.get_buffer("std")
+        x = (features - self.get_buffer("mean")).div_(self.get_buffer("std"))
         return F.linear(x, self.weight.flatten(0, 1), self.bias.flatten()).unflatten(1, (-1, self.classes))
 
     def fold_standardisation(self, index: int = 0) -> tuple[Tensor, Tensor]:
@@ -192,24 +194,26 @@ def train_candidate_heads(
     `load_inputs` loads features of images by index; `labels` are those of all images, in a form of
     `compute_candidate_losses`.
     """
-    # views of one candidate's weights, with separate hyperparameters
-    groups = [
-        {
-            "params": [parameter.detach()[index] for parameter in heads.parameters()],
-            "lr": candidate.lr,
-            "weight_decay": candidate.weight_decay,
-        }
-        for index, candidate in enumerate(candidates)
-    ]
-    optimizer = torch.optim.AdamW(groups, fused=True)
+    # Adam's update does not depend on the learning rate: it is computed for all candidates at once, with rate 1
+    parameters = [parameter.data for parameter in heads.parameters()]
+    updates, averages, squares = ([torch.zeros_like(x) for x in parameters] for _ in range(3))
+    counts = [torch.zeros((), device=labels.device) for _ in parameters]
+    lrs, decays = (
+        torch.tensor([getattr(candidate, name) for candidate in candidates], device=labels.device)
+        for name in ("lr", "weight_decay")
+    )
     for step, batch in enumerate(schedule.iterate_batches(rows)):
         gradients = compute_candidate_gradients(heads, load_inputs, labels, batch)
-        factor = 0.5 * (1 + math.cos(math.pi * step / schedule.steps))
-        for index, (group, candidate) in enumerate(zip(optimizer.param_groups, candidates, strict=True)):
-            group["lr"] = candidate.lr * factor
-            for view, gradient in zip(group["params"], gradients, strict=True):
-                view.grad = gradient[index]
-        optimizer.step()
+        for update in updates:
+            update.zero_()
+        adam(
+            updates, gradients, averages, squares, [], counts, fused=True, amsgrad=False, beta1=BETAS[0],
+            beta2=BETAS[1], lr=1.0, weight_decay=0.0, eps=ADAM_EPS, maximize=False,
+        )  # fmt: skip
+        step_lrs = lrs * (0.5 * (1 + math.cos(math.pi * step / schedule.steps)))
+        for parameter, update in zip(parameters, updates, strict=True):
+            shape = (-1,) + (1,) * (parameter.ndim - 1)
+            parameter.mul_((1 - step_lrs * decays).view(shape)).addcmul_(step_lrs.view(shape), update)
         on_step(step)
 
 
@@ -225,7 +229,7 @@ def compute_candidate_gradients(
             losses = compute_candidate_losses(heads(load_inputs(chunk)), labels[torch.from_numpy(chunk)])
             gradients = torch.autograd.grad(losses.sum() * (len(chunk) / len(batch)), parameters)
         if not totals:
-            totals = list(gradients)
+            totals = [gradient.contiguous() for gradient in gradients]  # the fused optimizer ignores strides
         else:
             for total, gradient in zip(totals, gradients, strict=True):
                 total += gradient

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 from typing import Any, get_args
 
@@ -52,6 +52,7 @@ from vitreous.tasks.classification_metrics import evaluate_classification
 from vitreous.tasks.intervals import bootstrap_metrics, percentile_interval
 from vitreous.tasks.report import Report
 
+MAX_RESIDENT_VALUES = 2**28  # most values of an array of features that are kept in memory
 MOMENT_IMAGES = 512  # training images whose patch tokens are read for mean and standard deviation
 
 
@@ -65,6 +66,7 @@ class HeadData:
     evaluated: dict[str, SplitFeatures]
     fit_rows: np.ndarray
     dev_rows: np.ndarray
+    moments: dict[tuple[str, int], tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     @property
     def train_rows(self) -> np.ndarray:
@@ -85,12 +87,30 @@ class HeadData:
         features, task = self.evaluated[POOLED], self.task
         return evaluate_classification(logits, task.evaluated_split.labels, task.data.classes, features.is_readable)
 
-    def load(self, split: dict[str, SplitFeatures], name: str, columns: np.ndarray | None, rows: np.ndarray) -> Tensor:
-        """Load features of the images `rows` (b,): (b, ...), or with `columns` (d,) these columns, (b, d)."""
-        features = np.asarray(split[name].features[rows])
-        if columns is not None:
-            features = features.reshape(len(rows), -1)[:, columns]
-        return torch.from_numpy(features).to(self.task.device).float()
+    def make_loader(self, features: np.ndarray, columns: np.ndarray | None = None) -> LoadInputs:
+        """Return a function that loads features (n, ...) of images by index, (b, ...) float32 on the device; with
+        `columns` (d,) only these columns, (b, d). Small arrays are kept in memory."""
+        device = self.task.device
+        if columns is not None and len(features) * len(columns) <= MAX_RESIDENT_VALUES:
+            resident = torch.from_numpy(features.reshape(len(features), -1)[:, columns]).to(device)
+            return lambda rows: resident[torch.from_numpy(rows)]
+
+        def load(rows: np.ndarray) -> Tensor:
+            chunk = np.asarray(features[rows])
+            chunk = chunk if columns is None else chunk.reshape(len(rows), -1)[:, columns]
+            return torch.from_numpy(chunk).to(device).float()
+
+        return load
+
+    def compute_moments(self, name: str, rows: np.ndarray) -> tuple[Tensor, Tensor]:
+        """Compute mean and standard deviation (F,) float32 of the flat features of an array, over the training images
+        `rows` (n,). They are computed once per array and number of images."""
+        if (name, len(rows)) not in self.moments:
+            features = self.train[name].features
+            flat = LabelledFeatures(features.reshape(len(features), -1), self.labels, rows, self.task.num_classes)
+            mean, std = (torch.from_numpy(moment).float().to(self.task.device) for moment in flat.compute_moments())
+            self.moments[name, len(rows)] = mean, std
+        return self.moments[name, len(rows)]
 
 
 def evaluate_heads(task: ProtocolTask) -> ProtocolResult:
@@ -256,8 +276,8 @@ def fit_candidates(data: HeadData, head: str, variants: list[HeadVariant]) -> li
     best = max(range(len(candidates)), key=lambda index: candidates[index]["val"])
     variant, candidate = variants[best // len(grid)], grid[best % len(grid)]
     heads, _ = train_variant(data, variant, (candidate,), data.train_rows, f"{head} on all images")
-    evaluated = partial(data.load, data.evaluated, variant.array, variant.columns)
-    logits = compute_head_logits(heads, evaluated, np.arange(len(task.evaluated_split)))[:, 0].numpy()
+    load = data.make_loader(data.evaluated[variant.array].features, variant.columns)
+    logits = compute_head_logits(heads, load, np.arange(len(task.evaluated_split)))[:, 0].numpy()
     report, seconds = data.evaluate(logits), time.perf_counter() - started
     settings = {name: value for name, value in candidates[best].items() if name != "val"}
     return [HeadResult(head, settings, candidates[best]["val"], report, seconds, candidates, heads)]
@@ -270,7 +290,7 @@ def train_variant(
     inputs. `label` is shown with the progress."""
     options, device = data.task.options, data.task.device
     schedule = HeadSchedule.plan(len(rows), epochs=options.epochs, steps=options.steps, seed=options.seed)
-    load = partial(data.load, data.train, variant.array, variant.columns)
+    load = data.make_loader(data.train[variant.array].features, variant.columns)
     labels = torch.from_numpy(data.labels).to(device)
     heads = variant.build(rows, len(grid))
     progress = data.task.evaluation_settings.listener.progress
@@ -287,21 +307,16 @@ def train_variant(
 
 
 def build_linear_heads(
-    data: HeadData, name: str, columns: np.ndarray | None, rows: np.ndarray, candidates: int
+    data: HeadData, name: str, columns: np.ndarray, rows: np.ndarray, candidates: int
 ) -> LinearHeads:
-    """Create linear heads for columns (d,) of an array, by default all; features are standardised by `rows` (n,)."""
-    features = data.train[name].features
-    flat = features.reshape(len(features), -1)
-    moments = LabelledFeatures(flat, data.labels, rows, data.task.num_classes).compute_moments()
-    mean, std = (torch.from_numpy(moment).float().to(data.task.device) for moment in moments)
-    if columns is not None:
-        mean, std = mean[columns], std[columns]
-    return LinearHeads(mean, std, candidates, data.task.num_classes).to(data.task.device)
+    """Create linear heads for columns (d,) of an array; features are standardised by those of `rows` (n,)."""
+    mean, std = data.compute_moments(name, rows)
+    return LinearHeads(mean[columns], std[columns], candidates, data.task.num_classes).to(data.task.device)
 
 
 def build_attentive_heads(data: HeadData, rows: np.ndarray, candidates: int) -> AttentiveHeads:
     """Create attentive probes; tokens are standardised by those of the first `MOMENT_IMAGES` of the images `rows`."""
-    tokens = data.load(data.train, TOKENS, None, rows[:MOMENT_IMAGES]).double()
+    tokens = data.make_loader(data.train[TOKENS].features)(rows[:MOMENT_IMAGES]).double()
     std, mean = torch.std_mean(tokens.flatten(0, 1), 0, correction=0)
     std = torch.where(std > 1e-6 * mean.abs() + 1e-12, std, 1.0)
     return AttentiveHeads(mean.float(), std.float(), candidates, data.task.num_classes, seed=data.task.options.seed)
@@ -309,7 +324,9 @@ def build_attentive_heads(data: HeadData, rows: np.ndarray, candidates: int) -> 
 
 def fit_linear(data: HeadData) -> list[HeadResult]:
     """Fit linear classifiers of the pooled features."""
-    return fit_candidates(data, "linear", [HeadVariant({}, POOLED, partial(build_linear_heads, data, POOLED, None))])
+    columns = np.arange(data.train[POOLED].features.shape[1])
+    build = partial(build_linear_heads, data, POOLED, columns)
+    return fit_candidates(data, "linear", [HeadVariant({}, POOLED, build, columns=columns)])
 
 
 def fit_blocks(data: HeadData) -> list[HeadResult]:
