@@ -184,13 +184,13 @@ def choose_heads(task: ProtocolTask) -> list[str]:
     requested: list[str] = list(dict.fromkeys(task.options.heads))
     if rejected := [name for name in requested if name in reasons]:
         supported = [name for name in get_args(FrozenHead) if name not in reasons]
-        raise UsageError(f"--heads {rejected[0]}: {reasons[rejected[0]]}", f"use --heads {' '.join(supported)}")
+        raise UsageError(f"{rejected[0]} is not available: {reasons[rejected[0]]}", f"use {', '.join(supported)}")
     if not requested:
         for name, reason in reasons.items():
             task.evaluation_settings.listener.note(f"without {name}: {reason}")
     names: list[str] = requested or [name for name in get_args(FrozenHead) if name not in reasons]
     if names == ["fewshot"]:
-        raise UsageError("--heads fewshot is --protocol fewshot", "use --protocol fewshot")
+        raise UsageError("few-shot alone does not choose settings", "use --protocol fewshot, or add heads")
     return names
 
 

@@ -21,7 +21,7 @@ def check_bundle_path(out: str | os.PathLike[str], bundle: Bundle, heads: list[s
     """Raise UsageError if the bundle with the linear head cannot be written to the folder `out`."""
     folder, model = Path(out), bundle.model
     if "linear" not in heads:
-        raise UsageError("--out stores the linear head, which is not fitted", "add linear to --heads")
+        raise UsageError("--out needs the linear head", "add linear to --heads")
     if folder.exists() or folder.is_symlink():
         raise UsageError(f"{folder} already exists", "use another folder")
     if not model.config.can_be_stored:

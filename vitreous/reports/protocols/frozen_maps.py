@@ -117,9 +117,9 @@ def evaluate_map_heads(task: ProtocolTask) -> ProtocolResult:
     """
     names = list(dict.fromkeys(task.options.heads)) or list(MAP_HEADS)
     if rejected := [name for name in names if name not in MAP_HEADS]:
-        raise UsageError(f"--heads {rejected[0]} does not segment images", f"use --heads {' '.join(MAP_HEADS)}")
+        raise UsageError(f"the head {rejected[0]} does not segment images", f"use {' or '.join(MAP_HEADS)}")
     if task.options.out:
-        raise UsageError("--out is for heads that classify images", "train a model: --recipe segment --tune head")
+        raise UsageError("--out is for heads that classify images", "leave --out out")
     task = replace(task, bundle=replace(task.bundle, preprocess=task.bundle.preprocess.adjust(fit="squash")))
     data, encoding_seconds = encode_maps(task)
     results = [{"knn": fit_patch_neighbours, "linear": fit_linear_maps}[name](data) for name in names]
