@@ -113,7 +113,7 @@ class AttentiveHeads(CandidateHeads):
     def attend(self, tokens: Tensor) -> Tensor:
         """Compute the attention of each query over patches, (B, N, d) -> (B, C Q, N).
 
-        Subtracting the mean of the tokens would change all scores of a query alike, so it is left out.
+        Subtracting the mean of the tokens would change all scores of a query by the same amount, so it is left out.
         """
         queries = self.queries / (self.get_buffer("std") * math.sqrt(tokens.shape[2]))
         return (queries.flatten(0, 1) @ tokens.mT).softmax(2)

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import astuple, dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 import numpy as np
 from torch import nn
@@ -129,8 +129,8 @@ def load_or_compute_arrays(
     """Load several arrays of features of a split from the cache, or compute all of them in one pass.
 
     `encoder` computes the values of all `arrays` of an image, one after the other: (B, C, *image) -> (B, values). Its
-    weights are those of `model`. Returns the features by name of the array. Raises the errors of
-    `load_or_compute_features`.
+    weights are those of `model`. Returns the features by name of the array. Raises NonFiniteError for features that are
+    not finite, ResourceError for a full disk, UsageError for int8.
     """
     how = how or InferenceOptions()
     if how.precision == "int8":
@@ -146,11 +146,11 @@ def load_or_compute_arrays(
     results = {name: features for name, features in cached.items() if features is not None}
     if not missing:
         return results
-    engine = make_engine(encoder, preprocess, how)  # type: ignore[arg-type]
+    engine = make_engine(cast(Model, encoder), preprocess, how)
     reader = EvalLoader(split, preprocess, default_worker_count() if workers is None else workers)
     if not keep:
         files: list[Any] = [tempfile.TemporaryFile() for _ in arrays]  # noqa: SIM115 (memory maps outlive this function)
-        shapes, read_errors = write_features(files, arrays, engine, reader, batch_size, on_images=on_images)
+        shapes, read_errors = write_features(files, arrays, engine, reader, batch_size=batch_size, on_images=on_images)
         for file, array, shape in zip(files, arrays, shapes, strict=True):
             start = file.tell() - len(split) * array.nbytes
             results[array.name] = SplitFeatures(np.memmap(file, array.dtype, "r", start, shape), read_errors)
@@ -162,7 +162,9 @@ def load_or_compute_arrays(
                 stack.enter_context(open_atomic(paths[array.name], shared=True)) if array in missing else None
                 for array in arrays
             ]
-            shapes, read_errors = write_features(files, arrays, engine, reader, batch_size, on_images=on_images)
+            shapes, read_errors = write_features(
+                files, arrays, engine, reader, batch_size=batch_size, on_images=on_images
+            )
         for array, shape in zip(arrays, shapes, strict=True):
             if array not in missing:
                 continue
@@ -185,8 +187,8 @@ def write_features(
     arrays: tuple[FeatureArray, ...],
     engine: ModelEngine,
     reader: EvalLoader,
-    batch_size: int,
     *,
+    batch_size: int,
     on_images: Callable[[int], None],
 ) -> tuple[list[tuple[int, ...]], dict[int, str]]:
     """Write the `arrays` of features of a reader's images to one .npy file each; arrays whose file is None are skipped.

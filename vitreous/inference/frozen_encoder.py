@@ -14,7 +14,7 @@ from vitreous.inference.engine import remove_head
 from vitreous.inference.features import POOLED, FeatureArray
 from vitreous.models.zoo import Model
 
-LAYERS, TOKENS = "layers", "tokens"  # names of arrays, beside `POOLED`
+LAYERS, TOKENS = "layers", "tokens"  # names of arrays, in addition to `POOLED`
 LAST_BLOCKS = 4  # blocks whose tokens are summarised, as in DINO and DINOv2
 
 

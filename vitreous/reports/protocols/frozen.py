@@ -45,9 +45,8 @@ from vitreous.inference.frozen_encoder import LAYERS, TOKENS, FrozenEncoder, has
 from vitreous.reports.options import FrozenHead
 from vitreous.reports.protocols.frozen_bundle import check_bundle_path, save_linear_head
 from vitreous.reports.protocols.frozen_maps import evaluate_map_heads
-from vitreous.reports.protocols.head_result import HeadResult
 from vitreous.reports.protocols.probes import KNN_NEIGHBOURS, choose_shots, describe_features, draw_few_shot_results
-from vitreous.reports.protocols.task import ProtocolResult, ProtocolTask, build_mean_report
+from vitreous.reports.protocols.task import HeadResult, ProtocolResult, ProtocolTask, build_mean_report
 from vitreous.tasks.classification_metrics import evaluate_classification
 from vitreous.tasks.intervals import bootstrap_metrics, percentile_interval
 from vitreous.tasks.report import Report
@@ -64,13 +63,14 @@ class HeadData:
     task: ProtocolTask
     train: dict[str, SplitFeatures]
     evaluated: dict[str, SplitFeatures]
+    _: KW_ONLY
     fit_rows: np.ndarray
     dev_rows: np.ndarray
     moments: dict[tuple[str, int], tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     @property
     def train_rows(self) -> np.ndarray:
-        """The indices of all readable training images, sorted."""
+        """The indices (n,) of all readable training images, sorted."""
         return np.sort(np.concatenate([self.fit_rows, self.dev_rows]))
 
     @property
@@ -129,7 +129,7 @@ def evaluate_heads(task: ProtocolTask) -> ProtocolResult:
         raise UsageError(problem, "leave --native-aspect out")
     if isinstance(task.training_split, AnnotatedSplit):
         return evaluate_map_heads(task)
-    names = choose_heads(task)
+    names = choose_frozen_heads(task)
     if task.options.out:
         check_bundle_path(task.options.out, task.bundle, names)
     data, encoding_seconds = encode_images(task, names)
@@ -171,7 +171,7 @@ def describe_array(data: HeadData, name: str) -> dict[str, Any]:
     return description | {"shape": list(features.shape[1:]), "bytes_per_image": features[:1].nbytes}
 
 
-def choose_heads(task: ProtocolTask) -> list[str]:
+def choose_frozen_heads(task: ProtocolTask) -> list[str]:
     """Return the heads to fit: --heads, or all that model and data support.
 
     Raises UsageError for a requested head that is not supported.
@@ -215,7 +215,8 @@ def encode_images(task: ProtocolTask, names: list[str]) -> tuple[HeadData, float
     subsets = task.hold_out(task.training_split.labels, readable)
     if not len(subsets["dev"]):
         raise DataError("too few training images to hold some out for choosing settings", "use --protocol fewshot")
-    data = HeadData(task, train, evaluated, readable[subsets["train"]], readable[subsets["dev"]])
+    fit_rows, dev_rows = readable[subsets["train"]], readable[subsets["dev"]]
+    data = HeadData(task, train, evaluated, fit_rows=fit_rows, dev_rows=dev_rows)
     return data, time.perf_counter() - start_time
 
 
@@ -246,7 +247,8 @@ def fit_knn(data: HeadData) -> list[HeadResult]:
     report = data.evaluate(logits)
     report.metrics["nll"] = report.intervals["nll"] = None  # infinite if the label has no votes
     seconds = time.perf_counter() - started
-    return [HeadResult("knn", {"k": best["k"]}, best["val"], report, seconds, candidates)]
+    settings = {"k": best["k"]}
+    return [HeadResult("knn", settings, best["val"], report, seconds=seconds, candidates=candidates)]
 
 
 @dataclass(frozen=True)
@@ -280,7 +282,8 @@ def fit_candidates(data: HeadData, head: str, variants: list[HeadVariant]) -> li
     logits = compute_head_logits(heads, load, np.arange(len(task.evaluated_split)))[:, 0].numpy()
     report, seconds = data.evaluate(logits), time.perf_counter() - started
     settings = {name: value for name, value in candidates[best].items() if name != "val"}
-    return [HeadResult(head, settings, candidates[best]["val"], report, seconds, candidates, heads)]
+    val = candidates[best]["val"]
+    return [HeadResult(head, settings, val, report, seconds=seconds, candidates=candidates, heads=heads)]
 
 
 def train_variant(
@@ -315,7 +318,7 @@ def build_linear_heads(
 
 
 def build_attentive_heads(data: HeadData, rows: np.ndarray, candidates: int) -> AttentiveHeads:
-    """Create attentive probes; tokens are standardised by those of the first `MOMENT_IMAGES` of the images `rows`."""
+    """Create attentive probes; tokens are standardised by those of the first `MOMENT_IMAGES` images of `rows` (n,)."""
     tokens = data.make_loader(data.train[TOKENS].features)(rows[:MOMENT_IMAGES]).double()
     std, mean = torch.std_mean(tokens.flatten(0, 1), 0, correction=0)
     std = torch.where(std > 1e-6 * mean.abs() + 1e-12, std, 1.0)
@@ -370,7 +373,8 @@ def fit_few_shot(data: HeadData) -> list[HeadResult]:
         report = build_mean_report(images, int((~evaluated.is_readable).sum()), float(share.mean()))
         report = replace(report, intervals=report.intervals | {"top1": percentile_interval(draws["top1"])})
         per_draw = [{"seed": task.options.seed + i, "top1": float(x.mean())} for i, x in enumerate(correct[shot])]
-        results.append(HeadResult("fewshot", {"shots": shot, "l2": l2}, None, report, seconds, per_draw))
+        settings = {"shots": shot, "l2": l2}
+        results.append(HeadResult("fewshot", settings, None, report, seconds=seconds, candidates=per_draw))
     return results
 
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from typing import Any, cast
 
@@ -41,9 +41,8 @@ from vitreous.evaluation.patch_neighbours import PATCH_NEIGHBOURS, count_patch_c
 from vitreous.evaluation.pixels import SegmentationEvaluator, compute_segmentation_metrics
 from vitreous.inference.features import SplitFeatures
 from vitreous.inference.frozen_encoder import TOKENS, FrozenEncoder
-from vitreous.reports.protocols.head_result import HeadResult
 from vitreous.reports.protocols.probes import describe_features
-from vitreous.reports.protocols.task import ProtocolResult, ProtocolTask
+from vitreous.reports.protocols.task import HeadResult, ProtocolResult, ProtocolTask
 from vitreous.system.machine import get_free_memory
 from vitreous.tasks.report import Report
 
@@ -66,13 +65,14 @@ class MapData:
     task: ProtocolTask
     train: SplitFeatures
     evaluated: SplitFeatures
+    _: KW_ONLY
     shares: np.ndarray
     fit_rows: np.ndarray
     dev_rows: np.ndarray
 
     @property
     def train_rows(self) -> np.ndarray:
-        """The indices of all readable training images, sorted."""
+        """The indices (n,) of all readable training images, sorted."""
         return np.sort(np.concatenate([self.fit_rows, self.dev_rows]))
 
     def load_tokens(self, features: SplitFeatures, rows: np.ndarray) -> Tensor:
@@ -166,7 +166,8 @@ def encode_maps(task: ProtocolTask) -> tuple[MapData, float]:
         shares[row] = (counts / counts.sum(-1, keepdims=True).clip(min=1)).reshape(shares.shape[1:])
     if not shares.any():
         raise DataError(f"no pixel of the training images of {task.source} has a class", "check the masks")
-    data = MapData(task, train, evaluated, shares, readable[subsets["train"]], readable[subsets["dev"]])
+    fit_rows, dev_rows = readable[subsets["train"]], readable[subsets["dev"]]
+    data = MapData(task, train, evaluated, shares=shares, fit_rows=fit_rows, dev_rows=dev_rows)
     return data, time.perf_counter() - start_time
 
 
@@ -195,7 +196,8 @@ def fit_patch_neighbours(data: MapData) -> HeadResult:
         candidates.append({"k": k, "val": data.score_dev(compute_scores)})
     best = max(candidates, key=lambda candidate: candidate["val"])
     report = data.evaluate(make_vote_function(data, data.train_rows, best["k"]))
-    return HeadResult("knn", {"k": best["k"]}, best["val"], report, time.perf_counter() - started, candidates)
+    seconds = time.perf_counter() - started
+    return HeadResult("knn", {"k": best["k"]}, best["val"], report, seconds=seconds, candidates=candidates)
 
 
 def make_vote_function(data: MapData, rows: np.ndarray, k: int) -> ScoreFunction:
@@ -239,7 +241,8 @@ def fit_linear_maps(data: MapData) -> HeadResult:
     report = data.evaluate(partial(compute_linear_scores, data, chosen, 0))
     settings = {"lr": grid[best].lr, "weight_decay": grid[best].weight_decay}
     seconds = time.perf_counter() - started
-    return HeadResult("linear", settings, candidates[best]["val"], report, seconds, candidates, chosen)
+    val = candidates[best]["val"]
+    return HeadResult("linear", settings, val, report, seconds=seconds, candidates=candidates, heads=chosen)
 
 
 def train_linear_maps(data: MapData, grid: tuple[Any, ...], rows: np.ndarray) -> LinearHeads:

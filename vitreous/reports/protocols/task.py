@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from vitreous.data.holdout import draw_stratified_splits
 from vitreous.data.split import Data, Split
 from vitreous.errors import DataError, UsageError
+from vitreous.evaluation.head_grid import CandidateHeads
 from vitreous.inference.features import SplitFeatures, check_cache_space
 from vitreous.inference.frozen_encoder import FrozenEncoder
 from vitreous.reports.answers import EvaluationSettings, compute_split_arrays, compute_split_features
@@ -158,6 +159,25 @@ class ProtocolResult:
     report: Report
     results: list[dict[str, Any]]
     extra: dict[str, Any]
+
+
+class HeadResult(NamedTuple):
+    """The result of a head: its name and chosen settings, the metric on held-out training images, the report on the
+    evaluated images, the duration, and the metric of every candidate. `heads` is the trained head, if it was trained by
+    gradient descent."""
+
+    head: str
+    settings: dict[str, Any]
+    val: float | None
+    report: Report
+    seconds: float
+    candidates: list[dict[str, Any]]
+    heads: CandidateHeads | None = None
+
+    def summary(self) -> dict[str, Any]:
+        """Return the entry of the document's `results`."""
+        entry = {"head": self.head, "settings": self.settings, "val": self.val, "seconds": self.seconds}
+        return entry | {"candidates": self.candidates} | self.report.summary()
 
 
 def build_mean_report(images: int, unreadable: int, top1: float | None) -> Report:
