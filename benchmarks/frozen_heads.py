@@ -82,7 +82,7 @@ def measure_heads(folder: Path, images: int, evaluated: int, classes: int) -> li
     labels = [task.training_split.labels, task.evaluated_split.labels]
     train, test = (write_features(folder, label, classes, seed) for seed, label in enumerate(labels))
     subsets = task.hold_out(labels[0], np.arange(images))
-    data = HeadData(task, train, test, subsets["train"], subsets["dev"])
+    data = HeadData(task, train, test, fit_rows=subsets["train"], dev_rows=subsets["dev"])
     rows = []
     for fit in HEADS.values():
         started, cpu_started = time.perf_counter(), time.process_time()

@@ -20,7 +20,7 @@ from torch.optim.adam import adam
 
 BATCH_IMAGES = 256  # images per step
 DEFAULT_EPOCHS, MIN_STEPS = 10.0, 300  # length of the training by default; the minimum is for small datasets
-DEFAULT_LRS, DEFAULT_WEIGHT_DECAYS = (3e-4, 1e-3, 3e-3, 1e-2), (0.0, 3.0)  # grid for standardised features
+DEFAULT_LRS, DEFAULT_WEIGHT_DECAYS = (1e-3, 3e-3, 1e-2, 3e-2), (0.0, 3.0)  # grid for standardised features
 BETAS, ADAM_EPS = (0.9, 0.999), 1e-8
 ATTENTION_QUERIES = 4  # queries of an attentive probe
 QUERY_STD = 0.02  # standard deviation of the initial queries

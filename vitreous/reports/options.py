@@ -142,7 +142,7 @@ class ProtocolOptions(FeatureOptions):
     heads: tuple[FrozenHead, ...] = ()
     """heads: the heads to fit (default: all that model and data support)."""
     lr: tuple[float, ...] = ()
-    """heads: learning rates to choose from (default: 0.0003 0.001 0.003 0.01)."""
+    """heads: learning rates to choose from (default: 0.001 0.003 0.01 0.03)."""
     weight_decay: tuple[float, ...] = ()
     """heads: weight decays to choose from (default: 0 3)."""
     out: OptionalPath = None
