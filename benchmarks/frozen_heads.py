@@ -28,7 +28,7 @@ from vitreous.models.zoo import create_untrained_model
 from vitreous.reports.answers import EvaluationSettings
 from vitreous.reports.protocols.frozen import HEADS, HeadData
 from vitreous.reports.protocols.task import ProtocolOptions, ProtocolTask
-from vitreous.system.machine import get_processor_name
+from vitreous.system.machine import configure_process, get_processor_name
 from vitreous.tasks.classification import Classification
 from vitreous.weights.bundle import Bundle
 
@@ -78,6 +78,7 @@ def build_task(images: int, evaluated: int, classes: int) -> ProtocolTask:
 
 def measure_heads(folder: Path, images: int, evaluated: int, classes: int) -> list[HeadRow]:
     """Fit every head on features in `folder`. Returns one row per head."""
+    configure_process()
     task = build_task(images, evaluated, classes)
     labels = [task.training_split.labels, task.evaluated_split.labels]
     train, test = (write_features(folder, label, classes, seed) for seed, label in enumerate(labels))

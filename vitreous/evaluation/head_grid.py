@@ -18,6 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim.adam import adam
 
+from vitreous.system.machine import get_thread_pool
+
 BATCH_IMAGES = 256  # images per step
 DEFAULT_EPOCHS, MIN_STEPS = 10.0, 300  # length of the training by default; the minimum is for small datasets
 DEFAULT_LRS, DEFAULT_WEIGHT_DECAYS = (1e-3, 3e-3, 1e-2, 3e-2), (0.0, 3.0)  # grid for standardised features
@@ -197,9 +199,10 @@ def train_candidate_heads(
     # Adam's update does not depend on the learning rate: it is computed for all candidates at once, with rate 1
     parameters = [parameter.data for parameter in heads.parameters()]
     updates, averages, squares = ([torch.zeros_like(x) for x in parameters] for _ in range(3))
-    counts = [torch.zeros((), device=labels.device) for _ in parameters]
+    device = parameters[0].device
+    counts = [torch.zeros((), device=device) for _ in parameters]
     lrs, decays = (
-        torch.tensor([getattr(candidate, name) for candidate in candidates], device=labels.device)
+        torch.tensor([getattr(candidate, name) for candidate in candidates], device=device)
         for name in ("lr", "weight_decay")
     )
     for step, batch in enumerate(schedule.iterate_batches(rows)):
@@ -220,19 +223,28 @@ def train_candidate_heads(
 def compute_candidate_gradients(
     heads: CandidateHeads, load_inputs: LoadInputs, labels: Tensor, batch: np.ndarray
 ) -> list[Tensor]:
-    """Compute the gradient of the mean loss over the images `batch` (B,) with respect to each parameter of the heads,
-    in chunks of `heads.chunk` images."""
-    parameters, totals = list(heads.parameters()), list[Tensor]()
-    for start in range(0, len(batch), heads.chunk):
+    """Compute the gradient of the mean loss over the images `batch` (B,) with respect to each parameter of the heads.
+
+    On a CPU, chunks of `heads.chunk` images are computed in parallel, one thread per chunk.
+    """
+    parameters = list(heads.parameters())
+    device = parameters[0].device
+
+    def compute_chunk_gradients(start: int) -> tuple[Tensor, ...]:
+        """Compute the share of a chunk of images in the gradients."""
         chunk = batch[start : start + heads.chunk]
         with torch.enable_grad():
-            losses = compute_candidate_losses(heads(load_inputs(chunk)), labels[torch.from_numpy(chunk)])
-            gradients = torch.autograd.grad(losses.sum() * (len(chunk) / len(batch)), parameters)
-        if not totals:
-            totals = [gradient.contiguous() for gradient in gradients]  # the fused optimizer ignores strides
-        else:
-            for total, gradient in zip(totals, gradients, strict=True):
-                total += gradient
+            chunk_labels = labels[torch.from_numpy(chunk).to(labels.device)].to(device)
+            losses = compute_candidate_losses(heads(load_inputs(chunk)), chunk_labels)
+            return torch.autograd.grad(losses.sum() * (len(chunk) / len(batch)), parameters)
+
+    starts, threads = range(0, len(batch), heads.chunk), torch.get_num_threads()
+    in_parallel = len(starts) > 1 and threads > 1 and device.type == "cpu"
+    chunk_gradients = list((get_thread_pool(threads).map if in_parallel else map)(compute_chunk_gradients, starts))
+    totals = [gradient.contiguous() for gradient in chunk_gradients[0]]  # the fused optimizer ignores strides
+    for gradients in chunk_gradients[1:]:
+        for total, gradient in zip(totals, gradients, strict=True):
+            total += gradient
     return totals
 
 

@@ -47,6 +47,7 @@ from vitreous.reports.protocols.frozen_bundle import check_bundle_path, save_lin
 from vitreous.reports.protocols.frozen_maps import evaluate_map_heads
 from vitreous.reports.protocols.probes import KNN_NEIGHBOURS, choose_shots, describe_features, draw_few_shot_results
 from vitreous.reports.protocols.task import HeadResult, ProtocolResult, ProtocolTask, build_mean_report
+from vitreous.system.machine import configure_process
 from vitreous.tasks.classification_metrics import evaluate_classification
 from vitreous.tasks.intervals import bootstrap_metrics, percentile_interval
 from vitreous.tasks.report import Report
@@ -93,7 +94,7 @@ class HeadData:
         device = self.task.device
         if columns is not None and len(features) * len(columns) <= MAX_RESIDENT_VALUES:
             resident = torch.from_numpy(features.reshape(len(features), -1)[:, columns]).to(device)
-            return lambda rows: resident[torch.from_numpy(rows)]
+            return lambda rows: resident[torch.from_numpy(rows).to(device)]
 
         def load(rows: np.ndarray) -> Tensor:
             chunk = np.asarray(features[rows])
@@ -120,6 +121,7 @@ def evaluate_heads(task: ProtocolTask) -> ProtocolResult:
     heads segment images. Raises UsageError for settings under which tokens are not available, DataError for too few
     training images.
     """
+    configure_process()
     inference = task.evaluation_settings.inference_options
     if inference.engine == "openvino" or inference.precision == "int8" or inference.merge_tokens:
         problem = "--protocol heads needs the tokens of the PyTorch model in fp32 or bf16"
