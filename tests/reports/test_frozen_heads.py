@@ -285,3 +285,5 @@ def test_the_command_prints_one_line_per_head(short_run):
         run_cli("evaluate", str(short_run), "--protocol", "heads", *arguments, "--json", cwd=short_run.parent)
     )
     assert document["protocol"] == "heads" and len(document["results"]) >= 5
+    ignored = run_cli("evaluate", str(short_run), "--weight-decay", "1", cwd=short_run.parent)
+    assert ignored.returncode == 2 and "--weight-decay applies to --protocol heads" in ignored.stderr

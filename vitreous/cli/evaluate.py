@@ -12,7 +12,7 @@ from vitreous.cli.console import Console, format_interval_suffix, format_percent
 from vitreous.cli.inference import InferenceArguments, select_options
 from vitreous.cli.protocol_tables import PROTOCOL_LINES, format_protocol_table
 from vitreous.errors import UsageError
-from vitreous.reports.options import EvaluateOptions, ProtocolOptions
+from vitreous.reports.options import HEADS_PROTOCOL_OPTIONS, EvaluateOptions, ProtocolOptions
 from vitreous.tasks.metrics import DETECTION_ERRORS, METRICS
 
 #: options that only apply to --protocol top1 and one run
@@ -135,7 +135,10 @@ def run(options: Options, console: Console) -> dict[str, Any]:
 
 
 def check_probe_options(options: Options) -> None:
-    """Raise UsageError for options of a published probe without --protocol linear, since they would have no effect."""
+    """Raise UsageError for options of a published probe or of heads without their protocol, since they would have no
+    effect."""
+    if options.protocol == "top1" and (names := [name for name in HEADS_PROTOCOL_OPTIONS if getattr(options, name)]):
+        raise UsageError(f"--{names[0].replace('_', '-')} applies to --protocol heads", "add --protocol heads")
     lengths = options.epochs, options.steps, options.probe_batch
     if options.protocol == "top1" and (options.probe != "regression" or any(lengths) or not options.probe_augment):
         problem = "--probe and its training options apply to --protocol linear, not to the head"

@@ -49,8 +49,8 @@ from vitreous.tasks.report import Report
 MAP_HEADS = ("knn", "linear")
 MAP_BATCH_IMAGES, MAX_MAP_STEPS = 16, 1_000  # images per step, and most steps by default
 MOMENT_IMAGES = 512  # training images whose tokens are read for mean and standard deviation
-MAX_MEMORY_PATCHES = 20_000  # patches whose classes vote, drawn from the training images
-MAX_SCORED_IMAGES = 200  # held-out images on which a setting is chosen
+MAX_MEMORY_PATCHES = 10_000  # patches whose classes vote, drawn from the training images
+MAX_SCORED_IMAGES = 100  # held-out images on which a setting is chosen
 SCORE_IMAGES = 16  # images per chunk of scores
 
 #: indices (b,) of images of a split -> scores of their patches, (b, N, K) float32
