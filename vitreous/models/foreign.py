@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from vitreous.errors import UsageError
 from vitreous.models.base import VisionModel, linear_head
 from vitreous.models.configs.foreign import BLOCK_PATTERN, ForeignConfig
-from vitreous.models.libraries import LibraryEncoder, build_encoder, build_meta_encoder, flatten_features
+from vitreous.models.libraries import build_encoder, build_meta_encoder, flatten_features
+from vitreous.models.library_encoder import LibraryEncoder
 from vitreous.nn.adapter import allow_single_value_batch_norm
 from vitreous.nn.sizes import format_size
 from vitreous.system.torch_types import named_modules

@@ -16,20 +16,28 @@ from torch import Tensor
 from vitreous.config import from_builtins, read_yaml
 from vitreous.data.modalities.base import Preprocess
 from vitreous.data.modalities.table import AnyPreprocess
-from vitreous.errors import UsageError, WeightsError
+from vitreous.errors import UsageError, VitreousError, WeightsError
 from vitreous.models.config import ModelConfig
+from vitreous.models.library_weights import adapt_library_state
 from vitreous.models.zoo import Model, build_without_init
-from vitreous.nn.grid import axis_resize_matrix, resize_position_table
-from vitreous.nn.position import SinCosPosition
 from vitreous.nn.sizes import format_size
 from vitreous.tasks.base import Task
 from vitreous.tasks.features import FeatureExtraction
 from vitreous.tasks.table import TaskMixin, infer_task, task_of_run
 from vitreous.weights.bundle import DESCRIPTION_FILE, Bundle, load_bundle, load_state_dict_strict
+from vitreous.weights.entry import UnsupportedModelError
 from vitreous.weights.fetch import fetch_weights, missing_source_error
+from vitreous.weights.first_layer import adapt_first_layer
 from vitreous.weights.foreign import DetectedCheckpoint, detect_checkpoint, find_weights_in_folder
 from vitreous.weights.formats.variants import describe_heads_mismatch
-from vitreous.weights.inflation import convert_key_bias, inflate_kernel, inflate_positions
+from vitreous.weights.inflation import convert_key_bias, inflate_positions
+from vitreous.weights.library import open_library_checkpoint
+from vitreous.weights.match_tensors import (
+    drop_prefix_and_neck,
+    fold_prefix_positions,
+    rename_attention_tensors,
+    resize_position_tables,
+)
 from vitreous.weights.objective_parts import HEAD_PREFIXES, ObjectiveState, WeightsLoadResult, load_objective_state
 from vitreous.weights.options import get_source_fields
 from vitreous.weights.pretraining import read_foreign_objective
@@ -49,10 +57,6 @@ IDENTITY_AT_INIT = re.compile(
     r"encoder\.blocks\.\d+\.(attention\.part(\.part)?\.(rows|columns)|after\..*|time\..*)|temporal\..*|position\.time\.table"
 )
 BUNDLE_TITLE, CHECKPOINT_TITLE = "a bundle", "a checkpoint"  # titles of this package's files, which have all settings
-#: names of tensors whose shape depends on the patch grid
-POSITION_TABLE_NAMES = re.compile(r"(^|\.)(table|tables\.\d+|rows|columns|relative)$")
-#: the first layer: the first of these names that exists
-FIRST_LAYER_NAMES = ("stem.root.conv.weight", "stem.stages.0.conv.weight", "body.root.conv.weight", "projection.weight")
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,7 @@ class PretrainedWeights(TaskMixin):
     `source`: the argument that named them. `title`: the format, for messages. `config`, `preprocess` and `task`
     describe the model. `read_state` reads the tensors under this package's names, in float32. `unused`: tensors of the
     files that the model does not have. `notes`: assumptions about settings that the files lack, one sentence each.
+    `read_resized` reads the tensors for another image size, if a library defines how positions are resized.
     """
 
     source: str
@@ -73,6 +78,17 @@ class PretrainedWeights(TaskMixin):
     unused: list[str] = field(default_factory=list)
     provenance: dict[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    read_resized: Callable[[ModelConfig], dict[str, Tensor]] | None = None
+
+    def read_state_for(self, model_config: ModelConfig) -> dict[str, Tensor]:
+        """Read the tensors for a model of this config. Those of a library's model are resized to its image size; other
+        tensors are unchanged."""
+        if self.read_resized:
+            return self.read_resized(model_config)
+        state = dict(self.read_state())
+        if not self.config.library:
+            return state
+        return adapt_library_state(state, self.config, model_config, self.source)
 
     def build_bundle(self) -> Bundle:
         """Build a bundle: the model with these weights, its task and its preprocessing."""
@@ -90,13 +106,19 @@ class PretrainedWeights(TaskMixin):
         return replace(self, config=self.config.with_options(positions={"resize": rule})) if rule else self
 
 
-def open_weights(source: str | os.PathLike[str], settings: dict[str, Any] | None = None) -> PretrainedWeights:
+def open_weights(
+    source: str | os.PathLike[str], settings: dict[str, Any] | None = None, reference: ModelConfig | None = None
+) -> PretrainedWeights:
     """Open weights: a run folder, a bundle, a file or folder of a known format, or a source that `fetch_weights`
-    downloads. `settings`: values of config fields that the files lack, by dotted path. They take precedence over those
-    of a `WeightsSource`. Raises WeightsError for unsupported weights, UsageError for an invalid source or setting."""
+    downloads.
+
+    `settings`: values of config fields that the files lack, by dotted path. They take precedence over those of a
+    `WeightsSource`. `reference`: the model that will load them; if a library builds it, files are read as weights of
+    that model. Raises WeightsError for unsupported weights, UsageError for an invalid source or setting.
+    """
     published = find_published_weights(source)
     settings = (published.get_config_fields() if published else {}) | get_source_fields(source) | (settings or {})
-    weights = read_weights(source, settings)
+    weights = read_weights(source, settings, reference)
     has_tables = weights.config.has_position_tables
     if "positions.resize" in settings and not has_tables:
         description = f"{source} is {weights.config.name()}, which has no learned positions"
@@ -111,10 +133,12 @@ def open_weights(source: str | os.PathLike[str], settings: dict[str, Any] | None
     )
 
 
-def read_weights(source: str | os.PathLike[str], settings: dict[str, Any]) -> PretrainedWeights:
-    """Detect the format of weights and describe them, before their tensors are read. `settings` are used for foreign
-    formats only, since bundles and training checkpoints contain all settings. Raises WeightsError for unsupported
-    weights, UsageError for an invalid source."""
+def read_weights(
+    source: str | os.PathLike[str], settings: dict[str, Any], reference: ModelConfig | None = None
+) -> PretrainedWeights:
+    """Detect the format of weights and describe them, before their tensors are read, as `open_weights` does.
+    `settings` are used for foreign formats only, since bundles and training checkpoints contain all settings. Raises
+    WeightsError for unsupported weights, UsageError for an invalid source."""
     path = fetch_weights(os.fspath(source))
     if not os.path.lexists(path):
         raise missing_source_error(os.fspath(source))
@@ -128,6 +152,24 @@ def read_weights(source: str | os.PathLike[str], settings: dict[str, Any]) -> Pr
     if path.is_dir() and (path / "config.yaml").is_file():
         raise WeightsError(f"{path} has no {DESCRIPTION_FILE}", "use a complete run folder, or a bundle")
     files, config_json = find_weights_files(path)
+    if reference is not None and reference.library:
+        return read_library_weights(source, path, files=files, config_json=config_json, reference=reference)
+    try:
+        return read_native_weights(source, path, files=files, config_json=config_json, settings=settings)
+    except WeightsError as error:
+        try:
+            return read_library_weights(source, path, files=files, config_json=config_json, reference=None)
+        except VitreousError as library_error:
+            # a library that is missing or finds other tensors is the problem only if no format matched
+            is_specific = isinstance(error, UnsupportedModelError) and not isinstance(library_error, UsageError)
+            raise (library_error if is_specific else error) from None
+
+
+def read_native_weights(
+    source: str | os.PathLike[str], path: Path, files: list[Path], config_json: dict[str, Any], settings: dict[str, Any]
+) -> PretrainedWeights:
+    """Detect the format of weights files of a model that this package implements, as `read_weights` does.
+    `config_json`: the content of the config.json beside them."""
     check_model_type(config_json)
     json_fields = parse_model_config(config_json)
     detected: DetectedCheckpoint = detect_checkpoint(files, json_fields | settings)
@@ -141,6 +183,30 @@ def read_weights(source: str | os.PathLike[str], settings: dict[str, Any]) -> Pr
     task = infer_task(detected.config, parse_class_names(detected.config, config_json))
     properties = detected.format.title, detected.config, preprocess, task, detected.read_state, detected.unused
     return PretrainedWeights(os.fspath(source), *properties, notes=notes)
+
+
+def read_library_weights(
+    source: str | os.PathLike[str],
+    path: Path,
+    files: list[Path],
+    config_json: dict[str, Any],
+    reference: ModelConfig | None,
+) -> PretrainedWeights:
+    """Describe weights files of a model that timm or transformers builds: `reference`, or the one that the source or
+    its `config_json` names. Raises UsageError if nothing names a model, and the errors of `open_library_checkpoint`."""
+    name = os.fspath(source)
+    checkpoint = open_library_checkpoint(name, path, files=files, config_json=config_json, reference=reference)
+    config: ModelConfig = checkpoint.config
+    return PretrainedWeights(
+        name,
+        checkpoint.title,
+        config=config,
+        preprocess=checkpoint.preprocess,
+        task=infer_task(config, parse_class_names(config, config_json)),
+        read_state=lambda: checkpoint.read(config),
+        unused=checkpoint.unused,
+        read_resized=checkpoint.read,
+    )
 
 
 def find_weights_files(path: Path) -> tuple[list[Path], dict[str, Any]]:
@@ -202,8 +268,10 @@ def load_pretrained_weights(
     layers that have no effect until they are trained, keep their initial values too. Raises WeightsError, which lists
     them, for other differences.
     """
-    weights = drop_dense_head(source if isinstance(source, PretrainedWeights) else open_weights(source))
-    model_state, state = model.state_dict(), dict(weights.read_state())
+    weights = drop_dense_head(
+        source if isinstance(source, PretrainedWeights) else open_weights(source, reference=model.config)
+    )
+    model_state, state = model.state_dict(), weights.read_state_for(model.config)
     fold_prefix_positions(state, model_state)
     rename_attention_tensors(state, model_state)
     convert_key_bias(state, model_state)
@@ -212,6 +280,7 @@ def load_pretrained_weights(
     resized = (
         f"{format_size(weights.config.table_grid)} -> {format_size(model.config.table_grid)}"
         if resize_position_tables(state, model_state, model.config)
+        or (weights.config.library and model.config.sized_by and weights.config.grid != model.config.grid)
         else ""
     )
     patches, channels = adapt_first_layer(state, model_state, weights.config, model.config)
@@ -261,122 +330,6 @@ def has_class_names(classes: tuple[str, ...]) -> bool:
     return bool(classes) and classes != tuple(map(str, range(len(classes))))
 
 
-def resize_position_tables(state: dict[str, Tensor], model_state: dict[str, Tensor], config: ModelConfig) -> bool:
-    """Resize the position tables in `state`, in place, to the model's shapes; return whether any changed."""
-    resized = False
-    for name, tensor in model_state.items():
-        if not POSITION_TABLE_NAMES.search(name) or name not in state or state[name].shape == tensor.shape:
-            continue
-        table, is_absolute = state[name], "position" in name
-        if table.ndim == tensor.ndim and table.shape[-1] == tensor.shape[-1]:
-            axes = len(tensor.shape) - 1 if is_absolute else 1
-            flat = table.flatten(axes) if not is_absolute else table
-            state[name] = resize_position_table(
-                flat, tuple(tensor.shape[:axes]), config.positions.resize if is_absolute else "bilinear"
-            ).reshape(tensor.shape)
-            resized = True
-    return resized
-
-
-def fold_prefix_positions(state: dict[str, Tensor], model_state: dict[str, Tensor]) -> None:
-    """Match the positions of prefix tokens in `state`, the tensor `slots` (S, D), to the model, in place. If the model
-    has no such positions, they are added to the prefix tokens. If only the model has them, they are zeros."""
-    if "slots" in state and ("slots" not in model_state or model_state["slots"].shape != state["slots"].shape):
-        slots = state.pop("slots")
-        state["prefix"] = torch.cat([state["prefix"][: len(slots)] + slots, state["prefix"][len(slots) :]])
-    if "slots" in model_state and "slots" not in state:
-        state["slots"] = torch.zeros_like(model_state["slots"])
-
-
-def rename_attention_tensors(state: dict[str, Tensor], model_state: dict[str, Tensor]) -> None:
-    """Rename attention tensors of any shape in `state`, in place, if a block uses windows in either the model or the
-    weights, but not in both."""
-    model_names = {name.replace(".part.part.", ".part."): name for name in model_state}
-    for name in list(state):
-        target = model_names.get(name.replace(".part.part.", ".part."), name)
-        if target != name and target not in state:
-            state[target] = state.pop(name)
-
-
-def drop_prefix_and_neck(
-    state: dict[str, Tensor], model_state: dict[str, Tensor], source_config: ModelConfig, model_config: ModelConfig
-) -> list[str]:
-    """Remove prefix tokens (P, D) and SAM's neck from `state`, in place, for a model with decomposed relative positions
-    that lacks them (ViTDet initialised from MAE, arXiv:2203.16527). Returns the removed names. If the source has fixed
-    positions and the model learns them, they are added as a table."""
-    if model_config.attention.kind != "decomposed":
-        return []
-    needs_table = source_config.positions.kind.startswith("sincos") and "position.table" in model_state
-    if needs_table and "position.table" not in state:
-        sincos_kind = source_config.positions.kind.removeprefix("sincos-")
-        state["position.table"] = SinCosPosition(source_config.width, sincos_kind).read(source_config.grid)
-    names = [name for name in state if name not in model_state and (name == "prefix" or name.startswith("neck."))]
-    for name in names:
-        del state[name]
-    return names
-
-
-def adapt_first_layer(
-    state: dict[str, Tensor], model_state: dict[str, Tensor], source_config: ModelConfig, model_config: ModelConfig
-) -> tuple[str, str]:
-    """Adapt the first layer in `state`, (D, C p q) or (O, C, k, k), in place, to the patch size and channels of the
-    model. Returns the change of patch size and of channels, such as `16 -> 14`; "" for one that is unchanged."""
-    name = next((name for name in FIRST_LAYER_NAMES if name in state and name in model_state), "")
-    patches = channels = ""
-    if not name:
-        return patches, channels
-    source_patch, model_patch, extra_axes = (
-        source_config.projected_cell,
-        model_config.projected_cell,
-        len(model_config.image) - len(source_config.image),
-    )
-    if source_patch and model_patch and source_patch != model_patch and extra_axes in (0, 1):
-        patches, spatial_patch = f"{format_size(source_patch)} -> {format_size(model_patch)}", model_patch[extra_axes:]
-        if source_patch != spatial_patch:
-            state[name] = resample_patch_projection(state[name], source_config.channels, source_patch, spatial_patch)
-        if extra_axes:
-            inflate = model_config.inflate
-            state[name] = inflate_kernel(state[name], source_config.channels, spatial_patch, model_patch[0], inflate)
-            patches += f" ({inflate} inflation)"
-    if source_config.channels != model_config.channels:
-        state[name] = adapt_input_channels(state[name], source_config.channels, model_config.channels)
-        channels = f"{source_config.channels} -> {model_config.channels}"
-    return patches, channels
-
-
-def resample_patch_projection(
-    weight: Tensor, channels: int, source_patch: tuple[int, ...], target_patch: tuple[int, ...]
-) -> Tensor:
-    """Resample the patch projection (D, C prod(source_patch)) to another patch size, in pixels.
-
-    A patch that is enlarged bilinearly to the target size yields the same token as the original patch: the new weights
-    are the old ones, multiplied by the pseudo-inverse of the resize matrix (FlexiViT, arXiv:2212.08013, section 3.4),
-    one axis after the other.
-    """
-    kernel = weight.double().unflatten(1, (channels, *source_patch))
-    for axis, (source_length, target_length) in enumerate(zip(source_patch, target_patch, strict=True), 2):
-        inverse = torch.linalg.pinv(axis_resize_matrix(source_length, target_length, "bilinear").T)  # (new, old)
-        kernel = (kernel.movedim(axis, -1) @ inverse.T).movedim(-1, axis)
-    return kernel.flatten(1).to(weight.dtype)
-
-
-def adapt_input_channels(weight: Tensor, source_channels: int, target_channels: int) -> Tensor:
-    """Adapt the first layer's weights, (D, C p q) or (O, C, k, k), to another number of channels.
-
-    A single target channel gets the sum over the source channels, so a grey image yields the same output as with three
-    equal channels. Otherwise target channel c is source channel c mod `source_channels`, times `source_channels` /
-    `target_channels`, which preserves the output scale. A ResNet standardises its filters in every forward pass, so
-    only their directions are kept, and outputs differ.
-    """
-    split = weight.unflatten(1, (source_channels, -1)) if weight.ndim == 2 else weight.flatten(2)  # (O, C, rest)
-    adapted = (
-        split.sum(1, keepdim=True)
-        if target_channels == 1
-        else split[:, torch.arange(target_channels) % source_channels] * (source_channels / target_channels)
-    )
-    return adapted.flatten(1) if weight.ndim == 2 else adapted.reshape(len(weight), target_channels, *weight.shape[2:])
-
-
 @dataclass(frozen=True)
 class WeightsInfo:
     """Properties of initial weights: the model's config, the preprocessing in training, notes about assumptions, and
@@ -388,10 +341,10 @@ class WeightsInfo:
     classifies: bool = True
 
 
-def read_weights_info(source: str | os.PathLike[str]) -> WeightsInfo:
-    """Read the properties of initial weights without their tensors. Raises WeightsError for unsupported weights,
-    UsageError for an invalid source."""
-    weights = drop_dense_head(open_weights(source))
+def read_weights_info(source: str | os.PathLike[str], reference: ModelConfig | None = None) -> WeightsInfo:
+    """Read the properties of initial weights without their tensors. `reference`: the model that will load them. Raises
+    WeightsError for unsupported weights, UsageError for an invalid source."""
+    weights = drop_dense_head(open_weights(source, reference=reference))
     return WeightsInfo(weights.config, weights.preprocess, weights.notes, weights.task.has_head)
 
 

@@ -156,7 +156,7 @@ def create(
                 "create() needs a name or weights", 'use create("ViT-S/16") or create(weights="runs/pets")'
             )
         return zoo.create_untrained_model(name, **options, **nest_paths(fields))
-    pretrained = open_weights(source)
+    pretrained = open_weights(source, reference=None if name is None else config_from_name(name))
     config = pretrained.config
     if name is not None and config_from_name(name).name() != config.name():
         raise UsageError(f"{os.fspath(source)} is {config.name()}, not {name}", "leave the name out")

@@ -20,7 +20,7 @@ from torch import Tensor
 from vitreous.errors import VitreousError, WeightsError
 from vitreous.models.config import ModelConfig
 from vitreous.models.zoo import build_without_init
-from vitreous.weights.entry import FLOATING_DTYPES, sanitise_name
+from vitreous.weights.entry import FLOATING_DTYPES, UnsupportedModelError, sanitise_name
 from vitreous.weights.files import WeightsFile, open_weights_file
 from vitreous.weights.formats import (
     dit,
@@ -79,7 +79,7 @@ NAME_SIMPLIFICATIONS = [
 ]
 SUPPORTED_MODELS_HINT = (
     "supported are ViTs of timm, transformers, torchvision, Google, DeiT, MAE, DINO, DINOv2, CLIP, SAM, ViTDet, ViViT, "
-    "VideoMAE, BiT, Swin and DiT"
+    "VideoMAE, BiT, Swin and DiT; name other models of timm and transformers, such as --model timm:convnext_tiny"
 )
 #: unsupported models: description -> a pattern of a unique tensor name
 UNSUPPORTED_MODELS = {
@@ -169,9 +169,9 @@ def detect_checkpoint(files: list[Path], settings: dict[str, Any] | None = None)
             )
     for title, pattern in UNSUPPORTED_MODELS.items():
         if any(re.search(pattern, name) for name in shapes):
-            raise WeightsError(f"{origin} is {title}, which is not supported", SUPPORTED_MODELS_HINT)
+            raise UnsupportedModelError(f"{origin} is {title}, which is not supported", SUPPORTED_MODELS_HINT)
     examples = ", ".join(sanitise_name(name) for name in sorted(shapes)[:4])
-    raise WeightsError(f"{origin} has tensors of an unknown layout: {examples}, …", SUPPORTED_MODELS_HINT)
+    raise UnsupportedModelError(f"{origin} has tensors of an unknown layout: {examples}, …", SUPPORTED_MODELS_HINT)
 
 
 def strip_name_prefixes(weights_format: WeightsFormat, names: list[str]) -> dict[str, str]:
