@@ -42,6 +42,7 @@ RESERVED_TIMM_OPTIONS = (
     *("pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "checkpoint_path", "cache_dir", "custom_load"),
     *("num_classes", "in_chans", "img_size"),
 )
+OPTION_SEPARATOR = re.compile(r",(?![^\[(]*[\])])")  # a comma outside of brackets
 MAX_LAYERS = 1_000  # limit on the number of layers in a transformers config
 
 
@@ -88,7 +89,7 @@ def begin_timm_config(partial_config: ForeignConfig, text: str) -> ForeignConfig
     Raises UsageError for an unknown name or option.
     """
     timm = import_model_library("timm")
-    name, *options = text.split(",")
+    name, *options = OPTION_SEPARATOR.split(text)
     if not timm.is_model(name):
         nearest = find_closest_match(name.partition(".")[0], timm.list_models())
         raise UsageError(f"timm has no model {name}", f"did you mean timm:{nearest}" if nearest else NAME_HINTS["timm"])
