@@ -134,6 +134,11 @@ def begin_transformers_config(partial_config: ForeignConfig, source: str) -> For
         partial_config = replace(
             partial_config, full_name=f"hf:{(path.parent if path.suffix == '.json' else path).resolve().name}"
         )
+    return set_transformers_fields(partial_config, library_config)
+
+
+def set_transformers_fields(partial_config: ForeignConfig, library_config: dict[str, Any]) -> ForeignConfig:
+    """Return the config with library, arguments, channels and image size set from the dict of a transformers config."""
     native_size = library_config.get("image_size")
     image_size = (
         (native_size, native_size) if isinstance(native_size, int) else tuple(native_size or DEFAULT_IMAGE_SIZE)
@@ -147,6 +152,28 @@ def begin_transformers_config(partial_config: ForeignConfig, source: str) -> For
         sized_by="image_size" if native_size else "",
         arguments=json.dumps(settings, sort_keys=True),
     )
+
+
+def identify_library_module(module: nn.Module, image: tuple[int, ...]) -> ForeignConfig | None:
+    """Return the config with which timm or transformers may rebuild a module, for images (height, width) in pixels: the
+    name in its `pretrained_cfg`, or its transformers config. None for other modules. Options with which a timm model
+    was built are not recorded in it, so the config may describe another model."""
+    record, library_config = getattr(module, "pretrained_cfg", None), getattr(module, "config", None)
+    if isinstance(record, dict) and record.get("architecture"):
+        tag = f".{record['tag']}" if record.get("tag") else ""
+        try:
+            return read_foreign_config(f"timm:{record['architecture']}{tag}", image)
+        except UsageError:
+            return None
+    if hasattr(library_config, "model_type") and type(module).__module__.startswith("transformers."):
+        settings: dict[str, Any] = library_config.to_dict()  # type: ignore[union-attr]
+        partial_config = ForeignConfig(f"hf:{settings['model_type']}", image, (1, 1), 1)
+        config = set_transformers_fields(partial_config, settings)
+        try:
+            return complete_config(config, build_meta_encoder(config))
+        except UsageError:
+            return None
+    return None
 
 
 LAYER_KEYS = re.compile(r"layers$|depths?$|layers_|blocks")  # fields of a transformers config that count layers
@@ -195,7 +222,8 @@ def build_encoder(config: ForeignConfig) -> nn.Module:
             return library.create_model(num_classes=0, in_chans=config.channels, **size, **arguments)
         model_type = arguments.pop("model_type")
         arguments = {name: value for name, value in arguments.items() if name not in IGNORED_CONFIG_KEYS}
-        size = {name: list(image) if len(set(image)) > 1 else image[0] for name, image in size.items()}
+        # position tables of transformers are square; its forward passes interpolate them for oblong images
+        size = {name: image[0] for name, image in size.items() if len(set(image)) == 1}
         channels = {"num_channels": config.channels} if "num_channels" in arguments else {}
         settings = library.AutoConfig.for_model(model_type, **arguments | channels | size)
         module = library.AutoModel.from_config(settings)

@@ -291,7 +291,8 @@ def silence_transformers() -> Iterator[None]:
 
 def resize_transformers_positions(config: ForeignConfig, module: nn.Module) -> dict[str, Tensor]:
     """Resize the position table of a transformers module to `config.image` by the module's own function. Returns the
-    table (1, P + N, D) or (N, D) by name, {} if the module needs no other table."""
+    table (1, P + N, D) or (N, D) by name, {} if the module needs no other table. Tables are square: for oblong images,
+    the module interpolates them in every forward pass."""
     shapes = {name: tensor.shape for name, tensor in build_meta_encoder(config).state_dict().items()}
     state = module.state_dict()
     names = [name for name, tensor in state.items() if tensor.shape != shapes.get(name, tensor.shape)]
@@ -304,8 +305,9 @@ def resize_transformers_positions(config: ForeignConfig, module: nn.Module) -> d
             f"the positions of {config.full_name} cannot be resized to another image size", "leave --image-size out"
         )
     table_shape = shapes[names[0]]
+    height, width = config.image if len(set(config.image)) == 1 else get_native_image_size(config)
     with torch.no_grad():
-        table: Tensor = interpolate(torch.zeros(1, *table_shape[-2:]), *config.image)
+        table: Tensor = interpolate(torch.zeros(1, *table_shape[-2:]), height, width)
     return {names[0]: table.reshape(table_shape)}
 
 
