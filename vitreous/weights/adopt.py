@@ -368,15 +368,17 @@ def drop_dense_head(weights: PretrainedWeights) -> PretrainedWeights:
     return replace(weights, config=config, task=FeatureExtraction(), read_state=read_state)
 
 
-def open_objective_state(source: str | os.PathLike[str]) -> ObjectiveState | None:
+def open_objective_state(
+    source: str | os.PathLike[str], reference: ModelConfig | None = None
+) -> ObjectiveState | None:
     """Open the stored state with which a training objective can continue, such as a decoder or heads; None if there is
-    none. `source`: a run, a bundle, or external pre-training or detector files. Raises WeightsError if the state is
-    damaged."""
+    none. `source`: a run, a bundle, or external pre-training or detector files. `reference`: the model of the
+    objective; files of a library's model have no such state. Raises WeightsError if the state is damaged."""
     path = fetch_weights(os.fspath(source))
     folder = locate_bundle(path)
     if folder:
         return load_objective_state(folder, folder / DESCRIPTION_FILE) or extract_dense_head_state(open_weights(folder))
-    if (path / "state.json").is_file():
+    if (path / "state.json").is_file() or (reference is not None and reference.library):
         return None
     files, config_json = find_weights_files(path)
     objective_state = read_foreign_objective(
