@@ -219,7 +219,11 @@ def copy_library_module(module: nn.Module, copy: nn.Module, images: Tensor) -> b
     state = {name: tensor for name, tensor in module.state_dict().items() if not name.startswith("pooler.")}
     shapes = {name: tensor.shape for name, tensor in copy.state_dict().items()}
     layers, copied_layers = (
-        [repr(layer) for name, layer in item.named_modules() if not layer._modules and not name.startswith("pooler")]
+        [
+            repr(layer)
+            for name, layer in named_modules(item)
+            if not any(layer.children()) and not name.startswith("pooler")
+        ]
         for item in (module, copy)
     )
     if shapes != {name: tensor.shape for name, tensor in state.items()} or layers != copied_layers:
@@ -227,7 +231,7 @@ def copy_library_module(module: nn.Module, copy: nn.Module, images: Tensor) -> b
     copy.load_state_dict(state)
     training, device = module.training, next(module.parameters()).device
     with torch.no_grad():
-        outputs = [LibraryEncoder(item.eval())(images.to(device)) for item in (module, copy.to(device))]
+        outputs: list[Tensor] = [LibraryEncoder(item.eval())(images.to(device)) for item in (module, copy.to(device))]
     module.train(training)
     return torch.equal(*outputs)
 

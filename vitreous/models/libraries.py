@@ -124,7 +124,7 @@ def begin_transformers_config(partial_config: ForeignConfig, source: str) -> For
         library_config = transformers.AutoConfig.from_pretrained(source, trust_remote_code=False).to_dict()
         if any(max_integer(value) > MAX_LAYERS for key, value in library_config.items() if LAYER_KEYS.search(key)):
             raise ValueError(f"it has more than {MAX_LAYERS:,} layers")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except Exception as error:  # transformers checks fields with its own types of errors
         reason = str(error).strip().partition("\n")[0]
         raise UsageError(
             f"hf:{source} does not contain the config of a transformers model ({reason})", NAME_HINTS["hf"]
@@ -158,15 +158,16 @@ def identify_library_module(module: nn.Module, image: tuple[int, ...]) -> Foreig
     """Return the config with which timm or transformers may rebuild a module, for images (height, width) in pixels: the
     name in its `pretrained_cfg`, or its transformers config. None for other modules. Options with which a timm model
     was built are not recorded in it, so the config may describe another model."""
-    record, library_config = getattr(module, "pretrained_cfg", None), getattr(module, "config", None)
-    if isinstance(record, dict) and record.get("architecture"):
+    record: dict[str, Any] = getattr(module, "pretrained_cfg", None) or {}
+    library_config: Any = getattr(module, "config", None)
+    if record.get("architecture"):
         tag = f".{record['tag']}" if record.get("tag") else ""
         try:
             return read_foreign_config(f"timm:{record['architecture']}{tag}", image)
         except UsageError:
             return None
     if hasattr(library_config, "model_type") and type(module).__module__.startswith("transformers."):
-        settings: dict[str, Any] = library_config.to_dict()  # type: ignore[union-attr]
+        settings: dict[str, Any] = library_config.to_dict()
         partial_config = ForeignConfig(f"hf:{settings['model_type']}", image, (1, 1), 1)
         config = set_transformers_fields(partial_config, settings)
         try:
@@ -180,9 +181,8 @@ LAYER_KEYS = re.compile(r"layers$|depths?$|layers_|blocks")  # fields of a trans
 
 
 def max_integer(value: Any) -> int:
-    """Return the largest integer in a value or list of a JSON document; 0 if there is none."""
-    values = value if isinstance(value, list) else [value]
-    return max((number for number in values if isinstance(number, int)), default=0)
+    """Return the largest integer in the text of a value; 0 if there is none."""
+    return max(map(int, re.findall(r"\d{1,18}", str(value))), default=0)
 
 
 NAME_HINTS = {
@@ -227,7 +227,7 @@ def build_encoder(config: ForeignConfig) -> nn.Module:
         channels = {"num_channels": config.channels} if "num_channels" in arguments else {}
         settings = library.AutoConfig.for_model(model_type, **arguments | channels | size)
         module = library.AutoModel.from_config(settings)
-    except (TypeError, ValueError, AssertionError, RuntimeError, KeyError) as error:
+    except Exception as error:  # the libraries check options with many types of errors
         reason = str(error).strip().partition("\n")[0]
         raise UsageError(f"{config.library} cannot build {config.full_name} ({reason})", "change its options") from None
     remove_unused_pooler(module)
@@ -245,7 +245,7 @@ def remove_unused_pooler(module: nn.Module) -> None:
     use it."""
     pooler = getattr(module, "pooler", None)
     if pooler is not None and next(pooler.parameters(), None) is not None:
-        module.pooler = None
+        module.pooler = None  # the library's classifiers do not use this layer
 
 
 def build_meta_encoder(config: ForeignConfig) -> nn.Module:

@@ -21,9 +21,10 @@ from torch import Tensor, nn
 
 from vitreous.errors import UsageError, WeightsError
 from vitreous.models.libraries import build_encoder, build_meta_encoder, import_model_library, remove_unused_pooler
+from vitreous.system.torch_types import named_modules
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator
 
     from vitreous.models.configs.foreign import ForeignConfig
 
@@ -62,8 +63,7 @@ class LibraryLayout:
 def detect_library_layout(config: ForeignConfig, shapes: dict[str, tuple[int, ...]], origin: str) -> LibraryLayout:
     """Compare the shapes of a file's tensors with a model. `origin` names the file in messages.
 
-    Raises WeightsError, which lists the differences, if timm cannot load them into the model; transformers compares
-    them in `convert_library_tensors`.
+    Raises WeightsError, which lists the differences, if the library cannot load them into the model.
     """
     config = replace(config, image=get_native_image_size(config), classes=0)
     module_names = list(build_meta_encoder(config).state_dict())
@@ -74,6 +74,9 @@ def detect_library_layout(config: ForeignConfig, shapes: dict[str, tuple[int, ..
         raise WeightsError(f"{origin} does not fit {config.full_name}: it has the tensors {examples}, …")
     config = replace(config, channels=detect_channels(config, plain_shapes))
     if config.library == "transformers":
+        load_transformers_module(
+            config, {name: torch.zeros(()).expand(shape) for name, shape in plain_shapes.items()}, origin
+        )
         model_type = json.loads(config.arguments)["model_type"]
         classifier = LINEAR_CLASSIFIERS.get(model_type, "")
         shape = plain_shapes.get(f"{classifier}.weight", ())
@@ -126,7 +129,7 @@ def read_timm_defaults(full_name: str) -> dict[str, Any]:
 def detect_channels(config: ForeignConfig, shapes: dict[str, tuple[int, ...]]) -> int:
     """Return the image channels of weights, from the shape (O, C, k, k) of their first convolution."""
     module = build_meta_encoder(config)
-    first = next((name for name, layer in module.named_modules() if isinstance(layer, nn.Conv2d)), "")
+    first = next((name for name, layer in named_modules(module) if isinstance(layer, nn.Conv2d)), "")
     prefix = getattr(module, "base_model_prefix", "")
     shape = shapes.get(f"{first}.weight", shapes.get(f"{prefix}.{first}.weight", ()))
     return shape[1] if len(shape) == 4 and shape[1] < 256 else config.channels
@@ -154,8 +157,9 @@ def find_classifier_rows(
 
 
 def load_timm_module(config: ForeignConfig, state: dict[str, Tensor], rows: int) -> nn.Module:
-    """Build timm's model with a classifier of `rows` rows, and load a state dict by timm's rules, which also read
-    original files and resize positions to `config.image`. Raises the errors of timm and PyTorch."""
+    """Build timm's model with a classifier of `rows` rows, and load tensors of any shape by timm's rules, which also
+    read original files and resize positions to `config.image`. Raises ValueError without tensors, and the errors of
+    timm and PyTorch."""
     timm = import_model_library("timm")
     image_sizes = {config.sized_by: config.image} if config.sized_by else {}
     overlay = {
@@ -228,8 +232,8 @@ def convert_library_tensors(
 
 
 def select_encoder_tensors(config: ForeignConfig, state: dict[str, Tensor], origin: str) -> dict[str, Tensor]:
-    """Select the tensors of the model without head from a library's state dict, and prefix their names. Raises
-    WeightsError if tensors are missing."""
+    """Select the tensors of the model without head, of any shape, from a library's state dict, and prefix their names.
+    Raises WeightsError if tensors are missing."""
     module_names = list(build_meta_encoder(config).state_dict())
     if missing := [f"missing {name}" for name in module_names if name not in state]:
         raise build_mismatch_error(config, missing, origin)
@@ -239,15 +243,29 @@ def select_encoder_tensors(config: ForeignConfig, state: dict[str, Tensor], orig
 def convert_transformers_tensors(
     config: ForeignConfig, tensors: dict[str, Tensor], image: tuple[int, ...], origin: str
 ) -> dict[str, Tensor]:
-    """Convert the tensors of a transformers checkpoint to those of a `ForeignModel`, as `convert_library_tensors`
-    does."""
+    """Convert the tensors of a transformers checkpoint, of any shape, to those of a `ForeignModel`, as
+    `convert_library_tensors` does."""
     native = replace(config, image=get_native_image_size(config))
+    module = load_transformers_module(native, tensors, origin)
+    resized = resize_transformers_positions(replace(native, image=image), module)
+    converted = select_encoder_tensors(native, module.state_dict() | resized, origin)
+    if config.classes:
+        classifier = LINEAR_CLASSIFIERS[json.loads(config.arguments)["model_type"]]
+        converted |= {f"head.{name}": tensors[f"{classifier}.{name}"] for name in ("weight", "bias")}
+    return converted
+
+
+def load_transformers_module(config: ForeignConfig, tensors: dict[str, Tensor], origin: str) -> nn.Module:
+    """Build the module of transformers with a state dict, whose tensors of any shape it renames by its rules. Raises
+    WeightsError, which lists the differences, if tensors are missing, unknown or of another shape; tensors of heads are
+    skipped."""
+    template: Any = build_meta_encoder(config)
+    model_class: Any = template.__class__
     with torch.random.fork_rng(devices=[]), silence_transformers():
-        module: Any = build_encoder(native)
         try:
-            loaded, info = type(module).from_pretrained(
+            module, info = model_class.from_pretrained(
                 None,
-                config=module.config,
+                config=template.config,
                 state_dict=dict(tensors),
                 dtype=torch.float32,
                 output_loading_info=True,
@@ -255,27 +273,23 @@ def convert_transformers_tensors(
             )
         except CONVERSION_ERRORS as error:
             raise describe_library_mismatch(config, error, origin) from None
-    remove_unused_pooler(loaded)
-    state: dict[str, Tensor] = loaded.state_dict()
-    prefix, parts = f"{loaded.base_model_prefix}.", {name.partition(".")[0] for name in state}
-    unexpected = {name.removeprefix(prefix) for name in info["unexpected_keys"]}
-    differences = [f"missing {name}" for name in info["missing_keys"] if name in state]
+    remove_unused_pooler(module)
+    names: list[str] = list(module.state_dict())
+    unexpected_names: set[str] = info["unexpected_keys"]
+    prefix, parts = f"{module.base_model_prefix}.", {name.partition(".")[0] for name in names}
+    unexpected = {name.removeprefix(prefix) for name in unexpected_names}
+    differences = [f"missing {name}" for name in info["missing_keys"] if name in names]
     differences += [f"unknown {name}" for name in unexpected if name.partition(".")[0] in parts]
     differences += [
         f"{name} has shape {tuple(theirs)}, not {tuple(ours)}" for name, theirs, ours in info["mismatched_keys"]
     ]
     if differences:
         raise build_mismatch_error(config, differences, origin)
-    resized = resize_transformers_positions(replace(native, image=image), loaded)
-    converted = select_encoder_tensors(native, state | resized, origin)
-    if config.classes:
-        classifier = LINEAR_CLASSIFIERS[json.loads(config.arguments)["model_type"]]
-        converted |= {f"head.{name}": tensors[f"{classifier}.{name}"] for name in ("weight", "bias")}
-    return converted
+    return module
 
 
 @contextmanager
-def silence_transformers() -> Iterator[None]:
+def silence_transformers() -> Generator[None]:
     """Turn off the progress bar and the log messages of transformers, which this package replaces by errors."""
     log: Any = import_model_library("transformers").utils.logging
     verbosity, has_progress_bar = log.get_verbosity(), log.is_progress_bar_enabled()
@@ -292,7 +306,7 @@ def silence_transformers() -> Iterator[None]:
 def resize_transformers_positions(config: ForeignConfig, module: nn.Module) -> dict[str, Tensor]:
     """Resize the position table of a transformers module to `config.image` by the module's own function. Returns the
     table (1, P + N, D) or (N, D) by name, {} if the module needs no other table. Tables are square: for oblong images,
-    the module interpolates them in every forward pass."""
+    the module interpolates them in every forward pass. Raises UsageError if the module cannot resize its positions."""
     shapes = {name: tensor.shape for name, tensor in build_meta_encoder(config).state_dict().items()}
     state = module.state_dict()
     names = [name for name, tensor in state.items() if tensor.shape != shapes.get(name, tensor.shape)]
@@ -311,11 +325,9 @@ def resize_transformers_positions(config: ForeignConfig, module: nn.Module) -> d
     return {names[0]: table.reshape(table_shape)}
 
 
-def adapt_library_state(
-    state: dict[str, Tensor], source: ForeignConfig, target: ForeignConfig, origin: str
-) -> dict[str, Tensor]:
+def adapt_library_state(state: dict[str, Tensor], source: Any, target: Any, origin: str) -> dict[str, Tensor]:
     """Adapt the tensors of a `ForeignModel`, of any shape, to the image size of the config `target`, by the rules of
-    its library. Raises WeightsError if they do not fit the model."""
+    its library. `source` and `target` are `ForeignConfig`s. Raises WeightsError if they do not fit the model."""
     if source.image == target.image or not target.sized_by or source.library != target.library:
         return state
     encoder = {

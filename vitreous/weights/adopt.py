@@ -31,7 +31,7 @@ from vitreous.weights.first_layer import adapt_first_layer
 from vitreous.weights.foreign import DetectedCheckpoint, detect_checkpoint, find_weights_in_folder
 from vitreous.weights.formats.variants import describe_heads_mismatch
 from vitreous.weights.inflation import convert_key_bias, inflate_positions
-from vitreous.weights.library import open_library_checkpoint
+from vitreous.weights.library import names_timm_model, open_library_checkpoint
 from vitreous.weights.match_tensors import (
     drop_prefix_and_neck,
     fold_prefix_positions,
@@ -81,14 +81,12 @@ class PretrainedWeights(TaskMixin):
     read_resized: Callable[[ModelConfig], dict[str, Tensor]] | None = None
 
     def read_state_for(self, model_config: ModelConfig) -> dict[str, Tensor]:
-        """Read the tensors for a model of this config. Those of a library's model are resized to its image size; other
-        tensors are unchanged."""
+        """Read the tensors, of any shape, for a model of this config. Those of a library's model are resized to its
+        image size; other tensors are unchanged. Raises WeightsError if a library cannot load them into the model."""
         if self.read_resized:
             return self.read_resized(model_config)
-        state = dict(self.read_state())
-        if not self.config.library:
-            return state
-        return adapt_library_state(state, self.config, model_config, self.source)
+        state, config = dict(self.read_state()), self.config
+        return adapt_library_state(state, config, model_config, self.source) if config.library else state
 
     def build_bundle(self) -> Bundle:
         """Build a bundle: the model with these weights, its task and its preprocessing."""
@@ -157,11 +155,14 @@ def read_weights(
     try:
         return read_native_weights(source, path, files=files, config_json=config_json, settings=settings)
     except WeightsError as error:
+        is_unsupported = isinstance(error, UnsupportedModelError)
+        if not is_unsupported and not names_timm_model(os.fspath(source), config_json):
+            raise
         try:
             return read_library_weights(source, path, files=files, config_json=config_json, reference=None)
         except VitreousError as library_error:
-            # a library that is missing or finds other tensors is the problem only if no format matched
-            is_specific = isinstance(error, UnsupportedModelError) and not isinstance(library_error, UsageError)
+            # a missing library or other tensors are the problem only if no format matched
+            is_specific = is_unsupported and not isinstance(library_error, UsageError)
             raise (library_error if is_specific else error) from None
 
 
@@ -169,7 +170,7 @@ def read_native_weights(
     source: str | os.PathLike[str], path: Path, files: list[Path], config_json: dict[str, Any], settings: dict[str, Any]
 ) -> PretrainedWeights:
     """Detect the format of weights files of a model that this package implements, as `read_weights` does.
-    `config_json`: the content of the config.json beside them."""
+    `config_json`: the content of the config.json in their folder."""
     check_model_type(config_json)
     json_fields = parse_model_config(config_json)
     detected: DetectedCheckpoint = detect_checkpoint(files, json_fields | settings)
@@ -368,9 +369,7 @@ def drop_dense_head(weights: PretrainedWeights) -> PretrainedWeights:
     return replace(weights, config=config, task=FeatureExtraction(), read_state=read_state)
 
 
-def open_objective_state(
-    source: str | os.PathLike[str], reference: ModelConfig | None = None
-) -> ObjectiveState | None:
+def open_objective_state(source: str | os.PathLike[str], reference: ModelConfig | None = None) -> ObjectiveState | None:
     """Open the stored state with which a training objective can continue, such as a decoder or heads; None if there is
     none. `source`: a run, a bundle, or external pre-training or detector files. `reference`: the model of the
     objective; files of a library's model have no such state. Raises WeightsError if the state is damaged."""

@@ -27,7 +27,7 @@ MODEL_FLAG_HINT = "for a model of timm or transformers, name it: --model timm:NA
 TITLES = {"timm": "a timm model", "transformers": "a transformers model"}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class LibraryCheckpoint:
     """Weights files of a model that a library builds. `config`: the model with the classes of the files. `preprocess`:
     its published preprocessing. `read`: reads the tensors for a model of the same library. `unused`: other tensors of
@@ -65,7 +65,14 @@ def open_library_checkpoint(
         return convert_library_tensors(layout, tensors, target.image, source)
 
     preprocess = read_library_preprocessing(layout.config, path, config_json)
-    return LibraryCheckpoint(TITLES[config.library], layout.config, preprocess, read, layout.unused)
+    return LibraryCheckpoint(
+        title=TITLES[config.library], config=layout.config, preprocess=preprocess, read=read, unused=layout.unused
+    )
+
+
+def names_timm_model(source: str, config_json: dict[str, Any]) -> bool:
+    """Return whether a source or its config.json names a model of timm."""
+    return source.startswith("timm:") or isinstance(config_json.get("architecture"), str)
 
 
 def find_library_config(source: str, path: Path, config_json: dict[str, Any]) -> ForeignConfig:
@@ -84,15 +91,14 @@ def find_library_config(source: str, path: Path, config_json: dict[str, Any]) ->
         name = f"hf:{path if path.is_dir() else path.parent}"
     else:
         raise UsageError(f"{source} does not name its model", MODEL_FLAG_HINT)
-    config = config_from_name(name)
-    assert isinstance(config, ForeignConfig)
+    config: Any = config_from_name(name)
     is_repository = source.startswith("hf:") and not os.path.exists(source.removeprefix("hf:"))
     return replace(config, full_name=source) if is_repository else config
 
 
 def read_library_preprocessing(config: ForeignConfig, path: Path, config_json: dict[str, Any]) -> Preprocess:
-    """Read the published preprocessing of a library's model: from the files beside its weights, else from timm's record
-    of the model's name. Raises WeightsError for invalid values."""
+    """Read the published preprocessing of a library's model: from its config.json and preprocessor_config.json, else
+    from timm's record of the model's name. Raises WeightsError for invalid values."""
     settings = dict(config_json)
     if config.library == "timm":
         settings["pretrained_cfg"] = read_timm_defaults(config.full_name) | get_nested_dict(
