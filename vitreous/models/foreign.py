@@ -130,7 +130,7 @@ class ForeignModel(VisionModel[ForeignConfig]):
                 "save its state dict with torch.save",
             )
         config = replace(library_config, channels=self.config.channels, classes=self.config.classes)
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]):  # pyright: ignore[reportUnknownMemberType]
             copy = ForeignModel(config)
             if not copy_library_module(module, copy.encoder.module, torch.rand(1, config.channels, *config.image)):
                 raise UsageError(

@@ -240,7 +240,7 @@ def check_timm_arguments(timm: Any, arguments: dict[str, Any]) -> None:
         raise ValueError("its arguments name a file or a download")
 
 
-def remove_unused_pooler(module: nn.Module) -> None:
+def remove_unused_pooler(module: Any) -> None:
     """Remove the pooling layer of a transformers module, in place, if it has weights: the library's classifiers do not
     use it."""
     pooler = getattr(module, "pooler", None)

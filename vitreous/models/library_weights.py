@@ -170,7 +170,7 @@ def load_timm_module(config: ForeignConfig, state: dict[str, Tensor], rows: int)
     }
     if not state:
         raise ValueError("there are no tensors")
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]):  # pyright: ignore[reportUnknownMemberType]
         return timm.create_model(
             **json.loads(config.arguments),
             pretrained=True,
@@ -261,7 +261,7 @@ def load_transformers_module(config: ForeignConfig, tensors: dict[str, Tensor], 
     skipped."""
     template: Any = build_meta_encoder(config)
     model_class: Any = template.__class__
-    with torch.random.fork_rng(devices=[]), silence_transformers():
+    with torch.random.fork_rng(devices=[]), silence_transformers():  # pyright: ignore[reportUnknownMemberType]
         try:
             module, info = model_class.from_pretrained(
                 None,
