@@ -24,7 +24,7 @@ from vitreous.models.libraries import build_encoder, build_meta_encoder, flatten
 from vitreous.models.library_encoder import LibraryEncoder
 from vitreous.nn.adapter import allow_single_value_batch_norm
 from vitreous.nn.sizes import format_size
-from vitreous.system.torch_types import named_modules
+from vitreous.system.torch_types import fork_rng, named_modules
 
 WRAP_HINT = "call wrap_backbone(module, image_size=224, patch_size=16) with a module (B, C, H, W) -> (B, N, D)"
 
@@ -130,7 +130,7 @@ class ForeignModel(VisionModel[ForeignConfig]):
                 "save its state dict with torch.save",
             )
         config = replace(library_config, channels=self.config.channels, classes=self.config.classes)
-        with torch.random.fork_rng(devices=[]):  # pyright: ignore[reportUnknownMemberType]
+        with fork_rng([]):
             copy = ForeignModel(config)
             if not copy_library_module(module, copy.encoder.module, torch.rand(1, config.channels, *config.image)):
                 raise UsageError(

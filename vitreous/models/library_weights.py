@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from vitreous.errors import UsageError, WeightsError
 from vitreous.models.libraries import build_encoder, build_meta_encoder, import_model_library, remove_unused_pooler
-from vitreous.system.torch_types import named_modules
+from vitreous.system.torch_types import fork_rng, named_modules
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -83,7 +83,7 @@ def detect_library_layout(config: ForeignConfig, shapes: dict[str, tuple[int, ..
         is_usable = len(shape) == 2 and shape[1] == config.num_features and f"{classifier}.bias" in plain_shapes
         return LibraryLayout(replace(config, classes=shape[0] if is_usable else 0), names, unused)
     rows, module = find_classifier_rows(config, plain_shapes, origin)
-    classifier_module: Any = module.get_classifier() if rows else None  # type: ignore[operator]
+    classifier_module = module.get_classifier() if rows else None
     is_linear = isinstance(classifier_module, nn.Linear) and classifier_module.in_features == config.num_features
     return LibraryLayout(replace(config, classes=rows if is_linear else 0), names, unused, rows)
 
@@ -135,9 +135,7 @@ def detect_channels(config: ForeignConfig, shapes: dict[str, tuple[int, ...]]) -
     return shape[1] if len(shape) == 4 and shape[1] < 256 else config.channels
 
 
-def find_classifier_rows(
-    config: ForeignConfig, shapes: dict[str, tuple[int, ...]], origin: str
-) -> tuple[int, nn.Module]:
+def find_classifier_rows(config: ForeignConfig, shapes: dict[str, tuple[int, ...]], origin: str) -> tuple[int, Any]:
     """Return the number of rows of a timm classifier in a file, 0 if there is none, and the module with it, without
     values. Raises WeightsError, which lists the differences, if the tensors do not fit the model."""
     defaults = read_timm_defaults(config.full_name)
@@ -170,7 +168,7 @@ def load_timm_module(config: ForeignConfig, state: dict[str, Tensor], rows: int)
     }
     if not state:
         raise ValueError("there are no tensors")
-    with torch.random.fork_rng(devices=[]):  # pyright: ignore[reportUnknownMemberType]
+    with fork_rng([]):
         return timm.create_model(
             **json.loads(config.arguments),
             pretrained=True,
@@ -261,7 +259,7 @@ def load_transformers_module(config: ForeignConfig, tensors: dict[str, Tensor], 
     skipped."""
     template: Any = build_meta_encoder(config)
     model_class: Any = template.__class__
-    with torch.random.fork_rng(devices=[]), silence_transformers():  # pyright: ignore[reportUnknownMemberType]
+    with fork_rng([]), silence_transformers():
         try:
             module, info = model_class.from_pretrained(
                 None,

@@ -27,12 +27,12 @@ from vitreous.tasks.table import TaskMixin, infer_task, task_of_run
 from vitreous.weights.bundle import DESCRIPTION_FILE, Bundle, load_bundle, load_state_dict_strict
 from vitreous.weights.entry import UnsupportedModelError
 from vitreous.weights.fetch import fetch_weights, missing_source_error
-from vitreous.weights.first_layer import adapt_first_layer
 from vitreous.weights.foreign import DetectedCheckpoint, detect_checkpoint, find_weights_in_folder
 from vitreous.weights.formats.variants import describe_heads_mismatch
 from vitreous.weights.inflation import convert_key_bias, inflate_positions
 from vitreous.weights.library import names_timm_model, open_library_checkpoint
 from vitreous.weights.match_tensors import (
+    adapt_first_layer,
     drop_prefix_and_neck,
     fold_prefix_positions,
     rename_attention_tensors,
