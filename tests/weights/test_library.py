@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import vitreous
-from tests.conftest import make_folder, run_cli
+from tests.conftest import make_folder, run_cli, run_command
 from vitreous.errors import ResourceError, UsageError, VitreousError, WeightsError
 from vitreous.inference.predict import load
 from vitreous.models.foreign import ForeignModel
@@ -378,6 +378,20 @@ def test_weights_without_a_model_name_are_explained(photos, tmp_path):
     assert "--model timm:" in hint
     result = run_cli("train", str(photos), "--model", "timm:test_vit", "--init", str(tmp_path / "bare.safetensors"))
     assert result.returncode == 4 and "does not fit timm:test_vit" in result.stderr
+
+
+def test_weights_of_the_hub_are_read_from_its_cache_without_a_network(photos, tmp_path):
+    repository, commit = tmp_path / "hf" / "hub" / "models--timm--test_convnext.r160_in1k", "0123456789" * 4
+    save_timm_folder(repository / "snapshots" / commit)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(commit)
+    image = next((photos / "val").rglob("*.png"))
+    environment = {"HF_HOME": str(tmp_path / "hf"), "HF_HUB_OFFLINE": "1"}
+    # timm's default weights of the name have the tag r160_in1k
+    result = run_command("predict", "timm:test_convnext", str(image), "--json", **environment)
+    assert result.returncode == 0, result.stderr
+    missing = run_command("predict", "timm:test_convnext2", str(image), **environment)
+    assert missing.returncode == 4 and "is not in the cache, and HF_HUB_OFFLINE disables downloads" in missing.stderr
 
 
 def test_missing_libraries_are_named(tmp_path, monkeypatch):

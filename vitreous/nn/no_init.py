@@ -12,8 +12,7 @@ RANDOM_INIT_METHODS = {Tensor.normal_, Tensor.uniform_}
 
 
 class NoInitMode(TorchFunctionMode):
-    """Context in which random initialisation is skipped: functions of `torch.nn.init` leave tensors unchanged, and random
-    values are zeros.
+    """Context in which functions of `torch.nn.init` leave tensors unchanged, and random values are zeros.
 
     Zeros are in the range of truncated distributions, whose sampling loop ends only with values in range.
     The meta device also avoids initialisation, but importing it takes two seconds.

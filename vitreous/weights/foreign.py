@@ -79,7 +79,7 @@ NAME_SIMPLIFICATIONS = [
 ]
 SUPPORTED_MODELS_HINT = (
     "supported are ViTs of timm, transformers, torchvision, Google, DeiT, MAE, DINO, DINOv2, CLIP, SAM, ViTDet, ViViT, "
-    "VideoMAE, BiT, Swin and DiT; name other models of timm and transformers, such as --model timm:convnext_tiny"
+    "VideoMAE, BiT, Swin and DiT; `train --model timm:NAME` reads weights of other models of timm"
 )
 #: unsupported models: description -> a pattern of a unique tensor name
 UNSUPPORTED_MODELS = {

@@ -23,7 +23,7 @@ from vitreous.models.names import config_from_name
 from vitreous.weights.files import WeightsFile, open_weights_file
 from vitreous.weights.sidecar import get_nested_dict, parse_preprocessing, read_json_object
 
-MODEL_FLAG_HINT = "for a model of timm or transformers, name it: --model timm:NAME, or --model hf:FOLDER"
+MODEL_OPTION_HINT = "name it with --model timm:NAME, or --model hf:FOLDER"
 TITLES = {"timm": "a timm model", "transformers": "a transformers model"}
 
 
@@ -90,7 +90,7 @@ def find_library_config(source: str, path: Path, config_json: dict[str, Any]) ->
     elif "model_type" in config_json:
         name = f"hf:{path if path.is_dir() else path.parent}"
     else:
-        raise UsageError(f"{source} does not name its model", MODEL_FLAG_HINT)
+        raise UsageError(f"{source} does not name its model", MODEL_OPTION_HINT)
     config: Any = config_from_name(name)
     is_repository = source.startswith("hf:") and not os.path.exists(source.removeprefix("hf:"))
     return replace(config, full_name=source) if is_repository else config
