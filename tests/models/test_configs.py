@@ -40,7 +40,7 @@ def test_every_family_is_covered():
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.name())
 def test_values_have_the_types_of_the_defaults(config):
     types = get_declared_types(ModelConfig)
-    assert {"prefix", "front", "positions", "has_attention", "can_be_stored"} <= types.keys()
+    assert {"prefix", "front", "positions", "has_attention", "library"} <= types.keys()
     check_values(config, REQUIRED | types)
     check_values(config.positions, get_declared_types(PositionGroup))
     check_values(config.attention, get_declared_types(AttentionGroup))

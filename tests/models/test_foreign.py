@@ -153,14 +153,54 @@ def test_unsupported_encoders_are_rejected(tmp_path):
     with pytest.raises(UsageError, match="must return tokens"):
         wrap_backbone(timm.create_model("resnet18"), image_size=32, patch_size=32)
     model, _ = wrap_encoder("timm", 3)
-    with pytest.raises(UsageError, match=r"ForeignModel is not a model of vitreous\.create"):
+    with pytest.raises(UsageError, match="was built with options that it does not record"):
         vitreous.save(model, tmp_path / "model")
+    with pytest.raises(UsageError, match="PatchEncoder is not a model of timm or transformers"):
+        vitreous.save(wrap_encoder("plain", 3)[0], tmp_path / "model")
     with pytest.raises(UsageError, match="a model of another library"):
         ForeignModel(model.config)
     with pytest.raises(ValueError, match="takes 3 channels"):
         model(torch.zeros(1, 1, 16, 16))
     with pytest.raises(UsageError, match="no run at"):
         load(tmp_path / "model")
+
+
+def create_library_module(name):
+    import timm
+    import transformers
+
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 16, "patch_size": 8}
+    return {
+        "timm": lambda: timm.create_model("test_vit", in_chans=1),
+        "timm, other size": lambda: timm.create_model("test_vit", img_size=64),
+        "ViT": create_transformers_vit,
+        "ViT with pooler": lambda: transformers.ViTModel(transformers.ViTConfig(**sizes)),
+        "Beit": lambda: transformers.BeitModel(transformers.BeitConfig(**sizes)),
+        "DINOv3": lambda: transformers.DINOv3ViTModel(transformers.DINOv3ViTConfig(**sizes, num_register_tokens=4)),
+    }[name]()
+
+
+@pytest.mark.parametrize("name", ["timm", "timm, other size", "ViT", "ViT with pooler", "Beit", "DINOv3"])
+def test_wrapped_modules_of_libraries_are_saved(name, tmp_path):
+    module = contracts.randomise(create_library_module(name))
+    model = contracts.randomise(wrap_backbone(module, num_classes=3)).eval()
+    vitreous.save(model, tmp_path / "bundle", classes=CLASSES)
+    bundle = load_bundle(tmp_path / "bundle")
+    images = torch.randn(2, model.config.channels, *model.config.image)
+    assert torch.equal(bundle.model(images), model(images)) and bundle.task.classes == CLASSES
+    assert bundle.model.config.library in ("timm", "transformers")
+
+
+@pytest.mark.parametrize(
+    "options", [{"depth": 2}, {"drop_path_rate": 0.1}, {"global_pool": "avg"}, {"norm_layer": "rmsnorm"}]
+)
+def test_wrapped_modules_with_unrecorded_options_are_rejected(options, tmp_path):
+    import timm
+
+    model = wrap_backbone(timm.create_model("test_vit", **options), num_classes=3)
+    with pytest.raises(UsageError, match=r"timm:test_vit\.r160_in1k was built with options that it does not record"):
+        vitreous.save(model, tmp_path / "bundle")
+    assert not (tmp_path / "bundle").exists()
 
 
 TIMM_VIT_NAME = "timm:vit_tiny_patch16_224,patch_size=8,embed_dim=32,depth=2,num_heads=2"

@@ -19,6 +19,7 @@ from vitreous.data.split import Data, Split
 from vitreous.errors import escape_unprintable
 from vitreous.jobs.buckets import set_run_buckets
 from vitreous.jobs.default_weights import set_default_weights
+from vitreous.models.names import config_from_name
 from vitreous.progress import ProgressListener
 from vitreous.recipes.channels import infer_dataset_info, measure_channel_moments
 from vitreous.recipes.derive import advise_weights, derive_run_config
@@ -49,7 +50,8 @@ def derive_run(
     and widths of the training samples, the run uses buckets. `listener` receives notes about derived settings.
     """
     options, split = set_default_weights(options, dataset, listener), dataset.split("train")
-    start = read_weights_info(options.source(options.init)) if options.init else None
+    reference = config_from_name(options.model) if options.model and options.init else None
+    start = read_weights_info(options.source(options.init), reference) if options.init else None
     for note in start.notes if start else ():
         listener.note(note)
     info = replace(infer_dataset_info(dataset, options, start), masks=has_object_masks(dataset))

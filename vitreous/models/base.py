@@ -159,6 +159,11 @@ class VisionModel(nn.Module, Generic[Config]):
         ]
         return "\n  ".join(lines)
 
+    def to_storable(self) -> VisionModel[Any]:
+        """Return the model in a form that a bundle can rebuild. Raises UsageError for a wrapped module that no library
+        can build."""
+        return self
+
     def check_images(self, images: object) -> None:
         """Check input images.
 

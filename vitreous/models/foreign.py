@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -19,10 +20,11 @@ from torch import Tensor, nn
 from vitreous.errors import UsageError
 from vitreous.models.base import VisionModel, linear_head
 from vitreous.models.configs.foreign import BLOCK_PATTERN, ForeignConfig
-from vitreous.models.libraries import LibraryEncoder, build_encoder, build_meta_encoder, flatten_features
+from vitreous.models.libraries import build_encoder, build_meta_encoder, flatten_features, identify_library_module
+from vitreous.models.library_encoder import LibraryEncoder
 from vitreous.nn.adapter import allow_single_value_batch_norm
 from vitreous.nn.sizes import format_size
-from vitreous.system.torch_types import named_modules
+from vitreous.system.torch_types import fork_rng, named_modules
 
 WRAP_HINT = "call wrap_backbone(module, image_size=224, patch_size=16) with a module (B, C, H, W) -> (B, N, D)"
 
@@ -116,6 +118,28 @@ class ForeignModel(VisionModel[ForeignConfig]):
         matches = ((re.match(BLOCK_PATTERN, name), module) for name, module in named_modules(self))
         return [module for match, module in matches if match and match.end() == len(match.string)]
 
+    def to_storable(self) -> ForeignModel:
+        """Return the model, or for a wrapped module a copy that its library builds from a config, so a bundle can
+        rebuild it. Raises UsageError if the copy would differ from the module."""
+        if self.config.library:
+            return self
+        module, library_config = self.encoder.module, identify_library_module(self.encoder.module, self.config.image)
+        if library_config is None:
+            raise UsageError(
+                f"{type(module).__name__} is not a model of timm or transformers, so a bundle cannot rebuild it",
+                "save its state dict with torch.save",
+            )
+        config = replace(library_config, channels=self.config.channels, classes=self.config.classes)
+        with fork_rng([]):
+            copy = ForeignModel(config)
+            if not copy_library_module(module, copy.encoder.module, torch.rand(1, config.channels, *config.image)):
+                raise UsageError(
+                    f"{config.full_name} was built with options that it does not record, so a bundle cannot rebuild it",
+                    'use create("timm:NAME,OPTION=VALUE", weights=FILE), where FILE is the state dict of the module',
+                )
+        copy.head.load_state_dict(self.head.state_dict())
+        return copy.train(self.training)
+
     def first_layer(self) -> nn.Module:
         """Return the first convolution or linear layer, whose input is the image."""
         return next(module for module in self.encoder.modules() if isinstance(module, nn.Conv2d | nn.Linear))
@@ -156,6 +180,8 @@ def wrap_backbone(
     module does not return tokens.
     """
     base = getattr(module, getattr(module, "base_model_prefix", "") or "", module)
+    if not hasattr(base, "embeddings") and hasattr(module, "embeddings"):  # only its blocks have the prefix's name
+        base = module
     reset_classifier = getattr(base, "reset_classifier", None)
     if hasattr(base, "forward_features") and reset_classifier is not None:
         reset_classifier(0)
@@ -185,6 +211,29 @@ def wrap_backbone(
         classes=num_classes,
     )
     return ForeignModel(config, base)
+
+
+def copy_library_module(module: nn.Module, copy: nn.Module, images: Tensor) -> bool:
+    """Copy the weights of a library's module, and return whether the copy is equal: in its layers with their settings,
+    and in its features of images (B, C, H, W). The pooling layer of a transformers module is left out."""
+    state = {name: tensor for name, tensor in module.state_dict().items() if not name.startswith("pooler.")}
+    shapes = {name: tensor.shape for name, tensor in copy.state_dict().items()}
+    layers, copied_layers = (
+        [
+            repr(layer)
+            for name, layer in named_modules(item)
+            if not any(layer.children()) and not name.startswith("pooler")
+        ]
+        for item in (module, copy)
+    )
+    if shapes != {name: tensor.shape for name, tensor in state.items()} or layers != copied_layers:
+        return False
+    copy.load_state_dict(state)
+    training, device = module.training, next(module.parameters()).device
+    with torch.no_grad():
+        outputs: list[Tensor] = [LibraryEncoder(item.eval())(images.to(device)) for item in (module, copy.to(device))]
+    module.train(training)
+    return torch.equal(*outputs)
 
 
 def read_module_sizes(module: nn.Module) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Models of timm and transformers by name: construction, description and feature extraction.
+"""Models of timm and transformers by name: construction and description.
 
 This is the only module that imports either library, inside functions; their extras are `timm` and `transformers`.
 
@@ -8,11 +8,9 @@ Shapes: B images, C channels, D channels of a token, P prefix tokens, N position
 from __future__ import annotations
 
 import ast
-import inspect
 import json
 import math
 import re
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from importlib import import_module
@@ -24,6 +22,7 @@ from torch import Tensor, nn
 
 from vitreous.errors import ResourceError, UsageError, find_closest_match, install_hint
 from vitreous.models.configs.foreign import BLOCK_PATTERN, FeatureLayout, ForeignConfig
+from vitreous.models.library_encoder import LibraryEncoder
 from vitreous.nn.adapter import BATCH_NORMS
 from vitreous.nn.no_init import NoInitMode
 from vitreous.nn.sizes import format_size
@@ -31,16 +30,20 @@ from vitreous.nn.sizes import format_size
 LIBRARY_BY_PREFIX = {"timm": "timm", "hf": "transformers"}  # name prefix -> library
 DEFAULT_IMAGE_SIZE = (224, 224)  # pixels, for models whose config contains no image size
 MIN_STRIDE = 4  # minimum stride, in pixels, of maps for dense heads
-#: fields of a transformers config that do not affect the module
+#: fields of a transformers config that do not affect the module, or with which transformers would import other code
 IGNORED_CONFIG_KEYS = (
-    "architectures",
-    "dtype",
-    "id2label",
-    "label2id",
-    "transformers_version",
-    "torch_dtype",
-    "_name_or_path",
+    *("architectures", "dtype", "id2label", "label2id", "transformers_version", "torch_dtype", "_name_or_path"),
+    *("auto_map", "custom_pipelines", "quantization_config", "use_pretrained_backbone", "use_kernels"),
+    *("attn_implementation", "_attn_implementation", "_attn_implementation_internal"),
+    *("experts_implementation", "_experts_implementation", "_experts_implementation_internal"),
 )
+#: options of `timm.create_model` that other settings define, or with which timm would read files or download
+RESERVED_TIMM_OPTIONS = (
+    *("pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "checkpoint_path", "cache_dir", "custom_load"),
+    *("num_classes", "in_chans", "img_size"),
+)
+OPTION_SEPARATOR = re.compile(r",(?![^\[(]*[\])])")  # a comma outside of brackets
+MAX_LAYERS = 1_000  # limit on the number of layers in a transformers config
 
 
 def parse_foreign(name: str, image: tuple[int, ...] | None) -> ForeignConfig | None:
@@ -86,14 +89,14 @@ def begin_timm_config(partial_config: ForeignConfig, text: str) -> ForeignConfig
     Raises UsageError for an unknown name or option.
     """
     timm = import_model_library("timm")
-    name, *options = text.split(",")
+    name, *options = OPTION_SEPARATOR.split(text)
     if not timm.is_model(name):
         nearest = find_closest_match(name.partition(".")[0], timm.list_models())
         raise UsageError(f"timm has no model {name}", f"did you mean timm:{nearest}" if nearest else NAME_HINTS["timm"])
     arguments: dict[str, Any] = {"model_name": name}
     for option in options:
         key, equals, value = option.partition("=")
-        if not equals or not key.isidentifier() or key in ("pretrained", "num_classes", "in_chans", "img_size"):
+        if not equals or not key.isidentifier() or key in RESERVED_TIMM_OPTIONS:
             raise UsageError(
                 f"{option!r} is not an option of timm:{name}", "write options as timm:NAME,drop_path_rate=0.1"
             )
@@ -118,8 +121,10 @@ def begin_transformers_config(partial_config: ForeignConfig, source: str) -> For
     """
     transformers = import_model_library("transformers")
     try:
-        library_config = transformers.AutoConfig.from_pretrained(source).to_dict()
-    except (OSError, ValueError, KeyError) as error:
+        library_config = transformers.AutoConfig.from_pretrained(source, trust_remote_code=False).to_dict()
+        if any(max_integer(value) > MAX_LAYERS for key, value in library_config.items() if LAYER_KEYS.search(key)):
+            raise ValueError(f"it has more than {MAX_LAYERS:,} layers")
+    except Exception as error:  # transformers checks fields with its own types of errors
         reason = str(error).strip().partition("\n")[0]
         raise UsageError(
             f"hf:{source} does not contain the config of a transformers model ({reason})", NAME_HINTS["hf"]
@@ -129,6 +134,11 @@ def begin_transformers_config(partial_config: ForeignConfig, source: str) -> For
         partial_config = replace(
             partial_config, full_name=f"hf:{(path.parent if path.suffix == '.json' else path).resolve().name}"
         )
+    return set_transformers_fields(partial_config, library_config)
+
+
+def set_transformers_fields(partial_config: ForeignConfig, library_config: dict[str, Any]) -> ForeignConfig:
+    """Return the config with library, arguments, channels and image size set from the dict of a transformers config."""
     native_size = library_config.get("image_size")
     image_size = (
         (native_size, native_size) if isinstance(native_size, int) else tuple(native_size or DEFAULT_IMAGE_SIZE)
@@ -138,9 +148,41 @@ def begin_transformers_config(partial_config: ForeignConfig, source: str) -> For
         partial_config,
         library="transformers",
         image=partial_config.image or image_size,
+        channels=library_config.get("num_channels") or 3,
         sized_by="image_size" if native_size else "",
         arguments=json.dumps(settings, sort_keys=True),
     )
+
+
+def identify_library_module(module: nn.Module, image: tuple[int, ...]) -> ForeignConfig | None:
+    """Return the config with which timm or transformers may rebuild a module, for images (height, width) in pixels: the
+    name in its `pretrained_cfg`, or its transformers config. None for other modules. Options with which a timm model
+    was built are not recorded in it, so the config may describe another model."""
+    record: dict[str, Any] = getattr(module, "pretrained_cfg", None) or {}
+    library_config: Any = getattr(module, "config", None)
+    if record.get("architecture"):
+        tag = f".{record['tag']}" if record.get("tag") else ""
+        try:
+            return read_foreign_config(f"timm:{record['architecture']}{tag}", image)
+        except UsageError:
+            return None
+    if hasattr(library_config, "model_type") and type(module).__module__.startswith("transformers."):
+        settings: dict[str, Any] = library_config.to_dict()
+        partial_config = ForeignConfig(f"hf:{settings['model_type']}", image, (1, 1), 1)
+        config = set_transformers_fields(partial_config, settings)
+        try:
+            return complete_config(config, build_meta_encoder(config))
+        except UsageError:
+            return None
+    return None
+
+
+LAYER_KEYS = re.compile(r"layers$|depths?$|layers_|blocks")  # fields of a transformers config that count layers
+
+
+def max_integer(value: Any) -> int:
+    """Return the largest integer in the text of a value; 0 if there is none."""
+    return max(map(int, re.findall(r"\d{1,18}", str(value))), default=0)
 
 
 NAME_HINTS = {
@@ -176,19 +218,34 @@ def build_encoder(config: ForeignConfig) -> nn.Module:
     size = {config.sized_by: config.image} if config.sized_by else {}
     try:
         if config.library == "timm":
+            check_timm_arguments(library, arguments)
             return library.create_model(num_classes=0, in_chans=config.channels, **size, **arguments)
         model_type = arguments.pop("model_type")
-        size = {name: list(image) if len(set(image)) > 1 else image[0] for name, image in size.items()}
+        arguments = {name: value for name, value in arguments.items() if name not in IGNORED_CONFIG_KEYS}
+        # position tables of transformers are square; its forward passes interpolate them for oblong images
+        size = {name: image[0] for name, image in size.items() if len(set(image)) == 1}
         channels = {"num_channels": config.channels} if "num_channels" in arguments else {}
         settings = library.AutoConfig.for_model(model_type, **arguments | channels | size)
         module = library.AutoModel.from_config(settings)
-    except (TypeError, ValueError, AssertionError, RuntimeError, KeyError) as error:
+    except Exception as error:  # the libraries check options with many types of errors
         reason = str(error).strip().partition("\n")[0]
         raise UsageError(f"{config.library} cannot build {config.full_name} ({reason})", "change its options") from None
+    remove_unused_pooler(module)
+    return module
+
+
+def check_timm_arguments(timm: Any, arguments: dict[str, Any]) -> None:
+    """Raise ValueError for arguments of `timm.create_model`, from a bundle, that could read files or download."""
+    if not timm.is_model(str(arguments.get("model_name"))) or set(arguments) & set(RESERVED_TIMM_OPTIONS):
+        raise ValueError("its arguments name a file or a download")
+
+
+def remove_unused_pooler(module: Any) -> None:
+    """Remove the pooling layer of a transformers module, in place, if it has weights: the library's classifiers do not
+    use it."""
     pooler = getattr(module, "pooler", None)
     if pooler is not None and next(pooler.parameters(), None) is not None:
         module.pooler = None  # the library's classifiers do not use this layer
-    return module
 
 
 def build_meta_encoder(config: ForeignConfig) -> nn.Module:
@@ -321,108 +378,3 @@ def has_random_layers(module: nn.Module, config: ForeignConfig) -> bool:
     return has_dropout or any(
         value for key, value in settings.items() if key.startswith(prefixes) or key.endswith("dropout_prob")
     )
-
-
-class LibraryEncoder(nn.Module):
-    """Wrapper of another library's module with methods for its features, the head's input, and its maps.
-
-    `frozen_as_is` makes engines run the module unchanged, in float32. If the weights have another dtype, the module
-    computes under autocast from float32 copies of them, as in its library's mixed-precision training: norms and their
-    statistics stay float32. Outputs have the dtype of the weights.
-    """
-
-    frozen_as_is = True
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.module = module
-
-    def forward(self, x: Tensor, verb: str = "forward_raw", *arguments: Any) -> Any:
-        """Call the method of this class named `verb` on images (B, C, *image) or tokens (B, P + N, D).
-
-        All methods are called through `forward`, so autocast and hooks apply to them.
-        """
-        dtype = next((p.dtype for p in self.module.parameters()), torch.float32)
-        if dtype == torch.float32:
-            return getattr(self, verb)(x.float(), *arguments)
-        weights = {name: parameter.float() for name, parameter in self.named_parameters()}
-        output: Tensor | list[Tensor]
-        with torch.autocast(x.device.type, dtype):
-            output = torch.func.functional_call(self, weights, (x, verb, *arguments))
-        return [tensor.to(dtype) for tensor in output] if isinstance(output, list) else output.to(dtype)
-
-    def forward_raw(self, images: Tensor) -> Any:
-        """Return the library's output after its last block and norm, tokens or a map, for images (B, C, *image)."""
-        forward_features = getattr(self.module, "forward_features", None)
-        if forward_features is not None:
-            return forward_features(images)
-        output = self.module(images, **self.position_interpolation_options(images))
-        return getattr(output, "last_hidden_state", output)
-
-    def position_interpolation_options(self, images: Tensor) -> dict[str, bool]:
-        """Return the arguments with which transformers interpolates positions, if the size of images (B, C, *image)
-        differs from the module's; else {}."""
-        native_size = getattr(getattr(self.module, "config", None), "image_size", None)
-        native_size = (native_size, native_size) if isinstance(native_size, int) else native_size
-        if native_size is None or tuple(native_size) == tuple(images.shape[2:]):
-            return {}
-        argument = "interpolate_pos_encoding"
-        return {argument: True} if argument in inspect.signature(self.module.forward).parameters else {}
-
-    def pool(self, tokens: Tensor, layout: FeatureLayout, prefix: int) -> Tensor:
-        """Pool tokens to the head's input by the library's pooling, if it is defined: (B, P + N, D) -> (B, F).
-
-        Otherwise return the first token if there are `prefix` tokens, or the mean of all, with the module's `layernorm`
-        if the tokens are a map.
-        """
-        forward_head = getattr(self.module, "forward_head", None)
-        if forward_head is not None:
-            maps = {"channels-first": tokens.mT.unsqueeze(-1), "channels-last": tokens.unsqueeze(1)}
-            return forward_head(maps.get(layout, tokens), pre_logits=True)
-        if prefix:
-            return tokens[:, 0]
-        norm = getattr(self.module, "layernorm", None) if layout != "tokens" else None
-        return tokens.mean(1) if norm is None else norm(tokens.mean(1))
-
-    def maps(self, images: Tensor, strides: Sequence[int]) -> list[Tensor]:
-        """Compute the last map of each stride, before any norm: (B, C, H, W) -> (B, h, w, D) per stride, in pixels."""
-        module: Any = self.module
-        stage_infos = getattr(module.feature_info, "info", module.feature_info)
-        index_by_stride = {stage["reduction"]: index for index, stage in enumerate(stage_infos)}
-        indices = sorted({index_by_stride[stride] for stride in strides})
-        maps = module.forward_intermediates(images, indices=indices, output_fmt="NCHW", intermediates_only=True)
-        maps_by_index = dict(zip(indices, maps, strict=True))
-        return [maps_by_index[index_by_stride[stride]].movedim(1, -1) for stride in strides]
-
-    def features_after(self, images: Tensor, depths: Sequence[int]) -> list[Tensor]:
-        """Compute every token after t blocks, before the last norm, for each depth t: (B, C, *image) -> list of
-        (B, P + N, D)."""
-        module: Any = self.module
-        by_depth: dict[int, Tensor]
-        if hasattr(module, "forward_intermediates"):
-            indices = sorted({depth - 1 for depth in depths})
-            pairs = module.forward_intermediates(
-                images, indices=indices, return_prefix_tokens=True, output_fmt="NLC", intermediates_only=True
-            )
-            by_depth = {
-                index + 1: tokens for index, tokens in zip(indices, map(join_prefix_tokens, pairs), strict=True)
-            }
-        else:
-            options = self.position_interpolation_options(images)
-            states: Sequence[Tensor] = module(images, output_hidden_states=True, **options).hidden_states
-            by_depth = dict(enumerate(states))
-        return [by_depth[depth] for depth in depths]
-
-    def norm(self, tokens: Tensor) -> Tensor:
-        """Apply the norm after the last block to tokens: (..., D) -> (..., D); unchanged if the module has none."""
-        norm = getattr(self.module, "norm", None) or getattr(self.module, "layernorm", None)
-        return tokens if norm is None else norm(tokens)
-
-
-def join_prefix_tokens(pair: Tensor | tuple[Tensor, Tensor | None]) -> Tensor:
-    """Join patch tokens (B, N, D) and prefix tokens (B, P, D) to (B, P + N, D); return patch tokens without a prefix
-    unchanged."""
-    if isinstance(pair, Tensor):
-        return pair
-    patches, prefix = pair
-    return patches if prefix is None else torch.cat([prefix, patches], 1)

@@ -12,8 +12,9 @@ RANDOM_INIT_METHODS = {Tensor.normal_, Tensor.uniform_}
 
 
 class NoInitMode(TorchFunctionMode):
-    """Context in which random initialisation leaves tensors unchanged.
+    """Context in which functions of `torch.nn.init` leave tensors unchanged, and random values are zeros.
 
+    Zeros are in the range of truncated distributions, whose sampling loop ends only with values in range.
     The meta device also avoids initialisation, but importing it takes two seconds.
     """
 
@@ -21,6 +22,8 @@ class NoInitMode(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func in RANDOM_INIT_METHODS or getattr(func, "__module__", "") == "torch.nn.init":
+        if func in RANDOM_INIT_METHODS:
+            return args[0].zero_()
+        if getattr(func, "__module__", "") == "torch.nn.init":
             return kwargs["tensor"] if "tensor" in kwargs else args[0]
         return func(*args, **kwargs)

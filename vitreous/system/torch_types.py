@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from torch.autograd import function
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from numpy import ndarray
 
     F = TypeVar("F", bound=Callable[..., Any])
@@ -50,6 +52,10 @@ if TYPE_CHECKING:
         """Iterate over a module and all its submodules with their qualified names."""
         ...
 
+    def fork_rng(devices: Iterable[int]) -> AbstractContextManager[None]:
+        """Restore the state of the random generators, of the CPU and of these devices, when the context ends."""
+        ...
+
     def compile_module(module: nn.Module) -> None:
         """Compile a module in place with torch.compile."""
         ...
@@ -73,6 +79,7 @@ else:
     from_numpy, ndtr, ndtri = torch.from_numpy, torch.special.ndtr, torch.special.ndtri
     vector_norm, svd, once_differentiable = torch.linalg.vector_norm, torch.linalg.svd, function.once_differentiable
     checkpoint = torch.utils.checkpoint.checkpoint
+    fork_rng = torch.random.fork_rng
     named_modules, compile_module, ModuleList = nn.Module.named_modules, nn.Module.compile, nn.ModuleList
 
 

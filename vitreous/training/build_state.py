@@ -73,7 +73,7 @@ def build_objective(run: Run, model: Model, inputs: RunInputs, note: Callable[[s
     """
     multilabel = inputs.train.labels.ndim == 2 and bool(run.data.classes)
     objective = run.objective.build(model, run.objective_setting(multilabel))
-    objective_state = open_objective_state(run.init) if run.init else None
+    objective_state = open_objective_state(run.init, run.model) if run.init else None
     if objective_state and objective_state.config["name"] == run.objective.name:
         config = to_builtins(run.objective) | {"classes": list(run.data.classes)}
         note(f"{run.objective.name} {load_into_objective(objective, config, objective_state).text()}")

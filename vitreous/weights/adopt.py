@@ -16,20 +16,28 @@ from torch import Tensor
 from vitreous.config import from_builtins, read_yaml
 from vitreous.data.modalities.base import Preprocess
 from vitreous.data.modalities.table import AnyPreprocess
-from vitreous.errors import UsageError, WeightsError
+from vitreous.errors import UsageError, VitreousError, WeightsError
 from vitreous.models.config import ModelConfig
+from vitreous.models.library_weights import adapt_library_state
 from vitreous.models.zoo import Model, build_without_init, check_model_memory
-from vitreous.nn.grid import resize_position_table
-from vitreous.nn.position import SinCosPosition
 from vitreous.nn.sizes import format_size
 from vitreous.tasks.base import Task
 from vitreous.tasks.features import FeatureExtraction
 from vitreous.tasks.table import TaskMixin, infer_task, task_of_run
 from vitreous.weights.bundle import DESCRIPTION_FILE, Bundle, load_bundle, load_state_dict_strict
+from vitreous.weights.entry import UnsupportedModelError
 from vitreous.weights.fetch import fetch_weights, missing_source_error
 from vitreous.weights.foreign import DetectedCheckpoint, detect_checkpoint, find_weights_in_folder
 from vitreous.weights.formats.variants import describe_heads_mismatch
-from vitreous.weights.inflation import adapt_first_layer, convert_key_bias, inflate_positions
+from vitreous.weights.inflation import convert_key_bias, inflate_positions
+from vitreous.weights.library import names_timm_model, open_library_checkpoint
+from vitreous.weights.match_tensors import (
+    adapt_first_layer,
+    drop_prefix_and_neck,
+    fold_prefix_positions,
+    rename_attention_tensors,
+    resize_position_tables,
+)
 from vitreous.weights.objective_parts import HEAD_PREFIXES, ObjectiveState, WeightsLoadResult, load_objective_state
 from vitreous.weights.options import get_source_fields
 from vitreous.weights.preprocessing import load_preprocessing
@@ -45,8 +53,6 @@ IDENTITY_AT_INIT = re.compile(
     r"encoder\.blocks\.\d+\.(attention\.part(\.part)?\.(rows|columns)|after\..*|time\..*)|temporal\..*|position\.time\.table"
 )
 BUNDLE_TITLE, CHECKPOINT_TITLE = "a bundle", "a checkpoint"  # titles of this package's files, which have all settings
-#: names of tensors whose shape depends on the patch grid
-POSITION_TABLE_NAMES = re.compile(r"(^|\.)(table|tables\.\d+|rows|columns|relative)$")
 
 
 @dataclass(frozen=True)
@@ -56,6 +62,7 @@ class PretrainedWeights(TaskMixin):
     `source`: the argument that named them. `title`: the format, for messages. `config`, `preprocess` and `task`
     describe the model. `read_state` reads the tensors under this package's names, in float32. `unused`: tensors of the
     files that the model does not have. `notes`: assumptions about settings that the files lack, one sentence each.
+    `read_resized` reads the tensors for another image size, if a library defines how positions are resized.
     `tokenizer`: that of a text encoder, None if there is none.
     """
 
@@ -69,6 +76,15 @@ class PretrainedWeights(TaskMixin):
     provenance: dict[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     tokenizer: Tokenizer | None = None
+    read_resized: Callable[[ModelConfig], dict[str, Tensor]] | None = None
+
+    def read_state_for(self, model_config: ModelConfig) -> dict[str, Tensor]:
+        """Read the tensors, of any shape, for a model of this config. Those of a library's model are resized to its
+        image size; other tensors are unchanged. Raises WeightsError if a library cannot load them into the model."""
+        if self.read_resized:
+            return self.read_resized(model_config)
+        state, config = dict(self.read_state()), self.config
+        return adapt_library_state(state, config, model_config, self.source) if config.library else state
 
     def build_bundle(self) -> Bundle:
         """Build a bundle: the model with these weights, its task and its preprocessing. Raises ResourceError, before
@@ -88,13 +104,19 @@ class PretrainedWeights(TaskMixin):
         return replace(self, config=self.config.with_options(positions={"resize": rule})) if rule else self
 
 
-def open_weights(source: str | os.PathLike[str], settings: dict[str, Any] | None = None) -> PretrainedWeights:
+def open_weights(
+    source: str | os.PathLike[str], settings: dict[str, Any] | None = None, reference: ModelConfig | None = None
+) -> PretrainedWeights:
     """Open weights: a run folder, a bundle, a file or folder of a known format, or a source that `fetch_weights`
-    downloads. `settings`: values of config fields that the files lack, by dotted path. They take precedence over those
-    of a `WeightsSource`. Raises WeightsError for unsupported weights, UsageError for an invalid source or setting."""
+    downloads.
+
+    `settings`: values of config fields that the files lack, by dotted path. They take precedence over those of a
+    `WeightsSource`. `reference`: the model that will load them; if a library builds it, files are read as weights of
+    that model. Raises WeightsError for unsupported weights, UsageError for an invalid source or setting.
+    """
     published = find_published_weights(source)
     settings = (published.get_config_fields() if published else {}) | get_source_fields(source) | (settings or {})
-    weights = read_weights(source, settings)
+    weights = read_weights(source, settings, reference)
     has_tables = weights.config.has_position_tables
     if "positions.resize" in settings and not has_tables:
         description = f"{source} is {weights.config.name()}, which has no learned positions"
@@ -109,10 +131,12 @@ def open_weights(source: str | os.PathLike[str], settings: dict[str, Any] | None
     )
 
 
-def read_weights(source: str | os.PathLike[str], settings: dict[str, Any]) -> PretrainedWeights:
-    """Detect the format of weights and describe them, before their tensors are read. `settings` are used for foreign
-    formats only, since bundles and training checkpoints contain all settings. Raises WeightsError for unsupported
-    weights, UsageError for an invalid source."""
+def read_weights(
+    source: str | os.PathLike[str], settings: dict[str, Any], reference: ModelConfig | None = None
+) -> PretrainedWeights:
+    """Detect the format of weights and describe them, before their tensors are read, as `open_weights` does.
+    `settings` are used for foreign formats only, since bundles and training checkpoints contain all settings. Raises
+    WeightsError for unsupported weights, UsageError for an invalid source."""
     path = fetch_weights(os.fspath(source))
     if not os.path.lexists(path):
         raise missing_source_error(os.fspath(source))
@@ -127,6 +151,27 @@ def read_weights(source: str | os.PathLike[str], settings: dict[str, Any]) -> Pr
     if path.is_dir() and (path / "config.yaml").is_file():
         raise WeightsError(f"{path} has no {DESCRIPTION_FILE}", "use a complete run folder, or a bundle")
     files, config_json = find_weights_files(path)
+    if reference is not None and reference.library:
+        return read_library_weights(source, path, files=files, config_json=config_json, reference=reference)
+    try:
+        return read_native_weights(source, path, files=files, config_json=config_json, settings=settings)
+    except WeightsError as error:
+        is_unsupported = isinstance(error, UnsupportedModelError)
+        if not is_unsupported and not names_timm_model(os.fspath(source), config_json):
+            raise
+        try:
+            return read_library_weights(source, path, files=files, config_json=config_json, reference=None)
+        except VitreousError as library_error:
+            # a missing library or other tensors are the problem only if no format matched
+            is_specific = is_unsupported and not isinstance(library_error, UsageError)
+            raise (library_error if is_specific else error) from None
+
+
+def read_native_weights(
+    source: str | os.PathLike[str], path: Path, files: list[Path], config_json: dict[str, Any], settings: dict[str, Any]
+) -> PretrainedWeights:
+    """Detect the format of weights files of a model that this package implements, as `read_weights` does.
+    `config_json`: the content of the config.json in their folder."""
     check_model_type(config_json)
     json_fields = parse_model_config(config_json)
     detected: DetectedCheckpoint = detect_checkpoint(files, json_fields | settings)
@@ -141,6 +186,30 @@ def read_weights(source: str | os.PathLike[str], settings: dict[str, Any]) -> Pr
     properties = detected.format.title, detected.config, preprocess, task, detected.read_state, detected.unused
     tokenizer = find_tokenizer(path if path.is_dir() else path.parent, detected.config)
     return PretrainedWeights(os.fspath(source), *properties, notes=notes, tokenizer=tokenizer)
+
+
+def read_library_weights(
+    source: str | os.PathLike[str],
+    path: Path,
+    files: list[Path],
+    config_json: dict[str, Any],
+    reference: ModelConfig | None,
+) -> PretrainedWeights:
+    """Describe weights files of a model that timm or transformers builds: `reference`, or the one that the source or
+    its `config_json` names. Raises UsageError if nothing names a model, and the errors of `open_library_checkpoint`."""
+    name = os.fspath(source)
+    checkpoint = open_library_checkpoint(name, path, files=files, config_json=config_json, reference=reference)
+    config: ModelConfig = checkpoint.config
+    return PretrainedWeights(
+        name,
+        checkpoint.title,
+        config=config,
+        preprocess=checkpoint.preprocess,
+        task=infer_task(config, parse_class_names(config, config_json)),
+        read_state=lambda: checkpoint.read(config),
+        unused=checkpoint.unused,
+        read_resized=checkpoint.read,
+    )
 
 
 def find_weights_files(path: Path) -> tuple[list[Path], dict[str, Any]]:
@@ -203,11 +272,11 @@ def load_pretrained_weights(
     layers that have no effect until they are trained, keep their initial values too. Raises WeightsError, which lists
     them, for other differences.
     """
-    weights = source if isinstance(source, PretrainedWeights) else open_weights(source)
+    weights = source if isinstance(source, PretrainedWeights) else open_weights(source, reference=model.config)
     if model.config.has_text and weights.config.has_text:
         return load_image_text_weights(model, weights)
     weights = drop_dense_head(weights)
-    model_state, state = model.state_dict(), dict(weights.read_state())
+    model_state, state = model.state_dict(), weights.read_state_for(model.config)
     fold_prefix_positions(state, model_state)
     rename_attention_tensors(state, model_state)
     convert_key_bias(state, model_state, rotary=model.config.attention.kind == "rotary")
@@ -216,6 +285,7 @@ def load_pretrained_weights(
     resized = (
         f"{format_size(weights.config.table_grid)} -> {format_size(model.config.table_grid)}"
         if resize_position_tables(state, model_state, model.config)
+        or (weights.config.library and model.config.sized_by and weights.config.grid != model.config.grid)
         else ""
     )
     patches, channels = adapt_first_layer(state, model_state, weights.config, model.config)
@@ -279,61 +349,6 @@ def has_class_names(classes: tuple[str, ...]) -> bool:
     return bool(classes) and classes != tuple(map(str, range(len(classes))))
 
 
-def resize_position_tables(state: dict[str, Tensor], model_state: dict[str, Tensor], config: ModelConfig) -> bool:
-    """Resize the position tables in `state`, in place, to the model's shapes; return whether any changed."""
-    resized = False
-    for name, tensor in model_state.items():
-        if not POSITION_TABLE_NAMES.search(name) or name not in state or state[name].shape == tensor.shape:
-            continue
-        table, is_absolute = state[name], "position" in name
-        if table.ndim == tensor.ndim and table.shape[-1] == tensor.shape[-1]:
-            axes = len(tensor.shape) - 1 if is_absolute else 1
-            flat = table.flatten(axes) if not is_absolute else table
-            state[name] = resize_position_table(
-                flat, tuple(tensor.shape[:axes]), config.positions.resize if is_absolute else "bilinear"
-            ).reshape(tensor.shape)
-            resized = True
-    return resized
-
-
-def fold_prefix_positions(state: dict[str, Tensor], model_state: dict[str, Tensor]) -> None:
-    """Match the positions of prefix tokens in `state`, the tensor `slots` (S, D), to the model, in place. If the model
-    has no such positions, they are added to the prefix tokens. If only the model has them, they are zeros."""
-    if "slots" in state and ("slots" not in model_state or model_state["slots"].shape != state["slots"].shape):
-        slots = state.pop("slots")
-        state["prefix"] = torch.cat([state["prefix"][: len(slots)] + slots, state["prefix"][len(slots) :]])
-    if "slots" in model_state and "slots" not in state:
-        state["slots"] = torch.zeros_like(model_state["slots"])
-
-
-def rename_attention_tensors(state: dict[str, Tensor], model_state: dict[str, Tensor]) -> None:
-    """Rename attention tensors of any shape in `state`, in place, if a block uses windows in either the model or the
-    weights, but not in both."""
-    model_names = {name.replace(".part.part.", ".part."): name for name in model_state}
-    for name in list(state):
-        target = model_names.get(name.replace(".part.part.", ".part."), name)
-        if target != name and target not in state:
-            state[target] = state.pop(name)
-
-
-def drop_prefix_and_neck(
-    state: dict[str, Tensor], model_state: dict[str, Tensor], source_config: ModelConfig, model_config: ModelConfig
-) -> list[str]:
-    """Remove prefix tokens (P, D) and SAM's neck from `state`, in place, for a model with decomposed relative positions
-    that lacks them (ViTDet initialised from MAE, arXiv:2203.16527). Returns the removed names. If the source has fixed
-    positions and the model learns them, they are added as a table."""
-    if model_config.attention.kind != "decomposed":
-        return []
-    needs_table = source_config.positions.kind.startswith("sincos") and "position.table" in model_state
-    if needs_table and "position.table" not in state:
-        sincos_kind = source_config.positions.kind.removeprefix("sincos-")
-        state["position.table"] = SinCosPosition(source_config.width, sincos_kind).read(source_config.grid)
-    names = [name for name in state if name not in model_state and (name == "prefix" or name.startswith("neck."))]
-    for name in names:
-        del state[name]
-    return names
-
-
 @dataclass(frozen=True)
 class WeightsInfo:
     """Properties of initial weights: the model's config, the preprocessing in training, notes about assumptions, and
@@ -345,10 +360,10 @@ class WeightsInfo:
     classifies: bool = True
 
 
-def read_weights_info(source: str | os.PathLike[str]) -> WeightsInfo:
-    """Read the properties of initial weights without their tensors. Raises WeightsError for unsupported weights,
-    UsageError for an invalid source."""
-    weights = drop_dense_head(open_weights(source))
+def read_weights_info(source: str | os.PathLike[str], reference: ModelConfig | None = None) -> WeightsInfo:
+    """Read the properties of initial weights without their tensors. `reference`: the model that will load them. Raises
+    WeightsError for unsupported weights, UsageError for an invalid source."""
+    weights = drop_dense_head(open_weights(source, reference=reference))
     return WeightsInfo(weights.config, weights.preprocess, weights.notes, weights.task.has_head)
 
 
@@ -372,15 +387,15 @@ def drop_dense_head(weights: PretrainedWeights) -> PretrainedWeights:
     return replace(weights, config=config, task=FeatureExtraction(), read_state=read_state)
 
 
-def open_objective_state(source: str | os.PathLike[str]) -> ObjectiveState | None:
+def open_objective_state(source: str | os.PathLike[str], reference: ModelConfig | None = None) -> ObjectiveState | None:
     """Open the stored state with which a training objective can continue, such as a decoder or heads; None if there is
-    none. `source`: a run, a bundle, or external pre-training or detector files. Raises WeightsError if the state is
-    damaged."""
+    none. `source`: a run, a bundle, or external pre-training or detector files. `reference`: the model of the
+    objective; files of a library's model have no such state. Raises WeightsError if the state is damaged."""
     path = fetch_weights(os.fspath(source))
     folder = locate_bundle(path)
     if folder:
         return load_objective_state(folder, folder / DESCRIPTION_FILE) or extract_dense_head_state(open_weights(folder))
-    if (path / "state.json").is_file():
+    if (path / "state.json").is_file() or (reference is not None and reference.library):
         return None
     files, config_json = find_weights_files(path)
     objective_state = read_foreign_objective(

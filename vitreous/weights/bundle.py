@@ -114,15 +114,18 @@ def save(
 
     `classes`: names in the order of the logits (default: "0", "1", ...). `preprocess`: the model's input transform
     (default: resize the short side to the model's image size, centre crop, pixels in [-1, 1]). `tokenizer`: the
-    tokenizer.json of a model with a text encoder. Raises UsageError for another type of model, names that do not match
-    its head, a `preprocess` with other channels, a tokenizer of a model without a text encoder, and an existing path.
+    tokenizer.json of a model with a text encoder. Raises UsageError for another type of model, a wrapped module that
+    its library cannot rebuild, names that do not match its head, a `preprocess` with other channels, a tokenizer of a
+    model without a text encoder, and an existing path.
     """
-    folder, config = Path(path), getattr(model, "config", None)
-    if not isinstance(model, VisionModel) or config is None or not config.can_be_stored:
+    folder = Path(path)
+    if not isinstance(model, VisionModel) or getattr(model, "config", None) is None:
         raise UsageError(
             f"{type(model).__name__} is not a model of vitreous.create",
             "save the state dict of supported external models with torch.save",
         )
+    model = model.to_storable()
+    config = model.config
     names = tuple(map(str, range(config.classes))) if classes is None else tuple(classes)
     if (
         len(names) != config.classes

@@ -158,7 +158,7 @@ def create(
                 "create() needs a name or weights", 'use create("ViT-S/16") or create(weights="runs/pets")'
             )
         return zoo.create_untrained_model(name, **options, **nest_paths(fields))
-    pretrained = open_weights(source)
+    pretrained = open_weights(source, reference=None if name is None else config_from_name(name))
     if name is not None and pretrained.config.has_text and not config_from_name(name).has_text:
         pretrained = drop_dense_head(pretrained)
     config = pretrained.config

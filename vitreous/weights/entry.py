@@ -36,6 +36,10 @@ SAVE_WITHOUT_OPTIMIZER_HINT = "save the model without its optimizer"
 SUPPORTED_FILES_HINT = "supported files are safetensors, npz and PyTorch (.pt, .pth, .bin)"
 
 
+class UnsupportedModelError(WeightsError):
+    """Weights of a model that this package does not implement; timm or transformers may build it."""
+
+
 @dataclass(frozen=True)
 class TensorInfo:
     """Shape and dtype of a tensor in a file, from the header; `dtype` is torch's name, such as "bfloat16"."""

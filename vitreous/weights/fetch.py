@@ -11,6 +11,7 @@ import re
 import urllib.parse
 from pathlib import Path
 
+from vitreous.config import import_object
 from vitreous.errors import UsageError, VitreousError, WeightsError, escape_unprintable, install_hint
 from vitreous.models.names import config_from_name
 from vitreous.progress import NullListener, ProgressDisplay, ProgressListener, is_main_process
@@ -52,12 +53,30 @@ def fetch_weights(source: str, listener: ProgressListener | None = None) -> Path
         return fetch_published_weights(published, listener)
     scheme, _, location = source.partition(":")
     if scheme == "timm":
-        return fetch_from_hub(source, location if "/" in location else f"timm/{location}", listener)
+        repository = location if "/" in location else find_timm_repository(location)
+        return fetch_from_hub(source, repository, listener)
+    if scheme == "hf" and location and Path(location).exists():
+        return Path(location)
     if scheme == "hf":
         return fetch_from_hub(source, location, listener)
     if scheme in ("http", "https") and location.startswith("//"):
         return fetch_from_url(source, listener)
     return Path(source)
+
+
+def find_timm_repository(name: str) -> str:
+    """Return the Hub repository of a timm model's weights, `timm/NAME.TAG`. A name without tag, such as
+    `convnext_tiny`, selects timm's default weights, if timm is installed, possibly as `org/name:file`."""
+    if "." in name:
+        return f"timm/{name}"
+    try:
+        record = import_object("vitreous.models.library_weights:read_timm_defaults")(name)
+    except VitreousError:
+        record = {}
+    repository, file = record.get("hf_hub_id"), record.get("hf_hub_filename")
+    if not repository:
+        return f"timm/{name}"
+    return f"{repository}:{file}" if file else repository
 
 
 def missing_source_error(source: str) -> WeightsError:

@@ -20,7 +20,7 @@ from torch import Tensor
 from vitreous.errors import VitreousError, WeightsError
 from vitreous.models.config import ModelConfig
 from vitreous.models.zoo import build_without_init
-from vitreous.weights.entry import FLOATING_DTYPES, sanitise_name
+from vitreous.weights.entry import FLOATING_DTYPES, UnsupportedModelError, sanitise_name
 from vitreous.weights.files import WeightsFile, open_weights_file
 from vitreous.weights.formats import (
     aimv2,
@@ -92,7 +92,8 @@ NAME_SIMPLIFICATIONS = [
 ]
 SUPPORTED_MODELS_HINT = (
     "supported are ViTs of timm, transformers, torchvision, Google, DeiT, MAE, DINO, DINOv2, DINOv3, EVA-02, "
-    "Perception Encoder, AIMv2, TIPSv2, ViT-5, CLIP, SAM, ViTDet, ViViT, VideoMAE, BiT, Swin and DiT"
+    "Perception Encoder, AIMv2, TIPSv2, ViT-5, CLIP, SigLIP, SAM, ViTDet, ViViT, VideoMAE, BiT, Swin and DiT; "
+    "`train --model timm:NAME` reads weights of other models of timm"
 )
 #: unsupported models: description -> a pattern of a unique tensor name
 UNSUPPORTED_MODELS = {
@@ -182,9 +183,9 @@ def detect_checkpoint(files: list[Path], settings: dict[str, Any] | None = None)
             )
     for title, pattern in UNSUPPORTED_MODELS.items():
         if any(re.search(pattern, name) for name in shapes):
-            raise WeightsError(f"{origin} is {title}, which is not supported", SUPPORTED_MODELS_HINT)
+            raise UnsupportedModelError(f"{origin} is {title}, which is not supported", SUPPORTED_MODELS_HINT)
     examples = ", ".join(sanitise_name(name) for name in sorted(shapes)[:4])
-    raise WeightsError(f"{origin} has tensors of an unknown layout: {examples}, …", SUPPORTED_MODELS_HINT)
+    raise UnsupportedModelError(f"{origin} has tensors of an unknown layout: {examples}, …", SUPPORTED_MODELS_HINT)
 
 
 def strip_name_prefixes(weights_format: WeightsFormat, names: list[str]) -> dict[str, str]:

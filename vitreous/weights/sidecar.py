@@ -12,7 +12,7 @@ from typing import Any
 from vitreous.errors import WeightsError
 from vitreous.models.config import ModelConfig
 from vitreous.nn.grid import RESIZE_MODES
-from vitreous.weights.entry import sanitise_name
+from vitreous.weights.entry import UnsupportedModelError, sanitise_name
 
 GELU_FORMS = {
     "gelu": "none",
@@ -69,15 +69,18 @@ MODEL_TYPE_TITLES = {
 
 
 def check_model_type(config: dict[str, Any], title: str = "") -> None:
-    """Raise WeightsError for a transformers config.json with an unsupported `model_type`, or one that does not match
-    the detected format `title`. Other models have the same tensor names but another computation, so tensors alone do
-    not identify a model."""
+    """Check the `model_type` of a transformers config.json. Other models have the same tensor names but another
+    computation, so tensors alone do not identify a model.
+
+    Raises UnsupportedModelError for an unsupported type, and WeightsError for one that does not match the detected
+    format `title`.
+    """
     family = config.get("model_type")
     # timm and open_clip have other model types
     if family is None or "architecture" in config or "model_cfg" in config:
         return
     if not isinstance(family, str) or family not in MODEL_TYPE_TITLES:
-        raise WeightsError(
+        raise UnsupportedModelError(
             f"config.json has model_type {str(family)[:40]}, which is not supported",
             f"supported types are {', '.join(MODEL_TYPE_TITLES)}",
         )

@@ -142,7 +142,7 @@ class ModelConfig:
     finds_objects = False  # outputs are detections: boxes, scores, labels and possibly masks
     generates_images = False  # outputs are images
     foreign_formats = False  # other libraries' files may contain the model
-    can_be_stored = True  # the config is sufficient to rebuild the model
+    library = ""  # the library that builds the model and converts its weights: timm or transformers
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:

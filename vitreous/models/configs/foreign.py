@@ -88,11 +88,6 @@ class ForeignConfig(ModelConfig):
             raise UsageError(problem, f"use --image-size {format_size(nearest_divisible_size(image, self.patch))}")
 
     @property
-    def can_be_stored(self) -> bool:
-        """Return whether a library can rebuild the model from its config."""
-        return bool(self.library)
-
-    @property
     def num_features(self) -> int:
         """Return the channels of the head's input."""
         return self.pooled or self.width
