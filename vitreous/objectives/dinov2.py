@@ -221,37 +221,51 @@ class DINOv2(UnlabelledObjective):
         index = masked_positions(masks, int(batch["masked"].sum()))
         with torch.no_grad():
             targets, patch_targets = self.compute_teacher_outputs(images.flatten(0, 1), index)
-        features, patches = self.encode(images.flatten(0, 1), masks, index)
+        encoded = self.encode_tokens(images.flatten(0, 1), masks)
+        features, patches = self.model.pool(encoded), encoded[:, self.model.config.prefix :]
         views = [features]
         if batch["local"].shape[1]:
             views.append(self.model(batch["local"].flatten(0, 1)))
         logits = compute_prototype_logits(self.head, views, count, self.reduce, self.is_idle) / config.temperature
-        patch_logits = self.heads()[-1](patches, self.reduce, self.is_idle) / config.temperature
+        masked_patches = patches.flatten(0, 1)[index]
+        patch_logits = self.heads()[-1](masked_patches, self.reduce, self.is_idle) / config.temperature
         losses = {
-            "dino": cross_view_entropy(torch.unflatten(targets, 0, (count, NUM_GLOBAL_VIEWS)), logits),
+            "dino": self.compute_view_loss(torch.unflatten(targets, 0, (count, NUM_GLOBAL_VIEWS)), logits),
             "ibot": masked_cross_entropy(patch_targets, patch_logits, masks, index),
             "koleo": koleo_loss_of_views(
                 torch.unflatten(features, 0, (count, NUM_GLOBAL_VIEWS)), self.gather, self.is_idle
             ),
         }
         loss = losses["dino"] + config.patch_weight * losses["ibot"] + config.koleo * losses["koleo"]
+        weighted_losses = self.compute_patch_losses(batch, patches)
+        for name, (weight, value) in weighted_losses.items():
+            loss, losses[name] = loss + weight * value, value
         loss_values = {name: value.detach() for name, value in losses.items()}
         return {"loss": loss, **loss_values, **compute_target_metrics(targets, features)}
 
-    def encode(self, images: Tensor, masks: Tensor, masked_indices: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Encode global views with the student: images (b, C, *image), masks (b, N) bool -> features (b, D), masked
-        patches (M, D).
+    def compute_view_loss(self, targets: Tensor, logits: Tensor) -> Tensor:
+        """Compute DINO's loss of the views, a scalar: targets (B, 2, K), logits (B, V, K)."""
+        return cross_view_entropy(targets, logits)
 
-        A mask token replaces each masked patch, unless the teacher is frozen. `masked_indices` (M,) int64 are the
-        indices of the masked patches in the flattened masks; None computes them from `masks`.
-        """
+    def compute_patch_losses(self, batch: Batch, patches: Tensor) -> dict[str, tuple[float, Tensor]]:
+        """Compute further losses of the student's patch tokens of the global views (b, N, D) after the last norm: the
+        weight and the value, a scalar, of each by its name. Here there are none."""
+        return {}
+
+    def encode_tokens(self, images: Tensor, masks: Tensor) -> Tensor:
+        """Encode global views with the student: images (b, C, *image), masks (b, N) bool -> every token after the last
+        norm, (b, P + N, D). A mask token replaces each masked patch, unless the teacher is frozen."""
         model = self.model
         hidden = masks if self.frozen is None else torch.zeros_like(masks)
         grid = model.project(hide_patches(images, hidden, model.config))
         tokens = torch.where(hidden.view(*grid.shape[:-1], 1), self.mask_token.to(grid.dtype), grid)
-        encoded = model.encode(model.add_positions(tokens), model.make_token_positions(tokens))
-        patches = encoded[:, model.config.prefix :]
-        return model.pool(encoded), patches[masks] if masked_indices is None else patches.flatten(0, 1)[masked_indices]
+        return model.encode(model.add_positions(tokens), model.make_token_positions(tokens))
+
+    def encode(self, images: Tensor, masks: Tensor) -> tuple[Tensor, Tensor]:
+        """Encode global views with the student: images (b, C, *image), masks (b, N) bool -> features (b, D), masked
+        patches (M, D)."""
+        encoded = self.encode_tokens(images, masks)
+        return self.model.pool(encoded), encoded[:, self.model.config.prefix :][masks]
 
     def compute_teacher_outputs(self, images: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
         """Compute the teacher's targets for global views (b, C, *image) and the masked patches at the flattened indices

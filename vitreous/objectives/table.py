@@ -7,6 +7,7 @@ from vitreous.objectives.detection import DetectionConfig
 from vitreous.objectives.diffusion import DiffusionConfig
 from vitreous.objectives.dino import DINOConfig
 from vitreous.objectives.dinov2 import DINOv2Config
+from vitreous.objectives.dinov3 import DINOv3Config
 from vitreous.objectives.distillation import DistillationConfig
 from vitreous.objectives.flow import FlowConfig
 from vitreous.objectives.mae import MAEConfig
@@ -22,6 +23,7 @@ OBJECTIVES: dict[str, type[ObjectiveConfig]] = {
     "mae": MAEConfig,
     "dino": DINOConfig,
     "dinov2": DINOv2Config,
+    "dinov3": DINOv3Config,
     "distillation": DistillationConfig,
     "segmentation": SegmentationConfig,
     "detection": DetectionConfig,
