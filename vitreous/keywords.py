@@ -319,6 +319,8 @@ class LoaderKeywords(TypedDict, total=False):
     keep_best: bool
     keep_last: bool
     early_stop: int | None
+    drift_guard: float | None
+    drift_patience: int | None
     stop_on_collapse: bool
     keep: int | None
     log_to: (

@@ -53,6 +53,8 @@ class DINOConfig(HeadOptions, ObjectiveConfig):
     Raises UsageError for invalid values.
     """
 
+    guards_drift: ClassVar[bool] = True
+
     name: Literal["dino"] = "dino"
     temperature: float = 0.1
     centre_momentum: float = 0.9

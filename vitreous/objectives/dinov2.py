@@ -71,6 +71,7 @@ class DINOv2Config(HeadOptions, ObjectiveConfig):
     Raises UsageError for invalid values.
     """
 
+    guards_drift: ClassVar[bool] = True
     least_batch: ClassVar[int] = 2  # KoLeo requires a nearest neighbour
 
     name: Literal["dinov2"] = "dinov2"

@@ -252,6 +252,11 @@ class TrainOptions(WeightsOptions):
     """Save the weights of the last step, even if an earlier evaluation was better."""
     early_stop: Annotated[int | None, RunField("early_stop")] = None
     """Stop after this many evaluations without a new best (default: train to the end)."""
+    drift_guard: Annotated[float | None, RunField("drift_guard")] = None
+    """Self-supervised objectives: stop and keep the best checkpoint if k-NN accuracy, or RankMe without labels, falls
+    by more than this share of its initial value; 0 for none (default: 0.1 with --init, none from scratch)."""
+    drift_patience: Annotated[int | None, RunField("drift_patience")] = None
+    """Consecutive evaluations below the limit of --drift-guard after which the run stops (default: 2)."""
     stop_on_collapse: Annotated[bool, RunField("stop_on_collapse")] = False
     """Self-supervised objectives: at the first sign of representation collapse, save a checkpoint and stop with exit
     code 7 (default: only warn)."""
