@@ -283,6 +283,7 @@ class LoaderKeywords(TypedDict, total=False):
     ema_warmup: bool | None
     last_blocks: int | None
     lora: int | None
+    teacher: PathLike | None
     loss: Literal["softmax", "sigmoid", "binary", "mse", "l1", "huber"] | None
     class_weights: Literal["even", "balanced"] | None
     sampling: Literal["even", "balanced", "repeat-factor"] | None

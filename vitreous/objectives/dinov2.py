@@ -57,8 +57,9 @@ class DINOv2Config(HeadOptions, ObjectiveConfig):
 
     It has the options of DINO (`DINOConfig`), and:
 
-    - `patch_prototypes`, `patch_bottleneck`: prototypes and bottleneck of a separate head for patches; with
-      `patch_prototypes` 0, images and patches share a head.
+    - `patch_prototypes`, `patch_bottleneck`, `patch_head_width`: prototypes, bottleneck and channels of a separate head
+      for patches; with `patch_prototypes` 0, images and patches share a head, and with `patch_head_width` 0, the patch
+      head has `head_width` channels.
     - `centring`: how the teacher's outputs are centred: by their moving mean (`moving`), or by `sinkhorn_knopp`, which
       assigns every prototype an equal share of the batch.
     - `mask_probability`: probability that a global view is masked, in blocks; `mask_shares`: range of the share of its
@@ -78,6 +79,7 @@ class DINOv2Config(HeadOptions, ObjectiveConfig):
     unit_prototypes: bool = False
     patch_prototypes: int = 0
     patch_bottleneck: int = 256
+    patch_head_width: int = 0
     temperature: float = 0.1
     centring: Literal["moving", "sinkhorn"] = "moving"
     centre_momentum: float = 0.9
@@ -168,7 +170,8 @@ class DINOv2(UnlabelledObjective):
         self.model, self.head = cast(ViT, model), DINOHead(width, config)
         self.mask_token = nn.Parameter(torch.zeros(shape.width))
         if config.patch_prototypes:
-            sizes = (config.patch_prototypes, config.head_layers, config.head_width, config.patch_bottleneck)
+            head_width = config.patch_head_width or config.head_width
+            sizes = (config.patch_prototypes, config.head_layers, head_width, config.patch_bottleneck)
             options = HeadOptions(*sizes, unit_prototypes=config.unit_prototypes, batch_norm=config.batch_norm)
             self.patch_head = DINOHead(shape.width, options)
             self.teacher_patch_head = copy.deepcopy(self.patch_head).requires_grad_(False)

@@ -163,6 +163,8 @@ class TrainOptions(WeightsOptions):
     """Train only the head and the last K blocks; 0 freezes the whole backbone (default: all blocks)."""
     lora: Annotated[int | None, RunField("tune.lora_rank")] = None
     """Train only the head and LoRA adapters of this rank; needs the extra lora (default: no adapters)."""
+    teacher: Annotated[OptionalPath, RunField("objective.teacher")] = None
+    """Distillation: weights of the frozen teacher, as for --init; with --recipe distil, distil-features or dinov2."""
     loss: Annotated[
         Literal["softmax", "sigmoid", "binary", "mse", "l1", "huber"] | None, RunField("objective.loss")
     ] = None
@@ -277,6 +279,11 @@ class TrainOptions(WeightsOptions):
         paths = get_run_field_options()
         changed = {name: getattr(self, name) for name in paths if getattr(self, name) != getattr(TrainOptions, name)}
         return {paths[name].path: None if value == paths[name].none else value for name, value in changed.items()}
+
+    @property
+    def sets_teacher(self) -> bool:
+        """Whether the options set a frozen teacher."""
+        return self.teacher is not None or "objective.teacher" in self.settings
 
     def require_data_source(self) -> None:
         """Raise UsageError if neither a dataset nor a run to resume is set."""
