@@ -194,9 +194,13 @@ def main() -> None:
         objective = replace(run.objective, gram_weight=weight)
         assert isinstance(objective, DINOv3Config)
         views = replace(run.views, anchor_scale=2.0 if weight else 0.0)
-        session = build_session(replace(run, objective=objective, views=views), pixels, arguments.work / f"gram-{weight:g}")
+        session = build_session(
+            replace(run, objective=objective, views=views), pixels, arguments.work / f"gram-{weight:g}"
+        )
         state = session.build()
-        gram = {name.replace("teacher.", "gram_teacher.", 1): t for name, t in weights.items() if name[:8] == "teacher."}
+        gram = {
+            name.replace("teacher.", "gram_teacher.", 1): t for name, t in weights.items() if name[:8] == "teacher."
+        }
         state.objective.load_state_dict(weights | (gram if weight else {}))
         Curve(f"Gram weight {weight:g}", arguments.minutes, arguments.points, task, arguments).train(session, state)
 

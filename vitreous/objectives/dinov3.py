@@ -84,7 +84,7 @@ class DINOv3Config(DINOv2Config):
         since_start = progress.fraction_done - self.gram_start
         if since_start < 0 or not self.gram_weight:
             return 0
-        refreshes = math.floor(since_start / self.gram_refresh) if self.gram_refresh else 0
+        refreshes = math.floor(round(since_start / self.gram_refresh, 6)) if self.gram_refresh else 0
         return min(refreshes, self.gram_refreshes) + (self.gram_start > 0)
 
 

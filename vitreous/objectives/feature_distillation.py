@@ -191,10 +191,10 @@ class FeatureDistillation(UnlabelledObjective):
 
 
 def measure_feature_widths(model: Model, size: tuple[int, ...]) -> tuple[int, int]:
-    """Return the number of channels of a model's pooled features and of its feature map, measured with one image of the
-    size `size`."""
+    """Return the number of channels of a model's pooled features and of its feature map, measured with two images of
+    the size `size`, because norms over groups of channels need more than one value."""
     parameter = model.first_parameter()
-    images = parameter.new_zeros(1, model.config.channels, *size)
+    images = parameter.new_zeros(2, model.config.channels, *size)
     with eval_mode(model):
         model.any_size = True
         pooled, feature_map = encode_features(model, images)

@@ -323,7 +323,9 @@ def set_run_fields(run: Run, values: dict[str, Any]) -> Run:
 def choose_intervals(run: Run, options: TrainOptions) -> Run:
     """Set the intervals of logging, evaluation and checkpoints from the length of the run, and the number of workers,
     unless they are set."""
-    num_evaluations = 20 if run.keep_best or run.early_stop or run.drift_guard else 6  # default number of evaluations per run
+    num_evaluations = (
+        20 if run.keep_best or run.early_stop or run.drift_guard else 6
+    )  # default number of evaluations per run
     intervals = {
         "log_every": options.log_every or max(1, min(50, run.steps // 20)),
         "evaluate_every": options.evaluate_every or max(1, run.steps // num_evaluations),

@@ -108,11 +108,7 @@ def make_dinov3_highres_run(model: ModelConfig, dataset_info: DatasetInfo, optio
         return replace(run, views=replace(run.views, anchor_scale=fit_anchor_scale(1.5, model)))
     objective = DINOv3Config(**DINOV3_HEADS, **gram, frozen=0.0)
     run = make_dinov3_paper_run(model, dataset_info, objective, 1.25e-5, batch=2048, momentum=0.999, steps=30_000)
-    return replace(
-        run,
-        views=replace(run.views, anchor_scale=fit_anchor_scale(1.5, run.model)),
-        **CONTINUED_SCHEDULES,
-    )
+    return replace(run, views=replace(run.views, anchor_scale=fit_anchor_scale(1.5, run.model)), **CONTINUED_SCHEDULES)
 
 
 def set_crop_side(model: ModelConfig, options: TrainOptions, side: int) -> ModelConfig:

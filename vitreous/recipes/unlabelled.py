@@ -42,9 +42,7 @@ def has_small_input(model: ModelConfig) -> bool:
 def has_small_settings(model: ModelConfig, dataset_info: DatasetInfo, options: TrainOptions) -> bool:
     """Return whether a recipe uses the settings tuned here for small images and few photographs instead of the
     published settings. A student of a frozen teacher uses the published settings for photographs."""
-    return has_small_input(model) or (
-        dataset_info.images < MIN_SCRATCH_IMAGES and not options.sets_teacher
-    )
+    return has_small_input(model) or (dataset_info.images < MIN_SCRATCH_IMAGES and not options.sets_teacher)
 
 
 def normalised_run_fields(model: ModelConfig, dataset_info: DatasetInfo) -> dict[str, Any]:

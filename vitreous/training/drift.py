@@ -57,4 +57,6 @@ class DriftGuard:
     @classmethod
     def from_dict(cls, stored: dict[str, Any] | None) -> DriftGuard:
         """Restore a guard from the output of `to_dict`."""
-        return cls(**{**stored, "steps": tuple(stored["steps"]), "values": tuple(stored["values"])}) if stored else cls()
+        return (
+            cls(**{**stored, "steps": tuple(stored["steps"]), "values": tuple(stored["values"])}) if stored else cls()
+        )
