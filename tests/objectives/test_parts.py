@@ -25,7 +25,10 @@ OBJECTIVE_SETTINGS = {
     "masked-patches": {},
     "dino": {"prototypes": ["16"], "head_width": ["16"], "bottleneck": ["8"]},
     "dinov2": {"prototypes": ["16"], "head_width": ["16"], "bottleneck": ["8"]},
-    "dinov3": {"prototypes": ["16"], "head_width": ["16"], "bottleneck": ["8"], "gram_weight": ["2"]},
+    "dinov3": {
+        **{"prototypes": ["16"], "head_width": ["16"], "bottleneck": ["8"], "local_weight": ["0.5"]},
+        **{"gram_weight": ["2"], "gram_refresh": ["0"]},
+    },
 }
 OBJECTIVE_STATE_PARTS = {
     "mae": {"decoder"},
