@@ -71,7 +71,7 @@ def build_objective(**settings):
     return DINOv3(build_model(SMALL_CONFIG), config, ObjectiveSetting(views=VIEWS)).train()
 
 
-def make_view_batch(objective, progress=TrainingProgress(), anchor_side=64):
+def make_view_batch(objective, anchor_side=64):
     """Return a prepared batch of random views; the anchor views are those of another size."""
     generator = torch.Generator().manual_seed(1)
     batch = {
@@ -81,7 +81,7 @@ def make_view_batch(objective, progress=TrainingProgress(), anchor_side=64):
         "positions": torch.arange(4),
         "samples": torch.arange(4),
     }
-    return objective.prepare(batch, progress)
+    return objective.prepare(batch, TrainingProgress())
 
 
 def test_without_its_options_dinov3_is_dinov2():

@@ -116,7 +116,7 @@ def encode_features(model: Model, images: Tensor) -> tuple[Tensor, Tensor]:
     patch tokens after the last norm, or the last map of a convolutional network or Swin."""
     tokens = model.features(images)
     patches = tokens[:, getattr(model.config, "prefix", 0) :]
-    return model.pool(tokens).float(), patches.unflatten(1, get_patch_grid(model, images)).float()
+    return model.pool(tokens).float(), torch.unflatten(patches, 1, get_patch_grid(model, images)).float()
 
 
 def standardise_channels(features: Tensor) -> Tensor:

@@ -22,8 +22,8 @@ TEACHER_HINT = "use a run of --recipe dinov2, or the teacher_checkpoint.pth of D
 
 
 class PrototypeTeacher(WeightsTeacher):
-    """Encoder with its heads, from a DINOv2 or DINOv3 bundle of this package or a checkpoint of the authors' code. Its digest
-    covers encoder and heads.
+    """Encoder with its heads, from a DINOv2 or DINOv3 bundle of this package or a checkpoint of DINOv2's code. Its
+    digest covers encoder and heads.
 
     `prototypes` is the number of prototypes for images, `patch_prototypes` that for patches, 0 if images and patches
     share a head. Raises UsageError for weights without DINOv2 heads, WeightsError for an unreadable file.

@@ -64,15 +64,15 @@ def make_dinov3_run(model: ModelConfig, dataset_info: DatasetInfo, options: Trai
         return make_dinov3_gram_run(model, dataset_info, options)
     if has_small_settings(model, dataset_info, options):
         return make_small_dinov3_run(model, dataset_info, options, DINOv3Config(**SMALL_HEAD))
-    model = set_crop_side(model, options, PRETRAINING_SIDE)
+    model = replace_known_fields(set_crop_side(model, options, PRETRAINING_SIDE), {"norm.layer_scale": 1e-5})
     objective = DINOv3Config(**DINOV3_HEADS, frozen=5 / 1000)
     return make_dinov3_paper_run(model, dataset_info, objective, 5e-5, momentum=0.994, steps=1_000_000)
 
 
 def make_dinov3_gram_run(model: ModelConfig, dataset_info: DatasetInfo, options: TrainOptions) -> Run:
     """Gram anchoring of DINOv3, from weights: arXiv:2508.10104, section 4, and facebookresearch/dinov3's
-    dinov3_vit7b16_gram_anchor.yaml. Small datasets: the settings of dinov2, not
-    tuned.
+    dinov3_vit7b16_gram_anchor.yaml. On small
+    datasets, the settings of dinov2, not tuned.
 
     vitreous train DATA --recipe NAME --init WEIGHTS
 
@@ -82,18 +82,18 @@ def make_dinov3_gram_run(model: ModelConfig, dataset_info: DatasetInfo, options:
     publication continues the run of the pre-training with its heads, without a new warm-up; here it is 10,000 steps.
     """
     model = set_crop_side(model, options, PRETRAINING_SIDE)
-    gram = {"gram_weight": 2.0, "gram_refresh": 0.05, "local_weight": 0.5}
+    gram: dict[str, Any] = {"gram_weight": 2.0, "gram_refresh": 0.05, "local_weight": 0.5}
     if has_small_settings(model, dataset_info, options):
         return make_small_dinov3_run(model, dataset_info, options, DINOv3Config(**SMALL_HEAD | gram))
     objective = DINOv3Config(**DINOV3_HEADS, **gram, frozen=0.0)
     run = make_dinov3_paper_run(model, dataset_info, objective, 3e-5, momentum=0.999, steps=200_000)
-    return replace(run, views=replace(run.views, anchor_scale=2.0), **CONTINUED_SCHEDULES)
+    return replace(with_anchor_scale(run, 2.0), **CONTINUED_SCHEDULES)
 
 
 def make_dinov3_highres_run(model: ModelConfig, dataset_info: DatasetInfo, options: TrainOptions) -> Run:
     """High-resolution phase of DINOv3, from weights: arXiv:2508.10104, section 5.1, and facebookresearch/dinov3's
-    dinov3_vit7b16_high_res_adapt.yaml. Small datasets: the settings of dinov2, not
-    tuned.
+    dinov3_vit7b16_high_res_adapt.yaml. On small
+    datasets, the settings of dinov2, not tuned.
 
     vitreous train DATA --recipe NAME --init WEIGHTS
 
@@ -102,13 +102,13 @@ def make_dinov3_highres_run(model: ModelConfig, dataset_info: DatasetInfo, optio
     512/112 pixels with 768 and 112 to 336 pixels; here a run has one size. Its warm-up is half a cosine, here linear.
     """
     model = set_crop_side(model, options, HIGH_RESOLUTION_SIDE)
-    gram = {"gram_weight": 1.5, "local_weight": 0.5}
+    gram: dict[str, Any] = {"gram_weight": 1.5, "local_weight": 0.5}
     if has_small_settings(model, dataset_info, options):
         run = make_small_dinov3_run(model, dataset_info, options, DINOv3Config(**SMALL_HEAD | gram))
-        return replace(run, views=replace(run.views, anchor_scale=fit_anchor_scale(1.5, model)))
+        return with_anchor_scale(run, 1.5)
     objective = DINOv3Config(**DINOV3_HEADS, **gram, frozen=0.0)
     run = make_dinov3_paper_run(model, dataset_info, objective, 1.25e-5, batch=2048, momentum=0.999, steps=30_000)
-    return replace(run, views=replace(run.views, anchor_scale=fit_anchor_scale(1.5, run.model)), **CONTINUED_SCHEDULES)
+    return replace(with_anchor_scale(run, 1.5), **CONTINUED_SCHEDULES)
 
 
 def set_crop_side(model: ModelConfig, options: TrainOptions, side: int) -> ModelConfig:
@@ -119,10 +119,13 @@ def set_crop_side(model: ModelConfig, options: TrainOptions, side: int) -> Model
     return replace_known_fields(model, {"image": nearest_divisible_size((side, side), model.patch)})
 
 
-def fit_anchor_scale(scale: float, model: ModelConfig) -> float:
-    """Return the scale nearest to `scale` at which the model's image size is divisible by its patch."""
-    size = tuple(round(scale * length) for length in model.image)
-    return nearest_divisible_size(size, model.patch)[0] / model.image[0]
+def with_anchor_scale(run: Run, scale: float) -> Run:
+    """Return the run with anchor views of about `scale` times the size of its global crops, divisible by the patch of
+    its model."""
+    assert isinstance(run.views, MultiCrop)
+    size = tuple(round(scale * length) for length in run.model.image)
+    fitted_scale = nearest_divisible_size(size, run.model.patch)[0] / run.model.image[0]
+    return replace(run, views=replace(run.views, anchor_scale=fitted_scale))
 
 
 def make_dinov3_paper_run(
@@ -137,7 +140,7 @@ def make_dinov3_paper_run(
 ) -> Run:
     """Build a run with the common settings of DINOv3's configs. `base` is the learning rate for batch size 1024."""
     lr = base * (batch / 1024) ** 0.5
-    changes = {"regularization.drop_path_rises": False, "norm.layer_scale": 1e-5}
+    changes = {"regularization.drop_path_rises": False}
     views = replace(DINOV2_VIEWS, flip=0.0)
     return Run(
         **normalised_run_fields(disable_dropout(model, 0.4, changes), dataset_info),
@@ -171,9 +174,8 @@ def make_small_dinov3_run(
     the size with Gram anchoring."""
     run = make_small_or_few_run(model, dataset_info, DINOV2_VIEWS)
     return replace(
-        run,
+        with_anchor_scale(run, 2.0) if objective.gram_weight else run,
         objective=objective,
-        views=replace(run.views, anchor_scale=2.0 if objective.gram_weight else 0.0),
         optimizer=CONTINUED_OPTIMIZER if options.init else replace(run.optimizer, clip_by="part"),
         schedule=replace(run.schedule, decay="constant"),
         schedules={

@@ -162,7 +162,8 @@ class TrainOptions(WeightsOptions):
     last_blocks: Annotated[int | None, RunField("tune.last_blocks")] = None
     """Train only the head and the last K blocks; 0 freezes the whole backbone (default: all blocks)."""
     lora: Annotated[int | None, RunField("tune.lora_rank")] = None
-    """Train only the head and LoRA adapters of this rank; needs the extra lora (default: no adapters)."""
+    """Train only LoRA adapters of this rank and the head, or the heads of a self-supervised objective; needs the extra
+    lora (default: no adapters)."""
     teacher: Annotated[OptionalPath, RunField("objective.teacher")] = None
     """Distillation: weights of the frozen teacher, as for --init; with --recipe distil, distil-features or dinov2."""
     loss: Annotated[
