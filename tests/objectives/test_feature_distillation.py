@@ -27,7 +27,7 @@ from vitreous.objectives.feature_distillation import (
     choose_teacher_size,
     encode_features,
     map_loss,
-    standardise_channels,
+    standardise_positions,
 )
 from vitreous.progress import NullListener
 from vitreous.tasks.features import FeatureExtraction
@@ -92,7 +92,7 @@ def test_loss_matches_the_formula(tmp_path):
 
 
 def test_equal_maps_have_no_loss():
-    features = standardise_channels(torch.randn(2, 3, 3, 8))
+    features = standardise_positions(torch.randn(2, 3, 3, 8))
     assert map_loss(features, features, 0.1) == pytest.approx(0, abs=1e-6)
     assert map_loss(features, -features, 0.0) == pytest.approx(2, rel=1e-5)
 

@@ -119,7 +119,7 @@ def encode_features(model: Model, images: Tensor) -> tuple[Tensor, Tensor]:
     return model.pool(tokens).float(), torch.unflatten(patches, 1, get_patch_grid(model, images)).float()
 
 
-def standardise_channels(features: Tensor) -> Tensor:
+def standardise_positions(features: Tensor) -> Tensor:
     """Standardise features (..., T) to mean 0 and variance 1 over the channels of each position, so that losses of all
     teachers have the same scale, as in data2vec (arXiv:2202.03555)."""
     return F.layer_norm(features, features.shape[-1:])
@@ -165,7 +165,7 @@ class FeatureDistillation(UnlabelledObjective):
         check_teacher_digest(self.teacher, self.digest)
         images = self.teacher.to_teacher_input(batch["images"], self.setting.normalisation)
         pooled, feature_map = self.teacher.compute_features(images)
-        return {**batch, "teacher_pooled": pooled, "teacher_map": standardise_channels(feature_map)}
+        return {**batch, "teacher_pooled": pooled, "teacher_map": standardise_positions(feature_map)}
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         """Compute the loss and its two terms, scalars."""
