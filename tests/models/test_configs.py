@@ -10,7 +10,7 @@ from vitreous.models.families import FAMILIES, config_type
 from vitreous.models.names import config_from_name
 
 NAMES = ("ViT-B/16", "R50+ViT-B/16", "Conv+ViT-S/16", "Axial-ViT-B/16", "CLIP-B/16", "SAM-B/16", "ViViT-B/16x2")
-NAMES += ("VideoMAE-B/16x2", "BiT-R50x1", "Swin-T/4", "DiT-S/4")
+NAMES += ("VideoMAE-B/16x2", "BiT-R50x1", "Swin-T/4", "DiT-S/4", "SigLIP-B/16-text")
 CONFIGS = [config_from_name(name) for name in NAMES]
 CONFIGS += [config_type(family)() for family in ("adapter", "segmenter", "detector")]
 CONFIGS += [ForeignConfig("a module", (8, 8), (4, 4), 6)]

@@ -14,6 +14,7 @@ from vitreous.models.config import (
     BiTConfig,
     ConvStemConfig,
     DiTConfig,
+    ImageTextConfig,
     StemConfig,
     SwinConfig,
     ViTConfig,
@@ -334,7 +335,8 @@ def test_the_model_list_covers_the_paper():
     named = {"ViT-L/16", "ViT-H/14", "R50+ViT-L/32", "BiT-R152x4", "Axial-ViT-B/16", "AxialResNet-50"}
     assert named <= set(MODEL_NAMES)
     assert all(
-        isinstance(config_from_name(name), ViTConfig | BiTConfig | SwinConfig | DiTConfig) for name in MODEL_NAMES
+        isinstance(config_from_name(name), ViTConfig | BiTConfig | SwinConfig | DiTConfig | ImageTextConfig)
+        for name in MODEL_NAMES
     )
 
 

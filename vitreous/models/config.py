@@ -23,12 +23,14 @@ from vitreous.models.configs.groups import RegularizationConfig as Regularizatio
 from vitreous.models.configs.hybrid import ConvStemConfig as ConvStemConfig
 from vitreous.models.configs.hybrid import HybridConfig as HybridConfig
 from vitreous.models.configs.hybrid import StemConfig as StemConfig
+from vitreous.models.configs.image_text import ImageTextConfig as ImageTextConfig
 from vitreous.models.configs.segmenter import SegmenterConfig as SegmenterConfig
 from vitreous.models.configs.swin import SwinAttentionConfig as SwinAttentionConfig
 from vitreous.models.configs.swin import SwinConfig as SwinConfig
 from vitreous.models.configs.swin import SwinMlpConfig as SwinMlpConfig
 from vitreous.models.configs.swin import SwinNormConfig as SwinNormConfig
 from vitreous.models.configs.swin import SwinPositionConfig as SwinPositionConfig
+from vitreous.models.configs.text import TextConfig as TextConfig
 from vitreous.models.configs.video import VideoConfig as VideoConfig
 from vitreous.models.configs.vit import ViTConfig as ViTConfig
 from vitreous.models.configs.vit import transformer_config as transformer_config

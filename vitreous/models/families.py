@@ -27,6 +27,7 @@ FAMILIES: dict[str, str] = {
     "adapter": "vitreous.models.configs.adapter:AdapterConfig",
     "segmenter": "vitreous.models.configs.segmenter:SegmenterConfig",
     "detector": "vitreous.models.configs.detector:DetectorConfig",
+    "image-text": "vitreous.models.configs.image_text:ImageTextConfig",
     "foreign": "vitreous.models.configs.foreign:ForeignConfig",
 }
 

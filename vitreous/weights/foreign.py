@@ -23,14 +23,20 @@ from vitreous.models.zoo import build_without_init
 from vitreous.weights.entry import FLOATING_DTYPES, sanitise_name
 from vitreous.weights.files import WeightsFile, open_weights_file
 from vitreous.weights.formats import (
+    aimv2,
+    big_vision_pairs,
+    dinov3,
     dit,
+    eva,
     google,
+    open_clip,
     others,
     own,
     swin,
     swin_v2,
     timm,
     transformers,
+    transformers_pairs,
     video,
     vitdet,
     vitdet_detector,
@@ -40,7 +46,7 @@ from vitreous.weights.formats.variants import VARIANTS_BY_FORMAT, describe_infer
 from vitreous.weights.sidecar import (
     config_from_metadata,
     config_to_metadata,
-    parse_transformers_config,
+    parse_model_config,
     parse_window_from_name,
     read_json_object,
 )
@@ -52,11 +58,18 @@ FOREIGN_FORMATS = [
     *swin_v2.FORMATS,
     *dit.FORMATS,
     *video.FORMATS,
+    *transformers_pairs.FORMATS,
+    *open_clip.FORMATS,
+    big_vision_pairs.PAIR,
     others.SAM,
     others.SAM_TIMM,
     others.SAM_TRANSFORMERS,
     *vitdet_detector.FORMATS,
     vitdet.VITDET,
+    *dinov3.FORMATS,
+    *eva.FORMATS,
+    *aimv2.FORMATS,
+    others.TIPSV2,
     others.DINOV2,
     timm.DEIT_III,
     *timm.ORIGINAL_FORMATS,
@@ -78,8 +91,8 @@ NAME_SIMPLIFICATIONS = [
     (re.compile(r"standardized_conv2d_\d+/"), "standardized_conv2d/"),
 ]
 SUPPORTED_MODELS_HINT = (
-    "supported are ViTs of timm, transformers, torchvision, Google, DeiT, MAE, DINO, DINOv2, CLIP, SAM, ViTDet, ViViT, "
-    "VideoMAE, BiT, Swin and DiT"
+    "supported are ViTs of timm, transformers, torchvision, Google, DeiT, MAE, DINO, DINOv2, DINOv3, EVA-02, "
+    "Perception Encoder, AIMv2, TIPSv2, ViT-5, CLIP, SAM, ViTDet, ViViT, VideoMAE, BiT, Swin and DiT"
 )
 #: unsupported models: description -> a pattern of a unique tensor name
 UNSUPPORTED_MODELS = {
@@ -265,9 +278,13 @@ def match_format(
             f"{origin} looks like {weights_format.title}, {config.name()}, but does not fit it:{listing}",
             suggest_full_state_dict(errors),
         )
-    known_fields = {*settings, *(("heads",) if weights_format.suffix == ".npz" else ())}
+    known_fields = {*settings, *weights_format.determines, *(("heads",) if weights_format.suffix == ".npz" else ())}
     notes = (
-        *describe_inferred_fields(config, known_fields, VARIANTS_BY_FORMAT.get(weights_format.name, ())),
+        *describe_inferred_fields(
+            config.backbone if config.has_text else config,
+            known_fields,
+            VARIANTS_BY_FORMAT.get(weights_format.name, ()),
+        ),
         *describe_position_assumptions(origin, weights_format, config, settings),
     )
     notes = (own.describe_assumed_fields(config, settings),) if weights_format.name == own.STATE_DICT_FORMAT else notes
@@ -395,7 +412,7 @@ def can_round_trip(weights_format: WeightsFormat, config: ModelConfig, state: di
     `state` matter."""
     settings: dict[str, Any] = {"image": config.image, "heads": 0} | config.head_count_field()
     if weights_format.describe:
-        settings = parse_transformers_config(weights_format.describe(config))
+        settings = parse_model_config(weights_format.describe(config))
     elif weights_format.suffix == ".safetensors":
         settings = config_from_metadata(Path(), config_to_metadata(config))
     try:

@@ -8,51 +8,23 @@ PyTorch.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any
 
 from vitreous.errors import UsageError, find_closest_match
+from vitreous.weights.published_encoders import ENCODERS
+from vitreous.weights.published_entry import (
+    FINE_TUNED_KINETICS_METRIC,
+    FINE_TUNED_METRIC,
+    LINEAR_PROBE_METRIC,
+    TOP1_METRIC,
+    PublishedWeights,
+)
 
 META_URL = "https://dl.fbaipublicfiles.com"
 GOOGLE_URL = "https://storage.googleapis.com"
 MICROSOFT_URL = "https://github.com/SwinTransformer/storage/releases/download"
 AUGREG_FINE_TUNING = "imagenet2012-steps_20k"
-TOP1_METRIC, LINEAR_PROBE_METRIC, FINE_TUNED_METRIC = "top-1", "top-1 of a linear probe", "top-1 once fine-tuned"
-FINE_TUNED_KINETICS_METRIC = "top-1 once fine-tuned, Kinetics-400"
 EVAL_CROP = 0.875  # crop size relative to the short side of the image, in evaluations at 224 of 256 pixels
-
-
-@dataclass(frozen=True)
-class PublishedWeights:
-    """Weights published by their authors.
-
-    `model`: name of the model in this package. `source`: a URL, or `hf:org/name`. `image_size`: image size in pixels
-    for which positions were trained. `accuracy`: 0 to 1, on ImageNet's validation images unless `accuracy_note`
-    specifies otherwise; None if not published. `digest`: `sha256:HEX` or `md5:HEX` of the file, or a prefix if only
-    that is published; "" if none is, so only the size of the download is verified. `resize` and `share`: the authors'
-    position resize rule, and their evaluation crop relative to the short side, if the file lacks them.
-    """
-
-    name: str
-    model: str
-    source: str
-    image_size: int
-    licence: str
-    reference: str
-    accuracy: float | None = None
-    accuracy_note: str = TOP1_METRIC
-    digest: str = ""
-    resize: str = ""
-    share: float | None = None
-
-    def get_config_fields(self) -> dict[str, Any]:
-        """Return config fields that the file lacks, by dotted path: image size and position resize rule."""
-        if self.source.startswith("hf:") or self.model.startswith("BiT"):
-            return {}  # set in config.json, or the model has no positions
-        return {"image": (self.image_size, self.image_size)} | (
-            {"positions.resize": self.resize} if self.resize else {}
-        )
 
 
 def augreg_weights(
@@ -336,38 +308,6 @@ PUBLISHED_WEIGHTS = (
     mae_weights("mae-b16", "MAE-B/16", "base", 0.836, "8cad7c"),
     mae_weights("mae-l16", "MAE-L/16", "large", 0.859, "b8b06e"),
     mae_weights("mae-h14", "MAE-H/14", "huge", 0.869, "9bdbb0"),
-    PublishedWeights(
-        "clip-b32",
-        "CLIP-B/32",
-        source="hf:openai/clip-vit-base-patch32",
-        image_size=224,
-        licence="MIT",
-        reference="openai/CLIP",
-    ),
-    PublishedWeights(
-        "clip-b16",
-        "CLIP-B/16",
-        source="hf:openai/clip-vit-base-patch16",
-        image_size=224,
-        licence="MIT",
-        reference="openai/CLIP",
-    ),
-    PublishedWeights(
-        "clip-l14",
-        "CLIP-L/14",
-        source="hf:openai/clip-vit-large-patch14",
-        image_size=224,
-        licence="MIT",
-        reference="openai/CLIP",
-    ),
-    PublishedWeights(
-        "clip-l14-336",
-        "CLIP-L/14",
-        source="hf:openai/clip-vit-large-patch14-336",
-        image_size=336,
-        licence="MIT",
-        reference="openai/CLIP",
-    ),
     sam_weights("sam-b16", "SAM-B/16", "b_01ec64", "01ec64d29a2fca3f0661936605ae66f8"),
     sam_weights("sam-l16", "SAM-L/16", "l_0b3195", "0b3195507c641ddb6910d2bb5adee89c"),
     sam_weights("sam-h16", "SAM-H/16", "h_4b8939", "4b8939a88964f0f4ff5f5b2642c598a6"),
@@ -414,6 +354,7 @@ PUBLISHED_WEIGHTS = (
         accuracy=0.809,
         accuracy_note=FINE_TUNED_KINETICS_METRIC,
     ),
+    *ENCODERS,
 )
 PUBLISHED_BY_NAME = {published.name: published for published in PUBLISHED_WEIGHTS}
 

@@ -1,5 +1,4 @@
-"""Read settings that weights files lack from the files next to them: config.json, preprocessing, class names,
-metadata."""
+"""Read settings that weights files lack from the files next to them: config.json, class names, metadata."""
 
 from __future__ import annotations
 
@@ -10,14 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from vitreous.data.modalities.base import HALF_MOMENTS, IMAGENET_MOMENTS, Preprocess
-from vitreous.data.modalities.images import ImagePreprocess
-from vitreous.errors import VitreousError, WeightsError
+from vitreous.errors import WeightsError
 from vitreous.models.config import ModelConfig
-from vitreous.models.configs.base import PixelScaling
 from vitreous.nn.grid import RESIZE_MODES
 from vitreous.weights.entry import sanitise_name
-from vitreous.weights.table import WeightsFormat
 
 GELU_FORMS = {
     "gelu": "none",
@@ -56,8 +51,15 @@ MODEL_TYPE_TITLES = {
     "videomae": "transformers' VideoMAE",
     "dinov2": "transformers' DINOv2",
     "dinov2_with_registers": "transformers' DINOv2",
-    "clip": "transformers' CLIP image encoder",
+    "dinov3_vit": "transformers' DINOv3",
+    "aimv2_vision_model": "transformers' AIMv2",
+    "tipsv2_vision_model": "transformers' TIPSv2",
+    "clip": "transformers' CLIP",
     "clip_vision_model": "transformers' CLIP image encoder",
+    "siglip": "transformers' SigLIP",
+    "siglip2": "transformers' SigLIP",
+    "siglip_vision_model": "transformers' SigLIP image encoder",
+    "siglip2_vision_model": "transformers' SigLIP image encoder",
     "sam": "transformers' SAM image encoder",
     "sam_vision_model": "transformers' SAM image encoder",
     "bit": "transformers' BiT",
@@ -79,7 +81,8 @@ def check_model_type(config: dict[str, Any], title: str = "") -> None:
             f"config.json has model_type {str(family)[:40]}, which is not supported",
             f"supported types are {', '.join(MODEL_TYPE_TITLES)}",
         )
-    if title and MODEL_TYPE_TITLES[family] != title:
+    # a file of a model with two encoders may contain only the image encoder
+    if title and title not in (MODEL_TYPE_TITLES[family], f"{MODEL_TYPE_TITLES[family]} image encoder"):
         raise WeightsError(
             f"config.json has model_type {family}, but the tensors are those of {title}",
             "download config.json and the weights again",
@@ -120,16 +123,30 @@ def parse_transformers_config(config: dict[str, Any]) -> dict[str, Any]:
         settings["attention.pretrained_window"] = tuple(
             require_config_integer("pretrained_window_sizes", size) for size in pretrained_sizes
         )
-    if config.get("layer_norm_eps") is not None:
-        eps = settings["norm.eps"] = config["layer_norm_eps"]
+    eps_name = "rms_norm_eps" if config.get("model_type") == "aimv2_vision_model" else "layer_norm_eps"
+    if config.get(eps_name) is not None:
+        eps = settings["norm.eps"] = config[eps_name]
         if not isinstance(eps, float) or not 0 < eps < 1:
             raise WeightsError(
-                f"config.json has layer_norm_eps {str(eps)[:40]}, which is not a small number", "download it again"
+                f"config.json has {eps_name} {str(eps)[:40]}, which is not a small number", "download it again"
             )
-    if config.get("hidden_act") is not None:
+    if config.get("use_gated_mlp") or config.get("model_type") == "aimv2_vision_model":
+        if config.get("hidden_act") != "silu":
+            activation = str(config.get("hidden_act"))[:40]
+            raise WeightsError(
+                f"config.json has hidden_act {activation} for a gated MLP, which is not supported", "supported is silu"
+            )
+    elif config.get("hidden_act") is not None:
         if str(config["hidden_act"]) not in GELU_FORMS:
             raise WeightsError(f"config.json has hidden_act {str(config['hidden_act'])[:40]}, which is not supported")
         settings["mlp.gelu"] = GELU_FORMS[str(config["hidden_act"])]
+    if config.get("rope_theta") is not None:
+        settings["rotary.base"] = config["rope_theta"]
+        if type(settings["rotary.base"]) not in (int, float) or not 1 < settings["rotary.base"] < 1e9:
+            raise WeightsError(
+                f"config.json has rope_theta {str(config['rope_theta'])[:40]}, which is not a number > 1"
+            )
+        settings["rotary.base"] = float(settings["rotary.base"])
     if config.get("qkv_bias") is not None:
         settings["attention.qkv_bias"] = config["qkv_bias"]
         if not isinstance(settings["attention.qkv_bias"], bool):
@@ -142,6 +159,9 @@ def parse_transformers_config(config: dict[str, Any]) -> dict[str, Any]:
         if size is not None:
             lengths = size if isinstance(size, list) and len(size) == 2 else [size, size]
             settings[ours] = tuple(require_config_integer(theirs, length) for length in lengths)
+    if config.get("model_type") == "siglip2_vision_model":  # NaFlex, whose positions are always a square
+        side = math.isqrt(require_config_integer("num_patches", config.get("num_patches", 256)))
+        settings["image"] = tuple(side * length for length in settings.get("patch", (16, 16)))
     return settings | parse_video_config(config, settings)
 
 
@@ -191,15 +211,13 @@ def require_config_integer(name: str, value: Any) -> int:
 def parse_model_config(settings: dict[str, Any]) -> dict[str, Any]:
     """Parse the config fields, by dotted path, that a config.json of transformers (CLIP's has two towers), open_clip or
     timm sets."""
-    if "model_cfg" in settings:  # open_clip's, which sets quick_gelu only for weights with the GELU of OpenAI's CLIP
-        return {
-            "mlp.gelu": "quick" if get_nested_dict(settings, "model_cfg").get("quick_gelu") else "none",
-            "positions.resize": "bicubic-antialias",
-        }
-    # a config.json of a model with a text tower, or of a full SAM, has `vision_config`
+    if "model_cfg" in settings:
+        return parse_open_clip_config(get_nested_dict(settings, "model_cfg"))
+    # a config.json of a model with a text encoder, or of a full SAM, has `vision_config`
+    text_fields = parse_text_config(get_nested_dict(settings, "text_config"))
     settings = get_nested_dict(settings, "vision_config") or settings
     if "architecture" not in settings:
-        return parse_transformers_config(settings)
+        return parse_transformers_config(settings) | text_fields
     size = get_nested_dict(settings, "pretrained_cfg").get("input_size")
     fields: dict[str, Any] = (
         {"image": tuple(require_config_integer("input_size", length) for length in size[1:])}
@@ -211,7 +229,54 @@ def parse_model_config(settings: dict[str, Any]) -> dict[str, Any]:
     fields["positions.resize"] = "bicubic-antialias"  # timm's rule for all weights that it loads
     if "quickgelu" in str(settings["architecture"]):
         fields["mlp.gelu"] = "quick"
+    if TIMM_TANH_GELU.search(str(settings["architecture"])):
+        fields["mlp.gelu"] = "tanh"
     return fields
+
+
+#: timm 1.0.31, vision_transformer.py and naflexvit.py: image encoders of SigLIP with the tanh approximation of GELU
+TIMM_TANH_GELU = re.compile(
+    r"patch32_siglip|large_patch16_siglip_(gap_)?512|so400m_patch16_siglip|giantopt|naflex\w*_siglip"
+)
+
+
+def parse_open_clip_config(config: dict[str, Any]) -> dict[str, Any]:
+    """Parse the config fields that the `model_cfg` of an open_clip_config.json sets. It sets quick_gelu only for
+    weights with the GELU of OpenAI's CLIP. Raises WeightsError for invalid values."""
+    image, text = get_nested_dict(config, "vision_cfg"), get_nested_dict(config, "text_cfg")
+    trunk = str(image.get("timm_model_name") or "")
+    tanh = get_nested_dict(text, "act_kwargs").get("approximate") == "tanh"
+    quick = "quick" if config.get("quick_gelu") else "none"
+    fields = {
+        "mlp.gelu": "tanh" if TIMM_TANH_GELU.search(trunk) else quick,
+        "positions.resize": "bicubic-antialias",
+        "text.gelu": "tanh" if tanh else quick,
+        "text.causal": not text.get("no_causal_mask"),
+        "text.pool": "last" if text.get("pool_type") == "last" else "end",
+    }
+    eps = get_nested_dict(text, "norm_kwargs").get("eps")
+    if isinstance(eps, float) and 0 < eps < 1:
+        fields["text.eps"] = eps
+    if text.get("heads") is not None:
+        fields["text.heads"] = require_config_integer("heads", text["heads"])
+    return fields
+
+
+def parse_text_config(config: dict[str, Any]) -> dict[str, Any]:
+    """Parse the fields of a text encoder, by paths that start with `text.`, from the `text_config` of transformers'
+    CLIP and SigLIP. Raises WeightsError for unsupported values."""
+    if config.get("model_type") not in ("clip_text_model", "siglip_text_model", "siglip2_text_model"):
+        return {}
+    parsed = parse_transformers_config(config)
+    names = {"heads": "heads", "mlp.gelu": "gelu", "norm.eps": "eps", "width": "width", "depth": "depth"}
+    fields = {f"text.{ours}": parsed[path] for path, ours in names.items() if path in parsed}
+    sizes = {"text.vocabulary": "vocab_size", "text.length": "max_position_embeddings"}
+    # the padding and end of SigLIP's config.json are those of CLIP's class, not those of its tokenizer
+    if config["model_type"] == "clip_text_model":
+        sizes |= {"text.end_id": "eos_token_id"}
+    return fields | {
+        path: require_config_integer(name, config[name]) for path, name in sizes.items() if config.get(name) is not None
+    }
 
 
 def get_nested_dict(settings: dict[str, Any], name: str) -> dict[str, Any]:
@@ -233,80 +298,6 @@ def read_json_object(path: Path) -> dict[str, Any]:
         return content
     except (ValueError, OSError, RecursionError) as error:
         raise WeightsError(f"{path} is not valid JSON for weights ({error})", "download it again") from None
-
-
-#: mean and standard deviation of each channel
-PIXEL_STATISTICS: dict[PixelScaling, tuple[tuple[float, ...], tuple[float, ...]]] = {
-    "half": HALF_MOMENTS,
-    "imagenet": IMAGENET_MOMENTS,
-    "clip": ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)),
-}
-#: format -> pixel statistics of its authors' training, unless specified
-FORMAT_PIXEL_STATISTICS: dict[str, PixelScaling] = {
-    "timm": "imagenet",
-    "dinov2": "imagenet",
-    "torchvision": "imagenet",
-    "sam": "imagenet",
-    "vitdet": "imagenet",
-    "videomae": "imagenet",
-    "clip": "clip",
-}
-# PIL's numbers, in transformers' files
-RESAMPLE_FILTERS = {"bilinear": "bilinear", "bicubic": "bicubic", 2: "bilinear", 3: "bicubic"}
-
-
-def load_preprocessing(
-    weights_format: WeightsFormat, config: ModelConfig, folder: Path | None, settings: dict[str, Any]
-) -> Preprocess:
-    """Load the preprocessing from preprocessor_config.json or timm's config.json, else use the default of the format's
-    authors. Raises WeightsError for invalid values."""
-    processor = read_json_object(folder / "preprocessor_config.json") if folder else {}
-    try:
-        return parse_preprocessing(weights_format, config, processor, settings)
-    except (TypeError, ValueError, ArithmeticError, AttributeError, LookupError, VitreousError) as error:
-        raise WeightsError(
-            f"the preprocessing of {weights_format.title} is invalid ({str(error)[:100]})", "download it again"
-        ) from None
-
-
-def parse_preprocessing(
-    weights_format: WeightsFormat, config: ModelConfig, processor: dict[str, Any], settings: dict[str, Any]
-) -> Preprocess:
-    """Parse the preprocessing from `processor` (preprocessor_config.json) and `settings` (config.json). Raises
-    ValueError for invalid values."""
-    default_preprocess = config.default_preprocess()
-    mean, std = PIXEL_STATISTICS[
-        weights_format.get_pixel_scaling(config)
-        or FORMAT_PIXEL_STATISTICS.get(weights_format.name, default_preprocess.pixels)
-    ]
-    timm_config = get_nested_dict(settings, "pretrained_cfg")
-    mean, std = (
-        tuple(map(float, processor.get(f"image_{statistic}") or timm_config.get(statistic) or default))
-        for statistic, default in (("mean", mean), ("std", std))
-    )
-    share = float(timm_config.get("crop_pct") or 1.0)
-    crop, size = processor.get("crop_size"), processor.get("size")
-    if isinstance(crop, dict) and isinstance(size, dict) and size.get("shortest_edge"):
-        share = min(1.0, crop.get("height", size["shortest_edge"]) / size["shortest_edge"])
-    squash = weights_format.suffix == ".npz" or (
-        isinstance(size, dict) and "height" in size and not processor.get("do_center_crop")
-    )
-    filter_name = RESAMPLE_FILTERS.get(
-        processor.get("resample") or timm_config.get("interpolation"),
-        "bilinear" if weights_format.suffix == ".npz" else default_preprocess.filter,
-    )
-    channels = config.channels
-    if not all(map(math.isfinite, (*mean, *std, share))) or min(std) <= 0 or not 0 < share <= 1:
-        raise ValueError(f"mean {mean}, std {std}, crop {share}")
-    return ImagePreprocess(
-        image=(config.image[-2], config.image[-1]),
-        channels=channels,
-        mean=tuple((mean * channels)[:channels]),
-        std=tuple((std * channels)[:channels]),
-        fit="squash" if squash else "crop",
-        share=share,
-        filter=filter_name,  # type: ignore[arg-type]
-    )
 
 
 def parse_class_names(config: ModelConfig, settings: dict[str, Any]) -> tuple[str, ...]:
@@ -333,6 +324,14 @@ METADATA_VALIDATORS: dict[str, Callable[[Any], bool]] = {
     "norm.final": lambda v: v in ("tokens", "pooled", "none"),
     "attention.qkv_bias": lambda v: isinstance(v, bool),
     "projection_bias": lambda v: isinstance(v, bool),
+    "rotary.rounded": lambda v: isinstance(v, bool),
+    "text.heads": lambda v: isinstance(v, int) and 0 < v < 1 << 12,
+    "text.gelu": lambda v: v in ("none", "tanh", "quick"),
+    "text.eps": lambda v: isinstance(v, float) and 0 < v < 1,
+    "text.causal": lambda v: isinstance(v, bool),
+    "text.pool": lambda v: v in ("end", "last", "mean"),
+    "text.pad_id": lambda v: type(v) is int and 0 <= v < 1 << 24,
+    "text.end_id": lambda v: type(v) is int and 0 <= v < 1 << 24,
 }
 #: fields of a detector besides its backbone's
 DETECTOR_METADATA_VALIDATORS: dict[str, Callable[[Any], bool]] = {

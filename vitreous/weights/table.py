@@ -94,6 +94,7 @@ class WeightsFormat:
     excluded_names: tuple[str, ...] = ()
     describe_ambiguity: Callable[[Any], str] = lambda config: ""
     facts: tuple[str, ...] = ()
+    determines: tuple[str, ...] = ()  # config fields that no shape of a parameter determines, but the files do
     # default pixel statistics of training; None: from the config
     get_pixel_scaling: Callable[[Any], PixelScaling | None] = lambda config: None
     # describes assumed settings that files lack, given the names of fields that are set elsewhere
@@ -189,6 +190,32 @@ def parse_rename_rule(ours: str, theirs: Names | str, fold: TensorTransform) -> 
     return RenameRule(tuple(ours.split()), tuple(theirs.split()) if isinstance(theirs, str) else theirs, fold)
 
 
+def nest_rules(
+    rules: Iterable[RenameRule], ours: str, theirs: Callable[[str], str], get_config: Callable[[Any], Any]
+) -> tuple[RenameRule, ...]:
+    """Convert the rules of a format to those for a submodule of a larger model.
+
+    `ours` is the prefix of the submodule's tensors in our model, `theirs` converts a name of the format to that in
+    files of the larger model, and `get_config` returns the config of the submodule.
+    """
+
+    def convert_rule(rule: RenameRule) -> RenameRule:
+        """Convert one rule."""
+
+        def name_tensors(config: Any) -> tuple[str, ...]:
+            """Return the names of the submodule's tensors in a file of the larger model."""
+            names = rule.theirs(get_config(config)) if callable(rule.theirs) else rule.theirs
+            return tuple(map(theirs, names))
+
+        transform = TensorTransform(
+            lambda tensors, c: rule.transform.to_native(tensors, get_config(c)),
+            lambda tensors, c: rule.transform.to_foreign(tensors, get_config(c)),
+        )
+        return RenameRule(tuple(ours + name for name in rule.ours), name_tensors, transform)
+
+    return tuple(map(convert_rule, rules))
+
+
 def build_block_rules(
     theirs: str,
     norms: tuple[str, str],
@@ -201,8 +228,8 @@ def build_block_rules(
     """Build the rules of an encoder's blocks. `theirs`: their name of a block, the prefix of its layers' names.
 
     `norms` and `scales`: their names for attention and for the MLP. `qkv`: one fused layer, or three separated by
-    spaces. `out`: the output layer of attention. `mlp`: its two layers, `GATED|PLAIN` if the gated MLP has another
-    name. `infix`: the placeholder `{part}` if blocks may have windows.
+    spaces. `out`: the output layer of attention. `mlp`: its two layers, `GATED|PLAIN` if the gated MLP has other
+    names, whose first layer may be two, gate and value. `infix`: the placeholder `{part}` if blocks may have windows.
     """
 
     def build_layer_rule(ours: str, name: str, end: str = ".{x}") -> RenameRule:
@@ -215,7 +242,7 @@ def build_block_rules(
         return RenameRule(
             (f"encoder.blocks.{{i}}.{ours}{end}",),
             lambda c: names[c.mlp.kind],
-            QKV_TRANSFORM if " " in name else COPY_TRANSFORM,
+            GATED_LAYERS if " " in gated else QKV_TRANSFORM if " " in name else COPY_TRANSFORM,
         )
 
     return (
@@ -282,6 +309,10 @@ def unflatten_patch_projection(weight: Tensor, config: ViTConfig | SwinConfig) -
     return weight.reshape(len(weight), -1, *config.cell)
 
 
+#: (M, D) of the gate and of the value of a gated MLP <-> (2 M, D); a plain MLP's layer is copied
+GATED_LAYERS = TensorTransform(
+    lambda theirs, c: [torch.cat(theirs)], lambda ours, c: list(ours[0].chunk(2)) if c.mlp.kind == "swiglu" else ours
+)
 #: (D, C, p, q), PyTorch's convolution <-> (D, C p q)
 CONVOLUTION = TensorTransform(
     transform_each(lambda w: w.flatten(1)), lambda ours, c: [unflatten_patch_projection(ours[0], c)]

@@ -22,17 +22,17 @@ if TYPE_CHECKING:
     from pydantic_core import CoreSchema
 
 ImageSize = tuple[int, ...] | None
-#: source of the mean and standard deviation that normalise each channel; `half` is 0.5 for both
-PixelScaling = Literal["half", "imagenet", "clip"]
+#: source of the mean and standard deviation that normalise each channel; `half` is 0.5 for both, `unit` 0 and 1
+PixelScaling = Literal["half", "imagenet", "clip", "unit"]
 #: values of `positions.kind` that are learned tables, which are resized to other grids
 LEARNED_POSITIONS = ("learned", "axes", "factorised")
 #: fields that other formats cannot store, so they are written to the metadata of the tensor file
 METADATA_FIELDS = (
     *("image", "heads", "projection_bias", "positions.resize", "attention.qkv_bias", "attention.pad", "mlp.gelu"),
-    *("norm.final", "norm.eps", "eps"),
+    *("norm.final", "norm.eps", "eps", "rotary.rounded"),
 )
 #: fields that change outputs slightly, but no shapes of tensors
-NUMERICAL_FIELDS = ("mlp.gelu", "norm.eps", "eps", "numerics", "round_anchors")
+NUMERICAL_FIELDS = ("mlp.gelu", "norm.eps", "eps", "numerics", "round_anchors", "rotary.rounded")
 
 
 class Level(NamedTuple):
@@ -63,11 +63,12 @@ class LayerGroups(NamedTuple):
 
 
 class PreprocessDefaults(NamedTuple):
-    """Preprocessing of published weights whose files do not contain it: mean and standard deviation (`pixels`), and the
-    interpolation filter."""
+    """Preprocessing of published weights whose files do not contain it: mean and standard deviation (`pixels`), the
+    interpolation filter, and whether an image is cropped to the model's aspect ratio or distorted to it (`squash`)."""
 
     pixels: PixelScaling = "half"
     filter: Literal["bilinear", "bicubic"] = "bicubic"
+    fit: Literal["crop", "squash"] = "crop"
 
 
 @dataclass(frozen=True)
@@ -111,6 +112,7 @@ class ModelConfig:
         depth = 0  # number of blocks
 
     # Defaults for families without such a field. This class is not a dataclass, so these are not fields.
+    text: Any = None  # config of the text encoder
     backbone: Any = None  # config of the backbone, for adapters and dense heads
     prefix = 0  # number of prefix tokens
     class_token = False
@@ -203,6 +205,11 @@ class ModelConfig:
     def encoder(self) -> ModelConfig:
         """Return the innermost backbone's config, or this config if the model has no backbone."""
         return self if self.backbone is None else self.backbone.encoder
+
+    @property
+    def has_text(self) -> bool:
+        """Return whether a text encoder embeds texts in the space of the images."""
+        return self.text is not None
 
     @property
     def grid(self) -> tuple[int, ...]:

@@ -19,7 +19,10 @@ from vitreous.models.configs.groups import (
     NormConfig,
     PositionConfig,
     RegularizationConfig,
+    RotaryConfig,
     check_groups,
+    check_rotary_options,
+    check_window_options,
 )
 from vitreous.models.configs.vit_cost import ViTCost
 from vitreous.models.families import FAMILIES, config_type
@@ -40,13 +43,17 @@ FAMILY_BY_OPTION = {
 ViTFamily = Literal["vit", "hybrid", "clip", "sam", "axial", "video"]
 #: fields that identify a named variant; users may change the others (classes, image, resizing, regularisation)
 DEFINING_FIELDS = (
-    *("axial", "attention.kind", "attention.window", "neck", "first_norm", "registers", "mlp.kind"),
-    "norm.layer_scale",
+    *("axial", "attention.kind", "attention.window", "attention.qk_norm", "rotary.coordinates", "neck", "first_norm"),
+    *("registers", "mlp.kind", "mlp.norm", "norm.layer_scale", "norm.kind", "norm.final"),
+)
+#: prefixes of variants without a separate family
+PLAIN_VARIANTS = (
+    *("DeiT", "DeiT-III", "DINO", "DINOv2", "DINOv3", "MAE", "TIPSv2", "EVA02", "AIMv2", "ViT-5", "SigLIP"),
 )
 #: fields that do not affect the names and shapes of tensors
 NON_STRUCTURAL_FIELDS = (
     *("regularization.dropout", "regularization.drop_path", "regularization.drop_path_rises", "positions.resize"),
-    *("mlp.gelu", "norm.eps", "family"),
+    *("mlp.gelu", "norm.eps", "family", *(f"rotary.{field.name}" for field in fields(RotaryConfig))),
 )
 #: values of `positions.kind` that only video models support
 OF_CLIPS = ("space-time", "sinusoid")
@@ -68,12 +75,8 @@ class ViTConfig(ViTCost):
 
     module: ClassVar[str] = "vitreous.models.vit:ViT"
     preset_names: ClassVar[tuple[str, ...]] = (
-        *(f"ViT-{size}/{patch}" for size in VIT_SIZES if size not in ("mu", "e") for patch in PRESET_PATCHES),
-        *(
-            f"{prefix}-{name}"
-            for prefix in ("DeiT", "DeiT-III", "DINO", "DINOv2", "MAE")
-            for name in VIT_VARIANTS[prefix]
-        ),
+        *(f"ViT-{size}/{patch}" for size in VIT_SIZES if size not in ("mu", "e", "gopt") for patch in PRESET_PATCHES),
+        *(f"{prefix}-{name}" for prefix in PLAIN_VARIANTS for name in VIT_VARIANTS[prefix]),
     )
     recipe_family: ClassVar[str] = "vit"
     SETTABLE: ClassVar[dict[str, Any]] = {  # options that change the family
@@ -106,6 +109,7 @@ class ViTConfig(ViTCost):
     projection_bias: bool = True  # the patch projection has a bias
     positions: PositionConfig = PositionConfig()
     attention: AttentionConfig = AttentionConfig()
+    rotary: RotaryConfig = RotaryConfig()
     mlp: MlpConfig = MlpConfig()
     norm: NormConfig = NormConfig()
     head: HeadConfig = HeadConfig()
@@ -122,7 +126,7 @@ class ViTConfig(ViTCost):
     def name(self) -> str:
         """Return `ViT-B/16`, `ViT-128x6/4` if no named size fits, or the key of `VIT_VARIANTS` with these options."""
         shape = (self.width, self.depth, self.heads, self.mlp.hidden, self.patch)
-        if family_signature(self) != (*shape, *(attrgetter(path)(ViTConfig) for path in DEFINING_FIELDS), False):
+        if family_signature(self) != (*shape, *(attrgetter(path)(ViTConfig) for path in DEFINING_FIELDS), ""):
             for prefix, members in VIT_VARIANTS.items():
                 for member in members:
                     if family_signature(parse_variant(f"{prefix}-{member}", None)) == family_signature(self):
@@ -169,7 +173,8 @@ class ViTConfig(ViTCost):
             raise UsageError(
                 f"pool={self.pool} requires a class token", "use pool=mean or pool=attention, or class_token=True"
             )
-        self.check_windows()
+        check_window_options(self)
+        check_rotary_options(self)
         self.check_image_size(self.image)
         if self.on_grid and (self.prefix or len(self.image) != 2):
             raise UsageError(
@@ -190,18 +195,6 @@ class ViTConfig(ViTCost):
         if self.attention.kind not in ("plain", "relative", "rotary"):
             hint = "use transformer_config(...), which selects the family"
             raise UsageError(f"attention.kind={self.attention.kind} is not supported by {type(self).__name__}", hint)
-
-    def check_windows(self) -> None:
-        """Raise UsageError for invalid windows, or windows that another option excludes."""
-        window, blocks = self.attention.window, self.attention.global_blocks
-        if window < 0 or not set(blocks) <= set(range(self.depth)):
-            raise UsageError(
-                f"attention.window={window} with attention.global_blocks={blocks} is invalid",
-                f"use a window of at least 1 token, or 0 for no windows, and blocks from 0 to {self.depth - 1}",
-            )
-        if window and (self.attention.kind not in ("plain", "decomposed") or self.axial):
-            hint = "use attention.window=0, or attention.kind=plain and axial=False"
-            raise UsageError("windows require attention.kind=plain", hint)
 
     @property
     def windowed_blocks(self) -> tuple[int, ...]:
@@ -311,7 +304,10 @@ class ViTConfig(ViTCost):
             path: attrgetter(path)(self) for path in ViTConfig.option_paths() if path not in NON_STRUCTURAL_FIELDS
         }
         values |= {"position_grid": self.table_grid, "positions.slots": self.prefix_position_count}
-        return values | {"norm.layer_scale": self.norm.layer_scale is None}
+        return values | {
+            "norm.layer_scale": self.norm.layer_scale is None,
+            "head.bias": self.head.bias or not self.classes,
+        }
 
     def of_clips(self, frames: int) -> Any:
         """Return the config with a time axis and joint attention; None for related families, which have no video
@@ -391,7 +387,9 @@ def parse_variant(name: str, image: ImageSize) -> ViTConfig | None:
     for prefix, members in VIT_VARIANTS.items():
         options = members.get(name.removeprefix(f"{prefix}-"))
         if options is not None and name.startswith(f"{prefix}-"):
-            return change_config(parse_plain_vit(name.removeprefix(f"{prefix}-").partition("-")[0]), options, image)
+            plain_name = options.get("like") or name.removeprefix(f"{prefix}-").partition("-")[0]
+            changes = {path: value for path, value in options.items() if path != "like"}
+            return change_config(parse_plain_vit(plain_name), changes, image)
     return None
 
 
@@ -447,4 +445,6 @@ def parse_plain_vit(name: str, pixels: int | None = None) -> ViTConfig:
 def family_signature(config: Any) -> tuple[Any, ...]:
     """Return the values that identify a named variant of a ViT."""
     shape = (config.width, config.depth, config.heads, config.mlp.hidden, config.patch)
-    return (*shape, *(attrgetter(path)(config) for path in DEFINING_FIELDS), config.pool == "distilled")
+    is_siglip = (config.pool, config.class_token, config.mlp.gelu) == ("attention", False, "tanh")
+    pool = config.pool if is_siglip or config.pool == "distilled" else ""
+    return (*shape, *(attrgetter(path)(config) for path in DEFINING_FIELDS), pool)
