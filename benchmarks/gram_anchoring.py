@@ -8,8 +8,8 @@ teacher is the encoder at the start of the arm. Schedules are constant and equal
 
 The patch features of the EMA teacher are measured on coco200, which is never trained on: each labelled patch of a
 photograph of val2017 gets the majority class of its 20 nearest patches (cosine) of train2017. Both splits are sampled
-once. `--images` and `--masks` are described in the repository's data notes: class folders of 32 x 32 pixels, and
-images/{train,val}2017 with semantic_segmentation/masks of class indices, 0 unlabelled.
+once. `--images` has class folders of images of 32 x 32 pixels; `--masks` has images/{train,val}2017 and
+semantic_segmentation/masks/{train,val}2017 of class indices, 0 unlabelled.
 """
 
 from __future__ import annotations
