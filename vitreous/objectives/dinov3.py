@@ -142,8 +142,10 @@ class DINOv3(DINOv2):
     def compute_view_loss(self, targets: Tensor, logits: Tensor) -> Tensor:
         """Compute DINO's loss, a scalar, with `local_weight` w for local views: targets (B, 2, K), logits (B, V, K).
 
-        It is g G + w l L, with the means G over the 2 pairs of global views and L over the 2 (V - 2) pairs of a global
-        and a local view, and their shares of all pairs, g = 1 / (V - 1) and l = 1 - g (DINOv3's `ssl_meta_arch.py`).
+        It is g G + w l L (DINOv3's `ssl_meta_arch.py`):
+
+        - G is the mean over the 2 pairs of global views, L that over the 2 (V - 2) pairs of a global and a local view.
+        - g = 1 / (V - 1) and l = 1 - g are their shares of all pairs.
         """
         loss, num_views, weight = super().compute_view_loss(targets, logits), logits.shape[1], self.config.local_weight
         if weight == 1 or num_views == NUM_GLOBAL_VIEWS:

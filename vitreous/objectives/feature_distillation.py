@@ -92,7 +92,8 @@ def choose_teacher_size(teacher: ModelConfig, student: ModelConfig) -> tuple[int
 
 
 class FeatureTeacher(WeightsTeacher):
-    """Frozen encoder of any family, which computes pooled features and a feature map.
+    """Frozen encoder of any family, which computes pooled features and a feature map. Its weights are float32, and
+    autocast computes in `dtype`, because some families mix dtypes in half precision.
 
     Raises UsageError if no teacher is set, WeightsError if it cannot be read.
     """
@@ -100,15 +101,16 @@ class FeatureTeacher(WeightsTeacher):
     def __init__(self, source: str, dtype: torch.dtype = torch.float32) -> None:
         if not source:
             raise UsageError("no teacher is set", "set its weights with --teacher")
-        super().__init__(source, open_weights(source).build_bundle(), dtype)
+        super().__init__(source, open_weights(source).build_bundle())
+        self.autocast_dtype = dtype
 
     def compute_features(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Compute features of images from `to_teacher_input`: (B, C, *teacher image) -> pooled (B, F) and map
         (B, *grid, T), both float32, on the same device."""
-        with torch.no_grad():
-            model: Any = self.get_model_on(images.device)
-            model.any_size = True
-            return encode_features(model, images.to(self.dtype))
+        model, dtype = self.get_model_on(images.device), self.autocast_dtype
+        model.any_size = True
+        with torch.no_grad(), torch.autocast(images.device.type, dtype, enabled=dtype != torch.float32):
+            return encode_features(model, images.float())
 
 
 def encode_features(model: Model, images: Tensor) -> tuple[Tensor, Tensor]:

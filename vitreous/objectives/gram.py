@@ -22,9 +22,11 @@ def gram_loss(student: Tensor, teacher: Tensor) -> Tensor:
 
         X, Y = normalize(student), normalize(teacher); loss = (X X^T - Y Y^T).square().mean()
 
-    If an image has more patches than about 1.5 D, no (N, N) matrix is computed. With E = X - Y and F = X + Y,
-    X X^T - Y Y^T = (E F^T + F E^T) / 2, so its squared norm is (<E^T E, F^T F> + <E^T F, F^T E>) / 2. Unlike
-    |X^T X|^2 + |Y^T Y|^2 - 2 |X^T Y|^2, which is equal, this loses no digits if student and teacher are similar.
+    If an image has more patches than about 1.5 D, no (N, N) matrix is computed. With E = X - Y and F = X + Y:
+
+        X X^T - Y Y^T = (E F^T + F E^T) / 2; its squared norm = (<E^T E, F^T F> + <E^T F, F^T E>) / 2
+
+    Unlike |X^T X|^2 + |Y^T Y|^2 - 2 |X^T Y|^2, which is equal, this loses no digits if student and teacher are similar.
     """
     student, teacher = F.normalize(student.float(), dim=-1), F.normalize(teacher.float(), dim=-1)
     patches, width = student.shape[1:]

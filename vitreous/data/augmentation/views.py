@@ -50,8 +50,8 @@ class MultiCrop:
     range of the std of the Gaussian blur, in pixels, uniform. Images that are read by band (`BandPreprocess`) get no
     colour augmentation.
 
-    With `anchor_scale` s > 0, an image also has two anchor views: the crops of its global views, mirrored alike, at s
-    times their size and without changes of colour, blur and solarising (the Gram teacher's crops of DINOv3,
+    With `anchor_scale` s > 0, an image also has two anchor views: the crops of its global views at s times their
+    size, with the same mirroring and without changes of colour, blur and solarising (the Gram teacher's crops of DINOv3,
     arXiv:2508.10104, section 4.2). Raises UsageError for values out of range.
     """
 
