@@ -51,8 +51,8 @@ class MultiCrop:
     colour augmentation.
 
     With `anchor_scale` s > 0, an image also has two anchor views: the crops of its global views at s times their
-    size, with the same mirroring and without changes of colour, blur and solarising (the Gram teacher's crops of DINOv3,
-    arXiv:2508.10104, section 4.2). Raises UsageError for values out of range.
+    size, with the same mirroring, without changes of colour, blur and solarising. They are the crops of DINOv3's Gram
+    teacher (arXiv:2508.10104, section 4.2). Raises UsageError for values out of range.
     """
 
     takes_regions: ClassVar[bool] = False
