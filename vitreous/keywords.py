@@ -292,6 +292,7 @@ class LoaderKeywords(TypedDict, total=False):
     ema_warmup: bool | None
     last_blocks: int | None
     lora: int | None
+    teacher: PathLike | None
     loss: Literal["softmax", "sigmoid", "binary", "mse", "l1", "huber"] | None
     class_weights: Literal["even", "balanced"] | None
     sampling: Literal["even", "balanced", "repeat-factor"] | None
@@ -328,6 +329,8 @@ class LoaderKeywords(TypedDict, total=False):
     keep_best: bool
     keep_last: bool
     early_stop: int | None
+    drift_guard: float | None
+    drift_patience: int | None
     stop_on_collapse: bool
     keep: int | None
     log_to: (

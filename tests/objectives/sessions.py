@@ -19,6 +19,7 @@ from vitreous.models.config import DiTConfig, MlpConfig, PositionConfig, ViTConf
 from vitreous.objectives.diffusion import DiffusionConfig
 from vitreous.objectives.dino import DINOConfig
 from vitreous.objectives.dinov2 import DINOv2Config
+from vitreous.objectives.dinov3 import DINOv3Config
 from vitreous.objectives.distillation import DistillationConfig
 from vitreous.objectives.flow import FlowConfig
 from vitreous.objectives.mae import MAEConfig
@@ -44,6 +45,7 @@ MODEL_CONFIG = ViTConfig(
 )
 HEAD_OPTIONS = {"prototypes": 32, "head_width": 24, "bottleneck": 16, "frozen": 0.1}
 PATCH_HEAD_OPTIONS: dict[str, Any] = {"centring": "sinkhorn", "patch_prototypes": 24, "patch_bottleneck": 8}
+GRAM_OPTIONS: dict[str, Any] = {"local_weight": 0.5, "gram_weight": 2.0, "gram_start": 0.2, "gram_refresh": 0.25}
 #: objective config of each session; a TEACHER placeholder is replaced by a teacher
 OBJECTIVE_CONFIGS = {
     "mean-colour": MaskedPatchesConfig(),
@@ -53,6 +55,7 @@ OBJECTIVE_CONFIGS = {
     "dino": DINOConfig(**HEAD_OPTIONS),
     "dinov2": DINOv2Config(**HEAD_OPTIONS),
     "dinov2-sinkhorn": DINOv2Config(**HEAD_OPTIONS, **PATCH_HEAD_OPTIONS),
+    "dinov3": DINOv3Config(**HEAD_OPTIONS, **PATCH_HEAD_OPTIONS, **GRAM_OPTIONS),
     "hard": DistillationConfig(smoothing=0.1),
     "soft": DistillationConfig(kind="soft", temperature=2.0),
     "diffusion": DiffusionConfig(),

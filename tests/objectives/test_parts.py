@@ -25,12 +25,17 @@ OBJECTIVE_SETTINGS = {
     "masked-patches": {},
     "dino": {"prototypes": ["16"], "head_width": ["16"], "bottleneck": ["8"]},
     "dinov2": {"prototypes": ["16"], "head_width": ["16"], "bottleneck": ["8"]},
+    "dinov3": {
+        **{"prototypes": ["16"], "head_width": ["16"], "bottleneck": ["8"], "local_weight": ["0.5"]},
+        **{"gram_weight": ["2"], "gram_refresh": ["0"]},
+    },
 }
 OBJECTIVE_STATE_PARTS = {
     "mae": {"decoder"},
     "masked-patches": {"head", "mask_token"},
     "dino": {"model", "head", "teacher_head", "centre"},
     "dinov2": {"model", "head", "teacher_head", "mask_token", "centre", "patch_centre"},
+    "dinov3": {"model", "head", "teacher_head", "mask_token", "centre", "patch_centre", "gram_teacher"},
 }
 
 

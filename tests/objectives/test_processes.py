@@ -28,6 +28,7 @@ SMALL_OPTIONS = {
     "batch_size": 8,
 }
 HEAD_OPTIONS = {"prototypes": 32, "head_width": 24, "bottleneck": 16}
+GRAM_OPTIONS = {"gram_weight": 2.0, "gram_start": 0.2, "gram_refresh": 0.25, "gram_refreshes": 1}
 #: recipe and objective settings
 OBJECTIVE_VARIANTS = {
     "mean-colour": ("masked-patches", {}),
@@ -38,6 +39,8 @@ OBJECTIVE_VARIANTS = {
     "dinov2": ("dinov2", HEAD_OPTIONS),
     "dinov2-sinkhorn": ("dinov2", {**HEAD_OPTIONS, "centring": "sinkhorn", "patch_prototypes": 16, "batch_norm": True}),
     "dinov2-taught": ("dinov2", {**HEAD_OPTIONS, "batch_norm": True}),
+    "dinov3": ("dinov3", {**HEAD_OPTIONS, "local_weight": 0.5, **GRAM_OPTIONS}),
+    "distil-features": ("distil-features", {}),
     "hard": ("distil", {}),
     "soft": ("distil", {"kind": "soft", "temperature": 2.0, "reduction": "official"}),
     "segment": ("segment", {"head_width": 8}),
@@ -107,11 +110,15 @@ def make_run_options(data_folder, out, name, **changes):
     }.get(recipe, "flat")
     if recipe == "distil":
         settings, changes = {**settings, "teacher": data_folder / "teacher"}, {"mixup": 0.0, **changes}
+    if recipe == "distil-features":
+        settings = {**settings, "teacher": data_folder / "teacher"}
     if recipe in ("dit", "sit"):
         changes = {"drop_path": None, **changes}
     if name == "dinov2-taught":
         settings = {**settings, "teacher": data_folder / "dinov2"}
     chosen = {f"objective.{key}": [str(value)] for key, value in settings.items()} | MODEL_SETTINGS.get(name, {})
+    if recipe == "dinov3":
+        chosen["views.anchor_scale"] = ["2.0"]
     return {
         "data": str(folder),
         "out": str(out / name),
@@ -172,6 +179,7 @@ def assert_resumed_run_is_identical(home, name):
         frozen_tensors = load_file(max((home / "whole" / name / "checkpoints").glob("step-*")) / "frozen.safetensors")
         head = "teacher_head.weight" if "tiny" in name else "teacher_head.prototypes.weight"
         assert {"centre", head, "teacher.projection.weight"} <= frozen_tensors.keys()
+        assert ("gram_teacher.projection.weight" in frozen_tensors) == (name == "dinov3")
         assert (frozen_tensors["centre"].abs().max() == 0) == (name == "dinov2-sinkhorn")
 
 

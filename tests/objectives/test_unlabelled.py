@@ -8,11 +8,13 @@ import re
 
 import numpy as np
 import pytest
+import torch
 
 import vitreous
 from tests.conftest import make_image, run_cli
 from vitreous.errors import CollapseError, UsageError
 from vitreous.tasks.features import FeatureExtraction
+from vitreous.training import throughput
 from vitreous.weights.bundle import load_bundle
 
 HEAD_SETTINGS = {"objective.prototypes": ["32"], "objective.head_width": ["24"], "objective.bottleneck": ["16"]}
@@ -141,3 +143,20 @@ def read_num_train_images(out):
     from vitreous.training.folder import RunFolder
 
     return RunFolder(out).run().data.images
+
+
+@pytest.mark.usefixtures("without_pages")
+@pytest.mark.parametrize("recipe", ["mae", "masked-patches", "dino", "dinov2", "dinov3", "distil-features"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_lora_adapts_only_its_layers(unlabelled_images, tmp_path, recipe, precision, monkeypatch):
+    """The bundle of a run with adapters differs from the initial weights only in the adapted matrices."""
+    monkeypatch.setattr(throughput, "measure_peak_flops", lambda device, precision: 1e12)
+    options = {"image_size": 16, "seed": 3, "device": "cpu", "workers": 0, "batch_size": 8, "progress": False}
+    start = tmp_path / "start"
+    vitreous.train(str(unlabelled_images), recipe="mae", steps=1, model="ViT-32x2/4", out=str(start), **options)
+    teacher = {"teacher": str(start)} if recipe == "distil-features" else {}
+    options |= {"init": str(start), "lora": 2, "lr": 1e-2, "steps": 4, "precision": precision, **teacher}
+    vitreous.train(str(unlabelled_images), recipe=recipe, out=str(tmp_path / "run"), **options)
+    before, after = (load_bundle(home / "model").model.state_dict() for home in (start, tmp_path / "run"))
+    changed = {name for name in after if not torch.equal(before[name], after[name])}
+    assert changed == {f"encoder.blocks.{index}.attention.part.qkv.weight" for index in range(2)}

@@ -39,6 +39,8 @@ NEUTRAL_VALUES: dict[str, Any] = {
         f"objective.{name}": None
         for name in ("name", "teacher", "autoencoder", "frequencies", "class_weights", "teacher_mean", "teacher_std")
     },
+    **{"objective.patch_head_width": 0, "objective.gram_start": 0.0, "objective.teacher_size": 0},
+    **{"views.anchor_scale": 0.0},
     **{"objective.patch_dropout": 0.0, "objective.patch_dropout_until": 0.7, "objective.mimetic": False},
     **{"objective.progressive": 1.0, "objective.progressive_until": 0.7, "objective.head_bias": 0.0},
     **{"objective.adapter": "none", "objective.federated": 0, "objective.agnostic": False},

@@ -142,7 +142,9 @@ def format_checkpoint_selection(summary: dict[str, Any]) -> Iterator[str]:
         yield f"best checkpoint: {position}, {best['metric']} {value} on validation, best of {count} evaluations"
     else:
         yield f"last checkpoint: step {selection['weights_step']:,}"
-    if selection["stopped_early"]:
+    if selection["drift"]:
+        yield f"stopped early at step {summary['steps']:,}: {selection['drift']}"
+    elif selection["stopped_early"]:
         patience_text = (
             f"{best['evaluations_since']} consecutive evaluations without improvement over step {best['step']:,}"
         )

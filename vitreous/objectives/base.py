@@ -76,6 +76,7 @@ class ObjectiveConfig:
     # required annotations: class maps ("classes"), or objects, with masks if the config's field `masks` is set
     annotated: ClassVar[Literal["", "classes", "objects"]] = ""
     generates: ClassVar[bool] = False  # trains generative models, class-conditional if the data have classes
+    guards_drift: ClassVar[bool] = False  # features of a run from weights must not become worse (`Run.drift_guard`)
     takes_clips: ClassVar[bool] = False  # supports clips
     takes_own_aspect: ClassVar[bool] = False  # supports images at native aspect ratio: lists of different sizes
     takes_volumes: ClassVar[bool] = False  # supports volumes and signals

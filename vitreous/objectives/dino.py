@@ -53,6 +53,8 @@ class DINOConfig(HeadOptions, ObjectiveConfig):
     Raises UsageError for invalid values.
     """
 
+    guards_drift: ClassVar[bool] = True
+
     name: Literal["dino"] = "dino"
     temperature: float = 0.1
     centre_momentum: float = 0.9
@@ -276,11 +278,14 @@ def detect_target_collapse(
 def update_teacher_ema(student: tuple[nn.Module, ...], teacher: tuple[nn.Module, ...], momentum: float) -> None:
     """Update each parameter of the teacher in place, in float32: teacher <- momentum teacher + (1 - momentum) student.
 
-    Buffers, such as the statistics of a batch norm, are copied from the student. A sharded student (FSDP2) is gathered
-    one parameter at a time.
+    Frozen parameters of the student, which LoRA may store in half precision, are skipped: those of the teacher are
+    their float32 originals. Buffers, such as the statistics of a batch norm, are copied from the student. A sharded
+    student (FSDP2) is gathered one parameter at a time.
     """
     pairs = zip(nn.ModuleList(student).parameters(), nn.ModuleList(teacher).parameters(), strict=True)
     for weight, teacher_tensor in pairs:
+        if not weight.requires_grad:
+            continue
         gather: Callable[[], Tensor] | None = getattr(weight, "full_tensor", None)
         gathered = weight if gather is None else gather()
         teacher_tensor.lerp_(gathered.detach().to(teacher_tensor.dtype), 1 - momentum)

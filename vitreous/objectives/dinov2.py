@@ -57,8 +57,9 @@ class DINOv2Config(HeadOptions, ObjectiveConfig):
 
     It has the options of DINO (`DINOConfig`), and:
 
-    - `patch_prototypes`, `patch_bottleneck`: prototypes and bottleneck of a separate head for patches; with
-      `patch_prototypes` 0, images and patches share a head.
+    - `patch_prototypes`, `patch_bottleneck`, `patch_head_width`: prototypes, bottleneck and channels of a separate head
+      for patches; with `patch_prototypes` 0, images and patches share a head, and with `patch_head_width` 0, the patch
+      head has `head_width` channels.
     - `centring`: how the teacher's outputs are centred: by their moving mean (`moving`), or by `sinkhorn_knopp`, which
       assigns every prototype an equal share of the batch.
     - `mask_probability`: probability that a global view is masked, in blocks; `mask_shares`: range of the share of its
@@ -71,12 +72,14 @@ class DINOv2Config(HeadOptions, ObjectiveConfig):
     Raises UsageError for invalid values.
     """
 
+    guards_drift: ClassVar[bool] = True
     least_batch: ClassVar[int] = 2  # KoLeo requires a nearest neighbour
 
     name: Literal["dinov2"] = "dinov2"
     unit_prototypes: bool = False
     patch_prototypes: int = 0
     patch_bottleneck: int = 256
+    patch_head_width: int = 0
     temperature: float = 0.1
     centring: Literal["moving", "sinkhorn"] = "moving"
     centre_momentum: float = 0.9
@@ -167,7 +170,8 @@ class DINOv2(UnlabelledObjective):
         self.model, self.head = cast(ViT, model), DINOHead(width, config)
         self.mask_token = nn.Parameter(torch.zeros(shape.width))
         if config.patch_prototypes:
-            sizes = (config.patch_prototypes, config.head_layers, config.head_width, config.patch_bottleneck)
+            head_width = config.patch_head_width or config.head_width
+            sizes = (config.patch_prototypes, config.head_layers, head_width, config.patch_bottleneck)
             options = HeadOptions(*sizes, unit_prototypes=config.unit_prototypes, batch_norm=config.batch_norm)
             self.patch_head = DINOHead(shape.width, options)
             self.teacher_patch_head = copy.deepcopy(self.patch_head).requires_grad_(False)
@@ -221,37 +225,51 @@ class DINOv2(UnlabelledObjective):
         index = masked_positions(masks, int(batch["masked"].sum()))
         with torch.no_grad():
             targets, patch_targets = self.compute_teacher_outputs(images.flatten(0, 1), index)
-        features, patches = self.encode(images.flatten(0, 1), masks, index)
+        encoded = self.encode_tokens(images.flatten(0, 1), masks)
+        features, patches = self.model.pool(encoded), encoded[:, self.model.config.prefix :]
         views = [features]
         if batch["local"].shape[1]:
             views.append(self.model(batch["local"].flatten(0, 1)))
         logits = compute_prototype_logits(self.head, views, count, self.reduce, self.is_idle) / config.temperature
-        patch_logits = self.heads()[-1](patches, self.reduce, self.is_idle) / config.temperature
+        masked_patches = patches.flatten(0, 1)[index]
+        patch_logits = self.heads()[-1](masked_patches, self.reduce, self.is_idle) / config.temperature
         losses = {
-            "dino": cross_view_entropy(torch.unflatten(targets, 0, (count, NUM_GLOBAL_VIEWS)), logits),
+            "dino": self.compute_view_loss(torch.unflatten(targets, 0, (count, NUM_GLOBAL_VIEWS)), logits),
             "ibot": masked_cross_entropy(patch_targets, patch_logits, masks, index),
             "koleo": koleo_loss_of_views(
                 torch.unflatten(features, 0, (count, NUM_GLOBAL_VIEWS)), self.gather, self.is_idle
             ),
         }
         loss = losses["dino"] + config.patch_weight * losses["ibot"] + config.koleo * losses["koleo"]
+        weighted_losses = self.compute_patch_losses(batch, patches)
+        for name, (weight, value) in weighted_losses.items():
+            loss, losses[name] = loss + weight * value, value
         loss_values = {name: value.detach() for name, value in losses.items()}
         return {"loss": loss, **loss_values, **compute_target_metrics(targets, features)}
 
-    def encode(self, images: Tensor, masks: Tensor, masked_indices: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Encode global views with the student: images (b, C, *image), masks (b, N) bool -> features (b, D), masked
-        patches (M, D).
+    def compute_view_loss(self, targets: Tensor, logits: Tensor) -> Tensor:
+        """Compute DINO's loss of the views, a scalar: targets (B, 2, K), logits (B, V, K)."""
+        return cross_view_entropy(targets, logits)
 
-        A mask token replaces each masked patch, unless the teacher is frozen. `masked_indices` (M,) int64 are the
-        indices of the masked patches in the flattened masks; None computes them from `masks`.
-        """
+    def compute_patch_losses(self, batch: Batch, patches: Tensor) -> dict[str, tuple[float, Tensor]]:
+        """Compute further losses of the student's patch tokens of the global views (b, N, D) after the last norm: the
+        weight and the value, a scalar, of each by its name. Here there are none."""
+        return {}
+
+    def encode_tokens(self, images: Tensor, masks: Tensor) -> Tensor:
+        """Encode global views with the student: images (b, C, *image), masks (b, N) bool -> every token after the last
+        norm, (b, P + N, D). A mask token replaces each masked patch, unless the teacher is frozen."""
         model = self.model
         hidden = masks if self.frozen is None else torch.zeros_like(masks)
         grid = model.project(hide_patches(images, hidden, model.config))
         tokens = torch.where(hidden.view(*grid.shape[:-1], 1), self.mask_token.to(grid.dtype), grid)
-        encoded = model.encode(model.add_positions(tokens), model.make_token_positions(tokens))
-        patches = encoded[:, model.config.prefix :]
-        return model.pool(encoded), patches[masks] if masked_indices is None else patches.flatten(0, 1)[masked_indices]
+        return model.encode(model.add_positions(tokens), model.make_token_positions(tokens))
+
+    def encode(self, images: Tensor, masks: Tensor) -> tuple[Tensor, Tensor]:
+        """Encode global views with the student: images (b, C, *image), masks (b, N) bool -> features (b, D), masked
+        patches (M, D)."""
+        encoded = self.encode_tokens(images, masks)
+        return self.model.pool(encoded), encoded[:, self.model.config.prefix :][masks]
 
     def compute_teacher_outputs(self, images: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
         """Compute the teacher's targets for global views (b, C, *image) and the masked patches at the flattened indices

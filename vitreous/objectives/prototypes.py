@@ -22,8 +22,8 @@ TEACHER_HINT = "use a run of --recipe dinov2, or the teacher_checkpoint.pth of D
 
 
 class PrototypeTeacher(WeightsTeacher):
-    """Encoder with its heads, from a DINOv2 bundle of this package or a checkpoint of the authors' code. Its digest
-    covers encoder and heads.
+    """Encoder with its heads, from a DINOv2 or DINOv3 bundle of this package or a checkpoint of DINOv2's code. Its
+    digest covers encoder and heads.
 
     `prototypes` is the number of prototypes for images, `patch_prototypes` that for patches, 0 if images and patches
     share a head. Raises UsageError for weights without DINOv2 heads, WeightsError for an unreadable file.
@@ -33,7 +33,7 @@ class PrototypeTeacher(WeightsTeacher):
         if not source:
             raise UsageError("no teacher is set", TEACHER_HINT)
         weights, objective_state = open_weights(source), open_objective_state(source)
-        if objective_state is None or objective_state.config.get("name") != "dinov2":
+        if objective_state is None or objective_state.config.get("name") not in ("dinov2", "dinov3"):
             other_heads = f"those of {objective_state.config.get('name')}" if objective_state else "none"
             raise UsageError(
                 f"a teacher of dinov2 requires the heads of DINOv2, but {source} has {other_heads}", TEACHER_HINT
@@ -45,6 +45,7 @@ class PrototypeTeacher(WeightsTeacher):
         heads = {"teacher_head": select_head_options(config)}
         if self.patch_prototypes:
             patch_options = {"prototypes": self.patch_prototypes, "bottleneck": config["patch_bottleneck"]}
+            patch_options["head_width"] = config.get("patch_head_width") or config["head_width"]
             heads["teacher_patch_head"] = select_head_options({**config, **patch_options})
         self.heads = nn.ModuleList([DINOHead(width, options) for options in heads.values()])
         for name, head in zip(heads, self.heads, strict=True):
@@ -96,7 +97,7 @@ def select_head_options(config: dict[str, Any]) -> HeadOptions:
     return HeadOptions(**{name: value for name, value in config.items() if name in field_names})
 
 
-def check_teacher_fits(teacher: PrototypeTeacher, model: ModelConfig) -> None:
+def check_teacher_fits(teacher: WeightsTeacher, model: ModelConfig) -> None:
     """Raise UsageError if the channels or the number of image axes of teacher and student differ."""
     if teacher.channels != model.channels:
         channels = f"{teacher.channels} channels, but the student has {model.channels}"

@@ -7,7 +7,9 @@ from vitreous.objectives.detection import DetectionConfig
 from vitreous.objectives.diffusion import DiffusionConfig
 from vitreous.objectives.dino import DINOConfig
 from vitreous.objectives.dinov2 import DINOv2Config
+from vitreous.objectives.dinov3 import DINOv3Config
 from vitreous.objectives.distillation import DistillationConfig
+from vitreous.objectives.feature_distillation import FeatureDistillationConfig
 from vitreous.objectives.flow import FlowConfig
 from vitreous.objectives.mae import MAEConfig
 from vitreous.objectives.masked import MaskedPatchesConfig
@@ -22,7 +24,9 @@ OBJECTIVES: dict[str, type[ObjectiveConfig]] = {
     "mae": MAEConfig,
     "dino": DINOConfig,
     "dinov2": DINOv2Config,
+    "dinov3": DINOv3Config,
     "distillation": DistillationConfig,
+    "feature-distillation": FeatureDistillationConfig,
     "segmentation": SegmentationConfig,
     "detection": DetectionConfig,
     "diffusion": DiffusionConfig,

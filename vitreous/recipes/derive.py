@@ -36,6 +36,8 @@ VOLUME_SCALING_THRESHOLD = 1.25  # volumes larger than this multiple of the mode
 MIN_COMPILE_FLOPS = 1e17  # GPU runs with fewer FLOPs do not benefit from compilation (about 20 s, then 8 % faster)
 REPRODUCIBLE_SHARDS = 4  # shards of a step; the sum of their gradients is the same for 1, 2 and 4 processes
 
+DRIFT_LIMIT = 0.1  # drift guard of self-supervised runs from weights
+
 NoteCallback = Callable[[str], None]
 
 
@@ -80,6 +82,8 @@ def derive_run_config(
         run = replace(run, preprocess=merge_preprocess(run.preprocess, start.preprocess, recipe))
     if adapt_run := RUN_ADAPTERS.get(dataset_info.template.form):
         run = adapt_run(run, options, dataset_info, start, note)
+    if start is not None and run.objective.guards_drift:
+        run = replace(run, drift_guard=DRIFT_LIMIT)
     run = use_native_aspect(run, options, note)
     run = apply_train_options(scale_batch(run, recipe, options, note), options)
     reference_steps = count_reference_steps(recipe, recipe_run)
@@ -319,7 +323,9 @@ def set_run_fields(run: Run, values: dict[str, Any]) -> Run:
 def choose_intervals(run: Run, options: TrainOptions) -> Run:
     """Set the intervals of logging, evaluation and checkpoints from the length of the run, and the number of workers,
     unless they are set."""
-    num_evaluations = 20 if run.keep_best or run.early_stop else 6  # default number of evaluations per run
+    num_evaluations = (
+        20 if run.keep_best or run.early_stop or run.drift_guard else 6
+    )  # default number of evaluations per run
     intervals = {
         "log_every": options.log_every or max(1, min(50, run.steps // 20)),
         "evaluate_every": options.evaluate_every or max(1, run.steps // num_evaluations),

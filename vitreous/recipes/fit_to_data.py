@@ -30,12 +30,13 @@ SHORT_RUN_RESULT = (
 LABELLED_RESULTS = {
     "dino": "one minute of dino and one of fine-tuning gave 53.1 % on 9,000 CIFAR-10 images, two from scratch 71.8 %",
     "dinov2": SHORT_RUN_RESULT.format("dinov2", 24.1),
-    "mae": SHORT_RUN_RESULT.format("mae", 19.8),
+    **{name: SHORT_RUN_RESULT.format("mae", 19.8) for name in ("mae", "masked-patches")},
 }
 FEW_LABELS_RESULT = (
     "with 60 labels of Quick, Draw! a minute of mae and fine-tuning gave 28.2 %, of dino 81.7 %, from scratch 80.1 %"
 )
-UNLABELLED_RECIPE_NAMES = ("masked-patches", "mae", "dino", "dinov2")
+DINOV3_NAMES = ("dinov3", "dinov3-gram", "dinov3-highres")
+UNLABELLED_RECIPE_NAMES = ("masked-patches", "mae", "dino", "dinov2", *DINOV3_NAMES)
 
 
 def fit_objective_to_labels(
@@ -102,10 +103,10 @@ def describe_small_settings(run: Run, info: DatasetInfo, options: TrainOptions) 
 def advise_pretraining(run: Run, info: DatasetInfo, options: TrainOptions) -> str:
     """Return a warning with measured results if pre-training is likely worse than training from scratch in the same
     time: on small labelled datasets, and for `mae` on small unlabelled datasets. Returns "" for any other run."""
-    if run.init or not describe_small_settings(run, info, options):
+    if run.init or run.recipe in DINOV3_NAMES or not describe_small_settings(run, info, options):
         return ""
     if len(run.data.classes) > 1:
-        results = LABELLED_RESULTS.get(run.recipe, LABELLED_RESULTS["mae"])
+        results = LABELLED_RESULTS[run.recipe]
         hint = "leave --recipe out unless most of your images have no labels"
         return (
             f"the images have labels, which {run.recipe} does not use: {results} (docs/guides/pretraining.md); {hint}"

@@ -162,7 +162,10 @@ class TrainOptions(WeightsOptions):
     last_blocks: Annotated[int | None, RunField("tune.last_blocks")] = None
     """Train only the head and the last K blocks; 0 freezes the whole backbone (default: all blocks)."""
     lora: Annotated[int | None, RunField("tune.lora_rank")] = None
-    """Train only the head and LoRA adapters of this rank; needs the extra lora (default: no adapters)."""
+    """Train only LoRA adapters of this rank and the head, or the heads of a self-supervised objective; needs the extra
+    lora (default: no adapters)."""
+    teacher: Annotated[OptionalPath, RunField("objective.teacher")] = None
+    """Distillation: weights of the frozen teacher, as for --init; with --recipe distil, distil-features or dinov2."""
     loss: Annotated[
         Literal["softmax", "sigmoid", "binary", "mse", "l1", "huber"] | None, RunField("objective.loss")
     ] = None
@@ -252,6 +255,11 @@ class TrainOptions(WeightsOptions):
     """Save the weights of the last step, even if an earlier evaluation was better."""
     early_stop: Annotated[int | None, RunField("early_stop")] = None
     """Stop after this many evaluations without a new best (default: train to the end)."""
+    drift_guard: Annotated[float | None, RunField("drift_guard")] = None
+    """Self-supervised objectives: stop and keep the best checkpoint if k-NN accuracy, or RankMe without labels, falls
+    by more than this share of its initial value; 0 for none (default: 0.1 with --init, none from scratch)."""
+    drift_patience: Annotated[int | None, RunField("drift_patience")] = None
+    """Consecutive evaluations below the limit of --drift-guard after which the run stops (default: 2)."""
     stop_on_collapse: Annotated[bool, RunField("stop_on_collapse")] = False
     """Self-supervised objectives: at the first sign of representation collapse, save a checkpoint and stop with exit
     code 7 (default: only warn)."""
@@ -272,6 +280,11 @@ class TrainOptions(WeightsOptions):
         paths = get_run_field_options()
         changed = {name: getattr(self, name) for name in paths if getattr(self, name) != getattr(TrainOptions, name)}
         return {paths[name].path: None if value == paths[name].none else value for name, value in changed.items()}
+
+    @property
+    def sets_teacher(self) -> bool:
+        """Whether the options set a frozen teacher."""
+        return self.teacher is not None or "objective.teacher" in self.settings
 
     def require_data_source(self) -> None:
         """Raise UsageError if neither a dataset nor a run to resume is set."""

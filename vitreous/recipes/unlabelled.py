@@ -42,9 +42,7 @@ def has_small_input(model: ModelConfig) -> bool:
 def has_small_settings(model: ModelConfig, dataset_info: DatasetInfo, options: TrainOptions) -> bool:
     """Return whether a recipe uses the settings tuned here for small images and few photographs instead of the
     published settings. A student of a frozen teacher uses the published settings for photographs."""
-    return has_small_input(model) or (
-        dataset_info.images < MIN_SCRATCH_IMAGES and "objective.teacher" not in options.settings
-    )
+    return has_small_input(model) or (dataset_info.images < MIN_SCRATCH_IMAGES and not options.sets_teacher)
 
 
 def normalised_run_fields(model: ModelConfig, dataset_info: DatasetInfo) -> dict[str, Any]:
@@ -203,13 +201,10 @@ def make_dinov2_run(model: ModelConfig, dataset_info: DatasetInfo, options: Trai
     heads. Stochastic depth drops samples independently; the original drops the same number in every step.
     """
     if has_small_settings(model, dataset_info, options):
-        run = (
-            make_small_dino_run(disable_dropout(model), dataset_info)
-            if has_small_input(model)
-            else make_few_photos_run(model, dataset_info, DINOV2_VIEWS)
-        )
+        run = make_small_or_few_run(model, dataset_info, DINOV2_VIEWS)
         objective = DINOv2Config(**SMALL_HEAD)
-        return replace(run, objective=objective, optimizer=replace(run.optimizer, clip_by="part"))
+        optimizer = CONTINUED_OPTIMIZER if options.init else replace(run.optimizer, clip_by="part")
+        return replace(run, objective=objective, optimizer=optimizer)
     drop = get_student_drop_path(0.3, options)
     return make_dinov2_paper_run(
         model, dataset_info, 4e-3, drop_path=drop, layer_decay=0.9, momentum=0.992, decay=0.4, warmup=10, epochs=100
@@ -252,7 +247,7 @@ def make_dinov2_large_run(model: ModelConfig, dataset_info: DatasetInfo, options
 
 def get_student_drop_path(drop_path: float, options: TrainOptions) -> float:
     """Return the stochastic depth rate of a student: 0 for a student of a frozen teacher, else `drop_path`."""
-    return 0.0 if "objective.teacher" in options.settings else drop_path
+    return 0.0 if options.sets_teacher else drop_path
 
 
 SMALL_HEAD = {"prototypes": 1024, "head_width": 512, "bottleneck": 128, "frozen": 0.01, "batch_norm": True}
@@ -277,6 +272,28 @@ def make_small_dino_run(model: ModelConfig, dataset_info: DatasetInfo) -> Run:
         schedules={"momentum": RampConfig(0.99, 1.0), "teacher_temperature": RampConfig(0.04, 0.04)},
         **length_run_fields(dataset_info, max(2, min(64, dataset_info.images // 4)), TrainingLength(1e6, 10, 800)),
     )
+
+
+def make_small_or_few_run(model: ModelConfig, dataset_info: DatasetInfo, views: MultiCrop) -> Run:
+    """Build a DINO run with the settings tuned here for small images, or with those for few photographs, whose crops
+    are the published `views`."""
+    if has_small_input(model):
+        return make_small_dino_run(disable_dropout(model), dataset_info)
+    return make_few_photos_run(model, dataset_info, views)
+
+
+#: of runs on few or small images that continue from weights: a small learning rate for the encoder, the largest for the
+#: new heads (settings of this project, not tuned)
+CONTINUED_OPTIMIZER = OptimizerConfig(
+    "adamw",
+    lr=3e-5,
+    weight_decay=0.04,
+    decay_on="multi-axis",
+    clip=3.0,
+    clip_by="part",
+    layer_decay=0.9,
+    rates=(("model.projection.", 0.2), ("head.", 10.0)),
+)
 
 
 def make_few_photos_run(model: ModelConfig, dataset_info: DatasetInfo, views: MultiCrop) -> Run:

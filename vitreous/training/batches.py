@@ -21,7 +21,7 @@ from vitreous.training.loop import SliceBatch, training_progress_at
 from vitreous.training.run import Run
 from vitreous.training.slices import StepSlice
 
-PIXEL_ENTRIES = {"images", "local"}  # entries of a batch that contain augmented views of images
+PIXEL_ENTRIES = {"images", "local", "anchors"}  # entries of a batch that contain augmented views of images
 
 
 @dataclass(frozen=True)

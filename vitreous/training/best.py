@@ -13,6 +13,7 @@ from typing import Any
 from vitreous.data.split import Split
 from vitreous.errors import UsageError
 from vitreous.tasks.report import Report
+from vitreous.training.drift import DriftGuard
 from vitreous.training.run import Run
 
 
@@ -97,14 +98,19 @@ def check_selection(run: Run, val: Split | None) -> None:
         )
 
 
-def describe_selection(run: Run, best: BestEvaluation, bundle_step: int, step: int) -> dict[str, Any] | None:
+def describe_selection(
+    run: Run, best: BestEvaluation, bundle_step: int, step: int, *, drift: DriftGuard
+) -> dict[str, Any] | None:
     """Return the `selection` entry of summary.json: whether the bundle has the best or the last weights, and whether
     the run stopped early. `bundle_step` is the step of the bundle's weights, `step` the last step. None if neither
-    `keep_best` nor `early_stop` is set."""
-    if not (run.keep_best or run.early_stop):
+    `keep_best` nor `early_stop` is set, and `drift` has not ended the run."""
+    has_drifted = drift.has_drifted(run)
+    if not (run.keep_best or run.early_stop or has_drifted):
         return None
     return {
-        "weights": "best" if run.keep_best and bundle_step == best.step else "last",
+        "weights": "best" if (run.keep_best or has_drifted) and bundle_step == best.step else "last",
         "weights_step": bundle_step,
         "stopped_early": step < run.steps,
-    } | {"best": best.to_dict()}
+        "drift": drift.describe_drift(run) if has_drifted else None,
+        "best": best.to_dict(),
+    }

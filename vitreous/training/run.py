@@ -164,6 +164,9 @@ class Run:
     # save the weights of the best evaluation on `val` as the bundle instead of the last weights
     keep_best: bool = False
     early_stop: int | None = None  # evaluations without improvement after which the run ends
+    # share of the initial k-NN accuracy or RankMe by which features may fall before a self-supervised run ends; 0: any
+    drift_guard: float = 0.0
+    drift_patience: int = 2  # consecutive evaluations below this limit after which the run ends
     stop_on_collapse: bool = False  # end a self-supervised run at the first collapse warning, with exit code 7
 
     def __post_init__(self) -> None:
@@ -193,6 +196,7 @@ class Run:
         if self.stop_on_collapse and not self.objective.ships_features:
             problem = f"--stop-on-collapse requires a self-supervised objective, not {self.objective.name}"
             raise UsageError(problem, "remove --stop-on-collapse, or use --recipe mae, dino or dinov2")
+        self.check_drift_guard()
         if self.micro_batch is not None and self.micro_batch < 1:
             raise UsageError(f"micro_batch must be at least 1, not {self.micro_batch}")
         if self.ema is not None and not 0 <= self.ema < 1:
@@ -235,6 +239,18 @@ class Run:
     def _repr_html_(self) -> str:
         title = f"{self.model.name()} on {self.data.source}, {self.steps:,} steps"
         return format_html_table(list_config_settings(to_builtins(self)), ("setting", "value"), title)
+
+    def check_drift_guard(self) -> None:
+        """Raise UsageError for invalid values of the drift guard, and for an objective that does not train features."""
+        if not 0 <= self.drift_guard < 1 or self.drift_patience < 1:
+            values = f"{self.drift_guard:g} and {self.drift_patience}"
+            raise UsageError(
+                f"drift_guard must be at least 0 and below 1, and drift_patience at least 1, not {values}",
+                "use --drift-guard 0.1, or 0 for none",
+            )
+        if self.drift_guard and not self.objective.ships_features:
+            problem = f"--drift-guard requires a self-supervised objective, not {self.objective.name}"
+            raise UsageError(problem, "remove --drift-guard, or use --early-stop")
 
     def check_buckets(self) -> None:
         """Raise UsageError for options that cannot be combined with buckets of image sizes."""

@@ -22,6 +22,7 @@ from vitreous.training import validation
 from vitreous.training.batches import RunInputs, build_train_loader, prepare_batches
 from vitreous.training.best import BestEvaluation, check_selection, describe_selection
 from vitreous.training.build_state import build_state
+from vitreous.training.drift import DriftGuard
 from vitreous.training.folder import RunFolder, format_evaluation_key, read_last_value
 from vitreous.training.health import HealthMonitor
 from vitreous.training.loop import SliceBatch, TrainingState, run_training_loop
@@ -63,7 +64,7 @@ class Session:
         self.collapse = ""  # text of the first collapse warning
         self.initial_features: dict[str, float] = {}  # reference metrics for collapse warnings
         self.last_report: Report | None = None
-        self.best = BestEvaluation()
+        self.best, self.drift = BestEvaluation(), DriftGuard()
 
     def train(self) -> dict[str, Any]:
         """Train to the end, write the bundle, and return the summary of the run, without metrics of a test split.
@@ -81,7 +82,8 @@ class Session:
                 self.evaluate(state)
                 self.stop(state)  # stop before the first step if the evaluation was interrupted again
             self.measure_initial_features(state)
-            state.should_stop = state.should_stop or self.best.is_out_of_patience(self.run)
+            is_over = self.best.is_out_of_patience(self.run) or self.drift.has_drifted(self.run)
+            state.should_stop = state.should_stop or is_over
             run = self.run
             hooks = [
                 (0, self.watch),
@@ -174,7 +176,8 @@ class Session:
 
     def save(self, state: TrainingState) -> None:
         """Save a checkpoint of the current step."""
-        extra = {"pending": self.evaluation_pending, "seconds": self.meter.seconds, "best": self.best.to_dict()}
+        selection = {"best": self.best.to_dict(), "drift": self.drift.to_dict()}
+        extra = {"pending": self.evaluation_pending, "seconds": self.meter.seconds, **selection}
         self.checkpointer.save(state, extra)
 
     def stop(self, state: TrainingState) -> None:
@@ -210,32 +213,33 @@ class Session:
 
     def measure_initial_features(self, state: TrainingState) -> None:
         """Measure the standard deviation of the features before the first step, the reference of later collapse
-        warnings. A resumed run reads it from metrics.jsonl."""
-        images = self.validation_images
+        warnings, and start the drift guard. A resumed run reads both from metrics.jsonl and its checkpoint."""
+        images, guards_drift = self.validation_images, bool(self.run.drift_guard)
         if not (self.run.objective.ships_features and images.evaluators):
             return
         name = f"{images.prefix}feature_std"
         values = validation.read_metric_values(self.folder.metrics, name) if self.ranks.is_main else []
         initial_value = self.ranks.broadcast_text(str(values[0]) if values else "")
-        if not initial_value and not state.step:
+        if not state.step and (guards_drift or not initial_value):
             with suppress(Interrupted):  # the signal ends the run after its first step
-                model, sample = (
-                    merge_lora_adapters(state.flat.averaged_model()),
-                    validation.sample_feature_images(images),
-                )
-                _, metrics = self.evaluate_on(sample, model, self.run.precision)
-                self.record({"step": 0, "epoch": 0.0, **metrics})
+                model = merge_lora_adapters(state.flat.averaged_model())
+                sample = images if guards_drift else validation.sample_feature_images(images)
+                report, metrics = self.evaluate_on(sample, model, self.run.precision)
+                self.drift = self.drift.start(report)
+                if not initial_value:
+                    self.record({"step": 0, "epoch": 0.0, **metrics})
                 initial_value = metrics.get(name) or ""
         self.initial_features = {"first_feature_std": float(initial_value)} if initial_value else {}
 
     def select_checkpoint(self, state: TrainingState, report: Report) -> None:
         """Save and keep the checkpoint of the best evaluation so far, and end the loop after too many evaluations
-        without improvement."""
+        without improvement, or below the limit of the drift guard."""
         run, previous_best = self.run, self.best
-        if not (run.keep_best or run.early_stop):
+        if not (run.keep_best or run.early_stop or run.drift_guard):
             return
         self.best = previous_best.update(report, state.step, self.epoch(state))
-        if run.keep_best and self.best.step == state.step:
+        self.drift = self.drift.update(report, state.step, run.drift_guard)
+        if (run.keep_best or run.drift_guard) and self.best.step == state.step:
             self.checkpointer.pinned = state.step
             self.save(state)
             # without the checkpoint, because the disk is full, the previous evaluation remains the best
@@ -244,9 +248,12 @@ class Session:
                     replace(previous_best, evaluations=previous_best.evaluations + 1),
                     previous_best.step,
                 )
-        if self.best.is_out_of_patience(run) and not state.is_done:
+        has_drifted = self.drift.has_drifted(run)
+        if (has_drifted or self.best.is_out_of_patience(run)) and not state.is_done:
             state.should_stop = True
             self.save(state)
+            if has_drifted:
+                self.note(f"{self.drift.describe_drift(run)}; the run stops, and keeps step {self.best.step}")
 
     # Beginning and end
 
@@ -256,6 +263,7 @@ class Session:
         if saved_state is not None:
             self.evaluation_pending, self.meter.earlier_seconds = saved_state["pending"], saved_state["seconds"]
             self.best = BestEvaluation.from_dict(saved_state.get("best"))
+            self.drift = DriftGuard.from_dict(saved_state.get("drift"))
             self.checkpointer.pinned = self.best.step or None
             self.note(f"resumed at step {state.step} of {self.run.steps}")
             current = {"threads": torch.get_num_threads(), "world_size": self.ranks.world}
@@ -293,7 +301,7 @@ class Session:
             costs=self.meter.totals(state),
             train={"loss": loss, **(report.metrics if report and not is_val else {})},
             val=report.summary() if report and is_val else None,
-            selection=describe_selection(self.run, self.best, bundle_step, state.step),
+            selection=describe_selection(self.run, self.best, bundle_step, state.step, drift=self.drift),
         )
 
     def evaluate_bundle(self, state: TrainingState, model: Model, bundle_step: int) -> Report:
@@ -317,9 +325,9 @@ class Session:
         return report
 
     def load_best_weights(self, state: TrainingState) -> int:
-        """Load the weights of the best evaluation into the state if `run.keep_best` is set. Returns the step of the
-        weights in the state, which the bundle will contain."""
-        if not self.run.keep_best or self.best.step in (0, state.step):
+        """Load the weights of the best evaluation into the state if `run.keep_best` is set, or if the drift guard ended
+        the run. Returns the step of the weights in the state, which the bundle will contain."""
+        if not (self.run.keep_best or self.drift.has_drifted(self.run)) or self.best.step in (0, state.step):
             return state.step
         if load_checkpoint_weights(state, self.checkpointer.store, self.best.step):
             return self.best.step

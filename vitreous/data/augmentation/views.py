@@ -48,7 +48,11 @@ class MultiCrop:
     `jitter` are the strengths of brightness, contrast, saturation and hue, changed together with `jitter_probability`.
     `blur` and `solarise` are probabilities for the first global view, the second, and each local view. `radius` is the
     range of the std of the Gaussian blur, in pixels, uniform. Images that are read by band (`BandPreprocess`) get no
-    colour augmentation. Raises UsageError for values out of range.
+    colour augmentation.
+
+    With `anchor_scale` s > 0, an image also has two anchor views: the crops of its global views at s times their
+    size, with the same mirroring, without changes of colour, blur and solarising. They are the crops of DINOv3's Gram
+    teacher (arXiv:2508.10104, section 4.2). Raises UsageError for values out of range.
     """
 
     takes_regions: ClassVar[bool] = False
@@ -65,6 +69,7 @@ class MultiCrop:
     blur: tuple[float, float, float] = (1.0, 0.1, 0.5)
     radius: tuple[float, float] = (0.1, 2.0)
     solarise: tuple[float, float, float] = (0.0, 0.2, 0.0)
+    anchor_scale: float = 0.0
     name: Literal["multicrop"] = "multicrop"
 
     def __post_init__(self) -> None:
@@ -79,12 +84,19 @@ class MultiCrop:
         if self.locals < 0 or min(self.local_image) < 1:
             problem = f"invalid local views: {self.locals} views of {self.local_image} pixels"
             raise UsageError(problem, "use at least 0 views, of at least 1 x 1 pixels")
+        if self.anchor_scale < 0:
+            raise UsageError(f"anchor_scale {self.anchor_scale:g} is below 0", "use 2, or 0 for no anchor views")
+
+    def get_anchor_size(self, image: tuple[int, ...]) -> tuple[int, int]:
+        """Return the size (height, width) of the anchor views of global views of the size `image`."""
+        height, width = (round(self.anchor_scale * length) for length in image)
+        return height, width
 
     def draw_views(
         self, source_image: DecodedSample | LazyImage, image: tuple[int, int], sample_key: int
     ) -> list[Tensor]:
         """Draw the views of an image, a list of (C, h, w): the global views of the size `image` (height, width), then
-        the local views.
+        the local views, then the anchor views.
 
         View v is drawn from the random key of (sample_key, v), so that view v does not depend on the number of views.
         """
@@ -93,13 +105,16 @@ class MultiCrop:
         )
         bands, has_colours = list_bands(source_image), not isinstance(source_image, tuple)
 
-        def draw_band_view(band: Image.Image, view: int) -> Tensor:
+        def draw_band_view(band: Image.Image, view: int, size: tuple[int, int], has_colours: bool) -> Tensor:
             with fork_torch_rng(sample_key, view):
-                transform = compose_view_transform(self, min(view, NUM_GLOBAL_VIEWS), image, has_colours)
+                transform = compose_view_transform(self, min(view, NUM_GLOBAL_VIEWS), size, has_colours)
                 return image_to_tensor(transform(band))
 
-        num_views = NUM_GLOBAL_VIEWS + self.locals
-        return [torch.cat([draw_band_view(band, view) for band in bands]) for view in range(num_views)]
+        views = [(view, image, has_colours) for view in range(NUM_GLOBAL_VIEWS + self.locals)]
+        if self.anchor_scale:
+            # the same random numbers as the global views, of which the crop uses the first
+            views += [(view, self.get_anchor_size(image), False) for view in range(NUM_GLOBAL_VIEWS)]
+        return [torch.cat([draw_band_view(band, *settings) for band in bands]) for settings in views]
 
     def augment_image(self, image: DecodedSample | LazyImage, preprocess: PlanarPreprocess, sample_key: int) -> Tensor:
         """Draw the views of an image with `draw_views`, flattened and concatenated to (n,)."""
@@ -112,16 +127,21 @@ class MultiCrop:
         The distribution of the views is that of `augment_image`; random numbers and rounding differ, since batches are
         processed in float32 instead of with Pillow.
         """
-        view_groups = (np.arange(NUM_GLOBAL_VIEWS), NUM_GLOBAL_VIEWS + np.arange(self.locals))
-        return torch.cat(
-            [self.draw_batch_views(pixels, keys, views).flatten(1) for views in view_groups if len(views)], 1
-        )
+        global_views = np.arange(NUM_GLOBAL_VIEWS)
+        view_groups = (global_views, NUM_GLOBAL_VIEWS + np.arange(self.locals))
+        drawn = [self.draw_batch_views(pixels, keys, views) for views in view_groups if len(views)]
+        if self.anchor_scale:
+            drawn.append(self.draw_batch_views(pixels, keys, global_views, is_anchor=True))
+        return torch.cat([views.flatten(1) for views in drawn], 1)
 
-    def draw_batch_views(self, pixels: Tensor, keys: np.ndarray, views: np.ndarray) -> Tensor:
+    def draw_batch_views(
+        self, pixels: Tensor, keys: np.ndarray, views: np.ndarray, *, is_anchor: bool = False
+    ) -> Tensor:
         """Draw some views of each image of a batch (B, C, H, W), by (B,) keys: (B, V, C, h, w). `views` (V,) are the
-        indices of the views, all global or all local."""
+        indices of the views, all global or all local; with `is_anchor` the anchor views of these global views."""
         is_local, channels = views[0] >= NUM_GLOBAL_VIEWS, pixels.shape[1]
         size = self.local_image if is_local else (pixels.shape[-2], pixels.shape[-1])
+        size = self.get_anchor_size(size) if is_anchor else size
         area = self.local_area if is_local else self.global_area
         view_types = np.minimum(views, NUM_GLOBAL_VIEWS)  # 0: first global view, 1: second, 2: local
         blur, solarise = np.array(self.blur)[view_types], np.array(self.solarise)[view_types]
@@ -141,7 +161,7 @@ class MultiCrop:
             )
             if pixels.dtype == torch.uint8:
                 chunk.clamp_(0, 255)
-                if channels in (1, 3):
+                if channels in (1, 3) and not is_anchor:
                     chunk = augment_batch_colours(chunk, u[span], probabilities[span], self.jitter, self.radius)
                 chunk.round_()
             result[span] = chunk.permute(0, 2, 1, 3)
@@ -149,12 +169,16 @@ class MultiCrop:
 
     def unpack_batch(self, entries: Tensor, preprocess: PlanarPreprocess) -> dict[str, Tensor]:
         """Restore the views of a batch from flattened views (B, n): `images` (B, 2, C, *image) are the global views,
-        `local` (B, locals, C, *local_image) the local views."""
-        batch, image_shape = len(entries), (preprocess.channels, *preprocess.image)
-        split_index = NUM_GLOBAL_VIEWS * math.prod(image_shape)
-        global_views = entries[:, :split_index].reshape(batch, NUM_GLOBAL_VIEWS, *image_shape)
-        local_views = entries[:, split_index:].reshape(batch, self.locals, preprocess.channels, *self.local_image)
-        return {"images": global_views, "local": local_views}
+        `local` (B, locals, C, *local_image) the local views, `anchors` (B, 2, C, *anchor size) the anchor views, if
+        there are any."""
+        shapes = {"images": (NUM_GLOBAL_VIEWS, *preprocess.image), "local": (self.locals, *self.local_image)}
+        if self.anchor_scale:
+            shapes["anchors"] = (NUM_GLOBAL_VIEWS, *self.get_anchor_size(preprocess.image))
+        lengths = [preprocess.channels * math.prod(shape) for shape in shapes.values()]
+        return {
+            name: views.reshape(len(entries), shape[0], preprocess.channels, *shape[1:])
+            for (name, shape), views in zip(shapes.items(), entries.split(lengths, 1), strict=True)
+        }
 
 
 #: `views.name` in a run's config -> class of the settings
