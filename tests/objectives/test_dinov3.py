@@ -19,8 +19,7 @@ from vitreous.models.config import MlpConfig, ViTConfig
 from vitreous.models.zoo import build_model
 from vitreous.objectives.base import ObjectiveSetting, TrainingProgress
 from vitreous.objectives.dinov2 import DINOv2
-from vitreous.objectives.dinov3 import DINOv3, DINOv3Config
-from vitreous.objectives.gram import gram_loss, resize_patch_maps
+from vitreous.objectives.dinov3 import DINOv3, DINOv3Config, gram_loss, resize_patch_maps
 from vitreous.training.loop import run_training_loop
 from vitreous.training.saving import collect_tensors
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from vitreous.errors import UsageError, WeightsError
-from vitreous.models.libraries import build_encoder, build_meta_encoder, import_model_library, remove_unused_pooler
+from vitreous.models.libraries import build_meta_encoder, import_model_library, remove_unused_pooler
 from vitreous.system.torch_types import fork_rng, named_modules
 
 if TYPE_CHECKING:
@@ -321,21 +321,3 @@ def resize_transformers_positions(config: ForeignConfig, module: nn.Module) -> d
     with torch.no_grad():
         table: Tensor = interpolate(torch.zeros(1, *table_shape[-2:]), height, width)
     return {names[0]: table.reshape(table_shape)}
-
-
-def adapt_library_state(state: dict[str, Tensor], source: Any, target: Any, origin: str) -> dict[str, Tensor]:
-    """Adapt the tensors of a `ForeignModel`, of any shape, to the image size of the config `target`, by the rules of
-    its library. `source` and `target` are `ForeignConfig`s. Raises WeightsError if they do not fit the model."""
-    if source.image == target.image or not target.sized_by or source.library != target.library:
-        return state
-    encoder = {
-        name.removeprefix(ENCODER_PREFIX): tensor for name, tensor in state.items() if name.startswith(ENCODER_PREFIX)
-    }
-    others = {name: tensor for name, tensor in state.items() if not name.startswith(ENCODER_PREFIX)}
-    if target.library == "timm":
-        layout = LibraryLayout(replace(target, classes=0, channels=source.channels), {}, [])
-        return convert_library_tensors(layout, encoder, target.image, origin) | others
-    module = build_encoder(source)
-    module.load_state_dict(encoder)
-    resized = resize_transformers_positions(replace(target, channels=source.channels), module)
-    return state | {f"{ENCODER_PREFIX}{name}": tensor for name, tensor in resized.items()}

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from vitreous.data.augmentation.views import NUM_GLOBAL_VIEWS
@@ -24,8 +25,10 @@ from vitreous.nn.sizes import format_size, nearest_divisible_size, patch_grid
 from vitreous.objectives.base import ObjectiveSetting, TrainingProgress
 from vitreous.objectives.dino import cross_view_entropy
 from vitreous.objectives.dinov2 import DINOv2, DINOv2Config
-from vitreous.objectives.gram import gram_loss, resize_patch_maps
 from vitreous.objectives.prototypes import PrototypeTeacher
+
+FEATURE_PRODUCTS = 3  # products of (D, N) and (N, D) matrices that `gram_loss` needs if it avoids (N, N) matrices
+PATCH_PRODUCTS = 2  # products of (N, D) and (D, N) matrices that it needs otherwise
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,7 @@ class DINOv3Config(DINOv2Config):
     `anchor_scale` 0 it sees the student's global views. Raises UsageError for invalid values.
     """
 
-    name: Literal["dinov3"] = "dinov3"  # type: ignore[assignment]
+    name: Literal["dinov3"] = "dinov3"  # pyright: ignore[reportIncompatibleVariableOverride]
     local_weight: float = 1.0
     gram_weight: float = 0.0
     gram_start: float = 0.0
@@ -187,3 +190,37 @@ class DINOv3(DINOv2):
         config = cast(ModelConfig, self.gram_teacher.config)
         size = views.get_anchor_size(config.image) if views.anchor_scale else config.image
         return flops + 2 * NUM_GLOBAL_VIEWS * config.computed_macs(size)
+
+
+def gram_loss(student: Tensor, teacher: Tensor) -> Tensor:
+    """Compute the mean squared difference of the patch similarities, a scalar: patch tokens of the student and of the
+    Gram teacher, both (b, N, D) (arXiv:2508.10104, Eq. 2, as in DINOv3's code).
+
+    Tokens are normalised to length one, in float32. Similarities are those within an image.
+
+        X, Y = normalize(student), normalize(teacher); loss = (X X^T - Y Y^T).square().mean()
+
+    If an image has more patches than about 1.5 D, no (N, N) matrix is computed. With E = X - Y and F = X + Y:
+
+        X X^T - Y Y^T = (E F^T + F E^T) / 2; its squared norm = (<E^T E, F^T F> + <E^T F, F^T E>) / 2
+
+    Unlike |X^T X|^2 + |Y^T Y|^2 - 2 |X^T Y|^2, which is equal, this loses no digits if student and teacher are similar.
+    """
+    student, teacher = F.normalize(student.float(), dim=-1), F.normalize(teacher.float(), dim=-1)
+    patches, width = student.shape[1:]
+    if PATCH_PRODUCTS * patches <= FEATURE_PRODUCTS * width:
+        return (student @ student.mT - teacher @ teacher.mT).square().mean()
+    difference, total = student - teacher, student + teacher
+    cross = difference.mT @ total
+    products = (difference.mT @ difference) * (total.mT @ total) + cross * cross.mT
+    return products.sum((1, 2)).mean() / (2 * patches**2)
+
+
+def resize_patch_maps(patches: Tensor, old_grid: tuple[int, ...], grid: tuple[int, ...]) -> Tensor:
+    """Resize patch tokens of a grid to another grid, bicubic without antialiasing, as DINOv3's code does with the
+    tokens of its Gram teacher: (b, N, D) -> (b, N', D) float32."""
+    if old_grid == grid:
+        return patches.float()
+    maps = torch.unflatten(patches.float(), 1, old_grid).permute(0, 3, 1, 2)
+    resized = F.interpolate(maps, grid, mode="bicubic", antialias=False, align_corners=False)
+    return resized.flatten(2).mT

@@ -18,19 +18,25 @@ from vitreous.data.modalities.base import Preprocess
 from vitreous.data.modalities.table import AnyPreprocess
 from vitreous.errors import UsageError, VitreousError, WeightsError
 from vitreous.models.config import ModelConfig
-from vitreous.models.library_weights import adapt_library_state
 from vitreous.models.zoo import Model, build_without_init, check_model_memory
 from vitreous.nn.sizes import format_size
 from vitreous.tasks.base import Task
 from vitreous.tasks.features import FeatureExtraction
 from vitreous.tasks.table import TaskMixin, infer_task, task_of_run
-from vitreous.weights.bundle import DESCRIPTION_FILE, Bundle, load_bundle, load_state_dict_strict
+from vitreous.weights.bundle import (
+    DESCRIPTION_FILE,
+    Bundle,
+    Tokenizer,
+    find_tokenizer,
+    load_bundle,
+    load_state_dict_strict,
+)
 from vitreous.weights.entry import UnsupportedModelError
 from vitreous.weights.fetch import fetch_weights, missing_source_error
 from vitreous.weights.foreign import DetectedCheckpoint, detect_checkpoint, find_weights_in_folder
 from vitreous.weights.formats.variants import describe_heads_mismatch
 from vitreous.weights.inflation import convert_key_bias, inflate_positions
-from vitreous.weights.library import names_timm_model, open_library_checkpoint
+from vitreous.weights.library import adapt_library_state, names_timm_model, open_library_checkpoint
 from vitreous.weights.match_tensors import (
     adapt_first_layer,
     drop_prefix_and_neck,
@@ -45,7 +51,6 @@ from vitreous.weights.pretraining import read_foreign_objective
 from vitreous.weights.published import find_published_weights
 from vitreous.weights.sharded import load_checkpoint_tensors
 from vitreous.weights.sidecar import check_model_type, parse_class_names, parse_model_config, read_json_object
-from vitreous.weights.text import Tokenizer, find_tokenizer
 
 FINAL_NORM_PREFIXES = ("encoder.norm.", "pooled_norm.")  # the last norm, of every token or of pooled tokens
 #: layers that are identities at initialisation, so weights may lack them: relative positions, convolutions, time

@@ -23,10 +23,11 @@ from vitreous.config import from_builtins, to_builtins
 from vitreous.data.modalities.base import Preprocess
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.data.modalities.table import AnyPreprocess
-from vitreous.data.tokenizer import TOKENIZER_FILE, Tokenizer
+from vitreous.data.tokenizer import TOKENIZER_FILE, find_tokenizer_file
+from vitreous.data.tokenizer import Tokenizer as Tokenizer
 from vitreous.errors import UsageError, WeightsError
 from vitreous.models.base import VisionModel
-from vitreous.models.config import ModelConfig
+from vitreous.models.config import ModelConfig, TextConfig
 from vitreous.models.zoo import Model, build_without_init
 from vitreous.system.disk import atomic_path, compute_sha256, fsync_path, write_text_atomic
 from vitreous.tasks.base import Task
@@ -35,7 +36,6 @@ from vitreous.tasks.features import FeatureExtraction
 from vitreous.tasks.table import TaskMixin, task_from_json, task_to_json
 from vitreous.weights.files import open_weights_file
 from vitreous.weights.objective_parts import OBJECTIVE_FILE, ObjectiveState
-from vitreous.weights.text import find_tokenizer, make_tokenizer
 
 BUNDLE_FORMAT_VERSION = 1
 WEIGHTS_FILE, DESCRIPTION_FILE = "weights.safetensors", "model.json"
@@ -220,3 +220,29 @@ def load_state_dict_strict(model: torch.nn.Module, state: dict[str, Tensor], ori
     model.load_state_dict(values, assign=True)
     for parameter in model.parameters():
         parameter.requires_grad_(True)
+
+
+def make_tokenizer(path: Path, text: TextConfig) -> Tokenizer:
+    """Return the tokenizer of a text encoder in a file, which is read when the first text is encoded."""
+    return Tokenizer(
+        path,
+        vocabulary=text.vocabulary,
+        length=text.length,
+        pad_id=text.pad_id,
+        end_id=text.end_id,
+        cleaning=text.cleaning,
+    )
+
+
+def find_tokenizer(folder: Path, config: ModelConfig) -> Tokenizer | None:
+    """Return the tokenizer in a folder with weights; None without a file, and for a model without a text encoder."""
+    path = find_tokenizer_file(folder) if config.has_text else None
+    return None if path is None else make_tokenizer(path, config.text)
+
+
+def text_classes_error(config: ModelConfig) -> UsageError:
+    """Build the error for a number of classes of a model with a text encoder."""
+    hint = (
+        f"leave it out, or use the image encoder: vitreous.create({config.encoder.name()!r}, weights=…, num_classes=N)"
+    )
+    return UsageError(f"{config.name()} has no classes: texts describe them", hint)

@@ -33,7 +33,7 @@ from vitreous.weights.adopt import (
     open_objective_state,
     open_weights,
 )
-from vitreous.weights.bundle import Bundle
+from vitreous.weights.bundle import Bundle, text_classes_error
 from vitreous.weights.foreign import detect_checkpoint, find_writable_formats
 from vitreous.weights.formats import vitdet_detector
 from vitreous.weights.objective_parts import ObjectiveState
@@ -47,7 +47,6 @@ from vitreous.weights.pretraining_files import (
 )
 from vitreous.weights.sidecar import config_to_metadata, parse_model_config
 from vitreous.weights.table import Tensors, WeightsFormat
-from vitreous.weights.text import text_classes_error
 from vitreous.weights.writable import get_writable_format, with_learned_positions
 
 BUNDLE_FORMAT = "bundle"

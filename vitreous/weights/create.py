@@ -13,7 +13,7 @@ from vitreous.models.base import VisionModel
 from vitreous.models.config import ConfigGroup, ModelConfig, replace_known_fields
 from vitreous.models.names import config_from_name
 from vitreous.weights.adopt import drop_dense_head, load_pretrained_weights, open_weights
-from vitreous.weights.text import text_classes_error
+from vitreous.weights.bundle import text_classes_error
 
 if TYPE_CHECKING:
     from vitreous.keywords import BiTName, DiTName, ModelKeywords, SwinName, ViTName

@@ -13,11 +13,14 @@ from torch import Tensor
 from vitreous.data.modalities.base import Preprocess
 from vitreous.errors import UsageError
 from vitreous.models.config import ForeignConfig, ModelConfig
+from vitreous.models.libraries import build_encoder
 from vitreous.models.library_weights import (
+    ENCODER_PREFIX,
     LibraryLayout,
     convert_library_tensors,
     detect_library_layout,
     read_timm_defaults,
+    resize_transformers_positions,
 )
 from vitreous.models.names import config_from_name
 from vitreous.weights.files import WeightsFile, open_weights_file
@@ -107,3 +110,21 @@ def read_library_preprocessing(config: ForeignConfig, path: Path, config_json: d
         )
     processor = read_json_object((path if path.is_dir() else path.parent) / "preprocessor_config.json")
     return parse_preprocessing(config.full_name, config, processor, settings, pixels="imagenet")
+
+
+def adapt_library_state(state: dict[str, Tensor], source: Any, target: Any, origin: str) -> dict[str, Tensor]:
+    """Adapt the tensors of a `ForeignModel`, of any shape, to the image size of the config `target`, by the rules of
+    its library. `source` and `target` are `ForeignConfig`s. Raises WeightsError if they do not fit the model."""
+    if source.image == target.image or not target.sized_by or source.library != target.library:
+        return state
+    encoder = {
+        name.removeprefix(ENCODER_PREFIX): tensor for name, tensor in state.items() if name.startswith(ENCODER_PREFIX)
+    }
+    others = {name: tensor for name, tensor in state.items() if not name.startswith(ENCODER_PREFIX)}
+    if target.library == "timm":
+        layout = LibraryLayout(replace(target, classes=0, channels=source.channels), {}, [])
+        return convert_library_tensors(layout, encoder, target.image, origin) | others
+    module = build_encoder(source)
+    module.load_state_dict(encoder)
+    resized = resize_transformers_positions(replace(target, channels=source.channels), module)
+    return state | {f"{ENCODER_PREFIX}{name}": tensor for name, tensor in resized.items()}
