@@ -9,6 +9,7 @@ from pathlib import Path
 
 from vitreous.data.annotations.box_table import is_box_table, open_box_table
 from vitreous.data.annotations.coco import has_class_folders, is_coco, open_coco
+from vitreous.data.annotations.coco_captions import is_captions_file, open_coco_captions
 from vitreous.data.annotations.labelme import is_labelme, open_labelme
 from vitreous.data.annotations.mask_places import list_subfolders
 from vitreous.data.annotations.masks import has_mask_folders, has_sibling_masks, open_masks
@@ -24,6 +25,7 @@ from vitreous.data.layouts.imagenet import is_imagenet, open_imagenet
 from vitreous.data.layouts.lists import has_image_lists, open_image_lists
 from vitreous.data.layouts.named import open_digits, open_torchvision
 from vitreous.data.layouts.packed import is_pack, open_pack
+from vitreous.data.layouts.pair_table import is_pair_table, open_pair_table
 from vitreous.data.layouts.split_names import find_split_folders
 from vitreous.data.layouts.table import open_table
 from vitreous.data.layouts.tars import COMPRESSED_SUFFIXES, has_tar_archives, open_webdataset
@@ -62,7 +64,7 @@ def open_data(
     - `digits`, `hf:org/name` or `torchvision:CIFAR10`
     - a folder with splits, with classes or with images, a folder of ImageNet, or one with image lists as in VTAB-1k
     - a folder of a YOLO dataset, or its `data.yaml`
-    - a CSV file, Parquet files, or a pack of `vitreous data pack`
+    - a CSV file, Parquet files, a JSON file of COCO, or a pack of `vitreous data pack`
     - WebDataset archives: a folder, a file, or a pattern such as `x-{000..127}.tar`
 
     Options:
@@ -304,10 +306,14 @@ def open_by_layout(
     if path.name.lower().endswith((".tar", *COMPRESSED_SUFFIXES)) and (os.path.lexists(path) or "{" in name):
         return open_webdataset(path, split_seed)
     if path.suffix.lower() == ".json" and path.is_file():
+        if is_captions_file(path):
+            return open_coco_captions(path, split_seed)
         return (open_panoptic if is_panoptic(path) else open_coco)(path, split_seed)
     if path.suffix.lower() == ".csv" and os.path.lexists(path):
         if is_box_table(path):
             return open_box_table(path, split_seed)
+        if is_pair_table(path):
+            return open_pair_table(path, split_seed)
         return open_table(path, split_seed, group_by, axes, targets)
     raise make_source_error(path)
 

@@ -209,7 +209,7 @@ def compute_contrastive_loss(
     limited = log_scale.detach().clamp(max=max_log_scale)
     values = limited.to(images.dtype), bias.detach().to(images.dtype)
     limited_scale = KeepBelow.apply(log_scale, max_log_scale)
-    return ContrastiveFunction.apply(images, texts, values, loss, ring, limited_scale, bias)  # type: ignore[return-value]
+    return ContrastiveFunction.apply(images, texts, values, loss, ring, limited_scale, bias)
 
 
 class KeepBelow(torch.autograd.Function):
