@@ -165,7 +165,7 @@ def test_unusual_numbers_of_heads_are_reported(heads, is_reported, tmp_path):
     assert bool(weights.notes) == is_reported
 
 
-@pytest.mark.parametrize("family", ["beit", "convnext", "siglip_vision_model", "vit_hybrid", "yolos", 7])
+@pytest.mark.parametrize("family", ["beit", "convnext", "siglip_text_model", "vit_hybrid", "yolos", 7])
 def test_unsupported_families_are_rejected_by_name(family, tmp_path):
     config = replace(CONFIG, classes=0)
     described = find_writable_formats(config)["huggingface"].describe(config) | {"model_type": family}

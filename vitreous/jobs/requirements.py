@@ -27,6 +27,7 @@ EXTRA_PURPOSES = {
     "ray": "clusters",
     "serve": "web page and HTTP server",
     "tensorboard": "train --log-to tensorboard",
+    "text": "texts for CLIP and SigLIP",
     "timm": "train --model timm:NAME",
     "transformers": "train --model hf:FOLDER",
     "video": "video files as clips",

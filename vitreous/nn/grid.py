@@ -31,6 +31,7 @@ RESIZE_MODES: dict[str, Interpolation] = {
     "bicubic": {"mode": "bicubic", "align_corners": False},  # DeiT, MAE, transformers
     "bicubic-offset": {"mode": "bicubic", "align_corners": False},  # DINO, DINOv2: the scale is (new + 0.1) / old
     "bilinear": {"mode": "bilinear", "align_corners": False},  # timm, for Google's files
+    "bilinear-antialias": {"mode": "bilinear", "antialias": True, "align_corners": False},  # SigLIP 2 NaFlex
     "bicubic-aligned": {"mode": "bicubic", "align_corners": True},  # torchvision
     "zoom": {"mode": "bilinear", "align_corners": True},  # Google's code: scipy.ndimage.zoom of order 1
     "zoom-scipy": {"mode": "bilinear", "align_corners": True},  # `zoom` with scipy's rounding: the last row may be 0

@@ -16,10 +16,11 @@ from torch import Tensor
 from vitreous.config import from_builtins, read_yaml
 from vitreous.data.modalities.base import Preprocess
 from vitreous.data.modalities.table import AnyPreprocess
+from vitreous.data.tokenizer import Tokenizer
 from vitreous.errors import UsageError, WeightsError
 from vitreous.models.config import ModelConfig
 from vitreous.models.zoo import Model, build_without_init
-from vitreous.nn.grid import axis_resize_matrix, resize_position_table
+from vitreous.nn.grid import resize_position_table
 from vitreous.nn.position import SinCosPosition
 from vitreous.nn.sizes import format_size
 from vitreous.tasks.base import Task
@@ -27,9 +28,10 @@ from vitreous.tasks.features import FeatureExtraction
 from vitreous.tasks.table import TaskMixin, infer_task, task_of_run
 from vitreous.weights.bundle import DESCRIPTION_FILE, Bundle, load_bundle, load_state_dict_strict
 from vitreous.weights.fetch import fetch_weights, missing_source_error
+from vitreous.weights.first_layer import adapt_first_layer
 from vitreous.weights.foreign import DetectedCheckpoint, detect_checkpoint, find_weights_in_folder
 from vitreous.weights.formats.variants import describe_heads_mismatch
-from vitreous.weights.inflation import convert_key_bias, inflate_kernel, inflate_positions
+from vitreous.weights.inflation import convert_key_bias, inflate_positions
 from vitreous.weights.objective_parts import HEAD_PREFIXES, ObjectiveState, WeightsLoadResult, load_objective_state
 from vitreous.weights.options import get_source_fields
 from vitreous.weights.pretraining import read_foreign_objective
@@ -42,6 +44,7 @@ from vitreous.weights.sidecar import (
     parse_model_config,
     read_json_object,
 )
+from vitreous.weights.text import find_tokenizer
 
 FINAL_NORM_PREFIXES = ("encoder.norm.", "pooled_norm.")  # the last norm, of every token or of pooled tokens
 #: layers that are identities at initialisation, so weights may lack them: relative positions, convolutions, time
@@ -51,8 +54,6 @@ IDENTITY_AT_INIT = re.compile(
 BUNDLE_TITLE, CHECKPOINT_TITLE = "a bundle", "a checkpoint"  # titles of this package's files, which have all settings
 #: names of tensors whose shape depends on the patch grid
 POSITION_TABLE_NAMES = re.compile(r"(^|\.)(table|tables\.\d+|rows|columns|relative)$")
-#: the first layer: the first of these names that exists
-FIRST_LAYER_NAMES = ("stem.root.conv.weight", "stem.stages.0.conv.weight", "body.root.conv.weight", "projection.weight")
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,7 @@ class PretrainedWeights(TaskMixin):
     `source`: the argument that named them. `title`: the format, for messages. `config`, `preprocess` and `task`
     describe the model. `read_state` reads the tensors under this package's names, in float32. `unused`: tensors of the
     files that the model does not have. `notes`: assumptions about settings that the files lack, one sentence each.
+    `tokenizer`: that of a text encoder, None if there is none.
     """
 
     source: str
@@ -73,13 +75,14 @@ class PretrainedWeights(TaskMixin):
     unused: list[str] = field(default_factory=list)
     provenance: dict[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    tokenizer: Tokenizer | None = None
 
     def build_bundle(self) -> Bundle:
         """Build a bundle: the model with these weights, its task and its preprocessing."""
         model = build_without_init(self.config)
         load_state_dict_strict(model, self.read_state(), self.source)
         provenance = self.provenance | {"init": self.source}
-        return Bundle(model.eval(), self.task, self.preprocess, provenance, notes=self.notes)
+        return Bundle(model.eval(), self.task, self.preprocess, provenance, notes=self.notes, tokenizer=self.tokenizer)
 
     def with_resize_rule(self, rule: str, image_size: tuple[int, ...] | None) -> PretrainedWeights:
         """Return these weights with the position resize rule `rule`, unless it is "". For formats that store the image
@@ -122,7 +125,8 @@ def read_weights(source: str | os.PathLike[str], settings: dict[str, Any]) -> Pr
     if folder:
         bundle = load_bundle(folder)
         contents = bundle.model.config, bundle.preprocess, bundle.task, bundle.model.state_dict
-        return PretrainedWeights(os.fspath(source), BUNDLE_TITLE, *contents, provenance=bundle.provenance)
+        extras: dict[str, Any] = {"provenance": bundle.provenance, "tokenizer": bundle.tokenizer}
+        return PretrainedWeights(os.fspath(source), BUNDLE_TITLE, *contents, **extras)
     if (path / "state.json").is_file():
         return open_checkpoint(path)
     if path.is_dir() and (path / "config.yaml").is_file():
@@ -140,7 +144,8 @@ def read_weights(source: str | os.PathLike[str], settings: dict[str, Any]) -> Pr
     preprocess = load_preprocessing(detected.format, detected.config, path if path.is_dir() else None, config_json)
     task = infer_task(detected.config, parse_class_names(detected.config, config_json))
     properties = detected.format.title, detected.config, preprocess, task, detected.read_state, detected.unused
-    return PretrainedWeights(os.fspath(source), *properties, notes=notes)
+    tokenizer = find_tokenizer(path if path.is_dir() else path.parent, detected.config)
+    return PretrainedWeights(os.fspath(source), *properties, notes=notes, tokenizer=tokenizer)
 
 
 def find_weights_files(path: Path) -> tuple[list[Path], dict[str, Any]]:
@@ -148,8 +153,9 @@ def find_weights_files(path: Path) -> tuple[list[Path], dict[str, Any]]:
     WeightsError for a folder without weights."""
     if path.is_dir():
         return find_weights_in_folder(path)
-    has_standard_name = path.name.startswith(("model.", "pytorch_model."))
-    return [path], read_json_object(path.parent / "config.json") if has_standard_name else {}
+    config_names = {"model.": "config.json", "pytorch_model.": "config.json", "open_clip_": "open_clip_config.json"}
+    config_name = next((name for start, name in config_names.items() if path.name.startswith(start)), None)
+    return [path], read_json_object(path.parent / config_name) if config_name else {}
 
 
 def open_checkpoint(folder: Path) -> PretrainedWeights:
@@ -202,7 +208,10 @@ def load_pretrained_weights(
     layers that have no effect until they are trained, keep their initial values too. Raises WeightsError, which lists
     them, for other differences.
     """
-    weights = drop_dense_head(source if isinstance(source, PretrainedWeights) else open_weights(source))
+    weights = source if isinstance(source, PretrainedWeights) else open_weights(source)
+    if model.config.has_text and weights.config.has_text:
+        return load_image_text_weights(model, weights)
+    weights = drop_dense_head(weights)
     model_state, state = model.state_dict(), dict(weights.read_state())
     fold_prefix_positions(state, model_state)
     rename_attention_tensors(state, model_state)
@@ -254,6 +263,20 @@ def load_pretrained_weights(
     return WeightsLoadResult(
         weights.source, weights.title, loaded=loaded, initialised=dropped, unused=unused, **changes
     )
+
+
+def load_image_text_weights(model: Model, weights: PretrainedWeights) -> WeightsLoadResult:
+    """Load the weights of an image encoder with a text encoder into such a model, in place.
+
+    The image encoder is adapted as by `load_pretrained_weights`; the text encoder must match. Raises WeightsError,
+    which lists the differences.
+    """
+    result = load_pretrained_weights(model.backbone, weights)
+    model_state, state = model.state_dict(), weights.read_state()
+    text_state = {name: tensor for name, tensor in state.items() if not name.startswith("backbone.")}
+    image_state = {name: tensor for name, tensor in model_state.items() if name.startswith("backbone.")}
+    load_state_dict_strict(model, image_state | text_state, weights.source)
+    return replace(result, loaded=[*(f"backbone.{name}" for name in result.loaded), *text_state])
 
 
 def has_class_names(classes: tuple[str, ...]) -> bool:
@@ -314,67 +337,6 @@ def drop_prefix_and_neck(
     for name in names:
         del state[name]
     return names
-
-
-def adapt_first_layer(
-    state: dict[str, Tensor], model_state: dict[str, Tensor], source_config: ModelConfig, model_config: ModelConfig
-) -> tuple[str, str]:
-    """Adapt the first layer in `state`, (D, C p q) or (O, C, k, k), in place, to the patch size and channels of the
-    model. Returns the change of patch size and of channels, such as `16 -> 14`; "" for one that is unchanged."""
-    name = next((name for name in FIRST_LAYER_NAMES if name in state and name in model_state), "")
-    patches = channels = ""
-    if not name:
-        return patches, channels
-    source_patch, model_patch, extra_axes = (
-        source_config.projected_cell,
-        model_config.projected_cell,
-        len(model_config.image) - len(source_config.image),
-    )
-    if source_patch and model_patch and source_patch != model_patch and extra_axes in (0, 1):
-        patches, spatial_patch = f"{format_size(source_patch)} -> {format_size(model_patch)}", model_patch[extra_axes:]
-        if source_patch != spatial_patch:
-            state[name] = resample_patch_projection(state[name], source_config.channels, source_patch, spatial_patch)
-        if extra_axes:
-            inflate = model_config.inflate
-            state[name] = inflate_kernel(state[name], source_config.channels, spatial_patch, model_patch[0], inflate)
-            patches += f" ({inflate} inflation)"
-    if source_config.channels != model_config.channels:
-        state[name] = adapt_input_channels(state[name], source_config.channels, model_config.channels)
-        channels = f"{source_config.channels} -> {model_config.channels}"
-    return patches, channels
-
-
-def resample_patch_projection(
-    weight: Tensor, channels: int, source_patch: tuple[int, ...], target_patch: tuple[int, ...]
-) -> Tensor:
-    """Resample the patch projection (D, C prod(source_patch)) to another patch size, in pixels.
-
-    A patch that is enlarged bilinearly to the target size yields the same token as the original patch: the new weights
-    are the old ones, multiplied by the pseudo-inverse of the resize matrix (FlexiViT, arXiv:2212.08013, section 3.4),
-    one axis after the other.
-    """
-    kernel = weight.double().unflatten(1, (channels, *source_patch))
-    for axis, (source_length, target_length) in enumerate(zip(source_patch, target_patch, strict=True), 2):
-        inverse = torch.linalg.pinv(axis_resize_matrix(source_length, target_length, "bilinear").T)  # (new, old)
-        kernel = (kernel.movedim(axis, -1) @ inverse.T).movedim(-1, axis)
-    return kernel.flatten(1).to(weight.dtype)
-
-
-def adapt_input_channels(weight: Tensor, source_channels: int, target_channels: int) -> Tensor:
-    """Adapt the first layer's weights, (D, C p q) or (O, C, k, k), to another number of channels.
-
-    A single target channel gets the sum over the source channels, so a grey image yields the same output as with three
-    equal channels. Otherwise target channel c is source channel c mod `source_channels`, times `source_channels` /
-    `target_channels`, which preserves the output scale. A ResNet standardises its filters in every forward pass, so
-    only their directions are kept, and outputs differ.
-    """
-    split = weight.unflatten(1, (source_channels, -1)) if weight.ndim == 2 else weight.flatten(2)  # (O, C, rest)
-    adapted = (
-        split.sum(1, keepdim=True)
-        if target_channels == 1
-        else split[:, torch.arange(target_channels) % source_channels] * (source_channels / target_channels)
-    )
-    return adapted.flatten(1) if weight.ndim == 2 else adapted.reshape(len(weight), target_channels, *weight.shape[2:])
 
 
 @dataclass(frozen=True)

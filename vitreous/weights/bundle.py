@@ -23,6 +23,7 @@ from vitreous.config import from_builtins, to_builtins
 from vitreous.data.modalities.base import Preprocess
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.data.modalities.table import AnyPreprocess
+from vitreous.data.tokenizer import TOKENIZER_FILE, Tokenizer
 from vitreous.errors import UsageError, WeightsError
 from vitreous.models.base import VisionModel
 from vitreous.models.config import ModelConfig
@@ -34,6 +35,7 @@ from vitreous.tasks.features import FeatureExtraction
 from vitreous.tasks.table import TaskMixin, task_from_json, task_to_json
 from vitreous.weights.files import open_weights_file
 from vitreous.weights.objective_parts import OBJECTIVE_FILE, ObjectiveState
+from vitreous.weights.text import find_tokenizer, make_tokenizer
 
 BUNDLE_FORMAT_VERSION = 1
 WEIGHTS_FILE, DESCRIPTION_FILE = "weights.safetensors", "model.json"
@@ -41,9 +43,12 @@ WEIGHTS_FILE, DESCRIPTION_FILE = "weights.safetensors", "model.json"
 
 @dataclass
 class Bundle(TaskMixin):
-    """A model with its task, preprocessing and provenance. `notes`: assumptions about settings that foreign files lack,
-    one sentence each; they are not saved. `objective_state`: the state of the training objective, saved with the
-    weights; `load_bundle` does not read it, `load_objective_state` does."""
+    """A model with its task, preprocessing and provenance.
+
+    `notes`: assumptions about settings that foreign files lack, one sentence each; they are not saved.
+    `objective_state`: the state of the training objective, saved with the weights; `load_bundle` does not read it,
+    `load_objective_state` does. `tokenizer`: that of a text encoder, saved as tokenizer.json.
+    """
 
     model: Model
     task: Task
@@ -52,12 +57,14 @@ class Bundle(TaskMixin):
     _: KW_ONLY
     notes: tuple[str, ...] = ()
     objective_state: ObjectiveState | None = None
+    tokenizer: Tokenizer | None = None
 
     def save(self, folder: Path) -> None:
         """Write the bundle to `folder`. A new folder appears complete or not at all; in an existing one, files are
         replaced once all are on disk. Raises OSError."""
         folder.parent.mkdir(parents=True, exist_ok=True)
-        names = (WEIGHTS_FILE, *([OBJECTIVE_FILE] if self.objective_state else []), DESCRIPTION_FILE)
+        optional = {OBJECTIVE_FILE: self.objective_state, TOKENIZER_FILE: self.tokenizer}
+        names = (WEIGHTS_FILE, *(name for name, content in optional.items() if content), DESCRIPTION_FILE)
         if not folder.exists():
             with atomic_path(folder) as temporary:
                 temporary.mkdir()
@@ -70,11 +77,13 @@ class Bundle(TaskMixin):
                     fsync_path(paths[name])  # slow operations come before the first rename
 
     def write_files(self, paths: dict[str, Path]) -> None:
-        """Write the weights, the state of the training objective if there is one, and `model.json`. `paths`: file name
-        -> path. Raises OSError."""
+        """Write the weights, the state of the training objective and the tokenizer if there are any, and `model.json`.
+        `paths`: file name -> path. Raises OSError."""
         save_file(to_cpu_float32(self.model.state_dict()), paths[WEIGHTS_FILE])
         if self.objective_state:
             save_file(to_cpu_float32(self.objective_state.state), paths[OBJECTIVE_FILE])
+        if self.tokenizer:
+            self.tokenizer.write(paths[TOKENIZER_FILE])
         document = {
             "format": BUNDLE_FORMAT_VERSION,
             "name": self.model.config.name(),
@@ -98,13 +107,15 @@ def save(
     path: str | os.PathLike[str],
     classes: Sequence[str] | None = None,
     preprocess: Preprocess | None = None,
+    tokenizer: str | os.PathLike[str] | None = None,
 ) -> Path:
     """Write a model of `vitreous.create` as a bundle, a folder that all commands and `vitreous.load` read. Returns the
     folder.
 
     `classes`: names in the order of the logits (default: "0", "1", ...). `preprocess`: the model's input transform
-    (default: resize the short side to the model's image size, centre crop, pixels in [-1, 1]). Raises UsageError for
-    another type of model, names that do not match its head, a `preprocess` with other channels, and an existing path.
+    (default: resize the short side to the model's image size, centre crop, pixels in [-1, 1]). `tokenizer`: the
+    tokenizer.json of a model with a text encoder. Raises UsageError for another type of model, names that do not match
+    its head, a `preprocess` with other channels, a tokenizer of a model without a text encoder, and an existing path.
     """
     folder, config = Path(path), getattr(model, "config", None)
     if not isinstance(model, VisionModel) or config is None or not config.can_be_stored:
@@ -130,9 +141,13 @@ def save(
             f"the preprocessing outputs {preprocess.channels} channels, but the model needs {config.channels}",
             f"use a preprocessing with {config.channels} channels",
         )
+    if tokenizer is not None and not config.has_text:
+        raise UsageError(f"{config.name()} has no text encoder", "leave the tokenizer out")
     if folder.exists() or folder.is_symlink():
         raise UsageError(f"{folder} already exists", "use another folder")
-    Bundle(cast(Model, model), Classification(names) if names else FeatureExtraction(), preprocess).save(folder)
+    task = Classification(names) if names else FeatureExtraction()
+    text_tokenizer = None if tokenizer is None else make_tokenizer(Path(tokenizer), config.text)
+    Bundle(cast(Model, model), task, preprocess, tokenizer=text_tokenizer).save(folder)
     return folder
 
 
@@ -162,7 +177,11 @@ def load_bundle(folder: Path) -> Bundle:
     task = task_from_json(description, os.fspath(folder / DESCRIPTION_FILE))
     model = build_without_init(config)
     load_state_dict_strict(model, open_weights_file(weights).read(), os.fspath(weights))
-    return Bundle(model.eval(), task, preprocess, description.get("provenance", {}))
+    tokenizer = find_tokenizer(folder, config)
+    digest = description.get("sha256", {}).get(TOKENIZER_FILE)
+    if tokenizer and compute_sha256(tokenizer.path) != digest:
+        raise WeightsError(f"{tokenizer.path} was modified after it was saved", "restore it from a copy")
+    return Bundle(model.eval(), task, preprocess, description.get("provenance", {}), tokenizer=tokenizer)
 
 
 def set_temperature(folder: Path, temperature: float, fitted_on: dict[str, Any]) -> None:

@@ -34,7 +34,7 @@ from vitreous.weights.adopt import (
     open_weights,
 )
 from vitreous.weights.bundle import Bundle
-from vitreous.weights.foreign import detect_checkpoint
+from vitreous.weights.foreign import detect_checkpoint, find_writable_formats
 from vitreous.weights.formats import vitdet_detector
 from vitreous.weights.objective_parts import ObjectiveState
 from vitreous.weights.pretraining_files import (
@@ -123,16 +123,17 @@ def convert(
 
 
 def reduce_to_format(to: str, weights: PretrainedWeights) -> PretrainedWeights:
-    """Reduce the weights of a segmentation or detection model to the tensors that the format `to` supports; others are
+    """Reduce the weights of a model around a backbone to the tensors that the format `to` supports; others are
     unchanged. Most formats support only the backbone, which a note reports. detectron2's ViTDet format supports the
     whole detector, except for the unused background boxes."""
     backbone = drop_dense_head(weights)
-    if to == BUNDLE_FORMAT or backbone is weights:
+    if to == BUNDLE_FORMAT or backbone is weights or to in find_writable_formats(weights.config):
         return weights
     if to == vitdet_detector.DETECTOR_FORMAT and vitdet_detector.is_vitdet_detector(weights.config):
         return replace(weights, read_state=lambda: vitdet_detector.zero_background_deltas(weights.read_state()))
     title = weights.config.name()
-    text = f"only the backbone of {title} is written, {backbone.config.name()}: {to} does not support its head"
+    part = "text encoder" if weights.config.has_text else "head"
+    text = f"only the backbone of {title} is written, {backbone.config.name()}: {to} does not support its {part}"
     return replace(backbone, notes=(*weights.notes, text))
 
 

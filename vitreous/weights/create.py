@@ -12,7 +12,7 @@ from vitreous.models import zoo
 from vitreous.models.base import VisionModel
 from vitreous.models.config import ConfigGroup, ModelConfig, replace_known_fields
 from vitreous.models.names import config_from_name
-from vitreous.weights.adopt import load_pretrained_weights, open_weights
+from vitreous.weights.adopt import drop_dense_head, load_pretrained_weights, open_weights
 
 if TYPE_CHECKING:
     from vitreous.keywords import BiTName, DiTName, ModelKeywords, SwinName, ViTName
@@ -134,7 +134,8 @@ def create(
     - `channels`: of an image. 3 by default, 4 for a DiT's latents.
     - `weights`: a run, a bundle, a file or foreign weights, as for `vitreous.load`. Image size, classes and channels
       default to those of the weights. Positions are resized, channels are adapted, and a head for another number of
-      classes is replaced by a zero-initialised one. The logger `vitreous` lists the loaded tensors at level INFO.
+      classes is replaced by a zero-initialised one. If the weights include a text encoder (CLIP, SigLIP), the name of
+      an image encoder selects that encoder. The logger `vitreous` lists the loaded tensors at level INFO.
     - `changes`: fields of `ViTConfig`, `BiTConfig`, `SwinConfig` or `DiTConfig`. A dict changes fields of a group:
       `attention={"window": 7}`. timm's names are accepted as well: `img_size`, `in_chans`, `drop_rate`,
       `drop_path_rate`, `global_pool` and others.
@@ -157,6 +158,8 @@ def create(
             )
         return zoo.create_untrained_model(name, **options, **nest_paths(fields))
     pretrained = open_weights(source)
+    if name is not None and pretrained.config.has_text and not config_from_name(name).has_text:
+        pretrained = drop_dense_head(pretrained)
     config = pretrained.config
     if name is not None and config_from_name(name).name() != config.name():
         raise UsageError(f"{os.fspath(source)} is {config.name()}, not {name}", "leave the name out")

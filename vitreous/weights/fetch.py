@@ -32,6 +32,9 @@ SAFETENSORS_FILE, SHARD_INDEX_FILE, PICKLE_FILE = (
     "pytorch_model.bin",
 )
 HUB_CONFIG_FILES = ("config.json", "preprocessor_config.json")
+#: files of open_clip's repositories, and tokenizers of models with a text encoder
+OPEN_CLIP_FILES = ("open_clip_model.safetensors", "open_clip_config.json")
+TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "merges.txt")
 #: files of a bundle, as named in `weights.bundle` and `weights.objective_parts`
 BUNDLE_FILES, OBJECTIVE_FILE = ("model.json", "weights.safetensors"), "objective.safetensors"
 MAX_INDEX_BYTES = 8 << 20  # bytes
@@ -169,12 +172,14 @@ def fetch_from_hub(source: str, name: str, listener: ProgressListener | None) ->
                 f"{source}: the repository has no file {match['file']}", f"see {repository.get_page_url()}"
             )
     elif repository.get_file(BUNDLE_FILES[0]) and repository.get_file(BUNDLE_FILES[1]):
-        repository.get_file(OBJECTIVE_FILE)
+        for file in (OBJECTIVE_FILE, TOKENIZER_FILES[0]):
+            repository.get_file(file)
         return repository.folder
     elif (
         not repository.get_file(SAFETENSORS_FILE)
         and not repository.download_shards()
         and not repository.get_file(PICKLE_FILE)
+        and not (repository.get_file(OPEN_CLIP_FILES[0]) and repository.get_file(OPEN_CLIP_FILES[1]))
     ):
         hint = f"see {repository.get_page_url()}, and select a file: hf:{match['repo']}:FILE"
         raise repository.offline_error or WeightsError(
@@ -184,6 +189,9 @@ def fetch_from_hub(source: str, name: str, listener: ProgressListener | None) ->
         path = repository.folder
     for file in HUB_CONFIG_FILES:
         repository.get_file(file)
+    if repository.has_text_encoder():
+        for file in TOKENIZER_FILES:
+            repository.get_file(file)
     return path
 
 
@@ -223,6 +231,15 @@ class HubRepository:
             if self.listener:
                 self.listener.note(f"{self.source} is {self.name} at {self.revision[:12]}, in {self.folder}")
         return path
+
+    def has_text_encoder(self) -> bool:
+        """Return whether the downloaded configs describe a model with a text encoder."""
+        if (self.folder / OPEN_CLIP_FILES[1]).is_file():
+            return True
+        try:
+            return '"text_config"' in (self.folder / HUB_CONFIG_FILES[0]).read_text("utf-8")
+        except (OSError, ValueError):
+            return False
 
     def reach(self, file: str) -> None:
         """Request metadata of one file, and set `offline_error` if the server cannot be reached. A download would retry

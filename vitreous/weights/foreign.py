@@ -23,14 +23,17 @@ from vitreous.models.zoo import build_without_init
 from vitreous.weights.entry import FLOATING_DTYPES, sanitise_name
 from vitreous.weights.files import WeightsFile, open_weights_file
 from vitreous.weights.formats import (
+    big_vision_pairs,
     dit,
     google,
+    open_clip,
     others,
     own,
     swin,
     swin_v2,
     timm,
     transformers,
+    transformers_pairs,
     video,
     vitdet,
     vitdet_detector,
@@ -40,7 +43,7 @@ from vitreous.weights.formats.variants import VARIANTS_BY_FORMAT, describe_infer
 from vitreous.weights.sidecar import (
     config_from_metadata,
     config_to_metadata,
-    parse_transformers_config,
+    parse_model_config,
     parse_window_from_name,
     read_json_object,
 )
@@ -52,6 +55,9 @@ FOREIGN_FORMATS = [
     *swin_v2.FORMATS,
     *dit.FORMATS,
     *video.FORMATS,
+    *transformers_pairs.FORMATS,
+    *open_clip.FORMATS,
+    big_vision_pairs.PAIR,
     others.SAM,
     others.SAM_TIMM,
     others.SAM_TRANSFORMERS,
@@ -395,7 +401,7 @@ def can_round_trip(weights_format: WeightsFormat, config: ModelConfig, state: di
     `state` matter."""
     settings: dict[str, Any] = {"image": config.image, "heads": 0} | config.head_count_field()
     if weights_format.describe:
-        settings = parse_transformers_config(weights_format.describe(config))
+        settings = parse_model_config(weights_format.describe(config))
     elif weights_format.suffix == ".safetensors":
         settings = config_from_metadata(Path(), config_to_metadata(config))
     try:

@@ -56,8 +56,12 @@ MODEL_TYPE_TITLES = {
     "videomae": "transformers' VideoMAE",
     "dinov2": "transformers' DINOv2",
     "dinov2_with_registers": "transformers' DINOv2",
-    "clip": "transformers' CLIP image encoder",
+    "clip": "transformers' CLIP",
     "clip_vision_model": "transformers' CLIP image encoder",
+    "siglip": "transformers' SigLIP",
+    "siglip2": "transformers' SigLIP",
+    "siglip_vision_model": "transformers' SigLIP image encoder",
+    "siglip2_vision_model": "transformers' SigLIP image encoder",
     "sam": "transformers' SAM image encoder",
     "sam_vision_model": "transformers' SAM image encoder",
     "bit": "transformers' BiT",
@@ -79,7 +83,8 @@ def check_model_type(config: dict[str, Any], title: str = "") -> None:
             f"config.json has model_type {str(family)[:40]}, which is not supported",
             f"supported types are {', '.join(MODEL_TYPE_TITLES)}",
         )
-    if title and MODEL_TYPE_TITLES[family] != title:
+    # a file of a model with two encoders may contain only the image encoder
+    if title and title not in (MODEL_TYPE_TITLES[family], f"{MODEL_TYPE_TITLES[family]} image encoder"):
         raise WeightsError(
             f"config.json has model_type {family}, but the tensors are those of {title}",
             "download config.json and the weights again",
@@ -191,15 +196,13 @@ def require_config_integer(name: str, value: Any) -> int:
 def parse_model_config(settings: dict[str, Any]) -> dict[str, Any]:
     """Parse the config fields, by dotted path, that a config.json of transformers (CLIP's has two towers), open_clip or
     timm sets."""
-    if "model_cfg" in settings:  # open_clip's, which sets quick_gelu only for weights with the GELU of OpenAI's CLIP
-        return {
-            "mlp.gelu": "quick" if get_nested_dict(settings, "model_cfg").get("quick_gelu") else "none",
-            "positions.resize": "bicubic-antialias",
-        }
-    # a config.json of a model with a text tower, or of a full SAM, has `vision_config`
+    if "model_cfg" in settings:
+        return parse_open_clip_config(get_nested_dict(settings, "model_cfg"))
+    # a config.json of a model with a text encoder, or of a full SAM, has `vision_config`
+    text_fields = parse_text_config(get_nested_dict(settings, "text_config"))
     settings = get_nested_dict(settings, "vision_config") or settings
     if "architecture" not in settings:
-        return parse_transformers_config(settings)
+        return parse_transformers_config(settings) | text_fields
     size = get_nested_dict(settings, "pretrained_cfg").get("input_size")
     fields: dict[str, Any] = (
         {"image": tuple(require_config_integer("input_size", length) for length in size[1:])}
@@ -211,7 +214,54 @@ def parse_model_config(settings: dict[str, Any]) -> dict[str, Any]:
     fields["positions.resize"] = "bicubic-antialias"  # timm's rule for all weights that it loads
     if "quickgelu" in str(settings["architecture"]):
         fields["mlp.gelu"] = "quick"
+    if TIMM_TANH_GELU.search(str(settings["architecture"])):
+        fields["mlp.gelu"] = "tanh"
     return fields
+
+
+#: timm 1.0.31, vision_transformer.py and naflexvit.py: image encoders of SigLIP with the tanh approximation of GELU
+TIMM_TANH_GELU = re.compile(
+    r"patch32_siglip|large_patch16_siglip_(gap_)?512|so400m_patch16_siglip|giantopt|naflex\w*_siglip"
+)
+
+
+def parse_open_clip_config(config: dict[str, Any]) -> dict[str, Any]:
+    """Parse the config fields that the `model_cfg` of an open_clip_config.json sets. It sets quick_gelu only for
+    weights with the GELU of OpenAI's CLIP. Raises WeightsError for invalid values."""
+    image, text = get_nested_dict(config, "vision_cfg"), get_nested_dict(config, "text_cfg")
+    trunk = str(image.get("timm_model_name") or "")
+    tanh = get_nested_dict(text, "act_kwargs").get("approximate") == "tanh"
+    quick = "quick" if config.get("quick_gelu") else "none"
+    fields = {
+        "mlp.gelu": "tanh" if TIMM_TANH_GELU.search(trunk) else quick,
+        "positions.resize": "bicubic-antialias",
+        "text.gelu": "tanh" if tanh else quick,
+        "text.causal": not text.get("no_causal_mask"),
+        "text.pool": "last" if text.get("pool_type") == "last" else "end",
+    }
+    eps = get_nested_dict(text, "norm_kwargs").get("eps")
+    if isinstance(eps, float) and 0 < eps < 1:
+        fields["text.eps"] = eps
+    if text.get("heads") is not None:
+        fields["text.heads"] = require_config_integer("heads", text["heads"])
+    return fields
+
+
+def parse_text_config(config: dict[str, Any]) -> dict[str, Any]:
+    """Parse the fields of a text encoder, by paths that start with `text.`, from the `text_config` of transformers'
+    CLIP and SigLIP. Raises WeightsError for unsupported values."""
+    if config.get("model_type") not in ("clip_text_model", "siglip_text_model", "siglip2_text_model"):
+        return {}
+    parsed = parse_transformers_config(config)
+    names = {"heads": "heads", "mlp.gelu": "gelu", "norm.eps": "eps", "width": "width", "depth": "depth"}
+    fields = {f"text.{ours}": parsed[path] for path, ours in names.items() if path in parsed}
+    sizes = {"text.vocabulary": "vocab_size", "text.length": "max_position_embeddings"}
+    # the padding and end of SigLIP's config.json are those of CLIP's class, not those of its tokenizer
+    if config["model_type"] == "clip_text_model":
+        sizes |= {"text.end_id": "eos_token_id"}
+    return fields | {
+        path: require_config_integer(name, config[name]) for path, name in sizes.items() if config.get(name) is not None
+    }
 
 
 def get_nested_dict(settings: dict[str, Any], name: str) -> dict[str, Any]:
@@ -335,6 +385,13 @@ METADATA_VALIDATORS: dict[str, Callable[[Any], bool]] = {
     "norm.final": lambda v: v in ("tokens", "pooled", "none"),
     "attention.qkv_bias": lambda v: isinstance(v, bool),
     "projection_bias": lambda v: isinstance(v, bool),
+    "text.heads": lambda v: isinstance(v, int) and 0 < v < 1 << 12,
+    "text.gelu": lambda v: v in ("none", "tanh", "quick"),
+    "text.eps": lambda v: isinstance(v, float) and 0 < v < 1,
+    "text.causal": lambda v: isinstance(v, bool),
+    "text.pool": lambda v: v in ("end", "last", "mean"),
+    "text.pad_id": lambda v: type(v) is int and 0 <= v < 1 << 24,
+    "text.end_id": lambda v: type(v) is int and 0 <= v < 1 << 24,
 }
 #: fields of a detector besides its backbone's
 DETECTOR_METADATA_VALIDATORS: dict[str, Callable[[Any], bool]] = {

@@ -189,6 +189,32 @@ def parse_rename_rule(ours: str, theirs: Names | str, fold: TensorTransform) -> 
     return RenameRule(tuple(ours.split()), tuple(theirs.split()) if isinstance(theirs, str) else theirs, fold)
 
 
+def nest_rules(
+    rules: Iterable[RenameRule], ours: str, theirs: Callable[[str], str], get_config: Callable[[Any], Any]
+) -> tuple[RenameRule, ...]:
+    """Convert the rules of a format to those for a submodule of a larger model.
+
+    `ours` is the prefix of the submodule's tensors in our model, `theirs` converts a name of the format to that in
+    files of the larger model, and `get_config` returns the config of the submodule.
+    """
+
+    def convert_rule(rule: RenameRule) -> RenameRule:
+        """Convert one rule."""
+
+        def name_tensors(config: Any) -> tuple[str, ...]:
+            """Return the names of the submodule's tensors in a file of the larger model."""
+            names = rule.theirs(get_config(config)) if callable(rule.theirs) else rule.theirs
+            return tuple(map(theirs, names))
+
+        transform = TensorTransform(
+            lambda tensors, c: rule.transform.to_native(tensors, get_config(c)),
+            lambda tensors, c: rule.transform.to_foreign(tensors, get_config(c)),
+        )
+        return RenameRule(tuple(ours + name for name in rule.ours), name_tensors, transform)
+
+    return tuple(map(convert_rule, rules))
+
+
 def build_block_rules(
     theirs: str,
     norms: tuple[str, str],

@@ -112,6 +112,7 @@ class ModelConfig:
         depth = 0  # number of blocks
 
     # Defaults for families without such a field. This class is not a dataclass, so these are not fields.
+    text: Any = None  # config of the text encoder
     backbone: Any = None  # config of the backbone, for adapters and dense heads
     prefix = 0  # number of prefix tokens
     class_token = False
@@ -204,6 +205,11 @@ class ModelConfig:
     def encoder(self) -> ModelConfig:
         """Return the innermost backbone's config, or this config if the model has no backbone."""
         return self if self.backbone is None else self.backbone.encoder
+
+    @property
+    def has_text(self) -> bool:
+        """Return whether a text encoder embeds texts in the space of the images."""
+        return self.text is not None
 
     @property
     def grid(self) -> tuple[int, ...]:

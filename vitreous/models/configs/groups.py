@@ -10,7 +10,14 @@ from vitreous.errors import UsageError
 
 #: how positions are resized to another grid: the keys of `nn.grid.RESIZE_MODES`
 PositionResize = Literal[
-    "bicubic-antialias", "bicubic", "bicubic-offset", "bicubic-aligned", "bilinear", "zoom", "zoom-scipy"
+    "bicubic-antialias",
+    "bicubic",
+    "bicubic-offset",
+    "bicubic-aligned",
+    "bilinear",
+    "bilinear-antialias",
+    "zoom",
+    "zoom-scipy",
 ]
 #: kinds of position embeddings added to tokens; space-time and sinusoid are for video models
 PositionKind = Literal["learned", "axes", "factorised", "sincos", "sincos-big-vision", "none", "space-time", "sinusoid"]

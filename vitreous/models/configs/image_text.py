@@ -17,6 +17,7 @@ from vitreous.models.presets import IMAGE_TEXT_NAMES, TEXT_SIZES, VIT_SIZES
 
 #: fields of `text` that tensors do not determine
 TEXT_METADATA_FIELDS = ("text.heads", "text.gelu", "text.eps", "text.causal", "text.pool", "text.pad_id", "text.end_id")
+NON_STRUCTURAL_TEXT_FIELDS = ("text.gelu", "text.eps", "text.pad_id", "text.end_id", "text.cleaning")
 _NAME = re.compile(r"(?P<image>(?P<kind>clip|siglip)(?P<version>2?)-(?P<size>[a-z0-9]+)/\d+)-text", re.IGNORECASE)
 
 
@@ -169,7 +170,7 @@ class ImageTextConfig(BackboneWrapperConfig):
         text = {
             path: value
             for path, value in self.values_at(self.option_paths()).items()
-            if path.startswith("text.") and path not in ("text.gelu", "text.eps", "text.pad_id", "text.end_id")
+            if path.startswith("text.") and path not in NON_STRUCTURAL_TEXT_FIELDS
         }
         return self.backbone.structure() | text | {"bias": self.bias}
 
@@ -211,6 +212,7 @@ def build_siglip_config(
         projection_bias=True,
         pad_id=pad_id,
         end_id=1,
+        cleaning="canonicalise",
     )
     return ImageTextConfig(backbone=build_clip_backbone(name, image), text=text, bias=True)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from vitreous.errors import UsageError
-from vitreous.models.configs.groups import ConfigGroup
+from vitreous.models.configs.groups import ConfigGroup, MlpConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +25,7 @@ class TextConfig(ConfigGroup):
     - `embedding`: channels of the output. `projection`: whether a linear layer follows pooling; without it, `embedding`
       must be equal to `width`.
     - `pad_id` and `end_id`: ids of padding and of the end of a text, for tokenizers and for `pool=mean`.
+    - `cleaning`: how texts are cleaned before tokenisation, see `data.tokenizer.clean_text`.
 
     Raises UsageError for sizes below 1, a width that is not divisible by the heads, and ids out of range.
     """
@@ -44,6 +45,7 @@ class TextConfig(ConfigGroup):
     projection_bias: bool = False
     pad_id: int = 0
     end_id: int = 49_407
+    cleaning: Literal["none", "lower", "canonicalise"] = "lower"
 
     def __post_init__(self) -> None:
         sizes = self.vocabulary, self.length, self.width, self.depth, self.heads, self.hidden, self.embedding
@@ -64,6 +66,11 @@ class TextConfig(ConfigGroup):
                 f"{self.vocabulary:,}",
                 f"use ids from 0 to {self.vocabulary - 1}",
             )
+
+    @property
+    def mlp(self) -> MlpConfig:
+        """Return the options of the MLPs, as in a `ViTConfig`."""
+        return MlpConfig(self.hidden, gelu=self.gelu)
 
     def count_macs(self) -> int:
         """Count the multiply-adds of one text of `length` tokens."""

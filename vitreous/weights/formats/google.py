@@ -341,9 +341,9 @@ GROUP_NORM = re.compile(r"(.*/)?(gn(\d|_root|_proj)|norm-pre-head)/(scale|bias)"
 def unstack_scanned_blocks(name: str, shape: tuple[int, ...]) -> list[tuple[str, tuple[int, ...]]]:
     """Return names and shapes of the blocks in a tensor of big_vision's scanned layers, (L, ...) under `encoderblock`;
     other tensors are returned unchanged. Group norms lose their singleton axes."""
-    prefix, scanned, suffix = name.partition("Transformer/encoderblock/")
+    prefix, scanned, suffix = name.partition("/encoderblock/")
     if scanned and shape and shape[0] <= MAX_BLOCKS:
-        return [(f"{prefix}Transformer/encoderblock_{i}/{suffix}", shape[1:]) for i in range(shape[0])]
+        return [(f"{prefix}/encoderblock_{i}/{suffix}", shape[1:]) for i in range(shape[0])]
     return [(name, shape[3:] if shape[:3] == (1, 1, 1) and GROUP_NORM.fullmatch(name) else shape)]
 
 

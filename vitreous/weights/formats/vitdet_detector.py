@@ -18,6 +18,7 @@ are written as ones.
 from __future__ import annotations
 
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -33,6 +34,7 @@ from vitreous.weights.table import (
     Tensors,
     TensorTransform,
     WeightsFormat,
+    nest_rules,
     parse_copy_rules,
     parse_rename_rule,
 )
@@ -56,21 +58,6 @@ LVIS_POSTPROCESS: dict[str, Any] = {"detections": 300, "threshold": 0.02, "score
 FEDERATED_LOSS_WEIGHTS = f"{BOX_PREDICTOR_PREFIX}.fed_loss_cls_weights"
 #: level of the pyramid -> index of its 1 x 1 convolution in the layers of `simfp_N`
 LATERAL_CONV_INDEX = (4, 1, 0, 1)
-
-
-def _prefix_backbone_rule(rule: RenameRule) -> RenameRule:
-    """Convert a rule of the backbone format to one for the backbone in a detector."""
-
-    def prefix_foreign_names(config: DetectorConfig) -> tuple[str, ...]:
-        """Return the backbone's names in a file of a detector."""
-        names = rule.theirs(config.backbone) if callable(rule.theirs) else rule.theirs
-        return tuple(BACKBONE_PREFIX + name for name in names)
-
-    fold = TensorTransform(
-        lambda tensors, c: rule.transform.to_native(tensors, c.backbone),
-        lambda tensors, c: rule.transform.to_foreign(tensors, c.backbone),
-    )
-    return RenameRule(tuple(f"backbone.{name}" for name in rule.ours), prefix_foreign_names, fold)
 
 
 def _build_level_rule(ours: str, level: int, suffix: str) -> RenameRule:
@@ -109,7 +96,7 @@ def _export_box_deltas(ours: list[Tensor], config: DetectorConfig) -> list[Tenso
 
 
 DETECTOR_RULES = (
-    *map(_prefix_backbone_rule, VITDET_RULES),
+    *nest_rules(VITDET_RULES, "backbone.", lambda name: BACKBONE_PREFIX + name, attrgetter("backbone")),
     *_build_pyramid_rules(),
     *parse_copy_rules(
         f"proposals.head.conv.{{j}}.0.{{x}} = {RPN_PREFIX}.conv.conv{{j}}.{{x}}",
