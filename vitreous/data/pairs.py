@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, overload
+from typing import Any, overload
 
 import numpy as np
 
 from vitreous.data.layouts.split_names import SPLIT_NAMES
 from vitreous.data.split import Data, Split, create_empty_labels, ensure_val_split
+from vitreous.data.tokenizer import Tokenizer
 from vitreous.errors import DataError, UsageError, escape_unprintable
 
 PAIR_FORMATS_HINT = (
@@ -40,14 +41,6 @@ class Captions(Sequence[str]):
         return self._bytes[int(self._ends[positions]) : int(self._ends[positions + 1])].decode("utf-8")
 
 
-class TextEncoding(Protocol):
-    """Converts texts to token ids: a tokenizer."""
-
-    def encode_texts(self, texts: Sequence[str]) -> np.ndarray:
-        """Encode n texts as token ids, (n, N) int64, padded to N tokens."""
-        ...
-
-
 @dataclass(frozen=True, eq=False)
 class PairTable:
     """Images and captions of which several splits contain pairs.
@@ -55,12 +48,13 @@ class PairTable:
     - `images`: the images, each once.
     - `image_indices` (n,) int64: the image of each pair.
     - `captions`: the n captions.
-    - `tokens` (n, N) int32: the token ids of the captions; None before `tokenize_pairs`.
+    - `tokenizer`, `tokens` (n, N) int32: the tokenizer and the token ids of the captions; None before `tokenize_pairs`.
     """
 
     images: Split
     image_indices: np.ndarray
     captions: Captions
+    tokenizer: Tokenizer | None = None
     tokens: np.ndarray | None = None
 
 
@@ -175,16 +169,22 @@ def require_pairs(data: Data) -> None:
         raise DataError(f"{escape_unprintable(data.name)} has no captions", PAIR_FORMATS_HINT)
 
 
-def tokenize_pairs(data: Data, tokenizer: TextEncoding) -> Data:
-    """Return a dataset of image-text pairs whose captions are encoded as token ids."""
+def get_tokenizer(split: Split) -> Tokenizer | None:
+    """Return the tokenizer of a split of image-text pairs; None for other splits."""
+    return split.table.tokenizer if isinstance(split, PairSplit) else None
+
+
+def tokenize_pairs(data: Data, tokenizer: Tokenizer) -> Data:
+    """Return a dataset of image-text pairs whose captions are encoded as token ids. Captions that are too long for the
+    text encoder are cut."""
     tables: dict[int, PairTable] = {}
 
     def encode_split(split: Split) -> Split:
         """Return a split whose table has token ids; tables that splits share are encoded once."""
         assert isinstance(split, PairSplit), "require_pairs was called"
         if id(split.table) not in tables:
-            tokens = tokenizer.encode_texts(split.table.captions).astype(np.int32)
-            tables[id(split.table)] = replace(split.table, tokens=tokens)
+            tokens = tokenizer.encode_texts(split.table.captions, truncate=True).astype(np.int32)
+            tables[id(split.table)] = replace(split.table, tokenizer=tokenizer, tokens=tokens)
         return replace(split, table=tables[id(split.table)])
 
     full_train = data.full_train_split

@@ -75,6 +75,7 @@ class ObjectiveConfig:
     of_values: ClassVar[bool] = False  # labels are regression targets, not classes
     # required annotations: class maps ("classes"), or objects, with masks if the config's field `masks` is set
     annotated: ClassVar[Literal["", "classes", "objects"]] = ""
+    paired: ClassVar[bool] = False  # requires image-text pairs
     generates: ClassVar[bool] = False  # trains generative models, class-conditional if the data have classes
     takes_clips: ClassVar[bool] = False  # supports clips
     takes_own_aspect: ClassVar[bool] = False  # supports images at native aspect ratio: lists of different sizes

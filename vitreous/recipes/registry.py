@@ -8,6 +8,7 @@ from dataclasses import replace
 from vitreous.models.names import config_from_name
 from vitreous.recipes import (
     augreg,
+    contrastive,
     deit,
     dense,
     detect,
@@ -43,6 +44,7 @@ RECIPES: dict[str, Recipe] = {
         unlabelled.UNLABELLED_RECIPES,
         (video.VIDEOMAE_RECIPE,),
         encoder.ENCODER_RECIPES[1:],
+        contrastive.CONTRASTIVE_RECIPES,
         dense.SEGMENTATION_RECIPES,
         detect.DETECTION_RECIPES,
         generate.GENERATION_RECIPES,

@@ -31,6 +31,11 @@ class Metrics(TypedDict):
     knn_top1: float | None
     knn_map: float | None
     rankme: float | None
+    retrieval_r1: float | None
+    image_to_text_r1: float | None
+    image_to_text_r5: float | None
+    text_to_image_r1: float | None
+    text_to_image_r5: float | None
     miou: float | None
     dice: float | None
     pixel_accuracy: float | None

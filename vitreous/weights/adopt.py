@@ -350,10 +350,12 @@ class WeightsInfo:
     classifies: bool = True
 
 
-def read_weights_info(source: str | os.PathLike[str]) -> WeightsInfo:
-    """Read the properties of initial weights without their tensors. Raises WeightsError for unsupported weights,
-    UsageError for an invalid source."""
-    weights = drop_dense_head(open_weights(source))
+def read_weights_info(source: str | os.PathLike[str], keep_text: bool = False) -> WeightsInfo:
+    """Read the properties of initial weights without their tensors. With `keep_text`, an image encoder with a text
+    encoder is not reduced to the image encoder. Raises WeightsError for unsupported weights, UsageError for an invalid
+    source."""
+    weights = open_weights(source)
+    weights = weights if keep_text and weights.config.has_text else drop_dense_head(weights)
     return WeightsInfo(weights.config, weights.preprocess, weights.notes, weights.task.has_head)
 
 
