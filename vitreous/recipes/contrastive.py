@@ -164,7 +164,7 @@ def make_lit_run(model: ModelConfig, dataset_info: DatasetInfo, options: TrainOp
     )
 
 
-SMALL_PAIR_MODEL = "ViT-128x4/4"  # image encoder for images up to 64 pixels
+SMALL_PAIR_MODEL = "Conv+ViT-128x4/8"  # image encoder for images up to 64 pixels
 PAIR_LENGTHS = (("fewer than 500,000 pairs", CONTRASTIVE_LENGTH),)
 CONTRASTIVE_RECIPES = (
     Recipe(
