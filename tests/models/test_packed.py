@@ -14,7 +14,7 @@ from vitreous.models.names import config_from_name
 from vitreous.models.packed import PackedViT, pack_sequences
 from vitreous.models.zoo import build_model
 from vitreous.nn.frozen import freeze_for_inference
-from vitreous.nn.sizes import fit_size_to_tokens
+from vitreous.nn.sizes import fit_size_by_scale, fit_size_to_tokens
 
 SMALL_OPTIONS = {
     "image": (32, 32),
@@ -124,3 +124,12 @@ def test_unsupported_models_and_images_are_rejected():
     with pytest.raises(ValueError, match="list of images is empty"):
         PackedViT(build_random_vit())([])
     assert config_from_name("ViT-S/16", 224).grid == (14, 14)
+
+
+@pytest.mark.parametrize("tokens", [16, 256, 1000])
+def test_naflex_sizes_equal_those_of_transformers(tokens):
+    from transformers.models.siglip2.image_processing_siglip2 import get_image_size_for_max_num_patches
+
+    for size in ((480, 640), (224, 224), (1, 999), (37, 2000), (3000, 2000), (16, 16), (5, 5)):
+        fitted = fit_size_by_scale(size, (16, 16), tokens)
+        assert fitted == get_image_size_for_max_num_patches(*size, 16, tokens)

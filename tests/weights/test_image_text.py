@@ -12,11 +12,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 import transformers
+from PIL import Image
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from tests.data.test_tokenizer import save_siglip_tokenizer
 from tests.weights.peers import ERROR_LIMIT, compute_difference, make_images, open_model, randomise
+from vitreous.data.modalities.native import NativePreprocess
 from vitreous.errors import UsageError, WeightsError
 from vitreous.models.config import CLIPConfig, ImageTextConfig, ViTConfig
 from vitreous.models.names import config_from_name
@@ -445,6 +447,26 @@ def test_preprocessing_of_pairs(tmp_path):
         make().save_pretrained(tmp_path)
         preprocess = open_weights(tmp_path).preprocess
         assert (preprocess.fit, preprocess.mean[0], preprocess.image) == (fit, mean, (32, 32))
+
+
+def test_naflex_keeps_the_aspect_ratio_of_images(tmp_path):
+    """The sizes and pixels are those of transformers' processor, whose interpolation rounds to 8 bits."""
+    make_siglip2().save_pretrained(tmp_path)
+    processor = {"max_num_patches": 12, "patch_size": 8, "resample": 2}
+    processor |= {"image_mean": [0.5] * 3, "image_std": [0.5] * 3, "do_resize": True, "rescale_factor": 1 / 255}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(processor))
+    preprocess = open_weights(tmp_path).preprocess
+    assert isinstance(preprocess, NativePreprocess) and (preprocess.tokens, preprocess.rounding) == (12, "up")
+    theirs = transformers.Siglip2ImageProcessor(**processor)
+    for size in ((40, 90), (64, 64), (33, 20)):
+        pixels = np.random.default_rng(0).integers(0, 255, (*size, 3), dtype=np.uint8)
+        image = Image.fromarray(pixels).resize(size[::-1])
+        expected = theirs(image, return_tensors="pt")
+        height, width = (8 * int(length) for length in expected["spatial_shapes"][0])
+        ours = preprocess.transform(image)
+        assert tuple(ours.shape) == (3, height, width)
+        patches = expected["pixel_values"][0, : height * width // 64]
+        assert (flatten_patches(ours) - patches).abs().max() < 3 / 127.5
 
 
 def test_text_settings_that_contradict_the_tensors_are_rejected(tmp_path):

@@ -307,7 +307,7 @@ def remove_head(model: Model) -> Model:
     """Return a copy of the model without its head: it outputs the head's input, and shares the weights."""
     headless = copy(model)
     vars(headless)["_modules"] = {**vars(model)["_modules"], "head": nn.Identity()}
-    headless.config = model.config.with_options(classes=0)
+    headless.config = model.config.with_options(classes=0) if model.config.classes else model.config
     return headless
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from vitreous.errors import UsageError
+from vitreous.models.base import VisionModel
 from vitreous.models.config import ModelConfig
 from vitreous.models.vit import ViT
 from vitreous.nn.attention import Segments
@@ -26,7 +27,7 @@ ROW_MULTIPLE = 64  # packed sequences on a GPU are padded to a multiple of this,
 
 class PackedViT(nn.Module):
     """Run a ViT on a list of images (C, *size) of any sizes that its patch divides; outputs equal those of each image
-    alone.
+    alone. For a model with a text encoder, this runs its image encoder.
 
     - `row` is the maximum number of tokens per packed sequence, unless a single image has more; None selects the
       fastest on a CPU. Images with the same number of tokens are adjacent.
@@ -41,10 +42,11 @@ class PackedViT(nn.Module):
         config: ModelConfig | None = getattr(model, "config", None)
         if config is not None:
             check_can_pack(config)
-        assert isinstance(model, ViT)
+        encoder = model.inspected_backbone() if isinstance(model, VisionModel) else model
+        assert isinstance(encoder, ViT)
         if row is not None and row < 1:
             raise UsageError(f"row must be at least 1 token, got {row}")
-        self.model, self.max_tokens, self.use_mask = model, row, masked
+        self.model, self.max_tokens, self.use_mask = encoder, row, masked
 
     def forward(self, images: Sequence[Tensor], keep: Sequence[Tensor] | None = None) -> Tensor:
         """Compute logits of a list of n images: -> (n, classes).

@@ -6,6 +6,8 @@ import math
 
 from vitreous.errors import UsageError
 
+#: of `fit_size_by_scale`: the largest factor, and the precision of the factor
+MAX_SCALE, SCALE_TOLERANCE = 100.0, 1e-5
 MIN_TOKENS = 4  # minimum number of patches of an image at native aspect ratio
 
 
@@ -54,3 +56,25 @@ def check_token_budget(tokens: int) -> None:
             f"--tokens {tokens} is too small for images at native aspect ratio",
             f"use {MIN_TOKENS} or more, for example --tokens 256",
         )
+
+
+def fit_size_by_scale(size: tuple[float, ...], patch: tuple[int, ...], tokens: int) -> tuple[int, ...]:
+    """Choose the input size for an image of this size, with at most `tokens` patches, by the rule of SigLIP 2 NaFlex
+    (arXiv:2502.14786; `_get_image_size_for_seq` of big_vision).
+
+    The image is enlarged or reduced by the largest factor, found by bisection, with which the lengths rounded up to
+    multiples of the patch have at most `tokens` patches.
+    """
+
+    def count_patches(scale: float) -> tuple[int, ...]:
+        """Return the patches along each axis of the image, scaled and rounded up."""
+        return tuple(max(1, math.ceil(length * scale / p)) for length, p in zip(size, patch, strict=True))
+
+    low, high = SCALE_TOLERANCE / 10, MAX_SCALE
+    while high - low >= SCALE_TOLERANCE:
+        middle = (low + high) / 2
+        if math.prod(count_patches(middle)) <= tokens:
+            low = middle
+        else:
+            high = middle
+    return tuple(count * p for count, p in zip(count_patches(low), patch, strict=True))

@@ -34,16 +34,11 @@ from vitreous.weights.formats.variants import describe_heads_mismatch
 from vitreous.weights.inflation import convert_key_bias, inflate_positions
 from vitreous.weights.objective_parts import HEAD_PREFIXES, ObjectiveState, WeightsLoadResult, load_objective_state
 from vitreous.weights.options import get_source_fields
+from vitreous.weights.preprocessing import load_preprocessing
 from vitreous.weights.pretraining import read_foreign_objective
 from vitreous.weights.published import find_published_weights
 from vitreous.weights.sharded import load_checkpoint_tensors
-from vitreous.weights.sidecar import (
-    check_model_type,
-    load_preprocessing,
-    parse_class_names,
-    parse_model_config,
-    read_json_object,
-)
+from vitreous.weights.sidecar import check_model_type, parse_class_names, parse_model_config, read_json_object
 from vitreous.weights.text import find_tokenizer
 
 FINAL_NORM_PREFIXES = ("encoder.norm.", "pooled_norm.")  # the last norm, of every token or of pooled tokens

@@ -273,7 +273,11 @@ def match_format(
         )
     known_fields = {*settings, *(("heads",) if weights_format.suffix == ".npz" else ())}
     notes = (
-        *describe_inferred_fields(config, known_fields, VARIANTS_BY_FORMAT.get(weights_format.name, ())),
+        *describe_inferred_fields(
+            config.backbone if config.has_text else config,
+            known_fields,
+            VARIANTS_BY_FORMAT.get(weights_format.name, ()),
+        ),
         *describe_position_assumptions(origin, weights_format, config, settings),
     )
     notes = (own.describe_assumed_fields(config, settings),) if weights_format.name == own.STATE_DICT_FORMAT else notes

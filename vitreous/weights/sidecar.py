@@ -1,5 +1,4 @@
-"""Read settings that weights files lack from the files next to them: config.json, preprocessing, class names,
-metadata."""
+"""Read settings that weights files lack from the files next to them: config.json, class names, metadata."""
 
 from __future__ import annotations
 
@@ -10,14 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from vitreous.data.modalities.base import HALF_MOMENTS, IMAGENET_MOMENTS, Preprocess
-from vitreous.data.modalities.images import ImagePreprocess
-from vitreous.errors import VitreousError, WeightsError
+from vitreous.errors import WeightsError
 from vitreous.models.config import ModelConfig
-from vitreous.models.configs.base import PixelScaling
 from vitreous.nn.grid import RESIZE_MODES
 from vitreous.weights.entry import sanitise_name
-from vitreous.weights.table import WeightsFormat
 
 GELU_FORMS = {
     "gelu": "none",
@@ -147,6 +142,9 @@ def parse_transformers_config(config: dict[str, Any]) -> dict[str, Any]:
         if size is not None:
             lengths = size if isinstance(size, list) and len(size) == 2 else [size, size]
             settings[ours] = tuple(require_config_integer(theirs, length) for length in lengths)
+    if config.get("model_type") == "siglip2_vision_model":  # NaFlex, whose positions are always a square
+        side = math.isqrt(require_config_integer("num_patches", config.get("num_patches", 256)))
+        settings["image"] = tuple(side * length for length in settings.get("patch", (16, 16)))
     return settings | parse_video_config(config, settings)
 
 
@@ -283,82 +281,6 @@ def read_json_object(path: Path) -> dict[str, Any]:
         return content
     except (ValueError, OSError, RecursionError) as error:
         raise WeightsError(f"{path} is not valid JSON for weights ({error})", "download it again") from None
-
-
-#: mean and standard deviation of each channel
-PIXEL_STATISTICS: dict[PixelScaling, tuple[tuple[float, ...], tuple[float, ...]]] = {
-    "half": HALF_MOMENTS,
-    "imagenet": IMAGENET_MOMENTS,
-    "clip": ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)),
-}
-#: format -> pixel statistics of its authors' training, unless specified
-FORMAT_PIXEL_STATISTICS: dict[str, PixelScaling] = {
-    "timm": "imagenet",
-    "dinov2": "imagenet",
-    "torchvision": "imagenet",
-    "sam": "imagenet",
-    "vitdet": "imagenet",
-    "videomae": "imagenet",
-    "clip": "clip",
-}
-# PIL's numbers, in transformers' files
-RESAMPLE_FILTERS = {"bilinear": "bilinear", "bicubic": "bicubic", 2: "bilinear", 3: "bicubic"}
-
-
-def load_preprocessing(
-    weights_format: WeightsFormat, config: ModelConfig, folder: Path | None, settings: dict[str, Any]
-) -> Preprocess:
-    """Load the preprocessing from preprocessor_config.json or timm's config.json, else use the default of the format's
-    authors. Raises WeightsError for invalid values."""
-    processor = read_json_object(folder / "preprocessor_config.json") if folder else {}
-    try:
-        return parse_preprocessing(weights_format, config, processor, settings)
-    except (TypeError, ValueError, ArithmeticError, AttributeError, LookupError, VitreousError) as error:
-        raise WeightsError(
-            f"the preprocessing of {weights_format.title} is invalid ({str(error)[:100]})", "download it again"
-        ) from None
-
-
-def parse_preprocessing(
-    weights_format: WeightsFormat, config: ModelConfig, processor: dict[str, Any], settings: dict[str, Any]
-) -> Preprocess:
-    """Parse the preprocessing from `processor` (preprocessor_config.json) and `settings` (config.json). Raises
-    ValueError for invalid values."""
-    default_preprocess = config.default_preprocess()
-    mean, std = PIXEL_STATISTICS[
-        weights_format.get_pixel_scaling(config)
-        or FORMAT_PIXEL_STATISTICS.get(weights_format.name, default_preprocess.pixels)
-    ]
-    timm_config = get_nested_dict(settings, "pretrained_cfg")
-    mean, std = (
-        tuple(map(float, processor.get(f"image_{statistic}") or timm_config.get(statistic) or default))
-        for statistic, default in (("mean", mean), ("std", std))
-    )
-    share = float(timm_config.get("crop_pct") or 1.0)
-    crop, size = processor.get("crop_size"), processor.get("size")
-    if isinstance(crop, dict) and isinstance(size, dict) and size.get("shortest_edge"):
-        share = min(1.0, crop.get("height", size["shortest_edge"]) / size["shortest_edge"])
-    squash = weights_format.suffix == ".npz" or (
-        "height" in size and not processor.get("do_center_crop")
-        if isinstance(size, dict)
-        else default_preprocess.fit == "squash"
-    )
-    filter_name = RESAMPLE_FILTERS.get(
-        processor.get("resample") or timm_config.get("interpolation"),
-        "bilinear" if weights_format.suffix == ".npz" else default_preprocess.filter,
-    )
-    channels = config.channels
-    if not all(map(math.isfinite, (*mean, *std, share))) or min(std) <= 0 or not 0 < share <= 1:
-        raise ValueError(f"mean {mean}, std {std}, crop {share}")
-    return ImagePreprocess(
-        image=(config.image[-2], config.image[-1]),
-        channels=channels,
-        mean=tuple((mean * channels)[:channels]),
-        std=tuple((std * channels)[:channels]),
-        fit="squash" if squash else "crop",
-        share=share,
-        filter=filter_name,  # type: ignore[arg-type]
-    )
 
 
 def parse_class_names(config: ModelConfig, settings: dict[str, Any]) -> tuple[str, ...]:

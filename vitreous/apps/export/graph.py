@@ -90,9 +90,9 @@ def symbolic_axis_weights(old_size: int, new_size: int, resize_rule: str, is_nat
     else:
         step = old_size / (count + 0.1 if resize_rule == "bicubic-offset" else count)
         positions = (indices + 0.5) * step - 0.5
-    if resize_rule == "bicubic-antialias":
+    if resize_rule.endswith("-antialias"):
         weights = interpolation_kernel(
-            (torch.arange(old_size) - positions[:, None]) / step.clamp(min=1), CUBIC_COEFFICIENTS[resize_rule]
+            (torch.arange(old_size) - positions[:, None]) / step.clamp(min=1), CUBIC_COEFFICIENTS.get(resize_rule)
         )
         weights = weights / weights.sum(1, keepdim=True)
     else:

@@ -12,7 +12,7 @@ from vitreous.data.modalities.base import Preprocess, RawSample, SampleForm
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.data.modalities.planar import Box, ColourImageMixin, PlanarPreprocess
 from vitreous.errors import UsageError
-from vitreous.nn.sizes import fit_size_to_tokens
+from vitreous.nn.sizes import fit_size_by_scale, fit_size_to_tokens
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,7 +23,8 @@ class NativePreprocess(ColourImageMixin, PlanarPreprocess):
     """Preprocessing of images that keep their aspect ratio.
 
     An image is resized so that it has at most `tokens` patches of `patch` (height, width) pixels. `image` is only the
-    size of the model's position embeddings.
+    size of the model's position embeddings. `rounding`: the lengths are rounded to the nearest multiple of the patch,
+    or `up` as in SigLIP 2 NaFlex.
     """
 
     stacks: ClassVar[bool] = False
@@ -31,6 +32,7 @@ class NativePreprocess(ColourImageMixin, PlanarPreprocess):
     _: KW_ONLY
     tokens: int
     patch: tuple[int, ...]
+    rounding: Literal["nearest", "up"] = "nearest"
     name: Literal["native"] = "native"
 
     def __post_init__(self) -> None:
@@ -47,7 +49,8 @@ class NativePreprocess(ColourImageMixin, PlanarPreprocess):
             problem = f"{preprocess.noun} of {preprocess.value_type} do not support native aspect ratios"
             raise UsageError(problem, "omit --native-aspect")
         shared_settings = {name: getattr(preprocess, name) for name in ("image", "channels", "mean", "std", "filter")}
-        return cls(**shared_settings, tokens=tokens, patch=patch)
+        rounding = preprocess.rounding if isinstance(preprocess, NativePreprocess) else "nearest"
+        return cls(**shared_settings, tokens=tokens, patch=patch, rounding=rounding)
 
     @classmethod
     def read_form(cls, raw: RawSample, name: str, channels: int | None, requested: Mapping[str, str]) -> SampleForm:
@@ -81,7 +84,8 @@ class NativePreprocess(ColourImageMixin, PlanarPreprocess):
 
     def choose_plane(self, size: tuple[float, float]) -> tuple[int, int]:
         """Return the input size (height, width) for an image of the size (width, height), by its aspect ratio."""
-        height, width = fit_size_to_tokens((size[1], size[0]), self.patch, self.tokens)
+        fit_size = fit_size_by_scale if self.rounding == "up" else fit_size_to_tokens
+        height, width = fit_size((size[1], size[0]), self.patch, self.tokens)
         return height, width
 
     def crop_box(self, size: tuple[int, int], position: float = 0.5) -> Box:

@@ -20,7 +20,7 @@ class TextConfig(ConfigGroup):
     - `causal`: a token attends only to itself and earlier tokens (CLIP). Otherwise it attends to all tokens, padding
       included (SigLIP).
     - `pool`: the encoded token that represents the text. `end` is the first token with the largest id, which is the end
-      of text in CLIP's vocabulary. `last` is the last position, whatever it contains, so texts must be padded to
+      of text in CLIP's vocabulary. `last` is the last position, which may be padding, so texts must be padded to
       `length` (SigLIP). `mean` is the mean over all tokens except padding.
     - `embedding`: channels of the output. `projection`: whether a linear layer follows pooling; without it, `embedding`
       must be equal to `width`.

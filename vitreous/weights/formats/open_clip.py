@@ -92,7 +92,7 @@ def infer_open_clip_config(shapes: Shapes, settings: dict[str, Any], prefix: str
     """Infer the config of OpenAI's CLIP or open_clip's models of its architecture from the shapes."""
     return ImageTextConfig(
         backbone=infer_openai_clip_config(select_prefix(shapes, "visual."), settings),
-        text=infer_open_clip_text_config(shapes, prefix, {}, settings),
+        text=infer_open_clip_text_config(shapes, prefix, {"gelu": settings.get("mlp.gelu", "quick")}, settings),
         bias="logit_bias" in shapes,
     )
 
