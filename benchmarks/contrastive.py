@@ -1,7 +1,7 @@
 """Zero-shot retrieval of a small two-tower model on a synthetic caption set: handwritten digits with a colour and a
 position in words, such as "a red seven in the top left".
 
-    python benchmarks/contrastive.py FOLDER [--recipe siglip] [--minutes 5]
+    python benchmarks/contrastive.py FOLDER [--recipe siglip] [--epochs 4]
 
 Writes the images and `pairs.csv` to FOLDER, trains the recipe's default model on two cores, and prints R@1 on images of
 digits that are not in the training set. A caption describes several images, so a retrieved image or caption is correct
@@ -15,6 +15,7 @@ import csv
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -41,6 +42,7 @@ POSITIONS = {
     "bottom right": (16, 16),
 }
 IMAGE_SIDE, DIGIT_SIDE = 32, 16
+RETRIEVAL_KEYS = ("retrieval_r1", "image_to_text_r1", "text_to_image_r1")
 TRAIN_REPEATS = 10  # images of each training digit, with different colours and positions
 
 
@@ -81,17 +83,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--recipe", default="siglip", choices=("clip", "siglip"))
-    parser.add_argument("--epochs", type=float, default=None)
+    parser.add_argument("--epochs", type=float, default=4.0)
+    parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     pairs = write_caption_set(arguments.folder)
-    start = time.perf_counter()
-    out = arguments.folder / f"run-{arguments.recipe}-{time.strftime('%H%M%S')}"
-    summary = vitreous.train(pairs, recipe=arguments.recipe, epochs=arguments.epochs, out=out, device="cpu")
-    seconds = time.perf_counter() - start
-    val = summary["val"] or {}
-    metrics = {name: round(val[name], 4) for name in ("retrieval_r1", "image_to_text_r1", "text_to_image_r1")}
-    print(json.dumps({"recipe": arguments.recipe, "seconds": round(seconds, 1), "threads": torch.get_num_threads()}))
-    print(json.dumps({"pairs": val["images"], **metrics}))
+    start, start_cpu = time.perf_counter(), time.process_time()
+    out = arguments.folder / f"run-{arguments.recipe}-{arguments.seed}-{time.strftime('%H%M%S')}"
+    options = {"recipe": arguments.recipe, "epochs": arguments.epochs, "seed": arguments.seed}
+    summary: dict[str, Any] = dict(vitreous.train(pairs, out=out, device="cpu", **options))
+    result = {
+        **options,
+        "model": summary["model"],
+        "parameters": summary["parameters"],
+        "threads": torch.get_num_threads(),
+        "seconds": round(time.perf_counter() - start, 1),
+        "cpu_seconds": round(time.process_time() - start_cpu, 1),
+        **{name: summary["val"][name] for name in ("images", *RETRIEVAL_KEYS)},
+    }
+    print(json.dumps(result))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ from typing import Any
 from vitreous.data.augmentation.augment import Augment
 from vitreous.data.modalities.base import HALF_MOMENTS
 from vitreous.models.config import ImageTextConfig, ModelConfig, TextConfig, replace_known_fields
-from vitreous.models.names import MAX_SMALL_IMAGE_SIDE
 from vitreous.objectives.contrastive import ContrastiveConfig
 from vitreous.recipes.options import TrainOptions
 from vitreous.recipes.recipe import DatasetInfo, Recipe, TrainingLength, base_run_fields
@@ -19,8 +18,8 @@ from vitreous.training.run import OptimizerConfig, Run, ScheduleConfig
 DEFAULT_VOCABULARY, DEFAULT_TEXT_LENGTH = 32_000, 64
 MAX_TEXT_WIDTH, MAX_TEXT_DEPTH = 768, 12  # of a text encoder that is trained from scratch
 FEW_PAIRS = 500_000  # number of pairs below which the settings for small datasets are used
-CONTRASTIVE_LENGTH = TrainingLength(1e6, 5, 200)  # of runs on small datasets
-MAX_SMALL_BATCH = 256
+CONTRASTIVE_LENGTH = TrainingLength(5e5, 5, 200)  # of runs on small datasets
+SMALL_BATCH = 128
 #: CLIP's only augmentation is a square crop; a mirrored image contradicts captions with left and right
 PAIR_VIEWS = Augment(crop=(0.9, 1.0), crop_filter="bicubic")
 
@@ -70,16 +69,24 @@ def pair_run_fields(model: ModelConfig, dataset_info: DatasetInfo) -> dict[str, 
     return run_fields | {"preprocess": replace(run_fields["preprocess"], **moments).adjust(fit="squash")}
 
 
-def make_small_pair_run(model: ImageTextConfig, dataset_info: DatasetInfo, objective: ContrastiveConfig) -> Run:
-    """Build a run with the settings tuned here for fewer than 500,000 pairs."""
-    batch = max(2, min(MAX_SMALL_BATCH, dataset_info.images // 4))
+def make_small_pair_run(
+    model: ImageTextConfig, dataset_info: DatasetInfo, options: TrainOptions, objective: ContrastiveConfig
+) -> Run:
+    """Build a run with the settings tuned here for fewer than 500,000 pairs. Initial weights are trained by AdamW with
+    a lower learning rate; new weights by Muon, which needed fewer steps (docs/guides/contrastive.md)."""
+    batch = max(2, min(SMALL_BATCH, dataset_info.images // 4))
     epochs = CONTRASTIVE_LENGTH.epochs(dataset_info.images)
     steps = max(1, round(epochs * dataset_info.images / batch))
-    is_small = max(model.image[-2:]) <= MAX_SMALL_IMAGE_SIDE
+    optimizer = OptimizerConfig("muon", lr=7e-4, matrix_lr=0.014, betas=(0.9, 0.95), weight_decay=0.05)
+    if options.init:
+        # a new text encoder needs larger steps than the initial weights of the image encoder
+        rates = (("model.backbone.", 0.1),) if dataset_info.vocabulary else ()
+        lr = 5e-4 if dataset_info.vocabulary else 1e-5
+        optimizer = OptimizerConfig("adamw", lr, betas=(0.9, 0.95), weight_decay=0.05, rates=rates)
     return Run(
         **pair_run_fields(model, dataset_info),
         views=PAIR_VIEWS,
-        optimizer=OptimizerConfig("adamw", lr=1e-3 if is_small else 5e-4, betas=(0.9, 0.95), weight_decay=0.05),
+        optimizer=optimizer,
         schedule=ScheduleConfig(round(0.05 * steps)),
         objective=objective,
         batch_size=batch,
@@ -101,7 +108,7 @@ def make_clip_run(model: ModelConfig, dataset_info: DatasetInfo, options: TrainO
     pair_model = add_text_encoder(model, dataset_info, causal=True, bias=False)
     objective = ContrastiveConfig()
     if dataset_info.images < FEW_PAIRS:
-        return make_small_pair_run(pair_model, dataset_info, objective)
+        return make_small_pair_run(pair_model, dataset_info, options, objective)
     return Run(
         **pair_run_fields(pair_model, dataset_info),
         views=PAIR_VIEWS,
@@ -125,7 +132,7 @@ def make_siglip_run(model: ModelConfig, dataset_info: DatasetInfo, options: Trai
     pair_model = add_text_encoder(model, dataset_info, causal=False, bias=True)
     objective = ContrastiveConfig(loss="sigmoid", scale=10.0)
     if dataset_info.images < FEW_PAIRS:
-        return make_small_pair_run(pair_model, dataset_info, objective)
+        return make_small_pair_run(pair_model, dataset_info, options, objective)
     return Run(
         **pair_run_fields(pair_model, dataset_info),
         views=PAIR_VIEWS,
