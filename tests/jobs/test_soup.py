@@ -122,12 +122,12 @@ def test_the_best_alpha_is_kept(photo_folder, tmp_path):
     assert [ingredient["score"] for ingredient in summary["ingredients"]] == [0, 1]
     assert summary["ingredients"][1]["weight"] == 0.95
     for words, message in (
-        ({"alpha": [0.5], "greedy": True}, "excludes a greedy soup"),
+        ({"alpha": [0.5], "greedy": True}, "not a greedy soup"),
         ({"alpha": [1.5]}, "must be from 0 to 1, not 1.5"),
     ):
         with pytest.raises(UsageError, match=message):
             soup([bad, good], tmp_path / "other", **words)
-    with pytest.raises(UsageError, match="excludes 3 models"):
+    with pytest.raises(UsageError, match="not 3 models"):
         soup([bad, good, good], tmp_path / "other", alpha=[0.5])
 
 

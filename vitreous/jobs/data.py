@@ -71,17 +71,7 @@ def prepare_data(
     if config_run is None:
         options = choose_recipe(dataset, options, listener.note)
     objective = config_run.objective if config_run else get_objective_config(options)
-    if objective.labelled:
-        dataset = match_label_type(dataset, objective, seed, options)
-        require_class_labels(dataset)
-    if objective.of_values:
-        require_values(dataset)
-    if objective.annotated:
-        require_learnable(dataset, "classes" if objective.annotated == "classes" else "objects")
-        dataset = {"classes": paint_class_maps, "objects": keep_object_targets}[objective.annotated](dataset)
-    if objective.paired:
-        require_pairs(dataset)
-    dataset = dataset.with_holdout(share, seed)
+    dataset = match_objective(dataset, objective, seed, options).with_holdout(share, seed)
     for note in dataset.notes:
         listener.note(note)
     if exclude:
@@ -115,6 +105,24 @@ def prepare_data(
     if run.objective.paired:
         dataset = encode_captions(dataset, run, folder, listener.note)
     return dataset, *screen_inputs(dataset, run, workers, listener, forms)
+
+
+def match_objective(
+    dataset: Data, objective: ObjectiveConfig | type[ObjectiveConfig], seed: int, options: TrainOptions
+) -> Data:
+    """Return the dataset with labels or annotations of the type that the objective learns. Raises DataError if it has
+    none, and the errors of `match_label_type`."""
+    if objective.labelled:
+        dataset = match_label_type(dataset, objective, seed, options)
+        require_class_labels(dataset)
+    if objective.of_values:
+        require_values(dataset)
+    if objective.annotated:
+        require_learnable(dataset, "classes" if objective.annotated == "classes" else "objects")
+        dataset = {"classes": paint_class_maps, "objects": keep_object_targets}[objective.annotated](dataset)
+    if objective.paired:
+        require_pairs(dataset)
+    return dataset
 
 
 def match_label_type(

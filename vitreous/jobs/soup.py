@@ -178,7 +178,7 @@ def check_alpha(runs: Sequence[str | os.PathLike[str]], alpha: Sequence[float], 
     if greedy or len(runs) != 2:
         problem = "a greedy soup" if greedy else f"{len(runs)} models"
         raise UsageError(
-            f"--alpha interpolates between two models, which excludes {problem}",
+            f"two models can be interpolated (--alpha), not {problem}",
             "use vitreous soup ZERO-SHOT FINE-TUNED --alpha 0.5 --out BUNDLE",
         )
     if invalid := [value for value in alpha if not 0 <= value <= 1]:

@@ -177,11 +177,11 @@ class SingleProcessRing:
     rank, world = 0, 1
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
-        """Return the tensor in a list."""
+        """Return the tensor (n, ...) in a list."""
         return [tensor]
 
     def shift(self, tensor: Tensor, length: int) -> Tensor:
-        """Return the tensor, which this process sends to itself."""
+        """Return the tensor (length, ...), which this process sends to itself."""
         return tensor
 
 

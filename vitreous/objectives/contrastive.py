@@ -74,7 +74,7 @@ class ContrastiveConfig(ObjectiveConfig):
         if not model.has_text:
             raise UsageError(
                 f"contrastive learning needs a model with a text encoder, not {model.name()}",
-                "use --recipe clip, siglip or lit",
+                "use --recipe siglip, clip or lit",
             )
         if self.loss == "sigmoid" and not getattr(model, "bias", False):
             raise UsageError("the sigmoid loss needs a model with a bias", "use --model.bias True")

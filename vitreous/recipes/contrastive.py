@@ -24,7 +24,7 @@ SMALL_BATCH = 128
 PAIR_VIEWS = Augment(crop=(0.9, 1.0), crop_filter="bicubic")
 
 
-def add_text_encoder(model: ModelConfig, dataset_info: DatasetInfo, causal: bool, bias: bool) -> ImageTextConfig:
+def add_text_encoder(model: ModelConfig, dataset_info: DatasetInfo, causal: bool, bias: bool) -> ModelConfig:
     """Return the model with a text encoder of a similar size, unless it has one. A text encoder without initial weights
     gets the vocabulary and the length of the dataset's tokenizer.
 
@@ -33,11 +33,10 @@ def add_text_encoder(model: ModelConfig, dataset_info: DatasetInfo, causal: bool
     """
     vocabulary = dataset_info.vocabulary or DEFAULT_VOCABULARY
     length = dataset_info.text_length or DEFAULT_TEXT_LENGTH
-    if isinstance(model, ImageTextConfig):
-        if not dataset_info.vocabulary:
-            return model
-        text = replace(model.text, vocabulary=vocabulary, length=length)
-        return replace(model, text=replace(text, pad_id=0, end_id=vocabulary - 1, cleaning="lower"))
+    if model.has_text:
+        sizes = {"vocabulary": vocabulary, "length": length, "pad_id": 0, "end_id": vocabulary - 1, "cleaning": "lower"}
+        changes: dict[str, Any] = {f"text.{name}": value for name, value in sizes.items()}
+        return replace_known_fields(model, changes) if dataset_info.vocabulary else model
     backbone = replace_known_fields(model, {"classes": 0, "regularization.dropout": 0.0})
     head_width = 64 if backbone.width % 64 == 0 and backbone.width >= 256 else 32
     width = max(head_width, min(MAX_TEXT_WIDTH, backbone.width // head_width * head_width))
@@ -70,7 +69,7 @@ def pair_run_fields(model: ModelConfig, dataset_info: DatasetInfo) -> dict[str, 
 
 
 def make_small_pair_run(
-    model: ImageTextConfig, dataset_info: DatasetInfo, options: TrainOptions, objective: ContrastiveConfig
+    model: ModelConfig, dataset_info: DatasetInfo, options: TrainOptions, objective: ContrastiveConfig
 ) -> Run:
     """Build a run with the settings tuned here for fewer than 500,000 pairs. Initial weights are trained by AdamW with
     a lower learning rate; new weights by Muon, which needed fewer steps (docs/guides/contrastive.md)."""
@@ -112,7 +111,9 @@ def make_clip_run(model: ModelConfig, dataset_info: DatasetInfo, options: TrainO
     return Run(
         **pair_run_fields(pair_model, dataset_info),
         views=PAIR_VIEWS,
-        optimizer=OptimizerConfig("adamw", lr=5e-4, betas=(0.9, 0.98), eps=1e-6, weight_decay=0.2, clip=None),
+        optimizer=OptimizerConfig(
+            "adamw", lr=5e-4, betas=(0.9, 0.98), eps=1e-6, weight_decay=0.2, decay_on="multi-axis", clip=None
+        ),
         schedule=ScheduleConfig(2000),
         objective=objective,
         batch_size=32_768,
@@ -150,21 +151,22 @@ def make_lit_run(model: ModelConfig, dataset_info: DatasetInfo, options: TrainOp
 
     vitreous train PAIRS.csv --recipe NAME --init WEIGHTS
 
-    --init are the weights of any image encoder, which is not trained. 5 epochs of batch size 512 in the authors'
-    example on COCO captions, whose text encoder is pre-trained; here the text encoder starts from random weights, and
-    fewer than 500,000 pairs are trained for longer. lr 1e-3, weight decay 0.01, gradients clipped to 1. The factor of
-    the logits starts at 10, the bias at -2.71.
+    --init are the weights of any image encoder, which is not trained. 5,000 steps of batch size 512, as for COCO
+    captions; fewer than 500,000 pairs: tuned here. lr 1e-3, weight decay 0.01, gradients clipped to 1, warm-up of 3 %.
+    The factor of the logits starts at 10, the bias at -2.71. The authors' text encoder is a pre-trained BERT, here it
+    starts from random weights. Their flips and RandAugment are omitted: captions may contain left, right and colours.
     """
     pair_model = add_text_encoder(model, dataset_info, causal=False, bias=True)
     objective = ContrastiveConfig(loss="sigmoid", scale=10.0, bias=-2.71, freeze_image=True)
     batch = max(2, min(512, dataset_info.images // 4))
-    epochs = max(5.0, CONTRASTIVE_LENGTH.epochs(dataset_info.images)) if dataset_info.images < FEW_PAIRS else 5.0
+    is_small = dataset_info.images < FEW_PAIRS
+    epochs = CONTRASTIVE_LENGTH.epochs(dataset_info.images) if is_small else 5000 * batch / dataset_info.images
     steps = max(1, round(epochs * dataset_info.images / batch))
     return Run(
         **pair_run_fields(pair_model, dataset_info),
         views=PAIR_VIEWS,
         optimizer=OptimizerConfig("adamw", lr=1e-3, betas=(0.9, 0.999), weight_decay=0.01),
-        schedule=ScheduleConfig(round(0.05 * steps)),
+        schedule=ScheduleConfig(max(round(0.03 * steps), min(100, steps // 10))),
         objective=objective,
         batch_size=batch,
         epochs=epochs,
@@ -182,7 +184,7 @@ CONTRASTIVE_RECIPES = (
         lr_scaling="sqrt",
         published=(("CLIP-B/32-text", "ImageNet, zero-shot", "63.2 %"), ("CLIP-L/14-text", "ImageNet", "75.3 %")),
         data="WIT-400M",
-        models=("ViT-B/32",),
+        models=("CLIP-B/32-text",),
         small=SMALL_PAIR_MODEL,
         few="ViT-S/16",
         objective=ContrastiveConfig,
@@ -196,7 +198,7 @@ CONTRASTIVE_RECIPES = (
         "arXiv:2303.15343",
         lr_scaling="sqrt",
         data="WIT-400M",
-        models=("ViT-B/16",),
+        models=("SigLIP-B/16-text",),
         small=SMALL_PAIR_MODEL,
         few="ViT-S/16",
         objective=ContrastiveConfig,
@@ -210,10 +212,9 @@ CONTRASTIVE_RECIPES = (
         "arXiv:2111.07991",
         lr_scaling="sqrt",
         data="WIT-400M",
-        models=("ViT-B/16",),
-        small=SMALL_PAIR_MODEL,
         objective=ContrastiveConfig,
         from_weights=True,
+        by_steps=True,
         lengths=PAIR_LENGTHS,
     ),
 )

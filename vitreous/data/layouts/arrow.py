@@ -205,7 +205,7 @@ def open_split_tables(
     caption = None if targets else find_caption_column(name, tables["train"], columns)
     if caption is not None:
         image, _ = choose_columns(name, tables["train"], features, {**columns, "label": caption})
-        return open_caption_tables(name, tables, image, caption=caption, base_folder=base_folder, split_seed=split_seed)
+        return open_caption_tables(name, tables, image, caption, base_folder=base_folder, split_seed=split_seed)
     column_by_role = columns | {"label": targets[0]} if targets else columns
     image, label = choose_columns(name, tables["train"], features, column_by_role)
     if label is not None and not targets and has_fractional_labels(tables["train"], label):
@@ -216,9 +216,8 @@ def open_split_tables(
     elif label is None:
         unlabelled = DataError(f"{name} has no label column", "select one: #label=COLUMN")
         for split, table in tables.items():
-            labels[split] = create_empty_labels(
-                sum(map_arrow_stream(stream).num_rows for stream in table.streams(image))
-            )
+            num_rows = sum(map_arrow_stream(stream).num_rows for stream in table.streams(image))
+            labels[split] = create_empty_labels(num_rows)
     else:
         labels, classes = read_label_column(name, tables, label, features)
     if len(classes) == 1:

@@ -42,7 +42,7 @@ def find_caption_column(name: str, table: ArrowStreams, columns: dict[str, str])
 
 
 def open_caption_tables(
-    name: str, tables: dict[str, ArrowStreams], image: str, *, caption: str, base_folder: str, split_seed: int
+    name: str, tables: dict[str, ArrowStreams], image: str, caption: str, *, base_folder: str, split_seed: int
 ) -> Data:
     """Open image-text pairs from one table per split, with the columns `image` and `caption`. Paths in the image column
     are relative to the folder `base_folder`. Raises DataError if no training image has a caption."""

@@ -126,8 +126,8 @@ def open_archive_pairs(
     *,
     unsplit: bool,
 ) -> Data:
-    """Open the image-text pairs of archives, `indices_by_split` the samples of each split. Captions are read into
-    memory. Raises DataError for captions that are not UTF-8."""
+    """Open the image-text pairs of archives. `indices_by_split` are the samples of each split, (n,) int64. Captions are
+    read into memory. Raises DataError for captions that are not UTF-8."""
     samples = np.sort(np.concatenate(list(indices_by_split.values())))
     return build_pair_data(
         name,

@@ -24,7 +24,7 @@ class ConcatenatedStore:
         return self.stores[position], index - self.starts[position]
 
     def read(self, index: int) -> bytes | np.ndarray:
-        """Return the stored bytes or pixels of an image. Raises DataError."""
+        """Return the stored bytes of an image file, or pixels (H, W[, C]). Raises DataError."""
         store, local_index = self.locate(index)
         return store.read(local_index)
 
