@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from tests import contracts
+from tests.nn.test_frozen import assert_fast_paths_match
 from vitreous.config import from_builtins, to_builtins
 from vitreous.errors import UsageError
 from vitreous.models.configs.image_text import ImageTextConfig
@@ -17,6 +18,7 @@ from vitreous.models.image_text import ImageTextModel
 from vitreous.models.names import config_from_name
 from vitreous.models.text import TextEncoder
 from vitreous.models.zoo import build_model, build_without_init
+from vitreous.nn.frozen import freeze_for_inference
 
 #: of OpenAI's CLIP and of big_vision's models, t and b included
 PARAMETER_COUNTS = {
@@ -183,3 +185,14 @@ def test_embeddings_are_those_of_the_formula():
         pooled = vit.pool(vit.features(images))
         expected = F.normalize(pooled @ vit.head.weight.T if name == "CLIP" else pooled)
         assert torch.allclose(model.embed_images(images), expected, atol=1e-5)
+
+
+@torch.inference_mode()
+def test_both_encoders_match_after_freezing_for_inference():
+    model = build_random_model("CLIP")
+    model.any_size = True
+    assert_fast_paths_match(model, torch.randn(3, 3, 16, 16), torch.randn(2, 3, 8, 24))
+    for model in map(build_random_model, CONFIGS):
+        frozen, images, tokens = freeze_for_inference(model), torch.randn(2, 3, 16, 16), draw_tokens()
+        assert torch.allclose(frozen.embed_texts(tokens), model.embed_texts(tokens), atol=1e-5)
+        assert torch.allclose(frozen.embed_images(images), model.embed_images(images), atol=1e-5)

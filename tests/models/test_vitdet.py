@@ -22,7 +22,7 @@ from vitreous.models.zoo import build_model, build_without_init
 from vitreous.nn.windows import ConvPropagation
 from vitreous.tasks.features import FeatureExtraction
 from vitreous.weights.adopt import load_pretrained_weights
-from vitreous.weights.first_layer import resample_patch_projection
+from vitreous.weights.inflation import resample_patch_projection
 
 SMALL_CONFIG = SAMConfig(
     image=(32, 32),

@@ -82,8 +82,8 @@ def list_distinct_models():
     Models with a new size, patch or type are quick; the others combine features of these.
     """
     features, names = set(), []
-    # latent and clip models are in tests/models: test_dit.py and test_video.py
-    for name in (name for name in MODEL_NAMES if config_from_name(name).family not in ("dit", "video")):
+    # latent, clip and text models are in tests/models: test_dit.py, test_video.py and test_image_text.py
+    for name in (name for name in MODEL_NAMES if config_from_name(name).family not in ("dit", "video", "image-text")):
         config = shrink_config(name)
         plain = {**to_builtins(config), "patch": None, "image": None}
         size = str([plain.get(key) for key in SIZE_FIELDS])

@@ -528,3 +528,24 @@ def test_bundles_store_the_tokenizer(tmp_path):
     assert load_bundle(saved).tokenizer is not None
     with pytest.raises(UsageError, match="has no text encoder"):
         save(bundle.model.image, tmp_path / "image", tokenizer=path)
+
+
+@torch.inference_mode()
+def test_pairs_are_created_at_another_image_size(tmp_path):
+    theirs, images, tokens = make_siglip(), make_images((48, 64), 2), draw_tokens()
+    theirs.save_pretrained(tmp_path)
+    ours = create(weights=tmp_path, image_size=(48, 64)).eval()
+    assert ours.config.image == (48, 64) and ours.image.position.table.shape == (6, 8, 48)
+    expected = theirs(input_ids=tokens, pixel_values=images, interpolate_pos_encoding=True)
+    assert compute_difference(ours.embed_images(images), expected.image_embeds) <= ERROR_LIMIT
+    assert compute_difference(ours.embed_texts(tokens), expected.text_embeds) <= ERROR_LIMIT
+    convert(tmp_path, tmp_path / "larger", image_size=(48, 64))
+    larger = load_bundle(tmp_path / "larger")
+    assert larger.preprocess.image == (48, 64)
+    assert torch.equal(larger.model.embed_images(images), ours.embed_images(images))
+    for call in (
+        lambda: create(weights=tmp_path, num_classes=3),
+        lambda: convert(tmp_path, tmp_path / "c", num_classes=3),
+    ):
+        with pytest.raises(UsageError, match="has no classes: texts describe them"):
+            call()

@@ -16,7 +16,6 @@ from torch import Tensor
 from vitreous.config import from_builtins, read_yaml
 from vitreous.data.modalities.base import Preprocess
 from vitreous.data.modalities.table import AnyPreprocess
-from vitreous.data.tokenizer import Tokenizer
 from vitreous.errors import UsageError, WeightsError
 from vitreous.models.config import ModelConfig
 from vitreous.models.zoo import Model, build_without_init
@@ -28,10 +27,9 @@ from vitreous.tasks.features import FeatureExtraction
 from vitreous.tasks.table import TaskMixin, infer_task, task_of_run
 from vitreous.weights.bundle import DESCRIPTION_FILE, Bundle, load_bundle, load_state_dict_strict
 from vitreous.weights.fetch import fetch_weights, missing_source_error
-from vitreous.weights.first_layer import adapt_first_layer
 from vitreous.weights.foreign import DetectedCheckpoint, detect_checkpoint, find_weights_in_folder
 from vitreous.weights.formats.variants import describe_heads_mismatch
-from vitreous.weights.inflation import convert_key_bias, inflate_positions
+from vitreous.weights.inflation import adapt_first_layer, convert_key_bias, inflate_positions
 from vitreous.weights.objective_parts import HEAD_PREFIXES, ObjectiveState, WeightsLoadResult, load_objective_state
 from vitreous.weights.options import get_source_fields
 from vitreous.weights.preprocessing import load_preprocessing
@@ -39,7 +37,7 @@ from vitreous.weights.pretraining import read_foreign_objective
 from vitreous.weights.published import find_published_weights
 from vitreous.weights.sharded import load_checkpoint_tensors
 from vitreous.weights.sidecar import check_model_type, parse_class_names, parse_model_config, read_json_object
-from vitreous.weights.text import find_tokenizer
+from vitreous.weights.text import Tokenizer, find_tokenizer
 
 FINAL_NORM_PREFIXES = ("encoder.norm.", "pooled_norm.")  # the last norm, of every token or of pooled tokens
 #: layers that are identities at initialisation, so weights may lack them: relative positions, convolutions, time

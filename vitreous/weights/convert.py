@@ -47,6 +47,7 @@ from vitreous.weights.pretraining_files import (
 )
 from vitreous.weights.sidecar import config_to_metadata, parse_model_config
 from vitreous.weights.table import Tensors, WeightsFormat
+from vitreous.weights.text import text_classes_error
 from vitreous.weights.writable import get_writable_format, with_learned_positions
 
 BUNDLE_FORMAT = "bundle"
@@ -127,7 +128,8 @@ def reduce_to_format(to: str, weights: PretrainedWeights) -> PretrainedWeights:
     unchanged. Most formats support only the backbone, which a note reports. detectron2's ViTDet format supports the
     whole detector, except for the unused background boxes."""
     backbone = drop_dense_head(weights)
-    if to == BUNDLE_FORMAT or backbone is weights or to in find_writable_formats(weights.config):
+    has_format = weights.config.has_text and to in find_writable_formats(weights.config)
+    if to == BUNDLE_FORMAT or backbone is weights or has_format:
         return weights
     if to == vitdet_detector.DETECTOR_FORMAT and vitdet_detector.is_vitdet_detector(weights.config):
         return replace(weights, read_state=lambda: vitdet_detector.zero_background_deltas(weights.read_state()))
@@ -241,7 +243,12 @@ def apply_size_overrides(
     config: ModelConfig, image_size: int | tuple[int, ...] | None, classes: int | None, channels: int | None
 ) -> ModelConfig:
     """Return the config with another image size, number of classes and number of channels; None leaves a value
-    unchanged. Raises UsageError for an image size that is not divisible by the patch size."""
+    unchanged. Raises UsageError for an image size that is not divisible by the patch size, and for classes of a model
+    with a text encoder."""
+    if config.has_text:
+        if classes is not None:
+            raise text_classes_error(config)
+        return config.with_options(backbone=apply_size_overrides(config.encoder, image_size, None, channels))
     changes: dict[str, Any] = {}
     if image_size is not None:
         frames = config.image[:1] if config.has_time_axis else ()  # the number of frames is kept
@@ -272,7 +279,8 @@ def build_bundle_for_config(weights: PretrainedWeights, config: ModelConfig) -> 
     if config.classes != weights.config.classes:
         names = tuple(map(str, range(config.classes)))
         task = replace_task_classes(task, names).with_temperature(1.0)
-    return Bundle(model.eval(), task, preprocess, {"init": weights.source}), load_result
+    bundle = Bundle(model.eval(), task, preprocess, {"init": weights.source}, tokenizer=weights.tokenizer)
+    return bundle, load_result
 
 
 def write_weights_format(bundle: Bundle, weights_format: WeightsFormat | None, path: Path, state: Tensors) -> int:

@@ -13,6 +13,7 @@ from vitreous.models.base import VisionModel
 from vitreous.models.config import ConfigGroup, ModelConfig, replace_known_fields
 from vitreous.models.names import config_from_name
 from vitreous.weights.adopt import drop_dense_head, load_pretrained_weights, open_weights
+from vitreous.weights.text import text_classes_error
 
 if TYPE_CHECKING:
     from vitreous.keywords import BiTName, DiTName, ModelKeywords, SwinName, ViTName
@@ -199,6 +200,10 @@ def apply_create_options(config: ModelConfig, options: dict[str, Any], changes: 
     """Apply the options of `create` and changed fields to the config of weights. Raises UsageError for a field that the
     model lacks, such as classes of a model without a head. Raises it also for an image size that is not divisible by
     the patch size, and for values that the config rejects."""
+    if config.has_text:
+        if "num_classes" in options:
+            raise text_classes_error(config)
+        return config.with_options(backbone=apply_create_options(config.encoder, options, changes))
     size = options.get("image_size")
     fields: dict[str, Any] = dict(changes)
     if size is not None:

@@ -1,5 +1,5 @@
-"""Convert image weights for a model with a time axis, clips or volumes (ViViT, arXiv:2103.15691, section 3.4), and
-attention weights between forms with and without a key bias.
+"""Convert weights for a model with other inputs: a time axis, clips or volumes (ViViT, arXiv:2103.15691, section 3.4),
+another patch size or number of channels; and attention weights between forms with and without a key bias.
 
 D width, C channels, p and q a patch's height and width in pixels, t frames of a patch.
 """
@@ -13,8 +13,12 @@ import torch
 from torch import Tensor
 
 from vitreous.models.config import ModelConfig
+from vitreous.nn.grid import axis_resize_matrix
 from vitreous.nn.position import SinCosPosition
+from vitreous.nn.sizes import format_size
 
+#: the first layer: the first of these names that exists
+FIRST_LAYER_NAMES = ("stem.root.conv.weight", "stem.stages.0.conv.weight", "body.root.conv.weight", "projection.weight")
 QKV_BIAS = re.compile(r"(.*\.qkv)\.(bias|query_bias)")
 
 
@@ -59,3 +63,64 @@ def convert_key_bias(state: dict[str, Tensor], model_state: dict[str, Tensor]) -
         elif bias_name == "query_bias" and f"{layer}.bias" in model_state:
             query, value = state.pop(f"{layer}.query_bias"), state.pop(f"{layer}.value_bias")
             state[f"{layer}.bias"] = torch.cat([query, torch.zeros_like(query), value])
+
+
+def adapt_first_layer(
+    state: dict[str, Tensor], model_state: dict[str, Tensor], source_config: ModelConfig, model_config: ModelConfig
+) -> tuple[str, str]:
+    """Adapt the first layer in `state`, (D, C p q) or (O, C, k, k), in place, to the patch size and channels of the
+    model. Returns the change of patch size and of channels, such as `16 -> 14`; "" for one that is unchanged."""
+    name = next((name for name in FIRST_LAYER_NAMES if name in state and name in model_state), "")
+    patches = channels = ""
+    if not name:
+        return patches, channels
+    source_patch, model_patch, extra_axes = (
+        source_config.projected_cell,
+        model_config.projected_cell,
+        len(model_config.image) - len(source_config.image),
+    )
+    if source_patch and model_patch and source_patch != model_patch and extra_axes in (0, 1):
+        patches, spatial_patch = f"{format_size(source_patch)} -> {format_size(model_patch)}", model_patch[extra_axes:]
+        if source_patch != spatial_patch:
+            state[name] = resample_patch_projection(state[name], source_config.channels, source_patch, spatial_patch)
+        if extra_axes:
+            inflate = model_config.inflate
+            state[name] = inflate_kernel(state[name], source_config.channels, spatial_patch, model_patch[0], inflate)
+            patches += f" ({inflate} inflation)"
+    if source_config.channels != model_config.channels:
+        state[name] = adapt_input_channels(state[name], source_config.channels, model_config.channels)
+        channels = f"{source_config.channels} -> {model_config.channels}"
+    return patches, channels
+
+
+def resample_patch_projection(
+    weight: Tensor, channels: int, source_patch: tuple[int, ...], target_patch: tuple[int, ...]
+) -> Tensor:
+    """Resample the patch projection (D, C prod(source_patch)) to another patch size, in pixels.
+
+    A patch that is enlarged bilinearly to the target size yields the same token as the original patch: the new weights
+    are the old ones, multiplied by the pseudo-inverse of the resize matrix (FlexiViT, arXiv:2212.08013, section 3.4),
+    one axis after the other.
+    """
+    kernel = weight.double().unflatten(1, (channels, *source_patch))
+    for axis, (source_length, target_length) in enumerate(zip(source_patch, target_patch, strict=True), 2):
+        inverse = torch.linalg.pinv(axis_resize_matrix(source_length, target_length, "bilinear").T)  # (new, old)
+        kernel = (kernel.movedim(axis, -1) @ inverse.T).movedim(-1, axis)
+    return kernel.flatten(1).to(weight.dtype)
+
+
+def adapt_input_channels(weight: Tensor, source_channels: int, target_channels: int) -> Tensor:
+    """Adapt the first layer's weights, (D, C p q) or (O, C, k, k), to another number of channels.
+
+    A single target channel gets the sum over the source channels, so a grey image yields the same output as with three
+    equal channels. Otherwise target channel c is source channel c mod `source_channels`, times `source_channels` /
+    `target_channels`, which preserves the output scale. A ResNet standardises its filters in every forward pass, so
+    only their directions are kept, and outputs differ.
+    """
+    split = weight.unflatten(1, (source_channels, -1)) if weight.ndim == 2 else weight.flatten(2)  # (O, C, rest)
+    adapted = (
+        split.sum(1, keepdim=True)
+        if target_channels == 1
+        else split[:, torch.arange(target_channels) % source_channels] * (source_channels / target_channels)
+    )
+    return adapted.flatten(1) if weight.ndim == 2 else adapted.reshape(len(weight), target_channels, *weight.shape[2:])

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from vitreous.data.modalities.base import HALF_MOMENTS, IMAGENET_MOMENTS, Preprocess
 from vitreous.data.modalities.images import ImagePreprocess
@@ -34,7 +34,12 @@ FORMAT_PIXEL_STATISTICS: dict[str, PixelScaling] = {
     "clip": "clip",
 }
 # PIL's numbers, in transformers' files
-RESAMPLE_FILTERS = {"bilinear": "bilinear", "bicubic": "bicubic", 2: "bilinear", 3: "bicubic"}
+RESAMPLE_FILTERS: dict[Any, Literal["bilinear", "bicubic"]] = {
+    "bilinear": "bilinear",
+    "bicubic": "bicubic",
+    2: "bilinear",
+    3: "bicubic",
+}
 
 
 def load_preprocessing(
@@ -89,7 +94,7 @@ def parse_preprocessing(
         std=tuple((std * channels)[:channels]),
         fit="squash" if squash else "crop",
         share=share,
-        filter=filter_name,  # type: ignore[arg-type]
+        filter=filter_name,
     )
     if "max_num_patches" not in processor:  # of SigLIP 2 NaFlex
         return preprocess

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from vitreous.data.tokenizer import Tokenizer, find_tokenizer_file
+from vitreous.data.tokenizer import Tokenizer as Tokenizer
+from vitreous.data.tokenizer import find_tokenizer_file
+from vitreous.errors import UsageError
 from vitreous.models.config import ModelConfig, TextConfig
 
 
@@ -24,3 +26,11 @@ def find_tokenizer(folder: Path, config: ModelConfig) -> Tokenizer | None:
     """Return the tokenizer in a folder with weights; None without a file, and for a model without a text encoder."""
     path = find_tokenizer_file(folder) if config.has_text else None
     return None if path is None else make_tokenizer(path, config.text)
+
+
+def text_classes_error(config: ModelConfig) -> UsageError:
+    """Build the error for a number of classes of a model with a text encoder."""
+    hint = (
+        f"leave it out, or use the image encoder: vitreous.create({config.encoder.name()!r}, weights=…, num_classes=N)"
+    )
+    return UsageError(f"{config.name()} has no classes: texts describe them", hint)

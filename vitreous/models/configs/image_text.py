@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, ClassVar, Literal
 
 from vitreous.errors import UsageError
@@ -54,9 +55,9 @@ class ImageTextConfig(BackboneWrapperConfig):
 
     def name(self) -> str:
         """Return a name of `preset_names`, or the names of image and text encoder if none fits."""
-        for preset in IMAGE_TEXT_NAMES:
-            config = self.parse_name(preset, None)
-            if config is not None and config.shared_structure() == self.shared_structure():
+        structure = self.shared_structure()
+        for preset, preset_structure in list_preset_structures():
+            if preset_structure == structure:
                 return preset
         return f"{self.backbone.name()} with text {self.text.width}x{self.text.depth}"
 
@@ -173,6 +174,13 @@ class ImageTextConfig(BackboneWrapperConfig):
             if path.startswith("text.") and path not in NON_STRUCTURAL_TEXT_FIELDS
         }
         return self.backbone.structure() | text | {"bias": self.bias}
+
+
+@cache
+def list_preset_structures() -> list[tuple[str, dict[str, Any]]]:
+    """List the preset names with the values on which the names and shapes of their tensors depend."""
+    configs = ((name, ImageTextConfig.parse_name(name, None)) for name in IMAGE_TEXT_NAMES)
+    return [(name, config.shared_structure()) for name, config in configs if config is not None]
 
 
 def build_clip_backbone(name: str, image: ImageSize) -> ModelConfig:
