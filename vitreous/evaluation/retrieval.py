@@ -15,12 +15,14 @@ import torch
 
 from vitreous.data.loader import EvalLoader
 from vitreous.data.pairs import PairSplit
+from vitreous.data.split import Split
 from vitreous.errors import DataError
 from vitreous.evaluation.evaluator import Evaluator, SplitOutputs
 from vitreous.inference.engine import ModelEngine, compute_split_logits
 from vitreous.tasks.report import Report
 
 RECALL_DEPTHS = (1, 5)  # R@k: numbers of retrieved candidates
+MAX_RETRIEVAL_PAIRS = 10_000  # pairs of a split that are evaluated, evenly spaced
 TEXT_CHUNK = 256  # texts that are encoded at a time
 QUERY_CHUNK = 1024  # queries whose similarities are computed at a time
 
@@ -33,6 +35,11 @@ class RetrievalEvaluator(Evaluator):
     """
 
     name = "retrieval_r1"
+
+    def required_splits(self, split: Split) -> tuple[Split, ...]:
+        """Return the evaluated pairs, at most `MAX_RETRIEVAL_PAIRS`."""
+        count = min(len(split), MAX_RETRIEVAL_PAIRS)
+        return (split.take(np.linspace(0, len(split) - 1, count).astype(np.int64)) if count < len(split) else split,)
 
     def without_labels(self) -> RetrievalEvaluator:
         """Return this evaluator, which needs captions but no labels."""

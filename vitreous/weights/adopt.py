@@ -202,7 +202,7 @@ def load_pretrained_weights(
     them, for other differences.
     """
     weights = source if isinstance(source, PretrainedWeights) else open_weights(source)
-    if model.config.has_text and weights.config.has_text:
+    if model.config.has_text:
         return load_image_text_weights(model, weights)
     weights = drop_dense_head(weights)
     model_state, state = model.state_dict(), dict(weights.read_state())
@@ -259,13 +259,18 @@ def load_pretrained_weights(
 
 
 def load_image_text_weights(model: Model, weights: PretrainedWeights) -> WeightsLoadResult:
-    """Load the weights of an image encoder with a text encoder into such a model, in place.
+    """Load the weights of an image encoder, with or without a text encoder, into a model with both, in place.
 
-    The image encoder is adapted as by `load_pretrained_weights`; the text encoder must match. Raises WeightsError,
-    which lists the differences.
+    The image encoder is adapted as by `load_pretrained_weights`. The text encoder must match; without one in the
+    weights, that of the model keeps its initial values. Raises WeightsError, which lists the differences.
     """
     result = load_pretrained_weights(model.backbone, weights)
-    model_state, state = model.state_dict(), weights.read_state()
+    model_state = model.state_dict()
+    if not weights.config.has_text:
+        new_names = [name for name in model_state if not name.startswith("backbone.")]
+        loaded, initialised = ([f"backbone.{name}" for name in names] for names in (result.loaded, result.initialised))
+        return replace(result, loaded=loaded, initialised=[*initialised, *new_names])
+    state = weights.read_state()
     text_state = {name: tensor for name, tensor in state.items() if not name.startswith("backbone.")}
     image_state = {name: tensor for name, tensor in model_state.items() if name.startswith("backbone.")}
     load_state_dict_strict(model, image_state | text_state, weights.source)
