@@ -165,7 +165,7 @@ class TrainLoader:
         batch: Batch = {**views, "samples": samples}
         if is_labelled(self.split):
             batch["labels"] = torch.from_numpy(self.split.labels[samples.numpy()])
-        if isinstance(self.split, PairSplit):
+        if isinstance(self.split, PairSplit) and self.split.has_tokens:
             batch["tokens"] = torch.from_numpy(self.split.take(samples.numpy()).tokens.astype(np.int64))
         return batch
 

@@ -76,6 +76,11 @@ class PairSplit:
         return self.table.image_indices[self.indices]
 
     @property
+    def has_tokens(self) -> bool:
+        """Whether the captions are encoded as token ids."""
+        return self.table.tokens is not None
+
+    @property
     def tokens(self) -> np.ndarray:
         """The token ids of the captions, (n, N) int32. Raises UsageError if captions were not encoded."""
         if self.table.tokens is None:
