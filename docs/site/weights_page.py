@@ -23,7 +23,8 @@ downloaded. `vitreous models --weights --max-parameters 30` prints a part of thi
 - **ImageNet** is the accuracy that the authors published, on the validation images. It was not measured here.
 - **Checksum** is what the authors published of the file's checksum. Without one, only the size is verified.
 
-Licences are those of the authors' repositories. Read them before you publish a model.
+Licences are those of the authors' repositories. Read them before you publish a model. **Gated** weights require an
+account on the Hugging Face Hub that accepted the licence, and its token in `HF_TOKEN`.
 """
 
 
@@ -37,7 +38,8 @@ def make_weights_page() -> str:
             accuracy += f" {weights.accuracy_note.removeprefix('top-1 of a ').removeprefix('top-1 ')}"
         checksum = weights.digest.partition(":")[0].upper().replace("SHA256", "SHA-256") or "–"
         size = f"{model['parameters'] / 1e6:.1f} M | {model['gflops']:.1f}"
-        cells = (f"`{weights.name}`", weights.model, weights.image_size, size, accuracy, weights.licence, checksum)
+        licence = weights.licence + " (gated)" * weights.gated
+        cells = (f"`{weights.name}`", weights.model, weights.image_size, size, accuracy, licence, checksum)
         rows.append(f"| {' | '.join(map(str, cells))} |")
     header = ("name", "model", "pixels", "parameters", "GFLOPs", "ImageNet", "licence", "checksum")
     table = [f"| {' | '.join(header)} |", "|---|---|--:|--:|--:|---|---|---|", *rows]

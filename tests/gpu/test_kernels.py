@@ -23,7 +23,8 @@ from vitreous.nn.attention import (
     dot_product_attention,
 )
 from vitreous.nn.position import TokenPositions
-from vitreous.nn.relative import GridAttention, RelativeAttention, RotaryAttention
+from vitreous.nn.relative import GridAttention, RelativeAttention
+from vitreous.nn.rotary import RotaryAttention
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]  # PyTorch warns why a kernel is not used
 BACKENDS = {

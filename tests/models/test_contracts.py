@@ -69,6 +69,43 @@ MODEL_OPTIONS = {
     "convolutions": {"stem": ConvStemConfig(widths=(4, 6), blocks=(1, 0)), "class_token": False, "pool": "mean"},
     "convolutions, one token per position": {"stem": ConvStemConfig(widths=(4, 6, 8), blocks=(0, 1, 1)), "channels": 1},
     "folded class position": {"positions": {"slots": 0}},
+    "DINOv3": {
+        "positions": {"kind": "none"},
+        "attention": {"kind": "rotary", "key_bias": False},
+        "rotary": {"base": 100.0, "coordinates": "centred", "rounded": True},
+        "registers": 4,
+        "norm": {"layer_scale": 1e-2},
+    },
+    "EVA-02": {
+        "attention": {"kind": "rotary", "key_bias": False},
+        "rotary": {"coordinates": "reference"},
+        "mlp": {"kind": "swiglu", "norm": True},
+        "pool": "mean",
+        "norm": {"final": "pooled"},
+    },
+    "Perception Encoder": {
+        "first_norm": True,
+        "projection_bias": False,
+        "attention": {"kind": "rotary"},
+        "rotary": {"offset": 1},
+        "pool": "attention",
+        "head": {"pool_heads": 2, "pool_hidden": 12, "bias": False},
+    },
+    "AIMv2": {
+        "class_token": False,
+        "pool": "mean",
+        "norm": {"kind": "rms", "patches": True},
+        "attention": {"qkv_bias": False, "out_bias": False},
+        "mlp": {"kind": "swiglu", "bias": False},
+    },
+    "ViT-5": {
+        "attention": {"kind": "rotary", "qkv_bias": False, "qk_norm": True},
+        "rotary": {"coordinates": "reference", "register_base": 100.0},
+        "norm": {"kind": "rms", "layer_scale": 1e-2},
+        "registers": 4,
+        "positions": {"slots": 0},
+    },
+    "norms of queries and keys": {"attention": {"qk_norm": True}},
 }
 
 

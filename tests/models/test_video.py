@@ -26,7 +26,7 @@ MODEL_OPTIONS = {
         **MEAN_POOL_OPTIONS,
         "norm": {"final": "pooled"},
         "positions": {"kind": "sinusoid"},
-        "no_key_bias": True,
+        "attention": {"key_bias": False},
     },
     "joint, rotary": {"attention": {"kind": "rotary"}, "positions": {"kind": "none"}},
     "joint, sines": {"positions": {"kind": "sincos"}},
@@ -39,7 +39,11 @@ MODEL_OPTIONS = {
         "norm": {"final": "pooled"},
     },
     "heads": {"arrangement": "factorised-dot-product"},
-    "heads, mean of normed tokens": {"arrangement": "factorised-dot-product", "pool": "mean", "no_key_bias": True},
+    "heads, mean of normed tokens": {
+        "arrangement": "factorised-dot-product",
+        "pool": "mean",
+        "attention": {"key_bias": False},
+    },
     "heads, attention pooling": {"arrangement": "factorised-dot-product", "pool": "attention"},
 }
 FACTORISED_ARRANGEMENTS = [name for name in ARRANGEMENTS if name != "joint"]
@@ -193,7 +197,7 @@ def test_model_names_round_trip(name):
         ({"arrangement": "factorised-encoder", "temporal_depth": 0}, "temporal_depth of at least 1"),
         ({"arrangement": "factorised-dot-product", "heads": 3}, "heads must be even"),
         ({"attention": {"kind": "rotary"}, "heads": 6}, "even number of channels per head"),
-        ({"no_key_bias": True, "attention": {"qkv_bias": False}}, "qkv_bias=true"),
+        ({"attention": {"qkv_bias": False, "key_bias": False}}, "qkv_bias=True"),
     ],
 )
 def test_invalid_configs_are_rejected(changes, message):

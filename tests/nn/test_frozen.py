@@ -82,16 +82,16 @@ def list_distinct_models():
     Models with a new size, patch or type are quick; the others combine features of these.
     """
     features, names = set(), []
-    # latent, clip and text models are in tests/models: test_dit.py, test_video.py and test_image_text.py
+    # in tests/models: latent models (test_dit.py), clip models (test_video.py), text encoders (test_image_text.py)
     for name in (name for name in MODEL_NAMES if config_from_name(name).family not in ("dit", "video", "image-text")):
         config = shrink_config(name)
         plain = {**to_builtins(config), "patch": None, "image": None}
         size = str([plain.get(key) for key in SIZE_FIELDS])
         make = str({key: value for key, value in plain.items() if key not in SIZE_FIELDS})
         if not {str(plain), config.patch} <= features:
-            large = name.startswith(
-                ("Swin-L", "Swin-B", "SwinV2-B", "SwinV2-L")
-            )  # as the smaller models, with wider stages
+            # as the smaller models, with wider stages or blocks
+            wider = ("Swin-L", "Swin-B", "SwinV2-B", "SwinV2-L", "DINOv3-7B", "PE-Core-G", "AIMv2-1B", "AIMv2-3B")
+            large = name.startswith(wider)
             quick = {size, config.patch, make} - features and not large
             names.append(pytest.param(name, marks=() if quick else pytest.mark.slow))
         features |= {str(plain), config.patch, size, make}

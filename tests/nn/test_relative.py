@@ -20,7 +20,8 @@ from vitreous.nn.position import (
     TokenPositions,
     gather_token_positions,
 )
-from vitreous.nn.relative import GridAttention, RelativeAttention, RotaryAttention
+from vitreous.nn.relative import GridAttention, RelativeAttention
+from vitreous.nn.rotary import RotaryAttention, apply_rotary_embedding
 
 
 def randomise_parameters(module):
@@ -92,10 +93,9 @@ def test_rotary_positions_match_timm():
     rope = timm.RotaryEmbeddingCat(dim=8, in_pixels=False, feat_shape=[3, 4], max_res=4, temperature=10000)
     attention, q = RotaryAttention(16, 2), torch.randn(1, 2, 12, 8)
     angles = attention.angles((3, 4), 8).view(12, 4)
-    from vitreous.nn.relative import apply_rotary_embedding
-
-    ours = apply_rotary_embedding(q, angles.cos(), angles.sin(), 0)
-    theirs = timm.apply_rot_embed_cat(q, rope.get_embed())
+    # timm pairs neighbouring channels, this package channels i and i + d / 2
+    ours = apply_rotary_embedding(q.unflatten(-1, (4, 2)).mT.flatten(-2), angles.cos(), angles.sin())
+    theirs = timm.apply_rot_embed_cat(q, rope.get_embed()).unflatten(-1, (4, 2)).mT.flatten(-2)
     assert torch.allclose(ours, theirs, atol=1e-5)
 
 

@@ -127,7 +127,7 @@ def test_encoder_sees_only_visible_pixels():
 @pytest.mark.parametrize(("config", "model", "problem"), [
     (TINY_MAE_CONFIG, ViTConfig(image=(32, 32), patch=(8, 8), classes=0), "images have no time axis"),
     (replace(TINY_MAE_CONFIG, mask=0.01), make_tiny_config(), "leaves no"), (replace(TINY_MAE_CONFIG, mask=0.99, tubes=False), make_tiny_config(), "leaves no"),
-    (TINY_MAE_CONFIG, make_tiny_config().with_options(no_key_bias=False, arrangement="factorised-attention", positions={"kind": "learned"}), "attend to every"),
+    (TINY_MAE_CONFIG, make_tiny_config().with_options(attention={"key_bias": True}, arrangement="factorised-attention", positions={"kind": "learned"}), "attend to every"),
 ])  # fmt: skip
 def test_invalid_videomae_configs_are_rejected(config, model, problem):
     with pytest.raises(UsageError, match=problem):

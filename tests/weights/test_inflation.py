@@ -93,8 +93,10 @@ def test_volumes_start_from_image_weights():
 def test_key_biases_can_be_added_or_dropped_without_changing_outputs():
     config = clip_config(3, **MEAN_POOLING)
     for before, after in ((False, True), (True, False)):
-        first, source = make_weights_source(VideoConfig().with_options(**(vars(config) | {"no_key_bias": before})))
-        second = build_model(VideoConfig().with_options(**(vars(config) | {"no_key_bias": after})))
+        first, source = make_weights_source(
+            VideoConfig().with_options(**vars(config)).with_options(attention={"key_bias": not before})
+        )
+        second = build_model(VideoConfig().with_options(**vars(config)).with_options(attention={"key_bias": not after}))
         load_pretrained_weights(second, source)
         x = torch.randn(2, 3, 3, 16, 24)
         with torch.inference_mode():

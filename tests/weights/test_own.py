@@ -31,7 +31,7 @@ AMBIGUOUS_MODELS = (
     "positions by axis",
     "positions by axis, added up",
     "positions in each block",
-    *(name for name in MODELS if name.startswith("VideoMAE")),
+    *(name for name in MODELS if name.startswith(("VideoMAE", "DINOv3", "EVA-02", "Perception", "AIMv2", "ViT-5"))),
 )
 CLIP_SETTINGS = {"image": (4, 16, 32)}
 #: model -> settings that are needed in addition to the number of heads

@@ -17,6 +17,7 @@ from tests.weights import peers
 from tests.weights.peers import ERROR_LIMIT, check_agreement, compute_difference, make_images, open_model
 from vitreous.errors import UsageError
 from vitreous.models.config import (
+    AttentionConfig,
     BiTConfig,
     ConvStemConfig,
     MlpConfig,
@@ -25,6 +26,7 @@ from vitreous.models.config import (
     VideoConfig,
     ViTConfig,
 )
+from vitreous.models.names import config_from_name
 from vitreous.models.zoo import build_model
 from vitreous.weights.adopt import open_weights
 from vitreous.weights.foreign import FOREIGN_FORMATS, detect_checkpoint, find_writable_formats
@@ -69,11 +71,21 @@ VIDEO = VideoConfig(
 VIDEOMAE = VIDEO.with_options(
     class_token=False,
     pool="mean",
-    no_key_bias=True,
+    attention=AttentionConfig(key_bias=False),
     pooled_eps=1e-5,
     norm={"final": "pooled"},
     positions={"kind": "sinusoid"},
 )
+
+EXACT = {"rounded": False}  # the periods of DINOv3's rotary positions, which only the authors' files round
+
+
+def shrink(name, **changes):
+    """Return a small config of a named model, with options that differ from it."""
+    sizes = {"image": (32, 32), "patch": (8, 8), "width": 64, "depth": 2, "heads": 4}
+    return config_from_name(name).with_options(**sizes | {"mlp": {"hidden": 128}} | changes)
+
+
 BIT = BiTConfig(image=(64, 64), classes=5, blocks=(2, 1), width=32)
 
 GOOGLE_FORMATS = {"google-npz", "linen-npz"}
@@ -138,6 +150,23 @@ MODELS = {
     "BiT, no head": (replace(BIT, classes=0), {"timm", "huggingface", "bit-npz", "big-vision-npz"}),
     "axial ResNet": (BIT.with_options(axial=True), set()),
     "axial": (MEAN_POOLED.with_options(axial=True), set()),
+    "DINOv3": (shrink("DINOv3-S/16", rotary=EXACT), {"dinov3", "timm", "huggingface"}),
+    "DINOv3, SwiGLU": (shrink("DINOv3-S+/16", rotary=EXACT), {"dinov3", "timm", "huggingface"}),
+    "DINOv3, no bias on q, k, v": (shrink("DINOv3-7B/16", rotary=EXACT), {"dinov3", "timm", "huggingface"}),
+    "DINOv3, with a head": (shrink("DINOv3-S/16", classes=5), set()),
+    "EVA-02": (shrink("EVA02-S/14", classes=5), {"timm"}),
+    "EVA-02, norm in the MLP": (shrink("EVA02-B/14"), {"timm", "eva02"}),
+    "Perception Encoder": (shrink("PE-Core-B/16", classes=24), {"perception-encoder"}),
+    "Perception Encoder, no class token": (
+        shrink("PE-Core-G/14", heads=4, head={"pool_hidden": 96}),
+        {"perception-encoder"},
+    ),
+    "Perception Encoder, no head": (shrink("PE-Core-S/16", classes=0), {"timm", "perception-encoder"}),
+    "Perception Encoder, dense": (shrink("PE-Spatial-B/16"), {"timm", "perception-encoder"}),
+    "AIMv2": (shrink("AIMv2-L/14"), {"timm", "aimv2", "huggingface"}),
+    "AIMv2, with a head": (shrink("AIMv2-L/14", classes=5), {"timm"}),
+    "ViT-5": (shrink("ViT-5-S/16", classes=5, rotary={"reference": 4}), {"vit5"}),
+    "TIPSv2": (shrink("TIPSv2-B/14"), {"dinov2", "huggingface"}),
     "relative": (SMALL_CONFIG.with_options(attention={"kind": "relative"}), set()),
     "rotary": (SMALL_CONFIG.with_options(attention={"kind": "rotary"}), set()),
     "sines": (SMALL_CONFIG.with_options(positions={"kind": "sincos", "slots": 0}), set()),
@@ -302,7 +331,8 @@ def test_transformers_opens_the_folder(name, tmp_path):
     with torch.inference_mode():
         model_input = batch.transpose(1, 2) if batch.ndim == 5 else batch  # clips: frames before channels
         outputs, features = theirs(model_input), model.features(batch)
-        tokens = getattr(theirs, theirs.base_model_prefix, theirs)(model_input).last_hidden_state
+        base = theirs if "last_hidden_state" in outputs else getattr(theirs, theirs.base_model_prefix)
+        tokens = base(model_input).last_hidden_state
         tokens = tokens.flatten(2).transpose(1, 2) if tokens.ndim == 4 else tokens
         assert compute_difference(features, tokens) <= ERROR_LIMIT
         if config.classes:

@@ -162,12 +162,11 @@ def test_unsupported_video_models_are_rejected(tmp_path):
         ({"image": (16, 16)}, True),
         ({"image": (4, 16, 16)}, False),
         ({"image": (4, 16, 16), "arrangement": "joint"}, True),
-        ({"image": (4, 16, 16), "arrangement": "joint", "no_key_bias": True}, False),
+        ({"image": (4, 16, 16), "arrangement": "joint", "attention": {"key_bias": False}}, False),
         ({"image": (4, 16, 16), "arrangement": "factorised-attention"}, False),
     ],
 )
 def test_a_volume_or_a_clip_has_the_tensor_names_of_a_vit_only_with_joint_attention(options, has_names):
-    """Volume models have no `no_key_bias`, which only clip models have."""
     patch = (2, 8, 8)[-len(options["image"]) :]
     config = transformer_config(patch=patch, width=32, depth=1, heads=2, classes=3, **options)
     assert has_vit_tensor_names(config) is has_names

@@ -144,8 +144,13 @@ def list_published_weights(options: Options, console: Console) -> dict[str, Any]
         listed.append(asdict(weights) | {"parameters": model["parameters"], "gflops": model["gflops"]})
         accuracy = None if weights.accuracy is None else f"{weights.accuracy:.1%} {weights.accuracy_note}"
         size = [f"{model['parameters'] / 1e6:.1f}", f"{model['gflops']:.1f}"]
-        cells.append([weights.name, weights.model, weights.image_size, *size, weights.licence, accuracy])
+        licence = weights.licence + " (gated)" * weights.gated
+        cells.append([weights.name, weights.model, weights.image_size, *size, licence, accuracy])
     check_any_listed(listed, options)
     console.table(["weights", "model", "image", "M params", "GFLOPs", "licence", "published on ImageNet"], cells)
     console.print_line("M params: millions of parameters. --json also prints URLs, checksums and sources.")
+    if any(weights["gated"] for weights in listed):
+        console.print_line(
+            "gated: accept the licence on the Hugging Face Hub, then set HF_TOKEN or run `hf auth login`."
+        )
     return {"weights": listed}

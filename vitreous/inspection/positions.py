@@ -14,7 +14,8 @@ from torch import Tensor
 
 from vitreous.errors import UsageError
 from vitreous.models.base import VisionModel
-from vitreous.nn.relative import GridAttention, RelativeAttention, RotaryAttention
+from vitreous.nn.relative import GridAttention, RelativeAttention
+from vitreous.nn.rotary import RotaryAttention
 from vitreous.nn.windows import WindowAttention
 
 MAX_TILES_PER_SIDE = 14  # maximum positions shown along a side of a grid

@@ -75,6 +75,40 @@ _SAM: dict[str, Any] = NO_TOKENS | {
 }
 _VITDET: dict[str, Any] = _SAM | {"neck": 0, "position_grid": (14, 14)}
 _GIANT = {"width": 1536, "depth": 40, "heads": 24, "mlp.hidden": 4096, "mlp.kind": "swiglu"}
+_DINOV3: dict[str, Any] = {
+    **{"norm.layer_scale": 1e-5, "norm.eps": 1e-5, "registers": 4, "classes": 0, "positions.kind": "none"},
+    **{"attention.kind": "rotary", "attention.key_bias": False},
+    **{"rotary.base": 100.0, "rotary.coordinates": "centred", "rotary.rounded": True},
+}
+_DINOV3_7B: dict[str, Any] = _DINOV3 | {
+    **{"like": "B/16", "width": 4096, "depth": 40, "heads": 32, "mlp.hidden": 8192, "mlp.kind": "swiglu"},
+    **{"attention.qkv_bias": False, "attention.key_bias": True},
+}
+_EVA02: dict[str, Any] = {
+    **{"patch": (14, 14), "mlp.kind": "swiglu", "pool": "mean", "norm.final": "pooled", "classes": 0},
+    **{"attention.kind": "rotary", "attention.key_bias": False, "rotary.coordinates": "reference"},
+}
+_PE: dict[str, Any] = {
+    **{"first_norm": True, "projection_bias": False, "norm.eps": 1e-5, "attention.kind": "rotary", "rotary.offset": 1},
+    **{"pool": "attention", "head.pool_heads": 8, "head.bias": False, "positions.resize": "bilinear"},
+}
+_PE_G: dict[str, Any] = _PE | {
+    **{"like": "B/14", "width": 1536, "depth": 50, "mlp.hidden": 8960, "head.pool_hidden": 6144, "heads": 16},
+    **{"class_token": False, "rotary.offset": 0, "image": (448, 448), "classes": 1280},
+}
+_PE_SPATIAL: dict[str, Any] = _PE | {
+    **{"pool": "mean", "norm.final": "none", "head.pool_heads": 0, "head.bias": True, "classes": 0}
+}
+_AIMV2: dict[str, Any] = NO_TOKENS | {
+    **{"like": "B/14", "norm.kind": "rms", "norm.eps": 1e-5, "norm.patches": True, "mlp.kind": "swiglu", "classes": 0},
+    **{"attention.qkv_bias": False, "attention.out_bias": False, "mlp.bias": False},
+}
+_VIT5: dict[str, Any] = {
+    **{"norm.kind": "rms", "norm.layer_scale": 1e-4, "registers": 4, "positions.slots": 0},
+    **{"attention.kind": "rotary", "attention.qkv_bias": False, "attention.qk_norm": True},
+    **{"rotary.coordinates": "reference", "rotary.reference": 14, "rotary.register_base": 100.0},
+    **{"regularization.drop_path_rises": False},
+}
 _DEIT: dict[str, Any] = {"pool": "distilled", "positions.slots": 2, "positions.resize": "bicubic"}
 _DEIT3: dict[str, Any] = {"positions.slots": 0, "norm.layer_scale": 1e-4, "positions.resize": "bicubic"}
 #: variants of a plain ViT: name prefix -> size and patch -> options that differ from the plain ViT of that size
@@ -87,6 +121,36 @@ VIT_VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     | {"g/14": _DINOV2 | _GIANT, "g/14-registers": _REGISTERS | _GIANT}
     # as trained by facebookresearch/dinov2's vitl14.yaml; the published L/14 is distilled and has GELU
     | {"L/14-swiglu": _DINOV2 | {"mlp.hidden": 2736, "mlp.kind": "swiglu"}},
+    "DINOv3": dict.fromkeys(("S/16", "B/16", "L/16"), _DINOV3)
+    | {
+        "S+/16": _DINOV3 | {"like": "S/16", "mlp.kind": "swiglu"},
+        "H+/16": _DINOV3 | {"like": "H/16", "heads": 20, "mlp.kind": "swiglu"},
+        "7B/16": _DINOV3_7B,
+    },
+    # the register is a second class token (arXiv:2604.12012)
+    "TIPSv2": dict.fromkeys(("B/14", "L/14", "So400m/14"), _REGISTERS | {"registers": 1, "image": (448, 448)}),
+    # widths of the gated MLP are 8/3 of the width (arXiv:2303.11331, Table 11)
+    "EVA02": {
+        "Ti/14": _EVA02 | {"mlp.hidden": 512},
+        "S/14": _EVA02 | {"mlp.hidden": 1024},
+        "B/14": _EVA02 | {"mlp.hidden": 2048, "mlp.norm": True},
+        "L/14": _EVA02 | {"mlp.hidden": 2730, "mlp.norm": True},
+    },
+    "PE-Core": {
+        "Ti/16": _PE | {"image": (384, 384), "classes": 512},
+        "S/16": _PE | {"image": (384, 384), "classes": 512},
+        "B/16": _PE | {"classes": 1024},
+        "L/14": _PE | {"image": (336, 336), "classes": 1024},
+        "G/14": _PE_G,
+    },
+    "PE-Spatial": {"B/16": _PE_SPATIAL | {"image": (512, 512)}, "L/14": _PE_SPATIAL | {"image": (448, 448)}},
+    "AIMv2": {
+        "L/14": _AIMV2 | {"width": 1024, "depth": 24, "heads": 8, "mlp.hidden": 2816},
+        "H/14": _AIMV2 | {"width": 1536, "depth": 24, "heads": 12, "mlp.hidden": 4096},
+        "1B/14": _AIMV2 | {"width": 2048, "depth": 24, "heads": 16, "mlp.hidden": 5632},
+        "3B/14": _AIMV2 | {"width": 3072, "depth": 24, "heads": 24, "mlp.hidden": 8192},
+    },
+    "ViT-5": dict.fromkeys(("S/16", "B/16", "L/16"), _VIT5),
     "MAE": {name: {"classes": 0, "positions.resize": "bicubic"} for name in ("B/16", "L/16", "H/14")},
     "CLIP": {name: _CLIP | {"classes": out} for name, out in {"B/32": 512, "B/16": 512, "L/14": 768}.items()},
     "SigLIP": {

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from vitreous.models.configs.video import VideoConfig
 from vitreous.models.vit import EncoderInput, ViT
-from vitreous.nn.attention import Attention, QkvLinearWithoutKeyBias
+from vitreous.nn.attention import Attention
 from vitreous.nn.block import Block, ResidualBranch
 from vitreous.nn.encoder import Encoder, build_blocks
 from vitreous.nn.position import SpaceTimePosition, TokenPositions
@@ -48,7 +48,7 @@ class Video(ViT):
         if c.arrangement != "factorised-attention":
             return block
         assert isinstance(block, Block)
-        attention = self.drop_key_bias(Attention(c.width, c.heads, c.attention.qkv_bias))
+        attention = self.drop_biases(Attention(c.width, c.heads, c.attention.qkv_bias))
         dropout, scale = c.regularization.dropout, c.norm.layer_scale
         time = ResidualBranch(
             attention, c.width, dropout=dropout, drop_path=drop_path, layer_scale=scale, eps=c.norm.eps
@@ -70,15 +70,8 @@ class Video(ViT):
         space."""
         c = self.config
         if c.arrangement == "factorised-dot-product":
-            return self.drop_key_bias(SpaceTimeHeads(c.width, c.heads, c.attention.qkv_bias))
-        return self.drop_key_bias(super().build_attention(index))
-
-    def drop_key_bias(self, attention: nn.Module) -> nn.Module:
-        """Replace the query-key-value layer by a layer without key bias, if the config disables this bias; return the
-        attention."""
-        if self.config.no_key_bias:
-            attention.qkv = QkvLinearWithoutKeyBias(self.config.width)
-        return attention
+            return self.drop_biases(SpaceTimeHeads(c.width, c.heads, c.attention.qkv_bias))
+        return super().build_attention(index)
 
     def positions_at(self, grid: tuple[int, ...]) -> Tensor:
         """Return the positions added to patch tokens: (*grid, D), or (h, w, D) if the temporal encoder adds the

@@ -25,26 +25,28 @@ from torch import Tensor, nn
 
 from vitreous.models.base import VisionModel, zero_parameters
 from vitreous.models.configs.vit import ViTConfig
-from vitreous.nn.attention import Attention
-from vitreous.nn.block import Block, Mlp, SwiGLU
+from vitreous.models.vit_parts import (
+    build_classifier_head,
+    build_mlp,
+    build_position,
+    build_prefix_positions,
+    build_rotary_form,
+)
+from vitreous.nn.attention import Attention, QKNormAttention, QkvLinearWithoutKeyBias
+from vitreous.nn.block import Block, drop_bias, replace_layer_norms
 from vitreous.nn.encoder import Encoder, build_blocks
 from vitreous.nn.grid import gather_tokens, patchify
 from vitreous.nn.local import LocalAttention
-from vitreous.nn.pool import AttentionPool, DistilledHeads
+from vitreous.nn.pool import AttentionPool
 from vitreous.nn.position import (
     BlockWithPosition,
     BlockWithSharedPosition,
-    FactorisedPosition,
-    LearnedAxesPosition,
-    LearnedPosition,
     Position,
-    SinCosPosition,
-    SinusoidPosition,
-    SpaceTimePosition,
     TokenPositions,
     gather_token_positions,
 )
-from vitreous.nn.relative import RelativeAttention, RotaryAttention
+from vitreous.nn.relative import RelativeAttention
+from vitreous.nn.rotary import QKNormRotaryAttention, RotaryAttention
 from vitreous.system.torch_types import get_bias
 
 if TYPE_CHECKING:
@@ -53,14 +55,6 @@ if TYPE_CHECKING:
 
 #: arguments of the encoder: tokens, and if its blocks need them, positions
 EncoderInput: TypeAlias = tuple[Tensor, *tuple[Tensor | TokenPositions, ...]]
-
-#: `positions.kind` -> class of its learned position tables
-TABLES = {
-    "learned": LearnedPosition,
-    "axes": LearnedAxesPosition,
-    "factorised": FactorisedPosition,
-    "space-time": SpaceTimePosition,
-}
 
 
 class ViT(VisionModel[ViTConfig]):
@@ -79,6 +73,7 @@ class ViT(VisionModel[ViTConfig]):
     dropout: float  # dropout of patch and prefix tokens before the blocks
     stem: ConvStem | ResNetStem | None
     cell: tuple[int, ...]  # size of a token's input along each axis, in pixels or positions of the stem's map
+    patch_norm: nn.Module
     position: Position | None
     slots: nn.Parameter | None  # position embeddings of the first prefix tokens
     first_norm: nn.Module
@@ -99,6 +94,7 @@ class ViT(VisionModel[ViTConfig]):
         self.cell = c.cell
         channels = c.channels if self.stem is None else self.stem.width_out
         self.projection = nn.Linear(channels * math.prod(self.cell), c.width, bias=c.projection_bias)
+        self.patch_norm = nn.LayerNorm(c.width, eps=c.norm.eps) if c.norm.patches else nn.Identity()
         self.position = build_position(c) if c.positions.at != "each" else None
         self.prefix = nn.Parameter(torch.empty(c.prefix, c.width).normal_(std=0.02)) if c.prefix else None
         if self.prefix is not None and c.class_token:
@@ -108,8 +104,9 @@ class ViT(VisionModel[ViTConfig]):
         blocks = build_blocks(c.depth, self.build_block, c.regularization.drop_path, c.regularization.drop_path_rises)
         self.encoder = Encoder(c.width, blocks, c.norm.eps, c.norm.final == "tokens", read=c.pooled_prefix)
         self.neck = self.build_neck()
+        pool_hidden = c.head.pool_hidden or c.mlp.hidden
         self.pooling = (
-            AttentionPool(c.width, c.heads, c.mlp.hidden, c.norm.eps, gelu=c.mlp.gelu)
+            AttentionPool(c.width, c.head.pool_heads or c.heads, pool_hidden, c.norm.eps, gelu=c.mlp.gelu)
             if c.pool == "attention"
             else None
         )
@@ -121,6 +118,8 @@ class ViT(VisionModel[ViTConfig]):
             nn.init.trunc_normal_(linear.weight, std=std, a=-2 * std, b=2 * std)
             if (bias := get_bias(linear)) is not None:
                 nn.init.zeros_(bias)
+        if c.norm.kind == "rms":
+            replace_layer_norms(self)
 
     def position_tables(self) -> dict[str, Position]:
         """Return the positions added to patch tokens, by location: `input`, or `block 0`, `block 1`, ..."""
@@ -150,13 +149,11 @@ class ViT(VisionModel[ViTConfig]):
     def plain_block(self, index: int, drop_path: float) -> Block:
         """Build attention and MLP of the block at `index`, without position embeddings."""
         c, attention = self.config, self.build_attention(index)
-        hidden, dropout = c.mlp.hidden, c.regularization.dropout
-        mlp = SwiGLU(c.width, hidden, dropout) if c.mlp.kind == "swiglu" else Mlp(c.width, hidden, dropout, c.mlp.gelu)
         return Block(
             c.width,
             attention,
-            mlp=mlp,
-            dropout=dropout,
+            mlp=build_mlp(c),
+            dropout=c.regularization.dropout,
             drop_path=drop_path,
             layer_scale=c.norm.layer_scale,
             eps=c.norm.eps,
@@ -177,19 +174,26 @@ class ViT(VisionModel[ViTConfig]):
 
     def build_attention(self, index: int) -> nn.Module:
         """Build the attention of the block at `index`."""
-        c, attention_config = self.config, self.config.attention
-        if attention_config.kind == "relative":
-            return RelativeAttention(c.width, c.heads, c.prefix + math.prod(c.grid), attention_config.qkv_bias)
-        if attention_config.kind == "rotary":
-            return RotaryAttention(c.width, c.heads, len(c.grid), attention_config.qkv_bias)
-        if attention_config.window:
-            return LocalAttention(
-                c.width,
-                c.heads,
-                attention_config.window if index in c.windowed_blocks else 0,
-                attention_config.qkv_bias,
-            )
-        return Attention(c.width, c.heads, attention_config.qkv_bias)
+        c, attention = self.config, self.config.attention
+        size = c.width, c.heads
+        if attention.kind == "relative":
+            return self.drop_biases(RelativeAttention(*size, c.prefix + math.prod(c.grid), attention.qkv_bias))
+        if attention.kind == "rotary":
+            rotary_class = QKNormRotaryAttention if attention.qk_norm else RotaryAttention
+            form = build_rotary_form(c)
+            return self.drop_biases(rotary_class(*size, len(c.grid), attention.qkv_bias, form=form))
+        if attention.window:
+            window = attention.window if index in c.windowed_blocks else 0
+            return self.drop_biases(LocalAttention(*size, window, attention.qkv_bias))
+        return self.drop_biases((QKNormAttention if attention.qk_norm else Attention)(*size, attention.qkv_bias))
+
+    def drop_biases(self, attention: Attention) -> Attention:
+        """Remove the biases of an attention that the config disables, and return it."""
+        if not self.config.attention.key_bias:
+            attention.qkv = QkvLinearWithoutKeyBias(self.config.width)
+        if not self.config.attention.out_bias:
+            drop_bias(attention.out)
+        return attention
 
     def forward(self, images: Tensor) -> Tensor:
         """Compute logits: (B, C, *image) -> (B, K)."""
@@ -287,7 +291,7 @@ class ViT(VisionModel[ViTConfig]):
         self.check_images(images)
         if self.stem is not None:
             images = self.stem(images.to(next(self.stem.parameters()).dtype)).movedim(-1, 1)
-        return self.projection(patchify(images, self.cell))
+        return self.patch_norm(self.projection(patchify(images, self.cell)))
 
     def add_positions(self, tokens: Tensor) -> Tensor:
         """Add positions, resized to the input's grid, and flatten: (B, *grid, D) -> (B, N, D)."""
@@ -303,8 +307,10 @@ class ViT(VisionModel[ViTConfig]):
 
     def make_token_positions(self, tokens: Tensor, index: Tensor | None = None) -> TokenPositions:
         """Create the `TokenPositions` of tokens (B, *grid, D) for `encode`; `index` (B, k) int64 selects some of the
-        patches."""
-        return TokenPositions(tuple(tokens.shape[1:-1]), self.config.prefix, index)
+        patches. In training with `rotary.rescale`, they have a random scale."""
+        limit = math.log(self.config.rotary.rescale)
+        scale = torch.empty(1, device=tokens.device).uniform_(-limit, limit).exp() if self.training and limit else None
+        return TokenPositions(tuple(tokens.shape[1:-1]), self.config.prefix, index, scale)
 
     def forward_tokens(self, tokens: Tensor, positions: TokenPositions | None = None) -> Tensor:
         """Compute logits from tokens with positions: (B, N, D) -> (B, K). Only the tokens that `pool` uses are
@@ -393,32 +399,3 @@ class ViT(VisionModel[ViTConfig]):
         if self.representation is not None:
             pooled = self.representation(pooled).tanh()
         return self.head(pooled)
-
-
-def build_position(config: ViTConfig) -> Position | None:
-    """Build the position embeddings that are added to patch tokens; None if there are none."""
-    kind, resize = config.positions.kind, config.positions.resize
-    if kind in TABLES:
-        return TABLES[kind](config.table_grid, config.width, resize)
-    if kind == "sinusoid":
-        return SinusoidPosition(config.width)
-    return None if kind == "none" else SinCosPosition(config.width, kind.removeprefix("sincos-"))
-
-
-def build_classifier_head(config: ViTConfig) -> nn.Module:
-    """Build the head, (B, F) -> (B, K); the identity without classes."""
-    if not config.classes:
-        return nn.Identity()
-    if config.pool == "distilled":
-        return DistilledHeads(config.width, config.classes, config.head.bias)
-    return nn.Linear(config.num_features, config.classes, config.head.bias)
-
-
-def build_prefix_positions(config: ViTConfig) -> nn.Parameter | None:
-    """Build the position embeddings (S, D) of the first prefix tokens, drawn from N(0, 0.02^2); None if there are
-    none."""
-    return (
-        nn.Parameter(torch.empty(config.prefix_position_count, config.width).normal_(std=0.02))
-        if config.prefix_position_count
-        else None
-    )

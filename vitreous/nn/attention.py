@@ -134,7 +134,7 @@ class QKNormAttention(Attention):
     """
 
     def __init__(self, width: int, heads: int, bias: bool = True) -> None:
-        super().__init__(width, heads, bias)
+        super().__init__(width, heads, bias=bias)
         self.query_norm, self.key_norm = (nn.RMSNorm(width // heads, eps=1e-6) for _ in range(2))
 
     def get_qkv_parameters(self) -> None:

@@ -106,12 +106,16 @@ class GeluLinear(torch.autograd.Function):
 
 
 class SwiGLU(nn.Module):
-    """fc2(silu(a) * b) with [a | b] = fc1(x) (arXiv:2002.05202), the MLP of DINOv2's largest model."""
+    """fc2(norm(silu(a) * b)) with [a | b] = fc1(x) (arXiv:2002.05202), the MLP of DINOv2's and DINOv3's largest models.
 
-    def __init__(self, width: int, hidden: int, dropout: float = 0.0) -> None:
+    `norm_eps` is the epsilon of the LayerNorm of EVA-02 (arXiv:2303.11331); None omits the norm.
+    """
+
+    def __init__(self, width: int, hidden: int, dropout: float = 0.0, norm_eps: float | None = None) -> None:
         super().__init__()
         self.dropout = dropout
         self.fc1, self.fc2 = nn.Linear(width, 2 * hidden), nn.Linear(hidden, width)
+        self.norm = nn.Identity() if norm_eps is None else nn.LayerNorm(hidden, eps=norm_eps)
         for matrix in (*self.fc1.weight.chunk(2), self.fc2.weight):
             nn.init.xavier_uniform_(matrix)
         for linear in (self.fc1, self.fc2):
@@ -122,9 +126,22 @@ class SwiGLU(nn.Module):
         return self.fc2(F.dropout(self.forward_before_output(x), self.dropout, self.training))
 
     def forward_before_output(self, x: Tensor) -> Tensor:
-        """Compute the gated hidden layer, silu(a) * b: (..., D) -> (..., M)."""
+        """Compute the gated hidden layer, norm(silu(a) * b): (..., D) -> (..., M)."""
         a, b = self.fc1(x).chunk(2, -1)
-        return F.silu(a) * b
+        return self.norm(F.silu(a) * b)
+
+
+def drop_bias(linear: nn.Linear) -> None:
+    """Remove the bias of a linear layer, in place."""
+    linear.register_parameter("bias", None)
+
+
+def replace_layer_norms(module: nn.Module) -> None:
+    """Replace every LayerNorm in a module, in place, by RMSNorm with the same size and epsilon (arXiv:1910.07467)."""
+    for parent in list(module.modules()):
+        for name, child in parent.named_children():
+            if type(child) is nn.LayerNorm:
+                setattr(parent, name, nn.RMSNorm(list(child.normalized_shape), eps=child.eps))
 
 
 def draw_drop_path_mask(y: Tensor, keep: float) -> Tensor:

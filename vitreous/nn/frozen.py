@@ -34,13 +34,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitreous.nn import kernels
-from vitreous.nn.attention import ALL_QUERIES, Attention, mask_logits
+from vitreous.nn.attention import ALL_QUERIES, Attention, QKNormAttention, mask_logits
 from vitreous.nn.block import Mlp, ResidualBranch, SwiGLU
 from vitreous.nn.encoder import Encoder
 from vitreous.nn.layout import WindowedAttention
 from vitreous.nn.local import LocalAttention
-from vitreous.nn.relative import GridAttention, RelativeAttention, RotaryAttention
+from vitreous.nn.relative import GridAttention, RelativeAttention
 from vitreous.nn.resnet import LineAttention, StandardizedConv
+from vitreous.nn.rotary import QKNormRotaryAttention, RotaryAttention
 from vitreous.nn.spacetime import SpaceTimeHeads
 from vitreous.nn.windows import ContinuousPositionBias, WindowAttention, attend_short_sequences
 from vitreous.system.torch_types import get_bias, named_modules
@@ -259,6 +260,8 @@ OUTPUT_LAYER_NAMES: dict[type[nn.Module], str] = {
     Attention: "out",
     RelativeAttention: "out",
     RotaryAttention: "out",
+    QKNormRotaryAttention: "out",
+    QKNormAttention: "out",
     LocalAttention: "out",
     SpaceTimeHeads: "out",
     GridAttention: "out",

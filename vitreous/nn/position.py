@@ -23,12 +23,13 @@ class TokenPositions(NamedTuple):
     """Positions of the tokens of a batch: `prefix` tokens in front, then the tokens of a grid, in raster order.
 
     If only some patches are present (masked or dropped tokens), `index` (B, K) int64 contains their indices in the
-    grid.
+    grid. `scale` (1,) multiplies the coordinates of rotary positions in training; None: not scaled.
     """
 
     grid: tuple[int, ...]
     prefix: int = 0
     index: Tensor | None = None  # pyright: ignore[reportIncompatibleMethodOverride]  # replaces tuple.index
+    scale: Tensor | None = None
 
     def select_entries(self, table: Tensor) -> Tensor:
         """Select the table entries of the patch tokens: (*grid, C) -> (B, K, C), or (1, K, C) if all patches are

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitreous.nn.attention import (
@@ -64,70 +63,6 @@ class RelativeAttention(Attention):
         offsets = token_indices[:, None, queries, None] - token_indices[:, None, None, :] + num_tokens - 1
         products = q @ table.permute(1, 2, 0).to(q) * q.shape[-1] ** -0.5  # (B, h, Q, 2 T - 1)
         return products.gather(-1, offsets.expand(*q.shape[:2], -1, -1))
-
-
-class RotaryAttention(Attention):
-    """Attention with rotary positions over any number of axes (arXiv:2104.09864): queries and keys of patches are
-    rotated by their coordinates.
-
-    Each axis rotates an equal share of the d channels, in neighbouring pairs; pair i by coordinate * base^(-i / pairs).
-    Logits therefore depend only on the offset between two patches along each axis. Prefix tokens and pairs that the
-    axes cannot share equally are not rotated. Grids need no resizing. Raises ValueError if a head has an odd number of
-    channels, or less than one pair per axis.
-    """
-
-    def __init__(self, width: int, heads: int, axes: int = 2, bias: bool = True, *, base: float = 10000.0) -> None:
-        super().__init__(width, heads, bias)
-        if (width // heads) % 2 or width // heads < 2 * axes:
-            raise ValueError(
-                f"rotary positions require an even number of channels per head, at least {2 * axes} for {axes} axes, "
-                f"got {width // heads}"
-            )
-        self.axes, self.base = axes, base
-
-    def forward_before_output(self, x: Tensor, positions: TokenPositions, queries: slice = ALL_QUERIES) -> Tensor:
-        """Compute the concatenated outputs of the heads: (B, N, D) -> (B, Q, D)."""
-        q, k, v = self.project_rotated_qkv(x, positions)
-        return dot_product_attention(q[..., queries, :], k, v).transpose(-3, -2).flatten(-2)
-
-    def compute_weights(self, x: Tensor, positions: TokenPositions, queries: slice = ALL_QUERIES) -> Tensor:
-        """Compute attention probabilities: (B, N, D) -> (B, h, Q, N), for the `queries` or all N tokens. Rows are
-        queries and sum to one."""
-        q, k, _ = self.project_rotated_qkv(x, positions)
-        return attention_probabilities(q[..., queries, :], k)
-
-    def project_rotated_qkv(self, x: Tensor, positions: TokenPositions) -> tuple[Tensor, Tensor, Tensor]:
-        """Project tokens to rotated queries, rotated keys and values: (B, N, D) -> three tensors (B, h, N, d)."""
-        q, k, v = self.project_qkv(x)
-        angles = positions.select_entries(self.angles(positions.grid, q.shape[-1], x.device))[
-            :, None
-        ]  # (1 or B, 1, K, d / 2)
-        cos, sin = angles.cos().to(q.dtype), angles.sin().to(q.dtype)
-        return (
-            apply_rotary_embedding(q, cos, sin, positions.prefix),
-            apply_rotary_embedding(k, cos, sin, positions.prefix),
-            v,
-        )
-
-    def angles(self, grid: tuple[int, ...], channels: int, device: torch.device | None = None) -> Tensor:
-        """Compute the rotation angle, in radians, of each pair of a head's d channels: (*grid, d / 2)."""
-        pairs = channels // 2 // self.axes
-        frequencies = self.base ** (-torch.arange(pairs, device=device) / pairs)
-        axis_angles: list[Tensor] = []
-        for axis, length in enumerate(grid):
-            line_angles = torch.arange(length, device=device)[:, None] * frequencies
-            axis_angles.append(
-                line_angles.view(*[-1 if a == axis else 1 for a in range(len(grid))], pairs).expand(*grid, pairs)
-            )
-        return F.pad(torch.cat(axis_angles, -1), (0, channels // 2 - len(grid) * pairs))
-
-
-def apply_rotary_embedding(x: Tensor, cos: Tensor, sin: Tensor, prefix: int) -> Tensor:
-    """Rotate every channel pair (a, b) of the tokens after the first `prefix`: x (B, h, N, d), cosines and sines
-    (1 or B, 1, K, d / 2) of the K patch tokens' angles -> (B, h, N, d)."""
-    a, b = x[..., prefix:, ::2], x[..., prefix:, 1::2]
-    pairs = torch.stack([a * cos - b * sin, a * sin + b * cos], -1).flatten(-2)
-    return torch.cat([x[..., :prefix, :], pairs], -2)
 
 
 class GridAttention(Attention):

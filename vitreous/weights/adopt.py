@@ -208,7 +208,7 @@ def load_pretrained_weights(
     model_state, state = model.state_dict(), dict(weights.read_state())
     fold_prefix_positions(state, model_state)
     rename_attention_tensors(state, model_state)
-    convert_key_bias(state, model_state)
+    convert_key_bias(state, model_state, rotary=model.config.attention.kind == "rotary")
     inflate_positions(state, model_state, weights.config, model.config)
     omitted = drop_prefix_and_neck(state, model_state, weights.config, model.config)
     resized = (

@@ -23,8 +23,11 @@ from vitreous.models.zoo import build_without_init
 from vitreous.weights.entry import FLOATING_DTYPES, sanitise_name
 from vitreous.weights.files import WeightsFile, open_weights_file
 from vitreous.weights.formats import (
+    aimv2,
     big_vision_pairs,
+    dinov3,
     dit,
+    eva,
     google,
     open_clip,
     others,
@@ -63,6 +66,10 @@ FOREIGN_FORMATS = [
     others.SAM_TRANSFORMERS,
     *vitdet_detector.FORMATS,
     vitdet.VITDET,
+    *dinov3.FORMATS,
+    *eva.FORMATS,
+    *aimv2.FORMATS,
+    others.TIPSV2,
     others.DINOV2,
     timm.DEIT_III,
     *timm.ORIGINAL_FORMATS,
@@ -84,8 +91,8 @@ NAME_SIMPLIFICATIONS = [
     (re.compile(r"standardized_conv2d_\d+/"), "standardized_conv2d/"),
 ]
 SUPPORTED_MODELS_HINT = (
-    "supported are ViTs of timm, transformers, torchvision, Google, DeiT, MAE, DINO, DINOv2, CLIP, SAM, ViTDet, ViViT, "
-    "VideoMAE, BiT, Swin and DiT"
+    "supported are ViTs of timm, transformers, torchvision, Google, DeiT, MAE, DINO, DINOv2, DINOv3, EVA-02, "
+    "Perception Encoder, AIMv2, TIPSv2, ViT-5, CLIP, SAM, ViTDet, ViViT, VideoMAE, BiT, Swin and DiT"
 )
 #: unsupported models: description -> a pattern of a unique tensor name
 UNSUPPORTED_MODELS = {
@@ -271,7 +278,7 @@ def match_format(
             f"{origin} looks like {weights_format.title}, {config.name()}, but does not fit it:{listing}",
             suggest_full_state_dict(errors),
         )
-    known_fields = {*settings, *(("heads",) if weights_format.suffix == ".npz" else ())}
+    known_fields = {*settings, *weights_format.determines, *(("heads",) if weights_format.suffix == ".npz" else ())}
     notes = (
         *describe_inferred_fields(
             config.backbone if config.has_text else config,

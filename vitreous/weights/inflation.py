@@ -53,12 +53,18 @@ def inflate_kernel(weight: Tensor, channels: int, patch: tuple[int, ...], frames
     return (kernel * frame_weights.to(weight)[:, None]).flatten(1)
 
 
-def convert_key_bias(state: dict[str, Tensor], model_state: dict[str, Tensor]) -> None:
+def convert_key_bias(state: dict[str, Tensor], model_state: dict[str, Tensor], rotary: bool) -> None:
     """Convert the attention biases in `state`, in place, to the model's form: one tensor (3 D,) for queries, keys and
-    values, or one (D,) each for queries and values. Softmax cancels the key bias, so outputs are unchanged."""
+    values, or one (D,) each for queries and values.
+
+    Softmax cancels the key bias, so outputs are unchanged, except with rotary positions: they rotate the key bias, so a
+    tensor is left unchanged if that bias is not zero.
+    """
     for match in filter(None, map(QKV_BIAS.fullmatch, list(state))):
         layer, bias_name = match.groups()
         if bias_name == "bias" and f"{layer}.query_bias" in model_state:
+            if rotary and state[f"{layer}.bias"].chunk(3)[1].any():
+                continue
             state[f"{layer}.query_bias"], _, state[f"{layer}.value_bias"] = state.pop(f"{layer}.bias").chunk(3)
         elif bias_name == "query_bias" and f"{layer}.bias" in model_state:
             query, value = state.pop(f"{layer}.query_bias"), state.pop(f"{layer}.value_bias")

@@ -19,6 +19,7 @@ from vitreous.weights.table import WeightsFormat
 
 #: mean and standard deviation of each channel
 PIXEL_STATISTICS: dict[PixelScaling, tuple[tuple[float, ...], tuple[float, ...]]] = {
+    "unit": ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0)),
     "half": HALF_MOMENTS,
     "imagenet": IMAGENET_MOMENTS,
     "clip": ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)),
@@ -27,6 +28,7 @@ PIXEL_STATISTICS: dict[PixelScaling, tuple[tuple[float, ...], tuple[float, ...]]
 FORMAT_PIXEL_STATISTICS: dict[str, PixelScaling] = {
     "timm": "imagenet",
     "dinov2": "imagenet",
+    "dinov3": "imagenet",
     "torchvision": "imagenet",
     "sam": "imagenet",
     "vitdet": "imagenet",

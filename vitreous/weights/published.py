@@ -8,68 +8,23 @@ PyTorch.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any
 
 from vitreous.errors import UsageError, find_closest_match
+from vitreous.weights.published_encoders import ENCODERS
+from vitreous.weights.published_entry import (
+    FINE_TUNED_KINETICS_METRIC,
+    FINE_TUNED_METRIC,
+    LINEAR_PROBE_METRIC,
+    TOP1_METRIC,
+    PublishedWeights,
+)
 
 META_URL = "https://dl.fbaipublicfiles.com"
 GOOGLE_URL = "https://storage.googleapis.com"
 MICROSOFT_URL = "https://github.com/SwinTransformer/storage/releases/download"
 AUGREG_FINE_TUNING = "imagenet2012-steps_20k"
-TOP1_METRIC, LINEAR_PROBE_METRIC, FINE_TUNED_METRIC = "top-1", "top-1 of a linear probe", "top-1 once fine-tuned"
-ZERO_SHOT_METRIC = "top-1 zero-shot"
-FINE_TUNED_KINETICS_METRIC = "top-1 once fine-tuned, Kinetics-400"
 EVAL_CROP = 0.875  # crop size relative to the short side of the image, in evaluations at 224 of 256 pixels
-
-
-@dataclass(frozen=True)
-class PublishedWeights:
-    """Weights published by their authors.
-
-    `model`: name of the model in this package. `source`: a URL, or `hf:org/name`. `image_size`: image size in pixels
-    for which positions were trained. `accuracy`: 0 to 1, on ImageNet's validation images unless `accuracy_note`
-    specifies otherwise; None if not published. `digest`: `sha256:HEX` or `md5:HEX` of the file, or a prefix if only
-    that is published; "" if none is, so only the size of the download is verified. `resize` and `share`: the authors'
-    position resize rule, and their evaluation crop relative to the short side, if the file lacks them.
-    """
-
-    name: str
-    model: str
-    source: str
-    image_size: int
-    licence: str
-    reference: str
-    accuracy: float | None = None
-    accuracy_note: str = TOP1_METRIC
-    digest: str = ""
-    resize: str = ""
-    share: float | None = None
-
-    def get_config_fields(self) -> dict[str, Any]:
-        """Return config fields that the file lacks, by dotted path: image size and position resize rule."""
-        if self.source.startswith("hf:") or self.model.startswith("BiT"):
-            return {}  # set in config.json, or the model has no positions
-        return {"image": (self.image_size, self.image_size)} | (
-            {"positions.resize": self.resize} if self.resize else {}
-        )
-
-
-def image_text_weights(name: str, model: str, repository: str, size: int, accuracy: float) -> PublishedWeights:
-    """Build the entry of a CLIP, SigLIP or SigLIP 2 with its text encoder; figures of SigLIP 2 are its authors'."""
-    is_authors = model.startswith("SigLIP2")
-    table = "README_siglip2.md of google-research/big_vision" if is_authors else "openclip_results.csv of open_clip"
-    return PublishedWeights(
-        name,
-        model,
-        source=f"hf:{repository}",
-        image_size=size,
-        licence="MIT" if model.startswith("CLIP") else "Apache-2.0",
-        reference=table,
-        accuracy=accuracy,
-        accuracy_note=ZERO_SHOT_METRIC,
-    )
 
 
 def augreg_weights(
@@ -353,20 +308,6 @@ PUBLISHED_WEIGHTS = (
     mae_weights("mae-b16", "MAE-B/16", "base", 0.836, "8cad7c"),
     mae_weights("mae-l16", "MAE-L/16", "large", 0.859, "b8b06e"),
     mae_weights("mae-h14", "MAE-H/14", "huge", 0.869, "9bdbb0"),
-    image_text_weights("clip-b32", "CLIP-B/32-text", "openai/clip-vit-base-patch32", 224, 0.633),
-    image_text_weights("clip-b16", "CLIP-B/16-text", "openai/clip-vit-base-patch16", 224, 0.683),
-    image_text_weights("clip-l14", "CLIP-L/14-text", "openai/clip-vit-large-patch14", 224, 0.755),
-    image_text_weights("clip-l14-336", "CLIP-L/14-text", "openai/clip-vit-large-patch14-336", 336, 0.766),
-    image_text_weights("siglip-b16", "SigLIP-B/16-text", "google/siglip-base-patch16-224", 224, 0.760),
-    image_text_weights("siglip-so400m14", "SigLIP-So400m/14-text", "google/siglip-so400m-patch14-384", 378, 0.831),
-    image_text_weights("siglip2-b16", "SigLIP2-B/16-text", "google/siglip2-base-patch16-256", 256, 0.791),
-    image_text_weights("siglip2-l16", "SigLIP2-L/16-text", "google/siglip2-large-patch16-384", 384, 0.831),
-    image_text_weights("siglip2-so400m16", "SigLIP2-So400m/16-text", "google/siglip2-so400m-patch16-384", 384, 0.841),
-    image_text_weights("siglip2-gopt16", "SigLIP2-gopt/16-text", "google/siglip2-giant-opt-patch16-384", 384, 0.850),
-    image_text_weights("siglip2-b16-naflex", "SigLIP2-B/16-text", "google/siglip2-base-patch16-naflex", 256, 0.785),
-    image_text_weights(
-        "siglip2-so400m16-naflex", "SigLIP2-So400m/16-text", "google/siglip2-so400m-patch16-naflex", 256, 0.835
-    ),
     sam_weights("sam-b16", "SAM-B/16", "b_01ec64", "01ec64d29a2fca3f0661936605ae66f8"),
     sam_weights("sam-l16", "SAM-L/16", "l_0b3195", "0b3195507c641ddb6910d2bb5adee89c"),
     sam_weights("sam-h16", "SAM-H/16", "h_4b8939", "4b8939a88964f0f4ff5f5b2642c598a6"),
@@ -413,6 +354,7 @@ PUBLISHED_WEIGHTS = (
         accuracy=0.809,
         accuracy_note=FINE_TUNED_KINETICS_METRIC,
     ),
+    *ENCODERS,
 )
 PUBLISHED_BY_NAME = {published.name: published for published in PUBLISHED_WEIGHTS}
 

@@ -51,6 +51,9 @@ MODEL_TYPE_TITLES = {
     "videomae": "transformers' VideoMAE",
     "dinov2": "transformers' DINOv2",
     "dinov2_with_registers": "transformers' DINOv2",
+    "dinov3_vit": "transformers' DINOv3",
+    "aimv2_vision_model": "transformers' AIMv2",
+    "tipsv2_vision_model": "transformers' TIPSv2",
     "clip": "transformers' CLIP",
     "clip_vision_model": "transformers' CLIP image encoder",
     "siglip": "transformers' SigLIP",
@@ -120,16 +123,30 @@ def parse_transformers_config(config: dict[str, Any]) -> dict[str, Any]:
         settings["attention.pretrained_window"] = tuple(
             require_config_integer("pretrained_window_sizes", size) for size in pretrained_sizes
         )
-    if config.get("layer_norm_eps") is not None:
-        eps = settings["norm.eps"] = config["layer_norm_eps"]
+    eps_name = "rms_norm_eps" if config.get("model_type") == "aimv2_vision_model" else "layer_norm_eps"
+    if config.get(eps_name) is not None:
+        eps = settings["norm.eps"] = config[eps_name]
         if not isinstance(eps, float) or not 0 < eps < 1:
             raise WeightsError(
-                f"config.json has layer_norm_eps {str(eps)[:40]}, which is not a small number", "download it again"
+                f"config.json has {eps_name} {str(eps)[:40]}, which is not a small number", "download it again"
             )
-    if config.get("hidden_act") is not None:
+    if config.get("use_gated_mlp") or config.get("model_type") == "aimv2_vision_model":
+        if config.get("hidden_act") != "silu":
+            activation = str(config.get("hidden_act"))[:40]
+            raise WeightsError(
+                f"config.json has hidden_act {activation} for a gated MLP, which is not supported", "supported is silu"
+            )
+    elif config.get("hidden_act") is not None:
         if str(config["hidden_act"]) not in GELU_FORMS:
             raise WeightsError(f"config.json has hidden_act {str(config['hidden_act'])[:40]}, which is not supported")
         settings["mlp.gelu"] = GELU_FORMS[str(config["hidden_act"])]
+    if config.get("rope_theta") is not None:
+        settings["rotary.base"] = config["rope_theta"]
+        if type(settings["rotary.base"]) not in (int, float) or not 1 < settings["rotary.base"] < 1e9:
+            raise WeightsError(
+                f"config.json has rope_theta {str(config['rope_theta'])[:40]}, which is not a number > 1"
+            )
+        settings["rotary.base"] = float(settings["rotary.base"])
     if config.get("qkv_bias") is not None:
         settings["attention.qkv_bias"] = config["qkv_bias"]
         if not isinstance(settings["attention.qkv_bias"], bool):
@@ -307,6 +324,7 @@ METADATA_VALIDATORS: dict[str, Callable[[Any], bool]] = {
     "norm.final": lambda v: v in ("tokens", "pooled", "none"),
     "attention.qkv_bias": lambda v: isinstance(v, bool),
     "projection_bias": lambda v: isinstance(v, bool),
+    "rotary.rounded": lambda v: isinstance(v, bool),
     "text.heads": lambda v: isinstance(v, int) and 0 < v < 1 << 12,
     "text.gelu": lambda v: v in ("none", "tanh", "quick"),
     "text.eps": lambda v: isinstance(v, float) and 0 < v < 1,

@@ -94,6 +94,7 @@ class WeightsFormat:
     excluded_names: tuple[str, ...] = ()
     describe_ambiguity: Callable[[Any], str] = lambda config: ""
     facts: tuple[str, ...] = ()
+    determines: tuple[str, ...] = ()  # config fields that no shape of a parameter determines, but the files do
     # default pixel statistics of training; None: from the config
     get_pixel_scaling: Callable[[Any], PixelScaling | None] = lambda config: None
     # describes assumed settings that files lack, given the names of fields that are set elsewhere
@@ -227,8 +228,8 @@ def build_block_rules(
     """Build the rules of an encoder's blocks. `theirs`: their name of a block, the prefix of its layers' names.
 
     `norms` and `scales`: their names for attention and for the MLP. `qkv`: one fused layer, or three separated by
-    spaces. `out`: the output layer of attention. `mlp`: its two layers, `GATED|PLAIN` if the gated MLP has another
-    name. `infix`: the placeholder `{part}` if blocks may have windows.
+    spaces. `out`: the output layer of attention. `mlp`: its two layers, `GATED|PLAIN` if the gated MLP has other
+    names, whose first layer may be two, gate and value. `infix`: the placeholder `{part}` if blocks may have windows.
     """
 
     def build_layer_rule(ours: str, name: str, end: str = ".{x}") -> RenameRule:
@@ -241,7 +242,7 @@ def build_block_rules(
         return RenameRule(
             (f"encoder.blocks.{{i}}.{ours}{end}",),
             lambda c: names[c.mlp.kind],
-            QKV_TRANSFORM if " " in name else COPY_TRANSFORM,
+            GATED_LAYERS if " " in gated else QKV_TRANSFORM if " " in name else COPY_TRANSFORM,
         )
 
     return (
@@ -308,6 +309,10 @@ def unflatten_patch_projection(weight: Tensor, config: ViTConfig | SwinConfig) -
     return weight.reshape(len(weight), -1, *config.cell)
 
 
+#: (M, D) of the gate and of the value of a gated MLP <-> (2 M, D); a plain MLP's layer is copied
+GATED_LAYERS = TensorTransform(
+    lambda theirs, c: [torch.cat(theirs)], lambda ours, c: list(ours[0].chunk(2)) if c.mlp.kind == "swiglu" else ours
+)
 #: (D, C, p, q), PyTorch's convolution <-> (D, C p q)
 CONVOLUTION = TensorTransform(
     transform_each(lambda w: w.flatten(1)), lambda ours, c: [unflatten_patch_projection(ours[0], c)]

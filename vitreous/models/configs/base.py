@@ -22,17 +22,17 @@ if TYPE_CHECKING:
     from pydantic_core import CoreSchema
 
 ImageSize = tuple[int, ...] | None
-#: source of the mean and standard deviation that normalise each channel; `half` is 0.5 for both
-PixelScaling = Literal["half", "imagenet", "clip"]
+#: source of the mean and standard deviation that normalise each channel; `half` is 0.5 for both, `unit` 0 and 1
+PixelScaling = Literal["half", "imagenet", "clip", "unit"]
 #: values of `positions.kind` that are learned tables, which are resized to other grids
 LEARNED_POSITIONS = ("learned", "axes", "factorised")
 #: fields that other formats cannot store, so they are written to the metadata of the tensor file
 METADATA_FIELDS = (
     *("image", "heads", "projection_bias", "positions.resize", "attention.qkv_bias", "attention.pad", "mlp.gelu"),
-    *("norm.final", "norm.eps", "eps"),
+    *("norm.final", "norm.eps", "eps", "rotary.rounded"),
 )
 #: fields that change outputs slightly, but no shapes of tensors
-NUMERICAL_FIELDS = ("mlp.gelu", "norm.eps", "eps", "numerics", "round_anchors")
+NUMERICAL_FIELDS = ("mlp.gelu", "norm.eps", "eps", "numerics", "round_anchors", "rotary.rounded")
 
 
 class Level(NamedTuple):

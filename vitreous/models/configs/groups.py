@@ -3,8 +3,9 @@ Does not import PyTorch."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from vitreous.errors import UsageError
 
@@ -79,43 +80,78 @@ class AttentionConfig(AttentionGroup):
 
     `window`: length along each axis, in tokens, of the window to which patches attend (ViTDet), in addition to prefix
     tokens; 0 for global attention. `global_blocks`: indices from 0 of blocks with global attention despite `window`.
+    `qkv_bias`: queries, keys and values have a bias; without `key_bias`, only queries and values (BEiT,
+    arXiv:2106.08254). `out_bias`: the output layer has a bias. `qk_norm`: RMSNorm of each head's queries and keys.
     """
 
     kind: AttentionKind = "plain"
     window: int = 0
     global_blocks: tuple[int, ...] = ()
     qkv_bias: bool = True
+    key_bias: bool = True
+    out_bias: bool = True
+    qk_norm: bool = False
+
+
+@dataclass(frozen=True)
+class RotaryConfig(ConfigGroup):
+    """Rotary positions of `attention.kind=rotary`. The first five fields are those of `nn.rotary.RotaryForm`.
+
+    `register_base`: base of the rotation of registers, which must then form a square grid (ViT-5); 0 does not rotate
+    them. `rescale`: in training, coordinates are multiplied by a factor between 1 / `rescale` and `rescale`, drawn
+    log-uniformly once per forward pass (DINOv3, arXiv:2508.10104); 1 does not change them.
+    """
+
+    base: float = 10000.0
+    coordinates: Literal["index", "reference", "centred"] = "index"
+    reference: int = 16
+    offset: int = 0
+    rounded: bool = False
+    register_base: float = 0.0
+    rescale: float = 1.0
 
 
 @dataclass(frozen=True)
 class MlpConfig(ConfigGroup):
-    """The MLP of a block: `hidden` channels; `gelu` is the form of GELU, named as in PyTorch: none is exact (erf)."""
+    """The MLP of a block: `hidden` channels; `gelu` is the form of GELU, named as in PyTorch: none is exact (erf).
+
+    `bias`: its layers have biases. `norm`: the gated hidden layer of `kind=swiglu` is normalised before the output
+    layer (EVA-02, arXiv:2303.11331).
+    """
 
     hidden: int = 3072
     kind: Literal["gelu", "swiglu"] = "gelu"
     gelu: Literal["none", "tanh", "quick"] = "none"
+    bias: bool = True
+    norm: bool = False
 
 
 @dataclass(frozen=True)
 class NormConfig(ConfigGroup):
     """Norms and LayerScale.
 
-    `final`: apply the last LayerNorm to every token, or only once after pooling. `layer_scale`: initial value of
-    LayerScale in the residual branches; None disables it.
+    `kind`: LayerNorm, or RMSNorm (arXiv:1910.07467). `final`: apply the last norm to every token, or only once after
+    pooling. `layer_scale`: initial value of LayerScale in the residual branches; None disables it. `patches`: normalise
+    the projected patches before positions are added (AIMv2, arXiv:2411.14402).
     """
 
     final: Literal["tokens", "pooled", "none"] = "tokens"
     eps: float = 1e-6
     layer_scale: float | None = None
+    kind: Literal["layer", "rms"] = "layer"
+    patches: bool = False
 
 
 @dataclass(frozen=True)
 class HeadConfig(ConfigGroup):
     """The classification head. `representation`: width of the tanh layer before it, for pre-training; None for no
-    layer."""
+    layer. `pool_heads`, `pool_hidden`: attention heads and hidden channels of `pool=attention`; 0 for those of the
+    blocks."""
 
     representation: int | None = None
     bias: bool = True
+    pool_heads: int = 0
+    pool_hidden: int = 0
 
 
 @dataclass(frozen=True)
@@ -129,3 +165,44 @@ class RegularizationConfig(ConfigGroup):
     dropout: float = 0.0
     drop_path: float = 0.0
     drop_path_rises: bool = True
+
+
+def check_window_options(config: Any) -> None:
+    """Raise UsageError for invalid windows of a ViT's config, or windows that another option excludes."""
+    window, blocks = config.attention.window, config.attention.global_blocks
+    if window < 0 or not set(blocks) <= set(range(config.depth)):
+        raise UsageError(
+            f"attention.window={window} with attention.global_blocks={blocks} is invalid",
+            f"use a window of at least 1 token, or 0 for no windows, and blocks from 0 to {config.depth - 1}",
+        )
+    if window and (config.attention.kind not in ("plain", "decomposed") or config.axial):
+        hint = "use attention.window=0, or attention.kind=plain and axial=False"
+        raise UsageError("windows require attention.kind=plain", hint)
+
+
+def check_rotary_options(config: Any) -> None:
+    """Raise UsageError for invalid rotary positions of a ViT's config, and for biases and norms that its kind of
+    attention or MLP does not have."""
+    attention, rotary, mlp = config.attention, config.rotary, config.mlp
+    if rotary != RotaryConfig() and attention.kind != "rotary":
+        raise UsageError("options of rotary require attention.kind=rotary", "set it, or leave rotary out")
+    if rotary.base <= 1 or rotary.rescale < 1 or rotary.reference < 1 or rotary.register_base < 0:
+        raise UsageError(
+            "rotary.base must be above 1, rotary.rescale and rotary.reference at least 1, and rotary.register_base "
+            "at least 0"
+        )
+    if rotary.register_base and math.isqrt(config.registers) ** 2 != config.registers:
+        raise UsageError(
+            f"rotary.register_base requires a square number of registers, got {config.registers}", "use 4 registers"
+        )
+    if attention.qk_norm and (attention.kind not in ("plain", "rotary") or attention.window):
+        raise UsageError(
+            "attention.qk_norm requires attention.kind=plain or rotary, without windows", "use qk_norm=False"
+        )
+    if not attention.key_bias and (not attention.qkv_bias or attention.kind == "decomposed"):
+        raise UsageError(
+            "attention.key_bias=False requires attention.qkv_bias=True, and no decomposed positions",
+            "leave key_bias out",
+        )
+    if mlp.norm and mlp.kind != "swiglu":
+        raise UsageError("mlp.norm requires mlp.kind=swiglu", "use mlp.norm=False")

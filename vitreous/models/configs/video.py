@@ -18,7 +18,11 @@ from vitreous.nn.sizes import format_size, nearest_divisible_size, patch_grid
 Arrangement = Literal["joint", "factorised-encoder", "factorised-attention", "factorised-dot-product"]
 ARRANGEMENTS: tuple[str, ...] = get_args(Arrangement)
 #: options of VideoMAE's fine-tuned encoder: 16 frames, no prefix token
-VIDEOMAE: dict[str, Any] = NO_TOKENS | {"norm.final": "pooled", "positions.kind": "sinusoid", "no_key_bias": True}
+VIDEOMAE: dict[str, Any] = NO_TOKENS | {
+    "norm.final": "pooled",
+    "positions.kind": "sinusoid",
+    "attention.key_bias": False,
+}
 #: names such as ViViT-B/16x2; for ViViT's models 2 to 4, the arrangement follows the patch
 _VIDEO = re.compile(
     r"(?P<kind>vivit|videomae)-(?P<rest>\w+/\d+(?:x\d+)?)x(?P<time>\d+)(?:-(?P<arrangement>\w+-[\w-]+))?", re.IGNORECASE
@@ -53,7 +57,6 @@ class VideoConfig(ViTConfig):
     arrangement: Arrangement = "joint"
     temporal_depth: int = 4  # number of blocks over time of a factorised encoder
     temporal_zero: bool = True  # temporal layers start at 0, so frames are treated as images until they are trained
-    no_key_bias: bool = False  # only queries and values have a bias (VideoMAE)
     pooled_eps: float | None = None  # eps of the norm after pooling, if different from `norm.eps`
     inflate: Literal["central", "average"] = "central"  # how image weights initialise the patch projection
 
@@ -133,8 +136,6 @@ class VideoConfig(ViTConfig):
         if attention.kind == "rotary" and (head_width % 2 or head_width < 6):
             problem = f"rotary attention requires an even number of channels per head, at least 6, got {head_width}"
             raise UsageError(problem, "change heads or width")
-        if self.no_key_bias and not attention.qkv_bias:
-            raise UsageError("no_key_bias requires attention.qkv_bias=true")
 
     @property
     def factorised(self) -> bool:

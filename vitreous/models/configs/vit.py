@@ -19,7 +19,10 @@ from vitreous.models.configs.groups import (
     NormConfig,
     PositionConfig,
     RegularizationConfig,
+    RotaryConfig,
     check_groups,
+    check_rotary_options,
+    check_window_options,
 )
 from vitreous.models.configs.vit_cost import ViTCost
 from vitreous.models.families import FAMILIES, config_type
@@ -40,15 +43,17 @@ FAMILY_BY_OPTION = {
 ViTFamily = Literal["vit", "hybrid", "clip", "sam", "axial", "video"]
 #: fields that identify a named variant; users may change the others (classes, image, resizing, regularisation)
 DEFINING_FIELDS = (
-    *("axial", "attention.kind", "attention.window", "neck", "first_norm", "registers", "mlp.kind"),
-    "norm.layer_scale",
+    *("axial", "attention.kind", "attention.window", "attention.qk_norm", "rotary.coordinates", "neck", "first_norm"),
+    *("registers", "mlp.kind", "mlp.norm", "norm.layer_scale", "norm.kind", "norm.final"),
 )
 #: prefixes of variants without a separate family
-PLAIN_VARIANTS = ("DeiT", "DeiT-III", "DINO", "DINOv2", "MAE", "SigLIP")
+PLAIN_VARIANTS = (
+    *("DeiT", "DeiT-III", "DINO", "DINOv2", "DINOv3", "MAE", "TIPSv2", "EVA02", "AIMv2", "ViT-5", "SigLIP"),
+)
 #: fields that do not affect the names and shapes of tensors
 NON_STRUCTURAL_FIELDS = (
     *("regularization.dropout", "regularization.drop_path", "regularization.drop_path_rises", "positions.resize"),
-    *("mlp.gelu", "norm.eps", "family"),
+    *("mlp.gelu", "norm.eps", "family", *(f"rotary.{field.name}" for field in fields(RotaryConfig))),
 )
 #: values of `positions.kind` that only video models support
 OF_CLIPS = ("space-time", "sinusoid")
@@ -104,6 +109,7 @@ class ViTConfig(ViTCost):
     projection_bias: bool = True  # the patch projection has a bias
     positions: PositionConfig = PositionConfig()
     attention: AttentionConfig = AttentionConfig()
+    rotary: RotaryConfig = RotaryConfig()
     mlp: MlpConfig = MlpConfig()
     norm: NormConfig = NormConfig()
     head: HeadConfig = HeadConfig()
@@ -167,7 +173,8 @@ class ViTConfig(ViTCost):
             raise UsageError(
                 f"pool={self.pool} requires a class token", "use pool=mean or pool=attention, or class_token=True"
             )
-        self.check_windows()
+        check_window_options(self)
+        check_rotary_options(self)
         self.check_image_size(self.image)
         if self.on_grid and (self.prefix or len(self.image) != 2):
             raise UsageError(
@@ -188,18 +195,6 @@ class ViTConfig(ViTCost):
         if self.attention.kind not in ("plain", "relative", "rotary"):
             hint = "use transformer_config(...), which selects the family"
             raise UsageError(f"attention.kind={self.attention.kind} is not supported by {type(self).__name__}", hint)
-
-    def check_windows(self) -> None:
-        """Raise UsageError for invalid windows, or windows that another option excludes."""
-        window, blocks = self.attention.window, self.attention.global_blocks
-        if window < 0 or not set(blocks) <= set(range(self.depth)):
-            raise UsageError(
-                f"attention.window={window} with attention.global_blocks={blocks} is invalid",
-                f"use a window of at least 1 token, or 0 for no windows, and blocks from 0 to {self.depth - 1}",
-            )
-        if window and (self.attention.kind not in ("plain", "decomposed") or self.axial):
-            hint = "use attention.window=0, or attention.kind=plain and axial=False"
-            raise UsageError("windows require attention.kind=plain", hint)
 
     @property
     def windowed_blocks(self) -> tuple[int, ...]:
@@ -309,7 +304,10 @@ class ViTConfig(ViTCost):
             path: attrgetter(path)(self) for path in ViTConfig.option_paths() if path not in NON_STRUCTURAL_FIELDS
         }
         values |= {"position_grid": self.table_grid, "positions.slots": self.prefix_position_count}
-        return values | {"norm.layer_scale": self.norm.layer_scale is None}
+        return values | {
+            "norm.layer_scale": self.norm.layer_scale is None,
+            "head.bias": self.head.bias or not self.classes,
+        }
 
     def of_clips(self, frames: int) -> Any:
         """Return the config with a time axis and joint attention; None for related families, which have no video
@@ -389,7 +387,9 @@ def parse_variant(name: str, image: ImageSize) -> ViTConfig | None:
     for prefix, members in VIT_VARIANTS.items():
         options = members.get(name.removeprefix(f"{prefix}-"))
         if options is not None and name.startswith(f"{prefix}-"):
-            return change_config(parse_plain_vit(name.removeprefix(f"{prefix}-").partition("-")[0]), options, image)
+            plain_name = options.get("like") or name.removeprefix(f"{prefix}-").partition("-")[0]
+            changes = {path: value for path, value in options.items() if path != "like"}
+            return change_config(parse_plain_vit(plain_name), changes, image)
     return None
 
 

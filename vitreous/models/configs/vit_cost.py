@@ -45,7 +45,8 @@ class ViTCost(ModelConfig):
         patches = math.prod(grid)
         attention = sum(self.attention_macs(grid, index) for index in range(self.depth))
         num_tokens = patches + self.prefix
-        pool = num_tokens * 2 * width**2 + 2 * num_tokens * width + 2 * width**2 + 2 * width * self.mlp.hidden
+        pool = num_tokens * 2 * width**2 + 2 * num_tokens * width + 2 * width**2
+        pool += 2 * width * (self.head.pool_hidden or self.mlp.hidden)
         head = (self.head.representation or 0) * self.width_out + self.classes * self.num_features
         blocks = attention + self.mlp_layers * self.mlp_macs(grid)
         return self.embedding_macs(image) + blocks + pool * (self.pool == "attention") + self.extra_macs(grid) + head
@@ -122,7 +123,7 @@ class ViTCost(ModelConfig):
 
     def skipped_attention_macs(self, grid: tuple[int, ...], slots: int, tokens: int) -> int:
         """Count the multiply-adds that the last block's attention skips, per slot of `tokens` tokens."""
-        if self.attention.kind == "plain":
+        if self.attention.kind == "plain" and not self.attention.qk_norm:
             return self.skipped_plain_attention_macs(self.attention_macs(grid, self.depth - 1), tokens)
         bias = (2 * tokens - 1) * self.width * (self.attention.kind == "relative")
         return (tokens - (self.pooled_prefix or 0)) * (self.width**2 + 2 * tokens * self.width + bias)

@@ -62,11 +62,14 @@ class AxialConfig(ViTConfig):
 
 @dataclass(frozen=True)
 class CLIPConfig(ViTConfig):
-    """CLIP's image encoder: a ViT with a LayerNorm before the first block."""
+    """CLIP's image encoder: a ViT with a LayerNorm before the first block. Perception Encoders (arXiv:2504.13181) add
+    rotary positions."""
 
     family: Literal["clip"] = "clip"
     module: ClassVar[str] = "vitreous.models.vit_variants:CLIP"
-    preset_names: ClassVar[tuple[str, ...]] = tuple(f"CLIP-{name}" for name in VIT_VARIANTS["CLIP"])
+    preset_names: ClassVar[tuple[str, ...]] = tuple(
+        f"{prefix}-{name}" for prefix in ("CLIP", "PE-Core", "PE-Spatial") for name in VIT_VARIANTS[prefix]
+    )
     first_norm = True
 
     @classmethod

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from vitreous.models.config import ModelConfig, ViTConfig
@@ -145,6 +146,34 @@ def infer_dinov2_config(shapes: Shapes, settings: dict[str, Any]) -> ViTConfig:
         width, count_blocks(shapes, "blocks.{i}.norm1.weight"), hidden, tuple(patch), shapes["pos_embed"][1]
     )
     return infer_vit_config(size, fields, settings, (1,))
+
+
+#: transformers' TIPSv2 (arXiv:2604.12012), a DINOv2 with other names of the MLP; the second prefix token is a register
+TIPSV2 = replace(
+    DINOV2,
+    name="huggingface",
+    title="transformers' TIPSv2",
+    signature=(*DINOV2.signature, "register_tokens"),
+    excluded_names=("blocks.0.mlp.fc1.weight", "blocks.0.mlp.w12.weight"),
+    rules=(
+        *parse_copy_rules(
+            "encoder.blocks.{i}.mlp.part.fc1.{x} = blocks.{i}.mlp.c_fc.{x}",
+            "encoder.blocks.{i}.mlp.part.fc2.{x} = blocks.{i}.mlp.c_proj.{x}",
+        ),
+        *DINOV2.rules,
+    ),
+    configure=lambda shapes, settings: infer_tipsv2_config(shapes, settings),
+    strip=("vision_model.",),
+    get_pixel_scaling=lambda c: "unit",
+    can_represent=lambda c: False,  # read only: the published models are pairs with a text encoder
+)
+
+
+def infer_tipsv2_config(shapes: Shapes, settings: dict[str, Any]) -> ViTConfig:
+    """Infer the config of TIPSv2's image encoder from the shapes of transformers' files."""
+    names = {"mlp.c_fc": "mlp.fc1", "mlp.c_proj": "mlp.fc2"}
+    renamed = {name.replace(theirs, ours): shape for name, shape in shapes.items() for theirs, ours in names.items()}
+    return infer_dinov2_config(shapes | renamed, settings | {"norm.layer_scale": 1.0})
 
 
 CLIP_BLOCK = "transformer.resblocks.{i}"

@@ -37,6 +37,9 @@ AMBIGUOUS_TENSORS = {
     r"encoder\.blocks\.0\.attention\.part\.(table|rows|part\.rows)$": "relative positions",
     r"encoder\.blocks\.0\.time\.": "attention over time",
     r"encoder\.blocks\.0\.attention\.part\.qkv\.query_bias$": "no key bias",
+    r"encoder\.blocks\.0\.attention\.part\.query_norm\.": "norms of queries and keys",
+    r"encoder\.blocks\.0\.mlp\.part\.norm\.": "a norm in the MLP",
+    r"patch_norm\.": "a norm of patches",
     r"position\.(tables|axes)\.": "positions by axis",
     r"position\.space\.": "spatial and temporal positions",
     r"temporal\.": "temporal blocks",
@@ -63,6 +66,10 @@ def check_state_dict_options(shapes: Shapes) -> None:
     for pattern, option in AMBIGUOUS_TENSORS.items():
         if any(re.match(pattern, name) for name in shapes):
             raise ValueError(f"it has {option}, which a state dict does not specify; {SAVE_BUNDLE_HINT}")
+    # a Perception Encoder: CLIP's encoder has no attention pooling, and a last norm
+    last_norms = {"encoder.norm.weight", "pooled_norm.weight"} & shapes.keys()
+    if "first_norm.weight" in shapes and ("pooling.query" in shapes or not last_norms):
+        raise ValueError(f"it may have rotary positions, which a state dict does not specify; {SAVE_BUNDLE_HINT}")
 
 
 def infer_native_vit_config(shapes: Shapes, settings: dict[str, Any]) -> ViTConfig:

@@ -170,11 +170,9 @@ def has_vit_tensor_names(config: Any) -> bool:
     attention, with learned positions, any pooling, and no other option that changes the names."""
     return (
         isinstance(config, ViTConfig)
-        and (
-            len(config.image) == 2
-            or (isinstance(config, VideoConfig) and config.arrangement == "joint" and not config.no_key_bias)
-        )
+        and (len(config.image) == 2 or (isinstance(config, VideoConfig) and config.arrangement == "joint"))
         and not config.needs_positions
+        and config.attention.key_bias
         and config.positions.kind == "learned"
         and config.stem is None
         and config.projection_bias

@@ -8,6 +8,7 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from vitreous.models.config import TRANSFORMER_FIELDS, ModelConfig, ViTConfig
+from vitreous.models.configs.vit import parse_variant
 from vitreous.weights.formats.measure import find_published_heads
 
 #: dotted path of a `ViTConfig` field -> its value without the field's tensors, and with them
@@ -126,7 +127,8 @@ def describe_heads_mismatch(config: ModelConfig) -> list[str]:
     if not isinstance(config, ViTConfig):
         return []
     published_heads = find_published_heads(config.width, config.depth, config.mlp.hidden) or config.width // 64
-    if config.heads == published_heads or not published_heads:
+    variant = parse_variant(config.name(), None)
+    if config.heads == published_heads or not published_heads or (variant and variant.heads == config.heads):
         return []
     configured = f"config.json has {config.heads} heads for a width of {config.width}"
     return [f"{configured}, but published models have {published_heads}; using {config.heads}"]

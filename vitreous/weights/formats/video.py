@@ -88,7 +88,7 @@ def infer_videomae_config(
         "pool": "mean",
         "norm.final": "pooled" if pooled else "tokens" if normed else "none",
         "positions.kind": "sinusoid",
-        "no_key_bias": True,
+        "attention.key_bias": False,
         **fields,
     }
     tokens = math.prod(length // p for length, p in zip(image, patch, strict=True))
@@ -137,7 +137,7 @@ def is_videomae_encoder(config: Any) -> bool:
     return (
         isinstance(config, VideoConfig)
         and config.arrangement == "joint"
-        and config.no_key_bias
+        and not config.attention.key_bias
         and config.positions.kind == "sinusoid"
         and not config.needs_positions
         and not config.prefix
