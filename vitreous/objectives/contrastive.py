@@ -99,9 +99,11 @@ class ContrastiveConfig(ObjectiveConfig):
 class ContrastiveObjective(Objective):
     """Contrastive loss of images and their texts, in nats, over the batches of all processes.
 
-    The input is {"images": (B, C, *image), "tokens": (B, N) int64}. Logs "scale", the factor of the logits, and "bias"
-    if the loss has one.
+    The input is {"images": (B, C, *image), "tokens": (B, N) int64}. Logs "scale", the factor of the logits, and "bias",
+    which is 0 with the softmax loss.
     """
+
+    logged: ClassVar[tuple[str, ...]] = ("scale", "bias")
 
     def __init__(
         self,
@@ -112,7 +114,6 @@ class ContrastiveObjective(Objective):
         super().__init__()
         self.model: Any = model
         self.config, self.setting = config, setting
-        self.logged = ("scale", "bias") if config.loss == "sigmoid" else ("scale",)  # type: ignore[misc]
 
     def train(self, mode: bool = True) -> ContrastiveObjective:
         """Set training mode; a frozen image encoder stays in evaluation mode, without dropout and stochastic depth."""
@@ -131,8 +132,8 @@ class ContrastiveObjective(Objective):
         loss = compute_contrastive_loss(
             images, texts, model.log_scale, bias, loss=config.loss, max_log_scale=limit, ring=self.ring
         )
-        scalars = {"scale": model.log_scale.detach().float().clamp(max=limit).exp(), "bias": bias.detach().float()}
-        return {"loss": loss.float(), **{name: scalars[name] for name in self.logged}}
+        scale, bias = model.log_scale.detach().float().clamp(max=limit).exp(), bias.detach().float()
+        return {"loss": loss.float(), "scale": scale, "bias": bias}
 
     def deployed_model(self) -> Model:
         """Return the image encoder with its text encoder."""

@@ -38,6 +38,8 @@ def find_pair_columns(columns: list[str]) -> tuple[int, int] | None:
 
 def is_pair_table(path: Path) -> bool:
     """Return whether a CSV file has columns of images and captions, and no labels."""
+    if not path.is_file():  # opening a pipe would block
+        return False
     try:
         with open(path, encoding="utf-8-sig") as file:
             header = file.readline(MAX_HEADER_CHARS)
