@@ -67,6 +67,16 @@ def test_loader_benchmark_measures_every_stage(tmp_path):
     assert "decode in 33% of the time" in text and "it would be 50%" in text
 
 
+def test_heads_on_cached_features_are_measured(tmp_path, monkeypatch):
+    script = load_script("frozen_heads")
+    arrays = {"pooled": ((8,), "<f4"), "layers": ((2, 2, 8), "<f4"), "tokens": ((4, 6), "<f2")}
+    monkeypatch.setattr(script, "ARRAYS", arrays)
+    rows = script.measure_heads(tmp_path, 60, 20, 3)
+    assert [row[0] for row in rows] == ["knn", "linear", "blocks", "attentive", "fewshot"]
+    page = script.build_page(rows, argparse.Namespace(images=60, evaluated=20, classes=3), "COMMAND")
+    assert "208 bytes per image" in page and page.count("top-1") == 5
+
+
 def test_cifar_peers_use_the_augmentation_of_their_recipes(monkeypatch):
     pytest.importorskip("timm")
     monkeypatch.syspath_prepend(str(BENCHMARKS))

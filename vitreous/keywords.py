@@ -380,6 +380,13 @@ class EvaluateKeywords(ComputeKeywords, total=False):
     steps: int | None
     probe_batch: int | None
     probe_augment: bool
+    heads: (
+        Literal["knn", "linear", "blocks", "attentive", "fewshot"]
+        | Sequence[Literal["knn", "linear", "blocks", "attentive", "fewshot"]]
+    )
+    lr: float | Sequence[float]
+    weight_decay: float | Sequence[float]
+    out: PathLike | None
     guidance: float
     interval: tuple[float, float]
     guided_channels: int | None

@@ -275,3 +275,14 @@ def test_quick_gelu_matches_the_formula():
     mlp, x = randomise_parameters(Mlp(4, 6, gelu="quick")), torch.randn(3, 4)
     hidden = mlp.fc1(x)
     assert torch.allclose(mlp(x), mlp.fc2(hidden * torch.sigmoid(1.702 * hidden)), atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("queries", [slice(None), slice(1)])
+def test_rotation_without_gradients_equals_rotation_with_gradients(dtype, queries):
+    attention = randomise_parameters(RotaryAttention(16, 2)).to(dtype)
+    x, positions = torch.randn(2, 7, 16).to(dtype), TokenPositions((2, 3), 1)
+    with torch.no_grad():
+        fast = attention.project_rotated_qkv(x, positions, queries)
+    for ours, reference in zip(fast, attention.project_rotated_qkv(x, positions, queries), strict=True):
+        assert ours.dtype == dtype and torch.allclose(ours, reference, atol=1e-6 if dtype == torch.float32 else 1e-2)

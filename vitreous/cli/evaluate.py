@@ -10,8 +10,9 @@ from tyro.conf import Positional, arg
 
 from vitreous.cli.console import Console, format_interval_suffix, format_percentage, format_split_metrics
 from vitreous.cli.inference import InferenceArguments, select_options
+from vitreous.cli.protocol_tables import PROTOCOL_LINES, format_protocol_table
 from vitreous.errors import UsageError
-from vitreous.reports.options import EvaluateOptions, ProtocolOptions
+from vitreous.reports.options import HEADS_PROTOCOL_OPTIONS, EvaluateOptions, ProtocolOptions
 from vitreous.tasks.metrics import DETECTION_ERRORS, METRICS
 
 #: options that only apply to --protocol top1 and one run
@@ -24,9 +25,6 @@ GENERATOR_OPTIONS = (
     *("size", "frames"),
 )
 MAX_LISTED_CLASSES = 20  # rows of a table of classes or targets
-MAX_LISTED_HEADS = 5  # heads of a published probe that are listed
-#: protocol -> key of its results by which the rows of the table are labelled
-PROTOCOL_SETTING_KEYS = {"knn": "k", "linear": "l2", "real": "images", "objectnet": "candidate_classes"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,9 +52,9 @@ class Options(EvaluateOptions, ProtocolOptions, InferenceArguments):
     """A second run or bundle to compare with the first, or a dataset (default: the run's dataset)."""
     more: Annotated[Positional[str | None], arg(metavar="[DATA]")] = None
     """A dataset, after two runs."""
-    protocol: Literal["top1", "knn", "linear", "fewshot", "vtab", "real", "objectnet"] = "top1"
-    """top1: the model's head. knn, linear, fewshot: a classifier on frozen features. vtab: linear on 19 tasks. real,
-    objectnet: the head, evaluated with the labels of --labels."""
+    protocol: Literal["top1", "knn", "linear", "fewshot", "heads", "vtab", "real", "objectnet"] = "top1"
+    """top1: the model's head. knn, linear, fewshot: a classifier on frozen features. heads: several heads on frozen
+    features. vtab: linear on 19 tasks. real, objectnet: the head, evaluated with the labels of --labels."""
     split: Literal["train", "val", "test"] | None = None
     """Split to evaluate (default: test, or val if there is no test split)."""
     samples: int = 1000
@@ -128,7 +126,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
         console.table(*format_protocol_table(o.protocol, document["results"]))
     if metrics and metrics["unreadable"]:
         console.print_line(f"{metrics['unreadable']} unreadable images count as errors")
-    lines = {"vtab": format_vtab_lines, "linear": format_probe_lines}.get(o.protocol, lambda document: ())
+    lines = PROTOCOL_LINES.get(o.protocol, lambda document: iter(()))
     for line in print_head_results(document, console) if evaluates_head else lines(document):
         console.print_line(line)
     if document["report"]:
@@ -137,89 +135,14 @@ def run(options: Options, console: Console) -> dict[str, Any]:
 
 
 def check_probe_options(options: Options) -> None:
-    """Raise UsageError for options of a published probe without --protocol linear, since they would have no effect."""
+    """Raise UsageError for options of a published probe or of heads without their protocol, since they would have no
+    effect."""
+    if options.protocol == "top1" and (names := [name for name in HEADS_PROTOCOL_OPTIONS if getattr(options, name)]):
+        raise UsageError(f"--{names[0].replace('_', '-')} applies to --protocol heads", "add --protocol heads")
     lengths = options.epochs, options.steps, options.probe_batch
     if options.protocol == "top1" and (options.probe != "regression" or any(lengths) or not options.probe_augment):
         problem = "--probe and its training options apply to --protocol linear, not to the head"
         raise UsageError(problem, "add --protocol linear, or remove them")
-
-
-def format_protocol_table(protocol: str, results: list[dict[str, Any]]) -> tuple[list[str], list[list[Any]]]:
-    """Return header and rows of a protocol's table: one row per task of vtab, per number of shots, or per setting."""
-    if protocol == "vtab":
-        cells = [
-            [
-                result["task"],
-                result["group"],
-                format_share_with_interval(result, "top1"),
-                result["images"],
-                f"{result['l2']:.2g}",
-            ]
-            for result in results
-        ]
-        return ["task", "group", "top-1", "images", "l2"], cells
-    if protocol == "fewshot":
-        return ["shots", "top-1", "std", "of each draw"], [
-            [
-                result["shots"],
-                format_percentage(result["top1"]),
-                None if result["std"] is None else f"{result['std'] * 100:.1f}",
-                " ".join(format_percentage(draw["top1"]) for draw in result["per_seed"]),
-            ]
-            for result in results
-        ]
-    names = (
-        ["map", "macro_f1"] if "map" in results[0] else ["top1", "top5"] if results[0]["top5"] is not None else ["top1"]
-    )
-    key = "probe" if "probe" in results[0] else PROTOCOL_SETTING_KEYS[protocol]
-    settings = [f"{result[key]:.3g}" if isinstance(result[key], float) else result[key] for result in results]
-    cells = [
-        [value, *(format_share_with_interval(result, name) for name in names)]
-        for value, result in zip(settings, results, strict=True)
-    ]
-    return ["classes" if key == "candidate_classes" else key, *(METRICS[name].label for name in names)], cells
-
-
-def format_share_with_interval(result: dict[str, Any], name: str) -> str:
-    """Format a metric that is a fraction as a percentage, with its confidence interval."""
-    return format_percentage(result[name]) + format_interval_suffix(result["interval"].get(name))
-
-
-def format_vtab_lines(document: dict[str, Any]) -> Iterator[str]:
-    """Yield the lines below the table of vtab: the means of the task groups, missing tasks, and skipped tasks."""
-    yield "  ".join(
-        f"{group} {format_percentage(document[group])}" for group in ("natural", "specialized", "structured", "mean")
-    )
-    if document["missing"]:
-        yield f"missing: {', '.join(document['missing'])}"
-    for name, reason in document["failed"].items():
-        yield f"{name} was skipped: {reason}"
-
-
-def format_probe_lines(document: dict[str, Any]) -> Iterator[str]:
-    """Yield the lines below the table of a published probe: its training, the selected head, and the best heads."""
-    if (selection := document.get("selection")) is None:
-        return
-    yield (
-        f"{document['steps']:,} steps of {document['batch_size']:,} images; head: "
-        f"{format_probe_candidate(selection['selected'])}"
-    )
-    candidates = selection["candidates"]
-    if len(candidates) > 1:
-        yield f"selected from {len(candidates)} heads on {selection['images']} validation images; the best heads:"
-        best = sorted(
-            candidates, key=lambda candidate: -1.0 if candidate["val"] is None else candidate["val"], reverse=True
-        )
-        yield from (f"  {format_probe_candidate(candidate)}" for candidate in best[:MAX_LISTED_HEADS])
-
-
-def format_probe_candidate(candidate: dict[str, Any]) -> str:
-    """Format a head of a published probe: learning rate, input features, and top-1 on validation images."""
-    blocks = {0: "the model's own features", 1: "class token"}.get(
-        candidate["blocks"], f"{candidate['blocks']} class tokens"
-    )
-    score = "" if candidate["val"] is None else f", val {format_percentage(candidate['val'])}"
-    return f"lr {candidate['lr']:.3g}, {blocks}{' and mean patch' if candidate['mean_patch'] else ''}{score}"
 
 
 def get_second_run(options: Options) -> str | None:

@@ -7,24 +7,40 @@ from typing import Any
 
 import torch
 
-from vitreous.errors import UsageError, suggest_nearest
+from vitreous.errors import ResourceError, UsageError, suggest_nearest
 from vitreous.models.base import VisionModel
 from vitreous.models.config import ModelConfig
 from vitreous.models.names import config_from_name
 from vitreous.nn.no_init import NoInitMode
+from vitreous.system.machine import get_free_memory
 
 Model = VisionModel[Any]
+LARGE_MODEL = 10**7  # width^2 x depth from which a model may not fit into memory; that of a ViT-B is 7 million
 
 
 def build_model(config: ModelConfig) -> Any:
     """Build a randomly initialised model of the config's family. Raises UsageError for sizes that its layers do not
-    support."""
+    support, ResourceError for a model that does not fit into the machine's memory."""
+    if torch.empty(0).device.type == "cpu" and config.width**2 * config.depth > LARGE_MODEL:
+        check_model_memory(config)
     try:
         return config.model_class()(config)
     except ValueError as error:
         raise UsageError(
             f"{config.name()} cannot be built: {error}", "change the width, the heads or this option"
         ) from None
+
+
+def check_model_memory(config: ModelConfig) -> None:
+    """Raise ResourceError if the float32 parameters of a model need more memory than is free."""
+    count = sum(parameter.numel() for parameter in build_without_init(config).parameters())
+    free = get_free_memory("cpu")
+    if free and 4 * count > free:
+        raise ResourceError(
+            f"{config.name()} has {count / 1e9:.1f} billion parameters, which need {4 * count / 2**30:.0f} GiB in "
+            f"float32, but {free / 2**30:.0f} GiB are free",
+            "use a smaller model, or a machine with more memory",
+        )
 
 
 def create_untrained_model(

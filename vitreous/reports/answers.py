@@ -20,7 +20,8 @@ from vitreous.errors import DataError, UsageError
 from vitreous.evaluation.evaluator import Evaluator
 from vitreous.inference.engine import ENGINE_CHUNK, InferenceOptions, build_readable_mask, compute_split_logits
 from vitreous.inference.engine_choice import build_evaluation_engine
-from vitreous.inference.features import SplitFeatures, load_or_compute_features
+from vitreous.inference.features import SplitFeatures, load_or_compute_arrays, load_or_compute_features
+from vitreous.inference.frozen_encoder import FrozenEncoder
 from vitreous.inference.open_model import open_bundle
 from vitreous.progress import NullListener, ProgressListener
 from vitreous.system.cores import default_worker_count
@@ -201,6 +202,39 @@ def compute_split_features(
         keep=evaluation_settings.cache,
         on_images=on_images,
     )
+    check_split_features(features, split, name, evaluation_settings)
+    return features
+
+
+def compute_split_arrays(
+    bundle: Bundle, encoder: FrozenEncoder, split: Split, name: str, evaluation_settings: EvaluationSettings
+) -> dict[str, SplitFeatures]:
+    """Compute all arrays of an encoder for the images of a split in one pass, or read them from the cache.
+
+    Returns the features by name of the array; messages call the images `name`. Raises DataError as
+    `compute_split_features`.
+    """
+    features = load_or_compute_arrays(
+        bundle.model,
+        encoder,
+        arrays=encoder.describe_arrays(bundle.preprocess.image),
+        preprocess=bundle.preprocess,
+        split=split,
+        how=evaluation_settings.inference_options,
+        batch_size=evaluation_settings.batch_size,
+        workers=evaluation_settings.workers,
+        keep=evaluation_settings.cache,
+        on_images=make_progress_counter(evaluation_settings.listener, f"features of {name}", len(split)),
+    )
+    for array in features.values():
+        check_split_features(array, split, name, evaluation_settings)
+    return features
+
+
+def check_split_features(
+    features: SplitFeatures, split: Split, name: str, evaluation_settings: EvaluationSettings
+) -> None:
+    """Raise DataError for unreadable images, with bad_images `skip` only if none is readable."""
     check_unreadable_images(
         {sample: error_from_message(reason) for sample, reason in features.read_errors.items()},
         len(split),
@@ -210,7 +244,6 @@ def compute_split_features(
         raise DataError(
             f"none of the {len(split)} {name} can be read; first: {next(iter(features.read_errors.values()))}"
         )
-    return features
 
 
 def make_progress_counter(listener: ProgressListener, label: str, total: int) -> Callable[[int], None]:

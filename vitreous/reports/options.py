@@ -12,6 +12,11 @@ from vitreous.errors import UsageError, suggest_nearest
 #: training of the `linear` head: logistic regression to the optimum, or a published schedule
 Probe = Literal["regression", "mae", "dino", "dinov2"]
 
+#: options that only apply to --protocol heads
+HEADS_PROTOCOL_OPTIONS = ("heads", "lr", "weight_decay", "out")
+#: heads on frozen features (`--heads`); on class maps, only knn and linear
+FrozenHead = Literal["knn", "linear", "blocks", "attentive", "fewshot"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class InspectOptions:
@@ -125,17 +130,27 @@ class ProtocolOptions(FeatureOptions):
     probe: Probe = "regression"
     """linear: logistic regression, or the training schedule published with MAE, DINO or DINOv2."""
     epochs: float | None = None
-    """Epochs of a published schedule (default: mae 90, for wide models 50; dino 100)."""
+    """Epochs of a published schedule (default: mae 90, for wide models 50; dino 100), or of heads (default: 10, at
+    least 300 steps)."""
     steps: int | None = None
-    """Steps of a published schedule, instead of --epochs (default: dinov2 12,500, at most 100 epochs)."""
+    """Steps of a published schedule or of heads, instead of --epochs (default: dinov2 12,500, at most 100 epochs)."""
     probe_batch: int | None = None
     """Batch size of a published schedule; the learning rate scales with it (default: mae 16,384, others 1,024, at most
     all images)."""
     probe_augment: bool = True
     """Random crops and flips in a published schedule. Turn off for small images or text."""
+    heads: tuple[FrozenHead, ...] = ()
+    """heads: the heads to fit (default: all that model and data support)."""
+    lr: tuple[float, ...] = ()
+    """heads: learning rates to choose from (default: 0.001 0.003 0.01 0.03)."""
+    weight_decay: tuple[float, ...] = ()
+    """heads: weight decays to choose from (default: 0 3)."""
+    out: OptionalPath = None
+    """heads: write the encoder with its linear head to this folder, as a bundle."""
 
     def __post_init__(self) -> None:
         self.check_probe()
+        self.check_heads()
         if self.temperature <= 0 or (self.l2 is not None and self.l2 <= 0):
             option = "temperature" if self.temperature <= 0 else "l2"
             raise UsageError(f"--{option} must be above 0, not {getattr(self, option):g}")
@@ -148,8 +163,11 @@ class ProtocolOptions(FeatureOptions):
         if self.probe not in (probes := get_args(Probe)):
             hint = suggest_nearest(self.probe, probes) or f"use {', '.join(probes)}"
             raise UsageError(f"unknown probe {self.probe}", hint)
+        self.check_length()
         schedule_options = [name for name in ("epochs", "steps", "probe_batch") if getattr(self, name) is not None]
         if self.probe == "regression":
+            if self.protocol == "heads":
+                schedule_options = [name for name in schedule_options if name == "probe_batch"]
             schedule_options += [] if self.probe_augment else ["no_probe_augment"]
             if schedule_options:
                 problem = f"--{schedule_options[0].replace('_', '-')} is for published training schedules"
@@ -161,11 +179,29 @@ class ProtocolOptions(FeatureOptions):
             )
         if self.l2 is not None:
             raise UsageError(f"--probe {self.probe} has no L2 penalty", "leave out --l2 or --probe")
+        if self.probe_batch is not None and self.probe_batch < 2:
+            raise UsageError(f"--probe-batch must be at least 2, not {self.probe_batch}")
+
+    def check_length(self) -> None:
+        """Raise UsageError for both --epochs and --steps, and for values out of range."""
         if self.epochs is not None and self.steps is not None:
             raise UsageError("--epochs and --steps exclude each other", "use one of them")
         if self.epochs is not None and self.epochs <= 0:
             raise UsageError(f"--epochs must be above 0, not {self.epochs:g}")
         if self.steps is not None and self.steps < 1:
             raise UsageError(f"--steps must be at least 1, not {self.steps}")
-        if self.probe_batch is not None and self.probe_batch < 2:
-            raise UsageError(f"--probe-batch must be at least 2, not {self.probe_batch}")
+
+    def check_heads(self) -> None:
+        """Raise UsageError for an unknown head, for values out of range, and for options of --protocol heads with
+        another protocol."""
+        names = [name for name in HEADS_PROTOCOL_OPTIONS if getattr(self, name)]
+        if names and self.protocol != "heads":
+            option = names[0].replace("_", "-")
+            raise UsageError(f"--{option} is for --protocol heads, not {self.protocol}", "add --protocol heads")
+        for name in self.heads:
+            if name not in (heads := get_args(FrozenHead)):
+                raise UsageError(f"unknown head {name}", suggest_nearest(name, heads) or f"use {', '.join(heads)}")
+        if min(self.lr, default=1.0) <= 0:
+            raise UsageError(f"--lr must be above 0, not {min(self.lr):g}")
+        if min(self.weight_decay, default=0.0) < 0:
+            raise UsageError(f"--weight-decay must be at least 0, not {min(self.weight_decay):g}")

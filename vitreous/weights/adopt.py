@@ -18,7 +18,7 @@ from vitreous.data.modalities.base import Preprocess
 from vitreous.data.modalities.table import AnyPreprocess
 from vitreous.errors import UsageError, WeightsError
 from vitreous.models.config import ModelConfig
-from vitreous.models.zoo import Model, build_without_init
+from vitreous.models.zoo import Model, build_without_init, check_model_memory
 from vitreous.nn.grid import resize_position_table
 from vitreous.nn.position import SinCosPosition
 from vitreous.nn.sizes import format_size
@@ -71,7 +71,9 @@ class PretrainedWeights(TaskMixin):
     tokenizer: Tokenizer | None = None
 
     def build_bundle(self) -> Bundle:
-        """Build a bundle: the model with these weights, its task and its preprocessing."""
+        """Build a bundle: the model with these weights, its task and its preprocessing. Raises ResourceError, before
+        tensors are read, if the model does not fit into the machine's memory."""
+        check_model_memory(self.config)
         model = build_without_init(self.config)
         load_state_dict_strict(model, self.read_state(), self.source)
         provenance = self.provenance | {"init": self.source}

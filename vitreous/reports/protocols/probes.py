@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -25,7 +27,7 @@ def describe_features(train: SplitFeatures, evaluated: SplitFeatures, split: str
     """Return, for the training and the evaluated split, number and width of the features and their cache file."""
     descriptions = {}
     for name, features in (("train", train), (split, evaluated)):
-        images, width = features.features.shape
+        images, width = len(features.features), math.prod(features.features.shape[1:])
         file = features.file and os.fspath(features.file)
         descriptions[name] = {"images": images, "width": width, "file": file, "reused": features.reused}
     return descriptions
@@ -134,14 +136,38 @@ def evaluate_few_shot(task: ProtocolTask) -> ProtocolResult:
     readable = np.flatnonzero(train.is_readable)
     labels, true_labels = task.training_split.labels[readable], task.evaluated_split.labels
     counts = np.bincount(labels, minlength=task.num_classes)
-    shots = sorted(set(task.options.shots)) or [shots for shots in linear.DEFAULT_SHOTS if shots <= counts.max()]
+    shots = choose_shots(task, counts)
     if num_small_classes := int((counts < max(shots)).sum()):
         task.evaluation_settings.listener.note(
             f"{num_small_classes} of {task.num_classes} classes have fewer than "
             f"{max(shots)} training images: all of them are used"
         )
-    l2, total = task.options.l2 or linear.RIDGE_L2, task.options.seeds
+    l2 = task.options.l2 or linear.RIDGE_L2
     hits: dict[int, list[int]] = {shot: [] for shot in shots}
+    for shot, is_correct in draw_few_shot_results(task, train, evaluated, shots, l2):
+        hits[shot].append(int(is_correct.sum()))
+    images, first_seed = len(true_labels), task.options.seed
+    results = [summarise_draws(shot, hits[shot], images, first_seed, int((counts < shot).sum())) for shot in shots]
+    headline = next((result for result in results if result["shots"] == HEADLINE_SHOTS), results[-1])
+    report = build_mean_report(images, int((~evaluated.is_readable).sum()), headline["top1"])
+    extra = {"shots": headline["shots"], "l2": l2, "features": describe_features(train, evaluated, task.split)}
+    return ProtocolResult(report, results, extra)
+
+
+def choose_shots(task: ProtocolTask, counts: np.ndarray) -> list[int]:
+    """Return the numbers of training images per class: --shots, or the defaults up to the size of the largest class.
+    `counts` (K,) are the training images of each class."""
+    return sorted(set(task.options.shots)) or [shots for shots in linear.DEFAULT_SHOTS if shots <= counts.max()]
+
+
+def draw_few_shot_results(
+    task: ProtocolTask, train: SplitFeatures, evaluated: SplitFeatures, shots: list[int], l2: float
+) -> Iterator[tuple[int, np.ndarray]]:
+    """Yield, for each of --seeds draws and each number of shots, the number and whether each evaluated image is
+    classified correctly, (n,) bool."""
+    readable, total = np.flatnonzero(train.is_readable), task.options.seeds
+    labels, true_labels = task.training_split.labels[readable], task.evaluated_split.labels
+    done = 0
     for seed in range(task.options.seed, task.options.seed + total):
         order = linear.shuffle_rows_by_class(labels, task.num_classes, seed)
         for shot in shots:
@@ -149,17 +175,9 @@ def evaluate_few_shot(task: ProtocolTask) -> ProtocolResult:
             ridge = linear.fit_ridge_classifier(
                 train.features[readable[drawn_indices]], labels[drawn_indices], task.num_classes, l2
             )
-            hits[shot].append(
-                int(((ridge.scores(evaluated.features).argmax(1) == true_labels) & evaluated.is_readable).sum())
-            )
-            done = sum(map(len, hits.values()))
+            yield shot, (ridge.scores(evaluated.features).argmax(1) == true_labels) & evaluated.is_readable
+            done += 1
             task.evaluation_settings.listener.progress("few-shot", done, total * len(shots), f"{shot} per class")
-    images, first_seed = len(true_labels), task.options.seed
-    results = [summarise_draws(shot, hits[shot], images, first_seed, int((counts < shot).sum())) for shot in shots]
-    headline = next((result for result in results if result["shots"] == HEADLINE_SHOTS), results[-1])
-    report = build_mean_report(images, int((~evaluated.is_readable).sum()), headline["top1"])
-    extra = {"shots": headline["shots"], "l2": l2, "features": describe_features(train, evaluated, task.split)}
-    return ProtocolResult(report, results, extra)
 
 
 def summarise_draws(shots: int, hits: list[int], images: int, seed: int, num_short_classes: int) -> dict[str, Any]:

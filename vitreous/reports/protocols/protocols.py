@@ -7,17 +7,23 @@ import time
 from dataclasses import replace
 from typing import Any
 
+from vitreous.data.annotations.painted import paint_class_maps
+from vitreous.data.annotations.target import AnnotatedSplit
 from vitreous.data.run_data import choose_split, open_run_data
 from vitreous.errors import UsageError, format_first_names, suggest_nearest
 from vitreous.inference.open_model import open_bundle
 from vitreous.reports.answers import EvaluationSettings
 from vitreous.reports.protocols.answer_sets import LABEL_SET_PROTOCOLS
+from vitreous.reports.protocols.frozen import evaluate_heads
 from vitreous.reports.protocols.probes import PROBES
 from vitreous.reports.protocols.task import ProtocolOptions, ProtocolResult, ProtocolTask
 from vitreous.reports.protocols.vtab import evaluate_vtab
 from vitreous.reports.readings import build_evaluation_document, record_evaluation
 from vitreous.system.machine import describe_emulation, pick_device
 from vitreous.tasks.classification import Classification
+
+#: protocols that train on features of the training images
+FEATURE_PROTOCOLS = PROBES | {"heads": evaluate_heads}
 
 
 def run_protocol(
@@ -33,8 +39,8 @@ def run_protocol(
     Raises UsageError for an unknown protocol and for regression targets, DataError for unsuitable data.
     """
     options = ProtocolOptions(protocol) if isinstance(protocol, str) else protocol
-    name, protocols = options.protocol, PROBES | LABEL_SET_PROTOCOLS
-    if name not in (protocol_names := (*PROBES, "vtab", *LABEL_SET_PROTOCOLS)):
+    name, protocols = options.protocol, FEATURE_PROTOCOLS | LABEL_SET_PROTOCOLS
+    if name not in (protocol_names := (*FEATURE_PROTOCOLS, "vtab", *LABEL_SET_PROTOCOLS)):
         raise UsageError(
             f"unknown protocol {name}",
             suggest_nearest(name, protocol_names) or f"use top1, {', '.join(protocol_names)}",
@@ -47,12 +53,14 @@ def run_protocol(
     bundle = open_bundle(run, name not in LABEL_SET_PROTOCOLS, note)
     if name == "vtab":
         return evaluate_vtab(os.fspath(run), data, bundle, options, evaluation_settings)
-    source, dataset = open_run_data(run, data, "train" if name in PROBES else split)
+    source, dataset = open_run_data(run, data, "train" if name in FEATURE_PROTOCOLS else split)
     if dataset.targets:
         problem = (
             f"--protocol {name} is for classes, but {source} has values of {format_first_names(dataset.targets, 5)}"
         )
         raise UsageError(problem, "leave --protocol out, or use data with classes")
+    if name == "heads" and isinstance(next(iter(dataset.splits.values())), AnnotatedSplit):
+        dataset = paint_class_maps(dataset)
     split_name = choose_split(dataset, split, note)
     task = ProtocolTask(
         os.fspath(run),
@@ -79,7 +87,7 @@ def record_protocol_result(task: ProtocolTask, result: ProtocolResult, seconds: 
         seconds=seconds,
         protocol=task.options.protocol,
     )
-    data_description = task.describe_splits if task.options.protocol in PROBES else {}
+    data_description = task.describe_splits if task.options.protocol in FEATURE_PROTOCOLS else {}
     settings = {name: value for name, value in result.extra.items() if not isinstance(value, dict)}
     record_evaluation(task.run, task.source, task.split, protocol | settings | result.report.summary())
     return document | protocol | data_description | result.extra | {"results": result.results}

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from vitreous.data.holdout import draw_stratified_splits
 from vitreous.data.split import Data, Split
 from vitreous.errors import DataError, UsageError
-from vitreous.inference.features import SplitFeatures
-from vitreous.reports.answers import EvaluationSettings, compute_split_features
+from vitreous.evaluation.head_grid import CandidateHeads
+from vitreous.inference.features import SplitFeatures, check_cache_space
+from vitreous.inference.frozen_encoder import FrozenEncoder
+from vitreous.reports.answers import EvaluationSettings, compute_split_arrays, compute_split_features
 from vitreous.reports.options import ProtocolOptions
 from vitreous.system.machine import pick_device
 from vitreous.tasks.classification_metrics import CLASS_MEANS
@@ -83,6 +86,26 @@ class ProtocolTask:
             self.evaluation_settings.listener.note(f"features of {name} {state} {features.file}")
         return features
 
+    def feature_arrays(self, name: str, split: Split, encoder: FrozenEncoder) -> dict[str, SplitFeatures]:
+        """Compute all arrays of features of a split in one pass, or read them from the cache, and log their size.
+
+        Raises DataError for unreadable images, unless they are skipped.
+        """
+        evaluation_settings = replace(self.evaluation_settings, cache=self.options.cache)
+        features = compute_split_arrays(self.bundle, encoder, split, f"{name} images", evaluation_settings)
+        size = f"{sum(array.features.nbytes for array in features.values()) / 2**20:,.1f} MiB"
+        state = "read from" if all(array.reused for array in features.values()) else "cached in"
+        folders = {os.fspath(array.file.parent) for array in features.values() if array.file}
+        place = f", {state} {folders.pop()}" if folders else ", not cached"
+        self.evaluation_settings.listener.note(f"features of {name}: {size} ({', '.join(features)}){place}")
+        return features
+
+    def check_feature_space(self, encoder: FrozenEncoder) -> None:
+        """Raise ResourceError if the features of the training and the evaluated images do not fit on the disk."""
+        image_bytes = sum(array.nbytes for array in encoder.describe_arrays(self.bundle.preprocess.image))
+        num_bytes = image_bytes * (len(self.training_split) + len(self.evaluated_split))
+        check_cache_space(num_bytes, self.options.cache)
+
     def hold_out(self, labels: np.ndarray, samples: np.ndarray) -> dict[str, np.ndarray]:
         """Split the training samples `samples` (m,) at random, by the seed, into `train` and `dev` for model selection.
 
@@ -136,6 +159,25 @@ class ProtocolResult:
     report: Report
     results: list[dict[str, Any]]
     extra: dict[str, Any]
+
+
+class HeadResult(NamedTuple):
+    """The result of a head: its name and chosen settings, the metric on held-out training images, the report on the
+    evaluated images, the duration, and the metric of every candidate. `heads` is the trained head, if it was trained by
+    gradient descent."""
+
+    head: str
+    settings: dict[str, Any]
+    val: float | None
+    report: Report
+    seconds: float
+    candidates: list[dict[str, Any]]
+    heads: CandidateHeads | None = None
+
+    def summary(self) -> dict[str, Any]:
+        """Return the entry of the document's `results`."""
+        entry = {"head": self.head, "settings": self.settings, "val": self.val, "seconds": self.seconds}
+        return entry | {"candidates": self.candidates} | self.report.summary()
 
 
 def build_mean_report(images: int, unreadable: int, top1: float | None) -> Report:
