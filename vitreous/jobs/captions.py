@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 from vitreous.data.caption_tokenizer import TrainedTokenizer, train_tokenizer
@@ -51,11 +50,7 @@ def choose_tokenizer(dataset: Data, run: Run, folder: RunFolder | None) -> Token
     return make_tokenizer(train_caption_tokenizer(dataset).path, run.model.text)
 
 
-def encode_captions(dataset: Data, run: Run, folder: RunFolder | None, note: Callable[[str], None]) -> Data:
-    """Return the dataset of a run with the token ids of its captions. `note` receives the number of captions that were
-    cut. Raises WeightsError without a tokenizer."""
-    tokenizer = choose_tokenizer(dataset, run, folder)
-    dataset = tokenize_pairs(dataset, tokenizer)
-    train = dataset.split("train")
-    assert isinstance(train, PairSplit), "require_pairs was called"
-    return dataset
+def encode_captions(dataset: Data, run: Run, folder: RunFolder | None) -> Data:
+    """Return the dataset of a run with the token ids of its captions, which are cut at the length of the text encoder.
+    Raises WeightsError without a tokenizer."""
+    return tokenize_pairs(dataset, choose_tokenizer(dataset, run, folder))

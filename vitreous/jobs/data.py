@@ -103,7 +103,7 @@ def prepare_data(
     if run.objective.annotated == "objects":
         dataset = with_object_masks(dataset, getattr(run.objective, "masks", False))
     if run.objective.paired:
-        dataset = encode_captions(dataset, run, folder, listener.note)
+        dataset = encode_captions(dataset, run, folder)
     return dataset, *screen_inputs(dataset, run, workers, listener, forms)
 
 
