@@ -55,6 +55,14 @@ def test_knn_uses_the_same_split():
     assert min(val, test) > 0.95
 
 
+def test_caption_set_describes_digits_that_are_not_shared_between_splits(tmp_path):
+    script = load_script("contrastive")
+    script.TRAIN_REPEATS = 1
+    data = open_data(script.write_caption_set(tmp_path))
+    assert {name: len(split) for name, split in data.splits.items()} == {"train": 1439, "val": 358}
+    assert all(caption.split()[1] in script.COLOURS for caption in data.splits["train"].captions())
+
+
 def test_loader_benchmark_measures_every_stage(tmp_path):
     for index in range(3):
         make_photo(60, 48, index).save(tmp_path / f"{index}.jpg")

@@ -18,10 +18,10 @@ from itertools import islice
 
 #: words that are the value of an option if they follow it; other words after an option belong to the sentence
 OPTION_VALUES = """
-auto balanced bf16 bicubic bicubic-antialias bicubic-offset class coco compiled cpu crop cuda ddim ddp ddpm detect
+auto balanced bf16 bicubic bicubic-antialias bicubic-offset class clip coco compiled cpu crop cuda ddim ddp ddpm detect
 digits dino dinov2 dit dpm-solver euler even false fewshot fp16 fp32 fsdp heads heun huber inception int8 knn l1 linear
-local mae masks mean-colour mlflow mse multiscale onnx openvino pixels regression repeat-factor segment sigmoid sit skip
-softmax tensorboard test timm torch torchvision train true val videomae vtab wandb yolo
+local mae masks mean-colour mlflow mse multiscale onnx openvino pixels regression repeat-factor segment siglip sigmoid
+sit skip softmax tensorboard test timm torch torchvision train true val videomae vtab wandb yolo
 """
 #: keyword names of options without a value
 BOOLEAN_OPTIONS = """

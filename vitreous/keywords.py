@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         PositionConfig,
         PositionResize,
         RegularizationConfig,
+        RotaryConfig,
         StemConfig,
         SwinAttentionConfig,
         SwinMlpConfig,
@@ -52,8 +53,23 @@ class AttentionKeywords(TypedDict, total=False):
     window: int
     global_blocks: tuple[int, ...]
     qkv_bias: bool
+    key_bias: bool
+    out_bias: bool
+    qk_norm: bool
     pretrained_window: tuple[int, ...]
     pad: WindowPadding
+
+
+class RotaryKeywords(TypedDict, total=False):
+    """Fields of the group `rotary` of a model's config."""
+
+    base: float
+    coordinates: Literal["index", "reference", "centred"]
+    reference: int
+    offset: int
+    rounded: bool
+    register_base: float
+    rescale: float
 
 
 class MlpKeywords(TypedDict, total=False):
@@ -62,6 +78,8 @@ class MlpKeywords(TypedDict, total=False):
     hidden: int
     kind: Literal["gelu", "swiglu"]
     gelu: Literal["none", "tanh", "quick"]
+    bias: bool
+    norm: bool
     ratio: float
 
 
@@ -71,6 +89,8 @@ class NormKeywords(TypedDict, total=False):
     final: Literal["tokens", "pooled", "none"]
     eps: float
     layer_scale: float | None
+    kind: Literal["layer", "rms"]
+    patches: bool
 
 
 class HeadKeywords(TypedDict, total=False):
@@ -78,6 +98,8 @@ class HeadKeywords(TypedDict, total=False):
 
     representation: int | None
     bias: bool
+    pool_heads: int
+    pool_hidden: int
 
 
 class RegularizationKeywords(TypedDict, total=False):
@@ -102,6 +124,7 @@ class ModelKeywords(TypedDict, total=False):
     projection_bias: bool
     positions: PositionKeywords | PositionConfig | SwinPositionConfig
     attention: AttentionKeywords | AttentionConfig | SwinAttentionConfig
+    rotary: RotaryKeywords | RotaryConfig
     mlp: MlpKeywords | MlpConfig | SwinMlpConfig
     norm: NormKeywords | NormConfig | SwinNormConfig | AdapterNorm
     head: HeadKeywords | HeadConfig
@@ -114,7 +137,6 @@ class ModelKeywords(TypedDict, total=False):
     arrangement: Arrangement | Literal["alternating"]
     temporal_depth: int
     temporal_zero: bool
-    no_key_bias: bool
     pooled_eps: float | None
     inflate: Literal["central", "average"]
     blocks: tuple[int, ...]

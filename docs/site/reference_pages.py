@@ -30,6 +30,7 @@ RECIPE_GROUPS = {
     "swin": "Swin Transformer",
     "regression": "Regression",
     "unlabelled": "Self-supervised pre-training",
+    "contrastive": "Images and texts",
     "video": "Video",
     "dense": "Semantic segmentation",
     "detect": "Object detection and instance segmentation",

@@ -99,6 +99,38 @@ def test_a_uniform_soup_is_the_mean_in_any_order(tmp_path):
     assert summary["val"] is None and [ingredient["score"] for ingredient in summary["ingredients"]] == [None] * 3
 
 
+@pytest.mark.parametrize("reverse", [False, True])
+def test_interpolation_weights_the_models_in_the_given_order(tmp_path, reverse):
+    runs = [save_colour_classifier(tmp_path / str(seed), seed=seed, size=1.0 + seed / 3) for seed in range(2)]
+    runs = runs[::-1] if reverse else runs
+    first, second = map(load_state, runs)
+    for alpha in (0.0, 0.3, 1.0):
+        summary = vitreous.soup(runs, tmp_path / f"{alpha}", alpha=[alpha])
+        for name, tensor in load_state(tmp_path / f"{alpha}").items():
+            hand = (1 - alpha) * first[name].double() + alpha * second[name].double()
+            assert torch.equal(tensor, hand.float()), name
+        assert summary["soup"] == "interpolated" and summary["alphas"] == [{"alpha": alpha, "score": None}]
+        assert [ingredient["weight"] for ingredient in summary["ingredients"]] == [1 - alpha, alpha]
+        assert [ingredient["run"] for ingredient in summary["ingredients"]] == list(map(str, runs))
+
+
+def test_the_best_alpha_is_kept(photo_folder, tmp_path):
+    good, bad = save_colour_classifier(tmp_path / "good"), save_colour_classifier(tmp_path / "bad", size=-9.0)
+    options = {"data": photo_folder, "how": EXACT_INFERENCE}
+    summary = soup([bad, good], tmp_path / "soup", alpha=(0.5, 0.95, 1.0), **options)
+    assert [trial["score"] for trial in summary["alphas"]] == [0, 1, 1] and summary["val"]["top1"] == 1
+    assert [ingredient["score"] for ingredient in summary["ingredients"]] == [0, 1]
+    assert summary["ingredients"][1]["weight"] == 0.95
+    for words, message in (
+        ({"alpha": [0.5], "greedy": True}, "not a greedy soup"),
+        ({"alpha": [1.5]}, "must be from 0 to 1, not 1.5"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            soup([bad, good], tmp_path / "other", **words)
+    with pytest.raises(UsageError, match="not 3 models"):
+        soup([bad, good, good], tmp_path / "other", alpha=[0.5])
+
+
 def test_head_weights_are_matched_by_class_name(tmp_path):
     reference = save_colour_classifier(tmp_path / "one")
     reordered = save_colour_classifier(tmp_path / "other", size=2.0, classes=("cat", "ant", "bee"))

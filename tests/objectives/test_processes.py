@@ -48,6 +48,8 @@ OBJECTIVE_VARIANTS = {
     "diffusion": ("dit", {}),
     "flow": ("sit", {"label_dropout": 0.5}),
     "values": ("regression", {"loss": "l1"}),
+    "clip": ("clip", {}),
+    "siglip": ("siglip", {}),
     "tiny-dino": ("tiny-dino", {}),
     "tiny-pixels": ("tiny-pixels", {}),
 }
@@ -68,11 +70,12 @@ COMBINED_VARIANTS = ("mae", "dino", "dinov2-sinkhorn", "hard", "detect")
 SLOW_VARIANTS = ("small-colours", "pixels", "dinov2-taught", "soft")
 FAST_VARIANTS = [name for name in OBJECTIVE_VARIANTS if name not in SLOW_VARIANTS]
 FAST_CASES = [*(("two", name) for name in FAST_VARIANTS), *(("fsdp", name) for name in COMBINED_VARIANTS)]
+UNSUPPORTED_CASES = [("fsdp", "clip"), ("fsdp", "siglip")]
 SLOW_CASES = [("two", name) for name in SLOW_VARIANTS] + [
     (way, name)
     for way in ("four", "fsdp")
     for name in OBJECTIVE_VARIANTS
-    if "tiny" not in name and (way == "four" or name not in COMBINED_VARIANTS)
+    if "tiny" not in name and (way, name) not in UNSUPPORTED_CASES and (way == "four" or name not in COMBINED_VARIANTS)
 ]
 
 
@@ -80,7 +83,7 @@ SLOW_CASES = [("two", name) for name in SLOW_VARIANTS] + [
 def data_folder(tmp_path_factory):
     """Return a folder with the data of all objectives and two teachers.
 
-    32 images are unlabelled, and also have values, class maps or objects. 30 training and 6 validation images have
+    32 images are unlabelled, and also have captions, values, class maps or objects. 30 training and 6 validation images have
     three classes.
     """
     home = tmp_path_factory.mktemp("data")
@@ -89,6 +92,8 @@ def data_folder(tmp_path_factory):
         make_image(index, (16, 16), index % 3).save(home / "flat" / f"{index}.png")
     rows = [f"flat/{index}.png,{index / 7:g},{'' if index % 5 == 0 else index * index}" for index in range(32)]
     (home / "values.csv").write_text("\n".join(["path,a,b", *rows]) + "\n")
+    captions = [f"flat/{index}.png,a {['red', 'green', 'blue'][index % 3]} image {index % 5}" for index in range(32)]
+    (home / "pairs.csv").write_text("\n".join(["path,caption", *captions]) + "\n")
     make_folder(home / "photos", {"train": 10, "val": 2})
     write_maps(home / "scenes", 32)
     write_objects(home / "objects", 32)
@@ -107,12 +112,14 @@ def make_run_options(data_folder, out, name, **changes):
         "segment": "scenes",
         "detect": "objects",
         "regression": "values.csv",
+        "clip": "pairs.csv",
+        "siglip": "pairs.csv",
     }.get(recipe, "flat")
     if recipe == "distil":
         settings, changes = {**settings, "teacher": data_folder / "teacher"}, {"mixup": 0.0, **changes}
     if recipe == "distil-features":
         settings = {**settings, "teacher": data_folder / "teacher"}
-    if recipe in ("dit", "sit"):
+    if recipe in ("dit", "sit", "clip", "siglip"):
         changes = {"drop_path": None, **changes}
     if name == "dinov2-taught":
         settings = {**settings, "teacher": data_folder / "dinov2"}

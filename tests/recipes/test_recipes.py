@@ -21,6 +21,7 @@ from vitreous.data.layouts.video import ClipFiles
 from vitreous.data.modalities.base import IMAGENET_MOMENTS as NORM
 from vitreous.data.modalities.clips import ClipPreprocess
 from vitreous.data.modalities.images import ImagePreprocess
+from vitreous.data.pairs import Captions, PairSplit, PairTable
 from vitreous.data.split import ArraySplit, Data
 from vitreous.errors import UsageError, WeightsError
 from vitreous.jobs.train import train
@@ -462,7 +463,8 @@ def build_reduced_run(name, steps):
             attention=SwinAttentionConfig(window=4),
         )
     else:
-        kind = config_from_name(recipe.models[0] if recipe.models else "ViT-32x2/8")
+        has_model = recipe.models and not recipe.objective.paired  # recipes of pairs add a text encoder to a ViT
+        kind = config_from_name(recipe.models[0] if has_model else "ViT-32x2/8")
         classes = 3 if recipe.objective.labelled or recipe.objective.generates else 0
         shape = {"channels": 3, "classes": classes, "width": 32, "depth": 2, "heads": 2}
         shape |= {"hidden": 64} if kind.generates_images else {"mlp": {"hidden": 64}}
@@ -496,6 +498,11 @@ def train_and_collect_losses(run: Run, folder: Path):
     if run.objective.of_values:
         split = ArraySplit(split.pixels, np.stack([split.labels, split.labels**2, -split.labels], 1).astype(np.float64))
         run = replace(run, objective=run.objective.fitted(split.labels))
+    if run.objective.paired:
+        tokens = np.random.default_rng(0).integers(1, 99, (len(split), run.model.text.length)).astype(np.int32)
+        images = ArraySplit(split.pixels, np.zeros((len(split), 0), np.float32))
+        table = PairTable(images, np.arange(len(split)), Captions(["x"] * len(split)), tokens=tokens)
+        split = PairSplit(table, np.arange(len(split)))
     if run.preprocess.is_animated:
         paths = [write_clip(folder / "clips" / f"{row}.gif", pixels) for row, pixels in enumerate(split.pixels)]
         split = ClipFiles(paths, split.labels)

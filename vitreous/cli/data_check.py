@@ -83,6 +83,7 @@ def print_findings(document: dict[str, Any], console: Console) -> None:
     """Print the table of splits, the image sizes, unreadable files, and findings of a check."""
     from vitreous.apps.curation.checks.facts import group_by_reason
     from vitreous.apps.curation.checks.findings import MAX_LISTED_NAMES
+    from vitreous.apps.curation.checks.pairs import describe_pairs
 
     rows = [
         [name, f"{split['images']:,}", f"{split['unreadable']:,}", f"{split['bytes'] / 1e6:,.1f}M"]
@@ -101,7 +102,9 @@ def print_findings(document: dict[str, Any], console: Console) -> None:
         targets, classes = document["targets"], document["classes"]
         target_count = f"{len(targets)} target{'s' * (len(targets) != 1)}"
         count = target_count if targets else f"{len(classes)} class{'es' * (len(classes) != 1)}"
-        console.print_line(f"{count}; {size_text}")
+        console.print_line(size_text if document["pairs"] else f"{count}; {size_text}")
+    if document["pairs"]:
+        console.print_line(describe_pairs(document["pairs"]))
     if (clips := document["clips"]) and clips["frames"]:
         names = {"frames": "frames", "seconds": "seconds", "frame_rate": "frames/s"}
         ranges = [(clips[key], name) for key, name in names.items() if clips[key]]

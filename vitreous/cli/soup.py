@@ -15,7 +15,8 @@ from vitreous.cli.inference import InferenceArguments
 class Options(InferenceArguments):
     """Average the weights of several runs of one model into one bundle (model soup).
 
-    Example: vitreous soup runs/pets-1 runs/pets-2 runs/pets-3 --greedy --out runs/pets-soup
+    Examples: vitreous soup runs/pets-1 runs/pets-2 runs/pets-3 --greedy --out runs/pets-soup,
+    vitreous soup zero-shot fine-tuned --alpha 0.5 --out wise-ft
     """
 
     SECTIONS: ClassVar[dict[str, str]] = {"out": "Soup"}
@@ -27,6 +28,9 @@ class Options(InferenceArguments):
     greedy: bool = False
     """Greedy soup: start with the best run and add runs that do not lower the validation metric (default: average
     all)."""
+    alpha: Annotated[tuple[float, ...], arg(metavar="ALPHA...")] = ()
+    """Interpolate between two models: (1 - ALPHA) of the first plus ALPHA of the second, such as a zero-shot classifier
+    and its fine-tuned version (WiSE-FT). Of several values, the best on the validation images is kept."""
     data: str | None = None
     """Dataset for the evaluation (default: the runs' dataset)."""
     split: Literal["val", "train"] = "val"
@@ -53,6 +57,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
         how=o.get_inference_options(),
         bad_images=o.bad_images,
         listener=console,
+        alpha=o.alpha,
     )
     document: dict[str, Any] = {**averaged}
     metrics = document.get(options.split)
@@ -66,6 +71,12 @@ def run(options: Options, console: Console) -> dict[str, Any]:
         )
         rows.append([ingredient["run"], *texts, "yes" if ingredient["selected"] else "no"])
     console.table(["ingredient", f"{options.split} {METRICS[primary].label}", "soup with it", "selected"], rows)
+    if document["alphas"]:
+        trials = [
+            [f"{trial['alpha']:g}", "-" if trial["score"] is None else format(trial["score"], number_format)]
+            for trial in document["alphas"]
+        ]
+        console.table(["alpha", f"{options.split} {METRICS[primary].label}"], trials)
     if metrics:
         console.print_line(format_split_metrics(options.split, metrics))
     console.print_line(f"next: vitreous predict {document['bundle']} IMAGE …")

@@ -28,6 +28,7 @@ from vitreous.data.keys import derive_key, derive_keys
 from vitreous.data.layouts.video import open_sample
 from vitreous.data.modalities.base import Preprocess
 from vitreous.data.modalities.clips import ClipPreprocess, open_as_clip
+from vitreous.data.pairs import PairSplit
 from vitreous.data.sampling import SampleOrder, compute_repeat_factors, get_stream_samples
 from vitreous.data.shared_memory import limit_workers
 from vitreous.data.split import Split, is_labelled
@@ -164,6 +165,8 @@ class TrainLoader:
         batch: Batch = {**views, "samples": samples}
         if is_labelled(self.split):
             batch["labels"] = torch.from_numpy(self.split.labels[samples.numpy()])
+        if isinstance(self.split, PairSplit) and self.split.has_tokens:
+            batch["tokens"] = torch.from_numpy(self.split.take(samples.numpy()).tokens.astype(np.int64))
         return batch
 
     def load_sample(self, sample: int, epoch: int, view: int) -> Tensor | dict[str, Tensor]:

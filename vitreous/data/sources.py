@@ -7,8 +7,8 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from vitreous.data.annotations.box_table import is_box_table, open_box_table
 from vitreous.data.annotations.coco import has_class_folders, is_coco, open_coco
+from vitreous.data.annotations.coco_captions import is_captions_file, open_coco_captions
 from vitreous.data.annotations.labelme import is_labelme, open_labelme
 from vitreous.data.annotations.mask_places import list_subfolders
 from vitreous.data.annotations.masks import has_mask_folders, has_sibling_masks, open_masks
@@ -19,13 +19,13 @@ from vitreous.data.annotations.volumes import has_volume_masks, open_volume_mask
 from vitreous.data.annotations.yolo import CONFIG_FILES, has_config, is_yolo, open_yolo
 from vitreous.data.grouping import split_by_groups
 from vitreous.data.layouts.arrow import is_parquet_source, open_hub_data, open_parquet_data
+from vitreous.data.layouts.csv_files import find_label_table, open_csv_file
 from vitreous.data.layouts.folder import FOLDER_LAYOUT_HINT, iterate_images, list_images, open_image_folder
 from vitreous.data.layouts.imagenet import is_imagenet, open_imagenet
 from vitreous.data.layouts.lists import has_image_lists, open_image_lists
 from vitreous.data.layouts.named import open_digits, open_torchvision
 from vitreous.data.layouts.packed import is_pack, open_pack
 from vitreous.data.layouts.split_names import find_split_folders
-from vitreous.data.layouts.table import open_table
 from vitreous.data.layouts.tars import COMPRESSED_SUFFIXES, has_tar_archives, open_webdataset
 from vitreous.data.layouts.video import frames_note, has_clips, has_only_clips, open_clip_folder
 from vitreous.data.modalities.table import MODALITIES
@@ -34,7 +34,6 @@ from vitreous.data.values import with_targets
 from vitreous.errors import DataError, UsageError, VitreousError, escape_unprintable, suggest_nearest
 
 MAX_SEARCHED_FOLDERS = 20  # maximum folders to search for a dataset
-MAX_TABLE_HEADER_CHARS = 10_000  # maximum length of a table's first line
 NAMED_SOURCE_PREFIXES = ("hf:", "torchvision:")
 
 #: annotation layouts: pairs of a function that detects the layout of a folder, and a function that opens it. COCO is
@@ -62,7 +61,7 @@ def open_data(
     - `digits`, `hf:org/name` or `torchvision:CIFAR10`
     - a folder with splits, with classes or with images, a folder of ImageNet, or one with image lists as in VTAB-1k
     - a folder of a YOLO dataset, or its `data.yaml`
-    - a CSV file, Parquet files, or a pack of `vitreous data pack`
+    - a CSV file, Parquet files, a JSON file of COCO, or a pack of `vitreous data pack`
     - WebDataset archives: a folder, a file, or a pattern such as `x-{000..127}.tar`
 
     Options:
@@ -229,19 +228,6 @@ def has_class_layout(folder: Path) -> bool:
         return False
 
 
-def find_label_table(folder: Path) -> Path | None:
-    """Return the first CSV file directly in a folder with the columns path and label; None if there is none."""
-    for path in sorted(folder.glob("*.csv")):
-        try:
-            with open(path, encoding="utf-8-sig") as file:
-                columns = file.readline(MAX_TABLE_HEADER_CHARS).strip().split(",")
-        except (OSError, UnicodeDecodeError):
-            continue
-        if {"path", "label"} <= set(columns):
-            return path
-    return None
-
-
 def open_by_layout(
     name: str,
     split_seed: int,
@@ -304,11 +290,11 @@ def open_by_layout(
     if path.name.lower().endswith((".tar", *COMPRESSED_SUFFIXES)) and (os.path.lexists(path) or "{" in name):
         return open_webdataset(path, split_seed)
     if path.suffix.lower() == ".json" and path.is_file():
+        if is_captions_file(path):
+            return open_coco_captions(path, split_seed)
         return (open_panoptic if is_panoptic(path) else open_coco)(path, split_seed)
     if path.suffix.lower() == ".csv" and os.path.lexists(path):
-        if is_box_table(path):
-            return open_box_table(path, split_seed)
-        return open_table(path, split_seed, group_by, axes, targets)
+        return open_csv_file(path, split_seed, group_by, axes, targets)
     raise make_source_error(path)
 
 

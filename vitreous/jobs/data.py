@@ -15,12 +15,14 @@ from vitreous.data.annotations.target import get_sample_noun
 from vitreous.data.buckets import assign_buckets, measure_sample_forms
 from vitreous.data.exclusions import find_kept_samples, read_exclusion_list
 from vitreous.data.options import DataOptions
+from vitreous.data.pairs import require_pairs
 from vitreous.data.screen import check_unreadable_images, find_readable_samples, screen_images
 from vitreous.data.sources import open_data, open_run_source, resolve_source
 from vitreous.data.split import ArraySplit, Data, require_labels
 from vitreous.data.values import convert_classes_to_values, describe_targets, require_values
 from vitreous.errors import DataError, EmptyImageError, UsageError, escape_unprintable
 from vitreous.jobs.buckets import check_buckets, select_evaluated_samples
+from vitreous.jobs.captions import encode_captions
 from vitreous.jobs.derive_run import count_scan_workers, derive_run
 from vitreous.objectives.base import ObjectiveConfig
 from vitreous.progress import ProgressListener
@@ -69,15 +71,7 @@ def prepare_data(
     if config_run is None:
         options = choose_recipe(dataset, options, listener.note)
     objective = config_run.objective if config_run else get_objective_config(options)
-    if objective.labelled:
-        dataset = match_label_type(dataset, objective, seed, options)
-        require_class_labels(dataset)
-    if objective.of_values:
-        require_values(dataset)
-    if objective.annotated:
-        require_learnable(dataset, "classes" if objective.annotated == "classes" else "objects")
-        dataset = {"classes": paint_class_maps, "objects": keep_object_targets}[objective.annotated](dataset)
-    dataset = dataset.with_holdout(share, seed)
+    dataset = match_objective(dataset, objective, seed, options).with_holdout(share, seed)
     for note in dataset.notes:
         listener.note(note)
     if exclude:
@@ -108,7 +102,27 @@ def prepare_data(
             run = replace(run, data=replace(run.data, **split_settings, images=num_images, fingerprint=fingerprint))
     if run.objective.annotated == "objects":
         dataset = with_object_masks(dataset, getattr(run.objective, "masks", False))
+    if run.objective.paired:
+        dataset = encode_captions(dataset, run, folder)
     return dataset, *screen_inputs(dataset, run, workers, listener, forms)
+
+
+def match_objective(
+    dataset: Data, objective: ObjectiveConfig | type[ObjectiveConfig], seed: int, options: TrainOptions
+) -> Data:
+    """Return the dataset with labels or annotations of the type that the objective learns. Raises DataError if it has
+    none, and the errors of `match_label_type`."""
+    if objective.labelled:
+        dataset = match_label_type(dataset, objective, seed, options)
+        require_class_labels(dataset)
+    if objective.of_values:
+        require_values(dataset)
+    if objective.annotated:
+        require_learnable(dataset, "classes" if objective.annotated == "classes" else "objects")
+        dataset = {"classes": paint_class_maps, "objects": keep_object_targets}[objective.annotated](dataset)
+    if objective.paired:
+        require_pairs(dataset)
+    return dataset
 
 
 def match_label_type(

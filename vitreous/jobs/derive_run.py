@@ -18,11 +18,12 @@ from vitreous.data.sources import resolve_source
 from vitreous.data.split import Data, Split
 from vitreous.errors import escape_unprintable
 from vitreous.jobs.buckets import set_run_buckets
+from vitreous.jobs.captions import add_text_info
 from vitreous.jobs.default_weights import set_default_weights
 from vitreous.models.names import config_from_name
 from vitreous.progress import ProgressListener
 from vitreous.recipes.channels import infer_dataset_info, measure_channel_moments
-from vitreous.recipes.derive import advise_weights, derive_run_config
+from vitreous.recipes.derive import advise_weights, derive_run_config, get_objective_config
 from vitreous.recipes.fit_to_data import advise_pretraining
 from vitreous.recipes.options import TrainOptions
 from vitreous.recipes.registry import get_recipe
@@ -51,11 +52,13 @@ def derive_run(
     """
     options, split = set_default_weights(options, dataset, listener), dataset.split("train")
     reference = config_from_name(options.model) if options.model and options.init else None
-    start = read_weights_info(options.source(options.init), reference) if options.init else None
+    is_paired = get_objective_config(options).paired
+    start = read_weights_info(options.source(options.init), reference, keep_text=is_paired) if options.init else None
     for note in start.notes if start else ():
         listener.note(note)
     info = replace(infer_dataset_info(dataset, options, start), masks=has_object_masks(dataset))
     info = replace(info, images=options.images or info.images, map_statistics=measure_recipe_maps(dataset, options))
+    info = add_text_info(info, dataset, start) if is_paired else info
     run = derive_run_config(options, dataset, info, start, listener.note)
     for text in describe_map_choices(run, info.map_statistics, options) if info.map_statistics else ():
         listener.note(text)

@@ -1,4 +1,5 @@
-"""The command `soup`: average the weights of several fine-tuned models (model soups, arXiv:2203.05482).
+"""The command `soup`: average the weights of several fine-tuned models (model soups, arXiv:2203.05482), or interpolate
+between a model and its fine-tuned version (WiSE-FT, arXiv:2109.01903).
 
 An averaged model has the inference cost of a single model. If all models were fine-tuned from the same initial weights,
 it is often better than the best of them.
@@ -109,21 +110,27 @@ def soup(
     how: InferenceOptions | None = None,
     bad_images: str = "stop",
     listener: ProgressListener | None = None,
+    alpha: Sequence[float] = (),
 ) -> SoupDocument:
     """Average the weights of runs or bundles of the same architecture, and save the bundle `out`. Returns a document
     with all metrics.
 
+    With `alpha`, the weights of two models, such as a zero-shot classifier and its fine-tuned version, are
+    interpolated: (1 - alpha) times those of the first plus alpha times those of the second. Of several values, the one
+    with the best primary metric is chosen; of equal ones, the first.
+
     A uniform soup averages all models. A greedy soup adds the models one by one, the best first, and keeps each one
     that does not lower the soup's primary metric (top-1, mAP or R²). Models are evaluated on the validation images of
     `data`, never on a test split. By default this is the dataset that all were trained on. A uniform soup works without
-    validation images. The order of `runs` has no effect. Raises UsageError if the models differ, listing the
-    differences, or if `out` exists; DataError and WeightsError for unreadable data and models.
+    validation images. Without `alpha`, the order of `runs` has no effect. Raises UsageError if the models differ,
+    listing the differences, or if `out` exists; DataError and WeightsError for unreadable data and models.
     """
     target, listener = Path(out), listener or NullListener()
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise UsageError(f"{target} already exists", "use another --out")
     if split not in ("val", "train"):
         raise UsageError(f"a soup cannot be selected on the {split} split", "use --split val, then `vitreous evaluate`")
+    check_alpha(runs, alpha, greedy)
     ingredients = open_ingredients(runs)
     outputs = check_same_model(ingredients)
     evaluator = None
@@ -139,22 +146,43 @@ def soup(
             listener=listener,
         )
     except VitreousError as error:
-        if greedy or data is not None:
+        if greedy or data is not None or len(alpha) > 1:
             raise
         listener.note(f"the models are not evaluated: {error.message}")
-    records, bundle, report = average_ingredients(ingredients, outputs, evaluator, greedy)
+    trials: list[dict[str, float | None]] = []
+    if alpha:
+        first_run = os.fspath(runs[0])
+        ends = sorted(ingredients, key=lambda ingredient: ingredient.run != first_run)
+        records, trials, bundle, report = interpolate_ingredients(ends, outputs, evaluator, alpha)
+    else:
+        records, bundle, report = average_ingredients(ingredients, outputs, evaluator, greedy)
     document = {
-        "soup": "greedy" if greedy else "uniform",
+        "soup": "interpolated" if alpha else "greedy" if greedy else "uniform",
         "data": evaluator and evaluator.source,
         "split": evaluator and split,
         split: report and report.summary(),
         "ingredients": records,
+        "alphas": trials,
     }
     bundle.provenance = dict(document)
     bundle.save(target)
     num_parameters = sum(parameter.numel() for parameter in bundle.model.parameters())
     document = {"model": bundle.model.config.name(), "parameters": num_parameters, **document, "bundle": str(target)}
     return cast(SoupDocument, document)
+
+
+def check_alpha(runs: Sequence[str | os.PathLike[str]], alpha: Sequence[float], greedy: bool) -> None:
+    """Raise UsageError for values of `alpha` out of range, and if they do not fit the other options."""
+    if not alpha:
+        return
+    if greedy or len(runs) != 2:
+        problem = "a greedy soup" if greedy else f"{len(runs)} models"
+        raise UsageError(
+            f"two models can be interpolated (--alpha), not {problem}",
+            "use vitreous soup ZERO-SHOT FINE-TUNED --alpha 0.5 --out BUNDLE",
+        )
+    if invalid := [value for value in alpha if not 0 <= value <= 1]:
+        raise UsageError(f"--alpha must be from 0 to 1, not {invalid[0]:g}", "use --alpha 0.5")
 
 
 def open_ingredients(runs: Sequence[str | os.PathLike[str]]) -> list[Ingredient]:
@@ -304,8 +332,47 @@ def average_ingredients(
                 "selected": is_selected,
             }
         )
+    for record in records:
+        record["weight"] = 1 / count if record["selected"] else 0.0
     averaged_bundle = average_weights(template, total, count)
     return records, averaged_bundle, report or (evaluator.evaluate(averaged_bundle, "soup") if evaluator else None)
+
+
+def interpolate_ingredients(
+    ingredients: Sequence[Ingredient],
+    outputs: tuple[str, ...],
+    evaluator: SoupEvaluator | None,
+    alphas: Sequence[float],
+) -> tuple[list[dict[str, Any]], list[dict[str, float | None]], Bundle, Report | None]:
+    """Interpolate between the weights of two models (arXiv:2109.01903, section 3): (1 - alpha) times the first plus
+    alpha times the second, for each of `alphas`.
+
+    Returns a record per model, one per value of alpha, the best bundle, and its report, None without an evaluator.
+    """
+    first, second = (ingredient.bundle() for ingredient in ingredients)
+    trials: list[dict[str, float | None]] = []
+    best: tuple[float, Bundle, Report | None] | None = None
+    for alpha in alphas:
+        total = add_weights(add_weights({}, first, outputs, 1 - alpha), second, outputs, alpha)
+        bundle = average_weights(ingredients[0].like, total, 1)
+        report = evaluator.evaluate(bundle, f"alpha {alpha:g}") if evaluator else None
+        trials.append({"alpha": alpha, "score": None if report is None else report.headline[1]})
+        if best is None or get_primary_score(report) > get_primary_score(best[2]):
+            best = alpha, bundle, report
+    assert best is not None, "check_alpha rejects an empty list"
+    weights = (1 - best[0], best[0])
+    records = [
+        {
+            "run": ingredient.run,
+            "sha256": ingredient.sha256,
+            "score": evaluator.evaluate(bundle, ingredient.run).headline[1] if evaluator else None,
+            "score_with": None,
+            "selected": weight > 0,
+            "weight": weight,
+        }
+        for ingredient, bundle, weight in zip(ingredients, (first, second), weights, strict=True)
+    ]
+    return records, trials, best[1], best[2]
 
 
 def get_primary_score(report: Report | None) -> float:
@@ -314,11 +381,13 @@ def get_primary_score(report: Report | None) -> float:
     return report.score[0] if report else -math.inf
 
 
-def add_weights(total: dict[str, Tensor], bundle: Bundle, outputs: tuple[str, ...]) -> dict[str, Tensor]:
-    """Return the sum of `total`, which may be empty, and a model's weights, of the same shapes, in float64. Head rows
-    are reordered to the order of `outputs`."""
+def add_weights(
+    total: dict[str, Tensor], bundle: Bundle, outputs: tuple[str, ...], factor: float = 1.0
+) -> dict[str, Tensor]:
+    """Return the sum of `total`, which may be empty, and `factor` times a model's weights, of the same shapes, in
+    float64. Head rows are reordered to the order of `outputs`."""
     order = torch.tensor([bundle.task.outputs.index(name) for name in outputs])
-    state = {name: tensor.double() for name, tensor in bundle.model.state_dict().items()}
+    state = {name: factor * tensor.double() for name, tensor in bundle.model.state_dict().items()}
     state |= {name: tensor[order] for name, tensor in state.items() if name.startswith("head.")}
     return {name: total[name] + tensor for name, tensor in state.items()} if total else state
 

@@ -16,7 +16,8 @@ import torch
 
 from vitreous.config import apply_keyword_options, list_differences
 from vitreous.data.exclusions import read_exclusion_list
-from vitreous.data.split import Data
+from vitreous.data.pairs import get_tokenizer
+from vitreous.data.split import Data, Split
 from vitreous.errors import UsageError, check_path_argument
 from vitreous.jobs.evaluate_run import evaluate_run
 from vitreous.jobs.plan import LATEST_RUN, is_extending_complete_run, open_resumed_folder, plan_run, resolve_data_option
@@ -138,7 +139,9 @@ def run_training(
         )
         excluded_names = sorted(read_exclusion_list(run.data.exclude)) if run.data.exclude and not resumed else None
         excluded = {} if excluded_names is None else {"excluded": excluded_names}
-        prepare_run_folder(folder, run, {"data": describe_run_data(run, dataset), **trials, **excluded}, resumed)
+        prepare_run_folder(
+            folder, run, {"data": describe_run_data(run, dataset), **trials, **excluded}, resumed, inputs.train
+        )
         announce(run, dataset)
     ranks.wait()
     if emulation_warning := describe_emulation(run.precision, run.device):
@@ -183,13 +186,15 @@ def resume_after_restart(options: TrainOptions, listener: ProgressListener, rank
     return replace(options, out=run_path, resume=True)
 
 
-def prepare_run_folder(folder: RunFolder, run: Run, documents: dict[str, Any], resumed: RunFolder | None) -> None:
-    """Create the folder of a new run with its `documents`, or record changed settings in the folder of a resumed
-    run."""
+def prepare_run_folder(
+    folder: RunFolder, run: Run, documents: dict[str, Any], resumed: RunFolder | None, train: Split
+) -> None:
+    """Create the folder of a new run with its `documents` and the tokenizer of the training split, or record changed
+    settings in the folder of a resumed run."""
     command = shlex.join(["vitreous", *sys.argv[1:]])
     if resumed is None:
         launch = {"torchrun": name} if (name := get_launch_name()) else {}
-        folder.create(run, command, {"environment": describe_environment() | launch, **documents})
+        folder.create(run, command, {"environment": describe_environment() | launch, **documents}, get_tokenizer(train))
         return
     if list_differences(resumed.run(), run):
         folder.record_resumption(run, command, documents)

@@ -20,6 +20,7 @@ from vitreous.models.configs.groups import NormConfig as NormConfig
 from vitreous.models.configs.groups import PositionConfig as PositionConfig
 from vitreous.models.configs.groups import PositionResize as PositionResize
 from vitreous.models.configs.groups import RegularizationConfig as RegularizationConfig
+from vitreous.models.configs.groups import RotaryConfig as RotaryConfig
 from vitreous.models.configs.hybrid import ConvStemConfig as ConvStemConfig
 from vitreous.models.configs.hybrid import HybridConfig as HybridConfig
 from vitreous.models.configs.hybrid import StemConfig as StemConfig

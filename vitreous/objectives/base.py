@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -75,6 +75,7 @@ class ObjectiveConfig:
     of_values: ClassVar[bool] = False  # labels are regression targets, not classes
     # required annotations: class maps ("classes"), or objects, with masks if the config's field `masks` is set
     annotated: ClassVar[Literal["", "classes", "objects"]] = ""
+    paired: ClassVar[bool] = False  # requires image-text pairs
     generates: ClassVar[bool] = False  # trains generative models, class-conditional if the data have classes
     guards_drift: ClassVar[bool] = False  # features of a run from weights must not become worse (`Run.drift_guard`)
     takes_clips: ClassVar[bool] = False  # supports clips
@@ -148,6 +149,46 @@ def gather_single_process(samples: Tensor) -> tuple[Tensor, int]:
     return samples, 0
 
 
+class ProcessRing(Protocol):
+    """The processes of a run in a ring: process `rank` of `world` sends to the next one and receives from the one
+    before it."""
+
+    @property
+    def rank(self) -> int:
+        """The index of this process."""
+        ...
+
+    @property
+    def world(self) -> int:
+        """The number of processes."""
+        ...
+
+    def gather(self, tensor: Tensor) -> list[Tensor]:
+        """Return the (n, ...) tensors of all processes in order, without gradient; n may differ."""
+        ...
+
+    def shift(self, tensor: Tensor, length: int) -> Tensor:
+        """Send a tensor (n, ...) to the next process, and return that of the previous process, (length, ...)."""
+        ...
+
+
+class SingleProcessRing:
+    """The ring of a run with one process."""
+
+    rank, world = 0, 1
+
+    def gather(self, tensor: Tensor) -> list[Tensor]:
+        """Return the tensor (n, ...) in a list."""
+        return [tensor]
+
+    def shift(self, tensor: Tensor, length: int) -> Tensor:
+        """Return the tensor (length, ...), which this process sends to itself."""
+        return tensor
+
+
+SINGLE_PROCESS_RING = SingleProcessRing()
+
+
 #: how the optimiser treats frozen parameters. `skip`: no gradient, so neither moments nor step count change; `zero-lr`:
 #: both change, with learning rate 0
 FrozenUpdate = Literal["skip", "zero-lr"]
@@ -173,9 +214,10 @@ class Objective(nn.Module):
 
     The optimiser trains the parameters that require a gradient. Other parameters and persistent buffers are state,
     which checkpoints store in its dtype; `after_step` must therefore change it in place (`copy_`, `lerp_`). An
-    objective does not move between devices, log, or use process groups. Two functions give it access to other
+    objective does not move between devices, log, or use process groups. Three attributes give it access to other
     processes: `reduce` returns the mean of a tensor over processes; `gather` returns the samples (n, ...) of all
-    processes in order, without gradient, and the index of this process's first sample.
+    processes in order, without gradient, and the index of this process's first sample; `ring` passes tensors from
+    process to process.
     """
 
     config: Any  # the `ObjectiveConfig` that built it
@@ -186,8 +228,9 @@ class Objective(nn.Module):
     #: learning rate factor of the patch embedding, and their gradient is clipped with the model's
     input_tokens: ClassVar[tuple[str, ...]] = ()
     is_idle = False  # this process has no samples left in this step: statistics exclude its batch
-    reduce: Callable[[Tensor], Tensor] = staticmethod(reduce_single_process)  # the training session sets both
+    reduce: Callable[[Tensor], Tensor] = staticmethod(reduce_single_process)  # the training session sets all three
     gather: Callable[[Tensor], tuple[Tensor, int]] = staticmethod(gather_single_process)
+    ring: ProcessRing = SINGLE_PROCESS_RING
 
     def prepare(self, batch: Batch, progress: TrainingProgress) -> Batch:
         """Convert a batch on the device, with normalised float32 views, to the input of `forward`, for example by

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from vitreous.objectives.base import ObjectiveConfig
+from vitreous.objectives.contrastive import ContrastiveConfig
 from vitreous.objectives.detection import DetectionConfig
 from vitreous.objectives.diffusion import DiffusionConfig
 from vitreous.objectives.dino import DINOConfig
@@ -31,4 +32,5 @@ OBJECTIVES: dict[str, type[ObjectiveConfig]] = {
     "detection": DetectionConfig,
     "diffusion": DiffusionConfig,
     "flow": FlowConfig,
+    "contrastive": ContrastiveConfig,
 }

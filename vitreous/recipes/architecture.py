@@ -93,9 +93,18 @@ def adapt_pretrained_config(
             f"--model {options.model} differs from the model of --init {options.init}", "leave --model out"
         )
     image = (options.image_size,) * len(start.image) if options.image_size else start.image
-    return replace_known_fields(
+    return change_image_fields(
         start, {"image": image, "classes": classes, "head.representation": None, "head.bias": True}
     )
+
+
+def change_image_fields(model: ModelConfig, changes: dict[str, Any]) -> ModelConfig:
+    """Return a copy of a config with the `changes` of known fields. Of a model with a text encoder, the image encoder's
+    size, patch and channels change; its head and pooling define the embedding."""
+    if not model.has_text:
+        return replace_known_fields(model, changes)
+    input_changes = {name: changes[name] for name in ("image", "patch", "channels") if name in changes}
+    return model.with_options(backbone=replace_known_fields(model.backbone, input_changes))
 
 
 def is_vitdet_variant(model: ModelConfig, start: ModelConfig) -> bool:
@@ -241,7 +250,7 @@ def choose_scratch_architecture(
     # on small datasets, mean pooling learns faster than a class token
     if native_size is not None and model.pool == "class":
         changes |= {"pool": "mean", "class_token": False}
-    return replace_known_fields(model, changes)
+    return change_image_fields(model, changes)
 
 
 #: sample format (`Preprocess.form`) -> function that chooses its model; other formats: `choose_image_architecture`

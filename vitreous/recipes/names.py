@@ -50,6 +50,7 @@ RECIPE_NAMES = (
         "dino-finetune",
         "segment",
     ),
+    *("clip", "siglip", "lit"),
     *("swin-upernet", "adapter-upernet", "dinov2-segment"),
     *("detect", "vitdet", "vitdet-lvis", "swin-mask-rcnn", "adapter-mask-rcnn", "dit", "sit"),
 )

@@ -52,6 +52,8 @@ class DatasetInfo:
     - `latents`: the description of the latents if the images are encoded by an autoencoder.
     - `has_stills`: whether some clips are single images.
     - `map_statistics`: statistics of the class maps, for recipes with `by_maps`.
+    - `vocabulary`, `text_length`: the token ids, and the tokens of a text, of a tokenizer that was trained on the
+      captions of image-text pairs; 0 without such a tokenizer.
     """
 
     images: int
@@ -63,6 +65,8 @@ class DatasetInfo:
     latents: Latents | None = None
     has_stills: bool = False
     map_statistics: MapStatistics | None = None
+    vocabulary: int = 0
+    text_length: int = 0
 
 
 #: dataset -> description and number of classes; the sizes of photographs are examples
@@ -79,6 +83,7 @@ REFERENCE_DATASETS = {
     "COCO": (DatasetInfo(118_287, (480, 640), 3, masks=True), 80),
     "LVIS": (DatasetInfo(100_170, (480, 640), 3, masks=True), 1203),
     "Kinetics-400": (DatasetInfo(240_436, (300, 256, 340), 3, CLIP_PREPROCESS), 400),
+    "WIT-400M": (DatasetInfo(400_000_000, (375, 500), 3), 0),
     "photographs": (DatasetInfo(10_000, (375, 500), 3), 10),
 }
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from vitreous.models.names import config_from_name
 from vitreous.recipes import (
     augreg,
+    contrastive,
     deit,
     dense,
     detect,
@@ -45,6 +46,7 @@ RECIPES: dict[str, Recipe] = {
         dinov3.DINOV3_RECIPES,
         (video.VIDEOMAE_RECIPE,),
         encoder.ENCODER_RECIPES[1:],
+        contrastive.CONTRASTIVE_RECIPES,
         dense.SEGMENTATION_RECIPES,
         detect.DETECTION_RECIPES,
         generate.GENERATION_RECIPES,

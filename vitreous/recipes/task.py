@@ -9,6 +9,7 @@ from vitreous.data.annotations.learnable import find_unlearnable
 from vitreous.data.annotations.painted import find_first_target
 from vitreous.data.annotations.target import AnnotatedSplit, Target, get_sample_axes
 from vitreous.data.layouts.split_names import has_role_name, parse_split_name
+from vitreous.data.pairs import has_pairs
 from vitreous.data.split import Data
 from vitreous.data.values import are_measurements, describe_targets
 from vitreous.errors import UsageError, escape_unprintable
@@ -34,6 +35,9 @@ def choose_recipe(data: Data, options: TrainOptions, note: Callable[[str], None]
         alternative = "" if data.targets else f"; to learn each number as a class, use {classify}"
         note(f"{data.name} has {content}: training regression (--recipe regression){alternative}")
         return replace(options, recipe="regression")
+    if has_pairs(data):
+        note(f"{data.name} has captions: training on image-text pairs (--recipe siglip; others: --recipe clip or lit)")
+        return replace(options, recipe="siglip")
     split = data.full_train_split or data.split("train")
     if not isinstance(split, AnnotatedSplit):
         check_class_folders(data, classify)

@@ -31,6 +31,11 @@ class Metrics(TypedDict):
     knn_top1: float | None
     knn_map: float | None
     rankme: float | None
+    retrieval_r1: float | None
+    image_to_text_r1: float | None
+    image_to_text_r5: float | None
+    text_to_image_r1: float | None
+    text_to_image_r5: float | None
     miou: float | None
     dice: float | None
     pixel_accuracy: float | None
@@ -184,14 +189,22 @@ class InspectionDocument(TypedDict):
 
 
 class Ingredient(TypedDict):
-    """A model of a soup (the average of several models' weights): its score, the score of the soup with it, and whether
-    it was selected."""
+    """A model of a soup (the average of several models' weights): its score, the score of the soup with it, whether it
+    was selected, and its weight in the average."""
 
     run: str
     sha256: str
     score: float | None
     score_with: float | None
     selected: bool
+    weight: float
+
+
+class InterpolationResult(TypedDict):
+    """A value of `--alpha`, and the score of the interpolated model."""
+
+    alpha: float
+    score: float | None
 
 
 class SoupDocument(TypedDict):
@@ -199,12 +212,13 @@ class SoupDocument(TypedDict):
 
     model: str
     parameters: int
-    soup: Literal["greedy", "uniform"]
+    soup: Literal["greedy", "uniform", "interpolated"]
     data: str | None
     split: str | None
     train: NotRequired[Metrics | None]
     val: NotRequired[Metrics | None]
     ingredients: list[Ingredient]
+    alphas: list[InterpolationResult]
     bundle: str
 
 

@@ -166,6 +166,34 @@ FEATURE_METRICS = (
         secondary=(),
     ),
 )
+RETRIEVAL_METRICS = (
+    Metric(
+        "retrieval_r1",
+        "R@1",
+        explanation="Mean of R@1 of texts by images and of images by texts. Higher is better.",
+        secondary=("image_to_text_r1", "image_to_text_r5", "text_to_image_r1", "text_to_image_r5"),
+    ),
+    Metric(
+        "image_to_text_r1",
+        "R@1 image to text",
+        explanation="Share of images whose most similar text is a caption of the image. Equal captions are one text.",
+    ),
+    Metric(
+        "image_to_text_r5",
+        "R@5 image to text",
+        explanation="Share of images of which a caption is among the five most similar texts.",
+    ),
+    Metric(
+        "text_to_image_r1",
+        "R@1 text to image",
+        explanation="Share of texts whose most similar image has this caption. Equal captions are one text.",
+    ),
+    Metric(
+        "text_to_image_r5",
+        "R@5 text to image",
+        explanation="Share of texts for which an image with this caption is among the five most similar images.",
+    ),
+)
 SEGMENTATION_METRICS = (
     Metric(
         "miou",
@@ -296,6 +324,7 @@ METRICS: dict[str, Metric] = {
     for metric in (
         *CLASSIFICATION_METRICS,
         *FEATURE_METRICS,
+        *RETRIEVAL_METRICS,
         *SEGMENTATION_METRICS,
         *DETECTION_METRICS,
         *GENERATION_METRICS,

@@ -37,7 +37,7 @@ def build_state(run: Run, inputs: RunInputs, ranks: Ranks, note: Callable[[str],
     """
     torch.manual_seed(int(derive_keys(run.seed)) >> 1)
     objective = build_objective(run, build_run_model(run, note), inputs, note)
-    objective.reduce, objective.gather = ranks.mean, ranks.gather_samples
+    objective.reduce, objective.gather, objective.ring = ranks.mean, ranks.gather_samples, ranks
     flat = flatten_weights(run, objective, ranks)
     return TrainingState(
         run=run,

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from vitreous.config import from_yaml, to_yaml
+from vitreous.data.tokenizer import TOKENIZER_FILE, Tokenizer
 from vitreous.errors import ResourceError, UsageError
 from vitreous.system.disk import write_text_atomic
 from vitreous.training.checkpoint import CheckpointStore
@@ -19,7 +20,7 @@ from vitreous.training.run import Run
 
 #: files that `RunFolder.create` writes before config.yaml, complete or partial
 UNSTARTED_RUN_FILES = re.compile(
-    r"command\.txt|(environment|data|trials)\.json|\.(command\.txt|(environment|data|trials)\.json|config\.yaml)\.tmp"
+    r"command\.txt|(environment|data|trials|tokenizer)\.json|\.(command\.txt|(environment|data|trials|tokenizer)\.json|config\.yaml)\.tmp"
 )
 
 
@@ -72,8 +73,9 @@ class RunFolder:
         """Return the store of the run's checkpoints, which keeps the newest `keep`."""
         return CheckpointStore(self.path / "checkpoints", keep)
 
-    def create(self, run: Run, command: str, documents: dict[str, Any]) -> None:
-        """Create the folder of a new run with command.txt, config.yaml, and each of the `documents` as NAME.json.
+    def create(self, run: Run, command: str, documents: dict[str, Any], tokenizer: Tokenizer | None = None) -> None:
+        """Create the folder of a new run with command.txt, config.yaml, each of the `documents` as NAME.json, and the
+        tokenizer of a run with a text encoder.
 
         Raises UsageError if the folder already contains files, ResourceError if it cannot be written.
         """
@@ -83,6 +85,8 @@ class RunFolder:
             write_text_atomic(self.path / "command.txt", command + "\n")
             for name, document in documents.items():
                 write_text_atomic(self.path / f"{name}.json", json.dumps(document, indent=2, ensure_ascii=False) + "\n")
+            if tokenizer is not None:
+                tokenizer.write(self.path / TOKENIZER_FILE)
             write_text_atomic(self.config, to_yaml(run))
             update_latest_link(self.path)
         except OSError as error:

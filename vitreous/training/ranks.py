@@ -97,6 +97,20 @@ class Ranks:
         gathered = self.gather(samples.detach())
         return torch.cat(gathered), sum(map(len, gathered[: self.rank]))
 
+    def shift(self, tensor: Tensor, length: int) -> Tensor:
+        """Send a tensor (n, ...) to the next process of a ring, and return that of the previous process,
+        (length, ...), without gradient. The last process sends to the first."""
+        if self.world == 1:
+            return tensor
+        received = tensor.new_empty((length, *tensor.shape[1:]))
+        sending = dist.P2POp(dist.isend, tensor.detach().contiguous(), (self.rank + 1) % self.world)
+        receiving = dist.P2POp(dist.irecv, received, (self.rank - 1) % self.world)
+        # an order in which neighbours do not both wait for a receiver
+        operations = [sending, receiving] if self.rank % 2 == 0 else [receiving, sending]
+        for request in dist.batch_isend_irecv(operations):
+            request.wait()
+        return received
+
     def broadcast_text(self, text: str) -> str:
         """Return the main process's `text` in all processes."""
         if self.world == 1:

@@ -11,6 +11,7 @@ from vitreous.training.folder import RunFolder
 from vitreous.training.loop import TrainingState
 from vitreous.weights.bundle import Bundle
 from vitreous.weights.objective_parts import ObjectiveState
+from vitreous.weights.text import find_tokenizer
 
 
 def gather_objective_state(state: TrainingState) -> ObjectiveState | None:
@@ -30,9 +31,10 @@ def write_bundle(
     run = state.run
     data = get_public_name(run.data.source)
     provenance = {"init": run.init, "recipe": run.recipe, "data": data, "epochs": epochs, "seed": run.seed}
-    Bundle(model, state.objective.task(), run.preprocess, provenance, objective_state=objective_state).save(
-        folder.bundle
-    )
+    tokenizer = find_tokenizer(folder.path, run.model)
+    Bundle(
+        model, state.objective.task(), run.preprocess, provenance, objective_state=objective_state, tokenizer=tokenizer
+    ).save(folder.bundle)
 
 
 def summarize_run(

@@ -109,6 +109,11 @@ def check_processes(run: Run, ranks: Ranks) -> None:
         )
     if run.parallel == "fsdp" and (run.reproducible or run.optimizer.name == "muon" or run.tune.lora_rank):
         raise UsageError("--parallel fsdp cannot be combined with --reproducible, Muon or LoRA", "use --parallel ddp")
+    if run.parallel == "fsdp" and run.model.has_text:
+        problem = (
+            "--parallel fsdp cannot shard the scale of the logits of a model with a text encoder, which is a scalar"
+        )
+        raise UsageError(problem, "use --parallel ddp")
     if run.parallel == "fsdp" and run.preprocess.has_buckets:
         raise UsageError(
             "--parallel fsdp cannot be combined with buckets, which differ between processes", "use --parallel ddp"

@@ -278,7 +278,7 @@ def load_pretrained_weights(
     them, for other differences.
     """
     weights = source if isinstance(source, PretrainedWeights) else open_weights(source, reference=model.config)
-    if model.config.has_text and weights.config.has_text:
+    if model.config.has_text:
         return load_image_text_weights(model, weights)
     weights = drop_dense_head(weights)
     model_state, state = model.state_dict(), weights.read_state_for(model.config)
@@ -336,13 +336,18 @@ def load_pretrained_weights(
 
 
 def load_image_text_weights(model: Model, weights: PretrainedWeights) -> WeightsLoadResult:
-    """Load the weights of an image encoder with a text encoder into such a model, in place.
+    """Load the weights of an image encoder, with or without a text encoder, into a model with both, in place.
 
-    The image encoder is adapted as by `load_pretrained_weights`; the text encoder must match. Raises WeightsError,
-    which lists the differences.
+    The image encoder is adapted as by `load_pretrained_weights`. The text encoder must match; without one in the
+    weights, that of the model keeps its initial values. Raises WeightsError, which lists the differences.
     """
     result = load_pretrained_weights(model.backbone, weights)
-    model_state, state = model.state_dict(), weights.read_state()
+    model_state = model.state_dict()
+    if not weights.config.has_text:
+        new_names = [name for name in model_state if not name.startswith("backbone.")]
+        loaded, initialised = ([f"backbone.{name}" for name in names] for names in (result.loaded, result.initialised))
+        return replace(result, loaded=loaded, initialised=[*initialised, *new_names])
+    state = weights.read_state()
     text_state = {name: tensor for name, tensor in state.items() if not name.startswith("backbone.")}
     image_state = {name: tensor for name, tensor in model_state.items() if name.startswith("backbone.")}
     load_state_dict_strict(model, image_state | text_state, weights.source)
@@ -365,10 +370,14 @@ class WeightsInfo:
     classifies: bool = True
 
 
-def read_weights_info(source: str | os.PathLike[str], reference: ModelConfig | None = None) -> WeightsInfo:
-    """Read the properties of initial weights without their tensors. `reference`: the model that will load them. Raises
-    WeightsError for unsupported weights, UsageError for an invalid source."""
-    weights = drop_dense_head(open_weights(source, reference=reference))
+def read_weights_info(
+    source: str | os.PathLike[str], reference: ModelConfig | None = None, keep_text: bool = False
+) -> WeightsInfo:
+    """Read the properties of initial weights without their tensors. `reference`: the model that will load them. With
+    `keep_text`, an image encoder with a text encoder is not reduced to the image encoder. Raises WeightsError for
+    unsupported weights, UsageError for an invalid source."""
+    weights = open_weights(source, reference=reference)
+    weights = weights if keep_text and weights.config.has_text else drop_dense_head(weights)
     return WeightsInfo(weights.config, weights.preprocess, weights.notes, weights.task.has_head)
 
 

@@ -42,6 +42,7 @@ from vitreous.data.layouts.packed import (
     read_pack_document,
 )
 from vitreous.data.loader import map_in_workers
+from vitreous.data.pairs import has_pairs
 from vitreous.data.screen import unreadable_images_error
 from vitreous.data.sources import open_data
 from vitreous.data.split import Data, hash_file_times
@@ -71,16 +72,17 @@ def pack_dataset(
     unreadable images are listed in a DataError at the end; with `skip`, in the document. Shards of an interrupted pack
     are kept if plan and source are the same. `autoencoder` encodes latents, if the plan has them.
 
-    Raises UsageError for a folder with other content, and for annotations of objects or pixels and numeric targets,
-    which a pack does not store; ResourceError if the disk is too small.
+    Raises UsageError for a folder with other content, and for annotations of objects or pixels, numeric targets and
+    captions, which a pack does not store; ResourceError if the disk is too small.
     """
     data = open_data(source)
     check_image_samples(data.splits.values(), "packs store images")
     if any(isinstance(split, AnnotatedSplit) for split in data.splits.values()):
         problem = f"{data.name} has annotations, but a pack stores only images and their classes"
         raise UsageError(problem, f"train without a pack: vitreous train {data.name}")
-    if data.targets:
-        problem = f"{data.name} has values, but a pack stores only images and their classes"
+    if data.targets or has_pairs(data):
+        content = "values" if data.targets else "captions"
+        problem = f"{data.name} has {content}, but a pack stores only images and their classes"
         raise UsageError(problem, f"train without a pack: vitreous train {data.name}")
     plan = replace(plan, source=fingerprint_source(data))
     out = Path(out)

@@ -231,9 +231,8 @@ def train_runs(
         ]
         for study_run in runs:
             if not study_run.folder.config.is_file():
-                prepare_run_folder(
-                    study_run.folder, study_run.run, {"data": describe_run_data(study_run.run, study_run.data)}, None
-                )
+                documents = {"data": describe_run_data(study_run.run, study_run.data)}
+                prepare_run_folder(study_run.folder, study_run.run, documents, None, study_run.data.split("train"))
         if training.options.ray:
             train_on_ray(training, runs)
         for study_run in runs:

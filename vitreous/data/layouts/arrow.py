@@ -4,7 +4,7 @@
                 hf:org/name@config
 
 Image and label columns are detected by type, or set after a #: `hf:org/name#image=img,label=fine_label`. If there is no
-label column, the images are unlabelled.
+label column, the images are unlabelled. With a column of captions, the data are image-text pairs (`arrow_pairs`).
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from vitreous.data.layouts.arrow_pairs import LABEL_COLUMN_NAMES, find_caption_column, open_caption_tables
 from vitreous.data.layouts.classes import (
     build_label_array,
     natural_sort_key,
@@ -36,7 +37,6 @@ from vitreous.errors import DataError, UsageError, escape_unprintable, install_h
 PARQUET_LAYOUT_HINT = (
     "use x.parquet, or DIR with train-*.parquet and optionally validation-*.parquet and test-*.parquet"
 )
-LABEL_COLUMN_NAMES = ("label", "labels", "class", "target", "category")
 # first bytes of a file in each supported image format
 IMAGE_MAGIC = (b"\xff\xd8\xff", b"\x89PNG\r\n", b"GIF8", b"BM", b"RIFF", b"II*\0", b"MM\0*")
 HUB_NAME_PATTERN = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
@@ -44,12 +44,12 @@ HUB_NAME_PATTERN = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 
 def parse_column_source(source: str) -> tuple[str, dict[str, str]]:
     """Split a source at the # into the source without columns, and {role: column}. Raises UsageError for roles other
-    than image and label."""
+    than image, label and caption."""
     base, _, column_text = source.partition("#")
     columns: dict[str, str] = {}
     for assignment in filter(None, column_text.split(",")):
         role, _, columns[role] = assignment.partition("=")
-        if role not in ("image", "label") or not columns[role]:
+        if role not in ("image", "label", "caption") or not columns[role]:
             hint = f"write {base}#image=COLUMN,label=COLUMN"
             raise UsageError(f"{source}: unknown role {escape_unprintable(role)}", hint)
     return base, columns
@@ -74,9 +74,9 @@ def list_parquet_files(root: Path) -> Iterator[Path]:
 def open_parquet_data(source: str, split_seed: int = 0, targets: tuple[str, ...] = ()) -> Data:
     """Open the dataset in a Parquet file, or in a folder of Parquet files.
 
-    The split of a file comes from its name, or else from the name of its folder; if no file has a split, all are
-    training data. `targets` are the columns whose values are the labels. Raises DataError if only some files have a
-    split, if columns differ, and for unreadable files; UsageError if columns must be selected.
+    The split of a file is in its name or in that of its folder; if no file has one, all are training data. `targets`
+    are the columns whose values are the labels. Raises DataError if only some files have a split, if columns differ,
+    and for unreadable files; UsageError if columns must be selected.
     """
     base, columns = (source, {}) if os.path.lexists(source) else parse_column_source(source)
     root = Path(base)
@@ -201,26 +201,27 @@ def open_split_tables(
     """
     if "train" not in tables:
         raise DataError(f"{name} has {', '.join(tables) or 'no known split'} but no split train", PARQUET_LAYOUT_HINT)
+    tables = {split: tables[split] for split in SPLIT_NAMES if split in tables}
+    caption = None if targets else find_caption_column(name, tables["train"], columns)
+    if caption is not None:
+        image, _ = choose_columns(name, tables["train"], features, {**columns, "label": caption})
+        return open_caption_tables(name, tables, image, caption, base_folder=base_folder, split_seed=split_seed)
     column_by_role = columns | {"label": targets[0]} if targets else columns
     image, label = choose_columns(name, tables["train"], features, column_by_role)
     if label is not None and not targets and has_fractional_labels(tables["train"], label):
         targets = (label,)
-    tables = {split: tables[split] for split in SPLIT_NAMES if split in tables}
-    notes: list[str] = []
-    labels, classes, unlabelled = dict[str, np.ndarray](), (), None
+    notes, labels, classes, unlabelled = list[str](), dict[str, np.ndarray](), (), None
     if targets:
         labels = {split: read_target_columns(f"{name}, {split}", table, targets) for split, table in tables.items()}
     elif label is None:
         unlabelled = DataError(f"{name} has no label column", "select one: #label=COLUMN")
         for split, table in tables.items():
-            labels[split] = create_empty_labels(
-                sum(map_arrow_stream(stream).num_rows for stream in table.streams(image))
-            )
+            num_rows = sum(map_arrow_stream(stream).num_rows for stream in table.streams(image))
+            labels[split] = create_empty_labels(num_rows)
     else:
         labels, classes = read_label_column(name, tables, label, features)
     if len(classes) == 1:
-        unlabelled = too_few_classes_error(name, classes)
-        notes += one_class_note(classes)
+        unlabelled, notes = too_few_classes_error(name, classes), [*notes, *one_class_note(classes)]
         labels, classes = {split: create_empty_labels(len(split_labels)) for split, split_labels in labels.items()}, ()
     if not len(labels["train"]):
         raise DataError(f"{name} has no rows", PARQUET_LAYOUT_HINT)

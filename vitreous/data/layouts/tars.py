@@ -4,7 +4,8 @@ A source is DIR/*.tar with the split in all file names (`train-000.tar`) or in n
 `DIR/shard-{000000..000127}.tar`, or one file. `classes.txt` (a name per line) or `dataset.json` (`{"classes": [...]}`),
 next to the archives or above their split folders, names the classes of integer labels. If no sample has a label, or all
 have the same label, the images are unlabelled. If all samples are video files and animated GIFs, the data are clips;
-videos among images are ignored.
+videos among images are ignored. If no sample has a label, but images have captions (NAME.txt, or `caption` in
+NAME.json), the data are image-text pairs.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from vitreous.data.layouts.split_names import (
     role_names_note,
 )
 from vitreous.data.layouts.video import StoredClips, choose_probe_indices, clips_note
+from vitreous.data.pairs import build_pair_data
 from vitreous.data.split import Data, Split, StoreSplit, create_empty_labels, ensure_val_split
 from vitreous.data.stores.tarindex import ORPHAN_LABELS_NOTE, ArchiveIndex, LabelWord, open_archive_index
 from vitreous.data.text_files import read_lines, read_text
@@ -86,8 +88,10 @@ def open_webdataset(source: Path, split_seed: int = 0) -> Data:
     }
     if "train" not in indices_by_split:
         raise DataError(f"{name} has {', '.join(indices_by_split)} but no training images", ARCHIVE_FORMAT_HINT)
-    unlabelled_splits = find_unlabelled_splits(archive_index, name, codes, indices_by_split)
     notes = [f"{count} {text}" for text, count in archive_index.notes.items()]
+    if (codes < 0).all() and not clips and archive_index.samples["text_size"].any():
+        return open_archive_pairs(name, archive_index, indices_by_split, split_seed, notes, unsplit=unsplit)
+    unlabelled_splits = find_unlabelled_splits(archive_index, name, codes, indices_by_split)
     notes[:0] = [clips_note(len(archive_index.samples))] if clips else []
     notes += [f"{videos.sum():,} videos among images are ignored"] if not clips and videos.any() else []
     labelled = {
@@ -110,6 +114,30 @@ def open_webdataset(source: Path, split_seed: int = 0) -> Data:
     splits, full_train = ensure_val_split(splits, split_seed, notes)
     return Data(
         name, classes, splits=splits, notes=notes, unsplit=unsplit, full_train_split=full_train, unlabelled=unlabelled
+    )
+
+
+def open_archive_pairs(
+    name: str,
+    archive_index: ArchiveIndex,
+    indices_by_split: dict[str, np.ndarray],
+    split_seed: int,
+    notes: list[str],
+    *,
+    unsplit: bool,
+) -> Data:
+    """Open the image-text pairs of archives. `indices_by_split` are the samples of each split, (n,) int64. Captions are
+    read into memory. Raises DataError for captions that are not UTF-8."""
+    samples = np.sort(np.concatenate(list(indices_by_split.values())))
+    return build_pair_data(
+        name,
+        StoreSplit(archive_index, samples, create_empty_labels(len(samples))),
+        np.arange(len(samples)),
+        [archive_index.read_caption(int(sample)) for sample in samples],
+        pairs_by_split={split: np.searchsorted(samples, indices) for split, indices in indices_by_split.items()},
+        split_seed=split_seed,
+        notes=notes,
+        unsplit=unsplit,
     )
 
 

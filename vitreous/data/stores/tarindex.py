@@ -2,7 +2,8 @@
 
 A sample consists of consecutive members whose names are equal up to the first dot of their last component: `dog/7.jpg`,
 `dog/7.cls`. Its label is in the `.cls` member (a number or a word), else in the `.json` member (in the first of
-`LABEL_FIELDS`), else it is the name of the folder.
+`LABEL_FIELDS`), else it is the name of the folder. A sample without a label member may have a caption: the text of the
+`.txt` member, else the first of `CAPTION_FIELDS` in the `.json` member.
 """
 
 from __future__ import annotations
@@ -41,14 +42,16 @@ from vitreous.system.disk import get_cache_folder, open_atomic
 LabelWord = str | int  # a class name, or a class index
 MAX_LABEL_BYTES = 2**20  # maximum bytes of a label member
 LABEL_FIELDS = ("class_name", "class", "label", "cls")
-INDEX_FORMAT_VERSION = 4  # version of the cached index format
+CAPTION_FIELDS = ("caption", "text", "title")
+INDEX_FORMAT_VERSION = 5  # version of the cached index format
 ORPHAN_LABELS_NOTE = "samples in archives have a label but no image, and are ignored"
 
 
 #: a sample: index of its archive; offset and size of its image in bytes; index of its label in
 #: `ArchiveIndex.label_words` (-1: none); index of its folder in `ArchiveIndex.folders` (`home`); end of its name in
-#: `ArchiveIndex.names`
-SAMPLE_DTYPE = np.dtype([(name, "<i8") for name in ("archive", "start", "size", "label", "home", "end")])
+#: `ArchiveIndex.names`; offset and size of the member with its caption, with a negative size for JSON (0: no caption)
+SAMPLE_FIELDS = ("archive", "start", "size", "label", "home", "end", "text", "text_size")
+SAMPLE_DTYPE = np.dtype([(name, "<i8") for name in SAMPLE_FIELDS])
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,6 +88,17 @@ class ArchiveIndex:
                 f"{self.name(index)}: {f'larger than {MAX_FILE_BYTES >> 20} MiB' if size else 'empty file'}"
             )
         return read_archive_bytes(self.archives[archive_index], self.stamps[archive_index], start, size)
+
+    def read_caption(self, index: int) -> str:
+        """Return the caption of a sample; "" if it has none. Raises DataError for a caption that is not UTF-8."""
+        archive_index, start, size = (int(self.samples[name][index]) for name in ("archive", "text", "text_size"))
+        if not size:
+            return ""
+        content = read_archive_bytes(self.archives[archive_index], self.stamps[archive_index], start, abs(size))
+        try:
+            return find_json_caption(json.loads(content)) if size < 0 else content.decode("utf-8")
+        except UnicodeDecodeError:
+            raise DataError(f"the caption of {self.name(index)} is not UTF-8 text", "save it as UTF-8") from None
 
     def update(self, digest: Any, indices: np.ndarray) -> None:
         """Update a hashlib digest with the names and sizes of the images at `indices` (n,)."""
@@ -156,9 +170,11 @@ class ArchiveIndexBuilder:
         label = self.parse_cls(archive, group[b"cls"]) if b"cls" in group else -1
         if label < 0 and b"json" in group:
             label = self.parse_json(archive, group[b"json"])
+        text_start, text_size = find_caption_member(archive, group) if label < 0 else (0, 0)
         folder_index = self.folders.setdefault(key[: key.rfind(b"/") + 1], len(self.folders))
         self.names += image.name
-        self.samples.extend((archive_index, image.start, image.size, label, folder_index, len(self.names)))
+        fields = (archive_index, image.start, image.size, label, folder_index, len(self.names), text_start, text_size)
+        self.samples.extend(fields)
         return True
 
     def parse_cls(self, archive: TarArchive, member: ArchiveMember) -> int:
@@ -231,6 +247,24 @@ def read_label_member(archive: TarArchive, member: ArchiveMember) -> bytes:
         problem = f"{name} has {member.size:,} bytes, which exceeds the limit of a label"
         raise DataError(f"{archive.name}: {problem}", "check that it is a label, or delete it")
     return archive.read(member)
+
+
+def find_caption_member(archive: TarArchive, group: dict[bytes, ArchiveMember]) -> tuple[int, int]:
+    """Return the offset and the size of the member with the caption of a sample, with a negative size for JSON; (0, 0)
+    if it has no caption. Raises DataError for a too long member."""
+    if b"txt" in group and group[b"txt"].size <= MAX_LABEL_BYTES:
+        return group[b"txt"].start, group[b"txt"].size
+    if b"json" not in group:
+        return 0, 0
+    member = group[b"json"]
+    has_caption = bool(find_json_caption(json.loads(read_label_member(archive, member))))
+    return (member.start, -member.size) if has_caption else (0, 0)
+
+
+def find_json_caption(document: Any) -> str:
+    """Return the caption in a JSON document, the first of `CAPTION_FIELDS` with a text; "" if it has none."""
+    values = [document.get(name) for name in CAPTION_FIELDS] if isinstance(document, dict) else []
+    return next((value for value in values if isinstance(value, str)), "")
 
 
 def parse_json_label(value: Any) -> tuple[LabelWord, ...] | None:

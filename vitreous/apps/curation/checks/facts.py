@@ -66,6 +66,7 @@ def summarise_dataset(
             for name, split_records in zip(subject.splits, records_by_split, strict=True)
         },
         "annotations": summarise_annotations(subject),
+        "pairs": subject.pairs,
         "class_balance": measure_class_balance(subject),
         "ignored_files": unused,
         "unreadable": unreadable,

@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from vitreous.apps.curation.checks.pairs import report_repeated_captions
 from vitreous.data.decoding.video import MISSING_PYAV
 from vitreous.errors import format_first_names, install_hint
 
@@ -36,6 +37,7 @@ def derive_findings(document: dict[str, Any]) -> list[Finding]:
     ]
     finding_rows += [
         *report_class_balance(document, source),
+        *report_repeated_captions(document),
         *report_target_values(document, source),
         *report_clips(document),
         *report_image_properties(document, source),

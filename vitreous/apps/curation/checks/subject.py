@@ -7,9 +7,11 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from vitreous.apps.curation.checks.pairs import keep_images_of_pairs, summarise_pairs
 from vitreous.apps.curation.copies.scan import ConcatenatedSplits
 from vitreous.data.annotations.learnable import find_unlearnable
 from vitreous.data.annotations.masks import MaskAnnotations
@@ -50,6 +52,7 @@ class CheckedDataset:
     unlearnable: DataError | None = None
     column: str | None = None  # table column with the group of each image
     targets: tuple[str, ...] = ()  # names of numeric targets instead of classes
+    pairs: dict[str, Any] | None = None  # summary of image-text pairs, whose images are in the splits once
 
     @cached_property
     def pool(self) -> ConcatenatedSplits:
@@ -140,7 +143,7 @@ def open_checked_dataset(
     return CheckedDataset(
         data.name,
         source,
-        splits=splits,
+        splits=keep_images_of_pairs(splits),
         classes=tuple(map(escape_unprintable, data.classes)),
         notes=notes,
         open_error=open_error,
@@ -148,6 +151,7 @@ def open_checked_dataset(
         unlearnable=find_unlearnable(data) if split is None else None,
         column=data.group_column,
         targets=data.targets,
+        pairs=summarise_pairs(splits),
     )
 
 
