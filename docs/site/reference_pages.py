@@ -30,6 +30,7 @@ RECIPE_GROUPS = {
     "swin": "Swin Transformer",
     "regression": "Regression",
     "unlabelled": "Self-supervised pre-training",
+    "dinov3": "DINOv3 and distillation of features",
     "contrastive": "Images and texts",
     "video": "Video",
     "dense": "Semantic segmentation",

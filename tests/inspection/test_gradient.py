@@ -10,7 +10,7 @@ from tests.inspection.small_models import MEAN_POOLING, MODEL_KINDS, make_images
 from vitreous.errors import UsageError
 from vitreous.inspection.gradient import compute_relevance
 from vitreous.nn import attention as plain
-from vitreous.nn import relative
+from vitreous.nn import relative, rotary
 from vitreous.nn.frozen import can_pack, freeze_for_inference
 
 
@@ -32,6 +32,7 @@ def compute_explicit_attention(model, x, classes, monkeypatch):
         patch.setattr(relative, "attend_unscaled", lambda q, k, v, mask: attend_values(q @ k.mT, v))
         patch.setattr(plain, "dot_product_attention", attend)
         patch.setattr(relative, "dot_product_attention", attend)
+        patch.setattr(rotary, "dot_product_attention", attend)
         logits = model.classify(model.pool(model.features(x))).gather(1, classes[:, None])
         logits.sum().backward()
     model.zero_grad()

@@ -283,6 +283,7 @@ def test_rotation_without_gradients_equals_rotation_with_gradients(dtype, querie
     attention = randomise_parameters(RotaryAttention(16, 2)).to(dtype)
     x, positions = torch.randn(2, 7, 16).to(dtype), TokenPositions((2, 3), 1)
     with torch.no_grad():
-        fast = attention.project_rotated_qkv(x, positions, queries)
-    for ours, reference in zip(fast, attention.project_rotated_qkv(x, positions, queries), strict=True):
-        assert ours.dtype == dtype and torch.allclose(ours, reference, atol=1e-6 if dtype == torch.float32 else 1e-2)
+        fast = attention(x, positions, queries=queries)
+    reference = attention(x, positions, queries=queries)
+    assert fast.dtype == dtype and reference.requires_grad
+    assert torch.allclose(fast, reference, atol=1e-6 if dtype == torch.float32 else 3e-2)

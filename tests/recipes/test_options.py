@@ -59,7 +59,7 @@ def test_option_types_match_their_run_fields(option):
 
 def test_each_option_sets_a_distinct_field():
     paths = [mark.path for mark in get_run_field_options().values()]
-    assert len(paths) == len(set(paths)) == 51
+    assert len(paths) == len(set(paths)) == 54
 
 
 @pytest.mark.parametrize(

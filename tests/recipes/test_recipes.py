@@ -28,6 +28,7 @@ from vitreous.jobs.train import train
 from vitreous.models.config import BiTConfig, MlpConfig, SwinAttentionConfig, SwinConfig, ViTConfig
 from vitreous.models.names import config_from_name
 from vitreous.models.zoo import build_model
+from vitreous.objectives import feature_distillation
 from vitreous.objectives import teacher as teachers
 from vitreous.objectives.detection import DetectionConfig
 from vitreous.recipes.derive import apply_train_options, derive_run_config
@@ -521,11 +522,12 @@ def train_and_collect_losses(run: Run, folder: Path):
 @pytest.mark.parametrize("name", RECIPE_NAMES)
 def test_every_recipe_trains_two_steps(name, tmp_path, monkeypatch):
     run = build_reduced_run(name, 2)
-    if name == "distil":
+    if name in ("distil", "distil-features"):
         teacher = Bundle(
             build_model(replace(run.model, pool="class")), Classification(run.data.classes), run.preprocess, {}
         )
-        monkeypatch.setattr(teachers, "open_weights", lambda source: SimpleNamespace(build_bundle=lambda: teacher))
+        for module in (teachers, feature_distillation):
+            monkeypatch.setattr(module, "open_weights", lambda source: SimpleNamespace(build_bundle=lambda: teacher))
         run = replace(run, objective=replace(run.objective, teacher="runs/teacher"))
     curve, moved = train_and_collect_losses(run, tmp_path)
     assert len(curve) == 2 and all(map(math.isfinite, curve)) and moved
@@ -536,7 +538,7 @@ def test_every_recipe_trains_two_steps(name, tmp_path, monkeypatch):
         default_run.views,
         type(default_run.objective),
     )
-    assert name == "distil" or run.objective == with_small_head(default_run.objective)
+    assert name in ("distil", "distil-features") or run.objective == with_small_head(default_run.objective)
 
 
 @pytest.mark.parametrize("name", CURVE_RECIPES)

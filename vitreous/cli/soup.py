@@ -15,8 +15,8 @@ from vitreous.cli.inference import InferenceArguments
 class Options(InferenceArguments):
     """Average the weights of several runs of one model into one bundle (model soup).
 
-    Examples: vitreous soup runs/pets-1 runs/pets-2 runs/pets-3 --greedy --out runs/pets-soup,
-    vitreous soup zero-shot fine-tuned --alpha 0.5 --out wise-ft
+    Example: vitreous soup runs/pets-1 runs/pets-2 runs/pets-3 --greedy --out runs/pets-soup
+    Example: vitreous soup zero-shot fine-tuned --alpha 0.5 --out wise-ft
     """
 
     SECTIONS: ClassVar[dict[str, str]] = {"out": "Soup"}

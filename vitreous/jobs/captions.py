@@ -13,8 +13,8 @@ from vitreous.recipes.recipe import DatasetInfo
 from vitreous.training.folder import RunFolder
 from vitreous.training.run import Run
 from vitreous.weights.adopt import WeightsInfo, open_weights
+from vitreous.weights.bundle import find_tokenizer, make_tokenizer
 from vitreous.weights.options import WeightsSource
-from vitreous.weights.text import find_tokenizer, make_tokenizer
 
 
 def train_caption_tokenizer(dataset: Data) -> TrainedTokenizer:

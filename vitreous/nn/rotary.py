@@ -66,7 +66,12 @@ class RotaryAttention(Attention):
 
     def forward_before_output(self, x: Tensor, positions: TokenPositions, queries: slice = ALL_QUERIES) -> Tensor:
         """Compute the concatenated outputs of the heads: (B, P + N, D) -> (B, Q, D)."""
-        q, k, v = self.project_rotated_qkv(x, positions, queries)
+        q, k, v = self.project_qkv(x)
+        cos, sin = self.select_factors(positions, q)
+        has_gradients = torch.is_grad_enabled() and q.requires_grad
+        rotate = apply_rotary_embedding if has_gradients or is_compiling() else rotate_pairs_
+        q = rotate(q[..., queries, :], cos[..., queries, :], sin[..., queries, :])
+        k = rotate(k, cos, sin)
         return dot_product_attention(q, k, v).transpose(-3, -2).flatten(-2)
 
     def compute_weights(self, x: Tensor, positions: TokenPositions, queries: slice = ALL_QUERIES) -> Tensor:
@@ -82,9 +87,8 @@ class RotaryAttention(Attention):
         (B, h, P + N, d)."""
         q, k, v = self.project_qkv(x)
         cos, sin = self.select_factors(positions, q)
-        has_gradients = torch.is_grad_enabled() and q.requires_grad
-        rotate = apply_rotary_embedding if has_gradients or is_compiling() else rotate_pairs_
-        return rotate(q[..., queries, :], cos[..., queries, :], sin[..., queries, :]), rotate(k, cos, sin), v
+        q = apply_rotary_embedding(q[..., queries, :], cos[..., queries, :], sin[..., queries, :])
+        return q, apply_rotary_embedding(k, cos, sin), v
 
     def select_factors(self, positions: TokenPositions, q: Tensor) -> tuple[Tensor, Tensor]:
         """Return cosines and sines of the tokens' angles: (P + N, d / 2) float32 on the device of q (..., d), or

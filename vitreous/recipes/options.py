@@ -165,7 +165,8 @@ class TrainOptions(WeightsOptions):
     """Train only LoRA adapters of this rank and the head, or the heads of a self-supervised objective; needs the extra
     lora (default: no adapters)."""
     teacher: Annotated[OptionalPath, RunField("objective.teacher")] = None
-    """Distillation: weights of the frozen teacher, as for --init; with --recipe distil, distil-features or dinov2."""
+    """Distillation: weights of the frozen teacher, as for --init; with --recipe distil, distil-features or dinov2
+    (default: none)."""
     loss: Annotated[
         Literal["softmax", "sigmoid", "binary", "mse", "l1", "huber"] | None, RunField("objective.loss")
     ] = None

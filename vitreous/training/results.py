@@ -9,9 +9,8 @@ from vitreous.data.sources import get_public_name
 from vitreous.models.zoo import Model
 from vitreous.training.folder import RunFolder
 from vitreous.training.loop import TrainingState
-from vitreous.weights.bundle import Bundle
+from vitreous.weights.bundle import Bundle, find_tokenizer
 from vitreous.weights.objective_parts import ObjectiveState
-from vitreous.weights.text import find_tokenizer
 
 
 def gather_objective_state(state: TrainingState) -> ObjectiveState | None:

@@ -18,14 +18,14 @@ from vitreous.weights.bundle import Bundle
 
 
 def check_bundle_path(out: str | os.PathLike[str], bundle: Bundle, heads: list[str]) -> None:
-    """Raise UsageError if the bundle with the linear head cannot be written to the folder `out`."""
+    """Raise UsageError if the bundle with the linear head cannot be written to the folder `out`, or if the model cannot
+    be stored."""
     folder, model = Path(out), bundle.model
     if "linear" not in heads:
         raise UsageError("--out needs the linear head", "add linear to --heads")
     if folder.exists() or folder.is_symlink():
         raise UsageError(f"{folder} already exists", "use another folder")
-    if not model.config.can_be_stored:
-        raise UsageError(f"{model.config.name()} cannot be stored as a bundle", "leave --out out")
+    model.to_storable()
     attach_linear_head(model, bundle.model.first_parameter().new_zeros(2, model.num_features), None)
 
 

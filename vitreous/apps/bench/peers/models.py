@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitreous.apps.bench.work import BenchmarkStep, LogitsStep, Workload
+from vitreous.models.config import ViTConfig
 from vitreous.models.names import config_from_name, vit_config_from_name
 from vitreous.system.machine import DTYPES
 
@@ -30,27 +32,61 @@ def get_swin_options(workload: Workload) -> dict[str, Any]:
     return {**shape, "depths": list(config.blocks), "num_heads": list(config.heads)}
 
 
+def describe_vit_kind(config: ViTConfig, libraries: Sequence[str]) -> str:
+    """Return the kind of ViT that other libraries build differently: `plain`, `dinov3` or `siglip`. Raises ValueError
+    for other options, which a race would not compare fairly, and for a kind that is not in `libraries`."""
+    kind = "plain"
+    if config.attention.kind == "rotary" and config.rotary.coordinates == "centred":
+        kind = "dinov3"
+    elif config.pool == "attention" and not config.class_token and config.attention.kind == "plain":
+        kind = "siglip"
+    elif config.attention.kind != "plain" or config.pool != "class" or config.norm.kind != "layer":
+        kind = config.name()
+    if kind not in libraries:
+        raise ValueError(f"this library has no {config.name()}")
+    return kind
+
+
+class EncoderWithHead(nn.Module):
+    """An encoder of transformers with a linear classifier of its pooled output."""
+
+    def __init__(self, encoder: nn.Module, width: int) -> None:
+        super().__init__()
+        self.encoder, self.head = encoder, nn.Linear(width, NUM_CLASSES)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Compute logits: (B, C, H, W) -> (B, K)."""
+        return self.head(self.encoder(images).pooler_output)
+
+
 def build_timm_model(workload: Workload) -> nn.Module:
-    """Build timm's ViT or Swin with the shape of the workload's model."""
+    """Build timm's ViT, DINOv3, SigLIP or Swin with the shape of the workload's model. Raises ValueError for other
+    models."""
+    from timm.models.eva import Eva
     from timm.models.swin_transformer import SwinTransformer
     from timm.models.vision_transformer import VisionTransformer
 
     if swin := get_swin_options(workload):
         return SwinTransformer(workload.image_size, num_classes=NUM_CLASSES, drop_path_rate=0.0, **swin)
     config = vit_config_from_name(workload.model, workload.image_size)
-    return VisionTransformer(
-        workload.image_size,
-        config.patch[0],
-        num_classes=NUM_CLASSES,
-        embed_dim=config.width,
-        depth=config.depth,
-        num_heads=config.heads,
-    )
+    kind = describe_vit_kind(config, ("plain", "dinov3", "siglip"))
+    shape: dict[str, Any] = {
+        **{"img_size": workload.image_size, "patch_size": config.patch[0], "num_classes": NUM_CLASSES},
+        **{"embed_dim": config.width, "depth": config.depth, "num_heads": config.heads},
+        "mlp_ratio": config.mlp.hidden / config.width,
+    }
+    if kind == "dinov3":
+        rotary = {"use_rot_pos_emb": True, "rope_type": "dinov3", "rope_rotate_half": True, "rope_temperature": 100.0}
+        options = {"use_abs_pos_emb": False, "num_reg_tokens": 4, "init_values": 1e-5, "global_pool": "token"}
+        return Eva(**shape, **rotary, **options, swiglu_mlp=config.mlp.kind == "swiglu")
+    options = {"class_token": False, "global_pool": "map", "act_layer": "gelu_tanh"} if kind == "siglip" else {}
+    return VisionTransformer(**shape, **options)
 
 
 def build_transformers_model(workload: Workload) -> Any:
-    """Build transformers' ViT or Swin with the shape of the workload's model."""
-    from transformers import SwinConfig, SwinForImageClassification, ViTConfig, ViTForImageClassification
+    """Build transformers' ViT, DINOv3, SigLIP or Swin with the shape of the workload's model. Raises ValueError for
+    other models."""
+    import transformers
 
     if swin := get_swin_options(workload):
         shape: dict[str, Any] = {
@@ -59,21 +95,31 @@ def build_transformers_model(workload: Workload) -> Any:
             "num_labels": NUM_CLASSES,
             "drop_path_rate": 0.0,
         }
-        return SwinForImageClassification(SwinConfig(**shape))
+        return transformers.SwinForImageClassification(transformers.SwinConfig(**shape))
     config = vit_config_from_name(workload.model, workload.image_size)
+    kind = describe_vit_kind(config, ("plain", "dinov3", "siglip"))
     sizes = {"hidden_size": config.width, "num_hidden_layers": config.depth, "num_attention_heads": config.heads}
-    shape = {**sizes, "intermediate_size": config.mlp.hidden, "num_labels": NUM_CLASSES}
-    return ViTForImageClassification(ViTConfig(**shape, image_size=workload.image_size, patch_size=config.patch[0]))
+    shape = {"image_size": workload.image_size, "patch_size": config.patch[0], "intermediate_size": config.mlp.hidden}
+    if kind == "dinov3":
+        gated = {"use_gated_mlp": True, "hidden_act": "silu"} if config.mlp.kind == "swiglu" else {}
+        dinov3_config = transformers.DINOv3ViTConfig(**sizes, **shape, **gated, num_register_tokens=4)
+        return EncoderWithHead(transformers.DINOv3ViTModel(dinov3_config), config.width)
+    if kind == "siglip":
+        siglip_config = transformers.SiglipVisionConfig(**sizes, **shape)
+        return EncoderWithHead(transformers.SiglipVisionModel(siglip_config), config.width)
+    vit_options: dict[str, Any] = {**sizes, **shape, "num_labels": NUM_CLASSES}
+    return transformers.ViTForImageClassification(transformers.ViTConfig(**vit_options))
 
 
 def build_torchvision_model(workload: Workload) -> nn.Module:
-    """Build torchvision's ViT or Swin with the shape of the workload's model."""
+    """Build torchvision's ViT or Swin with the shape of the workload's model. Raises ValueError for other models."""
     from torchvision.models import SwinTransformer, VisionTransformer
 
     if swin := get_swin_options(workload):
         square_sizes = {name: [swin[name]] * 2 for name in ("patch_size", "window_size")}
         return SwinTransformer(**{**swin, **square_sizes}, stochastic_depth_prob=0.0, num_classes=NUM_CLASSES)
     config = vit_config_from_name(workload.model, workload.image_size)
+    describe_vit_kind(config, ("plain",))
     return VisionTransformer(
         workload.image_size,
         config.patch[0],
