@@ -367,6 +367,9 @@ class EvaluateKeywords(ComputeKeywords, total=False):
     suspects: PathLike | None
     boundary: bool
     tiles: bool
+    zero_shot: bool
+    templates: str | Sequence[str]
+    class_labels: PathLike | None
     report: PathLike | None
     k: int | Sequence[int]
     temperature: float

@@ -15,7 +15,10 @@ from vitreous.reports.options import EvaluateOptions, ProtocolOptions
 from vitreous.tasks.metrics import DETECTION_ERRORS, METRICS
 
 #: options that only apply to --protocol top1 and one run
-HEAD_OPTIONS = ("calibrate", "abstain", "outliers", "against", "suspects", "boundary", "tiles")
+HEAD_OPTIONS = (
+    *("calibrate", "abstain", "outliers", "against", "suspects", "boundary", "tiles"),
+    *("zero_shot", "templates", "class_labels"),
+)
 #: options that do not apply to generative models
 CLASSIFIER_OPTIONS = (*HEAD_OPTIONS, "report")
 #: options that only apply to generative models
@@ -108,7 +111,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
 
     o, evaluates_head = options, options.protocol == "top1"
     if not evaluates_head and (names := [name for name in HEAD_OPTIONS if getattr(o, name)]):
-        message = f"--{names[0]} applies to predictions of the head, not to --protocol {o.protocol}"
+        message = f"--{names[0].replace('_', '-')} applies to predictions of the head, not to --protocol {o.protocol}"
         raise UsageError(message, "remove one of them")
     keywords: dict[str, Any] = {name: getattr(o, name) for name in ("split", "batch_size", "workers", "bad_images")}
     keywords |= (
@@ -236,7 +239,7 @@ def get_second_run(options: Options) -> str | None:
         options.protocol != "top1"
     )
     if single_run_options:
-        raise UsageError(f"--{single_run_options[0]} applies to one run, not to two", "remove it, or evaluate one run")
+        raise UsageError(f"--{single_run_options[0].replace('_', '-')} applies to one run, not to two", "remove it, or evaluate one run")
     return options.data
 
 
