@@ -76,6 +76,7 @@ class NormKeywords(TypedDict, total=False):
 class HeadKeywords(TypedDict, total=False):
     """Fields of the group `head` of a model's config."""
 
+    kind: Literal["linear", "cosine"]
     representation: int | None
     bias: bool
 
