@@ -75,7 +75,7 @@ class TextEmbedder:
         """
         labels = self.embed_labels(zero_shot)
         norms = np.linalg.norm(features, axis=1, keepdims=True)
-        logits = float(self.model.log_scale.exp()) * (features / np.maximum(norms, 1e-12)) @ labels.T
+        logits = self.model.log_scale.exp().item() * (features / np.maximum(norms, 1e-12)) @ labels.T
         if self.model.logit_bias is not None:
-            logits = logits + float(self.model.logit_bias)
+            logits = logits + self.model.logit_bias.item()
         return build_label_task(zero_shot.labels, zero_shot.multilabel).activate(logits)
