@@ -166,7 +166,7 @@ const megabytes = (bytes) => `${(bytes / 2 ** 20).toFixed(1)} MiB`;
 function introduce() {
   const count = model.classes.length ? `${model.classes.length} ${model.classes.length === 1 ? "class" : "classes"}` : "";
   const targets = model.targets.slice(0, 3).join(", ") + (model.targets.length > 3 ? ", …" : "");
-  part("model").textContent = `${model.name} · ${taskTitle()}, ${targets || count || "no classes"}`;
+  part("model").textContent = `${model.name} · ${taskTitle()}, ${targets || count || (model.capabilities.zero_shot ? "any labels" : "no classes")}`;
   part("answer-title").textContent = taskTitle();
   part("answer").hidden = !model.capabilities.predict;
   document.title = `${taskTitle()} · ${model.name} · vitreous`;
