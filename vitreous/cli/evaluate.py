@@ -239,7 +239,10 @@ def get_second_run(options: Options) -> str | None:
         options.protocol != "top1"
     )
     if single_run_options:
-        raise UsageError(f"--{single_run_options[0].replace('_', '-')} applies to one run, not to two", "remove it, or evaluate one run")
+        raise UsageError(
+            f"--{single_run_options[0].replace('_', '-')} applies to one run, not to two",
+            "remove it, or evaluate one run",
+        )
     return options.data
 
 

@@ -394,6 +394,24 @@ def load(
     return predictor
 
 
+def build_zero_shot_classifier(
+    run: str | os.PathLike[str],
+    labels: Sequence[str],
+    templates: str | Sequence[str] = (),
+    multilabel: bool = False,
+    **options: Unpack[ComputeKeywords],
+) -> Predictor:
+    """Build a classifier for `labels` from a model with a text encoder: `.predict("photo.jpg")` returns probabilities.
+
+    `templates`: a name such as `openai`, or texts with `{}` (default: that of the model). `multilabel`: a sigmoid per
+    label instead of a softmax over all. `options` as for `load`. Raises UsageError for invalid labels and for a model
+    without a text encoder, WeightsError without a tokenizer.
+    """
+    base = run if isinstance(run, WeightsSource) else WeightsSource(os.fspath(run))
+    names = (templates,) if isinstance(templates, str) else tuple(templates)
+    return load(replace(base, labels=tuple(labels), templates=names, multilabel=multilabel), **options)
+
+
 def build_predictor(
     run: str | os.PathLike[str],
     bundle: Bundle,

@@ -51,7 +51,9 @@ def read_class_labels(path: str | os.PathLike[str], classes: Sequence[str]) -> l
     labels: dict[str, str] = {}
     for number, cells in enumerate(csv.reader(io.StringIO(read_text(path))), 1):
         if cells and len(cells) != 2:
-            raise DataError(f"{path}, line {number}: {len(cells)} cells instead of 2", "use lines such as: n02123045,tabby")
+            raise DataError(
+                f"{path}, line {number}: {len(cells)} cells instead of 2", "use lines such as: n02123045,tabby"
+            )
         labels |= dict([(cells[0].strip(), cells[1].strip())] if cells else [])
     if missing := [name for name in classes if name not in labels]:
         raise DataError(f"{path} has no label for {missing[0]}", "add one line per class: class,label")

@@ -106,7 +106,9 @@ def parse_zero_shot_settings(body: bytes) -> ZeroShotLabels:
     if not isinstance(fields, dict):
         raise Refusal(400, "bad_request", "settings is not a JSON object", SETTINGS_HINT)
     if unknown := sorted(fields.keys() - {"labels", "templates", "multilabel"}):
-        raise Refusal(422, "bad_parameter", f"unknown key {shorten_text(unknown[0])}", "use labels, templates, multilabel")
+        raise Refusal(
+            422, "bad_parameter", f"unknown key {shorten_text(unknown[0])}", "use labels, templates, multilabel"
+        )
     labels, templates = fields.get("labels"), fields.get("templates") or []
     templates = [templates] if isinstance(templates, str) else templates
     multilabel = fields.get("multilabel") or False
