@@ -15,10 +15,8 @@ from vitreous.reports.options import EvaluateOptions, ProtocolOptions
 from vitreous.tasks.metrics import DETECTION_ERRORS, METRICS
 
 #: options that only apply to --protocol top1 and one run
-HEAD_OPTIONS = (
-    *("calibrate", "abstain", "outliers", "against", "suspects", "boundary", "tiles"),
-    *("zero_shot", "templates", "class_labels"),
-)
+HEAD_ANALYSES = ("calibrate", "abstain", "outliers", "against", "suspects", "boundary", "tiles")
+HEAD_OPTIONS = (*HEAD_ANALYSES, "zero_shot", "templates", "class_labels")
 #: options that do not apply to generative models
 CLASSIFIER_OPTIONS = (*HEAD_OPTIONS, "report")
 #: options that only apply to generative models
@@ -239,10 +237,8 @@ def get_second_run(options: Options) -> str | None:
         options.protocol != "top1"
     )
     if single_run_options:
-        raise UsageError(
-            f"--{single_run_options[0].replace('_', '-')} applies to one run, not to two",
-            "remove it, or evaluate one run",
-        )
+        option = single_run_options[0].replace("_", "-")
+        raise UsageError(f"--{option} applies to one run, not to two", "remove it, or evaluate one run")
     return options.data
 
 
@@ -409,7 +405,7 @@ def print_generator_evaluation(options: Any, console: Console) -> dict[str, Any]
 
     o = options
     if names := [name for name in CLASSIFIER_OPTIONS if getattr(o, name)]:
-        raise UsageError(f"--{names[0]} does not apply to {o.run}, a generative model", "remove it")
+        raise UsageError(f"--{names[0].replace('_', '-')} does not apply to {o.run}, a generative model", "remove it")
     generation_options = GenerationOptions(
         **{field.name: getattr(o, field.name) for field in fields(GenerationOptions)}
     )

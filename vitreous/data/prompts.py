@@ -128,8 +128,7 @@ def resolve_templates(templates: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def resolve_template(name: str) -> tuple[str, ...]:
-    """Return the templates of one name of `TEMPLATES`, or a text with `{}`. Raises the errors of
-    `resolve_templates`."""
+    """Return the templates of one name of `TEMPLATES`, or a text with `{}`. Raises UsageError for other texts."""
     if name in TEMPLATES:
         return TEMPLATES[name]
     if name.count(PLACEHOLDER) == 1:
@@ -155,7 +154,7 @@ def read_labels(labels: Sequence[str]) -> tuple[str, ...]:
     return tuple(label.strip() for label in labels)
 
 
-def check_labels(labels: Sequence[str], multilabel: bool = False) -> None:
+def check_label_texts(labels: Sequence[str], multilabel: bool = False) -> None:
     """Raise UsageError for no labels, empty or repeated labels (upper and lower case are equal), and for a single label
     unless `multilabel`: its softmax probability is always 1."""
     if not labels:
@@ -168,5 +167,5 @@ def check_labels(labels: Sequence[str], multilabel: bool = False) -> None:
     if len(labels) == 1 and not multilabel:
         raise UsageError(
             f"{labels[0]!r} is the only label, so its probability is always 1",
-            "add a second label, such as 'something else', or --multilabel for an independent score",
+            "add a second label, such as 'something else', or score it independently with --multilabel",
         )

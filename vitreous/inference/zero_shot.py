@@ -64,8 +64,8 @@ class TextEmbedder:
         for unknown templates, and for a label that is too long."""
         templates = zero_shot.resolve(self.model.config)
         prompts = [fill_template(template, label) for label in zero_shot.labels for template in templates]
-        embeddings = from_numpy(self.embed_texts(prompts)).unflatten(0, (-1, len(templates)))
-        return average_prompt_embeddings(embeddings).numpy()
+        embeddings = self.embed_texts(prompts).reshape(len(zero_shot.labels), len(templates), -1)
+        return average_prompt_embeddings(from_numpy(embeddings)).numpy()
 
     def score_images(self, features: np.ndarray, zero_shot: ZeroShotLabels) -> np.ndarray:
         """Compute the probability of each label from image embeddings of any norm: (B, E) float32 -> (B, K) float64.

@@ -92,11 +92,8 @@ def evaluate(
     how, evaluate_options = apply_keyword_options("evaluate", dict(options), how, settings, extra_names=KNOWN_KEYWORDS)
     evaluation_settings = replace(evaluation_settings, inference_options=how, cache=evaluate_options.cache)
     check_abstain(evaluate_options.abstain)
-    if evaluate_options.zero_shot:
-        run = label_dataset_classes(run, data, split, evaluate_options)
-        task_type = read_task_type(run)
-    elif evaluate_options.templates or evaluate_options.class_labels:
-        raise UsageError("--templates and --class-labels are for --zero-shot", "add --zero-shot, or leave them out")
+    run = label_dataset_classes(run, data, split, evaluate_options)
+    task_type = read_task_type(run)
     check_task_options(evaluate_options, run, task_type, evaluation_settings.inference_options)
     if task_type.is_dense:
         calibration, boundary, tiles = {}, evaluate_options.boundary, evaluate_options.tiles

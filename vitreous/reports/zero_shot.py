@@ -17,15 +17,20 @@ from vitreous.weights.options import WeightsSource
 
 def label_dataset_classes(
     run: str | os.PathLike[str], data: str | os.PathLike[str] | None, split: str | None, options: EvaluateOptions
-) -> WeightsSource:
-    """Return the source of the zero-shot classifier of a dataset's classes. Labels are class names with spaces instead
-    of underscores, or those of `options.class_labels`.
+) -> str | os.PathLike[str]:
+    """Return the source of the zero-shot classifier of a dataset's classes, or the run itself without
+    `options.zero_shot`. Labels are class names with spaces instead of underscores, or those of `options.class_labels`.
 
-    Raises UsageError for --calibrate, DataError for a dataset without classes and for an invalid file of labels.
+    Raises UsageError for --calibrate, and for options of labels without `zero_shot`; DataError for a dataset without
+    classes and for an invalid file of labels.
     """
+    if not options.zero_shot:
+        if options.templates or options.class_labels:
+            raise UsageError("--templates and --class-labels need --zero-shot", "add --zero-shot, or leave them out")
+        return run
     if options.calibrate:
         raise UsageError(
-            "--calibrate stores a temperature in a bundle, which a zero-shot classifier is not",
+            "a zero-shot classifier has no bundle for the temperature of --calibrate",
             "save one first: vitreous convert MODEL OUT --labels LABEL...",
         )
     source, dataset = open_run_data(run, data, split)

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitreous.data.prompts import check_labels, fill_template, read_labels, resolve_templates
+from vitreous.data.prompts import check_label_texts, fill_template, read_labels, resolve_templates
 from vitreous.data.tokenizer import Tokenizer, missing_tokenizer_error
 from vitreous.errors import DataError, UsageError
 from vitreous.models.configs.image_text import ImageTextConfig
@@ -128,7 +128,7 @@ def build_zero_shot_bundle(bundle: Bundle, zero_shot: ZeroShotLabels, source: st
     Raises UsageError for invalid labels or templates, a label that is too long, and a model without a text encoder;
     WeightsError without a tokenizer.
     """
-    check_labels(zero_shot.labels, zero_shot.multilabel)
+    check_label_texts(zero_shot.labels, zero_shot.multilabel)
     model, tokenizer = require_text_encoder(bundle, source)
     templates = zero_shot.resolve(model.config)
     embeddings = embed_labels(model, tokenizer, zero_shot.labels, templates)
@@ -151,7 +151,7 @@ def get_zero_shot_labels(source: str | os.PathLike[str]) -> ZeroShotLabels | Non
     if label_source is None or label_source.labels is None:
         return None
     labels = read_labels(label_source.labels)
-    check_labels(labels, label_source.multilabel)
+    check_label_texts(labels, label_source.multilabel)
     if label_source.templates:
         resolve_templates(label_source.templates)
     return ZeroShotLabels(labels, label_source.templates, label_source.multilabel, label_source.class_names)

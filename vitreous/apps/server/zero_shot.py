@@ -20,7 +20,7 @@ from vitreous.apps.server.requests import (
     require_single_upload,
 )
 from vitreous.apps.server.responses import Refusal, json_response, shorten_text
-from vitreous.data.prompts import PLACEHOLDER, check_labels, resolve_templates
+from vitreous.data.prompts import PLACEHOLDER, check_label_texts, resolve_templates
 from vitreous.errors import UsageError, VitreousError
 from vitreous.inference.zero_shot import TextEmbedder
 from vitreous.weights.zero_shot import ZeroShotLabels
@@ -88,7 +88,7 @@ async def read_zero_shot_request(request: Request) -> ZeroShotRequest:
     uploads = [value for name, value in parts if isinstance(value, Upload) and name != "settings"]
     others = [(name, value) for name, value in parts if not isinstance(value, Upload) or name == "settings"]
     if [name for name, _ in others] != ["settings"]:
-        raise Refusal(400, "bad_request", "the form needs exactly one field `settings` beside the image", SETTINGS_HINT)
+        raise Refusal(400, "bad_request", "the form needs one image and one field `settings`", SETTINGS_HINT)
     upload, settings = require_single_upload(uploads), others[0][1]
     body = settings.encode() if isinstance(settings, str) else bytes(settings.content)
     if len(body) > MAX_FIELD_BYTES:
@@ -109,7 +109,8 @@ def parse_zero_shot_settings(body: bytes) -> ZeroShotLabels:
         raise Refusal(
             422, "bad_parameter", f"unknown key {shorten_text(unknown[0])}", "use labels, templates, multilabel"
         )
-    labels, templates = fields.get("labels"), fields.get("templates") or []
+    labels: Any = fields.get("labels")
+    templates: Any = fields.get("templates") or []
     templates = [templates] if isinstance(templates, str) else templates
     multilabel = fields.get("multilabel") or False
     for name, value in (("labels", labels), ("templates", templates)):
@@ -122,10 +123,10 @@ def parse_zero_shot_settings(body: bytes) -> ZeroShotLabels:
         raise Refusal(422, "bad_parameter", "multilabel is not true or false", "use true or false")
     stripped = tuple(text.strip() for text in labels)
     try:
-        check_labels(stripped, multilabel)
+        check_label_texts(stripped, multilabel)
         resolve_templates(templates or PLACEHOLDER)
     except UsageError as error:
-        raise Refusal(422, "bad_parameter", error.message, error.hint.replace("--multilabel", "multilabel")) from None
+        raise Refusal(422, "bad_parameter", error.message, error.hint.replace("--", "")) from None
     return ZeroShotLabels(stripped, tuple(templates), multilabel)
 
 
