@@ -9,6 +9,7 @@ inspect(run, ...)       create inspection figures of a model, as `vitreous inspe
 soup(runs, out, ...)    average runs of one model into a bundle, as `vitreous soup`
 save(model, folder)     save a model as a bundle with class names and preprocessing, for all commands and `load`
 load(run)               load a trained model: `.predict("dog.jpg")`, `.embed(["dog.jpg"])`, `.model`, `.transform`
+build_zero_shot_classifier(run, labels) classify images by texts, with CLIP or SigLIP
 sample(run, out, ...)   generate images, as `vitreous sample`
 export(run, to="onnx")  export a model to a verified file for other runtimes
 push(run, "hf:org/name") upload a bundle with its card to the Hugging Face Hub, as `vitreous push`
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from vitreous.apps.export.export import export as export
     from vitreous.apps.hub.push import push as push
     from vitreous.apps.server.start import serve as serve
+    from vitreous.inference.predict import build_zero_shot_classifier as build_zero_shot_classifier
     from vitreous.inference.predict import load as load
     from vitreous.inference.samples import sample as sample
     from vitreous.jobs.loader import create_loader as create_loader
@@ -51,6 +53,7 @@ _MODULES = {
     "inspect": "vitreous.reports.inspect",
     "soup": "vitreous.jobs.soup",
     "load": "vitreous.inference.predict",
+    "build_zero_shot_classifier": "vitreous.inference.predict",
     "sample": "vitreous.inference.samples",
     "export": "vitreous.apps.export.export",
     "push": "vitreous.apps.hub.push",

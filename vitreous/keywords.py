@@ -96,6 +96,7 @@ class NormKeywords(TypedDict, total=False):
 class HeadKeywords(TypedDict, total=False):
     """Fields of the group `head` of a model's config."""
 
+    kind: Literal["linear", "cosine"]
     representation: int | None
     bias: bool
     pool_heads: int
@@ -392,6 +393,9 @@ class EvaluateKeywords(ComputeKeywords, total=False):
     suspects: PathLike | None
     boundary: bool
     tiles: bool
+    zero_shot: bool
+    templates: str | Sequence[str]
+    class_labels: PathLike | None
     report: PathLike | None
     k: int | Sequence[int]
     temperature: float

@@ -22,6 +22,7 @@ MODEL_OPTIONS = {
     "attention": {"pool": "attention", "class_token": False, "positions": {"slots": 0}},
     "registers": {"registers": 3},
     "pre-training head": {"head": {"representation": 24}},
+    "cosine head": {"head": {"kind": "cosine", "representation": 24}},
     "layer scale": {"norm": {"layer_scale": 1e-2}, "attention": {"qkv_bias": False}, "mlp": {"gelu": "tanh"}},
     "oblong": {"image": (12, 20), "patch": (4, 2)},
     "one channel": {"channels": 1},

@@ -8,11 +8,11 @@ from typing import Annotated, Any, ClassVar, Literal
 from tyro.conf import Positional, arg
 
 from vitreous.cli.console import Console
-from vitreous.weights.options import WeightsOptions
+from vitreous.weights.options import ZeroShotOptions
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(WeightsOptions):
+class Options(ZeroShotOptions):
     """Convert weights between formats; the result is verified bit for bit.
 
     Example: vitreous convert hf:google/vit-base-patch16-224 vit.npz --to google-npz

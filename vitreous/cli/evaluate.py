@@ -16,7 +16,8 @@ from vitreous.reports.options import HEADS_PROTOCOL_OPTIONS, EvaluateOptions, Pr
 from vitreous.tasks.metrics import DETECTION_ERRORS, METRICS
 
 #: options that only apply to --protocol top1 and one run
-HEAD_OPTIONS = ("calibrate", "abstain", "outliers", "against", "suspects", "boundary", "tiles")
+HEAD_ANALYSES = ("calibrate", "abstain", "outliers", "against", "suspects", "boundary", "tiles")
+HEAD_OPTIONS = (*HEAD_ANALYSES, "zero_shot", "templates", "class_labels")
 #: options that do not apply to generative models
 CLASSIFIER_OPTIONS = (*HEAD_OPTIONS, "report")
 #: options that only apply to generative models
@@ -106,7 +107,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
 
     o, evaluates_head = options, options.protocol == "top1"
     if not evaluates_head and (names := [name for name in HEAD_OPTIONS if getattr(o, name)]):
-        message = f"--{names[0]} applies to predictions of the head, not to --protocol {o.protocol}"
+        message = f"--{names[0].replace('_', '-')} applies to predictions of the head, not to --protocol {o.protocol}"
         raise UsageError(message, "remove one of them")
     keywords: dict[str, Any] = {name: getattr(o, name) for name in ("split", "batch_size", "workers", "bad_images")}
     keywords |= (
@@ -159,7 +160,8 @@ def get_second_run(options: Options) -> str | None:
         options.protocol != "top1"
     )
     if single_run_options:
-        raise UsageError(f"--{single_run_options[0]} applies to one run, not to two", "remove it, or evaluate one run")
+        option = single_run_options[0].replace("_", "-")
+        raise UsageError(f"--{option} applies to one run, not to two", "remove it, or evaluate one run")
     return options.data
 
 
@@ -326,7 +328,7 @@ def print_generator_evaluation(options: Any, console: Console) -> dict[str, Any]
 
     o = options
     if names := [name for name in CLASSIFIER_OPTIONS if getattr(o, name)]:
-        raise UsageError(f"--{names[0]} does not apply to {o.run}, a generative model", "remove it")
+        raise UsageError(f"--{names[0].replace('_', '-')} does not apply to {o.run}, a generative model", "remove it")
     generation_options = GenerationOptions(
         **{field.name: getattr(o, field.name) for field in fields(GenerationOptions)}
     )

@@ -8,11 +8,11 @@ from typing import Annotated, Any, ClassVar, Literal
 from tyro.conf import Positional, arg
 
 from vitreous.cli.console import Console
-from vitreous.weights.options import WeightsOptions
+from vitreous.weights.options import ZeroShotOptions
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(WeightsOptions):
+class Options(ZeroShotOptions):
     """Export a model to a file, which is kept only if its predictions on real images match the PyTorch model.
 
     Example: vitreous export runs/pets --to onnx

@@ -142,8 +142,10 @@ def collect_file_settings(options: ImageArguments, predictor: Predictor, **extra
     settings = {name: getattr(options, name) for name in ("exact", "device", "engine", "merge_tokens")}
     settings |= {"engine": get_engine_name(predictor, options)}
     settings |= {"clip_views": options.clip_views} if options.clip_views != "1x1" else {}
-    names = ("resize", "source_size", "native_aspect", "tokens")
-    weights_settings = {name: value for name in names if (value := getattr(options, name)) not in (None, False)}
+    names = ("resize", "source_size", "native_aspect", "tokens", "labels", "templates", "multilabel")
+    weights_settings = {
+        name: value for name in names if (value := getattr(options, name, None)) not in (None, False, ())
+    }
     return {**settings, "precision": predictor.engine.precision, **extra, **weights_settings}
 
 

@@ -24,6 +24,7 @@ from vitreous.cli.inference import (
     write_predictions,
 )
 from vitreous.cli.objects import predict_objects
+from vitreous.weights.options import ZeroShotOptions
 
 if TYPE_CHECKING:
     from vitreous.inference.predict import Predictor
@@ -34,7 +35,7 @@ MAX_PREDICT_CALIBRATION_IMAGES = 512  # input images that calibrate int8 if ther
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(PredictionArguments):
+class Options(ZeroShotOptions, PredictionArguments):
     """Predict classes, masks, objects or values for images.
 
     Example: vitreous predict runs/pets new/*.jpg --top 3

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NoReturn
 from tyro.conf import Positional, arg
 
 from vitreous.cli.console import Console
-from vitreous.weights.options import InferenceWeightsOptions
+from vitreous.weights.options import InferenceWeightsOptions, ZeroShotOptions
 
 if TYPE_CHECKING:
     from vitreous.apps.server.server import Server
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(InferenceWeightsOptions):
+class Options(ZeroShotOptions, InferenceWeightsOptions):
     """Serve a model as a web page and an HTTP API; only this machine can connect without --public.
 
     Example: vitreous serve runs/pets

@@ -22,8 +22,9 @@ from vitreous.tasks.table import TASKS
 from vitreous.weights.adopt import locate_bundle, open_weights
 from vitreous.weights.bundle import DESCRIPTION_FILE, Bundle, load_bundle
 from vitreous.weights.model_paths import find_newest_run, is_finished_run, is_image_source
-from vitreous.weights.options import WeightsSource, get_source_fields
+from vitreous.weights.options import WeightsSource, get_label_source, get_source_fields
 from vitreous.weights.published import find_published_weights, nearest_published_name
+from vitreous.weights.zero_shot import build_zero_shot_bundle, get_zero_shot_labels
 
 
 def open_bundle(
@@ -57,6 +58,7 @@ def find_bundle(run: str | os.PathLike[str], note: Callable[[str], None]) -> Bun
     each assumption. Raises WeightsError for damaged or unsupported weights, UsageError for a path that is not a
     model."""
     check_path_argument(run, "a run")
+    zero_shot = get_zero_shot_labels(run)  # raises errors before weights are opened
     path = Path(run)
     if ":" not in os.fspath(run) and not path.exists() and not find_published_weights(run):
         nearest_name, newest = nearest_published_name(os.fspath(run)), find_newest_run()
@@ -70,6 +72,8 @@ def find_bundle(run: str | os.PathLike[str], note: Callable[[str], None]) -> Bun
         raise UsageError(f"the run in {path} did not finish", f"resume it: vitreous train --resume --out {path}")
     folder = locate_bundle(path)
     bundle = load_bundle(folder) if folder and not get_source_fields(run) else open_weights(run).build_bundle()
+    if zero_shot:
+        bundle = build_zero_shot_bundle(bundle, zero_shot, os.fspath(run))
     for text in bundle.notes:
         note(text)
     bundle = replace(bundle, preprocess=preprocess_for(run, bundle))
@@ -107,6 +111,8 @@ def select_task_bundle(
         bundle = replace(bundle, model=bundle.model.backbone.eval(), task=FeatureExtraction())
     if not bundle.task.outputs and not headless:
         hint = f"use `vitreous embed`, or train one: vitreous train DATA --init {run}"
+        if bundle.model.config.has_text:
+            hint = f'name the classes (--labels "cat" "dog"), or train one: vitreous train DATA --init {run}'
         raise UsageError(f"{run} {bundle.task.missing_outputs[0]}", hint)
     return bundle
 
@@ -114,7 +120,7 @@ def select_task_bundle(
 def read_task_type(run: str | os.PathLike[str]) -> type[Task]:
     """Read the task type of a run or a bundle from its `model.json`; classification if it has none."""
     try:
-        folder = None if get_source_fields(run) else locate_bundle(Path(run))
+        folder = None if get_source_fields(run) or get_label_source(run) else locate_bundle(Path(run))
         task: Json = json.loads((folder / DESCRIPTION_FILE).read_text("utf-8")).get("task") if folder else None
     except (OSError, ValueError, AttributeError, TypeError):
         task = None

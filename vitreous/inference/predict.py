@@ -25,11 +25,12 @@ from vitreous.inference.objects import DEFAULT_THRESHOLD, DetectOptions, ImageOb
 from vitreous.inference.options import InferenceOptions
 from vitreous.inference.pipeline import ItemOutput, choose_chunk_size, run_pipeline
 from vitreous.inference.sources import Item, read_item, read_views
+from vitreous.inference.zero_shot import TextEmbedder
 from vitreous.tasks.base import PredictionFormat, PredictionOptions
 from vitreous.tasks.classification import Prediction
 from vitreous.tasks.predictions import Predictions
 from vitreous.tasks.regression import ValuePrediction
-from vitreous.weights.options import WeightsSource, get_source_options
+from vitreous.weights.options import WeightsSource, get_label_source, get_source_options
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -104,6 +105,21 @@ class Predictor:
         """The preprocessing of `model` as a transform for a Dataset: PIL image, path, bytes or array (H, W[, C]) -> (C,
         *image) float32."""
         return self.card.preprocess.transform
+
+    @cached_property
+    def text_embedder(self) -> TextEmbedder:
+        """The text encoder of the model, which caches embeddings. Raises UsageError for a model without one,
+        WeightsError without a tokenizer."""
+        if self.bundle is None:
+            raise UsageError(
+                f"an exported file of {self.card.name} has no text encoder", "use the weights of the model"
+            )
+        return TextEmbedder(self.bundle, self.origin)
+
+    def embed_texts(self, texts: Sequence[str]) -> np.ndarray:
+        """Compute normalised embeddings of texts, (T, E) float32, which can be compared with those of images by their
+        inner product. Raises UsageError for a model without a text encoder, and for a text that is too long."""
+        return self.text_embedder.embed_texts(texts)
 
     def choose_engine(self, total_images: float = math.inf, features: bool = False) -> None:
         """Replace the PyTorch engine by the fastest installed one for a job of `total_images` images, if the option
@@ -360,6 +376,8 @@ def load(
     if (source := WeightsSource(os.fspath(run), resize, source_size, native_aspect, tokens=tokens)).to_command_options:
         run = source
     if is_exported_file(run):
+        if get_label_source(run):
+            raise UsageError(f"{run} is an exported file, which has no text encoder", "use the weights of the model")
         if source_options := get_source_options(run):
             message = f"{run} is an exported file, whose position embeddings and image size are fixed"
             raise UsageError(message, f"leave {source_options[0]} out, and export it again")
@@ -374,6 +392,24 @@ def load(
     if "engine" in options:
         predictor.choose_engine()
     return predictor
+
+
+def build_zero_shot_classifier(
+    run: str | os.PathLike[str],
+    labels: Sequence[str],
+    templates: str | Sequence[str] = (),
+    multilabel: bool = False,
+    **options: Unpack[ComputeKeywords],
+) -> Predictor:
+    """Build a classifier for `labels` from a model with a text encoder: `.predict("photo.jpg")` returns probabilities.
+
+    `templates`: a name such as `openai`, or texts with `{}` (default: that of the model). `multilabel`: a sigmoid per
+    label instead of a softmax over all. `options` as for `load`. Raises UsageError for invalid labels and for a model
+    without a text encoder, WeightsError without a tokenizer.
+    """
+    base = run if isinstance(run, WeightsSource) else WeightsSource(os.fspath(run))
+    names = (templates,) if isinstance(templates, str) else tuple(templates)
+    return load(replace(base, labels=tuple(labels), templates=names, multilabel=multilabel), **options)
 
 
 def build_predictor(

@@ -395,7 +395,12 @@ class ViT(VisionModel[ViTConfig]):
         return self.pooled_norm(pooled)
 
     def classify(self, pooled: Tensor) -> Tensor:
-        """Apply the tanh representation layer, if there is one (section 3.2), and the linear head: (B, D) -> (B, K)."""
+        """Apply the representation layer, if there is one (section 3.2), and the head: (B, D) -> (B, K). The
+        representation layer has a tanh; features of a cosine head are normalised instead."""
         if self.representation is not None:
-            pooled = self.representation(pooled).tanh()
+            pooled = self.representation(pooled)
+        if self.config.head.kind == "cosine":
+            pooled = F.normalize(pooled.float(), dim=-1).to(pooled.dtype)
+        elif self.representation is not None:
+            pooled = pooled.tanh()
         return self.head(pooled)

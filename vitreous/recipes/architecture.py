@@ -93,9 +93,10 @@ def adapt_pretrained_config(
             f"--model {options.model} differs from the model of --init {options.init}", "leave --model out"
         )
     image = (options.image_size,) * len(start.image) if options.image_size else start.image
-    return change_image_fields(
-        start, {"image": image, "classes": classes, "head.representation": None, "head.bias": True}
-    )
+    head: dict[str, Any] = {"head.kind": "linear", "head.representation": None, "head.bias": True}
+    if start.values_at(["head.kind"]) == {"head.kind": "cosine"} and classes == start.classes:
+        head = start.values_at(head)  # fine-tuning of a zero-shot classifier
+    return change_image_fields(start, {"image": image, "classes": classes} | head)
 
 
 def change_image_fields(model: ModelConfig, changes: dict[str, Any]) -> ModelConfig:

@@ -23,6 +23,7 @@ from vitreous.reports.generated import GenerationOptions, measure_generator
 from vitreous.reports.options import EvaluateOptions, ProtocolOptions
 from vitreous.reports.readings import build_evaluation_document, get_page_path, record_evaluation, write_evaluation_page
 from vitreous.reports.training_overlap import describe_training_overlap, find_training_overlap
+from vitreous.reports.zero_shot import label_dataset_classes
 from vitreous.tasks.base import Task
 from vitreous.tasks.calibration import check_abstain, evaluate_abstention
 from vitreous.tasks.classification_metrics import list_confused_pairs
@@ -91,6 +92,8 @@ def evaluate(
     how, evaluate_options = apply_keyword_options("evaluate", dict(options), how, settings, extra_names=KNOWN_KEYWORDS)
     evaluation_settings = replace(evaluation_settings, inference_options=how, cache=evaluate_options.cache)
     check_abstain(evaluate_options.abstain)
+    run = label_dataset_classes(run, data, split, evaluate_options)
+    task_type = read_task_type(run)
     check_task_options(evaluate_options, run, task_type, evaluation_settings.inference_options)
     if task_type.is_dense:
         calibration, boundary, tiles = {}, evaluate_options.boundary, evaluate_options.tiles

@@ -101,6 +101,13 @@ class EvaluateOptions(FeatureOptions):
     """Segmentation: also compute the boundary F-measure (about 10 ms per class and image)."""
     tiles: bool = False
     """Detection: process large images in overlapping tiles at full resolution."""
+    zero_shot: bool = False
+    """Classify with the text encoder: the class names of the dataset are the labels, underscores replaced by spaces."""
+    templates: tuple[str, ...] = ()
+    """zero-shot: prompts of a label: none, photo, this-is, openai (80), openai-7, or texts such as 'a sketch of a {}.'
+    (default: this-is for SigLIP, else photo)."""
+    class_labels: OptionalPath = None
+    """zero-shot: CSV file with the label of each class, in lines `class,label`."""
     report: OptionalPath = None
     """Path of the HTML report (default: report.html in the run folder)."""
 

@@ -48,6 +48,7 @@ from vitreous.weights.pretraining_files import (
 from vitreous.weights.sidecar import config_to_metadata, parse_model_config
 from vitreous.weights.table import Tensors, WeightsFormat
 from vitreous.weights.writable import get_writable_format, with_learned_positions
+from vitreous.weights.zero_shot import open_labelled_weights
 
 BUNDLE_FORMAT = "bundle"
 
@@ -79,7 +80,7 @@ def convert(
     out_path = Path(out)
     if out_path.exists() or out_path.is_symlink():
         raise UsageError(f"{out_path} already exists", "use another path")
-    weights = open_weights(source, settings)
+    weights = open_labelled_weights(source, settings)
     weights = reduce_to_format(to, weights if class_map is None else select_classes(weights, class_map))
     config = apply_size_overrides(weights.config, image_size, num_classes, channels)
     objective_state = open_objective_state(source)
@@ -256,7 +257,7 @@ def apply_size_overrides(
         changes["image"] = (*frames, *spatial_size) if len(spatial_size) == axes else spatial_size
         config.check_image_size(changes["image"])
     if classes is not None and classes != config.classes:
-        changes |= {"classes": classes, "head.representation": None, "head.bias": True}
+        changes |= {"classes": classes, "head.kind": "linear", "head.representation": None, "head.bias": True}
     if channels is not None:
         changes["channels"] = channels
     return replace_known_fields(config, changes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Annotated, Any, ClassVar, get_args
 
 from tyro.conf import arg
@@ -20,7 +20,9 @@ class WeightsSource(os.PathLike[str]):
     `resize` is the position resize rule, an entry of `nn.grid.RESIZE_MODES`. `source_size` is the image size for which
     the positions were trained, in pixels: one number for a square, height and width, or frames, height and width.
     `native_aspect`: run the model at the native aspect ratio of images, with at most `tokens` patches (None: as many as
-    in training). Raises UsageError for other values.
+    in training). `labels`: classes of a zero-shot classifier, texts or a .txt file, for weights with a text encoder;
+    `templates` and `multilabel` as in `weights.zero_shot.ZeroShotLabels`; `class_names`: names of the classes if they
+    differ from their labels. Raises UsageError for other values.
     """
 
     path: str
@@ -29,6 +31,10 @@ class WeightsSource(os.PathLike[str]):
     native_aspect: bool = False
     _: KW_ONLY
     tokens: int | None = None
+    labels: tuple[str, ...] | None = None
+    templates: tuple[str, ...] = ()
+    multilabel: bool = False
+    class_names: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         if self.tokens is not None:
@@ -80,7 +86,12 @@ class WeightsSource(os.PathLike[str]):
         arguments = [] if self.resize is None else ["--resize", self.resize]
         arguments += ["--source-size", *map(str, self.source_image_size)] if self.source_image_size else []
         arguments += ["--native-aspect"] * self.native_aspect
-        return arguments + ([] if self.tokens is None else ["--tokens", str(self.tokens)])
+        arguments += [] if self.tokens is None else ["--tokens", str(self.tokens)]
+        if self.labels is not None:  # `evaluate` takes the labels from the dataset
+            arguments += ["--labels", *self.labels] if self.class_names is None else ["--zero-shot"]
+            arguments += ["--templates", *self.templates] if self.templates else []
+            arguments += ["--multilabel"] * (self.multilabel and self.class_names is None)
+        return arguments
 
 
 def get_source_fields(source: str | os.PathLike[str]) -> dict[str, Any]:
@@ -91,6 +102,11 @@ def get_source_fields(source: str | os.PathLike[str]) -> dict[str, Any]:
 def get_source_options(source: str | os.PathLike[str]) -> list[str]:
     """Return the options of a `WeightsSource` as words of a command; [] for a plain path."""
     return source.to_command_options if isinstance(source, WeightsSource) else []
+
+
+def get_label_source(source: str | os.PathLike[str]) -> WeightsSource | None:
+    """Return a `WeightsSource` with labels of a zero-shot classifier; None for other sources."""
+    return source if isinstance(source, WeightsSource) and source.labels is not None else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,3 +144,30 @@ class InferenceWeightsOptions(WeightsOptions):
         too few tokens."""
         source = WeightsSource(path, self.resize, self.source_size, self.native_aspect, tokens=self.tokens)
         return source if source.to_command_options else path
+
+
+@dataclass(frozen=True, kw_only=True)
+class ZeroShotOptions(WeightsOptions):
+    """Options that make a zero-shot classifier of weights with a text encoder, such as CLIP or SigLIP."""
+
+    SECTIONS: ClassVar[dict[str, str]] = {"labels": "Zero-shot classification"}
+
+    labels: Annotated[tuple[str, ...], arg(metavar="LABEL...")] = ()
+    """Classes as texts, such as --labels "cat" "dog", or a .txt file with one per line; for models with a text
+    encoder."""
+    templates: Annotated[tuple[str, ...], arg(metavar="TEMPLATE...")] = ()
+    """Prompts of a label: none, photo, this-is, openai (80), openai-7, or texts such as 'a sketch of a {}.' (default:
+    this-is for SigLIP, else photo)."""
+    multilabel: bool = False
+    """Score labels independently by a sigmoid, as SigLIP was trained, instead of a softmax over all."""
+
+    def source(self, path: str) -> str | WeightsSource:
+        """Return the path as a `WeightsSource` with these options, or unchanged if none is set. Raises UsageError for
+        templates or `multilabel` without labels."""
+        source = super().source(path)
+        if not self.labels:
+            if name := next((name for name in ("templates", "multilabel") if getattr(self, name)), None):
+                raise UsageError(f"--{name} is for zero-shot classification", f"add --labels, or leave --{name} out")
+            return source
+        source = source if isinstance(source, WeightsSource) else WeightsSource(path)
+        return replace(source, labels=self.labels, templates=self.templates, multilabel=self.multilabel)

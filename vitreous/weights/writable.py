@@ -25,6 +25,7 @@ OPTION_FIELDS: dict[str, tuple[str, ...]] = {
     "first norm": ("first_norm", "norm.final", "projection_bias"),
     "last norm": ("norm.final",),
     "representation": ("head.representation",),
+    "cosine head": ("head.kind", "head.representation"),
     "layer scale": ("norm.layer_scale",),
     "MLP": ("mlp.kind",),
     "biases": ("attention.qkv_bias", "projection_bias", "head.bias"),

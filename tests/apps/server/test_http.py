@@ -165,6 +165,7 @@ def test_the_model_is_described(site, predictor):
         "positions": True,
         "filters": True,
         "neighbours": False,
+        "zero_shot": False,
     }
     assert document["limits"]["bytes"] == 20 * 2**20 and document["limits"]["queue"] >= 8
 

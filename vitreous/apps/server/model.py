@@ -6,6 +6,7 @@ import os
 import time
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property, partial
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -67,6 +68,7 @@ class ServedModel:
             "sample": self.generator is not None,
             **inspections,
             "neighbours": self.index is not None,
+            "zero_shot": can_embed_texts(self.predictor),
         }
 
     def describe(self) -> dict[str, Any]:
@@ -220,6 +222,13 @@ def choose_batch_size(predictor: Predictor) -> int:
     chunk_size = int(getattr(predictor.engine, "chunk_size", DEFAULT_BATCH_SIZE))
     torch = sys.modules.get("torch")
     return min(chunk_size * (torch.get_num_threads() if torch is not None else 1), max(chunk_size, MAX_BATCH_SIZE))
+
+
+def can_embed_texts(predictor: Predictor) -> bool:
+    """Return whether the model has a text encoder, a tokenizer, and the library that reads it."""
+    bundle = predictor.bundle
+    has_tokenizer = bundle is not None and bundle.model.config.has_text and bundle.tokenizer is not None
+    return has_tokenizer and find_spec("tokenizers") is not None
 
 
 def can_compute_features(predictor: Predictor) -> bool:

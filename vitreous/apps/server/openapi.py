@@ -72,6 +72,15 @@ SAMPLE_FIELDS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "sampler": ({"type": ["string", "null"]}, "one of the samplers in GET /v1/model"),
 }
+#: the field `settings` of the form of POST /v1/zero_shot
+ZERO_SHOT_FIELDS: dict[str, tuple[dict[str, Any], str]] = {
+    "labels": ({"type": "array", "items": {"type": "string"}, "minItems": 1}, "classes as texts, at most 200"),
+    "templates": (
+        {"type": ["array", "string", "null"], "items": {"type": "string"}},
+        "prompts of a label: none, photo, this-is, openai, openai-7, or texts with {}",
+    ),
+    "multilabel": ({"type": ["boolean", "null"]}, "independent scores (sigmoid) instead of a softmax over all labels"),
+}
 #: endpoints without input by path: summary, and schema or content type of the response
 GET_ENDPOINTS = {
     "/v1/positions": ("Cosine similarity of the position embeddings", "Positions"),
@@ -133,6 +142,7 @@ DOCUMENT_SCHEMAS: dict[str, dict[str, Any]] = {
     | {"to_seed": ("integer", None)},
     "Neighbours": COMMON_FIELDS
     | {"neighbours": [{"label": "string", "name": "string", "similarity": "number", "thumbnail": ("string", None)}]},
+    "ZeroShot": COMMON_FIELDS | {"classes": CLASSES_SCHEMA, "templates": ["string"], "multilabel": "boolean"},
     "Positions": {"grid": ["integer"], "kind": "string", "range": ["number"], "similarity": [["number"]]},
     "Model": {"name": "string", "version": "string", "task": "string", "image_size": ["integer"], "channels": "integer"}
     | {"classes": ["string"], "class_colours": [["integer"]], "targets": ["string"], "multilabel": "boolean"}
@@ -160,6 +170,7 @@ def build_openapi_document(limits: ServerLimits, root_path: str = "") -> dict[st
     """Build the OpenAPI document of all endpoints, which are below `root_path`."""
     paths = {path: {"post": describe_post(*endpoint)} for path, endpoint in POST_ENDPOINTS.items()}
     paths["/v1/sample"] = {"post": describe_sample()}
+    paths["/v1/zero_shot"] = {"post": describe_zero_shot()}
     paths |= {
         path: {"get": {"summary": text, "responses": describe_responses(response_type)}}
         for path, (text, response_type) in GET_ENDPOINTS.items()
@@ -241,6 +252,20 @@ def describe_sample() -> dict[str, Any]:
             "content": {"application/json": {"schema": body}, "multipart/form-data": {"schema": form_schema}},
         },
         "responses": responses,
+    }
+
+
+def describe_zero_shot() -> dict[str, Any]:
+    """Describe the endpoint POST /v1/zero_shot, which scores labels for an image."""
+    properties = {name: {**schema, "description": text} for name, (schema, text) in ZERO_SHOT_FIELDS.items()}
+    settings = {"type": "object", "properties": properties, "required": ["labels"], "additionalProperties": False}
+    form = {"type": "object", "properties": {"image": BINARY_SCHEMA, "settings": settings}}
+    form |= {"required": ["image", "settings"], "additionalProperties": False}
+    return {
+        "summary": "Compute the probability of each label for one image, for models with a text encoder",
+        "parameters": [describe_parameter(*DEADLINE_PARAMETER)],
+        "requestBody": {"required": True, "content": {"multipart/form-data": {"schema": form}}},
+        "responses": describe_responses("ZeroShot"),
     }
 
 

@@ -33,6 +33,7 @@ from vitreous.apps.server.requests import (
 from vitreous.apps.server.responses import Refusal, json_response
 from vitreous.apps.server.sampling import handle_sample
 from vitreous.apps.server.service import RequestInfo, Service
+from vitreous.apps.server.zero_shot import handle_zero_shot
 from vitreous.errors import UsageError
 
 MEDIA_TYPES = {
@@ -324,6 +325,7 @@ ROUTES = [
             handle_attention,
             handle_frames,
             handle_neighbours,
+            handle_zero_shot,
         )
     ),
     *(make_route("/v1", handler, "GET") for handler in (handle_positions, handle_filters, handle_model)),

@@ -144,10 +144,15 @@ class NormConfig(ConfigGroup):
 
 @dataclass(frozen=True)
 class HeadConfig(ConfigGroup):
-    """The classification head. `representation`: width of the tanh layer before it, for pre-training; None for no
-    layer. `pool_heads`, `pool_hidden`: attention heads and hidden channels of `pool=attention`; 0 for those of the
-    blocks."""
+    """The classification head. `kind`: `linear`; or `cosine`, a linear head on features of length one. The weights of a
+    zero-shot classifier are embeddings of its class names times exp(t) (arXiv:2109.01903, section 3).
 
+    `representation`: width of the layer before the head; None for no layer. It has a tanh, for pre-training; before a
+    cosine head it has none, so it is the projection to embeddings. `pool_heads`, `pool_hidden`: attention heads and
+    hidden channels of `pool=attention`; 0 for those of the blocks.
+    """
+
+    kind: Literal["linear", "cosine"] = "linear"
     representation: int | None = None
     bias: bool = True
     pool_heads: int = 0

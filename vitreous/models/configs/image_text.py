@@ -100,6 +100,11 @@ class ImageTextConfig(BackboneWrapperConfig):
         return self.backbone.width
 
     @property
+    def heads(self) -> int:
+        """Return the attention heads of the image encoder."""
+        return self.backbone.values_at(["heads"])["heads"]
+
+    @property
     def front(self) -> str:
         """Return the type of the image encoder's first layers."""
         return self.backbone.front

@@ -8,6 +8,7 @@ import { camera } from "./camera.js";
 import { Generator } from "./generator.js";
 import { History, small } from "./history.js";
 import { inside } from "./inside.js";
+import { Labels } from "./labels.js";
 import { LEAST, Objects, counted } from "./objects.js";
 import { calm, described, make, part, percent, say, trouble } from "./page.js";
 import { Player } from "./player.js";
@@ -15,7 +16,7 @@ import { Stage, opened } from "./stage.js";
 
 const stage = new Stage(part("picture"), part("plain"));
 const history = new History((entry) => { calm(); show(entry); });
-let model = null, attention = null, classes = null, objects = null, player = null, turn = 0, waiting = Promise.resolve();
+let model = null, attention = null, classes = null, objects = null, labels = null, player = null, turn = 0, waiting = Promise.resolve();
 const waits = new Set();
 
 /** Mark a named request as pending or finished; "Computing…" is shown while any request is pending. */
@@ -107,6 +108,7 @@ function put(shown, name, frames = null) {
   attention?.show(null);
   classes?.show(null);
   objects?.show(null);
+  labels?.select(null);
   player?.show(frames);
   stage.draw();
 }
@@ -128,6 +130,7 @@ async function show(entry, shown = null) {
   attention?.show(entry);
   classes?.show(entry);
   objects?.show(entry);
+  labels?.select(entry);
   if (!model.capabilities.neighbours) return;
   try {
     entry.near ??= (await numbers("v1/neighbours?count=8", upload(entry.file, entry.name))).neighbours;
@@ -137,12 +140,20 @@ async function show(entry, shown = null) {
   }
 }
 
+/** Show the scores of labels for an entry, on the page and in the history. */
+function scored(entry) {
+  answers(entry.prediction, labels.multilabel);
+  history.draw();
+  say(`${entry.name}: ${entry.prediction.classes.slice(0, 3).map((row) => `${row.class} ${percent(row.probability)}`).join(", ")}.`);
+}
+
 /** Return the title of the model's task. */
 function taskTitle() {
   const can = model.capabilities;
   if (can.sample) return can.frames ? "Video generation" : "Image generation";
   if (can.segment) return "Semantic segmentation";
   if (can.detect) return "Object detection";
+  if (can.zero_shot) return "Zero-shot classification";
   if (!can.predict) return "Feature extraction";
   if (model.targets.length) return "Regression";
   const title = can.frames ? "Video classification" : "Image classification";
@@ -155,7 +166,7 @@ const megabytes = (bytes) => `${(bytes / 2 ** 20).toFixed(1)} MiB`;
 function introduce() {
   const count = model.classes.length ? `${model.classes.length} ${model.classes.length === 1 ? "class" : "classes"}` : "";
   const targets = model.targets.slice(0, 3).join(", ") + (model.targets.length > 3 ? ", …" : "");
-  part("model").textContent = `${model.name} · ${taskTitle()}, ${targets || count || "no classes"}`;
+  part("model").textContent = `${model.name} · ${taskTitle()}, ${targets || count || (model.capabilities.zero_shot ? "any labels" : "no classes")}`;
   part("answer-title").textContent = taskTitle();
   part("answer").hidden = !model.capabilities.predict;
   document.title = `${taskTitle()} · ${model.name} · vitreous`;
@@ -218,6 +229,7 @@ async function start() {
   }
   if (model.capabilities.segment) classes = new Classes(stage, model);
   if (model.capabilities.detect) objects = new Objects(stage, model);
+  if (model.capabilities.zero_shot) labels = new Labels(scored, (flag) => busy("labels", flag), failed);
   if (model.capabilities.sample) new Generator(model, failed);
   if (model.capabilities.attention) {
     attention = new Attention(stage, model, failed, (flag) => busy("attention", flag));
