@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import vitreous
-from tests.keywords import KEYWORDS_FILE, render_file
+from tests.keywords import KEYWORDS_FILE, NAMES_FILE, render_file, render_names
 from vitreous import keywords
 from vitreous.keywords import ModelKeywords
 from vitreous.models.config import (
@@ -28,6 +28,7 @@ from vitreous.models.config import (
     NormConfig,
     PositionConfig,
     RegularizationConfig,
+    RotaryConfig,
     SwinAttentionConfig,
     SwinConfig,
     SwinMlpConfig,
@@ -124,9 +125,10 @@ MODEL_CONFIGS += (AdapterConfig, SegmenterConfig, DetectorConfig)
 
 
 def test_generated_keywords_are_up_to_date():
-    """Compared as syntax trees, because the file is formatted by a tool that these tests do not require."""
-    stored, generated = (ast.dump(ast.parse(text)) for text in (KEYWORDS_FILE.read_text("utf-8"), render_file()))
-    assert stored == generated, "run `python -m tests.keywords`"
+    """Compared as syntax trees, because the files are formatted by a tool that these tests do not require."""
+    for path, rendered in ((KEYWORDS_FILE, render_file()), (NAMES_FILE, "\n".join(render_names()))):
+        stored, generated = (ast.dump(ast.parse(text)) for text in (path.read_text("utf-8"), rendered))
+        assert stored == generated, "run `python -m tests.keywords`"
 
 
 def test_keywords_of_models_are_the_fields_of_their_configs():
@@ -139,6 +141,7 @@ def test_keywords_of_models_are_the_fields_of_their_configs():
 KEYWORD_GROUPS = {
     "positions": (keywords.PositionKeywords, (PositionConfig, SwinPositionConfig)),
     "attention": (keywords.AttentionKeywords, (AttentionConfig, SwinAttentionConfig)),
+    "rotary": (keywords.RotaryKeywords, (RotaryConfig,)),
     "mlp": (keywords.MlpKeywords, (MlpConfig, SwinMlpConfig)),
     "norm": (keywords.NormKeywords, (NormConfig, SwinNormConfig)),
     "head": (keywords.HeadKeywords, (HeadConfig,)),

@@ -1,20 +1,26 @@
-"""The card of a trained model: its description without weights, with task, preprocessing and version. Does not import
-torch."""
+"""The card of a trained model: its description without weights, with task, preprocessing and version, also as text and
+HTML for notebooks. Does not import torch."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import KW_ONLY, dataclass, field, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitreous.config import from_builtins, to_builtins
+from vitreous.config import Json, from_builtins, to_builtins
 from vitreous.data.modalities.table import AnyPreprocess
 from vitreous.errors import UsageError, WeightsError
+from vitreous.nn.sizes import format_size
+from vitreous.system.notebook import format_html_table
 from vitreous.tasks.base import Task
 from vitreous.tasks.features import FeatureExtraction
 from vitreous.tasks.table import TaskMixin, list_task_keys, task_from_json, task_to_card
 
 if TYPE_CHECKING:
     from vitreous.weights.bundle import Bundle
+
+MAX_NAMED_CLASSES = 12  # classes listed by name
 
 
 @dataclass(frozen=True)
@@ -68,3 +74,57 @@ def build_card(bundle: Bundle) -> Card:
         digest.update(name.encode() + tensor.detach().cpu().contiguous().numpy().tobytes())
     name = bundle.model.config.name()
     return Card(name, digest.hexdigest()[:12], bundle.preprocess, bundle.provenance, task=bundle.task)
+
+
+def format_card_text(card: Card, origin: str, precision: str) -> str:
+    """Format the card of a model as text: name, origin, task, classes, input and preprocessing."""
+    preprocess, names = card.preprocess, card.task.classes
+    more_text = f" and {len(names) - MAX_NAMED_CLASSES:,} more" if len(names) > MAX_NAMED_CLASSES else ""
+    lines = [
+        f"Predictor({card.name}" + (f" of {origin})" if origin else ")"),
+        f"task: {card.task.name}, in {precision}",
+        f"classes: {len(names):,} ({', '.join(names[:MAX_NAMED_CLASSES])}{more_text})" if names else "classes: none",
+        f"input: {format_size(preprocess.image)} pixels, {preprocess.channels} channels",
+        f"preprocessing: {preprocess.summary}, mean {preprocess.mean}, std {preprocess.std}",
+    ]
+    return "\n  ".join(lines)
+
+
+def format_card_html(card: Card, origin: str, parameters: int | None, precision: str) -> str:
+    """Format the card of a model as an HTML table: task, input, classes, precision, parameters, origin, and the metrics
+    of its run."""
+    preprocess, names = card.preprocess, card.task.classes
+    more_text = f" and {len(names) - MAX_NAMED_CLASSES} more" if len(names) > MAX_NAMED_CLASSES else ""
+    fields: list[tuple[str, Any]] = [
+        ("task", card.task.name),
+        (
+            "input",
+            (
+                f"{format_size(preprocess.image)} pixels, {preprocess.channels} channels, "
+                f"{preprocess.summary}, {preprocess.noun}"
+            ),
+        ),
+        ("classes", f"{len(names)}: {', '.join(names[:MAX_NAMED_CLASSES])}{more_text}" if names else "none"),
+        ("computed in", precision),
+    ]
+    fields += [("parameters", f"{parameters:,}")] if parameters is not None else []
+    fields += [(name, value) for name, value in card.provenance.items() if isinstance(value, str | int | float)]
+    fields += [(f"{split} {name}", f"{value:.4g}") for split, name, value in read_summary_metrics(origin)]
+    return format_html_table(fields, title=f"{card.name} ({card.version})")
+
+
+def read_summary_metrics(origin: str) -> list[tuple[str, str, float]]:
+    """Read the validation and test metrics in the summary.json of a run folder: (split, name, value); [] for other
+    paths."""
+    try:
+        summary: dict[str, Json] = json.loads((Path(origin) / "summary.json").read_text("utf-8"))
+    except (OSError, ValueError):
+        return []
+    split_metrics = ((split, summary.get(split)) for split in ("val", "test"))
+    return [
+        (split, name, float(value))
+        for split, metrics in split_metrics
+        if isinstance(metrics, dict)
+        for name, value in metrics.items()
+        if isinstance(value, int | float)
+    ]

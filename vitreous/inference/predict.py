@@ -16,11 +16,10 @@ import numpy as np
 from vitreous.config import apply_keyword_options
 from vitreous.data.clip_views import SINGLE_VIEW, ClipViews, parse_clip_views
 from vitreous.errors import DataError, UsageError, check_path_argument
-from vitreous.inference.card import Card
+from vitreous.inference.card import Card, format_card_html, format_card_text
 from vitreous.inference.class_maps import ClassMap, iterate_class_maps
 from vitreous.inference.exported import is_exported_file, open_exported_file
 from vitreous.inference.inputs import build_items, is_image
-from vitreous.inference.notebook import format_card_html, format_card_text
 from vitreous.inference.objects import DEFAULT_THRESHOLD, DetectOptions, ImageObjects, iterate_image_objects
 from vitreous.inference.options import InferenceOptions
 from vitreous.inference.pipeline import ItemOutput, choose_chunk_size, run_pipeline

@@ -16,9 +16,10 @@ from vitreous.weights.adopt import drop_dense_head, load_pretrained_weights, ope
 from vitreous.weights.bundle import text_classes_error
 
 if TYPE_CHECKING:
-    from vitreous.keywords import BiTName, DiTName, ModelKeywords, SwinName, ViTName
+    from vitreous.keywords import ModelKeywords
     from vitreous.models.bit import BiT
     from vitreous.models.dit import DiT
+    from vitreous.models.name_types import BiTName, DiTName, SwinName, ViTName
     from vitreous.models.swin import Swin
     from vitreous.models.vit import ViT
 
