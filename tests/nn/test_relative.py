@@ -21,7 +21,7 @@ from vitreous.nn.position import (
     gather_token_positions,
 )
 from vitreous.nn.relative import GridAttention, RelativeAttention
-from vitreous.nn.rotary import RotaryAttention, apply_rotary_embedding
+from vitreous.nn.rotary import PairRotation, RotaryAttention, apply_rotary_embedding
 
 
 def randomise_parameters(module):
@@ -287,3 +287,14 @@ def test_rotation_without_gradients_equals_rotation_with_gradients(dtype, querie
     reference = attention(x, positions, queries=queries)
     assert fast.dtype == dtype and reference.requires_grad
     assert torch.allclose(fast, reference, atol=1e-6 if dtype == torch.float32 else 3e-2)
+
+
+def test_rotation_has_the_gradient_of_its_formula():
+    q, k = (torch.randn(2, 3, 7, 8, dtype=torch.float32, requires_grad=True) for _ in range(2))
+    angles, weights = torch.randn(7, 4), torch.randn(2, 3, 7, 8)
+    (PairRotation.apply(q, angles.cos(), angles.sin()) * weights).sum().backward()
+    with torch.no_grad():
+        k.copy_(q)
+    (apply_rotary_embedding(k, angles.cos(), angles.sin()) * weights).sum().backward()
+    assert torch.allclose(q.grad, k.grad, atol=1e-6)
+    assert torch.equal(q.detach(), k.detach())  # the input is unchanged

@@ -22,6 +22,7 @@ from vitreous.nn.attention import (
 )
 from vitreous.nn.position import TokenPositions
 from vitreous.system.machine import get_device_table
+from vitreous.system.torch_types import FunctionContext, once_differentiable
 
 
 class RotaryForm(NamedTuple):
@@ -69,7 +70,7 @@ class RotaryAttention(Attention):
         q, k, v = self.project_qkv(x)
         cos, sin = self.select_factors(positions, q)
         has_gradients = torch.is_grad_enabled() and q.requires_grad
-        rotate = apply_rotary_embedding if has_gradients or is_compiling() else rotate_pairs_
+        rotate = apply_rotary_embedding if is_compiling() else PairRotation.apply if has_gradients else rotate_pairs_
         q = rotate(q[..., queries, :], cos[..., queries, :], sin[..., queries, :])
         k = rotate(k, cos, sin)
         return dot_product_attention(q, k, v).transpose(-3, -2).flatten(-2)
@@ -175,6 +176,24 @@ def apply_rotary_embedding(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     (..., N, d / 2) float32 twice -> (B, h, N, d) in the dtype of x."""
     a, b = x.chunk(2, -1)
     return torch.cat([a * cos - b * sin, b * cos + a * sin], -1).to(x.dtype)
+
+
+class PairRotation(torch.autograd.Function):
+    """`apply_rotary_embedding` whose backward pass rotates the gradient by the opposite angles; it stores the factors
+    only, and takes less time than the operations that autograd records."""
+
+    @staticmethod
+    def forward(ctx: FunctionContext, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Rotate the pairs of x (B, h, N, d), and save the factors (..., N, d / 2) for the backward pass."""
+        ctx.save_for_backward(cos, sin)
+        return rotate_pairs_(x.clone() if x.dtype == torch.float32 else x, cos, sin)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: FunctionContext, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        """Rotate the gradient of the outputs back."""
+        (grad,), (cos, sin) = gradients, ctx.saved_tensors
+        return rotate_pairs_(grad.clone() if grad.dtype == torch.float32 else grad, cos, -sin), None, None
 
 
 def rotate_pairs_(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
