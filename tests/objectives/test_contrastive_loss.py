@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import math
 import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,6 +20,8 @@ from vitreous.training.ranks import SINGLE_PROCESS, current_ranks
 NUM_PAIRS, CHANNELS = 14, 6
 #: pairs of each process; some process may have none
 RINGS = [(14,), (7, 7), (9, 5), (4, 4, 3, 3), (5, 0, 8, 1)]
+LOSSES = ("softmax", "sigmoid")
+ROOT = Path(__file__).parents[2]
 
 
 def draw_inputs(dtype=torch.float64):
@@ -57,8 +62,14 @@ def run_ring_process(rank, sizes, loss, path):
         dist.destroy_process_group()
 
 
+def locate_ring(folder, sizes, loss):
+    """Return the folder of a ring's files."""
+    return folder / f"{'-'.join(map(str, sizes))}-{loss}"
+
+
 def run_ring(sizes, loss, path):
-    """Run a ring of forked processes; return the sums over processes of their losses and gradients."""
+    """Run a ring of forked processes."""
+    path.mkdir()
     children = []
     for rank in range(len(sizes)):
         child = os.fork()
@@ -71,20 +82,28 @@ def run_ring(sizes, loss, path):
                 os._exit(code)
         children.append(child)
     assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [0] * len(sizes)
-    return [
-        sum(values) for values in zip(*(torch.load(path / f"{rank}.pt") for rank in range(len(sizes))), strict=True)
-    ]
 
 
-@pytest.mark.parametrize("loss", ["softmax", "sigmoid"])
+@pytest.fixture(scope="module")
+def ring_folder(tmp_path_factory):
+    """Run all rings in one new process, because a process that has computed gradients cannot be forked."""
+    folder = tmp_path_factory.mktemp("rings")
+    command = [sys.executable, "-m", "tests.objectives.test_contrastive_loss", str(folder)]
+    subprocess.run(command, check=True, cwd=ROOT, timeout=240)
+    return folder
+
+
+@pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("sizes", RINGS, ids=str)
-def test_ring_equals_dense_formula(sizes, loss, tmp_path, monkeypatch):
-    monkeypatch.setattr(contrastive_loss, "MAX_BLOCK_TEXTS", 3)  # several pieces of each block
+def test_ring_equals_dense_formula(sizes, loss, ring_folder):
+    path = locate_ring(ring_folder, sizes, loss)
+    shares = [torch.load(path / f"{rank}.pt") for rank in range(len(sizes))]
     inputs = draw_inputs()
     expected = compute_dense_loss(*inputs, loss)
     expected.backward()
     gradients = [value.grad if value.grad is not None else torch.zeros(()) for value in inputs]
-    for computed, reference in zip(run_ring(sizes, loss, tmp_path), [expected.detach(), *gradients], strict=True):
+    totals = [sum(values) for values in zip(*shares, strict=True)]
+    for computed, reference in zip(totals, [expected.detach(), *gradients], strict=True):
         torch.testing.assert_close(computed, reference.to(computed.dtype), rtol=1e-6, atol=1e-9)
 
 
@@ -122,3 +141,10 @@ def test_scale_is_limited_and_can_leave_the_limit():
         expected = compute_dense_loss(rows, texts, torch.tensor(limit), bias, "softmax")
         torch.testing.assert_close(loss.detach(), expected)
         assert (float(log_scale.grad) == 0) == grows
+
+
+if __name__ == "__main__":
+    contrastive_loss.MAX_BLOCK_TEXTS = 3  # several pieces of each block
+    for ring_sizes in RINGS:
+        for ring_loss_name in LOSSES:
+            run_ring(ring_sizes, ring_loss_name, locate_ring(Path(sys.argv[1]), ring_sizes, ring_loss_name))

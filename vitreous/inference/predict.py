@@ -24,7 +24,6 @@ from vitreous.inference.objects import DEFAULT_THRESHOLD, DetectOptions, ImageOb
 from vitreous.inference.options import InferenceOptions
 from vitreous.inference.pipeline import ItemOutput, choose_chunk_size, run_pipeline
 from vitreous.inference.sources import Item, read_item, read_views
-from vitreous.inference.zero_shot import TextEmbedder
 from vitreous.tasks.base import PredictionFormat, PredictionOptions
 from vitreous.tasks.classification import Prediction
 from vitreous.tasks.predictions import Predictions
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
 
     from vitreous.inference.engine import Engine, Pixels
     from vitreous.inference.inputs import ImageInput
+    from vitreous.inference.zero_shot import TextEmbedder
     from vitreous.keywords import ComputeKeywords, DetectKeywords, PredictKeywords, SegmentKeywords
     from vitreous.models.config import PositionResize
     from vitreous.models.zoo import Model
@@ -113,6 +113,8 @@ class Predictor:
             raise UsageError(
                 f"an exported file of {self.card.name} has no text encoder", "use the weights of the model"
             )
+        from vitreous.inference.zero_shot import TextEmbedder  # imports PyTorch
+
         return TextEmbedder(self.bundle, self.origin)
 
     def embed_texts(self, texts: Sequence[str]) -> np.ndarray:
