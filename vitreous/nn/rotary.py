@@ -191,7 +191,7 @@ class PairRotation(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: FunctionContext, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        """Rotate the gradient of the outputs back."""
+        """Rotate the gradient (B, h, N, d) of the outputs back."""
         (grad,), (cos, sin) = gradients, ctx.saved_tensors
         return rotate_pairs_(grad.clone() if grad.dtype == torch.float32 else grad, cos, -sin), None, None
 
