@@ -101,12 +101,12 @@ def build_page(rows: list[HeadRow], arguments: argparse.Namespace, command: str)
     size = sum(int(np.prod(shape)) * np.dtype(dtype).itemsize for shape, dtype in ARRAYS.values())
     description = (
         f"{arguments.images:,} training images (a fifth chooses settings) and {arguments.evaluated:,} evaluated images "
-        f"of {arguments.classes} classes; {size:,} bytes per image. CPU time is that of all threads."
+        f"of {arguments.classes} classes;\n{size:,} bytes per image. CPU time is that of all threads."
     )
     lines = [
         "# Heads on cached features",
         "",
-        f"{get_processor_name()}, {threads} threads, torch {torch.__version__}. `{command}`",
+        f"{get_processor_name()}, {threads} threads, torch {torch.__version__}.\n`{command}`",
         "",
         description,
         "",

@@ -16,6 +16,7 @@ from vitreous.errors import WeightsError
 from vitreous.models.names import config_from_name
 from vitreous.models.zoo import build_model, build_without_init
 from vitreous.weights.adopt import load_pretrained_weights, open_weights
+from vitreous.weights.bundle import Bundle
 from vitreous.weights.convert import convert
 from vitreous.weights.formats.dinov3 import compute_periods
 
@@ -223,8 +224,6 @@ def test_a_key_bias_is_not_dropped_with_rotary_positions(tmp_path):
     config = open_weights(path).config
     source = build_model(config.with_options(attention={"key_bias": True}))
     torch.nn.init.ones_(source.encoder.blocks[0].attention.part.qkv.bias)
-    from vitreous.weights.bundle import Bundle
-
     weights = open_weights(path).build_bundle()
     Bundle(source, weights.task, weights.preprocess).save(tmp_path / "bundle")
     with pytest.raises(WeightsError, match=r"qkv\.bias"):

@@ -22,7 +22,7 @@ def build_model(config: ModelConfig) -> Any:
     """Build a randomly initialised model of the config's family. Raises UsageError for sizes that its layers do not
     support, ResourceError for a model that does not fit into the machine's memory."""
     if torch.empty(0).device.type == "cpu" and config.width**2 * config.depth > LARGE_MODEL:
-        check_model_memory(config)
+        check_model_memory(build_without_init(config))
     try:
         return config.model_class()(config)
     except ValueError as error:
@@ -31,14 +31,14 @@ def build_model(config: ModelConfig) -> Any:
         ) from None
 
 
-def check_model_memory(config: ModelConfig) -> None:
-    """Raise ResourceError if the float32 parameters of a model need more memory than is free."""
-    count = sum(parameter.numel() for parameter in build_without_init(config).parameters())
+def check_model_memory(model: Model) -> None:
+    """Raise ResourceError if the parameters of a model on the meta device need more memory in float32 than is free."""
+    count = sum(parameter.numel() for parameter in model.parameters())
     free = get_free_memory("cpu")
     if free and 4 * count > free:
         raise ResourceError(
-            f"{config.name()} has {count / 1e9:.1f} billion parameters, which need {4 * count / 2**30:.0f} GiB in "
-            f"float32, but {free / 2**30:.0f} GiB are free",
+            f"{model.config.name()} has {count / 1e9:.1f} billion parameters, which need {4 * count / 2**30:.0f} GiB "
+            f"in float32, but {free / 2**30:.0f} GiB are free",
             "use a smaller model, or a machine with more memory",
         )
 

@@ -6,6 +6,7 @@ Shapes: B batch, P prefix tokens, N patch tokens, Q queries, D width, h heads, d
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 import torch
@@ -67,12 +68,7 @@ class RotaryAttention(Attention):
 
     def forward_before_output(self, x: Tensor, positions: TokenPositions, queries: slice = ALL_QUERIES) -> Tensor:
         """Compute the concatenated outputs of the heads: (B, P + N, D) -> (B, Q, D)."""
-        q, k, v = self.project_qkv(x)
-        cos, sin = self.select_factors(positions, q)
-        has_gradients = torch.is_grad_enabled() and q.requires_grad
-        rotate = apply_rotary_embedding if is_compiling() else PairRotation.apply if has_gradients else rotate_pairs_
-        q = rotate(q[..., queries, :], cos[..., queries, :], sin[..., queries, :])
-        k = rotate(k, cos, sin)
+        q, k, v = self.project_rotated_qkv(x, positions, queries, rotate_fastest)
         return dot_product_attention(q, k, v).transpose(-3, -2).flatten(-2)
 
     def compute_weights(self, x: Tensor, positions: TokenPositions, queries: slice = ALL_QUERIES) -> Tensor:
@@ -82,14 +78,18 @@ class RotaryAttention(Attention):
         return attention_probabilities(q, k)
 
     def project_rotated_qkv(
-        self, x: Tensor, positions: TokenPositions, queries: slice = ALL_QUERIES
+        self,
+        x: Tensor,
+        positions: TokenPositions,
+        queries: slice = ALL_QUERIES,
+        rotate: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Project tokens to rotated queries, rotated keys and values: (B, P + N, D) -> (B, h, Q, d), and twice
-        (B, h, P + N, d)."""
+        (B, h, P + N, d). `rotate` replaces `apply_rotary_embedding`."""
         q, k, v = self.project_qkv(x)
         cos, sin = self.select_factors(positions, q)
-        q = apply_rotary_embedding(q[..., queries, :], cos[..., queries, :], sin[..., queries, :])
-        return q, apply_rotary_embedding(k, cos, sin), v
+        rotate = rotate or apply_rotary_embedding
+        return rotate(q[..., queries, :], cos[..., queries, :], sin[..., queries, :]), rotate(k, cos, sin), v
 
     def select_factors(self, positions: TokenPositions, q: Tensor) -> tuple[Tensor, Tensor]:
         """Return cosines and sines of the tokens' angles: (P + N, d / 2) float32 on the device of q (..., d), or
@@ -178,6 +178,16 @@ def apply_rotary_embedding(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat([a * cos - b * sin, b * cos + a * sin], -1).to(x.dtype)
 
 
+def rotate_fastest(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Compute `apply_rotary_embedding` of x (B, h, N, d) by the fastest implementation, which may overwrite x if it
+    requires no gradient."""
+    if is_compiling():
+        return apply_rotary_embedding(x, cos, sin)
+    if torch.is_grad_enabled() and x.requires_grad:
+        return PairRotation.apply(x, cos, sin)
+    return rotate_pairs_(x, cos, sin)
+
+
 class PairRotation(torch.autograd.Function):
     """`apply_rotary_embedding` whose backward pass rotates the gradient by the opposite angles; it stores the factors
     only, and takes less time than the operations that autograd records."""
@@ -197,8 +207,8 @@ class PairRotation(torch.autograd.Function):
 
 
 def rotate_pairs_(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Return `apply_rotary_embedding` without gradients, computed in place if x (B, h, N, d) is float32. Writing into
-    the output of the query-key-value layer takes a third of the time of new tensors or less."""
+    """Return `apply_rotary_embedding` without gradients, computed in place if x (B, h, N, d) is float32, which avoids
+    new tensors."""
     values = x.float()
     a, b = values.chunk(2, -1)
     shifted = a * sin

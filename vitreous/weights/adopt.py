@@ -94,8 +94,8 @@ class PretrainedWeights(TaskMixin):
     def build_bundle(self) -> Bundle:
         """Build a bundle: the model with these weights, its task and its preprocessing. Raises ResourceError, before
         tensors are read, if the model does not fit into the machine's memory."""
-        check_model_memory(self.config)
         model = build_without_init(self.config)
+        check_model_memory(model)
         load_state_dict_strict(model, self.read_state(), self.source)
         provenance = self.provenance | {"init": self.source}
         return Bundle(model.eval(), self.task, self.preprocess, provenance, notes=self.notes, tokenizer=self.tokenizer)

@@ -126,7 +126,7 @@ def parse_transformers_config(config: dict[str, Any]) -> dict[str, Any]:
         settings["attention.pretrained_window"] = tuple(
             require_config_integer("pretrained_window_sizes", size) for size in pretrained_sizes
         )
-    eps_name = "rms_norm_eps" if config.get("model_type") == "aimv2_vision_model" else "layer_norm_eps"
+    eps_name = "layer_norm_eps" if "layer_norm_eps" in config else "rms_norm_eps"
     if config.get(eps_name) is not None:
         eps = settings["norm.eps"] = config[eps_name]
         if not isinstance(eps, float) or not 0 < eps < 1:

@@ -13,7 +13,7 @@ from vitreous.errors import UsageError
 from vitreous.models.configs.base import ExportRules, ImageSize, Level, ModelConfig, PreprocessDefaults
 from vitreous.models.configs.text import TextConfig
 from vitreous.models.configs.vit import ViTConfig
-from vitreous.models.configs.wrapped import BackboneWrapperConfig
+from vitreous.models.configs.wrapped import BackboneTokensConfig
 from vitreous.models.presets import IMAGE_TEXT_NAMES, TEXT_SIZES, VIT_SIZES
 
 #: fields of `text` that tensors do not determine
@@ -23,7 +23,7 @@ _NAME = re.compile(r"(?P<image>(?P<kind>clip|siglip)(?P<version>2?)-(?P<size>[a-
 
 
 @dataclass(frozen=True)
-class ImageTextConfig(BackboneWrapperConfig):
+class ImageTextConfig(BackboneTokensConfig):
     """An image encoder (`backbone`) and a text encoder (`text`), whose embeddings of an image and of its text are
     similar.
 
@@ -70,24 +70,9 @@ class ImageTextConfig(BackboneWrapperConfig):
             )
 
     @property
-    def patch(self) -> tuple[int, ...]:
-        """Return the pixels per token of the image encoder, per axis."""
-        return self.backbone.patch
-
-    @property
-    def grid(self) -> tuple[int, ...]:
-        """Return the tokens of an image along each axis."""
-        return self.backbone.grid
-
-    @property
     def table_grid(self) -> tuple[int, ...]:
         """Return the positions along each axis of the position table of images."""
         return self.backbone.table_grid
-
-    @property
-    def prefix(self) -> int:
-        """Return the number of prefix tokens of the image encoder."""
-        return self.backbone.prefix
 
     @property
     def class_token(self) -> bool:

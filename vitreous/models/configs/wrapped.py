@@ -56,10 +56,8 @@ class BackboneWrapperConfig(ModelConfig):
         self.backbone.check_image_size(image)
 
 
-class BackboneWithHeadConfig(BackboneWrapperConfig):
-    """Base class of configs of models with a head that have the properties of their `backbone` config."""
-
-    classes: int
+class BackboneTokensConfig(BackboneWrapperConfig):
+    """Base class of configs of models whose tokens are those of their backbone."""
 
     @property
     def patch(self) -> tuple[int, ...]:
@@ -75,6 +73,12 @@ class BackboneWithHeadConfig(BackboneWrapperConfig):
     def prefix(self) -> int:
         """Return the number of prefix tokens."""
         return self.backbone.prefix
+
+
+class BackboneWithHeadConfig(BackboneTokensConfig):
+    """Base class of configs of models with a head that have the properties of their `backbone` config."""
+
+    classes: int
 
     @property
     def num_features(self) -> int:
