@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import vitreous
-from tests.conftest import TINY_RUN, make_folder, parse_json_output, run_cli
+from tests.conftest import make_folder, parse_json_output, run_cli
 from tests.data.annotations.scenery import write_maps
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.data.sources import open_data
@@ -41,20 +41,6 @@ def feature_cache(tmp_path, monkeypatch):
     """An empty cache for one test."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path / "cache" / "vitreous" / "features"
-
-
-@pytest.fixture(scope="module")
-def photos(tmp_path_factory):
-    """Three classes with 12 training, 4 validation and 6 test images each, which differ by a tint."""
-    return make_folder(tmp_path_factory.mktemp("photos") / "photos", {"train": 12, "val": 4, "test": 6})
-
-
-@pytest.fixture(scope="module")
-def short_run(photos, tmp_path_factory):
-    """A run of one step."""
-    out = tmp_path_factory.mktemp("run") / "run"
-    vitreous.train(photos, out=out, **{**TINY_RUN, "epochs": 0.5, "workers": 0})
-    return out
 
 
 def evaluate(run, data=None, **options):

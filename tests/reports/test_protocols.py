@@ -11,7 +11,7 @@ from PIL import Image
 from sklearn.neighbors import KNeighborsClassifier
 
 import vitreous
-from tests.conftest import TINY_RUN, make_folder, make_image, parse_json_output, run_cli
+from tests.conftest import make_folder, make_image, parse_json_output, run_cli
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.data.sources import open_data
 from vitreous.data.split import ArraySplit, Data
@@ -38,20 +38,6 @@ def feature_cache(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         yield
-
-
-@pytest.fixture(scope="module")
-def photos(tmp_path_factory):
-    """Return three classes with 12 training, 4 validation and 6 test images each, which differ by a tint."""
-    return make_folder(tmp_path_factory.mktemp("photos") / "photos", {"train": 12, "val": 4, "test": 6})
-
-
-@pytest.fixture(scope="module")
-def short_run(photos, tmp_path_factory):
-    """Return a run of one step."""
-    out = tmp_path_factory.mktemp("run") / "run"
-    vitreous.train(photos, out=out, **{**TINY_RUN, "epochs": 0.5, "workers": 0})
-    return out
 
 
 def run_evaluate_json(run, *arguments):
