@@ -126,6 +126,15 @@ def test_unreadable_cpu_usage_is_not_reported(monkeypatch):
     assert neighbours.measure() is None
 
 
+@pytest.mark.parametrize(
+    "value, threads", [(None, 2), ("", 2), ("1", 1), ("1,4", 1), ("2", 2), ("16", 2), ("0", 2), ("-1", 2), ("many", 2)]
+)
+def test_runtimes_of_exported_files_follow_the_openmp_variable(value, threads, two_core_quota, monkeypatch):
+    if value is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", value)
+    assert cores.count_compute_threads() == threads
+
+
 @LINUX_ONLY
 def test_child_processes_do_not_count_as_contention():
     start = cores.read_cpu_ticks(os.getpid())

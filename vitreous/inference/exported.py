@@ -19,9 +19,14 @@ from vitreous.inference.export_file import (
     read_verified_onnx_metadata,
     verify_xml_checksum,
 )
-from vitreous.inference.libraries import disable_telemetry, get_openvino_core, import_optional_library
+from vitreous.inference.libraries import (
+    compile_openvino_graph,
+    disable_telemetry,
+    get_openvino_core,
+    import_optional_library,
+)
 from vitreous.inference.outputs import DETECTION_OUTPUT_NAMES, Outputs, compute_in_chunks, pack_arrays, unpack_outputs
-from vitreous.system.cores import count_usable_cores
+from vitreous.system.cores import count_compute_threads
 
 if TYPE_CHECKING:
     from vitreous.inference.options import InferenceOptions
@@ -97,7 +102,7 @@ class OnnxFileEngine(ExportedEngine):
         runtime, raw = import_optional_library("onnxruntime"), read_export_bytes(path)
         super().__init__(read_verified_onnx_metadata(raw, path).get(CARD_KEY), path, quick)
         options = runtime.SessionOptions()
-        options.intra_op_num_threads, options.inter_op_num_threads = count_usable_cores(), 1
+        options.intra_op_num_threads, options.inter_op_num_threads = count_compute_threads(), 1
         options.log_severity_level = 4
         # spinning threads would take cores from other work
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
@@ -125,16 +130,10 @@ class OpenVinoFileEngine(ExportedEngine):
         verify_xml_checksum(xml, weights, path)
         with disable_telemetry():
             ov = import_optional_library("openvino")
-        hints = {
-            "INFERENCE_PRECISION_HINT": "f32",
-            "PERFORMANCE_HINT": "LATENCY",
-            "INFERENCE_NUM_THREADS": count_usable_cores(),
-        }
         try:
-            core = get_openvino_core()
-            graph = core.read_model(model=xml, weights=weights)
+            graph = get_openvino_core().read_model(model=xml, weights=weights)
             super().__init__(graph.get_rt_info(CARD_KEY).value if graph.has_rt_info(CARD_KEY) else None, path, quick)
-            self.compiled = core.compile_model(graph, "CPU", hints)
+            self.compiled = compile_openvino_graph(graph, "f32", PERFORMANCE_HINT="LATENCY")
             self.outputs = tuple(output.any_name for output in self.compiled.outputs)
         except RuntimeError as error:
             raise WeightsError(

@@ -11,6 +11,7 @@ from functools import cache
 from typing import Any
 
 from vitreous.errors import ResourceError, install_hint
+from vitreous.system.cores import count_compute_threads
 
 
 def import_optional_library(name: str, requirement: str = "exported models need") -> Any:
@@ -31,6 +32,13 @@ def get_openvino_core() -> Any:
     the next signal ends the process with SIGSEGV. Raises ResourceError if OpenVINO is not installed.
     """
     return import_optional_library("openvino").Core()
+
+
+def compile_openvino_graph(graph: Any, precision: str, **hints: str) -> Any:
+    """Compile an OpenVINO graph for the CPU with the threads of `count_compute_threads`. `precision`: OpenVINO's
+    precision hint, "f32" or "bf16". Raises RuntimeError for a graph that OpenVINO cannot run on this machine."""
+    properties = {"INFERENCE_PRECISION_HINT": precision, "INFERENCE_NUM_THREADS": count_compute_threads(), **hints}
+    return get_openvino_core().compile_model(graph, "CPU", properties)
 
 
 def check_installed(names: Iterable[str], requirement: str = "exported models need") -> None:

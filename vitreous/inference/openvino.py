@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from vitreous.data.modalities.base import Preprocess
 from vitreous.errors import UsageError
 from vitreous.inference.graph_cache import graph_cache_fields, load_or_build_graph
-from vitreous.inference.libraries import disable_telemetry, get_openvino_core, import_optional_library
+from vitreous.inference.libraries import compile_openvino_graph, disable_telemetry, import_optional_library
 from vitreous.inference.options import CalibrationImages
 from vitreous.models.zoo import Model
 from vitreous.system.machine import has_vnni
@@ -45,9 +45,8 @@ def compile_model(
             if keep
             else build_graph()
         )
-    hints = {"INFERENCE_PRECISION_HINT": PRECISION_HINTS[precision], "PERFORMANCE_HINT": "LATENCY"}
     try:
-        return get_openvino_core().compile_model(graph, "CPU", hints)
+        return compile_openvino_graph(graph, PRECISION_HINTS[precision], PERFORMANCE_HINT="LATENCY")
     except RuntimeError as error:
         problem = f"OpenVINO cannot run this model in {precision} on this machine: {get_last_error_line(error)}"
         raise UsageError(problem, "use --precision fp32") from None

@@ -53,6 +53,13 @@ def count_usable_cores() -> int:
         return count
 
 
+def count_compute_threads() -> int:
+    """Count the threads that a runtime other than PyTorch gets: `OMP_NUM_THREADS` if it is set, as in PyTorch, but no
+    more than usable cores."""
+    value = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()  # "4,2": values for nested levels
+    return min(int(value), count_usable_cores()) if value.isdecimal() and int(value) else count_usable_cores()
+
+
 def count_affinity_cores() -> int:
     """Count the cores in the affinity mask of this process."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

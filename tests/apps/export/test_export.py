@@ -234,6 +234,13 @@ def test_onnx_logits_are_independent_of_batch_composition(onnx_file):
     assert all(np.array_equal(runtime.logits(pixels[i : i + 1])[0], batch_logits[i]) for i in range(7))
 
 
+def test_onnx_sessions_use_the_threads_of_the_openmp_variable(onnx_file, monkeypatch):
+    monkeypatch.setattr("vitreous.system.cores.count_usable_cores", lambda: 2)
+    for threads in (1, 2):
+        monkeypatch.setenv("OMP_NUM_THREADS", str(threads))
+        assert OnnxFileEngine(onnx_file).session.get_session_options().intra_op_num_threads == threads
+
+
 def test_predict_takes_the_file_and_never_imports_torch(exported_folder, onnx_file):
     code = f"""
 import sys

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from vitreous.apps.bench.work import BenchmarkStep, LogitsStep, Workload
 from vitreous.models.config import ViTConfig
 from vitreous.models.names import config_from_name, vit_config_from_name
+from vitreous.system.cores import count_compute_threads
 from vitreous.system.machine import DTYPES
 
 NUM_CLASSES = 1000
@@ -206,7 +207,10 @@ def build_onnxruntime_step(workload: Workload, quantised: bool = False) -> Bench
 
             quant_pre_process(file, prepared := os.path.join(scratch, "prepared.onnx"))
             quantize_dynamic(prepared, file)
-        session = ort.InferenceSession(file, providers=["CPUExecutionProvider"])
+        options = ort.SessionOptions()
+        if "OMP_NUM_THREADS" in os.environ:  # onnxruntime ignores the variable, PyTorch follows it
+            options.intra_op_num_threads = count_compute_threads()
+        session = ort.InferenceSession(file, options, providers=["CPUExecutionProvider"])
     inputs = {session.get_inputs()[0].name: images.numpy()}
 
     def run_step() -> float:
@@ -222,7 +226,7 @@ def build_openvino_step(workload: Workload, precision: str) -> BenchmarkStep:
     on other random images."""
     import openvino as ov
 
-    from vitreous.inference.libraries import get_openvino_core
+    from vitreous.inference.libraries import compile_openvino_graph
 
     images = make_normalised_batch(workload)
     graph = ov.convert_model(torch.export.export(build_inference_model(workload), (images,)))
@@ -234,7 +238,7 @@ def build_openvino_step(workload: Workload, precision: str) -> BenchmarkStep:
         )
         graph = nncf.quantize(graph, examples, model_type=nncf.ModelType.TRANSFORMER)
     hint = {"fp32": "f32", "bf16": "bf16", "int8": "f32"}[precision]
-    compiled = get_openvino_core().compile_model(graph, "CPU", {"INFERENCE_PRECISION_HINT": hint})
+    compiled = compile_openvino_graph(graph, hint)
 
     def run_step() -> float:
         """Compute the logits of the batch; return the number of images."""
