@@ -1,5 +1,5 @@
-"""CIFAR-10 from scratch with model families of similar size at equal CPU time: plain ViT, ViT with a convolutional stem
-or a small ResNet, and Swin.
+"""CIFAR-10 from scratch with model families of similar size at equal CPU time: plain ViT, ViT with the blocks of ViT-5
+(arXiv:2602.08071), with a convolutional stem or a small ResNet, and Swin.
 
     python benchmarks/families.py FOLDER --work DIR --rows ROWS.jsonl --out benchmarks/results/DATE-families-HARDWARE.md
 
@@ -38,6 +38,10 @@ MODELS: dict[str, tuple[str, dict[str, str]]] = {
             "heads": "4",
             "mlp.hidden": "512",
         },
+    ),
+    "ViT-5 blocks": (
+        "ViT-5-S/16",
+        {"patch": "4 4", "width": "128", "depth": "6", "heads": "4", "mlp.hidden": "512", "rotary.reference": "8"},
     ),
     "Swin": ("Swin-48x2-2-2/2-window4", {}),
     "Swin V2": ("SwinV2-48x2-2-2/2-window4", {}),

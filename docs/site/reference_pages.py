@@ -27,6 +27,7 @@ RECIPE_GROUPS = {
     "encoder": "Fine-tuning of self-supervised encoders",
     "augreg": "AugReg and plain ViT",
     "deit": "DeiT and DeiT III",
+    "vit5": "ViT-5",
     "swin": "Swin Transformer",
     "regression": "Regression",
     "unlabelled": "Self-supervised pre-training",

@@ -401,6 +401,26 @@ def test_deit3_finish_trains_at_224_pixels():
     )
 
 
+@pytest.mark.parametrize(
+    "model, lr, epochs, drop_path, pixels",
+    [("ViT-5-S/16", 4e-3, 800, 0.05, 224), ("ViT-5-B/16", 3e-3, 800, 0.2, 192), ("ViT-5-L/16", 3e-3, 400, 0.35, 192)],
+)
+def test_vit5_changes_the_hyperparameters_of_deit3(model, lr, epochs, drop_path, pixels):
+    run = build_example_run("vit5", model)
+    assert (run.optimizer.name, run.optimizer.lr, run.epochs, run.model.image[0]) == ("lamb", lr, epochs, pixels)
+    regularization = run.model.regularization
+    assert (regularization.drop_path, regularization.drop_path_rises) == (drop_path, False)
+    assert run.schedule.end * lr == pytest.approx(1e-5)
+
+
+def test_vit5_has_whole_rotary_positions_at_every_image_size():
+    pretraining, finish = build_example_run("vit5", "ViT-5-B/16"), build_example_run("vit5-finish", "ViT-5-B/16")
+    for run, grid in ((pretraining, 12), (finish, 14)):
+        assert (run.model.grid, run.model.rotary.reference) == ((grid, grid), grid)
+    plain = build_example_run("vit5", "ViT-S/16").model
+    assert plain.name() == "ViT-S/16" and plain.regularization.drop_path == 0.05
+
+
 @pytest.mark.parametrize("name", RECIPE_NAMES)
 def test_every_recipe_names_its_source_and_command(name):
     recipe = RECIPES[name]

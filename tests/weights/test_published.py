@@ -347,6 +347,7 @@ def test_misspelled_names_are_corrected_in_predict(tmp_path):
         ("dino-s16", "timm", ".pth"),
         ("deit-ti16", "timm", ".pth"),
         ("deit3-s16", "timm", ".pth"),
+        ("vit5-s16", "vit5", ".pth"),
         ("dinov2-s14", "dinov2", ".pth"),
         ("dinov2-s14-registers", "dinov2", ".pth"),
         ("mae-b16", "timm", ".pth"),
@@ -370,7 +371,9 @@ def test_published_files_are_read_as_the_listed_model(name, format, suffix, tmp_
     if suffix == ".npz":
         written.rename(path)
     else:
-        torch.save({"model": load_file(written)} if name[:4] in ("deit", "mae-", "swin") else load_file(written), path)
+        torch.save(
+            {"model": load_file(written)} if name[:4] in ("deit", "vit5", "mae-", "swin") else load_file(written), path
+        )
     monkeypatch.setenv("VITREOUS_MIRROR", os.fspath(tmp_path / "mirror"))
     monkeypatch.setitem(published.PUBLISHED_BY_NAME, name, replace(row, digest=""))
     weights = open_weights(name)

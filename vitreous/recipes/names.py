@@ -33,6 +33,7 @@ RECIPE_NAMES = (
     "augreg-finetune-imagenet",
     *(f"augreg-finetune-{data}{length}" for data in ("pets", "cifar", "vtab") for length in ("", "-long")),
     *("plain-vit", "plain-vit-300", "deit", "distil", "deit-384", "deit3", "deit3-finish"),
+    *("vit5", "vit5-finish"),
     "regression",
     *("swin", "swin-imagenet21k", "swin-finetune", "swin-384"),
     *(

@@ -22,6 +22,7 @@ from vitreous.recipes import (
     swin,
     unlabelled,
     video,
+    vit5,
 )
 from vitreous.recipes.architecture import choose_architecture
 from vitreous.recipes.names import DEFAULT_RECIPE_NAMES, check_recipe_name
@@ -40,6 +41,7 @@ RECIPES: dict[str, Recipe] = {
         finetune.AUGREG_FINETUNE_RECIPES,
         augreg.PLAIN_VIT_RECIPES,
         deit.DEIT_RECIPES,
+        vit5.VIT5_RECIPES,
         regression.REGRESSION_RECIPES,
         swin.SWIN_RECIPES,
         unlabelled.UNLABELLED_RECIPES,

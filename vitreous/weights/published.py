@@ -71,6 +71,20 @@ def deit3_weights(name: str, model: str, file: str, accuracy: float, size: int =
     )
 
 
+def vit5_weights(name: str, model: str, file: str, accuracy: float, size: int = 224) -> PublishedWeights:
+    """Build the entry of ViT-5 weights (arXiv:2602.08071)."""
+    return PublishedWeights(
+        name,
+        model,
+        source=f"https://huggingface.co/FengWang3211/ViT-5/resolve/main/vit5_{file}_patch16_{size}.pth",
+        image_size=size,
+        licence="Apache-2.0",
+        reference="README of wangf3014/ViT-5",
+        accuracy=accuracy,
+        resize="bicubic",
+    )
+
+
 def dino_weights(name: str, model: str, file: str, accuracy: float) -> PublishedWeights:
     """Build the entry of DINO weights (arXiv:2104.14294)."""
     source, reference = f"{META_URL}/dino/{file}_pretrain/{file}_pretrain.pth", "README of facebookresearch/dino"
@@ -293,6 +307,11 @@ PUBLISHED_WEIGHTS = (
     deit3_weights("deit3-l16-in21k", "DeiT-III-L/16", "large_224_21k", 0.870),
     deit3_weights("deit3-l16-in21k-384", "DeiT-III-L/16", "large_384_21k", 0.877, 384),
     deit3_weights("deit3-h14-in21k", "DeiT-III-H/14", "huge_224_21k_v1", 0.872),
+    vit5_weights("vit5-s16", "ViT-5-S/16", "small", 0.822),
+    vit5_weights("vit5-b16", "ViT-5-B/16", "base", 0.842),
+    vit5_weights("vit5-b16-384", "ViT-5-B/16", "base", 0.854, 384),
+    vit5_weights("vit5-l16", "ViT-5-L/16", "large", 0.849),
+    vit5_weights("vit5-l16-384", "ViT-5-L/16", "large", 0.860, 384),
     dino_weights("dino-s16", "DINO-S/16", "dino_deitsmall16", 0.770),
     dino_weights("dino-s8", "DINO-S/8", "dino_deitsmall8", 0.797),
     dino_weights("dino-b16", "DINO-B/16", "dino_vitbase16", 0.782),
