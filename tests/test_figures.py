@@ -17,12 +17,20 @@ from PIL import Image
 ROOT = Path(__file__).parent.parent
 FIGURES = ROOT / "docs" / "figures"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-BUILT_PREFIXES = ("hero", "page", "terminal", "start", "task-")  # prefixes of the files that build.py generates
+BUILT_PREFIXES = (
+    "hero",
+    "page",
+    "terminal",
+    "start",
+    "task-",
+    "retrieval",
+    "zero-shot",
+)  # prefixes of the files that build.py generates
 ANIMATED_FIGURES = ("page", "terminal")
 LARGEST_ANIMATION = 1_500_000  # bytes
 LARGEST_TOTAL = 2_000_000  # bytes of all figures that build.py generates, except static vector drawings
 FIGURE_MODULES = [
-    name for name in ("hero", "page", "terminal", "start", "inspection") if (FIGURES / f"{name}.py").exists()
+    name for name in ("hero", "page", "terminal", "start", "inspection", "texts") if (FIGURES / f"{name}.py").exists()
 ]
 
 

@@ -1,4 +1,4 @@
-"""Build the figures of README.md, docs/index.md, docs/guides/inspection.md and of two tutorials.
+"""Build the figures of README.md, docs/index.md, docs/guides/inspection.md, of two tutorials and two guides.
 
     python docs/figures/build.py                  every figure; hours on two CPU cores
     python docs/figures/build.py terminal page    some of them
@@ -19,7 +19,7 @@ from pathlib import Path
 
 FIGURES = Path(__file__).resolve().parent
 #: modules of this folder that draw figures; each defines `OUTPUTS`, `DATASETS` and `build(context)`
-MODULES = ("hero", "page", "terminal", "start", "inspection")
+MODULES = ("hero", "page", "terminal", "start", "inspection", "texts")
 
 
 @dataclass(frozen=True)

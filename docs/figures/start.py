@@ -134,7 +134,7 @@ def draw_screenshots(context: Any, runs: dict[str, Path], photo: Path) -> None:
             page.set_viewport_size({"width": 1000, "height": 760})
             page.goto(server.address)
             page.set_input_files("input[type=file]", str(photo))
-            page.wait_for_function("document.body.innerText.includes('%')", timeout=60_000)
+            page.locator("body", has_text="%").wait_for(timeout=60_000)
             page.wait_for_timeout(2_000)
             save_webp(page.screenshot(), context.out / "start-page.webp")
         chromium.close()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from vitreous.cli.models import Options, describe_model
 from vitreous.weights.published import PUBLISHED_WEIGHTS
+from vitreous.weights.published_speed import CPU_MILLISECONDS, SPEED_HARDWARE
 
 PAGE = Path(__file__).parent.parent / "reference" / "published-weights.md"
 INTRODUCTION = """\
@@ -20,6 +21,8 @@ downloaded. `vitreous models --weights --max-parameters 30` prints a part of thi
 
 - **Parameters** are those of the model with the head of its name; **GFLOPs** are of one image of this size, with two
   operations per multiply-add.
+- **CPU ms** is the CPU time of one image (of SigLIP and CLIP: without the text) in milliseconds, measured with random
+  weights on {hardware}. – means that the model did not fit into 24 GiB of memory.
 - **ImageNet** is the accuracy that the authors published, on the validation images. It was not measured here.
 - **Checksum** is what the authors published of the file's checksum. Without one, only the size is verified.
 
@@ -37,13 +40,17 @@ def make_weights_page() -> str:
         if weights.accuracy is not None and weights.accuracy_note != "top-1":
             accuracy += f" {weights.accuracy_note.removeprefix('top-1 of a ').removeprefix('top-1 ')}"
         checksum = weights.digest.partition(":")[0].upper().replace("SHA256", "SHA-256") or "–"
-        size = f"{model['parameters'] / 1e6:.1f} M | {model['gflops']:.1f}"
+        milliseconds = CPU_MILLISECONDS.get((weights.model, weights.image_size))
+        speed = "–" if milliseconds is None else f"{milliseconds:,g}"
+        size = f"{model['parameters'] / 1e6:.1f} M | {model['gflops']:.1f} | {speed}"
         licence = weights.licence + " (gated)" * weights.gated
         cells = (f"`{weights.name}`", weights.model, weights.image_size, size, accuracy, licence, checksum)
         rows.append(f"| {' | '.join(map(str, cells))} |")
-    header = ("name", "model", "pixels", "parameters", "GFLOPs", "ImageNet", "licence", "checksum")
-    table = [f"| {' | '.join(header)} |", "|---|---|--:|--:|--:|---|---|---|", *rows]
-    return f"{INTRODUCTION}\n{len(PUBLISHED_WEIGHTS)} names:\n\n" + "\n".join(table) + "\n"
+    header = ("name", "model", "pixels", "parameters", "GFLOPs", "CPU ms", "ImageNet", "licence", "checksum")
+    table = [f"| {' | '.join(header)} |", "|---|---|--:|--:|--:|--:|---|---|---|", *rows]
+    return (
+        f"{INTRODUCTION.format(hardware=SPEED_HARDWARE)}\n{len(PUBLISHED_WEIGHTS)} names:\n\n" + "\n".join(table) + "\n"
+    )
 
 
 if __name__ == "__main__":

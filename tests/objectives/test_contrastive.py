@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import vitreous
-from tests.conftest import make_image, run_cli
+from tests.conftest import make_folder, make_image, run_cli
 from tests.reports.test_report import NoteListener
 from vitreous.data.caption_tokenizer import train_tokenizer
 from vitreous.data.pairs import Captions, PairSplit, PairTable
@@ -23,6 +23,7 @@ from vitreous.models.config import ImageTextConfig, MlpConfig, TextConfig, ViTCo
 from vitreous.models.zoo import build_model
 from vitreous.objectives.contrastive import ContrastiveConfig, ContrastiveObjective
 from vitreous.recipes.contrastive import PAIR_VIEWS
+from vitreous.tasks.intervals import wilson_interval
 from vitreous.training.folder import RunFolder
 from vitreous.weights.bundle import load_bundle
 
@@ -63,6 +64,44 @@ def test_bundle_has_the_tokenizer_of_the_run(siglip_run, pairs):
     assert {"retrieval_r1", "image_to_text_r5", "text_to_image_r5"} <= summary["val"].keys()
     lines = [json.loads(line) for line in (out / "metrics.jsonl").open()]
     assert all(np.isfinite([line["train/scale"], line["train/bias"]]).all() for line in lines if "train/loss" in line)
+
+
+def test_retrieval_is_evaluated_as_in_training(siglip_run, pairs, tmp_path):
+    """The same recall as at the end of training; other data, and a bundle without its run, are evaluated too."""
+    out, summary = siglip_run
+    result = run_cli("evaluate", str(out), "--protocol", "retrieval", "--precision", "fp32", "--json")
+    document = json.loads(result.stdout)
+    recalls = {name: value for name, value in summary["val"].items() if name.endswith(("_r1", "_r5", "_r10"))}
+    assert len(recalls) == 7 and document["split"] == "val" and document["val"]["primary"] == "retrieval_r1"
+    assert {name: document["val"][name] for name in recalls} == pytest.approx(recalls)
+    assert [row["direction"] for row in document["results"]] == ["image to text", "text to image"]
+    low, high = document["results"][0]["interval"]["r1"]
+    assert low <= document["results"][0]["r1"] <= high
+    assert "retrieval" in (out / "evaluations.jsonl").read_text("utf-8")
+    table = run_cli("evaluate", str(out / "model"), str(pairs), "--protocol", "retrieval").stdout
+    assert "R@10" in table and "text to image" in table
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ((), "--protocol retrieval"),
+        (("--protocol", "retrieval", "--split", "test"), "has no test split"),
+        (("FOLDER", "--protocol", "retrieval"), "has no captions"),
+    ],
+)
+def test_unsuitable_evaluations_are_explained(siglip_run, tmp_path, arguments, message):
+    out, _ = siglip_run
+    make_folder(tmp_path / "classes", {"a": 2, "b": 2})
+    arguments = [str(tmp_path / "classes") if word == "FOLDER" else word for word in arguments]
+    result = run_cli("evaluate", str(out), *arguments)
+    assert result.returncode in (2, 3) and message in result.stderr and "Traceback" not in result.stderr
+
+
+def test_retrieval_needs_a_text_encoder(pairs, tmp_path):
+    vitreous.save(vitreous.create("ViT-32x2/8", image_size=16, num_classes=0), tmp_path / "bundle")
+    result = run_cli("evaluate", str(tmp_path / "bundle"), str(pairs), "--protocol", "retrieval")
+    assert result.returncode == 2 and "no text encoder" in result.stderr
 
 
 def test_training_continues_with_the_tokenizer_of_the_weights(siglip_run, pairs, tmp_path):
@@ -150,12 +189,26 @@ def test_recall_counts_equal_captions_and_all_captions_of_an_image():
     rows = np.eye(3, dtype=np.float32)
     images = rows[[0, 0, 1, 2]]
     texts = np.array([[0.9, 0, 0.1], [0.1, 0.9, 0], [0, 0.2, 0.9], [0, 0.2, 0.9]], np.float32)
-    metrics = measure_retrieval(images, texts, image_ids, captions)
+    metrics, intervals = measure_retrieval(images, texts, image_ids, captions)
     # image 7 finds a; image 8 finds b, which is wrong; image 9 finds c
     assert metrics["image_to_text_r1"] == pytest.approx(2 / 3) and metrics["image_to_text_r5"] == 1
     # a finds 7; b finds 8, which is wrong; c finds 9
     assert metrics["text_to_image_r1"] == pytest.approx(2 / 3) and metrics["text_to_image_r5"] == 1
     assert metrics["retrieval_r1"] == pytest.approx(2 / 3)
+    assert intervals["text_to_image_r1"] == wilson_interval(2, 3) and intervals["retrieval_r1"] is None
+    assert metrics["image_to_text_r10"] == 1  # fewer than ten candidates
+
+
+def test_recall_at_each_depth_equals_the_ranks_of_the_matches():
+    generator = np.random.default_rng(0)
+    images, texts = (generator.normal(size=(40, 8)).astype(np.float32) for _ in range(2))
+    metrics, _ = measure_retrieval(images, texts, np.arange(40), np.array([f"text {i:02}" for i in range(40)]))
+    unit = [rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in (images, texts)]
+    similarities = unit[0] @ unit[1].T
+    for direction, scores in (("image_to_text", similarities), ("text_to_image", similarities.T)):
+        ranks = (scores > np.diag(scores)[:, None]).sum(1)
+        for depth in (1, 5, 10):
+            assert metrics[f"{direction}_r{depth}"] == pytest.approx((ranks < depth).mean())
 
 
 def test_large_splits_are_sampled():

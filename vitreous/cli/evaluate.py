@@ -53,9 +53,10 @@ class Options(EvaluateOptions, ProtocolOptions, InferenceArguments):
     """A second run or bundle to compare with the first, or a dataset (default: the run's dataset)."""
     more: Annotated[Positional[str | None], arg(metavar="[DATA]")] = None
     """A dataset, after two runs."""
-    protocol: Literal["top1", "knn", "linear", "fewshot", "heads", "vtab", "real", "objectnet"] = "top1"
+    protocol: Literal["top1", "knn", "linear", "fewshot", "heads", "vtab", "real", "objectnet", "retrieval"] = "top1"
     """top1: the model's head. knn, linear, fewshot: a classifier on frozen features. heads: several heads on frozen
-    features. vtab: linear on 19 tasks. real, objectnet: the head, evaluated with the labels of --labels."""
+    features. vtab: linear on 19 tasks. real, objectnet: the head, evaluated with the labels of --labels. retrieval:
+    captions by images and images by captions, for models with a text encoder."""
     split: Literal["train", "val", "test"] | None = None
     """Split to evaluate (default: test, or val if there is no test split)."""
     samples: int = 1000

@@ -131,6 +131,7 @@ def list_published_weights(options: Options, console: Console) -> dict[str, Any]
 
     from vitreous.errors import UsageError
     from vitreous.weights.published import select_published_weights
+    from vitreous.weights.published_speed import CPU_MILLISECONDS, SPEED_HARDWARE
 
     for name in ("image_size", "num_classes"):
         if getattr(options, name) is not None:
@@ -141,14 +142,20 @@ def list_published_weights(options: Options, console: Console) -> dict[str, Any]
         model = describe_model(weights.model, replace(options, image_size=weights.image_size))
         if not is_within_limits(model, options):
             continue
-        listed.append(asdict(weights) | {"parameters": model["parameters"], "gflops": model["gflops"]})
+        milliseconds = CPU_MILLISECONDS.get((weights.model, weights.image_size))
+        cost = {"parameters": model["parameters"], "gflops": model["gflops"], "cpu_milliseconds": milliseconds}
+        listed.append(asdict(weights) | cost)
         accuracy = None if weights.accuracy is None else f"{weights.accuracy:.1%} {weights.accuracy_note}"
         size = [f"{model['parameters'] / 1e6:.1f}", f"{model['gflops']:.1f}"]
+        speed = None if milliseconds is None else f"{milliseconds:,g}"
         licence = weights.licence + " (gated)" * weights.gated
-        cells.append([weights.name, weights.model, weights.image_size, *size, licence, accuracy])
+        cells.append([weights.name, weights.model, weights.image_size, *size, speed, licence, accuracy])
     check_any_listed(listed, options)
-    console.table(["weights", "model", "image", "M params", "GFLOPs", "licence", "published on ImageNet"], cells)
+    console.table(
+        ["weights", "model", "image", "M params", "GFLOPs", "CPU ms", "licence", "published on ImageNet"], cells
+    )
     console.print_line("M params: millions of parameters. --json also prints URLs, checksums and sources.")
+    console.print_line(f"CPU ms: milliseconds of one image, measured with random weights on {SPEED_HARDWARE}.")
     if any(weights["gated"] for weights in listed):
         console.print_line(
             "gated: accept the licence on the Hugging Face Hub, then set HF_TOKEN or run `hf auth login`."

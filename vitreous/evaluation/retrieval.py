@@ -19,9 +19,10 @@ from vitreous.data.split import Split
 from vitreous.errors import DataError
 from vitreous.evaluation.evaluator import Evaluator, SplitOutputs
 from vitreous.inference.engine import ModelEngine, compute_split_logits
+from vitreous.tasks.intervals import Interval, wilson_interval
 from vitreous.tasks.report import Report
 
-RECALL_DEPTHS = (1, 5)  # R@k: numbers of retrieved candidates
+RECALL_DEPTHS = (1, 5, 10)  # R@k: numbers of retrieved candidates
 MAX_RETRIEVAL_PAIRS = 10_000  # pairs of a split that are evaluated, evenly spaced
 TEXT_CHUNK = 256  # texts that are encoded at a time
 QUERY_CHUNK = 1024  # queries whose similarities are computed at a time
@@ -58,17 +59,17 @@ class RetrievalEvaluator(Evaluator):
         return np.concatenate([images[image_of_pair], embed_captions(engine, split)], 1), errors
 
     def report(self, outputs: SplitOutputs, *extra_outputs: SplitOutputs) -> Report:
-        """Compute R@1 and R@5 in both directions, and the mean R@1. Pairs with unreadable images are left out."""
+        """Compute R@1, R@5 and R@10 in both directions, and the mean R@1. Pairs with unreadable images are left out."""
         split, readable = outputs.split, outputs.readable
         assert isinstance(split, PairSplit), "the objective requires image-text pairs"
         pairs, embeddings = split.take(np.flatnonzero(readable)), outputs.outputs[readable]
         images, texts = np.split(embeddings.astype(np.float32), 2, axis=1)
-        metrics = measure_retrieval(images, texts, pairs.image_indices, np.array(pairs.captions()))
+        metrics, intervals = measure_retrieval(images, texts, pairs.image_indices, np.array(pairs.captions()))
         return Report(
             len(readable),
             int((~readable).sum()),
             metrics=metrics,
-            intervals={},
+            intervals=intervals,
             per_class=[],
             confusion_cells=None,
             primary=self.name,
@@ -86,7 +87,7 @@ def embed_captions(engine: ModelEngine, split: PairSplit) -> np.ndarray:
 
 def measure_retrieval(
     images: np.ndarray, texts: np.ndarray, image_ids: np.ndarray, captions: np.ndarray
-) -> dict[str, float | None]:
+) -> tuple[dict[str, float | None], dict[str, Interval | None]]:
     """Compute the recall of retrieval by cosine similarity.
 
     Args:
@@ -96,35 +97,41 @@ def measure_retrieval(
         captions: the caption of each pair, (n,).
 
     Returns:
-        R@k of each direction, and the mean of both R@1; None without pairs.
+        R@k of each direction with its 95 % interval over queries, and the mean of both R@1; None without pairs.
     """
-    names = [f"{direction}_r{depth}" for direction in ("image_to_text", "text_to_image") for depth in RECALL_DEPTHS]
+    directions = ("image_to_text", "text_to_image")
+    metrics: dict[str, float | None] = {"retrieval_r1": None}
+    intervals: dict[str, Interval | None] = {"retrieval_r1": None}
+    metrics |= dict.fromkeys(f"{direction}_r{depth}" for direction in directions for depth in RECALL_DEPTHS)
     if not len(images):
-        return dict.fromkeys(("retrieval_r1", *names))
+        return metrics, dict.fromkeys(metrics)
     _, first_images, image_of_pair = np.unique(image_ids, return_index=True, return_inverse=True)
     _, first_texts, text_of_pair = np.unique(captions, return_index=True, return_inverse=True)
     is_match = np.zeros((len(first_images), len(first_texts)), bool)
     is_match[image_of_pair, text_of_pair] = True
     image_rows, text_rows = images[first_images], texts[first_texts]
-    recalls = [
-        compute_recall(*candidates, depth)
-        for candidates in ((image_rows, text_rows, is_match), (text_rows, image_rows, is_match.T))
-        for depth in RECALL_DEPTHS
-    ]
-    metrics = dict(zip(names, recalls, strict=True))
-    mean = (metrics["image_to_text_r1"] + metrics["text_to_image_r1"]) / 2
-    return {"retrieval_r1": mean, **metrics}
+    recalls = []
+    for direction, queries, candidates, matches in (
+        (directions[0], image_rows, text_rows, is_match),
+        (directions[1], text_rows, image_rows, is_match.T),
+    ):
+        for depth, hits in zip(RECALL_DEPTHS, count_hits(queries, candidates, matches), strict=True):
+            metrics[f"{direction}_r{depth}"] = hits / len(queries)
+            intervals[f"{direction}_r{depth}"] = wilson_interval(hits, len(queries))
+        recalls.append(metrics[f"{direction}_r1"] or 0.0)
+    return metrics | {"retrieval_r1": sum(recalls) / 2}, intervals
 
 
-def compute_recall(queries: np.ndarray, candidates: np.ndarray, is_match: np.ndarray, depth: int) -> float:
-    """Compute R@k: the share of queries (q, E) of which one of the `depth` most similar candidates (c, E) is a match.
-    `is_match` is (q, c) bool."""
+def count_hits(queries: np.ndarray, candidates: np.ndarray, is_match: np.ndarray) -> list[int]:
+    """Count for each depth k of `RECALL_DEPTHS` the queries (q, E) of which one of the k most similar candidates (c, E)
+    is a match. `is_match` is (q, c) bool."""
     query_rows, candidate_rows = (
         torch.nn.functional.normalize(torch.from_numpy(rows), dim=1) for rows in (queries, candidates)
     )
-    matches, hits = torch.from_numpy(np.ascontiguousarray(is_match)), 0
+    matches, hits = torch.from_numpy(np.ascontiguousarray(is_match)), [0] * len(RECALL_DEPTHS)
     for start in range(0, len(query_rows), QUERY_CHUNK):
         similarities = query_rows[start : start + QUERY_CHUNK] @ candidate_rows.T
-        nearest = similarities.topk(min(depth, len(candidate_rows)), dim=1).indices
-        hits += int(matches[start : start + QUERY_CHUNK].gather(1, nearest).any(1).sum())
-    return hits / len(query_rows)
+        nearest = similarities.topk(min(max(RECALL_DEPTHS), len(candidate_rows)), dim=1).indices
+        is_hit = matches[start : start + QUERY_CHUNK].gather(1, nearest)
+        hits = [count + int(is_hit[:, :depth].any(1).sum()) for depth, count in zip(RECALL_DEPTHS, hits, strict=True)]
+    return hits

@@ -34,8 +34,10 @@ class Metrics(TypedDict):
     retrieval_r1: float | None
     image_to_text_r1: float | None
     image_to_text_r5: float | None
+    image_to_text_r10: float | None
     text_to_image_r1: float | None
     text_to_image_r5: float | None
+    text_to_image_r10: float | None
     miou: float | None
     dice: float | None
     pixel_accuracy: float | None

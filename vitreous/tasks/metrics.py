@@ -171,7 +171,9 @@ RETRIEVAL_METRICS = (
         "retrieval_r1",
         "R@1",
         explanation="Mean of R@1 of texts by images and of images by texts. Higher is better.",
-        secondary=("image_to_text_r1", "image_to_text_r5", "text_to_image_r1", "text_to_image_r5"),
+        secondary=tuple(
+            f"{direction}_r{depth}" for direction in ("image_to_text", "text_to_image") for depth in (1, 5, 10)
+        ),
     ),
     Metric(
         "image_to_text_r1",
@@ -184,6 +186,11 @@ RETRIEVAL_METRICS = (
         explanation="Share of images of which a caption is among the five most similar texts.",
     ),
     Metric(
+        "image_to_text_r10",
+        "R@10 image to text",
+        explanation="Share of images of which a caption is among the ten most similar texts.",
+    ),
+    Metric(
         "text_to_image_r1",
         "R@1 text to image",
         explanation="Share of texts whose most similar image has this caption. Equal captions are one text.",
@@ -192,6 +199,11 @@ RETRIEVAL_METRICS = (
         "text_to_image_r5",
         "R@5 text to image",
         explanation="Share of texts for which an image with this caption is among the five most similar images.",
+    ),
+    Metric(
+        "text_to_image_r10",
+        "R@10 text to image",
+        explanation="Share of texts for which an image with this caption is among the ten most similar images.",
     ),
 )
 SEGMENTATION_METRICS = (

@@ -1,2 +1,2 @@
-"""The protocols of the verb `evaluate`: simple classifiers on a model's features, and alternative labels for its
-predictions."""
+"""The protocols of the verb `evaluate`: simple classifiers on a model's features, alternative labels for its
+predictions, and retrieval of captions."""

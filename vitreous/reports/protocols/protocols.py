@@ -1,4 +1,5 @@
-"""Run the protocols of the verb `evaluate`: classifiers on a model's features, and alternative ImageNet labels."""
+"""Run the protocols of the verb `evaluate`: classifiers on a model's features, alternative ImageNet labels, and
+retrieval."""
 
 from __future__ import annotations
 
@@ -16,6 +17,7 @@ from vitreous.reports.answers import EvaluationSettings
 from vitreous.reports.protocols.answer_sets import LABEL_SET_PROTOCOLS
 from vitreous.reports.protocols.frozen import evaluate_heads
 from vitreous.reports.protocols.probes import PROBES
+from vitreous.reports.protocols.retrieval import evaluate_retrieval, prepare_pairs
 from vitreous.reports.protocols.task import ProtocolOptions, ProtocolResult, ProtocolTask
 from vitreous.reports.protocols.vtab import evaluate_vtab
 from vitreous.reports.readings import build_evaluation_document, record_evaluation
@@ -24,6 +26,8 @@ from vitreous.tasks.classification import Classification
 
 #: protocols that train on features of the training images
 FEATURE_PROTOCOLS = PROBES | {"heads": evaluate_heads}
+#: protocols that train nothing
+DIRECT_PROTOCOLS = {"retrieval": evaluate_retrieval} | LABEL_SET_PROTOCOLS
 
 
 def run_protocol(
@@ -36,11 +40,12 @@ def run_protocol(
     """Evaluate a model by a protocol other than top-1, and record the result in its run.
 
     Returns the document of an evaluation; its additional keys include `protocol`, and `results` for each setting.
-    Raises UsageError for an unknown protocol and for regression targets, DataError for unsuitable data.
+    Raises UsageError for an unknown protocol, for a model that does not support it and for regression targets,
+    DataError for unsuitable data.
     """
     options = ProtocolOptions(protocol) if isinstance(protocol, str) else protocol
-    name, protocols = options.protocol, FEATURE_PROTOCOLS | LABEL_SET_PROTOCOLS
-    if name not in (protocol_names := (*FEATURE_PROTOCOLS, "vtab", *LABEL_SET_PROTOCOLS)):
+    name, protocols = options.protocol, FEATURE_PROTOCOLS | DIRECT_PROTOCOLS
+    if name not in (protocol_names := (*FEATURE_PROTOCOLS, "vtab", *DIRECT_PROTOCOLS)):
         raise UsageError(
             f"unknown protocol {name}",
             suggest_nearest(name, protocol_names) or f"use top1, {', '.join(protocol_names)}",
@@ -53,7 +58,10 @@ def run_protocol(
     bundle = open_bundle(run, name not in LABEL_SET_PROTOCOLS, note)
     if name == "vtab":
         return evaluate_vtab(os.fspath(run), data, bundle, options, evaluation_settings)
-    source, dataset = open_run_data(run, data, "train" if name in FEATURE_PROTOCOLS else split)
+    is_retrieval = name == "retrieval"
+    source, dataset = open_run_data(run, data, "train" if name in FEATURE_PROTOCOLS else split, not is_retrieval)
+    if is_retrieval:
+        dataset = prepare_pairs(dataset, bundle, os.fspath(run))
     if dataset.targets:
         problem = (
             f"--protocol {name} is for classes, but {source} has values of {format_first_names(dataset.targets, 5)}"
@@ -76,7 +84,9 @@ def run_protocol(
 
 def record_protocol_result(task: ProtocolTask, result: ProtocolResult, seconds: float) -> dict[str, Any]:
     """Add the result of a protocol to the run's `evaluations.jsonl`, and return its document."""
-    bundle = replace(task.bundle, task=Classification(task.data.classes, task.data.multilabel))
+    bundle = task.bundle
+    if task.data.classes:
+        bundle = replace(bundle, task=Classification(task.data.classes, task.data.multilabel))
     protocol = {"protocol": task.options.protocol}
     document = build_evaluation_document(
         bundle,
