@@ -65,20 +65,20 @@ def has_native_kernels() -> bool:
 def is_native_gelu_faster() -> bool:
     """Return whether `gelu_bf16_` is faster than oneDNN's product that also applies the GELU.
 
-    It is on CPUs with AMX tiles, where oneDNN's error function takes half as long as the product. Other CPUs were not
-    measured.
+    It is on CPUs with AMX tiles, where oneDNN's error function takes half as long as the product. On CPUs with
+    AVX512-BF16 alone, inference of ViT-B/16 is 2 % slower with it, of SigLIP-B/16 1 %.
     """
     return load_native_library().tiles
 
 
 def can_apply_gelu(x: Tensor) -> bool:
-    """Return whether `gelu_bf16` supports x (..., D) and is faster than PyTorch's GELU."""
+    """Return whether `gelu_bf16` supports x (..., D). It is faster than PyTorch's GELU where it runs."""
     return (
         x.device.type == "cpu"
         and x.dtype == torch.bfloat16
         and x.is_contiguous()
         and has_data_pointer(x)
-        and is_native_gelu_faster()
+        and has_native_kernels()
     )
 
 
