@@ -380,6 +380,23 @@ def test_weights_without_a_model_name_are_explained(photos, tmp_path):
     assert result.returncode == 4 and "does not fit timm:test_vit" in result.stderr
 
 
+def test_a_bare_state_dict_becomes_a_bundle(photos, tmp_path):
+    name = RESNET
+    theirs = create_timm_model(name)
+    torch.save(theirs.state_dict(), tmp_path / "bare.pth")
+    result = run_cli("convert", str(tmp_path / "bare.pth"), str(tmp_path / "bundle"), "--model", name)
+    assert result.returncode == 0, result.stderr
+    bundle = load_bundle(tmp_path / "bundle")
+    images = torch.randn(2, 3, *bundle.model.config.image, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        assert torch.allclose(bundle.model.eval()(images), theirs.eval()(images), atol=1e-5)
+    image = next((photos / "val").rglob("*.png"))
+    assert run_cli("predict", str(tmp_path / "bundle"), str(image)).returncode == 0
+    for model, message in (("ViT-S/16", "not a model of timm"), ("timm:test_vit", "does not fit timm:test_vit")):
+        result = run_cli("convert", str(tmp_path / "bare.pth"), str(tmp_path / "other"), "--model", model)
+        assert result.returncode in (2, 4) and message in result.stderr and not (tmp_path / "other").exists()
+
+
 def test_weights_of_the_hub_are_read_from_its_cache_without_a_network(photos, tmp_path):
     repository, commit = tmp_path / "hf" / "hub" / "models--timm--test_convnext.r160_in1k", "0123456789" * 4
     save_timm_folder(repository / "snapshots" / commit)

@@ -29,6 +29,8 @@ class Options(ZeroShotOptions):
     """Format: bundle, huggingface, timm, google-npz, linen-npz, big-vision-npz, bit-npz, torchvision, dinov2, clip,
     sam, swin, videomae, dit or diffusers. Formats that keep the decoder or heads for further pre-training: bundle, mae,
     huggingface-mae, videomae-pretraining, huggingface-videomae, dino or dinov2-teacher."""
+    model: str | None = None
+    """Model of timm or transformers that the tensors of a file belong to: timm:NAME or hf:FOLDER."""
     image_size: Annotated[tuple[int, ...] | None, arg(metavar="PIXELS...")] = None
     """New image size in pixels: one number, height and width, or frames, height and width; position embeddings are
     resized."""
@@ -80,6 +82,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
         settings=settings,
         note=console.note,
         class_map=o.class_map,
+        model=o.model,
     )
     rows = [
         ("model", f"{document['model']}, {document['parameters']:,} parameters"),

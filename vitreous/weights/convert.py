@@ -18,6 +18,7 @@ from torch import Tensor
 from vitreous.data.modalities.planar import SizedPreprocess
 from vitreous.errors import ResourceError, UsageError, WeightsError
 from vitreous.models.config import ModelConfig, replace_known_fields
+from vitreous.models.names import config_from_name
 from vitreous.models.zoo import build_model
 from vitreous.nn.position import sincos_position_table
 from vitreous.nn.sizes import format_size
@@ -63,6 +64,7 @@ def convert(
     settings: dict[str, Any] | None = None,
     note: Callable[[str], None] = lambda text: None,
     class_map: str | os.PathLike[str] | None = None,
+    model: str | None = None,
 ) -> dict[str, Any]:
     """Convert weights to the format `to` at the path `out`, and verify the output by reading it back. If it is not
     bit-identical, nothing is written.
@@ -72,7 +74,8 @@ def convert(
     pre-training, as a bundle does. `image_size` (pixels), `num_classes` and `channels` give the model another
     resolution, a new zero head, another first layer. `class_map`: a file that lists the head rows to keep, one per
     line, in the order of the new classes. For segmentation and detection models, formats other than `bundle` contain
-    the backbone. `settings`: config fields that the files lack. `note` is called with each message.
+    the backbone. `settings`: config fields that the files lack. `model`: name of the model of timm or transformers that
+    the tensors of a file belong to, such as `timm:resnet18`. `note` is called with each message.
 
     Returns a report of the conversion for `--json`. Raises WeightsError for unsupported weights, UsageError for a model
     that the format cannot represent or an existing path, ResourceError if the output cannot be written.
@@ -80,10 +83,11 @@ def convert(
     out_path = Path(out)
     if out_path.exists() or out_path.is_symlink():
         raise UsageError(f"{out_path} already exists", "use another path")
-    weights = open_labelled_weights(source, settings)
+    reference = None if model is None else parse_library_model(model)
+    weights = open_labelled_weights(source, settings, reference)
     weights = reduce_to_format(to, weights if class_map is None else select_classes(weights, class_map))
     config = apply_size_overrides(weights.config, image_size, num_classes, channels)
-    objective_state = open_objective_state(source)
+    objective_state = open_objective_state(source, reference)
     stored_config = config if to == BUNDLE_FORMAT else with_learned_positions(config)
     pretraining_format = (
         get_pretraining_format(to, stored_config, objective_state, weights.source)
@@ -121,6 +125,15 @@ def convert(
     size = sum(file.stat().st_size for file in (out_path.rglob("*") if out_path.is_dir() else [out_path]))
     summary = {"to": to, "tensors": num_tensors, "assumed_settings": differences, "out": str(out_path), "bytes": size}
     return build_conversion_report(weights, config, state, load_result) | summary
+
+
+def parse_library_model(name: str) -> ModelConfig:
+    """Return the config of a model that timm or transformers builds. Raises UsageError for other names."""
+    config = config_from_name(name)
+    if not config.library:
+        hint = "leave --model out: files of this model are recognised by their tensors"
+        raise UsageError(f"--model {name} is not a model of timm or transformers", hint)
+    return config
 
 
 def reduce_to_format(to: str, weights: PretrainedWeights) -> PretrainedWeights:

@@ -93,7 +93,7 @@ NAME_SIMPLIFICATIONS = [
 SUPPORTED_MODELS_HINT = (
     "supported are ViTs of timm, transformers, torchvision, Google, DeiT, MAE, DINO, DINOv2, DINOv3, EVA-02, "
     "Perception Encoder, AIMv2, TIPSv2, ViT-5, CLIP, SigLIP, SAM, ViTDet, ViViT, VideoMAE, BiT, Swin and DiT; "
-    "`train --model timm:NAME` reads weights of other models of timm"
+    "`train` and `convert` read weights of other models of timm with --model timm:NAME"
 )
 #: unsupported models: description -> a pattern of a unique tensor name
 UNSUPPORTED_MODELS = {

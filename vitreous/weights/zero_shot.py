@@ -18,6 +18,7 @@ from torch import Tensor
 from vitreous.data.prompts import check_label_texts, fill_template, read_labels, resolve_templates
 from vitreous.data.tokenizer import Tokenizer, missing_tokenizer_error
 from vitreous.errors import DataError, UsageError
+from vitreous.models.config import ModelConfig
 from vitreous.models.configs.image_text import ImageTextConfig
 from vitreous.models.image_text import ImageTextModel
 from vitreous.models.zoo import build_without_init
@@ -157,11 +158,13 @@ def get_zero_shot_labels(source: str | os.PathLike[str]) -> ZeroShotLabels | Non
     return ZeroShotLabels(labels, label_source.templates, label_source.multilabel, label_source.class_names)
 
 
-def open_labelled_weights(source: str | os.PathLike[str], settings: dict[str, Any] | None = None) -> PretrainedWeights:
+def open_labelled_weights(
+    source: str | os.PathLike[str], settings: dict[str, Any] | None = None, reference: ModelConfig | None = None
+) -> PretrainedWeights:
     """Open weights as `open_weights`; with labels in `source`, those of the zero-shot classifier. Raises the errors of
     `open_weights` and `build_zero_shot_bundle`."""
     zero_shot = get_zero_shot_labels(source)
-    weights = open_weights(source, settings)
+    weights = open_weights(source, settings, reference)
     if zero_shot is None:
         return weights
     bundle = build_zero_shot_bundle(weights.build_bundle(), zero_shot, weights.source)
