@@ -12,9 +12,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from tests.weights.peers import ERROR_LIMIT, compute_difference, make_images, open_model, randomise
-from vitreous.errors import WeightsError
+from vitreous.errors import UsageError, WeightsError
 from vitreous.models.names import config_from_name
 from vitreous.models.zoo import build_model, build_without_init
+from vitreous.tasks.classification import Classification
 from vitreous.weights.adopt import load_pretrained_weights, open_weights
 from vitreous.weights.bundle import Bundle
 from vitreous.weights.convert import convert
@@ -241,3 +242,18 @@ def test_training_draws_one_scale_of_the_coordinates_per_pass():
     assert scales.min() < 0.55 and scales.max() > 1.8 and abs(scales.log().mean()) < 0.1
     assert model.eval().make_token_positions(tokens).scale is None
     assert build_model(config.with_options(rotary={"rescale": 1.0})).make_token_positions(tokens).scale is None
+
+
+def test_the_encoder_of_a_fine_tuned_model_is_converted(tmp_path):
+    """No format of DINOv3 has a head; the message names the option that omits it."""
+    _, path = save_original(tmp_path)
+    weights = open_weights(path)
+    model = build_model(weights.config.with_options(classes=3))
+    load_pretrained_weights(model, path)
+    Bundle(model, Classification(("a", "b", "c")), weights.preprocess).save(tmp_path / "tuned")
+    with pytest.raises(UsageError, match="it has no head for this model") as caught:
+        convert(tmp_path / "tuned", tmp_path / "timm", "timm")
+    assert "add --num-classes 0" in caught.value.hint
+    out = convert(tmp_path / "tuned", tmp_path / "timm", "timm", num_classes=0)["out"]
+    state = weights.read_state()
+    assert all(torch.equal(tensor, state[name]) for name, tensor in open_weights(out).read_state().items())

@@ -8,7 +8,14 @@ from typing import Any, cast
 
 from vitreous.config import nest_paths
 from vitreous.errors import UsageError
-from vitreous.models.config import TRANSFORMER_FIELDS, ConvStemConfig, ModelConfig, StemConfig, ViTConfig
+from vitreous.models.config import (
+    TRANSFORMER_FIELDS,
+    ConvStemConfig,
+    ModelConfig,
+    StemConfig,
+    ViTConfig,
+    replace_known_fields,
+)
 from vitreous.weights.foreign import FOREIGN_FORMATS, find_writable_formats
 from vitreous.weights.table import WeightsFormat
 
@@ -46,16 +53,27 @@ def list_writable_formats(config: ModelConfig) -> list[str]:
 
 def get_writable_format(name: str, config: ModelConfig) -> WeightsFormat:
     """Return the format with a name if it can represent the model. Raises UsageError otherwise, with the options that
-    prevent it."""
+    prevent it, or with the option that omits the head."""
     formats = find_writable_formats(config)
     if name in formats:
         return formats[name]
     hint = f"use one of {', '.join([*sorted(formats), 'bundle'])}"
     if name not in {weights_format.name for weights_format in FOREIGN_FORMATS}:
         raise UsageError(f"{name} is not a weights format", hint)
+    if is_head_unsupported(name, config):
+        problem = f"{name} cannot represent {config.name()}: it has no head for this model, only its encoder"
+        raise UsageError(problem, f"add --num-classes 0; or {hint}")
     raise UsageError(
         f"{name} cannot represent {config.name()}: {explain_unwritable(name, config)}",
         f"{hint}; or `vitreous export --to onnx`",
+    )
+
+
+def is_head_unsupported(name: str, config: ModelConfig) -> bool:
+    """Return whether a format can represent a model's encoder, and no change of options makes it represent the head."""
+    without_head = replace_known_fields(config, {"classes": 0})
+    return (
+        bool(config.classes) and name in find_writable_formats(without_head) and not find_blocking_options(name, config)
     )
 
 
