@@ -28,7 +28,15 @@ from vitreous.training.folder import RunFolder
 from vitreous.weights.bundle import load_bundle
 
 COLOURS = ("red", "green", "blue")
-OPTIONS = {"model": "ViT-32x2/8", "image_size": 16, "batch_size": 8, "epochs": 2.0, "workers": 0, "device": "cpu"}
+OPTIONS = {
+    "model": "ViT-32x2/8",
+    "image_size": 16,
+    "batch_size": 8,
+    "epochs": 2.0,
+    "workers": 0,
+    "device": "cpu",
+    "precision": "fp32",
+}
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +77,7 @@ def test_bundle_has_the_tokenizer_of_the_run(siglip_run, pairs):
 def test_retrieval_is_evaluated_as_in_training(siglip_run, pairs, tmp_path):
     """The same recall as at the end of training; other data, and a bundle without its run, are evaluated too."""
     out, summary = siglip_run
-    result = run_cli("evaluate", str(out), "--protocol", "retrieval", "--precision", "fp32", "--json")
+    result = run_cli("evaluate", str(out), "--protocol", "retrieval", "--json")
     document = json.loads(result.stdout)
     recalls = {name: value for name, value in summary["val"].items() if name.endswith(("_r1", "_r5", "_r10"))}
     assert len(recalls) == 7 and document["split"] == "val" and document["val"]["primary"] == "retrieval_r1"

@@ -136,13 +136,14 @@ class FactorisedPosition(Position):
 
 
 class FixedPosition(Position):
-    """Base class of positions without parameters, which remembers the device of its model."""
+    """Base class of positions without parameters, which remembers the device and the dtype of its model."""
 
-    device = torch.device("cpu")
+    device, dtype = torch.device("cpu"), torch.float32
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Apply a conversion of the module, such as `to`, and store the device that results from it."""
-        self.device = fn(torch.empty(0, device=self.device)).device
+        """Apply a conversion of the module, such as `to`, and store the device and the dtype that result from it."""
+        converted = fn(torch.empty(0, device=self.device, dtype=self.dtype))
+        self.device, self.dtype = converted.device, converted.dtype
         return super()._apply(fn, recurse)  # pyright: ignore[reportUnknownMemberType]
 
 
@@ -155,7 +156,8 @@ class SinCosPosition(FixedPosition):
 
     def read(self, grid: tuple[int, ...]) -> Tensor:
         """Return the sine-cosine table of a grid: (*grid, D)."""
-        return get_device_table(sincos_position_table, self.device, grid, self.width, 10000.0, self.form)
+        table = get_device_table(sincos_position_table, self.device, grid, self.width, 10000.0, self.form)
+        return table.to(self.dtype)
 
 
 class SpaceTimePosition(Position):
@@ -191,7 +193,7 @@ class SinusoidPosition(FixedPosition):
 
     def read(self, grid: tuple[int, ...]) -> Tensor:
         """Return the sinusoid table of a grid: (*grid, D) float32."""
-        return get_device_table(sinusoid_position_table, self.device, grid, self.width)
+        return get_device_table(sinusoid_position_table, self.device, grid, self.width).to(self.dtype)
 
 
 def sinusoid_position_table(grid: tuple[int, ...], width: int) -> Tensor:
