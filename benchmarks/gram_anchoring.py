@@ -4,7 +4,8 @@
 
 A small ViT is pre-trained with the dinov3 recipe on CIFAR-10 without Gram anchoring. Training then continues from these
 weights, heads and EMA teacher for equal processor time in two arms: without Gram anchoring, and with it, where the Gram
-teacher is the encoder at the start of the arm. Schedules are constant and equal.
+teacher is the encoder at the start of the arm. Schedules are constant and equal. With `--start masks`, the encoder is
+trained on the class maps of train2017 instead, so that it has patch features that it can lose; the heads are new.
 
 The patch features of the EMA teacher are measured on coco200, which is never trained on: each labelled patch of a
 photograph of val2017 gets the majority class of its 20 nearest patches (cosine) of train2017. Both splits are sampled
@@ -30,6 +31,7 @@ from vitreous.data.options import DataOptions
 from vitreous.data.split import ArraySplit
 from vitreous.inspection.features import extract_patch_tokens, extract_pooled_features
 from vitreous.models.names import config_from_name
+from vitreous.models.zoo import build_model
 from vitreous.objectives.dinov3 import DINOv3Config
 from vitreous.recipes.dinov3 import make_dinov3_run
 from vitreous.recipes.options import TrainOptions
@@ -99,6 +101,23 @@ def read_training_images(folder: Path, count: int) -> tuple[np.ndarray, np.ndarr
     paths = [(path, index) for index, home in enumerate(classes) for path in sorted(home.iterdir())[: count // 10]]
     pixels = np.stack([np.asarray(Image.open(path).convert("RGB")) for path, _ in paths])
     return pixels, np.array([index for _, index in paths])
+
+
+def train_on_masks(model: Any, task: PatchTask, run: Run, minutes: float) -> None:
+    """Train an encoder and a linear head on its patch tokens to classify the patches of train2017, for a processor
+    time."""
+    pixels, labels, _ = task.splits["train"]
+    mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (run.preprocess.mean, run.preprocess.std))
+    images, head, model.any_size = (pixels - mean) / std, torch.nn.Linear(model.config.width, 256), True
+    optimizer = torch.optim.AdamW([*model.parameters(), *head.parameters()], lr=1e-3, weight_decay=0.05)
+    generator, started = torch.Generator().manual_seed(run.seed), time.process_time()
+    while time.process_time() - started < 60 * minutes:
+        rows = torch.randint(len(images), (32,), generator=generator)
+        logits = head(model.features(images[rows])[:, model.config.prefix :]).flatten(0, 1)
+        loss = F.cross_entropy(logits, labels[rows].flatten(), ignore_index=0)  # 0 is unlabelled
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
 
 
 class Curve:
@@ -172,6 +191,7 @@ def main() -> None:
     parser.add_argument("--masks", type=Path, required=True)
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--out", required=True)
+    parser.add_argument("--start", choices=("dinov3", "masks"), default="dinov3", help="how the encoder is pre-trained")
     parser.add_argument("--model", default="ViT-64x4/4")
     parser.add_argument("--count", type=int, default=20_000)
     parser.add_argument("--minutes", type=float, default=4.5, help="processor time of the pre-training and of each arm")
@@ -181,17 +201,28 @@ def main() -> None:
     arguments = parser.parse_args()
     pixels, LABELS = read_training_images(arguments.images, arguments.count)
     model = config_from_name(arguments.model, IMAGE_SIDE).with_options(classes=0, pool="mean", class_token=False)
-    run = make_dinov3_run(model, DatasetInfo(len(pixels), (IMAGE_SIDE, IMAGE_SIDE), 3), TrainOptions("cifar10"))
+    options = TrainOptions("cifar10", init="masks" if arguments.start == "masks" else None)
+    run = make_dinov3_run(model, DatasetInfo(len(pixels), (IMAGE_SIDE, IMAGE_SIDE), 3), options)
     data = DataOptions("cifar10", (), len(pixels), "", cache=True)
     run = replace(run, data=data, seed=arguments.seed, schedule=ScheduleConfig(100, "constant"), epochs=10_000.0)
     task = PatchTask(arguments.masks, model.patch[0])
     print(get_processor_name(), arguments, f"{len(pixels)} images", flush=True)
     session = build_session(run, pixels, arguments.work / "pretraining")
     state = session.build()
-    Curve("pre-training", arguments.minutes, arguments.points, task, arguments).train(session, state)
-    weights = {name: tensor.clone() for name, tensor in state.objective.state_dict().items()}
+    if arguments.start == "dinov3":
+        Curve("pre-training", arguments.minutes, arguments.points, task, arguments).train(session, state)
+    weights = {
+        name: tensor.clone()
+        for name, tensor in state.objective.state_dict().items()
+        if not name.startswith("gram_teacher.")
+    }
+    if arguments.start == "masks":
+        torch.manual_seed(arguments.seed)
+        encoder = build_model(model)
+        train_on_masks(encoder, task, run, arguments.minutes)
+        weights |= {f"{part}.{name}": t for part in ("model", "teacher") for name, t in encoder.state_dict().items()}
     for weight in (0.0, arguments.weight):
-        objective = replace(run.objective, gram_weight=weight)
+        objective = replace(run.objective, gram_weight=weight, gram_refresh=0.0)
         assert isinstance(objective, DINOv3Config)
         views = replace(run.views, anchor_scale=2.0 if weight else 0.0)
         session = build_session(

@@ -20,8 +20,8 @@ from itertools import islice
 OPTION_VALUES = """
 auto balanced bf16 bicubic bicubic-antialias bicubic-offset class clip coco compiled cpu crop cuda ddim ddp ddpm detect
 digits dino dinov2 dit dpm-solver euler even false fewshot fp16 fp32 fsdp heads heun huber inception int8 knn l1 linear
-local mae masks mean-colour mlflow mse multiscale onnx openvino pixels regression repeat-factor segment siglip sigmoid
-sit skip softmax tensorboard test timm torch torchvision train true val videomae vtab wandb yolo
+local mae masks mean-colour mlflow mse multiscale onnx openvino pixels regression repeat-factor retrieval segment siglip
+sigmoid sit skip softmax tensorboard test timm torch torchvision train true val videomae vtab wandb yolo
 """
 #: keyword names of options without a value
 BOOLEAN_OPTIONS = """

@@ -113,7 +113,7 @@ def select_task_bundle(
         hint = f"use `vitreous embed`, or train one: vitreous train DATA --init {run}"
         if bundle.model.config.has_text:
             hint = (
-                f'name the classes (--labels "cat" "dog"; for `evaluate`: --zero-shot, or --protocol retrieval), or '
+                f'name the classes (--labels "cat" "dog"; for `evaluate`: --zero-shot, or `--protocol retrieval`), or '
                 f"train one: vitreous train DATA --init {run}"
             )
         raise UsageError(f"{run} {bundle.task.missing_outputs[0]}", hint)
