@@ -395,6 +395,8 @@ def test_a_bare_state_dict_becomes_a_bundle(photos, tmp_path):
     for model, message in (("ViT-S/16", "not a model of timm"), ("timm:test_vit", "does not fit timm:test_vit")):
         result = run_cli("convert", str(tmp_path / "bare.pth"), str(tmp_path / "other"), "--model", model)
         assert result.returncode in (2, 4) and message in result.stderr and not (tmp_path / "other").exists()
+    result = run_cli("convert", str(tmp_path / "bundle"), str(tmp_path / "other"), "--model", name)
+    assert result.returncode == 2 and "is a bundle, which contains its model" in result.stderr
 
 
 def test_weights_of_the_hub_are_read_from_its_cache_without_a_network(photos, tmp_path):

@@ -26,6 +26,8 @@ from vitreous.system.disk import sync_and_rename, write_text_atomic
 from vitreous.tasks.classification import Classification
 from vitreous.tasks.table import replace_task_classes
 from vitreous.weights.adopt import (
+    BUNDLE_TITLE,
+    CHECKPOINT_TITLE,
     HEAD_PREFIXES,
     PretrainedWeights,
     WeightsLoadResult,
@@ -85,6 +87,8 @@ def convert(
         raise UsageError(f"{out_path} already exists", "use another path")
     reference = None if model is None else parse_library_model(model)
     weights = open_labelled_weights(source, settings, reference)
+    if reference is not None and weights.title in (BUNDLE_TITLE, CHECKPOINT_TITLE):
+        raise UsageError(f"{weights.source} is {weights.title}, which contains its model", "leave --model out")
     weights = reduce_to_format(to, weights if class_map is None else select_classes(weights, class_map))
     config = apply_size_overrides(weights.config, image_size, num_classes, channels)
     objective_state = open_objective_state(source, reference)
