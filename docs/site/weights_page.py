@@ -9,7 +9,7 @@ from pathlib import Path
 
 from vitreous.cli.models import Options, describe_model
 from vitreous.weights.published import PUBLISHED_WEIGHTS
-from vitreous.weights.published_speed import CPU_MILLISECONDS, SPEED_HARDWARE
+from vitreous.weights.published_speed import SPEED_HARDWARE
 
 PAGE = Path(__file__).parent.parent / "reference" / "published-weights.md"
 INTRODUCTION = """\
@@ -40,7 +40,7 @@ def make_weights_page() -> str:
         if weights.accuracy is not None and weights.accuracy_note != "top-1":
             accuracy += f" {weights.accuracy_note.removeprefix('top-1 of a ').removeprefix('top-1 ')}"
         checksum = weights.digest.partition(":")[0].upper().replace("SHA256", "SHA-256") or "–"
-        milliseconds = CPU_MILLISECONDS.get((weights.model, weights.image_size))
+        milliseconds = weights.cpu_milliseconds
         speed = "–" if milliseconds is None else f"{milliseconds:,g}"
         size = f"{model['parameters'] / 1e6:.1f} M | {model['gflops']:.1f} | {speed}"
         licence = weights.licence + " (gated)" * weights.gated

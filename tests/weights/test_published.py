@@ -31,6 +31,7 @@ from vitreous.weights.convert import convert
 from vitreous.weights.download import download_file
 from vitreous.weights.fetch import fetch_weights, missing_source_error
 from vitreous.weights.published import PUBLISHED_WEIGHTS, PublishedWeights, find_published_name, find_published_weights
+from vitreous.weights.published_speed import CPU_MILLISECONDS
 
 CONTENT = np.random.default_rng(0).bytes(300_000)
 DIGEST = f"sha256:{hashlib.sha256(CONTENT).hexdigest()}"
@@ -331,6 +332,13 @@ def test_the_names_are_listed():
     for arguments, hint in ((["dinov2-s15"], "did you mean dinov2-s14?"), (["*", "--num-classes", "3"], "remove one")):
         result = run_cli("models", *arguments, "--weights")
         assert result.returncode == 2 and hint in result.stderr
+
+
+def test_the_cpu_time_of_every_model_is_listed():
+    """benchmarks/encoder_speed.py measures them; only the model of 6.7 billion parameters did not fit into memory."""
+    missing = {row.model for row in PUBLISHED_WEIGHTS if row.cpu_milliseconds is None}
+    assert missing == {"DINOv3-7B/16"}
+    assert set(CPU_MILLISECONDS) <= {(row.model, row.image_size) for row in PUBLISHED_WEIGHTS}
 
 
 def test_misspelled_names_are_corrected_in_predict(tmp_path):

@@ -131,7 +131,7 @@ def list_published_weights(options: Options, console: Console) -> dict[str, Any]
 
     from vitreous.errors import UsageError
     from vitreous.weights.published import select_published_weights
-    from vitreous.weights.published_speed import CPU_MILLISECONDS, SPEED_HARDWARE
+    from vitreous.weights.published_speed import SPEED_HARDWARE
 
     for name in ("image_size", "num_classes"):
         if getattr(options, name) is not None:
@@ -142,7 +142,7 @@ def list_published_weights(options: Options, console: Console) -> dict[str, Any]
         model = describe_model(weights.model, replace(options, image_size=weights.image_size))
         if not is_within_limits(model, options):
             continue
-        milliseconds = CPU_MILLISECONDS.get((weights.model, weights.image_size))
+        milliseconds = weights.cpu_milliseconds
         cost = {"parameters": model["parameters"], "gflops": model["gflops"], "cpu_milliseconds": milliseconds}
         listed.append(asdict(weights) | cost)
         accuracy = None if weights.accuracy is None else f"{weights.accuracy:.1%} {weights.accuracy_note}"

@@ -40,12 +40,12 @@ def format_protocol_table(protocol: str, results: list[dict[str, Any]]) -> tuple
     if protocol == "heads":
         return format_heads_table(results)
     if protocol == "retrieval":
-        depths = ("r1", "r5", "r10")
+        depths = list(results[0]["interval"])  # r1, r5, r10
         cells = [
             [result["direction"], *(format_share_with_interval(result, depth) for depth in depths)]
             for result in results
         ]
-        return ["direction", "R@1", "R@5", "R@10"], cells
+        return ["direction", *(depth.replace("r", "R@") for depth in depths)], cells
     names = (
         ["map", "macro_f1"] if "map" in results[0] else ["top1", "top5"] if results[0]["top5"] is not None else ["top1"]
     )

@@ -22,6 +22,7 @@ from vitreous.inference.engine import ModelEngine, compute_split_logits
 from vitreous.tasks.intervals import Interval, wilson_interval
 from vitreous.tasks.report import Report
 
+DIRECTIONS = ("image_to_text", "text_to_image")  # first the query, then the candidates
 RECALL_DEPTHS = (1, 5, 10)  # R@k: numbers of retrieved candidates
 MAX_RETRIEVAL_PAIRS = 10_000  # pairs of a split that are evaluated, evenly spaced
 TEXT_CHUNK = 256  # texts that are encoded at a time
@@ -99,10 +100,9 @@ def measure_retrieval(
     Returns:
         R@k of each direction with its 95 % interval over queries, and the mean of both R@1; None without pairs.
     """
-    directions = ("image_to_text", "text_to_image")
     metrics: dict[str, float | None] = {"retrieval_r1": None}
     intervals: dict[str, Interval | None] = {"retrieval_r1": None}
-    metrics |= dict.fromkeys(f"{direction}_r{depth}" for direction in directions for depth in RECALL_DEPTHS)
+    metrics |= dict.fromkeys(f"{direction}_r{depth}" for direction in DIRECTIONS for depth in RECALL_DEPTHS)
     if not len(images):
         return metrics, dict.fromkeys(metrics)
     _, first_images, image_of_pair = np.unique(image_ids, return_index=True, return_inverse=True)
@@ -112,8 +112,8 @@ def measure_retrieval(
     image_rows, text_rows = images[first_images], texts[first_texts]
     recalls = []
     for direction, queries, candidates, matches in (
-        (directions[0], image_rows, text_rows, is_match),
-        (directions[1], text_rows, image_rows, is_match.T),
+        (DIRECTIONS[0], image_rows, text_rows, is_match),
+        (DIRECTIONS[1], text_rows, image_rows, is_match.T),
     ):
         for depth, hits in zip(RECALL_DEPTHS, count_hits(queries, candidates, matches), strict=True):
             metrics[f"{direction}_r{depth}"] = hits / len(queries)

@@ -20,13 +20,13 @@ from vitreous.inference.export_file import (
     verify_xml_checksum,
 )
 from vitreous.inference.libraries import (
+    build_onnx_session_options,
     compile_openvino_graph,
     disable_telemetry,
     get_openvino_core,
     import_optional_library,
 )
 from vitreous.inference.outputs import DETECTION_OUTPUT_NAMES, Outputs, compute_in_chunks, pack_arrays, unpack_outputs
-from vitreous.system.cores import count_compute_threads
 
 if TYPE_CHECKING:
     from vitreous.inference.options import InferenceOptions
@@ -101,9 +101,7 @@ class OnnxFileEngine(ExportedEngine):
     def __init__(self, path: Path, quick: bool = False) -> None:
         runtime, raw = import_optional_library("onnxruntime"), read_export_bytes(path)
         super().__init__(read_verified_onnx_metadata(raw, path).get(CARD_KEY), path, quick)
-        options = runtime.SessionOptions()
-        options.intra_op_num_threads, options.inter_op_num_threads = count_compute_threads(), 1
-        options.log_severity_level = 4
+        options = build_onnx_session_options(runtime)
         # spinning threads would take cores from other work
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         try:

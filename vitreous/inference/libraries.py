@@ -41,6 +41,15 @@ def compile_openvino_graph(graph: Any, precision: str, **hints: str) -> Any:
     return get_openvino_core().compile_model(graph, "CPU", properties)
 
 
+def build_onnx_session_options(runtime: Any) -> Any:
+    """Build the options of an onnxruntime session that logs errors only and uses the threads of
+    `count_compute_threads`."""
+    options = runtime.SessionOptions()
+    options.intra_op_num_threads, options.inter_op_num_threads = count_compute_threads(), 1
+    options.log_severity_level = 4
+    return options
+
+
 def check_installed(names: Iterable[str], requirement: str = "exported models need") -> None:
     """Raise ResourceError, with the command that installs it, for the first missing library. Nothing is imported."""
     for name in names:

@@ -21,9 +21,8 @@ from vitreous.data.modalities.base import Preprocess
 from vitreous.data.modalities.table import AnyPreprocess
 from vitreous.errors import UsageError, WeightsError
 from vitreous.inference.graph_cache import hash_weights
-from vitreous.inference.libraries import import_optional_library
+from vitreous.inference.libraries import build_onnx_session_options, import_optional_library
 from vitreous.models.zoo import Model
-from vitreous.system.cores import count_compute_threads
 from vitreous.system.machine import copy_to_device
 from vitreous.system.torch_types import from_numpy
 from vitreous.tasks.table import task_from_json
@@ -128,9 +127,7 @@ class OnnxTeacher(Teacher):
             raw = Path(source).read_bytes()
         except OSError as error:
             raise WeightsError(f"{source} cannot be read ({error.strerror})", "set the path of a teacher") from None
-        options = runtime.SessionOptions()
-        options.intra_op_num_threads, options.inter_op_num_threads = count_compute_threads(), 1
-        options.log_severity_level = 4
+        options = build_onnx_session_options(runtime)
         try:
             self.session = runtime.InferenceSession(raw, options, providers=["CPUExecutionProvider"])
         except Exception as error:  # onnxruntime has an exception class for each problem, none of them public

@@ -128,6 +128,13 @@ def make_deit3_run(model: ModelConfig, dataset_info: DatasetInfo, options: Train
     root of the batch size, as usual for LAMB (original: constant).
     """
     lr, drop_path, _, _ = DEIT3_HYPERPARAMETERS.get(model.name(), DEIT3_HYPERPARAMETERS["DeiT-III-S/16"])
+    return build_deit3_run(model, dataset_info, lr, drop_path)
+
+
+def build_deit3_run(
+    model: ModelConfig, dataset_info: DatasetInfo, lr: float, drop_path: float, epochs: int = 800
+) -> Run:
+    """Build a run with DeiT III's hyperparameters and these values, which depend on the model."""
     return Run(
         **imagenet_run_fields(set_drop_path(model, drop_path), dataset_info, 1.0),
         views=replace(DEIT_CROP, three=True, jitter=(0.3, 0.3, 0.3)),
@@ -135,7 +142,7 @@ def make_deit3_run(model: ModelConfig, dataset_info: DatasetInfo, options: Train
         schedule=deit_schedule(dataset_info, 2048, lr),
         objective=SupervisedConfig(loss="binary"),
         batch_size=2048,
-        epochs=800,
+        epochs=epochs,
         ema=EMA_DECAY,
         ema_warmup=False,
     )
@@ -149,13 +156,14 @@ def make_deit3_finish_run(model: ModelConfig, dataset_info: DatasetInfo, options
     AdamW, lr 1e-5 for any batch size, weight decay 0.1, batch size 512. RandAugment and label smoothing replace
     3-Augment and the binary loss; no repeated augmentation.
     """
+    drop_path = DEIT3_HYPERPARAMETERS.get(model.name(), DEIT3_HYPERPARAMETERS["DeiT-III-B/16"])[2]
+    return build_deit3_finish_run(model, dataset_info, drop_path)
+
+
+def build_deit3_finish_run(model: ModelConfig, dataset_info: DatasetInfo, drop_path: float) -> Run:
+    """Build a run with the hyperparameters of DeiT III's last epochs and this stochastic depth."""
     return Run(
-        **imagenet_run_fields(
-            set_drop_path(model, DEIT3_HYPERPARAMETERS.get(model.name(), DEIT3_HYPERPARAMETERS["DeiT-III-B/16"])[2]),
-            dataset_info,
-            1.0,
-            repeats=1,
-        ),
+        **imagenet_run_fields(set_drop_path(model, drop_path), dataset_info, 1.0, repeats=1),
         views=DEIT_RANDAUGMENT,
         optimizer=OptimizerConfig("adamw", lr=1e-5, betas=(0.9, 0.999), weight_decay=0.1, clip=None),
         schedule=deit_schedule(dataset_info, 512, 1e-5),

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from vitreous.models.config import ModelConfig, replace_known_fields
-from vitreous.recipes.deit import make_deit3_finish_run, make_deit3_run, set_drop_path
+from vitreous.recipes.deit import build_deit3_finish_run, build_deit3_run
 from vitreous.recipes.options import TrainOptions
 from vitreous.recipes.recipe import DatasetInfo, Recipe, build_pretraining_recipe
 from vitreous.training.run import Run
@@ -37,14 +35,7 @@ def make_vit5_run(model: ModelConfig, dataset_info: DatasetInfo, options: TrainO
     depend on the model size; other models use those of S. Rotary positions are whole numbers at every image size.
     """
     lr, epochs, drop_path, _, _ = VIT5_HYPERPARAMETERS.get(model.name(), VIT5_HYPERPARAMETERS[DEFAULT_MODEL])
-    run = make_deit3_run(model, dataset_info, options)
-    return replace(
-        run,
-        model=set_rotary_grid(set_drop_path(model, drop_path)),
-        optimizer=replace(run.optimizer, lr=lr),
-        schedule=replace(run.schedule, end=run.schedule.end * run.optimizer.lr / lr),
-        epochs=epochs,
-    )
+    return build_deit3_run(set_rotary_grid(model), dataset_info, lr, drop_path, epochs)
 
 
 def make_vit5_finish_run(model: ModelConfig, dataset_info: DatasetInfo, options: TrainOptions) -> Run:
@@ -55,8 +46,7 @@ def make_vit5_finish_run(model: ModelConfig, dataset_info: DatasetInfo, options:
     As `deit3-finish`, with stochastic depth of 0.05, 0.25 and 0.5 for S, B and L.
     """
     drop_path = VIT5_HYPERPARAMETERS.get(model.name(), VIT5_HYPERPARAMETERS[DEFAULT_MODEL])[3]
-    run = make_deit3_finish_run(model, dataset_info, options)
-    return replace(run, model=set_rotary_grid(set_drop_path(model, drop_path)))
+    return build_deit3_finish_run(set_rotary_grid(model), dataset_info, drop_path)
 
 
 VIT5_PAPER = "arXiv:2602.08071"

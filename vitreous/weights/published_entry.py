@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from vitreous.weights.published_speed import CPU_MILLISECONDS
+
 TOP1_METRIC, LINEAR_PROBE_METRIC, FINE_TUNED_METRIC = "top-1", "top-1 of a linear probe", "top-1 once fine-tuned"
 FINE_TUNED_KINETICS_METRIC = "top-1 once fine-tuned, Kinetics-400"
 REAL_PROBE_METRIC = "top-1 of a linear probe, ImageNet-ReaL"
@@ -35,6 +37,11 @@ class PublishedWeights:
     resize: str = ""
     share: float | None = None
     gated: bool = False
+
+    @property
+    def cpu_milliseconds(self) -> float | None:
+        """CPU time of one image or clip in milliseconds on `SPEED_HARDWARE`; None if it was not measured."""
+        return CPU_MILLISECONDS.get((self.model, self.image_size))
 
     def get_config_fields(self) -> dict[str, Any]:
         """Return config fields that the file lacks, by dotted path: image size and position resize rule."""

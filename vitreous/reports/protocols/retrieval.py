@@ -10,7 +10,7 @@ from vitreous.data.pairs import PairSplit, require_pairs, tokenize_pairs
 from vitreous.data.screen import check_unreadable_images, find_readable_samples
 from vitreous.data.split import Data
 from vitreous.evaluation.evaluator import SplitOutputs
-from vitreous.evaluation.retrieval import RECALL_DEPTHS, RetrievalEvaluator
+from vitreous.evaluation.retrieval import DIRECTIONS, RECALL_DEPTHS, RetrievalEvaluator
 from vitreous.inference.engine import build_readable_mask, make_engine
 from vitreous.reports.answers import make_progress_counter
 from vitreous.reports.protocols.task import ProtocolResult, ProtocolTask
@@ -52,6 +52,6 @@ def evaluate_retrieval(task: ProtocolTask) -> ProtocolResult:
             **{f"r{depth}": report.metrics[f"{direction}_r{depth}"] for depth in RECALL_DEPTHS},
             "interval": {f"r{depth}": report.intervals[f"{direction}_r{depth}"] for depth in RECALL_DEPTHS},
         }
-        for direction in ("image_to_text", "text_to_image")
+        for direction in DIRECTIONS
     ]
     return ProtocolResult(report, results, {"pairs": len(split)})
