@@ -46,9 +46,9 @@ ALL_CHECKS: dict[str, Check] = {
 }
 #: a subset of the trials of each check, for every run of the tests
 QUICK_CHECKS: dict[str, Check] = {
-    "kills": partial(kills.check_random_kills, kills=2),
+    "kills": partial(kills.check_random_kills, kills=1),
     "storm": partial(kills.check_startup_kills, kills=5),
-    "crash points": partial(crashes.check_crash_points, every=40),
+    "crash points": partial(crashes.check_crash_points, every=80),
     "SIGTERM": partial(stops.check_sigterms, count=2),
     "SIGINT": partial(stops.check_interrupts, count=1),
     "SIGTERM to the group": partial(stops.check_group_signals, count=1, pairs=0),
@@ -56,7 +56,7 @@ QUICK_CHECKS: dict[str, Check] = {
     "worker deaths": partial(stops.check_worker_deaths, count=1),
     "damage": partial(damage.check_damaged_checkpoints, flips=3, resumes=1, plans=[damage.FROZEN_PLAN]),
     "none valid": partial(damage.check_no_valid_checkpoint, count=1),
-    "full disk": partial(disk.check_full_disks, share=5),
+    "full disk": partial(disk.check_full_disks, share=10),
 }
 
 

@@ -68,7 +68,8 @@ def test_new_family_fulfils_the_model_contract(promise):
     promise(model, torch.randn(3, 3, 16, 24))
 
 
-def test_new_family_works_with_every_verb(trained_run: Path, tmp_path: Path):
+def test_new_family_works_with_every_verb(trained_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("vitreous.reports.figures.layers.DEFAULT_IMAGE_SIZES", (32, 64))  # for the figure `cost`
     run = from_yaml(Run, (trained_run / "config.yaml").read_text("utf-8"))
     images = sorted((tmp_path / "data" / "val" / "ant").iterdir())
     assert isinstance(run.model, MobileConfig) and run.optimizer.layer_decay == 0.5
@@ -79,7 +80,7 @@ def test_new_family_works_with_every_verb(trained_run: Path, tmp_path: Path):
     document = vitreous.evaluate(trained_run, device="cpu", engine="torch")
     assert document["model"] == "Mobile-24x2" and len(document["per_class"]) == 3
     looked = vitreous.inspect(
-        trained_run, images[:1], out=tmp_path / "looked", figures=["attention", "cost"], device="cpu"
+        trained_run, images[:1], out=tmp_path / "looked", figures=["attention", "cost"], batch_sizes=[1], device="cpu"
     )
     assert looked["model"] == "Mobile-24x2" and not looked["skipped"] and len(looked["figures"]) >= 2
     continued = vitreous.train(tmp_path / "data", init=str(trained_run), out=tmp_path / "more", steps=2, progress=False)
