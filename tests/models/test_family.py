@@ -258,7 +258,7 @@ def test_macs_match_hook_counts(name):
 
 
 @pytest.mark.parametrize(
-    "name", ["ViT-S/16", "DeiT-Ti/16-distilled", "DINOv2-g/14", "ViT-Ti/16-rotary", "ViT-Ti/16-relative"]
+    "name", ["ViT-S/16", "DeiT-Ti/16-distilled", "DINOv2-g/14", "ViT-Ti/16-rotary", "ViT-Ti/16-relative", "DINOv3-S/16"]
 )
 def test_computed_macs_exclude_unread_tokens(name):
     """Compared with PyTorch's operation count, two operations per multiply-add."""
@@ -276,6 +276,15 @@ def test_computed_macs_exclude_unread_tokens(name):
             work(images)
         flops.append(counter.get_total_flops())
     assert flops[1] - flops[0] == 2 * (config.macs() - config.computed_macs()) > 0
+
+
+def test_computed_macs_of_attention_pooling_match_the_operation_count():
+    config = config_from_name("SigLIP-B/16", 224)
+    with torch.device("meta"):
+        model, images = build_model(config), torch.empty(1, 3, *config.image)
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH), torch.no_grad():
+        model(images)
+    assert counter.get_total_flops() == 2 * config.computed_macs() < 2 * config.macs()
 
 
 def test_conv_stem_names_contain_unit_counts():

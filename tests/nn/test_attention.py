@@ -6,6 +6,7 @@ from vitreous.nn import kernels
 from vitreous.nn.attention import (
     Attention,
     MaterializedAttention,
+    QkvLinearWithoutKeyBias,
     attend_in_chunks,
     dot_product_attention,
     has_fast_bf16_matmul,
@@ -40,6 +41,15 @@ def test_query_subset_matches_full_attention(shape, bias):
         attention.qkv
     )  # a layer whose weight is not accessible: keys are computed as usual
     assert torch.allclose(attention(x, queries=slice(2)), few)
+
+
+def test_query_subset_without_key_bias_matches_full_attention():
+    attention, x = Attention(12, 3).double(), torch.randn(2, 7, 12, dtype=torch.float64)
+    attention.qkv = QkvLinearWithoutKeyBias(12).double()
+    for bias in (attention.qkv.query_bias, attention.qkv.value_bias):
+        torch.nn.init.normal_(bias)
+    assert attention.get_qkv_parameters() is not None
+    assert torch.allclose(attention(x, queries=slice(2)), attention(x)[..., :2, :])
 
 
 def test_materialized_attention_passes_gradcheck():
@@ -127,3 +137,18 @@ def test_attention_pool_ignores_token_order():
     pool, tokens = AttentionPool(12, 3, 24), torch.randn(2, 7, 12)
     assert pool(tokens).shape == (2, 12)
     assert torch.allclose(pool(tokens), pool(tokens.flip(1)), atol=1e-6)
+
+
+def test_attention_pool_without_keys_and_values_matches_the_formula():
+    """Values and gradients."""
+    pool, tokens = AttentionPool(12, 3, 24).double(), torch.randn(2, 7, 12, dtype=torch.float64)
+    for parameter in pool.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    fast = pool(tokens)
+    fast_grad = torch.autograd.grad(fast.square().sum(), pool.kv.weight)[0]
+    original = pool.kv
+    pool.kv = torch.nn.Sequential(original)  # a layer whose weight is not accessible
+    expected = pool(tokens)
+    expected_grad = torch.autograd.grad(expected.square().sum(), original.weight)[0]
+    assert torch.allclose(fast, expected)
+    assert torch.allclose(fast_grad, expected_grad)

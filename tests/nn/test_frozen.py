@@ -115,7 +115,8 @@ def test_linear_layers_are_packed_where_supported():
         isinstance(module, PackedLinear) for module in freeze_for_inference(model, torch.float32, True).modules()
     )
     linears = sum(isinstance(module, torch.nn.Linear) for module in model.modules())
-    assert count == (linears if can_pack(torch.float32) else 0)
+    # attention pooling does not compute keys and values
+    assert count == (linears - 1 if can_pack(torch.float32) else 0)
 
 
 @pytest.mark.parametrize("removed", ["_reorder_linear_weight", "_linear_pointwise"])

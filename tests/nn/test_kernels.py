@@ -14,6 +14,7 @@ from vitreous.nn import kernels
 from vitreous.nn.attention import dot_product_attention
 from vitreous.nn.block import Mlp, ResidualBranch
 from vitreous.nn.frozen import BFloat16OutputNorm, can_pack, freeze_for_inference
+from vitreous.nn.rotary import apply_rotary_embedding
 from vitreous.system.native import NativeLibrary, load_native_library
 
 BF16_ROUNDING = 2.0**-8  # maximum relative rounding error of bfloat16
@@ -58,6 +59,24 @@ def test_mixed_precision_sum_is_exact(shape):
     x, y = torch.randn(shape), torch.randn(shape).bfloat16()
     assert torch.equal(kernels.add_bf16_to_float32(x, y), x + y)
     assert torch.equal(kernels.add_bf16_to_float32(x.mT.contiguous().mT if x.dim() > 1 else x, y), x + y)
+
+
+@needs_native_kernels
+@pytest.mark.parametrize("size", [(1, 1, 1, 2), (2, 3, 7, 24), (3, 6, 201, 64), (2, 4, 130, 96)])
+@pytest.mark.parametrize("per_image", [False, True])
+def test_rotation_rounds_the_float32_rotation(size, per_image):
+    """For heads of a query-key-value product, which are not contiguous, and factors of all or of each image."""
+    torch.manual_seed(0)
+    images, heads, tokens, channels = size
+    x = torch.randn(images, tokens, 3, heads, channels).bfloat16()[:, :, 1].transpose(1, 2)
+    angles = torch.randn(*((images, 1) if per_image else ()), tokens, channels // 2)
+    cos, sin = angles.cos(), angles.sin()
+    expected = apply_rotary_embedding(x.float(), cos, sin)
+    rotated = kernels.rotate_bf16(x, cos, sin)
+    assert rotated.is_contiguous() and torch.allclose(rotated.float(), expected, rtol=BF16_ROUNDING, atol=1e-6)
+    expected = apply_rotary_embedding(x.float(), cos, -sin)
+    returned = kernels.rotate_bf16(x, cos, sin, is_backward=True)
+    assert torch.allclose(returned.float(), expected, rtol=BF16_ROUNDING, atol=1e-6)
 
 
 @needs_native_kernels

@@ -7,7 +7,7 @@ import torch
 
 import vitreous.nn.attention
 from tests.precision import ERROR_LIMITS, relative_error
-from vitreous.nn.attention import Attention
+from vitreous.nn.attention import Attention, QkvLinearWithoutKeyBias
 from vitreous.nn.block import Block, Mlp, SwiGLU
 from vitreous.nn.grid import window_partition, window_reverse
 from vitreous.nn.layout import AxialBlock, WindowedAttention
@@ -287,6 +287,22 @@ def test_rotation_without_gradients_equals_rotation_with_gradients(dtype, querie
     reference = attention(x, positions, queries=queries)
     assert fast.dtype == dtype and reference.requires_grad
     assert torch.allclose(fast, reference, atol=1e-6 if dtype == torch.float32 else 3e-2)
+
+
+@pytest.mark.parametrize("with_key_bias", [True, False])
+@pytest.mark.parametrize("index", [None, torch.tensor([[0, 3, 4], [1, 2, 5]])])
+def test_rotary_query_subset_matches_full_attention(with_key_bias, index):
+    """Values, and the gradient of the query-key-value layer."""
+    attention = RotaryAttention(16, 2)
+    if not with_key_bias:
+        attention.qkv = QkvLinearWithoutKeyBias(16)
+    randomise_parameters(attention).double()
+    positions = TokenPositions((2, 3), 1, index)
+    x = torch.randn(2, 7 if index is None else 4, 16, dtype=torch.float64)
+    few, full = attention(x, positions, queries=slice(2)), attention(x, positions)[:, :2]
+    assert torch.allclose(few, full, atol=1e-6)
+    grads = [torch.autograd.grad(y.square().sum(), attention.qkv.weight)[0] for y in (few, full)]
+    assert torch.allclose(*grads, atol=1e-5)
 
 
 def test_rotation_has_the_gradient_of_its_formula():

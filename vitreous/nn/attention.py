@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 from itertools import groupby
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +18,7 @@ from torch.compiler import is_compiling
 
 from vitreous.nn import kernels
 from vitreous.system.machine import get_cpu_features
-from vitreous.system.torch_types import FunctionContext, once_differentiable, open_to_kinds
+from vitreous.system.torch_types import FunctionContext, get_bias, once_differentiable, open_to_kinds
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,7 @@ class Segments:
 
 
 ALL_QUERIES = slice(None)
+Parameters = tuple[Tensor, Tensor | None]  # weight (n, m) and bias (n,) of a linear layer
 #: of `attend_in_chunks`: the logits of a chunk, which must fit into a core's cache, and the largest number of logits of
 #: one image for which it is used
 CHUNK_LOGITS, MAX_IMAGE_LOGITS = 1 << 19, 1 << 23
@@ -96,24 +97,20 @@ class Attention(nn.Module):
         `mask` (..., 1, N, N) bool is true where a query (row) may attend to a key; None: no mask. A mask of type
         `Segments` describes packed sequences, and `queries` must then be all tokens.
         """
-        if queries != ALL_QUERIES and mask is None and (layer := self.get_qkv_parameters()) is not None:
-            return attend_few_queries(x[..., queries, :], x, *layer, self.heads)
+        if queries != ALL_QUERIES and mask is None and (parameters := self.get_qkv_parameters()) is not None:
+            q_parameters, *kv_parameters = split_parameters(*parameters, 3, x.dtype)
+            q = torch.unflatten(F.linear(x[..., queries, :], *q_parameters), -1, (self.heads, -1)).transpose(-3, -2)
+            return attend_unprojected(q, x, *kv_parameters)
         q, k, v = self.project_qkv(x)
         if isinstance(mask, Segments):
             return attend_segments(q, k, v, mask).transpose(-3, -2).flatten(-2)
         query_mask = mask if mask is None or queries == ALL_QUERIES else mask[..., queries, :]
         return dot_product_attention(q[..., queries, :], k, v, query_mask).transpose(-3, -2).flatten(-2)
 
-    def get_qkv_parameters(self) -> tuple[Tensor, Tensor | None] | None:
+    def get_qkv_parameters(self) -> Parameters | None:
         """Return weight (3 D, D) and bias (3 D,) of the query-key-value layer, or None if they do not describe the
-        layer.
-
-        They do not if a subclass computes more than a matrix product, or if the weight is not a plain tensor because
-        another library quantised it.
-        """
-        if type(self.qkv) is not nn.Linear or hasattr(self.qkv.weight, "__tensor_flatten__"):
-            return None
-        return self.qkv.weight, self.qkv.bias
+        computation: those of `get_plain_parameters`."""
+        return get_plain_parameters(self.qkv)
 
     @open_to_kinds
     def compute_weights(self, x: Tensor, mask: Tensor | None = None, queries: slice = ALL_QUERIES) -> Tensor:
@@ -154,6 +151,8 @@ class QkvLinearWithoutKeyBias(nn.Linear):
     A key bias would add the same value to all logits of a query, which softmax cancels.
     """
 
+    is_plain_product: ClassVar[bool] = True
+
     def __init__(self, width: int) -> None:
         nn.Module.__init__(self)  # nn.Linear.__init__ would create a bias that includes keys
         self.in_features, self.out_features = width, 3 * width
@@ -166,6 +165,25 @@ class QkvLinearWithoutKeyBias(nn.Linear):
     def bias(self) -> Tensor:
         """Return the biases (3 D,) of queries, keys and values; those of keys are zeros."""
         return torch.cat([self.query_bias, torch.zeros_like(self.query_bias), self.value_bias])
+
+
+def get_plain_parameters(layer: nn.Module) -> Parameters | None:
+    """Return weight (n, m) and bias (n,) of a linear layer, or None if they do not describe it.
+
+    They do not if the layer computes more than their product, or if another library quantised the weight. Layers other
+    than `nn.Linear` that they describe have a true attribute `is_plain_product`.
+    """
+    if type(layer) is not nn.Linear and not getattr(layer, "is_plain_product", False):
+        return None
+    weight: Any = layer.weight
+    return None if hasattr(weight, "__tensor_flatten__") else (weight, get_bias(layer))
+
+
+def split_parameters(weight: Tensor, bias: Tensor | None, parts: int, dtype: torch.dtype) -> list[Parameters]:
+    """Cast weight (parts n, m) and bias (parts n,) of a linear layer to `dtype` and split them into those of its parts,
+    (n, m) and (n,)."""
+    biases = [None] * parts if bias is None else bias.to(dtype).chunk(parts)
+    return list(zip(weight.to(dtype).chunk(parts), biases, strict=True))
 
 
 def split_heads(qkv: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -308,32 +326,34 @@ def attend_segments(q: Tensor, k: Tensor, v: Tensor, segments: Segments) -> Tens
     return torch.cat(outputs, -2)
 
 
-def attend_few_queries(query_tokens: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, heads: int) -> Tensor:
-    """Compute the concatenated outputs of the heads for a few queries: query tokens (..., Q, D), tokens x (..., N, D)
-    -> (..., Q, D).
+def attend_unprojected(q: Tensor, x: Tensor, key_parameters: Parameters, value_parameters: Parameters) -> Tensor:
+    """Attend to tokens without computing their keys and values: queries (..., h, Q, d), tokens x (..., N, D) -> the
+    concatenated outputs of the heads (..., Q, D). The parameters are weight (D, D) and bias (D,) of the key and value
+    layers.
 
-    Keys and values of the N tokens are not computed: the key and value matrices are applied to the queries and outputs.
-    With q = W_q a + b_q for a query token a:
+    The key and value matrices are applied to the queries and to the outputs:
 
         q . (W_k x + b_k) = (W_k^T q) . x + q . b_k     softmax cancels the last term, which is equal for all x
         sum p (W_v x + b_v) = W_v (sum p x) + b_v       p are the attention probabilities
 
-    This takes 2 Q h N D multiply-adds instead of 2 N D^2, which are fewer if Q < d. `weight` (3 D, D) and `bias` (3 D,)
-    are those of the query-key-value layer.
+    This takes 2 Q h N D multiply-adds instead of 2 N D^2, which are fewer if Q < d.
     """
-    head_width = x.shape[-1] // heads
-    query_weights, key_weights, value_weights = torch.unflatten(
-        weight.to(x.dtype), 0, (3, heads, head_width)
-    ).unbind()  # 3 x (h, d, D)
-    q = torch.einsum("...qc,hdc->...hqd", query_tokens, query_weights)
-    if bias is not None:
-        bias = torch.unflatten(bias.to(x.dtype), 0, (3, heads, 1, head_width))
-        q = q + bias[0]
+    num_heads, num_queries = q.shape[-3:-1]
+    key_weights = torch.unflatten(key_parameters[0], 0, (num_heads, -1))
     # (..., h Q, D): all heads attend to the same x
-    q = torch.einsum("...hqd,hdc->...hqc", q * head_width**-0.5, key_weights).flatten(-3, -2)
-    attended_tokens = (q @ x.mT).softmax(-1) @ x
-    y = torch.einsum("...hqc,hdc->...hqd", torch.unflatten(attended_tokens, -2, (heads, -1)), value_weights)
-    return (y if bias is None else y + bias[2]).transpose(-3, -2).flatten(-2)
+    q = torch.einsum("...hqd,hdc->...hqc", q * q.shape[-1] ** -0.5, key_weights).flatten(-3, -2)
+    p = torch.unflatten((q @ x.mT).softmax(-1), -2, (num_heads, num_queries))
+    return project_attended_tokens(p, x, value_parameters)
+
+
+def project_attended_tokens(p: Tensor, x: Tensor, value_parameters: Parameters) -> Tensor:
+    """Compute the concatenated outputs of the heads without computing values, from attention probabilities
+    (..., h, Q, N) and tokens x (..., N, D) -> (..., Q, D), as in `attend_unprojected`."""
+    weight, bias = value_parameters
+    value_weights = torch.unflatten(weight, 0, (p.shape[-3], -1))
+    attended_tokens = torch.unflatten(p.flatten(-3, -2) @ x, -2, p.shape[-3:-1])
+    y = torch.einsum("...hqc,hdc->...qhd", attended_tokens, value_weights).flatten(-2)
+    return y if bias is None else y + bias
 
 
 class TiledAttention(torch.autograd.Function):

@@ -7,8 +7,8 @@ These modules compute the same functions as the trainable modules with faster op
                residual to the product
     Mlp        with `packed`, the first layer applies the GELU: fused into its product, or in place by this project's
                kernel where that is faster
-    Encoder    if the head uses only a few tokens, the last block does not compute keys and values, and its weights are
-               not packed (`attend_few_queries`)
+    Attention  with few queries does not compute all keys and values (`attend_unprojected`), so these weights are not
+               packed: in the last block, if the head uses only a few tokens, and in attention pooling
     LayerNorm  computes in float32 for every dtype of products; with this project's kernels, a norm before bfloat16
                products writes bfloat16 in the same pass: `BFloat16OutputNorm`
     StandardizedConv
@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from copy import deepcopy
 from functools import cache
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -39,6 +39,7 @@ from vitreous.nn.block import Mlp, ResidualBranch, SwiGLU
 from vitreous.nn.encoder import Encoder
 from vitreous.nn.layout import WindowedAttention
 from vitreous.nn.local import LocalAttention
+from vitreous.nn.pool import AttentionPool
 from vitreous.nn.relative import GridAttention, RelativeAttention
 from vitreous.nn.resnet import LineAttention, StandardizedConv
 from vitreous.nn.rotary import QKNormRotaryAttention, RotaryAttention
@@ -89,6 +90,8 @@ def copy_frozen(module: nn.Module, dtype: torch.dtype, packed: bool, omitted_chi
     for name, child in state["_modules"].items():
         if frozen_class is FrozenMlp and isinstance(module, Mlp) and name == "fc1":
             children[name] = PackedLinear(module.fc1, dtype, gelu=module.gelu)
+        elif isinstance(module, AttentionPool) and name == "kv":
+            children[name] = FrozenLinear(module.kv, dtype)
         elif name != omitted_child:
             children[name] = (
                 None if child is None else copy_frozen(child, torch.float32 if name == "head" else dtype, packed)
@@ -100,17 +103,9 @@ def copy_frozen(module: nn.Module, dtype: torch.dtype, packed: bool, omitted_chi
     vars(frozen).update(state, _parameters=parameters, _buffers=dict(state["_buffers"]), _modules=children)
     if packed and isinstance(module, Encoder) and module.num_output_tokens:
         for name, submodule in named_modules(module.blocks[-1]):
-            if type(submodule) is Attention:
+            if type(submodule) in (Attention, RotaryAttention):
                 frozen.get_submodule(f"blocks.{len(module.blocks) - 1}.{name}").qkv = FrozenLinear(submodule.qkv, dtype)
     return frozen
-
-
-class FrozenAttention(Attention):
-    """`Attention` whose layers are `FrozenLinear` or `PackedLinear`."""
-
-    def get_qkv_parameters(self) -> tuple[Tensor, Tensor | None] | None:
-        """Return weight (3 D, D) and bias (3 D,), or None if the weight is packed."""
-        return (self.qkv.weight, self.qkv.bias) if isinstance(self.qkv, FrozenLinear) else None
 
 
 class FrozenMlp(Mlp):
@@ -162,11 +157,7 @@ def uses_native_gelu(dtype: torch.dtype) -> bool:
     return uses_native_kernels(dtype) and kernels.is_native_gelu_faster()
 
 
-FROZEN_CLASSES: dict[type[nn.Module], type[nn.Module]] = {
-    Attention: FrozenAttention,
-    Mlp: FrozenMlp,
-    nn.LayerNorm: Float32LayerNorm,
-}
+FROZEN_CLASSES: dict[type[nn.Module], type[nn.Module]] = {Mlp: FrozenMlp, nn.LayerNorm: Float32LayerNorm}
 
 
 class FrozenConv(StandardizedConv):
@@ -281,6 +272,8 @@ def freeze_linear(
 class FrozenLinear(nn.Module):
     """Linear layer y = (x W^T + b) scale in `dtype`, by PyTorch's standard product: (..., in) -> (..., out); scale
     (out,)."""
+
+    is_plain_product: ClassVar[bool] = True
 
     def __init__(self, linear: nn.Linear, dtype: torch.dtype, scale: Tensor | None = None) -> None:
         super().__init__()

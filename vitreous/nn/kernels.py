@@ -56,9 +56,20 @@ class GradientArguments(ctypes.Structure):
     ]
 
 
+class RotationArguments(ctypes.Structure):
+    """The C struct `Rotation` of native.c, the arguments of `rotate`."""
+
+    _fields_ = [
+        *((name, C_POINTER) for name in ("x", "y", "cos", "sin")),
+        *((f"{name}_strides", C_LONG * 3) for name in ("x", "y")),
+        *((name, C_LONG) for name in ("images", "heads", "tokens", "pairs", "image_factors")),
+        ("sign", C_FLOAT),
+    ]
+
+
 def has_native_kernels() -> bool:
     """Return whether the native library is available, and therefore `layer_norm`, `add_bf16_to_float32`,
-    `transpose_bf16` and the GELU functions of this module."""
+    `transpose_bf16`, `rotate_bf16` and the GELU functions of this module."""
     return load_native_library().library is not None
 
 
@@ -89,6 +100,19 @@ def can_transpose(x: Tensor) -> bool:
         and x.stride(1) == 1
         and not x.shape[0] % 2
         and not x.shape[1] % 2
+        and has_native_kernels()
+    )
+
+
+def can_rotate(x: Tensor) -> bool:
+    """Return whether `rotate_bf16` supports x (B, h, N, d)."""
+    return (
+        x.device.type == "cpu"
+        and x.dtype == torch.bfloat16
+        and x.dim() == 4
+        and x.stride(-1) == 1
+        and x.numel() > 0
+        and has_data_pointer(x)
         and has_native_kernels()
     )
 
@@ -167,6 +191,25 @@ def transpose_bf16(x: Tensor) -> Tensor:
     native_library().transpose(
         data_pointer(x), C_LONG(x.stride(0)), C_LONG(x.shape[0]), C_LONG(x.shape[1]), data_pointer(y)
     )
+    return y
+
+
+def rotate_bf16(x: Tensor, cos: Tensor, sin: Tensor, *, is_backward: bool = False) -> Tensor:
+    """Rotate each pair (a, b) of channels i and i + d / 2 to (a cos - b sin, b cos + a sin), in float32: x (B, h, N, d)
+    bfloat16, and factors (N, d / 2) or (B, 1, N, d / 2) float32 -> contiguous (B, h, N, d) bfloat16. With
+    `is_backward`, rotate by the opposite angles."""
+    batch, heads, tokens, channels = x.shape
+    y, cos, sin = x.new_empty(x.shape), cos.contiguous(), sin.contiguous()
+    pairs = channels // 2
+    image_factors = tokens * pairs if cos.dim() == 4 and len(cos) > 1 else 0
+    x_pointer, y_pointer, *strides = pointers_and_strides(x, y)
+    arguments = RotationArguments(
+        *(x_pointer, y_pointer, cos.data_ptr(), sin.data_ptr()),
+        *strides,
+        *(batch, heads, tokens, pairs, image_factors),
+        -1.0 if is_backward else 1.0,
+    )
+    native_library().rotate(ctypes.byref(arguments))
     return y
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from vitreous.nn.attention import dot_product_attention
+from vitreous.nn.attention import attend_unprojected, dot_product_attention, get_plain_parameters, split_parameters
 from vitreous.nn.block import Mlp
 
 
@@ -29,9 +29,13 @@ class AttentionPool(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Pool tokens: (B, N, D) -> (B, D)."""
-        q = self.q(self.query).expand(tokens.shape[0], 1, -1).unflatten(-1, (self.heads, -1)).transpose(1, 2)
-        k, v = self.kv(tokens).unflatten(-1, (2, self.heads, -1)).permute(2, 0, 3, 1, 4)  # 2 x (B, h, N, d)
-        x = self.out(dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+        q = self.q(self.query).unflatten(-1, (self.heads, -1)).transpose(0, 1)  # (h, 1, d)
+        if (parameters := get_plain_parameters(self.kv)) is not None:
+            y = attend_unprojected(q.to(tokens.dtype), tokens, *split_parameters(*parameters, 2, tokens.dtype))
+        else:
+            k, v = self.kv(tokens).unflatten(-1, (2, self.heads, -1)).permute(2, 0, 3, 1, 4)  # 2 x (B, h, N, d)
+            y = dot_product_attention(q.expand(len(tokens), -1, -1, -1), k, v).transpose(1, 2).flatten(2)
+        x = self.out(y)
         return (x + self.mlp(self.norm(x)))[:, 0]
 
 

@@ -14,12 +14,16 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.compiler import is_compiling
 
+from vitreous.nn import kernels
 from vitreous.nn.attention import (
     ALL_QUERIES,
     Attention,
+    Parameters,
     QKNormAttention,
     attention_probabilities,
     dot_product_attention,
+    project_attended_tokens,
+    split_parameters,
 )
 from vitreous.nn.position import TokenPositions
 from vitreous.system.machine import get_device_table
@@ -68,8 +72,26 @@ class RotaryAttention(Attention):
 
     def forward_before_output(self, x: Tensor, positions: TokenPositions, queries: slice = ALL_QUERIES) -> Tensor:
         """Compute the concatenated outputs of the heads: (B, P + N, D) -> (B, Q, D)."""
+        if queries != ALL_QUERIES and (parameters := self.get_qkv_parameters()) is not None:
+            return self.attend_with_few_queries(x, positions, queries, parameters)
         q, k, v = self.project_rotated_qkv(x, positions, queries, rotate_fastest)
         return dot_product_attention(q, k, v).transpose(-3, -2).flatten(-2)
+
+    def attend_with_few_queries(
+        self, x: Tensor, positions: TokenPositions, queries: slice, parameters: Parameters
+    ) -> Tensor:
+        """Compute `forward_before_output` without values: (B, P + N, D) -> (B, Q, D). `parameters` are those of the
+        query-key-value layer."""
+        weight = parameters[0]
+        x = x.to(min(x.dtype, weight.dtype, key=lambda dtype: dtype.itemsize))
+        q_parameters, k_parameters, v_parameters = split_parameters(*parameters, 3, x.dtype)
+        q, k = (
+            torch.unflatten(F.linear(tokens, *layer), -1, (self.heads, -1)).transpose(-3, -2)
+            for tokens, layer in ((x[..., queries, :], q_parameters), (x, k_parameters))
+        )
+        cos, sin = self.select_factors(positions, q)
+        q = rotate_fastest(q, cos[..., queries, :], sin[..., queries, :])
+        return project_attended_tokens(attention_probabilities(q, rotate_fastest(k, cos, sin)), x, v_parameters)
 
     def compute_weights(self, x: Tensor, positions: TokenPositions, queries: slice = ALL_QUERIES) -> Tensor:
         """Compute attention probabilities: (B, P + N, D) -> (B, h, Q, P + N), for the `queries` or all tokens. Rows are
@@ -203,12 +225,19 @@ class PairRotation(torch.autograd.Function):
     def backward(ctx: FunctionContext, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         """Rotate the gradient (B, h, N, d) of the outputs back."""
         (grad,), (cos, sin) = gradients, ctx.saved_tensors
-        return rotate_pairs_(grad.clone() if grad.dtype == torch.float32 else grad, cos, -sin), None, None
+        return (
+            rotate_pairs_(grad.clone() if grad.dtype == torch.float32 else grad, cos, sin, is_backward=True),
+            None,
+            None,
+        )
 
 
-def rotate_pairs_(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def rotate_pairs_(x: Tensor, cos: Tensor, sin: Tensor, *, is_backward: bool = False) -> Tensor:
     """Return `apply_rotary_embedding` without gradients, computed in place if x (B, h, N, d) is float32, which avoids
-    new tensors."""
+    new tensors. With `is_backward`, rotate by the opposite angles."""
+    if kernels.can_rotate(x):
+        return kernels.rotate_bf16(x, cos, sin, is_backward=is_backward)
+    sin = -sin if is_backward else sin
     values = x.float()
     a, b = values.chunk(2, -1)
     shifted = a * sin

@@ -31,6 +31,15 @@ typedef struct {
     const float *statistics; /* as `attend` writes them */
 } AttentionGradients;
 
+typedef struct {
+    const bfloat16 *x;
+    bfloat16 *y;
+    const float *cos, *sin; /* of each token: `pairs` factors, those of an image after `image_factors` others */
+    Strides x_strides, y_strides;
+    long images, heads, tokens, pairs, image_factors;
+    float sign; /* -1 rotates back */
+} Rotation;
+
 enum { ROWS = 16, TILE = 1024, BLOCK = 32 }; /* rows and bytes of a tile; queries, and channels or keys, of a block */
 static const float LOG2_E = 1.44269504f;
 enum { MIN_PARALLEL_ELEMENTS = 1 << 17 };            /* number of elements above which threads share a loop */
@@ -89,6 +98,33 @@ void add(const float *x, const bfloat16 *y, float *out, long count)
         __m512 sum = _mm512_add_ps(_mm512_maskz_loadu_ps(mask, x + i), widen(_mm256_maskz_loadu_epi16(mask, y + i)));
         _mm512_mask_storeu_ps(out + i, mask, sum);
     }
+}
+
+/* y = x with each pair (a, b) of channels c and c + pairs of a head rotated to (a cos - b sin, b cos + a sin) */
+void rotate(const Rotation *a)
+{
+    __m512 sign = _mm512_set1_ps(a->sign);
+#pragma omp parallel for collapse(2) schedule(static) \
+    if (a->images * a->tokens * a->heads * a->pairs > MIN_PARALLEL_ELEMENTS / 2)
+    for (long image = 0; image < a->images; image++)
+        for (long token = 0; token < a->tokens; token++) {
+            const float *cos = a->cos + image * a->image_factors + token * a->pairs, *sin = a->sin + (cos - a->cos);
+            for (long head = 0; head < a->heads; head++) {
+                const bfloat16 *x = HEAD(x) + token * a->x_strides.token;
+                bfloat16 *y = HEAD(y) + token * a->y_strides.token;
+                for (long c = 0; c < a->pairs; c += 16) {
+                    __mmask16 mask = (__mmask16)lanes(minimum(a->pairs - c, 16));
+                    __m512 u = widen(_mm256_maskz_loadu_epi16(mask, x + c));
+                    __m512 v = widen(_mm256_maskz_loadu_epi16(mask, x + a->pairs + c));
+                    __m512 t = _mm512_maskz_loadu_ps(mask, cos + c);
+                    __m512 s = _mm512_mul_ps(_mm512_maskz_loadu_ps(mask, sin + c), sign);
+                    __m512 first = _mm512_fmsub_ps(u, t, _mm512_mul_ps(v, s));
+                    __m512 second = _mm512_fmadd_ps(v, t, _mm512_mul_ps(u, s));
+                    _mm256_mask_storeu_epi16(y + c, mask, (__m256i)_mm512_cvtneps_pbh(first));
+                    _mm256_mask_storeu_epi16(y + a->pairs + c, mask, (__m256i)_mm512_cvtneps_pbh(second));
+                }
+            }
+        }
 }
 
 /* g(size) from a table of g: a parabola around each multiple of 1/4 up to 7.75 */

@@ -110,9 +110,12 @@ class ViTCost(ModelConfig):
     def skipped_macs(self, grid: tuple[int, ...]) -> int:
         """Count the multiply-adds in `macs` that `ViT.forward` skips for an image of this grid.
 
-        If pooling uses only `pooled_prefix` tokens, the last block computes only keys and values for the other tokens,
-        and with plain attention not even these (`nn.attention.attend_few_queries`).
+        Attention pooling does not compute keys and values (`nn.attention.attend_unprojected`). If pooling uses only
+        `pooled_prefix` tokens, the last block computes only keys and values for the other tokens: with rotary attention
+        only keys, and with plain attention neither.
         """
+        if self.pool == "attention":
+            return self.skipped_pool_macs(math.prod(grid) + self.prefix)
         if not self.pooled_prefix:
             return 0
         slots = self.time_slots(grid)
@@ -121,12 +124,21 @@ class ViTCost(ModelConfig):
         mlp = skipped_tokens * (3 if self.mlp.kind == "swiglu" else 2) * self.width * self.mlp.hidden
         return slots * (self.skipped_attention_macs(grid, slots, tokens) + mlp)
 
+    def skipped_pool_macs(self, tokens: int) -> int:
+        """Count the multiply-adds in `macs` that attention pooling of a number of tokens skips."""
+        width, heads = self.width, self.head.pool_heads or self.heads
+        return tokens * 2 * width**2 + 2 * tokens * width - (2 * width**2 + 2 * heads * tokens * width)
+
     def skipped_attention_macs(self, grid: tuple[int, ...], slots: int, tokens: int) -> int:
         """Count the multiply-adds that the last block's attention skips, per slot of `tokens` tokens."""
+        width, queries = self.width, self.pooled_prefix or 0
         if self.attention.kind == "plain" and not self.attention.qk_norm:
             return self.skipped_plain_attention_macs(self.attention_macs(grid, self.depth - 1), tokens)
-        bias = (2 * tokens - 1) * self.width * (self.attention.kind == "relative")
-        return (tokens - (self.pooled_prefix or 0)) * (self.width**2 + 2 * tokens * self.width + bias)
+        if self.attention.kind == "rotary" and not self.attention.qk_norm:
+            total_macs = tokens * (4 * width**2 + 2 * tokens * width)
+            return total_macs - tokens * width**2 - queries * (3 * width**2 + (1 + self.heads) * tokens * width)
+        bias = (2 * tokens - 1) * width * (self.attention.kind == "relative")
+        return (tokens - queries) * (width**2 + 2 * tokens * width + bias)
 
     def skipped_plain_attention_macs(self, total_macs: int, tokens: int) -> int:
         """Return `total_macs`, the multiply-adds of plain attention over `tokens` tokens, minus those that the pooled
