@@ -66,7 +66,7 @@ def training_cases(device: str, tiny: bool) -> list[BenchmarkCase]:
     """Return the cases of supervised training steps of plain ViTs at 224 pixels in bfloat16."""
     sizes = [("ViT-B/16", 224, (256, 64, 512)), ("ViT-L/16", 224, (128,))]
     cases: list[BenchmarkCase] = []
-    timm = partial(models.build_timm_train_step, precision="bf16", compiled=True)
+    timm = partial(models.build_peer_train_step, peer="timm", precision="bf16", compiled=True)
     for model, size, batches in [("ViT-64x2/16", 32, (4,))] if tiny else sizes:
         for batch in batches:
             work = Workload("train", model, size, batch, device=device)
@@ -97,7 +97,9 @@ def training_cases(device: str, tiny: bool) -> list[BenchmarkCase]:
                 BenchmarkCase(work, "vitreous", "eager", partial(ours.build_train_step, compiled=False, graphs=False)),
                 BenchmarkCase(work, "vitreous", "compiled as a whole, CUDA graph", build_whole_graph_step, True),
                 BenchmarkCase(work, "vitreous", "default, cuDNN attention", train_with_cudnn, True),
-                BenchmarkCase(work, "timm", "bf16 autocast", partial(models.build_timm_train_step, precision="bf16")),
+                BenchmarkCase(
+                    work, "timm", "bf16 autocast", partial(models.build_peer_train_step, peer="timm", precision="bf16")
+                ),
             ]
     return cases
 
@@ -221,7 +223,7 @@ def objective_cases(device: str, tiny: bool) -> list[BenchmarkCase]:
             swin,
             "timm",
             "bf16 autocast, compiled",
-            partial(models.build_timm_train_step, precision="bf16", compiled=True),
+            partial(models.build_peer_train_step, peer="timm", precision="bf16", compiled=True),
             True,
         ),
         BenchmarkCase(dense, "vitreous", "compiled blocks", partial(detection_backbone, is_ours=True), True),

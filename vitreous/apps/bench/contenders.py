@@ -119,12 +119,20 @@ def list_train_contenders(device: str) -> list[Contender]:
     return [
         vitreous_contender("default", ours.build_train_step),
         vitreous_contender("fp32", ours.build_train_step, precision="fp32"),
-        peer_contender("timm", "default (fp32)", models.build_timm_train_step),
-        peer_contender("timm", "bf16 autocast, fused AdamW", models.build_timm_train_step, precision="bf16"),
-        peer_contender(
-            "timm", "best: bf16 autocast, compiled", models.build_timm_train_step, precision="bf16", compiled=True
-        ),
-        peer_contender("timm", "fp32, compiled", models.build_timm_train_step, compiled=True),
+        *list_peer_train_contenders("timm"),
+        *list_peer_train_contenders("transformers"),
+    ]
+
+
+def list_peer_train_contenders(peer: str) -> list[Contender]:
+    """List another library's contenders of the task `train`: default settings, and best settings in both
+    precisions."""
+    build = partial(models.build_peer_train_step, peer=peer)
+    return [
+        peer_contender(peer, "default (fp32)", build),
+        peer_contender(peer, "bf16 autocast, fused AdamW", build, precision="bf16"),
+        peer_contender(peer, "best: bf16 autocast, compiled", build, precision="bf16", compiled=True),
+        peer_contender(peer, "fp32, compiled", build, compiled=True),
     ]
 
 

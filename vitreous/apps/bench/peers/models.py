@@ -250,12 +250,12 @@ def build_openvino_step(workload: Workload, precision: str) -> BenchmarkStep:
     )
 
 
-def build_timm_train_step(
-    workload: Workload, precision: str = "fp32", compiled: bool = False, mode: str | None = None
+def build_peer_train_step(
+    workload: Workload, peer: str, precision: str = "fp32", compiled: bool = False, mode: str | None = None
 ) -> BenchmarkStep:
-    """Build a training step of timm's model: forward, backward, clipping, AdamW (fused for bf16). `mode` is that of
-    torch.compile."""
-    model = build_timm_model(workload).to(workload.device)
+    """Build a training step of another library's model: forward, backward, clipping, AdamW (fused for bf16). `mode` is
+    that of torch.compile."""
+    model = MODEL_BUILDERS[peer](workload).to(workload.device).train()
     images, labels = (
         make_normalised_batch(workload),
         torch.randint(0, NUM_CLASSES, (workload.batch_size,), device=workload.device),
@@ -267,7 +267,8 @@ def build_timm_train_step(
     def run_step() -> float:
         """Run one training step; return the number of images."""
         with torch.autocast(workload.device.split(":")[0], torch.bfloat16) if use_bf16 else nullcontext():
-            loss = F.cross_entropy(forward(images).float(), labels)
+            output = forward(images)
+            loss = F.cross_entropy(getattr(output, "logits", output).float(), labels)
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
