@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from tests.data.test_tokenizer import save_siglip_tokenizer
 from tests.weights.peers import ERROR_LIMIT, compute_difference, make_images, open_model, randomise
+from tests.weights.test_modern import OriginalPE
 from vitreous.data.modalities.native import NativePreprocess
 from vitreous.errors import UsageError, WeightsError
 from vitreous.models.config import CLIPConfig, ImageTextConfig, ViTConfig
@@ -262,6 +263,45 @@ def test_clip_of_openai_and_open_clip(quick, custom_text, tmp_path):
         return clip.visual_projection(clip.vision_model(images).pooler_output)
 
     check_open_clip(model, encode_image, read, make_images((32, 32)), draw_tokens(end=59))
+
+
+@torch.inference_mode()
+def test_perception_encoder_of_its_authors(tmp_path):
+    """A file of PE-Core has an image encoder `visual.*` that is not CLIP's, and CLIP's names of the text encoder."""
+    image, text = (
+        randomise(OriginalPE()),
+        randomise(OpenClipText(nn.GELU(), 1e-5, causal=True, channels=24, bias=False)),
+    )
+    state = {f"visual.{name}": tensor for name, tensor in image.state_dict().items()} | text.state_dict()
+    state |= {"logit_scale": torch.tensor(1.5)}
+    save_file({name: tensor.contiguous() for name, tensor in state.items()}, tmp_path / "pe.safetensors")
+    weights = open_weights(tmp_path / "pe.safetensors", {"heads": 4, "text.heads": 2})
+    assert weights.title == "the original Perception Encoder with its text encoder"
+    assert (weights.preprocess.fit, weights.preprocess.filter) == ("squash", "bilinear")
+    ours = weights.build_bundle().model
+    model = nn.ModuleDict({"text": text})
+    model.logit_scale = nn.Parameter(torch.tensor(1.5))
+    check_open_clip(model, image, ours, make_images((32, 48)), draw_tokens(end=59))
+    written = find_writable_formats(ours.config)["perception-encoder"].to_file(ours.config, ours.state_dict())
+    assert written.keys() == state.keys() and all(torch.equal(written[name], state[name]) for name in state)
+
+
+@torch.inference_mode()
+def test_perception_encoder_of_open_clip(tmp_path):
+    small = {"img_size": 32, "patch_size": 8, "embed_dim": 64, "depth": 2, "num_heads": 4, "num_classes": 24}
+    name = "vit_pe_core_base_patch16_224"
+    trunk = pytest.importorskip("timm").create_model(name, dynamic_img_size=True, ref_feat_shape=(4, 4), **small)
+    model = nn.Module()
+    model.visual = nn.ModuleDict({"trunk": trunk})
+    model.text = OpenClipText(nn.GELU(), 1e-5, causal=True, channels=24, bias=False)
+    model.logit_scale = nn.Parameter(torch.tensor(0.0))
+    model = randomise(model).eval()
+    described = {"vision_cfg": {"timm_model_name": name}, "text_cfg": {"heads": 2}}
+    ours = open_model(save_open_clip(model, tmp_path, described), {"heads": 4})
+    check_open_clip(model, trunk, ours, make_images((32, 32)), draw_tokens(end=59))
+    written = find_writable_formats(ours.config)["open-clip"].to_file(ours.config, ours.state_dict())
+    assert written.keys() == model.state_dict().keys()
+    assert all(torch.equal(written[name], tensor) for name, tensor in model.state_dict().items())
 
 
 @torch.inference_mode()

@@ -178,11 +178,18 @@ VIT_VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
 }
 #: size of CLIP -> width of its text encoder, and channels of the embedding (arXiv:2103.00020, Table 20)
 TEXT_SIZES = {"B": (512, 512), "L": (768, 768)}
+#: size of PE-Core -> width, depth and positions of its text encoder (perception_models' core/vision_encoder/config.py)
+PE_TEXT_SIZES = {
+    **dict.fromkeys(("Ti", "S"), (512, 12, 32)),
+    **dict.fromkeys(("B", "L"), (1024, 24, 32)),
+    "G": (1280, 24, 72),
+}
 #: image encoders with their text encoders
 IMAGE_TEXT_NAMES = (
     *(f"CLIP-{name}-text" for name in VIT_VARIANTS["CLIP"]),
     *(f"SigLIP-{name}-text" for name in ("B/16", "L/16", "So400m/14")),
     *(f"SigLIP2-{name}-text" for name in VIT_VARIANTS["SigLIP"]),
+    *(f"PE-Core-{name}-text" for name in VIT_VARIANTS["PE-Core"]),
 )
 #: hybrid name -> units of the stem's stages, and the pixels per token if they differ from the number in the name
 #: (arXiv:2010.11929, Table 6; AugReg)

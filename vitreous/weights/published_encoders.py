@@ -1,5 +1,5 @@
-"""Encoders that others start from: DINOv3, EVA-02, Perception Encoder, AIMv2, and CLIP, SigLIP and SigLIP 2 with their
-text encoders. Does not import PyTorch.
+"""Encoders that others start from: DINOv3, EVA-02, PE-Spatial and AIMv2, and CLIP, SigLIP, SigLIP 2 and PE-Core with
+their text encoders. Does not import PyTorch.
 
 Accuracies are those of the authors' model cards; timm's names are those of its pretrained configs (timm 1.0.31).
 """
@@ -30,12 +30,13 @@ def eva02_weights(name: str, model: str, tag: str, size: int = 224) -> Published
     return PublishedWeights(name, model, source=source, image_size=size, licence="MIT", reference=reference)
 
 
-def pe_weights(name: str, model: str, tag: str, size: int, accuracy: float | None = None) -> PublishedWeights:
-    """Build the entry of a Perception Encoder (arXiv:2504.13181) in timm's format."""
+def pe_weights(name: str, model: str, repository: str, size: int, accuracy: float | None = None) -> PublishedWeights:
+    """Build the entry of a Perception Encoder (arXiv:2504.13181): PE-Core with its text encoder in open_clip's format,
+    PE-Spatial in timm's."""
     return PublishedWeights(
         name,
         model,
-        source=f"hf:timm/{tag}.fb",
+        source=f"hf:timm/{repository}",
         image_size=size,
         licence="Apache-2.0",
         reference="README of facebookresearch/perception_models",
@@ -92,13 +93,13 @@ ENCODERS = (
     eva02_weights("eva02-s14", "EVA02-S/14", "eva02_small_patch14_224.mim_in22k"),
     eva02_weights("eva02-b14", "EVA02-B/14", "eva02_base_patch14_224.mim_in22k"),
     eva02_weights("eva02-l14", "EVA02-L/14", "eva02_large_patch14_224.mim_m38m"),
-    pe_weights("pe-core-ti16-384", "PE-Core-Ti/16", "vit_pe_core_tiny_patch16_384", 384),
-    pe_weights("pe-core-s16-384", "PE-Core-S/16", "vit_pe_core_small_patch16_384", 384, 0.727),
-    pe_weights("pe-core-b16", "PE-Core-B/16", "vit_pe_core_base_patch16_224", 224, 0.784),
-    pe_weights("pe-core-l14-336", "PE-Core-L/14", "vit_pe_core_large_patch14_336", 336, 0.835),
-    pe_weights("pe-core-g14-448", "PE-Core-G/14", "vit_pe_core_gigantic_patch14_448", 448, 0.854),
-    pe_weights("pe-spatial-b16-512", "PE-Spatial-B/16", "vit_pe_spatial_base_patch16_512", 512),
-    pe_weights("pe-spatial-l14-448", "PE-Spatial-L/14", "vit_pe_spatial_large_patch14_448", 448),
+    pe_weights("pe-core-ti16-384", "PE-Core-Ti/16-text", "PE-Core-T-16-384", 384, 0.621),
+    pe_weights("pe-core-s16-384", "PE-Core-S/16-text", "PE-Core-S-16-384", 384, 0.727),
+    pe_weights("pe-core-b16", "PE-Core-B/16-text", "PE-Core-B-16", 224, 0.784),
+    pe_weights("pe-core-l14-336", "PE-Core-L/14-text", "PE-Core-L-14-336", 336, 0.835),
+    pe_weights("pe-core-g14-448", "PE-Core-G/14-text", "PE-Core-bigG-14-448", 448, 0.854),
+    pe_weights("pe-spatial-b16-512", "PE-Spatial-B/16", "vit_pe_spatial_base_patch16_512.fb", 512),
+    pe_weights("pe-spatial-l14-448", "PE-Spatial-L/14", "vit_pe_spatial_large_patch14_448.fb", 448),
     aimv2_weights("aimv2-l14", "AIMv2-L/14", "large_patch14_224"),
     aimv2_weights("aimv2-h14", "AIMv2-H/14", "huge_patch14_224"),
     aimv2_weights("aimv2-1b14", "AIMv2-1B/14", "1b_patch14_224"),

@@ -29,7 +29,7 @@ from vitreous.weights.bundle import Bundle, load_state_dict_strict
 from vitreous.weights.options import get_label_source
 
 TEXT_BATCH = 64  # texts per forward pass
-NO_TEXT_HINT = "use a model with a text encoder: CLIP-B/32-text, SigLIP-B/16-text, SigLIP2-B/16-text or their weights"
+NO_TEXT_HINT = "use a model with a text encoder: CLIP-B/32-text, SigLIP2-B/16-text, PE-Core-B/16-text or their weights"
 
 
 def default_templates(config: ImageTextConfig) -> str:

@@ -1,5 +1,5 @@
-"""Config of an image encoder with a text encoder: CLIP (arXiv:2103.00020), SigLIP (arXiv:2303.15343) and SigLIP 2
-(arXiv:2502.14786)."""
+"""Config of an image encoder with a text encoder: CLIP (arXiv:2103.00020), SigLIP (arXiv:2303.15343), SigLIP 2
+(arXiv:2502.14786) and PE-Core (arXiv:2504.13181)."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ from vitreous.models.configs.base import ExportRules, ImageSize, Level, ModelCon
 from vitreous.models.configs.text import TextConfig
 from vitreous.models.configs.vit import ViTConfig
 from vitreous.models.configs.wrapped import BackboneTokensConfig
-from vitreous.models.presets import IMAGE_TEXT_NAMES, TEXT_SIZES, VIT_SIZES
+from vitreous.models.presets import IMAGE_TEXT_NAMES, PE_TEXT_SIZES, TEXT_SIZES, VIT_SIZES
 
 #: fields of `text` that tensors do not determine
 TEXT_METADATA_FIELDS = ("text.heads", "text.gelu", "text.eps", "text.causal", "text.pool", "text.pad_id", "text.end_id")
 NON_STRUCTURAL_TEXT_FIELDS = ("text.gelu", "text.eps", "text.pad_id", "text.end_id", "text.cleaning")
-_NAME = re.compile(r"(?P<image>(?P<kind>clip|siglip)(?P<version>2?)-(?P<size>[a-z0-9]+)/\d+)-text", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -44,20 +43,17 @@ class ImageTextConfig(BackboneTokensConfig):
 
     @classmethod
     def parse_name(cls, name: str, image: ImageSize) -> ImageTextConfig | None:
-        """Return the config of `CLIP-B/32-text`, `SigLIP-B/16-text` or `SigLIP2-B/16-text`; None for other names."""
-        match = _NAME.fullmatch(name)
-        names = {preset.lower(): preset for preset in IMAGE_TEXT_NAMES}
-        if match is None or name.lower() not in names:
+        """Return the config of `CLIP-B/32-text` or another of `preset_names`; None for other names."""
+        preset = {preset.lower(): preset for preset in IMAGE_TEXT_NAMES}.get(name.lower())
+        if preset is None:
             return None
-        preset = names[name.lower()]
-        kind, size = preset.partition("-")[0], preset.partition("-")[2].partition("/")[0]
-        return BUILDERS[kind](size, preset.removesuffix("-text"), image)
+        family, _, size = preset.partition("/")[0].rpartition("-")
+        return BUILDERS[family](size, preset.removesuffix("-text"), image)
 
     def name(self) -> str:
         """Return a name of `preset_names`, or the names of image and text encoder if none fits."""
-        structure = self.shared_structure()
-        for preset, preset_structure in list_preset_structures():
-            if preset_structure == structure:
+        for preset, encoders in list_preset_encoders():
+            if encoders == self.encoders():
                 return preset
         return f"{self.backbone.name()} with text {self.text.width}x{self.text.depth}"
 
@@ -135,10 +131,12 @@ class ImageTextConfig(BackboneTokensConfig):
         return ExportRules(("features",), rules.fixed_size, rules.hint, patch_multiples=rules.patch_multiples)
 
     def default_preprocess(self) -> PreprocessDefaults:
-        """Return CLIP's preprocessing for an image encoder of CLIP, else that of SigLIP, which distorts images to a
-        square."""
-        is_clip = bool(getattr(self.backbone, "first_norm", False))
-        return PreprocessDefaults("clip", "bicubic") if is_clip else PreprocessDefaults("half", "bicubic", "squash")
+        """Return CLIP's preprocessing for an image encoder of CLIP, else that of SigLIP or PE-Core, which distort
+        images to a square."""
+        if not getattr(self.backbone, "first_norm", False):
+            return PreprocessDefaults("half", "bicubic", "squash")
+        is_pe = self.backbone.values_at(["attention.kind"])["attention.kind"] == "rotary"
+        return PreprocessDefaults("half", "bilinear", "squash") if is_pe else PreprocessDefaults("clip", "bicubic")
 
     def metadata_fields(self) -> dict[str, Any]:
         """Return the fields that tensors do not determine, which other formats store as metadata."""
@@ -152,25 +150,29 @@ class ImageTextConfig(BackboneTokensConfig):
         """Return the number of heads of both encoders, which tensors do not determine."""
         return self.backbone.head_count_field() | {"text.heads": self.text.heads}
 
-    def shared_structure(self) -> dict[str, Any]:
-        """Return the values of `structure` that do not depend on the image size."""
-        return {name: value for name, value in self.structure().items() if name not in ("image", "position_grid")}
+    def encoders(self) -> tuple[str, dict[str, Any]]:
+        """Return the name of the image encoder, and the values that define text encoder and logits."""
+        return self.backbone.name(), self.text_structure()
 
     def structure(self) -> dict[str, Any]:
         """Return the values on which the names and shapes of the model's tensors depend."""
+        return self.backbone.structure() | self.text_structure()
+
+    def text_structure(self) -> dict[str, Any]:
+        """Return the values on which the names and shapes of the tensors outside of the image encoder depend."""
         text = {
             path: value
             for path, value in self.values_at(self.option_paths()).items()
             if path.startswith("text.") and path not in NON_STRUCTURAL_TEXT_FIELDS
         }
-        return self.backbone.structure() | text | {"bias": self.bias}
+        return text | {"bias": self.bias}
 
 
 @cache
-def list_preset_structures() -> list[tuple[str, dict[str, Any]]]:
-    """List the preset names with the values on which the names and shapes of their tensors depend."""
+def list_preset_encoders() -> list[tuple[str, tuple[str, dict[str, Any]]]]:
+    """List the preset names with their `encoders`."""
     configs = ((name, ImageTextConfig.parse_name(name, None)) for name in IMAGE_TEXT_NAMES)
-    return [(name, config.shared_structure()) for name, config in configs if config is not None]
+    return [(name, config.encoders()) for name, config in configs if config is not None]
 
 
 def build_clip_backbone(name: str, image: ImageSize) -> ModelConfig:
@@ -187,6 +189,13 @@ def build_clip_config(size: str, name: str, image: ImageSize) -> ImageTextConfig
     width, embedding = TEXT_SIZES[size]
     text = TextConfig(width=width, heads=width // 64, hidden=4 * width, embedding=embedding)
     return ImageTextConfig(backbone=build_clip_backbone(name, image), text=text)
+
+
+def build_pe_config(size: str, name: str, image: ImageSize) -> ImageTextConfig:
+    """Return the config of a PE-Core of a size, such as `B`, whose image encoder has the name `name`."""
+    backbone, (width, depth, length) = build_clip_backbone(name, image), PE_TEXT_SIZES[size]
+    shape = {"width": width, "depth": depth, "length": length, "heads": width // 64, "hidden": 4 * width}
+    return ImageTextConfig(backbone=backbone, text=TextConfig(**shape, gelu="none", embedding=backbone.classes))
 
 
 def build_siglip_config(
@@ -224,4 +233,5 @@ BUILDERS: dict[str, Callable[[str, str, ImageSize], ImageTextConfig]] = {
     "CLIP": build_clip_config,
     "SigLIP": build_siglip_config,
     "SigLIP2": build_siglip2_config,
+    "PE-Core": build_pe_config,
 }

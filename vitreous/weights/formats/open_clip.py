@@ -1,10 +1,11 @@
-"""OpenAI's CLIP and the models of open_clip, with both encoders.
+"""OpenAI's CLIP, the Perception Encoder (arXiv:2504.13181) and the models of open_clip, with both encoders.
 
 | image encoder | text encoder | models |
 |---|---|---|
 | `visual.*`, OpenAI's names | `transformer.*`, `token_embedding`, … | OpenAI's CLIP, open_clip's `CLIP` |
 | `visual.*`, OpenAI's names | `text.*` | open_clip's `CustomTextCLIP` |
-| `visual.trunk.*`, timm's names | `text.*` | SigLIP and SigLIP 2 in open_clip |
+| `visual.*` with `visual.attn_pool.*` | `transformer.*`, `token_embedding`, … | the authors' PE-Core |
+| `visual.trunk.*`, timm's names | `text.*` | SigLIP, SigLIP 2 and PE-Core in open_clip |
 
 A state dict lacks the heads, the form of GELU and the attention mask of the text encoder; an open_clip_config.json next
 to it contains them. "Our" names and tensors are those of this package's models, "their" names and tensors those of the
@@ -20,6 +21,7 @@ from typing import Any
 from torch import Tensor
 
 from vitreous.models.config import ImageTextConfig, ModelConfig, TextConfig
+from vitreous.weights.formats.eva import PE, PE_TIMM, infer_original_pe_config, infer_pe_config, is_perception_encoder
 from vitreous.weights.formats.image_text import (
     SIGLIP2_VOCABULARY,
     build_scale_rules,
@@ -110,6 +112,22 @@ def infer_timm_trunk_config(shapes: Shapes, settings: dict[str, Any]) -> ImageTe
     )
 
 
+def infer_pe_pair_config(shapes: Shapes, settings: dict[str, Any]) -> ImageTextConfig:
+    """Infer the config of a PE-Core with its text encoder from the shapes of the authors' file."""
+    return ImageTextConfig(
+        backbone=infer_original_pe_config(select_prefix(shapes, "visual."), settings),
+        text=infer_open_clip_text_config(shapes, "", {"gelu": "none"}, settings),
+    )
+
+
+def infer_pe_trunk_config(shapes: Shapes, settings: dict[str, Any]) -> ImageTextConfig:
+    """Infer the config of a PE-Core of open_clip, whose image encoder is timm's, from the shapes."""
+    return ImageTextConfig(
+        backbone=infer_pe_config(select_prefix(shapes, "visual.trunk."), settings),
+        text=infer_open_clip_text_config(shapes, "text.", {"gelu": "none"}, settings),
+    )
+
+
 def describe_gelu_assumption(config: Any, known: Container[str]) -> Iterator[str]:
     """Describe the assumed form of GELU, if no config contains it."""
     if "mlp.gelu" not in known:
@@ -127,6 +145,40 @@ def is_open_clip_pair(config: ModelConfig) -> bool:
     )
 
 
+def is_pe_pair(config: ModelConfig) -> bool:
+    """Return whether the model is a PE-Core with its text encoder."""
+    return (
+        isinstance(config, ImageTextConfig)
+        and is_perception_encoder(config.backbone)
+        and config.backbone.values_at(["pool"])["pool"] == "attention"
+        and config.backbone.classes > 0
+        and not config.bias
+        and is_clip_text(config)
+    )
+
+
+PE_PAIR = WeightsFormat(
+    "perception-encoder",
+    "the original Perception Encoder with its text encoder",
+    ("visual.conv1.weight", "visual.attn_pool.probe", "token_embedding.weight", "text_projection", "logit_scale"),
+    (*nest_image_rules(PE.rules, lambda name: f"visual.{name}"), *nest_text_rules(TEXT_RULES, ""), *SCALE_RULES),
+    configure=infer_pe_pair_config,
+    ignored=IGNORED_NAMES,
+    can_represent=lambda c: is_pe_pair(c) and not c.backbone.head.bias,
+)
+PE_TIMM_TRUNK = WeightsFormat(
+    "open-clip",
+    "open_clip's Perception Encoder",
+    ("visual.trunk.norm_pre.weight", "visual.trunk.attn_pool.latent", "text.token_embedding.weight"),
+    (
+        *nest_image_rules(PE_TIMM.rules, lambda name: f"visual.trunk.{name}"),
+        *nest_text_rules(TEXT_RULES, "text."),
+        *SCALE_RULES,
+    ),
+    configure=infer_pe_trunk_config,
+    ignored=IGNORED_NAMES,
+    can_represent=lambda c: is_pe_pair(c) and c.backbone.head.bias,
+)
 OPENAI = WeightsFormat(
     "open-clip",
     "a CLIP of OpenAI or open_clip",
@@ -164,4 +216,4 @@ TIMM_TRUNK = WeightsFormat(
     can_represent=is_siglip_pair,
     assumes=describe_gelu_assumption,
 )
-FORMATS = [OPENAI, CUSTOM_TEXT, TIMM_TRUNK]
+FORMATS = [PE_PAIR, PE_TIMM_TRUNK, OPENAI, CUSTOM_TEXT, TIMM_TRUNK]
