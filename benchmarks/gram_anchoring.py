@@ -197,6 +197,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=4.5, help="processor time of the pre-training and of each arm")
     parser.add_argument("--points", type=int, default=6, help="measurements of each arm, in addition to the first")
     parser.add_argument("--weight", type=float, default=2.0, help="weight of the Gram loss")
+    parser.add_argument("--lr", type=float, help="learning rate of the arms (default: that of the recipe)")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     pixels, LABELS = read_training_images(arguments.images, arguments.count)
@@ -221,6 +222,8 @@ def main() -> None:
         encoder = build_model(model)
         train_on_masks(encoder, task, run, arguments.minutes)
         weights |= {f"{part}.{name}": t for part in ("model", "teacher") for name, t in encoder.state_dict().items()}
+    if arguments.lr:
+        run = replace(run, optimizer=replace(run.optimizer, lr=arguments.lr))
     for weight in (0.0, arguments.weight):
         objective = replace(run.objective, gram_weight=weight, gram_refresh=0.0)
         assert isinstance(objective, DINOv3Config)

@@ -81,8 +81,17 @@ def test_heads_on_cached_features_are_measured(tmp_path, monkeypatch):
     monkeypatch.setattr(script, "ARRAYS", arrays)
     rows = script.measure_heads(tmp_path, 60, 20, 3)
     assert [row[0] for row in rows] == ["knn", "linear", "blocks", "attentive", "fewshot"]
-    page = script.build_page(rows, argparse.Namespace(images=60, evaluated=20, classes=3), "COMMAND")
+    page = script.build_page(rows, argparse.Namespace(images=60, evaluated=20, classes=3, maps=False), "COMMAND")
     assert "208 bytes per image" in page and page.count("top-1") == 5
+
+
+def test_segmentation_heads_on_cached_tokens_are_measured(tmp_path, monkeypatch):
+    script = load_script("frozen_heads")
+    monkeypatch.setattr(script, "ARRAYS", {"tokens": ((196, 6), "<f2")})
+    rows = script.measure_map_heads(tmp_path, 20, 5, 3)
+    assert [row[0] for row in rows] == ["class maps", "knn", "linear"] and rows[2][1] > 1
+    page = script.build_page(rows, argparse.Namespace(images=20, evaluated=5, classes=3, maps=True), "COMMAND")
+    assert "2,352 bytes per image" in page and page.count("mIoU") == 2
 
 
 def test_cifar_peers_use_the_augmentation_of_their_recipes(monkeypatch):

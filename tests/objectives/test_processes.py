@@ -64,10 +64,10 @@ MODEL_NAMES = {"soft": "Swin-32x1-2/2-window2", "diffusion": "DiT-32x2/4", "flow
 #: idle
 TRAIN_OPTIONS = {**SMALL_OPTIONS, "workers": 0, "epochs": 1.2, "evaluate_every": 100, "drop_path": 0.0}
 WORLD_SIZES = {"one": 1, "two": 2, "four": 4, "fsdp": 2}
-#: Two processes train every objective; FSDP2 only objectives with special reductions of statistics or gradients. Other
+#: Two processes train most objectives; FSDP2 only objectives with special reductions of statistics or gradients. Other
 #: targets and heads, four processes and killed variants are in slow tests.
 COMBINED_VARIANTS = ("mae", "dino", "dinov2-sinkhorn", "hard", "detect")
-SLOW_VARIANTS = ("small-colours", "pixels", "dinov2-taught", "soft")
+SLOW_VARIANTS = ("small-colours", "pixels", "dinov2", "dinov2-taught", "soft", "flow", "tiny-dino", "tiny-pixels")
 FAST_VARIANTS = [name for name in OBJECTIVE_VARIANTS if name not in SLOW_VARIANTS]
 FAST_CASES = [*(("two", name) for name in FAST_VARIANTS), *(("fsdp", name) for name in COMBINED_VARIANTS)]
 UNSUPPORTED_CASES = [("fsdp", "clip"), ("fsdp", "siglip")]
