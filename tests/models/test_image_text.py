@@ -20,8 +20,8 @@ from vitreous.models.text import TextEncoder
 from vitreous.models.zoo import build_model, build_without_init
 from vitreous.nn.frozen import freeze_for_inference
 
-#: of OpenAI's CLIP, big_vision's models and the authors' PE-Core (open_clip's without the biases of its heads), t and b
-#: included
+#: of OpenAI's CLIP, big_vision's models, open_clip's EVA-02-CLIP and the authors' PE-Core (open_clip's without the biases
+#: of its heads), t and b included
 PARAMETER_COUNTS = {
     ("CLIP-B/32-text", None): 151_277_313,
     ("CLIP-B/16-text", None): 149_620_737,
@@ -31,6 +31,8 @@ PARAMETER_COUNTS = {
     ("SigLIP2-B/16-text", None): 375_187_970,
     ("SigLIP2-So400m/14-text", None): 1_136_008_498,
     ("SigLIP2-B/16-text", 256): 375_234_050,  # NaFlex
+    ("EVA02-CLIP-B/16-text", None): 149_691_137,
+    ("EVA02-CLIP-L/14-text", None): 427_755_457,
     ("PE-Core-Ti/16-text", None): 69_546_113 - 512,
     ("PE-Core-S/16-text", None): 87_188_225 - 512,
     ("PE-Core-B/16-text", None): 447_660_545 - 1024,

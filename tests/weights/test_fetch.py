@@ -45,6 +45,12 @@ REPOSITORIES = {
         "model.safetensors.index.json": json.dumps({"weight_map": {"a": "../../../etc/passwd.safetensors"}}).encode()
     },
     "org/odd": {"model.safetensors.index.json": b"[" * 5000},
+    "org/pair": {
+        "model.safetensors": b"image encoder",
+        "open_clip_model.safetensors": b"pair",
+        "open_clip_config.json": b"{}",
+        "tokenizer.json": b"[]",
+    },
     "timm/vit_tiny.tag": {"model.safetensors": b"timm", "config.json": b"{}"},
     "org/private": {"model.safetensors": b"private"},
 }
@@ -219,6 +225,13 @@ def test_repositories_are_downloaded_once_and_work_offline(hub_server, tmp_path)
     *unplugged, error = fetch_in_process(tmp_path, 9, *sources, missing)  # nothing listens on port 9
     assert unplugged == results
     assert error[0] == 4 and "http://127.0.0.1:9/org/never cannot be reached" in error[1] and "HF_ENDPOINT" in error[1]
+
+
+def test_a_pair_beside_an_image_encoder_is_downloaded_with_its_tokenizer(hub_server, tmp_path):
+    """Some repositories of open_clip also have the image encoder alone, under the names of timm."""
+    (path,) = fetch_in_process(tmp_path, hub_server.server_port, "hf:org/pair:open_clip_model.safetensors")
+    files = read_files(os.path.dirname(path))
+    assert files.keys() == {"open_clip_model.safetensors", "open_clip_config.json", "tokenizer.json"}
 
 
 def test_hub_errors_are_reported_with_a_hint(hub_server, tmp_path):

@@ -1,5 +1,5 @@
-"""CLIP, SigLIP and SigLIP 2 with both encoders: parity with transformers, timm, open_clip and big_vision in float32, and
-round trips through every format. All weights are random."""
+"""CLIP, SigLIP, SigLIP 2, EVA-02-CLIP and PE-Core with both encoders: parity with transformers, timm, open_clip,
+big_vision and the authors' code in float32, and round trips through every format. All weights are random."""
 
 from __future__ import annotations
 
@@ -302,6 +302,36 @@ def test_perception_encoder_of_open_clip(tmp_path):
     written = find_writable_formats(ours.config)["open-clip"].to_file(ours.config, ours.state_dict())
     assert written.keys() == model.state_dict().keys()
     assert all(torch.equal(written[name], tensor) for name, tensor in model.state_dict().items())
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("names", ["open_clip", "authors"])
+def test_eva02_clip(names, tmp_path):
+    """The authors' files have other names of the same tensors than timm's image encoder in open_clip's files."""
+    small = {"img_size": 32, "patch_size": 8, "embed_dim": 64, "depth": 2, "num_heads": 4, "num_classes": 24}
+    name = "eva02_base_patch16_clip_224"
+    trunk = pytest.importorskip("timm").create_model(name, dynamic_img_size=True, **small)
+    model = nn.Module()
+    model.visual = nn.ModuleDict({"trunk": trunk})
+    model.text = OpenClipText(nn.GELU(), 1e-5, causal=True, channels=24, bias=False)
+    model.logit_scale = nn.Parameter(torch.tensor(0.0))
+    model = randomise(model).eval()
+    state = dict(model.state_dict())
+    if names == "authors":
+        renames = {"trunk.": "", "q_proj.bias": "q_bias", "v_proj.bias": "v_bias", "attn.norm": "attn.inner_attn_ln"}
+        renames |= {"fc1_g": "w1", "fc1_x": "w2", "mlp.fc2": "mlp.w3", "mlp.norm": "mlp.ffn_ln"}
+        for theirs, ours in renames.items():
+            state = {key.replace(theirs, ours) if key[:4] == "visu" else key: x for key, x in state.items()}
+        state |= {f"visual.{part}rope.freqs_cos": torch.zeros(16, 16) for part in ("", "blocks.0.attn.")}
+    save_file({key: x.contiguous() for key, x in state.items()}, tmp_path / "open_clip_model.safetensors")
+    described = {"vision_cfg": {"timm_model_name": name}, "text_cfg": {"heads": 2}}
+    (tmp_path / "open_clip_config.json").write_text(json.dumps({"model_cfg": described}))
+    ours = open_model(tmp_path, {"heads": 4})
+    check_open_clip(model, trunk, ours, make_images((32, 32)), draw_tokens(end=59))
+    written = find_writable_formats(ours.config)["open-clip" if names == "open_clip" else "eva02"]
+    written_state = written.to_file(ours.config, ours.state_dict())
+    assert written_state.keys() == {key for key in state if "rope" not in key}
+    assert all(torch.equal(x, state[key]) for key, x in written_state.items())
 
 
 @torch.inference_mode()

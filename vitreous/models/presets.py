@@ -88,6 +88,9 @@ _EVA02: dict[str, Any] = {
     **{"patch": (14, 14), "mlp.kind": "swiglu", "pool": "mean", "norm.final": "pooled", "classes": 0},
     **{"attention.kind": "rotary", "attention.key_bias": False, "rotary.coordinates": "reference"},
 }
+_EVA02_CLIP: dict[str, Any] = _EVA02 | {
+    **{"attention.inner_norm": True, "mlp.norm": True, "pool": "class", "norm.final": "tokens"}
+}
 _PE: dict[str, Any] = {
     **{"first_norm": True, "projection_bias": False, "norm.eps": 1e-5, "attention.kind": "rotary", "rotary.offset": 1},
     **{"pool": "attention", "head.pool_heads": 8, "head.bias": False, "positions.resize": "bilinear"},
@@ -135,6 +138,10 @@ VIT_VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "S/14": _EVA02 | {"mlp.hidden": 1024},
         "B/14": _EVA02 | {"mlp.hidden": 2048, "mlp.norm": True},
         "L/14": _EVA02 | {"mlp.hidden": 2730, "mlp.norm": True},
+    },
+    "EVA02-CLIP": {
+        "B/16": _EVA02_CLIP | {"patch": (16, 16), "mlp.hidden": 2048, "classes": 512},
+        "L/14": _EVA02_CLIP | {"mlp.hidden": 2730, "classes": 768},
     },
     "PE-Core": {
         "Ti/16": _PE | {"image": (384, 384), "classes": 512},
@@ -189,6 +196,7 @@ IMAGE_TEXT_NAMES = (
     *(f"CLIP-{name}-text" for name in VIT_VARIANTS["CLIP"]),
     *(f"SigLIP-{name}-text" for name in ("B/16", "L/16", "So400m/14")),
     *(f"SigLIP2-{name}-text" for name in VIT_VARIANTS["SigLIP"]),
+    *(f"EVA02-CLIP-{name}-text" for name in VIT_VARIANTS["EVA02-CLIP"]),
     *(f"PE-Core-{name}-text" for name in VIT_VARIANTS["PE-Core"]),
 )
 #: hybrid name -> units of the stem's stages, and the pixels per token if they differ from the number in the name

@@ -46,7 +46,7 @@ from vitreous.nn.position import (
     gather_token_positions,
 )
 from vitreous.nn.relative import RelativeAttention
-from vitreous.nn.rotary import QKNormRotaryAttention, RotaryAttention
+from vitreous.nn.rotary import InnerNormRotaryAttention, QKNormRotaryAttention, RotaryAttention
 from vitreous.system.torch_types import get_bias
 
 if TYPE_CHECKING:
@@ -179,9 +179,12 @@ class ViT(VisionModel[ViTConfig]):
         if attention.kind == "relative":
             return self.drop_biases(RelativeAttention(*size, c.prefix + math.prod(c.grid), attention.qkv_bias))
         if attention.kind == "rotary":
-            rotary_class = QKNormRotaryAttention if attention.qk_norm else RotaryAttention
+            options = len(c.grid), attention.qkv_bias
             form = build_rotary_form(c)
-            return self.drop_biases(rotary_class(*size, len(c.grid), attention.qkv_bias, form=form))
+            if attention.inner_norm:
+                return self.drop_biases(InnerNormRotaryAttention(*size, *options, form=form, eps=c.norm.eps))
+            rotary_class = QKNormRotaryAttention if attention.qk_norm else RotaryAttention
+            return self.drop_biases(rotary_class(*size, *options, form=form))
         if attention.window:
             window = attention.window if index in c.windowed_blocks else 0
             return self.drop_biases(LocalAttention(*size, window, attention.qkv_bias))

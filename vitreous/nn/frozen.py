@@ -42,7 +42,7 @@ from vitreous.nn.local import LocalAttention
 from vitreous.nn.pool import AttentionPool
 from vitreous.nn.relative import GridAttention, RelativeAttention
 from vitreous.nn.resnet import LineAttention, StandardizedConv
-from vitreous.nn.rotary import QKNormRotaryAttention, RotaryAttention
+from vitreous.nn.rotary import InnerNormRotaryAttention, QKNormRotaryAttention, RotaryAttention
 from vitreous.nn.spacetime import SpaceTimeHeads
 from vitreous.nn.windows import ContinuousPositionBias, WindowAttention, attend_short_sequences
 from vitreous.system.torch_types import get_bias, named_modules
@@ -103,7 +103,7 @@ def copy_frozen(module: nn.Module, dtype: torch.dtype, packed: bool, omitted_chi
     vars(frozen).update(state, _parameters=parameters, _buffers=dict(state["_buffers"]), _modules=children)
     if packed and isinstance(module, Encoder) and module.num_output_tokens:
         for name, submodule in named_modules(module.blocks[-1]):
-            if type(submodule) in (Attention, RotaryAttention):
+            if type(submodule) in (Attention, RotaryAttention, InnerNormRotaryAttention):
                 frozen.get_submodule(f"blocks.{len(module.blocks) - 1}.{name}").qkv = FrozenLinear(submodule.qkv, dtype)
     return frozen
 
@@ -252,6 +252,7 @@ OUTPUT_LAYER_NAMES: dict[type[nn.Module], str] = {
     RelativeAttention: "out",
     RotaryAttention: "out",
     QKNormRotaryAttention: "out",
+    InnerNormRotaryAttention: "out",
     QKNormAttention: "out",
     LocalAttention: "out",
     SpaceTimeHeads: "out",

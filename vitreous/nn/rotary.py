@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.compiler import is_compiling
 
 from vitreous.nn import kernels
@@ -131,6 +131,28 @@ class RotaryAttention(Attention):
     def angles(self, grid: tuple[int, ...], channels: int) -> Tensor:
         """Compute the rotation angle, in radians, of each pair of a head's d `channels`: (*grid, d / 2)."""
         return compute_rotary_angles(grid, channels, self.form)
+
+
+class InnerNormRotaryAttention(RotaryAttention):
+    """Attention with rotary positions whose concatenated heads are normalised before the output layer (EVA-02-CLIP,
+    arXiv:2303.11331)."""
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        axes: int = 2,
+        bias: bool = True,
+        *,
+        form: RotaryForm | None = None,
+        eps: float = 1e-6,
+    ) -> None:
+        super().__init__(width, heads, axes, bias, form=form)
+        self.inner_norm = nn.LayerNorm(width, eps=eps)
+
+    def forward_before_output(self, x: Tensor, positions: TokenPositions, queries: slice = ALL_QUERIES) -> Tensor:
+        """Compute the normalised outputs of the heads: (B, P + N, D) -> (B, Q, D)."""
+        return self.inner_norm(super().forward_before_output(x, positions, queries))
 
 
 class QKNormRotaryAttention(QKNormAttention, RotaryAttention):

@@ -190,6 +190,8 @@ def fetch_from_hub(source: str, name: str, listener: ProgressListener | None) ->
             raise repository.offline_error or WeightsError(
                 f"{source}: the repository has no file {match['file']}", f"see {repository.get_page_url()}"
             )
+        if match["file"] == OPEN_CLIP_FILES[0]:
+            repository.get_file(OPEN_CLIP_FILES[1])
     elif repository.get_file(BUNDLE_FILES[0]) and repository.get_file(BUNDLE_FILES[1]):
         for file in (OBJECTIVE_FILE, TOKENIZER_FILES[0]):
             repository.get_file(file)

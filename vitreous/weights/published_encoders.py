@@ -1,5 +1,5 @@
-"""Encoders that others start from: DINOv3, EVA-02, PE-Spatial and AIMv2, and CLIP, SigLIP, SigLIP 2 and PE-Core with
-their text encoders. Does not import PyTorch.
+"""Encoders that others start from: DINOv3, EVA-02, PE-Spatial and AIMv2, and CLIP, SigLIP, SigLIP 2, EVA-02-CLIP and
+PE-Core with their text encoders. Does not import PyTorch.
 
 Accuracies are those of the authors' model cards; timm's names are those of its pretrained configs (timm 1.0.31).
 """
@@ -7,6 +7,8 @@ Accuracies are those of the authors' model cards; timm's names are those of its 
 from __future__ import annotations
 
 from vitreous.weights.published_entry import REAL_PROBE_METRIC, ZERO_SHOT_METRIC, PublishedWeights
+
+PE_REFERENCE = "README of facebookresearch/perception_models"
 
 
 def dinov3_weights(name: str, model: str, repository: str, accuracy: float | None) -> PublishedWeights:
@@ -30,19 +32,36 @@ def eva02_weights(name: str, model: str, tag: str, size: int = 224) -> Published
     return PublishedWeights(name, model, source=source, image_size=size, licence="MIT", reference=reference)
 
 
-def pe_weights(name: str, model: str, repository: str, size: int, accuracy: float | None = None) -> PublishedWeights:
-    """Build the entry of a Perception Encoder (arXiv:2504.13181): PE-Core with its text encoder in open_clip's format,
-    PE-Spatial in timm's."""
+def open_clip_weights(
+    name: str, model: str, repository: str, size: int, accuracy: float, reference: str, licence: str = "MIT"
+) -> PublishedWeights:
+    """Build the entry of an image encoder with its text encoder in open_clip's format."""
     return PublishedWeights(
         name,
         model,
-        source=f"hf:timm/{repository}",
+        source=f"hf:timm/{repository}:open_clip_model.safetensors",
         image_size=size,
-        licence="Apache-2.0",
-        reference="README of facebookresearch/perception_models",
+        licence=licence,
+        reference=reference,
         accuracy=accuracy,
         accuracy_note=ZERO_SHOT_METRIC,
     )
+
+
+def eva02_clip_weights(name: str, model: str, tag: str, size: int, accuracy: float) -> PublishedWeights:
+    """Build the entry of an EVA-02-CLIP (arXiv:2303.15389)."""
+    return open_clip_weights(name, model, f"eva02_{tag}", size, accuracy, "openclip_results.csv of open_clip")
+
+
+def pe_core_weights(name: str, model: str, repository: str, size: int, accuracy: float) -> PublishedWeights:
+    """Build the entry of a PE-Core (arXiv:2504.13181) with its text encoder."""
+    return open_clip_weights(name, model, f"PE-Core-{repository}", size, accuracy, PE_REFERENCE, "Apache-2.0")
+
+
+def pe_spatial_weights(name: str, model: str, tag: str, size: int) -> PublishedWeights:
+    """Build the entry of a PE-Spatial (arXiv:2504.13181) in timm's format."""
+    source, licence = f"hf:timm/vit_pe_spatial_{tag}.fb", "Apache-2.0"
+    return PublishedWeights(name, model, source=source, image_size=size, licence=licence, reference=PE_REFERENCE)
 
 
 def aimv2_weights(name: str, model: str, tag: str, size: int = 224) -> PublishedWeights:
@@ -93,13 +112,22 @@ ENCODERS = (
     eva02_weights("eva02-s14", "EVA02-S/14", "eva02_small_patch14_224.mim_in22k"),
     eva02_weights("eva02-b14", "EVA02-B/14", "eva02_base_patch14_224.mim_in22k"),
     eva02_weights("eva02-l14", "EVA02-L/14", "eva02_large_patch14_224.mim_m38m"),
-    pe_weights("pe-core-ti16-384", "PE-Core-Ti/16-text", "PE-Core-T-16-384", 384, 0.621),
-    pe_weights("pe-core-s16-384", "PE-Core-S/16-text", "PE-Core-S-16-384", 384, 0.727),
-    pe_weights("pe-core-b16", "PE-Core-B/16-text", "PE-Core-B-16", 224, 0.784),
-    pe_weights("pe-core-l14-336", "PE-Core-L/14-text", "PE-Core-L-14-336", 336, 0.835),
-    pe_weights("pe-core-g14-448", "PE-Core-G/14-text", "PE-Core-bigG-14-448", 448, 0.854),
-    pe_weights("pe-spatial-b16-512", "PE-Spatial-B/16", "vit_pe_spatial_base_patch16_512.fb", 512),
-    pe_weights("pe-spatial-l14-448", "PE-Spatial-L/14", "vit_pe_spatial_large_patch14_448.fb", 448),
+    eva02_clip_weights(
+        "eva02-clip-b16", "EVA02-CLIP-B/16-text", "base_patch16_clip_224.merged2b_s8b_b131k", 224, 0.747
+    ),
+    eva02_clip_weights(
+        "eva02-clip-l14", "EVA02-CLIP-L/14-text", "large_patch14_clip_224.merged2b_s4b_b131k", 224, 0.798
+    ),
+    eva02_clip_weights(
+        "eva02-clip-l14-336", "EVA02-CLIP-L/14-text", "large_patch14_clip_336.merged2b_s6b_b61k", 336, 0.804
+    ),
+    pe_core_weights("pe-core-ti16-384", "PE-Core-Ti/16-text", "T-16-384", 384, 0.621),
+    pe_core_weights("pe-core-s16-384", "PE-Core-S/16-text", "S-16-384", 384, 0.727),
+    pe_core_weights("pe-core-b16", "PE-Core-B/16-text", "B-16", 224, 0.784),
+    pe_core_weights("pe-core-l14-336", "PE-Core-L/14-text", "L-14-336", 336, 0.835),
+    pe_core_weights("pe-core-g14-448", "PE-Core-G/14-text", "bigG-14-448", 448, 0.854),
+    pe_spatial_weights("pe-spatial-b16-512", "PE-Spatial-B/16", "base_patch16_512", 512),
+    pe_spatial_weights("pe-spatial-l14-448", "PE-Spatial-L/14", "large_patch14_448", 448),
     aimv2_weights("aimv2-l14", "AIMv2-L/14", "large_patch14_224"),
     aimv2_weights("aimv2-h14", "AIMv2-H/14", "huge_patch14_224"),
     aimv2_weights("aimv2-1b14", "AIMv2-1B/14", "1b_patch14_224"),

@@ -82,6 +82,8 @@ class AttentionConfig(AttentionGroup):
     tokens; 0 for global attention. `global_blocks`: indices from 0 of blocks with global attention despite `window`.
     `qkv_bias`: queries, keys and values have a bias; without `key_bias`, only queries and values (BEiT,
     arXiv:2106.08254). `out_bias`: the output layer has a bias. `qk_norm`: RMSNorm of each head's queries and keys.
+    `inner_norm`: LayerNorm of the concatenated heads, before the output layer of rotary attention (EVA-02-CLIP,
+    arXiv:2303.11331).
     """
 
     kind: AttentionKind = "plain"
@@ -91,6 +93,7 @@ class AttentionConfig(AttentionGroup):
     key_bias: bool = True
     out_bias: bool = True
     qk_norm: bool = False
+    inner_norm: bool = False
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,11 @@
 """Config of an image encoder with a text encoder: CLIP (arXiv:2103.00020), SigLIP (arXiv:2303.15343), SigLIP 2
-(arXiv:2502.14786) and PE-Core (arXiv:2504.13181)."""
+(arXiv:2502.14786), EVA-02-CLIP (arXiv:2303.11331) and PE-Core (arXiv:2504.13181)."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, ClassVar, Literal
 
@@ -131,12 +131,13 @@ class ImageTextConfig(BackboneTokensConfig):
         return ExportRules(("features",), rules.fixed_size, rules.hint, patch_multiples=rules.patch_multiples)
 
     def default_preprocess(self) -> PreprocessDefaults:
-        """Return CLIP's preprocessing for an image encoder of CLIP, else that of SigLIP or PE-Core, which distort
-        images to a square."""
-        if not getattr(self.backbone, "first_norm", False):
-            return PreprocessDefaults("half", "bicubic", "squash")
-        is_pe = self.backbone.values_at(["attention.kind"])["attention.kind"] == "rotary"
-        return PreprocessDefaults("half", "bilinear", "squash") if is_pe else PreprocessDefaults("clip", "bicubic")
+        """Return CLIP's preprocessing, or with attention pooling that of SigLIP and PE-Core, which distort images to a
+        square."""
+        values = self.backbone.values_at(("pool", "attention.kind"))
+        if values.get("pool") != "attention":
+            return PreprocessDefaults("clip", "bicubic")
+        is_rotary = values.get("attention.kind") == "rotary"  # PE-Core
+        return PreprocessDefaults("half", "bilinear" if is_rotary else "bicubic", "squash")
 
     def metadata_fields(self) -> dict[str, Any]:
         """Return the fields that tensors do not determine, which other formats store as metadata."""
@@ -191,6 +192,12 @@ def build_clip_config(size: str, name: str, image: ImageSize) -> ImageTextConfig
     return ImageTextConfig(backbone=build_clip_backbone(name, image), text=text)
 
 
+def build_eva02_clip_config(size: str, name: str, image: ImageSize) -> ImageTextConfig:
+    """Return the config of an EVA-02-CLIP of a size, such as `B`, whose text encoder is CLIP's with the exact GELU."""
+    config = build_clip_config(size, name, image)
+    return replace(config, text=replace(config.text, gelu="none"))
+
+
 def build_pe_config(size: str, name: str, image: ImageSize) -> ImageTextConfig:
     """Return the config of a PE-Core of a size, such as `B`, whose image encoder has the name `name`."""
     backbone, (width, depth, length) = build_clip_backbone(name, image), PE_TEXT_SIZES[size]
@@ -231,6 +238,7 @@ def build_siglip2_config(size: str, name: str, image: ImageSize) -> ImageTextCon
 
 BUILDERS: dict[str, Callable[[str, str, ImageSize], ImageTextConfig]] = {
     "CLIP": build_clip_config,
+    "EVA02-CLIP": build_eva02_clip_config,
     "SigLIP": build_siglip_config,
     "SigLIP2": build_siglip2_config,
     "PE-Core": build_pe_config,

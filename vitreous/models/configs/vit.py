@@ -43,12 +43,14 @@ FAMILY_BY_OPTION = {
 ViTFamily = Literal["vit", "hybrid", "clip", "sam", "axial", "video"]
 #: fields that identify a named variant; users may change the others (classes, image, resizing, regularisation)
 DEFINING_FIELDS = (
-    *("axial", "attention.kind", "attention.window", "attention.qk_norm", "rotary.coordinates", "neck", "first_norm"),
+    *("axial", "attention.kind", "attention.window", "attention.qk_norm", "attention.inner_norm"),
+    *("rotary.coordinates", "neck", "first_norm"),
     *("registers", "mlp.kind", "mlp.norm", "norm.layer_scale", "norm.kind", "norm.final"),
 )
 #: prefixes of variants without a separate family
 PLAIN_VARIANTS = (
-    *("DeiT", "DeiT-III", "DINO", "DINOv2", "DINOv3", "MAE", "TIPSv2", "EVA02", "AIMv2", "ViT-5", "SigLIP"),
+    *("DeiT", "DeiT-III", "DINO", "DINOv2", "DINOv3", "MAE", "TIPSv2", "EVA02", "EVA02-CLIP", "AIMv2", "ViT-5"),
+    "SigLIP",
 )
 #: fields that do not affect the names and shapes of tensors
 NON_STRUCTURAL_FIELDS = (
@@ -159,6 +161,11 @@ class ViTConfig(ViTCost):
     def __post_init__(self) -> None:
         check_groups(self)
         self.check_attention()
+        if self.attention.inner_norm and (self.attention.kind != "rotary" or self.attention.qk_norm):
+            raise UsageError(
+                "attention.inner_norm is only for rotary attention without norms of queries and keys",
+                "set attention.kind=rotary, or attention.inner_norm=False",
+            )
         if self.positions.kind in OF_CLIPS and not self.has_time_axis:
             raise UsageError(
                 f"positions.kind={self.positions.kind} is only for video models", "use another kind, or a video model"

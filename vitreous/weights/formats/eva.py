@@ -137,6 +137,9 @@ def infer_eva02_config(shapes: Shapes, settings: dict[str, Any]) -> ViTConfig:
     fields = {
         "pool": "class" if "norm.weight" in shapes and "fc_norm.weight" not in shapes else "mean",
         "attention.key_bias": False,
+        "attention.inner_norm": bool(
+            {"blocks.0.attn.norm.weight", "blocks.0.attn.inner_attn_ln.weight"} & shapes.keys()
+        ),
         "rotary.coordinates": "reference",
         "mlp.kind": "swiglu",
         "mlp.norm": bool({"blocks.0.mlp.norm.weight", "blocks.0.mlp.ffn_ln.weight"} & shapes.keys()),
@@ -173,6 +176,7 @@ EVA02_TIMM = WeightsFormat(
         *parse_copy_rules(
             f"{QKV}.value_bias = blocks.{{i}}.attn.v_proj.bias",
             "encoder.blocks.{i}.mlp.part.norm.{x} = blocks.{i}.mlp.norm.{x}",
+            "encoder.blocks.{i}.attention.part.inner_norm.{x} = blocks.{i}.attn.norm.{x}",
         ),
         *build_common_rules((f"{TIMM_MLP[0]}|mlp.fc1", "mlp.fc2")),
     ),
@@ -190,7 +194,7 @@ EVA02_TIMM_FUSED = replace(
         *parse_copy_rules(f"{QKV}.value_bias = blocks.{{i}}.attn.v_bias"),
         *build_common_rules(("mlp.fc1", "mlp.fc2")),
     ),
-    can_represent=lambda c: is_eva02(c) and not c.mlp.norm,
+    can_represent=lambda c: is_eva02(c) and not c.mlp.norm and not c.attention.inner_norm,
     excluded_names=("blocks.0.gamma_1", "blocks.0.attn.relative_position_bias_table"),
 )
 EVA02 = replace(
@@ -204,6 +208,7 @@ EVA02 = replace(
         *parse_copy_rules(
             f"{QKV}.value_bias = blocks.{{i}}.attn.v_bias",
             "encoder.blocks.{i}.mlp.part.norm.{x} = blocks.{i}.mlp.ffn_ln.{x}",
+            "encoder.blocks.{i}.attention.part.inner_norm.{x} = blocks.{i}.attn.inner_attn_ln.{x}",
         ),
         *build_common_rules(("mlp.w1 mlp.w2|mlp.fc1", "mlp.w3|mlp.fc2")),
     ),

@@ -1,11 +1,13 @@
-"""OpenAI's CLIP, the Perception Encoder (arXiv:2504.13181) and the models of open_clip, with both encoders.
+"""OpenAI's CLIP, PE-Core (arXiv:2504.13181), EVA-02-CLIP (arXiv:2303.15389) and the models of open_clip, with both
+encoders.
 
 | image encoder | text encoder | models |
 |---|---|---|
 | `visual.*`, OpenAI's names | `transformer.*`, `token_embedding`, … | OpenAI's CLIP, open_clip's `CLIP` |
 | `visual.*`, OpenAI's names | `text.*` | open_clip's `CustomTextCLIP` |
 | `visual.*` with `visual.attn_pool.*` | `transformer.*`, `token_embedding`, … | the authors' PE-Core |
-| `visual.trunk.*`, timm's names | `text.*` | SigLIP, SigLIP 2 and PE-Core in open_clip |
+| `visual.*` with EVA-02's names | `text.*` | the authors' EVA-02-CLIP |
+| `visual.trunk.*`, timm's names | `text.*` | SigLIP, SigLIP 2, PE-Core and EVA-02-CLIP in open_clip |
 
 A state dict lacks the heads, the form of GELU and the attention mask of the text encoder; an open_clip_config.json next
 to it contains them. "Our" names and tensors are those of this package's models, "their" names and tensors those of the
@@ -14,14 +16,15 @@ files.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
+import re
+from collections.abc import Callable, Container, Iterator
 from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
 
 from vitreous.models.config import ImageTextConfig, ModelConfig, TextConfig
-from vitreous.weights.formats.eva import PE, PE_TIMM, infer_original_pe_config, infer_pe_config, is_perception_encoder
+from vitreous.weights.formats.eva import EVA02, EVA02_TIMM, PE, PE_TIMM, is_eva02, is_perception_encoder
 from vitreous.weights.formats.image_text import (
     SIGLIP2_VOCABULARY,
     build_scale_rules,
@@ -112,22 +115,6 @@ def infer_timm_trunk_config(shapes: Shapes, settings: dict[str, Any]) -> ImageTe
     )
 
 
-def infer_pe_pair_config(shapes: Shapes, settings: dict[str, Any]) -> ImageTextConfig:
-    """Infer the config of a PE-Core with its text encoder from the shapes of the authors' file."""
-    return ImageTextConfig(
-        backbone=infer_original_pe_config(select_prefix(shapes, "visual."), settings),
-        text=infer_open_clip_text_config(shapes, "", {"gelu": "none"}, settings),
-    )
-
-
-def infer_pe_trunk_config(shapes: Shapes, settings: dict[str, Any]) -> ImageTextConfig:
-    """Infer the config of a PE-Core of open_clip, whose image encoder is timm's, from the shapes."""
-    return ImageTextConfig(
-        backbone=infer_pe_config(select_prefix(shapes, "visual.trunk."), settings),
-        text=infer_open_clip_text_config(shapes, "text.", {"gelu": "none"}, settings),
-    )
-
-
 def describe_gelu_assumption(config: Any, known: Container[str]) -> Iterator[str]:
     """Describe the assumed form of GELU, if no config contains it."""
     if "mlp.gelu" not in known:
@@ -157,27 +144,84 @@ def is_pe_pair(config: ModelConfig) -> bool:
     )
 
 
-PE_PAIR = WeightsFormat(
+def is_eva02_pair(config: ModelConfig) -> bool:
+    """Return whether the model is an EVA-02-CLIP with its text encoder."""
+    return (
+        isinstance(config, ImageTextConfig)
+        and is_eva02(config.backbone)
+        and config.backbone.values_at(["attention.inner_norm"])["attention.inner_norm"]
+        and config.backbone.classes > 0
+        and not config.bias
+        and is_clip_text(config)
+    )
+
+
+def build_pair_format(
+    name: str,
+    title: str,
+    signature: tuple[str, ...],
+    *,
+    image: WeightsFormat,
+    prefixes: tuple[str, str],
+    can_represent: Callable[[Any], bool],
+) -> WeightsFormat:
+    """Build the format of an image encoder whose own format is `image`, with CLIP's text encoder and the exact GELU.
+    `prefixes` are those of the names of the image and of the text encoder."""
+    image_prefix, text_prefix = prefixes
+
+    def infer_config(shapes: Shapes, settings: dict[str, Any]) -> ImageTextConfig:
+        """Infer the config of the pair from the shapes."""
+        return ImageTextConfig(
+            backbone=image.configure(select_prefix(shapes, image_prefix), settings),
+            text=infer_open_clip_text_config(shapes, text_prefix, {"gelu": "none"}, settings),
+        )
+
+    return WeightsFormat(
+        name,
+        title,
+        signature,
+        (
+            *nest_image_rules(image.rules, lambda name: image_prefix + name),
+            *nest_text_rules(TEXT_RULES, text_prefix),
+            *SCALE_RULES,
+        ),
+        configure=infer_config,
+        ignored=(*IGNORED_NAMES, *(re.escape(image_prefix) + pattern for pattern in image.ignored)),
+        can_represent=can_represent,
+    )
+
+
+PE_PAIR = build_pair_format(
     "perception-encoder",
     "the original Perception Encoder with its text encoder",
     ("visual.conv1.weight", "visual.attn_pool.probe", "token_embedding.weight", "text_projection", "logit_scale"),
-    (*nest_image_rules(PE.rules, lambda name: f"visual.{name}"), *nest_text_rules(TEXT_RULES, ""), *SCALE_RULES),
-    configure=infer_pe_pair_config,
-    ignored=IGNORED_NAMES,
+    image=PE,
+    prefixes=("visual.", ""),
     can_represent=lambda c: is_pe_pair(c) and not c.backbone.head.bias,
 )
-PE_TIMM_TRUNK = WeightsFormat(
+PE_TRUNK = build_pair_format(
     "open-clip",
     "open_clip's Perception Encoder",
     ("visual.trunk.norm_pre.weight", "visual.trunk.attn_pool.latent", "text.token_embedding.weight"),
-    (
-        *nest_image_rules(PE_TIMM.rules, lambda name: f"visual.trunk.{name}"),
-        *nest_text_rules(TEXT_RULES, "text."),
-        *SCALE_RULES,
-    ),
-    configure=infer_pe_trunk_config,
-    ignored=IGNORED_NAMES,
+    image=PE_TIMM,
+    prefixes=("visual.trunk.", "text."),
     can_represent=lambda c: is_pe_pair(c) and c.backbone.head.bias,
+)
+EVA02_PAIR = build_pair_format(
+    "eva02",
+    "the original EVA-02-CLIP",
+    ("visual.blocks.0.attn.q_bias", "visual.blocks.0.mlp.w1.weight", "text.token_embedding.weight"),
+    image=EVA02,
+    prefixes=("visual.", "text."),
+    can_represent=is_eva02_pair,
+)
+EVA02_TRUNK = build_pair_format(
+    "open-clip",
+    "open_clip's EVA-02-CLIP",
+    ("visual.trunk.blocks.0.attn.q_proj.bias", "visual.trunk.blocks.0.mlp.fc1_g.weight", "text.token_embedding.weight"),
+    image=EVA02_TIMM,
+    prefixes=("visual.trunk.", "text."),
+    can_represent=is_eva02_pair,
 )
 OPENAI = WeightsFormat(
     "open-clip",
@@ -216,4 +260,4 @@ TIMM_TRUNK = WeightsFormat(
     can_represent=is_siglip_pair,
     assumes=describe_gelu_assumption,
 )
-FORMATS = [PE_PAIR, PE_TIMM_TRUNK, OPENAI, CUSTOM_TEXT, TIMM_TRUNK]
+FORMATS = [PE_PAIR, PE_TRUNK, EVA02_PAIR, EVA02_TRUNK, OPENAI, CUSTOM_TEXT, TIMM_TRUNK]

@@ -112,7 +112,10 @@ def describe_inferred_fields(
             and variant.applies_to(options)
         ):
             notes.setdefault(variant.field, variant.note)
-    if "heads" not in known_fields and find_published_heads(config.width, config.depth, config.mlp.hidden) is None:
+    is_published = find_published_heads(config.width, config.depth, config.mlp.hidden) or parse_variant(
+        config.name(), None
+    )
+    if "heads" not in known_fields and not is_published:
         notes["heads"] = (
             f"the number of heads is not in the file, and no published model has width {config.width}, depth "
             f"{config.depth} and MLP"
