@@ -48,6 +48,8 @@ def assert_fast_paths_match(model, *batches):
                 outputs = fast(images.to(choose_input_dtype(model.config, dtype)))
                 assert outputs.dtype == torch.float32
                 limit = ERROR_LIMITS["fp32" if dtype == torch.float32 else "bf16"]
+                if isinstance(model.config, ViTConfig) and model.config.attention.inner_norm:
+                    limit *= 1.5  # the norm of the heads' outputs gives the rounding of attention more weight
                 assert relative_error(outputs, expected) < limit, (dtype, packed, library.note)
 
 
