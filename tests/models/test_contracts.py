@@ -107,6 +107,7 @@ MODEL_OPTIONS = {
         "positions": {"slots": 0},
     },
     "norms of queries and keys": {"attention": {"qk_norm": True}},
+    "norm of the heads' outputs": {"attention": {"kind": "rotary", "inner_norm": True}},
 }
 
 

@@ -159,6 +159,7 @@ def test_names_need_no_pytorch():
         ({"neck": 8, "class_token": False, "pool": "mean"}, "attention.kind=decomposed"),
         ({"positions": {"at": "each", "kind": "none"}}, "require positions"),
         ({"pool": "distilled", "class_token": False}, "requires a class token"),
+        ({"attention": {"inner_norm": True}}, "only for rotary attention"),
         ({"stem": StemConfig((3, 4, 9)), "patch": (8, 8)}, "not divisible by the stem's stride 16"),
         (
             {"stem": ConvStemConfig(widths=(8, 16, 32), blocks=(0, 0, 0)), "patch": (14, 14)},

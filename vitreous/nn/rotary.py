@@ -135,7 +135,7 @@ class RotaryAttention(Attention):
 
 class InnerNormRotaryAttention(RotaryAttention):
     """Attention with rotary positions whose concatenated heads are normalised before the output layer (EVA-02-CLIP,
-    arXiv:2303.11331)."""
+    arXiv:2303.15389)."""
 
     def __init__(
         self,

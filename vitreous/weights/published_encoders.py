@@ -33,7 +33,7 @@ def eva02_weights(name: str, model: str, tag: str, size: int = 224) -> Published
 
 
 def open_clip_weights(
-    name: str, model: str, repository: str, size: int, accuracy: float, reference: str, licence: str = "MIT"
+    name: str, model: str, repository: str, size: int, accuracy: float, *, reference: str, licence: str
 ) -> PublishedWeights:
     """Build the entry of an image encoder with its text encoder in open_clip's format."""
     return PublishedWeights(
@@ -50,12 +50,14 @@ def open_clip_weights(
 
 def eva02_clip_weights(name: str, model: str, tag: str, size: int, accuracy: float) -> PublishedWeights:
     """Build the entry of an EVA-02-CLIP (arXiv:2303.15389)."""
-    return open_clip_weights(name, model, f"eva02_{tag}", size, accuracy, "openclip_results.csv of open_clip")
+    reference = "openclip_results.csv of open_clip"
+    return open_clip_weights(name, model, f"eva02_{tag}", size, accuracy, reference=reference, licence="MIT")
 
 
 def pe_core_weights(name: str, model: str, repository: str, size: int, accuracy: float) -> PublishedWeights:
     """Build the entry of a PE-Core (arXiv:2504.13181) with its text encoder."""
-    return open_clip_weights(name, model, f"PE-Core-{repository}", size, accuracy, PE_REFERENCE, "Apache-2.0")
+    properties = {"reference": PE_REFERENCE, "licence": "Apache-2.0"}
+    return open_clip_weights(name, model, f"PE-Core-{repository}", size, accuracy, **properties)
 
 
 def pe_spatial_weights(name: str, model: str, tag: str, size: int) -> PublishedWeights:

@@ -47,11 +47,9 @@ DEFINING_FIELDS = (
     *("rotary.coordinates", "neck", "first_norm"),
     *("registers", "mlp.kind", "mlp.norm", "norm.layer_scale", "norm.kind", "norm.final"),
 )
-#: prefixes of variants without a separate family
-PLAIN_VARIANTS = (
-    *("DeiT", "DeiT-III", "DINO", "DINOv2", "DINOv3", "MAE", "TIPSv2", "EVA02", "EVA02-CLIP", "AIMv2", "ViT-5"),
-    "SigLIP",
-)
+#: prefixes of variants with a separate family, and without
+OTHER_FAMILIES = ("PE-Core", "PE-Spatial", "CLIP", "SAM", "ViTDet", "Axial-ViT")
+PLAIN_VARIANTS = tuple(prefix for prefix in VIT_VARIANTS if prefix not in OTHER_FAMILIES)
 #: fields that do not affect the names and shapes of tensors
 NON_STRUCTURAL_FIELDS = (
     *("regularization.dropout", "regularization.drop_path", "regularization.drop_path_rises", "positions.resize"),
@@ -161,11 +159,6 @@ class ViTConfig(ViTCost):
     def __post_init__(self) -> None:
         check_groups(self)
         self.check_attention()
-        if self.attention.inner_norm and (self.attention.kind != "rotary" or self.attention.qk_norm):
-            raise UsageError(
-                "attention.inner_norm is only for rotary attention without norms of queries and keys",
-                "set attention.kind=rotary, or attention.inner_norm=False",
-            )
         if self.positions.kind in OF_CLIPS and not self.has_time_axis:
             raise UsageError(
                 f"positions.kind={self.positions.kind} is only for video models", "use another kind, or a video model"
