@@ -5,7 +5,8 @@
 A small ViT is pre-trained with the dinov3 recipe on CIFAR-10 without Gram anchoring. Training then continues from these
 weights, heads and EMA teacher for equal processor time in two arms: without Gram anchoring, and with it, where the Gram
 teacher is the encoder at the start of the arm. Schedules are constant and equal. With `--start masks`, the encoder is
-trained on the class maps of train2017 instead, so that it has patch features that it can lose; the heads are new.
+trained on the class maps of train2017 instead, so that it has patch features that it can lose; the heads are new. The
+recipe's learning rate hardly changes the encoder within minutes; `--lr 1e-3` does.
 
 The patch features of the EMA teacher are measured on coco200, which is never trained on: each labelled patch of a
 photograph of val2017 gets the majority class of its 20 nearest patches (cosine) of train2017. Both splits are sampled

@@ -56,6 +56,7 @@ class AttentionKeywords(TypedDict, total=False):
     key_bias: bool
     out_bias: bool
     qk_norm: bool
+    inner_norm: bool
     pretrained_window: tuple[int, ...]
     pad: WindowPadding
 

@@ -93,7 +93,7 @@ CPU_MILLISECONDS: dict[tuple[str, int], float] = {
     ("EVA02-S/14", 224): 38,
     ("EVA02-B/14", 224): 130,
     ("EVA02-L/14", 224): 430,
-    ("EVA02-CLIP-B/16-text", 224): 92,
+    ("EVA02-CLIP-B/16-text", 224): 90,
     ("EVA02-CLIP-L/14-text", 224): 430,
     ("EVA02-CLIP-L/14-text", 336): 1100,
     ("PE-Core-Ti/16-text", 384): 40,

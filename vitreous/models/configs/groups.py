@@ -82,8 +82,8 @@ class AttentionConfig(AttentionGroup):
     tokens; 0 for global attention. `global_blocks`: indices from 0 of blocks with global attention despite `window`.
     `qkv_bias`: queries, keys and values have a bias; without `key_bias`, only queries and values (BEiT,
     arXiv:2106.08254). `out_bias`: the output layer has a bias. `qk_norm`: RMSNorm of each head's queries and keys.
-    `inner_norm`: LayerNorm of the concatenated heads before the output layer (EVA-02-CLIP, arXiv:2303.15389); raises
-    UsageError unless `kind` is rotary, and with `qk_norm`.
+    `inner_norm`: LayerNorm of the concatenated heads before the output layer (EVA-02-CLIP, arXiv:2303.15389). Raises
+    UsageError for `inner_norm` without rotary attention or with `qk_norm`.
     """
 
     kind: AttentionKind = "plain"

@@ -1,5 +1,5 @@
 """Config of an image encoder with a text encoder: CLIP (arXiv:2103.00020), SigLIP (arXiv:2303.15343), SigLIP 2
-(arXiv:2502.14786), EVA-02-CLIP (arXiv:2303.11331) and PE-Core (arXiv:2504.13181)."""
+(arXiv:2502.14786), EVA-02-CLIP (arXiv:2303.15389) and PE-Core (arXiv:2504.13181)."""
 
 from __future__ import annotations
 
