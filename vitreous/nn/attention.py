@@ -18,7 +18,7 @@ from torch.compiler import is_compiling
 
 from vitreous.nn import kernels
 from vitreous.system.machine import get_cpu_features
-from vitreous.system.torch_types import FunctionContext, get_bias, once_differentiable, open_to_kinds
+from vitreous.system.torch_types import FunctionContext, once_differentiable, open_to_kinds
 
 
 @dataclass(frozen=True)
@@ -175,8 +175,8 @@ def get_plain_parameters(layer: nn.Module) -> Parameters | None:
     """
     if type(layer) is not nn.Linear and not getattr(layer, "is_plain_product", False):
         return None
-    weight: Any = layer.weight
-    return None if hasattr(weight, "__tensor_flatten__") else (weight, get_bias(layer))
+    product: Any = layer
+    return None if hasattr(product.weight, "__tensor_flatten__") else (product.weight, product.bias)
 
 
 def split_parameters(weight: Tensor, bias: Tensor | None, parts: int, dtype: torch.dtype) -> list[Parameters]:

@@ -103,7 +103,7 @@ def copy_frozen(module: nn.Module, dtype: torch.dtype, packed: bool, omitted_chi
     vars(frozen).update(state, _parameters=parameters, _buffers=dict(state["_buffers"]), _modules=children)
     if packed and isinstance(module, Encoder) and module.num_output_tokens:
         for name, submodule in named_modules(module.blocks[-1]):
-            if type(submodule) in (Attention, RotaryAttention, InnerNormRotaryAttention):
+            if isinstance(submodule, Attention) and type(submodule) in UNPROJECTED_ATTENTION:
                 frozen.get_submodule(f"blocks.{len(module.blocks) - 1}.{name}").qkv = FrozenLinear(submodule.qkv, dtype)
     return frozen
 
@@ -157,6 +157,8 @@ def uses_native_gelu(dtype: torch.dtype) -> bool:
     return uses_native_kernels(dtype) and kernels.is_native_gelu_faster()
 
 
+#: attention that computes few queries without all keys and values, so that the weights must not be packed
+UNPROJECTED_ATTENTION = (Attention, RotaryAttention, InnerNormRotaryAttention)
 FROZEN_CLASSES: dict[type[nn.Module], type[nn.Module]] = {Mlp: FrozenMlp, nn.LayerNorm: Float32LayerNorm}
 
 

@@ -201,8 +201,8 @@ def build_eva02_clip_config(size: str, name: str, image: ImageSize) -> ImageText
 def build_pe_config(size: str, name: str, image: ImageSize) -> ImageTextConfig:
     """Return the config of a PE-Core of a size, such as `B`, whose image encoder has the name `name`."""
     backbone, (width, depth, length) = build_clip_backbone(name, image), PE_TEXT_SIZES[size]
-    shape = {"width": width, "depth": depth, "length": length, "heads": width // 64, "hidden": 4 * width}
-    return ImageTextConfig(backbone=backbone, text=TextConfig(**shape, gelu="none", embedding=backbone.classes))
+    text = TextConfig(length=length, width=width, depth=depth, heads=width // 64, hidden=4 * width, gelu="none")
+    return ImageTextConfig(backbone=backbone, text=replace(text, embedding=backbone.classes))
 
 
 def build_siglip_config(
