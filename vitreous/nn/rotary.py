@@ -247,11 +247,8 @@ class PairRotation(torch.autograd.Function):
     def backward(ctx: FunctionContext, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         """Rotate the gradient (B, h, N, d) of the outputs back."""
         (grad,), (cos, sin) = gradients, ctx.saved_tensors
-        return (
-            rotate_pairs_(grad.clone() if grad.dtype == torch.float32 else grad, cos, sin, is_backward=True),
-            None,
-            None,
-        )
+        grad = grad.clone() if grad.dtype == torch.float32 else grad
+        return rotate_pairs_(grad, cos, sin, is_backward=True), None, None
 
 
 def rotate_pairs_(x: Tensor, cos: Tensor, sin: Tensor, *, is_backward: bool = False) -> Tensor:
