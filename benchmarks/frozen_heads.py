@@ -16,8 +16,11 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -44,21 +47,34 @@ HeadRow = tuple[str, int, float, float, str]  # head, number of candidates, seco
 WRITE_CHUNK = 250  # images that are generated at a time
 
 
+def write_array(path: Path, name: str, labels: np.ndarray, means: np.ndarray, seed: int) -> SplitFeatures:
+    """Write synthetic features of the array `name` to a .npy file, and open it as the cache does: the means (K, ...) of
+    the labels, (n,) of images or (n, N) of their patches, and noise."""
+    (shape, dtype), draw = ARRAYS[name], np.random.default_rng(seed)
+    file = np.lib.format.open_memmap(path, "w+", dtype, (len(labels), *shape))
+    for start in range(0, len(labels), WRITE_CHUNK):
+        chunk = labels[start : start + WRITE_CHUNK]
+        file[start : start + len(chunk)] = means[chunk] + draw.standard_normal((len(chunk), *shape), np.float32)
+    file.flush()
+    return SplitFeatures(np.load(path, mmap_mode="r"), {}, path, reused=True)
+
+
 def write_features(folder: Path, labels: np.ndarray, classes: int, seed: int) -> dict[str, SplitFeatures]:
     """Write synthetic features of images with labels (n,) to .npy files, and open them as the cache does."""
     features = {}
-    for index, (name, (shape, dtype)) in enumerate(ARRAYS.items()):
+    for index, (name, (shape, _)) in enumerate(ARRAYS.items()):
         means = SIGNAL * np.random.default_rng(index).standard_normal((classes, *shape), np.float32)
         if name == TOKENS:
             means[:, 1:] = means[:, :1]  # all patches have the mean of the first one
-        path, draw = folder / f"{name}-{seed}.npy", np.random.default_rng(10 * seed + index)
-        file = np.lib.format.open_memmap(path, "w+", dtype, (len(labels), *shape))
-        for start in range(0, len(labels), WRITE_CHUNK):
-            chunk = labels[start : start + WRITE_CHUNK]
-            file[start : start + len(chunk)] = means[chunk] + draw.standard_normal((len(chunk), *shape), np.float32)
-        file.flush()
-        features[name] = SplitFeatures(np.load(path, mmap_mode="r"), {}, path, reused=True)
+        features[name] = write_array(folder / f"{name}-{seed}.npy", name, labels, means, 10 * seed + index)
     return features
+
+
+def measure_seconds(run: Callable[[], Any]) -> tuple[Any, float, float]:
+    """Call a function; return its result, the seconds, and the CPU seconds of all threads."""
+    started, cpu_started = time.perf_counter(), time.process_time()
+    result = run()
+    return result, time.perf_counter() - started, time.process_time() - cpu_started
 
 
 def build_task(images: int, evaluated: int, classes: int) -> ProtocolTask:
@@ -92,11 +108,8 @@ def measure_heads(folder: Path, images: int, evaluated: int, classes: int) -> li
     data = HeadData(task, train, test, fit_rows=subsets["train"], dev_rows=subsets["dev"])
     rows = []
     for fit in HEADS.values():
-        started, cpu_started = time.perf_counter(), time.process_time()
-        results = fit(data)
-        seconds = time.perf_counter() - started
+        results, seconds, cpu_seconds = measure_seconds(partial(fit, data))
         candidates = sum(len(result.candidates) for result in results)
-        cpu_seconds = time.process_time() - cpu_started
         rows.append((results[-1].head, candidates, seconds, cpu_seconds, results[-1].report.headline_text))
     return rows
 
@@ -135,15 +148,9 @@ def draw_map_split(count: int, classes: int, seed: int) -> PatchMapSplit:
 
 def write_map_tokens(folder: Path, split: PatchMapSplit, classes: int, seed: int) -> SplitFeatures:
     """Write the patch tokens of images to a .npy file, and open it as the cache does."""
-    shape, dtype = ARRAYS[TOKENS]
-    means = SIGNAL * np.random.default_rng(0).standard_normal((classes, shape[1]), np.float32)
-    path, draw = folder / f"maps-{seed}.npy", np.random.default_rng(seed)
-    file = np.lib.format.open_memmap(path, "w+", dtype, (len(split), *shape))
-    for start in range(0, len(split), WRITE_CHUNK):
-        chunk = split.patches[start : start + WRITE_CHUNK].reshape(-1, shape[0])
-        file[start : start + len(chunk)] = means[chunk] + draw.standard_normal((len(chunk), *shape), np.float32)
-    file.flush()
-    return SplitFeatures(np.load(path, mmap_mode="r"), {}, path, reused=True)
+    means = SIGNAL * np.random.default_rng(0).standard_normal((classes, ARRAYS[TOKENS][0][1]), np.float32)
+    labels = split.patches.reshape(len(split), -1)
+    return write_array(folder / f"maps-{seed}.npy", TOKENS, labels, means, seed)
 
 
 def measure_map_heads(folder: Path, images: int, evaluated: int, classes: int) -> list[HeadRow]:
@@ -164,13 +171,10 @@ def measure_map_heads(folder: Path, images: int, evaluated: int, classes: int) -
             name: write_map_tokens(folder, split, classes, seed) for seed, (name, split) in enumerate(splits.items())
         },
     )
-    started, cpu_started = time.perf_counter(), time.process_time()
-    data, _ = encode_maps(task)
-    rows = [("class maps", 0, time.perf_counter() - started, time.process_time() - cpu_started, "")]
+    (data, _), seconds, cpu_seconds = measure_seconds(partial(encode_maps, task))
+    rows = [("class maps", 0, seconds, cpu_seconds, "")]
     for fit in (fit_patch_neighbours, fit_linear_maps):
-        started, cpu_started = time.perf_counter(), time.process_time()
-        result = fit(data)
-        seconds, cpu_seconds = time.perf_counter() - started, time.process_time() - cpu_started
+        result, seconds, cpu_seconds = measure_seconds(partial(fit, data))
         rows.append((result.head, len(result.candidates), seconds, cpu_seconds, result.report.headline_text))
     return rows
 

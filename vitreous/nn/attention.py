@@ -99,8 +99,7 @@ class Attention(nn.Module):
         """
         if queries != ALL_QUERIES and mask is None and (parameters := self.get_qkv_parameters()) is not None:
             q_parameters, *kv_parameters = split_parameters(*parameters, 3, x.dtype)
-            q = torch.unflatten(F.linear(x[..., queries, :], *q_parameters), -1, (self.heads, -1)).transpose(-3, -2)
-            return attend_unprojected(q, x, *kv_parameters)
+            return attend_unprojected(project_heads(x[..., queries, :], q_parameters, self.heads), x, *kv_parameters)
         q, k, v = self.project_qkv(x)
         if isinstance(mask, Segments):
             return attend_segments(q, k, v, mask).transpose(-3, -2).flatten(-2)
@@ -184,6 +183,11 @@ def split_parameters(weight: Tensor, bias: Tensor | None, parts: int, dtype: tor
     (n, m) and (n,)."""
     biases = [None] * parts if bias is None else bias.to(dtype).chunk(parts)
     return list(zip(weight.to(dtype).chunk(parts), biases, strict=True))
+
+
+def project_heads(x: Tensor, parameters: Parameters, heads: int) -> Tensor:
+    """Apply a linear layer, and split its output by head: (..., N, D) -> (..., h, N, d)."""
+    return torch.unflatten(F.linear(x, *parameters), -1, (heads, -1)).transpose(-3, -2)
 
 
 def split_heads(qkv: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -23,6 +23,7 @@ from vitreous.nn.attention import (
     attention_probabilities,
     dot_product_attention,
     project_attended_tokens,
+    project_heads,
     split_parameters,
 )
 from vitreous.nn.position import TokenPositions
@@ -82,13 +83,10 @@ class RotaryAttention(Attention):
     ) -> Tensor:
         """Compute `forward_before_output` without values: (B, P + N, D) -> (B, Q, D). `parameters` are those of the
         query-key-value layer."""
-        weight = parameters[0]
-        x = x.to(min(x.dtype, weight.dtype, key=lambda dtype: dtype.itemsize))
+        # frozen weights may have a lower precision than the norm before them
+        x = x.to(min(x.dtype, parameters[0].dtype, key=lambda dtype: dtype.itemsize))
         q_parameters, k_parameters, v_parameters = split_parameters(*parameters, 3, x.dtype)
-        q, k = (
-            torch.unflatten(F.linear(tokens, *layer), -1, (self.heads, -1)).transpose(-3, -2)
-            for tokens, layer in ((x[..., queries, :], q_parameters), (x, k_parameters))
-        )
+        q, k = project_heads(x[..., queries, :], q_parameters, self.heads), project_heads(x, k_parameters, self.heads)
         cos, sin = self.select_factors(positions, q)
         q = rotate_fastest(q, cos[..., queries, :], sin[..., queries, :])
         return project_attended_tokens(attention_probabilities(q, rotate_fastest(k, cos, sin)), x, v_parameters)

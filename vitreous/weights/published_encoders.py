@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from vitreous.weights.published_entry import REAL_PROBE_METRIC, ZERO_SHOT_METRIC, PublishedWeights
 
+OPEN_CLIP_TABLE = "openclip_results.csv of open_clip"
 PE_REFERENCE = "README of facebookresearch/perception_models"
+PAIR_FILE = "open_clip_model.safetensors"  # both encoders; a repository may also have the image encoder alone
 
 
 def dinov3_weights(name: str, model: str, repository: str, accuracy: float | None) -> PublishedWeights:
@@ -32,14 +34,14 @@ def eva02_weights(name: str, model: str, tag: str, size: int = 224) -> Published
     return PublishedWeights(name, model, source=source, image_size=size, licence="MIT", reference=reference)
 
 
-def open_clip_weights(
-    name: str, model: str, repository: str, size: int, accuracy: float, *, reference: str, licence: str
+def zero_shot_weights(
+    name: str, model: str, source: str, size: int, accuracy: float, *, reference: str, licence: str
 ) -> PublishedWeights:
-    """Build the entry of an image encoder with its text encoder in open_clip's format."""
+    """Build the entry of an image encoder with its text encoder, whose accuracy is that of zero-shot classification."""
     return PublishedWeights(
         name,
         model,
-        source=f"hf:timm/{repository}:open_clip_model.safetensors",
+        source=source,
         image_size=size,
         licence=licence,
         reference=reference,
@@ -48,16 +50,24 @@ def open_clip_weights(
     )
 
 
+def image_text_weights(name: str, model: str, repository: str, size: int, accuracy: float) -> PublishedWeights:
+    """Build the entry of a CLIP, SigLIP or SigLIP 2 with its text encoder; figures of SigLIP 2 are its authors'."""
+    is_authors = model.startswith("SigLIP2")
+    reference = "README_siglip2.md of google-research/big_vision" if is_authors else OPEN_CLIP_TABLE
+    licence = "MIT" if model.startswith("CLIP") else "Apache-2.0"
+    return zero_shot_weights(name, model, f"hf:{repository}", size, accuracy, reference=reference, licence=licence)
+
+
 def eva02_clip_weights(name: str, model: str, tag: str, size: int, accuracy: float) -> PublishedWeights:
-    """Build the entry of an EVA-02-CLIP (arXiv:2303.15389)."""
-    reference = "openclip_results.csv of open_clip"
-    return open_clip_weights(name, model, f"eva02_{tag}", size, accuracy, reference=reference, licence="MIT")
+    """Build the entry of an EVA-02-CLIP (arXiv:2303.15389) with its text encoder in open_clip's format."""
+    source = f"hf:timm/eva02_{tag}:{PAIR_FILE}"
+    return zero_shot_weights(name, model, source, size, accuracy, reference=OPEN_CLIP_TABLE, licence="MIT")
 
 
-def pe_core_weights(name: str, model: str, repository: str, size: int, accuracy: float) -> PublishedWeights:
-    """Build the entry of a PE-Core (arXiv:2504.13181) with its text encoder."""
-    properties = {"reference": PE_REFERENCE, "licence": "Apache-2.0"}
-    return open_clip_weights(name, model, f"PE-Core-{repository}", size, accuracy, **properties)
+def pe_core_weights(name: str, model: str, tag: str, size: int, accuracy: float) -> PublishedWeights:
+    """Build the entry of a PE-Core (arXiv:2504.13181) with its text encoder in open_clip's format."""
+    source = f"hf:timm/PE-Core-{tag}:{PAIR_FILE}"
+    return zero_shot_weights(name, model, source, size, accuracy, reference=PE_REFERENCE, licence="Apache-2.0")
 
 
 def pe_spatial_weights(name: str, model: str, tag: str, size: int) -> PublishedWeights:
@@ -70,22 +80,6 @@ def aimv2_weights(name: str, model: str, tag: str, size: int = 224) -> Published
     """Build the entry of AIMv2 weights (arXiv:2411.14402) in timm's format."""
     source, reference = f"hf:timm/aimv2_{tag}.apple_pt", "README of apple/ml-aim"
     return PublishedWeights(name, model, source=source, image_size=size, licence="Apple ASCL", reference=reference)
-
-
-def image_text_weights(name: str, model: str, repository: str, size: int, accuracy: float) -> PublishedWeights:
-    """Build the entry of a CLIP, SigLIP or SigLIP 2 with its text encoder; figures of SigLIP 2 are its authors'."""
-    is_authors = model.startswith("SigLIP2")
-    table = "README_siglip2.md of google-research/big_vision" if is_authors else "openclip_results.csv of open_clip"
-    return PublishedWeights(
-        name,
-        model,
-        source=f"hf:{repository}",
-        image_size=size,
-        licence="MIT" if model.startswith("CLIP") else "Apache-2.0",
-        reference=table,
-        accuracy=accuracy,
-        accuracy_note=ZERO_SHOT_METRIC,
-    )
 
 
 ENCODERS = (

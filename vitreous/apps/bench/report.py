@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import statistics
+import textwrap
 import time
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -27,6 +28,7 @@ FORWARD_PASSES_PER_IMAGE = {
     "loader": 0,
     "memory": 0,
 }
+PAGE_WIDTH = 120  # characters of a line of prose
 MAX_SPREAD = 2.0  # ratio of a contender's fastest to its slowest round above which no ratio is printed
 REPORTED_PACKAGES = (
     "torch",
@@ -242,7 +244,8 @@ def render_race_markdown(races: list[RaceResult], command: str, rounds: int) -> 
             "|" + "---|" * len(head),
         ]
         lines += ["| " + " | ".join(row) + " |" for row in body] + [""]
-        lines += [f"{line[:1].upper()}{line[1:]}.\n" for line in describe_withheld_ratios(race)]
+        for line in describe_withheld_ratios(race):
+            lines += [textwrap.fill(f"{line[:1].upper()}{line[1:]}.", PAGE_WIDTH, break_on_hyphens=False), ""]
         if any(result.profile for result in race.results):
             head, body = format_profile_table(race)
             lines += ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]

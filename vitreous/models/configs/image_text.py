@@ -52,8 +52,8 @@ class ImageTextConfig(BackboneTokensConfig):
 
     def name(self) -> str:
         """Return a name of `preset_names`, or the names of image and text encoder if none fits."""
-        for preset, encoders in list_preset_encoders():
-            if encoders == self.encoders():
+        for preset, signature in list_preset_signatures():
+            if signature == self.signature():
                 return preset
         return f"{self.backbone.name()} with text {self.text.width}x{self.text.depth}"
 
@@ -151,7 +151,7 @@ class ImageTextConfig(BackboneTokensConfig):
         """Return the number of heads of both encoders, which tensors do not determine."""
         return self.backbone.head_count_field() | {"text.heads": self.text.heads}
 
-    def encoders(self) -> tuple[str, dict[str, Any]]:
+    def signature(self) -> tuple[str, dict[str, Any]]:
         """Return the name of the image encoder, and the values that define text encoder and logits."""
         return self.backbone.name(), self.text_structure()
 
@@ -170,10 +170,10 @@ class ImageTextConfig(BackboneTokensConfig):
 
 
 @cache
-def list_preset_encoders() -> list[tuple[str, tuple[str, dict[str, Any]]]]:
-    """List the preset names with their `encoders`."""
+def list_preset_signatures() -> list[tuple[str, tuple[str, dict[str, Any]]]]:
+    """List the preset names with their `signature`."""
     configs = ((name, ImageTextConfig.parse_name(name, None)) for name in IMAGE_TEXT_NAMES)
-    return [(name, config.encoders()) for name, config in configs if config is not None]
+    return [(name, config.signature()) for name, config in configs if config is not None]
 
 
 def build_clip_backbone(name: str, image: ImageSize) -> ModelConfig:

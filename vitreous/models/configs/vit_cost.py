@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from vitreous.models.configs.base import ImageSize, ModelConfig
 from vitreous.models.configs.groups import AttentionConfig, HeadConfig, MlpConfig
-from vitreous.models.cost import window_lengths
+from vitreous.models.cost import block_macs, window_lengths
 from vitreous.nn.sizes import format_size, patch_grid
 
 
@@ -135,8 +135,8 @@ class ViTCost(ModelConfig):
         if self.attention.kind == "plain" and not self.attention.qk_norm:
             return self.skipped_plain_attention_macs(self.attention_macs(grid, self.depth - 1), tokens)
         if self.attention.kind == "rotary" and not self.attention.qk_norm:
-            total_macs = tokens * (4 * width**2 + 2 * tokens * width)
-            return total_macs - tokens * width**2 - queries * (3 * width**2 + (1 + self.heads) * tokens * width)
+            computed_macs = tokens * width**2 + queries * (3 * width**2 + (1 + self.heads) * tokens * width)
+            return block_macs(tokens, width, 0) - computed_macs
         bias = (2 * tokens - 1) * width * (self.attention.kind == "relative")
         return (tokens - queries) * (width**2 + 2 * tokens * width + bias)
 

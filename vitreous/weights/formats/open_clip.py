@@ -17,14 +17,14 @@ files.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Container, Iterator
 from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
 
 from vitreous.models.config import ImageTextConfig, ModelConfig, TextConfig
-from vitreous.weights.formats.eva import EVA02, EVA02_TIMM, PE, PE_TIMM, is_eva02, is_perception_encoder
+from vitreous.weights.formats.eva import EVA02, EVA02_TIMM, PE, PE_TIMM
 from vitreous.weights.formats.image_text import (
     SIGLIP2_VOCABULARY,
     build_scale_rules,
@@ -132,42 +132,18 @@ def is_open_clip_pair(config: ModelConfig) -> bool:
     )
 
 
-def is_pe_pair(config: ModelConfig) -> bool:
-    """Return whether the model is a PE-Core with its text encoder."""
-    return (
-        isinstance(config, ImageTextConfig)
-        and is_perception_encoder(config.backbone)
-        and config.backbone.values_at(["pool"])["pool"] == "attention"
-        and config.backbone.classes > 0
-        and not config.bias
-        and is_clip_text(config)
-    )
-
-
-def is_eva02_pair(config: ModelConfig) -> bool:
-    """Return whether the model is an EVA-02-CLIP with its text encoder."""
-    return (
-        isinstance(config, ImageTextConfig)
-        and is_eva02(config.backbone)
-        and config.backbone.values_at(["attention.inner_norm"])["attention.inner_norm"]
-        and config.backbone.classes > 0
-        and not config.bias
-        and is_clip_text(config)
-    )
-
-
 def build_pair_format(
-    name: str,
-    title: str,
-    signature: tuple[str, ...],
-    *,
-    image: WeightsFormat,
-    prefixes: tuple[str, str],
-    can_represent: Callable[[Any], bool],
+    name: str, title: str, signature: tuple[str, ...], *, image: WeightsFormat, prefixes: tuple[str, str]
 ) -> WeightsFormat:
     """Build the format of an image encoder whose own format is `image`, with CLIP's text encoder and the exact GELU.
     `prefixes` are those of the names of the image and of the text encoder."""
     image_prefix, text_prefix = prefixes
+
+    def can_represent(config: ModelConfig) -> bool:
+        """Return whether the model has an image encoder of the format `image`, and CLIP's text encoder."""
+        if not isinstance(config, ImageTextConfig) or not image.can_represent(config.backbone):
+            return False
+        return config.backbone.classes > 0 and not config.bias and is_clip_text(config)
 
     def infer_config(shapes: Shapes, settings: dict[str, Any]) -> ImageTextConfig:
         """Infer the config of the pair from the shapes."""
@@ -197,7 +173,6 @@ PE_PAIR = build_pair_format(
     ("visual.conv1.weight", "visual.attn_pool.probe", "token_embedding.weight", "text_projection", "logit_scale"),
     image=PE,
     prefixes=("visual.", ""),
-    can_represent=lambda c: is_pe_pair(c) and not c.backbone.head.bias,
 )
 PE_TRUNK = build_pair_format(
     "open-clip",
@@ -205,7 +180,6 @@ PE_TRUNK = build_pair_format(
     ("visual.trunk.norm_pre.weight", "visual.trunk.attn_pool.latent", "text.token_embedding.weight"),
     image=PE_TIMM,
     prefixes=("visual.trunk.", "text."),
-    can_represent=lambda c: is_pe_pair(c) and c.backbone.head.bias,
 )
 EVA02_PAIR = build_pair_format(
     "eva02",
@@ -213,7 +187,6 @@ EVA02_PAIR = build_pair_format(
     ("visual.blocks.0.attn.q_bias", "visual.blocks.0.mlp.w1.weight", "text.token_embedding.weight"),
     image=EVA02,
     prefixes=("visual.", "text."),
-    can_represent=is_eva02_pair,
 )
 EVA02_TRUNK = build_pair_format(
     "open-clip",
@@ -221,7 +194,6 @@ EVA02_TRUNK = build_pair_format(
     ("visual.trunk.blocks.0.attn.q_proj.bias", "visual.trunk.blocks.0.mlp.fc1_g.weight", "text.token_embedding.weight"),
     image=EVA02_TIMM,
     prefixes=("visual.trunk.", "text."),
-    can_represent=is_eva02_pair,
 )
 OPENAI = WeightsFormat(
     "open-clip",

@@ -158,9 +158,14 @@ def compute_fp32_logits(workload: Workload, peer: str = "timm") -> np.ndarray:
     return extract_logits(build_inference_model(workload, peer)(make_normalised_batch(workload).cpu()))
 
 
+def get_logits(output: Any) -> Tensor:
+    """Return the logits (B, K) of a model's output, a tensor or an object with `logits`."""
+    return getattr(output, "logits", output)
+
+
 def extract_logits(output: Any) -> np.ndarray:
-    """Return a model's output, a tensor or an object with `logits`, as (B, K) float32 logits."""
-    return getattr(output, "logits", output).float().cpu().numpy()
+    """Return the logits of a model's output as (B, K) float32."""
+    return get_logits(output).float().cpu().numpy()
 
 
 def build_peer_inference_step(
@@ -267,8 +272,7 @@ def build_peer_train_step(
     def run_step() -> float:
         """Run one training step; return the number of images."""
         with torch.autocast(workload.device.split(":")[0], torch.bfloat16) if use_bf16 else nullcontext():
-            output = forward(images)
-            loss = F.cross_entropy(getattr(output, "logits", output).float(), labels)
+            loss = F.cross_entropy(get_logits(forward(images)).float(), labels)
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
